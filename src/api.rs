@@ -1,0 +1,675 @@
+//! What users write and read: the custom resources `VirtualMachine` and `VmPool`.
+//!
+//! The doc comments on the fields are what `kubectl explain` prints. Rules that the API server can check stand here as
+//! schema or as CEL; [`crd`] turns all of it into the files in `crds/`.
+//!
+//! No field inside a list has a default: the API server would write it into the live object, which then differs from
+//! what is in Git for ever. Such defaults are filled in when rendering ([`crate::render::context`]).
+
+pub mod conditions;
+pub mod crd;
+pub mod quantity;
+pub mod status;
+
+use std::collections::BTreeMap;
+
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use quantity::Quantity;
+pub use status::{Assignment, Identity, PendingChange, VirtualMachineStatus};
+
+/// The API group of both resources.
+pub const GROUP: &str = "vmoperator.jdrupes.org";
+/// The value of `app.kubernetes.io/name` on everything that belongs to a virtual machine.
+pub const APP_NAME: &str = "vm-runner";
+/// The value of `app.kubernetes.io/managed-by` on everything that the manager applies.
+pub const MANAGED_BY: &str = "vm-operator";
+
+/// A virtual machine.
+///
+/// `spec` says what the machine looks like and whether it runs; everything that the operator makes for it (a Pod, claims
+/// for its disks, a ConfigMap, ...) is rendered from templates. Its disks outlive it: claims are never deleted.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Serialize, Deserialize, PartialEq)]
+#[kube(
+    group = "vmoperator.jdrupes.org",
+    version = "v1",
+    kind = "VirtualMachine",
+    plural = "vms",
+    singular = "vm",
+    namespaced,
+    status = "VirtualMachineStatus",
+    derive = "PartialEq",
+    doc = "A virtual machine that runs in a Pod.",
+    category = "all",
+    printcolumn(name = "State", type_ = "string", json_path = ".spec.vm.state", description = "The wanted power state"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "What the machine does now"),
+    printcolumn(name = "Ready", type_ = "boolean", json_path = ".status.ready", description = "Whether the guest is up"),
+    printcolumn(name = "CPUs", type_ = "integer", json_path = ".status.cpus", description = "CPUs of the running guest"),
+    printcolumn(name = "RAM", type_ = "string", json_path = ".status.ram", description = "Memory of the running guest"),
+    printcolumn(name = "Node", type_ = "string", json_path = ".status.nodeName", description = "The node it runs on"),
+    printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0].address", description = "Its first address"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", priority = 1, description = "Why it is ready or not"),
+    validation = Rule::new("self.metadata.name.size() <= 63").message("the name of a VM is used as a label and as a host name: at most 63 characters"),
+)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineSpec {
+    /// The runner's image. Absent: the manager's default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Image>,
+    /// Requests and limits of the runner's container, as in a Pod. Absent: requests follow from the current CPUs and RAM,
+    /// divided by the manager's `cpuOvercommit` and `ramOvercommit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
+    /// The node to run on, past the scheduler; as in a Pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+    /// Labels that a node must have; as in a Pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<BTreeMap<String, String>>,
+    /// Scheduling constraints; as in a Pod (`kubectl explain pod.spec.affinity`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::any_object")]
+    pub affinity: Option<Value>,
+    /// The template for QEMU's command line.
+    #[serde(default)]
+    pub runner_template: RunnerTemplate,
+    /// What a shutdown that the guest itself made means. false: the machine starts again. true: it stays down until
+    /// somebody starts it.
+    #[serde(default)]
+    pub guest_shutdown_stops: bool,
+    /// If present (even `{}`), a Service of type LoadBalancer is made for the display.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_balancer_service: Option<ServiceMetadata>,
+    /// Data for cloud-init's NoCloud data source, given to the guest as a disk with the label CIDATA.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud_init: Option<CloudInit>,
+    /// Who may do what with this machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub permissions: Vec<VmPermission>,
+    /// The pools that this machine belongs to.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub pools: Vec<String>,
+    /// The runner's logging properties.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logging_properties: Option<String>,
+    /// The machine itself.
+    pub vm: Machine,
+}
+
+/// The runner's image: either `source`, or `repository` and `path`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, KubeSchema, PartialEq, Eq)]
+#[x_kube(
+    validation = Rule::new("has(self.source) != (has(self.repository) || has(self.path) || has(self.version))").message("give either source, or repository and path"),
+    validation = Rule::new("has(self.repository) == has(self.path)").message("repository and path go together"),
+)]
+#[serde(rename_all = "camelCase")]
+pub struct Image {
+    /// The whole reference, such as `registry.example.org/vm-runner:1.0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub source: Option<String>,
+    /// The registry and its leading path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub repository: Option<String>,
+    /// The image's path in the repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub path: Option<String>,
+    /// The tag.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub version: Option<String>,
+    /// When to pull; as in a Pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull_policy: Option<PullPolicy>,
+}
+
+/// When the kubelet pulls an image.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum PullPolicy {
+    Always,
+    Never,
+    IfNotPresent,
+}
+
+/// Requests and limits, as in a container (`kubectl explain pod.spec.containers.resources`).
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Resources {
+    /// The most that the container may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::resource_list")]
+    pub limits: Option<BTreeMap<String, Value>>,
+    /// What is set aside for the container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::resource_list")]
+    pub requests: Option<BTreeMap<String, Value>>,
+    /// Names of entries of the Pod's `resourceClaims`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "crd::any_object_list")]
+    pub claims: Vec<Value>,
+}
+
+/// The template for QEMU's command line.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct RunnerTemplate {
+    /// The template's name in the runner's image. Absent: the runner's standard template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// false: the copy of the template that was made at the first start is kept.
+    #[serde(default = "yes")]
+    pub update: bool,
+}
+
+impl Default for RunnerTemplate {
+    fn default() -> Self {
+        Self { source: None, update: true }
+    }
+}
+
+/// Labels and annotations for a Service. They are merged over the manager's; an empty value removes one of the manager's.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceMetadata {
+    /// Labels to add, or to remove with an empty value.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations to add, or to remove with an empty value.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// Data for cloud-init (<https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html>).
+#[derive(Clone, Debug, Default, Serialize, Deserialize, KubeSchema, PartialEq)]
+#[x_kube(
+    validation = Rule::new("!has(self.userData) || !has(self.userDataFrom)").message("give either userData or userDataFrom"),
+    validation = Rule::new("!has(self.networkConfig) || !has(self.networkConfigFrom)").message("give either networkConfig or networkConfigFrom"),
+)]
+#[serde(rename_all = "camelCase")]
+pub struct CloudInit {
+    /// The `meta-data`. `instance-id` defaults to a hash of the machine's UID and of all of this data, `local-hostname` to
+    /// the machine's name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "crd::any_map")]
+    pub meta_data: BTreeMap<String, Value>,
+    /// The `user-data`, passed on unchecked. `#cloud-config` is put before it, unless it is a text that begins with `#`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::any")]
+    pub user_data: Option<Value>,
+    /// The `network-config`, passed on unchecked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::any")]
+    pub network_config: Option<Value>,
+    /// Takes the `user-data` from a Secret or ConfigMap of this namespace. It is mounted into the Pod and never read by the
+    /// manager.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_data_from: Option<DataSource>,
+    /// Takes the `network-config` from a Secret or ConfigMap of this namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_config_from: Option<DataSource>,
+}
+
+/// A key of a Secret or of a ConfigMap.
+#[derive(Clone, Debug, Serialize, Deserialize, KubeSchema, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("has(self.secretKeyRef) != has(self.configMapKeyRef)").message("give either secretKeyRef or configMapKeyRef"))]
+#[serde(rename_all = "camelCase")]
+pub struct DataSource {
+    /// A key of a Secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_key_ref: Option<KeyRef>,
+    /// A key of a ConfigMap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_map_key_ref: Option<KeyRef>,
+}
+
+/// An object of the same namespace and a key in its data.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct KeyRef {
+    /// The object's name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// The key in its data.
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
+}
+
+/// What a user or a role may do with a machine.
+#[derive(Clone, Debug, Serialize, Deserialize, KubeSchema, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("has(self.user) != has(self.role)").message("give either user or role"))]
+pub struct VmPermission {
+    /// A user's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub user: Option<String>,
+    /// A role's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub role: Option<String>,
+    /// What is allowed; `*` is everything.
+    #[serde(default)]
+    #[schemars(length(max = 16))]
+    pub may: Vec<VmAction>,
+}
+
+/// Something that a permission allows.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[allow(missing_docs)]
+pub enum VmAction {
+    Start,
+    Stop,
+    Reset,
+    AccessConsole,
+    TakeConsole,
+    #[serde(rename = "*")]
+    Everything,
+}
+
+/// The machine: CPUs, memory, disks, networks, display.
+#[derive(Clone, Debug, Serialize, Deserialize, KubeSchema, PartialEq)]
+#[x_kube(
+    validation = Rule::new("has(self.maximumCpus) != has(self.cpuTopology)").message("give exactly one of maximumCpus and cpuTopology"),
+    validation = Rule::new("!has(self.maximumCpus) || !has(self.currentCpus) || self.currentCpus <= self.maximumCpus").message("currentCpus must not be more than maximumCpus"),
+    validation = Rule::new("!has(self.cpuTopology) || !has(self.currentCpus) || self.currentCpus <= self.cpuTopology.sockets * (self.cpuTopology.diesPerSocket < 1 ? 1 : self.cpuTopology.diesPerSocket) * (self.cpuTopology.coresPerDie < 1 ? 1 : self.cpuTopology.coresPerDie) * (self.cpuTopology.threadsPerCore < 1 ? 1 : self.cpuTopology.threadsPerCore)").message("currentCpus must not be more than the CPUs of cpuTopology"),
+    validation = Rule::new("!has(self.currentRam) || !has(self.maximumRam) || quantity(string(self.currentRam).replace(' ', '').replace('B', '')).compareTo(quantity(string(self.maximumRam).replace(' ', '').replace('B', ''))) <= 0").message("currentRam must not be more than maximumRam"),
+    validation = Rule::new("!has(self.disks) || self.disks.all(a, !has(a.volumeClaimTemplate) || !has(a.volumeClaimTemplate.metadata) || !has(a.volumeClaimTemplate.metadata.name) || self.disks.exists_one(b, has(b.volumeClaimTemplate) && has(b.volumeClaimTemplate.metadata) && has(b.volumeClaimTemplate.metadata.name) && b.volumeClaimTemplate.metadata.name == a.volumeClaimTemplate.metadata.name))").message("the names of the disks must be different"),
+)]
+#[serde(rename_all = "camelCase")]
+pub struct Machine {
+    /// Whether the machine should run. Leave it out of Git if people or commands start and stop the machine.
+    #[serde(default)]
+    pub state: PowerState,
+    /// The machine's UUID (SMBIOS). Absent: made once and kept for the machine's life.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"))]
+    pub machine_uuid: Option<String>,
+    /// Whether the machine has a TPM 2.0.
+    #[serde(default)]
+    pub use_tpm: bool,
+    /// The firmware: `bios`; `uefi` (2 MB or, where the runner's image has only that, 4 MB variables), `uefi-4m`;
+    /// `secure`, `secure-4m` with Secure Boot.
+    #[serde(default)]
+    pub firmware: Firmware,
+    /// Whether the firmware shows a boot menu.
+    #[serde(default)]
+    pub boot_menu: bool,
+    /// How long, in seconds, a guest may take to power down before QEMU is ended.
+    #[serde(default = "powerdown_timeout")]
+    #[schemars(range(min = 0, max = 86400))]
+    pub powerdown_timeout: u32,
+    /// QEMU's CPU model; `host` where the machine is accelerated by KVM, otherwise the best that QEMU emulates.
+    #[serde(default = "host")]
+    #[schemars(length(min = 1))]
+    pub cpu_model: String,
+    /// `kvm`; `tcg` (emulation); or `auto`: KVM where it works, else TCG.
+    #[serde(default)]
+    pub accelerator: Accelerator,
+    /// The most CPUs that the running machine can be given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub maximum_cpus: Option<u32>,
+    /// The CPUs as sockets, dies, cores, threads, instead of `maximumCpus`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_topology: Option<CpuTopology>,
+    /// The CPUs of the machine; a change is applied to the running machine. Absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub current_cpus: Option<u32>,
+    /// The most memory that the running machine can be given, such as `8Gi` or `8 GiB`.
+    #[serde(default = "one_gigabyte")]
+    pub maximum_ram: Quantity,
+    /// The memory of the machine; a change is applied to the running machine. Absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_ram: Option<Quantity>,
+    /// The base of the real time clock: `utc`, `localtime` or a point in time.
+    #[serde(default = "utc")]
+    pub rtc_base: String,
+    /// The clock that drives the real time clock: `host`, `rt` or `vm`.
+    #[serde(default = "rt")]
+    pub rtc_clock: String,
+    /// The network interfaces.
+    #[serde(default)]
+    #[schemars(length(max = 32))]
+    pub networks: Vec<Network>,
+    /// The disks and CD drives.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub disks: Vec<Disk>,
+    /// The display.
+    #[serde(default)]
+    pub display: Display,
+    /// When it grows, the running machine is reset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub reset_count: Option<u32>,
+}
+
+/// Whether a machine should run.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum PowerState {
+    #[default]
+    Stopped,
+    Running,
+}
+
+/// The machine's firmware.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum Firmware {
+    Bios,
+    #[default]
+    Uefi,
+    #[serde(rename = "uefi-4m")]
+    Uefi4m,
+    Secure,
+    #[serde(rename = "secure-4m")]
+    Secure4m,
+}
+
+/// What executes the guest's instructions.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum Accelerator {
+    #[default]
+    Auto,
+    Kvm,
+    Tcg,
+}
+
+/// CPUs as QEMU's `-smp` counts them; 0 leaves a level out.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct CpuTopology {
+    /// Sockets.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 64))]
+    pub sockets: u32,
+    /// Dies in a socket.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 64))]
+    pub dies_per_socket: u32,
+    /// Cores on a die.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 1024))]
+    pub cores_per_die: u32,
+    /// Threads of a core.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 8))]
+    pub threads_per_core: u32,
+}
+
+impl CpuTopology {
+    /// All CPUs of the topology.
+    pub fn cpus(&self) -> u32 {
+        [self.dies_per_socket, self.cores_per_die, self.threads_per_core]
+            .iter()
+            .fold(self.sockets.max(1), |cpus, level| cpus.saturating_mul((*level).max(1)))
+    }
+}
+
+/// A network interface: exactly one of `tap`, `user` and `pod`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, KubeSchema, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("[has(self.tap), has(self.user), has(self.pod)].filter(x, x).size() == 1").message("a network is exactly one of tap, user and pod"))]
+pub struct Network {
+    /// An interface on a bridge of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tap: Option<TapNetwork>,
+    /// QEMU's user networking: the guest reaches out through the Pod, nothing reaches in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<UserNetwork>,
+    /// The guest answers on the Pod's address, so that Services reach it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodNetwork>,
+}
+
+/// An interface on a bridge.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct TapNetwork {
+    /// The network card that the guest sees. Default: `virtio-net`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// The bridge. Default: `br0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<String>,
+    /// The MAC address. Absent: made once and kept for the machine's life.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::mac_address")]
+    pub mac: Option<String>,
+}
+
+/// QEMU's user networking.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct UserNetwork {
+    /// The network card that the guest sees. Default: `virtio-net`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// The network that the guest sees, such as `10.0.2.0/24`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub net: Option<String>,
+}
+
+/// The Pod's own network.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct PodNetwork {
+    /// The network card that the guest sees. Default: `virtio-net`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// The MAC address. Absent: made once and kept for the machine's life.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::mac_address")]
+    pub mac: Option<String>,
+}
+
+/// A disk: either `volumeClaimTemplate` or `cdrom`.
+#[derive(Clone, Debug, Serialize, Deserialize, KubeSchema, PartialEq)]
+#[x_kube(validation = Rule::new("has(self.volumeClaimTemplate) != has(self.cdrom)").message("a disk is either a volumeClaimTemplate or a cdrom"))]
+pub struct Disk {
+    /// The claim that holds the disk. It is made if it does not exist, and never deleted.
+    #[serde(default, rename = "volumeClaimTemplate", skip_serializing_if = "Option::is_none")]
+    pub volume_claim_template: Option<VolumeClaimTemplate>,
+    /// A CD drive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cdrom: Option<Cdrom>,
+    /// The place in the boot order; 0 is first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub bootindex: Option<u32>,
+}
+
+/// A claim for a disk. For a machine M, the claim is called M-NAME-disk, or M-disk-N without a name.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
+pub struct VolumeClaimTemplate {
+    /// The disk's name, and labels and annotations for the claim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<ClaimMetadata>,
+    /// The claim's spec (`kubectl explain pvc.spec`). `accessModes` defaults to ReadWriteOnce, `volumeMode` to Block.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::claim_spec")]
+    pub spec: Option<Value>,
+}
+
+/// Name, labels and annotations of a claim.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct ClaimMetadata {
+    /// The disk's name; the runner sees the disk as /dev/NAME-disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 58), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub name: Option<String>,
+    /// Labels to add.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations to add.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A CD drive.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct Cdrom {
+    /// The CD: a URL, a path in the runner, or a name in the image repository; `""` is an empty drive. Can be changed while
+    /// the machine runs.
+    pub image: String,
+}
+
+/// The display.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Display {
+    /// How many screens the machine has.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 16))]
+    pub outputs: u32,
+    /// The user that the guest's login agent logs in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logged_in_user: Option<String>,
+    /// The display as SPICE.
+    #[serde(default)]
+    pub spice: Spice,
+    /// The display as VNC, instead of SPICE.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vnc: Option<Vnc>,
+}
+
+impl Default for Display {
+    fn default() -> Self {
+        Self { outputs: 1, logged_in_user: None, spice: Spice::default(), vnc: None }
+    }
+}
+
+/// SPICE.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Spice {
+    /// The port in the Pod.
+    #[serde(default = "spice_port")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: u16,
+    /// The host that a viewer connects to, for the console file. Absent: the node or the load balancer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
+    /// Whether a display secret with a random password is made if there is none.
+    #[serde(default = "yes")]
+    pub generate_secret: bool,
+    /// A proxy for the console file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_url: Option<String>,
+    /// SPICE's `streaming-video`: `off`, `all` or `filter`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub streaming_video: Option<String>,
+    /// How many USB devices a viewer can redirect.
+    #[serde(default = "two")]
+    #[schemars(range(min = 0, max = 8))]
+    pub usb_redirects: u32,
+}
+
+impl Default for Spice {
+    fn default() -> Self {
+        Self {
+            port: spice_port(),
+            server: None,
+            generate_secret: true,
+            proxy_url: None,
+            streaming_video: None,
+            usb_redirects: 2,
+        }
+    }
+}
+
+/// VNC.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct Vnc {
+    /// The port in the Pod.
+    #[serde(default = "spice_port")]
+    #[schemars(range(min = 5900, max = 65535))]
+    pub port: u16,
+}
+
+/// A pool of virtual machines that are given to users on request.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Serialize, Deserialize, PartialEq)]
+#[kube(
+    group = "vmoperator.jdrupes.org",
+    version = "v1",
+    kind = "VmPool",
+    plural = "vmpools",
+    singular = "vmpool",
+    namespaced,
+    derive = "PartialEq",
+    doc = "A pool of virtual machines.",
+    printcolumn(name = "Retention", type_ = "string", json_path = ".spec.retention"),
+    printcolumn(name = "Login", type_ = "boolean", json_path = ".spec.loginOnAssignment"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct VmPoolSpec {
+    /// How long an assignment lasts after its last use: an ISO 8601 duration (`PT1h`) or a point in time.
+    #[serde(default = "one_hour")]
+    #[schemars(length(min = 1, max = 64))]
+    pub retention: String,
+    /// Whether the user is logged in in the guest when a machine is assigned.
+    #[serde(default)]
+    pub login_on_assignment: bool,
+    /// Who may use the pool.
+    #[schemars(length(max = 256))]
+    pub permissions: Vec<PoolPermission>,
+}
+
+/// What a user or a role may do with the machines of a pool.
+#[derive(Clone, Debug, Serialize, Deserialize, KubeSchema, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("has(self.user) != has(self.role)").message("give either user or role"))]
+pub struct PoolPermission {
+    /// A user's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub user: Option<String>,
+    /// A role's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub role: Option<String>,
+    /// What is allowed. Absent: `accessConsole`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16))]
+    pub may: Option<Vec<VmAction>>,
+}
+
+fn yes() -> bool {
+    true
+}
+fn one() -> u32 {
+    1
+}
+fn two() -> u32 {
+    2
+}
+fn powerdown_timeout() -> u32 {
+    900
+}
+fn spice_port() -> u16 {
+    5900
+}
+fn host() -> String {
+    "host".into()
+}
+fn utc() -> String {
+    "utc".into()
+}
+fn rt() -> String {
+    "rt".into()
+}
+fn one_hour() -> String {
+    "PT1h".into()
+}
+fn one_gigabyte() -> Quantity {
+    Quantity::parse("1G").unwrap_or_else(|_| Quantity::from_bytes(1_000_000_000))
+}

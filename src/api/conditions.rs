@@ -1,0 +1,86 @@
+//! Condition types and reasons, and the one way to set a condition.
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    jiff::Timestamp,
+};
+
+/// The actual state is the wanted one (written by the manager).
+pub const READY: &str = "Ready";
+/// The template set in force renders this VM (written by the manager).
+pub const TEMPLATES_VALID: &str = "TemplatesValid";
+/// A change waits for the next start (written by the manager).
+pub const RESTART_REQUIRED: &str = "RestartRequired";
+/// QEMU runs the guest (written by the runner).
+pub const RUNNING: &str = "Running";
+/// The guest's operating system has answered (written by the runner).
+pub const BOOTED: &str = "Booted";
+
+/// A condition as the manager or the runner derives it, before it has a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewCondition {
+    /// One of the constants of this module.
+    pub type_: &'static str,
+    /// `True` or `False`; a condition that is not known is left out.
+    pub status: bool,
+    /// A CamelCase word for programs.
+    pub reason: String,
+    /// A sentence for people.
+    pub message: String,
+}
+
+/// Gives new conditions their times: a condition keeps `lastTransitionTime` until its status changes
+/// (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/condition/>).
+pub fn with_times(
+    new: Vec<NewCondition>,
+    current: &[Condition],
+    generation: Option<i64>,
+    now: Timestamp,
+) -> Vec<Condition> {
+    new.into_iter()
+        .map(|NewCondition { type_, status, reason, message }| {
+            let status = if status { "True" } else { "False" };
+            let since =
+                find(current, type_).filter(|old| old.status == status).map(|old| old.last_transition_time.clone());
+            Condition {
+                type_: type_.to_owned(),
+                status: status.to_owned(),
+                reason,
+                message,
+                last_transition_time: since.unwrap_or(Time(now)),
+                observed_generation: generation,
+            }
+        })
+        .collect()
+}
+
+/// The condition of that type.
+pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+/// Whether the condition of that type is there and `True`.
+pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
+    find(conditions, type_).is_some_and(|condition| condition.status == "True")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ready(status: bool, reason: &str) -> NewCondition {
+        NewCondition { type_: READY, status, reason: reason.into(), message: String::new() }
+    }
+
+    #[test]
+    fn the_time_changes_only_with_the_status() {
+        let (monday, tuesday) = (Timestamp::UNIX_EPOCH, Timestamp::from_second(86_400).unwrap());
+        let first = with_times(vec![ready(false, "Starting")], &[], Some(1), monday);
+        let same = with_times(vec![ready(false, "ImagePull")], &first, Some(2), tuesday);
+        assert_eq!(same[0].last_transition_time, Time(monday));
+        assert_eq!((same[0].reason.as_str(), same[0].observed_generation), ("ImagePull", Some(2)));
+        let other = with_times(vec![ready(true, "Running")], &same, Some(2), tuesday);
+        assert_eq!(other[0].last_transition_time, Time(tuesday));
+        assert!(is_true(&other, READY) && !is_true(&same, READY));
+    }
+}

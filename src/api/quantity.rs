@@ -1,0 +1,194 @@
+//! Sizes as users write them: `4Gi` as in Kubernetes, `4 GiB` as in the old manifests, or a number of bytes.
+
+use std::{borrow::Cow, fmt};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// A size in bytes, kept as it was written.
+///
+/// The text is what goes back to the API server (a normalised value would look like a change to a GitOps tool);
+/// [`Quantity::bytes`] is what is computed with.
+#[derive(Clone, Debug)]
+pub struct Quantity {
+    text: String,
+    bytes: u64,
+    number: bool,
+}
+
+/// A text that is not a size.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a size: write a number with an optional unit, such as 4Gi, 4 GiB, 512M or 1.5G")]
+pub struct InvalidQuantity(pub String);
+
+/// The suffixes and their factors (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>).
+/// `B` after a unit is optional, as is white space before it.
+const UNITS: [(&str, u64); 12] = [
+    ("Ki", 1 << 10),
+    ("Mi", 1 << 20),
+    ("Gi", 1 << 30),
+    ("Ti", 1 << 40),
+    ("Pi", 1 << 50),
+    ("Ei", 1 << 60),
+    ("k", 1_000),
+    ("M", 1_000_000),
+    ("G", 1_000_000_000),
+    ("T", 1_000_000_000_000),
+    ("P", 1_000_000_000_000_000),
+    ("E", 1_000_000_000_000_000_000),
+];
+
+/// What the CRD's schema accepts; the same set as [`Quantity::parse`].
+pub const PATTERN: &str = r"^[0-9]+(\.[0-9]+)? ?([kMGTPE]i?|Ki)?B?$";
+
+impl Quantity {
+    /// Parses a size.
+    ///
+    /// # Errors
+    /// If the text is not a number with an optional unit, or is beyond 2^64 bytes.
+    pub fn parse(text: &str) -> Result<Self, InvalidQuantity> {
+        let error = || InvalidQuantity(text.to_owned());
+        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(end);
+        let unit = unit.strip_prefix(' ').unwrap_or(unit);
+        let unit = unit.strip_suffix('B').unwrap_or(unit);
+        let factor = match unit {
+            "" => 1,
+            "ki" => 1 << 10,
+            unit => UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(error)?.1,
+        };
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+        if whole.is_empty()
+            || fraction.is_empty()
+            || !fraction.bytes().all(|c| c.is_ascii_digit())
+            || fraction.len() > 18
+        {
+            return Err(error());
+        }
+        let parse = |digits: &str| digits.parse::<u128>().map_err(|_| error());
+        let scale = 10u128.pow(u32::try_from(fraction.len()).map_err(|_| error())?);
+        let scaled = parse(whole)?
+            .checked_mul(scale)
+            .and_then(|whole| whole.checked_add(fraction.parse::<u128>().ok()?))
+            .and_then(|value| value.checked_mul(u128::from(factor)))
+            .ok_or_else(error)?;
+        let bytes = u64::try_from(scaled / scale).map_err(|_| error())?;
+        Ok(Self { text: text.to_owned(), bytes, number: false })
+    }
+
+    /// A size of so many bytes, written as the number.
+    pub fn from_bytes(bytes: u64) -> Self {
+        Self { text: bytes.to_string(), bytes, number: true }
+    }
+
+    /// The size in bytes, fractions of a byte cut off.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Two sizes are equal if they are the same number of bytes, however they are written.
+impl PartialEq for Quantity {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Eq for Quantity {}
+
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Serialize for Quantity {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.number { serializer.serialize_u64(self.bytes) } else { serializer.serialize_str(&self.text) }
+    }
+}
+
+impl<'de> Deserialize<'de> for Quantity {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Quantity;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as 4Gi or a number of bytes")
+            }
+            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Quantity, E> {
+                Ok(Quantity::from_bytes(bytes))
+            }
+            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Quantity, E> {
+                u64::try_from(bytes)
+                    .map(Quantity::from_bytes)
+                    .map_err(|_| E::custom(InvalidQuantity(bytes.to_string())))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Quantity, E> {
+                Quantity::parse(text).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl JsonSchema for Quantity {
+    fn schema_name() -> Cow<'static, str> {
+        "Quantity".into()
+    }
+    fn inline_schema() -> bool {
+        true
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "x-kubernetes-int-or-string": true, "pattern": PATTERN })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes(text: &str) -> Option<u64> {
+        Quantity::parse(text).ok().map(|quantity| quantity.bytes())
+    }
+
+    #[test]
+    fn every_way_of_writing_a_size() {
+        for (text, expected) in [
+            ("0", 0),
+            ("1000", 1000),
+            ("4Gi", 4 << 30),
+            ("4 GiB", 4 << 30),
+            ("4GiB", 4 << 30),
+            ("1G", 1_000_000_000),
+            ("1.5G", 1_500_000_000),
+            ("1.5 KiB", 1536),
+            ("2k", 2000),
+            ("2 kB", 2000),
+            ("3B", 3),
+            ("15Ei", 15 << 60),
+        ] {
+            assert_eq!(bytes(text), Some(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_size() {
+        for text in ["", "4Gx", "Gi", "-1", "4  Gi", "4 gi", ".5G", "5.G", "1e3", "16Ei", "4Gi\n", "1.2.3", "0x10", "٣"]
+        {
+            assert_eq!(bytes(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn text_survives_a_round_trip(number in 0u64..1 << 20, unit in "(|[kMGT]i?|Ki)B?") {
+            let text = format!("{number}{unit}");
+            let json = serde_json::to_value(Quantity::parse(&text).unwrap()).unwrap();
+            prop_assert_eq!(&json, &serde_json::Value::String(text));
+            prop_assert_eq!(serde_json::from_value::<Quantity>(json.clone()).unwrap(), serde_json::from_value::<Quantity>(json).unwrap());
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What the manager and the runner report about a machine.
+//!
+//! Two field managers write here: the manager `vm-operator-status`, the runner `vm-runner`. The lists that both may write
+//! (`conditions`) are maps by key, so each owns its own entries.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{PowerState, crd};
+
+/// The state of a virtual machine.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineStatus {
+    /// The generation of the spec that this status was derived from; -1 before the first time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// What the machine does, in a word: Stopped, Starting, Running, Stopping, Failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    /// Whether the machine's Pod exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<bool>,
+    /// Whether the guest is up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<bool>,
+    /// The last power state that was in effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power: Option<PowerState>,
+    /// Set while the machine stays down because its guest shut itself down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub halted: Option<Halted>,
+    /// The node that the machine runs on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+    /// The machine's addresses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::addresses")]
+    pub addresses: Option<Vec<Address>>,
+    /// What stays the same over starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Identity>,
+    /// The `resetCount` that was carried out last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reset_count: Option<u32>,
+    /// Changes of the spec that arrive with the next start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending_changes: Option<Vec<PendingChange>>,
+    /// What is the case, for people and for programs (`kubectl wait --for=condition=Ready vm/NAME`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "crd::conditions")]
+    pub conditions: Vec<Condition>,
+    /// The runner's version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runner_version: Option<String>,
+    /// What executes the guest's instructions: kvm or tcg.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<String>,
+    /// The running guest's CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
+    /// The running guest's memory, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram: Option<String>,
+    /// The address of the viewer that is connected to the display.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub console_client: Option<String>,
+    /// The user who got the display's current password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub console_user: Option<String>,
+    /// The user who is logged in in the guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logged_in_user: Option<String>,
+    /// Counts the changes of the display's password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_password_serial: Option<i64>,
+    /// The guest's operating system, as QEMU's guest agent tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::any_object")]
+    pub osinfo: Option<Value>,
+    /// Who the machine is given to, if it belongs to a pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assignment: Option<Assignment>,
+}
+
+/// Why and since when a machine is down though its spec says Running.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
+pub struct Halted {
+    /// Who halted it: `guest`.
+    pub by: String,
+    /// When.
+    pub time: Time,
+    /// The generation of the spec that it was halted under.
+    pub generation: i64,
+}
+
+/// An address of a machine.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct Address {
+    /// What kind of address it is: `PodIP`.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// The address.
+    pub address: String,
+}
+
+/// What a guest must find the same at every start.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Identity {
+    /// The machine's UUID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// The MAC addresses, in the order of `networks`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub macs: Vec<String>,
+    /// QEMU's machine type with its version, such as `pc-q35-7.2`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_type: Option<String>,
+}
+
+/// A change that the running machine does not have yet.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
+pub struct PendingChange {
+    /// Where, such as `Pod/spec.containers[0].image`.
+    pub path: String,
+    /// What the running machine has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::any")]
+    pub current: Option<Value>,
+    /// What it will have after the next start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::any")]
+    pub wanted: Option<Value>,
+    /// Why it is not changed while the machine runs.
+    pub reason: String,
+}
+
+/// An assignment of a machine of a pool.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Assignment {
+    /// The pool.
+    pub pool: String,
+    /// The user.
+    pub user: String,
+    /// When the user used it last.
+    pub last_used: Time,
+    /// Further facts that other components keep here.
+    #[serde(flatten, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(skip)]
+    pub other: BTreeMap<String, Value>,
+}

@@ -1,0 +1,2 @@
+//! The program kubectl-vm.
+fn main() {}

@@ -1,0 +1,2 @@
+//! The program vm-operator.
+fn main() {}

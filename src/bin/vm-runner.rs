@@ -1,0 +1,2 @@
+//! The program vm-runner.
+fn main() {}

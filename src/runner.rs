@@ -1,0 +1,1 @@
+//! The program inside each Pod: drives QEMU and reports the guest's state.

@@ -5,7 +5,11 @@
 pub mod api;
 pub mod config;
 pub mod observed;
+pub mod plan;
 pub mod render;
 pub mod runner_config;
+pub mod status;
+#[cfg(test)]
+mod test_support;
 #[cfg(feature = "runner")]
 pub mod runner;

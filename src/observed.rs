@@ -53,6 +53,9 @@ pub struct Object {
     pub key: ObjectKey,
     /// Its UID.
     pub uid: String,
+    /// Its resourceVersion. These can be compared as numbers
+    /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
+    pub version: u64,
     /// When it was made.
     pub created: Option<Timestamp>,
     /// Set while it is being deleted.
@@ -90,6 +93,7 @@ impl Object {
         Self {
             key,
             uid: metadata.uid.unwrap_or_default(),
+            version: metadata.resource_version.and_then(|version| version.parse().ok()).unwrap_or_default(),
             created: metadata.creation_timestamp.map(|time| time.0),
             deleting: metadata.deletion_timestamp.map(|time| time.0),
             owners: metadata.owner_references.unwrap_or_default().into_iter().map(|owner| owner.uid).collect(),
@@ -105,6 +109,16 @@ impl Object {
     /// machine was deleted without it, and one of that name was made again).
     pub fn belongs_to(&self, vm_uid: &str) -> bool {
         if self.owners.is_empty() { self.is_ours() } else { self.owners.iter().any(|owner| owner == vm_uid) }
+    }
+
+    /// The machine that the object's labels name.
+    pub fn vm(&self) -> Option<&str> {
+        self.labels.get("app.kubernetes.io/instance").map(String::as_str)
+    }
+
+    /// Whether nothing is different that a decision could hang on.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.version == other.version || *self == Self { version: self.version, ..other.clone() }
     }
 
     /// Whether the manager made it.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::{Resource, ResourceExt};
+use kube::{Resource, ResourceExt, core::TypeMeta};
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -60,6 +60,11 @@ impl fmt::Display for ObjectKey {
 }
 
 impl ObjectKey {
+    /// What kind it is.
+    pub fn types(&self) -> TypeMeta {
+        TypeMeta { api_version: self.api_version.clone(), kind: self.kind.clone() }
+    }
+
     /// Whether it is a Pod.
     pub fn is_pod(&self) -> bool {
         self.api_version == "v1" && self.kind == "Pod"

@@ -68,6 +68,8 @@ pub struct Object {
     pub annotations: BTreeMap<String, String>,
     /// The fields that [`FIELD_MANAGER`] applied and still owns, in the form of `managedFields`.
     pub owned: Option<Value>,
+    /// The same for fields that it patched: labels and annotations of an object that changes at start.
+    pub patched: Option<Value>,
     /// `spec` of Pods and claims; of others, empty.
     pub spec: Value,
     /// `status` of Pods and claims; of others, empty.
@@ -78,15 +80,15 @@ impl Object {
     /// Trims an object as the API server sends it.
     pub fn trim(kind: &TypeMeta, object: DynamicObject) -> Self {
         let key = ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: object.name_any() };
-        let owned = object
-            .managed_fields()
-            .iter()
-            .find(|entry| {
+        let fields = |operation: &str| {
+            let ours = object.managed_fields().iter().find(|entry| {
                 entry.manager.as_deref() == Some(FIELD_MANAGER)
-                    && entry.operation.as_deref() == Some("Apply")
+                    && entry.operation.as_deref() == Some(operation)
                     && entry.subresource.as_deref().unwrap_or_default().is_empty()
-            })
-            .and_then(|entry| entry.fields_v1.as_ref().map(|fields| fields.0.clone()));
+            });
+            ours.and_then(|entry| entry.fields_v1.as_ref()).map(|fields| fields.0.clone())
+        };
+        let (owned, patched) = (fields("Apply"), fields("Update"));
         let mut data = if key.is_pod() || key.is_claim() { object.data } else { Value::Null };
         let mut take = |field: &str| data.get_mut(field).map(Value::take).unwrap_or_default();
         let metadata = object.metadata;
@@ -100,6 +102,7 @@ impl Object {
             labels: metadata.labels.unwrap_or_default(),
             annotations: metadata.annotations.unwrap_or_default(),
             owned,
+            patched,
             spec: take("spec"),
             status: take("status"),
         }

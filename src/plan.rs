@@ -205,8 +205,9 @@ fn labelling(object: &Rendered, found: &Object) -> Option<Value> {
             .filter(|(name, value)| ![HASH_ANNOTATION, VERSION_ANNOTATION].contains(&name.as_str()) && current.get(*name) != Some(value))
             .map(|(name, value)| (name.clone(), json!(value)))
             .collect();
-        let owned = found.owned.as_ref().and_then(|owned| owned["f:metadata"][format!("f:{field}")].as_object());
-        for name in owned.into_iter().flatten().filter_map(|(name, _)| name.strip_prefix("f:")) {
+        let ours = [&found.owned, &found.patched].into_iter().flatten();
+        let ours = ours.filter_map(|fields| fields["f:metadata"][format!("f:{field}")].as_object());
+        for name in ours.flatten().filter_map(|(name, _)| name.strip_prefix("f:")) {
             if current.contains_key(name) && !wanted.contains_key(name) {
                 change.insert(name.to_owned(), Value::Null);
             }

@@ -1,6 +1,6 @@
 //! The manager.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{io::IsTerminal, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use vm_operator::manager::{self, Options};
@@ -46,8 +46,11 @@ enum LogFormat {
 async fn main() -> ExitCode {
     let Command::Run { config, namespace, templates, log_format } = Arguments::parse().command;
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,kube_runtime=warn"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     match log_format {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),

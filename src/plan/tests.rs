@@ -125,6 +125,18 @@ fn a_label_of_the_machine_reaches_its_pod_and_leaves_it() {
     let (without, with) = (vm(|_| ()), vm(|vm| vm["metadata"]["labels"] = json!({ "tier": "web", "helm.sh/chart": "x" })));
     assert_eq!(decide(&with, &cluster(&without, |_, _| ())), [r#"1 label Pod apple {"labels":{"tier":"web"}}"#]);
     assert_eq!(decide(&without, &cluster(&with, |_, _| ())), [r#"1 label Pod apple {"labels":{"tier":null}}"#]);
+    // The API server notes what was patched apart from what was applied.
+    let patched = cluster(
+        &with,
+        on_pod(|pod| {
+            let labels = pod.pointer_mut("/metadata/managedFields/0/fieldsV1/f:metadata/f:labels").unwrap().as_object_mut().unwrap();
+            let tier = labels.remove("f:tier").unwrap();
+            let fields = json!({ "f:metadata": { "f:labels": { "f:tier": tier } } });
+            let entry = json!({ "manager": crate::observed::FIELD_MANAGER, "operation": "Update", "fieldsV1": fields });
+            pod["metadata"]["managedFields"].as_array_mut().unwrap().push(entry);
+        }),
+    );
+    assert_eq!(decide(&without, &patched), [r#"1 label Pod apple {"labels":{"tier":null}}"#]);
 }
 
 #[test]

@@ -117,7 +117,9 @@ fn run(command: Command, output: &mut Vec<u8>) -> Result<(), Failure> {
                 }
             }
         }
-        Command::Completion { shell } => clap_complete::generate(shell, &mut Arguments::command(), "kubectl-vm", output),
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut Arguments::command(), "kubectl-vm", output)
+        }
         Command::Render { filename, templates, config, namespace } => {
             let config = config.map_or_else(|| Ok(Config::default()), |file| files::configuration(&file))?;
             let set = files::template_set(templates.as_deref())?;
@@ -127,7 +129,8 @@ fn run(command: Command, output: &mut Vec<u8>) -> Result<(), Failure> {
                 let objects = render(&vm, &observed, &config.reconciler, &facts, &set)
                     .map_err(|error| FileError::template(templates.as_deref(), &error))?;
                 for object in objects {
-                    let yaml = serde_saphyr::to_string(&object.value).map_err(|error| Failure::plain(error.to_string()))?;
+                    let yaml =
+                        serde_saphyr::to_string(&object.value).map_err(|error| Failure::plain(error.to_string()))?;
                     print(output, &format!("---\n# {}\n{yaml}", object.template));
                 }
             }

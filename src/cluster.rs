@@ -130,14 +130,20 @@ impl Cluster {
                 let metas: Api<PartialObjectMeta<DynamicObject>> =
                     Api::namespaced_with(self.client.clone(), &self.namespace, &resource(&key.types()));
                 if let Some(found) = metas.get_metadata_opt(&key.name).await.map_err(failed)? {
-                    let found = Object::trim(&key.types(), DynamicObject { types: None, metadata: found.metadata, data: Value::Null });
+                    let found = Object::trim(
+                        &key.types(),
+                        DynamicObject { types: None, metadata: found.metadata, data: Value::Null },
+                    );
                     if !found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default()) {
                         return Err(ActionError::NameTaken(key.clone()));
                     }
                 }
             }
         }
-        let applied = api.patch(&key.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&value)).await.map_err(failed)?;
+        let applied = api
+            .patch(&key.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&value))
+            .await
+            .map_err(failed)?;
         info!(vm = vm.name_any(), object = %key, "applied");
         self.children.insert(Object::trim(&key.types(), applied));
         Ok(())
@@ -148,7 +154,8 @@ impl Cluster {
         patch["metadata"]["uid"] = json!(uid);
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
         let patched = self.objects(key).patch(&key.name, &parameters, &Patch::Merge(&patch)).await;
-        let patched = patched.map_err(|source| ActionError::Api { what: "label", key: key.clone(), source: Box::new(source) })?;
+        let patched =
+            patched.map_err(|source| ActionError::Api { what: "label", key: key.clone(), source: Box::new(source) })?;
         info!(vm = vm.name_any(), object = %key, "labelled");
         self.children.insert(Object::trim(&key.types(), patched));
         Ok(())
@@ -183,6 +190,7 @@ impl Cluster {
             "metadata": { "name": vm.name_any(), "uid": vm.metadata.uid },
             "status": wanted,
         });
-        api.patch_status(&vm.name_any(), &PatchParams::apply(status::FIELD_MANAGER).force(), &Patch::Apply(&patch)).await
+        api.patch_status(&vm.name_any(), &PatchParams::apply(status::FIELD_MANAGER).force(), &Patch::Apply(&patch))
+            .await
     }
 }

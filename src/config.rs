@@ -105,15 +105,20 @@ impl Config {
             match path.as_str() {
                 "/Manager/Controller/Reconciler" => {
                     config.unknown.extend(
-                        section.keys().filter(|key| !RECONCILER_KEYS.contains(&key.as_str())).map(|key| format!("{path}: {key}")),
+                        section
+                            .keys()
+                            .filter(|key| !RECONCILER_KEYS.contains(&key.as_str()))
+                            .map(|key| format!("{path}: {key}")),
                     );
-                    config.reconciler =
-                        serde_json::from_value(Value::Object(section)).map_err(|source| ConfigError::Value { path, source })?;
+                    config.reconciler = serde_json::from_value(Value::Object(section))
+                        .map_err(|source| ConfigError::Value { path, source })?;
                 }
                 _ => {
                     for (key, value) in section {
                         match (path.as_str(), key.as_str(), value) {
-                            ("/Manager/Controller", "namespace", Value::String(namespace)) => config.namespace = Some(namespace),
+                            ("/Manager/Controller", "namespace", Value::String(namespace)) => {
+                                config.namespace = Some(namespace)
+                            }
                             _ => config.unknown.push(format!("{path}: {key}")),
                         }
                     }
@@ -157,7 +162,8 @@ mod tests {
 
     #[test]
     fn no_services_at_all() {
-        let config = Config::parse("/Manager:\n  /Controller:\n    /Reconciler:\n      loadBalancerService: false\n").unwrap();
+        let config =
+            Config::parse("/Manager:\n  /Controller:\n    /Reconciler:\n      loadBalancerService: false\n").unwrap();
         assert_eq!(config.reconciler.load_balancer_service, LoadBalancerService::Enabled(false));
     }
 
@@ -171,7 +177,11 @@ mod tests {
     fn errors_name_the_place() {
         let error = Config::parse("/Manager:\n  a: [\n").unwrap_err();
         assert!(matches!(&error, ConfigError::Syntax(source) if source.location().is_some()), "{error:?}");
-        let error = Config::parse("/Manager:\n  /Controller:\n    /Reconciler:\n      cpuOvercommit: many\n").unwrap_err();
-        assert!(matches!(&error, ConfigError::Value { path, .. } if path == "/Manager/Controller/Reconciler"), "{error:?}");
+        let error =
+            Config::parse("/Manager:\n  /Controller:\n    /Reconciler:\n      cpuOvercommit: many\n").unwrap_err();
+        assert!(
+            matches!(&error, ConfigError::Value { path, .. } if path == "/Manager/Controller/Reconciler"),
+            "{error:?}"
+        );
     }
 }

@@ -14,12 +14,19 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 // Pure: no async, no client, no clock, no randomness.
+#[deny(clippy::disallowed_methods)]
 pub mod api;
+#[deny(clippy::disallowed_methods)]
 pub mod config;
+#[deny(clippy::disallowed_methods)]
 pub mod observed;
+#[deny(clippy::disallowed_methods)]
 pub mod plan;
+#[deny(clippy::disallowed_methods)]
 pub mod render;
+#[deny(clippy::disallowed_methods)]
 pub mod runner_config;
+#[deny(clippy::disallowed_methods)]
 pub mod status;
 #[cfg(test)]
 mod test_support;

@@ -24,10 +24,12 @@ use tracing::{error, info, warn};
 use self::reconcile::Reconciler;
 use crate::{
     api::VirtualMachine,
-    cluster::{Cluster, watch::{Chain, Children}},
+    cluster::{
+        Cluster,
+        watch::{Chain, Children},
+    },
     config::Config,
-    files,
-    status,
+    files, status,
 };
 
 /// How many machines are worked on at once. More than the API server's own limits only bring refusals.
@@ -64,7 +66,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
 
     let (store, writer) = reflector::store();
     let api: Api<VirtualMachine> = Api::namespaced(client, &namespace);
-    let machines = watcher(api, watcher::Config::default()).modify(trim).default_backoff().reflect(writer).touched_objects();
+    let machines =
+        watcher(api, watcher::Config::default()).modify(trim).default_backoff().reflect(writer).touched_objects();
     Controller::for_stream(machines, store)
         .with_config(controller::Config::default().concurrency(CONCURRENCY))
         .reconcile_on(triggered)

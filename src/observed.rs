@@ -254,7 +254,10 @@ mod tests {
     #[test]
     fn finalizer_like_sets_are_matched_by_value() {
         let rendered = json!({ "metadata": { "labels": {}, "list": ["a", "b"] } });
-        assert!(owns(json!({ "f:metadata": { "f:labels": {}, "f:list": { "v:\"a\"": {}, "v:\"b\"": {} } } }), rendered.clone()));
+        assert!(owns(
+            json!({ "f:metadata": { "f:labels": {}, "f:list": { "v:\"a\"": {}, "v:\"b\"": {} } } }),
+            rendered.clone()
+        ));
         assert!(!owns(json!({ "f:metadata": { "f:labels": {}, "f:list": { "v:\"a\"": {} } } }), rendered));
     }
 }

@@ -129,7 +129,9 @@ fn life<'a>(object: &Rendered, observed: &'a Observed, uid: &str) -> Life<'a> {
             if found.deleting.is_some() || found.is_ours() { Life::Going } else { Life::NotOurs }
         }
         Some(found) if found.deleting.is_some() => Life::Going,
-        Some(found) if matches!(found.text(Part::Status, "/phase"), Some("Succeeded" | "Failed")) && object.key.is_pod() => {
+        Some(found)
+            if matches!(found.text(Part::Status, "/phase"), Some("Succeeded" | "Failed")) && object.key.is_pod() =>
+        {
             Life::Ended(found)
         }
         Some(found) => Life::Alive(found),
@@ -202,7 +204,9 @@ fn labelling(object: &Rendered, found: &Object) -> Option<Value> {
         let wanted = texts(&object.value["metadata"][field]);
         let mut change: Map<String, Value> = wanted
             .iter()
-            .filter(|(name, value)| ![HASH_ANNOTATION, VERSION_ANNOTATION].contains(&name.as_str()) && current.get(*name) != Some(value))
+            .filter(|(name, value)| {
+                ![HASH_ANNOTATION, VERSION_ANNOTATION].contains(&name.as_str()) && current.get(*name) != Some(value)
+            })
             .map(|(name, value)| (name.clone(), json!(value)))
             .collect();
         let ours = [&found.owned, &found.patched].into_iter().flatten();
@@ -255,12 +259,16 @@ fn as_bound(object: &Rendered, found: &Object) -> Rendered {
 /// An object that was rendered once and is not any more. Claims never are.
 fn is_superfluous(object: &Object, uid: &str, run: bool, rendered: Option<&[Rendered]>) -> bool {
     let is_mine = object.is_ours() && !object.owners.is_empty() && object.belongs_to(uid);
-    let kept = object.key.is_claim() || object.deleting.is_some();
+    if !is_mine || object.key.is_claim() || object.deleting.is_some() {
+        return false;
+    }
+    // Whatever becomes of the templates, a guest is not killed by them, and a Pod goes with its machine's power.
+    if object.key.is_pod() && run {
+        return false;
+    }
     match rendered {
-        _ if !is_mine || kept => false,
-        Some(rendered) => !rendered.iter().any(|rendered| rendered.key == object.key) && !(run && object.key.is_pod()),
-        // Nothing is known of the others while the templates are broken, but a Pod always goes with its machine's power.
-        None => !run && object.key.is_pod(),
+        Some(rendered) => !rendered.iter().any(|rendered| rendered.key == object.key),
+        None => object.key.is_pod(),
     }
 }
 

@@ -40,7 +40,8 @@ pub fn status(
 ) -> Value {
     let name = vm.name_any();
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let pod = observed.objects.iter().find(|object| object.key.is_pod() && object.key.name == name && owned(object, vm));
+    let pod =
+        observed.objects.iter().find(|object| object.key.is_pod() && object.key.name == name && owned(object, vm));
     let up = pod.is_some() && conditions::is_true(current, RUNNING);
     let run = should_run(vm);
     let ready = ready(run, up, pod.map(AsRef::as_ref), plan, templates, failure);
@@ -162,7 +163,9 @@ fn conditions_json(conditions: &[Condition]) -> Value {
 
 fn templates_valid(templates: Result<(), &TemplateError>) -> NewCondition {
     match templates {
-        Ok(()) => NewCondition { type_: TEMPLATES_VALID, status: true, reason: "Rendered".into(), message: String::new() },
+        Ok(()) => {
+            NewCondition { type_: TEMPLATES_VALID, status: true, reason: "Rendered".into(), message: String::new() }
+        }
         Err(error) => NewCondition {
             type_: TEMPLATES_VALID,
             status: false,
@@ -207,9 +210,11 @@ fn ready(
 
 /// Why a Pod that is there does not run its guest: what its conditions and its containers say.
 fn cause(pod: &Object) -> Option<(&'static str, String)> {
-    let scheduled = pod.status["conditions"].as_array().into_iter().flatten().find(|condition| {
-        condition["type"] == "PodScheduled" && condition["status"] == "False"
-    });
+    let scheduled = pod.status["conditions"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|condition| condition["type"] == "PodScheduled" && condition["status"] == "False");
     if let Some(condition) = scheduled {
         return Some(("Unschedulable", text(&condition["message"])));
     }
@@ -217,14 +222,18 @@ fn cause(pod: &Object) -> Option<(&'static str, String)> {
         let reason = pod.text(Part::Status, "/reason").unwrap_or("PodFailed");
         return Some(("PodFailed", format!("{reason}: {}", pod.text(Part::Status, "/message").unwrap_or_default())));
     }
-    let containers = ["initContainerStatuses", "containerStatuses"].into_iter().filter_map(|list| pod.status[list].as_array());
+    let containers =
+        ["initContainerStatuses", "containerStatuses"].into_iter().filter_map(|list| pod.status[list].as_array());
     for container in containers.flatten() {
         let name = text(&container["name"]);
         let last = &container["lastState"]["terminated"];
         let ended = Some(&container["state"]["terminated"]).filter(|state| state.is_object()).unwrap_or(last);
         if ended.is_object() && ended["exitCode"] != 0 {
             let words = text(&ended["message"]);
-            return Some(("RunnerFailed", format!("{name} ended with exit code {}: {}", ended["exitCode"], words.trim())));
+            return Some((
+                "RunnerFailed",
+                format!("{name} ended with exit code {}: {}", ended["exitCode"], words.trim()),
+            ));
         }
         let waiting = &container["state"]["waiting"];
         match waiting["reason"].as_str() {
@@ -232,7 +241,9 @@ fn cause(pod: &Object) -> Option<(&'static str, String)> {
             Some(reason @ ("ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull")) => {
                 return Some(("ImagePullFailed", format!("{name}: {reason}: {}", text(&waiting["message"]))));
             }
-            Some(reason) => return Some(("ContainerWaiting", format!("{name}: {reason}: {}", text(&waiting["message"])))),
+            Some(reason) => {
+                return Some(("ContainerWaiting", format!("{name}: {reason}: {}", text(&waiting["message"]))));
+            }
         }
     }
     None

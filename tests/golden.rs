@@ -8,6 +8,8 @@
 //! | `templates/` | an overlay (optional) |
 //! | `expected.snap` | all rendered objects and the plan, or the error; `cargo insta test --accept` writes it |
 
+#![allow(clippy::unwrap_used)]
+
 use std::{
     collections::BTreeMap,
     fs,

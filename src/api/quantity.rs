@@ -83,8 +83,9 @@ impl Quantity {
 
     /// The size written as runners of the old kind read it: `4 GiB`, or a number of bytes where no unit fits.
     pub fn spaced(&self) -> Self {
-        let unit = UNITS[..6].iter().rev().find(|(_, factor)| self.bytes > 0 && self.bytes % factor == 0);
-        let text = unit.map_or_else(|| self.bytes.to_string(), |(name, factor)| format!("{} {name}B", self.bytes / factor));
+        let unit = UNITS[..6].iter().rev().find(|(_, factor)| self.bytes > 0 && self.bytes.is_multiple_of(*factor));
+        let text =
+            unit.map_or_else(|| self.bytes.to_string(), |(name, factor)| format!("{} {name}B", self.bytes / factor));
         Self { text, bytes: self.bytes, number: false }
     }
 
@@ -183,7 +184,9 @@ mod tests {
 
     #[test]
     fn sizes_for_runners_of_the_old_kind() {
-        for (text, spaced) in [("4Gi", "4 GiB"), ("1536Mi", "1536 MiB"), ("1G", "1000000000"), ("1025", "1025"), ("0", "0")] {
+        for (text, spaced) in
+            [("4Gi", "4 GiB"), ("1536Mi", "1536 MiB"), ("1G", "1000000000"), ("1025", "1025"), ("0", "0")]
+        {
             assert_eq!(Quantity::parse(text).unwrap().spaced().to_string(), spaced);
         }
     }

@@ -1,2 +1,4 @@
 //! The kubectl plugin.
-fn main() -> std::process::ExitCode { vm_operator::cli::main() }
+fn main() -> std::process::ExitCode {
+    vm_operator::cli::main()
+}

@@ -83,7 +83,8 @@ impl Children {
 
     /// What there is of a machine.
     pub fn observe(&self, vm: &str, now: Timestamp) -> Observed {
-        let objects = lock(&self.objects).get(vm).map(|objects| objects.values().cloned().collect()).unwrap_or_default();
+        let objects =
+            lock(&self.objects).get(vm).map(|objects| objects.values().cloned().collect()).unwrap_or_default();
         Observed { objects, now }
     }
 
@@ -130,7 +131,11 @@ impl Children {
         let resource = super::resource(&kind);
         let config = watcher::Config::default().labels(&selector());
         let children = self.clone();
-        let key = |name: &str| ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: name.into() };
+        let key = |name: &str| ObjectKey {
+            api_version: kind.api_version.clone(),
+            kind: kind.kind.clone(),
+            name: name.into(),
+        };
         // Only these are looked into.
         let whole = key("").is_pod() || key("").is_claim();
         let stream = if whole {
@@ -141,7 +146,11 @@ impl Children {
             let api: Api<PartialObjectMeta<DynamicObject>> =
                 Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
             let kind = kind.clone();
-            let object = |meta: PartialObjectMeta<DynamicObject>| DynamicObject { types: None, metadata: meta.metadata, data: Value::Null };
+            let object = |meta: PartialObjectMeta<DynamicObject>| DynamicObject {
+                types: None,
+                metadata: meta.metadata,
+                data: Value::Null,
+            };
             watcher(api, config).map_ok(move |event| event_map(event, |meta| Object::trim(&kind, object(meta)))).boxed()
         };
         tokio::spawn(async move {

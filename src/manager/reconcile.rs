@@ -20,8 +20,14 @@ use tracing::{debug, warn};
 
 use super::trim;
 use crate::{
-    api::{VirtualMachine, conditions::{self, READY}},
-    cluster::{ActionError, Cluster, is_transient, watch::{Chain, WatchError}},
+    api::{
+        VirtualMachine,
+        conditions::{self, READY},
+    },
+    cluster::{
+        ActionError, Cluster, is_transient,
+        watch::{Chain, WatchError},
+    },
     config::ReconcilerConfig,
     files::FileError,
     observed::Observed,

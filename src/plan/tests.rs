@@ -8,7 +8,9 @@ use crate::{
 fn short(plan: &Plan) -> Vec<String> {
     let actions = plan.steps.iter().enumerate().flat_map(|(step, actions)| {
         actions.iter().map(move |action| match action {
-            Action::Apply { object, uid } => format!("{step} {} {}", if uid.is_some() { "change" } else { "make" }, object.key),
+            Action::Apply { object, uid } => {
+                format!("{step} {} {}", if uid.is_some() { "change" } else { "make" }, object.key)
+            }
             Action::Label { key, patch, .. } => format!("{step} label {key} {}", patch["metadata"]),
             Action::Delete { key, .. } => format!("{step} delete {key}"),
         })
@@ -51,7 +53,9 @@ fn a_new_machine_gets_what_its_pod_mounts_and_then_its_pod() {
 
 #[test]
 fn a_stopped_machine_gets_everything_but_a_pod() {
-    assert!(decide(&stopped(), &nothing()).iter().all(|action| action.starts_with("0 make") && !action.contains("Pod")));
+    assert!(
+        decide(&stopped(), &nothing()).iter().all(|action| action.starts_with("0 make") && !action.contains("Pod"))
+    );
 }
 
 #[test]
@@ -64,7 +68,9 @@ fn nothing_is_done_when_all_is_as_it_should_be() {
 fn the_power_table() {
     let going = |object: &mut Value| object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:59:00Z");
     let ended = |object: &mut Value| object["status"] = json!({ "phase": "Failed" });
-    let theirs = |object: &mut Value| object["metadata"]["ownerReferences"] = json!([{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "x" }]);
+    let theirs = |object: &mut Value| {
+        object["metadata"]["ownerReferences"] = json!([{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "x" }])
+    };
     let stranger = |object: &mut Value| {
         theirs(object);
         object["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("someone");
@@ -107,7 +113,10 @@ fn a_change_of_the_configuration_is_live_and_the_pod_hears_of_it() {
     let actions = decide(&after, &cluster(&before, |_, _| ()));
     assert_eq!(actions.len(), 2, "{actions:?}");
     assert_eq!(actions[0], "0 change ConfigMap apple");
-    assert!(actions[1].starts_with(r#"1 label Pod apple {"annotations":{"vmrunner.jdrupes.org/cmVersion":"#), "{actions:?}");
+    assert!(
+        actions[1].starts_with(r#"1 label Pod apple {"annotations":{"vmrunner.jdrupes.org/cmVersion":"#),
+        "{actions:?}"
+    );
 }
 
 #[test]
@@ -122,14 +131,19 @@ fn a_change_of_the_pod_waits_for_the_next_start() {
 
 #[test]
 fn a_label_of_the_machine_reaches_its_pod_and_leaves_it() {
-    let (without, with) = (vm(|_| ()), vm(|vm| vm["metadata"]["labels"] = json!({ "tier": "web", "helm.sh/chart": "x" })));
+    let (without, with) =
+        (vm(|_| ()), vm(|vm| vm["metadata"]["labels"] = json!({ "tier": "web", "helm.sh/chart": "x" })));
     assert_eq!(decide(&with, &cluster(&without, |_, _| ())), [r#"1 label Pod apple {"labels":{"tier":"web"}}"#]);
     assert_eq!(decide(&without, &cluster(&with, |_, _| ())), [r#"1 label Pod apple {"labels":{"tier":null}}"#]);
     // The API server notes what was patched apart from what was applied.
     let patched = cluster(
         &with,
         on_pod(|pod| {
-            let labels = pod.pointer_mut("/metadata/managedFields/0/fieldsV1/f:metadata/f:labels").unwrap().as_object_mut().unwrap();
+            let labels = pod
+                .pointer_mut("/metadata/managedFields/0/fieldsV1/f:metadata/f:labels")
+                .unwrap()
+                .as_object_mut()
+                .unwrap();
             let tier = labels.remove("f:tier").unwrap();
             let fields = json!({ "f:metadata": { "f:labels": { "f:tier": tier } } });
             let entry = json!({ "manager": crate::observed::FIELD_MANAGER, "operation": "Update", "fieldsV1": fields });
@@ -178,7 +192,10 @@ fn a_bound_claim_keeps_what_can_not_change_and_only_grows() {
     };
     let with_size = |size: &str| {
         let size = size.to_owned();
-        vm(move |vm| vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] = json!(size))
+        vm(move |vm| {
+            vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] =
+                json!(size)
+        })
     };
     for (wanted, actual, expected) in [("2Gi", "1Gi", "2Gi"), ("1Gi", "4Gi", "4Gi"), ("500Mi", "1Gi", "1Gi")] {
         let after = with_size(wanted);

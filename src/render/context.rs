@@ -27,12 +27,14 @@ use serde_json::{Value, json};
 
 use super::output::{digest, labels};
 use crate::{
-    api::{APP_NAME, CloudInit, Disk, Image, ServiceMetadata, VirtualMachine, VirtualMachineSpec, VolumeClaimTemplate, crd},
+    api::{
+        APP_NAME, CloudInit, Disk, Image, ServiceMetadata, VirtualMachine, VirtualMachineSpec, VolumeClaimTemplate, crd,
+    },
     config::{LoadBalancerService, ReconcilerConfig},
     observed::Observed,
     runner_config::{
-        CloudInitSection, ConfigFile, DisplaySection, Drive, NetworkSection, RunnerConfig, SpiceSection, VmSection, VncSection,
-        paths,
+        CloudInitSection, ConfigFile, DisplaySection, Drive, NetworkSection, RunnerConfig, SpiceSection, VmSection,
+        VncSection, paths,
     },
 };
 
@@ -52,8 +54,13 @@ pub struct Facts {
 }
 
 /// Labels of these tools on a machine are not for its Pod: they would count the Pod as theirs and prune it.
-const TOOL_LABELS: [&str; 5] =
-    ["app.kubernetes.io/", "argocd.argoproj.io/", "kustomize.toolkit.fluxcd.io/", "helm.toolkit.fluxcd.io/", "helm.sh/"];
+const TOOL_LABELS: [&str; 5] = [
+    "app.kubernetes.io/",
+    "argocd.argoproj.io/",
+    "kustomize.toolkit.fluxcd.io/",
+    "helm.toolkit.fluxcd.io/",
+    "helm.sh/",
+];
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -222,7 +229,10 @@ fn image(image: Option<&Image>, config: &ReconcilerConfig) -> Reference {
         })
     };
     let default = || {
-        config.runner_image.clone().unwrap_or_else(|| concat!("localhost/vm-runner:", env!("CARGO_PKG_VERSION")).to_owned())
+        config
+            .runner_image
+            .clone()
+            .unwrap_or_else(|| concat!("localhost/vm-runner:", env!("CARGO_PKG_VERSION")).to_owned())
     };
     let reference = image.and_then(written);
     let policy = image.and_then(|image| image.pull_policy).map(|policy| format!("{policy:?}"));
@@ -403,7 +413,8 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
     let (ours, theirs): (Vec<_>, Vec<_>) = observed.display_secrets().partition(|secret| secret.is_ours());
     let generated = format!("{}-display-secret", vm.name_any());
     let generate = theirs.is_empty() && vm.spec.vm.display.spice.generate_secret;
-    let existing = theirs.into_iter().chain(ours).map(|secret| secret.key.name.clone()).min_by_key(|name| *name == generated);
+    let existing =
+        theirs.into_iter().chain(ours).map(|secret| secret.key.name.clone()).min_by_key(|name| *name == generated);
     DisplaySecret {
         name: existing.or(generate.then_some(generated)),
         generate,
@@ -459,7 +470,11 @@ fn networks(vm: &VirtualMachine) -> Vec<NetworkSection> {
     let section = |(index, network): (usize, &crate::api::Network)| {
         if let Some(tap) = &network.tap {
             let bridge = tap.bridge.clone().unwrap_or_else(|| "br0".into());
-            Some(NetworkSection::Tap { device: device(&tap.device), bridge, mac: tap.mac.clone().or_else(|| kept(index)) })
+            Some(NetworkSection::Tap {
+                device: device(&tap.device),
+                bridge,
+                mac: tap.mac.clone().or_else(|| kept(index)),
+            })
         } else if let Some(user) = &network.user {
             Some(NetworkSection::User { device: device(&user.device), net: user.net.clone(), mac: kept(index) })
         } else {
@@ -515,7 +530,14 @@ mod tests {
     fn every_field_of_the_schema_is_there() {
         let mut spec = json!({ "vm": { "maximumCpus": 1, "disks": [{ "cdrom": { "image": "" } }] } });
         complete(&mut spec, spec_schema());
-        for pointer in ["/nodeName", "/affinity", "/cloudInit", "/vm/machineUuid", "/vm/disks/0/bootindex", "/vm/disks/0/volumeClaimTemplate"] {
+        for pointer in [
+            "/nodeName",
+            "/affinity",
+            "/cloudInit",
+            "/vm/machineUuid",
+            "/vm/disks/0/bootindex",
+            "/vm/disks/0/volumeClaimTemplate",
+        ] {
             assert_eq!(spec.pointer(pointer), Some(&Value::Null), "{pointer}");
         }
         assert_eq!(spec.pointer("/vm/maximumCpus"), Some(&json!(1)));

@@ -113,10 +113,14 @@ impl Scope {
 
 /// The labels that every object of a machine has.
 pub fn labels(vm: &str) -> BTreeMap<String, String> {
-    [("app.kubernetes.io/name", APP_NAME), ("app.kubernetes.io/instance", vm), ("app.kubernetes.io/managed-by", MANAGED_BY)]
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect()
+    [
+        ("app.kubernetes.io/name", APP_NAME),
+        ("app.kubernetes.io/instance", vm),
+        ("app.kubernetes.io/managed-by", MANAGED_BY),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .collect()
 }
 
 /// Parses what a template rendered: zero or more YAML documents, each an object.
@@ -143,14 +147,20 @@ fn not_yaml(template: &str, text: &str, error: &serde_yaml::Error) -> TemplateEr
 fn object(template: &str, mut value: Value, scope: &Scope) -> Result<Rendered, TemplateError> {
     let refused = |message: String| TemplateError::refused(template, message);
     drop_nulls(&mut value);
-    let text = |pointer: &str| value.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned);
+    let text = |pointer: &str| {
+        value.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
+    };
     let field = |pointer: &str| {
-        text(pointer).ok_or_else(|| refused(format!("a document has no {}", pointer.trim_start_matches('/').replace('/', "."))))
+        text(pointer)
+            .ok_or_else(|| refused(format!("a document has no {}", pointer.trim_start_matches('/').replace('/', "."))))
     };
     let key = ObjectKey { api_version: field("/apiVersion")?, kind: field("/kind")?, name: field("/metadata/name")? };
     let namespace = text("/metadata/namespace");
     if namespace.is_some() && namespace != scope.namespace {
-        return Err(refused(format!("{key} is in another namespace ({}) than the machine", namespace.unwrap_or_default())));
+        return Err(refused(format!(
+            "{key} is in another namespace ({}) than the machine",
+            namespace.unwrap_or_default()
+        )));
     }
     for forbidden in ["uid", "resourceVersion", "managedFields", "generateName", "finalizers", "ownerReferences"] {
         if value["metadata"].get(forbidden).is_some() {
@@ -162,16 +172,26 @@ fn object(template: &str, mut value: Value, scope: &Scope) -> Result<Rendered, T
         None | Some("vm") => Lifetime::Vm,
         Some("running") => Lifetime::Running,
         Some("keep") => Lifetime::Keep,
-        Some(other) => return Err(refused(format!("{key}: {LIFETIME_ANNOTATION} is vm, running or keep, not {other:?}"))),
+        Some(other) => {
+            return Err(refused(format!("{key}: {LIFETIME_ANNOTATION} is vm, running or keep, not {other:?}")));
+        }
     };
     let update = match annotation(UPDATE_ANNOTATION) {
         None | Some("live") => Update::Live,
         Some("at-start") => Update::AtStart,
         Some("once") => Update::Once,
-        Some(other) => return Err(refused(format!("{key}: {UPDATE_ANNOTATION} is live, at-start or once, not {other:?}"))),
+        Some(other) => {
+            return Err(refused(format!("{key}: {UPDATE_ANNOTATION} is live, at-start or once, not {other:?}")));
+        }
     };
     // A template that forgets them must neither kill a guest nor lose data.
-    let lifetime = if key.is_claim() { Lifetime::Keep } else if key.is_pod() { Lifetime::Running } else { lifetime };
+    let lifetime = if key.is_claim() {
+        Lifetime::Keep
+    } else if key.is_pod() {
+        Lifetime::Running
+    } else {
+        lifetime
+    };
     let update = if key.is_pod() { Update::AtStart } else { update };
 
     let metadata = map(&mut value, "metadata");
@@ -364,7 +384,8 @@ mod tests {
     #[test]
     fn a_pods_hash_is_not_about_labels_and_annotations() {
         let plain = one(POD).unwrap();
-        let labelled = one("apiVersion: v1\nkind: Pod\nmetadata: {name: apple, labels: {a: b}, annotations: {c: d}}\n").unwrap();
+        let labelled =
+            one("apiVersion: v1\nkind: Pod\nmetadata: {name: apple, labels: {a: b}, annotations: {c: d}}\n").unwrap();
         let other = one(&format!("{POD}spec: {{nodeName: n}}\n")).unwrap();
         assert_eq!(plain.hash, labelled.hash);
         assert_ne!(plain.hash, other.hash);

@@ -163,9 +163,7 @@ impl TemplateSet {
     }
 
     fn add(&mut self, name: String, text: String) -> Result<(), TemplateError> {
-        self.environment
-            .add_template_owned(name.clone(), text)
-            .map_err(|error| TemplateError::new(&name, &error))
+        self.environment.add_template_owned(name.clone(), text).map_err(|error| TemplateError::new(&name, &error))
     }
 }
 
@@ -240,7 +238,12 @@ fn write_json(text: &mut String, value: &Value) -> Result<(), minijinja::Error> 
                 .map_err(|error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string()))?;
             text.push_str(&json);
         }
-        kind => return Err(minijinja::Error::new(ErrorKind::BadSerialization, format!("a value of type {kind} can't be written"))),
+        kind => {
+            return Err(minijinja::Error::new(
+                ErrorKind::BadSerialization,
+                format!("a value of type {kind} can't be written"),
+            ));
+        }
     }
     Ok(())
 }
@@ -325,7 +328,10 @@ mod tests {
     }
 
     fn any_json() -> impl Strategy<Value = serde_json::Value> {
-        let text = prop_oneof![any::<String>(), "[\u{0}-\u{2f}\u{7f}-\u{a0}\u{2027}-\u{202a}\u{feff}\u{fff0}-\u{ffff}😀:#'\"{}\\[\\]\n-]{0,20}"];
+        let text = prop_oneof![
+            any::<String>(),
+            "[\u{0}-\u{2f}\u{7f}-\u{a0}\u{2027}-\u{202a}\u{feff}\u{fff0}-\u{ffff}😀:#'\"{}\\[\\]\n-]{0,20}"
+        ];
         let leaf = prop_oneof![
             Just(serde_json::Value::Null),
             any::<bool>().prop_map(|value| json!(value)),
@@ -354,8 +360,14 @@ mod tests {
 
     #[test]
     fn long_keys_and_awkward_texts() {
-        for value in [json!({ "k".repeat(5000): 1 }), json!("\u{0}\u{2028}---\n...\n😀"), json!("no"), json!({ "<<": { "a": 1 } })] {
-            let text = set("{{ x }}").unwrap().render("pod.yaml.j2", &context! { x => Value::from(Serde(&value)) }).unwrap();
+        for value in [
+            json!({ "k".repeat(5000): 1 }),
+            json!("\u{0}\u{2028}---\n...\n😀"),
+            json!("no"),
+            json!({ "<<": { "a": 1 } }),
+        ] {
+            let text =
+                set("{{ x }}").unwrap().render("pod.yaml.j2", &context! { x => Value::from(Serde(&value)) }).unwrap();
             assert_eq!(serde_yaml::from_str::<serde_json::Value>(&text).unwrap(), value);
         }
     }

@@ -70,8 +70,14 @@ fn the_cause_comes_from_the_pod() {
                 "lastState": { "terminated": { "exitCode": 1, "message": "qemu: no such machine" } } }] }),
             "Starting false Ready=False RunnerFailed",
         ),
-        (json!({ "containerStatuses": [{ "state": { "waiting": { "reason": "ContainerCreating" } } }] }), "Starting false Ready=False Starting"),
-        (json!({ "phase": "Failed", "reason": "Evicted", "message": "disk pressure" }), "Failed false Ready=False Restarting"),
+        (
+            json!({ "containerStatuses": [{ "state": { "waiting": { "reason": "ContainerCreating" } } }] }),
+            "Starting false Ready=False Starting",
+        ),
+        (
+            json!({ "phase": "Failed", "reason": "Evicted", "message": "disk pressure" }),
+            "Failed false Ready=False Restarting",
+        ),
     ] {
         let observed = pod(pod_status.clone());
         let derived = derive(&vm(|_| ()), &observed);
@@ -105,7 +111,8 @@ fn a_field_that_is_not_ours_to_say_any_more_is_given_up() {
 
 #[test]
 fn who_says_that_nothing_runs() {
-    let has_running = |status: &Value| status["conditions"].as_array().unwrap().iter().any(|item| item["type"] == RUNNING);
+    let has_running =
+        |status: &Value| status["conditions"].as_array().unwrap().iter().any(|item| item["type"] == RUNNING);
     assert!(has_running(&derive(&vm(|_| ()), &nothing())), "there is no Pod: the manager");
     assert!(has_running(&derive(&vm(|_| ()), &cluster(|_, _| ()))), "the runner has not reported: the manager");
     assert!(!has_running(&derive(&reported(true, |_| ()), &cluster(|_, _| ()))), "the runner has: the runner");

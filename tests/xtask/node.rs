@@ -201,7 +201,7 @@ state = "/run/containerd"
         "authorization": {"mode": "AlwaysAllow"},
         "containerRuntimeEndpoint": format!("unix://{INSIDE}/containerd.sock"),
         "cgroupDriver": "cgroupfs",
-        "cgroupsPerQOS": false,
+        "cgroupsPerQOS": true,
         "cgroupRoot": format!("/{cgroup}"),
         "enforceNodeAllocatable": [],
         // Machines with the old control groups are still about, and QEMU does not mind.

@@ -1,6 +1,7 @@
 //! Cleaning up what the kernel does not take away with the namespaces of a cluster.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::node::{INSIDE, cgroup_hierarchies};
+use crate::node::cgroup_hierarchies;
 use crate::tools::{read, remove, run, run_raw, wait_for, write};
 
 /// The file in the cluster's directory that says whose it is.
@@ -176,24 +177,40 @@ fn components_of(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The loop devices whose files are in the cluster's directory, and those that the kubelet has put on top of them
-/// (it does so to hold a block volume while a Pod uses it).
+/// The loop devices of the cluster's volumes, and those that the kubelet has put on top of them (it does so to hold
+/// a block volume while a Pod uses it). They are known by the inode of their file: its path changes when the mount
+/// namespace in which it was opened goes.
 fn loops_of(dir: &Path) -> Result<Vec<String>> {
-    let list = run(Command::new("losetup").args(["--list", "--noheadings", "--raw", "--output", "NAME,BACK-FILE"]))?;
-    let below = format!("{}/", dir.display());
-    let mut mine: Vec<(String, String)> = vec![];
-    let all: Vec<(String, String)> = list
+    let Ok(volumes) = fs::read_dir(dir.join("volumes")) else { return Ok(vec![]) };
+    let mut backing: Vec<String> = volumes.flatten().filter_map(|entry| identity(&entry.path().join("disk"))).collect();
+    let list = run(Command::new("losetup").args(["--list", "--noheadings", "--raw"]).args(["--output", "NAME,BACK-MAJ:MIN,BACK-INO"]))?;
+    // Even raw output is padded.
+    let list = list.replace("\\x20", " ");
+    let mut all: Vec<(&str, String)> = list
         .lines()
         .filter_map(|line| line.split_once(' '))
-        .map(|(name, file)| (name.to_owned(), file.to_owned()))
+        .map(|(name, file)| (name, file.split_whitespace().collect::<Vec<_>>().join(" ")))
         .collect();
-    for (name, file) in all {
-        // The kernel shows the file's path as this process would see it, or as one inside would.
-        if file.starts_with(&below) || (file.starts_with(&format!("{INSIDE}/")) && !Path::new(INSIDE).exists()) {
-            mine.push((name, file));
+    let mut mine = vec![];
+    loop {
+        let (found, rest): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(_, file)| backing.iter().any(|known| known == file));
+        if found.is_empty() {
+            // The upper ones first: they hold those below.
+            mine.reverse();
+            return Ok(mine);
         }
+        backing = found.iter().filter_map(|(name, _)| identity(Path::new(name))).collect();
+        mine.extend(found.iter().map(|(name, _)| (*name).to_owned()));
+        all = rest;
     }
-    Ok(mine.into_iter().map(|(name, _)| name).collect())
+}
+
+/// Device and inode of a file, as losetup writes them.
+fn identity(path: &Path) -> Option<String> {
+    let meta = fs::metadata(path).ok()?;
+    let device = meta.dev();
+    Some(format!("{}:{} {}", rustix::fs::major(device), rustix::fs::minor(device), meta.ino()))
 }
 
 /// Removes a control group and those below it; whether there is none any more.

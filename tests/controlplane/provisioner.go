@@ -190,11 +190,19 @@ func (p *provisioner) reclaim(ctx context.Context, volume *corev1.PersistentVolu
 		return nil
 	}
 	p.mu.Lock()
-	if device := p.loops[volume.Name]; device != nil {
-		device.Close()
-		delete(p.loops, volume.Name)
-	}
+	device := p.loops[volume.Name]
 	p.mu.Unlock()
+	if device != nil {
+		device.Close() // a second time does no harm
+		// The Pod object may be gone before the kubelet has let go of the device.
+		backing := filepath.Join("/sys/block", filepath.Base(device.Name()), "loop/backing_file")
+		if path, err := os.ReadFile(backing); err == nil && strings.Contains(string(path), volume.Name) {
+			return fmt.Errorf("%s is still in use", device.Name())
+		}
+		p.mu.Lock()
+		delete(p.loops, volume.Name)
+		p.mu.Unlock()
+	}
 	if err := os.RemoveAll(filepath.Join(p.dir, volume.Name)); err != nil {
 		return err
 	}

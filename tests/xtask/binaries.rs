@@ -66,11 +66,17 @@ impl Binaries {
 }
 
 /// The machine's own kubectl, or the one of our build.
-pub fn kubectl() -> Result<PathBuf> {
-    if let Some(path) = find_program("kubectl") {
-        return Ok(path);
-    }
-    Binaries::find_or_build(false)?.get("kubectl").cloned().context("there is no kubectl in the build")
+pub fn kubectl_command() -> Result<Command> {
+    let program = match find_program("kubectl") {
+        Some(path) => path,
+        None => Binaries::find_or_build(false)?.get("kubectl").cloned().context("there is no kubectl in the build")?,
+    };
+    let mut command = Command::new(program);
+    // Our clusters are on this machine, where a proxy for the world outside does not reach.
+    let range = crate::network::RANGE;
+    let proxied = std::env::var("NO_PROXY").unwrap_or_default();
+    command.env("NO_PROXY", if proxied.is_empty() { range.to_owned() } else { format!("{proxied},{range}") });
+    Ok(command)
 }
 
 fn build() -> Result<Binaries> {

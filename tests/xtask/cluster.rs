@@ -373,9 +373,8 @@ pub fn status(dir: &Path) -> Result<()> {
     println!("logs        {}", dir.join("logs").display());
     println!("state       {}", if state.ready { "ready" } else { "starting" });
     if state.ready {
-        let kubectl = crate::binaries::kubectl()?;
         for args in [["get", "nodes"], ["get", "--raw=/readyz"]] {
-            let text = run(Command::new(&kubectl).args(args).env("KUBECONFIG", dir.join("kubeconfig")).env("NO_PROXY", "*"))?;
+            let text = run(crate::binaries::kubectl_command()?.args(args).env("KUBECONFIG", dir.join("kubeconfig")))?;
             println!("{}", text.trim_end());
         }
     }

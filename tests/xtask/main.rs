@@ -14,6 +14,7 @@ mod setup;
 mod sweep;
 mod tools;
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -39,6 +40,12 @@ enum Task {
     /// A real one-node Kubernetes on this machine
     #[command(subcommand)]
     Cluster(ClusterTask),
+    /// The machine's kubectl, or the one of our build where it has none
+    Kubectl {
+        /// What kubectl is to do
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<std::ffi::OsString>,
+    },
 }
 
 #[derive(Args)]
@@ -95,6 +102,8 @@ enum ClusterTask {
 
 fn run(task: Task) -> Result<()> {
     match task {
+        // It takes our place, with all that belongs to it: terminal, signals, exit code.
+        Task::Kubectl { args } => Err(binaries::kubectl_command()?.args(args).exec().into()),
         Task::Setup { purpose } => {
             setup::ensure(purpose)?;
             println!("All is there.");

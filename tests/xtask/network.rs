@@ -7,6 +7,9 @@ use anyhow::{Result, bail};
 
 use crate::tools::{run, run_raw};
 
+/// Where the addresses of clusters are from.
+pub const RANGE: &str = "198.18.0.0/15";
+
 /// The addresses of one cluster, out of the range that is set aside for tests of networks (RFC 2544): it is on no
 /// real network.
 #[derive(Clone, Copy)]
@@ -45,7 +48,7 @@ impl Network {
             run(Command::new("ip").args(["route", "add", &network.pods(), "via", &network.address().to_string()]))?;
             return Ok(network);
         }
-        bail!("no network for the cluster: all of 198.18.0.0/15 is in use, or `ip link add` does not work here: {refusal}")
+        bail!("no network for the cluster: all of {RANGE} is in use, or `ip link add` does not work here: {refusal}")
     }
 
     /// The interface's name, on both ends.

@@ -1,0 +1,322 @@
+//! A real Kubernetes for integration tests.
+//!
+//! The first test that asks for a cluster starts it, all tests of the process share it, and it ends with the process,
+//! however that ends: its supervisor (`cargo xtask cluster run`) waits on a pipe that only this process holds.
+//! With KUBECONFIG set nothing is started and that cluster is used.
+#![allow(dead_code, reason = "each test program uses its own part")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "this is test code")]
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+/// The program that builds and runs clusters.
+pub const XTASK: &str = env!("CARGO_BIN_EXE_xtask");
+/// A small image that each cluster with a node has: busybox, which waits for its end unless told otherwise.
+pub const TOOLS_IMAGE: &str = "localhost/vm-operator-tools:1";
+
+/// A cluster that tests may use as they like, each in a namespace of its own.
+pub struct Cluster {
+    kubeconfig: PathBuf,
+    /// What we know of a cluster that we have started.
+    own: Option<Own>,
+}
+
+struct Own {
+    dir: PathBuf,
+    /// Its end is the end of the cluster.
+    orders: Mutex<ChildStdin>,
+}
+
+impl Cluster {
+    /// An API server with its controllers. Pods stay Pending.
+    pub fn control_plane() -> &'static Self {
+        static CLUSTER: OnceLock<Cluster> = OnceLock::new();
+        CLUSTER.get_or_init(|| Self::find_or_start(&["--control-plane"]))
+    }
+
+    /// A cluster with a node, on which Pods run. Needs root.
+    pub fn with_node() -> &'static Self {
+        static CLUSTER: OnceLock<Cluster> = OnceLock::new();
+        CLUSTER.get_or_init(|| Self::find_or_start(&[]))
+    }
+
+    fn find_or_start(args: &[&str]) -> Self {
+        if let Some(path) = std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()) {
+            eprintln!("Using the cluster of KUBECONFIG={}", path.to_string_lossy());
+            return Self { kubeconfig: path.into(), own: None };
+        }
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join(format!(".dev/test-clusters/{}-{number}", std::process::id()));
+        let (child, orders) = start(&dir, args).unwrap_or_else(|error| panic!("{error}"));
+        // It ends with our pipe; to wait for it would be to wait for ourselves.
+        drop(child);
+        Self { kubeconfig: dir.join("kubeconfig"), own: Some(Own { dir, orders: Mutex::new(orders) }) }
+    }
+
+    /// The path of the kubeconfig.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// The directory of the cluster with its logs, if we have started it.
+    pub fn dir(&self) -> Option<&Path> {
+        self.own.as_ref().map(|own| own.dir.as_path())
+    }
+
+    /// How to reach the cluster.
+    pub async fn config(&self) -> Config {
+        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig).expect("the cluster's kubeconfig");
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.expect("the cluster's kubeconfig")
+    }
+
+    /// A client. It belongs to the runtime that it was made in, and so to one test.
+    pub async fn client(&self) -> Client {
+        Client::try_from(self.config().await).expect("a client for the cluster")
+    }
+
+    /// A new namespace for a test, ready for Pods.
+    ///
+    /// Hold it until the test's end: if the test panics, or never gets there, the cluster's logs are kept. The
+    /// namespace dies with the cluster; in one that is not ours it is deleted.
+    pub async fn namespace(&'static self, test: &str) -> TestNamespace {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}-{}-{number}", test.replace('_', "-"), std::process::id());
+        let client = self.client().await;
+        let namespace = Namespace {
+            metadata: ObjectMeta { name: Some(name.clone()), ..Default::default() },
+            ..Default::default()
+        };
+        Api::all(client.clone()).create(&PostParams::default(), &namespace).await.expect("creating a namespace");
+        self.order(&format!("begin {name}"));
+        let accounts = Api::<ServiceAccount>::namespaced(client, &name);
+        eventually("the namespace's service account", Duration::from_secs(30), async || {
+            accounts.get_opt("default").await.expect("reading a service account")
+        })
+        .await;
+        TestNamespace { cluster: self, name }
+    }
+
+    fn order(&self, line: &str) {
+        if let Some(own) = &self.own {
+            // A supervisor that is gone has said why.
+            let _ = writeln!(own.orders.lock().expect("no panic while writing a line"), "{line}");
+        }
+    }
+
+    /// Runs kubectl; panics with what it says when it fails.
+    pub fn kubectl(&self, args: &[&str]) -> String {
+        self.try_kubectl(args).unwrap_or_else(|error| panic!("kubectl {}: {error}", args.join(" ")))
+    }
+
+    /// Runs kubectl; what it says on standard error is the error.
+    pub fn try_kubectl(&self, args: &[&str]) -> Result<String, String> {
+        let output = Command::new(XTASK)
+            .args(["kubectl", "--"])
+            .args(args)
+            .env("KUBECONFIG", &self.kubeconfig)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| error.to_string())?;
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        } else {
+            Err(String::from_utf8_lossy(&output.stderr).into_owned())
+        }
+    }
+
+    /// Makes images known to the node. A cluster that is not ours must be able to pull them.
+    pub fn import(&self, archives: &[&Path]) {
+        let Some(own) = &self.own else { return };
+        let output = Command::new(XTASK)
+            .args(["cluster", "import", "--dir"])
+            .arg(&own.dir)
+            .args(archives)
+            .output()
+            .expect("starting xtask");
+        assert!(output.status.success(), "importing images: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// What the API server has been asked for so far.
+    pub async fn requests(&self) -> Requests {
+        let request = http::Request::get("/metrics").body(vec![]).expect("a request");
+        let text = self.client().await.request_text(request).await.expect("the API server's metrics");
+        Requests::parse(&text)
+    }
+}
+
+/// Starts a cluster's supervisor and waits until the cluster can be used.
+pub fn start(dir: &Path, args: &[&str]) -> Result<(std::process::Child, ChildStdin), String> {
+    let mut child = Command::new(XTASK)
+        .args(["cluster", "run", "--dir"])
+        .arg(dir)
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("starting {XTASK}: {error}"))?;
+    let orders = child.stdin.take().ok_or("no pipe to the supervisor")?;
+    let mut line = String::new();
+    let output = child.stdout.take().ok_or("no pipe from the supervisor")?;
+    BufReader::new(output).read_line(&mut line).map_err(|error| format!("waiting for the cluster: {error}"))?;
+    if line.is_empty() {
+        return Err("the cluster did not start; its supervisor said why on standard error".to_owned());
+    }
+    Ok((child, orders))
+}
+
+/// A namespace that one test has for itself.
+pub struct TestNamespace {
+    cluster: &'static Cluster,
+    name: String,
+}
+
+impl TestNamespace {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs kubectl in it.
+    pub fn kubectl(&self, args: &[&str]) -> String {
+        self.cluster.kubectl(&[&["--namespace", &self.name], args].concat())
+    }
+
+    /// Applies manifests to it, given as YAML or JSON.
+    pub fn apply(&self, manifests: &str) -> String {
+        let file = tempfile::NamedTempFile::with_suffix(".yaml").expect("a temporary file");
+        std::fs::write(file.path(), manifests).expect("writing manifests");
+        self.kubectl(&["apply", "--filename", &file.path().to_string_lossy()])
+    }
+}
+
+impl fmt::Display for TestNamespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl Drop for TestNamespace {
+    fn drop(&mut self) {
+        let outcome = if std::thread::panicking() { "failed" } else { "passed" };
+        self.cluster.order(&format!("{outcome} {}", self.name));
+        if self.cluster.own.is_none() {
+            let _ = self.cluster.try_kubectl(&["delete", "namespace", &self.name, "--wait=false"]);
+        }
+    }
+}
+
+/// How often the API server was asked for what; watches and what is no resource excluded.
+#[derive(Clone, Debug, Default)]
+pub struct Requests(BTreeMap<Request, u64>);
+
+/// A kind of request.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Request {
+    /// GET, LIST, POST, PUT, PATCH, APPLY, DELETE, DELETECOLLECTION
+    pub verb: String,
+    /// The API group; empty for the core.
+    pub group: String,
+    /// In plural, with the subresource after a slash.
+    pub resource: String,
+}
+
+impl Requests {
+    fn parse(metrics: &str) -> Self {
+        let mut counts = BTreeMap::new();
+        for line in metrics.lines() {
+            let Some((labels, value)) =
+                line.strip_prefix("apiserver_request_total{").and_then(|rest| rest.rsplit_once("} "))
+            else {
+                continue;
+            };
+            let label = |name: &str| {
+                labels
+                    .split("\",")
+                    .find_map(|label| label.strip_prefix(name)?.strip_prefix("=\""))
+                    .map(|value| value.trim_end_matches('"').to_owned())
+                    .unwrap_or_default()
+            };
+            let (verb, resource, subresource) = (label("verb"), label("resource"), label("subresource"));
+            if resource.is_empty() || verb == "WATCH" || verb == "WATCHLIST" || verb == "CONNECT" {
+                continue;
+            }
+            let resource = if subresource.is_empty() { resource } else { format!("{resource}/{subresource}") };
+            let count: f64 = value.trim().parse().expect("a counter's value");
+            *counts.entry(Request { verb, group: label("group"), resource }).or_default() += count as u64;
+        }
+        Self(counts)
+    }
+
+    /// What has come in since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self(
+            self.0
+                .iter()
+                .map(|(request, count)| (request.clone(), count - before.0.get(request).copied().unwrap_or_default()))
+                .filter(|(_, count)| *count > 0)
+                .collect(),
+        )
+    }
+
+    /// Only the requests that `keep` says.
+    pub fn only(&self, keep: impl Fn(&Request) -> bool) -> Self {
+        Self(self.0.iter().filter(|(request, _)| keep(request)).map(|(request, count)| (request.clone(), *count)).collect())
+    }
+
+    /// Only the requests that change something.
+    pub fn writes(&self) -> Self {
+        self.only(|request| !matches!(request.verb.as_str(), "GET" | "LIST"))
+    }
+
+    /// How many there are.
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+}
+
+impl fmt::Display for Requests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (Request { verb, group, resource }, count) in &self.0 {
+            let dot = if group.is_empty() { "" } else { "." };
+            writeln!(f, "{count:6} {verb} {resource}{dot}{group}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Asks until there is an answer; panics when the limit is reached.
+pub async fn eventually<T>(what: &str, limit: Duration, mut check: impl AsyncFnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = check().await {
+            return value;
+        }
+        assert!(start.elapsed() < limit, "waited {} s in vain for {what}", limit.as_secs());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Deletes an object, if it is there.
+pub async fn delete<K>(api: &Api<K>, name: &str)
+where
+    K: Clone + fmt::Debug + serde::de::DeserializeOwned,
+{
+    match api.delete(name, &DeleteParams::default()).await {
+        Ok(_) | Err(kube::Error::Api(_)) => {}
+        Err(error) => panic!("deleting {name}: {error}"),
+    }
+}

@@ -1,0 +1,139 @@
+//! The programs of Kubernetes: those that the machine has, or one built from the Go modules and kept.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::setup;
+use crate::tools::{KUBERNETES_VERSION, cache_dir, find_program, fingerprint, make_dir, remove, root, run};
+
+/// The programs that are enough for a control plane.
+const CONTROL_PLANE: &[&str] = &["etcd", "kube-apiserver", "kubectl"];
+/// All that our build is, by the name of its symbolic link.
+const ALL: &[&str] = &[
+    "etcd",
+    "kube-apiserver",
+    "kubectl",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kube-proxy",
+    "kubelet",
+    "local-provisioner",
+];
+
+/// Where each program of Kubernetes is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Binaries(BTreeMap<String, PathBuf>);
+
+impl Binaries {
+    /// Finds the programs: KUBEBUILDER_ASSETS first (the convention of envtest), then our own build.
+    pub fn find_or_build(with_node: bool) -> Result<Self> {
+        if let Some(dir) = std::env::var_os("KUBEBUILDER_ASSETS").filter(|dir| !dir.is_empty()) {
+            let dir = fs::canonicalize(&dir)
+                .with_context(|| format!("KUBEBUILDER_ASSETS={}: no such directory", dir.to_string_lossy()))?;
+            let found: BTreeMap<String, PathBuf> = ALL
+                .iter()
+                .filter(|name| dir.join(name).is_file())
+                .map(|name| ((*name).to_owned(), dir.join(name)))
+                .collect();
+            let wanted = if with_node { ALL } else { CONTROL_PLANE };
+            match wanted.iter().find(|name| !found.contains_key(**name)) {
+                None => return Ok(Self(found)),
+                Some(name) if !with_node => {
+                    bail!(
+                        "KUBEBUILDER_ASSETS={} has no {name}: unset it to have a control plane built",
+                        dir.display()
+                    )
+                }
+                Some(name) => {
+                    eprintln!("KUBEBUILDER_ASSETS has no {name}, which a node needs: using our own build");
+                }
+            }
+        }
+        build()
+    }
+
+    /// The path of a program, if there is one: KUBEBUILDER_ASSETS often has no controllers.
+    pub fn get(&self, name: &str) -> Option<&PathBuf> {
+        self.0.get(name)
+    }
+}
+
+/// The machine's own kubectl, or the one of our build.
+pub fn kubectl_command() -> Result<Command> {
+    let program = match find_program("kubectl") {
+        Some(path) => path,
+        None => Binaries::find_or_build(false)?.get("kubectl").cloned().context("there is no kubectl in the build")?,
+    };
+    let mut command = Command::new(program);
+    // Our clusters are on this machine, where a proxy for the world outside does not reach.
+    let range = crate::network::RANGE;
+    let proxied = std::env::var("NO_PROXY").unwrap_or_default();
+    command.env("NO_PROXY", if proxied.is_empty() { range.to_owned() } else { format!("{proxied},{range}") });
+    Ok(command)
+}
+
+fn build() -> Result<Binaries> {
+    let source = root().join("tests/controlplane");
+    let mut files: Vec<PathBuf> = fs::read_dir(&source)
+        .with_context(|| format!("listing {}", source.display()))?
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<std::io::Result<_>>()?;
+    files.retain(|path| path.extension().is_some_and(|ext| ext == "go" || ext == "mod" || ext == "sum"));
+    files.sort();
+    let contents: Vec<Vec<u8>> = files
+        .iter()
+        .map(|path| fs::read(path).with_context(|| format!("reading {}", path.display())))
+        .collect::<Result<_>>()?;
+    let key = fingerprint(contents.iter().map(Vec::as_slice));
+    let base = cache_dir()?.join("controlplane");
+    let dir = base.join(format!("v{KUBERNETES_VERSION}-{key}"));
+    let binaries = Binaries(ALL.iter().map(|name| ((*name).to_owned(), dir.join(name))).collect());
+    if dir.join("controlplane").is_file() {
+        return Ok(binaries);
+    }
+
+    setup::ensure_go()?;
+    make_dir(&base)?;
+    // Several tests may start at once on a machine that has nothing yet: one builds, the others wait for it.
+    let lock = fs::File::create(base.join("lock")).with_context(|| format!("creating {}/lock", base.display()))?;
+    lock.lock().context("waiting for another build of the control plane")?;
+    if dir.join("controlplane").is_file() {
+        return Ok(binaries);
+    }
+    eprintln!("Building Kubernetes {KUBERNETES_VERSION} from its Go modules (once; takes some minutes) ...");
+    let start = Instant::now();
+    let (major, minor) = KUBERNETES_VERSION
+        .split_once('.')
+        .and_then(|(major, rest)| Some((major, rest.split_once('.')?.0)))
+        .context("a version of Kubernetes has three parts")?;
+    // Without these the server says that it is v0.0.0, and clients believe it.
+    let mut flags = "-s -w".to_owned();
+    for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
+        flags.push_str(&format!(
+            " -X {package}.gitVersion=v{KUBERNETES_VERSION} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
+        ));
+    }
+    let unfinished = base.join(format!("unfinished-{key}"));
+    remove(&unfinished)?;
+    make_dir(&unfinished)?;
+    run(Command::new("go")
+        .current_dir(&source)
+        .args(["build", "-trimpath", "-buildvcs=false", "-ldflags", &flags, "-o"])
+        .arg(unfinished.join("controlplane"))
+        .arg(".")
+        .env("CGO_ENABLED", "0"))
+    .context("building the control plane from its Go modules")?;
+    for name in ALL {
+        symlink("controlplane", unfinished.join(name)).with_context(|| format!("linking {name}"))?;
+    }
+    fs::rename(&unfinished, &dir).with_context(|| format!("moving the control plane to {}", dir.display()))?;
+    eprintln!("Built in {} s, kept in {}", start.elapsed().as_secs(), dir.display());
+    Ok(binaries)
+}

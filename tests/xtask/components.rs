@@ -1,0 +1,226 @@
+//! Starting the components, seeing to it that they live, and saying what their logs say when they do not.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde::{Deserialize, Serialize};
+use tokio::process::{Child, Command};
+
+use crate::binaries::Binaries;
+use crate::pki::SERVICE_RANGE;
+use crate::tools::{last_lines, make_dir, read};
+
+/// All that the process inside the cluster's namespaces must know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// The directory of the cluster as its components see it.
+    pub dir: PathBuf,
+    /// Where the API server is reached.
+    pub address: std::net::IpAddr,
+    /// The ports of the API server, etcd, and etcd's peers.
+    pub ports: [u16; 3],
+    /// The programs.
+    pub binaries: Binaries,
+    /// The node, if there is one.
+    pub node: Option<NodePlan>,
+}
+
+/// What makes the node of one cluster different from that of another.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NodePlan {
+    /// The cluster's network interface.
+    pub link: String,
+    /// The subnet of the Pods.
+    pub pods: String,
+    /// The control group above all containers.
+    pub cgroup: String,
+    /// How containerd stacks layers.
+    pub snapshotter: String,
+    /// The image that keeps a Pod's namespaces open.
+    pub pause_image: PathBuf,
+}
+
+/// The running components.
+pub struct Components {
+    plan: Plan,
+    running: Vec<(String, Child)>,
+}
+
+impl Components {
+    /// Nothing runs yet.
+    pub fn new(plan: Plan) -> Result<Self> {
+        make_dir(&plan.dir.join("logs"))?;
+        Ok(Self { plan, running: vec![] })
+    }
+
+    /// Starts a program of Kubernetes, if the machine has it.
+    pub fn start_kubernetes(&mut self, name: &str, args: &[String]) -> Result<()> {
+        match self.plan.binaries.get(name).cloned() {
+            Some(program) => self.start(name, Command::new("setpriv").args(["--pdeathsig", "KILL"]).arg(program).args(args)),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts a program of the machine.
+    pub fn start_program(&mut self, name: &str, args: &[String]) -> Result<()> {
+        self.start(name, Command::new("setpriv").args(["--pdeathsig", "KILL", name]).args(args))
+    }
+
+    // setpriv: whichever way this process ends, the kernel ends the component too.
+    fn start(&mut self, name: &str, command: &mut Command) -> Result<()> {
+        let log = self.log(name);
+        let file = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
+        let child = command
+            .current_dir(&self.plan.dir)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            // A proxy is for the world outside, and nothing here is there.
+            .env("NO_PROXY", "*")
+            .env("no_proxy", "*")
+            .spawn()
+            .with_context(|| format!("starting {name}"))?;
+        self.running.push((name.to_owned(), child));
+        Ok(())
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.plan.dir.join("logs").join(format!("{name}.log"))
+    }
+
+    /// An error with the last words of a component that has ended.
+    pub fn check(&mut self) -> Result<()> {
+        for index in 0..self.running.len() {
+            let (name, child) = &mut self.running[index];
+            if let Some(status) = child.try_wait().with_context(|| format!("asking for the state of {name}"))? {
+                let name = name.clone();
+                bail!("{name} has ended ({status}); its log ends with:\n{}", self.last_words(&name));
+            }
+        }
+        Ok(())
+    }
+
+    fn last_words(&self, name: &str) -> String {
+        let log = read(&self.log(name)).unwrap_or_default();
+        // The API server complains about much that does not matter: errors and fatal ones first.
+        let errors: Vec<&str> = log.lines().filter(|line| line.starts_with(['E', 'F']) || line.contains("rror")).collect();
+        if errors.is_empty() { last_lines(&log, 12) } else { last_lines(&errors.join("\n"), 12) }
+    }
+
+    /// Polls until `check` gives something; a component that ends meanwhile, or the limit, is an error that names
+    /// the component and shows its log.
+    pub async fn wait<T>(&mut self, name: &str, what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> Result<T> {
+        let limit = Duration::from_secs(90);
+        let start = Instant::now();
+        loop {
+            if let Some(value) = check().await {
+                return Ok(value);
+            }
+            self.check()?;
+            if start.elapsed() > limit {
+                bail!(
+                    "{name}: waited {} s in vain for {what}; its log ends with:\n{}",
+                    limit.as_secs(),
+                    self.last_words(name)
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Starts etcd and the API server, which come up while other things are done.
+    pub fn start_api_server(&mut self) -> Result<()> {
+        let Plan { dir, address, ports: [port, client_port, peer_port], node, .. } = self.plan.clone();
+        let etcd = format!("http://127.0.0.1:{client_port}");
+        let peer = format!("http://127.0.0.1:{peer_port}");
+        self.start_kubernetes(
+            "etcd",
+            &[
+                format!("--data-dir={}/etcd", dir.display()),
+                format!("--listen-client-urls={etcd}"),
+                format!("--advertise-client-urls={etcd}"),
+                format!("--listen-peer-urls={peer}"),
+                format!("--initial-advertise-peer-urls={peer}"),
+                format!("--initial-cluster=default={peer}"),
+                // The data lives as long as the process: there is nothing to protect from a power failure.
+                "--unsafe-no-fsync".to_owned(),
+                "--log-level=error".to_owned(),
+            ],
+        )?;
+        let pki = dir.join("pki");
+        let pki = pki.display();
+        let bind = if node.is_some() { "0.0.0.0".to_owned() } else { address.to_string() };
+        self.start_kubernetes(
+            "kube-apiserver",
+            &[
+                format!("--etcd-servers={etcd}"),
+                format!("--secure-port={port}"),
+                format!("--bind-address={bind}"),
+                format!("--advertise-address={address}"),
+                format!("--cert-dir={pki}"),
+                format!("--tls-cert-file={pki}/apiserver.crt"),
+                format!("--tls-private-key-file={pki}/apiserver.key"),
+                format!("--client-ca-file={pki}/ca.crt"),
+                format!("--token-auth-file={pki}/tokens.csv"),
+                "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+                format!("--service-account-signing-key-file={pki}/service-accounts.key"),
+                format!("--service-account-key-file={pki}/service-accounts.pub"),
+                format!("--kubelet-client-certificate={pki}/kubelet-client.crt"),
+                format!("--kubelet-client-key={pki}/kubelet-client.key"),
+                format!("--kubelet-certificate-authority={pki}/ca.crt"),
+                "--kubelet-preferred-address-types=InternalIP".to_owned(),
+                "--authorization-mode=Node,RBAC".to_owned(),
+                "--enable-admission-plugins=NodeRestriction".to_owned(),
+                format!("--service-cluster-ip-range={SERVICE_RANGE}"),
+                "--allow-privileged".to_owned(),
+            ],
+        )
+    }
+
+    /// Waits for the API server and starts the controllers.
+    pub async fn finish_control_plane(&mut self) -> Result<Client> {
+        let client = client(&self.plan.dir.join("kubeconfig")).await?;
+        let ask = client.clone();
+        self.wait("kube-apiserver", "/readyz to answer", async || {
+            let request = http_get("/readyz")?;
+            ask.request_text(request).await.ok()
+        })
+        .await?;
+        let pki = self.plan.dir.join("pki");
+        let pki = pki.display();
+        self.start_kubernetes(
+            "kube-controller-manager",
+            &[
+                format!("--kubeconfig={pki}/controller-manager.kubeconfig"),
+                format!("--service-account-private-key-file={pki}/service-accounts.key"),
+                format!("--root-ca-file={pki}/ca.crt"),
+                "--use-service-account-credentials".to_owned(),
+                "--leader-elect=false".to_owned(),
+                "--secure-port=0".to_owned(),
+                // The limits that it sets itself by default make its start take four seconds more.
+                "--kube-api-qps=500".to_owned(),
+                "--kube-api-burst=1000".to_owned(),
+            ],
+        )?;
+        Ok(client)
+    }
+}
+
+fn http_get(path: &str) -> Option<http::Request<Vec<u8>>> {
+    http::Request::get(path).body(vec![]).ok()
+}
+
+/// A client for the cluster of a kubeconfig file.
+pub async fn client(kubeconfig: &std::path::Path) -> Result<Client> {
+    let config =
+        Kubeconfig::read_from(kubeconfig).with_context(|| format!("reading the kubeconfig {}", kubeconfig.display()))?;
+    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default())
+        .await
+        .with_context(|| format!("using the kubeconfig {}", kubeconfig.display()))?;
+    Client::try_from(config).context("making a client")
+}

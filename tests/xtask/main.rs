@@ -1,0 +1,140 @@
+//! The development helper: clusters for tests and for trying out, container images, the demo.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this program speaks to a person at a terminal")]
+
+mod binaries;
+mod cluster;
+mod components;
+mod images;
+mod inside;
+mod network;
+mod node;
+mod pki;
+mod setup;
+mod sweep;
+mod tools;
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+/// Builds, tests and tries out vm-operator
+#[derive(Parser)]
+#[command(name = "cargo xtask", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Install what is missing on this machine (Debian packages, as root), and say what and why
+    Setup {
+        /// What the machine is to be good for
+        #[arg(long = "for", value_enum, default_value = "all")]
+        purpose: setup::Purpose,
+    },
+    /// A real one-node Kubernetes on this machine
+    #[command(subcommand)]
+    Cluster(ClusterTask),
+    /// The machine's kubectl, or the one of our build where it has none
+    Kubectl {
+        /// What kubectl is to do
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<std::ffi::OsString>,
+    },
+}
+
+#[derive(Args)]
+struct Place {
+    /// The cluster's directory; its kubeconfig is in it
+    #[arg(long, default_value_os_t = tools::dev_dir().join("cluster"))]
+    dir: PathBuf,
+}
+
+#[derive(Subcommand)]
+enum ClusterTask {
+    /// Start a cluster in the background; it stays until `down`
+    Up {
+        #[command(flatten)]
+        place: Place,
+        /// Only the control plane: no node, no root needed
+        #[arg(long)]
+        control_plane: bool,
+    },
+    /// End the cluster and remove all that it left
+    Down(Place),
+    /// Say how the cluster is
+    Status(Place),
+    /// Make container images (archives) known to the cluster
+    Import {
+        #[command(flatten)]
+        place: Place,
+        /// OCI or Docker archives
+        #[arg(required = true)]
+        archives: Vec<PathBuf>,
+    },
+    /// Run a cluster in the foreground, for a test process
+    ///
+    /// Prints a line of JSON with the path of the kubeconfig when the cluster can be used. Ends when standard input
+    /// ends, or with SIGTERM, SIGINT or SIGHUP. On standard input lines "begin NAME", "passed NAME" and "failed
+    /// NAME" say what becomes of the tests: the logs are kept if one failed, or had no end.
+    Run {
+        #[command(flatten)]
+        place: Place,
+        /// Only the control plane: no node, no root needed
+        #[arg(long)]
+        control_plane: bool,
+        /// Do not end with standard input
+        #[arg(long, hide = true)]
+        detached: bool,
+    },
+    /// The parent of the components
+    #[command(hide = true)]
+    Inside,
+    /// Cleans up when the supervisor is gone
+    #[command(hide = true)]
+    Guard(Place),
+}
+
+fn run(task: Task) -> Result<()> {
+    match task {
+        // It takes our place, with all that belongs to it: terminal, signals, exit code.
+        Task::Kubectl { args } => Err(binaries::kubectl_command()?.args(args).exec().into()),
+        Task::Setup { purpose } => {
+            setup::ensure(purpose)?;
+            println!("All is there.");
+            Ok(())
+        }
+        Task::Cluster(task) => match task {
+            ClusterTask::Up { place, control_plane } => {
+                let start = std::time::Instant::now();
+                let kubeconfig = cluster::up(&place.dir, control_plane)?;
+                println!("The cluster is ready ({:.1} s). Try:", start.elapsed().as_secs_f32());
+                println!("  export KUBECONFIG={}", kubeconfig.display());
+                Ok(())
+            }
+            ClusterTask::Down(place) => cluster::down(&place.dir),
+            ClusterTask::Status(place) => cluster::status(&place.dir),
+            ClusterTask::Import { place, archives } => cluster::import(&place.dir, &archives),
+            ClusterTask::Run { place, control_plane, detached } => {
+                cluster::run_in_foreground(&place.dir, control_plane, detached)
+            }
+            ClusterTask::Inside => inside::run(),
+            ClusterTask::Guard(place) => cluster::guard(&place.dir),
+        },
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

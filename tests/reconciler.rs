@@ -91,7 +91,7 @@ async fn the_documented_example_yields_the_documented_objects() {
     let world = World::new("example").await;
     let example = include_str!("../example/local-path/test-vm.yaml").replace("namespace: vmop-demo", "");
     world.namespace.apply(&example);
-    world.ready("test-vm", "Unschedulable").await;
+    world.ready("test-vm", "Starting").await;
 
     let names = world.namespace.kubectl(&[
         "get", "pods,configmaps,secrets,persistentvolumeclaims,services",
@@ -131,7 +131,7 @@ async fn a_machine_that_nobody_has_seen_is_not_healthy() {
 async fn stopping_removes_the_pod_and_keeps_the_claims() {
     let world = World::new("stopping").await;
     world.make("apple", |_| ()).await;
-    let running = world.ready("apple", "Unschedulable").await;
+    let running = world.ready("apple", "Starting").await;
     assert_eq!(running.status.unwrap().created, Some(true));
     let claims = world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len();
 
@@ -148,7 +148,7 @@ async fn deleting_cascades_but_keeps_the_claims_also_while_no_manager_runs() {
     let World { cluster: _cluster, namespace, client, manager } = {
         let world = World::new("deleting").await;
         world.make("apple", |_| ()).await;
-        world.ready("apple", "Unschedulable").await;
+        world.ready("apple", "Starting").await;
         world
     };
     drop(manager);
@@ -168,7 +168,7 @@ async fn deleting_cascades_but_keeps_the_claims_also_while_no_manager_runs() {
 async fn a_live_change_reaches_the_configuration_and_tells_the_pod() {
     let world = World::new("live").await;
     world.make("apple", |_| ()).await;
-    world.ready("apple", "Unschedulable").await;
+    world.ready("apple", "Starting").await;
     let pods: Api<Pod> = world.api();
     let before = pods.get("apple").await.unwrap();
 
@@ -187,7 +187,7 @@ async fn a_live_change_reaches_the_configuration_and_tells_the_pod() {
 async fn a_change_of_the_pod_waits_and_says_so() {
     let world = World::new("pending").await;
     world.make("apple", |_| ()).await;
-    world.ready("apple", "Unschedulable").await;
+    world.ready("apple", "Starting").await;
     let before = world.api::<Pod>().get("apple").await.unwrap().uid();
 
     world.change("apple", json!({ "spec": { "image": { "source": "example.org/other:1" } } })).await;
@@ -201,7 +201,7 @@ async fn a_change_of_the_pod_waits_and_says_so() {
     world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
     world.ready("apple", "StoppedAsRequested").await;
     world.change("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
-    let vm = world.ready("apple", "Unschedulable").await;
+    let vm = world.ready("apple", "Starting").await;
     assert!(conditions::find(&vm.status.unwrap().conditions, conditions::RESTART_REQUIRED).is_none());
     let pod = world.api::<Pod>().get("apple").await.unwrap();
     assert_eq!(pod.spec.unwrap().containers[0].image.as_deref(), Some("example.org/other:1"));
@@ -211,7 +211,7 @@ async fn a_change_of_the_pod_waits_and_says_so() {
 async fn what_others_change_of_ours_is_put_back_and_what_is_theirs_stays() {
     let world = World::new("drift").await;
     world.make("apple", |_| ()).await;
-    world.ready("apple", "Unschedulable").await;
+    world.ready("apple", "Starting").await;
     let maps: Api<ConfigMap> = world.api();
     let wanted = maps.get("apple").await.unwrap().data.unwrap()["config.yaml"].clone();
 
@@ -230,7 +230,7 @@ async fn what_others_change_of_ours_is_put_back_and_what_is_theirs_stays() {
 async fn labels_of_the_machine_come_to_its_pod_and_go_again() {
     let world = World::new("labels").await;
     world.make("apple", |_| ()).await;
-    world.ready("apple", "Unschedulable").await;
+    world.ready("apple", "Starting").await;
     let pods: Api<Pod> = world.api();
     for (value, expected) in [(json!("web"), Some("web")), (Value::Null, None)] {
         world.change("apple", json!({ "metadata": { "labels": { "tier": value } } })).await;
@@ -254,14 +254,14 @@ async fn a_name_that_is_taken_is_not_taken_over() {
     assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none(), "no Pod without what it mounts");
 
     world.namespace.kubectl(&["delete", "configmap", "apple"]);
-    world.ready("apple", "Unschedulable").await;
+    world.ready("apple", "Starting").await;
 }
 
 #[tokio::test]
 async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
     let world = World::new("secret").await;
     world.make("apple", |_| ()).await;
-    world.ready("apple", "Unschedulable").await;
+    world.ready("apple", "Starting").await;
     let secrets: Api<Secret> = world.api();
     let generated = secrets.get("apple-display-secret").await.unwrap().data.unwrap();
     assert_eq!(generated["display-password"].0.len(), 32);
@@ -284,7 +284,7 @@ async fn any_text_reaches_the_guest_as_it_was_written() {
     let world = World::new("texts").await;
     let text = "quotes \" ' \\ colon: # dash\n---\n...\ttab \u{2028} \u{85} 😀 {{ 7 * 7 }} {% raw %}";
     world.make("apple", |vm| vm["spec"]["cloudInit"] = json!({ "userData": { "message": text }, "metaData": { "x": text } })).await;
-    world.ready("apple", "Unschedulable").await;
+    world.ready("apple", "Starting").await;
     let data = world.api::<Secret>().get("apple-cloud-init").await.unwrap().data.unwrap();
     let user_data = String::from_utf8(data["user-data"].0.clone()).unwrap();
     assert!(user_data.starts_with("#cloud-config\n"));
@@ -349,7 +349,7 @@ async fn a_template_that_fails_for_one_machine_does_not_hold_up_another() {
     for name in ["bad", "worse", "good"] {
         world.make(name, |_| ()).await;
     }
-    world.ready("good", "Unschedulable").await;
+    world.ready("good", "Starting").await;
     for (name, message) in [
         ("bad", "a.yaml.j2:2:4: undefined value: `nothing` is undefined"),
         ("worse", "b.yaml.j2: the output is not YAML: did not find expected ',' or ']'"),
@@ -366,7 +366,7 @@ async fn an_added_template_makes_an_object_of_any_kind() {
     let policy = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata:\n  name: {{ vm.metadata.name }}\nspec:\n  podSelector: {matchLabels: {{ labels }}}\n";
     let world = World::with_templates("added", &[("network-policy.yaml.j2", policy)]).await;
     world.make("apple", |_| ()).await;
-    world.ready("apple", "Unschedulable").await;
+    world.ready("apple", "Starting").await;
     assert_eq!(world.namespace.kubectl(&["get", "networkpolicies", "--output=name"]).trim(), "networkpolicy.networking.k8s.io/apple");
 }
 

@@ -8,7 +8,7 @@
 //! and status are kept, of everything else only the metadata is asked for, so no secret ever comes here.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -40,9 +40,14 @@ pub struct Children {
     namespace: String,
     /// By the machine's name and the object's key.
     objects: Mutex<HashMap<String, HashMap<ObjectKey, Arc<Object>>>>,
+    /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
+    gone: Mutex<VecDeque<String>>,
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
     trigger: mpsc::UnboundedSender<ObjectRef<VirtualMachine>>,
 }
+
+/// More deletions than can happen between a request and its answer.
+const REMEMBERED: usize = 256;
 
 /// How far the watch of a kind is.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +80,7 @@ impl Children {
             client,
             namespace: namespace.to_owned(),
             objects: Mutex::default(),
+            gone: Mutex::default(),
             kinds: Mutex::default(),
             trigger,
         };
@@ -119,6 +125,9 @@ impl Children {
     pub fn insert(&self, object: Object) {
         let Some(vm) = object.vm().map(str::to_owned) else { return };
         let mut objects = lock(&self.objects);
+        if lock(&self.gone).contains(&object.uid) {
+            return;
+        }
         let objects = objects.entry(vm).or_default();
         if objects.get(&object.key).is_none_or(|known| known.uid != object.uid || known.version <= object.version) {
             objects.insert(object.key.clone(), Arc::new(object));
@@ -225,6 +234,9 @@ impl Children {
         let Some(vm) = object.vm() else { return };
         {
             let mut objects = lock(&self.objects);
+            let mut gone = lock(&self.gone);
+            gone.truncate(REMEMBERED - 1);
+            gone.push_front(object.uid.clone());
             let Some(of_vm) = objects.get_mut(vm) else { return };
             // One of the same name that was made since stays.
             if of_vm.get(&object.key).is_none_or(|known| known.uid != object.uid) {

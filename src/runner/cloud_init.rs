@@ -60,6 +60,7 @@ impl Files {
     /// If `disk` cannot be written.
     pub fn write_disk<T: Read + Write + Seek>(&self, mut disk: T) -> io::Result<()> {
         format_volume(&mut disk, FormatVolumeOptions::new().volume_label(*b"CIDATA     "))?;
+        disk.rewind()?;
         let disk = FileSystem::new(disk, FsOptions::new())?;
         for (name, content) in self.entries() {
             disk.root_dir().create_file(name)?.write_all(content)?;
@@ -101,6 +102,7 @@ mod tests {
     fn read_back(files: &Files) -> Vec<(String, String)> {
         let mut disk = Cursor::new(vec![0; usize::try_from(files.disk_size()).unwrap()]);
         files.write_disk(&mut disk).unwrap();
+        disk.rewind().unwrap();
         let disk = FileSystem::new(disk, FsOptions::new()).unwrap();
         assert_eq!(disk.volume_label(), "CIDATA");
         assert_eq!(disk.read_volume_label_from_root_dir().unwrap().as_deref(), Some("CIDATA"));

@@ -56,7 +56,12 @@ const LAST_REPORT: Duration = Duration::from_secs(4);
 
 /// What was typed.
 #[derive(Debug, Parser)]
-#[command(name = "vm-runner", version, about = "Runs one virtual machine with QEMU", args_conflicts_with_subcommands = true)]
+#[command(
+    name = "vm-runner",
+    version,
+    about = "Runs one virtual machine with QEMU",
+    args_conflicts_with_subcommands = true
+)]
 pub struct Arguments {
     #[command(subcommand)]
     command: Option<Action>,

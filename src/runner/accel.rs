@@ -95,12 +95,7 @@ struct Trial {
 ///
 /// # Errors
 /// If KVM is asked for by name and does not work, or the trial cannot be made.
-pub async fn choose(
-    wanted: Accelerator,
-    cpu_model: &str,
-    qemu: &str,
-    runtime: &RuntimeDir,
-) -> Result<Choice, Error> {
+pub async fn choose(wanted: Accelerator, cpu_model: &str, qemu: &str, runtime: &RuntimeDir) -> Result<Choice, Error> {
     let problem = match wanted {
         Accelerator::Tcg => None,
         Accelerator::Kvm | Accelerator::Auto => try_kvm(cpu_model, qemu, runtime).await?,
@@ -163,6 +158,7 @@ async fn run_trial(accelerator: &str, cpu_model: &str, qemu: &str, firmware: &Pa
     let words = String::from_utf8_lossy(&output.stderr);
     let words = words.lines().find(|line| !line.contains("warning:")).unwrap_or_default();
     let words = words.strip_prefix(qemu).and_then(|words| words.strip_prefix(": ")).unwrap_or(words);
+    let words = words.strip_prefix("error: ").unwrap_or(words);
     Ok(Some(format!("KVM opens, but does not run a trial program ({words})")))
 }
 

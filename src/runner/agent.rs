@@ -68,7 +68,7 @@ impl Agent {
         configuration: Configuration,
         reports: watch::Sender<Option<Report>>,
     ) -> Result<Self, Error> {
-        let follower = Follower::new(&[&config_dir, runtime.path()])?;
+        let follower = Follower::new(&config_dir, runtime.path())?;
         Ok(Self { config_dir, runtime, configuration, follower, seen: Seen::default(), reports })
     }
 

@@ -370,13 +370,16 @@ fn render(name: &str, template: &str, context: &Context<'_>) -> Result<String, E
         environment.add_template_owned(format!("builtin/{built_in}"), text).map_err(error)?;
     }
     environment.add_template_owned(name.to_owned(), template.to_owned()).map_err(error)?;
-    environment.get_template(name).and_then(|template| template.render(minijinja::Value::from(Serde(context)))).map_err(error)
+    environment
+        .get_template(name)
+        .and_then(|template| template.render(minijinja::Value::from(Serde(context))))
+        .map_err(error)
 }
 
 fn arguments(name: &str, yaml: &str) -> Result<Vec<String>, Error> {
     let shape = |what: String| Error::Shape { name: name.to_owned(), what };
-    let value: Value = serde_yaml::from_str(yaml)
-        .map_err(|error| Error::Yaml { name: name.to_owned(), what: error.to_string() })?;
+    let value: Value =
+        serde_yaml::from_str(yaml).map_err(|error| Error::Yaml { name: name.to_owned(), what: error.to_string() })?;
     let Value::Array(items) = value else { return Err(shape("something other than a list".into())) };
     items
         .into_iter()

@@ -5,10 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
-    cloud_init,
-    files::FileError,
-};
+use super::{cloud_init, files::FileError};
 use crate::runner_config::{RunnerConfig, paths};
 
 /// Why the configuration cannot be used.
@@ -143,7 +140,8 @@ pub(super) fn optional(path: &Path) -> Result<Option<Vec<u8>>, FileError> {
 
 /// A file's text without the newline that editors and `kubectl create secret --from-file` leave at the end.
 pub(super) fn optional_text(path: &Path) -> Result<Option<String>, FileError> {
-    let text = optional(path)?.map(|content| String::from_utf8_lossy(&content).trim_end_matches(['\r', '\n']).to_owned());
+    let text =
+        optional(path)?.map(|content| String::from_utf8_lossy(&content).trim_end_matches(['\r', '\n']).to_owned());
     Ok(text.filter(|text| !text.is_empty()))
 }
 

@@ -127,7 +127,10 @@ mod tests {
         for line in 0..40_000 {
             log.write(format!("line {line:05}\n").as_bytes()).unwrap();
         }
-        let (new, old) = (std::fs::read_to_string(&path).unwrap(), std::fs::read_to_string(dir.path().join("console.log.1")).unwrap());
+        let (new, old) = (
+            std::fs::read_to_string(&path).unwrap(),
+            std::fs::read_to_string(dir.path().join("console.log.1")).unwrap(),
+        );
         assert!((old.len() as u64) < LOG_SIZE + 100 && new.len() <= old.len() + 100);
         assert!((old + &new).ends_with("line 39998\nline 39999\n"));
     }

@@ -204,12 +204,7 @@ mod tests {
             machine_type: "pc-q35-7.2".into(),
             accelerator: "tcg".into(),
             accelerator_reason: "asked for".into(),
-            phase: Phase::Ended {
-                reason: End::QemuFailed,
-                code: Some(1),
-                last_words: "qemu: no".into(),
-                held: false,
-            },
+            phase: Phase::Ended { reason: End::QemuFailed, code: Some(1), last_words: "qemu: no".into(), held: false },
         };
         runtime.write_machine(&state).unwrap();
         insta::assert_snapshot!(fs::read_to_string(runtime.machine()).unwrap());

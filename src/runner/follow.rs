@@ -11,26 +11,27 @@ use super::files::FileError;
 pub struct Follower(EventStream<[u8; 1024]>);
 
 impl Follower {
-    /// Follows the directories. For a projected volume that is the directory above the symbolic link `..data`, which the
-    /// kubelet replaces with a rename; editors and `cp` close what they have written.
+    /// Follows two directories: one that others write to, and one where files only appear complete, by a rename.
+    ///
+    /// In a projected volume the kubelet replaces the symbolic link `..data` with a rename; editors and `cp` close what they
+    /// have written.
     ///
     /// # Errors
     /// If one does not exist, or the user's limit of inotify instances is reached.
-    pub fn new(directories: &[&Path]) -> Result<Self, FileError> {
+    pub fn new(written: &Path, renamed: &Path) -> Result<Self, FileError> {
         fn error(path: &Path) -> impl FnOnce(io::Error) -> FileError {
             FileError::with("follow", path)
         }
-        let first = directories.first().copied().unwrap_or(Path::new("/"));
-        let inotify = Inotify::init().map_err(error(first))?;
-        for directory in directories {
-            let mask = WatchMask::MOVED_TO | WatchMask::CLOSE_WRITE | WatchMask::DELETE | WatchMask::ONLYDIR;
-            inotify.watches().add(directory, mask).map_err(error(directory))?;
-        }
-        Ok(Self(inotify.into_event_stream([0; 1024]).map_err(error(first))?))
+        let inotify = Inotify::init().map_err(error(written))?;
+        let by_rename = WatchMask::MOVED_TO | WatchMask::ONLYDIR;
+        let any = by_rename | WatchMask::CLOSE_WRITE | WatchMask::DELETE;
+        inotify.watches().add(renamed, by_rename).map_err(error(renamed))?;
+        // Last, because the same directory may be both.
+        inotify.watches().add(written, any).map_err(error(written))?;
+        Ok(Self(inotify.into_event_stream([0; 1024]).map_err(error(written))?))
     }
 
-    /// Returns when something has changed since the last call. A swap of `..data` is several events; they are told as one
-    /// as far as they have already happened.
+    /// Returns when something has changed since the last call.
     ///
     /// # Errors
     /// If the kernel refuses to tell.
@@ -50,7 +51,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_projected_volumes_swap_is_seen() {
-        let dir = tempfile::tempdir().unwrap();
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let path = |name: &str| dir.path().join(name);
         for (version, text) in [("..1", "one"), ("..2", "two")] {
             fs::create_dir(path(version)).unwrap();
@@ -58,7 +59,7 @@ mod tests {
         }
         symlink("..1", path("..data")).unwrap();
         symlink("..data/config.yaml", path("config.yaml")).unwrap();
-        let mut follower = Follower::new(&[dir.path()]).unwrap();
+        let mut follower = Follower::new(dir.path(), other.path()).unwrap();
         symlink("..2", path("..data_tmp")).unwrap();
         fs::rename(path("..data_tmp"), path("..data")).unwrap();
         follower.changed().await.unwrap();

@@ -82,9 +82,15 @@ fn hint(last_words: &str) -> &'static str {
     const HINTS: [(&str, &str); 6] = [
         ("no option group 'spice'", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
         ("-spice: invalid option", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
-        ("unsupported machine type", "\nthis runner's QEMU does not know the machine's type: use a runner image with a QEMU as new as the one that the machine was made with"),
+        (
+            "unsupported machine type",
+            "\nthis runner's QEMU does not know the machine's type: use a runner image with a QEMU as new as the one that the machine was made with",
+        ),
         ("Failed to get \"write\" lock", "\nanother process uses the disk; a machine must run only once"),
-        ("bridge helper failed", "\nthe Pod needs hostNetwork, CAP_NET_ADMIN, /dev/net/tun, and the bridge in /etc/qemu/bridge.conf"),
+        (
+            "bridge helper failed",
+            "\nthe Pod needs hostNetwork, CAP_NET_ADMIN, /dev/net/tun, and the bridge in /etc/qemu/bridge.conf",
+        ),
         ("Cannot allocate memory", "\nthe node or the container has not enough memory for vm.maximumRam"),
     ];
     HINTS.iter().find(|(pattern, _)| last_words.contains(pattern)).map_or("", |(_, hint)| hint)
@@ -145,13 +151,11 @@ async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(
     let choice = accel::choose(vm.accelerator, &vm.cpu_model, &places.qemu, runtime).await?;
     info!(accelerator = choice.accelerator, reason = choice.reason, "accelerator");
     let template = prepare::template(&configuration.config, &places.templates)?;
-    let facts =
-        prepare::prepare(&configuration, &places.config_dir, runtime, choice.accelerator, &places.qemu).await?;
+    let facts = prepare::prepare(&configuration, &places.config_dir, runtime, choice.accelerator, &places.qemu).await?;
     if !facts.display_password && (vm.display.spice.is_some() || vm.display.vnc.is_some()) {
         warn!("the display has no password: whoever reaches its port can use it");
     }
-    let arguments =
-        command::qemu(&configuration.config, &facts, runtime, &template.name, &template.text)?;
+    let arguments = command::qemu(&configuration.config, &facts, runtime, &template.name, &template.text)?;
     let tpm = if vm.use_tpm { Some(start_tpm(places, &configuration).await?) } else { None };
 
     let mut state = MachineState {
@@ -216,8 +220,7 @@ pub async fn render_command(places: &Places) -> Result<Vec<String>, Error> {
     let choice = accel::choose(vm.accelerator, &vm.cpu_model, &places.qemu, &places.runtime).await?;
     let Template { name, text } = prepare::template(&configuration.config, &places.templates)?;
     let facts =
-        prepare::prepare(&configuration, &places.config_dir, &places.runtime, choice.accelerator, &places.qemu)
-            .await?;
+        prepare::prepare(&configuration, &places.config_dir, &places.runtime, choice.accelerator, &places.qemu).await?;
     let mut all = vec![places.qemu.clone()];
     all.extend(command::qemu(&configuration.config, &facts, &places.runtime, &name, &text)?);
     Ok(all)
@@ -409,4 +412,3 @@ async fn follow(stderr: impl AsyncRead + Unpin) -> String {
     }
     Vec::from(last).join("\n")
 }
-

@@ -229,7 +229,10 @@ mod tests {
             parse(r#"{"event": "VSERPORT_CHANGE", "data": {"id": "guest-agent", "open": true}}"#),
             Event::VserportChange { id: "guest-agent".into(), open: true }
         );
-        assert_eq!(parse(r#"{"event": "DEVICE_DELETED", "data": {"path": "/x"}}"#), Event::DeviceDeleted { device: None });
+        assert_eq!(
+            parse(r#"{"event": "DEVICE_DELETED", "data": {"path": "/x"}}"#),
+            Event::DeviceDeleted { device: None }
+        );
         assert_eq!(parse(r#"{"event": "RTC_CHANGE", "data": {"offset": 78}}"#), Event::Other);
         assert_eq!(parse(r#"{"event": "FROM_THE_FUTURE"}"#), Event::Other);
     }

@@ -11,7 +11,7 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 use tracing::{info, warn};
 
 use super::files::{End, MachineState, Phase};
@@ -24,6 +24,9 @@ use crate::api::{
 const MANAGER: &str = "vm-runner";
 /// The first and the longest pause after an attempt that failed.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// A balloon that is blown up tells of itself each second; its size is worth a write when it stays.
+const SETTLE: Duration = Duration::from_secs(3);
 
 /// What the agent has seen.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -65,10 +68,7 @@ pub fn report(seen: &Seen) -> Option<Report> {
     };
     let (status, reason, message) = booted;
     Some(Report {
-        conditions: vec![
-            running,
-            NewCondition { type_: conditions::BOOTED, status, reason: reason.into(), message },
-        ],
+        conditions: vec![running, NewCondition { type_: conditions::BOOTED, status, reason: reason.into(), message }],
         cpus: if is_running { seen.cpus } else { 0 },
         ram: if is_running { seen.ram } else { 0 },
         accelerator: Some(machine.accelerator.clone()).filter(|name| !name.is_empty()),
@@ -111,6 +111,10 @@ fn running(machine: &MachineState, executes: Option<bool>) -> Option<NewConditio
 fn end_of(text: &str, most: usize) -> &str {
     let from = text.len().saturating_sub(most);
     (from..text.len()).find_map(|at| text.get(at..)).unwrap_or_default()
+}
+
+fn only_ram_differs(report: &Report, last: Option<&Report>) -> bool {
+    last.is_some_and(|last| Report { ram: last.ram, ..report.clone() } == *last)
 }
 
 /// The object to apply.
@@ -160,7 +164,12 @@ impl Reporter {
             if report == written {
                 open = reports.changed().await.is_ok();
             } else if let Some(new) = &report {
-                match self.write(new, &mut current).await {
+                if only_ram_differs(new, written.as_ref())
+                    && let Ok(Ok(())) = timeout(SETTLE, reports.changed()).await
+                {
+                    continue;
+                }
+                match self.write(new, written.as_ref(), &mut current).await {
                     Ok(()) => (written, pause) = (report, PAUSES.0),
                     Err(error) => {
                         warn!(error = %super::machine::chain(&error), retry_s = pause.as_secs(), "cannot write the VM's status");
@@ -176,9 +185,17 @@ impl Reporter {
         }
     }
 
-    async fn write(&self, report: &Report, current: &mut Option<Vec<Condition>>) -> Result<(), kube::Error> {
-        for NewCondition { type_, status, reason, message } in &report.conditions {
-            info!(condition = type_, status, reason, message, "status");
+    async fn write(
+        &self,
+        report: &Report,
+        last: Option<&Report>,
+        current: &mut Option<Vec<Condition>>,
+    ) -> Result<(), kube::Error> {
+        for condition in &report.conditions {
+            if last.is_none_or(|last| !last.conditions.contains(condition)) {
+                let NewCondition { type_, status, reason, message } = condition;
+                info!(condition = type_, status, reason, "{message}");
+            }
         }
         let Some(api) = &self.api else { return Ok(()) };
         let conditions = match current {

@@ -101,14 +101,21 @@ fn many_disks_have_addresses_of_their_own() {
 
 #[test]
 fn no_text_becomes_another_argument() {
-    for text in ["x,readonly=on", "a: b", "- -x", "\"", "'", "\n- -x", "{{ 1 }}", "---", "\u{2028}", "🦀", "#", "\\"] {
+    for text in ["x,readonly=on", "a: b", "- -x", "\"", "'", "\n- -x", "{{ 1 }}", "---", "\u{2028}", "🦀", "#", "\\"]
+    {
         let drive = serde_json::to_string(text).unwrap();
         let config = config(&format!("    drives: [{{ type: raw, resource: {drive} }}]\n"));
         let arguments = qemu(&config, &facts(), &runtime(), STANDARD, built_in(STANDARD).unwrap()).unwrap();
         let image = arguments.iter().find(|argument| argument.contains("disk0-image")).unwrap();
         let image: Value = serde_json::from_str(image).unwrap();
         assert_eq!(image["file"]["filename"], text);
-        let plain = qemu(&self::config("    drives: [{ type: raw, resource: x }]\n"), &facts(), &runtime(), STANDARD, built_in(STANDARD).unwrap());
+        let plain = qemu(
+            &self::config("    drives: [{ type: raw, resource: x }]\n"),
+            &facts(),
+            &runtime(),
+            STANDARD,
+            built_in(STANDARD).unwrap(),
+        );
         assert_eq!(arguments.len(), plain.unwrap().len());
     }
 }
@@ -127,9 +134,8 @@ fn what_is_not_possible_is_said() {
 
 #[test]
 fn wrong_templates() {
-    let try_it = |template: &str| {
-        qemu(&config(""), &facts(), &runtime(), "own.yaml.j2", template).unwrap_err().to_string()
-    };
+    let try_it =
+        |template: &str| qemu(&config(""), &facts(), &runtime(), "own.yaml.j2", template).unwrap_err().to_string();
     let wrong = [
         "- a\n- {{ machine.typ }}",
         "- a\n{% if %}",

@@ -58,8 +58,8 @@ impl Cluster {
         }
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join(format!(".dev/test-clusters/{}-{number}", std::process::id()));
+        let dir =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!(".dev/test-clusters/{}-{number}", std::process::id()));
         let (child, orders) = start(&dir, args).unwrap_or_else(|error| panic!("{error}"));
         // It ends with our pipe; to wait for it would be to wait for ourselves.
         drop(child);
@@ -79,7 +79,9 @@ impl Cluster {
     /// How to reach the cluster.
     pub async fn config(&self) -> Config {
         let kubeconfig = Kubeconfig::read_from(&self.kubeconfig).expect("the cluster's kubeconfig");
-        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.expect("the cluster's kubeconfig")
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+            .await
+            .expect("the cluster's kubeconfig")
     }
 
     /// A client. It belongs to the runtime that it was made in, and so to one test.
@@ -96,10 +98,8 @@ impl Cluster {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}-{}-{number}", test.replace('_', "-"), std::process::id());
         let client = self.client().await;
-        let namespace = Namespace {
-            metadata: ObjectMeta { name: Some(name.clone()), ..Default::default() },
-            ..Default::default()
-        };
+        let namespace =
+            Namespace { metadata: ObjectMeta { name: Some(name.clone()), ..Default::default() }, ..Default::default() };
         Api::all(client.clone()).create(&PostParams::default(), &namespace).await.expect("creating a namespace");
         self.order(&format!("begin {name}"));
         let accounts = Api::<ServiceAccount>::namespaced(client, &name);
@@ -274,7 +274,13 @@ impl Requests {
 
     /// Only the requests that `keep` says.
     pub fn only(&self, keep: impl Fn(&Request) -> bool) -> Self {
-        Self(self.0.iter().filter(|(request, _)| keep(request)).map(|(request, count)| (request.clone(), *count)).collect())
+        Self(
+            self.0
+                .iter()
+                .filter(|(request, _)| keep(request))
+                .map(|(request, count)| (request.clone(), *count))
+                .collect(),
+        )
     }
 
     /// Only the requests that change something.

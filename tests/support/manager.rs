@@ -1,4 +1,6 @@
 //! The real manager, as a process beside the test.
+#![allow(dead_code, reason = "each test program uses its own part")]
+#![allow(clippy::expect_used, clippy::print_stderr, reason = "this is test code")]
 
 use std::{
     fs,
@@ -62,11 +64,6 @@ impl Manager {
     /// What it has logged so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
-    }
-
-    /// Its process.
-    pub fn pid(&self) -> u32 {
-        self.process.id()
     }
 }
 

@@ -70,7 +70,8 @@ pub fn run_in_foreground(dir: &Path, control_plane: bool, detached: bool) -> Res
         State::new(pid).save(dir)?;
         let mut events = listen(output)?;
         let mut failed = Failed::default();
-        let ready = supervise(&mut events, &mut input, dir, pid, with_node, binaries, pause_image, detached, &mut failed);
+        let ready =
+            supervise(&mut events, &mut input, dir, pid, with_node, binaries, pause_image, detached, &mut failed);
         let result = ready.await;
         result.and_then(|()| failed.into_result())
     });

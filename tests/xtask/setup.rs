@@ -113,9 +113,7 @@ fn apt() -> Command {
 }
 
 fn install(packages: &[&str]) -> Result<()> {
-    run_loud(
-        apt().args(["-qq", "install", "--yes", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0"]).args(packages),
-    )
+    run_loud(apt().args(["-qq", "install", "--yes", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0"]).args(packages))
 }
 
 /// Checks that there is a Go that can build the control plane.

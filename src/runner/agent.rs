@@ -1,0 +1,303 @@
+//! The role agent: applies the configuration to the running machine, continues the guest when that is done, and reports the
+//! VM's status. It may come and go while the guest runs: nothing that it knows is needed by the next one.
+
+use std::{io, path::PathBuf};
+
+use qapi::qmp;
+use serde_json::Value;
+use tokio::{sync::watch, task::JoinHandle};
+use tracing::{debug, info, warn};
+
+use super::{
+    config::{self, Configuration},
+    files::{FileError, MachineState, Phase, RuntimeDir},
+    follow::Follower,
+    guest_agent,
+    qmp::{self as monitor, Event, ExpirePassword, Qmp, SetPassword},
+    report::{Report, Seen, report},
+    wanted::{Change, Known, Slot, Wanted, changes},
+};
+
+/// The name of the guest agent's port in the QEMU template.
+const GUEST_AGENT: &str = "guest-agent";
+
+/// Why the agent ends.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] config::Error),
+    /// The directories cannot be followed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Changes of the directories are not told any more.
+    #[error("the configuration cannot be followed any more")]
+    Follow(#[source] io::Error),
+}
+
+/// The agent.
+pub struct Agent {
+    config_dir: PathBuf,
+    runtime: RuntimeDir,
+    configuration: Configuration,
+    follower: Follower,
+    seen: Seen,
+    reports: watch::Sender<Option<Report>>,
+}
+
+/// A conversation with one QEMU.
+struct Session {
+    monitor: Qmp,
+    known: Known,
+    question: Option<JoinHandle<io::Result<Value>>>,
+}
+
+/// What the agent waits for.
+enum Next {
+    Files(io::Result<()>),
+    Event(Result<Event, monitor::Error>),
+    Guest(Option<Value>),
+}
+
+impl Agent {
+    /// # Errors
+    /// If the configuration cannot be read, or its directory cannot be followed.
+    pub fn new(
+        config_dir: PathBuf,
+        runtime: RuntimeDir,
+        configuration: Configuration,
+        reports: watch::Sender<Option<Report>>,
+    ) -> Result<Self, Error> {
+        let follower = Follower::new(&config_dir, runtime.path())?;
+        Ok(Self { config_dir, runtime, configuration, follower, seen: Seen::default(), reports })
+    }
+
+    /// Works until the future is dropped; then [`Agent::last_look`] is due.
+    ///
+    /// # Errors
+    /// If the files cannot be followed any more.
+    pub async fn run(&mut self) -> Result<(), Error> {
+        let mut session = None;
+        self.look_at_machine(&mut session).await;
+        loop {
+            self.tell();
+            let next = match &mut session {
+                None => Next::Files(self.follower.changed().await),
+                Some(Session { monitor, question, .. }) => tokio::select! {
+                    changed = self.follower.changed() => Next::Files(changed),
+                    event = monitor.event() => Next::Event(event),
+                    answer = answer(question) => Next::Guest(answer),
+                },
+            };
+            match next {
+                Next::Files(changed) => {
+                    changed.map_err(Error::Follow)?;
+                    self.read_configuration();
+                    self.look_at_machine(&mut session).await;
+                    if let Some(session) = &mut session {
+                        self.apply(session).await;
+                    }
+                }
+                Next::Event(Ok(event)) => {
+                    if let Some(session) = &mut session {
+                        self.event(event, session).await;
+                    }
+                }
+                Next::Event(Err(error)) => {
+                    debug!(%error, "QEMU's monitor");
+                    session = None;
+                    self.seen.running = None;
+                    self.look_at_machine(&mut session).await;
+                }
+                Next::Guest(os_info) => {
+                    if let Some(session) = &mut session {
+                        session.question = None;
+                    }
+                    if os_info.is_some() {
+                        info!("the guest agent answers");
+                        self.seen.os_info = os_info;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes in how the machine ended, for the last report.
+    pub fn last_look(mut self) {
+        self.seen.machine = self.runtime.read_machine();
+        self.tell();
+    }
+
+    fn tell(&self) {
+        let new = report(&self.seen);
+        self.reports.send_if_modified(|last| {
+            // Between two looks at the machine nothing may be known; what was told stays.
+            let modified = new.is_some() && *last != new;
+            if modified {
+                *last = new;
+            }
+            modified
+        });
+    }
+
+    fn read_configuration(&mut self) {
+        match config::read(&self.config_dir) {
+            Ok(configuration) => self.configuration = configuration,
+            Err(error) => warn!(error = %super::machine::chain(&error), "the new configuration is not used"),
+        }
+    }
+
+    /// Reads what the machine role tells, and begins a conversation when a QEMU can be spoken with.
+    async fn look_at_machine(&mut self, session: &mut Option<Session>) {
+        let machine = self.runtime.read_machine();
+        let pid = |machine: &Option<MachineState>| machine.as_ref().map(|machine| machine.pid);
+        if pid(&machine) != pid(&self.seen.machine) {
+            // Another QEMU.
+            *session = None;
+            self.seen = Seen::default();
+        }
+        self.seen.machine = machine;
+        let is_up = self.seen.machine.as_ref().is_some_and(|machine| machine.phase == Phase::Running);
+        if !is_up {
+            *session = None;
+        } else if session.is_none() {
+            match self.begin().await {
+                Ok(new) => *session = Some(new),
+                // It ends just now, which machine.json will tell.
+                Err(error) => warn!(error = %super::machine::chain(&error), "cannot speak with QEMU"),
+            }
+        }
+    }
+
+    async fn begin(&mut self) -> Result<Session, monitor::Error> {
+        let monitor = Qmp::connect(&self.runtime.agent_monitor()).await?;
+        let known = Known { reset_counter: Some(self.configuration.config.reset_counter), ..Known::default() };
+        let mut session = Session { monitor, known, question: None };
+        self.apply(&mut session).await;
+        let state = session.monitor.execute(qmp::query_status {}).await?;
+        if state.status == qmp::RunState::prelaunch {
+            session.monitor.execute(qmp::cont {}).await?;
+            info!("the guest runs");
+            self.seen.running = Some(true);
+        } else {
+            self.seen.running = Some(state.running);
+        }
+        let ports = session.monitor.execute(qmp::query_chardev {}).await?;
+        if ports.iter().any(|port| port.label == GUEST_AGENT && port.frontend_open) {
+            self.ask_guest(&mut session);
+        }
+        Ok(session)
+    }
+
+    fn ask_guest(&self, session: &mut Session) {
+        let socket = self.runtime.guest_agent();
+        session.question = Some(tokio::spawn(async move { guest_agent::os_info(&socket).await }));
+    }
+
+    /// Brings the machine to what the configuration wants. A change that QEMU refuses is logged and tried again with the
+    /// next change of the configuration; it keeps nothing else from being changed.
+    async fn apply(&mut self, session: &mut Session) {
+        if let Err(error) = self.look_at_hardware(session).await {
+            warn!(error = %super::machine::chain(&error), "cannot ask QEMU for CPUs and memory");
+            return;
+        }
+        let wanted = Wanted::from(&self.configuration);
+        for change in changes(&wanted, &session.known) {
+            let name = format!("{change:?}");
+            match carry_out(change, session).await {
+                Ok(()) => info!(change = name, "changed"),
+                Err(error) => warn!(change = name, error = %super::machine::chain(&error), "not changed"),
+            }
+        }
+        if let Err(error) = self.look_at_hardware(session).await {
+            debug!(%error, "QEMU");
+        }
+    }
+
+    async fn look_at_hardware(&mut self, session: &mut Session) -> Result<(), monitor::Error> {
+        let slots = session.monitor.execute(qmp::query_hotpluggable_cpus {}).await?;
+        session.known.slots = slots
+            .into_iter()
+            .map(|slot| Slot {
+                properties: match serde_json::to_value(&slot.props) {
+                    Ok(Value::Object(properties)) => properties,
+                    _ => serde_json::Map::new(),
+                },
+                type_: slot.type_,
+                occupant: slot.qom_path,
+            })
+            .collect();
+        let present = session.known.slots.iter().filter(|slot| slot.occupant.is_some()).count();
+        self.seen.cpus = u32::try_from(present).unwrap_or(u32::MAX);
+        let balloon = session.monitor.execute(qmp::query_balloon {}).await?;
+        self.seen.ram = u64::try_from(balloon.actual).unwrap_or_default();
+        Ok(())
+    }
+
+    async fn event(&mut self, event: Event, session: &mut Session) {
+        match event {
+            Event::Resume => self.seen.running = Some(true),
+            Event::Stop => self.seen.running = Some(false),
+            Event::Reset { .. } => {
+                session.question = None;
+                self.seen.os_info = None;
+            }
+            Event::BalloonChange { actual } => self.seen.ram = actual,
+            Event::VserportChange { id, open } if id == GUEST_AGENT => {
+                // An agent that leaves says nothing about the guest: it may be upgraded.
+                if open {
+                    self.ask_guest(session);
+                }
+            }
+            Event::DeviceDeleted { .. } => {
+                if let Err(error) = self.look_at_hardware(session).await {
+                    debug!(%error, "QEMU");
+                }
+            }
+            // The end is told by the machine role, which knows whether it was asked for.
+            Event::VserportChange { .. } | Event::Shutdown { .. } | Event::Other => {}
+        }
+    }
+}
+
+/// The answer to an open question; never, if there is none.
+async fn answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> Option<Value> {
+    match question {
+        Some(handle) => match handle.await {
+            Ok(Ok(answer)) => Some(answer),
+            Ok(Err(error)) => {
+                warn!(%error, "the guest agent has opened its port but does not answer");
+                None
+            }
+            Err(_) => None,
+        },
+        None => futures::future::pending().await,
+    }
+}
+
+async fn carry_out(change: Change, session: &mut Session) -> Result<(), monitor::Error> {
+    let Session { monitor, known, question: _ } = session;
+    match change {
+        Change::Plug { id, slot } => {
+            let (bus, driver) = (None, slot.type_);
+            monitor.execute(qmp::device_add { driver, id: Some(id), bus, arguments: slot.properties }).await?;
+        }
+        Change::Unplug { id } => {
+            monitor.execute(qmp::device_del { id }).await?;
+        }
+        Change::Balloon(bytes) => {
+            monitor.execute(qmp::balloon { value: i64::try_from(bytes).unwrap_or(i64::MAX) }).await?;
+            known.ram = Some(bytes);
+        }
+        Change::Password(protocol, password) => {
+            monitor.execute(SetPassword { protocol, password: &password.secret }).await?;
+            // Only now: setting a password makes it valid for ever.
+            monitor.execute(ExpirePassword { protocol, time: &password.expiry }).await?;
+            known.password = Some(password);
+        }
+        Change::Reset => {
+            monitor.execute(qmp::system_reset {}).await?;
+        }
+    }
+    Ok(())
+}

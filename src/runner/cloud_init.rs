@@ -1,0 +1,158 @@
+//! The disk that cloud-init reads: NoCloud data in a FAT file system with the label CIDATA
+//! (<https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html>).
+
+use std::io::{self, Read, Seek, Write};
+
+use fatfs::{FileSystem, FormatVolumeOptions, FsOptions, format_volume};
+use serde_json::Value;
+
+use crate::runner_config::CloudInitSection;
+
+/// The content of the three files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Files {
+    /// `meta-data`.
+    pub meta_data: Option<Vec<u8>>,
+    /// `user-data`.
+    pub user_data: Option<Vec<u8>>,
+    /// `network-config`.
+    pub network_config: Option<Vec<u8>>,
+}
+
+impl Files {
+    /// What goes on the disk: the files that were projected, and for what is missing the section of the configuration.
+    /// `None`: there is no cloud-init data, hence no disk. cloud-init needs the first two files, so they are always there.
+    pub fn choose(projected: Self, section: Option<&CloudInitSection>, vm: &str) -> Option<Self> {
+        if section.is_none() && projected == Self::default() {
+            return None;
+        }
+        let section = section.cloned().unwrap_or_default();
+        Some(Self {
+            meta_data: projected.meta_data.or_else(|| {
+                let mut data = section.meta_data;
+                for key in ["instance-id", "local-hostname"] {
+                    data.entry(key.to_owned()).or_insert_with(|| vm.into());
+                }
+                Some(yaml(&data).into_bytes())
+            }),
+            user_data: projected.user_data.or_else(|| Some(user_data(&section.user_data).into_bytes())),
+            network_config: projected.network_config.or_else(|| section.network_config.map(|c| yaml(&c).into_bytes())),
+        })
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+        let Self { meta_data, user_data, network_config } = self;
+        [("meta-data", meta_data), ("user-data", user_data), ("network-config", network_config)]
+            .into_iter()
+            .filter_map(|(name, content)| Some((name, content.as_deref()?)))
+    }
+
+    /// How large the disk has to be: the content rounded up to clusters, and room for the tables. The smallest size is what
+    /// mkfs tools take for FAT12 with usual geometry.
+    pub fn disk_size(&self) -> u64 {
+        let clusters: u64 = self.entries().map(|(_, content)| (content.len() as u64).next_multiple_of(4096)).sum();
+        (clusters + clusters / 64 + (256 << 10)).next_multiple_of(64 << 10)
+    }
+
+    /// Writes the disk. `disk` has [`Files::disk_size`] zero bytes.
+    ///
+    /// # Errors
+    /// If `disk` cannot be written.
+    pub fn write_disk<T: Read + Write + Seek>(&self, mut disk: T) -> io::Result<()> {
+        format_volume(&mut disk, FormatVolumeOptions::new().volume_label(*b"CIDATA     "))?;
+        disk.rewind()?;
+        let disk = FileSystem::new(disk, FsOptions::new())?;
+        for (name, content) in self.entries() {
+            disk.root_dir().create_file(name)?.write_all(content)?;
+        }
+        disk.unmount()
+    }
+}
+
+/// A text is passed on as it is (it may be a script or a MIME archive); anything else is cloud-config.
+fn user_data(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "#cloud-config\n{}\n".into(),
+        value => format!("#cloud-config\n{}", yaml(value)),
+    }
+}
+
+fn yaml(value: &impl serde::Serialize) -> String {
+    // JSON values cannot fail to become YAML.
+    serde_yaml::to_string(value).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn section() -> CloudInitSection {
+        serde_json::from_value(json!({
+            "metaData": { "local-hostname": "hugo" },
+            "userData": { "message": "hi: \"there\"", "packages": ["vim"] },
+        }))
+        .unwrap()
+    }
+
+    fn read_back(files: &Files) -> Vec<(String, String)> {
+        let mut disk = Cursor::new(vec![0; usize::try_from(files.disk_size()).unwrap()]);
+        files.write_disk(&mut disk).unwrap();
+        disk.rewind().unwrap();
+        let disk = FileSystem::new(disk, FsOptions::new()).unwrap();
+        assert_eq!(disk.volume_label(), "CIDATA");
+        assert_eq!(disk.read_volume_label_from_root_dir().unwrap().as_deref(), Some("CIDATA"));
+        disk.root_dir()
+            .iter()
+            .map(Result::unwrap)
+            .filter(fatfs::DirEntry::is_file)
+            .map(|entry| {
+                let mut text = String::new();
+                entry.to_file().read_to_string(&mut text).unwrap();
+                (entry.file_name(), text)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_disk_holds_what_the_configuration_says() {
+        let files = Files::choose(Files::default(), Some(&section()), "vm1").unwrap();
+        assert_eq!(
+            read_back(&files),
+            [
+                ("meta-data".into(), "instance-id: vm1\nlocal-hostname: hugo\n".into()),
+                ("user-data".into(), "#cloud-config\nmessage: 'hi: \"there\"'\npackages:\n- vim\n".into()),
+            ]
+        );
+    }
+
+    #[test]
+    fn projected_files_come_first() {
+        let projected = Files { user_data: Some(b"#!/bin/sh\n".to_vec()), ..Files::default() };
+        let files = Files::choose(projected, Some(&section()), "vm1").unwrap();
+        assert_eq!(files.user_data.as_deref(), Some(&b"#!/bin/sh\n"[..]));
+        assert_eq!(files.meta_data.as_deref(), Some(&b"instance-id: vm1\nlocal-hostname: hugo\n"[..]));
+    }
+
+    #[test]
+    fn no_data_no_disk() {
+        assert_eq!(Files::choose(Files::default(), None, "vm1"), None);
+    }
+
+    #[test]
+    fn a_large_file_fits() {
+        for size in [0, 1, 4096, 1 << 20, 20 << 20] {
+            let content = "x".repeat(size);
+            let files = Files {
+                meta_data: Some(b"{}".to_vec()),
+                user_data: Some(content.clone().into_bytes()),
+                network_config: Some(b"version: 2\n".to_vec()),
+            };
+            assert!(read_back(&files).contains(&("user-data".into(), content)), "{size}");
+        }
+    }
+}

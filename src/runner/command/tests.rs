@@ -1,0 +1,163 @@
+use super::*;
+
+/// The runtime directory of the snapshots; it does not have to exist for a command line.
+fn runtime() -> RuntimeDir {
+    RuntimeDir::open(&std::env::temp_dir().join("vmr-command-tests")).unwrap()
+}
+
+fn facts() -> Facts {
+    Facts {
+        machine_type: "pc-q35-7.2".into(),
+        accelerator: "kvm",
+        uuid: "b0e3a5a4-0000-4000-8000-3e1f6e1d0001".into(),
+        firmware: None,
+        cloud_init_disk: None,
+        block_devices: vec![true; 8],
+        display_password: true,
+    }
+}
+
+fn config(vm: &str) -> RunnerConfig {
+    RunnerConfig::parse(&format!("/Runner:\n  namespace: ns1\n  vm:\n    name: vm1\n{vm}")).unwrap()
+}
+
+/// One line for an option with its value, as people read a command line.
+fn lines(arguments: &[String]) -> String {
+    let mut text = String::new();
+    for argument in arguments {
+        text.push_str(if argument.starts_with('-') { "\n" } else { " " });
+        text.push_str(argument);
+    }
+    text.trim_start().replace(&runtime().path().display().to_string(), "RUN")
+}
+
+fn standard(vm: &str, facts: &Facts) -> String {
+    lines(&qemu(&config(vm), facts, &runtime(), STANDARD, built_in(STANDARD).unwrap()).unwrap())
+}
+
+fn failure(vm: &str) -> String {
+    qemu(&config(vm), &facts(), &runtime(), STANDARD, built_in(STANDARD).unwrap()).unwrap_err().to_string()
+}
+
+#[test]
+fn a_small_machine() {
+    insta::assert_snapshot!(standard("", &Facts { accelerator: "tcg", ..facts() }));
+}
+
+#[test]
+fn a_desktop_with_everything() {
+    let vm = r#"
+    useTpm: true
+    bootMenu: true
+    cpuModel: host,-vmx
+    maximumCpus: 8
+    currentCpus: 2
+    sockets: 1
+    diesPerSocket: 2
+    coresPerDie: 2
+    threadsPerCore: 2
+    maximumRam: 8 GiB
+    rtcBase: localtime
+    network:
+    - { type: user, device: virtio-net, net: 10.1.0.0/24 }
+    - { type: tap, device: e1000e, bridge: br0, mac: "02:16:3e:33:58:10" }
+    drives:
+    - { type: raw, resource: /dev/system-disk, bootindex: 0 }
+    - { type: ide-cd, file: "" }
+    - { type: raw, resource: "/var/local/vm-disks/a,b/disk.img" }
+    - { type: ide-cd, file: "https://example.org/a.iso", bootindex: 1 }
+    - { type: ide-cd, file: /var/local/vmop-image-repository/b.iso }
+    display: { outputs: 2, spice: { port: 5901, streaming-video: filter, usbRedirects: 2 } }
+"#;
+    let facts = Facts {
+        firmware: Some(Firmware { code: "/ovmf/code.fd".into(), vars: "/data/vars.fd".into(), secure: true }),
+        cloud_init_disk: Some("/run/cloud-init.img".into()),
+        block_devices: vec![true, false],
+        ..facts()
+    };
+    insta::assert_snapshot!(standard(vm, &facts));
+}
+
+#[test]
+fn vnc_without_a_password() {
+    let facts = Facts { display_password: false, ..facts() };
+    let text = standard("    display: { vnc: { port: 5901 } }\n", &facts);
+    assert!(text.contains("\n-vnc :1\n") || text.ends_with("\n-vnc :1"), "{text}");
+    assert!(text.contains("virtio-vga") && !text.contains("spice"), "{text}");
+}
+
+#[test]
+fn many_disks_have_addresses_of_their_own() {
+    let drives: String = (0..64).map(|n| format!("    - {{ type: raw, resource: /dev/d{n} }}\n")).collect();
+    let text = standard(&format!("    drives:\n{drives}"), &facts());
+    for address in ["8.0", "8.7", "9.0", "f.7"] {
+        assert_eq!(text.matches(&format!(r#""addr":"{address}""#)).count(), 1, "{address}");
+    }
+    insta::assert_snapshot!(
+        failure(&format!("    drives:\n{drives}    - {{ type: raw, resource: /dev/one-more }}\n")),
+        @"there are 65 disks, but only 64 are possible"
+    );
+}
+
+#[test]
+fn no_text_becomes_another_argument() {
+    for text in ["x,readonly=on", "a: b", "- -x", "\"", "'", "\n- -x", "{{ 1 }}", "---", "\u{2028}", "🦀", "#", "\\"]
+    {
+        let drive = serde_json::to_string(text).unwrap();
+        let config = config(&format!("    drives: [{{ type: raw, resource: {drive} }}]\n"));
+        let arguments = qemu(&config, &facts(), &runtime(), STANDARD, built_in(STANDARD).unwrap()).unwrap();
+        let image = arguments.iter().find(|argument| argument.contains("disk0-image")).unwrap();
+        let image: Value = serde_json::from_str(image).unwrap();
+        assert_eq!(image["file"]["filename"], text);
+        let plain = qemu(
+            &self::config("    drives: [{ type: raw, resource: x }]\n"),
+            &facts(),
+            &runtime(),
+            STANDARD,
+            built_in(STANDARD).unwrap(),
+        );
+        assert_eq!(arguments.len(), plain.unwrap().len());
+    }
+}
+
+#[test]
+fn what_is_not_possible_is_said() {
+    insta::assert_snapshot!(
+        failure("    network: [{ type: pod, device: virtio-net }]\n"),
+        @"network 0 is of type pod, which this runner does not support yet; use user or tap"
+    );
+    insta::assert_snapshot!(
+        failure("    drives: [{ type: ide-cd, file: 'nfs://host/a.iso' }]\n"),
+        @r#"the CD image "nfs://host/a.iso" has the protocol nfs; use http, https, ftp or ftps"#
+    );
+}
+
+#[test]
+fn wrong_templates() {
+    let try_it =
+        |template: &str| qemu(&config(""), &facts(), &runtime(), "own.yaml.j2", template).unwrap_err().to_string();
+    let wrong = [
+        "- a\n- {{ machine.typ }}",
+        "- a\n{% if %}",
+        "a: 1",
+        "- a\n- [b]",
+        "- 'a",
+        "{% for i in range(10000) %}{% for j in range(10000) %}x{% endfor %}{% endfor %}",
+    ];
+    insta::assert_snapshot!(wrong.map(try_it).join("\n"));
+}
+
+#[test]
+fn a_template_can_change_one_block_of_the_standard() {
+    let template = "{% extends 'builtin/standard.yaml.j2' %}{% block networks %}- -nic\n- none\n{% endblock %}";
+    let arguments = qemu(&config(""), &facts(), &runtime(), "own.yaml.j2", template).unwrap();
+    assert!(lines(&arguments).contains("\n-nic none\n"));
+}
+
+#[test]
+fn a_mac_address_of_ones_own() {
+    assert_eq!(derived_mac("a", 0), derived_mac("a", 0));
+    assert_ne!(derived_mac("a", 0), derived_mac("a", 1));
+    assert_ne!(derived_mac("a", 0), derived_mac("b", 0));
+    assert!(derived_mac("a", 0).starts_with("52:54:00:"));
+}

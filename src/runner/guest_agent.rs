@@ -1,0 +1,88 @@
+//! QEMU's guest agent: a program in the guest that answers questions about it
+//! (<https://www.qemu.org/docs/master/interop/qemu-ga-ref.html>).
+
+use std::{io, path::Path, time::Duration};
+
+use qapi::{Command, qga};
+use serde_json::{Value, json};
+
+use super::lines::JsonLines;
+
+/// A guest that is busy booting may be slow.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Attempts after the guest's port was opened.
+const ATTEMPTS: u32 = 6;
+
+/// The operating system that the guest's agent tells of.
+///
+/// The channel is shared by all who ever spoke with this agent, so first both are synchronized: the marker byte ends what
+/// an earlier conversation has left in the agent's parser, and answers are skipped until the one with our number.
+///
+/// # Errors
+/// If the agent does not answer in several attempts.
+pub async fn os_info(socket: &Path) -> io::Result<Value> {
+    let mut attempt = 1;
+    loop {
+        let error = match tokio::time::timeout(PATIENCE, ask(socket, attempt)).await {
+            Ok(Ok(info)) => return Ok(info),
+            Ok(Err(error)) => error,
+            Err(_) => io::ErrorKind::TimedOut.into(),
+        };
+        if attempt == ATTEMPTS {
+            return Err(error);
+        }
+        tokio::time::sleep(Duration::from_secs(1 << attempt.min(5))).await;
+        attempt += 1;
+    }
+}
+
+async fn ask(socket: &Path, id: u32) -> io::Result<Value> {
+    let mut lines = JsonLines::connect(socket).await?;
+    let sync = qga::guest_sync_delimited { id: id.into() };
+    lines.send(&[0xff], &execute(&sync)).await?;
+    while receive(&mut lines).await?.get("return").and_then(Value::as_u64) != Some(id.into()) {}
+    lines.send(&[], &execute(&qga::guest_get_osinfo {})).await?;
+    let mut answer = receive(&mut lines).await?;
+    match answer.get("error") {
+        // An agent that is older than this command, or one that forbids it. It is there, which says that the guest is up.
+        Some(_) => Ok(json!({})),
+        None => Ok(answer["return"].take()),
+    }
+}
+
+fn execute<C: Command>(command: &C) -> Value {
+    json!({ "execute": C::NAME, "arguments": command })
+}
+
+async fn receive(lines: &mut JsonLines) -> io::Result<Value> {
+    lines.receive().await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::UnixListener,
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_an_earlier_conversation_left_is_skipped() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("qga");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let guest = async {
+            let (mut guest, _) = listener.accept().await.unwrap();
+            let mut buffer = [0; 512];
+            let count = guest.read(&mut buffer).await.unwrap();
+            assert_eq!(buffer[0], 0xff);
+            assert!(String::from_utf8_lossy(&buffer[1..count]).contains("guest-sync-delimited"));
+            guest.write_all(b"{\"return\": 77}\n\xff{\"return\": 1}\n").await.unwrap();
+            assert_ne!(guest.read(&mut buffer).await.unwrap(), 0);
+            guest.write_all(b"{\"return\": {\"id\": \"debian\"}}\n").await.unwrap();
+        };
+        let (info, ()) = tokio::join!(ask(&socket, 1), guest);
+        assert_eq!(info.unwrap()["id"], "debian");
+    }
+}

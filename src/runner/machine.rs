@@ -1,0 +1,414 @@
+//! The role machine: starts QEMU (and the TPM emulator), supervises it, and is its power button. It needs no network and no
+//! credential. What it knows is in `machine.json`; see [`super::files`].
+
+use std::{
+    collections::VecDeque,
+    fs, io,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use qapi::qmp;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, BufReader},
+    net::UnixStream,
+    process::{Child, Command},
+    sync::watch,
+    task::JoinHandle,
+    time::{sleep, sleep_until, timeout},
+};
+use tracing::{debug, error, info, warn};
+
+use super::{
+    accel, command,
+    config::{self, Configuration},
+    console,
+    control::{Action, Control, Happened},
+    files::{End, FileError, MachineState, Phase, RuntimeDir},
+    prepare::{self, Template},
+    qmp::Qmp,
+};
+
+/// How long QEMU may take until its monitor answers; with much memory on huge pages it may take some seconds.
+const START: Duration = Duration::from_secs(60);
+/// Between two attempts to connect to a socket that QEMU is about to make.
+const RETRY: Duration = Duration::from_millis(20);
+/// What is kept of QEMU's standard error.
+const LAST_LINES: usize = 20;
+
+/// Why the machine did not run, or not to a good end.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] config::Error),
+    /// Something that QEMU needs is missing.
+    #[error(transparent)]
+    Prepare(#[from] prepare::Error),
+    /// There is no accelerator.
+    #[error(transparent)]
+    Accelerator(#[from] accel::Error),
+    /// There is no command line.
+    #[error(transparent)]
+    Command(#[from] command::Error),
+    /// A file is not readable or writable.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A program is not there.
+    #[error("cannot start {program}")]
+    Start {
+        /// The program.
+        program: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// QEMU failed.
+    #[error("QEMU failed ({status}){}{}", words(last_words), hint(last_words))]
+    Qemu {
+        /// How it ended.
+        status: ExitStatus,
+        /// What it wrote last.
+        last_words: String,
+    },
+}
+
+fn words(last_words: &str) -> String {
+    if last_words.is_empty() { ", without a word".into() } else { format!(": {last_words}") }
+}
+
+/// What to do about well-known last words.
+fn hint(last_words: &str) -> &'static str {
+    const HINTS: [(&str, &str); 6] = [
+        ("no option group 'spice'", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
+        ("-spice: invalid option", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
+        (
+            "unsupported machine type",
+            "\nthis runner's QEMU does not know the machine's type: use a runner image with a QEMU as new as the one that the machine was made with",
+        ),
+        ("Failed to get \"write\" lock", "\nanother process uses the disk; a machine must run only once"),
+        (
+            "bridge helper failed",
+            "\nthe Pod needs hostNetwork, CAP_NET_ADMIN, /dev/net/tun, and the bridge in /etc/qemu/bridge.conf",
+        ),
+        ("Cannot allocate memory", "\nthe node or the container has not enough memory for vm.maximumRam"),
+    ];
+    HINTS.iter().find(|(pattern, _)| last_words.contains(pattern)).map_or("", |(_, hint)| hint)
+}
+
+/// Where the machine role finds what it needs.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// The projected configuration.
+    pub config_dir: PathBuf,
+    /// The templates of the image.
+    pub templates: PathBuf,
+    /// Where the runner's two roles meet.
+    pub runtime: RuntimeDir,
+    /// QEMU.
+    pub qemu: String,
+    /// The TPM emulator.
+    pub swtpm: String,
+}
+
+/// Runs the machine until QEMU ends. `term` becomes true when the machine is to be stopped.
+///
+/// # Errors
+/// If the machine cannot be started, or QEMU fails.
+pub async fn run(places: &Places, term: watch::Receiver<bool>) -> Result<(), Error> {
+    let outcome = run_until_end(places, term).await;
+    if let Err(error) = &outcome
+        && !matches!(error, Error::Qemu { .. })
+    {
+        // It did not come as far as QEMU. The agent reports that in the same way.
+        let phase = Phase::Ended { reason: End::QemuFailed, code: None, last_words: chain(error), held: false };
+        let nothing = String::new;
+        places.runtime.write_machine(&MachineState {
+            pid: 0,
+            machine_type: nothing(),
+            accelerator: nothing(),
+            accelerator_reason: nothing(),
+            phase,
+        })?;
+    }
+    outcome
+}
+
+/// An error with its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(), Error> {
+    let runtime = &places.runtime;
+    let configuration = config::read(&places.config_dir)?;
+    // This container was started again, but the guest had shut itself down to stay down.
+    if let Some(MachineState { phase: Phase::Ended { held: true, .. }, .. }) = runtime.read_machine() {
+        return hold(runtime, term).await;
+    }
+    let vm = &configuration.config.vm;
+    let choice = accel::choose(vm.accelerator, &vm.cpu_model, &places.qemu, runtime).await?;
+    info!(accelerator = choice.accelerator, reason = choice.reason, "accelerator");
+    let template = prepare::template(&configuration.config, &places.templates)?;
+    let facts = prepare::prepare(&configuration, &places.config_dir, runtime, choice.accelerator, &places.qemu).await?;
+    if !facts.display_password && (vm.display.spice.is_some() || vm.display.vnc.is_some()) {
+        warn!("the display has no password: whoever reaches its port can use it");
+    }
+    let arguments = command::qemu(&configuration.config, &facts, runtime, &template.name, &template.text)?;
+    let tpm = if vm.use_tpm { Some(start_tpm(places, &configuration).await?) } else { None };
+
+    let mut state = MachineState {
+        pid: 0,
+        machine_type: facts.machine_type,
+        accelerator: choice.accelerator.into(),
+        accelerator_reason: choice.reason,
+        phase: Phase::Starting,
+    };
+    let mut qemu = Qemu::start(places, &arguments)?;
+    state.pid = qemu.child.id().unwrap_or_default();
+    runtime.write_machine(&state)?;
+    info!(pid = state.pid, machine_type = state.machine_type, "QEMU started");
+    let (end, status) = qemu.supervise(places, &mut state, term.clone()).await?;
+    let last_words = qemu.last_words().await;
+    drop(tpm);
+
+    let held = end == End::GuestShutdown && stays_down(places, &configuration);
+    state.phase = Phase::Ended { reason: end, code: status.code(), last_words: last_words.clone(), held };
+    runtime.write_machine(&state)?;
+    match end {
+        End::QemuFailed => Err(Error::Qemu { status, last_words }),
+        End::PoweredOff => {
+            warn!("the guest did not shut down in time, or did not run; QEMU was ended");
+            Ok(())
+        }
+        End::PoweredDown | End::GuestShutdown => {
+            info!(reason = %end, "the machine has ended");
+            if held { hold(runtime, term).await } else { Ok(()) }
+        }
+    }
+}
+
+/// `guestShutdownStops`, which may have changed since the start.
+fn stays_down(places: &Places, started_with: &Configuration) -> bool {
+    let now = config::read(&places.config_dir);
+    now.as_ref().unwrap_or(started_with).config.guest_shutdown_stops
+}
+
+/// Stays without QEMU until TERM: if the runner ended now, the kubelet would start it again, and with it the guest.
+async fn hold(runtime: &RuntimeDir, mut term: watch::Receiver<bool>) -> Result<(), Error> {
+    info!("the guest has shut down and stays down; waiting for the Pod's end");
+    // An error means that the sender is gone, hence that the program ends.
+    let _ = term.wait_for(|term| *term).await;
+    if let Some(mut state) = runtime.read_machine()
+        && let Phase::Ended { held, .. } = &mut state.phase
+    {
+        // Who starts the runner by hand in the same directory wants the guest to run.
+        *held = false;
+        runtime.write_machine(&state)?;
+    }
+    Ok(())
+}
+
+/// The command line, for people.
+///
+/// # Errors
+/// As [`run`]; nothing is started but a trial of KVM.
+pub async fn render_command(places: &Places) -> Result<Vec<String>, Error> {
+    let configuration = config::read(&places.config_dir)?;
+    let vm = &configuration.config.vm;
+    let choice = accel::choose(vm.accelerator, &vm.cpu_model, &places.qemu, &places.runtime).await?;
+    let Template { name, text } = prepare::template(&configuration.config, &places.templates)?;
+    let facts =
+        prepare::prepare(&configuration, &places.config_dir, &places.runtime, choice.accelerator, &places.qemu).await?;
+    let mut all = vec![places.qemu.clone()];
+    all.extend(command::qemu(&configuration.config, &facts, &places.runtime, &name, &text)?);
+    Ok(all)
+}
+
+/// Starts the TPM emulator. It ends when QEMU closes the connection, or when the handle is dropped.
+async fn start_tpm(places: &Places, configuration: &Configuration) -> Result<Child, Error> {
+    let state = Path::new(&configuration.config.data_dir).join("tpm");
+    fs::create_dir_all(&state).map_err(FileError::with("make", &state))?;
+    let _ = fs::remove_file(places.runtime.tpm());
+    let mut child = Command::new(&places.swtpm)
+        .args(command::swtpm(&state, &places.runtime))
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .process_group(0)
+        .spawn()
+        .map_err(|source| Error::Start { program: places.swtpm.clone(), source })?;
+    // QEMU does not wait for the socket.
+    let started = Instant::now();
+    while !places.runtime.tpm().exists() {
+        if let Ok(Some(status)) = child.try_wait() {
+            let source = io::Error::other(format!("it ended with {status}"));
+            return Err(Error::Start { program: places.swtpm.clone(), source });
+        }
+        if started.elapsed() > START {
+            let source = io::Error::other("it did not make its socket");
+            return Err(Error::Start { program: places.swtpm.clone(), source });
+        }
+        sleep(RETRY).await;
+    }
+    Ok(child)
+}
+
+/// The process.
+struct Qemu {
+    child: Child,
+    stderr: JoinHandle<String>,
+    console: Option<JoinHandle<()>>,
+}
+
+impl Qemu {
+    fn start(places: &Places, arguments: &[String]) -> Result<Self, Error> {
+        debug!(?arguments, "QEMU's command line");
+        // Monitors of a QEMU before this one must not be mistaken for this one's.
+        for socket in [places.runtime.monitor(), places.runtime.agent_monitor(), places.runtime.serial()] {
+            let _ = fs::remove_file(socket);
+        }
+        let mut child = Command::new(&places.qemu)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            // The terminal's Ctrl-C is for the runner, which then asks the guest.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|source| Error::Start { program: places.qemu.clone(), source })?;
+        let stderr = child.stderr.take();
+        let stderr = tokio::spawn(async move {
+            match stderr {
+                Some(stderr) => follow(stderr).await,
+                None => String::new(),
+            }
+        });
+        Ok(Self { child, stderr, console: None })
+    }
+
+    /// Waits for the end. Everything that happens goes through [`Control`].
+    async fn supervise(
+        &mut self,
+        places: &Places,
+        state: &mut MachineState,
+        mut term: watch::Receiver<bool>,
+    ) -> Result<(End, ExitStatus), Error> {
+        let exit = |source| Error::Start { program: places.qemu.clone(), source };
+        let connected = tokio::select! {
+            status = self.child.wait() => return Ok((End::QemuFailed, status.map_err(exit)?)),
+            connected = timeout(START, connect(&places.runtime)) => connected,
+        };
+        let Ok((mut monitor, serial)) = connected else {
+            error!("QEMU does not answer on its monitor");
+            self.child.kill().await.map_err(exit)?;
+            return Ok((End::QemuFailed, self.child.wait().await.map_err(exit)?));
+        };
+        let (socket, log) = (places.runtime.console(), places.runtime.console_log());
+        self.console = Some(tokio::spawn(async move {
+            if let Err(error) = console::serve(serial, &socket, &log).await {
+                warn!(%error, "the serial console is lost");
+            }
+        }));
+        let mut control = Control::new(Instant::now());
+        // From here on the agent may continue the guest: nothing that it writes on its console gets lost any more.
+        state.phase = Phase::Running;
+        places.runtime.write_machine(state)?;
+
+        let mut monitor_lost = false;
+        let status = loop {
+            let wake_at = control.wake_at();
+            let happened = tokio::select! {
+                status = self.child.wait() => break status.map_err(exit)?,
+                event = monitor.event(), if !monitor_lost => match event {
+                    Ok(event) => Happened::Qemu(event),
+                    // QEMU is ending; how, its exit tells.
+                    Err(error) => {
+                        debug!(%error, "monitor");
+                        monitor_lost = true;
+                        continue;
+                    }
+                },
+                _ = term.wait_for(|term| *term), if !control.is_stopping() => {
+                    let timeout = powerdown_timeout(places);
+                    info!(timeout_s = timeout.as_secs(), "stopping the machine");
+                    Happened::Term { timeout }
+                }
+                () = sleep_until(wake_at.unwrap_or_else(Instant::now).into()), if wake_at.is_some() => Happened::Time,
+            };
+            if let Some(action) = control.next(happened, Instant::now())
+                && let Err(error) = self.act(action, &mut monitor).await
+            {
+                warn!(%error, ?action, "QEMU does not obey");
+            }
+        };
+        // The last events may still wait to be read.
+        while let Ok(Ok(event)) = timeout(Duration::from_secs(1), monitor.event()).await {
+            control.next(Happened::Qemu(event), Instant::now());
+        }
+        Ok((control.end(status.success()), status))
+    }
+
+    async fn act(&mut self, action: Action, monitor: &mut Qmp) -> Result<(), super::qmp::Error> {
+        info!(?action, "machine");
+        match action {
+            Action::Continue => {
+                warn!("no agent has continued the guest; continuing it without one");
+                monitor.execute(qmp::cont {}).await?;
+            }
+            Action::Powerdown => {
+                monitor.execute(qmp::system_powerdown {}).await?;
+            }
+            Action::Quit => {
+                monitor.execute(qmp::quit {}).await?;
+            }
+            Action::Kill => self.child.start_kill()?,
+        }
+        Ok(())
+    }
+
+    /// What QEMU wrote last; waits until all is read and the console is copied to its end.
+    async fn last_words(&mut self) -> String {
+        if let Some(console) = &mut self.console {
+            let _ = timeout(Duration::from_secs(1), console).await;
+        }
+        // A child of QEMU may hold the pipe open.
+        timeout(Duration::from_secs(1), &mut self.stderr).await.ok().and_then(Result::ok).unwrap_or_default()
+    }
+}
+
+/// The powerdown timeout as it is now.
+fn powerdown_timeout(places: &Places) -> Duration {
+    let seconds = config::read(&places.config_dir).map_or(900, |now| now.config.vm.powerdown_timeout);
+    Duration::from_secs(seconds)
+}
+
+async fn connect(runtime: &RuntimeDir) -> (Qmp, UnixStream) {
+    let serial = loop {
+        match UnixStream::connect(runtime.serial()).await {
+            Ok(serial) => break serial,
+            Err(_) => sleep(RETRY).await,
+        }
+    };
+    loop {
+        match Qmp::connect(&runtime.monitor()).await {
+            Ok(monitor) => return (monitor, serial),
+            Err(_) => sleep(RETRY).await,
+        }
+    }
+}
+
+/// Logs what QEMU writes, and keeps the end of it.
+async fn follow(stderr: impl AsyncRead + Unpin) -> String {
+    let mut last = VecDeque::with_capacity(LAST_LINES);
+    let mut lines = BufReader::with_capacity(1024, stderr).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        warn!(target: "qemu", "{line}");
+        if last.len() == LAST_LINES {
+            last.pop_front();
+        }
+        last.push_back(line);
+    }
+    Vec::from(last).join("\n")
+}

@@ -1,0 +1,246 @@
+//! QEMU's monitor protocol: one connection, commands typed by the `qapi` crate, events as far as the runner acts on them.
+//!
+//! Protocol: <https://www.qemu.org/docs/master/interop/qmp-spec.html>. The crate's own stream is not used, because it ends
+//! with the first event or enum value that is newer than the crate; here an unknown event is [`Event::Other`].
+
+use std::{collections::VecDeque, io, path::Path, time::Duration};
+
+use qapi::{Command, qmp::qmp_capabilities};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::lines::JsonLines;
+
+/// How long QEMU may take for an answer. It answers in milliseconds unless its main loop hangs (on dead storage, say).
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What can go wrong with a monitor.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The connection broke: usually QEMU ended.
+    #[error("the connection to QEMU's monitor broke")]
+    Io(#[from] io::Error),
+    /// QEMU ended.
+    #[error("QEMU closed its monitor")]
+    Closed,
+    /// QEMU refused the command.
+    #[error("QEMU refused {command}: {reason}")]
+    Refused {
+        /// The command's name.
+        command: &'static str,
+        /// QEMU's words.
+        reason: String,
+    },
+    /// The answer has not the form that the command's answers have.
+    #[error("QEMU's answer to {command} is not understood")]
+    Answer {
+        /// The command's name.
+        command: &'static str,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// No answer.
+    #[error("QEMU did not answer {command} within {} s", PATIENCE.as_secs())]
+    Timeout {
+        /// The command's name.
+        command: &'static str,
+    },
+}
+
+/// An event of QEMU. Not all that there are, only those that mean something to the runner.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "event", content = "data", rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Event {
+    /// The guest runs (again).
+    Resume,
+    /// The guest is paused.
+    Stop,
+    /// QEMU is about to end.
+    Shutdown {
+        /// Whether the guest did it.
+        guest: bool,
+        /// `guest-shutdown`, `guest-reset`, `guest-panic`, `host-qmp-quit`, `host-signal`, ...
+        #[serde(default)]
+        reason: String,
+    },
+    /// The guest was reset.
+    Reset {
+        /// Whether the guest did it.
+        guest: bool,
+    },
+    /// The balloon has another size.
+    BalloonChange {
+        /// The memory that the guest has, in bytes.
+        actual: u64,
+    },
+    /// A program in the guest opened or closed a port.
+    VserportChange {
+        /// The port.
+        id: String,
+        /// Which of both.
+        open: bool,
+    },
+    /// A device is gone.
+    DeviceDeleted {
+        /// The device, if it had a name.
+        #[serde(default)]
+        device: Option<String>,
+    },
+    /// Another one.
+    #[serde(other, deserialize_with = "ignore")]
+    Other,
+}
+
+fn ignore<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
+    serde::de::IgnoredAny::deserialize(deserializer).map(|_| ())
+}
+
+/// `set_password`: <https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-ui.set_password>. (The crate's
+/// type for it needs another variant for each protocol; its sibling below cannot be serialized at all.)
+#[derive(Debug, Serialize)]
+pub struct SetPassword<'a> {
+    /// `spice` or `vnc`.
+    pub protocol: &'a str,
+    /// The password.
+    pub password: &'a str,
+}
+
+impl Command for SetPassword<'_> {
+    type Ok = qapi::Empty;
+    const NAME: &'static str = "set_password";
+    const ALLOW_OOB: bool = false;
+}
+
+/// `expire_password`.
+#[derive(Debug, Serialize)]
+pub struct ExpirePassword<'a> {
+    /// `spice` or `vnc`.
+    pub protocol: &'a str,
+    /// `now`, `never`, `+SECONDS` or Unix time.
+    pub time: &'a str,
+}
+
+impl Command for ExpirePassword<'_> {
+    type Ok = qapi::Empty;
+    const NAME: &'static str = "expire_password";
+    const ALLOW_OOB: bool = false;
+}
+
+/// A connection to a monitor.
+#[derive(Debug)]
+pub struct Qmp {
+    lines: JsonLines,
+    events: VecDeque<Event>,
+    last_id: u64,
+}
+
+impl Qmp {
+    /// Connects and negotiates.
+    ///
+    /// # Errors
+    /// If nobody listens, or it is no QMP server.
+    pub async fn connect(socket: &Path) -> Result<Self, Error> {
+        let mut lines = JsonLines::connect(socket).await?;
+        // The greeting. QEMU sends it when it accepts the connection; a second client would wait for it for ever.
+        let greeting = tokio::time::timeout(PATIENCE, lines.receive())
+            .await
+            .map_err(|_| Error::Timeout { command: "a connection" })??;
+        if greeting.is_none_or(|greeting| greeting.get("QMP").is_none()) {
+            return Err(Error::Closed);
+        }
+        let mut qmp = Self { lines, events: VecDeque::new(), last_id: 0 };
+        qmp.execute(qmp_capabilities { enable: None }).await?;
+        Ok(qmp)
+    }
+
+    /// Executes a command. Events that arrive meanwhile are kept for [`Qmp::event`].
+    ///
+    /// # Errors
+    /// If the connection breaks, QEMU refuses, or does not answer in time; after the last the connection is still good.
+    pub async fn execute<C: Command>(&mut self, command: C) -> Result<C::Ok, Error> {
+        let name = C::NAME;
+        self.last_id += 1;
+        let id = self.last_id;
+        let exchange = async {
+            self.lines.send(&[], &json!({ "execute": name, "arguments": command, "id": id })).await?;
+            loop {
+                let message = self.lines.receive().await?.ok_or(Error::Closed)?;
+                // An answer with another number belongs to a command that was given up on.
+                if message.get("event").is_some() {
+                    self.events.push_back(event(message));
+                } else if message.get("id").and_then(Value::as_u64) == Some(id) {
+                    return answer::<C>(message);
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, exchange).await.unwrap_or(Err(Error::Timeout { command: name }))
+    }
+
+    /// The next event. No event is lost if the future is dropped.
+    ///
+    /// # Errors
+    /// If the connection breaks or ends.
+    pub async fn event(&mut self) -> Result<Event, Error> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(event);
+            }
+            let message = self.lines.receive().await?.ok_or(Error::Closed)?;
+            if message.get("event").is_some() {
+                self.events.push_back(event(message));
+            }
+        }
+    }
+}
+
+fn event(message: Value) -> Event {
+    serde_json::from_value(message).unwrap_or(Event::Other)
+}
+
+fn answer<C: Command>(mut message: Value) -> Result<C::Ok, Error> {
+    if let Some(error) = message.get("error") {
+        let reason = error.get("desc").and_then(Value::as_str).unwrap_or("no reason given").to_owned();
+        return Err(Error::Refused { command: C::NAME, reason });
+    }
+    serde_json::from_value(message["return"].take()).map_err(|source| Error::Answer { command: C::NAME, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_that_mean_something_and_others() {
+        let parse = |text: &str| event(serde_json::from_str(text).unwrap());
+        let time = r#""timestamp": {"seconds": 1, "microseconds": 2}"#;
+        assert_eq!(parse(&format!(r#"{{{time}, "event": "RESUME"}}"#)), Event::Resume);
+        assert_eq!(
+            parse(&format!(
+                r#"{{{time}, "event": "SHUTDOWN", "data": {{"guest": true, "reason": "guest-shutdown"}}}}"#
+            )),
+            Event::Shutdown { guest: true, reason: "guest-shutdown".into() }
+        );
+        // A reason that this crate does not know is still a reason.
+        assert_eq!(
+            parse(&format!(r#"{{"event": "SHUTDOWN", {time}, "data": {{"guest": false, "reason": "new"}}}}"#)),
+            Event::Shutdown { guest: false, reason: "new".into() }
+        );
+        assert_eq!(
+            parse(r#"{"event": "VSERPORT_CHANGE", "data": {"id": "guest-agent", "open": true}}"#),
+            Event::VserportChange { id: "guest-agent".into(), open: true }
+        );
+        assert_eq!(
+            parse(r#"{"event": "DEVICE_DELETED", "data": {"path": "/x"}}"#),
+            Event::DeviceDeleted { device: None }
+        );
+        assert_eq!(parse(r#"{"event": "RTC_CHANGE", "data": {"offset": 78}}"#), Event::Other);
+        assert_eq!(parse(r#"{"event": "FROM_THE_FUTURE"}"#), Event::Other);
+    }
+
+    #[test]
+    fn a_refusal_has_qemus_words() {
+        let message = json!({ "error": { "class": "GenericError", "desc": "CPU hotplug is off" }, "id": 1 });
+        let error = answer::<qapi::qmp::cont>(message).unwrap_err();
+        assert_eq!(error.to_string(), "QEMU refused cont: CPU hotplug is off");
+    }
+}

@@ -1,0 +1,267 @@
+//! The VM's status, as far as the runner knows it: derived from what the agent has seen (pure), and applied when it changes.
+//!
+//! Server-side apply by the field manager `vm-runner` owns exactly what it sends, and removes what it does not send any more;
+//! so each report is whole. Conditions are a map by type, so the manager's stay untouched.
+
+use std::time::Duration;
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tokio::{sync::watch, time::timeout};
+use tracing::{info, warn};
+
+use super::files::{End, MachineState, Phase};
+use crate::api::{
+    VirtualMachine, VirtualMachineStatus,
+    conditions::{self, NewCondition, with_times},
+};
+
+/// The field manager.
+const MANAGER: &str = "vm-runner";
+/// The first and the longest pause after an attempt that failed.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// A balloon that is blown up tells of itself each second; its size is worth a write when it stays.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// What the agent has seen.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    /// The machine's own words; `None`: it was not started yet.
+    pub machine: Option<MachineState>,
+    /// Whether the guest executes; `None`: not known.
+    pub running: Option<bool>,
+    /// CPUs.
+    pub cpus: u32,
+    /// Memory in bytes.
+    pub ram: u64,
+    /// What the guest's agent told of the operating system.
+    pub os_info: Option<Value>,
+}
+
+/// The part of the status that the runner owns, without times.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    conditions: Vec<NewCondition>,
+    cpus: u32,
+    ram: u64,
+    accelerator: Option<String>,
+    os_info: Option<Value>,
+}
+
+/// Derives the status; `None`: there is nothing to tell yet.
+pub fn report(seen: &Seen) -> Option<Report> {
+    let machine = seen.machine.as_ref()?;
+    let running = running(machine, seen.running)?;
+    let is_running = running.status || running.reason == "Paused";
+    let booted = match (&seen.os_info, is_running) {
+        (Some(info), true) => {
+            let name = info.get("pretty-name").and_then(Value::as_str).unwrap_or("an operating system");
+            (true, "GuestAgentAnswered", format!("The guest agent answers; it runs on {name}."))
+        }
+        (None, true) => (false, "NoGuestAgent", "The guest agent has not answered yet.".into()),
+        (_, false) => (false, "NotRunning", "The machine does not run.".into()),
+    };
+    let (status, reason, message) = booted;
+    Some(Report {
+        conditions: vec![running, NewCondition { type_: conditions::BOOTED, status, reason: reason.into(), message }],
+        cpus: if is_running { seen.cpus } else { 0 },
+        ram: if is_running { seen.ram } else { 0 },
+        accelerator: Some(machine.accelerator.clone()).filter(|name| !name.is_empty()),
+        os_info: seen.os_info.clone().filter(|_| is_running),
+    })
+}
+
+fn running(machine: &MachineState, executes: Option<bool>) -> Option<NewCondition> {
+    let condition = |status: bool, reason: &str, message: String| {
+        Some(NewCondition { type_: conditions::RUNNING, status, reason: reason.into(), message })
+    };
+    let what = || {
+        let MachineState { machine_type, accelerator, accelerator_reason, .. } = machine;
+        format!("QEMU runs a {machine_type} with {accelerator} ({accelerator_reason}).")
+    };
+    match &machine.phase {
+        Phase::Starting => condition(false, "Starting", "QEMU is being started.".into()),
+        Phase::Running => match executes {
+            // The agent is about to find out. A new agent must not report a running guest as stopped meanwhile.
+            None => None,
+            Some(true) => condition(true, "Started", what()),
+            Some(false) => condition(false, "Paused", format!("The guest is paused. {}", what())),
+        },
+        Phase::Ended { reason, code, last_words, held: _ } => {
+            let message = match reason {
+                End::GuestShutdown => "The guest has shut down.".into(),
+                End::PoweredDown => "The guest has shut down, as it was asked to.".into(),
+                End::PoweredOff => "The guest did not shut down in time and was powered off.".into(),
+                End::QemuFailed => {
+                    let code = code.map_or_else(String::new, |code| format!(" (exit code {code})"));
+                    // A condition's message has at most 32768 characters; the last ones say what went wrong.
+                    format!("QEMU failed{code}: {}", end_of(last_words, 4000))
+                }
+            };
+            condition(false, &reason.to_string(), message)
+        }
+    }
+}
+
+fn end_of(text: &str, most: usize) -> &str {
+    let from = text.len().saturating_sub(most);
+    (from..text.len()).find_map(|at| text.get(at..)).unwrap_or_default()
+}
+
+fn only_ram_differs(report: &Report, last: Option<&Report>) -> bool {
+    last.is_some_and(|last| Report { ram: last.ram, ..report.clone() } == *last)
+}
+
+/// The object to apply.
+fn document(report: &Report, name: &str, current: &[Condition], now: Timestamp) -> Value {
+    let Report { conditions, cpus, ram, accelerator, os_info } = report;
+    let mut status = json!({
+        "conditions": with_times(conditions.clone(), current, None, now),
+        "cpus": cpus,
+        "ram": ram.to_string(),
+        "runnerVersion": env!("CARGO_PKG_VERSION"),
+    });
+    if let Some(accelerator) = accelerator {
+        status["accelerator"] = json!(accelerator);
+    }
+    if let Some(os_info) = os_info {
+        status["osinfo"] = os_info.clone();
+    }
+    json!({
+        "apiVersion": format!("{}/v1", crate::api::GROUP),
+        "kind": "VirtualMachine",
+        "metadata": { "name": name },
+        "status": status,
+    })
+}
+
+/// Writes the status of one VM.
+pub struct Reporter {
+    /// Without: reports are only logged.
+    api: Option<Api<VirtualMachine>>,
+    name: String,
+}
+
+impl Reporter {
+    /// For the VM of that name. Without a client reports are only logged.
+    pub fn new(client: Option<Client>, namespace: &str, name: &str) -> Self {
+        Self { api: client.map(|client| Api::namespaced(client, namespace)), name: name.into() }
+    }
+
+    /// Writes each report that differs from the last, until the sender is gone and the last report is written.
+    pub async fn follow(self, mut reports: watch::Receiver<Option<Report>>) {
+        let mut written = None;
+        let mut current = None;
+        let mut pause = PAUSES.0;
+        loop {
+            let report = reports.borrow_and_update().clone();
+            let mut open = true;
+            if report == written {
+                open = reports.changed().await.is_ok();
+            } else if let Some(new) = &report {
+                if only_ram_differs(new, written.as_ref())
+                    && let Ok(Ok(())) = timeout(SETTLE, reports.changed()).await
+                {
+                    continue;
+                }
+                match self.write(new, written.as_ref(), &mut current).await {
+                    Ok(()) => (written, pause) = (report, PAUSES.0),
+                    Err(error) => {
+                        warn!(error = %super::machine::chain(&error), retry_s = pause.as_secs(), "cannot write the VM's status");
+                        // A newer report is worth an attempt at once, but it must not make a storm of them.
+                        tokio::time::sleep(pause).await;
+                        pause = (pause * 2).min(PAUSES.1);
+                    }
+                }
+            }
+            if !open && *reports.borrow() == written {
+                return;
+            }
+        }
+    }
+
+    async fn write(
+        &self,
+        report: &Report,
+        last: Option<&Report>,
+        current: &mut Option<Vec<Condition>>,
+    ) -> Result<(), kube::Error> {
+        for condition in &report.conditions {
+            if last.is_none_or(|last| !last.conditions.contains(condition)) {
+                let NewCondition { type_, status, reason, message } = condition;
+                info!(condition = type_, status, reason, "{message}");
+            }
+        }
+        let Some(api) = &self.api else { return Ok(()) };
+        let conditions = match current {
+            Some(conditions) => conditions,
+            // An agent before this one may have set them; their times stay.
+            None => {
+                let vm = api.get_status(&self.name).await?;
+                current.insert(vm.status.unwrap_or_default().conditions)
+            }
+        };
+        let document = document(report, &self.name, conditions, Timestamp::now());
+        let params = PatchParams::apply(MANAGER).force();
+        let vm = api.patch_status(&self.name, &params, &Patch::Apply(&document)).await?;
+        let VirtualMachineStatus { conditions: written, .. } = vm.status.unwrap_or_default();
+        *conditions = written;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(phase: Phase) -> Option<MachineState> {
+        Some(MachineState {
+            pid: 1,
+            machine_type: "pc-q35-7.2".into(),
+            accelerator: "tcg".into(),
+            accelerator_reason: "asked for".into(),
+            phase,
+        })
+    }
+
+    fn ended(reason: End, last_words: &str) -> Option<MachineState> {
+        machine(Phase::Ended { reason, code: Some(1), last_words: last_words.into(), held: false })
+    }
+
+    #[test]
+    fn what_is_told_of_a_machine() {
+        let up = Seen { machine: machine(Phase::Running), running: Some(true), cpus: 2, ram: 1 << 30, os_info: None };
+        let stories = [
+            ("not started", Seen::default()),
+            ("starting", Seen { machine: machine(Phase::Starting), ..Seen::default() }),
+            ("found by a new agent", Seen { running: None, ..up.clone() }),
+            ("up", up.clone()),
+            ("booted", Seen { os_info: Some(json!({ "pretty-name": "Debian 12" })), ..up.clone() }),
+            ("paused", Seen { running: Some(false), ..up.clone() }),
+            ("ended by the guest", Seen { machine: ended(End::GuestShutdown, ""), ..up.clone() }),
+            ("ended as asked", Seen { machine: ended(End::PoweredDown, ""), ..up.clone() }),
+            ("powered off", Seen { machine: ended(End::PoweredOff, ""), ..up.clone() }),
+            ("failed", Seen { machine: ended(End::QemuFailed, "qemu: no"), os_info: Some(json!({})), ..up }),
+        ];
+        let told = stories.map(|(story, seen)| {
+            let status = report(&seen).map(|report| {
+                let mut document = document(&report, "vm1", &[], Timestamp::UNIX_EPOCH);
+                document["status"]["runnerVersion"] = "VERSION".into();
+                document["status"].take()
+            });
+            (story, status)
+        });
+        insta::assert_yaml_snapshot!(told);
+    }
+
+    #[test]
+    fn last_words_are_cut_between_characters() {
+        assert_eq!(end_of("äöü", 3), "ü");
+        assert_eq!(end_of("abc", 9), "abc");
+    }
+}

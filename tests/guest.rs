@@ -1,0 +1,365 @@
+//! Boots the tiny guest (tests/guest/) with a real QEMU through the real program vm-runner, without a cluster.
+//!
+//! Needs Debian's qemu-system-x86, ovmf, swtpm and what tests/guest/build.sh names. Emulated, so that it works anywhere.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::OnceLock,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use vm_operator::runner_config::RunnerConfig;
+
+/// For a machine that is busy with other things; nothing is asserted about times.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// The guest's disk image, built once.
+fn guest_image() -> &'static Path {
+    static IMAGE: OnceLock<PathBuf> = OnceLock::new();
+    IMAGE.get_or_init(|| {
+        let image = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest.img");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/build.sh");
+        let status = Command::new(script).arg(&image).status().unwrap();
+        assert!(status.success(), "{script}: {status}");
+        image
+    })
+}
+
+fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>, state: impl Fn() -> String) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(outcome) = condition() {
+            return outcome;
+        }
+        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}\n{}", state());
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// A machine with its files in a temporary directory, which outlive its starts.
+struct Vm {
+    dir: tempfile::TempDir,
+    config: Value,
+}
+
+impl Vm {
+    /// A small machine; `vm` is merged into the configuration's section of that name, `user_data` goes to cloud-init.
+    fn new(vm: Value, user_data: Value) -> Self {
+        let dir = tempfile::Builder::new().prefix("vmr").tempdir().unwrap();
+        fs::copy(guest_image(), dir.path().join("disk.img")).unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let mut config = json!({
+            "namespace": "ns1",
+            "dataDir": path("data"),
+            "runtimeDir": path("run"),
+            "cloudInit": { "metaData": { "local-hostname": "hugo" }, "userData": user_data },
+            "vm": {
+                "name": "vm1",
+                "firmware": "bios",
+                "accelerator": "tcg",
+                "maximumRam": "256 MiB",
+                "powerdownTimeout": 120,
+                "drives": [
+                    { "type": "raw", "resource": path("disk.img"), "bootindex": 0 },
+                    { "type": "raw", "resource": path("data.img"), "size": 1 << 20 },
+                ],
+            },
+        });
+        config["vm"].as_object_mut().unwrap().extend(vm.as_object().unwrap().clone());
+        fs::create_dir(path("config")).unwrap();
+        let vm = Self { dir, config };
+        vm.write_config();
+        vm
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        String::from_utf8_lossy(&fs::read(self.path(name)).unwrap_or_default()).into_owned()
+    }
+
+    fn write_config(&self) {
+        let text = json!({ "/Runner": self.config }).to_string();
+        RunnerConfig::parse(&text).unwrap();
+        fs::write(self.path("config/config.yaml"), text).unwrap();
+    }
+
+    fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.config["vm"][key] = value.into();
+        self.write_config();
+    }
+
+    /// Starts the runner; its output goes to the files ROLE.out and ROLE.err.
+    fn start(&self, role: &str) -> Runner<'_> {
+        let file = |kind: &str| File::create(self.path(&format!("{role}.{kind}"))).unwrap();
+        fs::write(self.path("termination-log"), "").unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_vm-runner"))
+            .args(["run", "--role", role, "--status", "log", "--config-dir"])
+            .arg(self.path("config"))
+            .arg("--termination-log")
+            .arg(self.path("termination-log"))
+            .stdin(Stdio::null())
+            .stdout(file("out"))
+            .stderr(file("err"))
+            .spawn()
+            .unwrap();
+        Runner { vm: self, role: role.into(), child }
+    }
+
+    fn machine(&self) -> Value {
+        serde_json::from_str(&self.text("run/machine.json")).unwrap_or_default()
+    }
+}
+
+/// A running vm-runner. QEMU does not outlive it, even if a test fails.
+struct Runner<'a> {
+    vm: &'a Vm,
+    role: String,
+    child: Child,
+}
+
+impl Runner<'_> {
+    fn output(&self) -> String {
+        self.vm.text(&format!("{}.out", self.role))
+    }
+
+    fn log(&self) -> String {
+        self.vm.text(&format!("{}.err", self.role))
+    }
+
+    fn state(&self) -> String {
+        let (out, err) = (self.output(), self.log());
+        format!("--- console\n{out}\n--- log\n{err}\n--- machine\n{}", self.vm.machine())
+    }
+
+    /// Waits for a line on the guest's console.
+    fn console(&self, line: &str) {
+        wait_for(
+            line,
+            || self.output().lines().any(|found| found.trim_end().ends_with(line)).then_some(()),
+            || self.state(),
+        );
+    }
+
+    /// Waits for a text in the runner's log.
+    fn logs(&self, text: &str) {
+        wait_for(text, || self.log().contains(text).then_some(()), || self.state());
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    }
+
+    /// Waits for the runner's end.
+    fn end(&mut self) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < PATIENCE, "the runner does not end\n{}", self.state());
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    #[track_caller]
+    fn ends_well(&mut self, reason: &str) {
+        let status = self.end();
+        assert!(status.success(), "{status}\n{}", self.state());
+        let machine = self.vm.machine();
+        assert_eq!((&machine["phase"], &machine["reason"]), (&json!("Ended"), &json!(reason)), "{}", self.state());
+    }
+}
+
+impl Drop for Runner<'_> {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+            let machine = self.vm.machine();
+            if self.role != "agent"
+                && machine["phase"] != "Ended"
+                && let Some(qemu) = machine["pid"].as_u64()
+            {
+                let _ = Command::new("kill").args(["-s", "KILL", &qemu.to_string()]).status();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_guest_boots_changes_and_powers_down_and_its_disk_stays() {
+    let hardware = json!({
+        "firmware": "uefi",
+        "useTpm": true,
+        "maximumCpus": 4,
+        "currentCpus": 1,
+        "maximumRam": "512 MiB",
+        "network": [{ "type": "user", "device": "virtio-net" }],
+    });
+    let mut vm = Vm::new(hardware, json!({ "message": "hello from the test" }));
+    vm.config["vm"]["drives"].as_array_mut().unwrap().push(json!({ "type": "ide-cd", "file": "" }));
+    vm.write_config();
+    {
+        let mut runner = vm.start("all");
+        runner.console("guest: hostname=hugo");
+        runner.console("guest: user-data hello from the test");
+        runner.console("guest: starts=1");
+        runner.console("guest: cpus=1");
+        runner.console("guest: up");
+        runner.logs("condition=\"Booted\" status=true");
+
+        // The running machine gets what the configuration says now.
+        let mut changed: Value = vm.config.clone();
+        changed["vm"]["currentCpus"] = json!(3);
+        changed["vm"]["currentRam"] = json!("384 MiB");
+        fs::write(vm.path("config/new"), json!({ "/Runner": changed }).to_string()).unwrap();
+        fs::rename(vm.path("config/new"), vm.path("config/config.yaml")).unwrap();
+        runner.console("guest: cpus=3");
+        runner.logs("changed change=\"Balloon(402653184)\"");
+
+        runner.signal("TERM");
+        runner.console("guest: power button");
+        runner.ends_well("PoweredDown");
+        let log = runner.log();
+        assert!(log.contains("condition=\"Running\" status=false reason=\"PoweredDown\""), "{log}");
+    }
+    let (uuid, machine_type) = (vm.text("data/uuid.txt"), vm.machine()["machineType"].clone());
+    vm.set("currentCpus", 2);
+    {
+        let mut runner = vm.start("all");
+        runner.console("guest: starts=2");
+        runner.console("guest: cpus=2");
+        runner.console("guest: up");
+        runner.signal("TERM");
+        runner.ends_well("PoweredDown");
+    }
+    assert_eq!((vm.text("data/uuid.txt"), vm.machine()["machineType"].clone()), (uuid, machine_type));
+    assert!(vm.text("data/machine-type").starts_with("pc-q35-"));
+    assert!(vm.path("data/fw-vars.fd").exists() && vm.path("data/tpm").exists());
+}
+
+#[test]
+fn a_guest_that_shuts_down_by_itself_ends_the_runner_with_success() {
+    let vm = Vm::new(json!({}), json!({ "poweroff-after-boot": true }));
+    let mut runner = vm.start("all");
+    runner.console("guest: powering off by itself");
+    runner.ends_well("GuestShutdown");
+}
+
+#[test]
+fn a_guest_that_is_to_stay_down_keeps_the_runner_waiting() {
+    let mut vm = Vm::new(json!({}), json!({ "poweroff-after-boot": true }));
+    vm.config["guestShutdownStops"] = json!(true);
+    vm.write_config();
+    {
+        let runner = vm.start("all");
+        runner.logs("condition=\"Running\" status=false reason=\"GuestShutdown\"");
+        runner.logs("waiting for the Pod's end");
+        // As if the container were killed; the kubelet starts it again.
+    }
+    let mut runner = vm.start("all");
+    runner.logs("waiting for the Pod's end");
+    assert!(!runner.log().contains("QEMU started"), "{}", runner.log());
+    runner.signal("TERM");
+    runner.ends_well("GuestShutdown");
+}
+
+#[test]
+fn a_reboot_is_no_end() {
+    let vm = Vm::new(json!({}), json!({ "reboot-after-first-boot": true }));
+    let mut runner = vm.start("all");
+    runner.console("guest: rebooting");
+    runner.console("guest: starts=2");
+    runner.console("guest: up");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_that_does_not_listen_is_powered_off() {
+    let vm = Vm::new(json!({ "powerdownTimeout": 1 }), json!({ "ignore-power-button": true }));
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    runner.signal("TERM");
+    runner.console("guest: power button, not listening");
+    runner.ends_well("PoweredOff");
+}
+
+#[test]
+fn a_qemu_that_cannot_start_has_its_last_words_everywhere() {
+    let vm = Vm::new(json!({ "machineType": "pc-q35-99.9" }), json!({}));
+    let mut runner = vm.start("all");
+    assert_eq!(runner.end().code(), Some(1));
+    let machine = vm.machine();
+    assert_eq!((&machine["reason"], &machine["code"]), (&json!("QemuFailed"), &json!(1)));
+    for place in [runner.log(), vm.text("termination-log"), machine["lastWords"].to_string()] {
+        assert!(place.contains("unsupported machine type"), "{place}");
+    }
+    assert!(vm.text("termination-log").contains("use a runner image"), "what to do");
+    assert!(runner.log().contains("status=false reason=\"QemuFailed\""), "{}", runner.log());
+}
+
+#[test]
+fn what_is_missing_is_named_before_qemu_starts() {
+    let vm = Vm::new(json!({ "drives": [{ "type": "raw", "resource": "/dev/no-such-disk" }] }), json!({}));
+    let mut runner = vm.start("all");
+    assert_eq!(runner.end().code(), Some(1));
+    for place in [runner.log(), vm.text("termination-log"), vm.text("run/machine.json")] {
+        assert!(place.contains("the disk /dev/no-such-disk does not exist"), "{place}");
+    }
+}
+
+#[test]
+fn an_agent_that_crashes_disturbs_no_guest() {
+    let vm = Vm::new(json!({}), json!({}));
+    let mut machine = vm.start("machine");
+    {
+        let agent = vm.start("agent");
+        agent.logs("the guest runs");
+        agent.logs("condition=\"Booted\" status=true");
+        assert!(!agent.output().contains("guest:"), "the console is the machine's");
+        // Killed with the end of its scope.
+    }
+    let mut agent = vm.start("agent");
+    agent.logs("condition=\"Running\" status=true");
+    agent.logs("condition=\"Booted\" status=true");
+    machine.signal("TERM");
+    machine.ends_well("PoweredDown");
+    agent.logs("reason=\"PoweredDown\"");
+    agent.signal("TERM");
+    assert!(agent.end().success());
+    assert_eq!(machine.output().matches("guest: up").count(), 1);
+}
+
+#[test]
+fn a_guest_starts_without_an_agent() {
+    let vm = Vm::new(json!({}), json!({}));
+    let mut machine = vm.start("machine");
+    machine.console("guest: up");
+    assert!(machine.log().contains("continuing it without one"));
+    machine.signal("TERM");
+    machine.ends_well("PoweredDown");
+}
+
+#[test]
+fn the_command_line_can_be_seen_without_a_start() {
+    let vm = Vm::new(json!({ "display": { "spice": { "port": 5999, "ticket": "secret" } } }), json!({}));
+    let output = Command::new(env!("CARGO_BIN_EXE_vm-runner"))
+        .args(["render-command", "--config-dir"])
+        .arg(vm.path("config"))
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("qemu-system-x86_64\n-nodefaults\n"), "{text}");
+    assert!(text.contains("port=5999,disable-ticketing=off") && !text.contains("secret"), "{text}");
+    assert!(!vm.path("run/machine.json").exists());
+}

@@ -38,7 +38,8 @@ async fn the_control_plane_serves_and_counts() {
 async fn the_certificate_is_good_for_the_service_address() {
     let cluster = Cluster::control_plane();
     let service = Api::<k8s_openapi::api::core::v1::Service>::namespaced(cluster.client().await, "default");
-    let address = eventually("the kubernetes Service", LIMIT, async || service.get_opt("kubernetes").await.unwrap()).await;
+    let address =
+        eventually("the kubernetes Service", LIMIT, async || service.get_opt("kubernetes").await.unwrap()).await;
     let mut config = cluster.config().await;
     config.tls_server_name = address.spec.unwrap().cluster_ip;
     let version = kube::Client::try_from(config).unwrap().apiserver_version().await.unwrap();
@@ -105,7 +106,14 @@ async fn the_node_runs_pods_with_volumes() {
 
     let pods = Api::<Pod>::namespaced(client.clone(), namespace.name());
     assert_eq!(log_of(&pods, "from-files").await, "from-block\nfrom-files\n");
-    let said = namespace.kubectl(&["exec", "user", "--", "sh", "-c", "nc -w 5 $KUBERNETES_SERVICE_HOST 443 </dev/null && echo reached"]);
+    let said = namespace.kubectl(&[
+        "exec",
+        "user",
+        "--",
+        "sh",
+        "-c",
+        "nc -w 5 $KUBERNETES_SERVICE_HOST 443 </dev/null && echo reached",
+    ]);
     assert_eq!(said.trim(), "reached", "the API server's Service");
 
     // Deleted claims take their data with them.
@@ -138,7 +146,8 @@ async fn a_killed_supervisor_leaves_nothing() {
     let manifest = place.path().join("objects.yaml");
     std::fs::write(&manifest, list(&volumes("default"))).unwrap();
     kubectl(&["apply", "--filename", &manifest.to_string_lossy()]);
-    eventually("the Pod to write", LIMIT, async || kubectl(&["logs", "user"]).contains("from-files").then_some(())).await;
+    eventually("the Pod to write", LIMIT, async || kubectl(&["logs", "user"]).contains("from-files").then_some(()))
+        .await;
 
     let state: Value = serde_json::from_str(&std::fs::read_to_string(dir.join("state.json")).unwrap()).unwrap();
     let network = format!("/proc/{}/ns/net", state["init"]["pid"]);
@@ -174,7 +183,9 @@ fn traces(dir: &Path, network: &Path, cgroup: &str) -> Vec<String> {
         }
     }
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
-    found.extend(mounts.lines().filter(|line| line.contains(&*dir.to_string_lossy())).map(|line| format!("mount {line}")));
+    found.extend(
+        mounts.lines().filter(|line| line.contains(&*dir.to_string_lossy())).map(|line| format!("mount {line}")),
+    );
     let claims = dir.join("volumes");
     for device in std::fs::read_dir("/sys/block").unwrap().flatten() {
         // Inside, the path begins elsewhere; the volume's name in it is the same, and after the end what is left of it.

@@ -46,10 +46,7 @@ impl Binaries {
             match wanted.iter().find(|name| !found.contains_key(**name)) {
                 None => return Ok(Self(found)),
                 Some(name) if !with_node => {
-                    bail!(
-                        "KUBEBUILDER_ASSETS={} has no {name}: unset it to have a control plane built",
-                        dir.display()
-                    )
+                    bail!("KUBEBUILDER_ASSETS={} has no {name}: unset it to have a control plane built", dir.display())
                 }
                 Some(name) => {
                     eprintln!("KUBEBUILDER_ASSETS has no {name}, which a node needs: using our own build");

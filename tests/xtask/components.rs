@@ -61,7 +61,9 @@ impl Components {
     /// Starts a program of Kubernetes, if the machine has it.
     pub fn start_kubernetes(&mut self, name: &str, args: &[String]) -> Result<()> {
         match self.plan.binaries.get(name).cloned() {
-            Some(program) => self.start(name, Command::new("setpriv").args(["--pdeathsig", "KILL"]).arg(program).args(args)),
+            Some(program) => {
+                self.start(name, Command::new("setpriv").args(["--pdeathsig", "KILL"]).arg(program).args(args))
+            }
             None => Ok(()),
         }
     }
@@ -108,7 +110,8 @@ impl Components {
     fn last_words(&self, name: &str) -> String {
         let log = read(&self.log(name)).unwrap_or_default();
         // The API server complains about much that does not matter: errors and fatal ones first.
-        let errors: Vec<&str> = log.lines().filter(|line| line.starts_with(['E', 'F']) || line.contains("rror")).collect();
+        let errors: Vec<&str> =
+            log.lines().filter(|line| line.starts_with(['E', 'F']) || line.contains("rror")).collect();
         if errors.is_empty() { last_lines(&log, 12) } else { last_lines(&errors.join("\n"), 12) }
     }
 
@@ -217,8 +220,8 @@ fn http_get(path: &str) -> Option<http::Request<Vec<u8>>> {
 
 /// A client for the cluster of a kubeconfig file.
 pub async fn client(kubeconfig: &std::path::Path) -> Result<Client> {
-    let config =
-        Kubeconfig::read_from(kubeconfig).with_context(|| format!("reading the kubeconfig {}", kubeconfig.display()))?;
+    let config = Kubeconfig::read_from(kubeconfig)
+        .with_context(|| format!("reading the kubeconfig {}", kubeconfig.display()))?;
     let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default())
         .await
         .with_context(|| format!("using the kubeconfig {}", kubeconfig.display()))?;

@@ -68,7 +68,8 @@ fn init() -> Result<()> {
     if let Err(error) = node::mount_all(Path::new(&dir)) {
         return report(&Report::Failed(format!("{error:#}")));
     }
-    let child = Command::new(program).args(["cluster", "inside"]).spawn().context("starting the parent of the components")?;
+    let child =
+        Command::new(program).args(["cluster", "inside"]).spawn().context("starting the parent of the components")?;
     loop {
         match wait(WaitOptions::empty()).context("waiting for a child")? {
             Some((pid, _)) if pid.as_raw_nonzero().get().unsigned_abs() == child.id() => return Ok(()),

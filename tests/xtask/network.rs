@@ -42,7 +42,13 @@ impl Network {
             let inside = ["--target", &pid, "--net", "ip"];
             run(Command::new("ip").args(["addr", "add", &format!("198.18.{number}.1/30"), "dev", &link]))?;
             run(Command::new("ip").args(["link", "set", &link, "up"]))?;
-            run(Command::new("nsenter").args(inside).args(["addr", "add", &format!("{}/30", network.address()), "dev", &link]))?;
+            run(Command::new("nsenter").args(inside).args([
+                "addr",
+                "add",
+                &format!("{}/30", network.address()),
+                "dev",
+                &link,
+            ]))?;
             run(Command::new("nsenter").args(inside).args(["link", "set", &link, "up"]))?;
             // Tests and people may speak to Pods.
             run(Command::new("ip").args(["route", "add", &network.pods(), "via", &network.address().to_string()]))?;

@@ -57,9 +57,7 @@ pub async fn start(components: &mut Components, plan: &Plan, node: &NodePlan) ->
     components.start_api_server()?;
     components.start_program("containerd", &[format!("--config={INSIDE}/containerd.toml")])?;
     let image = node.pause_image.clone();
-    components
-        .wait("containerd", "its socket to take the pause image", async || ctr_import(&image).ok())
-        .await?;
+    components.wait("containerd", "its socket to take the pause image", async || ctr_import(&image).ok()).await?;
     let client = components.finish_control_plane().await?;
     let pki = format!("{INSIDE}/pki");
     components.start_kubernetes(
@@ -113,8 +111,10 @@ fn is_ready(node: &Node) -> Option<()> {
 }
 
 fn ctr_import(image: &Path) -> Result<()> {
-    run(Command::new("ctr").args(["-a", &format!("{INSIDE}/containerd.sock"), "-n", "k8s.io", "images", "import"]).arg(image))
-        .map(drop)
+    run(Command::new("ctr")
+        .args(["-a", &format!("{INSIDE}/containerd.sock"), "-n", "k8s.io", "images", "import"])
+        .arg(image))
+    .map(drop)
 }
 
 /// All hierarchies of control groups that this machine has; with version 2 there is one.
@@ -160,7 +160,7 @@ state = "/run/containerd"
     bin_dir = "/usr/lib/cni"
     conf_dir = "{INSIDE}/cni"
 "#,
-            image = crate::images::TOOLS_IMAGE,
+            image = crate::tools_image::NAME,
         ),
     )?;
     make_dir(&dir.join("cni"))?;

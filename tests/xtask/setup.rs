@@ -51,6 +51,12 @@ const REQUIREMENTS: &[Requirement] = &[
     need("tar", "tar", "container images", &[Purpose::Cluster, Purpose::Images]),
     need("buildah", "buildah", "builds container images", &[Purpose::Images]),
     need("mmdebstrap", "mmdebstrap", "makes the base image where no registry can be reached", &[Purpose::Images]),
+    need(
+        "/usr/share/keyrings/debian-archive-keyring.gpg",
+        "debian-archive-keyring",
+        "checks Debian's packages for the base image",
+        &[Purpose::Images],
+    ),
     need("gcc", "gcc", "links Rust programs", &[Purpose::Images]),
     need("/usr/share/doc/libc6-dev", "libc6-dev", "static programs", &[Purpose::Images]),
     need("cpio", "cpio", "packs the guest's first root", &[Purpose::Guest]),
@@ -113,9 +119,7 @@ fn apt() -> Command {
 }
 
 fn install(packages: &[&str]) -> Result<()> {
-    run_loud(
-        apt().args(["-qq", "install", "--yes", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0"]).args(packages),
-    )
+    run_loud(apt().args(["-qq", "install", "--yes", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0"]).args(packages))
 }
 
 /// Checks that there is a Go that can build the control plane.

@@ -152,9 +152,11 @@ pub fn sweep(dir: &Path) -> Result<()> {
         Ok(devices.is_empty().then_some(()))
     })?;
     if let Some(cgroup) = &state.cgroup {
-        wait_for("the control groups to be empty", Duration::from_secs(10), || {
-            Ok(remove_cgroup(cgroup).then_some(()))
-        })?;
+        wait_for(
+            "the control groups to be empty",
+            Duration::from_secs(10),
+            || Ok(remove_cgroup(cgroup).then_some(())),
+        )?;
     }
     Ok(())
 }
@@ -183,7 +185,9 @@ fn components_of(dir: &Path) -> Vec<PathBuf> {
 fn loops_of(dir: &Path) -> Result<Vec<String>> {
     let Ok(volumes) = fs::read_dir(dir.join("volumes")) else { return Ok(vec![]) };
     let mut backing: Vec<String> = volumes.flatten().filter_map(|entry| identity(&entry.path().join("disk"))).collect();
-    let list = run(Command::new("losetup").args(["--list", "--noheadings", "--raw"]).args(["--output", "NAME,BACK-MAJ:MIN,BACK-INO"]))?;
+    let list = run(Command::new("losetup")
+        .args(["--list", "--noheadings", "--raw"])
+        .args(["--output", "NAME,BACK-MAJ:MIN,BACK-INO"]))?;
     // Even raw output is padded.
     let list = list.replace("\\x20", " ");
     let mut all: Vec<(&str, String)> = list

@@ -26,7 +26,9 @@ pub fn dev_dir() -> PathBuf {
 pub fn cache_dir() -> Result<PathBuf> {
     let base = match std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()) {
         Some(dir) => PathBuf::from(dir),
-        None => PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?).join(".cache"),
+        None => {
+            PathBuf::from(std::env::var_os("HOME").context("neither XDG_CACHE_HOME nor HOME is set")?).join(".cache")
+        }
     };
     Ok(base.join("vm-operator"))
 }
@@ -70,6 +72,11 @@ pub fn sha256_file(path: &Path) -> Result<String> {
         }
         hash.update(&buffer[..count]);
     }
+}
+
+/// Whether a directory is on an overlay, as in a container: another overlay can't lie on that.
+pub fn lies_on_overlay(dir: &Path) -> Result<bool> {
+    Ok(run(Command::new("stat").args(["--file-system", "--format=%T"]).arg(dir))?.trim() == "overlayfs")
 }
 
 /// What cannot be guessed: tokens, names.

@@ -189,11 +189,8 @@ pub struct ServiceMetadata {
 }
 
 /// Data for cloud-init (<https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html>).
-#[derive(Clone, Debug, Default, Serialize, Deserialize, KubeSchema, PartialEq)]
-#[x_kube(
-    validation = Rule::new("!has(self.userData) || !has(self.userDataFrom)").message("give either userData or userDataFrom"),
-    validation = Rule::new("!has(self.networkConfig) || !has(self.networkConfigFrom)").message("give either networkConfig or networkConfigFrom"),
-)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[schemars(transform = crd::either_data_or_source)]
 #[serde(rename_all = "camelCase")]
 pub struct CloudInit {
     /// The `meta-data`. `instance-id` defaults to a hash of the machine's UID and of all of this data, `local-hostname` to

@@ -1,8 +1,44 @@
 //! vm-operator runs QEMU/KVM virtual machines in Kubernetes Pods.
+//!
+//! One direction, one module for each step:
+//!
+//! ```text
+//!  VirtualMachine ──┐
+//!  observed objects ┼─▶ render ─▶ objects ─▶ plan ─▶ apply / delete / wait ─▶ status, events
+//!  configuration ───┤   (pure)              (pure)        (the only writes)     (pure, then one write)
+//!  templates ───────┘
+//! ```
+//!
+//! Without Cargo features only the pure modules are there, and no client that they could name.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+// Pure: no async, no client, no clock, no randomness.
+#[deny(clippy::disallowed_methods)]
 pub mod api;
+#[deny(clippy::disallowed_methods)]
+pub mod config;
+#[deny(clippy::disallowed_methods)]
+pub mod observed;
+#[deny(clippy::disallowed_methods)]
+pub mod plan;
+#[deny(clippy::disallowed_methods)]
+pub mod render;
+#[deny(clippy::disallowed_methods)]
+pub mod runner_config;
+#[deny(clippy::disallowed_methods)]
+pub mod status;
+#[cfg(test)]
+mod test_support;
+
+// Reads and writes.
+#[cfg(feature = "cli")]
+pub mod cli;
+#[cfg(feature = "manager")]
+pub mod cluster;
+#[cfg(any(feature = "cli", feature = "manager"))]
+pub mod files;
+#[cfg(feature = "manager")]
+pub mod manager;
 #[cfg(feature = "runner")]
 pub mod runner;
-pub mod runner_config;

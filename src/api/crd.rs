@@ -79,6 +79,13 @@ fn tidy(schema: &mut Value, in_list: bool) {
     }
 }
 
+/// `userData` and `networkConfig` come either from the resource itself or from elsewhere. Not as CEL, which can't see fields
+/// without a type.
+pub(super) fn either_data_or_source(schema: &mut Schema) {
+    let not_both = |field: &str| json!({ "not": { "required": [field, format!("{field}From")] } });
+    schema.insert("allOf".into(), json!([not_both("userData"), not_both("networkConfig")]));
+}
+
 /// Any JSON value.
 pub(super) fn any(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "x-kubernetes-preserve-unknown-fields": true })

@@ -81,6 +81,14 @@ impl Quantity {
         Self { text: bytes.to_string(), bytes, number: true }
     }
 
+    /// The size written as runners of the old kind read it: `4 GiB`, or a number of bytes where no unit fits.
+    pub fn spaced(&self) -> Self {
+        let unit = UNITS[..6].iter().rev().find(|(_, factor)| self.bytes > 0 && self.bytes.is_multiple_of(*factor));
+        let text =
+            unit.map_or_else(|| self.bytes.to_string(), |(name, factor)| format!("{} {name}B", self.bytes / factor));
+        Self { text, bytes: self.bytes, number: false }
+    }
+
     /// The size in bytes, fractions of a byte cut off.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -171,6 +179,15 @@ mod tests {
             ("15Ei", 15 << 60),
         ] {
             assert_eq!(bytes(text), Some(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_for_runners_of_the_old_kind() {
+        for (text, spaced) in
+            [("4Gi", "4 GiB"), ("1536Mi", "1536 MiB"), ("1G", "1000000000"), ("1025", "1025"), ("0", "0")]
+        {
+            assert_eq!(Quantity::parse(text).unwrap().spaced().to_string(), spaced);
         }
     }
 

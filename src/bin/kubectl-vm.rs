@@ -1,2 +1,4 @@
-//! The program kubectl-vm.
-fn main() {}
+//! The kubectl plugin.
+fn main() -> std::process::ExitCode {
+    vm_operator::cli::main()
+}

@@ -1,3 +1,4 @@
 //! What integration tests share.
 
 pub mod cluster;
+pub mod manager;

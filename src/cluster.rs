@@ -1,0 +1,196 @@
+//! Where objects are read and written: the edge between the plan and the API server.
+//!
+//! Reading is watching: [`watch`] keeps every object that carries a machine's labels, so that no decision asks the API
+//! server what a watch has told already. Writing is [`Cluster::execute`], which does what a plan says, and
+//! [`Cluster::write_status`].
+
+pub mod watch;
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, Preconditions, TypeMeta},
+    core::PartialObjectMeta,
+};
+use serde_json::{Value, json};
+use tracing::info;
+
+use self::watch::Children;
+use crate::{
+    api::VirtualMachine,
+    observed::{FIELD_MANAGER, Object},
+    plan::{Action, Plan},
+    render::{ObjectKey, Rendered},
+    status,
+};
+
+/// A namespace of a cluster in which machines are managed.
+#[derive(Clone)]
+pub struct Cluster {
+    /// Talks to the API server.
+    pub client: Client,
+    /// The namespace.
+    pub namespace: String,
+    /// The objects of its machines.
+    pub children: Arc<Children>,
+}
+
+/// An action that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ActionError {
+    /// The API server did not do it.
+    #[error("{what} {key}")]
+    Api {
+        /// `apply`, `label` or `delete`.
+        what: &'static str,
+        /// The object.
+        key: ObjectKey,
+        /// Why.
+        source: Box<kube::Error>,
+    },
+    /// An object of that name is there and does not belong to the machine.
+    #[error("{0} exists and is not this machine's: delete or rename one of the two")]
+    NameTaken(ObjectKey),
+    /// The API server sent an object that can't be understood.
+    #[error("the API server's answer about {key} can't be understood")]
+    Answer {
+        /// The object.
+        key: ObjectKey,
+        /// Why.
+        source: serde_json::Error,
+    },
+}
+
+impl ActionError {
+    /// Whether trying again without a change is of use: the API server is busy, or somebody else was faster. Otherwise it
+    /// refused what we sent, and a person must hear of it.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Api { source, .. } => is_transient(source),
+            Self::NameTaken(_) | Self::Answer { .. } => false,
+        }
+    }
+}
+
+/// Whether a request may succeed when it is sent again as it is.
+pub fn is_transient(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => matches!(status.code, 409 | 410 | 429) || status.code >= 500,
+        _ => true,
+    }
+}
+
+/// The resource of a kind. Its plural is derived from the kind, as all built-in kinds and most others form it.
+pub fn resource(key: &TypeMeta) -> ApiResource {
+    let (group, version) = key.api_version.split_once('/').unwrap_or(("", &key.api_version));
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &key.kind))
+}
+
+impl Cluster {
+    /// Does what the plan says, step by step; the actions of a step go together.
+    ///
+    /// Returns the first error of the first step in which there was one; later steps are not begun then, because a Pod must
+    /// not be made before what it mounts. What was done is in [`Cluster::children`] when this returns.
+    ///
+    /// # Errors
+    /// [`ActionError`]
+    pub async fn execute(&self, vm: &VirtualMachine, plan: &Plan) -> Result<(), ActionError> {
+        for step in &plan.steps {
+            let results = join_all(step.iter().map(|action| self.act(vm, action))).await;
+            results.into_iter().collect::<Result<(), _>>()?;
+        }
+        Ok(())
+    }
+
+    async fn act(&self, vm: &VirtualMachine, action: &Action) -> Result<(), ActionError> {
+        match action {
+            Action::Apply { object, uid } => self.apply(vm, object, uid.as_deref()).await,
+            Action::Label { key, uid, patch } => self.label(vm, key, uid, patch).await,
+            Action::Delete { key, uid } => self.delete(key, uid).await,
+        }
+    }
+
+    fn objects(&self, key: &ObjectKey) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), &self.namespace, &resource(&key.types()))
+    }
+
+    /// Applies an object, with force: what a template renders is ours. What it does not render stays whoever's it is.
+    async fn apply(&self, vm: &VirtualMachine, object: &Rendered, uid: Option<&str>) -> Result<(), ActionError> {
+        let key = &object.key;
+        let failed = |source| ActionError::Api { what: "apply", key: key.clone(), source: Box::new(source) };
+        let api = self.objects(key);
+        let mut value = object.value.clone();
+        match uid {
+            // The API server then refuses to apply to an object that was made anew meanwhile.
+            Some(uid) => value["metadata"]["uid"] = json!(uid),
+            // An apply merges into whatever has the name: look first.
+            None => {
+                let metas: Api<PartialObjectMeta<DynamicObject>> =
+                    Api::namespaced_with(self.client.clone(), &self.namespace, &resource(&key.types()));
+                if let Some(found) = metas.get_metadata_opt(&key.name).await.map_err(failed)? {
+                    let found = Object::trim(
+                        &key.types(),
+                        DynamicObject { types: None, metadata: found.metadata, data: Value::Null },
+                    );
+                    if !found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default()) {
+                        return Err(ActionError::NameTaken(key.clone()));
+                    }
+                }
+            }
+        }
+        let applied = api
+            .patch(&key.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&value))
+            .await
+            .map_err(failed)?;
+        info!(vm = vm.name_any(), object = %key, "applied");
+        self.children.insert(Object::trim(&key.types(), applied));
+        Ok(())
+    }
+
+    async fn label(&self, vm: &VirtualMachine, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {
+        let mut patch = patch.clone();
+        patch["metadata"]["uid"] = json!(uid);
+        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        let patched = self.objects(key).patch(&key.name, &parameters, &Patch::Merge(&patch)).await;
+        let patched =
+            patched.map_err(|source| ActionError::Api { what: "label", key: key.clone(), source: Box::new(source) })?;
+        info!(vm = vm.name_any(), object = %key, "labelled");
+        self.children.insert(Object::trim(&key.types(), patched));
+        Ok(())
+    }
+
+    async fn delete(&self, key: &ObjectKey, uid: &str) -> Result<(), ActionError> {
+        let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        match self.objects(key).delete(&key.name, &parameters).await {
+            Ok(answer) => {
+                info!(object = %key, "deleted");
+                // An object that waits for its grace period comes back with its time of deletion.
+                if let Some(object) = answer.left() {
+                    self.children.insert(Object::trim(&key.types(), object));
+                }
+                Ok(())
+            }
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(source) => Err(ActionError::Api { what: "delete", key: key.clone(), source: Box::new(source) }),
+        }
+    }
+
+    /// Writes the manager's part of a machine's status.
+    ///
+    /// # Errors
+    /// What the API server says.
+    pub async fn write_status(&self, vm: &VirtualMachine, wanted: &Value) -> Result<VirtualMachine, kube::Error> {
+        let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &self.namespace);
+        let patch = json!({
+            "apiVersion": VirtualMachine::api_version(&()),
+            "kind": VirtualMachine::kind(&()),
+            "metadata": { "name": vm.name_any(), "uid": vm.metadata.uid },
+            "status": wanted,
+        });
+        api.patch_status(&vm.name_any(), &PatchParams::apply(status::FIELD_MANAGER).force(), &Patch::Apply(&patch))
+            .await
+    }
+}

@@ -1,0 +1,284 @@
+//! The objects of the machines, as watches tell them.
+//!
+//! ```text
+//!  watch of each kind that the templates make ─▶ trim ─▶ Children ─▶ which machine ─▶ reconcile
+//! ```
+//!
+//! Which kinds there are is not known here: the first rendering that makes a kind starts its watch. Of Pods and claims spec
+//! and status are kept, of everything else only the metadata is asked for, so no secret ever comes here.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use futures::{StreamExt, TryStreamExt, channel::mpsc};
+use k8s_openapi::jiff::Timestamp;
+use kube::{
+    Api, Client,
+    api::{DynamicObject, TypeMeta},
+    core::PartialObjectMeta,
+    runtime::{
+        WatchStreamExt,
+        reflector::ObjectRef,
+        watcher::{self, Event},
+    },
+};
+use serde_json::Value;
+use tokio::sync::watch;
+use tracing::{debug, warn};
+
+use crate::{
+    api::VirtualMachine,
+    observed::{Object, Observed},
+    render::{ObjectKey, context::selector},
+};
+
+/// The objects of all machines of a namespace.
+pub struct Children {
+    client: Client,
+    namespace: String,
+    /// By the machine's name and the object's key.
+    objects: Mutex<HashMap<String, HashMap<ObjectKey, Arc<Object>>>>,
+    kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
+    trigger: mpsc::UnboundedSender<ObjectRef<VirtualMachine>>,
+}
+
+/// How far the watch of a kind is.
+#[derive(Clone, Debug, PartialEq)]
+enum State {
+    Listing,
+    Complete,
+    Failed(String),
+}
+
+/// The objects of a kind can't be watched.
+#[derive(Debug, thiserror::Error)]
+#[error("{kind} objects can't be watched: {message}")]
+pub struct WatchError {
+    /// The kind.
+    pub kind: String,
+    /// What the API server says.
+    pub message: String,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is kept here is complete after each statement; a panic elsewhere does not make it wrong.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Children {
+    /// Nothing is watched yet. The stream tells which machines must be looked at.
+    pub fn new(client: Client, namespace: &str) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<VirtualMachine>>) {
+        let (trigger, triggered) = mpsc::unbounded();
+        let children = Self {
+            client,
+            namespace: namespace.to_owned(),
+            objects: Mutex::default(),
+            kinds: Mutex::default(),
+            trigger,
+        };
+        (Arc::new(children), triggered)
+    }
+
+    /// What there is of a machine.
+    pub fn observe(&self, vm: &str, now: Timestamp) -> Observed {
+        let objects =
+            lock(&self.objects).get(vm).map(|objects| objects.values().cloned().collect()).unwrap_or_default();
+        Observed { objects, now }
+    }
+
+    /// Makes sure that these kinds are watched and known completely. Returns whether a watch had to be started, that is,
+    /// whether what was observed before is out of date.
+    ///
+    /// # Errors
+    /// If the API server refuses the watch of a kind, for want of a right or because it has no such kind. The watch goes on
+    /// trying.
+    pub async fn watch(self: &Arc<Self>, kinds: impl IntoIterator<Item = TypeMeta>) -> Result<bool, WatchError> {
+        let mut pending = Vec::new();
+        {
+            let mut watched = lock(&self.kinds);
+            for kind in kinds {
+                let state = watched.entry(kind.clone()).or_insert_with(|| self.start(kind.clone()));
+                if *state.borrow() != State::Complete {
+                    pending.push((kind, state.clone()));
+                }
+            }
+        }
+        let had_to_wait = !pending.is_empty();
+        for (kind, mut state) in pending {
+            let state = state.wait_for(|state| *state != State::Listing).await.map(|state| state.clone());
+            if let Ok(State::Failed(message)) = state {
+                return Err(WatchError { kind: kind.kind, message });
+            }
+        }
+        Ok(had_to_wait)
+    }
+
+    /// Takes in what the API server answered to a write, so that the next decision does not wait for the watch to tell it.
+    pub fn insert(&self, object: Object) {
+        let Some(vm) = object.vm().map(str::to_owned) else { return };
+        let mut objects = lock(&self.objects);
+        let objects = objects.entry(vm).or_default();
+        if objects.get(&object.key).is_none_or(|known| known.uid != object.uid || known.version <= object.version) {
+            objects.insert(object.key.clone(), Arc::new(object));
+        }
+    }
+
+    /// Starts the watch of a kind.
+    fn start(self: &Arc<Self>, kind: TypeMeta) -> watch::Receiver<State> {
+        let (sender, receiver) = watch::channel(State::Listing);
+        let resource = super::resource(&kind);
+        let config = watcher::Config::default().labels(&selector());
+        let children = self.clone();
+        let key = |name: &str| ObjectKey {
+            api_version: kind.api_version.clone(),
+            kind: kind.kind.clone(),
+            name: name.into(),
+        };
+        // Only these are looked into.
+        let whole = key("").is_pod() || key("").is_claim();
+        let stream = if whole {
+            let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
+            let kind = kind.clone();
+            watcher(api, config).map_ok(move |event| event_map(event, |object| Object::trim(&kind, object))).boxed()
+        } else {
+            let api: Api<PartialObjectMeta<DynamicObject>> =
+                Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
+            let kind = kind.clone();
+            let object = |meta: PartialObjectMeta<DynamicObject>| DynamicObject {
+                types: None,
+                metadata: meta.metadata,
+                data: Value::Null,
+            };
+            watcher(api, config).map_ok(move |event| event_map(event, |meta| Object::trim(&kind, object(meta)))).boxed()
+        };
+        tokio::spawn(async move {
+            let mut stream = std::pin::pin!(stream.default_backoff());
+            let mut listed = Vec::new();
+            while let Some(event) = stream.next().await {
+                match event {
+                    Ok(event) => {
+                        if children.take(&kind, event, &mut listed) {
+                            sender.send_replace(State::Complete);
+                        }
+                    }
+                    Err(error) => {
+                        warn!(kind = kind.kind, error = %Chain(&error), "the watch was cut");
+                        // A watch that once was complete goes on from where it was.
+                        sender.send_if_modified(|state| {
+                            let failed = *state != State::Complete;
+                            if failed {
+                                *state = State::Failed(Chain(&error).to_string());
+                            }
+                            failed
+                        });
+                    }
+                }
+            }
+        });
+        receiver
+    }
+
+    /// Takes in what a watch tells. Returns whether the list of the kind is complete now.
+    fn take(&self, kind: &TypeMeta, event: Event<Object>, listed: &mut Vec<Object>) -> bool {
+        match event {
+            Event::Init => listed.clear(),
+            Event::InitApply(object) => listed.push(object),
+            Event::InitDone => {
+                let listed = std::mem::take(listed);
+                let gone: Vec<Arc<Object>> = lock(&self.objects)
+                    .values()
+                    .flat_map(HashMap::values)
+                    .filter(|known| known.key.types() == *kind && !listed.iter().any(|object| object.uid == known.uid))
+                    .cloned()
+                    .collect();
+                gone.iter().for_each(|object| self.remove(object));
+                listed.into_iter().for_each(|object| self.update(object));
+                return true;
+            }
+            Event::Apply(object) => self.update(object),
+            Event::Delete(object) => self.remove(&object),
+        }
+        false
+    }
+
+    fn update(&self, object: Object) {
+        let Some(vm) = object.vm().map(str::to_owned) else { return };
+        {
+            let mut objects = lock(&self.objects);
+            let objects = objects.entry(vm.clone()).or_default();
+            match objects.get(&object.key) {
+                // What we wrote ourselves is known already, perhaps even newer.
+                Some(known) if known.uid == object.uid && known.version >= object.version => return,
+                Some(known) if known.is_same(&object) => {
+                    objects.insert(object.key.clone(), Arc::new(object));
+                    return;
+                }
+                _ => objects.insert(object.key.clone(), Arc::new(object)),
+            };
+        }
+        self.wake(&vm);
+    }
+
+    fn remove(&self, object: &Object) {
+        let Some(vm) = object.vm() else { return };
+        {
+            let mut objects = lock(&self.objects);
+            let Some(of_vm) = objects.get_mut(vm) else { return };
+            // One of the same name that was made since stays.
+            if of_vm.get(&object.key).is_none_or(|known| known.uid != object.uid) {
+                return;
+            }
+            of_vm.remove(&object.key);
+            if of_vm.is_empty() {
+                objects.remove(vm);
+            }
+        }
+        self.wake(vm);
+    }
+
+    fn wake(&self, vm: &str) {
+        debug!(vm, "an object changed");
+        // Nobody listens any more when the manager ends.
+        let _ = self.trigger.unbounded_send(ObjectRef::new(vm).within(&self.namespace));
+    }
+}
+
+fn watcher<K>(api: Api<K>, config: watcher::Config) -> impl futures::Stream<Item = watcher::Result<Event<K>>> + Send
+where
+    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
+{
+    kube::runtime::watcher(api, config)
+}
+
+fn event_map<A, B>(event: Event<A>, map: impl FnOnce(A) -> B) -> Event<B> {
+    match event {
+        Event::Apply(object) => Event::Apply(map(object)),
+        Event::Delete(object) => Event::Delete(map(object)),
+        Event::Init => Event::Init,
+        Event::InitApply(object) => Event::InitApply(map(object)),
+        Event::InitDone => Event::InitDone,
+    }
+}
+
+/// An error with its causes, on one line.
+pub struct Chain<'a>(pub &'a (dyn std::error::Error + 'static));
+
+impl std::fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut shown = self.0.to_string();
+        let mut source = self.0.source();
+        while let Some(cause) = source {
+            let text = cause.to_string();
+            // Some errors of libraries repeat their cause.
+            if !shown.contains(&text) {
+                write!(f, ": {text}")?;
+            }
+            shown = text;
+            source = cause.source();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! The files that people write for the programs: the manager's configuration and folders of templates.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    config::{Config, ConfigError},
+    render::{TemplateError, TemplateSet},
+};
+
+/// A file that can't be used, with the place in it where that is known.
+#[derive(Debug, thiserror::Error)]
+#[error("{}{}: {message}", file.display(), place(*at))]
+pub struct FileError {
+    /// The file.
+    pub file: PathBuf,
+    /// Line and column, from 1.
+    pub at: Option<(usize, usize)>,
+    /// What is wrong.
+    pub message: String,
+}
+
+fn place(at: Option<(usize, usize)>) -> String {
+    at.map(|(line, column)| format!(":{line}:{column}")).unwrap_or_default()
+}
+
+impl FileError {
+    /// A file that can't be read or written.
+    pub fn io(file: &Path) -> impl Fn(io::Error) -> Self {
+        move |error| Self { file: file.to_owned(), at: None, message: error.to_string() }
+    }
+
+    /// A file that is not the YAML that it should be; the error counts lines from `lines_before` on.
+    pub fn yaml(file: &Path, error: &serde_yaml::Error, lines_before: usize) -> Self {
+        let at = error.location().map(|place| (place.line() + lines_before, place.column()));
+        let text = error.to_string();
+        // The place stands before the message already.
+        let message = at
+            .and_then(|(line, column)| text.strip_suffix(&format!(" at line {} column {column}", line - lines_before)))
+            .unwrap_or(&text);
+        Self { file: file.to_owned(), at, message: message.to_owned() }
+    }
+
+    /// An error in a template: in the folder's file, or in the built-in one.
+    pub fn template(folder: Option<&Path>, error: &TemplateError) -> Self {
+        let file = folder.map(|folder| folder.join(&error.template)).filter(|file| file.is_file());
+        Self {
+            file: file.unwrap_or_else(|| PathBuf::from(&error.template)),
+            at: error.line.map(|line| (line, error.column.unwrap_or(1))),
+            message: error.message.clone(),
+        }
+    }
+}
+
+impl From<&FileError> for TemplateError {
+    fn from(error: &FileError) -> Self {
+        Self {
+            template: error.file.display().to_string(),
+            line: error.at.map(|(line, _)| line),
+            column: error.at.map(|(_, column)| column),
+            message: error.message.clone(),
+        }
+    }
+}
+
+/// Reads the manager's configuration.
+///
+/// # Errors
+/// If the file can't be read or used.
+pub fn configuration(file: &Path) -> Result<Config, FileError> {
+    let text = fs::read_to_string(file).map_err(FileError::io(file))?;
+    Config::parse(&text).map_err(|error| match error {
+        ConfigError::Syntax(source) => FileError::yaml(file, &source, 0),
+        ConfigError::Value { path, source } => {
+            FileError { file: file.to_owned(), at: None, message: format!("{path}: {source}") }
+        }
+    })
+}
+
+/// Compiles the built-in templates under those of a folder.
+///
+/// # Errors
+/// If a file can't be read or does not compile.
+pub fn template_set(folder: Option<&Path>) -> Result<TemplateSet, FileError> {
+    let mut overlay = BTreeMap::new();
+    if let Some(folder) = folder {
+        for entry in fs::read_dir(folder).map_err(FileError::io(folder))? {
+            let path = entry.map_err(FileError::io(folder))?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            // The kubelet keeps the versions of a mounted ConfigMap in folders that begin with a dot.
+            if !name.starts_with('.') && !path.is_dir() {
+                overlay.insert(name, fs::read_to_string(&path).map_err(FileError::io(&path))?);
+            }
+        }
+    }
+    TemplateSet::with_overlay(overlay).map_err(|error| FileError::template(folder, &error))
+}

@@ -1,0 +1,222 @@
+//! One machine, one page: observe, render, plan, execute, status. No decisions are made here.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
+use kube::{
+    Resource, ResourceExt,
+    runtime::{
+        controller::Action,
+        events::{Event, EventType, Recorder, Reporter},
+        reflector::ObjectRef,
+    },
+};
+use serde_json::Value;
+use tracing::{debug, warn};
+
+use super::trim;
+use crate::{
+    api::{
+        VirtualMachine,
+        conditions::{self, READY},
+    },
+    cluster::{
+        ActionError, Cluster, is_transient,
+        watch::{Chain, WatchError},
+    },
+    config::ReconcilerConfig,
+    files::FileError,
+    observed::Observed,
+    plan::{self, Plan, plan},
+    render::{Facts, Rendered, TemplateError, TemplateSet, render},
+    status::{differs, status},
+};
+
+/// The first and the longest pause after a failure.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+
+/// Why a machine could not be brought to where it should be; it is tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    /// A write failed.
+    #[error(transparent)]
+    Action(#[from] ActionError),
+    /// A kind of object can't be watched.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
+    /// The status could not be written.
+    #[error("write the status")]
+    Status(#[source] kube::Error),
+}
+
+/// What the reconciliation of every machine shares.
+pub struct Reconciler {
+    cluster: Cluster,
+    config: ReconcilerConfig,
+    templates: Result<TemplateSet, FileError>,
+    recorder: Recorder,
+    /// Machines as the API server answered to our last write of their status, until the watch has told it too.
+    written: Mutex<HashMap<ObjectRef<VirtualMachine>, Arc<VirtualMachine>>>,
+    /// Failures in a row.
+    failures: Mutex<HashMap<ObjectRef<VirtualMachine>, u32>>,
+}
+
+impl Reconciler {
+    /// Everything is done through `cluster`.
+    pub fn new(cluster: Cluster, config: ReconcilerConfig, templates: Result<TemplateSet, FileError>) -> Self {
+        let reporter = Reporter { controller: "vm-operator".into(), instance: std::env::var("HOSTNAME").ok() };
+        let recorder = Recorder::new(cluster.client.clone(), reporter);
+        Self { cluster, config, templates, recorder, written: Mutex::default(), failures: Mutex::default() }
+    }
+
+    /// Brings a machine to where its spec wants it.
+    ///
+    /// # Errors
+    /// [`ReconcileError`]; everything that could be done and said was.
+    pub async fn reconcile(vm: Arc<VirtualMachine>, this: Arc<Self>) -> Result<Action, ReconcileError> {
+        let vm = this.newest(vm);
+        let name = vm.name_any();
+        // Reads: only what the watches keep.
+        let mut observed = this.cluster.children.observe(&name, Timestamp::now());
+        let mut rendered = this.render(&vm, &observed);
+        if let Ok(objects) = &rendered
+            && this.cluster.children.watch(objects.iter().map(|object| object.key.types())).await?
+        {
+            observed = this.cluster.children.observe(&name, Timestamp::now());
+            rendered = this.render(&vm, &observed);
+        }
+        // Pure.
+        let plan = plan(&vm, &observed, rendered.as_deref().ok());
+        // Writes.
+        let result = this.cluster.execute(&vm, &plan).await;
+        let failure = result.as_ref().err().filter(|error| !error.is_transient()).map(|error| Chain(error).to_string());
+        // Pure again, from what there is now, then at most one write.
+        let observed = this.cluster.children.observe(&name, Timestamp::now());
+        let wanted = status(&vm, &observed, &plan, rendered.as_ref().map(drop), failure.as_deref());
+        if vm.metadata.deletion_timestamp.is_none() && differs(&vm, &wanted) {
+            this.write_status(&vm, &wanted).await?;
+        }
+        this.tell(&vm, &observed, &plan, &wanted, result.is_ok()).await;
+        result?;
+        this.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(&*vm));
+        Ok(plan.again_after.map_or_else(Action::await_change, Action::requeue))
+    }
+
+    /// When to try again after a failure: later and later, each machine for itself.
+    pub fn retry(vm: Arc<VirtualMachine>, error: &ReconcileError, this: Arc<Self>) -> Action {
+        let mut failures = this.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = failures.entry(ObjectRef::from_obj(&*vm)).or_default();
+        let (first, longest) = BACKOFF;
+        let pause = first.saturating_mul(1 << (*count).min(10)).min(longest);
+        *count += 1;
+        warn!(vm = vm.name_any(), error = %Chain(error), tries = *count, again_in = ?pause, "not done yet");
+        Action::requeue(pause)
+    }
+
+    fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, TemplateError> {
+        let templates = self.templates.as_ref().map_err(TemplateError::from)?;
+        let facts = Facts { display_password: password() };
+        render(vm, observed, &self.config, &facts, templates)
+    }
+
+    async fn write_status(&self, vm: &VirtualMachine, wanted: &Value) -> Result<(), ReconcileError> {
+        match self.cluster.write_status(vm, wanted).await {
+            Ok(mut written) => {
+                debug!(vm = vm.name_any(), "wrote the status");
+                trim(&mut written);
+                let mut cache = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+                cache.insert(ObjectRef::from_obj(&written), Arc::new(written));
+                Ok(())
+            }
+            // Deleted meanwhile, or made anew: the watch will tell.
+            Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(()),
+            Err(error) if is_transient(&error) => Err(ReconcileError::Status(error)),
+            Err(error) => Err(ReconcileError::Status(error)),
+        }
+    }
+
+    /// The machine as we know it: the watch may lag behind our own last write.
+    fn newest(&self, vm: Arc<VirtualMachine>) -> Arc<VirtualMachine> {
+        let version = |vm: &VirtualMachine| vm.resource_version().and_then(|version| version.parse::<u64>().ok());
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = ObjectRef::from_obj(&*vm);
+        match written.get(&key) {
+            Some(ours) if ours.metadata.uid == vm.metadata.uid && version(ours) > version(&vm) => ours.clone(),
+            Some(_) => {
+                written.remove(&key);
+                vm
+            }
+            None => vm,
+        }
+    }
+
+    /// Events for what a person would ask about: a Pod made or removed, and a new reason for not being ready.
+    async fn tell(&self, vm: &VirtualMachine, observed: &Observed, plan: &Plan, wanted: &Value, done: bool) {
+        let mut events = Vec::new();
+        let name = vm.name_any();
+        for action in plan.steps.iter().flatten().filter(|_| done) {
+            match action {
+                plan::Action::Apply { object, uid: None } if object.key.is_pod() && object.key.name == name => {
+                    events.push((EventType::Normal, "SuccessfulCreate", format!("made Pod {name}"), "Start"));
+                }
+                plan::Action::Delete { key, .. } if key.is_pod() && key.name == name => {
+                    events.push((EventType::Normal, "SuccessfulDelete", format!("Pod {name} is asked to end"), "Stop"));
+                }
+                _ => {}
+            }
+        }
+        let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+        let before = conditions::find(current, READY).map(|ready| (ready.reason.as_str(), ready.message.as_str()));
+        let ready = wanted["conditions"].as_array().into_iter().flatten().find(|condition| condition["type"] == READY);
+        if let Some(ready) = ready
+            && let (Some(reason), Some(message)) = (ready["reason"].as_str(), ready["message"].as_str())
+            && before != Some((reason, message))
+            && WARNINGS.contains(&reason)
+        {
+            events.push((EventType::Warning, reason, message.to_owned(), "Start"));
+        }
+        let regarding = ObjectReference { resource_version: None, ..vm.object_ref(&()) };
+        for (type_, reason, note, action) in events {
+            let event = Event {
+                type_,
+                reason: reason.to_owned(),
+                // The API server takes at most 1 kB (https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/).
+                note: Some(note.chars().take(1000).collect()),
+                action: action.to_owned(),
+                secondary: None,
+            };
+            if let Err(error) = self.recorder.publish(&event, &regarding).await {
+                warn!(vm = name, error = %Chain(&error), "an event could not be written");
+            }
+        }
+        debug!(vm = name, objects = observed.objects.len(), "reconciled");
+    }
+}
+
+/// Reasons of the condition Ready that are also events.
+const WARNINGS: [&str; 8] = [
+    "ApplyFailed",
+    "ContainerWaiting",
+    "ImagePullFailed",
+    "NameTaken",
+    "PodFailed",
+    "RunnerFailed",
+    "TemplateError",
+    "Unschedulable",
+];
+
+/// 128 random bits as text, or nothing where the operating system has none: then no secret can be made.
+fn password() -> String {
+    let mut bits = [0; 16];
+    match getrandom::fill(&mut bits) {
+        Ok(()) => bits.iter().map(|byte| format!("{byte:02x}")).collect(),
+        Err(error) => {
+            warn!(%error, "no randomness for a password");
+            String::new()
+        }
+    }
+}

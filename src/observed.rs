@@ -1,0 +1,263 @@
+//! What the decisions about a machine may depend on: its objects as they are in the cluster, and the time.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::{
+    ResourceExt,
+    core::{DynamicObject, TypeMeta},
+};
+use serde_json::{Map, Value};
+
+use crate::{
+    api::{APP_NAME, MANAGED_BY},
+    render::ObjectKey,
+};
+
+/// The field manager of everything that is rendered.
+pub const FIELD_MANAGER: &str = "vm-operator";
+
+/// One machine's surroundings at one moment.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The objects that carry the machine's labels.
+    pub objects: Vec<Arc<Object>>,
+    /// The moment.
+    pub now: Timestamp,
+}
+
+impl Observed {
+    /// The object of that name.
+    pub fn get(&self, key: &ObjectKey) -> Option<&Arc<Object>> {
+        self.objects.iter().find(|object| object.key == *key)
+    }
+
+    /// The claim of that name.
+    pub fn claim(&self, name: &str) -> Option<&Arc<Object>> {
+        self.objects.iter().find(|object| object.key.is_claim() && object.key.name == name)
+    }
+
+    /// The machine's display secrets, by name.
+    pub fn display_secrets(&self) -> impl Iterator<Item = &Arc<Object>> {
+        self.objects.iter().filter(|object| {
+            object.key.kind == "Secret"
+                && object.labels.get("app.kubernetes.io/component").is_some_and(|value| value == "display-secret")
+        })
+    }
+}
+
+/// An object of the cluster, trimmed to what decisions need.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Object {
+    /// What it is called.
+    pub key: ObjectKey,
+    /// Its UID.
+    pub uid: String,
+    /// Its resourceVersion. These can be compared as numbers
+    /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
+    pub version: u64,
+    /// When it was made.
+    pub created: Option<Timestamp>,
+    /// Set while it is being deleted.
+    pub deleting: Option<Timestamp>,
+    /// UIDs of its owners.
+    pub owners: Vec<String>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// The fields that [`FIELD_MANAGER`] applied and still owns, in the form of `managedFields`.
+    pub owned: Option<Value>,
+    /// The same for fields that it patched: labels and annotations of an object that changes at start.
+    pub patched: Option<Value>,
+    /// `spec` of Pods and claims; of others, empty.
+    pub spec: Value,
+    /// `status` of Pods and claims; of others, empty.
+    pub status: Value,
+}
+
+impl Object {
+    /// Trims an object as the API server sends it.
+    pub fn trim(kind: &TypeMeta, object: DynamicObject) -> Self {
+        let key = ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: object.name_any() };
+        let fields = |operation: &str| {
+            let ours = object.managed_fields().iter().find(|entry| {
+                entry.manager.as_deref() == Some(FIELD_MANAGER)
+                    && entry.operation.as_deref() == Some(operation)
+                    && entry.subresource.as_deref().unwrap_or_default().is_empty()
+            });
+            ours.and_then(|entry| entry.fields_v1.as_ref()).map(|fields| fields.0.clone())
+        };
+        let (owned, patched) = (fields("Apply"), fields("Update"));
+        let mut data = if key.is_pod() || key.is_claim() { object.data } else { Value::Null };
+        let mut take = |field: &str| data.get_mut(field).map(Value::take).unwrap_or_default();
+        let metadata = object.metadata;
+        Self {
+            key,
+            uid: metadata.uid.unwrap_or_default(),
+            version: metadata.resource_version.and_then(|version| version.parse().ok()).unwrap_or_default(),
+            created: metadata.creation_timestamp.map(|time| time.0),
+            deleting: metadata.deletion_timestamp.map(|time| time.0),
+            owners: metadata.owner_references.unwrap_or_default().into_iter().map(|owner| owner.uid).collect(),
+            labels: metadata.labels.unwrap_or_default(),
+            annotations: metadata.annotations.unwrap_or_default(),
+            owned,
+            patched,
+            spec: take("spec"),
+            status: take("status"),
+        }
+    }
+
+    /// Whether the object belongs to the machine of that UID: it says so, or it is one of ours that nobody owns (its
+    /// machine was deleted without it, and one of that name was made again).
+    pub fn belongs_to(&self, vm_uid: &str) -> bool {
+        if self.owners.is_empty() { self.is_ours() } else { self.owners.iter().any(|owner| owner == vm_uid) }
+    }
+
+    /// The machine that the object's labels name.
+    pub fn vm(&self) -> Option<&str> {
+        self.labels.get("app.kubernetes.io/instance").map(String::as_str)
+    }
+
+    /// Whether nothing is different that a decision could hang on.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.version == other.version || *self == Self { version: self.version, ..other.clone() }
+    }
+
+    /// Whether the manager made it.
+    pub fn is_ours(&self) -> bool {
+        let label = |name: &str| self.labels.get(name).map(String::as_str);
+        label("app.kubernetes.io/managed-by") == Some(MANAGED_BY) && label("app.kubernetes.io/name") == Some(APP_NAME)
+    }
+
+    /// A text in the object's spec or status.
+    pub fn text(&self, part: Part, pointer: &str) -> Option<&str> {
+        match part {
+            Part::Spec => &self.spec,
+            Part::Status => &self.status,
+        }
+        .pointer(pointer)
+        .and_then(Value::as_str)
+    }
+
+    /// Whether [`FIELD_MANAGER`] still owns every field of what it rendered. It does not when somebody else has changed or
+    /// removed one since: the API server moves a changed field to whoever changed it. So a drift is seen without comparing
+    /// values, which the API server may have normalised.
+    pub fn owns_all_of(&self, rendered: &Value) -> bool {
+        self.owned.as_ref().is_some_and(|owned| covers(owned, rendered, &["apiVersion", "kind"], 0))
+    }
+}
+
+/// A part of an object.
+#[derive(Clone, Copy, Debug)]
+pub enum Part {
+    /// `spec`.
+    Spec,
+    /// `status`.
+    Status,
+}
+
+/// Whether the field set `owned` (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>) holds
+/// every leaf of `value`. `skip` names fields at the top that are never in a field set.
+fn covers(owned: &Value, value: &Value, skip: &[&str], depth: usize) -> bool {
+    let Some(fields) = owned.as_object() else { return false };
+    // A field without further fields below it is owned as a whole.
+    if depth > 0 && fields.is_empty() {
+        return true;
+    }
+    match value {
+        Value::Object(map) => map.iter().all(|(name, value)| {
+            skip.contains(&name.as_str())
+                || (depth == 1 && ["name", "namespace", "uid"].contains(&name.as_str()) && is_metadata(fields))
+                || fields.get(&format!("f:{name}")).is_some_and(|field| {
+                    let empty = value.as_object().is_some_and(Map::is_empty);
+                    empty || covers(field, value, &[], depth + 1)
+                })
+        }),
+        Value::Array(list) => list.iter().all(|item| {
+            fields.iter().any(|(field, below)| match field.split_once(':') {
+                Some(("k", key)) => is_item(key, item) && covers(below, item, &[], depth + 1),
+                Some(("v", text)) => serde_json::from_str::<Value>(text).is_ok_and(|value| value == *item),
+                _ => false,
+            })
+        }),
+        _ => true,
+    }
+}
+
+/// `metadata` is told by what the manager always sets there; its `name` and `namespace` are not in field sets.
+fn is_metadata(fields: &Map<String, Value>) -> bool {
+    fields.contains_key("f:labels") || fields.contains_key("f:annotations")
+}
+
+/// Whether a list item has the key values; one that the item leaves out was defaulted by the API server.
+fn is_item(key: &str, item: &Value) -> bool {
+    let Ok(Value::Object(key)) = serde_json::from_str::<Value>(key) else { return false };
+    key.iter().all(|(name, value)| item.get(name).is_none_or(|field| field == value))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn owns(owned: Value, rendered: Value) -> bool {
+        covers(&owned, &rendered, &["apiVersion", "kind"], 0)
+    }
+
+    #[test]
+    fn a_field_that_somebody_else_changed_is_missed() {
+        let rendered = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": "x", "namespace": "y", "labels": { "a.b/c": "1" } },
+            "spec": {
+                "containers": [{ "name": "c", "image": "i", "ports": [{ "containerPort": 5900 }], "args": ["a"] }],
+                "nodeSelector": {},
+                "tolerations": [{ "key": "k" }],
+            },
+        });
+        let owned = json!({
+            "f:metadata": { "f:labels": { "f:a.b/c": {} } },
+            "f:spec": {
+                "f:containers": { "k:{\"name\":\"c\"}": {
+                    ".": {}, "f:name": {}, "f:image": {}, "f:args": {},
+                    "f:ports": { "k:{\"containerPort\":5900,\"protocol\":\"TCP\"}": { ".": {}, "f:containerPort": {} } },
+                } },
+                "f:nodeSelector": {},
+                "f:tolerations": {},
+            },
+        });
+        assert!(owns(owned.clone(), rendered.clone()));
+        for gone in [
+            "/f:metadata/f:labels/f:a.b~1c",
+            "/f:spec/f:containers/k:{\"name\":\"c\"}/f:image",
+            "/f:spec/f:containers/k:{\"name\":\"c\"}/f:ports/k:{\"containerPort\":5900,\"protocol\":\"TCP\"}",
+            "/f:spec/f:tolerations",
+        ] {
+            let mut less = owned.clone();
+            let (parent, field) = gone.rsplit_once('/').unwrap();
+            let removed = less.pointer_mut(parent).unwrap().as_object_mut().unwrap().remove(&field.replace("~1", "/"));
+            assert!(removed.is_some(), "{gone}");
+            // The last field of a map that goes takes the map's own entry with it.
+            let mut parent = parent;
+            while let Some((above, field)) = parent.rsplit_once('/')
+                && less.pointer(parent).unwrap().as_object().unwrap().is_empty()
+            {
+                less.pointer_mut(above).unwrap().as_object_mut().unwrap().remove(field);
+                parent = above;
+            }
+            assert!(!owns(less, rendered.clone()), "{gone}");
+        }
+    }
+
+    #[test]
+    fn finalizer_like_sets_are_matched_by_value() {
+        let rendered = json!({ "metadata": { "labels": {}, "list": ["a", "b"] } });
+        assert!(owns(
+            json!({ "f:metadata": { "f:labels": {}, "f:list": { "v:\"a\"": {}, "v:\"b\"": {} } } }),
+            rendered.clone()
+        ));
+        assert!(!owns(json!({ "f:metadata": { "f:labels": {}, "f:list": { "v:\"a\"": {} } } }), rendered));
+    }
+}

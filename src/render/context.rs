@@ -1,0 +1,557 @@
+//! The template context: the documented, versioned interface between this program and the templates.
+//!
+//! | name | what it is |
+//! |---|---|
+//! | `vm` | the resource: `apiVersion`, `kind`, `metadata` (name, namespace, uid, labels, annotations), `spec`, `status` |
+//! | `spec` | `vm.spec` with every field there: a default where there is one, otherwise `none` |
+//! | `image` | `reference` and `pullPolicy` (or `none`) of the runner |
+//! | `resources` | requests and limits of the runner's container |
+//! | `disks` | `spec.vm.disks` resolved, in order: `type` (`claim` or `cdrom`), for claims `name`, `claimName`, `volume`, `device`, `mode`, `spec`, `labels`, `annotations`, `file` |
+//! | `runnerData` | `claimName` of the runner's own claim |
+//! | `cloudInit` | `none`, or `metaData`, `userData`, `networkConfig` as the texts of files (or `none`) and `userDataFrom`, `networkConfigFrom` |
+//! | `runner` | the content of the runner's `config.yaml` |
+//! | `service` | `none`, or `labels` and `annotations` of the Service |
+//! | `displaySecret` | `name` of the display secret, `none` without one; `generate`: whether to make it; `password`: a random one for that |
+//! | `labels` | the labels of all objects of the machine (set by the operator in any case) |
+//! | `podLabels` | those, and the machine's own labels that are not another tool's |
+//! | `config` | the manager's configuration: `runnerDataPvc.storageClassName` |
+//! | `serviceAccount`, `imageRepositoryClaim`, `managerVersion` | names and version |
+//!
+//! The version of this interface is [`VERSION`].
+
+use std::{collections::BTreeMap, sync::OnceLock};
+
+use kube::ResourceExt;
+use serde::{Serialize, ser::Error as _};
+use serde_json::{Value, json};
+
+use super::output::{digest, labels};
+use crate::{
+    api::{
+        APP_NAME, CloudInit, Disk, Image, ServiceMetadata, VirtualMachine, VirtualMachineSpec, VolumeClaimTemplate, crd,
+    },
+    config::{LoadBalancerService, ReconcilerConfig},
+    observed::Observed,
+    runner_config::{
+        CloudInitSection, ConfigFile, DisplaySection, Drive, NetworkSection, RunnerConfig, SpiceSection, VmSection,
+        VncSection, paths,
+    },
+};
+
+/// The version of the context; it grows when a name goes or changes its meaning.
+pub const VERSION: u32 = 1;
+
+/// The service account of the runners.
+pub const SERVICE_ACCOUNT: &str = "vm-runner";
+/// The claim with the CD images.
+pub const IMAGE_REPOSITORY_CLAIM: &str = "vmop-image-repository";
+
+/// What is random, made outside of the rendering.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// A password for a display secret that must be made.
+    pub display_password: String,
+}
+
+/// Labels of these tools on a machine are not for its Pod: they would count the Pod as theirs and prune it.
+const TOOL_LABELS: [&str; 5] = [
+    "app.kubernetes.io/",
+    "argocd.argoproj.io/",
+    "kustomize.toolkit.fluxcd.io/",
+    "helm.toolkit.fluxcd.io/",
+    "helm.sh/",
+];
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Context<'a> {
+    vm: Vm<'a>,
+    spec: Value,
+    image: Reference,
+    resources: Value,
+    disks: Vec<ResolvedDisk>,
+    runner_data: Value,
+    cloud_init: Option<CloudInitFiles>,
+    runner: ConfigFile,
+    service: Option<ServiceMetadata>,
+    display_secret: DisplaySecret,
+    labels: BTreeMap<String, String>,
+    pod_labels: BTreeMap<String, String>,
+    config: Value,
+    service_account: &'static str,
+    image_repository_claim: &'static str,
+    manager_version: &'static str,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Vm<'a> {
+    api_version: String,
+    kind: &'static str,
+    metadata: Value,
+    spec: &'a VirtualMachineSpec,
+    status: Value,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Reference {
+    reference: String,
+    pull_policy: Option<String>,
+}
+
+/// A disk with its names made.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ResolvedDisk {
+    #[serde(rename = "type")]
+    type_: &'static str,
+    /// `NAME-disk` or `disk-N`; the name of the Pod's volume.
+    volume: String,
+    claim_name: String,
+    /// Where the runner finds a block volume.
+    device: String,
+    /// Where the runner finds a volume with a file system.
+    path: String,
+    /// `Block` or `Filesystem`.
+    mode: String,
+    /// The claim's spec with its defaults.
+    spec: Value,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    /// The CD of a drive.
+    file: Option<String>,
+    bootindex: Option<u32>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct CloudInitFiles {
+    meta_data: String,
+    user_data: Option<String>,
+    network_config: Option<String>,
+    user_data_from: Value,
+    network_config_from: Value,
+}
+
+#[derive(Serialize)]
+struct DisplaySecret {
+    name: Option<String>,
+    generate: bool,
+    password: String,
+}
+
+/// Makes the context for a machine.
+///
+/// # Errors
+/// If a part of the machine can't be written as JSON.
+pub(super) fn build(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    config: &ReconcilerConfig,
+    facts: &Facts,
+) -> Result<minijinja::Value, serde_json::Error> {
+    let name = vm.name_any();
+    let standard = labels(&name);
+    let mut pod_labels: BTreeMap<String, String> = vm
+        .labels()
+        .iter()
+        .filter(|(label, _)| !TOOL_LABELS.iter().any(|prefix| label.starts_with(prefix)))
+        .map(|(label, value)| (label.clone(), value.clone()))
+        .collect();
+    pod_labels.extend(standard.clone());
+    let disks = disks(&name, &vm.spec.vm.disks, observed);
+    let cloud_init = vm.spec.cloud_init.as_ref().map(|data| CloudInitData::of(vm, data)).transpose()?;
+    let mut spec = serde_json::to_value(&vm.spec)?;
+    complete(&mut spec, spec_schema());
+    let context = Context {
+        vm: Vm {
+            api_version: "vmoperator.jdrupes.org/v1".into(),
+            kind: "VirtualMachine",
+            metadata: json!({
+                "name": name, "namespace": vm.namespace(), "uid": vm.uid(),
+                "labels": vm.labels(), "annotations": vm.annotations(),
+            }),
+            spec: &vm.spec,
+            status: serde_json::to_value(&vm.status)?,
+        },
+        spec,
+        image: image(vm.spec.image.as_ref(), config),
+        resources: resources(&vm.spec, config)?,
+        runner: ConfigFile { runner: runner_config(vm, &disks, cloud_init.as_ref().map(|data| data.section.clone())) },
+        cloud_init: cloud_init.map(|data| data.files),
+        disks,
+        runner_data: json!({ "claimName": claim_name(observed, format!("{name}-runner-data"), &format!("vmop-runner-data-{name}-0")) }),
+        service: service(vm.spec.load_balancer_service.as_ref(), &config.load_balancer_service),
+        display_secret: display_secret(vm, observed, facts),
+        labels: standard,
+        pod_labels,
+        config: json!({ "runnerDataPvc": { "storageClassName": config.runner_data_pvc.storage_class_name } }),
+        service_account: SERVICE_ACCOUNT,
+        image_repository_claim: IMAGE_REPOSITORY_CLAIM,
+        manager_version: env!("CARGO_PKG_VERSION"),
+    };
+    Ok(minijinja::Value::from(minijinja::value::Serde(&context)))
+}
+
+/// The schema of `spec`, where the names of all fields are.
+fn spec_schema() -> &'static Value {
+    static SCHEMA: OnceLock<Value> = OnceLock::new();
+    SCHEMA.get_or_init(|| {
+        let (_, mut crd) = crd::crds().swap_remove(0);
+        crd.pointer_mut("/spec/versions/0/schema/openAPIV3Schema/properties/spec").map(Value::take).unwrap_or_default()
+    })
+}
+
+/// Puts null where the schema has a field and the value has none, so that a template can ask for it: an undefined value is
+/// an error.
+fn complete(value: &mut Value, schema: &Value) {
+    match value {
+        Value::Object(map) => {
+            let Some(Value::Object(properties)) = schema.get("properties") else { return };
+            for (field, schema) in properties {
+                match map.get_mut(field) {
+                    Some(value) => complete(value, schema),
+                    None => drop(map.insert(field.clone(), Value::Null)),
+                }
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(|item| complete(item, &schema["items"])),
+        _ => {}
+    }
+}
+
+fn image(image: Option<&Image>, config: &ReconcilerConfig) -> Reference {
+    let written = |image: &Image| {
+        image.source.clone().or_else(|| {
+            let path = format!("{}/{}", image.repository.as_ref()?, image.path.as_ref()?);
+            Some(image.version.as_ref().map_or(path.clone(), |version| format!("{path}:{version}")))
+        })
+    };
+    let default = || {
+        config
+            .runner_image
+            .clone()
+            .unwrap_or_else(|| concat!("localhost/vm-runner:", env!("CARGO_PKG_VERSION")).to_owned())
+    };
+    let reference = image.and_then(written);
+    let policy = image.and_then(|image| image.pull_policy).map(|policy| format!("{policy:?}"));
+    Reference {
+        pull_policy: policy.or_else(|| config.runner_image_pull_policy.clone().filter(|_| reference.is_none())),
+        reference: reference.unwrap_or_else(default),
+    }
+}
+
+/// What is requested for the container: what the machine says, or its current CPUs and RAM over the overcommit factors.
+fn resources(spec: &VirtualMachineSpec, config: &ReconcilerConfig) -> Result<Value, serde_json::Error> {
+    if let Some(resources) = &spec.resources {
+        return serde_json::to_value(resources);
+    }
+    // Whole thousandths of a CPU and whole bytes; both are far below 2^53, where a float is exact.
+    let cpu = (f64::from(current_cpus(spec)) / config.cpu_overcommit * 1000.0).floor();
+    let ram = (current_ram(spec) as f64 / config.ram_overcommit).floor();
+    Ok(json!({ "requests": { "cpu": format!("{cpu:.0}m"), "memory": format!("{ram:.0}") } }))
+}
+
+fn maximum_cpus(spec: &VirtualMachineSpec) -> u32 {
+    spec.vm.cpu_topology.map(|topology| topology.cpus()).or(spec.vm.maximum_cpus).unwrap_or(1)
+}
+
+fn current_cpus(spec: &VirtualMachineSpec) -> u32 {
+    spec.vm.current_cpus.unwrap_or_else(|| maximum_cpus(spec))
+}
+
+fn current_ram(spec: &VirtualMachineSpec) -> u64 {
+    spec.vm.current_ram.as_ref().unwrap_or(&spec.vm.maximum_ram).bytes()
+}
+
+/// The name of a claim: that of the oldest releases where such a claim exists.
+fn claim_name(observed: &Observed, name: String, old: &str) -> String {
+    if observed.claim(&name).is_none() && observed.claim(old).is_some() { old.to_owned() } else { name }
+}
+
+fn disks(vm: &str, disks: &[Disk], observed: &Observed) -> Vec<ResolvedDisk> {
+    let mut templates = 0;
+    let mut resolved = Vec::new();
+    for (position, disk) in disks.iter().enumerate() {
+        if let Some(template) = &disk.volume_claim_template {
+            resolved.push(resolve_claim(vm, disk, template, templates, position, observed));
+            templates += 1;
+        } else if let Some(cdrom) = &disk.cdrom {
+            resolved.push(ResolvedDisk {
+                type_: "cdrom",
+                volume: String::new(),
+                claim_name: String::new(),
+                device: String::new(),
+                path: String::new(),
+                mode: String::new(),
+                spec: Value::Null,
+                labels: BTreeMap::new(),
+                annotations: BTreeMap::new(),
+                file: Some(cd_file(&cdrom.image)),
+                bootindex: disk.bootindex,
+            });
+        }
+    }
+    resolved
+}
+
+fn resolve_claim(
+    vm: &str,
+    disk: &Disk,
+    template: &VolumeClaimTemplate,
+    index: usize,
+    position: usize,
+    observed: &Observed,
+) -> ResolvedDisk {
+    let metadata = template.metadata.clone().unwrap_or_default();
+    // The oldest releases counted all disks, not only the claims.
+    let (volume, old) = match &metadata.name {
+        Some(name) => (format!("{name}-disk"), format!("{name}-disk-{vm}-0")),
+        None => (format!("disk-{index}"), format!("disk-{position}-{vm}-0")),
+    };
+    let mut spec = template.spec.clone().unwrap_or_else(|| json!({}));
+    if let Value::Object(spec) = &mut spec {
+        spec.entry("accessModes").or_insert_with(|| json!(["ReadWriteOnce"]));
+        spec.entry("volumeMode").or_insert_with(|| json!("Block"));
+    }
+    let claim_name = claim_name(observed, format!("{vm}-{volume}"), &old);
+    // What exists counts: the mode of a claim can't be changed.
+    let mode = observed
+        .claim(&claim_name)
+        .and_then(|claim| claim.text(crate::observed::Part::Spec, "/volumeMode"))
+        .or(spec["volumeMode"].as_str())
+        .unwrap_or("Block")
+        .to_owned();
+    ResolvedDisk {
+        type_: "claim",
+        claim_name,
+        device: format!("/dev/{volume}"),
+        path: format!("{}/{volume}", paths::DISK_DIR),
+        volume,
+        mode,
+        spec,
+        labels: metadata.labels,
+        annotations: metadata.annotations,
+        file: None,
+        bootindex: disk.bootindex,
+    }
+}
+
+/// A URL and a path stay, a name is one in the image repository.
+fn cd_file(image: &str) -> String {
+    if image.is_empty() || image.starts_with('/') || image.contains("://") {
+        image.to_owned()
+    } else {
+        format!("{}/{image}", paths::IMAGE_REPOSITORY)
+    }
+}
+
+/// cloud-init's data, for the files of our runner and for the section that runners of the old kind read.
+struct CloudInitData {
+    files: CloudInitFiles,
+    section: CloudInitSection,
+}
+
+impl CloudInitData {
+    fn of(vm: &VirtualMachine, data: &CloudInit) -> Result<Self, serde_json::Error> {
+        let mut meta_data = data.meta_data.clone();
+        if !meta_data.contains_key("instance-id") {
+            // From what the guest is and what it is told: cloud-init runs again when it is told something new, and only then.
+            let content = json!([vm.uid(), data]).to_string();
+            meta_data.insert("instance-id".into(), json!(format!("i-{}", digest(&content))));
+        }
+        meta_data.entry("local-hostname".into()).or_insert_with(|| json!(vm.name_any()));
+        let yaml = |value: &Value| serde_saphyr::to_string(value).map_err(serde_json::Error::custom);
+        let user_data = |value: &Value| match value {
+            // A script, a MIME message, or a cloud-config that is complete.
+            Value::String(text) if text.starts_with('#') || text.starts_with("Content-Type:") => Ok(text.clone()),
+            Value::String(text) => Ok(format!("#cloud-config\n{text}")),
+            value => Ok(format!("#cloud-config\n{}", yaml(value)?)),
+        };
+        let network_config = |value: &Value| match value {
+            Value::String(text) => Ok(text.clone()),
+            value => yaml(value),
+        };
+        let files = CloudInitFiles {
+            meta_data: yaml(&json!(meta_data))?,
+            user_data: match (&data.user_data, &data.user_data_from) {
+                (Some(value), _) => Some(user_data(value)?),
+                (None, Some(_)) => None,
+                // cloud-init takes a disk for its own only if this file is there.
+                (None, None) => Some("#cloud-config\n{}\n".into()),
+            },
+            network_config: data.network_config.as_ref().map(network_config).transpose()?,
+            user_data_from: serde_json::to_value(&data.user_data_from)?,
+            network_config_from: serde_json::to_value(&data.network_config_from)?,
+        };
+        let section = CloudInitSection {
+            meta_data,
+            user_data: data.user_data.clone().unwrap_or_else(|| json!({})),
+            network_config: data.network_config.clone(),
+        };
+        Ok(Self { files, section })
+    }
+}
+
+fn service(wanted: Option<&ServiceMetadata>, config: &LoadBalancerService) -> Option<ServiceMetadata> {
+    let wanted = wanted?;
+    let mut merged = match config {
+        LoadBalancerService::Enabled(false) => return None,
+        LoadBalancerService::Enabled(true) => ServiceMetadata::default(),
+        LoadBalancerService::Metadata(defaults) => defaults.clone(),
+    };
+    for (map, over) in [(&mut merged.labels, &wanted.labels), (&mut merged.annotations, &wanted.annotations)] {
+        map.extend(over.clone());
+        map.retain(|_, value| !value.is_empty());
+    }
+    Some(merged)
+}
+
+fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> DisplaySecret {
+    // A person's secret comes before the generated one.
+    let (ours, theirs): (Vec<_>, Vec<_>) = observed.display_secrets().partition(|secret| secret.is_ours());
+    let generated = format!("{}-display-secret", vm.name_any());
+    let generate = theirs.is_empty() && vm.spec.vm.display.spice.generate_secret;
+    let existing =
+        theirs.into_iter().chain(ours).map(|secret| secret.key.name.clone()).min_by_key(|name| *name == generated);
+    DisplaySecret {
+        name: existing.or(generate.then_some(generated)),
+        generate,
+        password: facts.display_password.clone(),
+    }
+}
+
+fn runner_config(vm: &VirtualMachine, disks: &[ResolvedDisk], cloud_init: Option<CloudInitSection>) -> RunnerConfig {
+    let machine = &vm.spec.vm;
+    let topology = machine.cpu_topology;
+    let level = |level: fn(crate::api::CpuTopology) -> u32| topology.map(level).unwrap_or_default();
+    let identity = vm.status.as_ref().and_then(|status| status.identity.as_ref());
+    RunnerConfig {
+        data_dir: paths::DATA_DIR.into(),
+        runtime_dir: paths::RUNTIME_DIR.into(),
+        template: vm.spec.runner_template.source.clone(),
+        update_template: vm.spec.runner_template.update,
+        namespace: vm.namespace().unwrap_or_default(),
+        guest_shutdown_stops: vm.spec.guest_shutdown_stops,
+        reset_counter: machine.reset_count.map(u64::from).unwrap_or_default(),
+        cloud_init,
+        vm: VmSection {
+            name: vm.name_any(),
+            uuid: machine.machine_uuid.clone().or_else(|| identity.and_then(|identity| identity.uuid.clone())),
+            machine_type: identity.and_then(|identity| identity.machine_type.clone()),
+            use_tpm: machine.use_tpm,
+            firmware: machine.firmware,
+            boot_menu: machine.boot_menu,
+            powerdown_timeout: u64::from(machine.powerdown_timeout),
+            cpu_model: machine.cpu_model.clone(),
+            maximum_cpus: maximum_cpus(&vm.spec),
+            sockets: level(|topology| topology.sockets),
+            dies_per_socket: level(|topology| topology.dies_per_socket),
+            cores_per_die: level(|topology| topology.cores_per_die),
+            threads_per_core: level(|topology| topology.threads_per_core),
+            current_cpus: current_cpus(&vm.spec),
+            maximum_ram: machine.maximum_ram.spaced(),
+            current_ram: Some(machine.current_ram.as_ref().unwrap_or(&machine.maximum_ram).spaced()),
+            accelerator: machine.accelerator,
+            rtc_base: machine.rtc_base.clone(),
+            rtc_clock: machine.rtc_clock.clone(),
+            network: networks(vm),
+            drives: disks.iter().map(drive).collect(),
+            display: display(vm),
+        },
+    }
+}
+
+fn networks(vm: &VirtualMachine) -> Vec<NetworkSection> {
+    let device = |device: &Option<String>| device.clone().unwrap_or_else(|| "virtio-net".into());
+    let identity = vm.status.as_ref().and_then(|status| status.identity.as_ref());
+    let kept = |index: usize| identity.and_then(|identity| identity.macs.get(index).cloned());
+    let section = |(index, network): (usize, &crate::api::Network)| {
+        if let Some(tap) = &network.tap {
+            let bridge = tap.bridge.clone().unwrap_or_else(|| "br0".into());
+            Some(NetworkSection::Tap {
+                device: device(&tap.device),
+                bridge,
+                mac: tap.mac.clone().or_else(|| kept(index)),
+            })
+        } else if let Some(user) = &network.user {
+            Some(NetworkSection::User { device: device(&user.device), net: user.net.clone(), mac: kept(index) })
+        } else {
+            let pod = network.pod.as_ref()?;
+            Some(NetworkSection::Pod { device: device(&pod.device), mac: pod.mac.clone().or_else(|| kept(index)) })
+        }
+    };
+    vm.spec.vm.networks.iter().enumerate().filter_map(section).collect()
+}
+
+fn drive(disk: &ResolvedDisk) -> Drive {
+    match &disk.file {
+        Some(file) => Drive::IdeCd { file: file.clone(), bootindex: disk.bootindex },
+        None if disk.mode == "Filesystem" => Drive::Raw {
+            resource: format!("{}/disk.img", disk.path),
+            bootindex: disk.bootindex,
+            size: disk
+                .spec
+                .pointer("/resources/requests/storage")
+                .and_then(|size| serde_json::from_value::<crate::api::Quantity>(size.clone()).ok())
+                .map(|size| size.bytes()),
+        },
+        None => Drive::Raw { resource: disk.device.clone(), bootindex: disk.bootindex, size: None },
+    }
+}
+
+fn display(vm: &VirtualMachine) -> DisplaySection {
+    let display = &vm.spec.vm.display;
+    let spice = display.vnc.is_none().then(|| SpiceSection {
+        port: display.spice.port,
+        ticket: None,
+        streaming_video: display.spice.streaming_video.clone(),
+        usb_redirects: display.spice.usb_redirects,
+    });
+    DisplaySection {
+        outputs: display.outputs,
+        logged_in_user: display.logged_in_user.clone(),
+        spice,
+        vnc: display.vnc.as_ref().map(|vnc| VncSection { port: vnc.port }),
+    }
+}
+
+/// The selector that finds all objects of all machines.
+pub fn selector() -> String {
+    format!("app.kubernetes.io/name={APP_NAME}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_of_the_schema_is_there() {
+        let mut spec = json!({ "vm": { "maximumCpus": 1, "disks": [{ "cdrom": { "image": "" } }] } });
+        complete(&mut spec, spec_schema());
+        for pointer in [
+            "/nodeName",
+            "/affinity",
+            "/cloudInit",
+            "/vm/machineUuid",
+            "/vm/disks/0/bootindex",
+            "/vm/disks/0/volumeClaimTemplate",
+        ] {
+            assert_eq!(spec.pointer(pointer), Some(&Value::Null), "{pointer}");
+        }
+        assert_eq!(spec.pointer("/vm/maximumCpus"), Some(&json!(1)));
+    }
+
+    #[test]
+    fn cd_images() {
+        for (image, file) in [
+            ("", ""),
+            ("Fedora.iso", "/var/local/vmop-image-repository/Fedora.iso"),
+            ("/tmp/a.iso", "/tmp/a.iso"),
+            ("https://example.org/a.iso", "https://example.org/a.iso"),
+        ] {
+            assert_eq!(cd_file(image), file);
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! From YAML text to objects: whose they are, how they live, and what is refused.
+
+use std::{collections::BTreeMap, fmt};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{Resource, ResourceExt, core::TypeMeta};
+use serde::{Deserialize, Deserializer, de};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use super::TemplateError;
+use crate::api::{APP_NAME, MANAGED_BY, VirtualMachine};
+
+/// The hash of what was rendered, on each object: an object whose hash is the same need not be applied again.
+pub const HASH_ANNOTATION: &str = "vmoperator.jdrupes.org/rendered";
+/// The manager's version that applied the object last.
+pub const VERSION_ANNOTATION: &str = "vmoperator.jdrupes.org/version";
+/// How long an object lives: see [`Lifetime`].
+pub const LIFETIME_ANNOTATION: &str = "vmoperator.jdrupes.org/lifetime";
+/// How an object changes: see [`Update`].
+pub const UPDATE_ANNOTATION: &str = "vmoperator.jdrupes.org/update";
+
+/// How long an object lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lifetime {
+    /// From the machine's creation to its deletion.
+    Vm,
+    /// Only while the machine runs.
+    Running,
+    /// Never deleted by us.
+    Keep,
+}
+
+/// How an object that exists changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// Applied whenever the rendering changes.
+    Live,
+    /// Only labels and annotations are applied, the rest waits for the machine's next start.
+    AtStart,
+    /// Made when missing, then left alone.
+    Once,
+}
+
+/// What an object is called.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectKey {
+    /// Such as `v1` or `apps/v1`.
+    pub api_version: String,
+    /// Such as `Pod`.
+    pub kind: String,
+    /// The name in the machine's namespace.
+    pub name: String,
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.name)
+    }
+}
+
+impl ObjectKey {
+    /// What kind it is.
+    pub fn types(&self) -> TypeMeta {
+        TypeMeta { api_version: self.api_version.clone(), kind: self.kind.clone() }
+    }
+
+    /// Whether it is a Pod.
+    pub fn is_pod(&self) -> bool {
+        self.api_version == "v1" && self.kind == "Pod"
+    }
+
+    /// Whether it is a claim, that is, holds a person's data.
+    pub fn is_claim(&self) -> bool {
+        self.api_version == "v1" && self.kind == "PersistentVolumeClaim"
+    }
+}
+
+/// An object as a template made it, complete: labels, owner, annotations.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rendered {
+    /// What it is called.
+    pub key: ObjectKey,
+    /// The template that made it.
+    pub template: String,
+    /// How long it lives.
+    pub lifetime: Lifetime,
+    /// How it changes.
+    pub update: Update,
+    /// The hash of all that decides whether it must be applied; also on the object itself.
+    pub hash: String,
+    /// The whole object.
+    pub value: Value,
+}
+
+/// Whose objects they are.
+pub(super) struct Scope {
+    namespace: Option<String>,
+    labels: BTreeMap<String, String>,
+    owner: Option<OwnerReference>,
+}
+
+impl Scope {
+    pub(super) fn of(vm: &VirtualMachine) -> Self {
+        let owner = vm.controller_owner_ref(&()).map(|mut owner| {
+            // A blocking reference would ask for a right on the machine's finalizers and gains nothing here.
+            owner.block_owner_deletion = None;
+            owner
+        });
+        Self { namespace: vm.namespace(), labels: labels(&vm.name_any()), owner }
+    }
+}
+
+/// The labels that every object of a machine has.
+pub fn labels(vm: &str) -> BTreeMap<String, String> {
+    [
+        ("app.kubernetes.io/name", APP_NAME),
+        ("app.kubernetes.io/instance", vm),
+        ("app.kubernetes.io/managed-by", MANAGED_BY),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .collect()
+}
+
+/// Parses what a template rendered: zero or more YAML documents, each an object.
+pub(super) fn objects(template: &str, text: &str, scope: &Scope) -> Result<Vec<Rendered>, TemplateError> {
+    let mut objects = Vec::new();
+    for document in serde_yaml::Deserializer::from_str(text) {
+        let Unique(value) = Unique::deserialize(document).map_err(|error| not_yaml(template, text, &error))?;
+        if value.is_null() {
+            continue;
+        }
+        objects.push(object(template, value, scope)?);
+    }
+    Ok(objects)
+}
+
+fn not_yaml(template: &str, text: &str, error: &serde_yaml::Error) -> TemplateError {
+    let place = error.location().map(|place| {
+        let line = text.lines().nth(place.line().saturating_sub(1)).unwrap_or_default().trim();
+        format!(" (line {} of the output: {:.80})", place.line(), line)
+    });
+    TemplateError::refused(template, format!("the output is not YAML: {error}{}", place.unwrap_or_default()))
+}
+
+fn object(template: &str, mut value: Value, scope: &Scope) -> Result<Rendered, TemplateError> {
+    let refused = |message: String| TemplateError::refused(template, message);
+    drop_nulls(&mut value);
+    let text = |pointer: &str| {
+        value.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
+    };
+    let field = |pointer: &str| {
+        text(pointer)
+            .ok_or_else(|| refused(format!("a document has no {}", pointer.trim_start_matches('/').replace('/', "."))))
+    };
+    let key = ObjectKey { api_version: field("/apiVersion")?, kind: field("/kind")?, name: field("/metadata/name")? };
+    let namespace = text("/metadata/namespace");
+    if namespace.is_some() && namespace != scope.namespace {
+        return Err(refused(format!(
+            "{key} is in another namespace ({}) than the machine",
+            namespace.unwrap_or_default()
+        )));
+    }
+    for forbidden in ["uid", "resourceVersion", "managedFields", "generateName", "finalizers", "ownerReferences"] {
+        if value["metadata"].get(forbidden).is_some() {
+            return Err(refused(format!("{key} sets metadata.{forbidden}, which is the operator's to set")));
+        }
+    }
+    let annotation = |name: &str| value["metadata"]["annotations"].get(name).and_then(Value::as_str);
+    let lifetime = match annotation(LIFETIME_ANNOTATION) {
+        None | Some("vm") => Lifetime::Vm,
+        Some("running") => Lifetime::Running,
+        Some("keep") => Lifetime::Keep,
+        Some(other) => {
+            return Err(refused(format!("{key}: {LIFETIME_ANNOTATION} is vm, running or keep, not {other:?}")));
+        }
+    };
+    let update = match annotation(UPDATE_ANNOTATION) {
+        None | Some("live") => Update::Live,
+        Some("at-start") => Update::AtStart,
+        Some("once") => Update::Once,
+        Some(other) => {
+            return Err(refused(format!("{key}: {UPDATE_ANNOTATION} is live, at-start or once, not {other:?}")));
+        }
+    };
+    // A template that forgets them must neither kill a guest nor lose data.
+    let lifetime = if key.is_claim() {
+        Lifetime::Keep
+    } else if key.is_pod() {
+        Lifetime::Running
+    } else {
+        lifetime
+    };
+    let update = if key.is_pod() { Update::AtStart } else { update };
+
+    let metadata = map(&mut value, "metadata");
+    metadata.insert("namespace".into(), json!(scope.namespace));
+    let labels = map_of(metadata, "labels");
+    for (name, label) in &scope.labels {
+        labels.insert(name.clone(), json!(label));
+    }
+    if lifetime != Lifetime::Keep
+        && let Some(owner) = &scope.owner
+    {
+        metadata.insert("ownerReferences".into(), json!([owner]));
+    }
+    drop_nulls(&mut value);
+    let hash = hash(&value, update);
+    let annotations = map_of(map(&mut value, "metadata"), "annotations");
+    annotations.insert(HASH_ANNOTATION.into(), json!(hash));
+    // Not part of the hash: a new release of the manager that renders the same writes nothing.
+    annotations.insert(VERSION_ANNOTATION.into(), json!(env!("CARGO_PKG_VERSION")));
+    Ok(Rendered { key, template: template.to_owned(), lifetime, update, hash, value })
+}
+
+/// The hash of what makes an object new: all of it or, for an object that changes at start, all but labels and
+/// annotations, which are compared one by one.
+fn hash(value: &Value, update: Update) -> String {
+    let mut value = value.clone();
+    if update == Update::AtStart {
+        let metadata = map(&mut value, "metadata");
+        metadata.remove("labels");
+        metadata.remove("annotations");
+    }
+    digest(&value.to_string())
+}
+
+/// The first 128 bits of SHA-256 as hexadecimal digits.
+pub fn digest(text: &str) -> String {
+    Sha256::digest(text).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn map<'a>(value: &'a mut Value, field: &str) -> &'a mut Map<String, Value> {
+    if !value.is_object() {
+        *value = json!({});
+    }
+    let Value::Object(object) = value else { unreachable!("made an object above") };
+    map_of(object, field)
+}
+
+fn map_of<'a>(object: &'a mut Map<String, Value>, field: &str) -> &'a mut Map<String, Value> {
+    let value = object.entry(field).or_insert_with(|| json!({}));
+    if !value.is_object() {
+        *value = json!({});
+    }
+    let Value::Object(map) = value else { unreachable!("made an object above") };
+    map
+}
+
+/// Takes out map entries that are null: to apply null means to own an empty field. So a template can write
+/// `nodeName: {{ spec.nodeName }}` whether or not there is one.
+fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|_, value| !value.is_null());
+            map.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(list) => list.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
+}
+
+/// JSON read from YAML in which no map has a key twice.
+struct Unique(Value);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = Value;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a YAML document without tags")
+            }
+            fn visit_unit<E>(self) -> Result<Value, E> {
+                Ok(Value::Null)
+            }
+            fn visit_none<E>(self) -> Result<Value, E> {
+                Ok(Value::Null)
+            }
+            fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+                Ok(json!(value))
+            }
+            fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+                Ok(json!(value))
+            }
+            fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+                Ok(json!(value))
+            }
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Value, E> {
+                if value.is_finite() { Ok(json!(value)) } else { Err(E::custom("a number that JSON does not have")) }
+            }
+            fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+                Ok(json!(value))
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+                let mut list = Vec::new();
+                while let Some(Unique(value)) = access.next_element()? {
+                    list.push(value);
+                }
+                Ok(Value::Array(list))
+            }
+            fn visit_map<A: de::MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+                let mut map = Map::new();
+                while let Some(key) = access.next_key::<String>()? {
+                    if map.contains_key(&key) {
+                        return Err(de::Error::custom(format!("the key {key:?} is there twice")));
+                    }
+                    let Unique(value) = access.next_value()?;
+                    map.insert(key, value);
+                }
+                Ok(Value::Object(map))
+            }
+        }
+        deserializer.deserialize_any(Visitor).map(Self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope() -> Scope {
+        let mut vm: VirtualMachine = serde_json::from_value(json!({
+            "metadata": { "name": "apple", "namespace": "orchard", "uid": "u-1" },
+            "spec": { "vm": { "maximumCpus": 1 } },
+        }))
+        .unwrap();
+        vm.metadata.uid = Some("u-1".into());
+        Scope::of(&vm)
+    }
+
+    fn one(text: &str) -> Result<Rendered, String> {
+        objects("t.yaml.j2", text, &scope()).map(|mut objects| objects.remove(0)).map_err(|error| error.to_string())
+    }
+
+    const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: apple}\n";
+
+    #[test]
+    fn an_object_gets_labels_an_owner_and_a_hash() {
+        let pod = one(&format!("{POD}spec: {{nodeName: null, a: [{{b: null}}]}}\n")).unwrap();
+        insta::assert_json_snapshot!(pod.value, { ".metadata.annotations" => "(annotations)" }, @r#"
+        {
+          "apiVersion": "v1",
+          "kind": "Pod",
+          "metadata": {
+            "annotations": "(annotations)",
+            "labels": {
+              "app.kubernetes.io/instance": "apple",
+              "app.kubernetes.io/managed-by": "vm-operator",
+              "app.kubernetes.io/name": "vm-runner"
+            },
+            "name": "apple",
+            "namespace": "orchard",
+            "ownerReferences": [
+              {
+                "apiVersion": "vmoperator.jdrupes.org/v1",
+                "controller": true,
+                "kind": "VirtualMachine",
+                "name": "apple",
+                "uid": "u-1"
+              }
+            ]
+          },
+          "spec": {
+            "a": [
+              {}
+            ]
+          }
+        }
+        "#);
+        assert_eq!((pod.lifetime, pod.update), (Lifetime::Running, Update::AtStart));
+        assert_eq!(pod.value["metadata"]["annotations"][HASH_ANNOTATION], json!(pod.hash));
+    }
+
+    #[test]
+    fn a_claim_is_kept_whatever_the_template_says() {
+        let text = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata:\n  name: a\n  annotations: {vmoperator.jdrupes.org/lifetime: running}\n";
+        let claim = one(text).unwrap();
+        assert_eq!(claim.lifetime, Lifetime::Keep);
+        assert_eq!(claim.value["metadata"].get("ownerReferences"), None);
+    }
+
+    #[test]
+    fn a_pods_hash_is_not_about_labels_and_annotations() {
+        let plain = one(POD).unwrap();
+        let labelled =
+            one("apiVersion: v1\nkind: Pod\nmetadata: {name: apple, labels: {a: b}, annotations: {c: d}}\n").unwrap();
+        let other = one(&format!("{POD}spec: {{nodeName: n}}\n")).unwrap();
+        assert_eq!(plain.hash, labelled.hash);
+        assert_ne!(plain.hash, other.hash);
+    }
+
+    #[test]
+    fn what_is_refused() {
+        insta::assert_snapshot!(one("a: [1\nb: 2\n").unwrap_err(), @"t.yaml.j2: the output is not YAML: did not find expected ',' or ']' at line 2 column 2, while parsing a flow sequence at line 1 column 4 (line 2 of the output: b: 2)");
+        insta::assert_snapshot!(one("a: 1\na: 2\n").unwrap_err(), @r#"t.yaml.j2: the output is not YAML: the key "a" is there twice (line 1 of the output: a: 1)"#);
+        insta::assert_snapshot!(one("just text\n").unwrap_err(), @"t.yaml.j2: a document has no apiVersion");
+        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {}\n").unwrap_err(), @"t.yaml.j2: a document has no metadata.name");
+        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: other}\n").unwrap_err(), @"t.yaml.j2: Pod a is in another namespace (other) than the machine");
+        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, finalizers: [x]}\n").unwrap_err(), @"t.yaml.j2: Pod a sets metadata.finalizers, which is the operator's to set");
+        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, annotations: {vmoperator.jdrupes.org/lifetime: ever}}\n").unwrap_err(), @r#"t.yaml.j2: Pod a: vmoperator.jdrupes.org/lifetime is vm, running or keep, not "ever""#);
+    }
+
+    #[test]
+    fn empty_documents_are_no_objects() {
+        assert!(objects("t", "---\n# nothing\n---\n\n", &scope()).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,120 @@
+use super::*;
+use crate::{
+    plan::plan,
+    test_support::{applied, nothing, rendered, stopped, vm},
+};
+
+fn cluster(edit: impl FnMut(&str, &mut Value)) -> Observed {
+    applied(&rendered(&vm(|_| ()), &nothing()), edit)
+}
+
+fn pod(pod_status: Value) -> Observed {
+    cluster(move |kind, object| {
+        if kind == "Pod" {
+            object["status"] = pod_status.clone();
+        }
+    })
+}
+
+fn derive(vm: &VirtualMachine, observed: &Observed) -> Value {
+    let rendered = rendered(vm, observed);
+    status(vm, observed, &plan(vm, observed, Some(&rendered)), Ok(()), None)
+}
+
+/// Phase, ready, and the condition Ready with its reason.
+fn short(status: &Value) -> String {
+    let conditions = status["conditions"].as_array().unwrap();
+    let ready = conditions.iter().find(|condition| condition["type"] == READY).unwrap();
+    format!("{} {} Ready={} {}", status["phase"], status["ready"], ready["status"], ready["reason"]).replace('"', "")
+}
+
+fn reported(running: bool, edit: impl FnOnce(&mut Value)) -> VirtualMachine {
+    vm(|vm| {
+        vm["status"] = json!({ "conditions": [{
+            "type": RUNNING, "status": if running { "True" } else { "False" }, "reason": "Started", "message": "",
+            "lastTransitionTime": "2027-01-15T07:00:00Z",
+        }] });
+        edit(vm);
+    })
+}
+
+#[test]
+fn the_table() {
+    let down = |vm: &mut Value| vm["spec"]["vm"]["state"] = json!("Stopped");
+    for (vm, observed, expected) in [
+        (stopped(), applied(&[], |_, _| ()), "Stopped false Ready=True StoppedAsRequested"),
+        (vm(|_| ()), nothing(), "Starting false Ready=False Starting"),
+        (vm(|_| ()), cluster(|_, _| ()), "Starting false Ready=False Starting"),
+        (reported(true, |_| ()), cluster(|_, _| ()), "Running true Ready=True Running"),
+        (reported(true, down), cluster(|_, _| ()), "Stopping true Ready=False Stopping"),
+        (reported(false, down), cluster(|_, _| ()), "Stopping false Ready=False Stopping"),
+        (reported(true, |_| ()), nothing(), "Starting false Ready=False Starting"),
+    ] {
+        assert_eq!(short(&derive(&vm, &observed)), expected);
+    }
+}
+
+#[test]
+fn the_cause_comes_from_the_pod() {
+    for (pod_status, expected) in [
+        (
+            json!({ "conditions": [{ "type": "PodScheduled", "status": "False", "message": "0/1 nodes are available" }] }),
+            "Starting false Ready=False Unschedulable",
+        ),
+        (
+            json!({ "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "ImagePullBackOff" } } }] }),
+            "Starting false Ready=False ImagePullFailed",
+        ),
+        (
+            json!({ "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } },
+                "lastState": { "terminated": { "exitCode": 1, "message": "qemu: no such machine" } } }] }),
+            "Starting false Ready=False RunnerFailed",
+        ),
+        (
+            json!({ "containerStatuses": [{ "state": { "waiting": { "reason": "ContainerCreating" } } }] }),
+            "Starting false Ready=False Starting",
+        ),
+        (
+            json!({ "phase": "Failed", "reason": "Evicted", "message": "disk pressure" }),
+            "Failed false Ready=False Restarting",
+        ),
+    ] {
+        let observed = pod(pod_status.clone());
+        let derived = derive(&vm(|_| ()), &observed);
+        if expected.contains("Failed false") {
+            assert!(short(&derived).starts_with("Failed"), "{derived}");
+        } else {
+            assert_eq!(short(&derived), expected, "{pod_status}");
+        }
+    }
+}
+
+#[test]
+fn what_was_written_is_not_written_again() {
+    let observed = cluster(|_, _| ());
+    let first = derive(&vm(|_| ()), &observed);
+    let written = vm(|vm| vm["status"] = first.clone());
+    assert!(differs(&vm(|_| ()), &first));
+    assert!(!differs(&written, &derive(&written, &observed)));
+}
+
+#[test]
+fn a_field_that_is_not_ours_to_say_any_more_is_given_up() {
+    let observed = cluster(|_, _| ());
+    let wanted = derive(&reported(true, |_| ()), &observed);
+    let mut vm = vm(|vm| vm["status"] = wanted.clone());
+    let owned = json!({ "f:status": { "f:phase": {}, "f:cpus": {} } });
+    vm.metadata.managed_fields =
+        serde_json::from_value(json!([{ "manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": owned }])).unwrap();
+    assert!(differs(&vm, &wanted));
+}
+
+#[test]
+fn who_says_that_nothing_runs() {
+    let has_running =
+        |status: &Value| status["conditions"].as_array().unwrap().iter().any(|item| item["type"] == RUNNING);
+    assert!(has_running(&derive(&vm(|_| ()), &nothing())), "there is no Pod: the manager");
+    assert!(has_running(&derive(&vm(|_| ()), &cluster(|_, _| ()))), "the runner has not reported: the manager");
+    assert!(!has_running(&derive(&reported(true, |_| ()), &cluster(|_, _| ()))), "the runner has: the runner");
+    assert!(has_running(&derive(&reported(true, |_| ()), &nothing())), "the runner has gone: the manager");
+}

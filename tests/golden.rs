@@ -1,0 +1,90 @@
+//! Golden cases: each folder in `tests/golden` is a machine and what it becomes.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `vm.yaml` | the machine |
+//! | `config.yaml` | the manager's configuration (optional) |
+//! | `observed.yaml` | objects that exist already (optional) |
+//! | `templates/` | an overlay (optional) |
+//! | `expected.snap` | all rendered objects and the plan, or the error; `cargo insta test --accept` writes it |
+
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::{ResourceExt, core::DynamicObject};
+use serde::Deserialize;
+use vm_operator::{
+    api::VirtualMachine,
+    config::Config,
+    observed::{Object, Observed},
+    render::{Facts, TemplateSet, render},
+};
+
+fn read(path: PathBuf) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+fn overlay(folder: &Path) -> BTreeMap<String, String> {
+    fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|file| (file.file_name().into_string().unwrap(), fs::read_to_string(file.path()).unwrap()))
+        .collect()
+}
+
+fn observed(text: Option<String>) -> Vec<Arc<Object>> {
+    text.iter()
+        .flat_map(|text| serde_yaml::Deserializer::from_str(text))
+        .map(|document| DynamicObject::deserialize(document).unwrap())
+        .map(|object| {
+            let types = object.types.clone().unwrap();
+            Arc::new(Object::trim(&types, object))
+        })
+        .collect()
+}
+
+/// What a case becomes, as text.
+fn outcome(case: &Path) -> String {
+    let mut vm: VirtualMachine = serde_yaml::from_str(&read(case.join("vm.yaml")).unwrap()).unwrap();
+    let uid = format!("uid-of-{}", vm.name_any());
+    vm.metadata.uid.get_or_insert(uid);
+    let config = Config::parse(&read(case.join("config.yaml")).unwrap_or_default()).unwrap();
+    let observed = Observed { objects: observed(read(case.join("observed.yaml"))), now: Timestamp::UNIX_EPOCH };
+    let facts = Facts { display_password: "(random)".into() };
+    let objects = TemplateSet::with_overlay(overlay(&case.join("templates")))
+        .and_then(|templates| render(&vm, &observed, &config.reconciler, &facts, &templates));
+    match objects {
+        Err(error) => format!("error: {error}\n"),
+        Ok(objects) => objects
+            .iter()
+            .map(|object| {
+                let yaml = serde_saphyr::to_string(&object.value).unwrap();
+                format!("---\n# {} ({:?}, {:?})\n{yaml}", object.template, object.lifetime, object.update)
+            })
+            .collect(),
+    }
+}
+
+#[test]
+fn every_case_becomes_what_it_did() {
+    insta::with_settings!({
+        prepend_module_to_snapshot => false,
+        omit_expression => true,
+        filters => vec![(env!("CARGO_PKG_VERSION").replace('.', r"\.").as_str(), "VERSION")],
+    }, {
+        insta::glob!("golden/*/vm.yaml", |vm| {
+            let case = vm.parent().unwrap();
+            insta::with_settings!({ snapshot_path => case, snapshot_suffix => "" }, {
+                insta::assert_snapshot!("expected", outcome(case));
+            });
+        });
+    });
+}

@@ -1,0 +1,380 @@
+//! The manager on a real API server: what it makes, changes, leaves alone and says. Pods stay pending here.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
+
+mod support;
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use support::{
+    cluster::{Cluster, TestNamespace, eventually},
+    manager::{Manager, install_crds},
+};
+use vm_operator::api::{VirtualMachine, conditions};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A namespace with a running manager.
+struct World {
+    cluster: &'static Cluster,
+    namespace: TestNamespace,
+    client: Client,
+    manager: Manager,
+}
+
+impl World {
+    async fn new(test: &str) -> Self {
+        Self::with_templates(test, &[]).await
+    }
+
+    async fn with_templates(test: &str, templates: &[(&str, &str)]) -> Self {
+        let cluster = Cluster::control_plane();
+        install_crds(cluster).await;
+        let namespace = cluster.namespace(test).await;
+        let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });
+        namespace.apply(&account.to_string());
+        let manager = Manager::start(cluster, &namespace, templates);
+        Self { cluster, client: cluster.client().await, namespace, manager }
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope>,
+        K::DynamicType: Default,
+    {
+        Api::namespaced(self.client.clone(), self.namespace.name())
+    }
+
+    async fn make(&self, name: &str, edit: impl FnOnce(&mut Value)) -> VirtualMachine {
+        let mut vm = machine(name);
+        edit(&mut vm);
+        self.api().create(&PostParams::default(), &serde_json::from_value(vm).unwrap()).await.unwrap()
+    }
+
+    /// Changes a machine as `kubectl patch` does, but under a name that Flux leaves alone.
+    async fn change(&self, name: &str, patch: Value) {
+        let parameters = PatchParams { field_manager: Some("test".into()), ..PatchParams::default() };
+        self.api::<VirtualMachine>().patch(name, &parameters, &Patch::Merge(patch)).await.unwrap();
+    }
+
+    /// Waits until the condition Ready has the reason, and returns the machine.
+    async fn ready(&self, name: &str, reason: &str) -> VirtualMachine {
+        let api: Api<VirtualMachine> = self.api();
+        eventually(&format!("{name} to be {reason}"), LIMIT, async || {
+            let vm = api.get(name).await.unwrap();
+            let found = conditions::find(&vm.status.as_ref()?.conditions, conditions::READY)?.reason == reason;
+            (found && vm.status.as_ref()?.observed_generation == vm.metadata.generation).then_some(vm)
+        })
+        .await
+    }
+}
+
+fn machine(name: &str) -> Value {
+    json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+        "metadata": { "name": name },
+        "spec": { "vm": {
+            "state": "Running", "maximumCpus": 2,
+            "disks": [{ "volumeClaimTemplate": { "metadata": { "name": "core" }, "spec": { "resources": { "requests": { "storage": "1Gi" } } } } }],
+        } },
+    })
+}
+
+#[tokio::test]
+async fn the_documented_example_yields_the_documented_objects() {
+    let world = World::new("example").await;
+    let example = include_str!("../example/local-path/test-vm.yaml").replace("namespace: vmop-demo", "");
+    world.namespace.apply(&example);
+    world.ready("test-vm", "Unschedulable").await;
+
+    let names = world.namespace.kubectl(&[
+        "get", "pods,configmaps,secrets,persistentvolumeclaims,services",
+        "--selector=app.kubernetes.io/name=vm-runner,app.kubernetes.io/instance=test-vm,app.kubernetes.io/managed-by=vm-operator",
+        "--output=name",
+    ]);
+    let mut names: Vec<&str> = names.lines().collect();
+    names.sort_unstable();
+    assert_eq!(
+        names,
+        [
+            "configmap/test-vm",
+            "persistentvolumeclaim/test-vm-runner-data",
+            "persistentvolumeclaim/test-vm-system-disk",
+            "pod/test-vm",
+            "secret/test-vm-display-secret",
+        ]
+    );
+    let pod = world.api::<Pod>().get("test-vm").await.unwrap();
+    assert_eq!(pod.owner_references()[0].controller, Some(true));
+    let columns = world.namespace.kubectl(&["get", "vms"]);
+    assert!(columns.starts_with("NAME      STATE     PHASE      READY   CPUS   RAM"), "{columns}");
+}
+
+#[tokio::test]
+async fn a_machine_that_nobody_has_seen_is_not_healthy() {
+    let world = World::new("unseen").await;
+    drop(world.manager);
+    world.namespace.apply(&machine("apple").to_string());
+    let vm = Api::<VirtualMachine>::namespaced(world.client, world.namespace.name()).get("apple").await.unwrap();
+    let status = vm.status.unwrap();
+    assert_eq!(status.observed_generation, Some(-1));
+    assert_eq!(conditions::find(&status.conditions, "Ready").unwrap().status, "Unknown");
+}
+
+#[tokio::test]
+async fn stopping_removes_the_pod_and_keeps_the_claims() {
+    let world = World::new("stopping").await;
+    world.make("apple", |_| ()).await;
+    let running = world.ready("apple", "Unschedulable").await;
+    assert_eq!(running.status.unwrap().created, Some(true));
+    let claims = world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len();
+
+    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    let stopped = world.ready("apple", "StoppedAsRequested").await;
+    assert_eq!(stopped.status.unwrap().phase.as_deref(), Some("Stopped"));
+    assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+    assert_eq!(world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len(), claims);
+    assert!(world.api::<ConfigMap>().get_opt("apple").await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn deleting_cascades_but_keeps_the_claims_also_while_no_manager_runs() {
+    let World { cluster: _cluster, namespace, client, manager } = {
+        let world = World::new("deleting").await;
+        world.make("apple", |_| ()).await;
+        world.ready("apple", "Unschedulable").await;
+        world
+    };
+    drop(manager);
+    namespace.kubectl(&["delete", "vm", "apple"]);
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace.name());
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace.name());
+    eventually("the Pod and the ConfigMap to be gone", LIMIT, async || {
+        let gone = pods.get_opt("apple").await.unwrap().is_none() && maps.get_opt("apple").await.unwrap().is_none();
+        gone.then_some(())
+    })
+    .await;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client, namespace.name());
+    assert_eq!(claims.list(&Default::default()).await.unwrap().items.len(), 2);
+}
+
+#[tokio::test]
+async fn a_live_change_reaches_the_configuration_and_tells_the_pod() {
+    let world = World::new("live").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Unschedulable").await;
+    let pods: Api<Pod> = world.api();
+    let before = pods.get("apple").await.unwrap();
+
+    world.change("apple", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
+    let after = eventually("the Pod to be told", LIMIT, async || {
+        let pod = pods.get("apple").await.unwrap();
+        (pod.annotations().get("vmrunner.jdrupes.org/cmVersion") != before.annotations().get("vmrunner.jdrupes.org/cmVersion")).then_some(pod)
+    })
+    .await;
+    assert_eq!(after.uid(), before.uid(), "the Pod is the same");
+    let config = world.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap();
+    assert!(config["config.yaml"].contains("currentCpus: 1"), "{config:?}");
+}
+
+#[tokio::test]
+async fn a_change_of_the_pod_waits_and_says_so() {
+    let world = World::new("pending").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Unschedulable").await;
+    let before = world.api::<Pod>().get("apple").await.unwrap().uid();
+
+    world.change("apple", json!({ "spec": { "image": { "source": "example.org/other:1" } } })).await;
+    let api: Api<VirtualMachine> = world.api();
+    eventually("RestartRequired", LIMIT, async || {
+        conditions::is_true(&api.get("apple").await.unwrap().status?.conditions, conditions::RESTART_REQUIRED).then_some(())
+    })
+    .await;
+    assert_eq!(world.api::<Pod>().get("apple").await.unwrap().uid(), before);
+
+    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    world.ready("apple", "StoppedAsRequested").await;
+    world.change("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
+    let vm = world.ready("apple", "Unschedulable").await;
+    assert!(conditions::find(&vm.status.unwrap().conditions, conditions::RESTART_REQUIRED).is_none());
+    let pod = world.api::<Pod>().get("apple").await.unwrap();
+    assert_eq!(pod.spec.unwrap().containers[0].image.as_deref(), Some("example.org/other:1"));
+}
+
+#[tokio::test]
+async fn what_others_change_of_ours_is_put_back_and_what_is_theirs_stays() {
+    let world = World::new("drift").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Unschedulable").await;
+    let maps: Api<ConfigMap> = world.api();
+    let wanted = maps.get("apple").await.unwrap().data.unwrap()["config.yaml"].clone();
+
+    let patch = json!({ "data": { "config.yaml": "mine now", "theirs": "kept" }, "metadata": { "annotations": { "theirs": "kept" } } });
+    maps.patch("apple", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    let map = eventually("the ConfigMap to be put back", LIMIT, async || {
+        let map = maps.get("apple").await.unwrap();
+        (map.data.as_ref()?["config.yaml"] == wanted).then_some(map)
+    })
+    .await;
+    assert_eq!(map.data.as_ref().unwrap()["theirs"], "kept");
+    assert_eq!(map.annotations()["theirs"], "kept");
+}
+
+#[tokio::test]
+async fn labels_of_the_machine_come_to_its_pod_and_go_again() {
+    let world = World::new("labels").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Unschedulable").await;
+    let pods: Api<Pod> = world.api();
+    for (value, expected) in [(json!("web"), Some("web")), (Value::Null, None)] {
+        world.change("apple", json!({ "metadata": { "labels": { "tier": value } } })).await;
+        eventually("the label", LIMIT, async || {
+            (pods.get("apple").await.unwrap().labels().get("tier").map(String::as_str) == expected).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_is_taken_is_not_taken_over() {
+    let world = World::new("taken").await;
+    let theirs = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "apple" }, "data": { "a": "b" } });
+    world.namespace.apply(&theirs.to_string());
+    world.make("apple", |_| ()).await;
+    let vm = world.ready("apple", "ApplyFailed").await;
+    let message = &conditions::find(&vm.status.as_ref().unwrap().conditions, "Ready").unwrap().message;
+    assert_eq!(message, "ConfigMap apple exists and is not this machine's: delete or rename one of the two");
+    assert_eq!(world.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap().len(), 1);
+    assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none(), "no Pod without what it mounts");
+
+    world.namespace.kubectl(&["delete", "configmap", "apple"]);
+    world.ready("apple", "Unschedulable").await;
+}
+
+#[tokio::test]
+async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
+    let world = World::new("secret").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Unschedulable").await;
+    let secrets: Api<Secret> = world.api();
+    let generated = secrets.get("apple-display-secret").await.unwrap().data.unwrap();
+    assert_eq!(generated["display-password"].0.len(), 32);
+    assert_eq!(generated["password-expiry"].0, b"now");
+
+    let theirs = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "name": "mine", "labels": {
+            "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple", "app.kubernetes.io/component": "display-secret",
+        } },
+        "stringData": { "display-password": "hello" },
+    });
+    world.namespace.apply(&theirs.to_string());
+    eventually("the generated secret to go", LIMIT, async || secrets.get_opt("apple-display-secret").await.unwrap().is_none().then_some(())).await;
+    assert_eq!(secrets.get("mine").await.unwrap().data.unwrap()["display-password"].0, b"hello");
+}
+
+#[tokio::test]
+async fn any_text_reaches_the_guest_as_it_was_written() {
+    let world = World::new("texts").await;
+    let text = "quotes \" ' \\ colon: # dash\n---\n...\ttab \u{2028} \u{85} 😀 {{ 7 * 7 }} {% raw %}";
+    world.make("apple", |vm| vm["spec"]["cloudInit"] = json!({ "userData": { "message": text }, "metaData": { "x": text } })).await;
+    world.ready("apple", "Unschedulable").await;
+    let data = world.api::<Secret>().get("apple-cloud-init").await.unwrap().data.unwrap();
+    let user_data = String::from_utf8(data["user-data"].0.clone()).unwrap();
+    assert!(user_data.starts_with("#cloud-config\n"));
+    assert_eq!(serde_yaml::from_str::<Value>(&user_data).unwrap()["message"], text);
+    let data = world.api::<ConfigMap>().get("apple-cloud-init").await.unwrap().data.unwrap();
+    assert_eq!(serde_yaml::from_str::<Value>(&data["meta-data"]).unwrap()["x"], text);
+    assert_eq!(serde_yaml::from_str::<Value>(&data["meta-data"]).unwrap()["local-hostname"], "apple");
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_at_once_and_named() {
+    let world = World::new("bad-input").await;
+    let refused = |edit: &dyn Fn(&mut Value)| {
+        let mut vm = machine("apple");
+        edit(&mut vm);
+        let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+        std::fs::write(file.path(), vm.to_string()).unwrap();
+        let arguments = ["--namespace", world.namespace.name(), "create", "--validate=strict", "--filename"];
+        world.cluster.try_kubectl(&[&arguments[..], &[&*file.path().to_string_lossy()]].concat()).expect_err("the API server took it")
+    };
+    let disk = |name: &str| json!({ "volumeClaimTemplate": { "metadata": { "name": name } } });
+    let cases: &[(&dyn Fn(&mut Value), &str)] = &[
+        (&|vm| vm["spec"]["vm"]["cpuTopology"] = json!({ "sockets": 1 }), "give exactly one of maximumCpus and cpuTopology"),
+        (&|vm| drop(vm["spec"]["vm"].as_object_mut().unwrap().remove("maximumCpus")), "give exactly one of maximumCpus and cpuTopology"),
+        (&|vm| vm["spec"]["vm"]["colour"] = json!("red"), "unknown field \"spec.vm.colour\""),
+        (&|vm| vm["spec"]["vm"]["maximumRam"] = json!("4Gx"), "spec.vm.maximumRam in body should match"),
+        (&|vm| vm["metadata"]["name"] = json!("a".repeat(64)), "at most 63 characters"),
+        (&|vm| vm["spec"]["vm"]["currentCpus"] = json!(3), "currentCpus must not be more than maximumCpus"),
+        (&|vm| vm["spec"]["vm"]["currentRam"] = json!("2 GiB"), "currentRam must not be more than maximumRam"),
+        (&|vm| vm["spec"]["vm"]["disks"] = json!([disk("a"), disk("b"), disk("a")]), "the names of the disks must be different"),
+        (&|vm| vm["spec"]["vm"]["disks"] = json!([{ "bootindex": 1 }]), "a disk is either a volumeClaimTemplate or a cdrom"),
+        (&|vm| vm["spec"]["vm"]["networks"] = json!([{ "user": {}, "tap": {} }]), "a network is exactly one of tap, user and pod"),
+        (&|vm| vm["spec"]["vm"]["display"] = json!({ "spice": { "port": 70000 } }), "spec.vm.display.spice.port"),
+        (&|vm| vm["spec"]["image"] = json!({ "source": "a", "path": "b" }), "give either source, or repository and path"),
+        (&|vm| vm["spec"]["cloudInit"] = json!({ "userData": {}, "userDataFrom": { "secretKeyRef": { "name": "a", "key": "b" } } }), "spec.cloudInit"),
+        (&|vm| vm["spec"]["permissions"] = json!([{ "may": ["start"] }]), "give either user or role"),
+    ];
+    for (edit, expected) in cases {
+        let message = refused(edit);
+        assert!(message.contains(expected), "expected {expected:?} in:\n{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_template_that_can_not_be_compiled_is_said_and_touches_nothing() {
+    let world = World::with_templates("broken-set", &[("pod.yaml.j2", "kind: Pod\nmetadata: {name: {{ vm.metadata.name }\n")]).await;
+    world.make("apple", |_| ()).await;
+    let vm = world.ready("apple", "TemplateError").await;
+    let valid = conditions::find(&vm.status.as_ref().unwrap().conditions, conditions::TEMPLATES_VALID).unwrap();
+    assert_eq!(valid.status, "False");
+    assert!(valid.message.ends_with("pod.yaml.j2:2:38: syntax error: unexpected `}`, expected end of variable block"), "{}", valid.message);
+    assert!(world.api::<ConfigMap>().get_opt("apple").await.unwrap().is_none());
+    let events = world.namespace.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"]);
+    assert!(events.contains("TemplateError"), "{events}");
+}
+
+#[tokio::test]
+async fn a_template_that_fails_for_one_machine_does_not_hold_up_another() {
+    let undefined = "{% if vm.metadata.name == 'bad' %}\n{{ nothing.here }}\n{% endif %}\n";
+    let not_yaml = "{% if vm.metadata.name == 'worse' %}\na: [1\n{% endif %}\n";
+    let world = World::with_templates("broken-one", &[("a.yaml.j2", undefined), ("b.yaml.j2", not_yaml)]).await;
+    for name in ["bad", "worse", "good"] {
+        world.make(name, |_| ()).await;
+    }
+    world.ready("good", "Unschedulable").await;
+    for (name, message) in [
+        ("bad", "a.yaml.j2:2:4: undefined value: `nothing` is undefined"),
+        ("worse", "b.yaml.j2: the output is not YAML: did not find expected ',' or ']'"),
+    ] {
+        let vm = world.ready(name, "TemplateError").await;
+        let ready = conditions::find(&vm.status.as_ref().unwrap().conditions, "Ready").unwrap();
+        assert!(ready.message.starts_with(message), "{}", ready.message);
+        assert!(world.api::<Pod>().get_opt(name).await.unwrap().is_none());
+    }
+}
+
+#[tokio::test]
+async fn an_added_template_makes_an_object_of_any_kind() {
+    let policy = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata:\n  name: {{ vm.metadata.name }}\nspec:\n  podSelector: {matchLabels: {{ labels }}}\n";
+    let world = World::with_templates("added", &[("network-policy.yaml.j2", policy)]).await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Unschedulable").await;
+    assert_eq!(world.namespace.kubectl(&["get", "networkpolicies", "--output=name"]).trim(), "networkpolicy.networking.k8s.io/apple");
+}
+
+#[tokio::test]
+async fn an_object_that_the_api_server_refuses_is_said() {
+    let world = World::new("refused").await;
+    world.make("apple", |vm| vm["spec"]["nodeSelector"] = json!({ "not a label": "x" })).await;
+    let vm = world.ready("apple", "ApplyFailed").await;
+    let ready = conditions::find(&vm.status.as_ref().unwrap().conditions, "Ready").unwrap();
+    assert!(ready.message.contains("apply Pod apple") && ready.message.contains("spec.nodeSelector"), "{}", ready.message);
+}

@@ -1,0 +1,81 @@
+//! The real manager, as a process beside the test.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::OnceLock,
+    time::Duration,
+};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api,
+    runtime::{conditions::is_crd_established, wait::await_condition},
+};
+use tempfile::TempDir;
+
+use super::cluster::{Cluster, TestNamespace};
+
+/// Makes the resources known to the cluster.
+pub async fn install_crds(cluster: &Cluster) {
+    static INSTALLED: OnceLock<()> = OnceLock::new();
+    INSTALLED.get_or_init(|| {
+        let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
+        cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "--filename", &crds.to_string_lossy()]);
+    });
+    let api: Api<CustomResourceDefinition> = Api::all(cluster.client().await);
+    for name in ["vms.vmoperator.jdrupes.org", "vmpools.vmoperator.jdrupes.org"] {
+        let established = await_condition(api.clone(), name, is_crd_established());
+        tokio::time::timeout(Duration::from_secs(30), established).await.expect("the CRDs in time").expect("the CRDs");
+    }
+}
+
+/// A manager that ends with the test.
+pub struct Manager {
+    process: Child,
+    folder: TempDir,
+}
+
+impl Manager {
+    /// Starts a manager for a namespace, with templates given as name and text.
+    pub fn start(cluster: &Cluster, namespace: &TestNamespace, templates: &[(&str, &str)]) -> Self {
+        let folder = TempDir::new().expect("a temporary folder");
+        let overlay = folder.path().join("templates");
+        fs::create_dir(&overlay).expect("a folder for templates");
+        for (name, text) in templates {
+            fs::write(overlay.join(name), text).expect("a template");
+        }
+        let log = fs::File::create(folder.path().join("log")).expect("a log");
+        let process = Command::new(env!("CARGO_BIN_EXE_vm-operator"))
+            .args(["run", "--namespace", namespace.name(), "--templates"])
+            .arg(&overlay)
+            .env("KUBECONFIG", cluster.kubeconfig())
+            .env("RUST_LOG", "info,vm_operator=debug,kube_runtime=warn")
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("starting the manager");
+        Self { process, folder }
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if std::thread::panicking() {
+            eprintln!("--- the manager's log\n{}", self.log());
+        }
+    }
+}

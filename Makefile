@@ -27,7 +27,7 @@ demo-down: ## Take the demo away again
 	@$(XTASK) demo-down
 
 crds: ## Generate crds/*.yaml from the types
-	cargo run --quiet --bin vm-operator -- crds --out crds
+	@$(XTASK) crds
 
 images: ## Build the container images
 	@$(XTASK) images

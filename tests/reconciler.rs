@@ -175,7 +175,9 @@ async fn a_live_change_reaches_the_configuration_and_tells_the_pod() {
     world.change("apple", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
     let after = eventually("the Pod to be told", LIMIT, async || {
         let pod = pods.get("apple").await.unwrap();
-        (pod.annotations().get("vmrunner.jdrupes.org/cmVersion") != before.annotations().get("vmrunner.jdrupes.org/cmVersion")).then_some(pod)
+        (pod.annotations().get("vmrunner.jdrupes.org/cmVersion")
+            != before.annotations().get("vmrunner.jdrupes.org/cmVersion"))
+        .then_some(pod)
     })
     .await;
     assert_eq!(after.uid(), before.uid(), "the Pod is the same");
@@ -193,7 +195,8 @@ async fn a_change_of_the_pod_waits_and_says_so() {
     world.change("apple", json!({ "spec": { "image": { "source": "example.org/other:1" } } })).await;
     let api: Api<VirtualMachine> = world.api();
     eventually("RestartRequired", LIMIT, async || {
-        conditions::is_true(&api.get("apple").await.unwrap().status?.conditions, conditions::RESTART_REQUIRED).then_some(())
+        conditions::is_true(&api.get("apple").await.unwrap().status?.conditions, conditions::RESTART_REQUIRED)
+            .then_some(())
     })
     .await;
     assert_eq!(world.api::<Pod>().get("apple").await.unwrap().uid(), before);
@@ -244,7 +247,8 @@ async fn labels_of_the_machine_come_to_its_pod_and_go_again() {
 #[tokio::test]
 async fn a_name_that_is_taken_is_not_taken_over() {
     let world = World::new("taken").await;
-    let theirs = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "apple" }, "data": { "a": "b" } });
+    let theirs =
+        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "apple" }, "data": { "a": "b" } });
     world.namespace.apply(&theirs.to_string());
     world.make("apple", |_| ()).await;
     let vm = world.ready("apple", "ApplyFailed").await;
@@ -275,7 +279,10 @@ async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
         "stringData": { "display-password": "hello" },
     });
     world.namespace.apply(&theirs.to_string());
-    eventually("the generated secret to go", LIMIT, async || secrets.get_opt("apple-display-secret").await.unwrap().is_none().then_some(())).await;
+    eventually("the generated secret to go", LIMIT, async || {
+        secrets.get_opt("apple-display-secret").await.unwrap().is_none().then_some(())
+    })
+    .await;
     assert_eq!(secrets.get("mine").await.unwrap().data.unwrap()["display-password"].0, b"hello");
 }
 
@@ -283,7 +290,11 @@ async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
 async fn any_text_reaches_the_guest_as_it_was_written() {
     let world = World::new("texts").await;
     let text = "quotes \" ' \\ colon: # dash\n---\n...\ttab \u{2028} \u{85} 😀 {{ 7 * 7 }} {% raw %}";
-    world.make("apple", |vm| vm["spec"]["cloudInit"] = json!({ "userData": { "message": text }, "metaData": { "x": text } })).await;
+    world
+        .make("apple", |vm| {
+            vm["spec"]["cloudInit"] = json!({ "userData": { "message": text }, "metaData": { "x": text } })
+        })
+        .await;
     world.ready("apple", "Unschedulable").await;
     let data = world.api::<Secret>().get("apple-cloud-init").await.unwrap().data.unwrap();
     let user_data = String::from_utf8(data["user-data"].0.clone()).unwrap();
@@ -303,23 +314,50 @@ async fn bad_input_is_refused_at_once_and_named() {
         let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
         std::fs::write(file.path(), vm.to_string()).unwrap();
         let arguments = ["--namespace", world.namespace.name(), "create", "--validate=strict", "--filename"];
-        world.cluster.try_kubectl(&[&arguments[..], &[&*file.path().to_string_lossy()]].concat()).expect_err("the API server took it")
+        world
+            .cluster
+            .try_kubectl(&[&arguments[..], &[&*file.path().to_string_lossy()]].concat())
+            .expect_err("the API server took it")
     };
     let disk = |name: &str| json!({ "volumeClaimTemplate": { "metadata": { "name": name } } });
     let cases: &[(&dyn Fn(&mut Value), &str)] = &[
-        (&|vm| vm["spec"]["vm"]["cpuTopology"] = json!({ "sockets": 1 }), "give exactly one of maximumCpus and cpuTopology"),
-        (&|vm| drop(vm["spec"]["vm"].as_object_mut().unwrap().remove("maximumCpus")), "give exactly one of maximumCpus and cpuTopology"),
+        (
+            &|vm| vm["spec"]["vm"]["cpuTopology"] = json!({ "sockets": 1 }),
+            "give exactly one of maximumCpus and cpuTopology",
+        ),
+        (
+            &|vm| drop(vm["spec"]["vm"].as_object_mut().unwrap().remove("maximumCpus")),
+            "give exactly one of maximumCpus and cpuTopology",
+        ),
         (&|vm| vm["spec"]["vm"]["colour"] = json!("red"), "unknown field \"spec.vm.colour\""),
         (&|vm| vm["spec"]["vm"]["maximumRam"] = json!("4Gx"), "spec.vm.maximumRam in body should match"),
         (&|vm| vm["metadata"]["name"] = json!("a".repeat(64)), "at most 63 characters"),
         (&|vm| vm["spec"]["vm"]["currentCpus"] = json!(3), "currentCpus must not be more than maximumCpus"),
         (&|vm| vm["spec"]["vm"]["currentRam"] = json!("2 GiB"), "currentRam must not be more than maximumRam"),
-        (&|vm| vm["spec"]["vm"]["disks"] = json!([disk("a"), disk("b"), disk("a")]), "the names of the disks must be different"),
-        (&|vm| vm["spec"]["vm"]["disks"] = json!([{ "bootindex": 1 }]), "a disk is either a volumeClaimTemplate or a cdrom"),
-        (&|vm| vm["spec"]["vm"]["networks"] = json!([{ "user": {}, "tap": {} }]), "a network is exactly one of tap, user and pod"),
+        (
+            &|vm| vm["spec"]["vm"]["disks"] = json!([disk("a"), disk("b"), disk("a")]),
+            "the names of the disks must be different",
+        ),
+        (
+            &|vm| vm["spec"]["vm"]["disks"] = json!([{ "bootindex": 1 }]),
+            "a disk is either a volumeClaimTemplate or a cdrom",
+        ),
+        (
+            &|vm| vm["spec"]["vm"]["networks"] = json!([{ "user": {}, "tap": {} }]),
+            "a network is exactly one of tap, user and pod",
+        ),
         (&|vm| vm["spec"]["vm"]["display"] = json!({ "spice": { "port": 70000 } }), "spec.vm.display.spice.port"),
-        (&|vm| vm["spec"]["image"] = json!({ "source": "a", "path": "b" }), "give either source, or repository and path"),
-        (&|vm| vm["spec"]["cloudInit"] = json!({ "userData": {}, "userDataFrom": { "secretKeyRef": { "name": "a", "key": "b" } } }), "spec.cloudInit"),
+        (
+            &|vm| vm["spec"]["image"] = json!({ "source": "a", "path": "b" }),
+            "give either source, or repository and path",
+        ),
+        (
+            &|vm| {
+                vm["spec"]["cloudInit"] =
+                    json!({ "userData": {}, "userDataFrom": { "secretKeyRef": { "name": "a", "key": "b" } } })
+            },
+            "spec.cloudInit",
+        ),
         (&|vm| vm["spec"]["permissions"] = json!([{ "may": ["start"] }]), "give either user or role"),
     ];
     for (edit, expected) in cases {
@@ -330,12 +368,18 @@ async fn bad_input_is_refused_at_once_and_named() {
 
 #[tokio::test]
 async fn a_template_that_can_not_be_compiled_is_said_and_touches_nothing() {
-    let world = World::with_templates("broken-set", &[("pod.yaml.j2", "kind: Pod\nmetadata: {name: {{ vm.metadata.name }\n")]).await;
+    let world =
+        World::with_templates("broken-set", &[("pod.yaml.j2", "kind: Pod\nmetadata: {name: {{ vm.metadata.name }\n")])
+            .await;
     world.make("apple", |_| ()).await;
     let vm = world.ready("apple", "TemplateError").await;
     let valid = conditions::find(&vm.status.as_ref().unwrap().conditions, conditions::TEMPLATES_VALID).unwrap();
     assert_eq!(valid.status, "False");
-    assert!(valid.message.ends_with("pod.yaml.j2:2:38: syntax error: unexpected `}`, expected end of variable block"), "{}", valid.message);
+    assert!(
+        valid.message.ends_with("pod.yaml.j2:2:38: syntax error: unexpected `}`, expected end of variable block"),
+        "{}",
+        valid.message
+    );
     assert!(world.api::<ConfigMap>().get_opt("apple").await.unwrap().is_none());
     let events = world.namespace.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"]);
     assert!(events.contains("TemplateError"), "{events}");
@@ -367,7 +411,10 @@ async fn an_added_template_makes_an_object_of_any_kind() {
     let world = World::with_templates("added", &[("network-policy.yaml.j2", policy)]).await;
     world.make("apple", |_| ()).await;
     world.ready("apple", "Unschedulable").await;
-    assert_eq!(world.namespace.kubectl(&["get", "networkpolicies", "--output=name"]).trim(), "networkpolicy.networking.k8s.io/apple");
+    assert_eq!(
+        world.namespace.kubectl(&["get", "networkpolicies", "--output=name"]).trim(),
+        "networkpolicy.networking.k8s.io/apple"
+    );
 }
 
 #[tokio::test]
@@ -376,5 +423,9 @@ async fn an_object_that_the_api_server_refuses_is_said() {
     world.make("apple", |vm| vm["spec"]["nodeSelector"] = json!({ "not a label": "x" })).await;
     let vm = world.ready("apple", "ApplyFailed").await;
     let ready = conditions::find(&vm.status.as_ref().unwrap().conditions, "Ready").unwrap();
-    assert!(ready.message.contains("apply Pod apple") && ready.message.contains("spec.nodeSelector"), "{}", ready.message);
+    assert!(
+        ready.message.contains("apply Pod apple") && ready.message.contains("spec.nodeSelector"),
+        "{}",
+        ready.message
+    );
 }

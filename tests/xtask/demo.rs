@@ -11,12 +11,14 @@ use serde_json::Value;
 use crate::binaries::{Binaries, kubectl_command};
 use crate::setup::{self, Purpose};
 use crate::tools::{dev_dir, last_lines, root, run, run_raw};
-use crate::{cluster, images};
+use crate::{cluster, guest, images};
 
 /// The resources, as a user deploys them.
 const CRDS: &str = "crds";
-/// Manager and VM of the demo.
+/// The manager of the demo, and what its VM boots from.
 const QUICKSTART: &str = "example/quickstart";
+/// The VM itself.
+const MACHINE: &str = "example/quickstart/vm.yaml";
 const NAMESPACE: &str = "vmop-demo";
 const VM: &str = "demo";
 /// What the small guest begins its lines on the console with.
@@ -50,20 +52,13 @@ fn foreign_kubeconfig() -> Option<PathBuf> {
 /// Does it all.
 pub fn up(offline: bool) -> Result<()> {
     let start = Instant::now();
-    for (path, what) in [(CRDS, "the resources"), (QUICKSTART, "the demo's manifests")] {
-        if !root().join(path).join("kustomization.yaml").is_file() {
-            bail!("{what} are not there: {path}/kustomization.yaml is missing");
+    for path in [CRDS, QUICKSTART, MACHINE] {
+        if !root().join(path).exists() {
+            bail!("{path} is missing: the demo deploys it");
         }
     }
     let foreign = foreign_kubeconfig();
-    step("What the machine needs", || {
-        if foreign.is_some() {
-            Ok(())
-        } else {
-            setup::ensure(Purpose::Cluster)?;
-            setup::ensure(Purpose::Images)
-        }
-    })?;
+    step("What the machine needs", || if foreign.is_some() { Ok(()) } else { setup::ensure(Purpose::All) })?;
     let demo = match foreign {
         Some(kubeconfig) => {
             eprintln!("Using the cluster of KUBECONFIG={}.", kubeconfig.display());
@@ -77,7 +72,8 @@ pub fn up(offline: bool) -> Result<()> {
         }
         None => {
             step("Kubernetes", || Binaries::find_or_build(true).map(drop))?;
-            let archives = step("Container images", || images::build(images::Profile::Image, offline))?;
+            let mut archives = step("Container images", || images::build(images::Profile::Image, offline))?;
+            archives.push(step("The guest", guest::image)?);
             let dir = dev_dir().join("cluster");
             let kubeconfig = step("Cluster", || cluster::up(&dir, false))?;
             step("Images into the cluster", || cluster::import(&dir, &archives))?;
@@ -115,15 +111,22 @@ impl Demo {
 
     fn deploy(&self) -> Result<()> {
         step("The resources", || {
-            self.kubectl(&["apply", "--server-side", "--kustomize", CRDS])?;
-            self.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "--kustomize", CRDS]).map(drop)
+            self.kubectl(&["apply", "--server-side", "--filename", CRDS])?;
+            self.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "--filename", CRDS]).map(drop)
         })?;
-        step("Manager and VM", || self.kubectl(&["apply", "--server-side", "--kustomize", QUICKSTART]).map(drop))?;
+        step("The manager's manifests", || {
+            self.kubectl(&["apply", "--server-side", "--kustomize", QUICKSTART]).map(drop)
+        })?;
         step("The manager runs", || {
             let args =
                 ["wait", "deployment", "--all", "--for=condition=Available", "--timeout=90s", "--namespace", NAMESPACE];
             self.kubectl(&args).map(drop)
         })?;
+        step("The guest's disk is in place", || {
+            let args = ["wait", "job", "--all", "--for=condition=Complete", "--timeout=90s", "--namespace", NAMESPACE];
+            self.kubectl(&args).map(drop)
+        })?;
+        step("The VM's manifest", || self.kubectl(&["apply", "--server-side", "--filename", MACHINE]).map(drop))?;
         for (condition, name) in [("Running", "The VM runs"), ("Booted", "The guest has booted")] {
             step(name, || self.wait_for(condition))?;
         }

@@ -6,6 +6,7 @@ mod binaries;
 mod cluster;
 mod components;
 mod demo;
+mod guest;
 mod images;
 mod inside;
 mod network;
@@ -55,6 +56,10 @@ enum Task {
         #[arg(long, value_name = "DIR")]
         import: Option<PathBuf>,
     },
+    /// Build the tiny guest of tests and of the demo into .dev/guest, as a disk and as a container image
+    Guest,
+    /// Generate crds/*.yaml from the types
+    Crds,
     /// Run all tests; the last line says how many passed, failed and were skipped
     Test {
         /// Only tests whose names contain one of these
@@ -133,6 +138,18 @@ enum ClusterTask {
 fn run(task: Task) -> Result<bool> {
     match task {
         Task::Test { filters } => return testrun::run(&filters),
+        Task::Guest => {
+            setup::ensure(setup::Purpose::Guest)?;
+            println!("{}", guest::disk()?.display());
+            println!("{}", guest::image()?.display());
+            Ok(())
+        }
+        Task::Crds => {
+            for (name, text) in vm_operator::api::crd::files()? {
+                tools::write(&tools::root().join("crds").join(name), text)?;
+            }
+            Ok(())
+        }
         Task::Demo { offline } => demo::up(offline),
         Task::DemoDown => demo::down(),
         // It takes our place, with all that belongs to it: terminal, signals, exit code.

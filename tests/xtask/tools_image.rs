@@ -23,7 +23,14 @@ pub fn archive() -> Result<PathBuf> {
     if archive.is_file() {
         return Ok(archive);
     }
-    let stage = cache_dir()?.join(format!("tools-{}", std::process::id()));
+    make(NAME, &archive, &[])?;
+    Ok(archive)
+}
+
+/// Writes the archive of an image that has busybox and some more files (their names in it, and where they are).
+pub fn make(name: &str, archive: &Path, files: &[(&str, &Path)]) -> Result<()> {
+    let busybox = find_program("busybox").context("there is no busybox on the PATH")?;
+    let stage = cache_dir()?.join(format!("image-{}", std::process::id()));
     let tree = stage.join("tree");
     for dir in ["bin", "etc", "tmp"] {
         make_dir(&tree.join(dir))?;
@@ -33,7 +40,12 @@ pub fn archive() -> Result<PathBuf> {
         std::os::unix::fs::symlink("busybox", tree.join("bin").join(applet)).context("linking a program of busybox")?;
     }
     write(&tree.join("etc/passwd"), "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")?;
-    pack(&tree, &["bin", "etc", "tmp"], &stage.join("layer.tar"))?;
+    let mut names = vec!["bin", "etc", "tmp"];
+    for (file, path) in files {
+        fs::copy(path, tree.join(file)).with_context(|| format!("copying {}", path.display()))?;
+        names.push(file);
+    }
+    pack(&tree, &names, &stage.join("layer.tar"))?;
     let layer = sha256_file(&stage.join("layer.tar"))?;
     let config = json!({
         "architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
@@ -46,13 +58,15 @@ pub fn archive() -> Result<PathBuf> {
         "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{layer}")]},
     });
     write(&stage.join("config.json"), config.to_string())?;
-    let manifest = json!([{"Config": "config.json", "RepoTags": [NAME], "Layers": ["layer.tar"]}]);
+    let manifest = json!([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]);
     write(&stage.join("manifest.json"), manifest.to_string())?;
     let unfinished = stage.join("image.tar");
     pack(&stage, &["manifest.json", "config.json", "layer.tar"], &unfinished)?;
-    fs::rename(&unfinished, &archive).with_context(|| format!("writing {}", archive.display()))?;
-    remove(&stage)?;
-    Ok(archive)
+    // The cache may be on another file system than the target.
+    let beside = archive.with_extension("unfinished");
+    fs::copy(&unfinished, &beside).with_context(|| format!("writing {}", beside.display()))?;
+    fs::rename(&beside, archive).with_context(|| format!("writing {}", archive.display()))?;
+    remove(&stage)
 }
 
 fn pack(dir: &Path, names: &[&str], archive: &Path) -> Result<()> {

@@ -28,14 +28,10 @@ pub const TOOLS_IMAGE: &str = "localhost/vm-operator-tools:1";
 /// A cluster that tests may use as they like, each in a namespace of its own.
 pub struct Cluster {
     kubeconfig: PathBuf,
-    /// What we know of a cluster that we have started.
-    own: Option<Own>,
-}
-
-struct Own {
-    dir: PathBuf,
-    /// Its end is the end of the cluster.
-    orders: Mutex<ChildStdin>,
+    /// Its directory, if it is one of ours.
+    dir: Option<PathBuf>,
+    /// The pipe to the supervisor, if this process has started it. Its end is the end of the cluster.
+    orders: Option<Mutex<ChildStdin>>,
 }
 
 impl Cluster {
@@ -54,7 +50,10 @@ impl Cluster {
     fn find_or_start(args: &[&str]) -> Self {
         if let Some(path) = std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()) {
             eprintln!("Using the cluster of KUBECONFIG={}", path.to_string_lossy());
-            return Self { kubeconfig: path.into(), own: None };
+            let kubeconfig = PathBuf::from(path);
+            // One that `cargo xtask cluster up` has started takes images.
+            let dir = kubeconfig.parent().filter(|dir| dir.join("state.json").exists()).map(Path::to_owned);
+            return Self { kubeconfig, dir, orders: None };
         }
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -63,7 +62,7 @@ impl Cluster {
         let (child, orders) = start(&dir, args).unwrap_or_else(|error| panic!("{error}"));
         // It ends with our pipe; to wait for it would be to wait for ourselves.
         drop(child);
-        Self { kubeconfig: dir.join("kubeconfig"), own: Some(Own { dir, orders: Mutex::new(orders) }) }
+        Self { kubeconfig: dir.join("kubeconfig"), dir: Some(dir), orders: Some(Mutex::new(orders)) }
     }
 
     /// The path of the kubeconfig.
@@ -71,9 +70,9 @@ impl Cluster {
         &self.kubeconfig
     }
 
-    /// The directory of the cluster with its logs, if we have started it.
+    /// The directory of the cluster with its logs, if it is one of ours.
     pub fn dir(&self) -> Option<&Path> {
-        self.own.as_ref().map(|own| own.dir.as_path())
+        self.dir.as_deref()
     }
 
     /// How to reach the cluster.
@@ -111,9 +110,9 @@ impl Cluster {
     }
 
     fn order(&self, line: &str) {
-        if let Some(own) = &self.own {
+        if let Some(orders) = &self.orders {
             // A supervisor that is gone has said why.
-            let _ = writeln!(own.orders.lock().expect("no panic while writing a line"), "{line}");
+            let _ = writeln!(orders.lock().expect("no panic while writing a line"), "{line}");
         }
     }
 
@@ -140,10 +139,10 @@ impl Cluster {
 
     /// Makes images known to the node. A cluster that is not ours must be able to pull them.
     pub fn import(&self, archives: &[&Path]) {
-        let Some(own) = &self.own else { return };
+        let Some(dir) = &self.dir else { return };
         let output = Command::new(XTASK)
             .args(["cluster", "import", "--dir"])
-            .arg(&own.dir)
+            .arg(dir)
             .args(archives)
             .output()
             .expect("starting xtask");
@@ -213,7 +212,7 @@ impl Drop for TestNamespace {
     fn drop(&mut self) {
         let outcome = if std::thread::panicking() { "failed" } else { "passed" };
         self.cluster.order(&format!("{outcome} {}", self.name));
-        if self.cluster.own.is_none() {
+        if self.cluster.orders.is_none() {
             let _ = self.cluster.try_kubectl(&["delete", "namespace", &self.name, "--wait=false"]);
         }
     }

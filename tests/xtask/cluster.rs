@@ -25,8 +25,8 @@ use crate::inside::Report;
 use crate::network::Network;
 use crate::node::INSIDE;
 use crate::sweep::{self, State};
-use crate::tools::{cache_dir, is_root, make_dir, read, remove, run, wait_for, write};
-use crate::{images, pki, setup};
+use crate::tools::{cache_dir, is_root, lies_on_overlay, make_dir, read, remove, run, wait_for, write};
+use crate::{pki, setup, tools_image};
 
 enum Event {
     /// A line on standard input.
@@ -48,7 +48,7 @@ pub fn run_in_foreground(dir: &Path, control_plane: bool, detached: bool) -> Res
     }
     setup::ensure(if with_node { setup::Purpose::Cluster } else { setup::Purpose::ControlPlane })?;
     let binaries = Binaries::find_or_build(with_node)?;
-    let pause_image = if with_node { Some(images::tools_image()?) } else { None };
+    let pause_image = if with_node { Some(tools_image::archive()?) } else { None };
 
     make_dir(dir)?;
     let dir = fs::canonicalize(dir).with_context(|| format!("finding {}", dir.display()))?;
@@ -195,8 +195,7 @@ fn make_plan(
 
 /// overlayfs is fast, but cannot lie on itself, as it would in a container.
 fn snapshotter(dir: &Path) -> Result<String> {
-    let kind = run(Command::new("stat").args(["--file-system", "--format=%T"]).arg(dir))?;
-    Ok(if kind.trim() == "overlayfs" { "native" } else { "overlayfs" }.to_owned())
+    Ok(if lies_on_overlay(dir)? { "native" } else { "overlayfs" }.to_owned())
 }
 
 fn free_ports<const N: usize>() -> Result<[u16; N]> {

@@ -1,66 +1,180 @@
-//! Container images: those of the operator, and the small one that clusters for tests need themselves.
+//! The operator's container images, from the Containerfiles that users build from.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
+use std::time::Instant;
 
-use anyhow::{Context, Result};
-use serde_json::json;
+use anyhow::{Context, Result, bail};
 
-use crate::tools::{cache_dir, find_program, fingerprint, make_dir, remove, run, sha256_file, write};
+use crate::tools::{
+    cache_dir, dev_dir, fingerprint, is_root, make_dir, read, remove, root, run, run_raw, sha256_file, write,
+};
 
-/// Keeps a Pod's namespaces open, and is a small image for the Pods of tests: it is busybox.
-pub const TOOLS_IMAGE: &str = "localhost/vm-operator-tools:1";
-
-/// The archive of the tools' image, for whatever version of busybox the machine has.
-///
-/// It is one static program: for that no image builder is needed, only the archive format that all know.
-pub fn tools_image() -> Result<PathBuf> {
-    let busybox = find_program("busybox").context("there is no busybox on the PATH")?;
-    let program = fs::read(&busybox).with_context(|| format!("reading {}", busybox.display()))?;
-    // The last part is the version of what is made here.
-    let archive = cache_dir()?.join(format!("tools-{}.tar", fingerprint([program.as_slice(), b"1"])));
-    if archive.is_file() {
-        return Ok(archive);
-    }
-    let stage = cache_dir()?.join(format!("tools-{}", std::process::id()));
-    let tree = stage.join("tree");
-    for dir in ["bin", "etc", "tmp"] {
-        make_dir(&tree.join(dir))?;
-    }
-    fs::copy(&busybox, tree.join("bin/busybox")).context("copying busybox")?;
-    for applet in run(Command::new(&busybox).arg("--list"))?.lines().filter(|applet| *applet != "busybox") {
-        std::os::unix::fs::symlink("busybox", tree.join("bin").join(applet)).context("linking a program of busybox")?;
-    }
-    write(&tree.join("etc/passwd"), "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")?;
-    pack(&tree, &["bin", "etc", "tmp"], &stage.join("layer.tar"))?;
-    let layer = sha256_file(&stage.join("layer.tar"))?;
-    let config = json!({
-        "architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
-        "os": "linux",
-        "config": {
-            "Env": ["PATH=/bin"],
-            // As the first process of a Pod it must end when told to.
-            "Entrypoint": ["/bin/sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 2147483647 & wait; done"],
-        },
-        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{layer}")]},
-    });
-    write(&stage.join("config.json"), config.to_string())?;
-    let manifest = json!([{"Config": "config.json", "RepoTags": [TOOLS_IMAGE], "Layers": ["layer.tar"]}]);
-    write(&stage.join("manifest.json"), manifest.to_string())?;
-    let unfinished = stage.join("image.tar");
-    pack(&stage, &["manifest.json", "config.json", "layer.tar"], &unfinished)?;
-    fs::rename(&unfinished, &archive).with_context(|| format!("writing {}", archive.display()))?;
-    remove(&stage)?;
-    Ok(archive)
+/// How programs are built for an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Profile {
+    /// Fast to build: for tests and the demo
+    Image,
+    /// As they are published
+    Release,
 }
 
-fn pack(dir: &Path, names: &[&str], archive: &Path) -> Result<()> {
-    run(Command::new("tar")
-        .args(["--create", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "--file"])
-        .arg(archive)
-        .arg("--directory")
-        .arg(dir)
-        .args(names))
-    .map(drop)
+impl Profile {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Image => "image",
+            Self::Release => "release",
+        }
+    }
+}
+
+/// One of the operator's images.
+struct Image {
+    name: &'static str,
+    feature: &'static str,
+    program: &'static str,
+}
+
+const IMAGES: &[Image] = &[
+    Image { name: "vm-operator", feature: "manager", program: "vm-operator" },
+    Image { name: "vm-runner", feature: "runner", program: "vm-runner" },
+];
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Builds both images and returns their archives; what has not changed since last time is left alone.
+pub fn build(profile: Profile, offline: bool) -> Result<Vec<PathBuf>> {
+    IMAGES.iter().map(|image| image.build(profile, offline)).collect()
+}
+
+/// The names that the images have in a cluster.
+pub fn names() -> impl Iterator<Item = String> {
+    IMAGES.iter().map(Image::tag)
+}
+
+impl Image {
+    fn tag(&self) -> String {
+        format!("localhost/{}:{}", self.name, env!("CARGO_PKG_VERSION"))
+    }
+
+    fn build(&self, profile: Profile, offline: bool) -> Result<PathBuf> {
+        let start = Instant::now();
+        let program = self.build_program(profile)?;
+        let containerfile = root().join("deploy/images").join(format!("{}.Containerfile", self.feature));
+        let recipe = read(&containerfile)?;
+        let key = fingerprint([recipe.as_bytes(), sha256_file(&program)?.as_bytes()]);
+        let out = dev_dir().join("images");
+        make_dir(&out)?;
+        let archive = out.join(format!("{}.tar", self.name));
+        let marker = out.join(format!("{}.key", self.name));
+        if archive.is_file() && fs::read_to_string(&marker).is_ok_and(|known| known == key) {
+            eprintln!("{} is up to date", self.tag());
+            return Ok(archive);
+        }
+        if !is_root() {
+            bail!(
+                "building images with buildah needs root here; docker or podman can do it from {}",
+                containerfile.display()
+            );
+        }
+        for base in recipe.lines().filter_map(|line| line.strip_prefix("FROM ")).filter(|base| *base != "scratch") {
+            ensure_base(base, offline)?;
+        }
+        let context = out.join(format!("{}.context", self.name));
+        remove(&context)?;
+        make_dir(&context)?;
+        fs::copy(&program, context.join(self.program)).with_context(|| format!("copying {}", program.display()))?;
+        // Timestamps of the program would make a new layer of the same content.
+        run(buildah()?
+            .args(["bud", "--layers", "--isolation", "chroot", "--pull=never", "--quiet", "--timestamp", "0"])
+            .args(["--tag", &self.tag(), "--file"])
+            .arg(&containerfile)
+            .arg(&context))
+        .with_context(|| format!("building the image {}", self.tag()))?;
+        remove(&archive)?;
+        // Docker's format is not compressed: that takes longer than reading it.
+        run(buildah()?.args(["push", "--quiet", &self.tag()]).arg(format!(
+            "docker-archive:{}:{}",
+            archive.display(),
+            self.tag()
+        )))
+        .with_context(|| format!("writing {}", archive.display()))?;
+        remove(&context)?;
+        write(&marker, key)?;
+        let size = fs::metadata(&archive).map_or(0, |meta| meta.len() / 1_000_000);
+        eprintln!("{} built in {:.1} s, {size} MB", self.tag(), start.elapsed().as_secs_f32());
+        Ok(archive)
+    }
+
+    /// A static program, from its own features alone. In a directory of its own: other flags would make Cargo build
+    /// everything anew each time.
+    fn build_program(&self, profile: Profile) -> Result<PathBuf> {
+        let target_dir = root().join("target/static");
+        run(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .current_dir(root())
+            .args(["build", "--quiet", "--profile", profile.name(), "--no-default-features"])
+            .args(["--features", self.feature, "--bin", self.program, "--target", TARGET, "--target-dir"])
+            .arg(&target_dir)
+            .env("RUSTFLAGS", "-C target-feature=+crt-static"))
+        .with_context(|| format!("building {}", self.program))?;
+        Ok(target_dir.join(TARGET).join(profile.name()).join(self.program))
+    }
+}
+
+/// buildah with a storage of its own: what the machine has there is not ours, and ours is easy to remove.
+fn buildah() -> Result<Command> {
+    let storage = cache_dir()?.join("buildah");
+    make_dir(&storage)?;
+    let mut command = Command::new("buildah");
+    command.arg("--root").arg(storage.join("root")).arg("--runroot").arg(storage.join("run"));
+    command.args(["--storage-driver", if crate::tools::lies_on_overlay(&storage)? { "vfs" } else { "overlay" }]);
+    Ok(command)
+}
+
+/// Makes sure that the image is there that a Containerfile begins with: from its registry, or, where that can't be
+/// reached, made of Debian's packages under the same name.
+fn ensure_base(name: &str, offline: bool) -> Result<()> {
+    if run_raw(buildah()?.args(["inspect", "--type", "image", name]))?.status.success() {
+        return Ok(());
+    }
+    if !offline {
+        eprintln!("Pulling {name} ...");
+        let pulled = run_raw(
+            Command::new("timeout")
+                .arg("60")
+                .arg(buildah()?.get_program())
+                .args(buildah()?.get_args())
+                .args(["pull", "--quiet", "--retry", "0", name]),
+        )?;
+        if pulled.status.success() {
+            return Ok(());
+        }
+        let why = String::from_utf8_lossy(&pulled.stderr).trim().to_owned();
+        eprintln!("It can't be pulled ({})", why.lines().last().unwrap_or("no answer in 60 s"));
+    }
+    let Some(suite) = name.rsplit_once("debian:").map(|(_, tag)| tag.trim_end_matches("-slim")) else {
+        bail!("the base image {name} can't be pulled, and only Debian's can be made here instead");
+    };
+    eprintln!("Making {name} from Debian's packages ...");
+    let start = Instant::now();
+    let stage = cache_dir()?.join(format!("base-{}", std::process::id()));
+    make_dir(&stage)?;
+    let tree = stage.join("base.tar");
+    run(Command::new("mmdebstrap")
+        .args([
+            "--variant=minbase",
+            "--quiet",
+            "--dpkgopt=path-exclude=/usr/share/doc/*",
+            "--dpkgopt=path-exclude=/usr/share/man/*",
+        ])
+        .args(["--dpkgopt=path-exclude=/usr/share/locale/*", suite])
+        .arg(&tree))
+    .with_context(|| format!("making a Debian {suite}"))?;
+    write(&stage.join("Containerfile"), "FROM scratch\nADD base.tar /\nCMD [\"/bin/bash\"]\n")?;
+    run(buildah()?.args(["bud", "--quiet", "--isolation", "chroot", "--timestamp", "0", "--tag", name]).arg(&stage))
+        .with_context(|| format!("making the image {name}"))?;
+    remove(&stage)?;
+    eprintln!("Made in {:.1} s", start.elapsed().as_secs_f32());
+    Ok(())
 }

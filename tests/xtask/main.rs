@@ -5,6 +5,8 @@
 mod binaries;
 mod cluster;
 mod components;
+mod demo;
+mod guest;
 mod images;
 mod inside;
 mod network;
@@ -12,7 +14,9 @@ mod node;
 mod pki;
 mod setup;
 mod sweep;
+mod testrun;
 mod tools;
+mod tools_image;
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -40,6 +44,36 @@ enum Task {
     /// A real one-node Kubernetes on this machine
     #[command(subcommand)]
     Cluster(ClusterTask),
+    /// Build the container images into .dev/images
+    Images {
+        /// How to build the programs
+        #[arg(long, value_enum, default_value = "image")]
+        profile: images::Profile,
+        /// Ask no registry: make the base image from Debian's packages
+        #[arg(long)]
+        offline: bool,
+        /// Then make them known to the cluster of this directory
+        #[arg(long, value_name = "DIR")]
+        import: Option<PathBuf>,
+    },
+    /// Build the tiny guest of tests and of the demo into .dev/guest, as a disk and as a container image
+    Guest,
+    /// Generate crds/*.yaml from the types
+    Crds,
+    /// Run all tests; the last line says how many passed, failed and were skipped
+    Test {
+        /// Only tests whose names contain one of these
+        #[arg(last = true)]
+        filters: Vec<String>,
+    },
+    /// From nothing to a running guest, on this machine or on the cluster of KUBECONFIG
+    Demo {
+        /// Ask no registry for base images
+        #[arg(long)]
+        offline: bool,
+    },
+    /// Take the demo away again
+    DemoDown,
     /// The machine's kubectl, or the one of our build where it has none
     Kubectl {
         /// What kubectl is to do
@@ -100,14 +134,38 @@ enum ClusterTask {
     Guard(Place),
 }
 
-fn run(task: Task) -> Result<()> {
+/// Does a task; whether it was successful is only to be told by the exit code where the task has said the rest.
+fn run(task: Task) -> Result<bool> {
     match task {
+        Task::Test { filters } => return testrun::run(&filters),
+        Task::Guest => {
+            setup::ensure(setup::Purpose::Guest)?;
+            println!("{}", guest::disk()?.display());
+            println!("{}", guest::image()?.display());
+            Ok(())
+        }
+        Task::Crds => {
+            for (name, text) in vm_operator::api::crd::files()? {
+                tools::write(&tools::root().join("crds").join(name), text)?;
+            }
+            Ok(())
+        }
+        Task::Demo { offline } => demo::up(offline),
+        Task::DemoDown => demo::down(),
         // It takes our place, with all that belongs to it: terminal, signals, exit code.
         Task::Kubectl { args } => Err(binaries::kubectl_command()?.args(args).exec().into()),
         Task::Setup { purpose } => {
             setup::ensure(purpose)?;
             println!("All is there.");
             Ok(())
+        }
+        Task::Images { profile, offline, import } => {
+            setup::ensure(setup::Purpose::Images)?;
+            let archives = images::build(profile, offline)?;
+            for (name, archive) in images::names().zip(&archives) {
+                println!("{name}  {}", archive.display());
+            }
+            import.map_or(Ok(()), |dir| cluster::import(&dir, &archives))
         }
         Task::Cluster(task) => match task {
             ClusterTask::Up { place, control_plane } => {
@@ -127,11 +185,13 @@ fn run(task: Task) -> Result<()> {
             ClusterTask::Guard(place) => cluster::guard(&place.dir),
         },
     }
+    .map(|()| true)
 }
 
 fn main() -> ExitCode {
     match run(Arguments::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

@@ -160,7 +160,7 @@ state = "/run/containerd"
     bin_dir = "/usr/lib/cni"
     conf_dir = "{INSIDE}/cni"
 "#,
-            image = crate::images::TOOLS_IMAGE,
+            image = crate::tools_image::NAME,
         ),
     )?;
     make_dir(&dir.join("cni"))?;

@@ -51,10 +51,18 @@ const REQUIREMENTS: &[Requirement] = &[
     need("tar", "tar", "container images", &[Purpose::Cluster, Purpose::Images]),
     need("buildah", "buildah", "builds container images", &[Purpose::Images]),
     need("mmdebstrap", "mmdebstrap", "makes the base image where no registry can be reached", &[Purpose::Images]),
+    need(
+        "/usr/share/keyrings/debian-archive-keyring.gpg",
+        "debian-archive-keyring",
+        "checks Debian's packages for the base image",
+        &[Purpose::Images],
+    ),
     need("gcc", "gcc", "links Rust programs", &[Purpose::Images]),
     need("/usr/share/doc/libc6-dev", "libc6-dev", "static programs", &[Purpose::Images]),
     need("cpio", "cpio", "packs the guest's first root", &[Purpose::Guest]),
-    need("mke2fs", "e2fsprogs", "makes the guest's file system", &[Purpose::Guest]),
+    need("grub-mkimage", "grub-common", "makes the guest bootable", &[Purpose::Guest]),
+    need("mcopy", "mtools", "makes the guest's boot partition", &[Purpose::Guest]),
+    need("zstd", "zstd", "compresses the guest's first root", &[Purpose::Guest]),
 ];
 
 impl Purpose {

@@ -228,5 +228,7 @@ pub fn remove_cgroup(name: &str) -> bool {
         let _ = fs::remove_dir(path);
         !path.exists()
     }
-    cgroup_hierarchies().iter().fold(true, |clean, hierarchy| remove_tree(&hierarchy.join(name)) && clean)
+    // All of them, also when one can't be removed yet.
+    let left = cgroup_hierarchies().iter().filter(|hierarchy| !remove_tree(&hierarchy.join(name))).count();
+    left == 0
 }

@@ -74,6 +74,11 @@ pub fn sha256_file(path: &Path) -> Result<String> {
     }
 }
 
+/// Whether a directory is on an overlay, as in a container: another overlay can't lie on that.
+pub fn lies_on_overlay(dir: &Path) -> Result<bool> {
+    Ok(run(Command::new("stat").args(["--file-system", "--format=%T"]).arg(dir))?.trim() == "overlayfs")
+}
+
 /// What cannot be guessed: tokens, names.
 pub fn random_hex(bytes: usize) -> Result<String> {
     let mut buffer = vec![0; bytes];

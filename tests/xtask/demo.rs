@@ -1,0 +1,226 @@
+//! From nothing to a running guest, step by step.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
+
+use crate::binaries::{Binaries, kubectl_command};
+use crate::setup::{self, Purpose};
+use crate::tools::{dev_dir, last_lines, root, run, run_raw};
+use crate::{cluster, guest, images};
+
+/// The resources, as a user deploys them.
+const CRDS: &str = "crds";
+/// The manager of the demo, and what its VM boots from.
+const QUICKSTART: &str = "example/quickstart";
+/// The VM itself.
+const MACHINE: &str = "example/quickstart/vm.yaml";
+const NAMESPACE: &str = "vmop-demo";
+const VM: &str = "demo";
+/// What the small guest begins its lines on the console with.
+const GUEST_MARK: &str = "guest:";
+/// A guest without hardware acceleration takes its time.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// The cluster of the demo.
+struct Demo {
+    kubeconfig: PathBuf,
+    /// Its directory, if it is ours.
+    dir: Option<PathBuf>,
+}
+
+/// Prints what is being done, and how long it took.
+fn step<T>(name: &str, action: impl FnOnce() -> Result<T>) -> Result<T> {
+    let start = Instant::now();
+    eprintln!("· {name} ...");
+    let value = action().with_context(|| format!("✗ {name}"))?;
+    eprintln!("✓ {name} ({:.1} s)", start.elapsed().as_secs_f32());
+    Ok(value)
+}
+
+/// The cluster that KUBECONFIG names, unless that is our own.
+fn foreign_kubeconfig() -> Option<PathBuf> {
+    let path = PathBuf::from(std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty())?);
+    let own = dev_dir().join("cluster/kubeconfig");
+    (path.canonicalize().ok() != own.canonicalize().ok() && path != own).then_some(path)
+}
+
+/// Does it all.
+pub fn up(offline: bool) -> Result<()> {
+    let start = Instant::now();
+    for path in [CRDS, QUICKSTART, MACHINE] {
+        if !root().join(path).exists() {
+            bail!("{path} is missing: the demo deploys it");
+        }
+    }
+    let foreign = foreign_kubeconfig();
+    step("What the machine needs", || if foreign.is_some() { Ok(()) } else { setup::ensure(Purpose::All) })?;
+    let demo = match foreign {
+        Some(kubeconfig) => {
+            eprintln!("Using the cluster of KUBECONFIG={}.", kubeconfig.display());
+            eprintln!("Its nodes must know these images, or be able to pull them:");
+            for name in images::names() {
+                eprintln!("  {name}");
+            }
+            eprintln!("`cargo xtask images` makes them as archives in .dev/images, for example for");
+            eprintln!("`kind load image-archive` or `ctr -n k8s.io images import` on each node.");
+            Demo { kubeconfig, dir: None }
+        }
+        None => {
+            step("Kubernetes", || Binaries::find_or_build(true).map(drop))?;
+            let mut archives = step("Container images", || images::build(images::Profile::Image, offline))?;
+            archives.push(step("The guest", guest::image)?);
+            let dir = dev_dir().join("cluster");
+            let kubeconfig = step("Cluster", || cluster::up(&dir, false))?;
+            step("Images into the cluster", || cluster::import(&dir, &archives))?;
+            Demo { kubeconfig, dir: Some(dir) }
+        }
+    };
+    demo.deploy().inspect_err(|_| demo.explain())?;
+    demo.show_console();
+    eprintln!("\nThe guest runs ({:.0} s in all). Now try:", start.elapsed().as_secs_f32());
+    demo.what_to_try();
+    Ok(())
+}
+
+/// Takes away what `up` has made.
+pub fn down() -> Result<()> {
+    if let Some(kubeconfig) = foreign_kubeconfig() {
+        let demo = Demo { kubeconfig, dir: None };
+        return step("Removing the demo from the cluster", || {
+            demo.kubectl(&["delete", "--ignore-not-found", "--kustomize", QUICKSTART]).map(drop)
+        });
+    }
+    cluster::down(&dev_dir().join("cluster"))
+}
+
+impl Demo {
+    fn command(&self, args: &[&str]) -> Result<Command> {
+        let mut command = kubectl_command()?;
+        command.args(args).env("KUBECONFIG", &self.kubeconfig).current_dir(root());
+        Ok(command)
+    }
+
+    fn kubectl(&self, args: &[&str]) -> Result<String> {
+        run(&mut self.command(args)?)
+    }
+
+    fn deploy(&self) -> Result<()> {
+        step("The resources", || {
+            self.kubectl(&["apply", "--server-side", "--filename", CRDS])?;
+            self.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "--filename", CRDS]).map(drop)
+        })?;
+        step("The manager's manifests", || {
+            self.kubectl(&["apply", "--server-side", "--kustomize", QUICKSTART]).map(drop)
+        })?;
+        step("The manager runs", || {
+            let args =
+                ["wait", "deployment", "--all", "--for=condition=Available", "--timeout=90s", "--namespace", NAMESPACE];
+            self.kubectl(&args).map(drop)
+        })?;
+        step("The guest's disk is in place", || {
+            let args = ["wait", "job", "--all", "--for=condition=Complete", "--timeout=90s", "--namespace", NAMESPACE];
+            self.kubectl(&args).map(drop)
+        })?;
+        step("The VM's manifest", || self.kubectl(&["apply", "--server-side", "--filename", MACHINE]).map(drop))?;
+        for (condition, name) in [("Running", "The VM runs"), ("Booted", "The guest has booted")] {
+            step(name, || self.wait_for(condition))?;
+        }
+        Ok(())
+    }
+
+    fn wait_for(&self, condition: &str) -> Result<()> {
+        let start = Instant::now();
+        let mut last = String::new();
+        loop {
+            let output = run_raw(&mut self.command(&["get", "vm", VM, "--namespace", NAMESPACE, "--output=json"])?)?;
+            let vm: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            let found =
+                vm["status"]["conditions"].as_array().into_iter().flatten().find(|found| found["type"] == condition);
+            if let Some(found) = found {
+                if found["status"] == "True" {
+                    return Ok(());
+                }
+                let now =
+                    format!("{} {}", found["reason"].as_str().unwrap_or(""), found["message"].as_str().unwrap_or(""));
+                if now != last {
+                    eprintln!("    {}", now.trim());
+                    last = now;
+                }
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(anyhow!("waited {} s in vain for the condition {condition} of the VM", PATIENCE.as_secs()));
+            }
+            std::thread::sleep(Duration::from_millis(250));
+        }
+    }
+
+    /// After a failed step: what the cluster knows about it. None of this may hide the failure itself.
+    fn explain(&self) {
+        let sections: [(&str, &[&str]); 4] = [
+            ("Objects", &["get", "vm,pod,pvc,deployment", "--output=wide"]),
+            (
+                "The VM's conditions",
+                &[
+                    "get",
+                    "vm",
+                    VM,
+                    "--output=jsonpath={range .status.conditions[*]}{.type}={.status} {.reason} {.message}{\"\\n\"}{end}",
+                ],
+            ),
+            ("Events", &["get", "events", "--sort-by=.lastTimestamp", "--field-selector=type!=Normal"]),
+            (
+                "Pods' logs",
+                &[
+                    "logs",
+                    "--selector=app.kubernetes.io/name",
+                    "--all-containers",
+                    "--prefix",
+                    "--tail=15",
+                    "--ignore-errors",
+                ],
+            ),
+        ];
+        for (title, args) in sections {
+            let Ok(mut command) = self.command(&[args, &["--namespace", NAMESPACE]].concat()) else { return };
+            let Ok(output) = run_raw(&mut command) else { return };
+            let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+            eprint!("{title}:\n{}", last_lines(&text, 30));
+        }
+        eprintln!("To look around: export KUBECONFIG={}", self.kubeconfig.display());
+        if let Some(dir) = &self.dir {
+            eprintln!("The logs of the cluster itself: {}", dir.join("logs").display());
+        }
+        eprintln!("To try again: make demo; to begin anew: make demo-down demo");
+    }
+
+    /// What the guest has said, from its Pod's log.
+    fn show_console(&self) {
+        let Ok(log) = self.kubectl(&["logs", VM, "--namespace", NAMESPACE, "--all-containers"]) else { return };
+        let said: Vec<&str> = log.lines().filter(|line| line.contains(GUEST_MARK)).collect();
+        let text = if said.is_empty() { log.clone() } else { said.join("\n") };
+        eprint!("\nOn the guest's console:\n{}", last_lines(&text, 12));
+        let _ = std::io::stderr().flush();
+    }
+
+    fn what_to_try(&self) {
+        let kubectl =
+            if crate::tools::find_program("kubectl").is_some() { "kubectl" } else { "cargo xtask kubectl --" };
+        let path = self
+            .kubeconfig
+            .strip_prefix(std::env::current_dir().unwrap_or_default())
+            .unwrap_or(Path::new(&self.kubeconfig));
+        println!("  export KUBECONFIG={}", path.display());
+        println!("  {kubectl} -n {NAMESPACE} get vms                  # the VM and its state");
+        println!("  {kubectl} -n {NAMESPACE} get all,cm,secret,pvc     # what was made of it");
+        println!("  {kubectl} -n {NAMESPACE} logs -f {VM}              # its console");
+        println!(
+            "  {kubectl} -n {NAMESPACE} patch vm {VM} --type merge -p '{{\"spec\":{{\"vm\":{{\"state\":\"Stopped\"}}}}}}'   # shut it down"
+        );
+        println!("  make demo-down                               # take all of it away");
+    }
+}

@@ -3,8 +3,6 @@
 //! The first test that asks for a cluster starts it, all tests of the process share it, and it ends with the process,
 //! however that ends: its supervisor (`cargo xtask cluster run`) waits on a pipe that only this process holds.
 //! With KUBECONFIG set nothing is started and that cluster is used.
-#![allow(dead_code, reason = "each test program uses its own part")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "this is test code")]
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,6 @@
 //! What integration tests share.
+#![allow(dead_code, reason = "each test program uses its own part")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "this is test code")]
 
 pub mod cluster;
 pub mod manager;

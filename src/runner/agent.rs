@@ -1,11 +1,11 @@
 //! The role agent: applies the configuration to the running machine, continues the guest when that is done, and reports the
 //! VM's status. It may come and go while the guest runs: nothing that it knows is needed by the next one.
 
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, time::Duration};
 
 use qapi::qmp;
 use serde_json::Value;
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tracing::{debug, info, warn};
 
 use super::{
@@ -52,8 +52,12 @@ struct Session {
     question: Option<JoinHandle<io::Result<Value>>>,
 }
 
+/// Before the next attempt to speak with a QEMU that could not be spoken with.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// What the agent waits for.
 enum Next {
+    Retry,
     Files(io::Result<()>),
     Event(Result<Event, monitor::Error>),
     Guest(Option<Value>),
@@ -82,7 +86,10 @@ impl Agent {
         loop {
             self.tell();
             let next = match &mut session {
-                None => Next::Files(self.follower.changed().await),
+                None => tokio::select! {
+                    changed = self.follower.changed() => Next::Files(changed),
+                    () = sleep(RETRY), if self.machine_is_up() => Next::Retry,
+                },
                 Some(Session { monitor, question, .. }) => tokio::select! {
                     changed = self.follower.changed() => Next::Files(changed),
                     event = monitor.event() => Next::Event(event),
@@ -90,6 +97,7 @@ impl Agent {
                 },
             };
             match next {
+                Next::Retry => self.look_at_machine(&mut session).await,
                 Next::Files(changed) => {
                     changed.map_err(Error::Follow)?;
                     self.read_configuration();
@@ -157,16 +165,20 @@ impl Agent {
             self.seen = Seen::default();
         }
         self.seen.machine = machine;
-        let is_up = self.seen.machine.as_ref().is_some_and(|machine| machine.phase == Phase::Running);
-        if !is_up {
+        if !self.machine_is_up() {
             *session = None;
         } else if session.is_none() {
             match self.begin().await {
                 Ok(new) => *session = Some(new),
                 // It ends just now, which machine.json will tell.
+                Err(error @ (monitor::Error::Io(_) | monitor::Error::Closed)) => debug!(%error, "QEMU's monitor"),
                 Err(error) => warn!(error = %super::machine::chain(&error), "cannot speak with QEMU"),
             }
         }
+    }
+
+    fn machine_is_up(&self) -> bool {
+        self.seen.machine.as_ref().is_some_and(|machine| machine.phase == Phase::Running)
     }
 
     async fn begin(&mut self) -> Result<Session, monitor::Error> {
@@ -198,7 +210,8 @@ impl Agent {
     /// next change of the configuration; it keeps nothing else from being changed.
     async fn apply(&mut self, session: &mut Session) {
         if let Err(error) = self.look_at_hardware(session).await {
-            warn!(error = %super::machine::chain(&error), "cannot ask QEMU for CPUs and memory");
+            // The connection broke, which the next wait for an event tells too.
+            debug!(%error, "QEMU's monitor");
             return;
         }
         let wanted = Wanted::from(&self.configuration);

@@ -275,7 +275,13 @@ fn context<'a>(config: &'a RunnerConfig, facts: &'a Facts, runtime: &RuntimeDir)
 /// Drives are named and addressed by their place among those of their kind.
 fn drives<'a>(drives: &'a [Drive], block: &[bool]) -> Result<(Vec<DiskContext<'a>>, Vec<CdContext<'a>>), Error> {
     let (mut disks, mut cds) = (Vec::new(), Vec::new());
-    for drive in drives {
+    // Without an order the drives are tried in theirs. Left to itself, the firmware goes by PCI addresses and may end in
+    // whatever is not meant to boot.
+    let ordered = drives.iter().any(|drive| match drive {
+        Drive::Raw { bootindex, .. } | Drive::IdeCd { bootindex, .. } => bootindex.is_some(),
+    });
+    for (place, drive) in (0..).zip(drives) {
+        let by_place = if ordered { None } else { Some(place) };
         match drive {
             Drive::Raw { resource, bootindex, size: _ } => {
                 let index = disks.len();
@@ -283,7 +289,7 @@ fn drives<'a>(drives: &'a [Drive], block: &[bool]) -> Result<(Vec<DiskContext<'a
                     id: format!("disk{index}"),
                     path: resource,
                     block: block.get(index).copied().unwrap_or_default(),
-                    bootindex: *bootindex,
+                    bootindex: bootindex.or(by_place),
                     address: address(0x8, index),
                 });
             }
@@ -293,7 +299,7 @@ fn drives<'a>(drives: &'a [Drive], block: &[bool]) -> Result<(Vec<DiskContext<'a
                     id: format!("cd{index}"),
                     image: Some(file.as_str()).filter(|file| !file.is_empty()),
                     protocol: url_protocol(file)?,
-                    bootindex: *bootindex,
+                    bootindex: bootindex.or(by_place),
                     bus: format!("ide.{index}"),
                 });
             }

@@ -100,6 +100,19 @@ fn many_disks_have_addresses_of_their_own() {
 }
 
 #[test]
+fn drives_boot_in_their_order_unless_it_is_given() {
+    let order = |drives: &str| {
+        let text = standard(&format!("    drives: [{drives}]\n"), &facts());
+        let device = |line: &str| serde_json::from_str::<Value>(line.strip_prefix("-device ")?).ok();
+        let drives = text.lines().filter_map(device).filter(|device| device["id"] != Value::Null);
+        let of = |device: Value| Some(format!("{}:{}", device["id"].as_str()?, device["bootindex"].as_u64()?));
+        drives.filter_map(of).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(order("{ type: ide-cd, file: '' }, { type: raw, resource: /dev/a }"), "disk0:1 cd0:0");
+    assert_eq!(order("{ type: raw, resource: /dev/a }, { type: raw, resource: /dev/b, bootindex: 0 }"), "disk1:0");
+}
+
+#[test]
 fn no_text_becomes_another_argument() {
     for text in ["x,readonly=on", "a: b", "- -x", "\"", "'", "\n- -x", "{{ 1 }}", "---", "\u{2028}", "🦀", "#", "\\"]
     {

@@ -21,8 +21,8 @@ use self::watch::Children;
 use crate::{
     api::VirtualMachine,
     observed::{FIELD_MANAGER, Object},
-    plan::{Action, Plan},
-    render::{ObjectKey, Rendered},
+    plan::{self, Action, Plan},
+    render::{Lifetime, ObjectKey, Rendered},
     status,
 };
 
@@ -127,14 +127,12 @@ impl Cluster {
             Some(uid) => value["metadata"]["uid"] = json!(uid),
             // An apply merges into whatever has the name: look first.
             None => {
-                let metas: Api<PartialObjectMeta<DynamicObject>> =
-                    Api::namespaced_with(self.client.clone(), &self.namespace, &resource(&key.types()));
-                if let Some(found) = metas.get_metadata_opt(&key.name).await.map_err(failed)? {
-                    let found = Object::trim(
-                        &key.types(),
-                        DynamicObject { types: None, metadata: found.metadata, data: Value::Null },
-                    );
-                    if !found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default()) {
+                if let Some(found) = self.look(key).await.map_err(failed)? {
+                    let ours = found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default());
+                    // A claim that somebody made under the name that the disk will have is meant to be the disk.
+                    if object.lifetime == Lifetime::Keep && found.owners.is_empty() {
+                        value = plan::as_bound(object, &found).value;
+                    } else if !ours {
                         return Err(ActionError::NameTaken(key.clone()));
                     }
                 }
@@ -147,6 +145,19 @@ impl Cluster {
         info!(vm = vm.name_any(), object = %key, "applied");
         self.children.insert(Object::trim(&key.types(), applied));
         Ok(())
+    }
+
+    /// An object that the watches do not show: its metadata and, of a claim, all of it.
+    async fn look(&self, key: &ObjectKey) -> Result<Option<Object>, kube::Error> {
+        let object = if key.is_claim() {
+            self.objects(key).get_opt(&key.name).await?
+        } else {
+            let metas: Api<PartialObjectMeta<DynamicObject>> =
+                Api::namespaced_with(self.client.clone(), &self.namespace, &resource(&key.types()));
+            let meta = metas.get_metadata_opt(&key.name).await?;
+            meta.map(|meta| DynamicObject { types: None, metadata: meta.metadata, data: Value::Null })
+        };
+        Ok(object.map(|object| Object::trim(&key.types(), object)))
     }
 
     async fn label(&self, vm: &VirtualMachine, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {

@@ -188,9 +188,19 @@ fn change(plan: &mut Plan, step: usize, object: &Rendered, found: &Arc<Object>) 
             }
         }
         Update::Live => {
-            let object = if object.key.is_claim() { as_bound(object, found) } else { object.clone() };
-            if !same || !found.owns_all_of(&object.value) {
-                plan.steps[step].push(Action::Apply { object, uid: Some(found.uid.clone()) });
+            let (wanted, ours) = if object.key.is_claim() {
+                let wanted = as_bound(object, found);
+                // What the API server does not let us set is not ours to put back.
+                let mut ours = object.value.clone();
+                if let Some(spec) = ours["spec"].as_object_mut() {
+                    spec.retain(|field, _| wanted.value["spec"].get(field).is_some());
+                }
+                (wanted, ours)
+            } else {
+                (object.clone(), object.value.clone())
+            };
+            if !same || !found.owns_all_of(&ours) {
+                plan.steps[step].push(Action::Apply { object: wanted, uid: Some(found.uid.clone()) });
             }
         }
     }
@@ -233,7 +243,7 @@ fn texts(value: &Value) -> BTreeMap<String, String> {
 
 /// A claim that is bound: what the API server does not let change any more is as it is, the size never shrinks
 /// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#persistentvolumeclaims>).
-fn as_bound(object: &Rendered, found: &Object) -> Rendered {
+pub(crate) fn as_bound(object: &Rendered, found: &Object) -> Rendered {
     let mut object = object.clone();
     if found.text(Part::Spec, "/volumeName").is_none_or(str::is_empty) {
         return object;

@@ -262,6 +262,23 @@ async fn a_name_that_is_taken_is_not_taken_over() {
 }
 
 #[tokio::test]
+async fn a_claim_that_somebody_made_for_the_disk_is_used() {
+    let world = World::new("own-claim").await;
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": "apple-core-disk", "annotations": { "theirs": "kept" } },
+        "spec": { "accessModes": ["ReadWriteMany"], "resources": { "requests": { "storage": "5Gi" } }, "storageClassName": "x", "volumeName": "pv" },
+    });
+    world.namespace.apply(&claim.to_string());
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    let claim = world.api::<PersistentVolumeClaim>().get("apple-core-disk").await.unwrap();
+    assert_eq!(claim.labels()["app.kubernetes.io/instance"], "apple");
+    assert_eq!(claim.annotations()["theirs"], "kept");
+    assert_eq!(claim.spec.unwrap().resources.unwrap().requests.unwrap()["storage"].0, "5Gi");
+}
+
+#[tokio::test]
 async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
     let world = World::new("secret").await;
     world.make("apple", |_| ()).await;

@@ -222,6 +222,24 @@ fn a_bound_claim_keeps_what_can_not_change_and_only_grows() {
 }
 
 #[test]
+fn a_claim_that_was_bound_since_is_not_applied_again() {
+    let vm = vm(|vm| {
+        vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["selector"] = json!({ "matchLabels": { "a": "b" } });
+    });
+    let observed = cluster(&vm, |kind, object| {
+        if kind == "PersistentVolumeClaim" {
+            // The binder and the defaults of the class add to the spec; nobody owns that.
+            object["spec"]["volumeName"] = json!("pv-1");
+            object["spec"]["storageClassName"] = json!("fast");
+            object["spec"].as_object_mut().unwrap().remove("selector");
+            let fields = object.pointer_mut("/metadata/managedFields/0/fieldsV1/f:spec").unwrap();
+            fields.as_object_mut().unwrap().remove("f:selector");
+        }
+    });
+    assert_eq!(decide(&vm, &observed), [""; 0]);
+}
+
+#[test]
 fn what_is_not_rendered_any_more_goes_but_never_a_claim() {
     let with = vm(|vm| vm["spec"]["cloudInit"] = json!({}));
     let without = vm(|vm| vm["spec"]["vm"]["disks"] = json!([]));

@@ -1,12 +1,13 @@
 //! From nothing to a running guest, step by step.
 
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::binaries::{Binaries, kubectl_command};
 use crate::setup::{self, Purpose};
@@ -24,13 +25,15 @@ const VM: &str = "demo";
 /// What the small guest begins its lines on the console with.
 const GUEST_MARK: &str = "guest:";
 /// A guest without hardware acceleration takes its time.
-const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The cluster of the demo.
 struct Demo {
     kubeconfig: PathBuf,
     /// Its directory, if it is ours.
     dir: Option<PathBuf>,
+    /// Which images it has: the same names may have meant others before.
+    images: String,
 }
 
 /// Prints what is being done, and how long it took.
@@ -68,7 +71,7 @@ pub fn up(offline: bool) -> Result<()> {
             }
             eprintln!("`cargo xtask images` makes them as archives in .dev/images, for example for");
             eprintln!("`kind load image-archive` or `ctr -n k8s.io images import` on each node.");
-            Demo { kubeconfig, dir: None }
+            Demo { kubeconfig, dir: None, images: String::new() }
         }
         None => {
             step("Kubernetes", || Binaries::find_or_build(true).map(drop))?;
@@ -77,7 +80,9 @@ pub fn up(offline: bool) -> Result<()> {
             let dir = dev_dir().join("cluster");
             let kubeconfig = step("Cluster", || cluster::up(&dir, false))?;
             step("Images into the cluster", || cluster::import(&dir, &archives))?;
-            Demo { kubeconfig, dir: Some(dir) }
+            let built = archives.iter().map(|archive| Ok(fs::metadata(archive)?.modified()?.duration_since(UNIX_EPOCH)?));
+            let images = built.map(|time: Result<Duration>| Ok(time?.as_millis().to_string())).collect::<Result<Vec<_>>>()?;
+            Demo { kubeconfig, dir: Some(dir), images: images.join("-") }
         }
     };
     demo.deploy().inspect_err(|_| demo.explain())?;
@@ -90,7 +95,7 @@ pub fn up(offline: bool) -> Result<()> {
 /// Takes away what `up` has made.
 pub fn down() -> Result<()> {
     if let Some(kubeconfig) = foreign_kubeconfig() {
-        let demo = Demo { kubeconfig, dir: None };
+        let demo = Demo { kubeconfig, dir: None, images: String::new() };
         return step("Removing the demo from the cluster", || {
             demo.kubectl(&["delete", "--ignore-not-found", "--kustomize", QUICKSTART]).map(drop)
         });
@@ -118,9 +123,11 @@ impl Demo {
             self.kubectl(&["apply", "--server-side", "--kustomize", QUICKSTART]).map(drop)
         })?;
         step("The manager runs", || {
-            let args =
-                ["wait", "deployment", "--all", "--for=condition=Available", "--timeout=90s", "--namespace", NAMESPACE];
-            self.kubectl(&args).map(drop)
+            let of_manager = ["deployment/vm-operator", "--namespace", NAMESPACE];
+            let annotations = json!({ "vm-operator-demo/images": self.images });
+            let patch = json!({ "spec": { "template": { "metadata": { "annotations": annotations } } } }).to_string();
+            self.kubectl(&[&["patch"], &of_manager[..], &["--patch", &patch]].concat())?;
+            self.kubectl(&[&["rollout", "status", "--timeout=90s"], &of_manager[..]].concat()).map(drop)
         })?;
         step("The guest's disk is in place", || {
             let args = ["wait", "job", "--all", "--for=condition=Complete", "--timeout=90s", "--namespace", NAMESPACE];
@@ -139,17 +146,16 @@ impl Demo {
         loop {
             let output = run_raw(&mut self.command(&["get", "vm", VM, "--namespace", NAMESPACE, "--output=json"])?)?;
             let vm: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-            let found =
-                vm["status"]["conditions"].as_array().into_iter().flatten().find(|found| found["type"] == condition);
-            if let Some(found) = found {
-                if found["status"] == "True" {
-                    return Ok(());
-                }
-                let now =
-                    format!("{} {}", found["reason"].as_str().unwrap_or(""), found["message"].as_str().unwrap_or(""));
+            let conditions = vm["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let find = |name: &str| conditions.iter().find(|found| found["type"] == name);
+            if find(condition).is_some_and(|found| found["status"] == "True") {
+                return Ok(());
+            }
+            if let Some(ready) = find("Ready") {
+                let now = ready["message"].as_str().unwrap_or_default();
                 if now != last {
-                    eprintln!("    {}", now.trim());
-                    last = now;
+                    eprintln!("    {now}");
+                    last = now.to_owned();
                 }
             }
             if start.elapsed() > PATIENCE {

@@ -79,7 +79,8 @@ fn words(last_words: &str) -> String {
 
 /// What to do about well-known last words.
 fn hint(last_words: &str) -> &'static str {
-    const HINTS: [(&str, &str); 6] = [
+    const HINTS: [(&str, &str); 7] = [
+        ("block-curl not found", "\na CD image from a URL needs the package qemu-block-extra in the runner's image"),
         ("no option group 'spice'", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
         ("-spice: invalid option", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
         (

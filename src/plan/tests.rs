@@ -224,7 +224,8 @@ fn a_bound_claim_keeps_what_can_not_change_and_only_grows() {
 #[test]
 fn a_claim_that_was_bound_since_is_not_applied_again() {
     let vm = vm(|vm| {
-        vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["selector"] = json!({ "matchLabels": { "a": "b" } });
+        vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["selector"] =
+            json!({ "matchLabels": { "a": "b" } });
     });
     let observed = cluster(&vm, |kind, object| {
         if kind == "PersistentVolumeClaim" {

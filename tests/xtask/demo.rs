@@ -80,8 +80,10 @@ pub fn up(offline: bool) -> Result<()> {
             let dir = dev_dir().join("cluster");
             let kubeconfig = step("Cluster", || cluster::up(&dir, false))?;
             step("Images into the cluster", || cluster::import(&dir, &archives))?;
-            let built = archives.iter().map(|archive| Ok(fs::metadata(archive)?.modified()?.duration_since(UNIX_EPOCH)?));
-            let images = built.map(|time: Result<Duration>| Ok(time?.as_millis().to_string())).collect::<Result<Vec<_>>>()?;
+            let built =
+                archives.iter().map(|archive| Ok(fs::metadata(archive)?.modified()?.duration_since(UNIX_EPOCH)?));
+            let images =
+                built.map(|time: Result<Duration>| Ok(time?.as_millis().to_string())).collect::<Result<Vec<_>>>()?;
             Demo { kubeconfig, dir: Some(dir), images: images.join("-") }
         }
     };

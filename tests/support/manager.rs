@@ -17,7 +17,7 @@ use kube::{
 };
 use tempfile::TempDir;
 
-use super::cluster::{Cluster, TestNamespace};
+use super::cluster::{Cluster, Request, Requests, TestNamespace, eventually};
 
 /// Makes the resources known to the cluster.
 pub async fn install_crds(cluster: &Cluster) {
@@ -31,6 +31,25 @@ pub async fn install_crds(cluster: &Cluster) {
         let established = await_condition(api.clone(), name, is_crd_established());
         tokio::time::timeout(Duration::from_secs(30), established).await.expect("the CRDs in time").expect("the CRDs");
     }
+}
+
+/// Whether a request is about machines or what they are made of. Events of the core group are other controllers'; ours are
+/// of `events.k8s.io`.
+pub fn is_of_machines(request: &Request) -> bool {
+    let resources = ["vms", "vms/status", "configmaps", "secrets", "persistentvolumeclaims", "services", "pods"];
+    resources.contains(&request.resource.as_str()) || (request.resource == "events" && request.group == "events.k8s.io")
+}
+
+/// Waits until what the last writes caused has been looked at: two counts in a row are the same.
+pub async fn quiet(cluster: &Cluster) -> Requests {
+    let mut before = cluster.requests().await;
+    eventually("quiet", Duration::from_secs(60), async || {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let last = std::mem::replace(&mut before, cluster.requests().await);
+        (before.since(&last).only(is_of_machines).total() == 0).then_some(())
+    })
+    .await;
+    before
 }
 
 /// A manager that ends with the test.

@@ -1,0 +1,75 @@
+//! That a cluster in which nothing changes hears nothing from us. Alone in its cluster, because the API server counts the
+//! requests of all.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
+
+mod support;
+
+use std::time::Duration;
+
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use support::{
+    cluster::{Cluster, Requests, eventually},
+    manager::{Manager, install_crds, is_of_machines, quiet},
+};
+use vm_operator::api::VirtualMachine;
+
+/// How long nothing may happen.
+const REST: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(30);
+
+async fn of_machines(cluster: &Cluster, before: &Requests) -> Requests {
+    cluster.requests().await.since(before).only(is_of_machines)
+}
+
+#[tokio::test]
+async fn nothing_is_asked_at_rest_and_nothing_written_over_a_restart() {
+    let cluster = Cluster::control_plane();
+    install_crds(cluster).await;
+    let namespace = cluster.namespace("at-rest").await;
+    namespace.apply(
+        &json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } }).to_string(),
+    );
+    let manager = Manager::start(cluster, &namespace, &[]);
+    let machines: Api<VirtualMachine> = Api::namespaced(cluster.client().await, namespace.name());
+    for state in ["Running", "Stopped"] {
+        let name = state.to_lowercase();
+        let vm = json!({
+            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": name },
+            "spec": { "cloudInit": {}, "loadBalancerService": {}, "vm": { "state": state, "maximumCpus": 1,
+                "disks": [{ "volumeClaimTemplate": { "spec": { "resources": { "requests": { "storage": "1Gi" } } } } }] } },
+        });
+        namespace.apply(&vm.to_string());
+        eventually(&format!("{name} to be seen"), LIMIT, async || {
+            let vm = machines.get(&name).await.unwrap();
+            (vm.status.as_ref()?.observed_generation == vm.metadata.generation).then_some(())
+        })
+        .await;
+    }
+
+    let before = quiet(cluster).await;
+    tokio::time::sleep(REST).await;
+    let requests = of_machines(cluster, &before).await;
+    assert_eq!(requests.total(), 0, "{requests}\n{}", manager.log());
+
+    let versions = async || {
+        machines
+            .list(&Default::default())
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|vm| vm.resource_version())
+            .collect::<Vec<_>>()
+    };
+    let (before_restart, before) = (versions().await, cluster.requests().await);
+    drop(manager);
+    let manager = Manager::start(cluster, &namespace, &[]);
+    eventually("the new manager to have looked at both", LIMIT, async || {
+        (manager.log().matches("reconciled").count() >= 2).then_some(())
+    })
+    .await;
+    let requests = of_machines(cluster, &before).await;
+    assert_eq!(requests.writes().total(), 0, "{requests}\n{}", manager.log());
+    assert_eq!(versions().await, before_restart);
+}

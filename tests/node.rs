@@ -1,0 +1,147 @@
+//! From a YAML file to a booted guest, on a real node: the manager in its Pod as `deploy/` has it, a kubelet, QEMU, a guest.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
+
+mod support;
+
+use std::{path::PathBuf, process::Command, time::Duration};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use support::{
+    cluster::{Cluster, Request, TestNamespace, XTASK, eventually},
+    manager::{install_crds, is_of_machines, quiet},
+};
+use vm_operator::api::{VirtualMachine, conditions};
+
+const LIMIT: Duration = Duration::from_secs(180);
+/// How long nothing may happen for a cluster to be at rest.
+const REST: Duration = Duration::from_secs(60);
+
+/// The images of the manager, the runner and the guest's disk, built if they are not.
+fn images() -> Vec<PathBuf> {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    for task in ["images", "guest"] {
+        let output = Command::new(XTASK).arg(task).current_dir(&root).output().unwrap();
+        assert!(output.status.success(), "{task}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let archives = std::fs::read_dir(root.join(".dev/images")).unwrap().map(|entry| entry.unwrap().path());
+    let mut archives: Vec<PathBuf> = archives.filter(|path| path.extension().is_some_and(|end| end == "tar")).collect();
+    archives.push(root.join(".dev/guest/image.tar"));
+    archives
+}
+
+/// The quickstart in a namespace of the test's own.
+fn deploy(cluster: &Cluster, namespace: &TestNamespace) {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("example/quickstart");
+    let manifests = cluster.kubectl(&["kustomize", &folder.to_string_lossy()]);
+    let quickstart: String = manifests.replace("vmop-demo", namespace.name());
+    namespace.apply(&quickstart);
+    namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=120s"]);
+    namespace.kubectl(&["wait", "--for=condition=Complete", "job/copy-guest-disk", "--timeout=120s"]);
+}
+
+async fn wait_for(api: &Api<VirtualMachine>, name: &str, type_: &str, status: bool) -> VirtualMachine {
+    eventually(&format!("{name} to have {type_}={status}"), LIMIT, async || {
+        let vm = api.get(name).await.unwrap();
+        let found =
+            conditions::find(&vm.status.as_ref()?.conditions, type_)?.status == if status { "True" } else { "False" };
+        (found && vm.status.as_ref()?.observed_generation == vm.metadata.generation).then_some(vm)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
+    let cluster = Cluster::with_node();
+    cluster.import(&images().iter().map(PathBuf::as_path).collect::<Vec<_>>());
+    install_crds(cluster).await;
+    let namespace = cluster.namespace("node").await;
+    deploy(cluster, &namespace);
+    let machines: Api<VirtualMachine> = Api::namespaced(cluster.client().await, namespace.name());
+    let pods: Api<Pod> = Api::namespaced(cluster.client().await, namespace.name());
+
+    // It boots, and reads what cloud-init gives it.
+    namespace.apply(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name()));
+    let vm = wait_for(&machines, "demo", conditions::BOOTED, true).await;
+    let vm = eventually("the manager to say so", LIMIT, async || {
+        let vm = machines.get(&vm.metadata.name.clone().unwrap()).await.unwrap();
+        (vm.status.as_ref()?.ready == Some(true)).then_some(vm)
+    })
+    .await;
+    let status = vm.status.unwrap();
+    assert!(conditions::is_true(&status.conditions, conditions::READY), "{:?}", status.conditions);
+    assert_eq!(
+        (status.phase.as_deref(), status.cpus, status.ram.as_deref()),
+        (Some("Running"), Some(1), Some("536870912"))
+    );
+    assert!(
+        status.accelerator.is_some() && status.runner_version.is_some() && status.node_name.is_some(),
+        "{status:?}"
+    );
+    let console = namespace.kubectl(&["logs", "demo"]);
+    for line in ["guest: hostname=demo-guest", "guest: user-data Hello from cloud-init", "guest: starts=1"] {
+        assert!(console.contains(line), "{line:?} in:\n{console}");
+    }
+
+    // At rest nothing is written. The kubelet and the garbage collector look at objects now and then; that we do not even
+    // do that is shown where we are alone, in tests/at_rest.rs.
+    let before = quiet(cluster).await;
+    tokio::time::sleep(REST).await;
+    let requests =
+        cluster.requests().await.since(&before).only(|request| is_of_machines(request) && request.verb != "GET");
+    assert_eq!(requests.total(), 0, "{requests}");
+
+    // A manager that starts anew writes nothing about its machines.
+    let before = cluster.requests().await;
+    namespace.kubectl(&["rollout", "restart", "deployment/vm-operator"]);
+    namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=120s"]);
+    let log = async || namespace.kubectl(&["logs", "deployment/vm-operator"]);
+    eventually("the new manager to work", LIMIT, async || log().await.contains("managing").then_some(())).await;
+    let ours = |request: &Request| ["APPLY", "PATCH"].contains(&request.verb.as_str()) && is_of_machines(request);
+    let writes = cluster
+        .requests()
+        .await
+        .since(&before)
+        .only(|request| ours(request) && request.resource != "pods" && request.resource != "events");
+    assert_eq!(writes.total(), 0, "{writes}");
+
+    // The power button.
+    let uid = pods.get("demo").await.unwrap().metadata.uid;
+    let follow = {
+        let config = cluster.kubeconfig().to_owned();
+        let name = namespace.name().to_owned();
+        std::thread::spawn(move || {
+            let output = Command::new(XTASK)
+                .args(["kubectl", "--", "--namespace", &name, "logs", "--follow", "demo"])
+                .env("KUBECONFIG", config)
+                .output();
+            String::from_utf8_lossy(&output.unwrap().stdout).into_owned()
+        })
+    };
+    namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", r#"{"spec":{"vm":{"state":"Stopped"}}}"#]);
+    eventually("the Pod to be gone", LIMIT, async || pods.get_opt("demo").await.unwrap().is_none().then_some(())).await;
+    let vm = wait_for(&machines, "demo", conditions::READY, true).await;
+    assert_eq!(vm.status.unwrap().phase.as_deref(), Some("Stopped"));
+    let console = follow.join().unwrap();
+    assert!(console.contains("guest: power button"), "{console}");
+
+    // The disk is as the guest left it.
+    namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", r#"{"spec":{"vm":{"state":"Running"}}}"#]);
+    wait_for(&machines, "demo", conditions::BOOTED, true).await;
+    assert_ne!(pods.get("demo").await.unwrap().metadata.uid, uid);
+    let console = namespace.kubectl(&["logs", "demo"]);
+    assert!(console.contains("guest: starts=2"), "{console}");
+
+    // A CD that does not exist: the machine says which.
+    let broken = r#"{"apiVersion":"vmoperator.jdrupes.org/v1","kind":"VirtualMachine","metadata":{"name":"broken"},
+        "spec":{"vm":{"state":"Running","maximumCpus":1,"maximumRam":"128Mi","disks":[{"cdrom":{"image":"no-such.iso"}}]}}}"#;
+    namespace.apply(broken);
+    let message = eventually("the broken machine to say why", LIMIT, async || {
+        let vm = machines.get("broken").await.unwrap();
+        let ready = conditions::find(&vm.status.as_ref()?.conditions, conditions::READY)?.clone();
+        (ready.reason == "RunnerFailed").then_some(ready.message)
+    })
+    .await;
+    assert!(message.contains("/var/local/vmop-image-repository/no-such.iso"), "{message}");
+}

@@ -20,6 +20,7 @@ use tracing::info;
 use self::watch::Children;
 use crate::{
     api::VirtualMachine,
+    manager::metrics::Metrics,
     observed::{FIELD_MANAGER, Object},
     plan::{self, Action, Plan},
     render::{Lifetime, ObjectKey, Rendered},
@@ -35,6 +36,8 @@ pub struct Cluster {
     pub namespace: String,
     /// The objects of its machines.
     pub children: Arc<Children>,
+    /// Counts what is written.
+    pub metrics: Arc<Metrics>,
 }
 
 /// An action that failed.
@@ -107,7 +110,7 @@ impl Cluster {
     async fn act(&self, vm: &VirtualMachine, action: &Action) -> Result<(), ActionError> {
         match action {
             Action::Apply { object, uid } => self.apply(vm, object, uid.as_deref()).await,
-            Action::Label { key, uid, patch } => self.label(vm, key, uid, patch).await,
+            Action::Label { key, uid, patch } => self.label(key, uid, patch).await,
             Action::Delete { key, uid } => self.delete(key, uid).await,
         }
     }
@@ -142,7 +145,8 @@ impl Cluster {
             .patch(&key.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&value))
             .await
             .map_err(failed)?;
-        info!(vm = vm.name_any(), object = %key, "applied");
+        info!(object = %key, "applied");
+        self.metrics.wrote("apply", &key.kind);
         self.children.insert(Object::trim(&key.types(), applied));
         Ok(())
     }
@@ -160,14 +164,15 @@ impl Cluster {
         Ok(object.map(|object| Object::trim(&key.types(), object)))
     }
 
-    async fn label(&self, vm: &VirtualMachine, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {
+    async fn label(&self, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {
         let mut patch = patch.clone();
         patch["metadata"]["uid"] = json!(uid);
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
         let patched = self.objects(key).patch(&key.name, &parameters, &Patch::Merge(&patch)).await;
         let patched =
             patched.map_err(|source| ActionError::Api { what: "label", key: key.clone(), source: Box::new(source) })?;
-        info!(vm = vm.name_any(), object = %key, "labelled");
+        info!(object = %key, "labelled");
+        self.metrics.wrote("label", &key.kind);
         self.children.insert(Object::trim(&key.types(), patched));
         Ok(())
     }
@@ -178,6 +183,7 @@ impl Cluster {
         match self.objects(key).delete(&key.name, &parameters).await {
             Ok(answer) => {
                 info!(object = %key, "deleted");
+                self.metrics.wrote("delete", &key.kind);
                 // An object that waits for its grace period comes back with its time of deletion.
                 if let Some(object) = answer.left() {
                     self.children.insert(Object::trim(&key.types(), object));

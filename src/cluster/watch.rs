@@ -30,6 +30,7 @@ use tracing::{debug, warn};
 
 use crate::{
     api::VirtualMachine,
+    manager::metrics::Metrics,
     observed::{Object, Observed},
     render::{ObjectKey, context::selector},
 };
@@ -38,6 +39,7 @@ use crate::{
 pub struct Children {
     client: Client,
     namespace: String,
+    metrics: Arc<Metrics>,
     /// By the machine's name and the object's key.
     objects: Mutex<HashMap<String, HashMap<ObjectKey, Arc<Object>>>>,
     /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
@@ -74,11 +76,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Children {
     /// Nothing is watched yet. The stream tells which machines must be looked at.
-    pub fn new(client: Client, namespace: &str) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<VirtualMachine>>) {
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        metrics: Arc<Metrics>,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<VirtualMachine>>) {
         let (trigger, triggered) = mpsc::unbounded();
         let children = Self {
             client,
             namespace: namespace.to_owned(),
+            metrics,
             objects: Mutex::default(),
             gone: Mutex::default(),
             kinds: Mutex::default(),
@@ -174,6 +181,7 @@ impl Children {
                     }
                     Err(error) => {
                         warn!(kind = kind.kind, error = %Chain(&error), "the watch was cut");
+                        children.metrics.watch_cut(&kind.kind);
                         // A watch that once was complete goes on from where it was.
                         sender.send_if_modified(|state| {
                             let failed = *state != State::Complete;

@@ -16,9 +16,10 @@ use kube::{
     },
 };
 use serde_json::Value;
+use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use super::trim;
+use super::machines::trim;
 use crate::{
     api::{
         VirtualMachine,
@@ -56,7 +57,7 @@ pub enum ReconcileError {
 /// What the reconciliation of every machine shares.
 pub struct Reconciler {
     cluster: Cluster,
-    config: ReconcilerConfig,
+    config: watch::Receiver<Arc<ReconcilerConfig>>,
     templates: Result<TemplateSet, FileError>,
     recorder: Recorder,
     /// Machines as the API server answered to our last write of their status, until the watch has told it too.
@@ -67,8 +68,12 @@ pub struct Reconciler {
 
 impl Reconciler {
     /// Everything is done through `cluster`.
-    pub fn new(cluster: Cluster, config: ReconcilerConfig, templates: Result<TemplateSet, FileError>) -> Self {
-        let reporter = Reporter { controller: "vm-operator".into(), instance: std::env::var("HOSTNAME").ok() };
+    pub fn new(
+        cluster: Cluster,
+        config: watch::Receiver<Arc<ReconcilerConfig>>,
+        templates: Result<TemplateSet, FileError>,
+        reporter: Reporter,
+    ) -> Self {
         let recorder = Recorder::new(cluster.client.clone(), reporter);
         Self { cluster, config, templates, recorder, written: Mutex::default(), failures: Mutex::default() }
     }
@@ -91,6 +96,7 @@ impl Reconciler {
         }
         // Pure.
         let plan = plan(&vm, &observed, rendered.as_deref().ok());
+        this.cluster.metrics.planned(&rendered, &plan);
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
         let failure = result.as_ref().err().filter(|error| !error.is_transient()).map(|error| Chain(error).to_string());
@@ -113,20 +119,22 @@ impl Reconciler {
         let (first, longest) = BACKOFF;
         let pause = first.saturating_mul(1 << (*count).min(10)).min(longest);
         *count += 1;
-        warn!(vm = vm.name_any(), error = %Chain(error), tries = *count, again_in = ?pause, "not done yet");
+        warn!(error = %Chain(error), tries = *count, again_in = ?pause, "not done yet");
         Action::requeue(pause)
     }
 
     fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, TemplateError> {
         let templates = self.templates.as_ref().map_err(TemplateError::from)?;
-        let facts = Facts { display_password: password() };
-        render(vm, observed, &self.config, &facts, templates)
+        let facts = Facts { display_password: random() };
+        let config = self.config.borrow().clone();
+        render(vm, observed, &config, &facts, templates)
     }
 
     async fn write_status(&self, vm: &VirtualMachine, wanted: &Value) -> Result<(), ReconcileError> {
         match self.cluster.write_status(vm, wanted).await {
             Ok(mut written) => {
-                debug!(vm = vm.name_any(), "wrote the status");
+                debug!("wrote the status");
+                self.cluster.metrics.wrote("status", "VirtualMachine");
                 trim(&mut written);
                 let mut cache = self.written.lock().unwrap_or_else(PoisonError::into_inner);
                 cache.insert(ObjectRef::from_obj(&written), Arc::new(written));
@@ -190,10 +198,10 @@ impl Reconciler {
                 secondary: None,
             };
             if let Err(error) = self.recorder.publish(&event, &regarding).await {
-                warn!(vm = name, error = %Chain(&error), "an event could not be written");
+                warn!(error = %Chain(&error), "an event could not be written");
             }
         }
-        debug!(vm = name, objects = observed.objects.len(), "reconciled");
+        debug!(objects = observed.objects.len(), "reconciled");
     }
 }
 
@@ -209,13 +217,13 @@ const WARNINGS: [&str; 8] = [
     "Unschedulable",
 ];
 
-/// 128 random bits as text, or nothing where the operating system has none: then no secret can be made.
-fn password() -> String {
+/// 128 random bits as text, or nothing where the operating system has none: then no password can be made of them.
+pub(super) fn random() -> String {
     let mut bits = [0; 16];
     match getrandom::fill(&mut bits) {
         Ok(()) => bits.iter().map(|byte| format!("{byte:02x}")).collect(),
         Err(error) => {
-            warn!(%error, "no randomness for a password");
+            warn!(%error, "the operating system has no randomness");
             String::new()
         }
     }

@@ -53,6 +53,16 @@ pub enum ActionError {
     /// An object of that name is there and does not belong to the machine.
     #[error("{0} exists and is not this machine's: delete or rename one of the two")]
     NameTaken(ObjectKey),
+    /// A claim is another machine's disk.
+    #[error(
+        "{key} belongs to the machine {vm}: two machines can't use one claim; name the disk otherwise, or give the claim's label app.kubernetes.io/instance another value"
+    )]
+    Shared {
+        /// The claim.
+        key: ObjectKey,
+        /// The machine that its label names.
+        vm: String,
+    },
     /// The API server sent an object that can't be understood.
     #[error("the API server's answer about {key} can't be understood")]
     Answer {
@@ -69,7 +79,7 @@ impl ActionError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Api { source, .. } => is_transient(source),
-            Self::NameTaken(_) | Self::Answer { .. } => false,
+            Self::NameTaken(_) | Self::Shared { .. } | Self::Answer { .. } => false,
         }
     }
 }
@@ -145,6 +155,10 @@ impl Cluster {
                     let ours = found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default());
                     // A claim that somebody made under the name that the disk will have is meant to be the disk.
                     if object.lifetime == Lifetime::Keep && found.owners.is_empty() {
+                        let other = found.vm().filter(|other| found.is_ours() && *other != vm.name_any());
+                        if let Some(other) = other {
+                            return Err(ActionError::Shared { key: key.clone(), vm: other.to_owned() });
+                        }
                         value = plan::as_existing(object, &found, false).value;
                     } else if !ours {
                         return Err(ActionError::NameTaken(key.clone()));

@@ -288,7 +288,7 @@ fn a_field_that_somebody_changed_is_put_back() {
 }
 
 #[test]
-fn a_secret_that_was_made_once_is_left_alone() {
+fn a_secret_that_somebody_changed_is_left_alone_and_the_pod_hears_of_it() {
     let vm = vm(|_| ());
     let observed = cluster(&vm, |kind, object| {
         if kind == "Secret" {
@@ -296,7 +296,11 @@ fn a_secret_that_was_made_once_is_left_alone() {
             object["metadata"]["managedFields"] = json!([]);
         }
     });
-    assert_eq!(decide(&vm, &observed), [""; 0]);
+    // The Pod's annotation makes the kubelet refresh what it mounts.
+    assert_eq!(
+        decide(&vm, &observed),
+        [r#"1 label Pod apple {"annotations":{"vmrunner.jdrupes.org/dpVersion":"0"}}"#]
+    );
 }
 
 #[test]

@@ -135,7 +135,11 @@ fn contains(whole: &Value, part: &Value) -> bool {
 }
 
 fn is_same(one: &Value, other: &Value) -> bool {
-    let number = |value: &Value| serde_json::from_value::<Quantity>(value.clone()).ok().map(|number| number.bytes());
+    // CPUs come in thousandths.
+    let number = |value: &Value| match value.as_str().and_then(|text| text.strip_suffix('m')) {
+        Some(thousandths) => thousandths.parse::<u128>().ok(),
+        None => serde_json::from_value::<Quantity>(value.clone()).ok().map(|number| u128::from(number.bytes()) * 1000),
+    };
     one == other
         || matches!((one, other), (Value::String(_) | Value::Number(_), Value::String(_) | Value::Number(_)))
             && number(one).is_some()
@@ -158,13 +162,13 @@ mod tests {
     #[test]
     fn defaults_and_other_peoples_fields_are_no_changes() {
         let wanted = json!({
-            "containers": [{ "name": "a", "image": "i", "resources": { "requests": { "memory": "1024Mi" } }, "ports": [{ "containerPort": 5900 }] }],
+            "containers": [{ "name": "a", "image": "i", "resources": { "requests": { "memory": "1024Mi", "cpu": "2000m" } }, "ports": [{ "containerPort": 5900 }] }],
             "volumes": [{ "name": "v", "projected": { "sources": [{ "configMap": { "name": "x" } }] } }],
             "nodeSelector": {},
         });
         let current = json!({
             "containers": [
-                { "name": "a", "image": "i", "resources": { "requests": { "memory": "1Gi" } }, "imagePullPolicy": "Always",
+                { "name": "a", "image": "i", "resources": { "requests": { "memory": "1Gi", "cpu": "2" } }, "imagePullPolicy": "Always",
                   "ports": [{ "containerPort": 5900, "protocol": "TCP" }] },
                 { "name": "injected" },
             ],
@@ -173,7 +177,7 @@ mod tests {
         });
         let owned = json!({
             "f:containers": { "k:{\"name\":\"a\"}": {
-                ".": {}, "f:name": {}, "f:image": {}, "f:resources": { "f:requests": { "f:memory": {} } },
+                ".": {}, "f:name": {}, "f:image": {}, "f:resources": { "f:requests": { "f:memory": {}, "f:cpu": {} } },
                 "f:ports": { "k:{\"containerPort\":5900,\"protocol\":\"TCP\"}": { ".": {}, "f:containerPort": {} } },
             } },
             "f:volumes": { "k:{\"name\":\"v\"}": { ".": {}, "f:name": {}, "f:projected": { ".": {}, "f:sources": {} } } },

@@ -297,10 +297,7 @@ fn a_secret_that_somebody_changed_is_left_alone_and_the_pod_hears_of_it() {
         }
     });
     // The Pod's annotation makes the kubelet refresh what it mounts.
-    assert_eq!(
-        decide(&vm, &observed),
-        [r#"1 label Pod apple {"annotations":{"vmrunner.jdrupes.org/dpVersion":"0"}}"#]
-    );
+    assert_eq!(decide(&vm, &observed), [r#"1 label Pod apple {"annotations":{"vmrunner.jdrupes.org/dpVersion":"0"}}"#]);
 }
 
 #[test]

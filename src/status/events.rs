@@ -59,7 +59,8 @@ pub fn events(
     }
     news.extend(conditions_changed(vm, wanted));
     let before = conditions::find(current(vm), STORAGE_READY).map(|before| before.message.as_str()).unwrap_or_default();
-    let told: Vec<&str> = before.split([' ', ',', ';']).collect();
+    let told: Vec<&str> =
+        before.rsplit_once(storage::KEPT).map(|(_, names)| names.split(", ").collect()).unwrap_or_default();
     for name in rendered.into_iter().flat_map(|rendered| storage::kept(observed, rendered)) {
         if !told.contains(&name) {
             let note = format!("claim {name} is not used any more; it and its data are kept");

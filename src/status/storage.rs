@@ -18,6 +18,9 @@ use crate::{
 /// The cluster does not let a claim grow.
 pub const GROWTH_REFUSED: &str = "GrowthRefused";
 
+/// What the condition's message ends with, before names that commas divide.
+pub const KEPT: &str = "kept, but not used by this machine any more: ";
+
 /// Findings, the worst first; the condition has the reason of the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Finding {
@@ -53,7 +56,7 @@ pub fn storage(
     let reason = findings.first().map_or("ClaimsBound".to_owned(), |(finding, _)| format!("{finding:?}"));
     let mut message: Vec<String> = findings.iter().map(|(_, text)| text.clone()).collect();
     if !kept.is_empty() {
-        message.push(format!("kept, but not used by this machine any more: {}", kept.join(", ")));
+        message.push(format!("{KEPT}{}", kept.join(", ")));
     }
     Some(NewCondition { type_: STORAGE_READY, status: findings.is_empty(), reason, message: message.join("; ") })
 }

@@ -84,6 +84,12 @@ impl Manager {
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
+
+    /// What it has written so far, from its log.
+    pub fn writes(&self) -> Vec<String> {
+        let words = [" applied ", " labelled ", " deleted ", " wrote the status "];
+        self.log().lines().filter(|line| words.iter().any(|word| line.contains(word))).map(str::to_owned).collect()
+    }
 }
 
 impl Drop for Manager {

@@ -47,7 +47,7 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout},
 };
-use tracing::{Instrument, error, error_span, info, warn};
+use tracing::{Instrument, debug, error, error_span, info, warn};
 
 use self::{
     leader::{Election, Fence, State},
@@ -256,6 +256,7 @@ fn look(
     let look = async move {
         Ok(match Reconciler::reconcile(vm.clone(), reconciler.clone()).await {
             Ok(action) => {
+                debug!("reconciled");
                 work.done(action != Action::await_change());
                 action
             }

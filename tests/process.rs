@@ -6,8 +6,11 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
-use kube::{Api, Client};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{Pod, Service},
+};
+use kube::{Api, Client, ResourceExt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{
@@ -155,4 +158,173 @@ async fn without_an_election_there_is_no_lease() {
     world.make("apple");
     world.pod("apple").await;
     assert!(world.api::<Lease>().get_opt("vm-operator").await.unwrap().is_none());
+}
+
+/// A configuration whose Services all have a label.
+fn labelled(value: &str) -> String {
+    format!(
+        "/Manager:\n  /Controller:\n    /Reconciler:\n      loadBalancerService:\n        labels: {{team: {value}}}\n      old: 1\n"
+    )
+}
+
+#[tokio::test]
+async fn a_changed_configuration_is_taken_and_a_broken_one_is_not() {
+    let world = World::new("config").await;
+    let manager = world.manager(&Setup::default());
+    manager.ready("[+] config: defaults").await;
+    let mut vm = machine("apple");
+    vm["spec"]["loadBalancerService"] = json!({});
+    world.namespace.apply(&vm.to_string());
+    let services: Api<Service> = world.api();
+    let team = async |expected: Option<&str>| {
+        eventually(&format!("a Service of team {expected:?}"), LIMIT, async || {
+            let service = services.get_opt("apple").await.unwrap()?;
+            (service.labels().get("team").map(String::as_str) == expected).then_some(())
+        })
+        .await;
+    };
+    team(None).await;
+
+    // It appears, changes, breaks, and is mended.
+    manager.configure(&labelled("red"));
+    team(Some("red")).await;
+    manager.configure(&labelled("blue"));
+    team(Some("blue")).await;
+    let before = services.get("apple").await.unwrap().resource_version();
+    manager.configure(&labelled("[1"));
+    let good = "vm_operator_config_last_load_successful";
+    eventually("the broken file to be seen", LIMIT, async || (manager.metric(good) == Some(0.0)).then_some(())).await;
+    assert!(manager.log().contains("config/config.yaml:6:10: "), "{}", manager.log());
+    assert_eq!(manager.get("/readyz").unwrap().0, 200, "a manager with a good configuration works");
+    manager.configure(&labelled("green").replace("green}", "green}\n      cpuOvercommit: 0"));
+    let place = "config/config.yaml:6:22: /Manager./Controller./Reconciler: invalid value";
+    eventually("the bad value to be seen", LIMIT, async || manager.log().contains(place).then_some(())).await;
+    assert_eq!(services.get("apple").await.unwrap().resource_version(), before);
+    manager.configure(&labelled("green"));
+    team(Some("green")).await;
+    assert_eq!(manager.metric(good), Some(1.0));
+    assert_eq!(manager.metric("vm_operator_config_loads_total{result=\"failure\"}"), Some(2.0));
+    assert_eq!(manager.log().matches("/Manager/Controller/Reconciler: old is not known").count(), 1);
+}
+
+#[tokio::test]
+async fn a_configuration_that_is_broken_from_the_start_ends_the_manager() {
+    let world = World::new("config-start").await;
+    let mut manager = world.manager(&Setup { config: Some("a: [\n"), ..Setup::default() });
+    assert_eq!(manager.ended().await.code(), Some(1));
+    assert!(manager.log().contains("config/config.yaml:2:1: "), "{}", manager.log());
+}
+
+#[tokio::test]
+async fn the_metrics_tell_what_happened() {
+    let world = World::new("metrics").await;
+    let undefined = "{% if vm.metadata.name == 'bad' %}{{ nothing.here }}{% endif %}\n";
+    let manager = world.manager(&Setup { templates: &[("a.yaml.j2", undefined)], ..Setup::default() });
+    manager.ready("[+] machines: 0 listed").await;
+    world.make("apple");
+    world.make("bad");
+    world.pod("apple").await;
+    let metric = |name: &str| manager.metric(name);
+    let count = |name: &str| metric(name).unwrap_or_default();
+    eventually("both machines to be counted", LIMIT, async || {
+        let counted = count("vm_operator_machines{phase=\"Starting\"}") == 2.0
+            && count("vm_operator_machines_not_ready{reason=\"TemplateError\"}") == 1.0
+            && count("vm_operator_machines_waiting") == 0.0
+            && count("vm_operator_machines_in_work") == 0.0;
+        counted.then_some(())
+    })
+    .await;
+    for kind in ["Pod", "Secret", "PersistentVolumeClaim"] {
+        let applies = metric(&format!("vm_operator_writes_total{{verb=\"apply\",kind=\"{kind}\"}}"));
+        assert_eq!(applies, Some(1.0), "{kind}");
+    }
+    assert!(count("vm_operator_applies_skipped_total{kind=\"Pod\"}") >= 1.0);
+    assert!(count("vm_operator_writes_total{verb=\"status\",kind=\"VirtualMachine\"}") >= 2.0);
+    assert!(count("vm_operator_template_errors_total") >= 1.0);
+    let looks = ["done", "again", "failed"]
+        .map(|result| count(&format!("vm_operator_reconciles_total{{result=\"{result}\"}}")));
+    assert_eq!(looks.iter().sum::<f64>(), count("vm_operator_reconcile_duration_seconds_count"));
+    assert!(looks[0] >= 2.0, "{looks:?}");
+    assert!(count("process_resident_memory_bytes") > 1e6);
+    assert!(metric(concat!("vm_operator_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}")).is_some());
+
+    // Each line of a look at a machine names it.
+    let log = manager.log();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("object=Pod apple")).collect();
+    let name = format!("vm=\"{}/apple\"", world.namespace);
+    assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&name) && line.contains(" id=")), "{lines:?}");
+
+    for (path, text) in [("/livez", "ok\n"), ("/healthz", "ok\n")] {
+        assert_eq!(manager.get(path).unwrap(), (200, text.to_owned()));
+    }
+}
+
+/// The definition of VirtualMachines as it might have been once: without rules.
+fn old_definition() -> Value {
+    let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "vms.vmoperator.jdrupes.org" },
+        "spec": {
+            "group": "vmoperator.jdrupes.org", "scope": "Namespaced",
+            "names": { "kind": "VirtualMachine", "plural": "vms", "singular": "vm", "listKind": "VirtualMachineList" },
+            "versions": [{ "name": "v1", "served": true, "storage": true, "subresources": { "status": {} },
+                "schema": { "openAPIV3Schema": schema } }],
+        },
+    })
+}
+
+#[tokio::test]
+async fn the_definition_comes_later_and_a_machine_that_can_not_be_read_is_left_alone() {
+    // The other tests need the definitions.
+    let cluster = Cluster::of_its_own(&["--control-plane"]);
+    let world = World::of(cluster, "definition").await;
+    let manager = world.manager(&Setup::default());
+    let missing = "[-] machines: the API server does not know vms: apply the CustomResourceDefinitions in crds/";
+    eventually("readyz to say what is missing", LIMIT, async || {
+        manager.get("/readyz").filter(|(status, text)| *status == 503 && text.contains(missing)).map(drop)
+    })
+    .await;
+    assert_eq!(manager.get("/livez").unwrap().0, 200, "waiting is no reason to be restarted");
+
+    world.namespace.apply(&old_definition().to_string());
+    manager.ready("[+] machines: 0 listed").await;
+    let mut strange = machine("strange");
+    strange["spec"]["vm"]["maximumCpus"] = json!("many");
+    world.namespace.apply(&strange.to_string());
+    world.make("apple");
+    world.pod("apple").await;
+    let unreadable = async |count: f64| {
+        eventually(&format!("{count} unreadable machines"), LIMIT, async || {
+            (manager.metric("vm_operator_machines_unreadable") == Some(count)).then_some(())
+        })
+        .await;
+    };
+    unreadable(1.0).await;
+    eventually("an event", LIMIT, async || {
+        let arguments =
+            ["get", "events", "--field-selector=reason=Unreadable", "--output=jsonpath={.items[*].message}"];
+        world.namespace.kubectl(&arguments).contains("many").then_some(())
+    })
+    .await;
+    assert!(world.api::<Pod>().get_opt("strange").await.unwrap().is_none());
+
+    // One that worked and can't be read any more keeps what it has; a manager that starts then is not disturbed either.
+    let pod = world.pod("apple").await;
+    world.namespace.kubectl(&[
+        "patch",
+        "vm",
+        "apple",
+        "--type=merge",
+        "--patch",
+        r#"{"spec":{"vm":{"state":"Sideways"}}}"#,
+    ]);
+    unreadable(2.0).await;
+    drop(manager);
+    let manager = world.manager(&Setup::default());
+    manager.ready("[+] machines: 2 listed").await;
+    assert_eq!(manager.metric("vm_operator_machines_unreadable"), Some(2.0));
+    assert_eq!(world.pod("apple").await.metadata.uid, pod.metadata.uid);
+    world.make("strange");
+    world.pod("strange").await;
 }

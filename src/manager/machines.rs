@@ -25,7 +25,7 @@ use super::{
     metrics::Metrics,
     web::{Health, Part, Progress},
 };
-use crate::{api::VirtualMachine, cluster::watch::Chain, status};
+use crate::{api::VirtualMachine, cluster::watch::Chain, power};
 
 /// The machines of a namespace as they come, change and go. They are kept in the store of `writer`.
 pub fn watch(
@@ -43,17 +43,9 @@ pub fn watch(
     watcher(api, watcher::Config::default())
         .backoff(Patience::default())
         .filter_map(move |event| std::future::ready(reader.take(event).map(Ok)))
-        .modify(trim)
+        .modify(power::trim)
         .reflect(writer)
         .touched_objects()
-}
-
-/// Drops what no decision needs: who else applied which field.
-pub(super) fn trim(vm: &mut VirtualMachine) {
-    if let Some(fields) = &mut vm.metadata.managed_fields {
-        fields.retain(|entry| entry.manager.as_deref() == Some(status::FIELD_MANAGER));
-    }
-    vm.annotations_mut().remove("kubectl.kubernetes.io/last-applied-configuration");
 }
 
 struct Reader {

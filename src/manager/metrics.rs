@@ -127,7 +127,7 @@ impl Metrics {
             errors: add(
                 all,
                 "vm_operator_reconcile_errors",
-                "Failed looks at a machine; reason is what the API server gave, NameTaken, Answer, Watch or Connection",
+                "Failed looks at a machine; reason is the API server's, or NameTaken, Shared (a claim), Answer, Watch, Connection",
             ),
             machines: add(all, "vm_operator_machines", "VirtualMachines by the phase in their status; leader only"),
             not_ready: add(
@@ -145,7 +145,7 @@ impl Metrics {
             writes: add(
                 all,
                 "vm_operator_writes",
-                "Successful writes by kind of object; verb is apply, label, delete or status",
+                "Successful writes by kind of object; verb is apply, label, delete, status or spec",
             ),
             skipped: add(
                 all,
@@ -260,7 +260,7 @@ impl Metrics {
         }
     }
 
-    /// A write succeeded: `apply`, `label`, `delete` or `status`.
+    /// A write succeeded: `apply`, `label`, `delete`, `status` or `spec` (of a machine).
     pub fn wrote(&self, verb: &'static str, kind: &str) {
         self.writes.get_or_create(&[("verb", verb.into()), ("kind", kind.to_owned().into())]).inc();
     }
@@ -371,10 +371,11 @@ impl Drop for Work {
 fn reason(error: &ReconcileError) -> Cow<'static, str> {
     match error {
         ReconcileError::Action(ActionError::NameTaken(_)) => "NameTaken".into(),
+        ReconcileError::Action(ActionError::Shared { .. }) => "Shared".into(),
         ReconcileError::Action(ActionError::Answer { .. }) => "Answer".into(),
         ReconcileError::Watch(_) => "Watch".into(),
         ReconcileError::Action(ActionError::Api { source, .. }) => api_reason(source),
-        ReconcileError::Status(source) => api_reason(source),
+        ReconcileError::Spec(source) | ReconcileError::Status(source) => api_reason(source),
     }
 }
 

@@ -121,6 +121,12 @@ impl Manager {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
+    /// What it has written so far, from its log.
+    pub fn writes(&self) -> Vec<String> {
+        let words = [" applied ", " labelled ", " deleted ", " wrote the status "];
+        self.log().lines().filter(|line| words.iter().any(|word| line.contains(word))).map(str::to_owned).collect()
+    }
+
     /// What it answers to a GET: status and text. `None` while it does not listen.
     pub fn get(&self, path: &str) -> Option<(u16, String)> {
         let log = self.log();

@@ -194,10 +194,10 @@ async fn a_changed_configuration_is_taken_and_a_broken_one_is_not() {
     manager.configure(&labelled("[1"));
     let good = "vm_operator_config_last_load_successful";
     eventually("the broken file to be seen", LIMIT, async || (manager.metric(good) == Some(0.0)).then_some(())).await;
-    assert!(manager.log().contains("config/config.yaml:6:10: "), "{}", manager.log());
+    assert!(manager.log().contains("config/config.yaml:5:24: "), "{}", manager.log());
     assert_eq!(manager.get("/readyz").unwrap().0, 200, "a manager with a good configuration works");
     manager.configure(&labelled("green").replace("green}", "green}\n      cpuOvercommit: 0"));
-    let place = "config/config.yaml:6:22: /Manager./Controller./Reconciler: invalid value";
+    let place = "config/config.yaml:6:22: /Manager./Controller./Reconciler.cpuOvercommit: invalid value";
     eventually("the bad value to be seen", LIMIT, async || manager.log().contains(place).then_some(())).await;
     assert_eq!(services.get("apple").await.unwrap().resource_version(), before);
     manager.configure(&labelled("green"));

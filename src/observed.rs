@@ -122,9 +122,11 @@ impl Object {
         self.labels.get("app.kubernetes.io/instance").map(String::as_str)
     }
 
-    /// Whether nothing is different that a decision could hang on.
+    /// Whether nothing is different that a decision could hang on. What is in an object other than a Pod or a claim is not
+    /// known here, so any change of it may be one.
     pub fn is_same(&self, other: &Self) -> bool {
-        self.version == other.version || *self == Self { version: self.version, ..other.clone() }
+        let known = self.key.is_pod() || self.key.is_claim();
+        self.version == other.version || known && *self == Self { version: self.version, ..other.clone() }
     }
 
     /// Whether the manager made it.

@@ -73,7 +73,7 @@ struct Context<'a> {
     runner_data: Value,
     cloud_init: Option<CloudInitFiles>,
     runner: ConfigFile,
-    service: Option<ServiceMetadata>,
+    service: Option<Service>,
     display_secret: DisplaySecret,
     labels: BTreeMap<String, String>,
     pod_labels: BTreeMap<String, String>,
@@ -132,6 +132,13 @@ struct CloudInitFiles {
     network_config: Option<String>,
     user_data_from: Value,
     network_config_from: Value,
+}
+
+/// Of the Service; both are there, also when they are empty.
+#[derive(Serialize)]
+struct Service {
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
 }
 
 #[derive(Serialize)]
@@ -395,7 +402,7 @@ impl CloudInitData {
     }
 }
 
-fn service(wanted: Option<&ServiceMetadata>, config: &LoadBalancerService) -> Option<ServiceMetadata> {
+fn service(wanted: Option<&ServiceMetadata>, config: &LoadBalancerService) -> Option<Service> {
     let wanted = wanted?;
     let mut merged = match config {
         LoadBalancerService::Enabled(false) => return None,
@@ -406,7 +413,7 @@ fn service(wanted: Option<&ServiceMetadata>, config: &LoadBalancerService) -> Op
         map.extend(over.clone());
         map.retain(|_, value| !value.is_empty());
     }
-    Some(merged)
+    Some(Service { labels: merged.labels, annotations: merged.annotations })
 }
 
 fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> DisplaySecret {

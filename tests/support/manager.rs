@@ -82,6 +82,16 @@ impl Manager {
         Self::with(cluster, namespace.name(), &Setup { templates, ..Setup::default() })
     }
 
+    /// The same, with the text of a configuration file.
+    pub fn start_with(
+        cluster: &Cluster,
+        namespace: &TestNamespace,
+        templates: &[(&str, &str)],
+        configuration: &str,
+    ) -> Self {
+        Self::with(cluster, namespace.name(), &Setup { templates, config: Some(configuration), ..Setup::default() })
+    }
+
     /// Starts a manager for a namespace.
     pub fn with(cluster: &Cluster, namespace: &str, setup: &Setup<'_>) -> Self {
         let folder = TempDir::new().expect("a temporary folder");

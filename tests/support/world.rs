@@ -40,12 +40,21 @@ impl World {
 
     /// With templates over the built-in ones.
     pub async fn with_templates(test: &str, templates: &[(&str, &str)]) -> Self {
+        Self::start(test, templates, "").await
+    }
+
+    /// With a configuration.
+    pub async fn with_configuration(test: &str, configuration: &str) -> Self {
+        Self::start(test, &[], configuration).await
+    }
+
+    async fn start(test: &str, templates: &[(&str, &str)], configuration: &str) -> Self {
         let cluster = Cluster::control_plane();
         install_crds(cluster).await;
         let namespace = cluster.namespace(test).await;
         let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });
         namespace.apply(&account.to_string());
-        let manager = Manager::start(cluster, &namespace, templates);
+        let manager = Manager::start_with(cluster, &namespace, templates, configuration);
         Self { cluster, client: cluster.client().await, namespace, manager }
     }
 

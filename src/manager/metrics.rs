@@ -190,11 +190,18 @@ impl Metrics {
             registry,
         };
         // A rate can only be seen from a series that is there before the first event.
-        for result in ["again", "done", "failed"] {
-            let _ = metrics.reconciles.get_or_create(&[("result", result.into())]);
-        }
-        for result in ["failure", "success"] {
-            let _ = metrics.config_loads.get_or_create(&[("result", result.into())]);
+        let begin = |counters: &Counters<1>, label: &'static str, values: &[&'static str]| {
+            for value in values {
+                drop(counters.get_or_create(&[(label, (*value).into())]));
+            }
+        };
+        begin(&metrics.reconciles, "result", &["again", "done", "failed"]);
+        begin(&metrics.config_loads, "result", &["failure", "success"]);
+        begin(&metrics.errors, "reason", &["Connection"]);
+        begin(&metrics.skipped, "kind", &["Pod"]);
+        begin(&metrics.watch_restarts, "kind", &["Lease", "Pod", "VirtualMachine"]);
+        for (verb, kind) in [("apply", "Pod"), ("delete", "Pod"), ("status", "VirtualMachine")] {
+            drop(metrics.writes.get_or_create(&[("verb", verb.into()), ("kind", kind.into())]));
         }
         metrics
     }

@@ -412,3 +412,25 @@ fn load(file: Option<&Path>) -> Result<Config, FileError> {
     // The ConfigMap is optional, and so is its file.
     file.filter(|file| file.exists()).map_or_else(|| Ok(Config::default()), files::configuration)
 }
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::{Api, api::PostParams};
+
+    use super::*;
+    use crate::cluster::watch::Chain;
+
+    #[tokio::test]
+    async fn who_does_not_lead_can_read_and_not_write() {
+        // Nobody answers there.
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let fence = Fence::default();
+        let maps: Api<ConfigMap> = Api::default_namespaced(fenced(config, fence.clone()).unwrap());
+        let write = async || maps.create(&PostParams::default(), &ConfigMap::default()).await.unwrap_err();
+        assert!(Chain(&write().await).to_string().contains("does not lead"));
+        assert!(!Chain(&maps.get("apple").await.unwrap_err()).to_string().contains("does not lead"));
+        fence.open();
+        assert!(!Chain(&write().await).to_string().contains("does not lead"));
+    }
+}

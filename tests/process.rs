@@ -6,17 +6,22 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{ConfigMap, Pod, Service},
 };
-use kube::{Api, Client, ResourceExt};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ListParams, PostParams},
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{
     cluster::{Cluster, TestNamespace, eventually},
     manager::{Manager, Setup, install_crds},
 };
+use vm_operator::api::VirtualMachine;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -124,6 +129,28 @@ async fn a_leader_that_is_told_to_end_gives_way() {
     standby.signal(Signal::INT);
     assert!(standby.ended().await.success());
     assert_eq!(world.holder().await.0.as_deref(), Some(""), "nobody has to wait for one who is not there");
+}
+
+#[tokio::test]
+async fn one_that_ends_in_the_middle_of_work_leaves_it_to_the_next() {
+    const MACHINES: usize = 200;
+    let world = World::new("busy").await;
+    let (mut leader, _standby) = world.two().await;
+    let machines: Api<VirtualMachine> = world.api();
+    let make = async |number| {
+        let vm = serde_json::from_value(machine(&format!("apple-{number}"))).unwrap();
+        machines.create(&PostParams::default(), &vm).await.unwrap()
+    };
+    join_all((0..MACHINES).map(make)).await;
+    let pods: Api<Pod> = world.api();
+    let count = async || pods.list(&ListParams::default()).await.unwrap().items.len();
+    eventually("some Pods", LIMIT, async || (count().await > 0).then_some(())).await;
+    leader.signal(Signal::TERM);
+    let since = Instant::now();
+    assert!(leader.ended().await.success());
+    eprintln!("SIGTERM to exit: {} ms, with {} of {MACHINES} Pods", since.elapsed().as_millis(), count().await);
+    assert!(!leader.log().contains("not done yet"), "an end is no failure");
+    eventually("all Pods", LIMIT, async || (count().await == MACHINES).then_some(())).await;
 }
 
 #[tokio::test]

@@ -112,6 +112,7 @@ impl Reconciler {
             this.cluster.write_stopped(&vm).await.map_err(ReconcileError::Spec)?;
         }
         this.tell(&vm, news).await;
+        debug!(vm = name, objects = observed.objects.len(), "reconciled");
         result?;
         this.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(&*vm));
         Ok(plan.again_after.map_or_else(Action::await_change, Action::requeue))

@@ -4,4 +4,5 @@
 
 pub mod cluster;
 pub mod manager;
+pub mod proxy;
 pub mod world;

@@ -26,6 +26,11 @@ use crate::{
     status,
 };
 
+/// A resourceVersion that no object has, because the first write to an empty etcd has a higher one. With it, an apply makes
+/// an object that is absent and is refused as a conflict where there is one of that name: the API server compares versions
+/// only with what exists. So a first apply neither merges into somebody else's object nor has to look beforehand.
+const NEVER: &str = "1";
+
 /// A namespace of a cluster in which machines are managed.
 #[derive(Clone)]
 pub struct Cluster {
@@ -120,31 +125,38 @@ impl Cluster {
     async fn apply(&self, vm: &VirtualMachine, object: &Rendered, uid: Option<&str>) -> Result<(), ActionError> {
         let key = &object.key;
         let failed = |source| ActionError::Api { what: "apply", key: key.clone(), source: Box::new(source) };
-        let api = self.objects(key);
         let mut value = object.value.clone();
         match uid {
             // The API server then refuses to apply to an object that was made anew meanwhile.
             Some(uid) => value["metadata"]["uid"] = json!(uid),
-            // An apply merges into whatever has the name: look first.
-            None => {
-                if let Some(found) = self.look(key).await.map_err(failed)? {
-                    let ours = found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default());
-                    // A claim that somebody made under the name that the disk will have is meant to be the disk.
-                    if object.lifetime == Lifetime::Keep && found.owners.is_empty() {
-                        value = plan::as_bound(object, &found).value;
-                    } else if !ours {
-                        return Err(ActionError::NameTaken(key.clone()));
-                    }
-                }
-            }
+            // An apply merges into whatever has the name; this one is to make it.
+            None => value["metadata"]["resourceVersion"] = json!(NEVER),
         }
-        let applied = api
-            .patch(&key.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&value))
-            .await
-            .map_err(failed)?;
+        let mut applied = self.send(key, &value).await;
+        if uid.is_none()
+            && matches!(&applied, Err(kube::Error::Api(status)) if status.code == 409)
+            && let Some(found) = self.look(key).await.map_err(failed)?
+        {
+            let ours = found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default());
+            // A claim that somebody made under the name that the disk will have is meant to be the disk.
+            value = if object.lifetime == Lifetime::Keep && found.owners.is_empty() {
+                plan::as_bound(object, &found).value
+            } else if ours {
+                object.value.clone()
+            } else {
+                return Err(ActionError::NameTaken(key.clone()));
+            };
+            value["metadata"]["uid"] = json!(found.uid);
+            applied = self.send(key, &value).await;
+        }
+        let applied = applied.map_err(failed)?;
         info!(vm = vm.name_any(), object = %key, "applied");
         self.children.insert(Object::trim(&key.types(), applied));
         Ok(())
+    }
+
+    async fn send(&self, key: &ObjectKey, value: &Value) -> Result<DynamicObject, kube::Error> {
+        self.objects(key).patch(&key.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(value)).await
     }
 
     /// An object that the watches do not show: its metadata and, of a claim, all of it.

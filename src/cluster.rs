@@ -6,7 +6,7 @@
 
 pub mod watch;
 
-use std::sync::Arc;
+use std::{error::Error as _, sync::Arc};
 
 use futures::future::join_all;
 use kube::{
@@ -15,14 +15,14 @@ use kube::{
     core::PartialObjectMeta,
 };
 use serde_json::{Value, json};
-use tracing::info;
+use tracing::{info, warn};
 
-use self::watch::Children;
+use self::watch::{Chain, Children};
 use crate::{
     api::VirtualMachine,
     observed::{FIELD_MANAGER, Object},
     plan::{self, Action, Plan},
-    render::{Lifetime, ObjectKey, Rendered},
+    render::{Lifetime, ObjectKey, Rendered, Update},
     status,
 };
 
@@ -58,6 +58,16 @@ pub enum ActionError {
     /// An object of that name is there and does not belong to the machine.
     #[error("{0} exists and is not this machine's: delete or rename one of the two")]
     NameTaken(ObjectKey),
+    /// A claim is another machine's disk.
+    #[error(
+        "{key} belongs to the machine {vm}: two machines can't use one claim; name the disk otherwise, or give the claim's label app.kubernetes.io/instance another value"
+    )]
+    Shared {
+        /// The claim.
+        key: ObjectKey,
+        /// The machine that its label names.
+        vm: String,
+    },
     /// The API server sent an object that can't be understood.
     #[error("the API server's answer about {key} can't be understood")]
     Answer {
@@ -74,7 +84,7 @@ impl ActionError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Api { source, .. } => is_transient(source),
-            Self::NameTaken(_) | Self::Answer { .. } => false,
+            Self::NameTaken(_) | Self::Shared { .. } | Self::Answer { .. } => false,
         }
     }
 }
@@ -96,24 +106,38 @@ pub fn resource(key: &TypeMeta) -> ApiResource {
 impl Cluster {
     /// Does what the plan says, step by step; the actions of a step go together.
     ///
-    /// Returns the first error of the first step in which there was one; later steps are not begun then, because a Pod must
-    /// not be made before what it mounts. What was done is in [`Cluster::children`] when this returns.
+    /// Returns what the API server said against changes of claims: a machine runs with the disks that there are. What was
+    /// done is in [`Cluster::children`] when this returns.
     ///
     /// # Errors
-    /// [`ActionError`]
-    pub async fn execute(&self, vm: &VirtualMachine, plan: &Plan) -> Result<(), ActionError> {
+    /// The first error of the first step in which there was one; later steps are not begun then, because a Pod must not be
+    /// made before what it mounts.
+    pub async fn execute(&self, vm: &VirtualMachine, plan: &Plan) -> Result<Vec<(ObjectKey, String)>, ActionError> {
+        let mut refusals = Vec::new();
         for step in &plan.steps {
             let results = join_all(step.iter().map(|action| self.act(vm, action))).await;
-            results.into_iter().collect::<Result<(), _>>()?;
+            for (action, result) in step.iter().zip(results) {
+                match (action, result) {
+                    (_, Ok(())) => {}
+                    (Action::Apply { object, uid: Some(_) }, Err(error))
+                        if object.key.is_claim() && !error.is_transient() =>
+                    {
+                        warn!(vm = vm.name_any(), object = %object.key, error = %Chain(&error), "the claim stays as it is");
+                        let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                        refusals.push((object.key.clone(), said));
+                    }
+                    (_, Err(error)) => return Err(error),
+                }
+            }
         }
-        Ok(())
+        Ok(refusals)
     }
 
     async fn act(&self, vm: &VirtualMachine, action: &Action) -> Result<(), ActionError> {
         match action {
             Action::Apply { object, uid } => self.apply(vm, object, uid.as_deref()).await,
             Action::Label { key, uid, patch } => self.label(vm, key, uid, patch).await,
-            Action::Delete { key, uid } => self.delete(key, uid).await,
+            Action::Delete { key, uid, grace, .. } => self.delete(key, uid, *grace).await,
         }
     }
 
@@ -138,9 +162,16 @@ impl Cluster {
             && let Some(found) = self.look(key).await.map_err(failed)?
         {
             let ours = found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default());
-            // A claim that somebody made under the name that the disk will have is meant to be the disk.
             value = if object.lifetime == Lifetime::Keep && found.owners.is_empty() {
-                plan::as_bound(object, &found).value
+                let other = found.vm().filter(|other| found.is_ours() && *other != vm.name_any());
+                if let Some(other) = other {
+                    return Err(ActionError::Shared { key: key.clone(), vm: other.to_owned() });
+                }
+                // A claim that somebody made under the name that the disk will have is meant to be the disk.
+                plan::as_existing(object, &found, false).value
+            } else if ours && object.update == Update::Once {
+                self.children.insert(found);
+                return Ok(());
             } else if ours {
                 object.value.clone()
             } else {
@@ -184,9 +215,13 @@ impl Cluster {
         Ok(())
     }
 
-    async fn delete(&self, key: &ObjectKey, uid: &str) -> Result<(), ActionError> {
+    async fn delete(&self, key: &ObjectKey, uid: &str, grace: Option<i64>) -> Result<(), ActionError> {
         let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let parameters = DeleteParams {
+            preconditions: Some(preconditions),
+            grace_period_seconds: grace.and_then(|seconds| seconds.try_into().ok()),
+            ..DeleteParams::default()
+        };
         match self.objects(key).delete(&key.name, &parameters).await {
             Ok(answer) => {
                 info!(object = %key, "deleted");
@@ -198,6 +233,26 @@ impl Cluster {
             }
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
             Err(source) => Err(ActionError::Api { what: "delete", key: key.clone(), source: Box::new(source) }),
+        }
+    }
+
+    /// Sets `spec.vm.state` to Stopped: the guest shut itself down, and nobody applies that field. Not if the machine was
+    /// changed meanwhile; then it is decided anew.
+    ///
+    /// # Errors
+    /// What the API server says.
+    pub async fn write_stopped(&self, vm: &VirtualMachine) -> Result<(), kube::Error> {
+        let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &self.namespace);
+        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        let patch = json!({
+            "metadata": { "uid": vm.metadata.uid, "resourceVersion": vm.metadata.resource_version },
+            "spec": { "vm": { "state": "Stopped" } },
+        });
+        match api.patch(&vm.name_any(), &parameters, &Patch::Merge(&patch)).await {
+            Ok(_) => Ok(()),
+            // The watch tells what is new.
+            Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 

@@ -23,6 +23,8 @@ pub mod observed;
 #[deny(clippy::disallowed_methods)]
 pub mod plan;
 #[deny(clippy::disallowed_methods)]
+pub mod power;
+#[deny(clippy::disallowed_methods)]
 pub mod render;
 #[deny(clippy::disallowed_methods)]
 pub mod runner_config;

@@ -13,7 +13,7 @@ use std::{path::PathBuf, sync::Arc};
 use anyhow::Context as _;
 use futures::StreamExt;
 use kube::{
-    Api, Client, ResourceExt,
+    Api, Client,
     runtime::{
         Controller, WatchStreamExt, controller, reflector,
         watcher::{self, watcher},
@@ -29,7 +29,7 @@ use crate::{
         watch::{Chain, Children},
     },
     config::Config,
-    files, status,
+    files, power,
 };
 
 /// How many machines are worked on at once. More than the API server's own limits only bring refusals.
@@ -66,8 +66,11 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
 
     let (store, writer) = reflector::store();
     let api: Api<VirtualMachine> = Api::namespaced(client, &namespace);
-    let machines =
-        watcher(api, watcher::Config::default()).modify(trim).default_backoff().reflect(writer).touched_objects();
+    let machines = watcher(api, watcher::Config::default())
+        .modify(power::trim)
+        .default_backoff()
+        .reflect(writer)
+        .touched_objects();
     Controller::for_stream(machines, store)
         .with_config(controller::Config::default().concurrency(CONCURRENCY))
         .reconcile_on(triggered)
@@ -95,12 +98,4 @@ fn configuration(options: &Options) -> anyhow::Result<Config> {
         warn!(file = %file.display(), key, "this key is not known and has no effect");
     }
     Ok(config)
-}
-
-/// Drops what no decision needs: who else applied which field.
-fn trim(vm: &mut VirtualMachine) {
-    if let Some(fields) = &mut vm.metadata.managed_fields {
-        fields.retain(|entry| entry.manager.as_deref() == Some(status::FIELD_MANAGER));
-    }
-    vm.annotations_mut().remove("kubectl.kubernetes.io/last-applied-configuration");
 }

@@ -60,6 +60,8 @@ pub struct Object {
     pub created: Option<Timestamp>,
     /// Set while it is being deleted.
     pub deleting: Option<Timestamp>,
+    /// While it is being deleted: the grace period in seconds that it was given.
+    pub grace: Option<i64>,
     /// UIDs of its owners.
     pub owners: Vec<String>,
     /// Its labels.
@@ -98,6 +100,7 @@ impl Object {
             version: metadata.resource_version.and_then(|version| version.parse().ok()).unwrap_or_default(),
             created: metadata.creation_timestamp.map(|time| time.0),
             deleting: metadata.deletion_timestamp.map(|time| time.0),
+            grace: metadata.deletion_grace_period_seconds,
             owners: metadata.owner_references.unwrap_or_default().into_iter().map(|owner| owner.uid).collect(),
             labels: metadata.labels.unwrap_or_default(),
             annotations: metadata.annotations.unwrap_or_default(),
@@ -119,15 +122,22 @@ impl Object {
         self.labels.get("app.kubernetes.io/instance").map(String::as_str)
     }
 
-    /// Whether nothing is different that a decision could hang on.
+    /// Whether nothing is different that a decision could hang on. What is in an object other than a Pod or a claim is not
+    /// known here, so any change of it may be one.
     pub fn is_same(&self, other: &Self) -> bool {
-        self.version == other.version || *self == Self { version: self.version, ..other.clone() }
+        let known = self.key.is_pod() || self.key.is_claim();
+        self.version == other.version || known && *self == Self { version: self.version, ..other.clone() }
     }
 
     /// Whether the manager made it.
     pub fn is_ours(&self) -> bool {
         let label = |name: &str| self.labels.get(name).map(String::as_str);
         label("app.kubernetes.io/managed-by") == Some(MANAGED_BY) && label("app.kubernetes.io/name") == Some(APP_NAME)
+    }
+
+    /// Whether a claim has its volume.
+    pub fn is_bound(&self) -> bool {
+        self.text(Part::Spec, "/volumeName").is_some_and(|name| !name.is_empty())
     }
 
     /// A text in the object's spec or status.

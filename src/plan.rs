@@ -2,45 +2,73 @@
 //!
 //! Pure: every decision about a machine's power and its objects is made here, and each has a test without a cluster.
 //!
-//! What happens to an object that lives while the machine runs (its Pod) is this table:
+//! Whether the machine should run is [`power`](crate::power)'s answer. What then happens to an object that lives while the
+//! machine runs (its Pod) is this table:
 //!
 //! | the machine | there is none | it lives | it has ended | it is going | it is somebody else's |
 //! |---|---|---|---|---|---|
-//! | should run | make it | leave it | delete it, make it anew | wait | refuse |
+//! | should run | make it | leave it | make it anew, later and later | wait | refuse |
+//! | should run, a restart is asked for | make it | delete it, make it anew | delete it, make it anew | wait | refuse |
 //! | should be down | nothing | delete it | delete it | wait | nothing |
+//! | is halting (its guest has shut down) | nothing | leave it | leave it | wait | nothing |
 //!
 //! A Pod has the machine's name, so the API server itself refuses a second one; a Pod that is going is waited for and never
-//! deleted by force. Two Pods never run one machine.
+//! removed by force: the most that a person can ask for is a grace period of one second
+//! ([`FORCE_STOP_ANNOTATION`]). Two Pods never run one machine. A Pod is not made while something that it may mount is on
+//! its way out or is somebody else's.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use k8s_openapi::jiff::SignedDuration;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::SignedDuration};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    api::{PowerState, VirtualMachine},
+    api::{
+        PendingChange, VirtualMachine,
+        conditions::{self, STORAGE_READY},
+        status::Retry,
+    },
     observed::{Object, Observed, Part},
+    power::{self, FORCE_STOP_ANNOTATION, Power, RESTARTED_ANNOTATION, Wanted, power},
     render::{
         Lifetime, ObjectKey, Rendered, Update,
         output::{HASH_ANNOTATION, VERSION_ANNOTATION},
     },
+    status::storage::GROWTH_REFUSED,
 };
 
-/// How long after its beginning a Pod that ended is made again, at the earliest.
-const RESTART_INTERVAL: SignedDuration = SignedDuration::from_secs(10);
+pub mod pending;
+
+/// How long after its beginning a Pod that ended is made again: at the earliest, and at the latest. The kubelet's numbers for
+/// containers (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy>).
+const RETRY: (SignedDuration, SignedDuration) = (SignedDuration::from_secs(10), SignedDuration::from_mins(5));
+/// A Pod that lived this long is not one that ends at once.
+const SUCCESS: SignedDuration = SignedDuration::from_mins(10);
+/// How long after its grace period a Pod may need to go. The kubelet itself adds a little
+/// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>).
+const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
+/// The grace period of a Pod that is not to wait for its guest, in seconds. With 0 the API server would forget the Pod
+/// before the node has ended it.
+const NO_GRACE: i64 = 1;
 
 /// What is to be done, in this order; actions of one step do not depend on each other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
+    /// Whether the machine should run.
+    pub power: Power,
     /// What a Pod mounts comes before the Pod, what is not needed any more goes last.
     pub steps: [Vec<Action>; 3],
     /// What is waited for; the watch wakes us.
     pub waits: Vec<Wait>,
     /// When to look again though nothing has changed.
     pub again_after: Option<Duration>,
-    /// Objects of the running machine that are not as they are rendered now and wait for the next start.
-    pub outdated: Vec<ObjectKey>,
+    /// What the running machine does not have yet and gets with its next start.
+    pub pending: Vec<PendingChange>,
+    /// What `status.retry` should say.
+    pub retry: Option<Retry>,
+    /// Whether a claim may be asked to grow. Not again where the cluster refused it for the same spec.
+    may_grow: bool,
 }
 
 /// A write.
@@ -62,13 +90,32 @@ pub enum Action {
         /// A merge patch of its metadata.
         patch: Value,
     },
-    /// Deletion, with the grace that the object itself says.
+    /// Deletion.
     Delete {
         /// The object.
         key: ObjectKey,
         /// Its UID.
         uid: String,
+        /// Why.
+        why: Why,
+        /// The grace period in seconds; the object's own when `None`.
+        grace: Option<i64>,
     },
+}
+
+/// Why an object is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The machine should be down.
+    Stop,
+    /// Somebody asked for a restart.
+    Restart,
+    /// It has ended and is made anew.
+    Ended,
+    /// Somebody does not want to wait for the guest.
+    Force,
+    /// It is not rendered any more.
+    Superfluous,
 }
 
 /// What must happen before the rest can be done.
@@ -78,22 +125,26 @@ pub enum Wait {
     Gone(ObjectKey),
     /// An object of that name is not ours and must go away.
     NotOurs(ObjectKey),
+    /// An object should be gone already: its node does not answer.
+    Overdue(ObjectKey),
     /// A Pod that ended is made again a little later.
-    Restart(ObjectKey),
+    Retry(ObjectKey),
 }
 
 /// What there is under the name of a rendered object.
+#[derive(Clone, Copy)]
 enum Life<'a> {
     Absent,
     Alive(&'a Arc<Object>),
     Ended(&'a Arc<Object>),
-    Going,
+    Going(&'a Arc<Object>),
     NotOurs,
 }
 
-/// Whether the machine should run.
-pub fn should_run(vm: &VirtualMachine) -> bool {
-    vm.spec.vm.state == PowerState::Running && vm.metadata.deletion_timestamp.is_none()
+/// The machine's Pod.
+pub fn pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
+    let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
+    observed.objects.iter().find(|object| object.key.is_pod() && object.key.name == name && object.belongs_to(&uid))
 }
 
 /// Decides what to do about a machine's objects.
@@ -106,17 +157,29 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
     if vm.metadata.deletion_timestamp.is_some() {
         return plan;
     }
-    let run = should_run(vm);
+    let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    plan.may_grow = conditions::find(current, STORAGE_READY).is_none_or(|storage| {
+        storage.reason != GROWTH_REFUSED || storage.observed_generation != vm.metadata.generation
+    });
+    plan.power = power(vm, pod(vm, observed).map(AsRef::as_ref), observed.now);
+    plan.retry = vm.status.as_ref().and_then(|status| status.retry.clone()).filter(|_| plan.power.wanted == Wanted::Up);
     let uid = vm.uid().unwrap_or_default();
-    for object in rendered.unwrap_or_default() {
-        let life = life(object, observed, &uid);
-        match object.lifetime {
-            Lifetime::Running => running(&mut plan, run, object, life, observed),
-            Lifetime::Vm | Lifetime::Keep => standing(&mut plan, object, life),
-        }
+    let (running, standing): (Vec<_>, Vec<_>) = rendered
+        .unwrap_or_default()
+        .iter()
+        .map(|object| (object, life(object, observed, &uid)))
+        .partition(|(object, _)| object.lifetime == Lifetime::Running);
+    for (object, life) in standing {
+        plan.standing(object, life);
     }
-    for object in observed.objects.iter().filter(|object| is_superfluous(object, &uid, run, rendered)) {
-        plan.steps[2].push(Action::Delete { key: object.key.clone(), uid: object.uid.clone() });
+    let may_start = plan.waits.is_empty();
+    for (object, life) in running {
+        plan.running(vm, object, life, may_start, observed);
+    }
+    let pods_stay = plan.power.wanted != Wanted::Down;
+    for object in observed.objects.iter().filter(|object| is_superfluous(object, &uid, pods_stay, rendered)) {
+        let why = if object.key.is_pod() { Why::Stop } else { Why::Superfluous };
+        plan.steps[2].push(delete(object, why));
     }
     plan
 }
@@ -126,9 +189,9 @@ fn life<'a>(object: &Rendered, observed: &'a Observed, uid: &str) -> Life<'a> {
         None => Life::Absent,
         Some(found) if object.lifetime != Lifetime::Keep && !found.belongs_to(uid) => {
             // One whose machine was deleted is on its way out; the watch tells when it is gone.
-            if found.deleting.is_some() || found.is_ours() { Life::Going } else { Life::NotOurs }
+            if found.deleting.is_some() || found.is_ours() { Life::Going(found) } else { Life::NotOurs }
         }
-        Some(found) if found.deleting.is_some() => Life::Going,
+        Some(found) if found.deleting.is_some() => Life::Going(found),
         Some(found)
             if matches!(found.text(Part::Status, "/phase"), Some("Succeeded" | "Failed")) && object.key.is_pod() =>
         {
@@ -138,73 +201,150 @@ fn life<'a>(object: &Rendered, observed: &'a Observed, uid: &str) -> Life<'a> {
     }
 }
 
-/// An object that lives while the machine runs: the table above.
-fn running(plan: &mut Plan, run: bool, object: &Rendered, life: Life<'_>, observed: &Observed) {
-    match (run, life) {
-        (true, Life::Absent) => plan.steps[1].push(Action::Apply { object: object.clone(), uid: None }),
-        (true, Life::Alive(found)) => change(plan, 1, object, found),
-        (true, Life::Ended(found)) => {
-            let early = found.created.map(|created| created + RESTART_INTERVAL).filter(|time| *time > observed.now);
-            if let Some(time) = early {
-                plan.waits.push(Wait::Restart(object.key.clone()));
-                plan.again_after = (time - observed.now).try_into().ok();
-            } else {
-                plan.steps[0].push(Action::Delete { key: object.key.clone(), uid: found.uid.clone() });
-                plan.waits.push(Wait::Gone(object.key.clone()));
-            }
-        }
-        (false, Life::Alive(found) | Life::Ended(found)) => {
-            plan.steps[0].push(Action::Delete { key: object.key.clone(), uid: found.uid.clone() });
-            plan.waits.push(Wait::Gone(object.key.clone()));
-        }
-        (_, Life::Going) => plan.waits.push(Wait::Gone(object.key.clone())),
-        (true, Life::NotOurs) => plan.waits.push(Wait::NotOurs(object.key.clone())),
-        (false, Life::Absent | Life::NotOurs) => {}
-    }
+fn delete(found: &Object, why: Why) -> Action {
+    Action::Delete { key: found.key.clone(), uid: found.uid.clone(), why, grace: None }
 }
 
-/// An object that is there whether or not the machine runs.
-fn standing(plan: &mut Plan, object: &Rendered, life: Life<'_>) {
-    match life {
-        Life::Absent => plan.steps[0].push(Action::Apply { object: object.clone(), uid: None }),
-        Life::Alive(found) | Life::Ended(found) => change(plan, 0, object, found),
-        // A claim that is going stays until its Pod is gone, with all that is on it.
-        Life::Going => plan.waits.push(Wait::Gone(object.key.clone())),
-        Life::NotOurs => plan.waits.push(Wait::NotOurs(object.key.clone())),
-    }
-}
-
-/// An object that exists: is it as it should be?
-fn change(plan: &mut Plan, step: usize, object: &Rendered, found: &Arc<Object>) {
-    let same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
-    match object.update {
-        Update::Once => {}
-        Update::AtStart => {
-            if let Some(patch) = labelling(object, found) {
-                plan.steps[step].push(Action::Label { key: object.key.clone(), uid: found.uid.clone(), patch });
+impl Plan {
+    /// An object that lives while the machine runs: the table above.
+    fn running(
+        &mut self,
+        vm: &VirtualMachine,
+        object: &Rendered,
+        life: Life<'_>,
+        may_start: bool,
+        observed: &Observed,
+    ) {
+        let is_forced = |found: &Object| vm.annotations().get(FORCE_STOP_ANNOTATION) == Some(&found.uid);
+        let restart = vm.annotations().get(RESTARTED_ANNOTATION);
+        match (self.power.wanted, life) {
+            (Wanted::Up, Life::Absent) if may_start => {
+                let object = with_restart(object, restart);
+                self.steps[1].push(Action::Apply { object, uid: None });
             }
-            if !same {
-                plan.outdated.push(object.key.clone());
+            (Wanted::Up, Life::Alive(found) | Life::Ended(found)) if power::is_restart_wanted(vm, found) => {
+                self.replace(found, Why::Restart);
+            }
+            (Wanted::Up, Life::Alive(found)) => {
+                if found.created.is_some_and(|created| observed.now.duration_since(created) > SUCCESS) {
+                    self.retry = None;
+                }
+                // What a restart left on the object stays there, or it would look like a new one.
+                let object = with_restart(object, found.annotations.get(RESTARTED_ANNOTATION));
+                self.change(1, &object, found);
+            }
+            (Wanted::Up, Life::Ended(found)) => self.ended(found, observed),
+            (Wanted::Down, Life::Alive(found) | Life::Ended(found)) => {
+                let why = if is_forced(found) { Why::Force } else { Why::Stop };
+                self.replace(found, why);
+            }
+            (_, Life::Going(found)) => {
+                let is_slow = found.grace.is_none_or(|grace| grace > NO_GRACE);
+                if is_forced(found) && is_slow {
+                    self.replace(found, Why::Force);
+                } else {
+                    self.wait_for_end(found, observed);
+                }
+            }
+            (Wanted::Up, Life::NotOurs) => self.waits.push(Wait::NotOurs(object.key.clone())),
+            (Wanted::Up, Life::Absent)
+            | (Wanted::Down, Life::Absent | Life::NotOurs)
+            | (Wanted::Halting, Life::Absent | Life::Alive(_) | Life::Ended(_) | Life::NotOurs) => {}
+        }
+    }
+
+    fn replace(&mut self, found: &Object, why: Why) {
+        let grace = (why == Why::Force).then_some(NO_GRACE);
+        self.steps[0].push(Action::Delete { key: found.key.clone(), uid: found.uid.clone(), why, grace });
+        self.waits.push(Wait::Gone(found.key.clone()));
+    }
+
+    fn wait_for_end(&mut self, found: &Object, observed: &Observed) {
+        match found.deleting.map(|end| end + OVERDUE) {
+            Some(end) if end <= observed.now => self.waits.push(Wait::Overdue(found.key.clone())),
+            end => {
+                self.waits.push(Wait::Gone(found.key.clone()));
+                self.again_after = end.and_then(|end| (end - observed.now).try_into().ok());
             }
         }
-        Update::Live => {
-            let (wanted, ours) = if object.key.is_claim() {
-                let wanted = as_bound(object, found);
-                // What the API server does not let us set is not ours to put back.
+    }
+
+    /// A Pod that ended while its machine should run is made anew, after a pause that doubles with each that does not last.
+    fn ended(&mut self, found: &Object, observed: &Observed) {
+        let (first, longest) = RETRY;
+        let created = found.created.unwrap_or(observed.now);
+        let count = match self.retry.take() {
+            Some(retry) if retry.pod_uid == found.uid => retry.count,
+            Some(retry) if observed.now.duration_since(created) <= SUCCESS => retry.count + 1,
+            _ => 1,
+        };
+        let pause = first.saturating_mul(1 << (count - 1).min(10)).min(longest);
+        let next = created + pause;
+        self.retry = Some(Retry { count, pod_uid: found.uid.clone(), next: Time(next) });
+        if next > observed.now {
+            self.waits.push(Wait::Retry(found.key.clone()));
+            self.again_after = (next - observed.now).try_into().ok();
+        } else {
+            self.replace(found, Why::Ended);
+        }
+    }
+
+    /// An object that is there whether or not the machine runs.
+    fn standing(&mut self, object: &Rendered, life: Life<'_>) {
+        match life {
+            Life::Absent => self.steps[0].push(Action::Apply { object: object.clone(), uid: None }),
+            Life::Alive(found) | Life::Ended(found) => self.change(0, object, found),
+            // A claim that is going stays until its Pod is gone, with all that is on it.
+            Life::Going(_) => self.waits.push(Wait::Gone(object.key.clone())),
+            Life::NotOurs => self.waits.push(Wait::NotOurs(object.key.clone())),
+        }
+    }
+
+    /// An object that exists: is it as it should be?
+    fn change(&mut self, step: usize, object: &Rendered, found: &Arc<Object>) {
+        let same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
+        match object.update {
+            Update::Once => {}
+            Update::AtStart => {
+                if let Some(patch) = labelling(object, found) {
+                    self.steps[step].push(Action::Label { key: object.key.clone(), uid: found.uid.clone(), patch });
+                }
+                if !same {
+                    self.pending.extend(pending::changes(object, found));
+                }
+            }
+            Update::Live if object.key.is_claim() => {
+                let wanted = as_existing(object, found, self.may_grow);
+                // What the API server made of the spec is not ours to put back.
                 let mut ours = object.value.clone();
                 if let Some(spec) = ours["spec"].as_object_mut() {
                     spec.retain(|field, _| wanted.value["spec"].get(field).is_some());
                 }
-                (wanted, ours)
-            } else {
-                (object.clone(), object.value.clone())
-            };
-            if !same || !found.owns_all_of(&ours) {
-                plan.steps[step].push(Action::Apply { object: wanted, uid: Some(found.uid.clone()) });
+                let grows = claim_size(&wanted.value["spec"]) != claim_size(&found.spec);
+                if !same || grows || !found.owns_all_of(&ours) {
+                    self.steps[step].push(Action::Apply { object: wanted, uid: Some(found.uid.clone()) });
+                }
+            }
+            Update::Live => {
+                if !same || !found.owns_all_of(&object.value) {
+                    self.steps[step].push(Action::Apply { object: object.clone(), uid: Some(found.uid.clone()) });
+                }
             }
         }
     }
 }
+
+/// The object with the restart that it was made after.
+fn with_restart(object: &Rendered, restart: Option<&String>) -> Rendered {
+    let mut object = object.clone();
+    if let (Some(restart), Some(annotations)) = (restart, object.value["metadata"]["annotations"].as_object_mut()) {
+        annotations.insert(RESTARTED_ANNOTATION.into(), json!(restart));
+    }
+    object
+}
+
+/// Annotations that speak of how the whole object was made, so they do not change without it.
+const OF_THE_WHOLE: [&str; 3] = [HASH_ANNOTATION, VERSION_ANNOTATION, RESTARTED_ANNOTATION];
 
 /// A merge patch that gives the object the rendered labels, annotations and owner. Its hash stays: it says what the rest was
 /// made from.
@@ -214,15 +354,13 @@ fn labelling(object: &Rendered, found: &Object) -> Option<Value> {
         let wanted = texts(&object.value["metadata"][field]);
         let mut change: Map<String, Value> = wanted
             .iter()
-            .filter(|(name, value)| {
-                ![HASH_ANNOTATION, VERSION_ANNOTATION].contains(&name.as_str()) && current.get(*name) != Some(value)
-            })
+            .filter(|(name, value)| !OF_THE_WHOLE.contains(&name.as_str()) && current.get(*name) != Some(value))
             .map(|(name, value)| (name.clone(), json!(value)))
             .collect();
         let ours = [&found.owned, &found.patched].into_iter().flatten();
         let ours = ours.filter_map(|fields| fields["f:metadata"][format!("f:{field}")].as_object());
         for name in ours.flatten().filter_map(|(name, _)| name.strip_prefix("f:")) {
-            if current.contains_key(name) && !wanted.contains_key(name) {
+            if current.contains_key(name) && !wanted.contains_key(name) && !OF_THE_WHOLE.contains(&name) {
                 change.insert(name.to_owned(), Value::Null);
             }
         }
@@ -241,39 +379,38 @@ fn texts(value: &Value) -> BTreeMap<String, String> {
     entries.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
 }
 
-/// A claim that is bound: what the API server does not let change any more is as it is, the size never shrinks
-/// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#persistentvolumeclaims>).
-pub(crate) fn as_bound(object: &Rendered, found: &Object) -> Rendered {
+/// A claim that exists: the API server lets only its size change, and that only if it is bound and grows
+/// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#expanding-persistent-volumes-claims>).
+pub(crate) fn as_existing(object: &Rendered, found: &Object, may_grow: bool) -> Rendered {
     let mut object = object.clone();
-    if found.text(Part::Spec, "/volumeName").is_none_or(str::is_empty) {
-        return object;
-    }
-    let size = |spec: &Value| {
-        let size = spec.pointer("/resources/requests/storage").cloned()?;
-        serde_json::from_value::<crate::api::Quantity>(size).ok().map(|size| size.bytes())
-    };
-    let larger = size(&object.value["spec"]).max(size(&found.spec)) > size(&found.spec);
-    let wanted = object.value["spec"].pointer("/resources/requests/storage").cloned().filter(|_| larger);
+    let wanted = object.value["spec"].pointer("/resources/requests/storage").cloned();
+    let grows = may_grow && found.is_bound() && claim_size(&object.value["spec"]) > claim_size(&found.spec);
     let mut spec = found.spec.clone();
     if let Value::Object(spec) = &mut spec {
         // Set by the binder; not ours to own.
         spec.remove("volumeName");
     }
-    if let (Some(wanted), Some(storage)) = (wanted, spec.pointer_mut("/resources/requests/storage")) {
+    if let (true, Some(wanted), Some(storage)) = (grows, wanted, spec.pointer_mut("/resources/requests/storage")) {
         *storage = wanted;
     }
     object.value["spec"] = spec;
     object
 }
 
+/// The size in bytes that a claim's spec asks for.
+pub(crate) fn claim_size(spec: &Value) -> Option<u64> {
+    let size = spec.pointer("/resources/requests/storage").cloned()?;
+    serde_json::from_value::<crate::api::Quantity>(size).ok().map(|size| size.bytes())
+}
+
 /// An object that was rendered once and is not any more. Claims never are.
-fn is_superfluous(object: &Object, uid: &str, run: bool, rendered: Option<&[Rendered]>) -> bool {
+fn is_superfluous(object: &Object, uid: &str, pods_stay: bool, rendered: Option<&[Rendered]>) -> bool {
     let is_mine = object.is_ours() && !object.owners.is_empty() && object.belongs_to(uid);
     if !is_mine || object.key.is_claim() || object.deleting.is_some() {
         return false;
     }
     // Whatever becomes of the templates, a guest is not killed by them, and a Pod goes with its machine's power.
-    if object.key.is_pod() && run {
+    if object.key.is_pod() && pods_stay {
         return false;
     }
     match rendered {

@@ -98,6 +98,9 @@ struct RunArguments {
     /// Where the VM's status goes.
     #[arg(long, value_enum, default_value = "auto", env = "VM_RUNNER_STATUS")]
     status: StatusTarget,
+    /// The UID of the Pod that this runs in, to say so in the status.
+    #[arg(long, env = "POD_UID")]
+    pod_uid: Option<String>,
     /// The directory of further QEMU templates.
     #[arg(long, default_value = prepare::TEMPLATES, env = "VM_RUNNER_TEMPLATES")]
     templates: PathBuf,
@@ -224,7 +227,8 @@ async fn run_roles(arguments: &RunArguments) -> Result<(), Error> {
         return Ok(machine::run(&places, term).await?);
     }
 
-    let reporter = Reporter::new(client(arguments.status).await?, &config.namespace, &config.vm.name);
+    let client = client(arguments.status).await?;
+    let reporter = Reporter::new(client, &config.namespace, &config.vm.name, arguments.pod_uid.clone());
     let (reports, receiver) = watch::channel(None);
     let reporting = tokio::spawn(reporter.follow(receiver));
     let mut agent = Agent::new(places.config_dir.clone(), places.runtime.clone(), configuration, reports)?;

@@ -6,68 +6,84 @@
 //! | starting | False, Starting or the cause | False | false |
 //! | up, as wanted | True, Running | True | true |
 //! | up, should stop | False, Stopping | True | true until the guest is down |
-//! | down, should run | False, the cause | False | false |
+//! | down, should run | False, the cause and the next try | False | false |
+//! | down, because the guest shut itself down | True, GuestShutdown | False | false |
 //!
 //! The runner writes `Running`, `Booted` and what it measures; where there is no Pod, nobody else can, so then it is the
 //! manager who says that nothing runs.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
 use crate::{
     api::{
-        VirtualMachine,
-        conditions::{self, BOOTED, NewCondition, READY, RESTART_REQUIRED, RUNNING, TEMPLATES_VALID},
+        PowerState, VirtualMachine,
+        conditions::{self, BOOTED, NewCondition, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, TEMPLATES_VALID},
     },
     observed::{Object, Observed, Part},
-    plan::{Plan, Wait, should_run},
-    render::TemplateError,
+    plan::{self, Plan, Wait},
+    power::{Power, RESTARTED_ANNOTATION, Wanted, is_report_of},
+    render::{ObjectKey, Rendered, TemplateError},
 };
+
+pub mod events;
+pub mod storage;
 
 /// The field manager of the manager's part of the status.
 pub const FIELD_MANAGER: &str = "vm-operator-status";
 
+/// How the execution of a plan ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// What the API server said against an action, if that will stay so until something changes.
+    pub failure: Option<String>,
+    /// What it said against changes of claims, which the machine can do without.
+    pub refusals: Vec<(ObjectKey, String)>,
+}
+
 /// Derives the manager's part of a machine's status.
-///
-/// `failure` is what the API server said against an action, if it did.
 pub fn status(
     vm: &VirtualMachine,
     observed: &Observed,
     plan: &Plan,
-    templates: Result<(), &TemplateError>,
-    failure: Option<&str>,
+    rendered: Result<&[Rendered], &TemplateError>,
+    outcome: &Outcome,
 ) -> Value {
-    let name = vm.name_any();
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let pod =
-        observed.objects.iter().find(|object| object.key.is_pod() && object.key.name == name && owned(object, vm));
-    let up = pod.is_some() && conditions::is_true(current, RUNNING);
-    let run = should_run(vm);
-    let ready = ready(run, up, pod.map(AsRef::as_ref), plan, templates, failure);
-    let phase = match (run, up, pod) {
-        (_, true, Some(pod)) if run && pod.deleting.is_none() => "Running",
-        (false, _, None) => "Stopped",
-        (false, _, Some(_)) => "Stopping",
-        (true, _, Some(pod)) if pod.deleting.is_some() => "Stopping",
-        (true, _, Some(pod)) if pod.text(Part::Status, "/phase") == Some("Failed") => "Failed",
-        (true, ..) => "Starting",
+    let pod = plan::pod(vm, observed).map(AsRef::as_ref);
+    // Where there is no Pod, or its runner has not reported yet, nobody but us can say that nothing runs.
+    let reported = |type_| {
+        conditions::find(current, type_).is_some_and(|_| !ours(vm, type_))
+            && pod.is_some_and(|pod| is_report_of(vm, pod))
     };
+    let ended = pod.is_some_and(|pod| matches!(pod.text(Part::Status, "/phase"), Some("Succeeded" | "Failed")));
+    let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !ended;
+    let phase = phase(plan.power.wanted, up, pod);
 
-    let mut new = vec![templates_valid(templates), ready];
-    if !plan.outdated.is_empty() {
-        let objects: Vec<String> = plan.outdated.iter().map(ToString::to_string).collect();
+    let mut new = vec![templates_valid(rendered), ready(vm, up, pod, plan, rendered, outcome)];
+    if !plan.pending.is_empty() {
+        let paths: Vec<&str> = plan.pending.iter().map(|change| change.path.as_str()).collect();
         new.push(NewCondition {
             type_: RESTART_REQUIRED,
             status: true,
             reason: "Changed".into(),
-            message: format!("the next start makes {} anew", objects.join(", ")),
+            message: format!("the next start brings: {}", paths.join(", ")),
         });
     }
-    // Until the runner has reported, or after it has gone, nobody but us can say that nothing runs.
+    if plan.power.unmanaged {
+        new.push(NewCondition {
+            type_: POWER_UNMANAGED,
+            status: true,
+            reason: "StateNotSet".into(),
+            message: "nobody sets spec.vm.state any more, so the machine stays up; to stop it, set state to Running and then \
+                      to Stopped"
+                .into(),
+        });
+    }
+    new.extend(rendered.ok().and_then(|rendered| storage::storage(vm, observed, rendered, &outcome.refusals)));
     for (type_, message) in [(RUNNING, "no guest is running"), (BOOTED, "no guest is running")] {
-        let reported = conditions::find(current, type_).is_some_and(|_| !ours(vm, type_));
-        if pod.is_none() || !reported {
+        if !reported(type_) {
             new.push(NewCondition { type_, status: false, reason: phase.to_owned(), message: message.into() });
         }
     }
@@ -79,9 +95,23 @@ pub fn status(
     status.insert("phase".into(), json!(phase));
     status.insert("created".into(), json!(pod.is_some()));
     status.insert("ready".into(), json!(up));
-    status.insert("power".into(), json!(vm.spec.vm.state));
-    status.insert("conditions".into(), conditions_json(&conditions));
-    if pod.is_none() {
+    let power = if plan.power.wanted == Wanted::Up { PowerState::Running } else { PowerState::Stopped };
+    status.insert("power".into(), json!(power));
+    status.insert("conditions".into(), with_whole_seconds(json!(conditions), &conditions));
+    if let Some(halted) = &plan.power.halted {
+        let mut halted_json = json!(halted);
+        halted_json["time"] = whole_seconds(halted.time.0);
+        status.insert("halted".into(), halted_json);
+    }
+    if let Some(retry) = &plan.retry {
+        let mut retry_json = json!(retry);
+        retry_json["next"] = whole_seconds(retry.next.0);
+        status.insert("retry".into(), retry_json);
+    }
+    if !plan.pending.is_empty() {
+        status.insert("pendingChanges".into(), json!(plan.pending));
+    }
+    if !reported(RUNNING) {
         status.insert("cpus".into(), json!(0));
         status.insert("ram".into(), json!("0"));
     }
@@ -102,6 +132,17 @@ pub fn status(
     Value::Object(status)
 }
 
+fn phase(wanted: Wanted, up: bool, pod: Option<&Object>) -> &'static str {
+    match (wanted, pod) {
+        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => "Stopping",
+        (Wanted::Up, Some(_)) if up => "Running",
+        (Wanted::Up, Some(pod)) if pod.text(Part::Status, "/phase") == Some("Failed") => "Failed",
+        (Wanted::Up, _) => "Starting",
+        (Wanted::Down | Wanted::Halting, None) => "Stopped",
+        (Wanted::Down | Wanted::Halting, Some(_)) => "Stopping",
+    }
+}
+
 /// Whether the status that the API server has says something else than `wanted` in what the manager writes.
 pub fn differs(vm: &VirtualMachine, wanted: &Value) -> bool {
     let current = json!(vm.status);
@@ -118,13 +159,9 @@ fn fields(vm: &VirtualMachine) -> Option<&Value> {
 }
 
 /// Whether the manager, not the runner, wrote the condition last.
-fn ours(vm: &VirtualMachine, type_: &str) -> bool {
+pub fn ours(vm: &VirtualMachine, type_: &str) -> bool {
     let key = format!("k:{}", json!({ "type": type_ }));
     fields(vm).is_some_and(|fields| fields["f:conditions"].get(&key).is_some_and(|item| item.get("f:status").is_some()))
-}
-
-fn owned(object: &Object, vm: &VirtualMachine) -> bool {
-    object.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default())
 }
 
 /// `wanted` is contained in `current`; list items with a `type` or an `address` are found by it.
@@ -152,64 +189,116 @@ fn owns_more(owned: &Value, wanted: &Value) -> bool {
     })
 }
 
-/// Times with whole seconds, as the API server keeps them: anything finer would differ for ever.
-fn conditions_json(conditions: &[Condition]) -> Value {
-    let mut list = json!(conditions);
+/// A time with whole seconds, as the API server keeps it: anything finer would differ for ever.
+fn whole_seconds(time: Timestamp) -> Value {
+    json!(time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
+}
+
+fn with_whole_seconds(mut list: Value, conditions: &[Condition]) -> Value {
     for (item, condition) in list.as_array_mut().into_iter().flatten().zip(conditions) {
-        item["lastTransitionTime"] = json!(condition.last_transition_time.0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+        item["lastTransitionTime"] = whole_seconds(condition.last_transition_time.0);
     }
     list
 }
 
-fn templates_valid(templates: Result<(), &TemplateError>) -> NewCondition {
-    match templates {
-        Ok(()) => {
-            NewCondition { type_: TEMPLATES_VALID, status: true, reason: "Rendered".into(), message: String::new() }
-        }
-        Err(error) => NewCondition {
-            type_: TEMPLATES_VALID,
-            status: false,
-            reason: "TemplateError".into(),
-            message: error.to_string(),
-        },
-    }
+fn templates_valid(rendered: Result<&[Rendered], &TemplateError>) -> NewCondition {
+    let (status, reason, message) = match rendered {
+        Ok(_) => (true, "Rendered", String::new()),
+        Err(error) => (false, "TemplateError", error.to_string()),
+    };
+    NewCondition { type_: TEMPLATES_VALID, status, reason: reason.into(), message }
 }
 
 fn ready(
-    run: bool,
+    vm: &VirtualMachine,
     up: bool,
     pod: Option<&Object>,
     plan: &Plan,
-    templates: Result<(), &TemplateError>,
-    failure: Option<&str>,
+    rendered: Result<&[Rendered], &TemplateError>,
+    outcome: &Outcome,
 ) -> NewCondition {
-    let (status, reason, message) = match (run, pod) {
-        _ if failure.is_some() => (false, "ApplyFailed", failure.unwrap_or_default().to_owned()),
-        (false, None) => (true, "StoppedAsRequested", "the machine is down, as the spec says".into()),
-        (false, Some(_)) => (false, "Stopping", "waiting for the guest to power down".into()),
-        (true, Some(pod)) if pod.deleting.is_some() => {
-            (false, "Restarting", "waiting for the old Pod to be gone before a new one is made".into())
+    let taken = plan.waits.iter().find_map(|wait| match wait {
+        Wait::NotOurs(key) => Some(key),
+        _ => None,
+    });
+    let (status, reason, message) = match (plan.power.wanted, pod) {
+        _ if outcome.failure.is_some() => (false, "ApplyFailed", outcome.failure.clone().unwrap_or_default()),
+        (Wanted::Up, _) if let Some(key) = taken => {
+            (false, "NameTaken", format!("{key} exists and is not this machine's: delete or rename one of the two"))
         }
-        (true, Some(_)) if up => (true, "Running", "the machine runs, as the spec says".into()),
-        (true, Some(pod)) => cause(pod).map_or_else(
-            || (false, "Starting", "waiting for the runner to report that the guest runs".into()),
-            |(reason, message)| (false, reason, message),
-        ),
-        (true, None) => match (templates, plan.waits.first()) {
-            (Err(error), _) => (false, "TemplateError", error.to_string()),
-            (Ok(()), Some(Wait::Gone(key))) => (false, "WaitingForDeletion", format!("waiting for {key} to be gone")),
-            (Ok(()), Some(Wait::NotOurs(key))) => {
-                (false, "NameTaken", format!("{key} exists and is not this machine's: delete or rename one of the two"))
+        (Wanted::Down, None) => stopped(&plan.power),
+        (Wanted::Down | Wanted::Halting, pod) => match overdue(plan, pod) {
+            Some(message) => (false, "NodeNotResponding", message),
+            None if plan.power.wanted == Wanted::Halting => {
+                (false, "Stopping", "the guest has shut itself down; its Pod goes next".into())
             }
-            (Ok(()), Some(Wait::Restart(key))) => (false, "Restarting", format!("{key} ended and is made again soon")),
-            (Ok(()), None) => (false, "Starting", "waiting for the Pod to start".into()),
+            None => (false, "Stopping", "waiting for the guest to power down".into()),
+        },
+        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => match overdue(plan, Some(pod)) {
+            Some(message) => (false, "NodeNotResponding", message),
+            None => (
+                false,
+                "Restarting",
+                format!("waiting for the old Pod to be gone before a new one is made{}", disruption(pod)),
+            ),
+        },
+        (Wanted::Up, Some(_)) if up => (true, "Running", "the machine runs, as the spec says".into()),
+        (Wanted::Up, Some(pod)) => {
+            let (reason, message) = cause(vm, pod)
+                .unwrap_or_else(|| ("Starting", "waiting for the runner to report that the guest runs".into()));
+            let retry = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid);
+            let retry =
+                retry.map(|retry| format!("; try {} is at {}", retry.count + 1, retry.next.0.strftime("%FT%TZ")));
+            (false, reason, message + &retry.unwrap_or_default())
+        }
+        (Wanted::Up, None) => match (rendered, plan.waits.first()) {
+            (Err(error), _) => (false, "TemplateError", error.to_string()),
+            (Ok(_), Some(Wait::Gone(key) | Wait::Overdue(key) | Wait::NotOurs(key) | Wait::Retry(key))) => {
+                (false, "WaitingForDeletion", format!("waiting for {key} to be gone"))
+            }
+            (Ok(_), None) => (false, "Starting", "waiting for the Pod to start".into()),
         },
     };
     NewCondition { type_: READY, status, reason: reason.into(), message }
 }
 
+fn stopped(power: &Power) -> (bool, &'static str, String) {
+    if power.halted.as_ref().is_some_and(|halted| !halted.released) {
+        let message = format!(
+            "the guest shut itself down and guestShutdownStops is set; to start it, set state to Stopped and then to Running, \
+             or give the annotation {RESTARTED_ANNOTATION} a new value"
+        );
+        (true, "GuestShutdown", message)
+    } else {
+        (true, "StoppedAsRequested", "the machine is down, as the spec says".into())
+    }
+}
+
+/// A Pod that should be gone.
+fn overdue(plan: &Plan, pod: Option<&Object>) -> Option<String> {
+    let pod = pod.filter(|pod| plan.waits.contains(&Wait::Overdue(pod.key.clone())))?;
+    let node = pod.text(Part::Spec, "/nodeName").unwrap_or("?");
+    let since = pod.deleting.map(|time| time.strftime("%FT%TZ").to_string()).unwrap_or_default();
+    Some(format!(
+        "Pod {} should have ended at {since}, but node {node} does not say so; the guest may still run there, so nothing is \
+         started elsewhere. If the node is really down, say so: kubectl taint node {node} \
+         node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+        pod.key.name
+    ))
+}
+
+/// Why a Pod is going, if the cluster removes it.
+fn disruption(pod: &Object) -> String {
+    let conditions = pod.status["conditions"].as_array().into_iter().flatten();
+    let mut disruptions = conditions.filter(|item| item["type"] == "DisruptionTarget" && item["status"] == "True");
+    disruptions
+        .next()
+        .map(|item| format!(" ({}: {})", text(&item["reason"]), text(&item["message"])))
+        .unwrap_or_default()
+}
+
 /// Why a Pod that is there does not run its guest: what its conditions and its containers say.
-fn cause(pod: &Object) -> Option<(&'static str, String)> {
+fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
     let scheduled = pod.status["conditions"]
         .as_array()
         .into_iter()
@@ -246,7 +335,9 @@ fn cause(pod: &Object) -> Option<(&'static str, String)> {
             }
         }
     }
-    None
+    let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let running = conditions::find(current, RUNNING).filter(|_| !ours(vm, RUNNING) && is_report_of(vm, pod))?;
+    (running.status == "False" && running.reason == "QemuFailed").then(|| ("RunnerFailed", running.message.clone()))
 }
 
 fn text(value: &Value) -> String {

@@ -34,7 +34,16 @@ pub(crate) fn vm(edit: impl FnOnce(&mut Value)) -> VirtualMachine {
 
 /// The same machine, down.
 pub(crate) fn stopped() -> VirtualMachine {
-    vm(|vm| vm["spec"]["vm"]["state"] = json!("Stopped"))
+    vm(|vm| {
+        vm["spec"]["vm"]["state"] = json!("Stopped");
+        set_by("Update", vm);
+    })
+}
+
+/// Notes that somebody set the machine's state, by `Apply` or `Update`.
+pub(crate) fn set_by(operation: &str, vm: &mut Value) {
+    let fields = json!({ "f:spec": { "f:vm": { "f:state": {} } } });
+    vm["metadata"]["managedFields"] = json!([{ "manager": "somebody", "operation": operation, "fieldsV1": fields }]);
 }
 
 /// What the built-in templates make of it.
@@ -64,9 +73,26 @@ pub(crate) fn applied(objects: &[Rendered], mut edit: impl FnMut(&str, &mut Valu
     Observed { objects: objects.collect(), now: noon() }
 }
 
-/// The field set of an object; lists as if they were atomic.
+/// The field set of an object; a list is a map if its items have one of the keys that the lists of Pods and metadata have.
 fn field_set(value: &Value) -> Value {
-    let Value::Object(map) = value else { return json!({}) };
-    let fields = map.iter().filter(|(name, _)| !["apiVersion", "kind", "name", "namespace"].contains(&name.as_str()));
-    Value::Object(fields.map(|(name, value)| (format!("f:{name}"), field_set(value))).collect::<Map<_, _>>())
+    let field = |(name, value): (&String, &Value)| (format!("f:{name}"), field_set(value));
+    match value {
+        Value::Array(items) => {
+            let keys = ["uid", "mountPath", "devicePath", "containerPort", "name"];
+            let key = |item: &Value| {
+                let name = keys.into_iter().find(|key| item.get(key).is_some())?;
+                Some(format!("k:{}", json!({ name: item[name] })))
+            };
+            items.iter().filter_map(|item| Some((key(item)?, field_set(item)))).collect::<Map<_, _>>().into()
+        }
+        // Not in field sets: the type, and the name in the metadata.
+        Value::Object(map) if map.contains_key("metadata") => {
+            let mut map = map.clone();
+            map.retain(|name, _| !["apiVersion", "kind"].contains(&name.as_str()));
+            map["metadata"].as_object_mut().unwrap().retain(|name, _| !["name", "namespace"].contains(&name.as_str()));
+            map.iter().map(field).collect::<Map<_, _>>().into()
+        }
+        Value::Object(map) => map.iter().map(field).collect::<Map<_, _>>().into(),
+        _ => json!({}),
+    }
 }

@@ -4,87 +4,17 @@
 
 mod support;
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret};
 use kube::{
-    Api, Client, ResourceExt,
-    api::{Patch, PatchParams, PostParams},
+    Api, ResourceExt,
+    api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use support::{
-    cluster::{Cluster, TestNamespace, eventually},
-    manager::{Manager, install_crds},
+    cluster::eventually,
+    world::{LIMIT, World, machine},
 };
 use vm_operator::api::{VirtualMachine, conditions};
-
-const LIMIT: Duration = Duration::from_secs(30);
-
-/// A namespace with a running manager.
-struct World {
-    cluster: &'static Cluster,
-    namespace: TestNamespace,
-    client: Client,
-    manager: Manager,
-}
-
-impl World {
-    async fn new(test: &str) -> Self {
-        Self::with_templates(test, &[]).await
-    }
-
-    async fn with_templates(test: &str, templates: &[(&str, &str)]) -> Self {
-        let cluster = Cluster::control_plane();
-        install_crds(cluster).await;
-        let namespace = cluster.namespace(test).await;
-        let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });
-        namespace.apply(&account.to_string());
-        let manager = Manager::start(cluster, &namespace, templates);
-        Self { cluster, client: cluster.client().await, namespace, manager }
-    }
-
-    fn api<K>(&self) -> Api<K>
-    where
-        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope>,
-        K::DynamicType: Default,
-    {
-        Api::namespaced(self.client.clone(), self.namespace.name())
-    }
-
-    async fn make(&self, name: &str, edit: impl FnOnce(&mut Value)) -> VirtualMachine {
-        let mut vm = machine(name);
-        edit(&mut vm);
-        self.api().create(&PostParams::default(), &serde_json::from_value(vm).unwrap()).await.unwrap()
-    }
-
-    /// Changes a machine as `kubectl patch` does, but under a name that Flux leaves alone.
-    async fn change(&self, name: &str, patch: Value) {
-        let parameters = PatchParams { field_manager: Some("test".into()), ..PatchParams::default() };
-        self.api::<VirtualMachine>().patch(name, &parameters, &Patch::Merge(patch)).await.unwrap();
-    }
-
-    /// Waits until the condition Ready has the reason, and returns the machine.
-    async fn ready(&self, name: &str, reason: &str) -> VirtualMachine {
-        let api: Api<VirtualMachine> = self.api();
-        eventually(&format!("{name} to be {reason}"), LIMIT, async || {
-            let vm = api.get(name).await.unwrap();
-            let found = conditions::find(&vm.status.as_ref()?.conditions, conditions::READY)?.reason == reason;
-            (found && vm.status.as_ref()?.observed_generation == vm.metadata.generation).then_some(vm)
-        })
-        .await
-    }
-}
-
-fn machine(name: &str) -> Value {
-    json!({
-        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
-        "metadata": { "name": name },
-        "spec": { "vm": {
-            "state": "Running", "maximumCpus": 2,
-            "disks": [{ "volumeClaimTemplate": { "metadata": { "name": "core" }, "spec": { "resources": { "requests": { "storage": "1Gi" } } } } }],
-        } },
-    })
-}
 
 #[tokio::test]
 async fn the_documented_example_yields_the_documented_objects() {
@@ -145,7 +75,7 @@ async fn stopping_removes_the_pod_and_keeps_the_claims() {
 
 #[tokio::test]
 async fn deleting_cascades_but_keeps_the_claims_also_while_no_manager_runs() {
-    let World { cluster: _cluster, namespace, client, manager } = {
+    let World { namespace, client, manager, .. } = {
         let world = World::new("deleting").await;
         world.make("apple", |_| ()).await;
         world.ready("apple", "Starting").await;

@@ -11,6 +11,10 @@ pub const READY: &str = "Ready";
 pub const TEMPLATES_VALID: &str = "TemplatesValid";
 /// A change waits for the next start (written by the manager).
 pub const RESTART_REQUIRED: &str = "RestartRequired";
+/// All disks are there as the spec describes them (written by the manager).
+pub const STORAGE_READY: &str = "StorageReady";
+/// Nobody sets `spec.vm.state`, so the last one stays in effect (written by the manager).
+pub const POWER_UNMANAGED: &str = "PowerUnmanaged";
 /// QEMU runs the guest (written by the runner).
 pub const RUNNING: &str = "Running";
 /// The guest's operating system has answered (written by the runner).

@@ -190,6 +190,14 @@ pub(super) fn addresses(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// Changes that wait for the next start, from the manager and from the runner: a map by `path`.
+pub(super) fn pending_changes(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = generator.subschema_for::<Vec<super::PendingChange>>();
+    schema.insert("x-kubernetes-list-type".into(), json!("map"));
+    schema.insert("x-kubernetes-list-map-keys".into(), json!(["path"]));
+    schema
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -34,6 +34,12 @@ pub struct VirtualMachineStatus {
     /// Set while the machine stays down because its guest shut itself down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub halted: Option<Halted>,
+    /// Set when a Pod of the machine ended by itself: when the next one is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry: Option<Retry>,
+    /// The UID of the Pod whose runner reported last. What it reported is not true of any other Pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
     /// The node that the machine runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
@@ -48,8 +54,9 @@ pub struct VirtualMachineStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reset_count: Option<u32>,
     /// Changes of the spec that arrive with the next start.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pending_changes: Option<Vec<PendingChange>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "crd::pending_changes")]
+    pub pending_changes: Vec<PendingChange>,
     /// What is the case, for people and for programs (`kubectl wait --for=condition=Ready vm/NAME`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crd::conditions")]
@@ -89,6 +96,7 @@ pub struct VirtualMachineStatus {
 
 /// Why and since when a machine is down though its spec says Running.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[serde(rename_all = "camelCase")]
 pub struct Halted {
     /// Who halted it: `guest`.
     pub by: String,
@@ -96,6 +104,29 @@ pub struct Halted {
     pub time: Time,
     /// The generation of the spec that it was halted under.
     pub generation: i64,
+    /// The machine's restart annotation at that time. Another one starts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarted_at: Option<String>,
+    /// It was started since, but the report that halted it still stands; it does not halt it again.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub released: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// When a Pod that ended by itself is made again.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Retry {
+    /// How many Pods ended one after the other, none of which lasted.
+    pub count: u32,
+    /// The UID of the last of them.
+    pub pod_uid: String,
+    /// When the next one is made.
+    pub next: Time,
 }
 
 /// An address of a machine.

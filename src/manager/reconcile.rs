@@ -18,22 +18,23 @@ use kube::{
 use serde_json::Value;
 use tracing::{debug, warn};
 
-use super::trim;
 use crate::{
-    api::{
-        VirtualMachine,
-        conditions::{self, READY},
-    },
+    api::VirtualMachine,
     cluster::{
-        ActionError, Cluster, is_transient,
+        ActionError, Cluster,
         watch::{Chain, WatchError},
     },
     config::ReconcilerConfig,
     files::FileError,
     observed::Observed,
-    plan::{self, Plan, plan},
+    plan::plan,
+    power,
     render::{Facts, Rendered, TemplateError, TemplateSet, render},
-    status::{differs, status},
+    status::{
+        Outcome, differs,
+        events::{News, events},
+        status,
+    },
 };
 
 /// The first and the longest pause after a failure.
@@ -48,6 +49,9 @@ pub enum ReconcileError {
     /// A kind of object can't be watched.
     #[error(transparent)]
     Watch(#[from] WatchError),
+    /// `spec.vm.state` could not be written.
+    #[error("write spec.vm.state")]
+    Spec(#[source] kube::Error),
     /// The status could not be written.
     #[error("write the status")]
     Status(#[source] kube::Error),
@@ -93,14 +97,21 @@ impl Reconciler {
         let plan = plan(&vm, &observed, rendered.as_deref().ok());
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
-        let failure = result.as_ref().err().filter(|error| !error.is_transient()).map(|error| Chain(error).to_string());
+        let outcome = Outcome {
+            failure: result.as_ref().err().filter(|error| !error.is_transient()).map(|error| Chain(error).to_string()),
+            refusals: result.as_ref().map(Clone::clone).unwrap_or_default(),
+        };
         // Pure again, from what there is now, then at most one write.
         let observed = this.cluster.children.observe(&name, Timestamp::now());
-        let wanted = status(&vm, &observed, &plan, rendered.as_ref().map(drop), failure.as_deref());
+        let wanted = status(&vm, &observed, &plan, rendered.as_deref(), &outcome);
+        let news = events(&vm, &observed, &plan, rendered.as_deref().ok(), &wanted, result.is_ok());
         if vm.metadata.deletion_timestamp.is_none() && differs(&vm, &wanted) {
             this.write_status(&vm, &wanted).await?;
         }
-        this.tell(&vm, &observed, &plan, &wanted, result.is_ok()).await;
+        if plan.power.write_stopped {
+            this.cluster.write_stopped(&vm).await.map_err(ReconcileError::Spec)?;
+        }
+        this.tell(&vm, news).await;
         result?;
         this.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(&*vm));
         Ok(plan.again_after.map_or_else(Action::await_change, Action::requeue))
@@ -127,14 +138,13 @@ impl Reconciler {
         match self.cluster.write_status(vm, wanted).await {
             Ok(mut written) => {
                 debug!(vm = vm.name_any(), "wrote the status");
-                trim(&mut written);
+                power::trim(&mut written);
                 let mut cache = self.written.lock().unwrap_or_else(PoisonError::into_inner);
                 cache.insert(ObjectRef::from_obj(&written), Arc::new(written));
                 Ok(())
             }
             // Deleted meanwhile, or made anew: the watch will tell.
             Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(()),
-            Err(error) if is_transient(&error) => Err(ReconcileError::Status(error)),
             Err(error) => Err(ReconcileError::Status(error)),
         }
     }
@@ -154,60 +164,24 @@ impl Reconciler {
         }
     }
 
-    /// Events for what a person would ask about: a Pod made or removed, and a new reason for not being ready.
-    async fn tell(&self, vm: &VirtualMachine, observed: &Observed, plan: &Plan, wanted: &Value, done: bool) {
-        let mut events = Vec::new();
-        let name = vm.name_any();
-        for action in plan.steps.iter().flatten().filter(|_| done) {
-            match action {
-                plan::Action::Apply { object, uid: None } if object.key.is_pod() && object.key.name == name => {
-                    events.push((EventType::Normal, "SuccessfulCreate", format!("made Pod {name}"), "Start"));
-                }
-                plan::Action::Delete { key, .. } if key.is_pod() && key.name == name => {
-                    events.push((EventType::Normal, "SuccessfulDelete", format!("Pod {name} is asked to end"), "Stop"));
-                }
-                _ => {}
-            }
-        }
-        let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-        let before = conditions::find(current, READY).map(|ready| (ready.reason.as_str(), ready.message.as_str()));
-        let ready = wanted["conditions"].as_array().into_iter().flatten().find(|condition| condition["type"] == READY);
-        if let Some(ready) = ready
-            && let (Some(reason), Some(message)) = (ready["reason"].as_str(), ready["message"].as_str())
-            && before != Some((reason, message))
-            && WARNINGS.contains(&reason)
-        {
-            events.push((EventType::Warning, reason, message.to_owned(), "Start"));
-        }
+    /// Events for what a person would ask about.
+    async fn tell(&self, vm: &VirtualMachine, news: Vec<News>) {
         let regarding = ObjectReference { resource_version: None, ..vm.object_ref(&()) };
-        for (type_, reason, note, action) in events {
+        for News { warning, reason, note, action } in news {
             let event = Event {
-                type_,
-                reason: reason.to_owned(),
+                type_: if warning { EventType::Warning } else { EventType::Normal },
+                reason,
                 // The API server takes at most 1 kB (https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/).
                 note: Some(note.chars().take(1000).collect()),
                 action: action.to_owned(),
                 secondary: None,
             };
             if let Err(error) = self.recorder.publish(&event, &regarding).await {
-                warn!(vm = name, error = %Chain(&error), "an event could not be written");
+                warn!(vm = vm.name_any(), error = %Chain(&error), "an event could not be written");
             }
         }
-        debug!(vm = name, objects = observed.objects.len(), "reconciled");
     }
 }
-
-/// Reasons of the condition Ready that are also events.
-const WARNINGS: [&str; 8] = [
-    "ApplyFailed",
-    "ContainerWaiting",
-    "ImagePullFailed",
-    "NameTaken",
-    "PodFailed",
-    "RunnerFailed",
-    "TemplateError",
-    "Unschedulable",
-];
 
 /// 128 random bits as text, or nothing where the operating system has none: then no secret can be made.
 fn password() -> String {

@@ -11,7 +11,7 @@
 //! | `cloudInit` | `none`, or `metaData`, `userData`, `networkConfig` as the texts of files (or `none`) and `userDataFrom`, `networkConfigFrom` |
 //! | `runner` | the content of the runner's `config.yaml` |
 //! | `service` | `none`, or `labels` and `annotations` of the Service |
-//! | `displaySecret` | `name` of the display secret, `none` without one; `generate`: whether to make it; `password`: a random one for that |
+//! | `displaySecret` | `name` of the display secret, `none` without one; `version`: changes when somebody changes its content; `generate`: whether to make it; `password`: a random one for that |
 //! | `labels` | the labels of all objects of the machine (set by the operator in any case) |
 //! | `podLabels` | those, and the machine's own labels that are not another tool's |
 //! | `config` | the manager's configuration: `runnerDataPvc.storageClassName` |
@@ -73,7 +73,7 @@ struct Context<'a> {
     runner_data: Value,
     cloud_init: Option<CloudInitFiles>,
     runner: ConfigFile,
-    service: Option<ServiceMetadata>,
+    service: Option<Service>,
     display_secret: DisplaySecret,
     labels: BTreeMap<String, String>,
     pod_labels: BTreeMap<String, String>,
@@ -134,9 +134,17 @@ struct CloudInitFiles {
     network_config_from: Value,
 }
 
+/// Of the Service; both are there, also when they are empty.
+#[derive(Serialize)]
+struct Service {
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+}
+
 #[derive(Serialize)]
 struct DisplaySecret {
     name: Option<String>,
+    version: Option<String>,
     generate: bool,
     password: String,
 }
@@ -394,7 +402,7 @@ impl CloudInitData {
     }
 }
 
-fn service(wanted: Option<&ServiceMetadata>, config: &LoadBalancerService) -> Option<ServiceMetadata> {
+fn service(wanted: Option<&ServiceMetadata>, config: &LoadBalancerService) -> Option<Service> {
     let wanted = wanted?;
     let mut merged = match config {
         LoadBalancerService::Enabled(false) => return None,
@@ -405,7 +413,7 @@ fn service(wanted: Option<&ServiceMetadata>, config: &LoadBalancerService) -> Op
         map.extend(over.clone());
         map.retain(|_, value| !value.is_empty());
     }
-    Some(merged)
+    Some(Service { labels: merged.labels, annotations: merged.annotations })
 }
 
 fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> DisplaySecret {
@@ -413,10 +421,16 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
     let (ours, theirs): (Vec<_>, Vec<_>) = observed.display_secrets().partition(|secret| secret.is_ours());
     let generated = format!("{}-display-secret", vm.name_any());
     let generate = theirs.is_empty() && vm.spec.vm.display.spice.generate_secret;
-    let existing =
-        theirs.into_iter().chain(ours).map(|secret| secret.key.name.clone()).min_by_key(|name| *name == generated);
+    let existing = theirs.into_iter().chain(ours).min_by_key(|secret| secret.key.name == generated);
     DisplaySecret {
-        name: existing.or(generate.then_some(generated)),
+        // One that is as it was made has none, or each first start would end with a change of the Pod.
+        version: existing
+            .filter(|secret| {
+                !(secret.is_ours()
+                    && secret.owns_all_of(&json!({ "data": { "display-password": "", "password-expiry": "" } })))
+            })
+            .map(|secret| secret.version.to_string()),
+        name: existing.map(|secret| secret.key.name.clone()).or(generate.then_some(generated)),
         generate,
         password: facts.display_password.clone(),
     }

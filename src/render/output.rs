@@ -222,6 +222,8 @@ fn hash(value: &Value, update: Update) -> String {
         let metadata = map(&mut value, "metadata");
         metadata.remove("labels");
         metadata.remove("annotations");
+        // A machine that was deleted without its Pod and made again owns it without a restart.
+        metadata.remove("ownerReferences");
     }
     digest(&value.to_string())
 }

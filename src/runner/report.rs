@@ -118,7 +118,7 @@ fn only_ram_differs(report: &Report, last: Option<&Report>) -> bool {
 }
 
 /// The object to apply.
-fn document(report: &Report, name: &str, current: &[Condition], now: Timestamp) -> Value {
+fn document(report: &Report, name: &str, pod_uid: Option<&str>, current: &[Condition], now: Timestamp) -> Value {
     let Report { conditions, cpus, ram, accelerator, os_info } = report;
     let mut status = json!({
         "conditions": with_times(conditions.clone(), current, None, now),
@@ -128,6 +128,9 @@ fn document(report: &Report, name: &str, current: &[Condition], now: Timestamp) 
     });
     if let Some(accelerator) = accelerator {
         status["accelerator"] = json!(accelerator);
+    }
+    if let Some(uid) = pod_uid {
+        status["podUid"] = json!(uid);
     }
     if let Some(os_info) = os_info {
         status["osinfo"] = os_info.clone();
@@ -145,12 +148,13 @@ pub struct Reporter {
     /// Without: reports are only logged.
     api: Option<Api<VirtualMachine>>,
     name: String,
+    pod_uid: Option<String>,
 }
 
 impl Reporter {
-    /// For the VM of that name. Without a client reports are only logged.
-    pub fn new(client: Option<Client>, namespace: &str, name: &str) -> Self {
-        Self { api: client.map(|client| Api::namespaced(client, namespace)), name: name.into() }
+    /// For the VM of that name, from the Pod of that UID. Without a client reports are only logged.
+    pub fn new(client: Option<Client>, namespace: &str, name: &str, pod_uid: Option<String>) -> Self {
+        Self { api: client.map(|client| Api::namespaced(client, namespace)), name: name.into(), pod_uid }
     }
 
     /// Writes each report that differs from the last, until the sender is gone and the last report is written.
@@ -206,7 +210,7 @@ impl Reporter {
                 current.insert(vm.status.unwrap_or_default().conditions)
             }
         };
-        let document = document(report, &self.name, conditions, Timestamp::now());
+        let document = document(report, &self.name, self.pod_uid.as_deref(), conditions, Timestamp::now());
         let params = PatchParams::apply(MANAGER).force();
         let vm = api.patch_status(&self.name, &params, &Patch::Apply(&document)).await?;
         let VirtualMachineStatus { conditions: written, .. } = vm.status.unwrap_or_default();
@@ -250,7 +254,7 @@ mod tests {
         ];
         let told = stories.map(|(story, seen)| {
             let status = report(&seen).map(|report| {
-                let mut document = document(&report, "vm1", &[], Timestamp::UNIX_EPOCH);
+                let mut document = document(&report, "vm1", Some("pod-uid"), &[], Timestamp::UNIX_EPOCH);
                 document["status"]["runnerVersion"] = "VERSION".into();
                 document["status"].take()
             });

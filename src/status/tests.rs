@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     plan::plan,
-    test_support::{applied, nothing, rendered, stopped, vm},
+    test_support::{applied, nothing, rendered, set_by, stopped, vm},
 };
 
 fn cluster(edit: impl FnMut(&str, &mut Value)) -> Observed {
@@ -18,7 +18,7 @@ fn pod(pod_status: Value) -> Observed {
 
 fn derive(vm: &VirtualMachine, observed: &Observed) -> Value {
     let rendered = rendered(vm, observed);
-    status(vm, observed, &plan(vm, observed, Some(&rendered)), Ok(()), None)
+    status(vm, observed, &plan(vm, observed, Some(&rendered)), Ok(&rendered), &Outcome::default())
 }
 
 /// Phase, ready, and the condition Ready with its reason.
@@ -40,7 +40,10 @@ fn reported(running: bool, edit: impl FnOnce(&mut Value)) -> VirtualMachine {
 
 #[test]
 fn the_table() {
-    let down = |vm: &mut Value| vm["spec"]["vm"]["state"] = json!("Stopped");
+    let down = |vm: &mut Value| {
+        vm["spec"]["vm"]["state"] = json!("Stopped");
+        set_by("Update", vm);
+    };
     for (vm, observed, expected) in [
         (stopped(), applied(&[], |_, _| ()), "Stopped false Ready=True StoppedAsRequested"),
         (vm(|_| ()), nothing(), "Starting false Ready=False Starting"),

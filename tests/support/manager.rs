@@ -55,16 +55,30 @@ pub struct Manager {
 impl Manager {
     /// Starts a manager for a namespace, with templates given as name and text.
     pub fn start(cluster: &Cluster, namespace: &TestNamespace, templates: &[(&str, &str)]) -> Self {
+        Self::start_with(cluster, namespace, templates, "")
+    }
+
+    /// The same, with the text of a configuration file.
+    pub fn start_with(
+        cluster: &Cluster,
+        namespace: &TestNamespace,
+        templates: &[(&str, &str)],
+        configuration: &str,
+    ) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
         let overlay = folder.path().join("templates");
         fs::create_dir(&overlay).expect("a folder for templates");
         for (name, text) in templates {
             fs::write(overlay.join(name), text).expect("a template");
         }
+        let config = folder.path().join("config.yaml");
+        fs::write(&config, configuration).expect("a configuration");
         let log = fs::File::create(folder.path().join("log")).expect("a log");
         let process = Command::new(env!("CARGO_BIN_EXE_vm-operator"))
             .args(["run", "--namespace", namespace.name(), "--templates"])
             .arg(&overlay)
+            .arg("--config")
+            .arg(&config)
             .env("KUBECONFIG", cluster.kubeconfig())
             .env("RUST_LOG", "info,vm_operator=debug,kube_runtime=warn")
             .stdin(Stdio::null())
@@ -77,6 +91,12 @@ impl Manager {
     /// What it has logged so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// What it has written so far, from its log.
+    pub fn writes(&self) -> Vec<String> {
+        let words = [" applied ", " labelled ", " deleted ", " wrote the status "];
+        self.log().lines().filter(|line| words.iter().any(|word| line.contains(word))).map(str::to_owned).collect()
     }
 }
 

@@ -5,3 +5,4 @@
 pub mod cluster;
 pub mod manager;
 pub mod requests;
+pub mod world;

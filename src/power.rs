@@ -1,0 +1,195 @@
+//! power: should the machine run?
+//!
+//! `spec.vm.state` is what somebody wants, but not always all of the answer: a guest that shut itself down may have to stay
+//! down though Git goes on saying Running, and a line that was taken out of Git is not a wish to stop.
+//!
+//! | `state` | who set it | before | then |
+//! |---|---|---|---|
+//! | Running | | | up |
+//! | Running | | the guest shut itself down, `guestShutdownStops` | halting: remembered in `status.halted`, then down |
+//! | Running | an applier (Git) | halted | down until `state` was Stopped, the restart annotation is new or `halted` is removed |
+//! | Running | nobody who applies | halted | down, and `state` becomes Stopped |
+//! | Stopped | somebody | | down |
+//! | Stopped | nobody (the CRD's default) | it was up, or a Pod of it is found | up, PowerUnmanaged |
+//! | Stopped | nobody | it was down | down |
+//!
+//! *Halting* touches nothing: the Pod goes only after the memory is written, so a crash in between forgets nothing.
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time},
+    jiff::Timestamp,
+};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use crate::{
+    api::{
+        PowerState, VirtualMachine,
+        conditions::{self, RUNNING},
+        status::Halted,
+    },
+    observed::Object,
+    status,
+};
+
+/// A new text here restarts the machine (or starts one whose guest shut itself down), as `kubectl rollout restart` does it
+/// with a time.
+pub const RESTARTED_ANNOTATION: &str = "vmoperator.jdrupes.org/restartedAt";
+/// The UID of a Pod that is not to wait for its guest any longer when it ends.
+pub const FORCE_STOP_ANNOTATION: &str = "vmoperator.jdrupes.org/forceStop";
+/// The field manager of our own commands. What a person commands is not what Git wants.
+pub const COMMAND_MANAGER: &str = "vm-operator-cli";
+/// What the runner says of a guest that shut itself down.
+pub const GUEST_SHUTDOWN: &str = "GuestShutdown";
+
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// What the machine should do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// Run.
+    Up,
+    /// Not run.
+    #[default]
+    Down,
+    /// Its guest has shut down, and that must be remembered before anything is done.
+    Halting,
+}
+
+/// The answer, and what the answer hangs on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Power {
+    /// What the machine should do.
+    pub wanted: Wanted,
+    /// What `status.halted` should say.
+    pub halted: Option<Halted>,
+    /// Nobody sets `state`, so the last one stays in effect.
+    pub unmanaged: bool,
+    /// `spec.vm.state` should become Stopped: the guest shut itself down and nobody applies that field.
+    pub write_stopped: bool,
+}
+
+/// Who sets `spec.vm.state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Setter {
+    /// It is the CRD's default.
+    Nobody,
+    /// Somebody did once.
+    Somebody,
+    /// Somebody will again, as Git does.
+    Applier,
+}
+
+/// Decides about a machine. `pod` is the Pod of the machine, if there is one.
+pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power {
+    let status = vm.status.as_ref();
+    let halted = status.and_then(|status| status.halted.clone());
+    let restart = vm.annotations().get(RESTARTED_ANNOTATION);
+    let setter = setter(vm);
+    let reported = has_shut_down(vm, pod);
+    let shut_down = reported && vm.spec.guest_shutdown_stops && !pod.is_some_and(|pod| is_restart_wanted(vm, pod));
+    // As long as the report stands it must not be taken for a new one.
+    let release =
+        |halted: Option<Halted>| halted.filter(|_| reported).map(|halted| Halted { released: true, ..halted });
+    let up = |halted| Power { wanted: Wanted::Up, halted, ..Power::default() };
+    let down = |halted| Power { halted, ..Power::default() };
+    let halting = || {
+        let generation = vm.metadata.generation.unwrap_or_default();
+        let restarted_at = restart.cloned();
+        let halted = Halted { by: "guest".into(), time: Time(now), generation, restarted_at, released: false };
+        Power { wanted: Wanted::Halting, halted: Some(halted), ..Power::default() }
+    };
+    match vm.spec.vm.state {
+        PowerState::Running => match halted {
+            Some(halted) if !halted.released && halted.restarted_at.as_ref() == restart => {
+                Power { write_stopped: setter != Setter::Applier, ..down(Some(halted)) }
+            }
+            None if shut_down => halting(),
+            halted => up(release(halted)),
+        },
+        PowerState::Stopped if setter == Setter::Nobody => {
+            let before = status.and_then(|status| status.power);
+            let was_up =
+                before.map_or(pod.is_some_and(|pod| pod.deleting.is_none()), |before| before == PowerState::Running);
+            match (was_up, shut_down && halted.is_none()) {
+                (true, false) => Power { unmanaged: true, ..up(release(halted)) },
+                (true, true) => halting(),
+                (false, _) => down(release(halted)),
+            }
+        }
+        PowerState::Stopped => down(release(halted)),
+    }
+}
+
+/// Whether the Pod was made before the restart that the machine's annotation asks for. The Pod carries the text that was
+/// there when it was made, so no clocks are compared.
+pub fn is_restart_wanted(vm: &VirtualMachine, pod: &Object) -> bool {
+    let wanted = vm.annotations().get(RESTARTED_ANNOTATION);
+    wanted.is_some_and(|wanted| pod.annotations.get(RESTARTED_ANNOTATION) != Some(wanted))
+}
+
+/// Whether what the runner reported last is about this Pod.
+pub fn is_report_of(vm: &VirtualMachine, pod: &Object) -> bool {
+    // Runners of the old kind do not say it.
+    let reported = vm.status.as_ref().and_then(|status| status.pod_uid.as_ref());
+    reported.is_none_or(|reported| *reported == pod.uid)
+}
+
+/// Whether the guest shut itself down, as far as the runner has reported. Where there is no Pod any more, its last report
+/// counts: nobody but the manager makes Pods, and it then takes the condition over.
+fn has_shut_down(vm: &VirtualMachine, pod: Option<&Object>) -> bool {
+    let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    conditions::find(current, RUNNING)
+        .is_some_and(|running| running.status == "False" && running.reason == GUEST_SHUTDOWN)
+        && !status::ours(vm, RUNNING)
+        && pod.is_none_or(|pod| is_report_of(vm, pod))
+}
+
+fn setter(vm: &VirtualMachine) -> Setter {
+    let setters = vm.managed_fields().iter().filter(|entry| sets_state(entry));
+    setters.fold(Setter::Nobody, |setter, entry| {
+        let is_applier =
+            entry.operation.as_deref() == Some("Apply") && entry.manager.as_deref() != Some(COMMAND_MANAGER);
+        if is_applier {
+            Setter::Applier
+        } else if setter == Setter::Nobody {
+            Setter::Somebody
+        } else {
+            setter
+        }
+    })
+}
+
+fn sets_state(entry: &ManagedFieldsEntry) -> bool {
+    entry.fields_v1.as_ref().is_some_and(|fields| fields.0.pointer("/f:spec/f:vm/f:state").is_some())
+}
+
+/// Drops of a machine what no decision needs: who set which field, but for `spec.vm.state` and our part of the status.
+pub fn trim(vm: &mut VirtualMachine) {
+    let state = || Some(FieldsV1(json!({ "f:spec": { "f:vm": { "f:state": {} } } })));
+    let last = vm.annotations_mut().remove(LAST_APPLIED);
+    if vm.annotations().is_empty() {
+        vm.metadata.annotations = None;
+    }
+    let entries = vm.metadata.managed_fields.get_or_insert_default();
+    entries.retain_mut(|entry| {
+        let sets_state = sets_state(entry);
+        if sets_state {
+            entry.fields_v1 = state();
+        }
+        sets_state || entry.manager.as_deref() == Some(status::FIELD_MANAGER)
+    });
+    // A client-side apply comes again, too.
+    let last: Option<Value> = last.and_then(|text| serde_json::from_str(&text).ok());
+    if last.is_some_and(|last| last.pointer("/spec/vm/state").is_some()) {
+        entries.push(ManagedFieldsEntry {
+            manager: Some(LAST_APPLIED.into()),
+            operation: Some("Apply".into()),
+            fields_v1: state(),
+            ..ManagedFieldsEntry::default()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

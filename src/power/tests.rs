@@ -1,0 +1,140 @@
+use super::*;
+use crate::{
+    api::VirtualMachine,
+    observed::Observed,
+    plan,
+    test_support::{applied, noon, nothing, rendered, set_by, vm},
+};
+
+const HALTED: &str = r#"{ "by": "guest", "time": "2027-01-15T07:00:00Z", "generation": 3 }"#;
+
+fn machine(state: &str, setter: Option<&str>, status: Value) -> VirtualMachine {
+    vm(|vm| {
+        vm["spec"]["vm"]["state"] = json!(state);
+        vm["spec"]["guestShutdownStops"] = json!(true);
+        vm["status"] = status;
+        if let Some(operation) = setter {
+            set_by(operation, vm);
+        }
+    })
+}
+
+fn with_pod() -> Observed {
+    applied(&rendered(&vm(|_| ()), &nothing()), |_, _| ())
+}
+
+fn decide(vm: &VirtualMachine, observed: &Observed) -> Power {
+    power(vm, plan::pod(vm, observed).map(AsRef::as_ref), noon())
+}
+
+fn shut_down(pod_uid: &str) -> Value {
+    json!({ "power": "Running", "podUid": pod_uid, "conditions": [{
+        "type": "Running", "status": "False", "reason": "GuestShutdown", "message": "",
+        "lastTransitionTime": "2027-01-15T07:30:00Z",
+    }] })
+}
+
+#[test]
+fn the_table() {
+    let halted: Value = serde_json::from_str(HALTED).unwrap();
+    let was = |power: &str| json!({ "power": power });
+    let up = with_pod();
+    for (vm, observed, wanted, halted, unmanaged, write_stopped) in [
+        (machine("Running", None, Value::Null), &nothing(), Wanted::Up, false, false, false),
+        (machine("Running", Some("Apply"), Value::Null), &up, Wanted::Up, false, false, false),
+        (machine("Running", None, shut_down("Pod-apple")), &up, Wanted::Halting, true, false, false),
+        (machine("Running", None, shut_down("Pod-apple")), &nothing(), Wanted::Halting, true, false, false),
+        (machine("Running", None, shut_down("the one before")), &up, Wanted::Up, false, false, false),
+        (machine("Running", Some("Apply"), json!({ "halted": halted })), &up, Wanted::Down, true, false, false),
+        (machine("Running", Some("Update"), json!({ "halted": halted })), &up, Wanted::Down, true, false, true),
+        (
+            machine("Stopped", Some("Update"), json!({ "halted": halted })),
+            &nothing(),
+            Wanted::Down,
+            false,
+            false,
+            false,
+        ),
+        (machine("Stopped", Some("Apply"), was("Running")), &up, Wanted::Down, false, false, false),
+        (machine("Stopped", None, was("Running")), &nothing(), Wanted::Up, false, true, false),
+        (machine("Stopped", None, shut_down("Pod-apple")), &up, Wanted::Halting, true, false, false),
+        (machine("Stopped", None, was("Stopped")), &up, Wanted::Down, false, false, false),
+        (machine("Stopped", None, Value::Null), &nothing(), Wanted::Down, false, false, false),
+        (machine("Stopped", None, Value::Null), &up, Wanted::Up, false, true, false),
+    ] {
+        let power = decide(&vm, observed);
+        let found = (power.wanted, power.halted.is_some(), power.unmanaged, power.write_stopped);
+        let row = (vm.spec.vm.state, setter(&vm), json!(vm.status));
+        assert_eq!(found, (wanted, halted, unmanaged, write_stopped), "{row:?}");
+    }
+}
+
+#[test]
+fn a_machine_that_was_started_again_is_not_halted_by_the_old_report() {
+    let halted: Value = serde_json::from_str(HALTED).unwrap();
+    let report = |halted: &Value| {
+        let mut status = shut_down("Pod-apple");
+        status["halted"] = halted.clone();
+        status
+    };
+    for observed in [with_pod(), nothing()] {
+        let stopped = decide(&machine("Stopped", Some("Update"), report(&halted)), &observed);
+        assert_eq!(stopped.wanted, Wanted::Down);
+        let halted = json!(stopped.halted);
+        let started = decide(&machine("Running", Some("Update"), report(&halted)), &observed);
+        assert_eq!(started.wanted, Wanted::Up);
+        assert_eq!(json!(started.halted), halted, "the report still stands");
+    }
+    let mut status =
+        report(&json!({ "by": "guest", "time": "2027-01-15T07:00:00Z", "generation": 3, "released": true }));
+    status["podUid"] = json!("the one before");
+    let running = decide(&machine("Running", Some("Update"), status), &with_pod());
+    assert_eq!((running.wanted, running.halted), (Wanted::Up, None));
+}
+
+#[test]
+fn without_guest_shutdown_stops_a_shutdown_is_nothing_to_remember() {
+    let mut vm = machine("Running", None, shut_down("Pod-apple"));
+    vm.spec.guest_shutdown_stops = false;
+    assert_eq!(decide(&vm, &with_pod()).wanted, Wanted::Up);
+}
+
+#[test]
+fn what_the_manager_said_itself_is_no_report() {
+    let mut vm = machine("Running", None, shut_down("Pod-apple"));
+    let fields = json!({ "f:status": { "f:conditions": { "k:{\"type\":\"Running\"}": { ".": {}, "f:status": {} } } } });
+    let entry = json!([{ "manager": status::FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
+    vm.metadata.managed_fields = serde_json::from_value(entry).unwrap();
+    assert_eq!(decide(&vm, &nothing()).wanted, Wanted::Up);
+}
+
+#[test]
+fn trimming_keeps_who_sets_the_state() {
+    let entry = |manager: &str, operation: &str, fields: Value| json!({ "manager": manager, "operation": operation, "fieldsV1": fields });
+    let state = json!({ "f:spec": { "f:vm": { "f:state": {}, "f:maximumCpus": {} } } });
+    let other = json!({ "f:spec": { "f:vm": { "f:maximumCpus": {} } } });
+    let last = |text: &str| json!({ LAST_APPLIED: text });
+    for (entries, annotations, expected) in [
+        (json!([]), json!({}), Setter::Nobody),
+        (json!([entry("flux", "Apply", other.clone())]), json!({}), Setter::Nobody),
+        (json!([entry("flux", "Apply", state.clone())]), json!({}), Setter::Applier),
+        (json!([entry("kubectl-edit", "Update", state.clone())]), json!({}), Setter::Somebody),
+        (json!([entry(COMMAND_MANAGER, "Apply", state.clone())]), json!({}), Setter::Somebody),
+        (
+            json!([entry("kubectl-client-side-apply", "Update", state)]),
+            last(r#"{"spec":{"vm":{"state":"Running"}}}"#),
+            Setter::Applier,
+        ),
+        (json!([entry("kubectl-client-side-apply", "Update", other)]), last(r#"{"spec":{"vm":{}}}"#), Setter::Nobody),
+    ] {
+        let mut vm = vm(|vm| {
+            vm["metadata"]["managedFields"] = entries.clone();
+            vm["metadata"]["annotations"] = annotations;
+        });
+        trim(&mut vm);
+        assert_eq!(setter(&vm), expected, "{entries}");
+        assert_eq!(vm.metadata.annotations, None);
+        let kept = json!(vm.metadata.managed_fields);
+        assert!(!kept.to_string().contains("maximumCpus"), "{kept}");
+    }
+}

@@ -1,0 +1,116 @@
+//! Events: for each thing that a person would ask about, told once.
+//!
+//! Derived from what was done and from what the status says anew, so that nothing is told twice and a restart of the manager
+//! tells nothing.
+
+use kube::ResourceExt;
+use serde_json::Value;
+
+use super::storage;
+use crate::{
+    api::{
+        VirtualMachine,
+        conditions::{self, POWER_UNMANAGED, READY, RESTART_REQUIRED, STORAGE_READY},
+    },
+    observed::Observed,
+    plan::{Action, Plan, Why},
+    render::Rendered,
+};
+
+/// An event about a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct News {
+    /// Whether something is wrong.
+    pub warning: bool,
+    /// A CamelCase word for programs.
+    pub reason: String,
+    /// A sentence for people.
+    pub note: String,
+    /// What the manager did or tried, in a word.
+    pub action: &'static str,
+}
+
+/// Reasons of the condition Ready that say that something is wrong.
+const WARNINGS: [&str; 10] = [
+    "ApplyFailed",
+    "ContainerWaiting",
+    "Evicted",
+    "ImagePullFailed",
+    "NameTaken",
+    "NodeNotResponding",
+    "PodFailed",
+    "RunnerFailed",
+    "TemplateError",
+    "Unschedulable",
+];
+
+/// What is new. `wanted` is the status that was derived; `done`: the plan was carried out to its end.
+pub fn events(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    plan: &Plan,
+    rendered: Option<&[Rendered]>,
+    wanted: &Value,
+    done: bool,
+) -> Vec<News> {
+    let mut news = Vec::new();
+    if done {
+        news.extend(plan.steps.iter().flatten().filter_map(|action| acted(&vm.name_any(), action)));
+    }
+    news.extend(conditions_changed(vm, wanted));
+    let before = conditions::find(current(vm), STORAGE_READY).map(|before| before.message.as_str()).unwrap_or_default();
+    let told: Vec<&str> =
+        before.rsplit_once(storage::KEPT).map(|(_, names)| names.split(", ").collect()).unwrap_or_default();
+    for name in rendered.into_iter().flat_map(|rendered| storage::kept(observed, rendered)) {
+        if !told.contains(&name) {
+            let note = format!("claim {name} is not used any more; it and its data are kept");
+            news.push(News { warning: false, reason: "DiskKept".into(), note, action: "Reconcile" });
+        }
+    }
+    news
+}
+
+fn current(vm: &VirtualMachine) -> &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition] {
+    vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default()
+}
+
+fn acted(name: &str, action: &Action) -> Option<News> {
+    let (reason, note, action) = match action {
+        Action::Apply { object, uid: None } if object.key.is_pod() && object.key.name == name => {
+            ("SuccessfulCreate", format!("made Pod {name}"), "Start")
+        }
+        Action::Delete { key, why, .. } if key.is_pod() && key.name == name => match why {
+            Why::Stop => ("SuccessfulDelete", format!("Pod {name} is asked to end"), "Stop"),
+            Why::Restart => ("Restarting", format!("a restart is asked for; Pod {name} is asked to end"), "Restart"),
+            Why::Ended => ("Restarting", format!("Pod {name} has ended and is made again"), "Restart"),
+            Why::Force => ("Forced", format!("Pod {name} ends without waiting for its guest"), "Stop"),
+            Why::Superfluous => return None,
+        },
+        _ => return None,
+    };
+    Some(News { warning: false, reason: reason.into(), note, action })
+}
+
+/// Conditions that have another reason, or say something else that is wrong.
+fn conditions_changed(vm: &VirtualMachine, wanted: &Value) -> Vec<News> {
+    let conditions = wanted["conditions"].as_array().into_iter().flatten();
+    let changed = conditions.filter_map(|condition| {
+        let text = |field: &str| condition[field].as_str().unwrap_or_default();
+        let (type_, reason, message) = (text("type"), text("reason"), text("message"));
+        let before = conditions::find(current(vm), type_);
+        let (same_reason, same_message) =
+            before.map_or((false, false), |before| (before.reason == reason, before.message == message));
+        let (warning, tell, reason) = match type_ {
+            READY if WARNINGS.contains(&reason) => (true, !same_reason || !same_message, reason),
+            READY if reason == "GuestShutdown" => (false, !same_reason, reason),
+            STORAGE_READY if text("status") == "False" && !["ClaimPending", "Resizing"].contains(&reason) => {
+                (true, !same_reason, reason)
+            }
+            POWER_UNMANAGED => (true, !same_reason, type_),
+            RESTART_REQUIRED => (false, !same_message, type_),
+            _ => (false, false, reason),
+        };
+        tell.then(|| News { warning, reason: reason.to_owned(), note: message.to_owned(), action: "Reconcile" })
+    });
+    changed.collect()
+}

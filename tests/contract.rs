@@ -1,0 +1,486 @@
+//! What existing users' manifests, disks and scripts rely on, on a real API server: each row of the reference.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
+
+mod support;
+
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use support::world::{World, machine};
+
+/// The machine's Pod, once there is one.
+async fn pod(world: &World, name: &str, edit: impl FnOnce(&mut Value)) -> Value {
+    world.make(name, edit).await;
+    world.ready(name, "Starting").await;
+    json!(world.api::<Pod>().get(name).await.unwrap())
+}
+
+/// The section `/Runner` of the configuration that the runner gets.
+async fn runner(world: &World, name: &str) -> Value {
+    let data = world.api::<ConfigMap>().get(name).await.unwrap().data.unwrap();
+    let config: Value = serde_yaml::from_str(&data["config.yaml"]).unwrap();
+    config["/Runner"].clone()
+}
+
+fn claim(world_claims: &[PersistentVolumeClaim], name: &str) -> Value {
+    json!(world_claims.iter().find(|claim| claim.name_any() == name).unwrap_or_else(|| panic!("no claim {name}")))
+}
+
+#[tokio::test]
+async fn image() {
+    let world = World::with_configuration(
+        "image",
+        r#""/Manager": {"/Controller": {"/Reconciler": {runnerImage: "example.org/default:1"}}}"#,
+    )
+    .await;
+    for (name, image, reference, policy) in [
+        ("absent", Value::Null, "example.org/default:1", "IfNotPresent"),
+        ("source", json!({ "source": "example.org/a/b:2" }), "example.org/a/b:2", "IfNotPresent"),
+        (
+            "path",
+            json!({ "repository": "example.org/a", "path": "b", "pullPolicy": "Never" }),
+            "example.org/a/b",
+            "Never",
+        ),
+        (
+            "version",
+            json!({ "repository": "example.org/a", "path": "b", "version": "3", "pullPolicy": "Always" }),
+            "example.org/a/b:3",
+            "Always",
+        ),
+    ] {
+        let pod = pod(&world, name, |vm| {
+            if !image.is_null() {
+                vm["spec"]["image"] = image;
+            }
+        })
+        .await;
+        let container = &pod["spec"]["containers"][0];
+        // Where nothing says it, the API server chooses the policy by the tag.
+        let expected = if name == "path" || name == "version" { policy } else { "IfNotPresent" };
+        assert_eq!(
+            (&container["image"], &container["imagePullPolicy"]),
+            (&json!(reference), &json!(expected)),
+            "{name}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn resources_and_overcommit() {
+    for (test, configuration, cpu, memory) in [
+        ("overcommit-default", "", "1", "3435973836"),
+        (
+            "overcommit",
+            r#""/Manager": {"/Controller": {"/Reconciler": {cpuOvercommit: 4, ramOvercommit: 1}}}"#,
+            "500m",
+            "4Gi",
+        ),
+    ] {
+        let world = World::with_configuration(test, configuration).await;
+        let pod = pod(&world, "apple", |vm| {
+            vm["spec"]["vm"]["maximumCpus"] = json!(4);
+            vm["spec"]["vm"]["currentCpus"] = json!(2);
+            vm["spec"]["vm"]["maximumRam"] = json!("8 GiB");
+            vm["spec"]["vm"]["currentRam"] = json!("4Gi");
+        })
+        .await;
+        let requests = &pod["spec"]["containers"][0]["resources"]["requests"];
+        let bytes = if memory == "4Gi" { json!("4294967296") } else { json!(memory) };
+        assert_eq!(requests["cpu"], cpu);
+        assert!(requests["memory"] == memory || requests["memory"] == bytes, "{requests}");
+    }
+    let world = World::new("resources").await;
+    let own = json!({ "requests": { "cpu": "100m" }, "limits": { "memory": "1Gi" } });
+    let pod = pod(&world, "apple", |vm| vm["spec"]["resources"] = own.clone()).await;
+    let found = &pod["spec"]["containers"][0]["resources"];
+    assert_eq!((&found["requests"]["cpu"], &found["limits"]["memory"]), (&json!("100m"), &json!("1Gi")));
+}
+
+#[tokio::test]
+async fn scheduling() {
+    let world = World::new("scheduling").await;
+    let affinity = json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [
+        { "matchExpressions": [{ "key": "kvm", "operator": "Exists" }] },
+    ] } } });
+    let pod = pod(&world, "apple", |vm| {
+        vm["spec"]["nodeSelector"] = json!({ "disk": "fast" });
+        vm["spec"]["affinity"] = affinity.clone();
+    })
+    .await;
+    assert_eq!(pod["spec"]["nodeSelector"], json!({ "disk": "fast" }));
+    assert_eq!(pod["spec"]["affinity"], affinity);
+    let named = self::pod(&world, "plum", |vm| vm["spec"]["nodeName"] = json!("node-7")).await;
+    assert_eq!(named["spec"]["nodeName"], "node-7");
+}
+
+#[tokio::test]
+async fn every_object_says_whose_it_is() {
+    let world = World::new("labels").await;
+    world
+        .make("apple", |vm| {
+            vm["spec"]["cloudInit"] = json!({});
+            vm["spec"]["loadBalancerService"] = json!({});
+        })
+        .await;
+    let vm = world.ready("apple", "Starting").await;
+    let selector =
+        "app.kubernetes.io/name=vm-runner,app.kubernetes.io/instance=apple,app.kubernetes.io/managed-by=vm-operator";
+    let found = world.namespace.kubectl(&[
+        "get",
+        "pods,configmaps,secrets,services,persistentvolumeclaims",
+        "--selector",
+        selector,
+        "--output=json",
+    ]);
+    let found: Value = serde_json::from_str(&found).unwrap();
+    let mut names = Vec::new();
+    for object in found["items"].as_array().unwrap() {
+        names.push(format!("{} {}", object["kind"].as_str().unwrap(), object["metadata"]["name"].as_str().unwrap()));
+        let metadata = &object["metadata"];
+        if object["kind"] == "PersistentVolumeClaim" {
+            assert_eq!(metadata["ownerReferences"], Value::Null, "a claim outlives its machine");
+        } else {
+            assert_eq!(metadata["ownerReferences"][0]["uid"], json!(vm.uid()));
+            assert_eq!(metadata["annotations"]["vmoperator.jdrupes.org/version"], env!("CARGO_PKG_VERSION"));
+        }
+        if object["kind"] == "Pod" {
+            assert_eq!(metadata["labels"]["app.kubernetes.io/component"], "vm-runner");
+            assert!(metadata["annotations"]["vmrunner.jdrupes.org/cmVersion"].is_string());
+        }
+    }
+    names.sort();
+    assert_eq!(
+        names,
+        [
+            "ConfigMap apple",
+            "ConfigMap apple-cloud-init",
+            "PersistentVolumeClaim apple-core-disk",
+            "PersistentVolumeClaim apple-runner-data",
+            "Pod apple",
+            "Secret apple-cloud-init",
+            "Secret apple-display-secret",
+            "Service apple",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn load_balancer_service() {
+    let world = World::with_configuration(
+        "service",
+        r#""/Manager": {"/Controller": {"/Reconciler": {loadBalancerService: {labels: {a: "1", b: "2"}, annotations: {c: "3"}}}}}"#,
+    )
+    .await;
+    world
+        .make("apple", |vm| {
+            vm["spec"]["loadBalancerService"] = json!({ "labels": { "b": "", "d": "4" }, "annotations": { "c": "5" } });
+            vm["spec"]["vm"]["display"] = json!({ "spice": { "port": 5910 } });
+        })
+        .await;
+    world.ready("apple", "Starting").await;
+    world.make("plum", |_| ()).await;
+    world.ready("plum", "Starting").await;
+    let service = json!(world.api::<Service>().get("apple").await.unwrap());
+    let labels = &service["metadata"]["labels"];
+    assert_eq!((&labels["a"], &labels["b"], &labels["d"]), (&json!("1"), &Value::Null, &json!("4")));
+    assert_eq!(service["metadata"]["annotations"]["c"], "5");
+    assert_eq!(service["spec"]["type"], "LoadBalancer");
+    let port = &service["spec"]["ports"][0];
+    assert_eq!((&port["name"], &port["port"]), (&json!("spice"), &json!(5910)));
+    assert_eq!(service["spec"]["selector"]["app.kubernetes.io/instance"], "apple");
+    assert!(world.api::<Service>().get_opt("plum").await.unwrap().is_none(), "only where it is asked for");
+    // A change of the labels is live, and so is the end.
+    world.change("apple", json!({ "spec": { "loadBalancerService": { "labels": { "d": "6" } } } })).await;
+    support::cluster::eventually("the label", support::world::LIMIT, async || {
+        (world.api::<Service>().get("apple").await.unwrap().labels()["d"] == "6").then_some(())
+    })
+    .await;
+    world.change("apple", json!({ "spec": { "loadBalancerService": null } })).await;
+    support::cluster::eventually("no Service", support::world::LIMIT, async || {
+        world.api::<Service>().get_opt("apple").await.unwrap().is_none().then_some(())
+    })
+    .await;
+
+    let never = World::with_configuration(
+        "no-service",
+        r#""/Manager": {"/Controller": {"/Reconciler": {loadBalancerService: false}}}"#,
+    )
+    .await;
+    never.make("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
+    never.ready("apple", "Starting").await;
+    assert!(never.api::<Service>().get_opt("apple").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn what_the_runner_is_told() {
+    let world = World::new("runner").await;
+    world
+        .make("apple", |vm| {
+            let spec = &mut vm["spec"];
+            spec["guestShutdownStops"] = json!(true);
+            spec["runnerTemplate"] = json!({ "source": "my-template", "update": false });
+            spec["loggingProperties"] = json!("level=FINE");
+            spec["cloudInit"] = json!({ "metaData": { "x": "y" }, "userData": { "a": [1] }, "networkConfig": { "version": 2 } });
+            spec["permissions"] = json!([{ "user": "jane", "may": ["start", "stop"] }, { "role": "admin", "may": ["*"] }]);
+            spec["pools"] = json!(["lab"]);
+            spec["vm"] = json!({
+                "state": "Running", "machineUuid": "11111111-2222-3333-4444-555555555555", "useTpm": true, "firmware": "secure-4m",
+                "bootMenu": true, "powerdownTimeout": 60, "cpuModel": "qemu64",
+                "cpuTopology": { "sockets": 2, "diesPerSocket": 1, "coresPerDie": 2, "threadsPerCore": 2 }, "currentCpus": 3,
+                "maximumRam": "8Gi", "currentRam": "4 GiB", "rtcBase": "localtime", "rtcClock": "vm",
+                "networks": [{ "tap": { "mac": "02:00:00:00:00:01" } }, { "user": { "net": "10.1.0.0/16", "device": "e1000" } }],
+                "disks": [
+                    { "volumeClaimTemplate": { "metadata": { "name": "system" }, "spec": { "resources": { "requests": { "storage": "1Gi" } } } }, "bootindex": 1 },
+                    { "cdrom": { "image": "Fedora.iso" }, "bootindex": 0 },
+                    { "cdrom": { "image": "https://example.org/x.iso" } },
+                    { "cdrom": { "image": "" } },
+                ],
+                "display": { "outputs": 2, "loggedInUser": "jane", "spice": { "port": 5910, "streamingVideo": "all", "usbRedirects": 3 } },
+            });
+        })
+        .await;
+    world.ready("apple", "Starting").await;
+    let mut runner = runner(&world, "apple").await;
+    assert!(runner["cloudInit"]["metaData"]["instance-id"].as_str().unwrap().starts_with("i-"));
+    runner["cloudInit"]["metaData"]["instance-id"] = json!("ID");
+    for (pointer, expected) in [
+        ("/dataDir", json!("/var/local/vm-data")),
+        ("/template", json!("my-template")),
+        ("/updateTemplate", json!(false)),
+        ("/namespace", json!(world.namespace.name())),
+        ("/guestShutdownStops", json!(true)),
+        ("/resetCounter", json!(0)),
+        (
+            "/cloudInit",
+            json!({
+                "metaData": { "x": "y", "instance-id": "ID", "local-hostname": "apple" },
+                "userData": { "a": [1] }, "networkConfig": { "version": 2 },
+            }),
+        ),
+        ("/vm/name", json!("apple")),
+        ("/vm/uuid", json!("11111111-2222-3333-4444-555555555555")),
+        ("/vm/useTpm", json!(true)),
+        ("/vm/firmware", json!("secure-4m")),
+        ("/vm/bootMenu", json!(true)),
+        ("/vm/powerdownTimeout", json!(60)),
+        ("/vm/cpuModel", json!("qemu64")),
+        ("/vm/maximumCpus", json!(8)),
+        ("/vm/sockets", json!(2)),
+        ("/vm/diesPerSocket", json!(1)),
+        ("/vm/coresPerDie", json!(2)),
+        ("/vm/threadsPerCore", json!(2)),
+        ("/vm/currentCpus", json!(3)),
+        ("/vm/maximumRam", json!("8 GiB")),
+        ("/vm/currentRam", json!("4 GiB")),
+        ("/vm/rtcBase", json!("localtime")),
+        ("/vm/rtcClock", json!("vm")),
+        (
+            "/vm/network/0",
+            json!({ "type": "tap", "device": "virtio-net", "bridge": "br0", "mac": "02:00:00:00:00:01" }),
+        ),
+        ("/vm/network/1", json!({ "type": "user", "device": "e1000", "net": "10.1.0.0/16" })),
+        ("/vm/drives/0", json!({ "type": "raw", "resource": "/dev/system-disk", "bootindex": 1 })),
+        (
+            "/vm/drives/1",
+            json!({ "type": "ide-cd", "file": "/var/local/vmop-image-repository/Fedora.iso", "bootindex": 0 }),
+        ),
+        ("/vm/drives/2/file", json!("https://example.org/x.iso")),
+        ("/vm/drives/3/file", json!("")),
+        ("/vm/display/outputs", json!(2)),
+        ("/vm/display/loggedInUser", json!("jane")),
+        ("/vm/display/spice/port", json!(5910)),
+        ("/vm/display/spice/streaming-video", json!("all")),
+        ("/vm/display/spice/usbRedirects", json!(3)),
+    ] {
+        assert_eq!(runner.pointer(pointer), Some(&expected), "{pointer}");
+    }
+    let data = world.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap();
+    assert_eq!(data["logging.properties"], "level=FINE");
+    let pod = json!(world.api::<Pod>().get("apple").await.unwrap());
+    assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 65);
+    assert_eq!(pod["spec"]["serviceAccountName"], "vm-runner");
+    let container = &pod["spec"]["containers"][0];
+    assert_eq!(container["volumeDevices"], json!([{ "name": "system-disk", "devicePath": "/dev/system-disk" }]));
+    let mounts = container["volumeMounts"].as_array().unwrap();
+    let mount = |path: &str| mounts.iter().find(|mount| mount["mountPath"] == path).cloned().unwrap_or_default();
+    assert_eq!(mount("/var/local/vmop-image-repository")["readOnly"], true);
+    assert!(mount("/etc/opt/vmrunner").is_object() && mount("/var/local/vm-data").is_object());
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    assert!(volumes.iter().any(|volume| volume["persistentVolumeClaim"]["claimName"] == "vmop-image-repository"));
+}
+
+#[tokio::test]
+async fn the_instance_id_changes_with_the_content_and_with_nothing_else() {
+    let world = World::new("instance-id").await;
+    world.make("apple", |vm| vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } })).await;
+    world.ready("apple", "Starting").await;
+    let id = async || runner(&world, "apple").await["cloudInit"]["metaData"]["instance-id"].clone();
+    let first = id().await;
+    world.report("apple", true, "Started").await;
+    world.change("apple", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
+    world.ready("apple", "Running").await;
+    assert_eq!(id().await, first);
+    world.change("apple", json!({ "spec": { "cloudInit": { "userData": { "a": 2 } } } })).await;
+    support::cluster::eventually("another instance-id", support::world::LIMIT, async || {
+        (id().await != first).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn defaults() {
+    let world = World::new("defaults").await;
+    let mut vm = machine("apple");
+    vm["spec"] = json!({ "vm": { "maximumCpus": 1, "networks": [{ "tap": {} }] } });
+    world.namespace.apply(&vm.to_string());
+    let stored = world.ready("apple", "StoppedAsRequested").await;
+    let spec = json!(stored.spec);
+    for (pointer, expected) in [
+        ("/guestShutdownStops", json!(false)),
+        ("/runnerTemplate", json!({ "update": true })),
+        ("/pools", json!([])),
+        ("/vm/state", json!("Stopped")),
+        ("/vm/useTpm", json!(false)),
+        ("/vm/firmware", json!("uefi")),
+        ("/vm/bootMenu", json!(false)),
+        ("/vm/powerdownTimeout", json!(900)),
+        ("/vm/cpuModel", json!("host")),
+        ("/vm/rtcBase", json!("utc")),
+        ("/vm/rtcClock", json!("rt")),
+        ("/vm/networks/0", json!({ "tap": {} })),
+        ("/vm/display/outputs", json!(1)),
+        ("/vm/display/spice/port", json!(5900)),
+        ("/vm/display/spice/usbRedirects", json!(2)),
+        ("/vm/display/spice/generateSecret", json!(true)),
+    ] {
+        assert_eq!(spec.pointer(pointer), Some(&expected), "{pointer}");
+    }
+    let runner = runner(&world, "apple").await;
+    assert_eq!(runner["vm"]["maximumRam"], "1000000000");
+    assert_eq!(runner["vm"]["network"][0]["bridge"], "br0");
+    let status = stored.status.unwrap();
+    assert_eq!(
+        (status.cpus, status.ram.as_deref(), status.created, status.ready),
+        (Some(0), Some("0"), Some(false), Some(false))
+    );
+}
+
+#[tokio::test]
+async fn claims_and_their_names() {
+    let world = World::with_configuration(
+        "claims",
+        r#""/Manager": {"/Controller": {"/Reconciler": {runnerDataPvc: {storageClassName: local-path}}}}"#,
+    )
+    .await;
+    let template = |name: Option<&str>| {
+        let metadata = name.map_or_else(|| json!({}), |name| json!({ "name": name, "annotations": { "mine": name } }));
+        json!({ "volumeClaimTemplate": { "metadata": metadata, "spec": {
+            "storageClassName": "", "selector": { "matchLabels": { "a": "b" } }, "resources": { "requests": { "storage": "40Gi" } },
+        } } })
+    };
+    world
+        .make("apple", |vm| {
+            vm["spec"]["vm"]["disks"] =
+                json!([{ "cdrom": { "image": "" } }, template(None), template(Some("system")), template(None)]);
+        })
+        .await;
+    world.ready("apple", "Starting").await;
+    let claims = world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items;
+    let mut names: Vec<String> = claims.iter().map(ResourceExt::name_any).collect();
+    names.sort();
+    assert_eq!(names, ["apple-disk-0", "apple-disk-2", "apple-runner-data", "apple-system-disk"]);
+    let system = claim(&claims, "apple-system-disk");
+    assert_eq!(system["spec"]["storageClassName"], "");
+    assert_eq!(system["spec"]["selector"], json!({ "matchLabels": { "a": "b" } }));
+    assert_eq!(system["spec"]["resources"]["requests"]["storage"], "40Gi");
+    assert_eq!(system["metadata"]["annotations"]["mine"], "system");
+    let data = claim(&claims, "apple-runner-data");
+    assert_eq!(data["spec"]["storageClassName"], "local-path");
+    assert_eq!(data["spec"]["accessModes"], json!(["ReadWriteOnce"]));
+    assert_eq!(data["spec"]["resources"]["requests"]["storage"], "1Mi");
+    let pod = json!(world.api::<Pod>().get("apple").await.unwrap());
+    let devices = json!(["/dev/disk-0", "/dev/system-disk", "/dev/disk-2"]);
+    let found: Vec<&Value> = pod["spec"]["containers"][0]["volumeDevices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|device| &device["devicePath"])
+        .collect();
+    assert_eq!(json!(found), devices);
+}
+
+#[tokio::test]
+async fn claims_of_the_oldest_releases_are_used() {
+    let world = World::new("old-claims").await;
+    let labels = json!({
+        "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple", "app.kubernetes.io/managed-by": "vm-operator",
+    });
+    for name in ["core-disk-apple-0", "disk-1-apple-0", "vmop-runner-data-apple-0"] {
+        let claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name, "labels": labels },
+            "spec": { "accessModes": ["ReadWriteOnce"], "volumeMode": if name.contains("data") { "Filesystem" } else { "Block" },
+                "resources": { "requests": { "storage": "1Gi" } } },
+        });
+        world.namespace.apply(&claim.to_string());
+    }
+    let pod = pod(&world, "apple", |vm| {
+        let disks = vm["spec"]["vm"]["disks"].as_array_mut().unwrap();
+        disks.push(json!({ "volumeClaimTemplate": { "spec": { "resources": { "requests": { "storage": "1Gi" } } } } }));
+    })
+    .await;
+    let mut used: Vec<&str> = pod["spec"]["volumes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|volume| volume["persistentVolumeClaim"]["claimName"].as_str())
+        .collect();
+    used.sort_unstable();
+    assert_eq!(used, ["core-disk-apple-0", "disk-1-apple-0", "vmop-image-repository", "vmop-runner-data-apple-0"]);
+    assert_eq!(world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len(), 3);
+}
+
+#[tokio::test]
+async fn display_secret() {
+    let world = World::new("display-secret").await;
+    let without = pod(&world, "without", |vm| {
+        vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } });
+    })
+    .await;
+    assert!(!without["spec"]["volumes"].to_string().contains("display-password"));
+    assert!(world.api::<Secret>().list(&Default::default()).await.unwrap().items.is_empty());
+    let with = pod(&world, "with", |_| ()).await;
+    assert!(with["spec"]["volumes"].to_string().contains("display-password"));
+    let secret = world.api::<Secret>().get("with-display-secret").await.unwrap();
+    assert_eq!(secret.labels()["app.kubernetes.io/component"], "display-secret");
+    assert_eq!(secret.data.as_ref().unwrap()["password-expiry"].0, b"now");
+    // A person sets another password: it stays, and the Pod is told so that the kubelet looks at once.
+    let version = |pod: &Pod| pod.annotations().get("vmrunner.jdrupes.org/dpVersion").cloned();
+    assert_eq!(version(&world.api::<Pod>().get("with").await.unwrap()), None);
+    world.namespace.kubectl(&[
+        "patch",
+        "secret",
+        "with-display-secret",
+        "--type=merge",
+        "--patch",
+        r#"{"stringData":{"display-password":"hello","password-expiry":"never"}}"#,
+    ]);
+    let told = world.pod_when("with", "told of the password", |pod| version(pod).is_some()).await;
+    world.namespace.kubectl(&[
+        "patch",
+        "secret",
+        "with-display-secret",
+        "--type=merge",
+        "--patch",
+        r#"{"stringData":{"display-password":"world"}}"#,
+    ]);
+    world.pod_when("with", "told again", |pod| version(pod) != version(&told)).await;
+    world.change("with", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
+    world.ready("with", "Starting").await;
+    let data = world.api::<Secret>().get("with-display-secret").await.unwrap().data.unwrap();
+    assert_eq!(
+        (data["display-password"].0.as_slice(), data["password-expiry"].0.as_slice()),
+        (&b"world"[..], &b"never"[..])
+    );
+}

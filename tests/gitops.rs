@@ -1,0 +1,335 @@
+//! Machines in Git: what Flux, Argo CD, kubectl and other appliers do to them, played as those tools do it.
+//!
+//! No tool must ever see a difference that it did not make, and none must stop a machine by accident.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
+
+mod support;
+
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod},
+    apimachinery::pkg::apis::meta::v1::FieldsV1,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use support::{
+    cluster::eventually,
+    world::{LIMIT, World, condition, machine},
+};
+use vm_operator::api::{PowerState, VirtualMachine};
+
+/// The name under which Flux applies.
+const FLUX: &str = "kustomize-controller";
+
+/// A machine with everything that a tool could stumble over: names that YAML 1.1 takes for something else, quantities in
+/// other units, lists whose items have defaults.
+fn everything(name: &str) -> Value {
+    let mut vm = machine(name);
+    vm["metadata"]["labels"] = json!({ "tier": "no", "app.kubernetes.io/part-of": "on" });
+    vm["spec"]["nodeSelector"] = json!({ "y": "n" });
+    vm["spec"]["cloudInit"] = json!({ "metaData": { "x": "1e3" }, "userData": { "runcmd": ["0x10", "yes"] } });
+    vm["spec"]["loadBalancerService"] = json!({});
+    vm["spec"]["permissions"] = json!([{ "user": "jane", "may": ["*"] }]);
+    vm["spec"]["vm"]["maximumRam"] = json!("1024Mi");
+    vm["spec"]["vm"]["networks"] = json!([{ "user": {} }, { "tap": {} }]);
+    let disks = vm["spec"]["vm"]["disks"].as_array_mut().unwrap();
+    disks.push(json!({ "volumeClaimTemplate": { "spec": { "resources": { "requests": { "storage": "1024Mi" } } } } }));
+    disks.push(json!({ "cdrom": { "image": "" } }));
+    vm["spec"]["vm"].as_object_mut().unwrap().remove("state");
+    vm
+}
+
+fn vms(world: &World) -> Api<VirtualMachine> {
+    world.api()
+}
+
+async fn set_state(world: &World, name: &str, manager: &str, state: &str) {
+    let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
+    let patch = json!({ "spec": { "vm": { "state": state } } });
+    vms(world).patch(name, &parameters, &Patch::Merge(patch)).await.unwrap();
+}
+
+/// What Flux's kustomize-controller does at each sync: it makes fields of managers whose name begins with `kubectl` its own
+/// (github.com/fluxcd/pkg, ssa/patch.go), then applies with force.
+async fn flux(world: &World, manifest: &Value) {
+    let name = manifest["metadata"]["name"].as_str().unwrap();
+    let mut vm = vms(world).get(name).await.unwrap();
+    let entries = vm.metadata.managed_fields.take().unwrap_or_default();
+    let is_taken = |manager: Option<&str>, subresource: Option<&str>| {
+        let manager = manager.unwrap_or_default();
+        subresource.is_none_or(str::is_empty) && (manager.starts_with("kubectl") || manager == "before-first-apply")
+    };
+    let (taken, mut rest): (Vec<_>, Vec<_>) =
+        entries.into_iter().partition(|entry| is_taken(entry.manager.as_deref(), entry.subresource.as_deref()));
+    if let Some(first) = taken.first().cloned() {
+        let at = rest
+            .iter()
+            .position(|entry| entry.manager.as_deref() == Some(FLUX) && entry.operation.as_deref() == Some("Apply"));
+        let mut own = at.map_or(first, |at| rest.remove(at));
+        own.manager = Some(FLUX.into());
+        own.operation = Some("Apply".into());
+        for entry in &taken {
+            let mut fields = own.fields_v1.take().map(|fields| fields.0).unwrap_or_default();
+            merge(&mut fields, &entry.fields_v1.as_ref().unwrap().0);
+            own.fields_v1 = Some(FieldsV1(fields));
+        }
+        rest.push(own);
+        let patch: json_patch::Patch =
+            serde_json::from_value(json!([{ "op": "replace", "path": "/metadata/managedFields", "value": rest }]))
+                .unwrap();
+        vms(world).patch(name, &PatchParams::default(), &Patch::<Value>::Json(patch)).await.unwrap();
+    }
+    vms(world).patch(name, &PatchParams::apply(FLUX).force(), &Patch::Apply(manifest)).await.unwrap();
+}
+
+fn merge(into: &mut Value, from: &Value) {
+    for (name, value) in from.as_object().into_iter().flatten() {
+        merge(&mut into[name], value);
+    }
+    if into.is_null() {
+        *into = json!({});
+    }
+}
+
+/// What a machine is and does: its spec, and its Pod.
+async fn life(world: &World, name: &str) -> (Value, Option<String>) {
+    let pod = world.api::<Pod>().get_opt(name).await.unwrap();
+    (json!(vms(world).get(name).await.unwrap().spec), pod.and_then(|pod| pod.uid()))
+}
+
+/// Nothing that a tool compares is different: a server-side dry run changes nothing, a client-side apply has nothing to do.
+async fn no_difference(world: &World, manifest: &Value) {
+    let name = manifest["metadata"]["name"].as_str().unwrap();
+    let live = vms(world).get(name).await.unwrap();
+    let dry = PatchParams { dry_run: true, ..PatchParams::apply(FLUX).force() };
+    let after = vms(world).patch(name, &dry, &Patch::Apply(manifest)).await.unwrap();
+    assert_eq!(json!(after.spec), json!(live.spec), "server-side dry run");
+    assert_eq!(after.metadata.resource_version, live.metadata.resource_version);
+    // As Argo CD compares without a dry run: what is in Git, path by path, with lists as a whole.
+    let raw = world.namespace.kubectl(&["get", "vm", name, "--output=json"]);
+    let raw: Value = serde_json::from_str(&raw).unwrap();
+    let mut different = Vec::new();
+    compare("spec", &manifest["spec"], &raw["spec"], &mut different);
+    assert_eq!(different, [""; 0]);
+}
+
+fn compare(path: &str, git: &Value, live: &Value, different: &mut Vec<String>) {
+    match (git, live) {
+        (Value::Object(git), Value::Object(_)) => {
+            for (name, value) in git {
+                compare(&format!("{path}.{name}"), value, &live[name], different);
+            }
+        }
+        (git, live) if git == live => {}
+        (git, live) => different.push(format!("{path}: {git} {live}")),
+    }
+}
+
+#[tokio::test]
+async fn a_machine_in_git_shows_no_difference_after_everything_was_used() {
+    let world = World::new("no-difference").await;
+    let manifest = everything("no");
+    vms(&world).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    world.ready("no", "StoppedAsRequested").await;
+    no_difference(&world, &manifest).await;
+    set_state(&world, "no", "vm-operator-cli", "Running").await;
+    world.ready("no", "Starting").await;
+    world.report("no", true, "Started").await;
+    world.ready("no", "Running").await;
+    no_difference(&world, &manifest).await;
+    world.change("no", json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/restartedAt": "now" } } })).await;
+    world.pod_when("no", "a new one", |pod| pod.annotations().contains_key("vmoperator.jdrupes.org/restartedAt")).await;
+    set_state(&world, "no", "vm-operator-cli", "Stopped").await;
+    world.ready("no", "StoppedAsRequested").await;
+    no_difference(&world, &manifest).await;
+}
+
+#[tokio::test]
+async fn a_client_side_apply_finds_nothing_to_do() {
+    let world = World::new("client-side").await;
+    let mut manifest = everything("yes");
+    manifest["spec"]["vm"]["state"] = json!("Running");
+    let text = manifest.to_string();
+    world.namespace.apply(&text);
+    world.ready("yes", "Starting").await;
+    for _ in 0..3 {
+        let said = world.namespace.apply(&text);
+        assert!(said.contains("unchanged"), "{said}");
+    }
+    let vm = vms(&world).get("yes").await.unwrap();
+    assert_eq!(vm.metadata.generation, Some(1));
+}
+
+#[tokio::test]
+async fn flux_stops_no_machine_that_git_does_not_speak_of() {
+    let world = World::new("flux").await;
+    let manifest = everything("apple");
+    vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    world.ready("apple", "StoppedAsRequested").await;
+    // Whoever starts it: our command, or a bare kubectl, whose fields Flux takes over and removes.
+    for manager in ["vm-operator-cli", "kubectl-patch", "kubectl-edit"] {
+        set_state(&world, "apple", "vm-operator-cli", "Stopped").await;
+        world.ready("apple", "StoppedAsRequested").await;
+        set_state(&world, "apple", manager, "Running").await;
+        world.ready("apple", "Starting").await;
+        let pod = world.api::<Pod>().get("apple").await.unwrap().uid();
+        for _ in 0..3 {
+            flux(&world, &manifest).await;
+        }
+        let vm = world
+            .machine_when("apple", "observed", |vm| {
+                vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation
+            })
+            .await;
+        assert_eq!(vm.status.unwrap().power, Some(PowerState::Running), "{manager}");
+        assert_eq!(world.api::<Pod>().get("apple").await.unwrap().uid(), pod, "{manager}");
+        // The field may have lost its owner; Running, then Stopped, decides in any case.
+        set_state(&world, "apple", "vm-operator-cli", "Running").await;
+    }
+}
+
+#[tokio::test]
+async fn power_that_git_says_is_git_s() {
+    let world = World::new("git-power").await;
+    let mut manifest = everything("apple");
+    manifest["spec"]["vm"]["state"] = json!("Running");
+    vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    world.ready("apple", "Starting").await;
+    set_state(&world, "apple", "vm-operator-cli", "Stopped").await;
+    world.ready("apple", "StoppedAsRequested").await;
+    flux(&world, &manifest).await;
+    world.ready("apple", "Starting").await;
+    manifest["spec"]["vm"]["state"] = json!("Stopped");
+    flux(&world, &manifest).await;
+    world.ready("apple", "StoppedAsRequested").await;
+}
+
+#[tokio::test]
+async fn appliers_who_each_own_their_part_do_not_fight_and_we_write_nothing_at_rest() {
+    let world = World::new("appliers").await;
+    let mut git = everything("apple");
+    git["spec"]["vm"]["state"] = json!("Running");
+    let scaler = |cpus: u32| json!({ "apiVersion": git["apiVersion"], "kind": git["kind"], "metadata": { "name": "apple" }, "spec": { "vm": { "currentCpus": cpus } } });
+    let map: Api<ConfigMap> = world.api();
+    let injected = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "apple", "labels": { "injected": "yes" } },
+        "data": { "injected": "yes" },
+    });
+    vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&git)).await.unwrap();
+    world.ready("apple", "Starting").await;
+    for round in 0..20 {
+        vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&git)).await.unwrap();
+        vms(&world).patch("apple", &PatchParams::apply("scaler"), &Patch::Apply(scaler(1 + round % 2))).await.unwrap();
+        map.patch("apple", &PatchParams::apply("injector"), &Patch::Apply(&injected)).await.unwrap();
+        if round % 5 == 0 {
+            world.namespace.apply(&git.to_string());
+        }
+    }
+    let vm = world
+        .machine_when("apple", "observed", |vm| {
+            vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation
+        })
+        .await;
+    assert_eq!(vm.spec.vm.current_cpus, Some(2));
+    let found = eventually("the last change in the ConfigMap", LIMIT, async || {
+        let found = map.get("apple").await.unwrap();
+        found.data.as_ref()?["config.yaml"].contains("currentCpus: 2").then_some(found)
+    })
+    .await;
+    assert_eq!(found.data.as_ref().unwrap()["injected"], "yes");
+    assert_eq!(found.labels()["injected"], "yes");
+    // Now all appliers repeat themselves, as they do at each sync.
+    settled(&world, "first").await;
+    let written = world.manager.writes();
+    let life_before = life(&world, "apple").await;
+    for _ in 0..20 {
+        vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&git)).await.unwrap();
+        vms(&world).patch("apple", &PatchParams::apply("scaler"), &Patch::Apply(scaler(2))).await.unwrap();
+        map.patch("apple", &PatchParams::apply("injector"), &Patch::Apply(&injected)).await.unwrap();
+    }
+    settled(&world, "second").await;
+    assert_eq!(life(&world, "apple").await, life_before);
+    let more: Vec<String> = world.manager.writes().into_iter().filter(|line| !written.contains(line)).collect();
+    assert!(
+        more.iter().any(|line| line.contains("second")) && more.iter().all(|line| !line.contains("apple")),
+        "{more:?}"
+    );
+}
+
+/// What happened before was looked at: a machine that is made now has its Pod.
+async fn settled(world: &World, name: &str) {
+    world.make(name, |_| ()).await;
+    world.ready(name, "Starting").await;
+}
+
+#[tokio::test]
+async fn twenty_rounds_of_flux_and_kubectl_while_people_start_and_stop() {
+    let world = World::new("rounds").await;
+    let manifest = everything("apple");
+    let text = manifest.to_string();
+    vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    for round in 0..20 {
+        let wanted = if round % 3 == 0 { PowerState::Stopped } else { PowerState::Running };
+        // Through Running, so that the wish is a change even where the field has lost its owner.
+        set_state(&world, "apple", "vm-operator-cli", "Running").await;
+        set_state(&world, "apple", "vm-operator-cli", &format!("{wanted:?}")).await;
+        let power = |vm: &VirtualMachine| {
+            let status = vm.status.as_ref().unwrap();
+            status.power == Some(wanted) && status.observed_generation == vm.metadata.generation
+        };
+        world.machine_when("apple", "as somebody wants it", power).await;
+        match round % 2 {
+            0 => flux(&world, &manifest).await,
+            _ => drop(world.namespace.apply(&text)),
+        }
+        world.machine_when("apple", "still as somebody wants it", power).await;
+        let exists = world
+            .api::<Pod>()
+            .get_opt("apple")
+            .await
+            .unwrap()
+            .is_some_and(|pod| pod.metadata.deletion_timestamp.is_none());
+        assert_eq!(exists, wanted == PowerState::Running, "round {round}");
+        let changed = 1 + round % 2;
+        world.change("apple", json!({ "spec": { "vm": { "currentCpus": changed } } })).await;
+    }
+}
+
+#[tokio::test]
+async fn what_tools_look_for_on_objects() {
+    let world = World::new("tool-labels").await;
+    let mut manifest = everything("apple");
+    manifest["metadata"]["labels"] = json!({
+        "tier": "web", "argocd.argoproj.io/instance": "app", "kustomize.toolkit.fluxcd.io/name": "x", "helm.sh/chart": "x",
+        "app.kubernetes.io/instance": "the-application",
+    });
+    manifest["spec"]["vm"]["state"] = json!("Running");
+    vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    let vm = world.ready("apple", "Starting").await;
+    let pod = world.api::<Pod>().get("apple").await.unwrap();
+    let labels: Vec<&str> = pod.labels().keys().map(String::as_str).collect();
+    assert_eq!(
+        labels,
+        [
+            "app.kubernetes.io/component",
+            "app.kubernetes.io/instance",
+            "app.kubernetes.io/managed-by",
+            "app.kubernetes.io/name",
+            "tier",
+        ]
+    );
+    assert_eq!(pod.labels()["app.kubernetes.io/instance"], "apple");
+    assert_eq!(pod.owner_references()[0].controller, Some(true), "or kubectl drain refuses");
+    // Claims have no owner and the instance label, so Argo CD and Flux could take them for something to prune.
+    for claim in world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap() {
+        let annotations = claim.annotations();
+        assert_eq!(annotations["argocd.argoproj.io/sync-options"], "Prune=false,Delete=false", "{annotations:?}");
+        assert_eq!(annotations["argocd.argoproj.io/compare-options"], "IgnoreExtraneous");
+        assert_eq!(annotations["kustomize.toolkit.fluxcd.io/prune"], "disabled");
+    }
+    assert_eq!(condition(&vm, "PowerUnmanaged"), None);
+    assert!(vm.finalizers().is_empty(), "a machine can be deleted while no manager runs");
+}

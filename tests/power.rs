@@ -1,0 +1,501 @@
+//! Power, fencing and disks on a real API server. What a cluster with a node would do is played: the runner's reports and
+//! the kubelet's words. A Pod that is bound to a node stays until its kubelet has ended it, so these Pods are bound to one.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
+
+mod support;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod};
+use kube::{
+    Api, Resource, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
+};
+use serde_json::{Value, json};
+use support::world::{World, condition, machine};
+use vm_operator::{
+    api::{PowerState, VirtualMachine},
+    power::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION},
+};
+
+const NODE: &str = "played";
+
+/// A world with a node on which nothing runs.
+async fn world(test: &str) -> World {
+    let world = World::new(test).await;
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
+    Api::<Node>::all(world.client.clone())
+        .patch(NODE, &PatchParams::apply("test"), &Patch::Apply(&node))
+        .await
+        .unwrap();
+    world
+}
+
+fn on_node(vm: &mut Value) {
+    vm["spec"]["nodeName"] = json!(NODE);
+}
+
+fn on_node_and_stays_down(vm: &mut Value) {
+    on_node(vm);
+    vm["spec"]["guestShutdownStops"] = json!(true);
+}
+
+async fn set_state(world: &World, name: &str, state: &str) {
+    world.change(name, json!({ "spec": { "vm": { "state": state } } })).await;
+}
+
+async fn annotate(world: &World, name: &str, annotation: &str, value: &str) {
+    world.change(name, json!({ "metadata": { "annotations": { annotation: value } } })).await;
+}
+
+/// A machine that is up, as far as anybody can tell.
+async fn up(world: &World, name: &str, edit: impl FnOnce(&mut Value)) -> Pod {
+    world.make(name, edit).await;
+    world.ready(name, "Starting").await;
+    world.report(name, true, "Started").await;
+    world.ready(name, "Running").await;
+    world.api::<Pod>().get(name).await.unwrap()
+}
+
+fn is_going(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
+#[tokio::test]
+async fn a_guest_that_shuts_down_stays_down_and_the_state_says_so_where_nobody_applies_it() {
+    let world = world("guest-shutdown").await;
+    up(&world, "apple", on_node_and_stays_down).await;
+    world.report("apple", false, "GuestShutdown").await;
+    world.pod_when("apple", "going", is_going).await;
+    world.pod_has_ended("apple").await;
+    let vm = world.machine_when("apple", "stopped", |vm| vm.spec.vm.state == PowerState::Stopped).await;
+    assert!(vm.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some("vm-operator")));
+    let vm = world.ready("apple", "StoppedAsRequested").await;
+    assert_eq!(vm.status.unwrap().halted, None);
+    assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+
+    set_state(&world, "apple", "Running").await;
+    world.ready("apple", "Starting").await;
+}
+
+#[tokio::test]
+async fn what_git_applies_is_left_to_git_and_the_guest_stays_down() {
+    let world = world("latch").await;
+    let mut manifest = machine("apple");
+    on_node_and_stays_down(&mut manifest);
+    let git = PatchParams::apply("git").force();
+    let vms: Api<VirtualMachine> = world.api();
+    vms.patch("apple", &git, &Patch::Apply(&manifest)).await.unwrap();
+    world.ready("apple", "Starting").await;
+    world.report("apple", true, "Started").await;
+    world.ready("apple", "Running").await;
+    world.report("apple", false, "GuestShutdown").await;
+    world.pod_when("apple", "going", is_going).await;
+    world.pod_has_ended("apple").await;
+    let vm = world.ready("apple", "GuestShutdown").await;
+    let (status, _, message) = condition(&vm, "Ready").unwrap();
+    assert_eq!(status, "True");
+    assert!(message.contains(RESTARTED_ANNOTATION), "{message}");
+    assert_eq!(vm.status.unwrap().halted.unwrap().by, "guest");
+    world.event("apple", "GuestShutdown").await;
+
+    // Git says Running again and again; a change of something else is no start either.
+    manifest["spec"]["vm"]["currentCpus"] = json!(1);
+    for _ in 0..3 {
+        vms.patch("apple", &git, &Patch::Apply(&manifest)).await.unwrap();
+    }
+    let vm = world.ready("apple", "GuestShutdown").await;
+    assert_eq!(vm.spec.vm.state, PowerState::Running);
+    assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+
+    annotate(&world, "apple", RESTARTED_ANNOTATION, "2026-11-21T10:00:00Z").await;
+    let vm = world.ready("apple", "Starting").await;
+    assert!(vm.status.unwrap().halted.is_none_or(|halted| halted.released));
+}
+
+#[tokio::test]
+async fn a_report_of_an_earlier_pod_counts_for_nothing() {
+    let world = world("stale").await;
+    up(&world, "apple", on_node_and_stays_down).await;
+    let old = world.api::<Pod>().get("apple").await.unwrap();
+    world.api::<Pod>().delete("apple", &DeleteParams::default()).await.unwrap();
+    world.ready("apple", "Restarting").await;
+    world.pod_has_ended("apple").await;
+    world.pod_when("apple", "a new one", |pod| pod.uid() != old.uid()).await;
+    let vm = world.ready("apple", "Starting").await;
+    assert_eq!(condition(&vm, "Running").unwrap().0, "False", "the old runner's word is gone");
+    let status = vm.status.unwrap();
+    assert_eq!((status.ready, status.cpus), (Some(false), Some(0)));
+}
+
+#[tokio::test]
+async fn the_restart_annotation_replaces_the_pod_once() {
+    let world = world("restart").await;
+    let first = up(&world, "apple", on_node).await;
+    annotate(&world, "apple", RESTARTED_ANNOTATION, "2026-11-21T10:00:00Z").await;
+    world.pod_when("apple", "going", is_going).await;
+    world.ready("apple", "Restarting").await;
+    world.event("apple", "Restarting").await;
+    world.pod_has_ended("apple").await;
+    let second = world.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
+    assert_eq!(second.annotations()[RESTARTED_ANNOTATION], "2026-11-21T10:00:00Z");
+    // A change that makes the manager look again.
+    world.change("apple", json!({ "metadata": { "labels": { "tier": "web" } } })).await;
+    let pod = world.pod_when("apple", "labelled", |pod| pod.labels().contains_key("tier")).await;
+    assert_eq!((pod.uid(), is_going(&pod)), (second.uid(), false));
+}
+
+#[tokio::test]
+async fn start_stop_start_ends_started_and_two_pods_never_live() {
+    let world = world("quick").await;
+    let first = up(&world, "apple", on_node).await;
+    for state in ["Stopped", "Running", "Stopped", "Running", "Running"] {
+        set_state(&world, "apple", state).await;
+    }
+    let pod = world.api::<Pod>().get("apple").await.unwrap();
+    assert_eq!(pod.uid(), first.uid());
+    if is_going(&pod) {
+        world.pod_has_ended("apple").await;
+    }
+    let pod = world.pod_when("apple", "there to stay", |pod| !is_going(pod)).await;
+    let vm = world
+        .machine_when("apple", "wanted up", |vm| vm.status.as_ref().unwrap().power == Some(PowerState::Running))
+        .await;
+    assert!(["Running", "Starting"].contains(&condition(&vm, "Ready").unwrap().1.as_str()), "{vm:?}");
+    assert_eq!(pod.owner_references()[0].uid, vm.uid().unwrap());
+}
+
+#[tokio::test]
+async fn a_pod_that_is_going_is_waited_for_and_a_person_can_shorten_that() {
+    let world = world("fencing").await;
+    let pod = up(&world, "apple", on_node).await;
+    set_state(&world, "apple", "Stopped").await;
+    let going = world.pod_when("apple", "going", is_going).await;
+    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(905));
+    let vm = world.ready("apple", "Stopping").await;
+    assert_eq!(vm.status.unwrap().phase.as_deref(), Some("Stopping"));
+
+    annotate(&world, "apple", FORCE_STOP_ANNOTATION, "another Pod").await;
+    annotate(&world, "apple", FORCE_STOP_ANNOTATION, &pod.uid().unwrap()).await;
+    let short =
+        world.pod_when("apple", "going soon", |pod| pod.metadata.deletion_grace_period_seconds == Some(1)).await;
+    assert_eq!(short.uid(), pod.uid());
+    world.event("apple", "Forced").await;
+    world.pod_has_ended("apple").await;
+    world.ready("apple", "StoppedAsRequested").await;
+    // The annotation speaks of one Pod, not of the next.
+    set_state(&world, "apple", "Running").await;
+    world.ready("apple", "Starting").await;
+    set_state(&world, "apple", "Stopped").await;
+    let going = world.pod_when("apple", "going", is_going).await;
+    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(905));
+}
+
+#[tokio::test]
+async fn a_pod_that_fails_is_made_again_after_a_pause_and_the_next_try_is_said() {
+    let world = world("failed").await;
+    let first = up(&world, "apple", on_node).await;
+    world
+        .pod_status("apple", json!({ "phase": "Failed", "reason": "Evicted", "message": "the node was low on memory" }))
+        .await;
+    let vm = world.machine_when("apple", "failed", |vm| vm.status.as_ref().unwrap().retry.is_some()).await;
+    let retry = vm.status.as_ref().unwrap().retry.clone().unwrap();
+    assert_eq!((retry.count, Some(retry.pod_uid)), (1, first.uid()));
+    assert_eq!(vm.status.as_ref().unwrap().phase.as_deref(), Some("Failed"));
+    let (_, _, message) = condition(&vm, "Ready").unwrap();
+    assert!(message.starts_with("Evicted: the node was low on memory; try 2 is at "), "{message}");
+    world.event("apple", "PodFailed").await;
+    // Where it had ended already, the API server does not wait for the kubelet.
+    world.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
+    world.ready("apple", "Starting").await;
+}
+
+#[tokio::test]
+async fn the_cause_of_a_machine_that_does_not_come_up_is_said() {
+    let world = world("causes").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    let container = |state: Value| {
+        json!({ "containerStatuses": [{
+        "name": "vm-runner", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state,
+    }] })
+    };
+    for (status, reason, word) in [
+        (
+            json!({ "conditions": [{ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims" }] }),
+            "Unschedulable",
+            "unbound",
+        ),
+        (json!({ "conditions": null }), "Starting", "waiting"),
+        (
+            container(json!({ "waiting": { "reason": "ImagePullBackOff", "message": "no such image" } })),
+            "ImagePullFailed",
+            "no such image",
+        ),
+        (
+            container(json!({ "terminated": { "exitCode": 1, "message": "no such machine type" } })),
+            "RunnerFailed",
+            "no such machine type",
+        ),
+    ] {
+        world.pod_status("apple", status).await;
+        let vm = world.ready("apple", reason).await;
+        let (_, _, message) = condition(&vm, "Ready").unwrap();
+        assert!(message.contains(word), "{message}");
+    }
+    world.event("apple", "RunnerFailed").await;
+}
+
+#[tokio::test]
+async fn a_machine_deleted_without_its_pod_is_adopted_when_it_is_made_again() {
+    let world = world("orphan").await;
+    let pod = up(&world, "apple", |vm| {
+        on_node(vm);
+        vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } });
+    })
+    .await;
+    let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
+    let vms: Api<VirtualMachine> = world.api();
+    vms.delete("apple", &orphan).await.unwrap();
+    support::cluster::eventually("the machine to be gone", support::world::LIMIT, async || {
+        vms.get_opt("apple").await.unwrap().is_none().then_some(())
+    })
+    .await;
+    world.pod_when("apple", "without an owner", |pod| pod.owner_references().is_empty() && !is_going(pod)).await;
+    let again = world
+        .make("apple", |vm| {
+            on_node(vm);
+            vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } });
+        })
+        .await;
+    let adopted = world
+        .pod_when("apple", "owned again", |pod| {
+            pod.owner_references().iter().any(|owner| Some(&owner.uid) == again.uid().as_ref())
+        })
+        .await;
+    assert_eq!((adopted.uid(), is_going(&adopted)), (pod.uid(), false));
+    let map = world.api::<ConfigMap>();
+    support::cluster::eventually("the ConfigMap to be owned", support::world::LIMIT, async || {
+        (map.get("apple").await.unwrap().owner_references()[..]
+            .iter()
+            .any(|owner| Some(&owner.uid) == again.uid().as_ref()))
+        .then_some(())
+    })
+    .await;
+    let vm = world
+        .machine_when("apple", "observed", |vm| {
+            vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation
+        })
+        .await;
+    assert_eq!(condition(&vm, "RestartRequired"), None, "{vm:?}");
+}
+
+#[tokio::test]
+async fn a_machine_deleted_and_made_again_at_once_waits_for_the_old_pod() {
+    let world = world("again").await;
+    let pod = up(&world, "apple", on_node).await;
+    let vms: Api<VirtualMachine> = world.api();
+    vms.delete("apple", &DeleteParams::default()).await.unwrap();
+    let again = world.make("apple", on_node).await;
+    world.ready("apple", "WaitingForDeletion").await;
+    assert_eq!(world.api::<Pod>().get("apple").await.unwrap().uid(), pod.uid());
+    world.pod_when("apple", "going", is_going).await;
+    world.pod_has_ended("apple").await;
+    let new = world.pod_when("apple", "a new one", |new| new.uid() != pod.uid()).await;
+    assert_eq!(new.owner_references()[0].uid, again.uid().unwrap());
+}
+
+#[tokio::test]
+async fn a_pod_of_somebody_else_is_not_taken_over() {
+    let world = world("stranger").await;
+    let theirs = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "apple" },
+        "spec": { "containers": [{ "name": "x", "image": "x" }] },
+    });
+    world.namespace.apply(&theirs.to_string());
+    world.make("apple", |_| ()).await;
+    let vm = world.ready("apple", "ApplyFailed").await;
+    assert_eq!(
+        condition(&vm, "Ready").unwrap().2,
+        "Pod apple exists and is not this machine's: delete or rename one of the two"
+    );
+    assert_eq!(world.api::<Pod>().get("apple").await.unwrap().spec.unwrap().containers[0].name, "x");
+}
+
+#[tokio::test]
+async fn taking_the_state_out_of_git_stops_nothing() {
+    let world = world("unmanaged").await;
+    let vms: Api<VirtualMachine> = world.api();
+    let git = PatchParams::apply("git").force();
+    let mut manifest = machine("apple");
+    on_node(&mut manifest);
+    vms.patch("apple", &git, &Patch::Apply(&manifest)).await.unwrap();
+    world.ready("apple", "Starting").await;
+    world.report("apple", true, "Started").await;
+    world.ready("apple", "Running").await;
+    let pod = world.api::<Pod>().get("apple").await.unwrap();
+    manifest["spec"]["vm"].as_object_mut().unwrap().remove("state");
+    vms.patch("apple", &git, &Patch::Apply(&manifest)).await.unwrap();
+    let vm = world.machine_when("apple", "PowerUnmanaged", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
+    assert_eq!((vm.spec.vm.state, condition(&vm, "Ready").unwrap().1.as_str()), (PowerState::Stopped, "Running"));
+    world.event("apple", "PowerUnmanaged").await;
+    let same = world.api::<Pod>().get("apple").await.unwrap();
+    assert_eq!((same.uid(), is_going(&same)), (pod.uid(), false));
+    // As the condition says.
+    set_state(&world, "apple", "Running").await;
+    world.machine_when("apple", "managed", |vm| condition(vm, "PowerUnmanaged").is_none()).await;
+    set_state(&world, "apple", "Stopped").await;
+    world.pod_when("apple", "going", is_going).await;
+}
+
+#[tokio::test]
+async fn what_a_restart_would_bring_is_listed() {
+    let world = world("pending").await;
+    up(&world, "apple", on_node).await;
+    world
+        .change(
+            "apple",
+            json!({ "spec": { "image": { "source": "example.org/other:1" }, "nodeSelector": { "disk": "fast" } } }),
+        )
+        .await;
+    let vm = world.machine_when("apple", "RestartRequired", |vm| condition(vm, "RestartRequired").is_some()).await;
+    let pending = vm.status.unwrap().pending_changes;
+    let paths: Vec<&str> = pending.iter().map(|change| change.path.as_str()).collect();
+    assert_eq!(paths, ["Pod/spec.containers[vm-runner].image", "Pod/spec.nodeSelector"]);
+    assert_eq!(pending[0].wanted, Some(json!("example.org/other:1")));
+    world.change("apple", json!({ "spec": { "image": null, "nodeSelector": null } })).await;
+    let vm = world.machine_when("apple", "nothing pending", |vm| condition(vm, "RestartRequired").is_none()).await;
+    assert_eq!(vm.status.unwrap().pending_changes, []);
+}
+
+/// Gives a claim a volume, as an administrator can.
+async fn bind(world: &World, claim: &str, size: &str, class: Option<&str>) {
+    let namespace = world.namespace.name();
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": format!("{namespace}-{claim}") },
+        "spec": {
+            "capacity": { "storage": size }, "accessModes": ["ReadWriteOnce"], "storageClassName": class,
+            "volumeMode": if claim.ends_with("-disk") { "Block" } else { "Filesystem" },
+            "claimRef": { "namespace": namespace, "name": claim }, "hostPath": { "path": "/nowhere" },
+        },
+    });
+    world.namespace.apply(&volume.to_string());
+}
+
+fn disk(size: &str) -> Value {
+    json!({ "spec": { "vm": { "disks": [{ "volumeClaimTemplate": {
+        "metadata": { "name": "core" }, "spec": { "resources": { "requests": { "storage": size } } },
+    } }] } } })
+}
+
+async fn size_of(world: &World, claim: &str) -> String {
+    let claim = world.api::<PersistentVolumeClaim>().get(claim).await.unwrap();
+    claim.spec.unwrap().resources.unwrap().requests.unwrap()["storage"].0.clone()
+}
+
+#[tokio::test]
+async fn a_disk_grows_where_its_class_allows_it_and_never_shrinks() {
+    let world = world("growth").await;
+    for (name, allowed) in [("grows", true), ("stays", false)] {
+        let class = json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": name },
+            "provisioner": "example.org/none", "allowVolumeExpansion": allowed,
+        });
+        world.namespace.apply(&class.to_string());
+    }
+    for (name, class, wanted, reason, size) in [
+        ("apple", "grows", "2Gi", "Resizing", "2Gi"),
+        ("plum", "stays", "2Gi", "GrowthRefused", "1Gi"),
+        ("pear", "grows", "500Mi", "ShrinkRefused", "1Gi"),
+    ] {
+        world
+            .make(name, |vm| {
+                vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["storageClassName"] = json!(class);
+            })
+            .await;
+        world.ready(name, "Starting").await;
+        let claim = format!("{name}-core-disk");
+        bind(&world, &claim, "1Gi", Some(class)).await;
+        bind(&world, &format!("{name}-runner-data"), "1Mi", None).await;
+        world
+            .machine_when(name, "bound", |vm| {
+                condition(vm, "StorageReady").is_some_and(|storage| storage.1 == "ClaimsBound")
+            })
+            .await;
+        let mut change = disk(wanted);
+        change["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["storageClassName"] = json!(class);
+        change["spec"]["vm"]["currentCpus"] = json!(1);
+        world.change(name, change).await;
+        let vm = world
+            .machine_when(name, reason, |vm| {
+                vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation
+                    && condition(vm, "StorageReady").is_some_and(|storage| storage.1 == reason)
+            })
+            .await;
+        assert_eq!(size_of(&world, &claim).await, size, "{vm:?}");
+        assert_eq!(condition(&vm, "Ready").unwrap().1, "Starting", "a disk's size holds up nothing");
+        let config = world.api::<ConfigMap>().get(name).await.unwrap().data.unwrap();
+        assert!(config["config.yaml"].contains("currentCpus: 1"));
+    }
+    world.event("plum", "GrowthRefused").await;
+    world.event("pear", "ShrinkRefused").await;
+}
+
+#[tokio::test]
+async fn a_disk_that_is_not_used_any_more_is_kept_and_named() {
+    let world = world("kept").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    world.change("apple", json!({ "spec": { "vm": { "disks": [] } } })).await;
+    let event = world.event("apple", "DiskKept").await;
+    assert!(event.message.unwrap().contains("apple-core-disk"));
+    assert!(!is_deleted(&world.api::<PersistentVolumeClaim>().get("apple-core-disk").await.unwrap()));
+    let vm = world.api::<VirtualMachine>().get("apple").await.unwrap();
+    assert!(condition(&vm, "StorageReady").unwrap().2.contains("apple-core-disk"), "{vm:?}");
+}
+
+fn is_deleted(claim: &PersistentVolumeClaim) -> bool {
+    claim.meta().deletion_timestamp.is_some()
+}
+
+#[tokio::test]
+async fn a_claim_that_is_deleted_under_its_machine_is_said_and_made_anew_with_the_next_start() {
+    let world = world("claim-deleted").await;
+    up(&world, "apple", on_node).await;
+    let claims: Api<PersistentVolumeClaim> = world.api();
+    let old = claims.get("apple-core-disk").await.unwrap().uid();
+    claims.delete("apple-core-disk", &DeleteParams::default()).await.unwrap();
+    let vm = world
+        .machine_when("apple", "ClaimDeleting", |vm| {
+            condition(vm, "StorageReady").is_some_and(|storage| storage.1 == "ClaimDeleting")
+        })
+        .await;
+    assert_eq!(condition(&vm, "Ready").unwrap().1, "Running");
+    world.event("apple", "ClaimDeleting").await;
+    annotate(&world, "apple", RESTARTED_ANNOTATION, "now").await;
+    world.pod_when("apple", "going", is_going).await;
+    world.pod_has_ended("apple").await;
+    world.pod_when("apple", "a new one", |pod| pod.annotations().contains_key(RESTARTED_ANNOTATION)).await;
+    assert_ne!(claims.get("apple-core-disk").await.unwrap().uid(), old);
+}
+
+#[tokio::test]
+async fn two_machines_can_not_use_one_claim() {
+    let world = world("shared").await;
+    // Both names come to a-b-core-disk.
+    let with_disk = |name: &'static str| {
+        move |vm: &mut Value| {
+            vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["metadata"]["name"] = json!(name);
+        }
+    };
+    world.make("a", with_disk("b-core")).await;
+    world.ready("a", "Starting").await;
+    world.make("a-b", with_disk("core")).await;
+    let vm = world.ready("a-b", "ApplyFailed").await;
+    let (_, _, message) = condition(&vm, "Ready").unwrap();
+    assert!(message.starts_with("PersistentVolumeClaim a-b-core-disk belongs to the machine a: "), "{message}");
+    assert_eq!(
+        world.api::<PersistentVolumeClaim>().get("a-b-core-disk").await.unwrap().labels()["app.kubernetes.io/instance"],
+        "a"
+    );
+    assert!(world.api::<Pod>().get_opt("a-b").await.unwrap().is_none());
+}

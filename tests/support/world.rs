@@ -1,0 +1,186 @@
+//! A namespace with a running manager, and players of what an API server alone does not have: the runner, the kubelet.
+#![allow(dead_code, reason = "each test program uses its own part")]
+#![allow(clippy::unwrap_used, reason = "this is test code")]
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use vm_operator::api::{VirtualMachine, conditions};
+
+use super::{
+    cluster::{Cluster, TestNamespace, eventually},
+    manager::{Manager, install_crds},
+};
+
+/// How long a test waits for anything.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// A namespace with a running manager.
+pub struct World {
+    /// The cluster.
+    pub cluster: &'static Cluster,
+    /// The namespace.
+    pub namespace: TestNamespace,
+    /// A client.
+    pub client: Client,
+    /// The manager.
+    pub manager: Manager,
+}
+
+impl World {
+    /// With the built-in templates.
+    pub async fn new(test: &str) -> Self {
+        Self::with_templates(test, &[]).await
+    }
+
+    /// With templates over the built-in ones.
+    pub async fn with_templates(test: &str, templates: &[(&str, &str)]) -> Self {
+        Self::start(test, templates, "").await
+    }
+
+    /// With a configuration.
+    pub async fn with_configuration(test: &str, configuration: &str) -> Self {
+        Self::start(test, &[], configuration).await
+    }
+
+    async fn start(test: &str, templates: &[(&str, &str)], configuration: &str) -> Self {
+        let cluster = Cluster::control_plane();
+        install_crds(cluster).await;
+        let namespace = cluster.namespace(test).await;
+        let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });
+        namespace.apply(&account.to_string());
+        let manager = Manager::start_with(cluster, &namespace, templates, configuration);
+        Self { cluster, client: cluster.client().await, namespace, manager }
+    }
+
+    /// The objects of a kind.
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope>,
+        K::DynamicType: Default,
+    {
+        Api::namespaced(self.client.clone(), self.namespace.name())
+    }
+
+    /// Makes a machine.
+    pub async fn make(&self, name: &str, edit: impl FnOnce(&mut Value)) -> VirtualMachine {
+        let mut vm = machine(name);
+        edit(&mut vm);
+        self.api().create(&PostParams::default(), &serde_json::from_value(vm).unwrap()).await.unwrap()
+    }
+
+    /// Changes a machine as `kubectl patch` does, but under a name that Flux leaves alone.
+    pub async fn change(&self, name: &str, patch: Value) {
+        let parameters = PatchParams { field_manager: Some("test".into()), ..PatchParams::default() };
+        self.api::<VirtualMachine>().patch(name, &parameters, &Patch::Merge(patch)).await.unwrap();
+    }
+
+    /// Waits until the condition Ready has the reason, and returns the machine.
+    pub async fn ready(&self, name: &str, reason: &str) -> VirtualMachine {
+        let api: Api<VirtualMachine> = self.api();
+        eventually(&format!("{name} to be {reason}"), LIMIT, async || {
+            let vm = api.get(name).await.unwrap();
+            let found = conditions::find(&vm.status.as_ref()?.conditions, conditions::READY)?.reason == reason;
+            (found && vm.status.as_ref()?.observed_generation == vm.metadata.generation).then_some(vm)
+        })
+        .await
+    }
+
+    /// Waits until the machine is as asked.
+    pub async fn machine_when(
+        &self,
+        name: &str,
+        what: &str,
+        mut check: impl FnMut(&VirtualMachine) -> bool,
+    ) -> VirtualMachine {
+        let api: Api<VirtualMachine> = self.api();
+        eventually(&format!("{name}: {what}"), LIMIT, async || {
+            let vm = api.get(name).await.unwrap();
+            check(&vm).then_some(vm)
+        })
+        .await
+    }
+
+    /// Waits until the machine's Pod is as asked.
+    pub async fn pod_when(&self, name: &str, what: &str, mut check: impl FnMut(&Pod) -> bool) -> Pod {
+        let api: Api<Pod> = self.api();
+        eventually(&format!("Pod {name}: {what}"), LIMIT, async || api.get_opt(name).await.unwrap().filter(&mut check))
+            .await
+    }
+
+    /// Waits until there is no Pod of that name.
+    pub async fn no_pod(&self, name: &str) {
+        let api: Api<Pod> = self.api();
+        eventually(&format!("Pod {name} to be gone"), LIMIT, async || {
+            api.get_opt(name).await.unwrap().is_none().then_some(())
+        })
+        .await;
+    }
+
+    /// Plays the runner of the machine's Pod: reports whether the guest runs.
+    pub async fn report(&self, name: &str, running: bool, reason: &str) {
+        let pod = self.api::<Pod>().get(name).await.unwrap();
+        let condition = |type_: &str| {
+            json!({
+                "type": type_, "status": if running { "True" } else { "False" }, "reason": reason, "message": "told by a test",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            })
+        };
+        let report = json!({
+            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": name },
+            "status": {
+                "podUid": pod.uid(), "cpus": i32::from(running), "ram": if running { "1000000000" } else { "0" },
+                "conditions": [condition("Running"), condition("Booted")],
+            },
+        });
+        let parameters = PatchParams::apply("vm-runner").force();
+        self.api::<VirtualMachine>().patch_status(name, &parameters, &Patch::Apply(&report)).await.unwrap();
+    }
+
+    /// Plays the kubelet: says how a Pod is.
+    pub async fn pod_status(&self, name: &str, status: Value) {
+        let patch = json!({ "status": status });
+        self.api::<Pod>().patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    }
+
+    /// Plays the kubelet: a Pod that is being deleted has ended.
+    pub async fn pod_has_ended(&self, name: &str) {
+        let parameters = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        self.api::<Pod>().delete(name, &parameters).await.unwrap();
+    }
+
+    /// Waits for an event about the machine.
+    pub async fn event(&self, name: &str, reason: &str) -> Event {
+        let api: Api<Event> = self.api();
+        eventually(&format!("event {reason} of {name}"), LIMIT, async || {
+            let events = api.list(&Default::default()).await.unwrap();
+            events.into_iter().find(|event| {
+                event.reason.as_deref() == Some(reason) && event.involved_object.name.as_deref() == Some(name)
+            })
+        })
+        .await
+    }
+}
+
+/// What a condition of a machine says: status, reason, message.
+pub fn condition(vm: &VirtualMachine, type_: &str) -> Option<(String, String, String)> {
+    let condition = conditions::find(&vm.status.as_ref()?.conditions, type_)?;
+    Some((condition.status.clone(), condition.reason.clone(), condition.message.clone()))
+}
+
+/// A machine that runs, with a disk.
+pub fn machine(name: &str) -> Value {
+    json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+        "metadata": { "name": name },
+        "spec": { "vm": {
+            "state": "Running", "maximumCpus": 2,
+            "disks": [{ "volumeClaimTemplate": { "metadata": { "name": "core" }, "spec": { "resources": { "requests": { "storage": "1Gi" } } } } }],
+        } },
+    })
+}

@@ -17,7 +17,7 @@ use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
-pub use super::requests::{Request, Requests};
+pub use super::requests::Requests;
 
 /// The program that builds and runs clusters.
 pub const XTASK: &str = env!("CARGO_BIN_EXE_xtask");

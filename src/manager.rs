@@ -26,7 +26,7 @@ use crate::{
     api::VirtualMachine,
     cluster::{
         Cluster,
-        watch::{Chain, Children},
+        watch::{Chain, Children, PAGE},
     },
     config::Config,
     files, power,
@@ -60,13 +60,13 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         Err(error) => error!(%error, "the templates can't be used; machines are left as they are until this is mended"),
     }
     let (children, triggered) = Children::new(client.clone(), &namespace);
-    let cluster = Cluster { client: client.clone(), namespace: namespace.clone(), children };
+    let cluster = Cluster::new(client.clone(), &namespace, children);
     let reconciler = Arc::new(Reconciler::new(cluster, config.reconciler, templates));
     info!(namespace, version = env!("CARGO_PKG_VERSION"), "managing");
 
     let (store, writer) = reflector::store();
     let api: Api<VirtualMachine> = Api::namespaced(client, &namespace);
-    let machines = watcher(api, watcher::Config::default())
+    let machines = watcher(api, watcher::Config::default().page_size(PAGE))
         .modify(power::trim)
         .default_backoff()
         .reflect(writer)

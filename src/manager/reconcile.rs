@@ -11,7 +11,7 @@ use kube::{
     Resource, ResourceExt,
     runtime::{
         controller::Action,
-        events::{Event, EventType, Recorder, Reporter},
+        events::{Event, EventType, Reporter},
         reflector::ObjectRef,
     },
 };
@@ -22,6 +22,7 @@ use crate::{
     api::VirtualMachine,
     cluster::{
         ActionError, Cluster,
+        events::Teller,
         watch::{Chain, WatchError},
     },
     config::ReconcilerConfig,
@@ -62,7 +63,7 @@ pub struct Reconciler {
     cluster: Cluster,
     config: ReconcilerConfig,
     templates: Result<TemplateSet, FileError>,
-    recorder: Recorder,
+    teller: Teller,
     /// Machines as the API server answered to our last write of their status, until the watch has told it too.
     written: Mutex<HashMap<ObjectRef<VirtualMachine>, Arc<VirtualMachine>>>,
     /// Failures in a row.
@@ -73,8 +74,8 @@ impl Reconciler {
     /// Everything is done through `cluster`.
     pub fn new(cluster: Cluster, config: ReconcilerConfig, templates: Result<TemplateSet, FileError>) -> Self {
         let reporter = Reporter { controller: "vm-operator".into(), instance: std::env::var("HOSTNAME").ok() };
-        let recorder = Recorder::new(cluster.client.clone(), reporter);
-        Self { cluster, config, templates, recorder, written: Mutex::default(), failures: Mutex::default() }
+        let teller = Teller::start(cluster.client.clone(), reporter);
+        Self { cluster, config, templates, teller, written: Mutex::default(), failures: Mutex::default() }
     }
 
     /// Brings a machine to where its spec wants it.
@@ -111,8 +112,8 @@ impl Reconciler {
         if plan.power.write_stopped {
             this.cluster.write_stopped(&vm).await.map_err(ReconcileError::Spec)?;
         }
-        this.tell(&vm, news).await;
-        debug!(vm = name, objects = observed.objects.len(), "reconciled");
+        this.tell(&vm, news);
+        debug!(vm = name, "reconciled");
         result?;
         this.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(&*vm));
         Ok(plan.again_after.map_or_else(Action::await_change, Action::requeue))
@@ -166,7 +167,7 @@ impl Reconciler {
     }
 
     /// Events for what a person would ask about.
-    async fn tell(&self, vm: &VirtualMachine, news: Vec<News>) {
+    fn tell(&self, vm: &VirtualMachine, news: Vec<News>) {
         let regarding = ObjectReference { resource_version: None, ..vm.object_ref(&()) };
         for News { warning, reason, note, action } in news {
             let event = Event {
@@ -177,9 +178,7 @@ impl Reconciler {
                 action: action.to_owned(),
                 secondary: None,
             };
-            if let Err(error) = self.recorder.publish(&event, &regarding).await {
-                warn!(vm = vm.name_any(), error = %Chain(&error), "an event could not be written");
-            }
+            self.teller.tell(event, regarding.clone());
         }
     }
 }

@@ -17,7 +17,8 @@ use kube::{
 };
 use tempfile::TempDir;
 
-use super::cluster::{Cluster, Request, Requests, TestNamespace, eventually};
+use super::cluster::{Cluster, Requests, TestNamespace, eventually};
+pub use super::requests::is_of_machines;
 
 /// Makes the resources known to the cluster.
 pub async fn install_crds(cluster: &Cluster) {
@@ -31,13 +32,6 @@ pub async fn install_crds(cluster: &Cluster) {
         let established = await_condition(api.clone(), name, is_crd_established());
         tokio::time::timeout(Duration::from_secs(30), established).await.expect("the CRDs in time").expect("the CRDs");
     }
-}
-
-/// Whether a request is about machines or what they are made of. Events of the core group are other controllers'; ours are
-/// of `events.k8s.io`.
-pub fn is_of_machines(request: &Request) -> bool {
-    let resources = ["vms", "vms/status", "configmaps", "secrets", "persistentvolumeclaims", "services", "pods"];
-    resources.contains(&request.resource.as_str()) || (request.resource == "events" && request.group == "events.k8s.io")
 }
 
 /// Waits until what the last writes caused has been looked at: two counts in a row are the same.

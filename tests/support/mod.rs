@@ -5,4 +5,5 @@
 pub mod cluster;
 pub mod manager;
 pub mod proxy;
+pub mod requests;
 pub mod world;

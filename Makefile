@@ -2,7 +2,7 @@
 XTASK := cargo xtask
 
 .DEFAULT_GOAL := help
-.PHONY: help build test lint fmt demo demo-down crds images cluster-up cluster-down clean
+.PHONY: help build test bench lint fmt demo demo-down crds images cluster-up cluster-down clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,6 +12,9 @@ build: ## Build the programs
 
 test: ## Run all tests, also those on a real cluster; the last line counts them
 	@$(XTASK) test
+
+bench: ## Measure the manager against the raw limit; BENCH holds options
+	@$(XTASK) bench $(BENCH)
 
 lint: ## Check format and lints
 	cargo fmt --check

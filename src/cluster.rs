@@ -4,6 +4,8 @@
 //! server what a watch has told already. Writing is [`Cluster::execute`], which does what a plan says, and
 //! [`Cluster::write_status`].
 
+pub mod events;
+mod packed;
 pub mod watch;
 
 use std::{error::Error as _, sync::Arc};
@@ -15,12 +17,12 @@ use kube::{
     core::PartialObjectMeta,
 };
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use tracing::{info, warn};
 
 use self::watch::{Chain, Children};
 use crate::{
     api::VirtualMachine,
-    manager::metrics::Metrics,
     observed::{FIELD_MANAGER, Object},
     plan::{self, Action, Plan},
     render::{Lifetime, ObjectKey, Rendered, Update},
@@ -41,9 +43,13 @@ pub struct Cluster {
     pub namespace: String,
     /// The objects of its machines.
     pub children: Arc<Children>,
-    /// Counts what is written.
-    pub metrics: Arc<Metrics>,
+    /// Who may send a request.
+    requests: Arc<Semaphore>,
 }
+
+/// How many requests are under way at once. Each has a connection of its own, which is dear to begin and takes memory on both
+/// sides; a few dozens keep any API server busy.
+const REQUESTS: usize = 32;
 
 /// An action that failed.
 #[derive(Debug, thiserror::Error)]
@@ -107,6 +113,11 @@ pub fn resource(key: &TypeMeta) -> ApiResource {
 }
 
 impl Cluster {
+    /// A namespace of the cluster that `client` talks to.
+    pub fn new(client: Client, namespace: &str, children: Arc<Children>) -> Self {
+        Self { client, namespace: namespace.to_owned(), children, requests: Arc::new(Semaphore::new(REQUESTS)) }
+    }
+
     /// Does what the plan says, step by step; the actions of a step go together.
     ///
     /// Returns what the API server said against changes of claims: a machine runs with the disks that there are. What was
@@ -134,6 +145,12 @@ impl Cluster {
             }
         }
         Ok(refusals)
+    }
+
+    /// Sends a request when it is its turn.
+    async fn in_turn<T>(&self, request: impl Future<Output = T>) -> T {
+        let _turn = self.requests.acquire().await;
+        request.await
     }
 
     async fn act(&self, vm: &VirtualMachine, action: &Action) -> Result<(), ActionError> {
@@ -185,13 +202,25 @@ impl Cluster {
         }
         let applied = applied.map_err(failed)?;
         info!(object = %key, "applied");
-        self.metrics.wrote("apply", &key.kind);
-        self.children.insert(Object::trim(&key.types(), applied));
+        self.children.metrics.wrote("apply", &key.kind);
+        self.children.insert(applied);
         Ok(())
     }
 
-    async fn send(&self, key: &ObjectKey, value: &Value) -> Result<DynamicObject, kube::Error> {
-        self.objects(key).patch(&key.name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(value)).await
+    async fn send(&self, key: &ObjectKey, value: &Value) -> Result<Object, kube::Error> {
+        self.patch(key, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(value)).await
+    }
+
+    /// Only what is kept is asked for: the answer about a secret does not tell it.
+    async fn patch(&self, key: &ObjectKey, how: &PatchParams, patch: &Patch<&Value>) -> Result<Object, kube::Error> {
+        let api = self.objects(key);
+        let object = if key.is_pod() || key.is_claim() {
+            self.in_turn(api.patch(&key.name, how, patch)).await?
+        } else {
+            let meta = self.in_turn(api.patch_metadata(&key.name, how, patch)).await?;
+            DynamicObject { types: None, metadata: meta.metadata, data: Value::Null }
+        };
+        Ok(Object::trim(&key.types(), object))
     }
 
     /// An object that the watches do not show: its metadata and, of a claim, all of it.
@@ -211,12 +240,12 @@ impl Cluster {
         let mut patch = patch.clone();
         patch["metadata"]["uid"] = json!(uid);
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
-        let patched = self.objects(key).patch(&key.name, &parameters, &Patch::Merge(&patch)).await;
+        let patched = self.patch(key, &parameters, &Patch::Merge(&patch)).await;
         let patched =
             patched.map_err(|source| ActionError::Api { what: "label", key: key.clone(), source: Box::new(source) })?;
         info!(object = %key, "labelled");
-        self.metrics.wrote("label", &key.kind);
-        self.children.insert(Object::trim(&key.types(), patched));
+        self.children.metrics.wrote("label", &key.kind);
+        self.children.insert(patched);
         Ok(())
     }
 
@@ -227,10 +256,10 @@ impl Cluster {
             grace_period_seconds: grace.and_then(|seconds| seconds.try_into().ok()),
             ..DeleteParams::default()
         };
-        match self.objects(key).delete(&key.name, &parameters).await {
+        match self.in_turn(self.objects(key).delete(&key.name, &parameters)).await {
             Ok(answer) => {
                 info!(object = %key, "deleted");
-                self.metrics.wrote("delete", &key.kind);
+                self.children.metrics.wrote("delete", &key.kind);
                 // An object that waits for its grace period comes back with its time of deletion.
                 if let Some(object) = answer.left() {
                     self.children.insert(Object::trim(&key.types(), object));
@@ -256,7 +285,7 @@ impl Cluster {
         });
         match api.patch(&vm.name_any(), &parameters, &Patch::Merge(&patch)).await {
             Ok(_) => {
-                self.metrics.wrote("spec", "VirtualMachine");
+                self.children.metrics.wrote("spec", "VirtualMachine");
                 Ok(())
             }
             // The watch tells what is new.
@@ -265,19 +294,22 @@ impl Cluster {
         }
     }
 
-    /// Writes the manager's part of a machine's status.
+    /// Writes the manager's part of a machine's status, if the machine is still as it was when that was derived: where no
+    /// runner has reported the manager speaks for it, and a report that came meanwhile must not be overwritten.
     ///
     /// # Errors
-    /// What the API server says.
+    /// What the API server says; 409 if the machine has changed, of which the watch tells.
     pub async fn write_status(&self, vm: &VirtualMachine, wanted: &Value) -> Result<VirtualMachine, kube::Error> {
         let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &self.namespace);
         let patch = json!({
             "apiVersion": VirtualMachine::api_version(&()),
             "kind": VirtualMachine::kind(&()),
-            "metadata": { "name": vm.name_any(), "uid": vm.metadata.uid },
+            "metadata": {
+                "name": vm.name_any(), "uid": vm.metadata.uid, "resourceVersion": vm.metadata.resource_version,
+            },
             "status": wanted,
         });
-        api.patch_status(&vm.name_any(), &PatchParams::apply(status::FIELD_MANAGER).force(), &Patch::Apply(&patch))
-            .await
+        let (name, how) = (vm.name_any(), PatchParams::apply(status::FIELD_MANAGER).force());
+        self.in_turn(api.patch_status(&name, &how, &Patch::Apply(&patch))).await
     }
 }

@@ -47,7 +47,7 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout},
 };
-use tracing::{Instrument, debug, error, error_span, info, warn};
+use tracing::{Instrument, error, error_span, info, warn};
 
 use self::{
     leader::{Election, Fence, State},
@@ -57,7 +57,7 @@ use self::{
 };
 use crate::{
     api::VirtualMachine,
-    cluster::{Cluster, watch::Children},
+    cluster::{Cluster, events::Teller, watch::Children},
     config::{Config, ReconcilerConfig},
     files::{self, FileError},
 };
@@ -80,6 +80,8 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     /// Whether to work only while holding the lease.
     pub leader_election: bool,
+    /// Under which name; `None`: one that is new each time. Two processes that run at once must not have the same.
+    pub identity: Option<String>,
 }
 
 /// Runs the manager until it is told to end (SIGTERM, SIGINT).
@@ -154,7 +156,13 @@ async fn manage(
     let election = if options.leader_election {
         // Its own connection: what the work does must not hold up a renewal.
         let client = Client::try_from(kubeconfig)?;
-        Some(Election::start(client, &namespace, identity(), fence.clone(), metrics.clone()))
+        Some(Election::start(
+            client,
+            &namespace,
+            options.identity.unwrap_or_else(identity),
+            fence.clone(),
+            metrics.clone(),
+        ))
     } else {
         fence.open();
         metrics.leads(true);
@@ -169,12 +177,13 @@ async fn manage(
             result?;
             info!(namespace, version = env!("CARGO_PKG_VERSION"), "managing");
             let (children, triggered) = Children::new(client.clone(), &namespace, metrics.clone());
-            let cluster = Cluster { client: client.clone(), namespace: namespace.clone(), children, metrics: metrics.clone() };
-            let reconciler = Arc::new(Reconciler::new(cluster, settings.clone(), templates, reporter.clone()));
+            let cluster = Cluster::new(client.clone(), &namespace, children);
+            let teller = Arc::new(Teller::start(client.clone(), reporter));
+            let reconciler = Arc::new(Reconciler::new(cluster, settings.clone(), templates, teller.clone()));
             let (store, writer) = reflector::store();
             let list = store.clone();
             metrics.machines_from(move || list.state());
-            let machines = machines::watch(client, &namespace, writer, metrics.clone(), health, reporter);
+            let machines = machines::watch(client, &namespace, writer, metrics.clone(), health, teller);
             let triggered = stream::select(triggered, again(settings, store.clone()));
             let queues = (machines, store, triggered);
             let mut work = pin!(work(queues, reconciler, metrics, stop.clone()));
@@ -256,7 +265,6 @@ fn look(
     let look = async move {
         Ok(match Reconciler::reconcile(vm.clone(), reconciler.clone()).await {
             Ok(action) => {
-                debug!("reconciled");
                 work.done(action != Action::await_change());
                 action
             }
@@ -293,7 +301,7 @@ fn fenced(config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
     Ok(ClientBuilder::try_from(config)?.with_layer(&tower::filter::FilterLayer::new(check)).build())
 }
 
-/// A name that no other manager has, nor this one had before: as client-go makes it.
+/// A name that no other process has, nor this one had before: as client-go makes it.
 fn identity() -> String {
     let host = std::env::var("HOSTNAME").or_else(|_| fs::read_to_string("/proc/sys/kernel/hostname"));
     format!("{}_{}", host.unwrap_or_default().trim(), reconcile::random())

@@ -69,9 +69,9 @@ pub struct Object {
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
     /// The fields that [`FIELD_MANAGER`] applied and still owns, in the form of `managedFields`.
-    pub owned: Option<Value>,
+    pub owned: Option<Json>,
     /// The same for fields that it patched: labels and annotations of an object that changes at start.
-    pub patched: Option<Value>,
+    pub patched: Option<Json>,
     /// `spec` of Pods and claims; of others, empty.
     pub spec: Value,
     /// `status` of Pods and claims; of others, empty.
@@ -88,7 +88,7 @@ impl Object {
                     && entry.operation.as_deref() == Some(operation)
                     && entry.subresource.as_deref().unwrap_or_default().is_empty()
             });
-            ours.and_then(|entry| entry.fields_v1.as_ref()).map(|fields| fields.0.clone())
+            ours.and_then(|entry| entry.fields_v1.as_ref()).map(|fields| Json::from(&fields.0))
         };
         let (owned, patched) = (fields("Apply"), fields("Update"));
         let mut data = if key.is_pod() || key.is_claim() { object.data } else { Value::Null };
@@ -154,7 +154,24 @@ impl Object {
     /// removed one since: the API server moves a changed field to whoever changed it. So a drift is seen without comparing
     /// values, which the API server may have normalised.
     pub fn owns_all_of(&self, rendered: &Value) -> bool {
-        self.owned.as_ref().is_some_and(|owned| covers(owned, rendered, &["apiVersion", "kind"], 0))
+        self.owned.as_ref().is_some_and(|owned| covers(&owned.value(), rendered, &["apiVersion", "kind"], 0))
+    }
+}
+
+/// JSON as text, for what is kept of every object and rarely looked into: as a tree of maps it takes ten times the memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Json(Arc<str>);
+
+impl Json {
+    /// The tree.
+    pub fn value(&self) -> Value {
+        serde_json::from_str(&self.0).unwrap_or_default()
+    }
+}
+
+impl From<&Value> for Json {
+    fn from(value: &Value) -> Self {
+        Self(value.to_string().into())
     }
 }
 

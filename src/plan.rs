@@ -29,7 +29,7 @@ use crate::{
         conditions::{self, STORAGE_READY},
         status::Retry,
     },
-    observed::{Object, Observed, Part},
+    observed::{Json, Object, Observed, Part},
     power::{self, FORCE_STOP_ANNOTATION, Power, RESTARTED_ANNOTATION, Wanted, power},
     render::{
         Lifetime, ObjectKey, Rendered, Update,
@@ -350,6 +350,7 @@ const OF_THE_WHOLE: [&str; 3] = [HASH_ANNOTATION, VERSION_ANNOTATION, RESTARTED_
 /// made from.
 fn labelling(object: &Rendered, found: &Object) -> Option<Value> {
     let mut metadata = Map::new();
+    let ours: Vec<Value> = [&found.owned, &found.patched].into_iter().flatten().map(Json::value).collect();
     for (field, current) in [("labels", &found.labels), ("annotations", &found.annotations)] {
         let wanted = texts(&object.value["metadata"][field]);
         let mut change: Map<String, Value> = wanted
@@ -357,8 +358,7 @@ fn labelling(object: &Rendered, found: &Object) -> Option<Value> {
             .filter(|(name, value)| !OF_THE_WHOLE.contains(&name.as_str()) && current.get(*name) != Some(value))
             .map(|(name, value)| (name.clone(), json!(value)))
             .collect();
-        let ours = [&found.owned, &found.patched].into_iter().flatten();
-        let ours = ours.filter_map(|fields| fields["f:metadata"][format!("f:{field}")].as_object());
+        let ours = ours.iter().filter_map(|fields| fields["f:metadata"][format!("f:{field}")].as_object());
         for name in ours.flatten().filter_map(|(name, _)| name.strip_prefix("f:")) {
             if current.contains_key(name) && !wanted.contains_key(name) && !OF_THE_WHOLE.contains(&name) {
                 change.insert(name.to_owned(), Value::Null);

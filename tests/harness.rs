@@ -21,7 +21,7 @@ async fn the_control_plane_serves_and_counts() {
     let cluster = Cluster::control_plane();
     let namespace = cluster.namespace("counts").await;
     let maps = Api::<ConfigMap>::namespaced(cluster.client().await, namespace.name());
-    let of_maps = |request: &support::cluster::Request| request.resource == "configmaps" && request.verb == "APPLY";
+    let of_maps = |request: &support::requests::Request| request.resource == "configmaps" && request.verb == "APPLY";
     let before = cluster.requests().await;
 
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"key": "value"}});

@@ -9,8 +9,9 @@ use std::{path::PathBuf, process::Command, time::Duration};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use support::{
-    cluster::{Cluster, Request, TestNamespace, XTASK, eventually},
+    cluster::{Cluster, TestNamespace, XTASK, eventually},
     manager::{install_crds, is_of_machines, quiet},
+    requests::Request,
 };
 use vm_operator::api::{VirtualMachine, conditions};
 

@@ -47,7 +47,7 @@ impl World {
     }
 
     fn manager(&self, setup: &Setup<'_>) -> Manager {
-        Manager::with(self.cluster, self.namespace.name(), setup)
+        Manager::with(self.cluster.kubeconfig(), self.namespace.name(), setup)
     }
 
     fn api<K>(&self) -> Api<K>

@@ -40,6 +40,10 @@ enum Command {
         /// Work only while holding the lease `vm-operator`, so that a second manager can stand by.
         #[arg(long, env = "VM_OPERATOR_LEADER_ELECTION", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
         leader_election: bool,
+        /// The name under which it holds the lease; in a cluster, the Pod's. A process that is started again under its name
+        /// need not wait for the lease of the one before. Default: a new one each time.
+        #[arg(long, env = "VM_OPERATOR_IDENTITY", value_name = "NAME")]
+        identity: Option<String>,
         /// How the log looks.
         #[arg(long, env = "VM_OPERATOR_LOG_FORMAT", default_value = "text")]
         log_format: LogFormat,
@@ -75,7 +79,8 @@ impl FromStr for Listen {
 }
 
 fn main() -> ExitCode {
-    let Command::Run { config, namespace, templates, listen, leader_election, log_format } = Arguments::parse().command;
+    let Command::Run { config, namespace, templates, listen, leader_election, identity, log_format } =
+        Arguments::parse().command;
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,kube_runtime=warn"));
     let log = tracing_subscriber::fmt()
@@ -93,7 +98,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let options = Options { config, namespace, templates, listen: listen.0, leader_election };
+    let options = Options { config, namespace, templates, listen: listen.0, leader_election, identity };
     let result = runtime.block_on(manager::run(options));
     // Whatever is still going on, such as asking for a name, must not hold up the end.
     runtime.shutdown_background();

@@ -8,7 +8,7 @@
 //! and status are kept, of everything else only the metadata is asked for, so no secret ever comes here.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -28,6 +28,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
+use super::packed::Packed;
 use crate::{
     api::VirtualMachine,
     manager::metrics::Metrics,
@@ -39,9 +40,10 @@ use crate::{
 pub struct Children {
     client: Client,
     namespace: String,
-    metrics: Arc<Metrics>,
-    /// By the machine's name and the object's key.
-    objects: Mutex<HashMap<String, HashMap<ObjectKey, Arc<Object>>>>,
+    /// Counts what is watched and written.
+    pub metrics: Arc<Metrics>,
+    /// By the machine's name; a machine has so few that they are looked through.
+    objects: Mutex<HashMap<String, Vec<Packed>>>,
     /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
     gone: Mutex<VecDeque<String>>,
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
@@ -50,6 +52,9 @@ pub struct Children {
 
 /// More deletions than can happen between a request and its answer.
 const REMEMBERED: usize = 256;
+
+/// How many objects are listed at once: a page is in memory as a whole, and much larger than what is kept of it.
+pub const PAGE: u32 = 100;
 
 /// How far the watch of a kind is.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,9 +101,8 @@ impl Children {
 
     /// What there is of a machine.
     pub fn observe(&self, vm: &str, now: Timestamp) -> Observed {
-        let objects =
-            lock(&self.objects).get(vm).map(|objects| objects.values().cloned().collect()).unwrap_or_default();
-        Observed { objects, now }
+        let objects = lock(&self.objects).get(vm).map(|objects| objects.iter().map(Packed::shared).collect());
+        Observed { objects: objects.unwrap_or_default(), now }
     }
 
     /// Makes sure that these kinds are watched and known completely. Returns whether a watch had to be started, that is,
@@ -136,8 +140,8 @@ impl Children {
             return;
         }
         let objects = objects.entry(vm).or_default();
-        if objects.get(&object.key).is_none_or(|known| known.uid != object.uid || known.version <= object.version) {
-            objects.insert(object.key.clone(), Arc::new(object));
+        if find(objects, &object.key).is_none_or(|known| *known.uid != object.uid || known.version <= object.version) {
+            put(objects, object);
         }
     }
 
@@ -145,7 +149,7 @@ impl Children {
     fn start(self: &Arc<Self>, kind: TypeMeta) -> watch::Receiver<State> {
         let (sender, receiver) = watch::channel(State::Listing);
         let resource = super::resource(&kind);
-        let config = watcher::Config::default().labels(&selector());
+        let config = watcher::Config::default().labels(&selector()).page_size(PAGE);
         let children = self.clone();
         let key = |name: &str| ObjectKey {
             api_version: kind.api_version.clone(),
@@ -171,7 +175,7 @@ impl Children {
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream.default_backoff());
-            let mut listed = Vec::new();
+            let mut listed = HashSet::new();
             while let Some(event) = stream.next().await {
                 match event {
                     Ok(event) => {
@@ -198,20 +202,22 @@ impl Children {
     }
 
     /// Takes in what a watch tells. Returns whether the list of the kind is complete now.
-    fn take(&self, kind: &TypeMeta, event: Event<Object>, listed: &mut Vec<Object>) -> bool {
+    fn take(&self, kind: &TypeMeta, event: Event<Object>, listed: &mut HashSet<String>) -> bool {
         match event {
             Event::Init => listed.clear(),
-            Event::InitApply(object) => listed.push(object),
+            Event::InitApply(object) => {
+                listed.insert(object.uid.clone());
+                self.update(object);
+            }
             Event::InitDone => {
                 let listed = std::mem::take(listed);
-                let gone: Vec<Arc<Object>> = lock(&self.objects)
+                let gone: Vec<Object> = lock(&self.objects)
                     .values()
-                    .flat_map(HashMap::values)
-                    .filter(|known| known.key.types() == *kind && !listed.iter().any(|object| object.uid == known.uid))
-                    .cloned()
+                    .flatten()
+                    .filter(|known| is_of(&known.key, kind) && !listed.contains(known.uid.as_ref()))
+                    .map(Packed::unpack)
                     .collect();
                 gone.iter().for_each(|object| self.remove(object));
-                listed.into_iter().for_each(|object| self.update(object));
                 return true;
             }
             Event::Apply(object) => self.update(object),
@@ -225,15 +231,16 @@ impl Children {
         {
             let mut objects = lock(&self.objects);
             let objects = objects.entry(vm.clone()).or_default();
-            match objects.get(&object.key) {
-                // What we wrote ourselves is known already, perhaps even newer.
-                Some(known) if known.uid == object.uid && known.version >= object.version => return,
-                Some(known) if known.is_same(&object) => {
-                    objects.insert(object.key.clone(), Arc::new(object));
-                    return;
-                }
-                _ => objects.insert(object.key.clone(), Arc::new(object)),
-            };
+            // What we wrote ourselves is known already, perhaps even newer.
+            let known = find(objects, &object.key);
+            if known.is_some_and(|known| *known.uid == object.uid && known.version >= object.version) {
+                return;
+            }
+            let same = known.is_some_and(|known| known.unpack().is_same(&object));
+            put(objects, object);
+            if same {
+                return;
+            }
         }
         self.wake(&vm);
     }
@@ -247,10 +254,8 @@ impl Children {
             gone.push_front(object.uid.clone());
             let Some(of_vm) = objects.get_mut(vm) else { return };
             // One of the same name that was made since stays.
-            if of_vm.get(&object.key).is_none_or(|known| known.uid != object.uid) {
-                return;
-            }
-            of_vm.remove(&object.key);
+            let Some(index) = of_vm.iter().position(|known| *known.uid == object.uid) else { return };
+            of_vm.swap_remove(index);
             if of_vm.is_empty() {
                 objects.remove(vm);
             }
@@ -262,6 +267,21 @@ impl Children {
         debug!(vm, "an object changed");
         // Nobody listens any more when the manager ends.
         let _ = self.trigger.unbounded_send(ObjectRef::new(vm).within(&self.namespace));
+    }
+}
+
+fn is_of(key: &ObjectKey, kind: &TypeMeta) -> bool {
+    key.kind == kind.kind && key.api_version == kind.api_version
+}
+
+fn find<'a>(objects: &'a [Packed], key: &ObjectKey) -> Option<&'a Packed> {
+    objects.iter().find(|object| object.key == *key)
+}
+
+fn put(objects: &mut Vec<Packed>, object: Object) {
+    match objects.iter_mut().find(|known| known.key == object.key) {
+        Some(known) => *known = object.into(),
+        None => objects.push(object.into()),
     }
 }
 

@@ -145,7 +145,7 @@ fn decide(facts: Facts) -> Step {
         (Some(renewed), Holder::Us) => write_in(RENEW.saturating_sub(renewed)),
         // Somebody deleted the lease or emptied it: say that we are still here.
         (Some(renewed), Holder::Nobody) => write_in(pause.min(DEADLINE - renewed)),
-        // Our name is new with each start, so a lease with it that we do not hold is one whose taking was answered too late.
+        // The taking was answered too late, or the process before us had our name: it has ended, so there is nobody to wait for.
         (None, Holder::Nobody | Holder::Us) => write_in(pause),
         (None, Holder::Another) => write_in(pause.max(facts.lasts.saturating_sub(facts.unchanged))),
     }
@@ -245,7 +245,7 @@ pub struct Election {
 }
 
 impl Election {
-    /// Stands for election under a name that nobody else has. While it leads, the fence is open.
+    /// Stands for election under a name that no other process has now. While it leads, the fence is open.
     pub fn start(client: Client, namespace: &str, identity: String, fence: Fence, metrics: Arc<Metrics>) -> Self {
         let (sender, state) = watch::channel(State::Unknown(None));
         let (resign, resigned) = oneshot::channel();

@@ -6,13 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{Stream, StreamExt, channel::mpsc};
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Client, Resource, ResourceExt,
     core::{DeserializeGuard, ObjectMeta, error_boundary::InvalidObject},
     runtime::{
         WatchStreamExt,
-        events::{Event as Note, EventType, Recorder, Reporter},
+        events::{Event as Note, EventType},
         reflector::store::Writer,
         utils::Backoff,
         watcher::{self, Event, watcher},
@@ -25,7 +26,14 @@ use super::{
     metrics::Metrics,
     web::{Health, Part, Progress},
 };
-use crate::{api::VirtualMachine, cluster::watch::Chain, power};
+use crate::{
+    api::VirtualMachine,
+    cluster::{
+        events::Teller,
+        watch::{Chain, PAGE},
+    },
+    power,
+};
 
 /// The machines of a namespace as they come, change and go. They are kept in the store of `writer`.
 pub fn watch(
@@ -34,13 +42,12 @@ pub fn watch(
     writer: Writer<VirtualMachine>,
     metrics: Arc<Metrics>,
     health: Arc<Health>,
-    reporter: Reporter,
+    teller: Arc<Teller>,
 ) -> impl Stream<Item = watcher::Result<VirtualMachine>> + Send + use<> {
-    let (unreadable, list) = mpsc::unbounded();
-    tokio::spawn(tell(Recorder::new(client.clone(), reporter), list));
-    let mut reader = Reader { metrics, health, unreadable, names: BTreeSet::new(), listed: 0, said: None };
+    let tell = move |invalid| tell(&teller, invalid);
+    let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), listed: 0, said: None };
     let api: Api<DeserializeGuard<VirtualMachine>> = Api::namespaced(client, namespace);
-    watcher(api, watcher::Config::default())
+    watcher(api, watcher::Config::default().page_size(PAGE))
         .backoff(Patience::default())
         .filter_map(move |event| std::future::ready(reader.take(event).map(Ok)))
         .modify(power::trim)
@@ -48,10 +55,11 @@ pub fn watch(
         .touched_objects()
 }
 
-struct Reader {
+struct Reader<T> {
     metrics: Arc<Metrics>,
     health: Arc<Health>,
-    unreadable: mpsc::UnboundedSender<InvalidObject>,
+    /// Tells whoever looks at the machine that it can't be read.
+    tell: T,
     /// Machines that can't be read now.
     names: BTreeSet<String>,
     listed: usize,
@@ -59,7 +67,7 @@ struct Reader {
     said: Option<String>,
 }
 
-impl Reader {
+impl<T: FnMut(InvalidObject)> Reader<T> {
     /// What the store is to hear of an event.
     fn take(
         &mut self,
@@ -122,8 +130,7 @@ impl Reader {
         let name = invalid.metadata.name.clone().unwrap_or_default();
         warn!(vm = name, error = invalid.error, "this machine can't be read and is left as it is");
         self.names.insert(name);
-        // Nobody listens any more when the manager ends.
-        let _ = self.unreadable.unbounded_send(invalid);
+        (self.tell)(invalid);
     }
 
     /// The watch goes on by itself; a trouble that lasts is said once.
@@ -155,24 +162,18 @@ fn stand_in(metadata: ObjectMeta) -> Option<VirtualMachine> {
     serde_json::from_value(spec).ok()
 }
 
-/// Writes an event for each machine that can't be read, where a person who wonders about it will look.
-async fn tell(recorder: Recorder, mut unreadable: mpsc::UnboundedReceiver<InvalidObject>) {
-    while let Some(InvalidObject { error, metadata }) = unreadable.next().await {
-        let Some(vm) = stand_in(metadata) else { continue };
-        let note = format!("this version of the manager can't read the machine and leaves it as it is: {error}");
-        let event = Note {
-            type_: EventType::Warning,
-            reason: "Unreadable".into(),
-            note: Some(note.chars().take(1000).collect()),
-            action: "Read".into(),
-            secondary: None,
-        };
-        let mut regarding = vm.object_ref(&());
-        regarding.resource_version = None;
-        if let Err(error) = recorder.publish(&event, &regarding).await {
-            warn!(vm = vm.name_any(), error = %Chain(&error), "an event could not be written");
-        }
-    }
+/// An event where a person who wonders about the machine will look.
+fn tell(teller: &Teller, InvalidObject { error, metadata }: InvalidObject) {
+    let Some(vm) = stand_in(metadata) else { return };
+    let note = format!("this version of the manager can't read the machine and leaves it as it is: {error}");
+    let event = Note {
+        type_: EventType::Warning,
+        reason: "Unreadable".into(),
+        note: Some(note.chars().take(1000).collect()),
+        action: "Read".into(),
+        secondary: None,
+    };
+    teller.tell(event, ObjectReference { resource_version: None, ..vm.object_ref(&()) });
 }
 
 /// The pauses between tries to watch: short enough that a CustomResourceDefinition that appears is soon seen.
@@ -223,16 +224,13 @@ mod tests {
         serde_json::from_value(json!({ "metadata": { "name": name, "namespace": "ns" }, "spec": spec })).unwrap()
     }
 
-    fn reader() -> (Reader, mpsc::UnboundedReceiver<InvalidObject>) {
-        let (unreadable, list) = mpsc::unbounded();
-        let metrics = Arc::new(Metrics::new());
-        let (health, _) = Health::new(metrics.clone());
-        (Reader { metrics, health, unreadable, names: BTreeSet::new(), listed: 0, said: None }, list)
-    }
-
     #[test]
     fn one_that_can_not_be_read_is_as_if_it_were_not_there() {
-        let (mut reader, mut list) = reader();
+        let metrics = Arc::new(Metrics::new());
+        let (health, _) = Health::new(metrics.clone());
+        let (unreadable, told) = std::sync::mpsc::channel();
+        let tell = |invalid| unreadable.send(invalid).unwrap();
+        let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), listed: 0, said: None };
         let (good, bad) = (json!({ "vm": { "maximumCpus": 1 } }), json!({ "vm": { "maximumCpus": "many" } }));
         assert!(matches!(reader.take(Ok(Event::Init)), Some(Event::Init)));
         assert!(reader.take(Ok(Event::InitApply(guarded("bad", bad.clone())))).is_none());
@@ -240,7 +238,7 @@ mod tests {
         assert!(matches!(listed, Some(Event::InitApply(vm)) if vm.name_any() == "good"));
         assert!(matches!(reader.take(Ok(Event::InitDone)), Some(Event::InitDone)));
         assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 1"));
-        assert!(list.try_recv().unwrap().error.contains("many"));
+        assert!(told.try_recv().unwrap().error.contains("many"));
 
         // What was readable and is not any more is forgotten; what is again is there.
         let changed = reader.take(Ok(Event::Apply(guarded("good", bad))));

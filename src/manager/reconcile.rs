@@ -11,7 +11,7 @@ use kube::{
     Resource, ResourceExt,
     runtime::{
         controller::Action,
-        events::{Event, EventType, Recorder, Reporter},
+        events::{Event, EventType},
         reflector::ObjectRef,
     },
 };
@@ -23,6 +23,7 @@ use crate::{
     api::VirtualMachine,
     cluster::{
         ActionError, Cluster,
+        events::Teller,
         watch::{Chain, WatchError},
     },
     config::ReconcilerConfig,
@@ -63,7 +64,7 @@ pub struct Reconciler {
     cluster: Cluster,
     config: watch::Receiver<Arc<ReconcilerConfig>>,
     templates: Result<TemplateSet, FileError>,
-    recorder: Recorder,
+    teller: Arc<Teller>,
     /// Machines as the API server answered to our last write of their status, until the watch has told it too.
     written: Mutex<HashMap<ObjectRef<VirtualMachine>, Arc<VirtualMachine>>>,
     /// Failures in a row.
@@ -76,10 +77,9 @@ impl Reconciler {
         cluster: Cluster,
         config: watch::Receiver<Arc<ReconcilerConfig>>,
         templates: Result<TemplateSet, FileError>,
-        reporter: Reporter,
+        teller: Arc<Teller>,
     ) -> Self {
-        let recorder = Recorder::new(cluster.client.clone(), reporter);
-        Self { cluster, config, templates, recorder, written: Mutex::default(), failures: Mutex::default() }
+        Self { cluster, config, templates, teller, written: Mutex::default(), failures: Mutex::default() }
     }
 
     /// Brings a machine to where its spec wants it.
@@ -100,7 +100,7 @@ impl Reconciler {
         }
         // Pure.
         let plan = plan(&vm, &observed, rendered.as_deref().ok());
-        this.cluster.metrics.planned(&rendered, &plan);
+        this.cluster.children.metrics.planned(&rendered, &plan);
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
         let outcome = Outcome {
@@ -117,7 +117,8 @@ impl Reconciler {
         if plan.power.write_stopped {
             this.cluster.write_stopped(&vm).await.map_err(ReconcileError::Spec)?;
         }
-        this.tell(&vm, news).await;
+        this.tell(&vm, news);
+        debug!("reconciled");
         result?;
         this.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(&*vm));
         Ok(plan.again_after.map_or_else(Action::await_change, Action::requeue))
@@ -145,7 +146,7 @@ impl Reconciler {
         match self.cluster.write_status(vm, wanted).await {
             Ok(mut written) => {
                 debug!("wrote the status");
-                self.cluster.metrics.wrote("status", "VirtualMachine");
+                self.cluster.children.metrics.wrote("status", "VirtualMachine");
                 power::trim(&mut written);
                 let mut cache = self.written.lock().unwrap_or_else(PoisonError::into_inner);
                 cache.insert(ObjectRef::from_obj(&written), Arc::new(written));
@@ -173,7 +174,7 @@ impl Reconciler {
     }
 
     /// Events for what a person would ask about.
-    async fn tell(&self, vm: &VirtualMachine, news: Vec<News>) {
+    fn tell(&self, vm: &VirtualMachine, news: Vec<News>) {
         let regarding = ObjectReference { resource_version: None, ..vm.object_ref(&()) };
         for News { warning, reason, note, action } in news {
             let event = Event {
@@ -184,9 +185,7 @@ impl Reconciler {
                 action: action.to_owned(),
                 secondary: None,
             };
-            if let Err(error) = self.recorder.publish(&event, &regarding).await {
-                warn!(error = %Chain(&error), "an event could not be written");
-            }
+            self.teller.tell(event, regarding.clone());
         }
     }
 }

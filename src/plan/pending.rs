@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     api::{PendingChange, Quantity},
-    observed::Object,
+    observed::{Json, Object},
     render::Rendered,
 };
 
@@ -15,7 +15,8 @@ use crate::{
 pub fn changes(rendered: &Rendered, found: &Object) -> Vec<PendingChange> {
     let mut changes = Changes { kind: &rendered.key.kind, found: Vec::new() };
     if rendered.key.is_pod() {
-        let owned = found.owned.as_ref().map(|fields| &fields["f:spec"]).filter(|fields| fields.is_object());
+        let owned = found.owned.as_ref().map(Json::value);
+        let owned = owned.as_ref().map(|fields| &fields["f:spec"]).filter(|fields| fields.is_object());
         changes.compare("spec", rendered.value.get("spec"), Some(&found.spec), owned);
     } else {
         // Of other kinds the content is not known here.

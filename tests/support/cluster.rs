@@ -4,7 +4,6 @@
 //! however that ends: its supervisor (`cargo xtask cluster run`) waits on a pipe that only this process holds.
 //! With KUBECONFIG set nothing is started and that cluster is used.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -17,6 +16,8 @@ use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+
+pub use super::requests::Requests;
 
 /// The program that builds and runs clusters.
 pub const XTASK: &str = env!("CARGO_BIN_EXE_xtask");
@@ -161,9 +162,7 @@ impl Cluster {
 
     /// What the API server has been asked for so far.
     pub async fn requests(&self) -> Requests {
-        let request = http::Request::get("/metrics").body(vec![]).expect("a request");
-        let text = self.client().await.request_text(request).await.expect("the API server's metrics");
-        Requests::parse(&text)
+        Requests::ask(&self.client().await).await.expect("the API server's metrics")
     }
 }
 
@@ -225,91 +224,6 @@ impl Drop for TestNamespace {
         if self.cluster.orders.is_none() {
             let _ = self.cluster.try_kubectl(&["delete", "namespace", &self.name, "--wait=false"]);
         }
-    }
-}
-
-/// How often the API server was asked for what; watches and what is no resource excluded.
-#[derive(Clone, Debug, Default)]
-pub struct Requests(BTreeMap<Request, u64>);
-
-/// A kind of request.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Request {
-    /// GET, LIST, POST, PUT, PATCH, APPLY, DELETE, DELETECOLLECTION
-    pub verb: String,
-    /// The API group; empty for the core.
-    pub group: String,
-    /// In plural, with the subresource after a slash.
-    pub resource: String,
-}
-
-impl Requests {
-    fn parse(metrics: &str) -> Self {
-        let mut counts = BTreeMap::new();
-        for line in metrics.lines() {
-            let Some((labels, value)) =
-                line.strip_prefix("apiserver_request_total{").and_then(|rest| rest.rsplit_once("} "))
-            else {
-                continue;
-            };
-            let label = |name: &str| {
-                labels
-                    .split("\",")
-                    .find_map(|label| label.strip_prefix(name)?.strip_prefix("=\""))
-                    .map(|value| value.trim_end_matches('"').to_owned())
-                    .unwrap_or_default()
-            };
-            let (verb, resource, subresource) = (label("verb"), label("resource"), label("subresource"));
-            if resource.is_empty() || verb == "WATCH" || verb == "WATCHLIST" || verb == "CONNECT" {
-                continue;
-            }
-            let resource = if subresource.is_empty() { resource } else { format!("{resource}/{subresource}") };
-            let count: f64 = value.trim().parse().expect("a counter's value");
-            *counts.entry(Request { verb, group: label("group"), resource }).or_default() += count as u64;
-        }
-        Self(counts)
-    }
-
-    /// What has come in since `before`.
-    pub fn since(&self, before: &Self) -> Self {
-        Self(
-            self.0
-                .iter()
-                .map(|(request, count)| (request.clone(), count - before.0.get(request).copied().unwrap_or_default()))
-                .filter(|(_, count)| *count > 0)
-                .collect(),
-        )
-    }
-
-    /// Only the requests that `keep` says.
-    pub fn only(&self, keep: impl Fn(&Request) -> bool) -> Self {
-        Self(
-            self.0
-                .iter()
-                .filter(|(request, _)| keep(request))
-                .map(|(request, count)| (request.clone(), *count))
-                .collect(),
-        )
-    }
-
-    /// Only the requests that change something.
-    pub fn writes(&self) -> Self {
-        self.only(|request| !matches!(request.verb.as_str(), "GET" | "LIST"))
-    }
-
-    /// How many there are.
-    pub fn total(&self) -> u64 {
-        self.0.values().sum()
-    }
-}
-
-impl fmt::Display for Requests {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (Request { verb, group, resource }, count) in &self.0 {
-            let dot = if group.is_empty() { "" } else { "." };
-            writeln!(f, "{count:6} {verb} {resource}{dot}{group}")?;
-        }
-        Ok(())
     }
 }
 

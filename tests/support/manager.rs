@@ -24,7 +24,8 @@ use kube::{
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::cluster::{Cluster, Request, Requests, TestNamespace, eventually};
+use super::cluster::{Cluster, Requests, TestNamespace, eventually};
+pub use super::requests::is_of_machines;
 
 /// Makes the resources known to the cluster.
 pub async fn install_crds(cluster: &Cluster) {
@@ -38,13 +39,6 @@ pub async fn install_crds(cluster: &Cluster) {
         let established = await_condition(api.clone(), name, is_crd_established());
         tokio::time::timeout(Duration::from_secs(30), established).await.expect("the CRDs in time").expect("the CRDs");
     }
-}
-
-/// Whether a request is about machines or what they are made of. Events of the core group are other controllers'; ours are
-/// of `events.k8s.io`.
-pub fn is_of_machines(request: &Request) -> bool {
-    let resources = ["vms", "vms/status", "configmaps", "secrets", "persistentvolumeclaims", "services", "pods"];
-    resources.contains(&request.resource.as_str()) || (request.resource == "events" && request.group == "events.k8s.io")
 }
 
 /// Waits until what the last writes caused has been looked at: two counts in a row are the same.
@@ -79,21 +73,18 @@ pub struct Setup<'a> {
 impl Manager {
     /// Starts a manager for a namespace, with templates given as name and text.
     pub fn start(cluster: &Cluster, namespace: &TestNamespace, templates: &[(&str, &str)]) -> Self {
-        Self::with(cluster, namespace.name(), &Setup { templates, ..Setup::default() })
+        Self::start_with(cluster.kubeconfig(), namespace.name(), templates, "")
     }
 
-    /// The same, with the text of a configuration file.
-    pub fn start_with(
-        cluster: &Cluster,
-        namespace: &TestNamespace,
-        templates: &[(&str, &str)],
-        configuration: &str,
-    ) -> Self {
-        Self::with(cluster, namespace.name(), &Setup { templates, config: Some(configuration), ..Setup::default() })
+    /// The same for the API server that a kubeconfig names, with the text of a configuration file.
+    pub fn start_with(kubeconfig: &Path, namespace: &str, templates: &[(&str, &str)], configuration: &str) -> Self {
+        // One that is started after another was killed need not wait for its lease.
+        let arguments = &["--identity=the-only-one"];
+        Self::with(kubeconfig, namespace, &Setup { templates, config: Some(configuration), arguments })
     }
 
     /// Starts a manager for a namespace.
-    pub fn with(cluster: &Cluster, namespace: &str, setup: &Setup<'_>) -> Self {
+    pub fn with(kubeconfig: &Path, namespace: &str, setup: &Setup<'_>) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
         let overlay = folder.path().join("templates");
         fs::create_dir(&overlay).expect("a folder for templates");
@@ -112,7 +103,7 @@ impl Manager {
             .arg("--config")
             .arg(config.join("config.yaml"))
             .args(setup.arguments)
-            .env("KUBECONFIG", cluster.kubeconfig())
+            .env("KUBECONFIG", kubeconfig)
             .env("RUST_LOG", "info,vm_operator=debug,kube_runtime=warn")
             .stdin(Stdio::null())
             .stderr(log)

@@ -40,9 +40,20 @@ enum Event {
     Signal,
 }
 
+/// What a cluster consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// A node on which Pods run, and all that it takes.
+    Node,
+    /// The API server and the controllers.
+    ControlPlane,
+    /// The API server alone.
+    ApiServer,
+}
+
 /// Runs a cluster in the foreground. `detached`: until a signal comes; else also until standard input ends.
-pub fn run_in_foreground(dir: &Path, control_plane: bool, detached: bool) -> Result<()> {
-    let with_node = !control_plane;
+pub fn run_in_foreground(dir: &Path, extent: Extent, detached: bool) -> Result<()> {
+    let with_node = extent == Extent::Node;
     if with_node && !is_root() {
         bail!("a cluster with a node needs root; a control plane alone does not: --control-plane");
     }
@@ -70,8 +81,7 @@ pub fn run_in_foreground(dir: &Path, control_plane: bool, detached: bool) -> Res
         State::new(pid).save(dir)?;
         let mut events = listen(output)?;
         let mut failed = Failed::default();
-        let ready =
-            supervise(&mut events, &mut input, dir, pid, with_node, binaries, pause_image, detached, &mut failed);
+        let ready = supervise(&mut events, &mut input, dir, pid, extent, binaries, pause_image, detached, &mut failed);
         let result = ready.await;
         result.and_then(|()| failed.into_result())
     });
@@ -126,7 +136,7 @@ async fn supervise(
     input: &mut ChildStdin,
     dir: &Path,
     pid: u32,
-    with_node: bool,
+    extent: Extent,
     binaries: Binaries,
     pause_image: Option<PathBuf>,
     detached: bool,
@@ -145,7 +155,7 @@ async fn supervise(
             Some(Event::InputEnd) => input_ended = true,
             Some(Event::Signal) => signal_seen = true,
             Some(Event::Report(Report::Started)) => {
-                let plan = make_plan(dir, pid, with_node, binaries.clone(), pause_image.clone(), &mut state)?;
+                let plan = make_plan(dir, pid, extent, binaries.clone(), pause_image.clone(), &mut state)?;
                 state.save(dir)?;
                 writeln!(input, "{}", serde_json::to_string(&plan)?).context("sending the plan inside")?;
             }
@@ -166,12 +176,12 @@ async fn supervise(
 fn make_plan(
     dir: &Path,
     pid: u32,
-    with_node: bool,
+    extent: Extent,
     binaries: Binaries,
     pause_image: Option<PathBuf>,
     state: &mut State,
 ) -> Result<Plan> {
-    let (address, ports, node, seen) = match pause_image.filter(|_| with_node) {
+    let (address, ports, node, seen) = match pause_image.filter(|_| extent == Extent::Node) {
         Some(pause_image) => {
             let network = Network::connect(pid)?;
             sweep::remove_cgroup(&network.cgroup());
@@ -190,7 +200,7 @@ fn make_plan(
         None => ([127, 0, 0, 1].into(), free_ports()?, None, dir.to_owned()),
     };
     pki::create(dir, &format!("https://{address}:{}", ports[0]), address)?;
-    Ok(Plan { dir: seen, address, ports, binaries, node })
+    Ok(Plan { dir: seen, address, ports, binaries, controllers: extent != Extent::ApiServer, node })
 }
 
 /// overlayfs is fast, but cannot lie on itself, as it would in a container.

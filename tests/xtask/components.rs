@@ -26,6 +26,8 @@ pub struct Plan {
     pub ports: [u16; 3],
     /// The programs.
     pub binaries: Binaries,
+    /// Whether Kubernetes' own controllers run.
+    pub controllers: bool,
     /// The node, if there is one.
     pub node: Option<NodePlan>,
 }
@@ -194,6 +196,9 @@ impl Components {
             ask.request_text(request).await.ok()
         })
         .await?;
+        if !self.plan.controllers {
+            return Ok(client);
+        }
         let pki = self.plan.dir.join("pki");
         let pki = pki.display();
         self.start_kubernetes(

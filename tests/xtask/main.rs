@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this program speaks to a person at a terminal")]
 
+mod bench;
 mod binaries;
 mod cluster;
 mod components;
@@ -12,6 +13,9 @@ mod inside;
 mod network;
 mod node;
 mod pki;
+#[path = "../support/requests.rs"]
+#[allow(dead_code, reason = "the tests use the rest")]
+mod requests;
 mod setup;
 mod sweep;
 mod testrun;
@@ -66,6 +70,8 @@ enum Task {
         #[arg(last = true)]
         filters: Vec<String>,
     },
+    /// The manager against a bare client that makes the same writes; docs/performance.md says more
+    Bench(bench::Options),
     /// From nothing to a running guest, on this machine or on the cluster of KUBECONFIG
     Demo {
         /// Ask no registry for base images
@@ -122,6 +128,9 @@ enum ClusterTask {
         /// Only the control plane: no node, no root needed
         #[arg(long)]
         control_plane: bool,
+        /// Only the API server, without controllers
+        #[arg(long, hide = true)]
+        api_server: bool,
         /// Do not end with standard input
         #[arg(long, hide = true)]
         detached: bool,
@@ -150,6 +159,7 @@ fn run(task: Task) -> Result<bool> {
             }
             Ok(())
         }
+        Task::Bench(options) => bench::run_bench(&options),
         Task::Demo { offline } => demo::up(offline),
         Task::DemoDown => demo::down(),
         // It takes our place, with all that belongs to it: terminal, signals, exit code.
@@ -178,8 +188,13 @@ fn run(task: Task) -> Result<bool> {
             ClusterTask::Down(place) => cluster::down(&place.dir),
             ClusterTask::Status(place) => cluster::status(&place.dir),
             ClusterTask::Import { place, archives } => cluster::import(&place.dir, &archives),
-            ClusterTask::Run { place, control_plane, detached } => {
-                cluster::run_in_foreground(&place.dir, control_plane, detached)
+            ClusterTask::Run { place, control_plane, api_server, detached } => {
+                let extent = match (control_plane, api_server) {
+                    (_, true) => cluster::Extent::ApiServer,
+                    (true, false) => cluster::Extent::ControlPlane,
+                    (false, false) => cluster::Extent::Node,
+                };
+                cluster::run_in_foreground(&place.dir, extent, detached)
             }
             ClusterTask::Inside => inside::run(),
             ClusterTask::Guard(place) => cluster::guard(&place.dir),

@@ -1,0 +1,109 @@
+//! What the API server has been asked for, by its own count.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use kube::Client;
+
+/// How often the API server was asked for what; watches and what is no resource excluded.
+#[derive(Clone, Debug, Default)]
+pub struct Requests(BTreeMap<Request, u64>);
+
+/// A kind of request.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Request {
+    /// GET, LIST, POST, PUT, PATCH, APPLY, DELETE, DELETECOLLECTION
+    pub verb: String,
+    /// The API group; empty for the core.
+    pub group: String,
+    /// In plural, with the subresource after a slash.
+    pub resource: String,
+}
+
+impl Requests {
+    /// All that there were so far.
+    pub async fn ask(client: &Client) -> kube::Result<Self> {
+        let request = http::Request::get("/metrics").body(vec![]).map_err(kube::Error::HttpError)?;
+        Ok(Self::parse(&client.request_text(request).await?))
+    }
+
+    fn parse(metrics: &str) -> Self {
+        let mut counts = BTreeMap::new();
+        for line in metrics.lines() {
+            let Some((labels, value)) =
+                line.strip_prefix("apiserver_request_total{").and_then(|rest| rest.rsplit_once("} "))
+            else {
+                continue;
+            };
+            let label = |name: &str| {
+                labels
+                    .split("\",")
+                    .find_map(|label| label.strip_prefix(name)?.strip_prefix("=\""))
+                    .map(|value| value.trim_end_matches('"').to_owned())
+                    .unwrap_or_default()
+            };
+            let (verb, resource, subresource) = (label("verb"), label("resource"), label("subresource"));
+            if resource.is_empty() || verb == "WATCH" || verb == "WATCHLIST" || verb == "CONNECT" {
+                continue;
+            }
+            let resource = if subresource.is_empty() { resource } else { format!("{resource}/{subresource}") };
+            let Ok(count) = value.trim().parse::<f64>() else { continue };
+            *counts.entry(Request { verb, group: label("group"), resource }).or_default() += count as u64;
+        }
+        Self(counts)
+    }
+
+    /// What has come in since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self(
+            self.0
+                .iter()
+                .map(|(request, count)| (request.clone(), count - before.0.get(request).copied().unwrap_or_default()))
+                .filter(|(_, count)| *count > 0)
+                .collect(),
+        )
+    }
+
+    /// Only the requests that `keep` says.
+    pub fn only(&self, keep: impl Fn(&Request) -> bool) -> Self {
+        Self(
+            self.0
+                .iter()
+                .filter(|(request, _)| keep(request))
+                .map(|(request, count)| (request.clone(), *count))
+                .collect(),
+        )
+    }
+
+    /// Only the requests that change something.
+    pub fn writes(&self) -> Self {
+        self.only(|request| !matches!(request.verb.as_str(), "GET" | "LIST"))
+    }
+
+    /// Each kind of request, and how many there were.
+    pub fn iter(&self) -> impl Iterator<Item = (&Request, u64)> {
+        self.0.iter().map(|(request, count)| (request, *count))
+    }
+
+    /// How many there are.
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+}
+
+impl fmt::Display for Requests {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (Request { verb, group, resource }, count) in &self.0 {
+            let dot = if group.is_empty() { "" } else { "." };
+            writeln!(f, "{count:6} {verb} {resource}{dot}{group}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a request is about machines or what they are made of. Events of the core group are other controllers'; ours are
+/// of `events.k8s.io`.
+pub fn is_of_machines(request: &Request) -> bool {
+    let resources = ["vms", "vms/status", "configmaps", "secrets", "persistentvolumeclaims", "services", "pods"];
+    resources.contains(&request.resource.as_str()) || (request.resource == "events" && request.group == "events.k8s.io")
+}

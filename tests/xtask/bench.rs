@@ -1,0 +1,662 @@
+//! The manager against the raw limit: what a bare client needs for the same writes, on the same machine in the same run.
+//!
+//! ```text
+//!  for each N:  API server ─▶ raw limit ─▶ manager: create ─▶ rest ─▶ restart ─▶ down ─▶ update ─▶ delete
+//!                             └──── as often as asked for ──┘
+//! ```
+//!
+//! docs/performance.md says what the figures mean. Nothing is asserted: figures depend on the machine, so the ratios and the
+//! budgets are shown, and a person judges.
+
+mod load;
+mod plot;
+mod process;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolumeClaim, Pod, Secret, ServiceAccount};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::{conditions::is_crd_established, wait::await_condition};
+use kube::{Client, Resource};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use vm_operator::api::VirtualMachine;
+
+use self::load::Seen;
+use self::process::{Manager, Usage};
+use crate::binaries::Binaries;
+use crate::components;
+use crate::requests::{Requests, is_of_machines};
+use crate::setup::{self, Purpose};
+use crate::tools::{dev_dir, make_dir, remove, root, run, run_loud, write};
+
+/// What to measure.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// Numbers of machines
+    #[arg(long = "n", value_name = "N", value_delimiter = ',', default_values_t = [100, 1000])]
+    counts: Vec<usize>,
+    /// Only these parts (all need `create`, which is always done)
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Part>,
+    /// How often raw limit and creation are measured; the run with the median ratio is the one that counts
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// For how many seconds the cluster is left alone
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    rest: u64,
+    /// Draw docs/performance.svg from this run
+    #[arg(long)]
+    plot: bool,
+    /// The manager to measure, instead of building it
+    #[arg(long, value_name = "FILE")]
+    manager: Option<PathBuf>,
+    /// This program is a release build, and so is the manager
+    #[arg(long, hide = true)]
+    built: bool,
+}
+
+/// A part of the bench.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Rest,
+    Restart,
+    Down,
+    Update,
+    Delete,
+}
+
+/// All figures of one run.
+#[derive(Debug, Serialize, Deserialize)]
+struct Report {
+    date: String,
+    commit: String,
+    cores: usize,
+    figures: Vec<Figures>,
+}
+
+/// The figures for one number of machines. Times are in seconds, memory is in MB.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Figures {
+    /// How many machines.
+    pub n: usize,
+    raw_pods_s: f64,
+    raw_create_s: f64,
+    raw_writes_per_vm: usize,
+    raw_control_plane_cpu_s: f64,
+    /// First creation of a machine until the last Pod was seen.
+    pub pods_s: f64,
+    settled_s: f64,
+    cpu_s: f64,
+    control_plane_cpu_s: f64,
+    rss_empty: f64,
+    rss: f64,
+    /// The most memory while the machines were made.
+    pub peak: f64,
+    requests: BTreeMap<String, u64>,
+    objects_per_vm: usize,
+    complaints: usize,
+    ratios: Vec<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rest: Option<Rest>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    restart: Option<Restart>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    down: Option<Down>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    update: Option<Change>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    delete: Option<Change>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Rest {
+    seconds: u64,
+    requests: BTreeMap<String, u64>,
+    cpu_s: f64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Restart {
+    stop_s: f64,
+    caught_up_s: f64,
+    cpu_s: f64,
+    rss: f64,
+    peak: f64,
+    requests: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Down {
+    pod_s: f64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Change {
+    /// How long it took to ask for it.
+    asked_s: f64,
+    /// From the first request until it was done.
+    done_s: f64,
+    cpu_s: f64,
+    rss: f64,
+    requests: BTreeMap<String, u64>,
+}
+
+/// Does a bench, prints the table, and keeps the figures.
+pub fn run_bench(options: &Options) -> Result<()> {
+    setup::ensure(Purpose::ControlPlane)?;
+    if !options.built {
+        return in_release();
+    }
+    let manager = match &options.manager {
+        Some(program) => program.clone(),
+        None => std::env::current_exe().context("finding this program")?.with_file_name("vm-operator"),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let mut report = Report {
+        date: Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        commit: commit()?,
+        cores: std::thread::available_parallelism()?.get(),
+        figures: vec![],
+    };
+    for count in &options.counts {
+        eprintln!("· {count} machines ...");
+        let figures = runtime.block_on(measure(*count, &manager, options))?;
+        println!("{}", table(&figures));
+        report.figures.push(figures);
+    }
+    let dir = root().join("bench/results");
+    make_dir(&dir)?;
+    let file = dir.join(format!("{}.json", report.date.replace(':', "")));
+    write(&file, serde_json::to_string_pretty(&report)? + "\n")?;
+    println!("The figures are in {}.", file.strip_prefix(root()).unwrap_or(&file).display());
+    if options.plot {
+        plot::draw(&report.figures, &root().join("docs/performance.svg"))?;
+    }
+    Ok(())
+}
+
+/// Builds manager and bench as they are published, and goes on there: a slow client would flatter the manager.
+fn in_release() -> Result<()> {
+    let cargo = || {
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command.current_dir(root());
+        command
+    };
+    run_loud(cargo().args(["build", "--release", "--features", "dev", "--bin", "vm-operator", "--bin", "xtask"]))?;
+    run_loud(
+        cargo()
+            .args(["run", "--release", "--quiet", "--features", "dev", "--bin", "xtask", "--", "bench", "--built"])
+            .args(std::env::args_os().skip(2)),
+    )
+}
+
+fn commit() -> Result<String> {
+    let git = |args: &[&str]| run(Command::new("git").current_dir(root()).args(args));
+    let changed = !git(&["status", "--porcelain", "--untracked-files=no"])?.trim().is_empty();
+    Ok(git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_owned() + if changed { "-changed" } else { "" })
+}
+
+/// An API server of its own, without any controller.
+struct Cluster {
+    supervisor: Child,
+    dir: PathBuf,
+    client: Client,
+}
+
+impl Cluster {
+    async fn start() -> Result<Self> {
+        let dir = dev_dir().join(format!("bench-{}", std::process::id()));
+        let mut supervisor = Command::new(std::env::current_exe().context("finding this program")?)
+            .args(["cluster", "run", "--api-server", "--dir"])
+            .arg(&dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting the cluster's supervisor")?;
+        let mut line = String::new();
+        let output = supervisor.stdout.take().context("no pipe from the supervisor")?;
+        BufReader::new(output).read_line(&mut line).context("waiting for the cluster")?;
+        if line.is_empty() {
+            bail!("the cluster did not start; its supervisor said why");
+        }
+        let dir = dir.canonicalize().with_context(|| format!("finding {}", dir.display()))?;
+        let client = components::client(&dir.join("kubeconfig")).await?;
+        let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+        for (_, text) in vm_operator::api::crd::files()? {
+            let crd: CustomResourceDefinition = serde_yaml::from_str(&text).context("reading a CRD")?;
+            let name = crd.metadata.name.clone().unwrap_or_default();
+            crds.create(&PostParams::default(), &crd).await.with_context(|| format!("creating {name}"))?;
+            await_condition(crds.clone(), &name, is_crd_established()).await?;
+        }
+        Ok(Self { supervisor, dir, client })
+    }
+
+    fn kubeconfig(&self) -> PathBuf {
+        self.dir.join("kubeconfig")
+    }
+
+    /// With what the Pods refer to.
+    async fn namespace(&self, name: &str) -> Result<()> {
+        let make = |value: Value| serde_json::from_value(value);
+        let namespace: Namespace =
+            serde_json::from_value(json!({ "metadata": { "name": name } })).context("a namespace")?;
+        Api::all(self.client.clone())
+            .create(&PostParams::default(), &namespace)
+            .await
+            .with_context(|| format!("creating the namespace {name}"))?;
+        let account: ServiceAccount = make(json!({ "metadata": { "name": "vm-runner" } }))?;
+        Api::namespaced(self.client.clone(), name)
+            .create(&PostParams::default(), &account)
+            .await
+            .context("creating a service account")?;
+        Ok(())
+    }
+
+    /// Takes away what a measurement left, so that it does not weigh on the next one.
+    async fn empty(&self, namespace: &str) -> Result<()> {
+        async fn all_of<K>(client: &Client, namespace: &str) -> Result<()>
+        where
+            K: Resource<Scope = k8s_openapi::NamespaceResourceScope> + Clone + std::fmt::Debug,
+            K: serde::de::DeserializeOwned,
+            K::DynamicType: Default,
+        {
+            let api: Api<K> = Api::namespaced(client.clone(), namespace);
+            let what = K::kind(&Default::default()).into_owned();
+            // A claim has a finalizer that nobody serves here.
+            if what == "PersistentVolumeClaim" {
+                for claim in api.list_metadata(&ListParams::default()).await?.items {
+                    let patch = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+                    api.patch_metadata(&claim.metadata.name.unwrap_or_default(), &PatchParams::default(), &patch)
+                        .await?;
+                }
+            }
+            api.delete_collection(&DeleteParams::background(), &ListParams::default())
+                .await
+                .with_context(|| format!("deleting every {what}"))?;
+            Ok(())
+        }
+        let client = &self.client;
+        all_of::<VirtualMachine>(client, namespace).await?;
+        all_of::<Pod>(client, namespace).await?;
+        all_of::<ConfigMap>(client, namespace).await?;
+        all_of::<Secret>(client, namespace).await?;
+        all_of::<PersistentVolumeClaim>(client, namespace).await
+    }
+
+    async fn requests(&self) -> Result<Requests> {
+        Requests::ask(&self.client).await.context("asking the API server what it was asked for")
+    }
+
+    /// The garbage collector. It ends with the cluster, or when this is dropped.
+    fn garbage_collector(&self) -> Result<Option<Running>> {
+        let Some(program) = Binaries::find_or_build(false)?.get("kube-controller-manager").cloned() else {
+            return Ok(None);
+        };
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(program)
+            // Its own user may not delete; in clusters it acts under one service account per controller.
+            .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
+            .args(["--controllers=garbage-collector-controller", "--leader-elect=false", "--secure-port=0"])
+            .args(["--kube-api-qps=1000", "--kube-api-burst=2000"])
+            .current_dir(&self.dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("starting the garbage collector")?;
+        Ok(Some(Running(child)))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // Its input is what it lives by.
+        drop(self.supervisor.stdin.take());
+        let _ = self.supervisor.wait();
+        let _ = remove(&self.dir);
+    }
+}
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn counted(requests: &Requests) -> BTreeMap<String, u64> {
+    let of_machines = requests.only(is_of_machines);
+    of_machines.iter().map(|(request, count)| (format!("{} {}", request.verb, request.resource), count)).collect()
+}
+
+fn seconds(from: Instant, to: Instant) -> f64 {
+    to.saturating_duration_since(from).as_secs_f64()
+}
+
+async fn measure(count: usize, program: &Path, options: &Options) -> Result<Figures> {
+    let cluster = Cluster::start().await?;
+    // The first requests of their kind are slow.
+    cluster.namespace("warm-up").await?;
+    let mut pods = Seen::of::<Pod>(&cluster.client, "warm-up").await;
+    load::raw(&cluster.client, "warm-up", 30, &mut pods).await?;
+    drop(pods);
+    cluster.empty("warm-up").await?;
+
+    let mut rounds: Vec<Figures> = vec![];
+    let mut last = None;
+    for round in 0..options.rounds.max(1) {
+        if let Some((manager, namespace)) = last.take() {
+            let _: Duration = Manager::stop(manager).await?;
+            cluster.empty(namespace).await?;
+        }
+        let (raw_namespace, namespace) = (format!("raw-{round}"), format!("bench-{round}"));
+        let (figures, manager) = create(&cluster, program, count, &raw_namespace, &namespace).await?;
+        eprintln!("  raw limit {:.2} s, manager {:.2} s", figures.raw_pods_s, figures.pods_s);
+        rounds.push(figures);
+        last = Some((manager, namespace.leak() as &str));
+    }
+    rounds.sort_by(|a, b| (a.raw_pods_s / a.pods_s).total_cmp(&(b.raw_pods_s / b.pods_s)));
+    let ratios = rounds.iter().map(|figures| figures.raw_pods_s / figures.pods_s).collect();
+    let mut figures = Figures { ratios, ..rounds[rounds.len() / 2].clone() };
+    let (manager, namespace) = last.context("there is at least one round")?;
+    Scene { cluster: &cluster, program, namespace, count }.go_on(manager, options, &mut figures).await?;
+    Ok(figures)
+}
+
+/// The raw limit, then the manager.
+async fn create(
+    cluster: &Cluster,
+    program: &Path,
+    count: usize,
+    raw_namespace: &str,
+    namespace: &str,
+) -> Result<(Figures, Manager)> {
+    cluster.namespace(raw_namespace).await?;
+    let mut pods = Seen::of::<Pod>(&cluster.client, raw_namespace).await;
+    let before = Usage::control_plane(&cluster.dir)?;
+    let raw = load::raw(&cluster.client, raw_namespace, count, &mut pods).await?;
+    let raw_control_plane_cpu_s = Usage::control_plane(&cluster.dir)? - before;
+    drop(pods);
+    cluster.empty(raw_namespace).await?;
+
+    cluster.namespace(namespace).await?;
+    let mut pods = Seen::of::<Pod>(&cluster.client, namespace).await;
+    let log = cluster.dir.join("logs/manager.log");
+    let mut manager = Manager::start(program, &cluster.kubeconfig(), namespace, &log)?;
+    manager.rest().await?;
+    let (empty, before) = (manager.usage()?, cluster.requests().await?);
+    let control_plane = Usage::control_plane(&cluster.dir)?;
+    let start = Instant::now();
+    load::create(&cluster.client, namespace, 0..count).await?;
+    let made = pods.until("all Pods", |seen| seen.len() >= count).await?;
+    let settled = manager.rest().await?;
+    let usage = manager.usage()?;
+    let control_plane_cpu_s = Usage::control_plane(&cluster.dir)? - control_plane;
+    let mut requests = counted(&cluster.requests().await?.since(&before));
+    // Ours.
+    requests.remove("POST vms");
+    let figures = Figures {
+        n: count,
+        raw_pods_s: raw.pods_s,
+        raw_create_s: raw.create_s,
+        raw_writes_per_vm: raw.writes_per_vm,
+        raw_control_plane_cpu_s,
+        pods_s: seconds(start, made),
+        settled_s: seconds(start, settled),
+        cpu_s: usage.cpu - empty.cpu,
+        control_plane_cpu_s,
+        rss_empty: empty.rss,
+        rss: usage.rss,
+        peak: usage.peak,
+        requests,
+        // Without the machine itself and its status.
+        objects_per_vm: raw.writes_per_vm - 2,
+        complaints: manager.complaints()?,
+        ..Figures::default()
+    };
+    Ok((figures, manager))
+}
+
+/// A namespace full of machines.
+struct Scene<'a> {
+    cluster: &'a Cluster,
+    program: &'a Path,
+    namespace: &'a str,
+    count: usize,
+}
+
+impl Scene<'_> {
+    async fn go_on(&self, mut manager: Manager, options: &Options, figures: &mut Figures) -> Result<()> {
+        let wanted = |part| options.only.is_empty() || options.only.contains(&part);
+        if wanted(Part::Rest) {
+            figures.rest = Some(self.rest(&manager, options.rest).await?);
+        }
+        if wanted(Part::Restart) {
+            let (restart, new) = self.restart(manager).await?;
+            (figures.restart, manager) = (Some(restart), new);
+        }
+        if wanted(Part::Down) {
+            let (down, new) = self.down(manager).await?;
+            (figures.down, manager) = (Some(down), new);
+        }
+        if wanted(Part::Update) {
+            figures.update = Some(self.update(&mut manager).await?);
+        }
+        if wanted(Part::Delete) {
+            figures.delete = self.delete(&mut manager).await?;
+        }
+        manager.stop().await.map(drop)
+    }
+
+    fn start(&self) -> Result<Manager> {
+        let log = self.cluster.dir.join("logs/manager.log");
+        Manager::start(self.program, &self.cluster.kubeconfig(), self.namespace, &log)
+    }
+
+    async fn rest(&self, manager: &Manager, seconds: u64) -> Result<Rest> {
+        let (before, usage) = (self.cluster.requests().await?, manager.usage()?);
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        let requests = counted(&self.cluster.requests().await?.since(&before));
+        Ok(Rest { seconds, requests, cpu_s: manager.usage()?.cpu - usage.cpu })
+    }
+
+    async fn restart(&self, manager: Manager) -> Result<(Restart, Manager)> {
+        let stop_s = manager.stop().await?.as_secs_f64();
+        let before = self.cluster.requests().await?;
+        let mut manager = self.start()?;
+        let caught_up = manager.caught_up(self.count).await?;
+        manager.rest().await?;
+        let usage = manager.usage()?;
+        let requests = counted(&self.cluster.requests().await?.since(&before));
+        let caught_up_s = seconds(manager.started, caught_up);
+        let restart = Restart { stop_s, caught_up_s, cpu_s: usage.cpu, rss: usage.rss, peak: usage.peak, requests };
+        Ok((restart, manager))
+    }
+
+    async fn down(&self, manager: Manager) -> Result<(Down, Manager)> {
+        manager.stop().await?;
+        let mut pods = Seen::of::<Pod>(&self.cluster.client, self.namespace).await;
+        load::create(&self.cluster.client, self.namespace, self.count..self.count + 1).await?;
+        let mut manager = self.start()?;
+        let made = pods.until("the Pod of a new machine", |seen| seen.contains_key(&load::name(self.count))).await?;
+        manager.rest().await?;
+        // The others are counted from here on.
+        let vms: Api<VirtualMachine> = Api::namespaced(self.cluster.client.clone(), self.namespace);
+        vms.delete(&load::name(self.count), &DeleteParams::background()).await.context("deleting a machine")?;
+        manager.rest().await?;
+        Ok((Down { pod_s: seconds(manager.started, made) }, manager))
+    }
+
+    async fn update(&self, manager: &mut Manager) -> Result<Change> {
+        let mut maps = Seen::of::<ConfigMap>(&self.cluster.client, self.namespace).await;
+        let old = maps.now();
+        let (before, usage) = (self.cluster.requests().await?, manager.usage()?);
+        let start = Instant::now();
+        let patch = json!({ "spec": { "vm": { "currentCpus": 3 } } });
+        load::patch(&self.cluster.client, self.namespace, self.count, &patch).await?;
+        let asked = Instant::now();
+        let changed = |seen: &std::collections::HashMap<String, String>| {
+            (0..self.count).map(load::name).filter(|name| seen.get(name) != old.get(name)).count()
+        };
+        let done = maps.until("all configurations", |seen| changed(seen) >= self.count).await?;
+        manager.rest().await?;
+        let mut change = self.change(manager, usage.cpu, start, asked, done, before).await?;
+        // Ours.
+        change.requests.remove("PATCH vms");
+        Ok(change)
+    }
+
+    /// Nothing, where there is no garbage collector.
+    async fn delete(&self, manager: &mut Manager) -> Result<Option<Change>> {
+        let Some(collector) = self.cluster.garbage_collector()? else { return Ok(None) };
+        let mut pods = Seen::of::<Pod>(&self.cluster.client, self.namespace).await;
+        let (before, usage) = (self.cluster.requests().await?, manager.usage()?);
+        let start = Instant::now();
+        load::delete(&self.cluster.client, self.namespace, self.count).await?;
+        let asked = Instant::now();
+        let done = pods.until("the Pods to go", |seen| seen.is_empty()).await?;
+        manager.rest().await?;
+        let mut change = self.change(manager, usage.cpu, start, asked, done, before).await?;
+        drop(collector);
+        // Those of the garbage collector, and ours.
+        change.requests.retain(|request, _| !request.starts_with("DELETE ") && !request.starts_with("GET "));
+        Ok(Some(change))
+    }
+
+    async fn change(
+        &self,
+        manager: &Manager,
+        cpu: f64,
+        start: Instant,
+        asked: Instant,
+        done: Instant,
+        before: Requests,
+    ) -> Result<Change> {
+        let usage = manager.usage()?;
+        Ok(Change {
+            asked_s: seconds(start, asked),
+            done_s: seconds(start, done),
+            cpu_s: usage.cpu - cpu,
+            rss: usage.rss,
+            requests: counted(&self.cluster.requests().await?.since(&before)),
+        })
+    }
+}
+
+fn is_read(request: &str) -> bool {
+    request.starts_with("GET ") || request.starts_with("LIST ")
+}
+
+fn sum(requests: &BTreeMap<String, u64>, keep: impl Fn(&str) -> bool) -> u64 {
+    requests.iter().filter(|(request, _)| keep(request)).map(|(_, count)| count).sum()
+}
+
+fn listed(requests: &BTreeMap<String, u64>) -> String {
+    if requests.is_empty() {
+        return "none".into();
+    }
+    requests.iter().map(|(request, count)| format!("{count} {request}")).collect::<Vec<_>>().join(", ")
+}
+
+/// The figures as a table of Markdown, with the budgets where there are some.
+fn table(figures: &Figures) -> String {
+    let n = figures.n as f64;
+    let mut rows: Vec<[String; 4]> = vec![];
+    let mut row = |what: &str, figure: String, budget: &str, met: Option<bool>| {
+        let met = met.map_or("", |met| if met { "met" } else { "MISSED" });
+        rows.push([what.into(), figure, budget.into(), met.into()]);
+    };
+    let ratio = figures.raw_pods_s / figures.pods_s;
+    let all: Vec<String> = figures.ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
+    row(
+        "raw limit: all Pods",
+        format!("{:.2} s ({} writes per VM)", figures.raw_pods_s, figures.raw_writes_per_vm),
+        "",
+        None,
+    );
+    row("manager: all Pods", format!("{:.2} s", figures.pods_s), "", None);
+    row(
+        "rate against the raw limit",
+        format!("{ratio:.2} (of {})", all.join(", ")),
+        "at least 0.8",
+        Some(ratio >= 0.8),
+    );
+    row("manager: all done", format!("{:.2} s", figures.settled_s), "", None);
+    row("manager: CPU", format!("{:.2} s, {:.1} ms per VM", figures.cpu_s, figures.cpu_s / n * 1e3), "", None);
+    row(
+        "API server and etcd: CPU",
+        format!("{:.1} s (raw limit {:.1} s)", figures.control_plane_cpu_s, figures.raw_control_plane_cpu_s),
+        "",
+        None,
+    );
+    let objects = figures.objects_per_vm as f64;
+    let status = sum(&figures.requests, |request| request.ends_with("vms/status")) as f64 / n;
+    let events = sum(&figures.requests, |request| request.ends_with("events")) as f64 / n;
+    let others = |request: &str| !is_read(request) && !request.ends_with("vms/status") && !request.ends_with("events");
+    let writes = sum(&figures.requests, others) as f64 / n;
+    row("writes of objects per VM", format!("{writes:.2}"), &format!("at most {objects}"), Some(writes <= objects));
+    row("writes of status per VM", format!("{status:.2}"), "at most 2", Some(status <= 2.0));
+    row("events per VM", format!("{events:.2}"), "", None);
+    let reads = sum(&figures.requests, is_read) as f64 / n;
+    row("reads per VM", format!("{reads:.2}"), "under 1", Some(reads < 1.0));
+    row("requests", listed(&figures.requests), "", None);
+    row("warnings in the log", figures.complaints.to_string(), "", None);
+    let memory = |mb: f64| {
+        let per_vm = (mb - figures.rss_empty) * 1e3 / n;
+        (format!("{mb:.1} MB, {per_vm:.0} kB per VM"), Some(mb <= 20.0 + 0.025 * n))
+    };
+    let budget = format!("under {:.1} MB", 20.0 + 0.025 * n);
+    row("memory without VMs", format!("{:.1} MB", figures.rss_empty), "under 20 MB", Some(figures.rss_empty < 20.0));
+    let (figure, met) = memory(figures.peak);
+    row("memory, at most", figure, &budget, met);
+    let (figure, met) = memory(figures.rss);
+    row("memory, afterwards", figure, &budget, met);
+    if let Some(rest) = &figures.rest {
+        let what = format!("requests at rest, {} s", rest.seconds);
+        row(&what, listed(&rest.requests), "0", Some(rest.requests.is_empty()));
+        row("CPU at rest", format!("{:.2} s", rest.cpu_s), "", None);
+    }
+    if let Some(restart) = &figures.restart {
+        let writes = sum(&restart.requests, |request| !is_read(request));
+        row("restart: end", format!("{:.2} s", restart.stop_s), "", None);
+        row("restart: caught up", format!("{:.2} s, CPU {:.2} s", restart.caught_up_s, restart.cpu_s), "", None);
+        row("restart: requests", listed(&restart.requests), "no write", Some(writes == 0));
+        let (figure, met) = memory(restart.peak);
+        row("restart: memory, at most", figure, &budget, met);
+        let (figure, met) = memory(restart.rss);
+        row("restart: memory, afterwards", figure, &budget, met);
+    }
+    if let Some(down) = &figures.down {
+        row("a VM made while the manager is down: its Pod", format!("{:.2} s after its start", down.pod_s), "", None);
+    }
+    for (name, change) in [("update of all", &figures.update), ("deletion of all", &figures.delete)] {
+        let Some(change) = change else { continue };
+        let times = format!("{:.2} s (asked for in {:.2} s), CPU {:.2} s", change.done_s, change.asked_s, change.cpu_s);
+        row(name, times, "", None);
+        let writes = sum(&change.requests, |request| !is_read(request)) as f64 / n;
+        row(
+            &format!("{name}: requests"),
+            format!("{} ({writes:.2} writes per VM)", listed(&change.requests)),
+            "",
+            None,
+        );
+        row(&format!("{name}: memory afterwards"), format!("{:.1} MB", change.rss), "", None);
+    }
+    let mut text = format!("\n| {} VMs | | budget | |\n|---|---|---|---|\n", figures.n);
+    for [what, figure, budget, met] in rows {
+        let _ = writeln!(text, "| {what} | {figure} | {budget} | {met} |");
+    }
+    text
+}

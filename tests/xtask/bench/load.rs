@@ -1,0 +1,242 @@
+//! What a bench does to the API server: the raw limit, and what people do to their machines.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use futures::future::try_join_all;
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::{PartialObjectMeta, Request};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Client, Resource, ResourceExt};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use vm_operator::api::VirtualMachine;
+use vm_operator::cluster::resource;
+use vm_operator::config::ReconcilerConfig;
+use vm_operator::observed::{FIELD_MANAGER, Observed};
+use vm_operator::plan::plan;
+use vm_operator::render::output::HASH_ANNOTATION;
+use vm_operator::render::{Facts, Rendered, TemplateSet, render};
+use vm_operator::status::{self, Outcome, status};
+
+/// As many requests as the manager has machines in work.
+const CONCURRENCY: usize = 32;
+/// Nothing takes that long on any machine.
+pub const LIMIT: Duration = Duration::from_secs(900);
+
+/// The name of a machine.
+pub fn name(number: usize) -> String {
+    format!("vm-{number:05}")
+}
+
+/// A machine of the bench.
+pub fn machine(number: usize) -> Result<VirtualMachine> {
+    let text = include_str!("../../../benches/machine.yaml").replace("NAME", &name(number));
+    serde_yaml::from_str(&text).context("reading benches/machine.yaml")
+}
+
+/// Does something for each number, as many at once as the manager does.
+pub async fn each<F>(count: usize, action: impl Fn(usize) -> F) -> Result<()>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    // Spawned when its turn comes, so that all cores work on them.
+    let actions = futures::stream::iter((0..count).map(|number| tokio::spawn(action(number))));
+    actions.buffer_unordered(CONCURRENCY).map(|done| done.context("waiting for a request")?).try_collect().await
+}
+
+/// Makes the machines.
+pub async fn create(client: &Client, namespace: &str, numbers: std::ops::Range<usize>) -> Result<()> {
+    let first = numbers.start;
+    each(numbers.len(), |number| {
+        let api: Api<VirtualMachine> = Api::namespaced(client.clone(), namespace);
+        async move {
+            let vm = machine(first + number)?;
+            api.create(&PostParams::default(), &vm).await.with_context(|| format!("creating {}", vm.name_any()))?;
+            Ok(())
+        }
+    })
+    .await
+}
+
+/// What the raw limit took.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Raw {
+    /// From the first creation of a machine until the last Pod was seen.
+    pub pods_s: f64,
+    /// That part of it in which the machines were made.
+    pub create_s: f64,
+    /// Writes per machine, with its creation.
+    pub writes_per_vm: usize,
+}
+
+/// A bare client that makes the writes that no operator can avoid: it creates the machines, then applies what is rendered
+/// for each and its status. It watches nothing but the number of Pods, and decides nothing.
+pub async fn raw(client: &Client, namespace: &str, count: usize, pods: &mut Seen) -> Result<Raw> {
+    let start = Instant::now();
+    create(client, namespace, 0..count).await?;
+    let create = start.elapsed();
+    // To render is the operator's business, so it does not count.
+    let machines: Api<VirtualMachine> = Api::namespaced(client.clone(), namespace);
+    let machines = machines.list(&Default::default()).await.context("listing the machines")?.items;
+    let templates = TemplateSet::builtin()?;
+    let writes: Vec<Writes> = machines.iter().map(|vm| Writes::of(vm, &templates)).collect::<Result<_>>()?;
+    let writes_per_vm = writes.first().map_or(0, |writes| writes.steps.iter().map(Vec::len).sum::<usize>() + 2);
+    let begin = Instant::now();
+    each(count, |number| {
+        let (client, writes) = (client.clone(), writes[number].clone());
+        async move { writes.send(&client).await }
+    })
+    .await?;
+    let last = pods.until("the Pods of the raw limit", |seen| seen.len() >= count).await?;
+    let pods_s = (create + last.saturating_duration_since(begin)).as_secs_f64();
+    Ok(Raw { pods_s, create_s: create.as_secs_f64(), writes_per_vm })
+}
+
+/// The requests that a machine's start needs.
+#[derive(Clone)]
+struct Writes {
+    namespace: String,
+    name: String,
+    steps: Vec<Vec<Rendered>>,
+    status: Value,
+}
+
+impl Writes {
+    fn of(vm: &VirtualMachine, templates: &TemplateSet) -> Result<Self> {
+        let observed = Observed { objects: vec![], now: Timestamp::now() };
+        let facts = Facts { display_password: "0123456789abcdef0123456789abcdef".into() };
+        let rendered = render(vm, &observed, &ReconcilerConfig::default(), &facts, templates)?;
+        let plan = plan(vm, &observed, Some(&rendered));
+        let status = json!({
+            "apiVersion": VirtualMachine::api_version(&()),
+            "kind": VirtualMachine::kind(&()),
+            "metadata": { "name": vm.name_any(), "uid": vm.metadata.uid },
+            "status": status(vm, &observed, &plan, Ok(&rendered), &Outcome::default()),
+        });
+        // What a Pod mounts is made before it.
+        let (pods, others) = rendered.into_iter().partition(|object| object.key.is_pod());
+        let namespace = vm.namespace().unwrap_or_default();
+        Ok(Self { namespace, name: vm.name_any(), steps: vec![others, pods], status })
+    }
+
+    async fn send(self, client: &Client) -> Result<()> {
+        for step in &self.steps {
+            let writes = step.iter().map(|object| {
+                self.apply(client, resource(&object.key.types()), &object.key.name, &object.value, FIELD_MANAGER)
+            });
+            try_join_all(writes).await?;
+        }
+        let machines = ApiResource::erase::<VirtualMachine>(&());
+        self.apply(client, machines, &self.name, &self.status, status::FIELD_MANAGER).await
+    }
+
+    /// The answer is not looked into.
+    async fn apply(&self, client: &Client, of: ApiResource, name: &str, value: &Value, manager: &str) -> Result<()> {
+        let request = Request::new(DynamicObject::url_path(&of, Some(&self.namespace)));
+        let (parameters, patch) = (PatchParams::apply(manager).force(), Patch::Apply(value));
+        let request = if manager == FIELD_MANAGER {
+            request.patch(name, &parameters, &patch)
+        } else {
+            request.patch_subresource("status", name, &parameters, &patch)
+        };
+        let failed = || format!("applying {} {name}", of.kind);
+        client.request_text(request.with_context(failed)?).await.with_context(failed).map(drop)
+    }
+}
+
+/// Changes every machine, as a person does with `kubectl patch`.
+pub async fn patch(client: &Client, namespace: &str, count: usize, patch: &Value) -> Result<()> {
+    each(count, |number| {
+        let (api, patch): (Api<VirtualMachine>, _) = (Api::namespaced(client.clone(), namespace), patch.clone());
+        async move {
+            let vm = name(number);
+            let parameters = PatchParams { field_manager: Some("bench".into()), ..PatchParams::default() };
+            api.patch(&vm, &parameters, &Patch::Merge(patch)).await.with_context(|| format!("patching {vm}"))?;
+            Ok(())
+        }
+    })
+    .await
+}
+
+/// Deletes every machine.
+pub async fn delete(client: &Client, namespace: &str, count: usize) -> Result<()> {
+    each(count, |number| {
+        let api: Api<VirtualMachine> = Api::namespaced(client.clone(), namespace);
+        async move {
+            let vm = name(number);
+            api.delete(&vm, &DeleteParams::background()).await.with_context(|| format!("deleting {vm}"))?;
+            Ok(())
+        }
+    })
+    .await
+}
+
+/// The objects of a kind by name, as a watch of their metadata tells them: each with the hash of what it was rendered from.
+pub struct Seen {
+    receiver: watch::Receiver<HashMap<String, String>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Seen {
+    /// Begins to watch; returns when what there is is known.
+    pub async fn of<K>(client: &Client, namespace: &str) -> Self
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope> + Send + Sync + 'static,
+        K::DynamicType: Default + Clone + Eq + std::hash::Hash + std::fmt::Debug,
+        K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+    {
+        let api: Api<PartialObjectMeta<K>> = Api::namespaced(client.clone(), namespace);
+        let (sender, receiver) = watch::channel(HashMap::new());
+        let (ready, is_ready) = tokio::sync::oneshot::channel();
+        let task = tokio::spawn(async move {
+            let mut stream = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
+            let (mut listed, mut ready) = (HashSet::new(), Some(ready));
+            while let Some(event) = stream.next().await {
+                let Ok(event) = event else { continue };
+                sender.send_modify(|seen| match event {
+                    watcher::Event::Init => listed.clear(),
+                    watcher::Event::InitApply(object) | watcher::Event::Apply(object) => {
+                        listed.insert(object.name_any());
+                        let hash = object.annotations().get(HASH_ANNOTATION).cloned().unwrap_or_default();
+                        seen.insert(object.name_any(), hash);
+                    }
+                    watcher::Event::InitDone => {
+                        seen.retain(|name, _| listed.contains(name));
+                        if let Some(ready) = ready.take() {
+                            let _ = ready.send(());
+                        }
+                    }
+                    watcher::Event::Delete(object) => {
+                        seen.remove(&object.name_any());
+                    }
+                });
+            }
+        });
+        let _ = is_ready.await;
+        Self { receiver, task }
+    }
+
+    /// What there is now.
+    pub fn now(&self) -> HashMap<String, String> {
+        self.receiver.borrow().clone()
+    }
+
+    /// When something came true of them.
+    pub async fn until(&mut self, what: &str, is: impl Fn(&HashMap<String, String>) -> bool) -> Result<Instant> {
+        match tokio::time::timeout(LIMIT, self.receiver.wait_for(|seen| is(seen))).await {
+            Ok(seen) => drop(seen.context("the watch has ended")?),
+            Err(_) => bail!("waited {} s in vain for {what}", LIMIT.as_secs()),
+        }
+        Ok(Instant::now())
+    }
+}
+
+impl Drop for Seen {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -230,7 +230,7 @@ async fn work(
     let machines = machines.inspect_ok(move |vm| changed(&vm.name_any()));
     let triggered = triggered.inspect(move |vm| told(&vm.name));
     let counted = metrics.clone();
-    let ending = stop.clone();
+    let (ending, known) = (stop.clone(), reconciler.clone());
     Controller::for_stream(machines, store)
         .with_config(controller::Config::default().concurrency(CONCURRENCY))
         .reconcile_on(triggered)
@@ -244,6 +244,7 @@ async fn work(
             // What happened to a machine is said where it happened; this one was deleted while it was in the queue.
             if let Err(controller::Error::ObjectNotFound(vm)) = result {
                 metrics.forgot(&vm.name);
+                known.forget(&vm.name, vm.namespace.as_deref().unwrap_or_default());
             }
             std::future::ready(())
         })

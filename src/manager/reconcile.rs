@@ -135,6 +135,13 @@ impl Reconciler {
         Action::requeue(pause)
     }
 
+    /// Drops what was remembered of a machine that is gone.
+    pub fn forget(&self, name: &str, namespace: &str) {
+        let key = ObjectRef::new(name).within(namespace);
+        self.written.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+    }
+
     fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, TemplateError> {
         let templates = self.templates.as_ref().map_err(TemplateError::from)?;
         let facts = Facts { display_password: random() };

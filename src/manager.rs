@@ -11,6 +11,7 @@
 //! and ends. What was not done is done by the next leader, as after a crash.
 
 pub mod leader;
+pub mod log;
 pub mod machines;
 pub mod metrics;
 pub mod reconcile;

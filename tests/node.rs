@@ -85,12 +85,11 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
         assert!(console.contains(line), "{line:?} in:\n{console}");
     }
 
-    // At rest nothing is written. The kubelet and the garbage collector look at objects now and then; that we do not even
-    // do that is shown where we are alone, in tests/at_rest.rs.
+    // At rest nothing is written. The kubelet, the garbage collector and the API server itself look at objects now and then;
+    // that we do not even do that is shown where we are alone, in tests/at_rest.rs.
     let before = quiet(cluster).await;
     tokio::time::sleep(REST).await;
-    let requests =
-        cluster.requests().await.since(&before).only(|request| is_of_machines(request) && request.verb != "GET");
+    let requests = cluster.requests().await.since(&before).only(is_of_machines).writes();
     assert_eq!(requests.total(), 0, "{requests}");
 
     // A manager that starts anew writes nothing about its machines.

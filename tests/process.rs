@@ -288,6 +288,33 @@ async fn the_metrics_tell_what_happened() {
     }
 }
 
+/// Needs the feature: `cargo test --features dev,otel --test process traces`.
+#[cfg(feature = "otel")]
+#[tokio::test]
+async fn traces_go_to_whoever_collects_them() {
+    let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
+    let collect = async move |body: axum::body::Bytes| drop(sender.send(body));
+    let collector = axum::Router::new().route("/v1/traces", axum::routing::post(collect));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, collector).await.unwrap() });
+
+    let world = World::new("traces").await;
+    let environment = &[("OTEL_EXPORTER_OTLP_ENDPOINT", &*endpoint)];
+    let mut manager = world.manager(&Setup { environment, ..Setup::default() });
+    world.make("apple");
+    world.pod("apple").await;
+    // What is still in the program is sent when it ends.
+    manager.signal(Signal::TERM);
+    assert!(manager.ended().await.success());
+    let trace = tokio::time::timeout(LIMIT, received.recv()).await.unwrap().unwrap();
+    // Texts stand in the protocol as they are.
+    let text = String::from_utf8_lossy(&trace);
+    for part in ["vm-operator", "reconcile", &format!("{}/apple", world.namespace)] {
+        assert!(text.contains(part), "no {part} in {text:?}");
+    }
+}
+
 /// The definition of VirtualMachines as it might have been once: without rules.
 fn old_definition() -> Value {
     let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });

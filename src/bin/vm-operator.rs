@@ -1,7 +1,7 @@
 //! The manager.
 
 use std::{
-    io::IsTerminal,
+    io::Write,
     net::{Ipv6Addr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
@@ -11,7 +11,7 @@ use std::{
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use vm_operator::{
     config::Scope,
-    manager::{self, Options},
+    manager::{self, Options, log},
 };
 
 /// Runs virtual machines on Kubernetes: turns VirtualMachine resources into Pods that run QEMU.
@@ -62,6 +62,15 @@ enum LogFormat {
     Json,
 }
 
+impl From<LogFormat> for log::Format {
+    fn from(format: LogFormat) -> Self {
+        match format {
+            LogFormat::Text => Self::Text,
+            LogFormat::Json => Self::Json,
+        }
+    }
+}
+
 /// Where to listen.
 #[derive(Clone)]
 struct Listen(Option<SocketAddr>);
@@ -85,33 +94,26 @@ impl FromStr for Listen {
 fn main() -> ExitCode {
     let Command::Run { config, namespace, templates, listen, leader_election, identity, log_format } =
         Arguments::parse().command;
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,kube_runtime=warn"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
-    match log_format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().flatten_event(true).with_span_list(false).init(),
-    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            tracing::error!("start the runtime: {error}");
+            let _ = writeln!(std::io::stderr(), "start the runtime: {error}");
             return ExitCode::FAILURE;
         }
     };
+    let log = runtime.block_on(async { log::start(log_format.into()) });
     let scope = (!namespace.is_empty()).then(|| Scope::of(namespace));
     let options = Options { config, scope, templates, listen: listen.0, leader_election, identity };
     let result = runtime.block_on(manager::run(options));
-    // Whatever is still going on, such as asking for a name, must not hold up the end.
-    runtime.shutdown_background();
-    match result {
+    let code = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");
             ExitCode::FAILURE
         }
-    }
+    };
+    log.end();
+    // Whatever is still going on, such as asking for a name, must not hold up the end.
+    runtime.shutdown_background();
+    code
 }

@@ -68,6 +68,8 @@ pub struct Setup<'a> {
     pub config: Option<&'a str>,
     /// Further arguments.
     pub arguments: &'a [&'a str],
+    /// Further variables of the environment, as name and value.
+    pub environment: &'a [(&'a str, &'a str)],
 }
 
 impl Manager {
@@ -80,7 +82,11 @@ impl Manager {
     pub fn start_with(kubeconfig: &Path, namespace: &str, templates: &[(&str, &str)], configuration: &str) -> Self {
         // One that is started after another was killed need not wait for its lease.
         let arguments = &["--identity=the-only-one"];
-        Self::with(kubeconfig, namespace, &Setup { templates, config: Some(configuration), arguments })
+        Self::with(
+            kubeconfig,
+            namespace,
+            &Setup { templates, config: Some(configuration), arguments, ..Setup::default() },
+        )
     }
 
     /// Starts a manager for a namespace.
@@ -105,6 +111,7 @@ impl Manager {
             .args(setup.arguments)
             .env("KUBECONFIG", kubeconfig)
             .env("RUST_LOG", "info,vm_operator=debug,kube_runtime=warn")
+            .envs(setup.environment.iter().copied())
             .stdin(Stdio::null())
             .stderr(log)
             .spawn()

@@ -1,0 +1,125 @@
+//! The log, and with the feature `otel` traces where somebody collects them.
+
+use std::io::{self, IsTerminal};
+
+use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+
+/// What is logged unless RUST_LOG says otherwise.
+const DEFAULT: &str = "info,kube_runtime=warn";
+
+/// How the log looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Lines for people.
+    Text,
+    /// A JSON object for each line.
+    Json,
+}
+
+/// What must be done for the log when the program ends.
+#[must_use]
+pub struct Log {
+    #[cfg(feature = "otel")]
+    traces: Option<traces::Traces>,
+}
+
+/// Starts the log of the whole program. Must be called in the runtime.
+pub fn start(format: Format) -> Log {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT));
+    let lines = fmt::layer().with_ansi(io::stderr().is_terminal()).with_writer(io::stderr);
+    let lines = match format {
+        Format::Text => lines.boxed(),
+        Format::Json => lines.json().flatten_event(true).with_span_list(false).boxed(),
+    };
+    let log = tracing_subscriber::registry().with(filter).with(lines);
+    #[cfg(feature = "otel")]
+    {
+        let (layer, traces) = traces::start().unzip();
+        log.with(layer).init();
+        Log { traces }
+    }
+    #[cfg(not(feature = "otel"))]
+    {
+        log.init();
+        Log {}
+    }
+}
+
+impl Log {
+    /// Sends what was not sent yet.
+    pub fn end(self) {
+        #[cfg(feature = "otel")]
+        if let Some(traces) = self.traces {
+            traces.end();
+        }
+    }
+}
+
+#[cfg(feature = "otel")]
+mod traces {
+    use std::{env, sync::mpsc, thread, time::Duration};
+
+    use opentelemetry::trace::TracerProvider as _;
+    use opentelemetry_otlp::SpanExporter;
+    use opentelemetry_sdk::{
+        Resource,
+        runtime::Tokio,
+        trace::{SdkTracer, SdkTracerProvider, span_processor_with_async_runtime::BatchSpanProcessor},
+    };
+    use tracing::Subscriber;
+    use tracing_opentelemetry::OpenTelemetryLayer;
+    use tracing_subscriber::registry::LookupSpan;
+
+    /// How long the last spans may take: the whole program ends within a second.
+    const LAST: Duration = Duration::from_millis(300);
+
+    /// Traces that are being sent.
+    pub struct Traces(SdkTracerProvider);
+
+    /// Begins if the standard variables say where to
+    /// (<https://opentelemetry.io/docs/specs/otel/protocol/exporter/>).
+    pub fn start<S>() -> Option<(OpenTelemetryLayer<S, SdkTracer>, Traces)>
+    where
+        S: Subscriber + for<'span> LookupSpan<'span>,
+    {
+        ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"]
+            .into_iter()
+            .find(|name| env::var_os(name).is_some_and(|value| !value.is_empty()))?;
+        let exporter = match SpanExporter::builder().with_http().build() {
+            Ok(exporter) => exporter,
+            Err(error) => {
+                // There is no log yet that this could go to.
+                return complain(&error);
+            }
+        };
+        let mut resource = Resource::builder();
+        if env::var_os("OTEL_SERVICE_NAME").is_none() {
+            resource = resource.with_service_name("vm-operator");
+        }
+        let provider = SdkTracerProvider::builder()
+            .with_resource(resource.build())
+            .with_span_processor(BatchSpanProcessor::builder(exporter, Tokio).build())
+            .build();
+        let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("vm-operator"));
+        Some((layer, Traces(provider)))
+    }
+
+    #[allow(clippy::print_stderr, reason = "the log begins after this")]
+    fn complain<T>(error: &dyn std::error::Error) -> Option<T> {
+        eprintln!("no traces: {error}");
+        None
+    }
+
+    impl Traces {
+        /// Sends what was not sent yet.
+        pub fn end(self) {
+            let (done, wait) = mpsc::channel();
+            thread::spawn(move || {
+                let _ = self.0.shutdown();
+                let _ = done.send(());
+            });
+            // A collector that does not answer must not hold up the end.
+            let _ = wait.recv_timeout(LAST);
+        }
+    }
+}

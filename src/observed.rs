@@ -122,13 +122,6 @@ impl Object {
         self.labels.get("app.kubernetes.io/instance").map(String::as_str)
     }
 
-    /// Whether nothing is different that a decision could hang on. What is in an object other than a Pod or a claim is not
-    /// known here, so any change of it may be one.
-    pub fn is_same(&self, other: &Self) -> bool {
-        let known = self.key.is_pod() || self.key.is_claim();
-        self.version == other.version || known && *self == Self { version: self.version, ..other.clone() }
-    }
-
     /// Whether the manager made it.
     pub fn is_ours(&self) -> bool {
         let label = |name: &str| self.labels.get(name).map(String::as_str);
@@ -166,6 +159,12 @@ impl Json {
     /// The tree.
     pub fn value(&self) -> Value {
         serde_json::from_str(&self.0).unwrap_or_default()
+    }
+}
+
+impl From<String> for Json {
+    fn from(text: String) -> Self {
+        Self(text.into())
     }
 }
 

@@ -16,22 +16,20 @@ use futures::{StreamExt, TryStreamExt, channel::mpsc};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client,
-    api::{DynamicObject, TypeMeta},
-    core::PartialObjectMeta,
+    api::TypeMeta,
     runtime::{
         WatchStreamExt,
         reflector::ObjectRef,
         watcher::{self, Event},
     },
 };
-use serde_json::Value;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use super::packed::Packed;
+use super::packed::{Arrived, Meta, Packed, Shapes, Whole};
 use crate::{
     api::VirtualMachine,
-    observed::{Object, Observed},
+    observed::Observed,
     render::{ObjectKey, context::selector},
 };
 
@@ -41,8 +39,10 @@ pub struct Children {
     namespace: String,
     /// By the machine's name; a machine has so few that they are looked through.
     objects: Mutex<HashMap<String, Vec<Packed>>>,
+    /// Field sets of all of them.
+    pub(super) shapes: Shapes,
     /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
-    gone: Mutex<VecDeque<String>>,
+    gone: Mutex<VecDeque<Box<str>>>,
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
     trigger: mpsc::UnboundedSender<ObjectRef<VirtualMachine>>,
 }
@@ -84,6 +84,7 @@ impl Children {
             client,
             namespace: namespace.to_owned(),
             objects: Mutex::default(),
+            shapes: Shapes::default(),
             gone: Mutex::default(),
             kinds: Mutex::default(),
             trigger,
@@ -93,7 +94,8 @@ impl Children {
 
     /// What there is of a machine.
     pub fn observe(&self, vm: &str, now: Timestamp) -> Observed {
-        let objects = lock(&self.objects).get(vm).map(|objects| objects.iter().map(Packed::shared).collect());
+        let objects =
+            lock(&self.objects).get(vm).map(|objects| objects.iter().map(|object| Arc::new(object.unpack())).collect());
         Observed { objects: objects.unwrap_or_default(), now }
     }
 
@@ -125,14 +127,14 @@ impl Children {
     }
 
     /// Takes in what the API server answered to a write, so that the next decision does not wait for the watch to tell it.
-    pub fn insert(&self, object: Object) {
-        let Some(vm) = object.vm().map(str::to_owned) else { return };
+    pub(super) fn insert(&self, Arrived { vm, object }: Arrived) {
+        let Some(vm) = vm else { return };
         let mut objects = lock(&self.objects);
         if lock(&self.gone).contains(&object.uid) {
             return;
         }
         let objects = objects.entry(vm).or_default();
-        if find(objects, &object.key).is_none_or(|known| *known.uid != object.uid || known.version <= object.version) {
+        if find(objects, &object.key).is_none_or(|known| known.uid != object.uid || known.version <= object.version) {
             put(objects, object);
         }
     }
@@ -150,20 +152,15 @@ impl Children {
         };
         // Only these are looked into.
         let whole = key("").is_pod() || key("").is_claim();
+        let (of, packer) = (kind.clone(), self.clone());
         let stream = if whole {
-            let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
-            let kind = kind.clone();
-            watcher(api, config).map_ok(move |event| event_map(event, |object| Object::trim(&kind, object))).boxed()
+            let api: Api<Whole> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
+            let pack = move |object: Whole| object.pack(&of, &packer.shapes);
+            watcher(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
         } else {
-            let api: Api<PartialObjectMeta<DynamicObject>> =
-                Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
-            let kind = kind.clone();
-            let object = |meta: PartialObjectMeta<DynamicObject>| DynamicObject {
-                types: None,
-                metadata: meta.metadata,
-                data: Value::Null,
-            };
-            watcher(api, config).map_ok(move |event| event_map(event, |meta| Object::trim(&kind, object(meta)))).boxed()
+            let api: Api<Meta> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
+            let pack = move |object: Meta| object.pack(&of, &packer.shapes);
+            watcher(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream.default_backoff());
@@ -193,41 +190,45 @@ impl Children {
     }
 
     /// Takes in what a watch tells. Returns whether the list of the kind is complete now.
-    fn take(&self, kind: &TypeMeta, event: Event<Object>, listed: &mut HashSet<String>) -> bool {
+    fn take(&self, kind: &TypeMeta, event: Event<Arrived>, listed: &mut HashSet<Box<str>>) -> bool {
         match event {
             Event::Init => listed.clear(),
-            Event::InitApply(object) => {
-                listed.insert(object.uid.clone());
-                self.update(object);
+            Event::InitApply(arrived) => {
+                listed.insert(arrived.object.uid.clone());
+                self.update(arrived);
             }
             Event::InitDone => {
                 let listed = std::mem::take(listed);
-                let gone: Vec<Object> = lock(&self.objects)
-                    .values()
-                    .flatten()
-                    .filter(|known| is_of(&known.key, kind) && !listed.contains(known.uid.as_ref()))
-                    .map(Packed::unpack)
+                let gone: Vec<(String, Box<str>)> = lock(&self.objects)
+                    .iter()
+                    .flat_map(|(vm, objects)| objects.iter().map(move |known| (vm, known)))
+                    .filter(|(_, known)| is_of(&known.key, kind) && !listed.contains(&known.uid))
+                    .map(|(vm, known)| (vm.clone(), known.uid.clone()))
                     .collect();
-                gone.iter().for_each(|object| self.remove(object));
+                gone.into_iter().for_each(|(vm, uid)| self.remove(&vm, uid));
                 return true;
             }
-            Event::Apply(object) => self.update(object),
-            Event::Delete(object) => self.remove(&object),
+            Event::Apply(arrived) => self.update(arrived),
+            Event::Delete(arrived) => {
+                if let Some(vm) = &arrived.vm {
+                    self.remove(vm, arrived.object.uid);
+                }
+            }
         }
         false
     }
 
-    fn update(&self, object: Object) {
-        let Some(vm) = object.vm().map(str::to_owned) else { return };
+    fn update(&self, Arrived { vm, object }: Arrived) {
+        let Some(vm) = vm else { return };
         {
             let mut objects = lock(&self.objects);
             let objects = objects.entry(vm.clone()).or_default();
-            // What we wrote ourselves is known already, perhaps even newer.
             let known = find(objects, &object.key);
-            if known.is_some_and(|known| *known.uid == object.uid && known.version >= object.version) {
+            // What we wrote ourselves is known already, perhaps even newer.
+            if known.is_some_and(|known| known.uid == object.uid && known.version >= object.version) {
                 return;
             }
-            let same = known.is_some_and(|known| known.unpack().is_same(&object));
+            let same = known.is_some_and(|known| known.is_same(&object));
             put(objects, object);
             if same {
                 return;
@@ -236,16 +237,15 @@ impl Children {
         self.wake(&vm);
     }
 
-    fn remove(&self, object: &Object) {
-        let Some(vm) = object.vm() else { return };
+    fn remove(&self, vm: &str, uid: Box<str>) {
         {
             let mut objects = lock(&self.objects);
             let mut gone = lock(&self.gone);
             gone.truncate(REMEMBERED - 1);
-            gone.push_front(object.uid.clone());
+            gone.push_front(uid.clone());
             let Some(of_vm) = objects.get_mut(vm) else { return };
             // One of the same name that was made since stays.
-            let Some(index) = of_vm.iter().position(|known| *known.uid == object.uid) else { return };
+            let Some(index) = of_vm.iter().position(|known| known.uid == uid) else { return };
             of_vm.swap_remove(index);
             if of_vm.is_empty() {
                 objects.remove(vm);
@@ -269,10 +269,10 @@ fn find<'a>(objects: &'a [Packed], key: &ObjectKey) -> Option<&'a Packed> {
     objects.iter().find(|object| object.key == *key)
 }
 
-fn put(objects: &mut Vec<Packed>, object: Object) {
+fn put(objects: &mut Vec<Packed>, object: Packed) {
     match objects.iter_mut().find(|known| known.key == object.key) {
-        Some(known) => *known = object.into(),
-        None => objects.push(object.into()),
+        Some(known) => *known = object,
+        None => objects.push(object),
     }
 }
 
@@ -283,7 +283,7 @@ where
     kube::runtime::watcher(api, config)
 }
 
-fn event_map<A, B>(event: Event<A>, map: impl FnOnce(A) -> B) -> Event<B> {
+fn event_map<A, B>(event: Event<A>, map: impl Fn(A) -> B) -> Event<B> {
     match event {
         Event::Apply(object) => Event::Apply(map(object)),
         Event::Delete(object) => Event::Delete(map(object)),

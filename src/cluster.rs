@@ -292,16 +292,19 @@ impl Cluster {
         }
     }
 
-    /// Writes the manager's part of a machine's status.
+    /// Writes the manager's part of a machine's status, if the machine is still as it was when that was derived: where no
+    /// runner has reported the manager speaks for it, and a report that came meanwhile must not be overwritten.
     ///
     /// # Errors
-    /// What the API server says.
+    /// What the API server says; 409 if the machine has changed, of which the watch tells.
     pub async fn write_status(&self, vm: &VirtualMachine, wanted: &Value) -> Result<VirtualMachine, kube::Error> {
         let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &self.namespace);
         let patch = json!({
             "apiVersion": VirtualMachine::api_version(&()),
             "kind": VirtualMachine::kind(&()),
-            "metadata": { "name": vm.name_any(), "uid": vm.metadata.uid },
+            "metadata": {
+                "name": vm.name_any(), "uid": vm.metadata.uid, "resourceVersion": vm.metadata.resource_version,
+            },
             "status": wanted,
         });
         let (name, how) = (vm.name_any(), PatchParams::apply(status::FIELD_MANAGER).force());

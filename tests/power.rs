@@ -70,7 +70,7 @@ async fn a_guest_that_shuts_down_stays_down_and_the_state_says_so_where_nobody_a
     let vm = world.machine_when("apple", "stopped", |vm| vm.spec.vm.state == PowerState::Stopped).await;
     assert!(vm.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some("vm-operator")));
     let vm = world.ready("apple", "StoppedAsRequested").await;
-    assert_eq!(vm.status.unwrap().halted, None);
+    assert!(vm.status.unwrap().halted.is_none_or(|halted| halted.released));
     assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
 
     set_state(&world, "apple", "Running").await;
@@ -498,4 +498,52 @@ async fn two_machines_can_not_use_one_claim() {
         "a"
     );
     assert!(world.api::<Pod>().get_opt("a-b").await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_can_be_drained_and_its_machine_waits_for_another() {
+    let world = World::new("drain").await;
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "drained" } });
+    world.namespace.apply(&node.to_string());
+    // As the scheduler would do it: the machine itself is free to go anywhere.
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    let binding = json!({
+        "apiVersion": "v1", "kind": "Binding", "metadata": { "name": "apple", "namespace": world.namespace.name() },
+        "target": { "apiVersion": "v1", "kind": "Node", "name": "drained" },
+    });
+    let path = format!("/api/v1/namespaces/{}/pods/apple/binding", world.namespace.name());
+    let request = http::Request::post(path).body(serde_json::to_vec(&binding).unwrap()).unwrap();
+    world.client.request::<Value>(request).await.unwrap();
+    world.report("apple", true, "Started").await;
+    world.ready("apple", "Running").await;
+    let first = world.api::<Pod>().get("apple").await.unwrap();
+
+    let (cluster, pods) = (world.cluster, world.api::<Pod>());
+    let drain = tokio::task::spawn_blocking(|| {
+        cluster.try_kubectl(&["drain", "drained", "--delete-emptydir-data", "--timeout=60s"])
+    });
+    world.pod_when("apple", "evicted", is_going).await;
+    let vm = world.ready("apple", "Restarting").await;
+    let (_, _, message) = condition(&vm, "Ready").unwrap();
+    assert!(message.contains("EvictionByEvictionAPI"), "{message}");
+    world.pod_has_ended("apple").await;
+    let said = drain.await.unwrap().expect("kubectl drain");
+    assert!(said.contains("evicted"), "{said}");
+    let second = world.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
+    assert_eq!(second.spec.unwrap().node_name, None, "the scheduler's to decide");
+    assert_eq!(pods.list(&Default::default()).await.unwrap().items.len(), 1);
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_deleted_goes_with_its_machines() {
+    let world = World::new("deleted").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(world.client.clone());
+    namespaces.delete(world.namespace.name(), &DeleteParams::default()).await.unwrap();
+    support::cluster::eventually("the namespace to be gone", std::time::Duration::from_secs(120), async || {
+        namespaces.get_opt(world.namespace.name()).await.unwrap().is_none().then_some(())
+    })
+    .await;
 }

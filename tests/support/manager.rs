@@ -55,16 +55,11 @@ pub struct Manager {
 impl Manager {
     /// Starts a manager for a namespace, with templates given as name and text.
     pub fn start(cluster: &Cluster, namespace: &TestNamespace, templates: &[(&str, &str)]) -> Self {
-        Self::start_with(cluster, namespace, templates, "")
+        Self::start_with(cluster.kubeconfig(), namespace.name(), templates, "")
     }
 
-    /// The same, with the text of a configuration file.
-    pub fn start_with(
-        cluster: &Cluster,
-        namespace: &TestNamespace,
-        templates: &[(&str, &str)],
-        configuration: &str,
-    ) -> Self {
+    /// The same for the API server that a kubeconfig names, with the text of a configuration file.
+    pub fn start_with(kubeconfig: &Path, namespace: &str, templates: &[(&str, &str)], configuration: &str) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
         let overlay = folder.path().join("templates");
         fs::create_dir(&overlay).expect("a folder for templates");
@@ -75,11 +70,11 @@ impl Manager {
         fs::write(&config, configuration).expect("a configuration");
         let log = fs::File::create(folder.path().join("log")).expect("a log");
         let process = Command::new(env!("CARGO_BIN_EXE_vm-operator"))
-            .args(["run", "--namespace", namespace.name(), "--templates"])
+            .args(["run", "--namespace", namespace, "--templates"])
             .arg(&overlay)
             .arg("--config")
             .arg(&config)
-            .env("KUBECONFIG", cluster.kubeconfig())
+            .env("KUBECONFIG", kubeconfig)
             .env("RUST_LOG", "info,vm_operator=debug,kube_runtime=warn")
             .stdin(Stdio::null())
             .stderr(log)

@@ -4,5 +4,6 @@
 
 pub mod cluster;
 pub mod manager;
+pub mod proxy;
 pub mod requests;
 pub mod world;

@@ -54,7 +54,7 @@ impl World {
         let namespace = cluster.namespace(test).await;
         let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });
         namespace.apply(&account.to_string());
-        let manager = Manager::start_with(cluster, &namespace, templates, configuration);
+        let manager = Manager::start_with(cluster.kubeconfig(), namespace.name(), templates, configuration);
         Self { cluster, client: cluster.client().await, namespace, manager }
     }
 

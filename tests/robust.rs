@@ -1,0 +1,263 @@
+//! Surroundings that fail: an API server that cuts, refuses and loses answers, and a manager that is killed at any moment.
+//! What is left in the end is what would have been without.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "this is test code")]
+
+mod support;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use support::{
+    cluster::{Cluster, TestNamespace, eventually},
+    manager::{Manager, install_crds},
+    proxy::{Faults, Proxy},
+    world::{condition, machine},
+};
+use vm_operator::api::VirtualMachine;
+
+/// How long a test waits for an end state.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// How much is done: the environment can ask for more than every run needs.
+fn count(variable: &str, default: usize) -> usize {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+async fn namespace(cluster: &'static Cluster, name: &str) -> TestNamespace {
+    install_crds(cluster).await;
+    let namespace = cluster.namespace(name).await;
+    let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });
+    namespace.apply(&account.to_string());
+    namespace
+}
+
+fn api<K>(client: &Client, namespace: &TestNamespace) -> Api<K>
+where
+    K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope>,
+    K::DynamicType: Default,
+{
+    Api::namespaced(client.clone(), namespace.name())
+}
+
+/// Something that somebody does to a machine.
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    Make,
+    Start,
+    Stop,
+    Cpus(u32),
+    Label(u32),
+    Delete,
+}
+
+/// What people do, in order: the same for the same seed.
+fn deeds(seed: u64, machines: usize, length: usize) -> Vec<(usize, Deed)> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let made = (0..machines).map(|machine| (machine, Deed::Make));
+    let more = (0..length).map(|_| {
+        let deed = match random.u32(0..12) {
+            0..3 => Deed::Stop,
+            3..6 => Deed::Start,
+            6..8 => Deed::Cpus(random.u32(1..3)),
+            8 => Deed::Label(random.u32(0..4)),
+            9 => Deed::Delete,
+            _ => Deed::Make,
+        };
+        // The first machines run through it all undisturbed.
+        (random.usize(2..machines.max(3)), deed)
+    });
+    made.chain(more).collect()
+}
+
+fn name(machine: usize) -> String {
+    format!("vm-{machine}")
+}
+
+async fn act(client: &Client, namespace: &TestNamespace, machine: usize, deed: Deed) {
+    let vms: Api<VirtualMachine> = api(client, namespace);
+    let name = name(machine);
+    let patch = match deed {
+        Deed::Make => {
+            let mut vm = self::machine(&name);
+            vm["spec"]["vm"]["powerdownTimeout"] = json!(0);
+            let made = vms.create(&PostParams::default(), &serde_json::from_value(vm).unwrap()).await;
+            assert!(matches!(&made, Ok(_) | Err(kube::Error::Api(_))), "{made:?}");
+            return;
+        }
+        Deed::Delete => {
+            let _ = vms.delete(&name, &DeleteParams::default()).await;
+            return;
+        }
+        Deed::Start => json!({ "spec": { "vm": { "state": "Running" } } }),
+        Deed::Stop => json!({ "spec": { "vm": { "state": "Stopped" } } }),
+        Deed::Cpus(cpus) => json!({ "spec": { "vm": { "currentCpus": cpus } } }),
+        Deed::Label(value) => json!({ "metadata": { "labels": { "tier": value.to_string() } } }),
+    };
+    // One that was deleted before can't be changed.
+    let _ = vms.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+}
+
+/// All that is left, without what differs from one run to another by nature: a Pod is made from the spec of its moment.
+async fn end_state(client: &Client, namespace: &TestNamespace) -> BTreeMap<String, Value> {
+    let mut state = BTreeMap::new();
+    for vm in api::<VirtualMachine>(client, namespace).list(&Default::default()).await.unwrap() {
+        let ready = condition(&vm, "Ready").unwrap();
+        let status = vm.status.clone().unwrap();
+        let observed = status.observed_generation == vm.metadata.generation;
+        let said = json!([ready.0, ready.1, status.phase, status.created, observed]);
+        state.insert(format!("VirtualMachine {}", vm.name_any()), said);
+    }
+    for pod in api::<Pod>(client, namespace).list(&Default::default()).await.unwrap() {
+        let going = pod.metadata.deletion_timestamp.is_some();
+        state.insert(format!("Pod {}", pod.name_any()), json!([pod.labels(), pod.owner_references().len(), going]));
+    }
+    for map in api::<ConfigMap>(client, namespace).list(&Default::default()).await.unwrap() {
+        let data = json!(map.data).to_string().replace(namespace.name(), "NAMESPACE");
+        let ours = map.labels().contains_key("app.kubernetes.io/instance");
+        if ours {
+            state.insert(format!("ConfigMap {}", map.name_any()), json!([data, map.labels()]));
+        }
+    }
+    for claim in api::<PersistentVolumeClaim>(client, namespace).list(&Default::default()).await.unwrap() {
+        let going = claim.metadata.deletion_timestamp.is_some();
+        state.insert(format!("PersistentVolumeClaim {}", claim.name_any()), json!([claim.labels(), going]));
+    }
+    for secret in api::<Secret>(client, namespace).list(&Default::default()).await.unwrap() {
+        state.insert(format!("Secret {}", secret.name_any()), json!(secret.labels()));
+    }
+    state
+}
+
+/// Waits until what is left is `expected`.
+async fn reaches(
+    client: &Client,
+    namespace: &TestNamespace,
+    expected: &BTreeMap<String, Value>,
+    log: impl Fn() -> String,
+) {
+    let mut last = BTreeMap::new();
+    let end = tokio::time::Instant::now() + LIMIT;
+    while tokio::time::Instant::now() < end {
+        last = end_state(client, namespace).await;
+        if last == *expected {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    for (name, value) in expected {
+        if last.get(name) != Some(value) {
+            println!("expected {name}: {value}\n   found {:?}", last.get(name).map(ToString::to_string));
+        }
+    }
+    for name in last.keys().filter(|name| !expected.contains_key(*name)) {
+        println!("not expected: {name}");
+    }
+    panic!("not the end state of an undisturbed run\n{}", log());
+}
+
+/// The end state of these deeds without any disturbance.
+async fn undisturbed(cluster: &'static Cluster, test: &str, deeds: &[(usize, Deed)]) -> BTreeMap<String, Value> {
+    let client = cluster.client().await;
+    let namespace = namespace(cluster, test).await;
+    let manager = Manager::start(cluster, &namespace, &[]);
+    for (machine, deed) in deeds {
+        act(&client, &namespace, *machine, *deed).await;
+    }
+    // The same twice in a row, and everything observed.
+    let mut last = BTreeMap::new();
+    let state = eventually("the undisturbed run to end", LIMIT, async || {
+        let state = end_state(&client, &namespace).await;
+        let is_settled = settled(&state) && state == last;
+        last = state.clone();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        is_settled.then_some(state)
+    })
+    .await;
+    drop(manager);
+    state
+}
+
+/// Each machine is where it should be, as far as that is possible without a node.
+fn settled(state: &BTreeMap<String, Value>) -> bool {
+    let mut machines = state.iter().filter(|(name, _)| name.starts_with("VirtualMachine "));
+    machines.all(|(_, said)| ["StoppedAsRequested", "Starting"].contains(&said[1].as_str().unwrap()) && said[4] == true)
+        && state.iter().all(|(name, said)| !name.starts_with("Pod ") || said[2] == false)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_cuts_refuses_and_forgets_changes_nothing_in_the_end() {
+    let machines = count("VM_OPERATOR_TEST_MACHINES", 60);
+    let cluster = Cluster::control_plane();
+    let client = cluster.client().await;
+    let all: Vec<(usize, Deed)> = (0..machines).map(|machine| (machine, Deed::Make)).collect();
+    let expected = undisturbed(cluster, "calm", &all).await;
+
+    let namespace = namespace(cluster, "stormy").await;
+    let faults = Faults { too_many: 10, unavailable: 5, lost_answer: 3, gone: 10, watch: Duration::from_secs(3) };
+    let proxy = Proxy::start(client.clone(), 7, faults).await;
+    let manager = Manager::start_with(&proxy.kubeconfig(), namespace.name(), &[], "");
+    join_all(all.iter().map(|(machine, deed)| act(&client, &namespace, *machine, *deed))).await;
+    reaches(&client, &namespace, &expected, || manager.log()).await;
+    proxy.calm();
+    reaches(&client, &namespace, &expected, || manager.log()).await;
+
+    let injected = proxy.injected();
+    println!("faults: {injected:?}");
+    for fault in ["429", "503", "lost answer", "cut watch"] {
+        assert!(injected.contains_key(fault), "{injected:?}");
+    }
+    let often: Vec<(String, u32)> = proxy
+        .writes()
+        .into_iter()
+        .filter(|(what, times)| !what.contains("/status") && !what.contains("/events") && *times > 2)
+        .collect();
+    assert!(often.is_empty(), "applied more than twice: {often:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_manager_that_is_killed_at_any_moment_ends_where_an_undisturbed_one_does() {
+    let kills = count("VM_OPERATOR_TEST_KILLS", 25);
+    let machines = 12;
+    let deeds = deeds(42, machines, 8 * kills);
+    let cluster = Cluster::control_plane();
+    let client = cluster.client().await;
+    let expected = undisturbed(cluster, "unkilled", &deeds).await;
+
+    let namespace = namespace(cluster, "killed").await;
+    let mut random = fastrand::Rng::with_seed(11);
+    let mut left = deeds.iter();
+    let mut first_pods = BTreeMap::new();
+    let pods: Api<Pod> = api(&client, &namespace);
+    for round in 0..kills {
+        let manager = Manager::start_with(cluster.kubeconfig(), namespace.name(), &[], "");
+        let life = Duration::from_millis(random.u64(20..900));
+        let work = async {
+            let mut share: Vec<_> = left.by_ref().take(if round + 1 == kills { usize::MAX } else { 9 }).collect();
+            for (machine, deed) in share.drain(..) {
+                act(&client, &namespace, *machine, *deed).await;
+            }
+        };
+        // The manager dies in the middle of what people do, or a little after.
+        futures::future::join(work, tokio::time::sleep(life)).await;
+        drop(manager);
+        for machine in 0..2 {
+            if let Some(pod) = pods.get_opt(&name(machine)).await.unwrap() {
+                let uid = pod.uid().unwrap();
+                let first = first_pods.entry(machine).or_insert_with(|| uid.clone());
+                assert_eq!(*first, uid, "a machine that nobody touched was started anew");
+            }
+        }
+    }
+    let manager = Manager::start_with(cluster.kubeconfig(), namespace.name(), &[], "");
+    reaches(&client, &namespace, &expected, || manager.log()).await;
+    for (machine, first) in first_pods {
+        assert_eq!(pods.get(&name(machine)).await.unwrap().uid().unwrap(), first);
+    }
+}

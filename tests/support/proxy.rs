@@ -1,0 +1,173 @@
+//! An API server that has a bad day: a proxy before a real one that cuts watches, refuses, and loses answers.
+#![allow(dead_code, reason = "each test program uses its own part")]
+#![allow(clippy::unwrap_used, reason = "this is test code")]
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    response::Response,
+};
+use futures::StreamExt;
+use http_body_util::BodyExt;
+use kube::Client;
+use serde_json::json;
+use tempfile::TempDir;
+
+/// How bad the day is: of 100 requests, how many meet which fault.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    /// 429 with Retry-After, the request does not arrive.
+    pub too_many: u8,
+    /// 503, the request does not arrive.
+    pub unavailable: u8,
+    /// 500 though the request arrived and was carried out.
+    pub lost_answer: u8,
+    /// 410 when a watch begins: it must list again.
+    pub gone: u8,
+    /// The longest that a watch lives.
+    pub watch: Duration,
+}
+
+/// The proxy.
+pub struct Proxy {
+    shared: Arc<Shared>,
+    folder: TempDir,
+    task: tokio::task::JoinHandle<()>,
+}
+
+struct Shared {
+    client: Client,
+    faults: Mutex<Option<Faults>>,
+    random: Mutex<fastrand::Rng>,
+    /// Writes that the API server carried out, by method and path.
+    writes: Mutex<BTreeMap<String, u32>>,
+    injected: Mutex<BTreeMap<&'static str, u32>>,
+}
+
+impl Proxy {
+    /// A proxy for the API server of the client.
+    pub async fn start(client: Client, seed: u64, faults: Faults) -> Self {
+        let shared = Arc::new(Shared {
+            client,
+            faults: Mutex::new(Some(faults)),
+            random: Mutex::new(fastrand::Rng::with_seed(seed)),
+            writes: Mutex::default(),
+            injected: Mutex::default(),
+        });
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let folder = TempDir::new().unwrap();
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "proxy",
+            "clusters": [{ "name": "proxy", "cluster": { "server": format!("http://{address}") } }],
+            "users": [{ "name": "proxy", "user": {} }],
+            "contexts": [{ "name": "proxy", "context": { "cluster": "proxy", "user": "proxy" } }],
+        });
+        std::fs::write(folder.path().join("kubeconfig"), kubeconfig.to_string()).unwrap();
+        let app = axum::Router::new().fallback(pass).with_state(shared.clone());
+        let task = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { shared, folder, task }
+    }
+
+    /// A kubeconfig that leads here.
+    pub fn kubeconfig(&self) -> PathBuf {
+        Path::join(self.folder.path(), "kubeconfig")
+    }
+
+    /// From now on everything passes.
+    pub fn calm(&self) {
+        *self.shared.faults.lock().unwrap() = None;
+    }
+
+    /// Writes that were carried out, by method and path.
+    pub fn writes(&self) -> BTreeMap<String, u32> {
+        self.shared.writes.lock().unwrap().clone()
+    }
+
+    /// How often which fault was made.
+    pub fn injected(&self) -> BTreeMap<&'static str, u32> {
+        self.shared.injected.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Shared {
+    fn inject(&self, fault: &'static str) {
+        *self.injected.lock().unwrap().entry(fault).or_default() += 1;
+    }
+}
+
+fn refusal(code: u16, reason: &str) -> Response {
+    let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": "a test says so" });
+    let response = Response::builder().status(code).header("content-type", "application/json");
+    let response = if code == 429 { response.header("retry-after", "1") } else { response };
+    response.body(Body::from(status.to_string())).unwrap()
+}
+
+async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let faults = *shared.faults.lock().unwrap();
+    let (parts, body) = request.into_parts();
+    let is_watch = parts.uri.query().is_some_and(|query| query.contains("watch=true"));
+    let is_write = parts.method != http::Method::GET;
+    let what = format!("{} {}", parts.method, parts.uri.path());
+    let body = body.collect().await.unwrap().to_bytes();
+    let request = http::Request::from_parts(parts, kube::client::Body::from(body));
+    let dice = shared.random.lock().unwrap().u8(0..100);
+    let mut lose = false;
+    if let Some(faults) = faults {
+        let mut upto = 0;
+        let mut hit = |share: u8| {
+            let is_hit = (upto..upto + share).contains(&dice);
+            upto += share;
+            is_hit
+        };
+        if hit(faults.too_many) {
+            shared.inject("429");
+            return refusal(429, "TooManyRequests");
+        }
+        if hit(faults.unavailable) {
+            shared.inject("503");
+            return refusal(503, "ServiceUnavailable");
+        }
+        if hit(faults.lost_answer) && is_write {
+            lose = true;
+        }
+        if hit(faults.gone) && is_watch {
+            shared.inject("410");
+            return refusal(410, "Expired");
+        }
+    }
+    let Ok(answer) = shared.client.send(request).await else {
+        return refusal(502, "BadGateway");
+    };
+    if is_write && answer.status().is_success() {
+        *shared.writes.lock().unwrap().entry(what).or_default() += 1;
+    }
+    if lose {
+        shared.inject("lost answer");
+        return refusal(500, "InternalError");
+    }
+    let answer = answer.map(Body::new);
+    match faults {
+        Some(faults) if is_watch => {
+            shared.inject("cut watch");
+            let most = u64::try_from(faults.watch.as_millis()).unwrap();
+            let life = Duration::from_millis(shared.random.lock().unwrap().u64(most / 10..most));
+            let end = Box::pin(tokio::time::sleep(life));
+            answer.map(|body| Body::from_stream(body.into_data_stream().take_until(end)))
+        }
+        _ => answer,
+    }
+}

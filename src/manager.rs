@@ -23,13 +23,13 @@ use tracing::{error, info, warn};
 
 use self::reconcile::Reconciler;
 use crate::{
+    api::VirtualMachine,
     cluster::{
         Cluster,
-        packed::PackedMachine,
         watch::{Chain, Children, PAGE},
     },
     config::Config,
-    files,
+    files, power,
 };
 
 /// How many machines are worked on at once. More than the API server's own limits only bring refusals.
@@ -65,9 +65,12 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     info!(namespace, version = env!("CARGO_PKG_VERSION"), "managing");
 
     let (store, writer) = reflector::store();
-    let api: Api<PackedMachine> = Api::namespaced(client, &namespace);
-    let machines =
-        watcher(api, watcher::Config::default().page_size(PAGE)).default_backoff().reflect(writer).touched_objects();
+    let api: Api<VirtualMachine> = Api::namespaced(client, &namespace);
+    let machines = watcher(api, watcher::Config::default().page_size(PAGE))
+        .modify(power::trim)
+        .default_backoff()
+        .reflect(writer)
+        .touched_objects();
     Controller::for_stream(machines, store)
         .with_config(controller::Config::default().concurrency(CONCURRENCY))
         .reconcile_on(triggered)

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use k8s_openapi::{NamespaceResourceScope, jiff::Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use kube::{
     Resource,
     api::{ApiResource, DynamicObject, ObjectMeta},
@@ -17,9 +17,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    api::VirtualMachine,
     observed::{FIELD_MANAGER, Json, Object},
-    power,
     render::ObjectKey,
 };
 
@@ -197,77 +195,6 @@ impl<const META: bool> Resource for Sent<META> {
     }
 }
 
-/// A machine as it comes and as it is kept. One that can't be read is that machine's matter: it does not end the watch.
-#[derive(Clone, Debug)]
-pub struct PackedMachine {
-    /// What a watch and the queue look at.
-    meta: ObjectMeta,
-    text: Box<RawValue>,
-}
-
-impl PackedMachine {
-    /// The machine, without what no decision needs.
-    ///
-    /// # Errors
-    /// If it is not what the resource's schema says.
-    pub fn read(&self) -> Result<VirtualMachine, serde_json::Error> {
-        let mut vm = serde_json::from_str(self.text.get())?;
-        power::trim(&mut vm);
-        Ok(vm)
-    }
-}
-
-impl<'de> Deserialize<'de> for PackedMachine {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Object {
-            metadata: Identity,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Identity {
-            name: Option<String>,
-            namespace: Option<String>,
-            uid: Option<String>,
-            resource_version: Option<String>,
-        }
-        let text = Box::<RawValue>::deserialize(deserializer)?;
-        let Object { metadata } = serde_json::from_str(text.get()).map_err(serde::de::Error::custom)?;
-        let Identity { name, namespace, uid, resource_version } = metadata;
-        let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
-        Ok(Self { meta, text })
-    }
-}
-
-impl Resource for PackedMachine {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        VirtualMachine::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        VirtualMachine::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        VirtualMachine::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        VirtualMachine::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.meta
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.meta
-    }
-}
-
 /// An object that came, and the machine that its labels name.
 pub struct Arrived {
     /// The machine.
@@ -350,16 +277,6 @@ mod tests {
         let arrived = arrive(&value, &Shapes::default());
         assert_eq!(arrived.vm.as_deref(), Some("pear"));
         assert_eq!(arrived.object.unpack(), trimmed);
-    }
-
-    #[test]
-    fn a_machine_that_can_not_be_read_is_still_known_by_its_name() {
-        let text = r#"{"metadata":{"name":"pear","namespace":"n","resourceVersion":"1"},"spec":{"vm":{"state":"Up"}}}"#;
-        let machine: PackedMachine = serde_json::from_str(text).unwrap();
-        assert_eq!(machine.meta.name.as_deref(), Some("pear"));
-        assert!(machine.read().unwrap_err().to_string().contains("Up"));
-        let machine: PackedMachine = serde_json::from_str(&text.replace("Up", "Running")).unwrap();
-        assert_eq!(machine.read().unwrap().metadata.name.as_deref(), Some("pear"));
     }
 
     #[test]

@@ -26,8 +26,9 @@ use kube::{
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use super::packed::{Arrived, Meta, Packed, PackedMachine, Shapes, Whole};
+use super::packed::{Arrived, Meta, Packed, Shapes, Whole};
 use crate::{
+    api::VirtualMachine,
     observed::Observed,
     render::{ObjectKey, context::selector},
 };
@@ -43,7 +44,7 @@ pub struct Children {
     /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
     gone: Mutex<VecDeque<Box<str>>>,
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
-    trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
+    trigger: mpsc::UnboundedSender<ObjectRef<VirtualMachine>>,
 }
 
 /// More deletions than can happen between a request and its answer.
@@ -77,7 +78,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Children {
     /// Nothing is watched yet. The stream tells which machines must be looked at.
-    pub fn new(client: Client, namespace: &str) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<PackedMachine>>) {
+    pub fn new(client: Client, namespace: &str) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<VirtualMachine>>) {
         let (trigger, triggered) = mpsc::unbounded();
         let children = Self {
             client,

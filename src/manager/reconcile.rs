@@ -16,14 +16,13 @@ use kube::{
     },
 };
 use serde_json::Value;
-use tracing::{debug, error, warn};
+use tracing::{debug, warn};
 
 use crate::{
     api::VirtualMachine,
     cluster::{
         ActionError, Cluster,
         events::Teller,
-        packed::PackedMachine,
         watch::{Chain, WatchError},
     },
     config::ReconcilerConfig,
@@ -68,7 +67,7 @@ pub struct Reconciler {
     /// Machines as the API server answered to our last write of their status, until the watch has told it too.
     written: Mutex<HashMap<ObjectRef<VirtualMachine>, Arc<VirtualMachine>>>,
     /// Failures in a row.
-    failures: Mutex<HashMap<ObjectRef<PackedMachine>, u32>>,
+    failures: Mutex<HashMap<ObjectRef<VirtualMachine>, u32>>,
 }
 
 impl Reconciler {
@@ -83,14 +82,8 @@ impl Reconciler {
     ///
     /// # Errors
     /// [`ReconcileError`]; everything that could be done and said was.
-    pub async fn reconcile(packed: Arc<PackedMachine>, this: Arc<Self>) -> Result<Action, ReconcileError> {
-        let vm = match packed.read() {
-            Ok(vm) => this.newest(Arc::new(vm)),
-            Err(error) => {
-                error!(vm = packed.name_any(), %error, "the machine can't be read; it is left as it is until it changes");
-                return Ok(Action::await_change());
-            }
-        };
+    pub async fn reconcile(vm: Arc<VirtualMachine>, this: Arc<Self>) -> Result<Action, ReconcileError> {
+        let vm = this.newest(vm);
         let name = vm.name_any();
         // Reads: only what the watches keep.
         let mut observed = this.cluster.children.observe(&name, Timestamp::now());
@@ -122,12 +115,12 @@ impl Reconciler {
         this.tell(&vm, news);
         debug!(vm = name, "reconciled");
         result?;
-        this.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(&*packed));
+        this.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(&*vm));
         Ok(plan.again_after.map_or_else(Action::await_change, Action::requeue))
     }
 
     /// When to try again after a failure: later and later, each machine for itself.
-    pub fn retry(vm: Arc<PackedMachine>, error: &ReconcileError, this: Arc<Self>) -> Action {
+    pub fn retry(vm: Arc<VirtualMachine>, error: &ReconcileError, this: Arc<Self>) -> Action {
         let mut failures = this.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let count = failures.entry(ObjectRef::from_obj(&*vm)).or_default();
         let (first, longest) = BACKOFF;

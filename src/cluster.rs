@@ -139,7 +139,7 @@ impl Cluster {
                     (Action::Apply { object, uid: Some(_) }, Err(error))
                         if object.key.is_claim() && !error.is_transient() =>
                     {
-                        warn!(vm = vm.name_any(), object = %object.key, error = %Chain(&error), "the claim stays as it is");
+                        warn!(object = %object.key, error = %Chain(&error), "the claim stays as it is");
                         let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                         refusals.push((object.key.clone(), said));
                     }
@@ -159,7 +159,7 @@ impl Cluster {
     async fn act(&self, vm: &VirtualMachine, action: &Action) -> Result<(), ActionError> {
         match action {
             Action::Apply { object, uid } => self.apply(vm, object, uid.as_deref()).await,
-            Action::Label { key, uid, patch } => self.label(vm, key, uid, patch).await,
+            Action::Label { key, uid, patch } => self.label(key, uid, patch).await,
             Action::Delete { key, uid, grace, .. } => self.delete(key, uid, *grace).await,
         }
     }
@@ -208,7 +208,8 @@ impl Cluster {
             applied = self.send(key, &value).await;
         }
         let applied = applied.map_err(failed)?;
-        info!(vm = vm.name_any(), object = %key, "applied");
+        info!(object = %key, "applied");
+        self.children.metrics.wrote("apply", &key.kind);
         self.children.insert(applied);
         Ok(())
     }
@@ -239,14 +240,15 @@ impl Cluster {
         })
     }
 
-    async fn label(&self, vm: &VirtualMachine, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {
+    async fn label(&self, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {
         let mut patch = patch.clone();
         patch["metadata"]["uid"] = json!(uid);
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
         let patched = self.patch(key, &parameters, &Patch::Merge(&patch)).await;
         let patched =
             patched.map_err(|source| ActionError::Api { what: "label", key: key.clone(), source: Box::new(source) })?;
-        info!(vm = vm.name_any(), object = %key, "labelled");
+        info!(object = %key, "labelled");
+        self.children.metrics.wrote("label", &key.kind);
         self.children.insert(patched);
         Ok(())
     }
@@ -261,6 +263,7 @@ impl Cluster {
         match self.in_turn(self.objects::<Whole>(key).delete(&key.name, &parameters)).await {
             Ok(answer) => {
                 info!(object = %key, "deleted");
+                self.children.metrics.wrote("delete", &key.kind);
                 // An object that waits for its grace period comes back with its time of deletion.
                 if let Some(object) = answer.left() {
                     self.children.insert(self.pack(key, object));
@@ -285,7 +288,10 @@ impl Cluster {
             "spec": { "vm": { "state": "Stopped" } },
         });
         match api.patch(&vm.name_any(), &parameters, &Patch::Merge(&patch)).await {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                self.children.metrics.wrote("spec", "VirtualMachine");
+                Ok(())
+            }
             // The watch tells what is new.
             Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(()),
             Err(error) => Err(error),

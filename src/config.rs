@@ -3,8 +3,12 @@
 //! The keys that begin with `/` are the paths of components, as in the files that existing users have. What this program
 //! does not know is warned about, not refused: such files hold the keys of components that it does not have.
 
-use serde::Deserialize;
-use serde_json::{Map, Value};
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer},
+};
 
 use crate::api::ServiceMetadata;
 
@@ -20,8 +24,7 @@ pub struct Config {
 }
 
 /// How objects are made: `/Manager`, `/Controller`, `/Reconciler`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ReconcilerConfig {
     /// The claim for each machine's own data.
     pub runner_data_pvc: RunnerDataPvc,
@@ -59,8 +62,7 @@ pub struct RunnerDataPvc {
 }
 
 /// Services for displays.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadBalancerService {
     /// `false`: none, whatever a machine says; `true`: as without the key.
     Enabled(bool),
@@ -74,73 +76,149 @@ impl Default for LoadBalancerService {
     }
 }
 
-/// A file that can't be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// Not YAML; the source has line and column.
-    #[error("the configuration is not YAML")]
-    Syntax(#[source] serde_yaml::Error),
-    /// A value of the wrong kind.
-    #[error("{path} can't be used")]
-    Value {
-        /// The path of the key.
-        path: String,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
+// Derived as an untagged enum its errors would have the place of the section.
+impl<'de> Deserialize<'de> for LoadBalancerService {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct EitherWay;
+        impl<'de> Visitor<'de> for EitherWay {
+            type Value = LoadBalancerService;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("false, or labels and annotations")
+            }
+
+            fn visit_bool<E: Error>(self, enabled: bool) -> Result<LoadBalancerService, E> {
+                Ok(LoadBalancerService::Enabled(enabled))
+            }
+
+            fn visit_unit<E: Error>(self) -> Result<LoadBalancerService, E> {
+                Ok(LoadBalancerService::default())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<LoadBalancerService, A::Error> {
+                ServiceMetadata::deserialize(MapAccessDeserializer::new(map)).map(LoadBalancerService::Metadata)
+            }
+        }
+        deserializer.deserialize_any(EitherWay)
+    }
 }
 
-const RECONCILER_KEYS: [&str; 6] =
-    ["runnerDataPvc", "loadBalancerService", "cpuOvercommit", "ramOvercommit", "runnerImage", "runnerImagePullPolicy"];
+/// A file that can't be used; the source has line and column.
+#[derive(Debug, thiserror::Error)]
+#[error("the configuration can't be used")]
+pub struct ConfigError(#[from] pub serde_yaml::Error);
 
 impl Config {
     /// Reads the file.
     ///
     /// # Errors
-    /// If it is not YAML or a known key has a value of the wrong kind.
+    /// If it is not YAML or a known key has a value that can't be used.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut config = Self::default();
-        let file: Option<Map<String, Value>> = serde_yaml::from_str(text).map_err(ConfigError::Syntax)?;
-        for (path, section) in sections("", file.unwrap_or_default()) {
-            match path.as_str() {
-                "/Manager/Controller/Reconciler" => {
-                    config.unknown.extend(
-                        section
-                            .keys()
-                            .filter(|key| !RECONCILER_KEYS.contains(&key.as_str()))
-                            .map(|key| format!("{path}: {key}")),
-                    );
-                    config.reconciler = serde_json::from_value(Value::Object(section))
-                        .map_err(|source| ConfigError::Value { path, source })?;
-                }
-                _ => {
-                    for (key, value) in section {
-                        match (path.as_str(), key.as_str(), value) {
-                            ("/Manager/Controller", "namespace", Value::String(namespace)) => {
-                                config.namespace = Some(namespace)
-                            }
-                            _ => config.unknown.push(format!("{path}: {key}")),
-                        }
-                    }
-                }
+        Section { path: "", config: &mut config }.deserialize(serde_yaml::Deserializer::from_str(text))?;
+        Ok(config)
+    }
+
+    /// Takes the value of a key that is known; its errors have the place in the file.
+    fn take<'de, A: MapAccess<'de>>(&mut self, path: &str, key: &str, map: &mut A) -> Result<(), A::Error> {
+        let reconciler = &mut self.reconciler;
+        match (path, key) {
+            ("/Manager/Controller", "namespace") => self.namespace = map.next_value()?,
+            ("/Manager/Controller/Reconciler", "runnerDataPvc") => reconciler.runner_data_pvc = map.next_value()?,
+            ("/Manager/Controller/Reconciler", "loadBalancerService") => {
+                reconciler.load_balancer_service = map.next_value()?;
+            }
+            ("/Manager/Controller/Reconciler", "cpuOvercommit") => {
+                reconciler.cpu_overcommit = map.next_value::<Factor>()?.0;
+            }
+            ("/Manager/Controller/Reconciler", "ramOvercommit") => {
+                reconciler.ram_overcommit = map.next_value::<Factor>()?.0;
+            }
+            ("/Manager/Controller/Reconciler", "runnerImage") => reconciler.runner_image = map.next_value()?,
+            ("/Manager/Controller/Reconciler", "runnerImagePullPolicy") => {
+                reconciler.runner_image_pull_policy = map.next_value()?;
+            }
+            _ => {
+                map.next_value::<IgnoredAny>()?;
+                self.unknown.push(format!("{path}: {key}"));
             }
         }
-        Ok(config)
+        Ok(())
     }
 }
 
-/// The file's sections by their full path, without the sections inside them.
-fn sections(path: &str, map: Map<String, Value>) -> Vec<(String, Map<String, Value>)> {
-    let mut own = Map::new();
-    let mut below = Vec::new();
-    for (key, value) in map {
-        match value {
-            Value::Object(map) if key.starts_with('/') => below.extend(sections(&format!("{path}{key}"), map)),
-            value => drop(own.insert(key, value)),
+/// A number to divide by.
+struct Factor(f64);
+
+impl<'de> Deserialize<'de> for Factor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Positive;
+        // Refused where it is read, so that the error has the place of the number.
+        impl Visitor<'_> for Positive {
+            type Value = Factor;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number above 0")
+            }
+
+            fn visit_f64<E: Error>(self, number: f64) -> Result<Factor, E> {
+                if number > 0.0 && number.is_finite() {
+                    Ok(Factor(number))
+                } else {
+                    Err(E::invalid_value(Unexpected::Float(number), &self))
+                }
+            }
+
+            #[allow(clippy::cast_precision_loss, reason = "nobody shares a CPU among so many")]
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Factor, E> {
+                self.visit_f64(number as f64)
+            }
         }
+        deserializer.deserialize_f64(Positive)
     }
-    below.insert(0, (path.to_owned(), own));
-    below
+}
+
+/// A component's part of the file, by its path; other components are inside it.
+struct Section<'a> {
+    path: &'a str,
+    config: &'a mut Config,
+}
+
+impl<'de> DeserializeSeed<'de> for Section<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_option(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Section<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("keys and values")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            if key.starts_with('/') {
+                let path = format!("{}{key}", self.path);
+                map.next_value_seed(Section { path: &path, config: &mut *self.config })?;
+            } else {
+                self.config.take(self.path, &key, &mut map)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is set.
+    fn visit_none<E: Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
 }
 
 #[cfg(test)]
@@ -175,13 +253,40 @@ mod tests {
 
     #[test]
     fn errors_name_the_place() {
-        let error = Config::parse("/Manager:\n  a: [\n").unwrap_err();
-        assert!(matches!(&error, ConfigError::Syntax(source) if source.location().is_some()), "{error:?}");
-        let error =
-            Config::parse("/Manager:\n  /Controller:\n    /Reconciler:\n      cpuOvercommit: many\n").unwrap_err();
-        assert!(
-            matches!(&error, ConfigError::Value { path, .. } if path == "/Manager/Controller/Reconciler"),
-            "{error:?}"
+        let reconciler = "/Manager:\n  /Controller:\n    /Reconciler:\n      ";
+        for (text, place, message) in [
+            ("/Manager:\n  a: [\n".to_owned(), (3, 1), "did not find expected node content"),
+            (
+                format!("{reconciler}cpuOvercommit: many\n"),
+                (4, 22),
+                "invalid type: string \"many\", expected a number above 0",
+            ),
+            (
+                format!("{reconciler}ramOvercommit: 0\n"),
+                (4, 22),
+                "invalid value: floating point `0.0`, expected a number above 0",
+            ),
+            (format!("{reconciler}loadBalancerService: yes\n"), (4, 28), "expected false, or labels and annotations"),
+            (format!("{reconciler}loadBalancerService:\n        labels: 1\n"), (5, 17), "invalid type: integer"),
+            ("- a\n".to_owned(), (1, 1), "expected keys and values"),
+            ("/Manager: 1\n".to_owned(), (1, 11), "expected keys and values"),
+        ] {
+            let ConfigError(error) = Config::parse(&text).unwrap_err();
+            let at = error.location().map(|at| (at.line(), at.column()));
+            assert_eq!(at, Some(place), "{error}");
+            assert!(error.to_string().contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn keys_of_other_components_are_only_named() {
+        let config = Config::parse(
+            "/Manager:\n  /GuiHttpServer: {port: 8080, /Deep: {a: [1]}}\n  /Empty:\nloggingProperties: |\n  a=b\n",
+        )
+        .unwrap();
+        assert_eq!(
+            config.unknown,
+            ["/Manager/GuiHttpServer: port", "/Manager/GuiHttpServer/Deep: a", ": loggingProperties"]
         );
     }
 }

@@ -72,12 +72,7 @@ impl From<&FileError> for TemplateError {
 /// If the file can't be read or used.
 pub fn configuration(file: &Path) -> Result<Config, FileError> {
     let text = fs::read_to_string(file).map_err(FileError::io(file))?;
-    Config::parse(&text).map_err(|error| match error {
-        ConfigError::Syntax(source) => FileError::yaml(file, &source, 0),
-        ConfigError::Value { path, source } => {
-            FileError { file: file.to_owned(), at: None, message: format!("{path}: {source}") }
-        }
-    })
+    Config::parse(&text).map_err(|ConfigError(error)| FileError::yaml(file, &error, 0))
 }
 
 /// Compiles the built-in templates under those of a folder.

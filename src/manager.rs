@@ -1,42 +1,74 @@
 //! The controller: watches machines and reconciles them.
 //!
 //! ```text
-//!  watch of machines ─┐
-//!  watches of objects ┼─▶ queue (one entry per machine) ─▶ reconcile: observe, render, plan, execute, status
-//!  back-off ──────────┘
+//!  lease ─▶ leading? ─▶ watch of machines ─┐
+//!                       watches of objects ┼─▶ queue (one entry per machine) ─▶ reconcile: observe, render, plan, execute, status
+//!  configuration ─────▶ changed ───────────┤
+//!                       back-off ──────────┘
 //! ```
+//!
+//! Told to end (SIGTERM, SIGINT) it lets no new write through, waits a moment for those on their way, gives the lease back
+//! and ends. What was not done is done by the next leader, as after a crash.
 
+pub mod leader;
+pub mod machines;
+pub mod metrics;
 pub mod reconcile;
+pub mod reload;
+pub mod web;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    collections::HashSet,
+    convert::Infallible,
+    fs,
+    future::Future,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
-use anyhow::Context as _;
-use futures::StreamExt;
+use anyhow::{Context as _, bail, ensure};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use kube::{
-    Api, Client,
+    Client, ResourceExt,
+    client::{Body, ClientBuilder},
     runtime::{
-        Controller, WatchStreamExt, controller, reflector,
-        watcher::{self, watcher},
+        Controller,
+        controller::{self, Action},
+        events::Reporter,
+        reflector::{self, ObjectRef, Store},
     },
 };
-use tracing::{error, info, warn};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    time::{Instant, timeout},
+};
+use tracing::{Instrument, error, error_span, info, warn};
 
-use self::reconcile::Reconciler;
+use self::{
+    leader::{Election, Fence, State},
+    metrics::Metrics,
+    reconcile::Reconciler,
+    web::{Health, Part, Progress},
+};
 use crate::{
     api::VirtualMachine,
-    cluster::{
-        Cluster,
-        watch::{Chain, Children, PAGE},
-    },
-    config::Config,
-    files, power,
+    cluster::{Cluster, events::Teller, watch::Children},
+    config::{Config, ReconcilerConfig},
+    files::{self, FileError},
 };
 
 /// How many machines are worked on at once. More than the API server's own limits only bring refusals.
 const CONCURRENCY: u16 = 32;
+/// How long writes that are on their way may take when the manager ends.
+const LAST_WRITES: Duration = Duration::from_millis(400);
 
 /// What the manager is told on its command line.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// The configuration file; without one, the defaults.
     pub config: Option<PathBuf>,
@@ -44,58 +76,370 @@ pub struct Options {
     pub namespace: Option<String>,
     /// A folder of templates that lies over the built-in ones.
     pub templates: Option<PathBuf>,
+    /// Where probes and metrics are answered; `None`: nowhere.
+    pub listen: Option<SocketAddr>,
+    /// Whether to work only while holding the lease.
+    pub leader_election: bool,
+    /// Under which name; `None`: one that is new each time. Two processes that run at once must not have the same.
+    pub identity: Option<String>,
 }
 
 /// Runs the manager until it is told to end (SIGTERM, SIGINT).
 ///
 /// # Errors
-/// If the configuration can't be used or no API server is configured.
+/// If the configuration can't be used, no API server is configured, the address can't be listened on, or the lease was lost:
+/// then this process must not go on, and what restarts it makes it a candidate again.
 pub async fn run(options: Options) -> anyhow::Result<()> {
-    let config = configuration(&options)?;
-    let client = Client::try_default().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
-    let namespace = options.namespace.or(config.namespace).unwrap_or_else(|| client.default_namespace().to_owned());
+    let stop = signals().context("wait for signals")?;
+    let metrics = Arc::new(Metrics::new());
+    let (health, mut pings) = Health::new(metrics.clone());
+    if let Some(address) = options.listen {
+        let listener = web::listen(address).await.with_context(|| format!("listen on {address}"))?;
+        info!(address = %listener.local_addr()?, "listening for probes and metrics");
+        let server = web::serve(listener, health.clone());
+        tokio::spawn(async move {
+            if let Err(error) = server.await {
+                error!(%error, "probes and metrics are not answered any more");
+            }
+        });
+    }
+    let mut main = pin!(manage(options, metrics, health, stop));
+    loop {
+        tokio::select! {
+            result = &mut main => return result,
+            // In the same task as the work, so that an answer says that the work is not stuck.
+            Some(ping) = pings.recv() => drop(ping.send(())),
+        }
+    }
+}
+
+/// Becomes true when the process is told to end.
+fn signals() -> io::Result<watch::Receiver<bool>> {
+    let (sender, receiver) = watch::channel(false);
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        sender.send_replace(true);
+        // Further signals mean nothing more.
+        sender.closed().await;
+    });
+    Ok(receiver)
+}
+
+async fn stopped(mut stop: watch::Receiver<bool>) {
+    // Without a sender the process is ending anyway.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+async fn manage(
+    options: Options,
+    metrics: Arc<Metrics>,
+    health: Arc<Health>,
+    stop: watch::Receiver<bool>,
+) -> anyhow::Result<()> {
+    let (settings, config) = Settings::read(options.config, metrics.clone(), health.clone())?;
+    let kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
+    let namespace = options.namespace.or(config.namespace).unwrap_or_else(|| kubeconfig.default_namespace.clone());
     let templates = files::template_set(options.templates.as_deref());
+    metrics.templates_loaded(templates.is_ok());
     match &templates {
         Ok(templates) => info!(templates = templates.names().count(), "compiled"),
         Err(error) => error!(%error, "the templates can't be used; machines are left as they are until this is mended"),
     }
-    let (children, triggered) = Children::new(client.clone(), &namespace);
-    let cluster = Cluster::new(client.clone(), &namespace, children);
-    let reconciler = Arc::new(Reconciler::new(cluster, config.reconciler, templates));
-    info!(namespace, version = env!("CARGO_PKG_VERSION"), "managing");
+    let fence = Fence::default();
+    let client = fenced(kubeconfig.clone(), fence.clone())?;
+    let reporter = Reporter { controller: "vm-operator".into(), instance: std::env::var("HOSTNAME").ok() };
 
-    let (store, writer) = reflector::store();
-    let api: Api<VirtualMachine> = Api::namespaced(client, &namespace);
-    let machines = watcher(api, watcher::Config::default().page_size(PAGE))
-        .modify(power::trim)
-        .default_backoff()
-        .reflect(writer)
-        .touched_objects();
-    Controller::for_stream(machines, store)
-        .with_config(controller::Config::default().concurrency(CONCURRENCY))
-        .reconcile_on(triggered)
-        .shutdown_on_signal()
-        .run(Reconciler::reconcile, Reconciler::retry, reconciler)
-        .for_each(|result| async move {
-            match result {
-                // Said where it happened, with its machine.
-                Ok(_) | Err(controller::Error::ReconcilerFailed(..)) => {}
-                // A machine that was deleted while it was in the queue.
-                Err(controller::Error::ObjectNotFound(_)) => {}
-                Err(error) => warn!(error = %Chain(&error), "the watch of the machines was cut"),
+    let election = if options.leader_election {
+        // Its own connection: what the work does must not hold up a renewal.
+        let client = Client::try_from(kubeconfig)?;
+        Some(Election::start(
+            client,
+            &namespace,
+            options.identity.unwrap_or_else(identity),
+            fence.clone(),
+            metrics.clone(),
+        ))
+    } else {
+        fence.open();
+        metrics.leads(true);
+        health.set(Part::Lease, Progress::Ready("not used".into()));
+        None
+    };
+    let state = election.as_ref().map(Election::state);
+    tokio::select! {
+        biased;
+        () = stopped(stop.clone()) => {}
+        result = lead(state.clone(), &health) => {
+            result?;
+            info!(namespace, version = env!("CARGO_PKG_VERSION"), "managing");
+            let (children, triggered) = Children::new(client.clone(), &namespace, metrics.clone());
+            let cluster = Cluster::new(client.clone(), &namespace, children);
+            let teller = Arc::new(Teller::start(client.clone(), reporter));
+            let reconciler = Arc::new(Reconciler::new(cluster, settings.clone(), templates, teller.clone()));
+            let (store, writer) = reflector::store();
+            let list = store.clone();
+            metrics.machines_from(move || list.state());
+            let machines = machines::watch(client, &namespace, writer, metrics.clone(), health, teller);
+            let triggered = stream::select(triggered, again(settings, store.clone()));
+            let queues = (machines, store, triggered);
+            let mut work = pin!(work(queues, reconciler, metrics, stop.clone()));
+            tokio::select! {
+                biased;
+                () = stopped(stop.clone()) => {
+                    fence.close();
+                    if timeout(LAST_WRITES, work).await.is_err() {
+                        warn!("some machines are still in work; the next manager goes on with them");
+                    }
+                }
+                why = lost(state) => {
+                    fence.close();
+                    bail!("{why}: this manager must not go on");
+                }
+                // It is told to stop too.
+                () = &mut work => ensure!(*stop.borrow(), "the watch of the machines ended"),
             }
-        })
-        .await;
+        }
+    }
+    if let Some(election) = election {
+        election.resign().await;
+    }
     info!("ended");
     Ok(())
 }
 
-fn configuration(options: &Options) -> anyhow::Result<Config> {
-    // The ConfigMap is optional, and so is its file.
-    let Some(file) = options.config.as_ref().filter(|file| file.exists()) else { return Ok(Config::default()) };
-    let config = files::configuration(file)?;
-    for key in &config.unknown {
-        warn!(file = %file.display(), key, "this key is not known and has no effect");
+/// Reconciles machines until told to stop; then finishes those in work.
+async fn work(
+    (machines, store, triggered): (
+        impl Stream<Item = kube::runtime::watcher::Result<VirtualMachine>> + Send + 'static,
+        Store<VirtualMachine>,
+        impl Stream<Item = ObjectRef<VirtualMachine>> + Send + 'static,
+    ),
+    reconciler: Arc<Reconciler>,
+    metrics: Arc<Metrics>,
+    stop: watch::Receiver<bool>,
+) {
+    let woke = |metrics: &Arc<Metrics>| {
+        let metrics = metrics.clone();
+        move |name: &str| metrics.woke(name)
+    };
+    let (changed, told) = (woke(&metrics), woke(&metrics));
+    let machines = machines.inspect_ok(move |vm| changed(&vm.name_any()));
+    let triggered = triggered.inspect(move |vm| told(&vm.name));
+    let counted = metrics.clone();
+    let (ending, known) = (stop.clone(), reconciler.clone());
+    Controller::for_stream(machines, store)
+        .with_config(controller::Config::default().concurrency(CONCURRENCY))
+        .reconcile_on(triggered)
+        .graceful_shutdown_on(stopped(stop))
+        .run(
+            move |vm, reconciler| look(vm, reconciler, &counted, ending.clone()),
+            |_, error: &Infallible, _| match *error {},
+            reconciler,
+        )
+        .for_each(|result| {
+            // What happened to a machine is said where it happened; this one was deleted while it was in the queue.
+            if let Err(controller::Error::ObjectNotFound(vm)) = result {
+                metrics.forgot(&vm.name);
+                known.forget(&vm.name, vm.namespace.as_deref().unwrap_or_default());
+            }
+            std::future::ready(())
+        })
+        .await;
+}
+
+/// One look at one machine, counted and with its name on each line that is logged.
+fn look(
+    vm: Arc<VirtualMachine>,
+    reconciler: Arc<Reconciler>,
+    metrics: &Arc<Metrics>,
+    stop: watch::Receiver<bool>,
+) -> impl Future<Output = Result<Action, Infallible>> + Send + use<> {
+    let name = vm.name_any();
+    let work = metrics.begin(&name);
+    let machine = format!("{}/{name}", vm.namespace().unwrap_or_default());
+    // A span of the highest level is there whatever is filtered.
+    let span = error_span!("reconcile", vm = machine, id = work.number);
+    let look = async move {
+        Ok(match Reconciler::reconcile(vm.clone(), reconciler.clone()).await {
+            Ok(action) => {
+                work.done(action != Action::await_change());
+                action
+            }
+            // What it still wanted to write is for the next leader.
+            Err(_) if *stop.borrow() => Action::await_change(),
+            Err(error) => {
+                let action = Reconciler::retry(vm, &error, reconciler);
+                work.failed(&error);
+                action
+            }
+        })
+    };
+    look.instrument(span)
+}
+
+/// All machines, each time that the configuration has changed.
+fn again(
+    mut settings: watch::Receiver<Arc<ReconcilerConfig>>,
+    store: Store<VirtualMachine>,
+) -> impl Stream<Item = ObjectRef<VirtualMachine>> + Send {
+    settings.mark_unchanged();
+    let changes = stream::unfold(settings, async |mut settings| Some((settings.changed().await.ok()?, settings)));
+    changes.flat_map(move |()| stream::iter(store.state()).map(|vm| ObjectRef::from_obj(&*vm)))
+}
+
+/// A client whose requests for a change are let through by the fence only.
+fn fenced(config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
+    let check = move |request: axum::http::Request<Body>| {
+        if request.method().is_safe() {
+            return Ok(request);
+        }
+        fence.check(Instant::now()).map(|()| request)
+    };
+    Ok(ClientBuilder::try_from(config)?.with_layer(&tower::filter::FilterLayer::new(check)).build())
+}
+
+/// A name that no other process has, nor this one had before: as client-go makes it.
+fn identity() -> String {
+    let host = std::env::var("HOSTNAME").or_else(|_| fs::read_to_string("/proc/sys/kernel/hostname"));
+    format!("{}_{}", host.unwrap_or_default().trim(), reconcile::random())
+}
+
+/// Returns when this manager leads; without an election, at once.
+async fn lead(state: Option<watch::Receiver<State>>, health: &Health) -> anyhow::Result<()> {
+    let listing = || health.set(Part::Machines, Progress::Waiting("not listed yet".into()));
+    let Some(mut state) = state else {
+        listing();
+        return Ok(());
+    };
+    loop {
+        let now = state.borrow_and_update().clone();
+        match now {
+            State::Unknown(problem) => {
+                let why = problem.unwrap_or_else(|| "not read yet".into());
+                health.set(Part::Lease, Progress::Waiting(why));
+            }
+            State::Standby(leader) => {
+                health.set(Part::Lease, Progress::Ready(format!("standing by for {leader}")));
+                health.set(Part::Machines, Progress::Ready("not needed while standing by".into()));
+            }
+            State::Leading => {
+                health.set(Part::Lease, Progress::Ready("held".into()));
+                listing();
+                return Ok(());
+            }
+            State::Lost(why) => bail!(why),
+        }
+        state.changed().await.context("the election ended")?;
     }
-    Ok(config)
+}
+
+/// Returns when this manager does not lead any more, with the reason.
+async fn lost(state: Option<watch::Receiver<State>>) -> String {
+    let Some(mut state) = state else { return std::future::pending().await };
+    match state.wait_for(|state| matches!(state, State::Lost(_))).await.as_deref() {
+        Ok(State::Lost(why)) => why.clone(),
+        _ => "the election ended".to_owned(),
+    }
+}
+
+/// The configuration file, read again when it changes.
+struct Settings {
+    file: Option<PathBuf>,
+    metrics: Arc<Metrics>,
+    health: Arc<Health>,
+    /// Warnings that were given.
+    warned: HashSet<String>,
+}
+
+impl Settings {
+    /// Reads the file, and goes on following it. What is wrong with it later is said and changes nothing.
+    fn read(
+        file: Option<PathBuf>,
+        metrics: Arc<Metrics>,
+        health: Arc<Health>,
+    ) -> Result<(watch::Receiver<Arc<ReconcilerConfig>>, Config), FileError> {
+        let config = load(file.as_deref())?;
+        let mut settings = Self { file, metrics, health, warned: HashSet::new() };
+        settings.good(&config);
+        let (sender, receiver) = watch::channel(Arc::new(config.reconciler.clone()));
+        if let Some(file) = settings.file.clone() {
+            let first = config.clone();
+            tokio::spawn(async move {
+                let folder = file.parent().unwrap_or(Path::new("."));
+                let namespace = first.namespace.clone();
+                let tell = |result: &Result<Config, FileError>| match result {
+                    Ok(config) => {
+                        info!(file = %file.display(), "the configuration has changed");
+                        if config.namespace != namespace {
+                            warn!("another namespace is only managed after a restart");
+                        }
+                        settings.good(config);
+                        sender.send_replace(Arc::new(config.reconciler.clone()));
+                    }
+                    Err(error) => settings.bad(error),
+                };
+                reload::follow(folder, Ok(first), || load(Some(&file)), tell).await
+            });
+        }
+        Ok((receiver, config))
+    }
+
+    fn good(&mut self, config: &Config) {
+        let file = self.file.clone().filter(|file| file.exists());
+        let name = file.as_ref().map_or_else(|| "defaults".to_owned(), |file| file.display().to_string());
+        for key in &config.unknown {
+            self.warn(format!("{name}: {key} is not known and has no effect"));
+        }
+        let logging = file.map(|file| file.with_file_name("logging.properties")).filter(|file| file.exists());
+        if let Some(logging) = logging {
+            let logging = logging.display();
+            self.warn(format!("{logging} is not read: RUST_LOG says what is logged, --log-format how it looks"));
+        }
+        self.metrics.config_loaded(true);
+        self.health.set(Part::Config, Progress::Ready(name));
+    }
+
+    fn bad(&self, error: &FileError) {
+        error!(%error, "the configuration can't be used; the last good one stays in force");
+        self.metrics.config_loaded(false);
+        self.health.set(Part::Config, Progress::Ready(format!("the last good one stays in force: {error}")));
+    }
+
+    fn warn(&mut self, message: String) {
+        if !self.warned.contains(&message) {
+            warn!("{message}");
+            self.warned.insert(message);
+        }
+    }
+}
+
+fn load(file: Option<&Path>) -> Result<Config, FileError> {
+    // The ConfigMap is optional, and so is its file.
+    file.filter(|file| file.exists()).map_or_else(|| Ok(Config::default()), files::configuration)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::{Api, api::PostParams};
+
+    use super::*;
+    use crate::cluster::watch::Chain;
+
+    #[tokio::test]
+    async fn who_does_not_lead_can_read_and_not_write() {
+        // Nobody answers there.
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let fence = Fence::default();
+        let maps: Api<ConfigMap> = Api::default_namespaced(fenced(config, fence.clone()).unwrap());
+        let write = async || maps.create(&PostParams::default(), &ConfigMap::default()).await.unwrap_err();
+        assert!(Chain(&write().await).to_string().contains("does not lead"));
+        assert!(!Chain(&maps.get("apple").await.unwrap_err()).to_string().contains("does not lead"));
+        fence.open();
+        assert!(!Chain(&write().await).to_string().contains("does not lead"));
+    }
 }

@@ -37,3 +37,103 @@ fn the_runner_has_no_server_and_no_controller() {
         assert!(!tree.lines().any(|line| line.starts_with(name)), "the runner depends on {name}");
     }
 }
+
+/// What somebody sees of the manager's metrics: the table in the documentation, the dashboard, the alerts.
+#[cfg(feature = "manager")]
+mod monitoring {
+    use std::{
+        collections::{BTreeMap, BTreeSet},
+        fs,
+        path::Path,
+    };
+
+    use serde_json::{Value, json};
+    use vm_operator::manager::metrics::Metrics;
+
+    fn read(path: &str) -> String {
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+    }
+
+    /// Type and help text of each metric, and all names that a query can use for it.
+    fn described() -> BTreeMap<String, (String, String, Vec<String>)> {
+        let metrics = Metrics::new();
+        metrics.machines_from(|| {
+            let condition = json!({ "type": "Ready", "status": "False", "reason": "Starting", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z" });
+            let vm = json!({ "metadata": { "name": "apple" }, "spec": { "vm": { "maximumCpus": 1 } },
+                "status": { "conditions": [condition] } });
+            vec![std::sync::Arc::new(serde_json::from_value(vm).unwrap())]
+        });
+        let text = metrics.text();
+        let lines = |what: &str| {
+            let lines =
+                text.lines().filter_map(move |line| line.strip_prefix("# ")?.strip_prefix(what)?.split_once(' '));
+            lines.map(|(name, rest)| (name.to_owned(), rest.to_owned())).collect::<BTreeMap<_, _>>()
+        };
+        let mut types = lines("TYPE ");
+        let suffixes = |kind: &str| match kind {
+            "counter" => vec!["_total"],
+            "histogram" => vec!["_bucket", "_sum", "_count"],
+            "info" => vec!["_info"],
+            _ => vec![""],
+        };
+        let mut described = BTreeMap::new();
+        for (name, help) in lines("HELP ") {
+            let kind = types.remove(&name).unwrap();
+            let names = suffixes(&kind).into_iter().map(|suffix| format!("{name}{suffix}")).collect();
+            described.insert(name, (kind, help, names));
+        }
+        assert!(types.is_empty() && described.len() > 20, "{types:?} without help, {} with", described.len());
+        described
+    }
+
+    /// The names of metrics in a query.
+    fn names(query: &str) -> BTreeSet<String> {
+        let words = query.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        words
+            .filter(|word| word.starts_with("vm_operator_") || word.starts_with("process_"))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[test]
+    fn the_documentation_lists_every_metric() {
+        let page = read("docs/monitoring.md");
+        for (name, (kind, help, names)) in described() {
+            let shown = if kind == "histogram" { &name } else { &names[0] };
+            let row = format!("| `{shown}` | {kind} | {help} |");
+            assert!(page.contains(&row), "docs/monitoring.md lacks the row\n{row}");
+        }
+    }
+
+    #[test]
+    fn the_dashboard_and_the_alerts_name_metrics_that_there_are() {
+        let described = described();
+        let known: BTreeSet<&String> = described.values().flat_map(|(.., names)| names).collect();
+        let dashboard: Value = serde_json::from_str(&read("deploy/monitoring/dashboard.json")).unwrap();
+        let mut shown = BTreeSet::new();
+        for panel in dashboard["panels"].as_array().unwrap() {
+            let description = panel["description"].as_str().unwrap();
+            for target in panel["targets"].as_array().unwrap() {
+                for name in names(target["expr"].as_str().unwrap()) {
+                    assert!(known.contains(&name), "the dashboard shows {name}, which there is not");
+                    let (_, help, _) = described.values().find(|(.., names)| names.contains(&name)).unwrap();
+                    assert!(description.contains(help), "panel {}: {help}", panel["title"]);
+                    shown.insert(name);
+                }
+            }
+        }
+        assert!(shown.len() > 15, "{shown:?}");
+        let rules: Value = serde_yaml::from_str(&read("deploy/monitoring/prometheus-rule.yaml")).unwrap();
+        let rules = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
+        assert!(!rules.is_empty());
+        for rule in rules {
+            let used = names(rule["expr"].as_str().unwrap());
+            assert!(!used.is_empty(), "{rule}");
+            for name in used {
+                assert!(known.contains(&name), "{}: there is no {name}", rule["alert"]);
+            }
+            assert!(rule["annotations"]["description"].is_string(), "{}: what is to be done?", rule["alert"]);
+        }
+    }
+}

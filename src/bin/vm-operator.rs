@@ -1,8 +1,14 @@
 //! The manager.
 
-use std::{io::IsTerminal, path::PathBuf, process::ExitCode};
+use std::{
+    io::IsTerminal,
+    net::{Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    process::ExitCode,
+    str::FromStr,
+};
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use vm_operator::manager::{self, Options};
 
 /// Runs virtual machines on Kubernetes: turns VirtualMachine resources into Pods that run QEMU.
@@ -28,6 +34,16 @@ enum Command {
         /// A folder of templates that lies over the built-in ones.
         #[arg(long, env = "VM_OPERATOR_TEMPLATES", value_name = "DIR")]
         templates: Option<PathBuf>,
+        /// Where probes and metrics are answered, or `off`.
+        #[arg(long, env = "VM_OPERATOR_LISTEN", value_name = "ADDRESS", default_value = "[::]:8081")]
+        listen: Listen,
+        /// Work only while holding the lease `vm-operator`, so that a second manager can stand by.
+        #[arg(long, env = "VM_OPERATOR_LEADER_ELECTION", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+        leader_election: bool,
+        /// The name under which it holds the lease; in a cluster, the Pod's. A process that is started again under its name
+        /// need not wait for the lease of the one before. Default: a new one each time.
+        #[arg(long, env = "VM_OPERATOR_IDENTITY", value_name = "NAME")]
+        identity: Option<String>,
         /// How the log looks.
         #[arg(long, env = "VM_OPERATOR_LOG_FORMAT", default_value = "text")]
         log_format: LogFormat,
@@ -42,9 +58,29 @@ enum LogFormat {
     Json,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    let Command::Run { config, namespace, templates, log_format } = Arguments::parse().command;
+/// Where to listen.
+#[derive(Clone)]
+struct Listen(Option<SocketAddr>);
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        // As other programs write all addresses.
+        let text = text
+            .strip_prefix(':')
+            .map_or_else(|| text.to_owned(), |port| format!("[{}]:{port}", Ipv6Addr::UNSPECIFIED));
+        let address = text.parse().map_err(|_| "expected an address such as [::]:8081 or 127.0.0.1:8081, or off")?;
+        Ok(Self(Some(address)))
+    }
+}
+
+fn main() -> ExitCode {
+    let Command::Run { config, namespace, templates, listen, leader_election, identity, log_format } =
+        Arguments::parse().command;
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,kube_runtime=warn"));
     let log = tracing_subscriber::fmt()
@@ -53,9 +89,20 @@ async fn main() -> ExitCode {
         .with_writer(std::io::stderr);
     match log_format {
         LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
+        LogFormat::Json => log.json().flatten_event(true).with_span_list(false).init(),
     }
-    match manager::run(Options { config, namespace, templates }).await {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!("start the runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let options = Options { config, namespace, templates, listen: listen.0, leader_election, identity };
+    let result = runtime.block_on(manager::run(options));
+    // Whatever is still going on, such as asking for a name, must not hold up the end.
+    runtime.shutdown_background();
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");

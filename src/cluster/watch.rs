@@ -29,6 +29,7 @@ use tracing::{debug, warn};
 use super::packed::{Arrived, Meta, Packed, Shapes, Whole};
 use crate::{
     api::VirtualMachine,
+    manager::metrics::Metrics,
     observed::Observed,
     render::{ObjectKey, context::selector},
 };
@@ -37,6 +38,8 @@ use crate::{
 pub struct Children {
     client: Client,
     namespace: String,
+    /// Counts what is watched and written.
+    pub metrics: Arc<Metrics>,
     /// By the machine's name; a machine has so few that they are looked through.
     objects: Mutex<HashMap<String, Vec<Packed>>>,
     /// Field sets of all of them.
@@ -78,11 +81,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Children {
     /// Nothing is watched yet. The stream tells which machines must be looked at.
-    pub fn new(client: Client, namespace: &str) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<VirtualMachine>>) {
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        metrics: Arc<Metrics>,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<VirtualMachine>>) {
         let (trigger, triggered) = mpsc::unbounded();
         let children = Self {
             client,
             namespace: namespace.to_owned(),
+            metrics,
             objects: Mutex::default(),
             shapes: Shapes::default(),
             gone: Mutex::default(),
@@ -174,6 +182,7 @@ impl Children {
                     }
                     Err(error) => {
                         warn!(kind = kind.kind, error = %Chain(&error), "the watch was cut");
+                        children.metrics.watch_cut(&kind.kind);
                         // A watch that once was complete goes on from where it was.
                         sender.send_if_modified(|state| {
                             let failed = *state != State::Complete;

@@ -11,11 +11,12 @@ use kube::{
     Resource, ResourceExt,
     runtime::{
         controller::Action,
-        events::{Event, EventType, Reporter},
+        events::{Event, EventType},
         reflector::ObjectRef,
     },
 };
 use serde_json::Value;
+use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::{
@@ -61,9 +62,9 @@ pub enum ReconcileError {
 /// What the reconciliation of every machine shares.
 pub struct Reconciler {
     cluster: Cluster,
-    config: ReconcilerConfig,
+    config: watch::Receiver<Arc<ReconcilerConfig>>,
     templates: Result<TemplateSet, FileError>,
-    teller: Teller,
+    teller: Arc<Teller>,
     /// Machines as the API server answered to our last write of their status, until the watch has told it too.
     written: Mutex<HashMap<ObjectRef<VirtualMachine>, Arc<VirtualMachine>>>,
     /// Failures in a row.
@@ -72,9 +73,12 @@ pub struct Reconciler {
 
 impl Reconciler {
     /// Everything is done through `cluster`.
-    pub fn new(cluster: Cluster, config: ReconcilerConfig, templates: Result<TemplateSet, FileError>) -> Self {
-        let reporter = Reporter { controller: "vm-operator".into(), instance: std::env::var("HOSTNAME").ok() };
-        let teller = Teller::start(cluster.client.clone(), reporter);
+    pub fn new(
+        cluster: Cluster,
+        config: watch::Receiver<Arc<ReconcilerConfig>>,
+        templates: Result<TemplateSet, FileError>,
+        teller: Arc<Teller>,
+    ) -> Self {
         Self { cluster, config, templates, teller, written: Mutex::default(), failures: Mutex::default() }
     }
 
@@ -96,6 +100,7 @@ impl Reconciler {
         }
         // Pure.
         let plan = plan(&vm, &observed, rendered.as_deref().ok());
+        this.cluster.children.metrics.planned(&rendered, &plan);
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
         let outcome = Outcome {
@@ -113,7 +118,7 @@ impl Reconciler {
             this.cluster.write_stopped(&vm).await.map_err(ReconcileError::Spec)?;
         }
         this.tell(&vm, news);
-        debug!(vm = name, "reconciled");
+        debug!("reconciled");
         result?;
         this.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(&*vm));
         Ok(plan.again_after.map_or_else(Action::await_change, Action::requeue))
@@ -126,20 +131,29 @@ impl Reconciler {
         let (first, longest) = BACKOFF;
         let pause = first.saturating_mul(1 << (*count).min(10)).min(longest);
         *count += 1;
-        warn!(vm = vm.name_any(), error = %Chain(error), tries = *count, again_in = ?pause, "not done yet");
+        warn!(error = %Chain(error), tries = *count, again_in = ?pause, "not done yet");
         Action::requeue(pause)
+    }
+
+    /// Drops what was remembered of a machine that is gone.
+    pub fn forget(&self, name: &str, namespace: &str) {
+        let key = ObjectRef::new(name).within(namespace);
+        self.written.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
     }
 
     fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, TemplateError> {
         let templates = self.templates.as_ref().map_err(TemplateError::from)?;
-        let facts = Facts { display_password: password() };
-        render(vm, observed, &self.config, &facts, templates)
+        let facts = Facts { display_password: random() };
+        let config = self.config.borrow().clone();
+        render(vm, observed, &config, &facts, templates)
     }
 
     async fn write_status(&self, vm: &VirtualMachine, wanted: &Value) -> Result<(), ReconcileError> {
         match self.cluster.write_status(vm, wanted).await {
             Ok(mut written) => {
-                debug!(vm = vm.name_any(), "wrote the status");
+                debug!("wrote the status");
+                self.cluster.children.metrics.wrote("status", "VirtualMachine");
                 power::trim(&mut written);
                 let mut cache = self.written.lock().unwrap_or_else(PoisonError::into_inner);
                 cache.insert(ObjectRef::from_obj(&written), Arc::new(written));
@@ -183,13 +197,13 @@ impl Reconciler {
     }
 }
 
-/// 128 random bits as text, or nothing where the operating system has none: then no secret can be made.
-fn password() -> String {
+/// 128 random bits as text, or nothing where the operating system has none: then no password can be made of them.
+pub(super) fn random() -> String {
     let mut bits = [0; 16];
     match getrandom::fill(&mut bits) {
         Ok(()) => bits.iter().map(|byte| format!("{byte:02x}")).collect(),
         Err(error) => {
-            warn!(%error, "no randomness for a password");
+            warn!(%error, "the operating system has no randomness");
             String::new()
         }
     }

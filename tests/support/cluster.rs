@@ -54,6 +54,15 @@ impl Cluster {
             let dir = kubeconfig.parent().filter(|dir| dir.join("state.json").exists()).map(Path::to_owned);
             return Self { kubeconfig, dir, orders: None };
         }
+        Self::start(args)
+    }
+
+    /// A cluster for one test that needs the whole of it. It ends with the process too.
+    pub fn of_its_own(args: &[&str]) -> &'static Self {
+        Box::leak(Box::new(Self::start(args)))
+    }
+
+    fn start(args: &[&str]) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let dir =

@@ -4,9 +4,15 @@
 
 use std::{
     fs,
+    io::{Read, Write},
+    net::TcpStream,
+    os::unix::fs::symlink,
     path::Path,
-    process::{Child, Command, Stdio},
-    sync::OnceLock,
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,6 +21,7 @@ use kube::{
     Api,
     runtime::{conditions::is_crd_established, wait::await_condition},
 };
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::cluster::{Cluster, Requests, TestNamespace, eventually};
@@ -52,6 +59,17 @@ pub struct Manager {
     folder: TempDir,
 }
 
+/// How a manager is started.
+#[derive(Default)]
+pub struct Setup<'a> {
+    /// Templates, as name and text.
+    pub templates: &'a [(&'a str, &'a str)],
+    /// The configuration; none: there is no file.
+    pub config: Option<&'a str>,
+    /// Further arguments.
+    pub arguments: &'a [&'a str],
+}
+
 impl Manager {
     /// Starts a manager for a namespace, with templates given as name and text.
     pub fn start(cluster: &Cluster, namespace: &TestNamespace, templates: &[(&str, &str)]) -> Self {
@@ -60,20 +78,31 @@ impl Manager {
 
     /// The same for the API server that a kubeconfig names, with the text of a configuration file.
     pub fn start_with(kubeconfig: &Path, namespace: &str, templates: &[(&str, &str)], configuration: &str) -> Self {
+        // One that is started after another was killed need not wait for its lease.
+        let arguments = &["--identity=the-only-one"];
+        Self::with(kubeconfig, namespace, &Setup { templates, config: Some(configuration), arguments })
+    }
+
+    /// Starts a manager for a namespace.
+    pub fn with(kubeconfig: &Path, namespace: &str, setup: &Setup<'_>) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
         let overlay = folder.path().join("templates");
         fs::create_dir(&overlay).expect("a folder for templates");
-        for (name, text) in templates {
+        for (name, text) in setup.templates {
             fs::write(overlay.join(name), text).expect("a template");
         }
-        let config = folder.path().join("config.yaml");
-        fs::write(&config, configuration).expect("a configuration");
+        let config = folder.path().join("config");
+        fs::create_dir(&config).expect("a folder for the configuration");
+        if let Some(text) = setup.config {
+            mount(&config, text);
+        }
         let log = fs::File::create(folder.path().join("log")).expect("a log");
         let process = Command::new(env!("CARGO_BIN_EXE_vm-operator"))
-            .args(["run", "--namespace", namespace, "--templates"])
+            .args(["run", "--listen", "127.0.0.1:0", "--namespace", namespace, "--templates"])
             .arg(&overlay)
             .arg("--config")
-            .arg(&config)
+            .arg(config.join("config.yaml"))
+            .args(setup.arguments)
             .env("KUBECONFIG", kubeconfig)
             .env("RUST_LOG", "info,vm_operator=debug,kube_runtime=warn")
             .stdin(Stdio::null())
@@ -81,6 +110,11 @@ impl Manager {
             .spawn()
             .expect("starting the manager");
         Self { process, folder }
+    }
+
+    /// Changes the configuration as the kubelet does.
+    pub fn configure(&self, text: &str) {
+        mount(&self.folder.path().join("config"), text);
     }
 
     /// What it has logged so far.
@@ -92,6 +126,56 @@ impl Manager {
     pub fn writes(&self) -> Vec<String> {
         let words = [" applied ", " labelled ", " deleted ", " wrote the status "];
         self.log().lines().filter(|line| words.iter().any(|word| line.contains(word))).map(str::to_owned).collect()
+    }
+
+    /// What it answers to a GET: status and text. `None` while it does not listen.
+    pub fn get(&self, path: &str) -> Option<(u16, String)> {
+        let log = self.log();
+        let address = log.lines().find_map(|line| line.rsplit_once("probes and metrics address=")).map(|(_, it)| it)?;
+        let mut socket = TcpStream::connect(address.trim()).ok()?;
+        write!(socket, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).ok()?;
+        let (head, text) = answer.split_once("\r\n\r\n")?;
+        Some((head.split(' ').nth(1)?.parse().ok()?, text.to_owned()))
+    }
+
+    /// Waits until it says that it is ready, with this text.
+    pub async fn ready(&self, text: &str) {
+        eventually(&format!("readyz to say {text:?}"), Duration::from_secs(60), async || {
+            self.get("/readyz").filter(|(status, answer)| *status == 200 && answer.contains(text)).map(drop)
+        })
+        .await;
+    }
+
+    /// The value of a metric with its labels, as it is written.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        let (_, text) = self.get("/metrics")?;
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.parse().ok()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).expect("a process to signal");
+    }
+
+    /// Waits until it has ended by itself.
+    pub async fn ended(&mut self) -> ExitStatus {
+        eventually("the manager to end", Duration::from_secs(30), async || self.process.try_wait().expect("its status"))
+            .await
+    }
+}
+
+/// Puts a file into a folder as the kubelet does with a ConfigMap.
+fn mount(folder: &Path, text: &str) {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let version = format!("..{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+    fs::create_dir(folder.join(&version)).expect("a folder");
+    fs::write(folder.join(&version).join("config.yaml"), text).expect("a file");
+    symlink(version, folder.join("..data_tmp")).expect("a link");
+    fs::rename(folder.join("..data_tmp"), folder.join("..data")).expect("a new link");
+    if !folder.join("config.yaml").is_symlink() {
+        symlink("..data/config.yaml", folder.join("config.yaml")).expect("a link");
     }
 }
 

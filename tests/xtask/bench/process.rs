@@ -33,6 +33,9 @@ impl Manager {
             .arg(program)
             .args(["run", "--namespace", namespace])
             .env("KUBECONFIG", kubeconfig)
+            .env("VM_OPERATOR_LISTEN", "127.0.0.1:0")
+            // One that is started after another need not wait for its lease.
+            .env("VM_OPERATOR_IDENTITY", "bench")
             // So that it can be seen which machines were looked at.
             .env("RUST_LOG", "info,kube_runtime=warn,vm_operator::manager::reconcile=debug")
             .stdin(Stdio::null())
@@ -70,7 +73,8 @@ impl Manager {
             let log = read(&self.log)?;
             let seen: HashSet<&str> = log
                 .lines()
-                .filter_map(|line| line.split_once(": reconciled vm=\"")?.1.split_once('"'))
+                .filter(|line| line.ends_with(": reconciled"))
+                .filter_map(|line| line.split_once("reconcile{vm=\"")?.1.split_once('/')?.1.split_once('"'))
                 .map(|(name, _)| name)
                 .collect();
             if seen.len() >= count {

@@ -1,0 +1,257 @@
+//! The watch of the machines: waits for their CustomResourceDefinition, and steps over a machine that can't be read.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    core::{DeserializeGuard, ObjectMeta, error_boundary::InvalidObject},
+    runtime::{
+        WatchStreamExt,
+        events::{Event as Note, EventType},
+        reflector::store::Writer,
+        utils::Backoff,
+        watcher::{self, Event, watcher},
+    },
+};
+use serde_json::json;
+use tracing::{info, warn};
+
+use super::{
+    metrics::Metrics,
+    web::{Health, Part, Progress},
+};
+use crate::{
+    api::VirtualMachine,
+    cluster::{
+        events::Teller,
+        watch::{Chain, PAGE},
+    },
+    power,
+};
+
+/// The machines of a namespace as they come, change and go. They are kept in the store of `writer`.
+pub fn watch(
+    client: Client,
+    namespace: &str,
+    writer: Writer<VirtualMachine>,
+    metrics: Arc<Metrics>,
+    health: Arc<Health>,
+    teller: Arc<Teller>,
+) -> impl Stream<Item = watcher::Result<VirtualMachine>> + Send + use<> {
+    let tell = move |invalid| tell(&teller, invalid);
+    let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), listed: 0, said: None };
+    let api: Api<DeserializeGuard<VirtualMachine>> = Api::namespaced(client, namespace);
+    watcher(api, watcher::Config::default().page_size(PAGE))
+        .backoff(Patience::default())
+        .filter_map(move |event| std::future::ready(reader.take(event).map(Ok)))
+        .modify(power::trim)
+        .reflect(writer)
+        .touched_objects()
+}
+
+struct Reader<T> {
+    metrics: Arc<Metrics>,
+    health: Arc<Health>,
+    /// Tells whoever looks at the machine that it can't be read.
+    tell: T,
+    /// Machines that can't be read now.
+    names: BTreeSet<String>,
+    listed: usize,
+    /// The last error of the watch, until it works again.
+    said: Option<String>,
+}
+
+impl<T: FnMut(InvalidObject)> Reader<T> {
+    /// What the store is to hear of an event.
+    fn take(
+        &mut self,
+        event: watcher::Result<Event<DeserializeGuard<VirtualMachine>>>,
+    ) -> Option<Event<VirtualMachine>> {
+        let event = match event {
+            Ok(event) => event,
+            Err(error) => {
+                self.failed(&error);
+                return None;
+            }
+        };
+        match event {
+            Event::Init => {
+                self.names.clear();
+                self.listed = 0;
+                Some(Event::Init)
+            }
+            Event::InitApply(DeserializeGuard(vm)) => {
+                self.listed += 1;
+                vm.map_err(|invalid| self.report(invalid)).ok().map(Event::InitApply)
+            }
+            Event::InitDone => {
+                self.metrics.unreadable(self.names.len());
+                if self.said.take().is_some() {
+                    info!(machines = self.listed, "the machines are listed now");
+                }
+                self.health.set(Part::Machines, Progress::Ready(format!("{} listed", self.listed)));
+                Some(Event::InitDone)
+            }
+            Event::Apply(DeserializeGuard(Ok(vm))) => {
+                self.readable(&vm.name_any());
+                Some(Event::Apply(vm))
+            }
+            // What cannot be read cannot be brought anywhere: as if it were not there. Nothing of it is deleted.
+            Event::Apply(DeserializeGuard(Err(invalid))) => {
+                let gone = stand_in(invalid.metadata.clone());
+                self.report(invalid);
+                self.metrics.unreadable(self.names.len());
+                gone.map(Event::Delete)
+            }
+            Event::Delete(DeserializeGuard(Ok(vm))) => {
+                self.readable(&vm.name_any());
+                Some(Event::Delete(vm))
+            }
+            Event::Delete(DeserializeGuard(Err(invalid))) => {
+                self.readable(&invalid.metadata.name.clone().unwrap_or_default());
+                stand_in(invalid.metadata).map(Event::Delete)
+            }
+        }
+    }
+
+    fn readable(&mut self, name: &str) {
+        if self.names.remove(name) {
+            self.metrics.unreadable(self.names.len());
+        }
+    }
+
+    fn report(&mut self, invalid: InvalidObject) {
+        let name = invalid.metadata.name.clone().unwrap_or_default();
+        warn!(vm = name, error = invalid.error, "this machine can't be read and is left as it is");
+        self.names.insert(name);
+        (self.tell)(invalid);
+    }
+
+    /// The watch goes on by itself; a trouble that lasts is said once.
+    fn failed(&mut self, error: &watcher::Error) {
+        self.metrics.watch_cut("VirtualMachine");
+        let missing =
+            matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(answer)) if answer.code == 404);
+        let message = if missing {
+            let resource = VirtualMachine::plural(&());
+            format!("the API server does not know {resource}: apply the CustomResourceDefinitions in crds/")
+        } else {
+            Chain(error).to_string()
+        };
+        if self.said.as_ref() == Some(&message) {
+            return;
+        }
+        warn!("waiting for the machines: {message}");
+        // A manager that has listed them once goes on with what it knows.
+        if self.listed == 0 {
+            self.health.set(Part::Machines, Progress::Waiting(message.clone()));
+        }
+        self.said = Some(message);
+    }
+}
+
+/// Something of that name that the store can be told to forget.
+fn stand_in(metadata: ObjectMeta) -> Option<VirtualMachine> {
+    let spec = json!({ "spec": { "vm": { "maximumCpus": 1 } }, "metadata": metadata });
+    serde_json::from_value(spec).ok()
+}
+
+/// An event where a person who wonders about the machine will look.
+fn tell(teller: &Teller, InvalidObject { error, metadata }: InvalidObject) {
+    let Some(vm) = stand_in(metadata) else { return };
+    let note = format!("this version of the manager can't read the machine and leaves it as it is: {error}");
+    let event = Note {
+        type_: EventType::Warning,
+        reason: "Unreadable".into(),
+        note: Some(note.chars().take(1000).collect()),
+        action: "Read".into(),
+        secondary: None,
+    };
+    teller.tell(event, ObjectReference { resource_version: None, ..vm.object_ref(&()) });
+}
+
+/// The pauses between tries to watch: short enough that a CustomResourceDefinition that appears is soon seen.
+struct Patience {
+    next: Duration,
+    last: Option<Instant>,
+}
+
+impl Patience {
+    const FIRST: Duration = Duration::from_millis(500);
+    const LONGEST: Duration = Duration::from_secs(8);
+    /// A watch that has worked for so long begins with the first pause again. Before each list there is a sign of life
+    /// that means nothing.
+    const GOOD: Duration = Duration::from_secs(60);
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { next: Self::FIRST, last: None }
+    }
+}
+
+impl Iterator for Patience {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        if self.last.is_some_and(|last| last.elapsed() > Self::GOOD) {
+            self.next = Self::FIRST;
+        }
+        self.last = Some(Instant::now());
+        let pause = self.next;
+        self.next = (pause * 2).min(Self::LONGEST);
+        Some(pause)
+    }
+}
+
+impl Backoff for Patience {
+    fn reset(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn guarded(name: &str, spec: Value) -> DeserializeGuard<VirtualMachine> {
+        serde_json::from_value(json!({ "metadata": { "name": name, "namespace": "ns" }, "spec": spec })).unwrap()
+    }
+
+    #[test]
+    fn one_that_can_not_be_read_is_as_if_it_were_not_there() {
+        let metrics = Arc::new(Metrics::new());
+        let (health, _) = Health::new(metrics.clone());
+        let (unreadable, told) = std::sync::mpsc::channel();
+        let tell = |invalid| unreadable.send(invalid).unwrap();
+        let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), listed: 0, said: None };
+        let (good, bad) = (json!({ "vm": { "maximumCpus": 1 } }), json!({ "vm": { "maximumCpus": "many" } }));
+        assert!(matches!(reader.take(Ok(Event::Init)), Some(Event::Init)));
+        assert!(reader.take(Ok(Event::InitApply(guarded("bad", bad.clone())))).is_none());
+        let listed = reader.take(Ok(Event::InitApply(guarded("good", good.clone()))));
+        assert!(matches!(listed, Some(Event::InitApply(vm)) if vm.name_any() == "good"));
+        assert!(matches!(reader.take(Ok(Event::InitDone)), Some(Event::InitDone)));
+        assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 1"));
+        assert!(told.try_recv().unwrap().error.contains("many"));
+
+        // What was readable and is not any more is forgotten; what is again is there.
+        let changed = reader.take(Ok(Event::Apply(guarded("good", bad))));
+        assert!(matches!(changed, Some(Event::Delete(vm)) if vm.name_any() == "good"));
+        assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 2"));
+        let mended = reader.take(Ok(Event::Apply(guarded("bad", good))));
+        assert!(matches!(mended, Some(Event::Apply(vm)) if vm.name_any() == "bad"));
+        assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 1"));
+    }
+
+    #[test]
+    fn the_pauses_grow() {
+        let pauses: Vec<u128> = Patience::default().take(6).map(|pause| pause.as_millis()).collect();
+        assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 8000]);
+    }
+}

@@ -1,0 +1,456 @@
+//! Every metric, declared once. The methods say what happened; what is counted then is decided here.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap, HashSet},
+    fs,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use prometheus_client::{
+    encoding::text,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+        info::Info,
+    },
+    registry::{Metric, Registry},
+};
+
+use super::reconcile::ReconcileError;
+use crate::{
+    api::{VirtualMachine, conditions},
+    cluster::ActionError,
+    plan::{Action, Plan},
+    render::{Rendered, TemplateError},
+};
+
+type Labels<const N: usize> = [(&'static str, Cow<'static, str>); N];
+/// A counter for each set of values of its labels.
+type Counters<const N: usize> = Family<Labels<N>, Counter>;
+type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
+/// Lists all machines.
+type Machines = Box<dyn Fn() -> Vec<Arc<VirtualMachine>> + Send + Sync>;
+
+/// All phases that a machine can have, so that one without machines shows as 0.
+const PHASES: [&str; 5] = ["Failed", "Running", "Starting", "Stopped", "Stopping"];
+
+/// What the manager counts and measures.
+pub struct Metrics {
+    registry: Registry,
+    leader: Gauge,
+    lease_failures: Counter,
+    reconciles: Counters<1>,
+    durations: Histogram,
+    errors: Counters<1>,
+    machines: Gauges<1>,
+    not_ready: Gauges<1>,
+    waiting: Gauge,
+    in_work: Gauge,
+    unreadable: Gauge,
+    writes: Counters<2>,
+    skipped: Counters<1>,
+    template_errors: Counter,
+    templates_good: Gauge,
+    config_loads: Counters<1>,
+    config_good: Gauge,
+    config_time: Gauge,
+    watch_restarts: Counters<1>,
+    memory: Gauge,
+    list: OnceLock<Machines>,
+    queue: Mutex<HashSet<String>>,
+    work: Mutex<HashMap<u64, Instant>>,
+    number: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each statement leaves what is kept here complete.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// Registers a new metric.
+fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All begin at zero.
+    pub fn new() -> Self {
+        let mut registry = Registry::default();
+        let all = &mut registry;
+        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        all.register("vm_operator_build", "The version of the manager; always 1", version);
+        let durations = Histogram::new(exponential_buckets(0.001, 2.0, 15));
+        all.register(
+            "vm_operator_reconcile_duration_seconds",
+            "How long one look at one machine took, with all writes that it caused",
+            durations.clone(),
+        );
+        let started: Gauge = add(all, "process_start_time_seconds", "When the manager was started, as Unix time");
+        started.set(now());
+        let metrics = Self {
+            leader: add(
+                all,
+                "vm_operator_leader",
+                "1 if this manager holds the lease and works; the sum over all replicas should be 1",
+            ),
+            lease_failures: add(
+                all,
+                "vm_operator_lease_failures",
+                "Attempts to take or renew the lease that failed; a leader that fails for 8 s ends",
+            ),
+            reconciles: add(
+                all,
+                "vm_operator_reconciles",
+                "Looks at a machine; result is done, again (it looks again later by itself) or failed",
+            ),
+            durations,
+            errors: add(
+                all,
+                "vm_operator_reconcile_errors",
+                "Failed looks at a machine; reason is the API server's, or NameTaken, Shared (a claim), Answer, Watch, Connection",
+            ),
+            machines: add(all, "vm_operator_machines", "VirtualMachines by the phase in their status; leader only"),
+            not_ready: add(
+                all,
+                "vm_operator_machines_not_ready",
+                "VirtualMachines that are not in the state that their spec wants, by the reason in the condition Ready",
+            ),
+            waiting: add(all, "vm_operator_machines_waiting", "Machines that changed and were not looked at yet"),
+            in_work: add(all, "vm_operator_machines_in_work", "Machines that are being looked at, 32 at most"),
+            unreadable: add(
+                all,
+                "vm_operator_machines_unreadable",
+                "VirtualMachines that this version of the manager can't read and leaves as they are; the log names them",
+            ),
+            writes: add(
+                all,
+                "vm_operator_writes",
+                "Successful writes by kind of object; verb is apply, label, delete, status or spec",
+            ),
+            skipped: add(
+                all,
+                "vm_operator_applies_skipped",
+                "Rendered objects that needed no write because they were as rendered already",
+            ),
+            template_errors: add(
+                all,
+                "vm_operator_template_errors",
+                "Looks at a machine in which a template could not be rendered; such a machine is left as it is",
+            ),
+            templates_good: add(
+                all,
+                "vm_operator_templates_last_load_successful",
+                "1 if the templates could be compiled when they were last loaded",
+            ),
+            config_loads: add(
+                all,
+                "vm_operator_config_loads",
+                "How often the configuration was read because it had changed; result is success or failure",
+            ),
+            config_good: add(
+                all,
+                "vm_operator_config_last_load_successful",
+                "1 if the configuration as it is now can be used; at 0 the last good one stays in force",
+            ),
+            config_time: add(
+                all,
+                "vm_operator_config_last_success_timestamp_seconds",
+                "When the configuration in force was read, as Unix time",
+            ),
+            watch_restarts: add(
+                all,
+                "vm_operator_watch_restarts",
+                "Watches that broke and were begun again, by kind of object; some are normal when the API server restarts",
+            ),
+            memory: add(all, "process_resident_memory_bytes", "Memory of the manager that is resident"),
+            list: OnceLock::new(),
+            queue: Mutex::default(),
+            work: Mutex::default(),
+            number: AtomicU64::new(0),
+            registry,
+        };
+        // A rate can only be seen from a series that is there before the first event.
+        let begin = |counters: &Counters<1>, label: &'static str, values: &[&'static str]| {
+            for value in values {
+                drop(counters.get_or_create(&[(label, (*value).into())]));
+            }
+        };
+        begin(&metrics.reconciles, "result", &["again", "done", "failed"]);
+        begin(&metrics.config_loads, "result", &["failure", "success"]);
+        begin(&metrics.errors, "reason", &["Connection"]);
+        begin(&metrics.skipped, "kind", &["Pod"]);
+        begin(&metrics.watch_restarts, "kind", &["Lease", "Pod", "VirtualMachine"]);
+        for (verb, kind) in [("apply", "Pod"), ("delete", "Pod"), ("status", "VirtualMachine")] {
+            drop(metrics.writes.get_or_create(&[("verb", verb.into()), ("kind", kind.into())]));
+        }
+        metrics
+    }
+
+    /// Whether this manager leads.
+    pub fn leads(&self, leads: bool) {
+        self.leader.set(leads.into());
+    }
+
+    /// The lease could not be written.
+    pub fn lease_failed(&self) {
+        self.lease_failures.inc();
+    }
+
+    /// The list of all machines can be had from here.
+    pub fn machines_from(&self, list: impl Fn() -> Vec<Arc<VirtualMachine>> + Send + Sync + 'static) {
+        // There is one list in a process.
+        let _ = self.list.set(Box::new(list));
+    }
+
+    /// A machine is to be looked at.
+    pub fn woke(&self, vm: &str) {
+        lock(&self.queue).insert(vm.to_owned());
+    }
+
+    /// A machine that was to be looked at is not there any more.
+    pub fn forgot(&self, vm: &str) {
+        lock(&self.queue).remove(vm);
+    }
+
+    /// A machine is looked at from now on.
+    pub fn begin(self: &Arc<Self>, vm: &str) -> Work {
+        self.forgot(vm);
+        let number = self.number.fetch_add(1, Ordering::Relaxed) + 1;
+        let began = Instant::now();
+        lock(&self.work).insert(number, began);
+        Work { metrics: self.clone(), number, began }
+    }
+
+    /// For how long the machine is being looked at that has been so the longest.
+    pub fn longest_work(&self) -> Duration {
+        lock(&self.work).values().map(Instant::elapsed).max().unwrap_or_default()
+    }
+
+    /// What came of a machine's templates, and what follows from that.
+    pub fn planned(&self, rendered: &Result<Vec<Rendered>, TemplateError>, plan: &Plan) {
+        let Ok(rendered) = rendered else {
+            self.template_errors.inc();
+            return;
+        };
+        let written: HashSet<_> = plan
+            .steps
+            .iter()
+            .flatten()
+            .filter_map(|action| match action {
+                Action::Apply { object, .. } => Some(&object.key),
+                Action::Label { key, .. } => Some(key),
+                Action::Delete { .. } => None,
+            })
+            .collect();
+        for object in rendered.iter().filter(|object| !written.contains(&object.key)) {
+            self.skipped.get_or_create(&[("kind", object.key.kind.clone().into())]).inc();
+        }
+    }
+
+    /// A write succeeded: `apply`, `label`, `delete`, `status` or `spec` (of a machine).
+    pub fn wrote(&self, verb: &'static str, kind: &str) {
+        self.writes.get_or_create(&[("verb", verb.into()), ("kind", kind.to_owned().into())]).inc();
+    }
+
+    /// The templates were loaded.
+    pub fn templates_loaded(&self, good: bool) {
+        self.templates_good.set(good.into());
+    }
+
+    /// The configuration was read.
+    pub fn config_loaded(&self, good: bool) {
+        self.config_good.set(good.into());
+        let result = if good { "success" } else { "failure" };
+        self.config_loads.get_or_create(&[("result", result.into())]).inc();
+        if good {
+            self.config_time.set(now());
+        }
+    }
+
+    /// A watch broke; it begins again by itself.
+    pub fn watch_cut(&self, kind: &str) {
+        self.watch_restarts.get_or_create(&[("kind", kind.to_owned().into())]).inc();
+    }
+
+    /// So many machines can't be read.
+    pub fn unreadable(&self, count: usize) {
+        self.unreadable.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// All metrics as OpenMetrics text.
+    pub fn text(&self) -> String {
+        self.measure();
+        let mut text = String::new();
+        // A String takes all that is written to it.
+        let _ = text::encode(&mut text, &self.registry);
+        text
+    }
+
+    /// What is not counted as it happens.
+    fn measure(&self) {
+        let size = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.waiting.set(size(lock(&self.queue).len()));
+        self.in_work.set(size(lock(&self.work).len()));
+        if let Some(memory) = resident_memory() {
+            self.memory.set(memory);
+        }
+        let mut phases: BTreeMap<String, i64> = PHASES.map(|phase| (phase.to_owned(), 0)).into();
+        let mut reasons: BTreeMap<String, i64> = BTreeMap::new();
+        for vm in self.list.get().map(|list| list()).unwrap_or_default() {
+            let status = vm.status.as_ref();
+            let phase = status.and_then(|status| status.phase.clone()).unwrap_or_else(|| "Unknown".into());
+            *phases.entry(phase).or_default() += 1;
+            let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
+            if let Some(ready) = conditions::find(conditions, conditions::READY).filter(|ready| ready.status != "True")
+            {
+                *reasons.entry(ready.reason.clone()).or_default() += 1;
+            }
+        }
+        for (gauges, label, counts) in [(&self.machines, "phase", phases), (&self.not_ready, "reason", reasons)] {
+            gauges.clear();
+            for (value, count) in counts {
+                gauges.get_or_create(&[(label, value.into())]).set(count);
+            }
+        }
+    }
+}
+
+/// As the kernel tells it, see proc_pid_status(5).
+fn resident_memory() -> Option<i64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.trim().strip_suffix(" kB")?;
+    Some(kilobytes.parse::<i64>().ok()? * 1024)
+}
+
+/// A machine that is being looked at.
+pub struct Work {
+    metrics: Arc<Metrics>,
+    /// Which look it is, counted from the manager's start.
+    pub number: u64,
+    began: Instant,
+}
+
+impl Work {
+    /// It was brought to where its spec wants it; or, with `again`, it is looked at again by itself.
+    pub fn done(self, again: bool) {
+        self.ended(if again { "again" } else { "done" });
+    }
+
+    /// It will be tried again.
+    pub fn failed(self, error: &ReconcileError) {
+        self.metrics.errors.get_or_create(&[("reason", reason(error))]).inc();
+        self.ended("failed");
+    }
+
+    fn ended(self, result: &'static str) {
+        self.metrics.reconciles.get_or_create(&[("result", result.into())]).inc();
+        self.metrics.durations.observe(self.began.elapsed().as_secs_f64());
+    }
+}
+
+impl Drop for Work {
+    // Also when the manager ends in the middle of it.
+    fn drop(&mut self) {
+        lock(&self.metrics.work).remove(&self.number);
+    }
+}
+
+fn reason(error: &ReconcileError) -> Cow<'static, str> {
+    match error {
+        ReconcileError::Action(ActionError::NameTaken(_)) => "NameTaken".into(),
+        ReconcileError::Action(ActionError::Shared { .. }) => "Shared".into(),
+        ReconcileError::Action(ActionError::Answer { .. }) => "Answer".into(),
+        ReconcileError::Watch(_) => "Watch".into(),
+        ReconcileError::Action(ActionError::Api { source, .. }) => api_reason(source),
+        ReconcileError::Spec(source) | ReconcileError::Status(source) => api_reason(source),
+    }
+}
+
+fn api_reason(error: &kube::Error) -> Cow<'static, str> {
+    match error {
+        kube::Error::Api(status) if status.reason.is_empty() => status.code.to_string().into(),
+        kube::Error::Api(status) => status.reason.clone().into(),
+        _ => "Connection".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn sample(text: &str, name: &str) -> f64 {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name} in\n{text}")).parse().unwrap()
+    }
+
+    #[test]
+    fn what_is_waiting_in_work_and_done_adds_up() {
+        let metrics = Arc::new(Metrics::new());
+        for name in ["apple", "pear", "pear", "plum"] {
+            metrics.woke(name);
+        }
+        metrics.forgot("plum");
+        let work = metrics.begin("apple");
+        let text = metrics.text();
+        assert_eq!(sample(&text, "vm_operator_machines_waiting"), 1.0);
+        assert_eq!(sample(&text, "vm_operator_machines_in_work"), 1.0);
+        assert!(metrics.longest_work() > Duration::ZERO);
+        work.done(false);
+        drop(metrics.begin("pear"));
+        let text = metrics.text();
+        assert_eq!(sample(&text, "vm_operator_machines_in_work"), 0.0);
+        assert_eq!(sample(&text, "vm_operator_reconciles_total{result=\"done\"}"), 1.0);
+        assert_eq!(sample(&text, "vm_operator_reconcile_duration_seconds_count"), 1.0);
+        assert_eq!(metrics.longest_work(), Duration::ZERO);
+    }
+
+    #[test]
+    fn errors_have_the_api_servers_reason() {
+        let metrics = Arc::new(Metrics::new());
+        let refused = kube::core::Status::failure("no", "Forbidden").with_code(403).boxed();
+        metrics.begin("apple").failed(&ReconcileError::Status(kube::Error::Api(refused)));
+        let text = metrics.text();
+        assert_eq!(sample(&text, "vm_operator_reconcile_errors_total{reason=\"Forbidden\"}"), 1.0);
+        assert_eq!(sample(&text, "vm_operator_reconciles_total{result=\"failed\"}"), 1.0);
+    }
+
+    #[test]
+    fn machines_are_counted_when_somebody_asks() {
+        let vm = |phase: &str, ready: &str| {
+            let condition = json!({ "type": "Ready", "status": ready, "reason": "ImagePullFailed", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z" });
+            let vm = json!({ "metadata": { "name": "apple" }, "spec": { "vm": { "maximumCpus": 1 } },
+                "status": { "phase": phase, "conditions": [condition] } });
+            Arc::new(serde_json::from_value::<VirtualMachine>(vm).unwrap())
+        };
+        let metrics = Metrics::new();
+        metrics.machines_from(move || vec![vm("Running", "True"), vm("Starting", "False"), vm("Starting", "False")]);
+        let text = metrics.text();
+        assert_eq!(sample(&text, "vm_operator_machines{phase=\"Running\"}"), 1.0);
+        assert_eq!(sample(&text, "vm_operator_machines{phase=\"Starting\"}"), 2.0);
+        assert_eq!(sample(&text, "vm_operator_machines{phase=\"Failed\"}"), 0.0);
+        assert_eq!(sample(&text, "vm_operator_machines_not_ready{reason=\"ImagePullFailed\"}"), 2.0);
+    }
+}

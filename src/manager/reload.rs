@@ -1,0 +1,170 @@
+//! Files that are read again when they change.
+//!
+//! ```text
+//!  inotify of the folder ─▶ quiet for a moment ─▶ load ─▶ another result than last time? ─▶ tell
+//! ```
+
+use std::{
+    future::Future,
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use futures::StreamExt;
+use inotify::{EventStream, Inotify, WatchMask};
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use crate::files::FileError;
+
+/// How long nothing must happen before files are read: several that are written together are read once.
+const QUIET: Duration = Duration::from_millis(100);
+/// How often files are read where the kernel does not tell of changes.
+const POLL: Duration = Duration::from_secs(60);
+
+/// Loads again whenever something in the folder has changed, and tells each result that is another than the one before.
+///
+/// A projected volume of a ConfigMap is replaced by renaming the symbolic link `..data` in its folder; an editor writes or
+/// renames the file. A folder that is not there yet, or that is replaced, is found by its parent.
+pub async fn follow<T: PartialEq>(
+    folder: &Path,
+    mut last: Result<T, FileError>,
+    mut load: impl FnMut() -> Result<T, FileError>,
+    mut tell: impl FnMut(&Result<T, FileError>),
+) -> std::convert::Infallible {
+    let mut said = false;
+    loop {
+        // In this order: a change while we load is told by the new watch.
+        let changed = watch(folder);
+        let result = load();
+        let same = match (&last, &result) {
+            (Ok(last), Ok(new)) => last == new,
+            (Err(last), Err(new)) => last.to_string() == new.to_string(),
+            _ => false,
+        };
+        if !same {
+            tell(&result);
+            last = result;
+        }
+        match changed {
+            Ok(changed) => changed.await,
+            Err(error) => {
+                if !std::mem::replace(&mut said, true) {
+                    let folder = folder.display();
+                    warn!(%folder, %error, "changes of files are only seen once a minute: inotify does not work here");
+                }
+                sleep(POLL).await;
+            }
+        }
+    }
+}
+
+/// Begins to watch a folder; returns what waits for a change and the quiet after it.
+fn watch(folder: &Path) -> io::Result<impl Future<Output = ()> + use<>> {
+    let inotify = Inotify::init()?;
+    let anything = WatchMask::CLOSE_WRITE
+        | WatchMask::CREATE
+        | WatchMask::DELETE
+        | WatchMask::DELETE_SELF
+        | WatchMask::MOVED_FROM
+        | WatchMask::MOVED_TO
+        | WatchMask::MOVE_SELF;
+    let mut nearest = existing(folder);
+    loop {
+        match inotify.watches().add(&nearest, anything) {
+            Ok(_) => break,
+            // It went meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && nearest.pop() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut events: EventStream<[u8; 4096]> = inotify.into_event_stream([0; 4096])?;
+    Ok(async move {
+        events.next().await;
+        while timeout(QUIET, events.next()).await.is_ok_and(|event| event.is_some()) {}
+    })
+}
+
+/// The folder, or the nearest one above it that there is.
+fn existing(folder: &Path) -> PathBuf {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    folder.ancestors().find(|path| path.is_dir()).map_or_else(|| PathBuf::from("."), Path::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// Follows a file that must not contain `bad`; sends what is told.
+    fn spawn(folder: &Path) -> mpsc::UnboundedReceiver<Result<String, String>> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let (folder, file) = (folder.to_owned(), folder.join("file"));
+        tokio::spawn(async move {
+            let load = || match fs::read_to_string(&file) {
+                Ok(text) if text.contains("bad") => {
+                    Err(FileError { file: file.clone(), at: Some((1, 1)), message: text })
+                }
+                Ok(text) => Ok(text),
+                Err(_) => Ok("default".into()),
+            };
+            let tell = |result: &Result<String, FileError>| {
+                let result = result.as_deref().map(str::to_owned).map_err(|error| error.message.clone());
+                sender.send(result).unwrap();
+            };
+            follow(&folder, Ok("default".into()), load, tell).await
+        });
+        receiver
+    }
+
+    #[tokio::test]
+    async fn a_file_comes_changes_breaks_and_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        let mut told = spawn(folder.path());
+        for (text, expected) in [("one", Ok("one")), ("bad", Err("bad")), ("two", Ok("two"))] {
+            fs::write(&file, text).unwrap();
+            assert_eq!(told.recv().await.unwrap(), expected.map(str::to_owned).map_err(str::to_owned));
+        }
+        // The same again, and another file: nothing to tell.
+        fs::write(&file, "two").unwrap();
+        fs::write(folder.path().join("other"), "three").unwrap();
+        fs::remove_file(&file).unwrap();
+        assert_eq!(told.recv().await.unwrap(), Ok("default".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_projected_volume_is_swapped() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for (version, text) in [("..1", "one"), ("..2", "two")] {
+            fs::create_dir(path(version)).unwrap();
+            fs::write(path(version).join("file"), text).unwrap();
+        }
+        symlink("..1", path("..data")).unwrap();
+        symlink("..data/file", path("file")).unwrap();
+        let mut told = spawn(folder.path());
+        assert_eq!(told.recv().await.unwrap(), Ok("one".to_owned()));
+        symlink("..2", path("..data_tmp")).unwrap();
+        fs::rename(path("..data_tmp"), path("..data")).unwrap();
+        assert_eq!(told.recv().await.unwrap(), Ok("two".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_folder_comes_later_and_is_replaced() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("a/b");
+        let mut told = spawn(&folder);
+        for text in ["one", "two"] {
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("file"), text).unwrap();
+            assert_eq!(told.recv().await.unwrap(), Ok(text.to_owned()));
+            fs::remove_dir_all(parent.path().join("a")).unwrap();
+            assert_eq!(told.recv().await.unwrap(), Ok("default".to_owned()));
+        }
+    }
+}

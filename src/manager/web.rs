@@ -1,0 +1,178 @@
+//! What the manager answers over HTTP: probes and metrics.
+
+use std::{
+    fmt::Write,
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::IntoResponse,
+    routing::get,
+};
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+
+use super::metrics::Metrics;
+
+/// How long the manager's main loop may take to answer. It never waits for anything but events, so this is long.
+const ANSWER: Duration = Duration::from_secs(3);
+/// How long one look at one machine may take. The API server itself ends requests after a minute; this is so long because
+/// there is nothing that a restart would do better.
+const LONGEST_WORK: Duration = Duration::from_secs(600);
+
+/// How far the manager is with one of the things that it needs to be of use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It waits for this.
+    Waiting(String),
+    /// It is done; this is how it stands.
+    Ready(String),
+}
+
+/// What the probes are told.
+pub struct Health {
+    metrics: Arc<Metrics>,
+    pings: mpsc::Sender<oneshot::Sender<()>>,
+    parts: Mutex<[(&'static str, Progress); 3]>,
+}
+
+/// Which thing it is.
+#[derive(Clone, Copy, Debug)]
+pub enum Part {
+    /// The configuration.
+    Config,
+    /// The election.
+    Lease,
+    /// The list of the machines.
+    Machines,
+}
+
+impl Health {
+    /// Nothing is ready yet. The main loop answers to what it receives.
+    pub fn new(metrics: Arc<Metrics>) -> (Arc<Self>, mpsc::Receiver<oneshot::Sender<()>>) {
+        let (pings, receiver) = mpsc::channel(1);
+        let waiting = || Progress::Waiting("not begun".into());
+        let parts = Mutex::new([("config", waiting()), ("lease", waiting()), ("machines", waiting())]);
+        (Arc::new(Self { metrics, pings, parts }), receiver)
+    }
+
+    /// Says how it stands with a part.
+    pub fn set(&self, part: Part, progress: Progress) {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)[part as usize].1 = progress;
+    }
+
+    /// Whether the manager is of use, and the reasons.
+    fn ready(&self) -> (bool, String) {
+        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut text = String::new();
+        for (name, progress) in &*parts {
+            // As the API server's own probes look.
+            let _ = match progress {
+                Progress::Ready(how) => writeln!(text, "[+] {name}: {how}"),
+                Progress::Waiting(why) => writeln!(text, "[-] {name}: {why}"),
+            };
+        }
+        (parts.iter().all(|(_, progress)| matches!(progress, Progress::Ready(_))), text)
+    }
+
+    /// Whether the manager still gets on with its work: the loop answers, and no machine is looked at for ever.
+    async fn alive(&self, patience: Duration) -> Result<(), String> {
+        let ping = async {
+            let (answer, answered) = oneshot::channel();
+            self.pings.send(answer).await.ok()?;
+            answered.await.ok()
+        };
+        if timeout(patience, ping).await.ok().flatten().is_none() {
+            return Err("the main loop does not answer".into());
+        }
+        let longest = self.metrics.longest_work();
+        if longest > LONGEST_WORK {
+            return Err(format!("one machine has been in work for {} s", longest.as_secs()));
+        }
+        Ok(())
+    }
+}
+
+/// Listens on an address. `[::]` stands for all addresses, also on a host without IPv6.
+///
+/// # Errors
+/// If the address can't be had.
+pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    match TcpListener::bind(address).await {
+        Err(error) if address.ip() == IpAddr::from([0; 16]) && error.kind() != io::ErrorKind::AddrInUse => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        result => result,
+    }
+}
+
+/// Answers until the process ends.
+///
+/// # Errors
+/// If the socket fails.
+pub async fn serve(listener: TcpListener, health: Arc<Health>) -> io::Result<()> {
+    let live = |State(health): State<Arc<Health>>| async move {
+        match health.alive(ANSWER).await {
+            Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
+            Err(why) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")),
+        }
+    };
+    let ready = |State(health): State<Arc<Health>>| async move {
+        let (ready, text) = health.ready();
+        (if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text)
+    };
+    let metrics = |State(health): State<Arc<Health>>| async move {
+        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        ([(CONTENT_TYPE, kind)], health.metrics.text()).into_response()
+    };
+    let routes = Router::new()
+        .route("/livez", get(live))
+        .route("/healthz", get(live))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .with_state(health);
+    axum::serve(listener, routes).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_is_when_all_parts_are() {
+        let (health, _pings) = Health::new(Arc::new(Metrics::new()));
+        health.set(Part::Config, Progress::Ready("defaults".into()));
+        health.set(Part::Machines, Progress::Ready("listed".into()));
+        assert_eq!(
+            health.ready(),
+            (false, "[+] config: defaults\n[-] lease: not begun\n[+] machines: listed\n".to_owned())
+        );
+        health.set(Part::Lease, Progress::Ready("held".into()));
+        assert!(health.ready().0);
+        health.set(Part::Machines, Progress::Waiting("gone".into()));
+        assert!(!health.ready().0);
+    }
+
+    #[tokio::test]
+    async fn alive_is_who_answers() {
+        let (health, mut pings) = Health::new(Arc::new(Metrics::new()));
+        let answers = tokio::spawn(async move {
+            let ping = pings.recv().await.unwrap();
+            ping.send(()).unwrap();
+            pings
+        });
+        assert_eq!(health.alive(ANSWER).await, Ok(()));
+        // From now on nobody takes the pings.
+        let _pings = answers.await.unwrap();
+        assert_eq!(health.alive(Duration::from_millis(1)).await, Err("the main loop does not answer".into()));
+    }
+}

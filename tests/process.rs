@@ -1,0 +1,364 @@
+//! The manager as a process: who leads, how it ends, what it says of itself, and what it reads again.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "this is test code")]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{ConfigMap, Pod, Service},
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ListParams, PostParams},
+};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use support::{
+    cluster::{Cluster, TestNamespace, eventually},
+    manager::{Manager, Setup, install_crds},
+};
+use vm_operator::api::VirtualMachine;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A namespace for managers.
+struct World {
+    cluster: &'static Cluster,
+    namespace: TestNamespace,
+    client: Client,
+}
+
+impl World {
+    async fn new(test: &str) -> Self {
+        let cluster = Cluster::control_plane();
+        install_crds(cluster).await;
+        Self::of(cluster, test).await
+    }
+
+    async fn of(cluster: &'static Cluster, test: &str) -> Self {
+        let namespace = cluster.namespace(test).await;
+        let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });
+        namespace.apply(&account.to_string());
+        Self { cluster, client: cluster.client().await, namespace }
+    }
+
+    fn manager(&self, setup: &Setup<'_>) -> Manager {
+        Manager::with(self.cluster.kubeconfig(), self.namespace.name(), setup)
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope>,
+        K::DynamicType: Default,
+    {
+        Api::namespaced(self.client.clone(), self.namespace.name())
+    }
+
+    fn make(&self, name: &str) {
+        self.namespace.apply(&machine(name).to_string());
+    }
+
+    /// Waits for the Pod of a machine.
+    async fn pod(&self, name: &str) -> Pod {
+        let pods: Api<Pod> = self.api();
+        eventually(&format!("the Pod of {name}"), LIMIT, async || pods.get_opt(name).await.unwrap()).await
+    }
+
+    /// Who holds the lease, and how often that has changed.
+    async fn holder(&self) -> (Option<String>, Option<i32>) {
+        let spec = self.api::<Lease>().get("vm-operator").await.unwrap().spec.unwrap();
+        (spec.holder_identity, spec.lease_transitions)
+    }
+
+    /// A manager that leads and one that stands by.
+    async fn two(&self) -> (Manager, Manager) {
+        let leader = self.manager(&Setup::default());
+        leader.ready("[+] machines: 0 listed").await;
+        let standby = self.manager(&Setup::default());
+        standby.ready("standing by for").await;
+        let leads = |manager: &Manager| manager.metric("vm_operator_leader");
+        assert_eq!((leads(&leader), leads(&standby)), (Some(1.0), Some(0.0)));
+        (leader, standby)
+    }
+}
+
+fn machine(name: &str) -> Value {
+    json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+        "metadata": { "name": name },
+        "spec": { "vm": { "state": "Running", "maximumCpus": 2 } },
+    })
+}
+
+#[tokio::test]
+async fn a_leader_that_is_killed_is_followed() {
+    let world = World::new("killed").await;
+    let (mut leader, standby) = world.two().await;
+    world.make("before");
+    world.pod("before").await;
+    leader.signal(Signal::KILL);
+    let since = Instant::now();
+    leader.ended().await;
+    world.make("apple");
+    standby.ready("[+] lease: held").await;
+    eprintln!("The next one leads {:.1} s after SIGKILL", since.elapsed().as_secs_f64());
+    world.pod("apple").await;
+    eprintln!("A new VM has its Pod {:.1} s after the leader was killed", since.elapsed().as_secs_f64());
+    assert_eq!(standby.metric("vm_operator_leader"), Some(1.0));
+}
+
+#[tokio::test]
+async fn a_leader_that_is_told_to_end_gives_way() {
+    let world = World::new("stopped").await;
+    let (mut leader, mut standby) = world.two().await;
+    let first = world.holder().await;
+    leader.signal(Signal::TERM);
+    let since = Instant::now();
+    assert!(leader.ended().await.success());
+    eprintln!("SIGTERM to exit: {} ms", since.elapsed().as_millis());
+    standby.ready("[+] machines: 0 listed").await;
+    eprintln!("The next one leads and has listed the machines {} ms after SIGTERM", since.elapsed().as_millis());
+    world.make("apple");
+    world.pod("apple").await;
+    assert_ne!(world.holder().await, first);
+
+    standby.signal(Signal::INT);
+    assert!(standby.ended().await.success());
+    assert_eq!(world.holder().await.0.as_deref(), Some(""), "nobody has to wait for one who is not there");
+}
+
+#[tokio::test]
+async fn one_that_ends_in_the_middle_of_work_leaves_it_to_the_next() {
+    const MACHINES: usize = 200;
+    let world = World::new("busy").await;
+    let (mut leader, _standby) = world.two().await;
+    let machines: Api<VirtualMachine> = world.api();
+    let make = async |number| {
+        let vm = serde_json::from_value(machine(&format!("apple-{number}"))).unwrap();
+        machines.create(&PostParams::default(), &vm).await.unwrap()
+    };
+    join_all((0..MACHINES).map(make)).await;
+    let pods: Api<Pod> = world.api();
+    let count = async || pods.list(&ListParams::default()).await.unwrap().items.len();
+    eventually("some Pods", LIMIT, async || (count().await > 0).then_some(())).await;
+    leader.signal(Signal::TERM);
+    let since = Instant::now();
+    assert!(leader.ended().await.success());
+    eprintln!("SIGTERM to exit: {} ms, with {} of {MACHINES} Pods", since.elapsed().as_millis(), count().await);
+    assert!(!leader.log().contains("not done yet"), "an end is no failure");
+    eventually("all Pods", LIMIT, async || (count().await == MACHINES).then_some(())).await;
+}
+
+#[tokio::test]
+async fn one_that_stands_by_ends_at_once_and_leaves_the_lease() {
+    let world = World::new("standby").await;
+    let (_leader, mut standby) = world.two().await;
+    let first = world.holder().await;
+    standby.signal(Signal::TERM);
+    assert!(standby.ended().await.success());
+    assert_eq!(world.holder().await, first);
+}
+
+#[tokio::test]
+async fn a_leader_that_slept_too_long_writes_nothing_any_more() {
+    let world = World::new("slept").await;
+    let (mut leader, standby) = world.two().await;
+    leader.signal(Signal::STOP);
+    world.make("apple");
+    standby.ready("[+] lease: held").await;
+    world.pod("apple").await;
+    let written = leader.log();
+    leader.signal(Signal::CONT);
+    assert_eq!(leader.ended().await.code(), Some(1));
+    let after = leader.log().split_off(written.len());
+    assert!(after.contains("this manager must not go on"), "{after}");
+    assert!(!after.contains("applied"), "{after}");
+}
+
+#[tokio::test]
+async fn without_an_election_there_is_no_lease() {
+    let world = World::new("alone").await;
+    let manager = world.manager(&Setup { arguments: &["--leader-election=false"], ..Setup::default() });
+    manager.ready("[+] lease: not used").await;
+    world.make("apple");
+    world.pod("apple").await;
+    assert!(world.api::<Lease>().get_opt("vm-operator").await.unwrap().is_none());
+}
+
+/// A configuration whose Services all have a label.
+fn labelled(value: &str) -> String {
+    format!(
+        "/Manager:\n  /Controller:\n    /Reconciler:\n      loadBalancerService:\n        labels: {{team: {value}}}\n      old: 1\n"
+    )
+}
+
+#[tokio::test]
+async fn a_changed_configuration_is_taken_and_a_broken_one_is_not() {
+    let world = World::new("config").await;
+    let manager = world.manager(&Setup::default());
+    manager.ready("[+] config: defaults").await;
+    let mut vm = machine("apple");
+    vm["spec"]["loadBalancerService"] = json!({});
+    world.namespace.apply(&vm.to_string());
+    let services: Api<Service> = world.api();
+    let team = async |expected: Option<&str>| {
+        eventually(&format!("a Service of team {expected:?}"), LIMIT, async || {
+            let service = services.get_opt("apple").await.unwrap()?;
+            (service.labels().get("team").map(String::as_str) == expected).then_some(())
+        })
+        .await;
+    };
+    team(None).await;
+
+    // It appears, changes, breaks, and is mended.
+    manager.configure(&labelled("red"));
+    team(Some("red")).await;
+    manager.configure(&labelled("blue"));
+    team(Some("blue")).await;
+    let before = services.get("apple").await.unwrap().resource_version();
+    manager.configure(&labelled("[1"));
+    let good = "vm_operator_config_last_load_successful";
+    eventually("the broken file to be seen", LIMIT, async || (manager.metric(good) == Some(0.0)).then_some(())).await;
+    assert!(manager.log().contains("config/config.yaml:5:24: "), "{}", manager.log());
+    assert_eq!(manager.get("/readyz").unwrap().0, 200, "a manager with a good configuration works");
+    manager.configure(&labelled("green").replace("green}", "green}\n      cpuOvercommit: 0"));
+    let place = "config/config.yaml:6:22: /Manager./Controller./Reconciler.cpuOvercommit: invalid value";
+    eventually("the bad value to be seen", LIMIT, async || manager.log().contains(place).then_some(())).await;
+    assert_eq!(services.get("apple").await.unwrap().resource_version(), before);
+    manager.configure(&labelled("green"));
+    team(Some("green")).await;
+    assert_eq!(manager.metric(good), Some(1.0));
+    assert_eq!(manager.metric("vm_operator_config_loads_total{result=\"failure\"}"), Some(2.0));
+    assert_eq!(manager.log().matches("/Manager/Controller/Reconciler: old is not known").count(), 1);
+}
+
+#[tokio::test]
+async fn a_configuration_that_is_broken_from_the_start_ends_the_manager() {
+    let world = World::new("config-start").await;
+    let mut manager = world.manager(&Setup { config: Some("a: [\n"), ..Setup::default() });
+    assert_eq!(manager.ended().await.code(), Some(1));
+    assert!(manager.log().contains("config/config.yaml:2:1: "), "{}", manager.log());
+}
+
+#[tokio::test]
+async fn the_metrics_tell_what_happened() {
+    let world = World::new("metrics").await;
+    let undefined = "{% if vm.metadata.name == 'bad' %}{{ nothing.here }}{% endif %}\n";
+    let manager = world.manager(&Setup { templates: &[("a.yaml.j2", undefined)], ..Setup::default() });
+    manager.ready("[+] machines: 0 listed").await;
+    world.make("apple");
+    world.make("bad");
+    world.pod("apple").await;
+    let metric = |name: &str| manager.metric(name);
+    let count = |name: &str| metric(name).unwrap_or_default();
+    eventually("both machines to be counted", LIMIT, async || {
+        let counted = count("vm_operator_machines{phase=\"Starting\"}") == 2.0
+            && count("vm_operator_machines_not_ready{reason=\"TemplateError\"}") == 1.0
+            && count("vm_operator_machines_waiting") == 0.0
+            && count("vm_operator_machines_in_work") == 0.0;
+        counted.then_some(())
+    })
+    .await;
+    for kind in ["Pod", "Secret", "PersistentVolumeClaim"] {
+        let applies = metric(&format!("vm_operator_writes_total{{verb=\"apply\",kind=\"{kind}\"}}"));
+        assert_eq!(applies, Some(1.0), "{kind}");
+    }
+    assert!(count("vm_operator_applies_skipped_total{kind=\"Pod\"}") >= 1.0);
+    assert!(count("vm_operator_writes_total{verb=\"status\",kind=\"VirtualMachine\"}") >= 2.0);
+    assert!(count("vm_operator_template_errors_total") >= 1.0);
+    let looks = ["done", "again", "failed"]
+        .map(|result| count(&format!("vm_operator_reconciles_total{{result=\"{result}\"}}")));
+    assert_eq!(looks.iter().sum::<f64>(), count("vm_operator_reconcile_duration_seconds_count"));
+    assert!(looks[0] >= 2.0, "{looks:?}");
+    assert!(count("process_resident_memory_bytes") > 1e6);
+    assert!(metric(concat!("vm_operator_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}")).is_some());
+
+    // Each line of a look at a machine names it.
+    let log = manager.log();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("object=Pod apple")).collect();
+    let name = format!("vm=\"{}/apple\"", world.namespace);
+    assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&name) && line.contains(" id=")), "{lines:?}");
+
+    for (path, text) in [("/livez", "ok\n"), ("/healthz", "ok\n")] {
+        assert_eq!(manager.get(path).unwrap(), (200, text.to_owned()));
+    }
+}
+
+/// The definition of VirtualMachines as it might have been once: without rules.
+fn old_definition() -> Value {
+    let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "vms.vmoperator.jdrupes.org" },
+        "spec": {
+            "group": "vmoperator.jdrupes.org", "scope": "Namespaced",
+            "names": { "kind": "VirtualMachine", "plural": "vms", "singular": "vm", "listKind": "VirtualMachineList" },
+            "versions": [{ "name": "v1", "served": true, "storage": true, "subresources": { "status": {} },
+                "schema": { "openAPIV3Schema": schema } }],
+        },
+    })
+}
+
+#[tokio::test]
+async fn the_definition_comes_later_and_a_machine_that_can_not_be_read_is_left_alone() {
+    // The other tests need the definitions.
+    let cluster = Cluster::of_its_own(&["--control-plane"]);
+    let world = World::of(cluster, "definition").await;
+    let manager = world.manager(&Setup::default());
+    let missing = "[-] machines: the API server does not know vms: apply the CustomResourceDefinitions in crds/";
+    eventually("readyz to say what is missing", LIMIT, async || {
+        manager.get("/readyz").filter(|(status, text)| *status == 503 && text.contains(missing)).map(drop)
+    })
+    .await;
+    assert_eq!(manager.get("/livez").unwrap().0, 200, "waiting is no reason to be restarted");
+
+    world.namespace.apply(&old_definition().to_string());
+    manager.ready("[+] machines: 0 listed").await;
+    let mut strange = machine("strange");
+    strange["spec"]["vm"]["maximumCpus"] = json!("many");
+    world.namespace.apply(&strange.to_string());
+    world.make("apple");
+    world.pod("apple").await;
+    let unreadable = async |count: f64| {
+        eventually(&format!("{count} unreadable machines"), LIMIT, async || {
+            (manager.metric("vm_operator_machines_unreadable") == Some(count)).then_some(())
+        })
+        .await;
+    };
+    unreadable(1.0).await;
+    eventually("an event", LIMIT, async || {
+        let arguments =
+            ["get", "events", "--field-selector=reason=Unreadable", "--output=jsonpath={.items[*].message}"];
+        world.namespace.kubectl(&arguments).contains("many").then_some(())
+    })
+    .await;
+    assert!(world.api::<Pod>().get_opt("strange").await.unwrap().is_none());
+
+    // One that worked and can't be read any more keeps what it has; a manager that starts then is not disturbed either.
+    let maps: Api<ConfigMap> = world.api();
+    let versions =
+        async || (world.pod("apple").await.resource_version(), maps.get("apple").await.unwrap().resource_version());
+    let before = versions().await;
+    world.namespace.kubectl(&[
+        "patch",
+        "vm",
+        "apple",
+        "--type=merge",
+        "--patch",
+        r#"{"spec":{"vm":{"state":"Sideways"}}}"#,
+    ]);
+    unreadable(2.0).await;
+    world.make("pear");
+    world.pod("pear").await;
+    drop(manager);
+    let manager = world.manager(&Setup::default());
+    manager.ready("[+] machines: 3 listed").await;
+    assert_eq!(manager.metric("vm_operator_machines_unreadable"), Some(2.0));
+    world.make("strange");
+    world.pod("strange").await;
+    assert_eq!(versions().await, before);
+}

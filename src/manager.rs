@@ -56,8 +56,7 @@ use self::{
     web::{Health, Part, Progress},
 };
 use crate::{
-    api::VirtualMachine,
-    cluster::{Cluster, events::Teller, watch::Children},
+    cluster::{Cluster, events::Teller, packed::PackedMachine, watch::Children},
     config::{Config, ReconcilerConfig},
     files::{self, FileError},
 };
@@ -180,9 +179,9 @@ async fn manage(
             let cluster = Cluster::new(client.clone(), &namespace, children);
             let teller = Arc::new(Teller::start(client.clone(), reporter));
             let reconciler = Arc::new(Reconciler::new(cluster, settings.clone(), templates, teller.clone()));
-            let (store, writer) = reflector::store();
+            let (store, writer) = reflector::store::<PackedMachine>();
             let list = store.clone();
-            metrics.machines_from(move || list.state());
+            metrics.machines_from(move || list.state().iter().filter_map(|vm| vm.read()).collect());
             let machines = machines::watch(client, &namespace, writer, metrics.clone(), health, teller);
             let triggered = stream::select(triggered, again(settings, store.clone()));
             let queues = (machines, store, triggered);
@@ -214,9 +213,9 @@ async fn manage(
 /// Reconciles machines until told to stop; then finishes those in work.
 async fn work(
     (machines, store, triggered): (
-        impl Stream<Item = kube::runtime::watcher::Result<VirtualMachine>> + Send + 'static,
-        Store<VirtualMachine>,
-        impl Stream<Item = ObjectRef<VirtualMachine>> + Send + 'static,
+        impl Stream<Item = kube::runtime::watcher::Result<PackedMachine>> + Send + 'static,
+        Store<PackedMachine>,
+        impl Stream<Item = ObjectRef<PackedMachine>> + Send + 'static,
     ),
     reconciler: Arc<Reconciler>,
     metrics: Arc<Metrics>,
@@ -253,7 +252,7 @@ async fn work(
 
 /// One look at one machine, counted and with its name on each line that is logged.
 fn look(
-    vm: Arc<VirtualMachine>,
+    vm: Arc<PackedMachine>,
     reconciler: Arc<Reconciler>,
     metrics: &Arc<Metrics>,
     stop: watch::Receiver<bool>,
@@ -284,8 +283,8 @@ fn look(
 /// All machines, each time that the configuration has changed.
 fn again(
     mut settings: watch::Receiver<Arc<ReconcilerConfig>>,
-    store: Store<VirtualMachine>,
-) -> impl Stream<Item = ObjectRef<VirtualMachine>> + Send {
+    store: Store<PackedMachine>,
+) -> impl Stream<Item = ObjectRef<PackedMachine>> + Send {
     settings.mark_unchanged();
     let changes = stream::unfold(settings, async |mut settings| Some((settings.changed().await.ok()?, settings)));
     changes.flat_map(move |()| stream::iter(store.state()).map(|vm| ObjectRef::from_obj(&*vm)))

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{NamespaceResourceScope, jiff::Timestamp};
 use kube::{
     Resource,
     api::{ApiResource, DynamicObject, ObjectMeta},
@@ -17,6 +17,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, value::RawValue};
 
 use crate::{
+    api::VirtualMachine,
     observed::{FIELD_MANAGER, Json, Object},
     render::ObjectKey,
 };
@@ -195,6 +196,65 @@ impl<const META: bool> Resource for Sent<META> {
     }
 }
 
+/// A machine as it is kept.
+#[derive(Clone, Debug)]
+pub struct PackedMachine {
+    /// What the queue looks at.
+    meta: ObjectMeta,
+    text: Box<str>,
+}
+
+impl From<&VirtualMachine> for PackedMachine {
+    fn from(vm: &VirtualMachine) -> Self {
+        let ObjectMeta { name, namespace, uid, resource_version, .. } = vm.metadata.clone();
+        let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
+        // What was read from JSON can be written.
+        Self { meta, text: serde_json::to_string(vm).unwrap_or_default().into() }
+    }
+}
+
+impl PackedMachine {
+    /// The machine. What is kept has been read before, so it is always there.
+    pub fn read(&self) -> Option<VirtualMachine> {
+        serde_json::from_str(&self.text).ok()
+    }
+}
+
+impl<'de> Deserialize<'de> for PackedMachine {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        VirtualMachine::deserialize(deserializer).map(|vm| Self::from(&vm))
+    }
+}
+
+impl Resource for PackedMachine {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        VirtualMachine::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        VirtualMachine::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        VirtualMachine::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        VirtualMachine::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.meta
+    }
+}
+
 /// An object that came, and the machine that its labels name.
 pub struct Arrived {
     /// The machine.
@@ -277,6 +337,19 @@ mod tests {
         let arrived = arrive(&value, &Shapes::default());
         assert_eq!(arrived.vm.as_deref(), Some("pear"));
         assert_eq!(arrived.object.unpack(), trimmed);
+    }
+
+    #[test]
+    fn a_machine_that_was_packed_is_the_same() {
+        let vm = json!({
+            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+            "metadata": { "name": "pear", "namespace": "n", "uid": "u", "resourceVersion": "1" },
+            "spec": { "vm": { "maximumCpus": 2, "maximumRam": "1Gi" } },
+        });
+        let vm: VirtualMachine = serde_json::from_value(vm).unwrap();
+        let packed = PackedMachine::from(&vm);
+        assert_eq!(packed.meta.name.as_deref(), Some("pear"));
+        assert_eq!(json!(packed.read().unwrap()), json!(vm));
     }
 
     #[test]

@@ -26,9 +26,8 @@ use kube::{
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use super::packed::{Arrived, Meta, Packed, Shapes, Whole};
+use super::packed::{Arrived, Meta, Packed, PackedMachine, Shapes, Whole};
 use crate::{
-    api::VirtualMachine,
     manager::metrics::Metrics,
     observed::Observed,
     render::{ObjectKey, context::selector},
@@ -47,7 +46,7 @@ pub struct Children {
     /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
     gone: Mutex<VecDeque<Box<str>>>,
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
-    trigger: mpsc::UnboundedSender<ObjectRef<VirtualMachine>>,
+    trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
 }
 
 /// More deletions than can happen between a request and its answer.
@@ -85,7 +84,7 @@ impl Children {
         client: Client,
         namespace: &str,
         metrics: Arc<Metrics>,
-    ) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<VirtualMachine>>) {
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<PackedMachine>>) {
         let (trigger, triggered) = mpsc::unbounded();
         let children = Self {
             client,
@@ -292,7 +291,8 @@ where
     kube::runtime::watcher(api, config)
 }
 
-fn event_map<A, B>(event: Event<A>, map: impl Fn(A) -> B) -> Event<B> {
+/// The same event of something else.
+pub fn event_map<A, B>(event: Event<A>, map: impl Fn(A) -> B) -> Event<B> {
     match event {
         Event::Apply(object) => Event::Apply(map(object)),
         Event::Delete(object) => Event::Delete(map(object)),

@@ -5,7 +5,7 @@
 //! [`Cluster::write_status`].
 
 pub mod events;
-mod packed;
+pub mod packed;
 pub mod watch;
 
 use std::{error::Error as _, sync::Arc};
@@ -13,17 +13,20 @@ use std::{error::Error as _, sync::Arc};
 use futures::future::join_all;
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, Preconditions, TypeMeta},
-    core::PartialObjectMeta,
+    api::{ApiResource, DeleteParams, GroupVersionKind, Patch, PatchParams, Preconditions, TypeMeta},
+    core::DynamicResourceScope,
 };
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
 
-use self::watch::{Chain, Children};
+use self::{
+    packed::{Arrived, Meta, Sent, Whole},
+    watch::{Chain, Children},
+};
 use crate::{
     api::VirtualMachine,
-    observed::{FIELD_MANAGER, Object},
+    observed::FIELD_MANAGER,
     plan::{self, Action, Plan},
     render::{Lifetime, ObjectKey, Rendered, Update},
     status,
@@ -173,7 +176,10 @@ impl Cluster {
         }
     }
 
-    fn objects(&self, namespace: &str, key: &ObjectKey) -> Api<DynamicObject> {
+    fn objects<K>(&self, namespace: &str, key: &ObjectKey) -> Api<K>
+    where
+        K: Resource<Scope = DynamicResourceScope, DynamicType = ApiResource>,
+    {
         Api::namespaced_with(self.client.clone(), namespace, &resource(&key.types()))
     }
 
@@ -191,8 +197,9 @@ impl Cluster {
         let mut applied = self.send(&of(vm), key, &value).await;
         if uid.is_none()
             && matches!(&applied, Err(kube::Error::Api(status)) if status.code == 409)
-            && let Some(found) = self.look(&of(vm), key).await.map_err(failed)?
+            && let Some(arrived) = self.look(&of(vm), key).await.map_err(failed)?
         {
+            let found = arrived.object.unpack();
             let ours = found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default());
             value = if object.lifetime == Lifetime::Keep && found.owners.is_empty() {
                 let other = found.vm().filter(|other| found.is_ours() && *other != vm.name_any());
@@ -202,7 +209,7 @@ impl Cluster {
                 // A claim that somebody made under the name that the disk will have is meant to be the disk.
                 plan::as_existing(object, &found, false).value
             } else if ours && object.update == Update::Once {
-                self.children.insert(found);
+                self.children.insert(arrived);
                 return Ok(());
             } else if ours {
                 object.value.clone()
@@ -219,39 +226,40 @@ impl Cluster {
         Ok(())
     }
 
-    async fn send(&self, namespace: &str, key: &ObjectKey, value: &Value) -> Result<Object, kube::Error> {
+    async fn send(&self, namespace: &str, key: &ObjectKey, value: &Value) -> Result<Arrived, kube::Error> {
         self.patch(namespace, key, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(value)).await
     }
 
-    /// Only what is kept is asked for: the answer about a secret does not tell it.
+    /// Of the answer only what is kept is asked for: that about a secret does not tell it.
     async fn patch(
         &self,
         namespace: &str,
         key: &ObjectKey,
         how: &PatchParams,
         patch: &Patch<&Value>,
-    ) -> Result<Object, kube::Error> {
-        let api = self.objects(namespace, key);
-        let object = if key.is_pod() || key.is_claim() {
-            self.in_turn(api.patch(&key.name, how, patch)).await?
+    ) -> Result<Arrived, kube::Error> {
+        Ok(if key.is_pod() || key.is_claim() {
+            self.pack(key, self.in_turn(self.objects::<Whole>(namespace, key).patch(&key.name, how, patch)).await?)
         } else {
-            let meta = self.in_turn(api.patch_metadata(&key.name, how, patch)).await?;
-            DynamicObject { types: None, metadata: meta.metadata, data: Value::Null }
-        };
-        Ok(Object::trim(&key.types(), object))
+            self.pack(key, self.in_turn(self.objects::<Meta>(namespace, key).patch(&key.name, how, patch)).await?)
+        })
+    }
+
+    fn pack<const META: bool>(&self, key: &ObjectKey, object: Sent<META>) -> Arrived {
+        object.pack(&key.types(), &self.children.shapes)
     }
 
     /// An object that the watches do not show: its metadata and, of a claim, all of it.
-    async fn look(&self, namespace: &str, key: &ObjectKey) -> Result<Option<Object>, kube::Error> {
-        let object = if key.is_claim() {
-            self.objects(namespace, key).get_opt(&key.name).await?
+    async fn look(&self, namespace: &str, key: &ObjectKey) -> Result<Option<Arrived>, kube::Error> {
+        Ok(if key.is_claim() {
+            self.in_turn(self.objects::<Whole>(namespace, key).get_opt(&key.name))
+                .await?
+                .map(|object| self.pack(key, object))
         } else {
-            let metas: Api<PartialObjectMeta<DynamicObject>> =
-                Api::namespaced_with(self.client.clone(), namespace, &resource(&key.types()));
-            let meta = metas.get_metadata_opt(&key.name).await?;
-            meta.map(|meta| DynamicObject { types: None, metadata: meta.metadata, data: Value::Null })
-        };
-        Ok(object.map(|object| Object::trim(&key.types(), object)))
+            self.in_turn(self.objects::<Meta>(namespace, key).get_opt(&key.name))
+                .await?
+                .map(|object| self.pack(key, object))
+        })
     }
 
     async fn label(&self, namespace: &str, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {
@@ -274,13 +282,13 @@ impl Cluster {
             grace_period_seconds: grace.and_then(|seconds| seconds.try_into().ok()),
             ..DeleteParams::default()
         };
-        match self.in_turn(self.objects(namespace, key).delete(&key.name, &parameters)).await {
+        match self.in_turn(self.objects::<Whole>(namespace, key).delete(&key.name, &parameters)).await {
             Ok(answer) => {
                 info!(object = %key, "deleted");
                 self.children.metrics.wrote("delete", &key.kind);
                 // An object that waits for its grace period comes back with its time of deletion.
                 if let Some(object) = answer.left() {
-                    self.children.insert(Object::trim(&key.types(), object));
+                    self.children.insert(self.pack(key, object));
                 }
                 Ok(())
             }

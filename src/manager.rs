@@ -57,8 +57,7 @@ use self::{
     web::{Health, Part, Progress},
 };
 use crate::{
-    api::VirtualMachine,
-    cluster::{Cluster, Turns, events::Teller, watch::Children},
+    cluster::{Cluster, Turns, events::Teller, packed::PackedMachine, watch::Children},
     config::{Config, ReconcilerConfig, Scope},
     files::{self, FileError},
 };
@@ -186,7 +185,7 @@ async fn manage(
                 let cluster = Cluster::new(client.clone(), children, turns.clone());
                 let reconciler =
                     Arc::new(Reconciler::new(cluster, settings.clone(), templates.clone(), teller.clone()));
-                let (store, writer) = reflector::store();
+                let (store, writer) = reflector::store::<PackedMachine>();
                 stores.push(store.clone());
                 let machines = machines::watch(
                     client.clone(), namespace.as_deref(), writer, metrics.clone(), health.clone(), teller.clone(),
@@ -194,7 +193,7 @@ async fn manage(
                 let triggered = stream::select(triggered, again(settings.clone(), store.clone()));
                 works.push(work((machines, store, triggered), reconciler, metrics.clone(), stop.clone()));
             }
-            metrics.machines_from(move || stores.iter().flat_map(Store::state).collect());
+            metrics.machines_from(move || stores.iter().flat_map(Store::state).filter_map(|vm| vm.read()).collect());
             let mut work = pin!(join_all(works));
             tokio::select! {
                 biased;
@@ -223,9 +222,9 @@ async fn manage(
 /// Reconciles machines until told to stop; then finishes those in work.
 async fn work(
     (machines, store, triggered): (
-        impl Stream<Item = kube::runtime::watcher::Result<VirtualMachine>> + Send + 'static,
-        Store<VirtualMachine>,
-        impl Stream<Item = ObjectRef<VirtualMachine>> + Send + 'static,
+        impl Stream<Item = kube::runtime::watcher::Result<PackedMachine>> + Send + 'static,
+        Store<PackedMachine>,
+        impl Stream<Item = ObjectRef<PackedMachine>> + Send + 'static,
     ),
     reconciler: Arc<Reconciler>,
     metrics: Arc<Metrics>,
@@ -262,7 +261,7 @@ async fn work(
 
 /// One look at one machine, counted and with its name on each line that is logged.
 fn look(
-    vm: Arc<VirtualMachine>,
+    vm: Arc<PackedMachine>,
     reconciler: Arc<Reconciler>,
     metrics: &Arc<Metrics>,
     stop: watch::Receiver<bool>,
@@ -296,8 +295,8 @@ fn full_name(namespace: Option<&str>, name: &str) -> String {
 /// All machines, each time that the configuration has changed.
 fn again(
     mut settings: watch::Receiver<Arc<ReconcilerConfig>>,
-    store: Store<VirtualMachine>,
-) -> impl Stream<Item = ObjectRef<VirtualMachine>> + Send {
+    store: Store<PackedMachine>,
+) -> impl Stream<Item = ObjectRef<PackedMachine>> + Send {
     settings.mark_unchanged();
     let changes = stream::unfold(settings, async |mut settings| Some((settings.changed().await.ok()?, settings)));
     changes.flat_map(move |()| stream::iter(store.state()).map(|vm| ObjectRef::from_obj(&*vm)))

@@ -51,8 +51,6 @@ impl Observed {
 pub struct Object {
     /// What it is called.
     pub key: ObjectKey,
-    /// Its namespace.
-    pub namespace: String,
     /// Its UID.
     pub uid: String,
     /// Its resourceVersion. These can be compared as numbers
@@ -98,7 +96,6 @@ impl Object {
         let metadata = object.metadata;
         Self {
             key,
-            namespace: metadata.namespace.unwrap_or_default(),
             uid: metadata.uid.unwrap_or_default(),
             version: metadata.resource_version.and_then(|version| version.parse().ok()).unwrap_or_default(),
             created: metadata.creation_timestamp.map(|time| time.0),
@@ -123,13 +120,6 @@ impl Object {
     /// The machine that the object's labels name.
     pub fn vm(&self) -> Option<&str> {
         self.labels.get("app.kubernetes.io/instance").map(String::as_str)
-    }
-
-    /// Whether nothing is different that a decision could hang on. What is in an object other than a Pod or a claim is not
-    /// known here, so any change of it may be one.
-    pub fn is_same(&self, other: &Self) -> bool {
-        let known = self.key.is_pod() || self.key.is_claim();
-        self.version == other.version || known && *self == Self { version: self.version, ..other.clone() }
     }
 
     /// Whether the manager made it.
@@ -169,6 +159,12 @@ impl Json {
     /// The tree.
     pub fn value(&self) -> Value {
         serde_json::from_str(&self.0).unwrap_or_default()
+    }
+}
+
+impl From<String> for Json {
+    fn from(text: String) -> Self {
+        Self(text.into())
     }
 }
 

@@ -62,7 +62,7 @@ mod monitoring {
                 "lastTransitionTime": "2026-01-01T00:00:00Z" });
             let vm = json!({ "metadata": { "name": "apple" }, "spec": { "vm": { "maximumCpus": 1 } },
                 "status": { "conditions": [condition] } });
-            vec![std::sync::Arc::new(serde_json::from_value(vm).unwrap())]
+            vec![serde_json::from_value(vm).unwrap()]
         });
         let text = metrics.text();
         let lines = |what: &str| {

@@ -1,29 +1,38 @@
-//! Objects as they are kept: text instead of trees. A manager keeps seven and more for each machine and looks into those of
-//! one machine at a time, so memory counts and unpacking does not: a tree of maps takes ten times the memory of its text.
+//! Objects as they come and as they are kept: text instead of trees. There are seven and more for each machine and those of
+//! one machine are looked into at a time, so memory counts: a tree of maps takes ten times the memory of its text.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
+};
 
-use k8s_openapi::jiff::Timestamp;
-use serde_json::Value;
+use k8s_openapi::{NamespaceResourceScope, jiff::Timestamp};
+use kube::{
+    Resource,
+    api::{ApiResource, DynamicObject, ObjectMeta},
+    core::{DynamicResourceScope, TypeMeta},
+};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, value::RawValue};
 
 use crate::{
-    observed::{Json, Object},
+    api::VirtualMachine,
+    observed::{FIELD_MANAGER, Json, Object},
     render::ObjectKey,
 };
 
-/// An object of the cluster, packed.
-#[derive(Debug, PartialEq)]
+/// An object, packed.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Packed {
     /// What it is called.
     pub key: ObjectKey,
-    /// Its namespace.
-    pub namespace: Box<str>,
     /// Its UID.
     pub uid: Box<str>,
     /// Its resourceVersion.
     pub version: u64,
-    owned: Option<Json>,
-    patched: Option<Json>,
+    owned: Option<Arc<str>>,
+    patched: Option<Arc<str>>,
     /// [`Rest`] as JSON.
     rest: Box<str>,
 }
@@ -31,89 +40,330 @@ pub struct Packed {
 /// Everything else of an [`Object`], in the order of its fields.
 type Rest<T, V> = (Option<Timestamp>, Option<Timestamp>, Option<i64>, Vec<String>, T, T, V, V);
 
+/// Stands for the owner's UID in a field set. JSON does not hold it but escaped.
+const OWNER: char = '\0';
+
 impl Packed {
     /// The object.
     pub fn unpack(&self) -> Object {
-        // What was written by `from` can be read, and nothing else is ever there.
+        // What was written here can be read, and nothing else is ever there.
         let rest: Rest<BTreeMap<String, String>, Value> = serde_json::from_str(&self.rest).unwrap_or_default();
         let (created, deleting, grace, owners, labels, annotations, spec, status) = rest;
+        let fields = |shape: &Option<Arc<str>>| {
+            let owner = owners.first().map(String::as_str).unwrap_or_default();
+            shape.as_ref().map(|shape| Json::from(shape.replace(OWNER, owner)))
+        };
         Object {
             key: self.key.clone(),
-            namespace: self.namespace.as_ref().into(),
             uid: self.uid.as_ref().into(),
             version: self.version,
             created,
             deleting,
             grace,
+            owned: fields(&self.owned),
+            patched: fields(&self.patched),
             owners,
             labels,
             annotations,
-            owned: self.owned.clone(),
-            patched: self.patched.clone(),
             spec,
             status,
         }
     }
 
-    /// The same, to be shared.
-    pub fn shared(&self) -> Arc<Object> {
-        Arc::new(self.unpack())
+    /// Whether nothing is different that a decision could hang on. What is in an object other than a Pod or a claim is not
+    /// known here, so any change of it may be one.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let Self { key, uid, version, owned, patched, rest } = other;
+        let known = key.is_pod() || key.is_claim();
+        let same = self.key == *key && self.uid == *uid && self.rest == *rest;
+        self.version == *version || known && same && self.owned == *owned && self.patched == *patched
     }
 }
 
-impl From<Object> for Packed {
-    fn from(object: Object) -> Self {
-        // A new field must be packed, too.
-        let Object {
-            key,
-            namespace,
-            uid,
-            version,
-            created,
-            deleting,
-            grace,
+/// Field sets, each kept once: the machines' objects differ in what is in the fields, hardly in which fields there are.
+#[derive(Default)]
+pub struct Shapes(Mutex<HashSet<Arc<str>>>);
+
+impl Shapes {
+    fn keep(&self, fields: &str, owners: &[String]) -> Arc<str> {
+        let shape = match owners.first().filter(|owner| !owner.is_empty()) {
+            Some(owner) => Cow::Owned(fields.replace(owner.as_str(), &OWNER.to_string())),
+            None => Cow::Borrowed(fields),
+        };
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = known.get(shape.as_ref()) {
+            return known.clone();
+        }
+        // A new one is rare, so this is the time to drop those that nobody has any more.
+        known.retain(|shape| Arc::strong_count(shape) > 1);
+        let shape: Arc<str> = shape.into();
+        known.insert(shape.clone());
+        shape
+    }
+}
+
+/// An object as it comes from the API server: what is not looked into is never made into a tree.
+#[derive(Clone, Debug)]
+pub struct Sent<const META: bool> {
+    /// What a watch looks at.
+    meta: ObjectMeta,
+    wire: Wire,
+}
+
+/// A whole object.
+pub type Whole = Sent<false>;
+/// Only its metadata is asked for.
+pub type Meta = Sent<true>;
+
+#[derive(Clone, Debug, Deserialize)]
+struct Wire {
+    metadata: WireMeta,
+    spec: Option<Box<RawValue>>,
+    status: Option<Box<RawValue>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireMeta {
+    name: String,
+    namespace: String,
+    uid: String,
+    resource_version: String,
+    creation_timestamp: Option<Timestamp>,
+    deletion_timestamp: Option<Timestamp>,
+    deletion_grace_period_seconds: Option<i64>,
+    owner_references: Vec<Owner>,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    managed_fields: Vec<Fields>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Owner {
+    uid: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Fields {
+    manager: String,
+    operation: String,
+    subresource: String,
+    fields_v1: Option<Box<RawValue>>,
+}
+
+impl<'de, const META: bool> Deserialize<'de> for Sent<META> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wire = Wire::deserialize(deserializer)?;
+        let meta = ObjectMeta {
+            name: Some(wire.metadata.name.clone()),
+            resource_version: Some(wire.metadata.resource_version.clone()),
+            ..ObjectMeta::default()
+        };
+        Ok(Self { meta, wire })
+    }
+}
+
+impl<const META: bool> Resource for Sent<META> {
+    type DynamicType = ApiResource;
+    type Scope = DynamicResourceScope;
+
+    fn kind(types: &ApiResource) -> Cow<'_, str> {
+        DynamicObject::kind(types)
+    }
+
+    fn group(types: &ApiResource) -> Cow<'_, str> {
+        DynamicObject::group(types)
+    }
+
+    fn version(types: &ApiResource) -> Cow<'_, str> {
+        DynamicObject::version(types)
+    }
+
+    fn plural(types: &ApiResource) -> Cow<'_, str> {
+        DynamicObject::plural(types)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.meta
+    }
+
+    fn metadata_api() -> bool {
+        META
+    }
+}
+
+/// A machine as it is kept.
+#[derive(Clone, Debug)]
+pub struct PackedMachine {
+    /// What the queue looks at.
+    meta: ObjectMeta,
+    text: Box<str>,
+}
+
+impl From<&VirtualMachine> for PackedMachine {
+    fn from(vm: &VirtualMachine) -> Self {
+        let ObjectMeta { name, namespace, uid, resource_version, .. } = vm.metadata.clone();
+        let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
+        // What was read from JSON can be written.
+        Self { meta, text: serde_json::to_string(vm).unwrap_or_default().into() }
+    }
+}
+
+impl PackedMachine {
+    /// The machine. What is kept has been read before, so it is always there.
+    pub fn read(&self) -> Option<VirtualMachine> {
+        serde_json::from_str(&self.text).ok()
+    }
+}
+
+impl<'de> Deserialize<'de> for PackedMachine {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        VirtualMachine::deserialize(deserializer).map(|vm| Self::from(&vm))
+    }
+}
+
+impl Resource for PackedMachine {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        VirtualMachine::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        VirtualMachine::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        VirtualMachine::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        VirtualMachine::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.meta
+    }
+}
+
+/// A machine's namespace and name.
+pub type Place = (Box<str>, Box<str>);
+
+/// An object that came, and the machine that its labels name.
+pub struct Arrived {
+    /// The machine.
+    pub vm: Option<Place>,
+    /// The object.
+    pub object: Packed,
+}
+
+impl<const META: bool> Sent<META> {
+    /// Keeps of it what decisions need: of Pods and claims also what is in them.
+    pub fn pack(self, kind: &TypeMeta, shapes: &Shapes) -> Arrived {
+        let Wire { metadata, spec, status } = self.wire;
+        let key =
+            ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: metadata.name.clone() };
+        let content = |part: Option<Box<RawValue>>| part.filter(|_| key.is_pod() || key.is_claim());
+        let owners: Vec<String> = metadata.owner_references.into_iter().map(|owner| owner.uid).collect();
+        let fields = |operation: &str| {
+            let ours = metadata.managed_fields.iter().find(|entry| {
+                entry.manager == FIELD_MANAGER && entry.operation == operation && entry.subresource.is_empty()
+            });
+            ours.and_then(|entry| entry.fields_v1.as_ref()).map(|fields| shapes.keep(fields.get(), &owners))
+        };
+        let (owned, patched) = (fields("Apply"), fields("Update"));
+        let vm = metadata.labels.get("app.kubernetes.io/instance");
+        let vm = vm.map(|vm| (metadata.namespace.into(), vm.as_str().into()));
+        let rest: Rest<_, Option<Box<RawValue>>> = (
+            metadata.creation_timestamp,
+            metadata.deletion_timestamp,
+            metadata.deletion_grace_period_seconds,
             owners,
-            labels,
-            annotations,
-            owned,
-            patched,
-            spec,
-            status,
-        } = object;
-        let rest: Rest<_, _> = (created, deleting, grace, owners, labels, annotations, spec, status);
+            metadata.labels,
+            metadata.annotations,
+            content(spec),
+            content(status),
+        );
         // Maps of texts and JSON can always be written.
         let rest = serde_json::to_string(&rest).unwrap_or_default().into();
-        Self { key, namespace: namespace.into(), uid: uid.into(), version, owned, patched, rest }
+        let version = metadata.resource_version.parse().unwrap_or_default();
+        Arrived { vm, object: Packed { key, uid: metadata.uid.into(), version, owned, patched, rest } }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use kube::core::DynamicObject;
     use serde_json::json;
 
     use super::*;
 
-    #[test]
-    fn what_was_packed_is_unpacked() {
-        let pod: DynamicObject = serde_json::from_value(json!({
+    fn pod(uid: &str) -> Value {
+        json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
                 "name": "pear", "namespace": "orchard", "uid": "u-1", "resourceVersion": "17",
                 "creationTimestamp": "2027-01-15T07:00:00Z", "deletionTimestamp": "2027-01-15T07:00:09Z",
                 "deletionGracePeriodSeconds": 9,
-                "labels": { "l": "\"\u{2028}\n" }, "annotations": { "a": "" },
-                "ownerReferences": [{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "u-2" }],
+                "labels": { "l": "\"\u{2028}\n\0", "app.kubernetes.io/instance": "pear" }, "annotations": { "a": "" },
+                "ownerReferences": [{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": uid }],
                 "managedFields": [
-                    { "manager": "vm-operator", "operation": "Apply", "fieldsV1": { "f:metadata": { "f:labels": {} } } },
-                    { "manager": "vm-operator", "operation": "Update", "fieldsV1": { "f:spec": {} } },
+                    { "manager": "somebody", "operation": "Apply", "fieldsV1": { "f:spec": {} } },
+                    { "manager": "vm-operator", "operation": "Apply", "fieldsV1": { "f:metadata": {
+                        "f:ownerReferences": { format!("k:{{\"uid\":\"{uid}\"}}"): {} },
+                    } } },
+                    { "manager": "vm-operator", "operation": "Update", "fieldsV1": { "f:spec": { "f:x": {} } } },
+                    { "manager": "vm-operator", "operation": "Update", "subresource": "status", "fieldsV1": {} },
                 ],
             },
             "spec": { "nodeName": "n" }, "status": { "phase": "Running", "podIPs": [{ "ip": "10.0.0.1" }] },
-        }))
-        .unwrap();
-        let object = Object::trim(&pod.types.clone().unwrap(), pod);
-        assert!(object.owned.is_some() && object.patched.is_some() && object.deleting.is_some());
-        assert_eq!(Packed::from(object.clone()).unpack(), object);
+        })
+    }
+
+    fn arrive(value: &Value, shapes: &Shapes) -> Arrived {
+        let kind = TypeMeta { api_version: "v1".into(), kind: "Pod".into() };
+        serde_json::from_str::<Whole>(&value.to_string()).unwrap().pack(&kind, shapes)
+    }
+
+    #[test]
+    fn what_is_kept_is_what_a_trimmed_object_has() {
+        let value = pod("owner-1");
+        let dynamic: DynamicObject = serde_json::from_value(value.clone()).unwrap();
+        let trimmed = Object::trim(&dynamic.types.clone().unwrap(), dynamic);
+        let arrived = arrive(&value, &Shapes::default());
+        assert_eq!(arrived.vm, Some(("orchard".into(), "pear".into())));
+        assert_eq!(arrived.object.unpack(), trimmed);
+    }
+
+    #[test]
+    fn a_machine_that_was_packed_is_the_same() {
+        let vm = json!({
+            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+            "metadata": { "name": "pear", "namespace": "n", "uid": "u", "resourceVersion": "1" },
+            "spec": { "vm": { "maximumCpus": 2, "maximumRam": "1Gi" } },
+        });
+        let vm: VirtualMachine = serde_json::from_value(vm).unwrap();
+        let packed = PackedMachine::from(&vm);
+        assert_eq!(packed.meta.name.as_deref(), Some("pear"));
+        assert_eq!(json!(packed.read().unwrap()), json!(vm));
+    }
+
+    #[test]
+    fn the_same_fields_are_kept_once_and_each_owner_has_its_own() {
+        let shapes = Shapes::default();
+        let [one, other] = ["owner-1", "owner-2"].map(|uid| arrive(&pod(uid), &shapes).object);
+        assert!(Arc::ptr_eq(one.owned.as_ref().unwrap(), other.owned.as_ref().unwrap()));
+        assert_ne!(one.unpack().owned, other.unpack().owned);
+        assert!(!one.is_same(&Packed { version: 18, ..other }));
+        assert!(one.is_same(&Packed { version: 18, ..one.clone() }));
     }
 }

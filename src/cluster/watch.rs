@@ -16,23 +16,22 @@ use futures::{StreamExt, TryStreamExt, channel::mpsc};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client, ResourceExt,
-    api::{ApiResource, DynamicObject, TypeMeta},
-    core::PartialObjectMeta,
+    api::{ApiResource, TypeMeta},
+    core::DynamicResourceScope,
     runtime::{
         WatchStreamExt,
         reflector::ObjectRef,
         watcher::{self, Event},
     },
 };
-use serde_json::Value;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use super::packed::Packed;
+use super::packed::{Arrived, Meta, Packed, PackedMachine, Place, Shapes, Whole};
 use crate::{
     api::VirtualMachine,
     manager::metrics::Metrics,
-    observed::{Object, Observed},
+    observed::Observed,
     render::{ObjectKey, context::selector},
 };
 
@@ -44,17 +43,12 @@ pub struct Children {
     pub metrics: Arc<Metrics>,
     /// By the machine's namespace and name; a machine has so few that they are looked through.
     objects: Mutex<HashMap<Place, Vec<Packed>>>,
+    /// Field sets of all of them.
+    pub(super) shapes: Shapes,
     /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
-    gone: Mutex<VecDeque<String>>,
+    gone: Mutex<VecDeque<Box<str>>>,
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
-    trigger: mpsc::UnboundedSender<ObjectRef<VirtualMachine>>,
-}
-
-/// A machine's namespace and name.
-type Place = (Box<str>, Box<str>);
-
-fn place(object: &Object) -> Option<Place> {
-    Some((object.namespace.as_str().into(), object.vm()?.into()))
+    trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
 }
 
 /// More deletions than can happen between a request and its answer.
@@ -92,13 +86,14 @@ impl Children {
         client: Client,
         namespace: Option<String>,
         metrics: Arc<Metrics>,
-    ) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<VirtualMachine>>) {
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<PackedMachine>>) {
         let (trigger, triggered) = mpsc::unbounded();
         let children = Self {
             client,
             namespace,
             metrics,
             objects: Mutex::default(),
+            shapes: Shapes::default(),
             gone: Mutex::default(),
             kinds: Mutex::default(),
             trigger,
@@ -109,7 +104,9 @@ impl Children {
     /// What there is of a machine.
     pub fn observe(&self, vm: &VirtualMachine, now: Timestamp) -> Observed {
         let place = (vm.namespace().unwrap_or_default().into(), vm.name_any().into());
-        let objects = lock(&self.objects).get(&place).map(|objects| objects.iter().map(Packed::shared).collect());
+        let objects = lock(&self.objects)
+            .get(&place)
+            .map(|objects| objects.iter().map(|object| Arc::new(object.unpack())).collect());
         Observed { objects: objects.unwrap_or_default(), now }
     }
 
@@ -141,14 +138,14 @@ impl Children {
     }
 
     /// Takes in what the API server answered to a write, so that the next decision does not wait for the watch to tell it.
-    pub fn insert(&self, object: Object) {
-        let Some(vm) = place(&object) else { return };
+    pub(super) fn insert(&self, Arrived { vm, object }: Arrived) {
+        let Some(vm) = vm else { return };
         let mut objects = lock(&self.objects);
         if lock(&self.gone).contains(&object.uid) {
             return;
         }
         let objects = objects.entry(vm).or_default();
-        if find(objects, &object.key).is_none_or(|known| *known.uid != object.uid || known.version <= object.version) {
+        if find(objects, &object.key).is_none_or(|known| known.uid != object.uid || known.version <= object.version) {
             put(objects, object);
         }
     }
@@ -166,19 +163,15 @@ impl Children {
         };
         // Only these are looked into.
         let whole = key("").is_pod() || key("").is_claim();
+        let (of, packer) = (kind.clone(), self.clone());
         let stream = if whole {
-            let api: Api<DynamicObject> = api(&self.client, self.namespace.as_deref(), &resource);
-            let kind = kind.clone();
-            watcher(api, config).map_ok(move |event| event_map(event, |object| Object::trim(&kind, object))).boxed()
+            let api: Api<Whole> = api(&self.client, self.namespace.as_deref(), &resource);
+            let pack = move |object: Whole| object.pack(&of, &packer.shapes);
+            watcher(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
         } else {
-            let api: Api<PartialObjectMeta<DynamicObject>> = api(&self.client, self.namespace.as_deref(), &resource);
-            let kind = kind.clone();
-            let object = |meta: PartialObjectMeta<DynamicObject>| DynamicObject {
-                types: None,
-                metadata: meta.metadata,
-                data: Value::Null,
-            };
-            watcher(api, config).map_ok(move |event| event_map(event, |meta| Object::trim(&kind, object(meta)))).boxed()
+            let api: Api<Meta> = api(&self.client, self.namespace.as_deref(), &resource);
+            let pack = move |object: Meta| object.pack(&of, &packer.shapes);
+            watcher(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream.default_backoff());
@@ -209,41 +202,45 @@ impl Children {
     }
 
     /// Takes in what a watch tells. Returns whether the list of the kind is complete now.
-    fn take(&self, kind: &TypeMeta, event: Event<Object>, listed: &mut HashSet<String>) -> bool {
+    fn take(&self, kind: &TypeMeta, event: Event<Arrived>, listed: &mut HashSet<Box<str>>) -> bool {
         match event {
             Event::Init => listed.clear(),
-            Event::InitApply(object) => {
-                listed.insert(object.uid.clone());
-                self.update(object);
+            Event::InitApply(arrived) => {
+                listed.insert(arrived.object.uid.clone());
+                self.update(arrived);
             }
             Event::InitDone => {
                 let listed = std::mem::take(listed);
-                let gone: Vec<Object> = lock(&self.objects)
-                    .values()
-                    .flatten()
-                    .filter(|known| is_of(&known.key, kind) && !listed.contains(known.uid.as_ref()))
-                    .map(Packed::unpack)
+                let gone: Vec<(Place, Box<str>)> = lock(&self.objects)
+                    .iter()
+                    .flat_map(|(vm, objects)| objects.iter().map(move |known| (vm, known)))
+                    .filter(|(_, known)| is_of(&known.key, kind) && !listed.contains(&known.uid))
+                    .map(|(vm, known)| (vm.clone(), known.uid.clone()))
                     .collect();
-                gone.iter().for_each(|object| self.remove(object));
+                gone.into_iter().for_each(|(vm, uid)| self.remove(&vm, uid));
                 return true;
             }
-            Event::Apply(object) => self.update(object),
-            Event::Delete(object) => self.remove(&object),
+            Event::Apply(arrived) => self.update(arrived),
+            Event::Delete(arrived) => {
+                if let Some(vm) = &arrived.vm {
+                    self.remove(vm, arrived.object.uid);
+                }
+            }
         }
         false
     }
 
-    fn update(&self, object: Object) {
-        let Some(vm) = place(&object) else { return };
+    fn update(&self, Arrived { vm, object }: Arrived) {
+        let Some(vm) = vm else { return };
         {
             let mut objects = lock(&self.objects);
             let objects = objects.entry(vm.clone()).or_default();
-            // What we wrote ourselves is known already, perhaps even newer.
             let known = find(objects, &object.key);
-            if known.is_some_and(|known| *known.uid == object.uid && known.version >= object.version) {
+            // What we wrote ourselves is known already, perhaps even newer.
+            if known.is_some_and(|known| known.uid == object.uid && known.version >= object.version) {
                 return;
             }
-            let same = known.is_some_and(|known| known.unpack().is_same(&object));
+            let same = known.is_some_and(|known| known.is_same(&object));
             put(objects, object);
             if same {
                 return;
@@ -252,22 +249,21 @@ impl Children {
         self.wake(&vm);
     }
 
-    fn remove(&self, object: &Object) {
-        let Some(vm) = place(object) else { return };
+    fn remove(&self, vm: &Place, uid: Box<str>) {
         {
             let mut objects = lock(&self.objects);
             let mut gone = lock(&self.gone);
             gone.truncate(REMEMBERED - 1);
-            gone.push_front(object.uid.clone());
-            let Some(of_vm) = objects.get_mut(&vm) else { return };
+            gone.push_front(uid.clone());
+            let Some(of_vm) = objects.get_mut(vm) else { return };
             // One of the same name that was made since stays.
-            let Some(index) = of_vm.iter().position(|known| *known.uid == object.uid) else { return };
+            let Some(index) = of_vm.iter().position(|known| known.uid == uid) else { return };
             of_vm.swap_remove(index);
             if of_vm.is_empty() {
-                objects.remove(&vm);
+                objects.remove(vm);
             }
         }
-        self.wake(&vm);
+        self.wake(vm);
     }
 
     fn wake(&self, (namespace, vm): &Place) {
@@ -279,7 +275,7 @@ impl Children {
 
 fn api<K>(client: &Client, namespace: Option<&str>, resource: &ApiResource) -> Api<K>
 where
-    K: kube::Resource<DynamicType = ApiResource, Scope = kube::core::DynamicResourceScope>,
+    K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
 {
     match namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
@@ -295,10 +291,10 @@ fn find<'a>(objects: &'a [Packed], key: &ObjectKey) -> Option<&'a Packed> {
     objects.iter().find(|object| object.key == *key)
 }
 
-fn put(objects: &mut Vec<Packed>, object: Object) {
+fn put(objects: &mut Vec<Packed>, object: Packed) {
     match objects.iter_mut().find(|known| known.key == object.key) {
-        Some(known) => *known = object.into(),
-        None => objects.push(object.into()),
+        Some(known) => *known = object,
+        None => objects.push(object),
     }
 }
 
@@ -309,7 +305,8 @@ where
     kube::runtime::watcher(api, config)
 }
 
-fn event_map<A, B>(event: Event<A>, map: impl FnOnce(A) -> B) -> Event<B> {
+/// The same event of something else.
+pub fn event_map<A, B>(event: Event<A>, map: impl Fn(A) -> B) -> Event<B> {
     match event {
         Event::Apply(object) => Event::Apply(map(object)),
         Event::Delete(object) => Event::Delete(map(object)),

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -30,7 +30,8 @@ use crate::{
     api::VirtualMachine,
     cluster::{
         events::Teller,
-        watch::{Chain, PAGE},
+        packed::PackedMachine,
+        watch::{Chain, PAGE, event_map},
     },
     power,
 };
@@ -39,11 +40,11 @@ use crate::{
 pub fn watch(
     client: Client,
     namespace: Option<&str>,
-    writer: Writer<VirtualMachine>,
+    writer: Writer<PackedMachine>,
     metrics: Arc<Metrics>,
     health: Arc<Health>,
     teller: Arc<Teller>,
-) -> impl Stream<Item = watcher::Result<VirtualMachine>> + Send + use<> {
+) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send + use<> {
     let tell = move |invalid| tell(&teller, invalid);
     let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), listed: 0, said: None };
     let api: Api<DeserializeGuard<VirtualMachine>> =
@@ -52,8 +53,13 @@ pub fn watch(
         .backoff(Patience::default())
         .filter_map(move |event| std::future::ready(reader.take(event).map(Ok)))
         .modify(power::trim)
+        .map_ok(pack)
         .reflect(writer)
         .touched_objects()
+}
+
+fn pack(event: Event<VirtualMachine>) -> Event<PackedMachine> {
+    event_map(event, |vm| PackedMachine::from(&vm))
 }
 
 struct Reader<T> {

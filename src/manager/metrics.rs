@@ -36,7 +36,7 @@ type Labels<const N: usize> = [(&'static str, Cow<'static, str>); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
 /// Lists all machines.
-type Machines = Box<dyn Fn() -> Vec<Arc<VirtualMachine>> + Send + Sync>;
+type Machines = Box<dyn Fn() -> Vec<VirtualMachine> + Send + Sync>;
 
 /// All phases that a machine can have, so that one without machines shows as 0.
 const PHASES: [&str; 5] = ["Failed", "Running", "Starting", "Stopped", "Stopping"];
@@ -217,7 +217,7 @@ impl Metrics {
     }
 
     /// The list of all machines can be had from here.
-    pub fn machines_from(&self, list: impl Fn() -> Vec<Arc<VirtualMachine>> + Send + Sync + 'static) {
+    pub fn machines_from(&self, list: impl Fn() -> Vec<VirtualMachine> + Send + Sync + 'static) {
         // There is one list in a process.
         let _ = self.list.set(Box::new(list));
     }
@@ -443,7 +443,7 @@ mod tests {
                 "lastTransitionTime": "2026-01-01T00:00:00Z" });
             let vm = json!({ "metadata": { "name": "apple" }, "spec": { "vm": { "maximumCpus": 1 } },
                 "status": { "phase": phase, "conditions": [condition] } });
-            Arc::new(serde_json::from_value::<VirtualMachine>(vm).unwrap())
+            serde_json::from_value::<VirtualMachine>(vm).unwrap()
         };
         let metrics = Metrics::new();
         metrics.machines_from(move || vec![vm("Running", "True"), vm("Starting", "False"), vm("Starting", "False")]);

@@ -24,6 +24,7 @@ use crate::{
     cluster::{
         ActionError, Cluster,
         events::Teller,
+        packed::PackedMachine,
         watch::{Chain, WatchError},
     },
     config::ReconcilerConfig,
@@ -68,7 +69,7 @@ pub struct Reconciler {
     /// Machines as the API server answered to our last write of their status, until the watch has told it too.
     written: Mutex<HashMap<ObjectRef<VirtualMachine>, Arc<VirtualMachine>>>,
     /// Failures in a row.
-    failures: Mutex<HashMap<ObjectRef<VirtualMachine>, u32>>,
+    failures: Mutex<HashMap<ObjectRef<PackedMachine>, u32>>,
 }
 
 impl Reconciler {
@@ -86,8 +87,9 @@ impl Reconciler {
     ///
     /// # Errors
     /// [`ReconcileError`]; everything that could be done and said was.
-    pub async fn reconcile(vm: Arc<VirtualMachine>, this: Arc<Self>) -> Result<Action, ReconcileError> {
-        let vm = this.newest(vm);
+    pub async fn reconcile(packed: Arc<PackedMachine>, this: Arc<Self>) -> Result<Action, ReconcileError> {
+        let Some(vm) = packed.read() else { return Ok(Action::await_change()) };
+        let vm = this.newest(Arc::new(vm));
         // Reads: only what the watches keep.
         let mut observed = this.cluster.children.observe(&vm, Timestamp::now());
         let mut rendered = this.render(&vm, &observed);
@@ -119,12 +121,12 @@ impl Reconciler {
         this.tell(&vm, news);
         debug!("reconciled");
         result?;
-        this.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(&*vm));
+        this.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(&*packed));
         Ok(plan.again_after.map_or_else(Action::await_change, Action::requeue))
     }
 
     /// When to try again after a failure: later and later, each machine for itself.
-    pub fn retry(vm: Arc<VirtualMachine>, error: &ReconcileError, this: Arc<Self>) -> Action {
+    pub fn retry(vm: Arc<PackedMachine>, error: &ReconcileError, this: Arc<Self>) -> Action {
         let mut failures = this.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let count = failures.entry(ObjectRef::from_obj(&*vm)).or_default();
         let (first, longest) = BACKOFF;
@@ -136,9 +138,8 @@ impl Reconciler {
 
     /// Drops what was remembered of a machine that is gone.
     pub fn forget(&self, name: &str, namespace: &str) {
-        let key = ObjectRef::new(name).within(namespace);
-        self.written.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        self.written.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::new(name).within(namespace));
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::new(name).within(namespace));
     }
 
     fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, TemplateError> {

@@ -1,0 +1,70 @@
+//! What a look at one machine costs the manager: render, plan, and both. The budget is 300 µs for both.
+#![allow(missing_docs, reason = "criterion's macros make functions without")]
+#![allow(clippy::unwrap_used, reason = "this is a benchmark")]
+
+use std::{hint::black_box, sync::Arc};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use k8s_openapi::jiff::Timestamp;
+use kube::core::DynamicObject;
+use serde_json::{Map, Value, json};
+use vm_operator::{
+    api::VirtualMachine,
+    config::ReconcilerConfig,
+    observed::{FIELD_MANAGER, Object, Observed},
+    plan::plan,
+    render::{Facts, Rendered, TemplateSet, render},
+};
+
+fn machine() -> VirtualMachine {
+    let text = include_str!("machine.yaml").replace("NAME", "pear");
+    let mut vm: VirtualMachine = serde_yaml::from_str(&text).unwrap();
+    vm.metadata.namespace = Some("orchard".into());
+    vm.metadata.uid = Some("00000000-0000-4000-8000-000000000001".into());
+    vm
+}
+
+/// The objects as they are in a cluster that has them already.
+fn cluster(objects: &[Rendered]) -> Vec<Arc<Object>> {
+    let objects = objects.iter().map(|object| {
+        let mut value = object.value.clone();
+        value["metadata"]["uid"] = json!(object.key.to_string());
+        value["metadata"]["managedFields"] =
+            json!([{ "manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": field_set(&object.value) }]);
+        let object: DynamicObject = serde_json::from_value(value).unwrap();
+        Arc::new(Object::trim(&object.types.clone().unwrap(), object))
+    });
+    objects.collect()
+}
+
+/// The field set of an object; lists as if they were atomic.
+fn field_set(value: &Value) -> Value {
+    let Value::Object(map) = value else { return json!({}) };
+    let fields = map.iter().filter(|(name, _)| !["apiVersion", "kind", "name", "namespace"].contains(&name.as_str()));
+    Value::Object(fields.map(|(name, value)| (format!("f:{name}"), field_set(value))).collect::<Map<_, _>>())
+}
+
+fn benchmarks(criterion: &mut Criterion) {
+    let (vm, config, templates) = (machine(), ReconcilerConfig::default(), TemplateSet::builtin().unwrap());
+    let facts = Facts { display_password: "0123456789abcdef0123456789abcdef".into() };
+    let render = |observed: &Observed| render(&vm, observed, &config, &facts, &templates).unwrap();
+    let empty = Observed { objects: vec![], now: Timestamp::UNIX_EPOCH };
+    let full = Observed { objects: cluster(&render(&empty)), now: Timestamp::UNIX_EPOCH };
+    let rendered = render(&full);
+    // A machine at rest: this is what each look at one costs when nothing is to be done.
+    assert!(plan(&vm, &full, Some(&rendered)).steps.iter().all(Vec::is_empty));
+
+    let mut group = criterion.benchmark_group("one machine");
+    group.bench_function("render", |bencher| bencher.iter(|| render(black_box(&full))));
+    group.bench_function("plan, first start", |bencher| {
+        bencher.iter(|| plan(black_box(&vm), &empty, Some(&rendered)));
+    });
+    group.bench_function("plan, at rest", |bencher| bencher.iter(|| plan(black_box(&vm), &full, Some(&rendered))));
+    group.bench_function("render and plan, at rest", |bencher| {
+        bencher.iter(|| plan(&vm, black_box(&full), Some(&render(&full))));
+    });
+    group.finish();
+}
+
+criterion_group!(benches, benchmarks);
+criterion_main!(benches);

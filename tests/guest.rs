@@ -91,6 +91,14 @@ impl Vm {
         fs::write(self.path("config/config.yaml"), text).unwrap();
     }
 
+    /// Changes the configuration while a runner follows it, as the kubelet does: all at once.
+    fn change(&self, edit: impl FnOnce(&mut Value)) {
+        let mut changed = self.config.clone();
+        edit(&mut changed);
+        fs::write(self.path("config/new"), json!({ "/Runner": changed }).to_string()).unwrap();
+        fs::rename(self.path("config/new"), self.path("config/config.yaml")).unwrap();
+    }
+
     fn set(&mut self, key: &str, value: impl Into<Value>) {
         self.config["vm"][key] = value.into();
         self.write_config();
@@ -218,11 +226,10 @@ fn a_guest_boots_changes_and_powers_down_and_its_disk_stays() {
         runner.logs("condition=\"Booted\" status=true");
 
         // The running machine gets what the configuration says now.
-        let mut changed: Value = vm.config.clone();
-        changed["vm"]["currentCpus"] = json!(3);
-        changed["vm"]["currentRam"] = json!("384 MiB");
-        fs::write(vm.path("config/new"), json!({ "/Runner": changed }).to_string()).unwrap();
-        fs::rename(vm.path("config/new"), vm.path("config/config.yaml")).unwrap();
+        vm.change(|config| {
+            config["vm"]["currentCpus"] = json!(3);
+            config["vm"]["currentRam"] = json!("384 MiB");
+        });
         runner.console("guest: cpus=3");
         runner.logs("changed change=\"Balloon(402653184)\"");
 
@@ -245,6 +252,56 @@ fn a_guest_boots_changes_and_powers_down_and_its_disk_stays() {
     assert_eq!((vm.text("data/uuid.txt"), vm.machine()["machineType"].clone()), (uuid, machine_type));
     assert!(vm.text("data/machine-type").starts_with("pc-q35-"));
     assert!(vm.path("data/fw-vars.fd").exists() && vm.path("data/tpm").exists());
+}
+
+#[test]
+fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
+    let mut vm = Vm::new(json!({}), json!({}));
+    let cd = |name: &str, kilobytes: usize| {
+        let path = vm.path(name);
+        fs::write(&path, vec![b'x'; kilobytes << 10]).unwrap();
+        path.display().to_string()
+    };
+    let (small, large) = (cd("small.iso", 64), cd("large.iso", 128));
+    vm.config["vm"]["drives"].as_array_mut().unwrap().push(json!({ "type": "ide-cd", "file": small }));
+    vm.write_config();
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    let insert = |file: &str, resets: u64| {
+        vm.change(|config| {
+            config["vm"]["drives"][2]["file"] = json!(file);
+            config["resetCounter"] = json!(resets);
+        });
+    };
+    // The tiny guest's kernel has no driver for CDs; QEMU's open files tell.
+    let qemu = vm.machine()["pid"].as_u64().unwrap();
+    let has_open = |file: &str| {
+        let files = fs::read_dir(format!("/proc/{qemu}/fd"))
+            .unwrap()
+            .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        files.into_iter().any(|open| open == Path::new(file))
+    };
+    let opens = |file: &str| wait_for(file, || has_open(file).then_some(()), || runner.state());
+    opens(&small);
+    insert(&large, 0);
+    opens(&large);
+    assert!(!has_open(&small));
+    insert("", 0);
+    runner.logs("changed change=\"Eject { id: \\\"cd0\\\" }\"");
+    assert!(!has_open(&large));
+    insert("/no/such.iso", 0);
+    runner.logs("not changed change=\"Insert { id: \\\"cd0\\\", file: \\\"/no/such.iso\\\" }\"");
+    insert(&small, 0);
+    opens(&small);
+
+    insert(&small, 1);
+    runner.console("guest: starts=2");
+    insert(&large, 1);
+    opens(&large);
+    let log = runner.log();
+    assert_eq!(log.matches("changed change=\"Reset(1)\"").count(), 1, "{log}");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
 }
 
 #[test]

@@ -335,12 +335,14 @@ async fn carry_out(change: Change, session: &mut Session) -> Result<(), monitor:
         Change::Insert { id, file } => {
             let medium = ChangeMedium { id: &id, filename: &file, format: "raw", read_only_mode: "read-only" };
             monitor.execute(medium).await?;
+            forget_first_medium(monitor, &id).await;
         }
         Change::Eject { id } => {
             let tray = qmp::blockdev_open_tray { id: Some(id.clone()), device: None, force: Some(false) };
             monitor.execute(tray).await?;
             monitor.execute(qmp::blockdev_remove_medium { id: id.clone() }).await?;
-            monitor.execute(qmp::blockdev_close_tray { id: Some(id), device: None }).await?;
+            monitor.execute(qmp::blockdev_close_tray { id: Some(id.clone()), device: None }).await?;
+            forget_first_medium(monitor, &id).await;
         }
         Change::Reset(counter) => {
             known.reset_counter = Some(counter);
@@ -348,4 +350,13 @@ async fn carry_out(change: Change, session: &mut Session) -> Result<(), monitor:
         }
     }
     Ok(())
+}
+
+/// The image that QEMU was started with has a name of its own and stays open, though it is in no drive any more.
+async fn forget_first_medium(monitor: &mut Qmp, id: &str) {
+    let node = qmp::blockdev_del { node_name: format!("{id}-image") };
+    if let Err(error) = monitor.execute(node).await {
+        // It is gone already, or a template of the user's names it otherwise.
+        debug!(id, %error, "the first medium");
+    }
 }

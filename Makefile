@@ -7,10 +7,14 @@ XTASK := cargo xtask
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# The helper itself, not quietly: the first time takes minutes.
+xtask:
+	@cargo build --features dev --bin xtask
+
 build: ## Build the programs
 	cargo build
 
-test: ## Run all tests, also those on a real cluster; the last line counts them
+test: xtask ## Run all tests, also those on a real cluster; the last line counts them
 	@$(XTASK) test
 
 bench: ## Measure the manager against the raw limit; BENCH holds options
@@ -23,7 +27,7 @@ lint: ## Check format and lints
 fmt: ## Format the source
 	cargo fmt
 
-demo: ## From nothing to a running guest, on this machine or on the cluster of KUBECONFIG
+demo: xtask ## From nothing to a running guest, on this machine or on the cluster of KUBECONFIG
 	@$(XTASK) demo
 
 demo-down: ## Take the demo away again

@@ -34,17 +34,24 @@ use crate::{
 /// only with what exists. So a first apply neither merges into somebody else's object nor has to look beforehand.
 const NEVER: &str = "1";
 
-/// A namespace of a cluster in which machines are managed.
+/// A cluster in which machines are managed, or a part of it.
 #[derive(Clone)]
 pub struct Cluster {
     /// Talks to the API server.
     pub client: Client,
-    /// The namespace.
-    pub namespace: String,
     /// The objects of its machines.
     pub children: Arc<Children>,
-    /// Who may send a request.
-    requests: Arc<Semaphore>,
+    turns: Turns,
+}
+
+/// Who may send a request.
+#[derive(Clone)]
+pub struct Turns(Arc<Semaphore>);
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(REQUESTS)))
+    }
 }
 
 /// How many requests are under way at once. Each has a connection of its own, which is dear to begin and takes memory on both
@@ -112,10 +119,15 @@ pub fn resource(key: &TypeMeta) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &key.kind))
 }
 
+/// The namespace of a machine and of all that is made for it.
+fn of(vm: &VirtualMachine) -> String {
+    vm.namespace().unwrap_or_default()
+}
+
 impl Cluster {
-    /// A namespace of the cluster that `client` talks to.
-    pub fn new(client: Client, namespace: &str, children: Arc<Children>) -> Self {
-        Self { client, namespace: namespace.to_owned(), children, requests: Arc::new(Semaphore::new(REQUESTS)) }
+    /// The cluster that `client` talks to. All parts of it share the `turns`.
+    pub fn new(client: Client, children: Arc<Children>, turns: Turns) -> Self {
+        Self { client, children, turns }
     }
 
     /// Does what the plan says, step by step; the actions of a step go together.
@@ -149,20 +161,20 @@ impl Cluster {
 
     /// Sends a request when it is its turn.
     async fn in_turn<T>(&self, request: impl Future<Output = T>) -> T {
-        let _turn = self.requests.acquire().await;
+        let _turn = self.turns.0.acquire().await;
         request.await
     }
 
     async fn act(&self, vm: &VirtualMachine, action: &Action) -> Result<(), ActionError> {
         match action {
             Action::Apply { object, uid } => self.apply(vm, object, uid.as_deref()).await,
-            Action::Label { key, uid, patch } => self.label(key, uid, patch).await,
-            Action::Delete { key, uid, grace, .. } => self.delete(key, uid, *grace).await,
+            Action::Label { key, uid, patch } => self.label(&of(vm), key, uid, patch).await,
+            Action::Delete { key, uid, grace, .. } => self.delete(&of(vm), key, uid, *grace).await,
         }
     }
 
-    fn objects(&self, key: &ObjectKey) -> Api<DynamicObject> {
-        Api::namespaced_with(self.client.clone(), &self.namespace, &resource(&key.types()))
+    fn objects(&self, namespace: &str, key: &ObjectKey) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), namespace, &resource(&key.types()))
     }
 
     /// Applies an object, with force: what a template renders is ours. What it does not render stays whoever's it is.
@@ -176,10 +188,10 @@ impl Cluster {
             // An apply merges into whatever has the name; this one is to make it.
             None => value["metadata"]["resourceVersion"] = json!(NEVER),
         }
-        let mut applied = self.send(key, &value).await;
+        let mut applied = self.send(&of(vm), key, &value).await;
         if uid.is_none()
             && matches!(&applied, Err(kube::Error::Api(status)) if status.code == 409)
-            && let Some(found) = self.look(key).await.map_err(failed)?
+            && let Some(found) = self.look(&of(vm), key).await.map_err(failed)?
         {
             let ours = found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default());
             value = if object.lifetime == Lifetime::Keep && found.owners.is_empty() {
@@ -198,7 +210,7 @@ impl Cluster {
                 return Err(ActionError::NameTaken(key.clone()));
             };
             value["metadata"]["uid"] = json!(found.uid);
-            applied = self.send(key, &value).await;
+            applied = self.send(&of(vm), key, &value).await;
         }
         let applied = applied.map_err(failed)?;
         info!(object = %key, "applied");
@@ -207,13 +219,19 @@ impl Cluster {
         Ok(())
     }
 
-    async fn send(&self, key: &ObjectKey, value: &Value) -> Result<Object, kube::Error> {
-        self.patch(key, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(value)).await
+    async fn send(&self, namespace: &str, key: &ObjectKey, value: &Value) -> Result<Object, kube::Error> {
+        self.patch(namespace, key, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(value)).await
     }
 
     /// Only what is kept is asked for: the answer about a secret does not tell it.
-    async fn patch(&self, key: &ObjectKey, how: &PatchParams, patch: &Patch<&Value>) -> Result<Object, kube::Error> {
-        let api = self.objects(key);
+    async fn patch(
+        &self,
+        namespace: &str,
+        key: &ObjectKey,
+        how: &PatchParams,
+        patch: &Patch<&Value>,
+    ) -> Result<Object, kube::Error> {
+        let api = self.objects(namespace, key);
         let object = if key.is_pod() || key.is_claim() {
             self.in_turn(api.patch(&key.name, how, patch)).await?
         } else {
@@ -224,23 +242,23 @@ impl Cluster {
     }
 
     /// An object that the watches do not show: its metadata and, of a claim, all of it.
-    async fn look(&self, key: &ObjectKey) -> Result<Option<Object>, kube::Error> {
+    async fn look(&self, namespace: &str, key: &ObjectKey) -> Result<Option<Object>, kube::Error> {
         let object = if key.is_claim() {
-            self.objects(key).get_opt(&key.name).await?
+            self.objects(namespace, key).get_opt(&key.name).await?
         } else {
             let metas: Api<PartialObjectMeta<DynamicObject>> =
-                Api::namespaced_with(self.client.clone(), &self.namespace, &resource(&key.types()));
+                Api::namespaced_with(self.client.clone(), namespace, &resource(&key.types()));
             let meta = metas.get_metadata_opt(&key.name).await?;
             meta.map(|meta| DynamicObject { types: None, metadata: meta.metadata, data: Value::Null })
         };
         Ok(object.map(|object| Object::trim(&key.types(), object)))
     }
 
-    async fn label(&self, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {
+    async fn label(&self, namespace: &str, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {
         let mut patch = patch.clone();
         patch["metadata"]["uid"] = json!(uid);
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
-        let patched = self.patch(key, &parameters, &Patch::Merge(&patch)).await;
+        let patched = self.patch(namespace, key, &parameters, &Patch::Merge(&patch)).await;
         let patched =
             patched.map_err(|source| ActionError::Api { what: "label", key: key.clone(), source: Box::new(source) })?;
         info!(object = %key, "labelled");
@@ -249,14 +267,14 @@ impl Cluster {
         Ok(())
     }
 
-    async fn delete(&self, key: &ObjectKey, uid: &str, grace: Option<i64>) -> Result<(), ActionError> {
+    async fn delete(&self, namespace: &str, key: &ObjectKey, uid: &str, grace: Option<i64>) -> Result<(), ActionError> {
         let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
         let parameters = DeleteParams {
             preconditions: Some(preconditions),
             grace_period_seconds: grace.and_then(|seconds| seconds.try_into().ok()),
             ..DeleteParams::default()
         };
-        match self.in_turn(self.objects(key).delete(&key.name, &parameters)).await {
+        match self.in_turn(self.objects(namespace, key).delete(&key.name, &parameters)).await {
             Ok(answer) => {
                 info!(object = %key, "deleted");
                 self.children.metrics.wrote("delete", &key.kind);
@@ -277,7 +295,7 @@ impl Cluster {
     /// # Errors
     /// What the API server says.
     pub async fn write_stopped(&self, vm: &VirtualMachine) -> Result<(), kube::Error> {
-        let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &self.namespace);
+        let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &of(vm));
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
         let patch = json!({
             "metadata": { "uid": vm.metadata.uid, "resourceVersion": vm.metadata.resource_version },
@@ -300,7 +318,7 @@ impl Cluster {
     /// # Errors
     /// What the API server says; 409 if the machine has changed, of which the watch tells.
     pub async fn write_status(&self, vm: &VirtualMachine, wanted: &Value) -> Result<VirtualMachine, kube::Error> {
-        let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &self.namespace);
+        let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &of(vm));
         let patch = json!({
             "apiVersion": VirtualMachine::api_version(&()),
             "kind": VirtualMachine::kind(&()),

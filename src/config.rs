@@ -15,12 +15,67 @@ use crate::api::ServiceMetadata;
 /// What the manager is told.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
-    /// The namespace to manage; in a cluster, the manager's own.
-    pub namespace: Option<String>,
+    /// The namespaces to manage; in a cluster, by default, the manager's own.
+    pub namespace: Option<Scope>,
     /// How objects are made.
     pub reconciler: ReconcilerConfig,
     /// Keys that are not known, as paths.
     pub unknown: Vec<String>,
+}
+
+/// Where machines are managed: a namespace, a list of them, or `*` for all.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(from = "Names")]
+pub enum Scope {
+    /// In these namespaces.
+    These(Vec<String>),
+    /// In all.
+    All,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a namespace, a list of namespaces, or \"*\" for all")]
+enum Names {
+    One(String),
+    Some(Vec<String>),
+}
+
+impl From<Names> for Scope {
+    fn from(names: Names) -> Self {
+        Self::of(match names {
+            Names::One(name) => vec![name],
+            Names::Some(names) => names,
+        })
+    }
+}
+
+impl Scope {
+    /// From names of namespaces, of which one may be `*`.
+    pub fn of(mut names: Vec<String>) -> Self {
+        if names.iter().any(|name| name == "*") {
+            return Self::All;
+        }
+        names.sort();
+        names.dedup();
+        Self::These(names)
+    }
+
+    /// What is watched: a namespace each, or everything (`None`).
+    pub fn watched(&self) -> Vec<Option<String>> {
+        match self {
+            Self::These(names) => names.iter().cloned().map(Some).collect(),
+            Self::All => vec![None],
+        }
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::These(names) => f.write_str(&names.join(",")),
+            Self::All => f.write_str("*"),
+        }
+    }
 }
 
 /// How objects are made: `/Manager`, `/Controller`, `/Reconciler`.
@@ -232,7 +287,7 @@ mod tests {
              loadBalancerService: { labels: {a: b}, annotations: {} }\n      cpuOvercommit: 3\n  \"/GuiHttpServer\": { port: 8080 }\n",
         )
         .unwrap();
-        assert_eq!(config.namespace.as_deref(), Some("vmop-dev"));
+        assert_eq!(config.namespace, Some(Scope::of(vec!["vmop-dev".into()])));
         assert_eq!(config.reconciler.runner_data_pvc.storage_class_name.as_deref(), Some("local-path"));
         assert_eq!((config.reconciler.cpu_overcommit, config.reconciler.ram_overcommit), (3.0, 1.25));
         assert_eq!(config.unknown, ["/Manager/GuiHttpServer: port"]);

@@ -32,7 +32,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use futures::{Stream, StreamExt, TryStreamExt, stream};
+use futures::{Stream, StreamExt, TryStreamExt, future::join_all, stream};
 use kube::{
     Client, ResourceExt,
     client::{Body, ClientBuilder},
@@ -58,8 +58,8 @@ use self::{
 };
 use crate::{
     api::VirtualMachine,
-    cluster::{Cluster, events::Teller, watch::Children},
-    config::{Config, ReconcilerConfig},
+    cluster::{Cluster, Turns, events::Teller, watch::Children},
+    config::{Config, ReconcilerConfig, Scope},
     files::{self, FileError},
 };
 
@@ -73,8 +73,8 @@ const LAST_WRITES: Duration = Duration::from_millis(400);
 pub struct Options {
     /// The configuration file; without one, the defaults.
     pub config: Option<PathBuf>,
-    /// The namespace to manage, over the one in the file and the one of the cluster's service account.
-    pub namespace: Option<String>,
+    /// The namespaces to manage, over those in the file and the one of the cluster's service account.
+    pub scope: Option<Scope>,
     /// A folder of templates that lies over the built-in ones.
     pub templates: Option<PathBuf>,
     /// Where probes and metrics are answered; `None`: nowhere.
@@ -143,7 +143,13 @@ async fn manage(
 ) -> anyhow::Result<()> {
     let (settings, config) = Settings::read(options.config, metrics.clone(), health.clone())?;
     let kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
-    let namespace = options.namespace.or(config.namespace).unwrap_or_else(|| kubeconfig.default_namespace.clone());
+    let home = kubeconfig.default_namespace.clone();
+    let scope = options.scope.or(config.namespace).unwrap_or_else(|| Scope::of(vec![home.clone()]));
+    // Managers of one namespace elect among themselves there; those of several, where they live.
+    let lease = match scope.watched().as_slice() {
+        [Some(namespace)] => namespace.clone(),
+        _ => home,
+    };
     let templates = files::template_set(options.templates.as_deref());
     metrics.templates_loaded(templates.is_ok());
     match &templates {
@@ -157,13 +163,7 @@ async fn manage(
     let election = if options.leader_election {
         // Its own connection: what the work does must not hold up a renewal.
         let client = Client::try_from(kubeconfig)?;
-        Some(Election::start(
-            client,
-            &namespace,
-            options.identity.unwrap_or_else(identity),
-            fence.clone(),
-            metrics.clone(),
-        ))
+        Some(Election::start(client, &lease, options.identity.unwrap_or_else(identity), fence.clone(), metrics.clone()))
     } else {
         fence.open();
         metrics.leads(true);
@@ -176,18 +176,26 @@ async fn manage(
         () = stopped(stop.clone()) => {}
         result = lead(state.clone(), &health) => {
             result?;
-            info!(namespace, version = env!("CARGO_PKG_VERSION"), "managing");
-            let (children, triggered) = Children::new(client.clone(), &namespace, metrics.clone());
-            let cluster = Cluster::new(client.clone(), &namespace, children);
+            info!(namespaces = %scope, version = env!("CARGO_PKG_VERSION"), "managing");
             let teller = Arc::new(Teller::start(client.clone(), reporter));
-            let reconciler = Arc::new(Reconciler::new(cluster, settings.clone(), templates, teller.clone()));
-            let (store, writer) = reflector::store();
-            let list = store.clone();
-            metrics.machines_from(move || list.state());
-            let machines = machines::watch(client, &namespace, writer, metrics.clone(), health, teller);
-            let triggered = stream::select(triggered, again(settings, store.clone()));
-            let queues = (machines, store, triggered);
-            let mut work = pin!(work(queues, reconciler, metrics, stop.clone()));
+            let templates = Arc::new(templates);
+            let turns = Turns::default();
+            let (mut works, mut stores) = (Vec::new(), Vec::new());
+            for namespace in scope.watched() {
+                let (children, triggered) = Children::new(client.clone(), namespace.clone(), metrics.clone());
+                let cluster = Cluster::new(client.clone(), children, turns.clone());
+                let reconciler =
+                    Arc::new(Reconciler::new(cluster, settings.clone(), templates.clone(), teller.clone()));
+                let (store, writer) = reflector::store();
+                stores.push(store.clone());
+                let machines = machines::watch(
+                    client.clone(), namespace.as_deref(), writer, metrics.clone(), health.clone(), teller.clone(),
+                );
+                let triggered = stream::select(triggered, again(settings.clone(), store.clone()));
+                works.push(work((machines, store, triggered), reconciler, metrics.clone(), stop.clone()));
+            }
+            metrics.machines_from(move || stores.iter().flat_map(Store::state).collect());
+            let mut work = pin!(join_all(works));
             tokio::select! {
                 biased;
                 () = stopped(stop.clone()) => {
@@ -201,7 +209,7 @@ async fn manage(
                     bail!("{why}: this manager must not go on");
                 }
                 // It is told to stop too.
-                () = &mut work => ensure!(*stop.borrow(), "the watch of the machines ended"),
+                _ = &mut work => ensure!(*stop.borrow(), "the watch of the machines ended"),
             }
         }
     }
@@ -228,10 +236,10 @@ async fn work(
         move |name: &str| metrics.woke(name)
     };
     let (changed, told) = (woke(&metrics), woke(&metrics));
-    let machines = machines.inspect_ok(move |vm| changed(&vm.name_any()));
-    let triggered = triggered.inspect(move |vm| told(&vm.name));
+    let machines = machines.inspect_ok(move |vm| changed(&full_name(vm.namespace().as_deref(), &vm.name_any())));
+    let triggered = triggered.inspect(move |vm| told(&full_name(vm.namespace.as_deref(), &vm.name)));
     let counted = metrics.clone();
-    let ending = stop.clone();
+    let (ending, known) = (stop.clone(), reconciler.clone());
     Controller::for_stream(machines, store)
         .with_config(controller::Config::default().concurrency(CONCURRENCY))
         .reconcile_on(triggered)
@@ -244,7 +252,8 @@ async fn work(
         .for_each(|result| {
             // What happened to a machine is said where it happened; this one was deleted while it was in the queue.
             if let Err(controller::Error::ObjectNotFound(vm)) = result {
-                metrics.forgot(&vm.name);
+                metrics.forgot(&full_name(vm.namespace.as_deref(), &vm.name));
+                known.forget(&vm.name, vm.namespace.as_deref().unwrap_or_default());
             }
             std::future::ready(())
         })
@@ -258,9 +267,8 @@ fn look(
     metrics: &Arc<Metrics>,
     stop: watch::Receiver<bool>,
 ) -> impl Future<Output = Result<Action, Infallible>> + Send + use<> {
-    let name = vm.name_any();
-    let work = metrics.begin(&name);
-    let machine = format!("{}/{name}", vm.namespace().unwrap_or_default());
+    let machine = full_name(vm.namespace().as_deref(), &vm.name_any());
+    let work = metrics.begin(&machine);
     // A span of the highest level is there whatever is filtered.
     let span = error_span!("reconcile", vm = machine, id = work.number);
     let look = async move {
@@ -279,6 +287,10 @@ fn look(
         })
     };
     look.instrument(span)
+}
+
+fn full_name(namespace: Option<&str>, name: &str) -> String {
+    format!("{}/{name}", namespace.unwrap_or_default())
 }
 
 /// All machines, each time that the configuration has changed.

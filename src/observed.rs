@@ -51,6 +51,8 @@ impl Observed {
 pub struct Object {
     /// What it is called.
     pub key: ObjectKey,
+    /// Its namespace.
+    pub namespace: String,
     /// Its UID.
     pub uid: String,
     /// Its resourceVersion. These can be compared as numbers
@@ -96,6 +98,7 @@ impl Object {
         let metadata = object.metadata;
         Self {
             key,
+            namespace: metadata.namespace.unwrap_or_default(),
             uid: metadata.uid.unwrap_or_default(),
             version: metadata.resource_version.and_then(|version| version.parse().ok()).unwrap_or_default(),
             created: metadata.creation_timestamp.map(|time| time.0),

@@ -13,7 +13,7 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, Client, ResourceExt,
-    api::{ListParams, PostParams},
+    api::{ListParams, Patch, PatchParams, PostParams},
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -388,4 +388,38 @@ async fn the_definition_comes_later_and_a_machine_that_can_not_be_read_is_left_a
     world.make("strange");
     world.pod("strange").await;
     assert_eq!(versions().await, before);
+}
+
+#[tokio::test]
+async fn several_namespaces_or_all_are_managed_by_one() {
+    // All includes what other tests do.
+    let cluster = Cluster::of_its_own(&["--control-plane"]);
+    install_crds(cluster).await;
+    let (one, two, three) =
+        (World::of(cluster, "one").await, World::of(cluster, "two").await, World::of(cluster, "three").await);
+    for world in [&one, &two, &three] {
+        world.make("apple");
+    }
+    let namespaces = format!("{},{}", one.namespace.name(), two.namespace.name());
+    let election = Setup { arguments: &["--leader-election=false"], ..Setup::default() };
+    let manager = Manager::with(cluster.kubeconfig(), &namespaces, &election);
+    for world in [&one, &two] {
+        let pod = world.pod("apple").await;
+        assert_eq!(pod.metadata.namespace.as_deref(), Some(world.namespace.name()));
+    }
+    // A change in one is not one in the other, though the machines have the same name.
+    let patch = json!({ "spec": { "vm": { "state": "Stopped" } } });
+    one.api::<VirtualMachine>().patch("apple", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+    eventually("the Pod to be gone", LIMIT, async || {
+        one.api::<Pod>().get_opt("apple").await.unwrap().is_none().then_some(())
+    })
+    .await;
+    assert!(two.api::<Pod>().get_opt("apple").await.unwrap().is_some());
+    assert!(three.api::<Pod>().get_opt("apple").await.unwrap().is_none(), "not asked for");
+    drop(manager);
+
+    let _manager = Manager::with(cluster.kubeconfig(), "*", &election);
+    three.pod("apple").await;
+    two.make("pear");
+    two.pod("pear").await;
 }

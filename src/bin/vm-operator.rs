@@ -9,7 +9,10 @@ use std::{
 };
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
-use vm_operator::manager::{self, Options, log};
+use vm_operator::{
+    config::Scope,
+    manager::{self, Options, log},
+};
 
 /// Runs virtual machines on Kubernetes: turns VirtualMachine resources into Pods that run QEMU.
 #[derive(Parser)]
@@ -21,16 +24,17 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Manage the virtual machines of a namespace until told to end (SIGTERM).
+    /// Manage the virtual machines of one or more namespaces until told to end (SIGTERM).
     ///
     /// The API server is the one that KUBECONFIG names or, in a cluster, the cluster's own.
     Run {
         /// The configuration file; none is no error.
         #[arg(long, short, env = "VM_OPERATOR_CONFIG", value_name = "FILE")]
         config: Option<PathBuf>,
-        /// The namespace to manage. Default: the one in the configuration, then the one of the service account or kubeconfig.
-        #[arg(long, short, env = "VM_OPERATOR_NAMESPACE", value_name = "NS")]
-        namespace: Option<String>,
+        /// The namespaces to manage: one, several with commas, or `*` for all. Default: what the configuration says, then the
+        /// one of the service account or kubeconfig.
+        #[arg(long, short, env = "VM_OPERATOR_NAMESPACE", value_name = "NS", value_delimiter = ',')]
+        namespace: Vec<String>,
         /// A folder of templates that lies over the built-in ones.
         #[arg(long, env = "VM_OPERATOR_TEMPLATES", value_name = "DIR")]
         templates: Option<PathBuf>,
@@ -98,7 +102,8 @@ fn main() -> ExitCode {
         }
     };
     let log = runtime.block_on(async { log::start(log_format.into()) });
-    let options = Options { config, namespace, templates, listen: listen.0, leader_election, identity };
+    let scope = (!namespace.is_empty()).then(|| Scope::of(namespace));
+    let options = Options { config, scope, templates, listen: listen.0, leader_election, identity };
     let result = runtime.block_on(manager::run(options));
     let code = match result {
         Ok(()) => ExitCode::SUCCESS,

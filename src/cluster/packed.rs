@@ -16,6 +16,8 @@ use crate::{
 pub struct Packed {
     /// What it is called.
     pub key: ObjectKey,
+    /// Its namespace.
+    pub namespace: Box<str>,
     /// Its UID.
     pub uid: Box<str>,
     /// Its resourceVersion.
@@ -37,6 +39,7 @@ impl Packed {
         let (created, deleting, grace, owners, labels, annotations, spec, status) = rest;
         Object {
             key: self.key.clone(),
+            namespace: self.namespace.as_ref().into(),
             uid: self.uid.as_ref().into(),
             version: self.version,
             created,
@@ -63,6 +66,7 @@ impl From<Object> for Packed {
         // A new field must be packed, too.
         let Object {
             key,
+            namespace,
             uid,
             version,
             created,
@@ -79,7 +83,7 @@ impl From<Object> for Packed {
         let rest: Rest<_, _> = (created, deleting, grace, owners, labels, annotations, spec, status);
         // Maps of texts and JSON can always be written.
         let rest = serde_json::to_string(&rest).unwrap_or_default().into();
-        Self { key, uid: uid.into(), version, owned, patched, rest }
+        Self { key, namespace: namespace.into(), uid: uid.into(), version, owned, patched, rest }
     }
 }
 
@@ -95,7 +99,7 @@ mod tests {
         let pod: DynamicObject = serde_json::from_value(json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
-                "name": "pear", "uid": "u-1", "resourceVersion": "17",
+                "name": "pear", "namespace": "orchard", "uid": "u-1", "resourceVersion": "17",
                 "creationTimestamp": "2027-01-15T07:00:00Z", "deletionTimestamp": "2027-01-15T07:00:09Z",
                 "deletionGracePeriodSeconds": 9,
                 "labels": { "l": "\"\u{2028}\n" }, "annotations": { "a": "" },

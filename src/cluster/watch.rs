@@ -15,8 +15,8 @@ use std::{
 use futures::{StreamExt, TryStreamExt, channel::mpsc};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
-    Api, Client,
-    api::{DynamicObject, TypeMeta},
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject, TypeMeta},
     core::PartialObjectMeta,
     runtime::{
         WatchStreamExt,
@@ -36,18 +36,25 @@ use crate::{
     render::{ObjectKey, context::selector},
 };
 
-/// The objects of all machines of a namespace.
+/// The objects of all machines of a namespace, or of all namespaces.
 pub struct Children {
     client: Client,
-    namespace: String,
+    namespace: Option<String>,
     /// Counts what is watched and written.
     pub metrics: Arc<Metrics>,
-    /// By the machine's name; a machine has so few that they are looked through.
-    objects: Mutex<HashMap<String, Vec<Packed>>>,
+    /// By the machine's namespace and name; a machine has so few that they are looked through.
+    objects: Mutex<HashMap<Place, Vec<Packed>>>,
     /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
     gone: Mutex<VecDeque<String>>,
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
     trigger: mpsc::UnboundedSender<ObjectRef<VirtualMachine>>,
+}
+
+/// A machine's namespace and name.
+type Place = (Box<str>, Box<str>);
+
+fn place(object: &Object) -> Option<Place> {
+    Some((object.namespace.as_str().into(), object.vm()?.into()))
 }
 
 /// More deletions than can happen between a request and its answer.
@@ -83,13 +90,13 @@ impl Children {
     /// Nothing is watched yet. The stream tells which machines must be looked at.
     pub fn new(
         client: Client,
-        namespace: &str,
+        namespace: Option<String>,
         metrics: Arc<Metrics>,
     ) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<VirtualMachine>>) {
         let (trigger, triggered) = mpsc::unbounded();
         let children = Self {
             client,
-            namespace: namespace.to_owned(),
+            namespace,
             metrics,
             objects: Mutex::default(),
             gone: Mutex::default(),
@@ -100,8 +107,9 @@ impl Children {
     }
 
     /// What there is of a machine.
-    pub fn observe(&self, vm: &str, now: Timestamp) -> Observed {
-        let objects = lock(&self.objects).get(vm).map(|objects| objects.iter().map(Packed::shared).collect());
+    pub fn observe(&self, vm: &VirtualMachine, now: Timestamp) -> Observed {
+        let place = (vm.namespace().unwrap_or_default().into(), vm.name_any().into());
+        let objects = lock(&self.objects).get(&place).map(|objects| objects.iter().map(Packed::shared).collect());
         Observed { objects: objects.unwrap_or_default(), now }
     }
 
@@ -134,7 +142,7 @@ impl Children {
 
     /// Takes in what the API server answered to a write, so that the next decision does not wait for the watch to tell it.
     pub fn insert(&self, object: Object) {
-        let Some(vm) = object.vm().map(str::to_owned) else { return };
+        let Some(vm) = place(&object) else { return };
         let mut objects = lock(&self.objects);
         if lock(&self.gone).contains(&object.uid) {
             return;
@@ -159,12 +167,11 @@ impl Children {
         // Only these are looked into.
         let whole = key("").is_pod() || key("").is_claim();
         let stream = if whole {
-            let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
+            let api: Api<DynamicObject> = api(&self.client, self.namespace.as_deref(), &resource);
             let kind = kind.clone();
             watcher(api, config).map_ok(move |event| event_map(event, |object| Object::trim(&kind, object))).boxed()
         } else {
-            let api: Api<PartialObjectMeta<DynamicObject>> =
-                Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
+            let api: Api<PartialObjectMeta<DynamicObject>> = api(&self.client, self.namespace.as_deref(), &resource);
             let kind = kind.clone();
             let object = |meta: PartialObjectMeta<DynamicObject>| DynamicObject {
                 types: None,
@@ -227,7 +234,7 @@ impl Children {
     }
 
     fn update(&self, object: Object) {
-        let Some(vm) = object.vm().map(str::to_owned) else { return };
+        let Some(vm) = place(&object) else { return };
         {
             let mut objects = lock(&self.objects);
             let objects = objects.entry(vm.clone()).or_default();
@@ -246,27 +253,37 @@ impl Children {
     }
 
     fn remove(&self, object: &Object) {
-        let Some(vm) = object.vm() else { return };
+        let Some(vm) = place(object) else { return };
         {
             let mut objects = lock(&self.objects);
             let mut gone = lock(&self.gone);
             gone.truncate(REMEMBERED - 1);
             gone.push_front(object.uid.clone());
-            let Some(of_vm) = objects.get_mut(vm) else { return };
+            let Some(of_vm) = objects.get_mut(&vm) else { return };
             // One of the same name that was made since stays.
             let Some(index) = of_vm.iter().position(|known| *known.uid == object.uid) else { return };
             of_vm.swap_remove(index);
             if of_vm.is_empty() {
-                objects.remove(vm);
+                objects.remove(&vm);
             }
         }
-        self.wake(vm);
+        self.wake(&vm);
     }
 
-    fn wake(&self, vm: &str) {
-        debug!(vm, "an object changed");
+    fn wake(&self, (namespace, vm): &Place) {
+        debug!(vm, namespace, "an object changed");
         // Nobody listens any more when the manager ends.
-        let _ = self.trigger.unbounded_send(ObjectRef::new(vm).within(&self.namespace));
+        let _ = self.trigger.unbounded_send(ObjectRef::new(vm).within(namespace));
+    }
+}
+
+fn api<K>(client: &Client, namespace: Option<&str>, resource: &ApiResource) -> Api<K>
+where
+    K: kube::Resource<DynamicType = ApiResource, Scope = kube::core::DynamicResourceScope>,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
+        None => Api::all_with(client.clone(), resource),
     }
 }
 

@@ -35,10 +35,10 @@ use crate::{
     power,
 };
 
-/// The machines of a namespace as they come, change and go. They are kept in the store of `writer`.
+/// The machines of a namespace, or of all (`None`), as they come, change and go. They are kept in the store of `writer`.
 pub fn watch(
     client: Client,
-    namespace: &str,
+    namespace: Option<&str>,
     writer: Writer<VirtualMachine>,
     metrics: Arc<Metrics>,
     health: Arc<Health>,
@@ -46,7 +46,8 @@ pub fn watch(
 ) -> impl Stream<Item = watcher::Result<VirtualMachine>> + Send + use<> {
     let tell = move |invalid| tell(&teller, invalid);
     let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), listed: 0, said: None };
-    let api: Api<DeserializeGuard<VirtualMachine>> = Api::namespaced(client, namespace);
+    let api: Api<DeserializeGuard<VirtualMachine>> =
+        namespace.map_or_else(|| Api::all(client.clone()), |namespace| Api::namespaced(client.clone(), namespace));
     watcher(api, watcher::Config::default().page_size(PAGE))
         .backoff(Patience::default())
         .filter_map(move |event| std::future::ready(reader.take(event).map(Ok)))

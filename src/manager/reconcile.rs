@@ -63,7 +63,7 @@ pub enum ReconcileError {
 pub struct Reconciler {
     cluster: Cluster,
     config: watch::Receiver<Arc<ReconcilerConfig>>,
-    templates: Result<TemplateSet, FileError>,
+    templates: Arc<Result<TemplateSet, FileError>>,
     teller: Arc<Teller>,
     /// Machines as the API server answered to our last write of their status, until the watch has told it too.
     written: Mutex<HashMap<ObjectRef<VirtualMachine>, Arc<VirtualMachine>>>,
@@ -76,7 +76,7 @@ impl Reconciler {
     pub fn new(
         cluster: Cluster,
         config: watch::Receiver<Arc<ReconcilerConfig>>,
-        templates: Result<TemplateSet, FileError>,
+        templates: Arc<Result<TemplateSet, FileError>>,
         teller: Arc<Teller>,
     ) -> Self {
         Self { cluster, config, templates, teller, written: Mutex::default(), failures: Mutex::default() }
@@ -88,14 +88,13 @@ impl Reconciler {
     /// [`ReconcileError`]; everything that could be done and said was.
     pub async fn reconcile(vm: Arc<VirtualMachine>, this: Arc<Self>) -> Result<Action, ReconcileError> {
         let vm = this.newest(vm);
-        let name = vm.name_any();
         // Reads: only what the watches keep.
-        let mut observed = this.cluster.children.observe(&name, Timestamp::now());
+        let mut observed = this.cluster.children.observe(&vm, Timestamp::now());
         let mut rendered = this.render(&vm, &observed);
         if let Ok(objects) = &rendered
             && this.cluster.children.watch(objects.iter().map(|object| object.key.types())).await?
         {
-            observed = this.cluster.children.observe(&name, Timestamp::now());
+            observed = this.cluster.children.observe(&vm, Timestamp::now());
             rendered = this.render(&vm, &observed);
         }
         // Pure.
@@ -108,7 +107,7 @@ impl Reconciler {
             refusals: result.as_ref().map(Clone::clone).unwrap_or_default(),
         };
         // Pure again, from what there is now, then at most one write.
-        let observed = this.cluster.children.observe(&name, Timestamp::now());
+        let observed = this.cluster.children.observe(&vm, Timestamp::now());
         let wanted = status(&vm, &observed, &plan, rendered.as_deref(), &outcome);
         let news = events(&vm, &observed, &plan, rendered.as_deref().ok(), &wanted, result.is_ok());
         if vm.metadata.deletion_timestamp.is_none() && differs(&vm, &wanted) {
@@ -135,8 +134,15 @@ impl Reconciler {
         Action::requeue(pause)
     }
 
+    /// Drops what was remembered of a machine that is gone.
+    pub fn forget(&self, name: &str, namespace: &str) {
+        let key = ObjectRef::new(name).within(namespace);
+        self.written.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+    }
+
     fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, TemplateError> {
-        let templates = self.templates.as_ref().map_err(TemplateError::from)?;
+        let templates = Result::as_ref(&self.templates).map_err(TemplateError::from)?;
         let facts = Facts { display_password: random() };
         let config = self.config.borrow().clone();
         render(vm, observed, &config, &facts, templates)

@@ -52,6 +52,9 @@ pub struct RunnerConfig {
     pub update_template: bool,
     /// The VM's namespace.
     pub namespace: String,
+    /// The UID of the resource. One that was deleted and made again hears anew of the machine that runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource_uid: Option<String>,
     /// Whether a shutdown that the guest made leaves the machine down.
     #[serde(default)]
     pub guest_shutdown_stops: bool,

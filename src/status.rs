@@ -62,8 +62,11 @@ pub fn status(
     let phase = phase(plan.power.wanted, up, pod);
 
     let mut new = vec![templates_valid(rendered), ready(vm, up, pod, plan, rendered, outcome)];
-    if !plan.pending.is_empty() {
-        let paths: Vec<&str> = plan.pending.iter().map(|change| change.path.as_str()).collect();
+    // The runner lists what QEMU takes at its start only.
+    let theirs = vm.status.iter().flat_map(|status| &status.pending_changes);
+    let theirs = theirs.filter(|change| reported(RUNNING) && !change.path.starts_with(plan::pending::PREFIX));
+    let paths: Vec<&str> = plan.pending.iter().chain(theirs).map(|change| change.path.as_str()).collect();
+    if !paths.is_empty() {
         new.push(NewCondition {
             type_: RESTART_REQUIRED,
             status: true,

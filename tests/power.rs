@@ -360,7 +360,7 @@ async fn what_a_restart_would_bring_is_listed() {
     let vm = world.machine_when("apple", "RestartRequired", |vm| condition(vm, "RestartRequired").is_some()).await;
     let pending = vm.status.unwrap().pending_changes;
     let paths: Vec<&str> = pending.iter().map(|change| change.path.as_str()).collect();
-    assert_eq!(paths, ["Pod/spec.containers[vm-runner].image", "Pod/spec.nodeSelector"]);
+    assert_eq!(paths, ["objects/Pod/spec.containers[vm-runner].image", "objects/Pod/spec.nodeSelector"]);
     assert_eq!(pending[0].wanted, Some(json!("example.org/other:1")));
     world.change("apple", json!({ "spec": { "image": null, "nodeSelector": null } })).await;
     let vm = world.machine_when("apple", "nothing pending", |vm| condition(vm, "RestartRequired").is_none()).await;

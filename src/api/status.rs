@@ -157,7 +157,7 @@ pub struct Identity {
 /// A change that the running machine does not have yet.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
 pub struct PendingChange {
-    /// Where, such as `Pod/spec.containers[0].image`.
+    /// Where, such as `objects/Pod/spec.containers[vm-runner].image`, or `config.yaml/vm.maximumCpus`.
     pub path: String,
     /// What the running machine has.
     #[serde(default, skip_serializing_if = "Option::is_none")]

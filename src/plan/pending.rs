@@ -11,6 +11,9 @@ use crate::{
     render::Rendered,
 };
 
+/// What the paths of our changes begin with. The runner has changes of its own, of what is not in the Pod.
+pub const PREFIX: &str = "objects/";
+
 /// What will be different after the next start.
 pub fn changes(rendered: &Rendered, found: &Object) -> Vec<PendingChange> {
     let mut changes = Changes { kind: &rendered.key.kind, found: Vec::new() };
@@ -33,7 +36,7 @@ struct Changes<'a> {
 impl Changes<'_> {
     fn differs(&mut self, path: &str, current: Option<&Value>, wanted: Option<&Value>) {
         self.found.push(PendingChange {
-            path: format!("{}/{path}", self.kind),
+            path: format!("{PREFIX}{}/{path}", self.kind),
             current: current.cloned(),
             wanted: wanted.cloned(),
             reason: format!("a {} that exists is not changed here", self.kind),
@@ -210,13 +213,17 @@ mod tests {
         assert_eq!(
             compare(wanted, current, owned),
             [
-                ("Pod/spec.containers[a].image".into(), json!("old"), json!("new")),
-                ("Pod/spec.containers[a].args".into(), json!(["x"]), Value::Null),
-                ("Pod/spec.containers[b]".into(), Value::Null, json!({ "name": "b" })),
-                ("Pod/spec.containers[c]".into(), json!({ "name": "c" }), Value::Null),
-                ("Pod/spec.nodeSelector".into(), Value::Null, json!({ "disk": "fast" })),
-                ("Pod/spec.tolerations".into(), json!([{ "key": "k" }, { "key": "l" }]), json!([{ "key": "k" }])),
-                ("Pod/spec.nodeName".into(), json!("node-1"), Value::Null),
+                ("objects/Pod/spec.containers[a].image".into(), json!("old"), json!("new")),
+                ("objects/Pod/spec.containers[a].args".into(), json!(["x"]), Value::Null),
+                ("objects/Pod/spec.containers[b]".into(), Value::Null, json!({ "name": "b" })),
+                ("objects/Pod/spec.containers[c]".into(), json!({ "name": "c" }), Value::Null),
+                ("objects/Pod/spec.nodeSelector".into(), Value::Null, json!({ "disk": "fast" })),
+                (
+                    "objects/Pod/spec.tolerations".into(),
+                    json!([{ "key": "k" }, { "key": "l" }]),
+                    json!([{ "key": "k" }])
+                ),
+                ("objects/Pod/spec.nodeName".into(), json!("node-1"), Value::Null),
             ]
         );
     }

@@ -248,7 +248,7 @@ fn a_change_of_the_pod_waits_for_the_next_start() {
     let plan = plan(&after, &observed, Some(&rendered(&after, &observed)));
     assert_eq!(short(&plan), [""; 0]);
     let paths: Vec<&str> = plan.pending.iter().map(|change| change.path.as_str()).collect();
-    assert_eq!(paths, ["Pod/spec.containers[vm-runner].image"]);
+    assert_eq!(paths, ["objects/Pod/spec.containers[vm-runner].image"]);
 }
 
 #[test]

@@ -447,6 +447,7 @@ fn runner_config(vm: &VirtualMachine, disks: &[ResolvedDisk], cloud_init: Option
         template: vm.spec.runner_template.source.clone(),
         update_template: vm.spec.runner_template.update,
         namespace: vm.namespace().unwrap_or_default(),
+        resource_uid: vm.uid(),
         guest_shutdown_stops: vm.spec.guest_shutdown_stops,
         reset_counter: machine.reset_count.map(u64::from).unwrap_or_default(),
         cloud_init,

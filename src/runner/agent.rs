@@ -13,9 +13,9 @@ use super::{
     files::{FileError, MachineState, Phase, RuntimeDir},
     follow::Follower,
     guest_agent,
-    qmp::{self as monitor, Event, ExpirePassword, Qmp, SetPassword},
+    qmp::{self as monitor, ChangeMedium, Event, ExpirePassword, Qmp, QueryBlock, SetPassword},
     report::{Report, Seen, report},
-    wanted::{Change, Known, Slot, Wanted, changes},
+    wanted::{Change, Known, Slot, Wanted, cd_drives, changes, pending},
 };
 
 /// The name of the guest agent's port in the QEMU template.
@@ -136,7 +136,11 @@ impl Agent {
         self.tell();
     }
 
-    fn tell(&self) {
+    fn tell(&mut self) {
+        let config = &self.configuration.config;
+        let started = self.seen.machine.as_ref().and_then(|machine| machine.started_with.as_ref());
+        self.seen.pending = started.map(|started| pending(&started.vm, &config.vm)).unwrap_or_default();
+        self.seen.resource_uid.clone_from(&config.resource_uid);
         let new = report(&self.seen);
         self.reports.send_if_modified(|last| {
             // Between two looks at the machine nothing may be known; what was told stays.
@@ -183,7 +187,13 @@ impl Agent {
 
     async fn begin(&mut self) -> Result<Session, monitor::Error> {
         let monitor = Qmp::connect(&self.runtime.agent_monitor()).await?;
-        let known = Known { reset_counter: Some(self.configuration.config.reset_counter), ..Known::default() };
+        // A reset that was asked for while no agent was there is carried out now, one that was done is not done again.
+        let machine = self.seen.machine.as_ref();
+        let done = machine.and_then(|machine| self.runtime.last_reset(machine.pid));
+        let started = machine.and_then(|machine| Some(machine.started_with.as_ref()?.reset_counter));
+        let reset_counter = done.or(started).or(Some(self.configuration.config.reset_counter));
+        self.seen.reset_counter = reset_counter;
+        let known = Known { reset_counter, ..Known::default() };
         let mut session = Session { monitor, known, question: None };
         self.apply(&mut session).await;
         let state = session.monitor.execute(qmp::query_status {}).await?;
@@ -217,6 +227,16 @@ impl Agent {
         let wanted = Wanted::from(&self.configuration);
         for change in changes(&wanted, &session.known) {
             let name = format!("{change:?}");
+            // Before it is done: a guest must not be reset twice.
+            if let (Change::Reset(counter), Some(machine)) = (&change, &self.seen.machine) {
+                match self.runtime.note_reset(machine.pid, *counter) {
+                    Ok(()) => self.seen.reset_counter = Some(*counter),
+                    Err(error) => {
+                        warn!(error = %super::machine::chain(&error), "not reset");
+                        continue;
+                    }
+                }
+            }
             match carry_out(change, session).await {
                 Ok(()) => info!(change = name, "changed"),
                 Err(error) => warn!(change = name, error = %super::machine::chain(&error), "not changed"),
@@ -242,6 +262,7 @@ impl Agent {
             .collect();
         let present = session.known.slots.iter().filter(|slot| slot.occupant.is_some()).count();
         self.seen.cpus = u32::try_from(present).unwrap_or(u32::MAX);
+        session.known.cds = cd_drives(&session.monitor.execute(QueryBlock {}).await?);
         let balloon = session.monitor.execute(qmp::query_balloon {}).await?;
         self.seen.ram = u64::try_from(balloon.actual).unwrap_or_default();
         Ok(())
@@ -262,13 +283,15 @@ impl Agent {
                     self.ask_guest(session);
                 }
             }
+            // The guest has opened the tray that it had locked: now the CD can be changed.
+            Event::DeviceTrayMoved { open: true } => self.apply(session).await,
             Event::DeviceDeleted { .. } => {
                 if let Err(error) = self.look_at_hardware(session).await {
                     debug!(%error, "QEMU");
                 }
             }
             // The end is told by the machine role, which knows whether it was asked for.
-            Event::VserportChange { .. } | Event::Shutdown { .. } | Event::Other => {}
+            Event::VserportChange { .. } | Event::DeviceTrayMoved { .. } | Event::Shutdown { .. } | Event::Other => {}
         }
     }
 }
@@ -288,6 +311,7 @@ async fn answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> Option<
     }
 }
 
+#[allow(deprecated, reason = "the crate's types have fields that QEMU has given up")]
 async fn carry_out(change: Change, session: &mut Session) -> Result<(), monitor::Error> {
     let Session { monitor, known, question: _ } = session;
     match change {
@@ -308,7 +332,18 @@ async fn carry_out(change: Change, session: &mut Session) -> Result<(), monitor:
             monitor.execute(ExpirePassword { protocol, time: &password.expiry }).await?;
             known.password = Some(password);
         }
-        Change::Reset => {
+        Change::Insert { id, file } => {
+            let medium = ChangeMedium { id: &id, filename: &file, format: "raw", read_only_mode: "read-only" };
+            monitor.execute(medium).await?;
+        }
+        Change::Eject { id } => {
+            let tray = qmp::blockdev_open_tray { id: Some(id.clone()), device: None, force: Some(false) };
+            monitor.execute(tray).await?;
+            monitor.execute(qmp::blockdev_remove_medium { id: id.clone() }).await?;
+            monitor.execute(qmp::blockdev_close_tray { id: Some(id), device: None }).await?;
+        }
+        Change::Reset(counter) => {
+            known.reset_counter = Some(counter);
             monitor.execute(qmp::system_reset {}).await?;
         }
     }

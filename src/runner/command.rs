@@ -325,9 +325,9 @@ fn url_protocol(file: &str) -> Result<Option<&str>, Error> {
 }
 
 fn network_context<'a>(index: usize, network: &'a NetworkSection, uuid: &str) -> Result<NetworkContext<'a>, Error> {
-    let (type_, device, bridge, net, mac) = match network {
-        NetworkSection::Tap { device, bridge, mac } => ("tap", device, Some(bridge.as_str()), None, mac),
-        NetworkSection::User { device, net, mac } => ("user", device, None, net.as_deref(), mac),
+    let (type_, device, bridge, net) = match network {
+        NetworkSection::Tap { device, bridge, .. } => ("tap", device, Some(bridge.as_str()), None),
+        NetworkSection::User { device, net, .. } => ("user", device, None, net.as_deref()),
         NetworkSection::Pod { .. } => {
             return Err(Error::Unsupported(format!(
                 "network {index} is of type pod, which this runner does not support yet; use user or tap"
@@ -342,11 +342,22 @@ fn network_context<'a>(index: usize, network: &'a NetworkSection, uuid: &str) ->
         type_,
         // Users write the short names; the long ones say that it is a PCI card.
         device: if device == "virtio-net" { "virtio-net-pci" } else { device },
-        mac: mac.clone().unwrap_or_else(|| derived_mac(uuid, index)),
+        mac: mac(network, uuid, index),
         bridge,
         net,
         address: address(0x10, index),
     })
+}
+
+/// The MAC addresses that the guest sees, in the order of the networks.
+pub fn macs(networks: &[NetworkSection], uuid: &str) -> Vec<String> {
+    networks.iter().enumerate().map(|(index, network)| mac(network, uuid, index)).collect()
+}
+
+fn mac(network: &NetworkSection, uuid: &str, index: usize) -> String {
+    let (NetworkSection::Tap { mac, .. } | NetworkSection::User { mac, .. } | NetworkSection::Pod { mac, .. }) =
+        network;
+    mac.clone().unwrap_or_else(|| derived_mac(uuid, index))
 }
 
 /// A MAC address for a network that was given none: the same at each start, and different from other machines', or two of

@@ -112,6 +112,7 @@ impl Control {
             | qmp::Event::BalloonChange { .. }
             | qmp::Event::VserportChange { .. }
             | qmp::Event::DeviceDeleted { .. }
+            | qmp::Event::DeviceTrayMoved { .. }
             | qmp::Event::Other => {}
         }
         None

@@ -7,6 +7,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::runner_config::VmSection;
+
 /// A file that could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}", path.display())]
@@ -108,6 +110,25 @@ impl RuntimeDir {
         self.0.join("machine.json")
     }
 
+    /// The resets that were carried out, for an agent that comes later: QEMU's process and the counter.
+    fn resets(&self) -> PathBuf {
+        self.0.join("resets.json")
+    }
+
+    /// The counter of the last reset of this QEMU process.
+    pub fn last_reset(&self, pid: u32) -> Option<u64> {
+        let (of, counter): (u32, u64) = serde_json::from_slice(&fs::read(self.resets()).ok()?).ok()?;
+        (of == pid).then_some(counter)
+    }
+
+    /// Notes a reset.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn note_reset(&self, pid: u32, counter: u64) -> Result<(), FileError> {
+        write_atomically(&self.resets(), &serde_json::to_vec(&(pid, counter)).unwrap_or_default())
+    }
+
     /// Reads the state of the machine; `None` before its first start, or if it is not readable (a file of another version).
     pub fn read_machine(&self) -> Option<MachineState> {
         serde_json::from_slice(&fs::read(self.machine()).ok()?).ok()
@@ -134,7 +155,7 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<(), FileError> {
 }
 
 /// What the role machine tells about the machine: the file `machine.json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineState {
     /// QEMU's process, which tells one start from the next.
@@ -145,9 +166,28 @@ pub struct MachineState {
     pub accelerator: String,
     /// Why that one.
     pub accelerator_reason: String,
+    /// The machine's UUID.
+    #[serde(default)]
+    pub uuid: String,
+    /// The MAC addresses, in the order of the networks.
+    #[serde(default)]
+    pub macs: Vec<String>,
+    /// What it was started with; absent if it did not come so far.
+    #[serde(default)]
+    pub started_with: Option<Started>,
     /// Whether the agent should continue a guest that it finds paused at its start.
     #[serde(flatten)]
     pub phase: Phase,
+}
+
+/// What a machine was started with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Started {
+    /// The machine's section of the configuration.
+    pub vm: VmSection,
+    /// The counter of resets.
+    pub reset_counter: u64,
 }
 
 /// What the machine does.
@@ -204,6 +244,9 @@ mod tests {
             machine_type: "pc-q35-7.2".into(),
             accelerator: "tcg".into(),
             accelerator_reason: "asked for".into(),
+            uuid: "u-1".into(),
+            macs: vec!["52:54:00:00:00:01".into()],
+            started_with: None,
             phase: Phase::Ended { reason: End::QemuFailed, code: Some(1), last_words: "qemu: no".into(), held: false },
         };
         runtime.write_machine(&state).unwrap();

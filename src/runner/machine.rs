@@ -25,7 +25,7 @@ use super::{
     config::{self, Configuration},
     console,
     control::{Action, Control, Happened},
-    files::{End, FileError, MachineState, Phase, RuntimeDir},
+    files::{End, FileError, MachineState, Phase, RuntimeDir, Started},
     prepare::{self, Template},
     qmp::Qmp,
 };
@@ -129,6 +129,9 @@ pub async fn run(places: &Places, term: watch::Receiver<bool>) -> Result<(), Err
             machine_type: nothing(),
             accelerator: nothing(),
             accelerator_reason: nothing(),
+            uuid: nothing(),
+            macs: Vec::new(),
+            started_with: None,
             phase,
         })?;
     }
@@ -164,6 +167,9 @@ async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(
         machine_type: facts.machine_type,
         accelerator: choice.accelerator.into(),
         accelerator_reason: choice.reason,
+        macs: command::macs(&vm.network, &facts.uuid),
+        uuid: facts.uuid,
+        started_with: Some(Started { vm: vm.clone(), reset_counter: configuration.config.reset_counter }),
         phase: Phase::Starting,
     };
     let mut qemu = Qemu::start(places, &arguments)?;

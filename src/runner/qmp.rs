@@ -86,6 +86,12 @@ pub enum Event {
         #[serde(default)]
         device: Option<String>,
     },
+    /// The tray of a CD drive moved.
+    DeviceTrayMoved {
+        /// Whether it is open now.
+        #[serde(rename = "tray-open")]
+        open: bool,
+    },
     /// Another one.
     #[serde(other, deserialize_with = "ignore")]
     Other,
@@ -123,6 +129,37 @@ pub struct ExpirePassword<'a> {
 impl Command for ExpirePassword<'_> {
     type Ok = qapi::Empty;
     const NAME: &'static str = "expire_password";
+    const ALLOW_OOB: bool = false;
+}
+
+/// `query-block`, as JSON: the crate's type does not know values that are newer than it.
+#[derive(Debug, Serialize)]
+pub struct QueryBlock {}
+
+impl Command for QueryBlock {
+    type Ok = Value;
+    const NAME: &'static str = "query-block";
+    const ALLOW_OOB: bool = false;
+}
+
+/// `blockdev-change-medium`: opens the tray, inserts, closes. Of a tray that the guest has locked it asks the guest to open
+/// it, and refuses (<https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-block.blockdev-change-medium>).
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ChangeMedium<'a> {
+    /// The drive.
+    pub id: &'a str,
+    /// The image.
+    pub filename: &'a str,
+    /// `raw`: an image's content must not be taken for a format.
+    pub format: &'a str,
+    /// `read-only`.
+    pub read_only_mode: &'a str,
+}
+
+impl Command for ChangeMedium<'_> {
+    type Ok = qapi::Empty;
+    const NAME: &'static str = "blockdev-change-medium";
     const ALLOW_OOB: bool = false;
 }
 
@@ -232,6 +269,10 @@ mod tests {
         assert_eq!(
             parse(r#"{"event": "DEVICE_DELETED", "data": {"path": "/x"}}"#),
             Event::DeviceDeleted { device: None }
+        );
+        assert_eq!(
+            parse(r#"{"event": "DEVICE_TRAY_MOVED", "data": {"device": "", "id": "cd0", "tray-open": true}}"#),
+            Event::DeviceTrayMoved { open: true }
         );
         assert_eq!(parse(r#"{"event": "RTC_CHANGE", "data": {"offset": 78}}"#), Event::Other);
         assert_eq!(parse(r#"{"event": "FROM_THE_FUTURE"}"#), Event::Other);

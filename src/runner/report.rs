@@ -16,7 +16,7 @@ use tracing::{info, warn};
 
 use super::files::{End, MachineState, Phase};
 use crate::api::{
-    VirtualMachine, VirtualMachineStatus,
+    Identity, PendingChange, VirtualMachine, VirtualMachineStatus,
     conditions::{self, NewCondition, with_times},
 };
 
@@ -41,6 +41,12 @@ pub struct Seen {
     pub ram: u64,
     /// What the guest's agent told of the operating system.
     pub os_info: Option<Value>,
+    /// The counter of the last reset.
+    pub reset_counter: Option<u64>,
+    /// What waits for the next start.
+    pub pending: Vec<PendingChange>,
+    /// The UID of the resource: a new one must be told everything anew.
+    pub resource_uid: Option<String>,
 }
 
 /// The part of the status that the runner owns, without times.
@@ -51,6 +57,10 @@ pub struct Report {
     ram: u64,
     accelerator: Option<String>,
     os_info: Option<Value>,
+    identity: Option<Identity>,
+    reset_counter: Option<u64>,
+    pending: Vec<PendingChange>,
+    resource_uid: Option<String>,
 }
 
 /// Derives the status; `None`: there is nothing to tell yet.
@@ -73,6 +83,14 @@ pub fn report(seen: &Seen) -> Option<Report> {
         ram: if is_running { seen.ram } else { 0 },
         accelerator: Some(machine.accelerator.clone()).filter(|name| !name.is_empty()),
         os_info: seen.os_info.clone().filter(|_| is_running),
+        identity: Some(machine).filter(|machine| !machine.uuid.is_empty()).map(|machine| Identity {
+            uuid: Some(machine.uuid.clone()),
+            macs: machine.macs.clone(),
+            machine_type: Some(machine.machine_type.clone()),
+        }),
+        reset_counter: seen.reset_counter,
+        pending: if is_running { seen.pending.clone() } else { Vec::new() },
+        resource_uid: seen.resource_uid.clone(),
     })
 }
 
@@ -119,7 +137,8 @@ fn only_ram_differs(report: &Report, last: Option<&Report>) -> bool {
 
 /// The object to apply.
 fn document(report: &Report, name: &str, pod_uid: Option<&str>, current: &[Condition], now: Timestamp) -> Value {
-    let Report { conditions, cpus, ram, accelerator, os_info } = report;
+    let Report { conditions, cpus, ram, accelerator, os_info, identity, reset_counter, pending, resource_uid: _ } =
+        report;
     let mut status = json!({
         "conditions": with_times(conditions.clone(), current, None, now),
         "cpus": cpus,
@@ -128,6 +147,15 @@ fn document(report: &Report, name: &str, pod_uid: Option<&str>, current: &[Condi
     });
     if let Some(accelerator) = accelerator {
         status["accelerator"] = json!(accelerator);
+    }
+    if let Some(identity) = identity {
+        status["identity"] = json!(identity);
+    }
+    if let Some(counter) = reset_counter {
+        status["resetCount"] = json!(counter);
+    }
+    if !pending.is_empty() {
+        status["pendingChanges"] = json!(pending);
     }
     if let Some(uid) = pod_uid {
         status["podUid"] = json!(uid);
@@ -202,6 +230,9 @@ impl Reporter {
             }
         }
         let Some(api) = &self.api else { return Ok(()) };
+        if last.is_some_and(|last| last.resource_uid != report.resource_uid) {
+            *current = None;
+        }
         let conditions = match current {
             Some(conditions) => conditions,
             // An agent before this one may have set them; their times stay.
@@ -229,6 +260,9 @@ mod tests {
             machine_type: "pc-q35-7.2".into(),
             accelerator: "tcg".into(),
             accelerator_reason: "asked for".into(),
+            uuid: "u-1".into(),
+            macs: vec!["52:54:00:00:00:01".into()],
+            started_with: None,
             phase,
         })
     }
@@ -239,13 +273,21 @@ mod tests {
 
     #[test]
     fn what_is_told_of_a_machine() {
-        let up = Seen { machine: machine(Phase::Running), running: Some(true), cpus: 2, ram: 1 << 30, os_info: None };
+        let up =
+            Seen { machine: machine(Phase::Running), running: Some(true), cpus: 2, ram: 1 << 30, ..Seen::default() };
+        let pending = PendingChange {
+            path: "config.yaml/vm.maximumCpus".into(),
+            current: Some(json!(2)),
+            wanted: Some(json!(4)),
+            reason: "why".into(),
+        };
         let stories = [
             ("not started", Seen::default()),
             ("starting", Seen { machine: machine(Phase::Starting), ..Seen::default() }),
             ("found by a new agent", Seen { running: None, ..up.clone() }),
             ("up", up.clone()),
             ("booted", Seen { os_info: Some(json!({ "pretty-name": "Debian 12" })), ..up.clone() }),
+            ("reset, with a change that waits", Seen { reset_counter: Some(4), pending: vec![pending], ..up.clone() }),
             ("paused", Seen { running: Some(false), ..up.clone() }),
             ("ended by the guest", Seen { machine: ended(End::GuestShutdown, ""), ..up.clone() }),
             ("ended as asked", Seen { machine: ended(End::PoweredDown, ""), ..up.clone() }),

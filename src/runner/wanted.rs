@@ -1,8 +1,13 @@
-//! What the agent changes on the running machine: the wanted state and the machine's own go in, commands come out. Pure.
+//! What the agent changes on the running machine: the wanted state and the machine's own go in, commands come out. And what
+//! it can't change, which waits for QEMU's next start. Pure.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::config::{Configuration, Password};
+use crate::{
+    api::PendingChange,
+    runner_config::{Drive, VmSection},
+};
 
 /// What the configuration wants of a running machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +18,8 @@ pub struct Wanted {
     pub ram: u64,
     /// The display's protocol (`spice` or `vnc`) and password.
     pub password: Option<(&'static str, Password)>,
+    /// The images in the CD drives, in their order; `None`: an empty drive.
+    pub cds: Vec<Option<String>>,
     /// When it grows, the machine is reset.
     pub reset_counter: u64,
 }
@@ -31,9 +38,38 @@ impl From<&Configuration> for Wanted {
             cpus: usize::try_from(vm.current_cpus).unwrap_or(usize::MAX),
             ram: vm.current_ram.as_ref().unwrap_or(&vm.maximum_ram).bytes(),
             password: protocol.zip(password.clone()),
+            cds: cds(&vm.drives),
             reset_counter: config.reset_counter,
         }
     }
+}
+
+fn cds(drives: &[Drive]) -> Vec<Option<String>> {
+    let cds = drives.iter().filter_map(|drive| match drive {
+        Drive::IdeCd { file, .. } => Some(Some(file.clone()).filter(|file| !file.is_empty())),
+        Drive::Raw { .. } => None,
+    });
+    cds.collect()
+}
+
+/// A CD drive, as `query-block` tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cd {
+    /// Its name in the QEMU template: `cd` and its place among the CD drives.
+    pub id: String,
+    /// The image in it.
+    pub file: Option<String>,
+}
+
+/// The CD drives in what `query-block` answers.
+pub fn cd_drives(blocks: &Value) -> Vec<Cd> {
+    let drives = blocks.as_array().into_iter().flatten().filter_map(|block| {
+        // The drive's name, or the path of a drive without one.
+        let id = block["qdev"].as_str()?.rsplit('/').next()?;
+        id.strip_prefix("cd")?.parse::<usize>().ok()?;
+        Some(Cd { id: id.to_owned(), file: block["inserted"]["file"].as_str().map(str::to_owned) })
+    });
+    drives.collect()
 }
 
 /// A place for a CPU, as `query-hotpluggable-cpus` tells.
@@ -56,7 +92,9 @@ pub struct Known {
     pub ram: Option<u64>,
     /// The password that was set by this agent.
     pub password: Option<Password>,
-    /// The counter as it was when this agent saw it first, or reset the machine last.
+    /// The CD drives.
+    pub cds: Vec<Cd>,
+    /// The counter as it was when QEMU was started, or when the machine was reset last.
     pub reset_counter: Option<u64>,
 }
 
@@ -79,8 +117,20 @@ pub enum Change {
     Balloon(u64),
     /// `set_password` and `expire_password`.
     Password(&'static str, Password),
-    /// `system_reset`.
-    Reset,
+    /// `blockdev-change-medium`.
+    Insert {
+        /// The drive.
+        id: String,
+        /// The image.
+        file: String,
+    },
+    /// `blockdev-remove-medium`, the tray being open.
+    Eject {
+        /// The drive.
+        id: String,
+    },
+    /// `system_reset`, for this counter.
+    Reset(u64),
 }
 
 /// CPUs that were plugged while the machine runs are named so, which is also how they can be unplugged: those that the
@@ -100,10 +150,55 @@ pub fn changes(wanted: &Wanted, known: &Known) -> Vec<Change> {
     {
         changes.push(Change::Password(protocol, password.clone()));
     }
+    for (number, file) in wanted.cds.iter().enumerate() {
+        let id = format!("cd{number}");
+        // A drive that QEMU was not started with waits for the next start.
+        match known.cds.iter().find(|cd| cd.id == id).map(|cd| &cd.file) {
+            Some(inserted) if inserted != file => changes.push(match file.clone() {
+                Some(file) => Change::Insert { id, file },
+                None => Change::Eject { id },
+            }),
+            _ => {}
+        }
+    }
     if known.reset_counter.is_some_and(|known| wanted.reset_counter > known) {
-        changes.push(Change::Reset);
+        changes.push(Change::Reset(wanted.reset_counter));
     }
     changes
+}
+
+/// Changes of the configuration that QEMU takes at its start only: `started` is the configuration that it was started with.
+pub fn pending(started: &VmSection, wanted: &VmSection) -> Vec<PendingChange> {
+    let (started, wanted) = (at_start(started), at_start(wanted));
+    let names = started.keys().chain(wanted.keys().filter(|name| !started.contains_key(*name)));
+    let changed = names.filter(|name| started.get(*name) != wanted.get(*name));
+    let change = |name: &String| PendingChange {
+        path: format!("config.yaml/vm.{name}"),
+        current: started.get(name).cloned(),
+        wanted: wanted.get(name).cloned(),
+        reason: "QEMU takes it at its start".into(),
+    };
+    changed.map(change).collect()
+}
+
+/// The part of the configuration that counts at QEMU's start.
+fn at_start(vm: &VmSection) -> Map<String, Value> {
+    let mut vm = vm.clone();
+    // Live: CPUs, memory, CDs; read when it is needed: the time to power down. What identifies the machine is the machine's
+    // own, whether or not the configuration says it.
+    vm.drives.iter_mut().for_each(|drive| {
+        if let Drive::IdeCd { file, .. } = drive {
+            file.clear();
+        }
+    });
+    vm.display.logged_in_user = None;
+    let Value::Object(mut fields) = json!(vm) else { return Map::new() };
+    for live in ["name", "uuid", "machineType", "currentCpus", "currentRam", "powerdownTimeout"] {
+        fields.remove(live);
+    }
+    let networks = fields.get_mut("network").and_then(Value::as_array_mut).into_iter().flatten();
+    networks.filter_map(Value::as_object_mut).for_each(|network| drop(network.remove("mac")));
+    fields
 }
 
 /// `query-hotpluggable-cpus` lists the highest place first; CPUs come and go at the high end.
@@ -170,7 +265,7 @@ mod tests {
 
     fn wanted() -> Wanted {
         let password = Password { secret: "s".into(), expiry: "now".into() };
-        Wanted { cpus: 1, ram: 1 << 30, password: Some(("spice", password)), reset_counter: 3 }
+        Wanted { cpus: 1, ram: 1 << 30, password: Some(("spice", password)), cds: vec![None], reset_counter: 3 }
     }
 
     #[test]
@@ -183,9 +278,59 @@ mod tests {
         let mut wanted = wanted();
         wanted.reset_counter = 4;
         wanted.ram = 1 << 29;
-        assert_eq!(changes(&wanted, &known), [Change::Balloon(1 << 29), Change::Reset]);
+        assert_eq!(changes(&wanted, &known), [Change::Balloon(1 << 29), Change::Reset(4)]);
         let expiry = Password { secret: "s".into(), expiry: "+10".into() };
         wanted.password = Some(("spice", expiry.clone()));
         assert!(changes(&wanted, &known).contains(&Change::Password("spice", expiry)));
+    }
+
+    #[test]
+    fn cds_are_changed_where_there_is_a_drive() {
+        let blocks = json!([
+            { "device": "", "qdev": "cd0", "tray_open": false, "inserted": { "file": "/a.iso" } },
+            { "device": "", "qdev": "/machine/peripheral/cd1", "tray_open": false },
+            { "device": "", "qdev": "/machine/peripheral/disk0/virtio-backend", "inserted": { "file": "/dev/x" } },
+        ]);
+        let known = Known { ram: Some(1 << 30), cds: cd_drives(&blocks), reset_counter: Some(3), ..Known::default() };
+        let with = |cds: &[&str]| {
+            let cds = cds.iter().map(|file| Some((*file).to_owned()).filter(|file| !file.is_empty())).collect();
+            changes(&Wanted { cpus: 0, password: None, cds, ..wanted() }, &known)
+        };
+        let (cd0, cd1) = ("cd0".to_owned(), "cd1".to_owned());
+        assert_eq!(with(&["/a.iso", "", "/third.iso"]), []);
+        assert_eq!(with(&["/b.iso", ""]), [Change::Insert { id: cd0.clone(), file: "/b.iso".into() }]);
+        assert_eq!(
+            with(&["", "/a.iso"]),
+            [Change::Eject { id: cd0 }, Change::Insert { id: cd1, file: "/a.iso".into() }]
+        );
+    }
+
+    #[test]
+    fn what_waits_for_the_next_start() {
+        let vm = |edit: fn(&mut Value)| {
+            let mut vm = json!({
+                "name": "apple", "maximumCpus": 2, "currentCpus": 1, "maximumRam": "1 GiB",
+                "network": [{ "type": "user", "device": "virtio-net" }],
+                "drives": [{ "type": "raw", "resource": "/dev/a" }, { "type": "ide-cd", "file": "/a.iso" }],
+            });
+            edit(&mut vm);
+            serde_json::from_value::<VmSection>(vm).unwrap()
+        };
+        let paths = |edit: fn(&mut Value)| {
+            let pending = pending(&vm(|_| ()), &vm(edit));
+            pending.into_iter().map(|change| change.path.replace("config.yaml/vm.", "")).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(paths(|vm| vm["maximumCpus"] = json!(4)), "maximumCpus");
+        assert_eq!(paths(|vm| vm["firmware"] = json!("bios")), "firmware");
+        assert_eq!(paths(|vm| vm["drives"] = json!([])), "drives");
+        assert_eq!(paths(|vm| vm["network"][0]["device"] = json!("e1000")), "network");
+        let live = |vm: &mut Value| {
+            vm["currentCpus"] = json!(2);
+            vm["currentRam"] = json!("512 MiB");
+            vm["drives"][1]["file"] = json!("/b.iso");
+            vm["uuid"] = json!("known by now");
+            vm["network"][0]["mac"] = json!("52:54:00:00:00:01");
+        };
+        assert_eq!(paths(live), "");
     }
 }

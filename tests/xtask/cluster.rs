@@ -409,7 +409,8 @@ pub fn import(dir: &Path, archives: &[PathBuf]) -> Result<()> {
             continue;
         }
         run(Command::new("nsenter")
-            .args(["--target", &init.pid.to_string(), "--mount", "ctr", "-a"])
+            // Its root, too: this may run in a chroot.
+            .args(["--target", &init.pid.to_string(), "--mount", "--root", "ctr", "-a"])
             .arg(format!("{INSIDE}/containerd.sock"))
             .args(["-n", "k8s.io", "images", "import"])
             .arg(&archive))

@@ -3,14 +3,15 @@
 #![allow(clippy::expect_used, clippy::print_stderr, reason = "this is test code")]
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{Read, Write},
     net::TcpStream,
     os::unix::fs::symlink,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
-        OnceLock,
+        Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -29,11 +30,16 @@ pub use super::requests::is_of_machines;
 
 /// Makes the resources known to the cluster.
 pub async fn install_crds(cluster: &Cluster) {
-    static INSTALLED: OnceLock<()> = OnceLock::new();
-    INSTALLED.get_or_init(|| {
-        let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
-        cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "--filename", &crds.to_string_lossy()]);
-    });
+    // Once for each cluster of the process.
+    static INSTALLED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    {
+        let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+        if !installed.contains(cluster.kubeconfig()) {
+            let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
+            cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "--filename", &crds.to_string_lossy()]);
+            installed.insert(cluster.kubeconfig().to_owned());
+        }
+    }
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client().await);
     for name in ["vms.vmoperator.jdrupes.org", "vmpools.vmoperator.jdrupes.org"] {
         let established = await_condition(api.clone(), name, is_crd_established());

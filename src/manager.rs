@@ -54,7 +54,7 @@ use self::{
     leader::{Election, Fence, State},
     metrics::Metrics,
     reconcile::Reconciler,
-    web::{Health, Part, Progress},
+    web::{Health, Progress},
 };
 use crate::{
     cluster::{Cluster, Turns, events::Teller, packed::PackedMachine, watch::Children},
@@ -166,7 +166,7 @@ async fn manage(
     } else {
         fence.open();
         metrics.leads(true);
-        health.set(Part::Lease, Progress::Ready("not used".into()));
+        health.set(web::LEASE, Progress::Ready("not used".into()));
         None
     };
     let state = election.as_ref().map(Election::state);
@@ -180,7 +180,14 @@ async fn manage(
             let templates = Arc::new(templates);
             let turns = Turns::default();
             let (mut works, mut stores) = (Vec::new(), Vec::new());
+            let several = scope.watched().len() > 1;
+            if several {
+                health.set(web::MACHINES, Progress::Ready("by namespace".into()));
+            }
             for namespace in scope.watched() {
+                let part = namespace.as_ref().filter(|_| several);
+                let part = part.map_or(web::MACHINES.to_owned(), |name| format!("{} of {name}", web::MACHINES));
+                health.set(&part, Progress::Waiting("not listed yet".into()));
                 let (children, triggered) = Children::new(client.clone(), namespace.clone(), metrics.clone());
                 let cluster = Cluster::new(client.clone(), children, turns.clone());
                 let reconciler =
@@ -188,7 +195,7 @@ async fn manage(
                 let (store, writer) = reflector::store::<PackedMachine>();
                 stores.push(store.clone());
                 let machines = machines::watch(
-                    client.clone(), namespace.as_deref(), writer, metrics.clone(), health.clone(), teller.clone(),
+                    client.clone(), namespace.as_deref(), writer, metrics.clone(), (health.clone(), part), teller.clone(),
                 );
                 let triggered = stream::select(triggered, again(settings.clone(), store.clone()));
                 works.push(work((machines, store, triggered), reconciler, metrics.clone(), stop.clone()));
@@ -321,7 +328,7 @@ fn identity() -> String {
 
 /// Returns when this manager leads; without an election, at once.
 async fn lead(state: Option<watch::Receiver<State>>, health: &Health) -> anyhow::Result<()> {
-    let listing = || health.set(Part::Machines, Progress::Waiting("not listed yet".into()));
+    let listing = || health.set(web::MACHINES, Progress::Waiting("not listed yet".into()));
     let Some(mut state) = state else {
         listing();
         return Ok(());
@@ -331,14 +338,14 @@ async fn lead(state: Option<watch::Receiver<State>>, health: &Health) -> anyhow:
         match now {
             State::Unknown(problem) => {
                 let why = problem.unwrap_or_else(|| "not read yet".into());
-                health.set(Part::Lease, Progress::Waiting(why));
+                health.set(web::LEASE, Progress::Waiting(why));
             }
             State::Standby(leader) => {
-                health.set(Part::Lease, Progress::Ready(format!("standing by for {leader}")));
-                health.set(Part::Machines, Progress::Ready("not needed while standing by".into()));
+                health.set(web::LEASE, Progress::Ready(format!("standing by for {leader}")));
+                health.set(web::MACHINES, Progress::Ready("not needed while standing by".into()));
             }
             State::Leading => {
-                health.set(Part::Lease, Progress::Ready("held".into()));
+                health.set(web::LEASE, Progress::Ready("held".into()));
                 listing();
                 return Ok(());
             }
@@ -411,13 +418,13 @@ impl Settings {
             self.warn(format!("{logging} is not read: RUST_LOG says what is logged, --log-format how it looks"));
         }
         self.metrics.config_loaded(true);
-        self.health.set(Part::Config, Progress::Ready(name));
+        self.health.set(web::CONFIG, Progress::Ready(name));
     }
 
     fn bad(&self, error: &FileError) {
         error!(%error, "the configuration can't be used; the last good one stays in force");
         self.metrics.config_loaded(false);
-        self.health.set(Part::Config, Progress::Ready(format!("the last good one stays in force: {error}")));
+        self.health.set(web::CONFIG, Progress::Ready(format!("the last good one stays in force: {error}")));
     }
 
     fn warn(&mut self, message: String) {

@@ -9,7 +9,7 @@ use std::{
 use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
-    Api, Client, Resource, ResourceExt,
+    Api, Client, Resource,
     core::{DeserializeGuard, ObjectMeta, error_boundary::InvalidObject},
     runtime::{
         WatchStreamExt,
@@ -24,7 +24,7 @@ use tracing::{info, warn};
 
 use super::{
     metrics::Metrics,
-    web::{Health, Part, Progress},
+    web::{Health, Progress},
 };
 use crate::{
     api::VirtualMachine,
@@ -36,17 +36,18 @@ use crate::{
     power,
 };
 
-/// The machines of a namespace, or of all (`None`), as they come, change and go. They are kept in the store of `writer`.
+/// The machines of a namespace, or of all (`None`), as they come, change and go. They are kept in the store of `writer`; how
+/// far they are is said as that part of the health.
 pub fn watch(
     client: Client,
     namespace: Option<&str>,
     writer: Writer<PackedMachine>,
     metrics: Arc<Metrics>,
-    health: Arc<Health>,
+    health: (Arc<Health>, String),
     teller: Arc<Teller>,
 ) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send + use<> {
     let tell = move |invalid| tell(&teller, invalid);
-    let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), listed: 0, said: None };
+    let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, said: None };
     let api: Api<DeserializeGuard<VirtualMachine>> =
         namespace.map_or_else(|| Api::all(client.clone()), |namespace| Api::namespaced(client.clone(), namespace));
     watcher(api, watcher::Config::default().page_size(PAGE))
@@ -64,11 +65,13 @@ fn pack(event: Event<VirtualMachine>) -> Event<PackedMachine> {
 
 struct Reader<T> {
     metrics: Arc<Metrics>,
-    health: Arc<Health>,
+    health: (Arc<Health>, String),
     /// Tells whoever looks at the machine that it can't be read.
     tell: T,
     /// Machines that can't be read now.
     names: BTreeSet<String>,
+    /// How many of them are in the metric.
+    counted: i64,
     listed: usize,
     /// The last error of the watch, until it works again.
     said: Option<String>,
@@ -98,43 +101,54 @@ impl<T: FnMut(InvalidObject)> Reader<T> {
                 vm.map_err(|invalid| self.report(invalid)).ok().map(Event::InitApply)
             }
             Event::InitDone => {
-                self.metrics.unreadable(self.names.len());
+                self.count();
                 if self.said.take().is_some() {
                     info!(machines = self.listed, "the machines are listed now");
                 }
-                self.health.set(Part::Machines, Progress::Ready(format!("{} listed", self.listed)));
+                self.ready(Progress::Ready(format!("{} listed", self.listed)));
                 Some(Event::InitDone)
             }
             Event::Apply(DeserializeGuard(Ok(vm))) => {
-                self.readable(&vm.name_any());
+                self.readable(&full_name(&vm.metadata));
                 Some(Event::Apply(vm))
             }
             // What cannot be read cannot be brought anywhere: as if it were not there. Nothing of it is deleted.
             Event::Apply(DeserializeGuard(Err(invalid))) => {
                 let gone = stand_in(invalid.metadata.clone());
                 self.report(invalid);
-                self.metrics.unreadable(self.names.len());
+                self.count();
                 gone.map(Event::Delete)
             }
             Event::Delete(DeserializeGuard(Ok(vm))) => {
-                self.readable(&vm.name_any());
+                self.readable(&full_name(&vm.metadata));
                 Some(Event::Delete(vm))
             }
             Event::Delete(DeserializeGuard(Err(invalid))) => {
-                self.readable(&invalid.metadata.name.clone().unwrap_or_default());
+                self.readable(&full_name(&invalid.metadata));
                 stand_in(invalid.metadata).map(Event::Delete)
             }
         }
     }
 
+    /// Other namespaces are watched by others and count in the same metric.
+    fn count(&mut self) {
+        let count = i64::try_from(self.names.len()).unwrap_or(i64::MAX);
+        self.metrics.unreadable(count - std::mem::replace(&mut self.counted, count));
+    }
+
+    fn ready(&self, progress: Progress) {
+        let (health, part) = &self.health;
+        health.set(part, progress);
+    }
+
     fn readable(&mut self, name: &str) {
         if self.names.remove(name) {
-            self.metrics.unreadable(self.names.len());
+            self.count();
         }
     }
 
     fn report(&mut self, invalid: InvalidObject) {
-        let name = invalid.metadata.name.clone().unwrap_or_default();
+        let name = full_name(&invalid.metadata);
         warn!(vm = name, error = invalid.error, "this machine can't be read and is left as it is");
         self.names.insert(name);
         (self.tell)(invalid);
@@ -157,10 +171,14 @@ impl<T: FnMut(InvalidObject)> Reader<T> {
         warn!("waiting for the machines: {message}");
         // A manager that has listed them once goes on with what it knows.
         if self.listed == 0 {
-            self.health.set(Part::Machines, Progress::Waiting(message.clone()));
+            self.ready(Progress::Waiting(message.clone()));
         }
         self.said = Some(message);
     }
+}
+
+fn full_name(metadata: &ObjectMeta) -> String {
+    super::full_name(metadata.namespace.as_deref(), metadata.name.as_deref().unwrap_or_default())
 }
 
 /// Something of that name that the store can be told to forget.
@@ -223,6 +241,7 @@ impl Backoff for Patience {
 
 #[cfg(test)]
 mod tests {
+    use kube::ResourceExt;
     use serde_json::Value;
 
     use super::*;
@@ -237,7 +256,8 @@ mod tests {
         let (health, _) = Health::new(metrics.clone());
         let (unreadable, told) = std::sync::mpsc::channel();
         let tell = |invalid| unreadable.send(invalid).unwrap();
-        let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), listed: 0, said: None };
+        let health = (health, "machines".to_owned());
+        let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, said: None };
         let (good, bad) = (json!({ "vm": { "maximumCpus": 1 } }), json!({ "vm": { "maximumCpus": "many" } }));
         assert!(matches!(reader.take(Ok(Event::Init)), Some(Event::Init)));
         assert!(reader.take(Ok(Event::InitApply(guarded("bad", bad.clone())))).is_none());

@@ -292,9 +292,9 @@ impl Metrics {
         self.watch_restarts.get_or_create(&[("kind", kind.to_owned().into())]).inc();
     }
 
-    /// So many machines can't be read.
-    pub fn unreadable(&self, count: usize) {
-        self.unreadable.set(i64::try_from(count).unwrap_or(i64::MAX));
+    /// So many more, or fewer, machines can't be read.
+    pub fn unreadable(&self, more: i64) {
+        self.unreadable.inc_by(more);
     }
 
     /// All metrics as OpenMetrics text.

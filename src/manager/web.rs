@@ -42,32 +42,31 @@ pub enum Progress {
 pub struct Health {
     metrics: Arc<Metrics>,
     pings: mpsc::Sender<oneshot::Sender<()>>,
-    parts: Mutex<[(&'static str, Progress); 3]>,
+    parts: Mutex<Vec<(String, Progress)>>,
 }
 
-/// Which thing it is.
-#[derive(Clone, Copy, Debug)]
-pub enum Part {
-    /// The configuration.
-    Config,
-    /// The election.
-    Lease,
-    /// The list of the machines.
-    Machines,
-}
+/// The part of the readiness that is the configuration.
+pub const CONFIG: &str = "config";
+/// The part that is the election.
+pub const LEASE: &str = "lease";
+/// The part that is the list of the machines.
+pub const MACHINES: &str = "machines";
 
 impl Health {
     /// Nothing is ready yet. The main loop answers to what it receives.
     pub fn new(metrics: Arc<Metrics>) -> (Arc<Self>, mpsc::Receiver<oneshot::Sender<()>>) {
         let (pings, receiver) = mpsc::channel(1);
-        let waiting = || Progress::Waiting("not begun".into());
-        let parts = Mutex::new([("config", waiting()), ("lease", waiting()), ("machines", waiting())]);
-        (Arc::new(Self { metrics, pings, parts }), receiver)
+        let parts = [CONFIG, LEASE, MACHINES].map(|part| (part.to_owned(), Progress::Waiting("not begun".into())));
+        (Arc::new(Self { metrics, pings, parts: Mutex::new(parts.into()) }), receiver)
     }
 
     /// Says how it stands with a part.
-    pub fn set(&self, part: Part, progress: Progress) {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)[part as usize].1 = progress;
+    pub fn set(&self, part: &str, progress: Progress) {
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        match parts.iter_mut().find(|(name, _)| name == part) {
+            Some((_, known)) => *known = progress,
+            None => parts.push((part.to_owned(), progress)),
+        }
     }
 
     /// Whether the manager is of use, and the reasons.
@@ -150,15 +149,15 @@ mod tests {
     #[test]
     fn ready_is_when_all_parts_are() {
         let (health, _pings) = Health::new(Arc::new(Metrics::new()));
-        health.set(Part::Config, Progress::Ready("defaults".into()));
-        health.set(Part::Machines, Progress::Ready("listed".into()));
+        health.set(CONFIG, Progress::Ready("defaults".into()));
+        health.set(MACHINES, Progress::Ready("listed".into()));
         assert_eq!(
             health.ready(),
             (false, "[+] config: defaults\n[-] lease: not begun\n[+] machines: listed\n".to_owned())
         );
-        health.set(Part::Lease, Progress::Ready("held".into()));
+        health.set(LEASE, Progress::Ready("held".into()));
         assert!(health.ready().0);
-        health.set(Part::Machines, Progress::Waiting("gone".into()));
+        health.set("machines of another namespace", Progress::Waiting("not listed yet".into()));
         assert!(!health.ready().0);
     }
 

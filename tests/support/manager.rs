@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
-        Mutex,
+        Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -30,12 +30,14 @@ pub use super::requests::is_of_machines;
 
 /// Makes the resources known to the cluster.
 pub async fn install_crds(cluster: &Cluster) {
+    // Once for each cluster of the process.
     static INSTALLED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     {
-        let mut installed = INSTALLED.lock().expect("no panic before");
-        if installed.insert(cluster.kubeconfig().to_owned()) {
+        let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+        if !installed.contains(cluster.kubeconfig()) {
             let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
             cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "--filename", &crds.to_string_lossy()]);
+            installed.insert(cluster.kubeconfig().to_owned());
         }
     }
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client().await);

@@ -137,3 +137,48 @@ mod monitoring {
         }
     }
 }
+
+mod documentation {
+    use super::*;
+
+    fn root() -> &'static Path {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+    }
+
+    fn pages() -> Vec<std::path::PathBuf> {
+        let docs = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+        let pages = docs.chain(["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(|name| root().join(name)));
+        pages.filter(|path| path.extension().is_some_and(|end| end == "md")).collect()
+    }
+
+    /// What is between `start` and `end`, each time.
+    fn between<'a>(text: &'a str, start: &str, end: char) -> Vec<&'a str> {
+        text.split(start).skip(1).filter_map(|rest| rest.split(end).next()).collect()
+    }
+
+    /// Each promise names a test that there is.
+    #[test]
+    fn the_tests_of_the_compatibility_page_exist() {
+        let text = fs::read_to_string(root().join("docs/compatibility.md")).unwrap();
+        let named: Vec<(&str, &str)> =
+            between(&text, "`", '`').into_iter().filter_map(|code| code.split_once(".rs::")).collect();
+        assert!(named.len() > 40, "{}", named.len());
+        for (file, function) in named {
+            let source = fs::read_to_string(root().join(format!("{file}.rs"))).unwrap_or_default();
+            assert!(source.contains(&format!("fn {function}(")), "there is no {function} in {file}.rs");
+        }
+    }
+
+    #[test]
+    fn links_lead_to_files_that_exist() {
+        for page in pages() {
+            let text = fs::read_to_string(&page).unwrap();
+            for link in between(&text, "](", ')') {
+                let file = link.split('#').next().unwrap();
+                if !file.is_empty() && !link.contains("://") {
+                    assert!(page.with_file_name(file).exists(), "{}: {link}", page.display());
+                }
+            }
+        }
+    }
+}

@@ -121,3 +121,24 @@ fn who_says_that_nothing_runs() {
     assert!(!has_running(&derive(&reported(true, |_| ()), &cluster(|_, _| ()))), "the runner has: the runner");
     assert!(has_running(&derive(&reported(true, |_| ()), &nothing())), "the runner has gone: the manager");
 }
+
+#[test]
+fn what_is_news() {
+    let news = |vm: &VirtualMachine, observed: &Observed| {
+        let rendered = rendered(vm, observed);
+        let plan = plan(vm, observed, Some(&rendered));
+        let wanted = status(vm, observed, &plan, Ok(&rendered), &Outcome::default());
+        let news = events::events(vm, observed, &plan, Some(&rendered), &wanted, true);
+        news.into_iter().map(|news| format!("{} {}: {}", news.warning, news.reason, news.note)).collect::<Vec<_>>()
+    };
+    assert_eq!(news(&vm(|_| ()), &nothing()), ["false SuccessfulCreate: made Pod apple"]);
+    assert_eq!(news(&stopped(), &cluster(|_, _| ())), ["false SuccessfulDelete: Pod apple is asked to end"]);
+    let failing = pod(
+        json!({ "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "ImagePullBackOff", "message": "no" } } }] }),
+    );
+    let told = "true ImagePullFailed: vm-runner: ImagePullBackOff: no";
+    assert_eq!(news(&vm(|_| ()), &failing), [told]);
+    // What the status says already is not told again.
+    let known = derive(&vm(|_| ()), &failing);
+    assert_eq!(news(&vm(|vm| vm["status"] = known.clone()), &failing), [""; 0]);
+}

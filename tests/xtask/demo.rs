@@ -61,7 +61,7 @@ pub fn up(offline: bool) -> Result<()> {
         }
     }
     let foreign = foreign_kubeconfig();
-    step("What the machine needs", || if foreign.is_some() { Ok(()) } else { setup::ensure(Purpose::All) })?;
+    step("What the machine needs", || if foreign.is_some() { Ok(()) } else { setup::ensure(Purpose::Demo) })?;
     let demo = match foreign {
         Some(kubeconfig) => {
             eprintln!("Using the cluster of KUBECONFIG={}.", kubeconfig.display());

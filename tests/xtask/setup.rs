@@ -19,6 +19,10 @@ pub enum Purpose {
     /// Building the small guest of tests and of the demo
     Guest,
     /// All of the above
+    Demo,
+    /// Running the runner without a container, as its tests do
+    Runner,
+    /// All there is
     All,
 }
 
@@ -59,6 +63,9 @@ const REQUIREMENTS: &[Requirement] = &[
     ),
     need("gcc", "gcc", "links Rust programs", &[Purpose::Images]),
     need("/usr/share/doc/libc6-dev", "libc6-dev", "static programs", &[Purpose::Images]),
+    need("qemu-system-x86_64", "qemu-system-x86", "the runner's tests start machines", &[Purpose::Runner]),
+    need("/usr/share/OVMF/OVMF_CODE_4M.fd", "ovmf", "the machines' UEFI firmware", &[Purpose::Runner]),
+    need("swtpm", "swtpm", "the machines' TPM", &[Purpose::Runner]),
     need("cpio", "cpio", "packs the guest's first root", &[Purpose::Guest]),
     need("grub-mkimage", "grub-common", "makes the guest bootable", &[Purpose::Guest]),
     need("mcopy", "mtools", "makes the guest's boot partition", &[Purpose::Guest]),
@@ -67,7 +74,11 @@ const REQUIREMENTS: &[Requirement] = &[
 
 impl Purpose {
     fn covers(self, requirement: &Requirement) -> bool {
-        self == Purpose::All || requirement.purposes.contains(&self)
+        match self {
+            Purpose::All => true,
+            Purpose::Demo => requirement.purposes != [Purpose::Runner],
+            purpose => requirement.purposes.contains(&purpose),
+        }
     }
 }
 

@@ -152,7 +152,7 @@ struct Change {
 
 /// Does a bench, prints the table, and keeps the figures.
 pub fn run_bench(options: &Options) -> Result<()> {
-    setup::ensure(Purpose::ControlPlane)?;
+    setup::ensure(&[Purpose::ControlPlane])?;
     if !options.built {
         return in_release();
     }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::setup;
-use crate::tools::{KUBERNETES_VERSION, cache_dir, find_program, fingerprint, make_dir, remove, root, run};
+use crate::tools::{KUBERNETES_VERSION, cache_dir, find_program, fingerprint, make_dir, remove, root, run, tied};
 
 /// The programs that are enough for a control plane.
 const CONTROL_PLANE: &[&str] = &["etcd", "kube-apiserver", "kubectl"];
@@ -120,7 +120,7 @@ fn build() -> Result<Binaries> {
     let unfinished = base.join(format!("unfinished-{key}"));
     remove(&unfinished)?;
     make_dir(&unfinished)?;
-    run(Command::new("go")
+    run(tied("go")
         .current_dir(&source)
         .args(["build", "-trimpath", "-buildvcs=false", "-ldflags", &flags, "-o"])
         .arg(unfinished.join("controlplane"))

@@ -25,7 +25,7 @@ use crate::inside::Report;
 use crate::network::Network;
 use crate::node::INSIDE;
 use crate::sweep::{self, State};
-use crate::tools::{cache_dir, is_root, lies_on_overlay, make_dir, read, remove, run, wait_for, write};
+use crate::tools::{cache_dir, is_root, lies_on_overlay, make_dir, read, remove, run, try_hold, wait_for, write};
 use crate::{pki, setup, tools_image};
 
 enum Event {
@@ -57,20 +57,19 @@ pub fn run_in_foreground(dir: &Path, extent: Extent, detached: bool) -> Result<(
     if with_node && !is_root() {
         bail!("a cluster with a node needs root; a control plane alone does not: --control-plane");
     }
-    setup::ensure(if with_node { setup::Purpose::Cluster } else { setup::Purpose::ControlPlane })?;
+    setup::ensure(&[if with_node { setup::Purpose::Cluster } else { setup::Purpose::ControlPlane }])?;
     let binaries = Binaries::find_or_build(with_node)?;
     let pause_image = if with_node { Some(tools_image::archive()?) } else { None };
 
     make_dir(dir)?;
     let dir = fs::canonicalize(dir).with_context(|| format!("finding {}", dir.display()))?;
     let dir = dir.as_path();
-    if sweep::is_alive(dir) {
-        bail!("a cluster is running in {} already; end it with `cargo xtask cluster down`", dir.display());
-    }
+    let held = hold(dir)?;
     sweep::sweep_all(dir)?;
     make_dir(&dir.join("logs"))?;
+    State::new(None).save(dir)?;
 
-    let mut guard = start_guard(dir)?;
+    let mut guard = start_guard(dir, held)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut inside = None;
     let result = runtime.block_on(async {
@@ -78,7 +77,7 @@ pub fn run_in_foreground(dir: &Path, extent: Extent, detached: bool) -> Result<(
         let mut input = child.stdin.take().context("no pipe to the parent of the components")?;
         let pid = child.id();
         inside = Some(child);
-        State::new(pid).save(dir)?;
+        State::new(Some(pid)).save(dir)?;
         let mut events = listen(output)?;
         let mut failed = Failed::default();
         let ready = supervise(&mut events, &mut input, dir, pid, extent, binaries, pause_image, detached, &mut failed);
@@ -93,6 +92,17 @@ pub fn run_in_foreground(dir: &Path, extent: Extent, detached: bool) -> Result<(
     let verdict = if result.is_ok() { "remove" } else { "keep" };
     guard.finish(verdict)?;
     result
+}
+
+/// Has the directory for one cluster. The guard of the one before, which may still clean up there, is waited for.
+fn hold(dir: &Path) -> Result<fs::File> {
+    wait_for("the cluster before this one to be cleaned up", Duration::from_secs(60), || {
+        let held = try_hold(dir)?;
+        if held.is_none() && sweep::is_alive(dir) {
+            bail!("a cluster is running in {} already; end it with `cargo xtask cluster down`", dir.display());
+        }
+        Ok(held)
+    })
 }
 
 /// The tests that have begun and not passed. If the test process ends and there are some, the logs are of interest.
@@ -143,7 +153,7 @@ async fn supervise(
     failed: &mut Failed,
 ) -> Result<()> {
     let start = Instant::now();
-    let mut state = State::new(pid);
+    let mut state = State::new(Some(pid));
     let mut signal_seen = false;
     let mut input_ended = false;
     loop {
@@ -165,7 +175,11 @@ async fn supervise(
                 let seconds = start.elapsed().as_secs_f32();
                 let line = json!({"kubeconfig": dir.join("kubeconfig"), "dir": dir, "seconds": seconds});
                 let mut out = std::io::stdout().lock();
-                writeln!(out, "{line}").and_then(|()| out.flush()).context("saying that the cluster is ready")?;
+                let said = writeln!(out, "{line}").and_then(|()| out.flush());
+                // Whoever has asked for it may be gone, by Ctrl-C: then it is there for the next one.
+                if !detached {
+                    said.context("saying that the cluster is ready")?;
+                }
             }
             Some(Event::Report(Report::Failed(why))) => return Err(anyhow!(why)),
             Some(Event::InsideEnd) | None => bail!("the cluster in {} ended by itself; see its logs", dir.display()),
@@ -289,12 +303,13 @@ impl Guard {
     }
 }
 
-fn start_guard(dir: &Path) -> Result<Guard> {
+fn start_guard(dir: &Path, held: fs::File) -> Result<Guard> {
     let mut child = Command::new(std::env::current_exe().context("finding this program")?)
         .args(["cluster", "guard", "--dir"])
         .arg(dir)
         .stdin(Stdio::piped())
-        .stdout(Stdio::null())
+        // It writes nothing there; so it holds the directory until all is clean, also when the supervisor is killed.
+        .stdout(held)
         .process_group(0)
         .spawn()
         .context("starting the guard")?;
@@ -321,11 +336,18 @@ pub fn guard(dir: &Path) -> Result<()> {
 /// Starts a cluster in the background and returns when it can be used.
 pub fn up(dir: &Path, control_plane: bool) -> Result<PathBuf> {
     let kubeconfig = dir.join("kubeconfig");
-    if sweep::is_alive(dir) && State::load(dir)?.ready {
+    // One whose start was interrupted goes on starting.
+    let runs = wait_for("the cluster that is starting already", Duration::from_secs(120), || {
+        if !sweep::is_alive(dir) {
+            return Ok(Some(false));
+        }
+        Ok(State::load(dir).is_ok_and(|state| state.ready).then_some(true))
+    })?;
+    if runs {
         return Ok(kubeconfig);
     }
     // Here, where what takes long can be seen.
-    setup::ensure(if control_plane { setup::Purpose::ControlPlane } else { setup::Purpose::Cluster })?;
+    setup::ensure(&[if control_plane { setup::Purpose::ControlPlane } else { setup::Purpose::Cluster }])?;
     Binaries::find_or_build(!control_plane)?;
     let log = cache_dir()?.join("cluster-up.log");
     make_dir(&cache_dir()?)?;
@@ -358,12 +380,16 @@ pub fn down(dir: &Path) -> Result<()> {
         let state = State::load(dir)?;
         state.stop()?;
         wait_for("the supervisor to end", Duration::from_secs(60), || Ok((!sweep::is_alive(dir)).then_some(())))?;
-        // The guard may still be at it.
-        wait_for("the directory to be removed", Duration::from_secs(60), || Ok((!dir.exists()).then_some(())))?;
+        // The guard may still be at it, and keeps the logs of a cluster that had failed.
+        let held = wait_for("the cluster to be cleaned up", Duration::from_secs(60), || try_hold(dir))?;
+        remove(dir)?;
+        drop(held);
         println!("The cluster in {} is gone.", dir.display());
     } else if dir.join(sweep::STATE).exists() {
+        let held = wait_for("the cluster to be cleaned up", Duration::from_secs(60), || try_hold(dir))?;
         sweep::sweep(dir)?;
         remove(dir)?;
+        drop(held);
         println!("No cluster ran in {}; what was left of one is gone.", dir.display());
     } else {
         println!("There is no cluster in {}.", dir.display());
@@ -389,6 +415,11 @@ pub fn status(dir: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether the cluster of a directory runs and has a node.
+pub fn has_node(dir: &Path) -> bool {
+    sweep::is_alive(dir) && State::load(dir).is_ok_and(|state| state.init.is_some())
 }
 
 /// Makes images known to the cluster's containerd; one that it knows in this very version is left alone.

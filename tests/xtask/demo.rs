@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::binaries::{Binaries, kubectl_command};
 use crate::setup::{self, Purpose};
-use crate::tools::{dev_dir, last_lines, root, run, run_raw};
+use crate::tools::{dev_dir, is_root, last_lines, root, run, run_raw};
 use crate::{cluster, guest, images};
 
 /// The resources, as a user deploys them.
@@ -45,11 +45,32 @@ fn step<T>(name: &str, action: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(value)
 }
 
-/// The cluster that KUBECONFIG names, unless that is our own.
-fn foreign_kubeconfig() -> Option<PathBuf> {
-    let path = PathBuf::from(std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty())?);
-    let own = dev_dir().join("cluster/kubeconfig");
-    (path.canonicalize().ok() != own.canonicalize().ok() && path != own).then_some(path)
+/// The cluster that KUBECONFIG names, unless that is the demo's own.
+fn foreign_kubeconfig() -> Result<Option<PathBuf>> {
+    let Some(value) = std::env::var_os("KUBECONFIG").filter(|value| !value.is_empty()) else { return Ok(None) };
+    let path = std::path::absolute(&value).with_context(|| format!("KUBECONFIG={}", value.display()))?;
+    let own = own_dir().join("kubeconfig");
+    if path == own || path.canonicalize().is_ok_and(|path| own.canonicalize().is_ok_and(|own| path == own)) {
+        return Ok(None);
+    }
+    // It may be a list of files, which is kubectl's business.
+    if std::env::split_paths(&value).count() > 1 {
+        return Ok(Some(value.into()));
+    }
+    if !path.is_file() {
+        bail!("KUBECONFIG={}: there is no such file; unset KUBECONFIG to have a cluster started", value.display());
+    }
+    Ok(Some(path))
+}
+
+/// Where the demo's own cluster lives.
+fn own_dir() -> PathBuf {
+    dev_dir().join("cluster")
+}
+
+/// The directory of a cluster that `cargo xtask cluster up` has started elsewhere: it takes images.
+fn other_dir(kubeconfig: &Path) -> Option<PathBuf> {
+    kubeconfig.parent().filter(|dir| cluster::has_node(dir)).map(Path::to_owned)
 }
 
 /// Does it all.
@@ -60,25 +81,37 @@ pub fn up(offline: bool) -> Result<()> {
             bail!("{path} is missing: the demo deploys it");
         }
     }
-    let foreign = foreign_kubeconfig();
-    step("What the machine needs", || if foreign.is_some() { Ok(()) } else { setup::ensure(Purpose::Demo) })?;
-    let demo = match foreign {
+    let foreign = foreign_kubeconfig()?;
+    let dir = match &foreign {
         Some(kubeconfig) => {
             eprintln!("Using the cluster of KUBECONFIG={}.", kubeconfig.display());
+            other_dir(kubeconfig)
+        }
+        None if !is_root() => bail!(
+            "the demo starts a Kubernetes with a node on this machine, and that takes root: run this as root, or set \
+             KUBECONFIG to a cluster that it may use"
+        ),
+        None => Some(own_dir()),
+    };
+    let demo = match dir {
+        None => {
             eprintln!("Its nodes must know these images, or be able to pull them:");
-            for name in images::names() {
+            for name in images::names().chain([guest::image_name()]) {
                 eprintln!("  {name}");
             }
-            eprintln!("`cargo xtask images` makes them as archives in .dev/images, for example for");
+            eprintln!("`cargo xtask images` and `cargo xtask guest` make them as archives in .dev, for example for");
             eprintln!("`kind load image-archive` or `ctr -n k8s.io images import` on each node.");
-            Demo { kubeconfig, dir: None, images: String::new() }
+            Demo { kubeconfig: foreign.unwrap_or_default(), dir: None, images: String::new() }
         }
-        None => {
+        Some(dir) => {
+            step("What the machine needs", || setup::ensure(&[Purpose::Demo]))?;
             step("Kubernetes", || Binaries::find_or_build(true).map(drop))?;
             let mut archives = step("Container images", || images::build(images::Profile::Image, offline))?;
             archives.push(step("The guest", guest::image)?);
-            let dir = dev_dir().join("cluster");
-            let kubeconfig = step("Cluster", || cluster::up(&dir, false))?;
+            let kubeconfig = match foreign {
+                Some(kubeconfig) => kubeconfig,
+                None => step("Cluster", || cluster::up(&dir, false))?,
+            };
             step("Images into the cluster", || cluster::import(&dir, &archives))?;
             let built =
                 archives.iter().map(|archive| Ok(fs::metadata(archive)?.modified()?.duration_since(UNIX_EPOCH)?));
@@ -96,13 +129,17 @@ pub fn up(offline: bool) -> Result<()> {
 
 /// Takes away what `up` has made.
 pub fn down() -> Result<()> {
-    if let Some(kubeconfig) = foreign_kubeconfig() {
-        let demo = Demo { kubeconfig, dir: None, images: String::new() };
-        return step("Removing the demo from the cluster", || {
-            demo.kubectl(&["delete", "--ignore-not-found", "--kustomize", QUICKSTART]).map(drop)
-        });
-    }
-    cluster::down(&dev_dir().join("cluster"))
+    let Some(kubeconfig) = foreign_kubeconfig()? else { return cluster::down(&own_dir()) };
+    let demo = Demo { kubeconfig, dir: None, images: String::new() };
+    step("Removing the demo from the cluster of KUBECONFIG", || {
+        // The machine first, while there is a manager that lets go of it.
+        demo.kubectl(&["delete", "--ignore-not-found", "--timeout=120s", "--filename", MACHINE])?;
+        demo.kubectl(&["delete", "--ignore-not-found", "--timeout=120s", "--kustomize", QUICKSTART]).map(drop)
+    })?;
+    println!(
+        "The CustomResourceDefinitions stay, because other machines may be in the cluster: kubectl delete -f {CRDS}"
+    );
+    Ok(())
 }
 
 impl Demo {

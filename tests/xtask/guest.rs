@@ -22,6 +22,11 @@ pub fn disk() -> Result<PathBuf> {
     Ok(disk)
 }
 
+/// The name that its image has in a cluster.
+pub fn image_name() -> String {
+    format!("localhost/vm-demo-guest:{}", env!("CARGO_PKG_VERSION"))
+}
+
 /// The archive of an image that holds the disk as /guest.img, with busybox to copy it to where it is wanted.
 pub fn image() -> Result<PathBuf> {
     let disk = disk()?;
@@ -29,8 +34,7 @@ pub fn image() -> Result<PathBuf> {
     let marker = dev_dir().join("guest/image.sum");
     let sum = read(&disk.with_extension("img.sum")).unwrap_or_default();
     if sum.is_empty() || !archive.is_file() || fs::read_to_string(&marker).ok().as_ref() != Some(&sum) {
-        let name = format!("localhost/vm-demo-guest:{}", env!("CARGO_PKG_VERSION"));
-        tools_image::make(&name, &archive, &[("guest.img", &disk)])?;
+        tools_image::make(&image_name(), &archive, &[("guest.img", &disk)])?;
         write(&marker, sum)?;
     }
     Ok(archive)

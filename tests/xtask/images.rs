@@ -3,12 +3,13 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::tools::{
-    cache_dir, dev_dir, fingerprint, is_root, make_dir, read, remove, root, run, run_raw, sha256_file, write,
+    Stage, cache_dir, dev_dir, fingerprint, is_root, make_dir, read, remove, root, run, run_raw, sha256_file, tied,
+    try_hold, wait_for, write,
 };
 
 /// How programs are built for an image.
@@ -66,6 +67,7 @@ impl Image {
         let key = fingerprint([recipe.as_bytes(), sha256_file(&program)?.as_bytes()]);
         let out = dev_dir().join("images");
         make_dir(&out)?;
+        let _held = wait_for("another build of images", Duration::from_secs(1800), || try_hold(&storage()?))?;
         let archive = out.join(format!("{}.tar", self.name));
         let marker = out.join(format!("{}.key", self.name));
         if archive.is_file() && fs::read_to_string(&marker).is_ok_and(|known| known == key) {
@@ -78,6 +80,8 @@ impl Image {
                 containerfile.display()
             );
         }
+        // What a build that was interrupted has left.
+        run(buildah()?.args(["rm", "--all"]))?;
         for base in recipe.lines().filter_map(|line| line.strip_prefix("FROM ")).filter(|base| *base != "scratch") {
             ensure_base(base, offline)?;
         }
@@ -111,7 +115,7 @@ impl Image {
     /// everything anew each time.
     fn build_program(&self, profile: Profile) -> Result<PathBuf> {
         let target_dir = root().join("target/static");
-        run(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        run(tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .current_dir(root())
             .args(["build", "--quiet", "--profile", profile.name(), "--no-default-features"])
             .args(["--features", self.feature, "--bin", self.program, "--target", TARGET, "--target-dir"])
@@ -122,11 +126,15 @@ impl Image {
     }
 }
 
+fn storage() -> Result<PathBuf> {
+    Ok(cache_dir()?.join("buildah"))
+}
+
 /// buildah with a storage of its own: what the machine has there is not ours, and ours is easy to remove.
 fn buildah() -> Result<Command> {
-    let storage = cache_dir()?.join("buildah");
+    let storage = storage()?;
     make_dir(&storage)?;
-    let mut command = Command::new("buildah");
+    let mut command = tied("buildah");
     command.arg("--root").arg(storage.join("root")).arg("--runroot").arg(storage.join("run"));
     command.args(["--storage-driver", if crate::tools::lies_on_overlay(&storage)? { "vfs" } else { "overlay" }]);
     Ok(command)
@@ -141,7 +149,7 @@ fn ensure_base(name: &str, offline: bool) -> Result<()> {
     if !offline {
         eprintln!("Pulling {name} ...");
         let pulled = run_raw(
-            Command::new("timeout")
+            tied("timeout")
                 .arg("60")
                 .arg(buildah()?.get_program())
                 .args(buildah()?.get_args())
@@ -158,10 +166,10 @@ fn ensure_base(name: &str, offline: bool) -> Result<()> {
     };
     eprintln!("Making {name} from Debian's packages ...");
     let start = Instant::now();
-    let stage = cache_dir()?.join(format!("base-{}", std::process::id()));
-    make_dir(&stage)?;
+    let held = Stage::new("base")?;
+    let stage = held.path();
     let tree = stage.join("base.tar");
-    run(Command::new("mmdebstrap")
+    run(tied("mmdebstrap")
         .args([
             "--variant=minbase",
             "--quiet",
@@ -172,9 +180,8 @@ fn ensure_base(name: &str, offline: bool) -> Result<()> {
         .arg(&tree))
     .with_context(|| format!("making a Debian {suite}"))?;
     write(&stage.join("Containerfile"), "FROM scratch\nADD base.tar /\nCMD [\"/bin/bash\"]\n")?;
-    run(buildah()?.args(["bud", "--quiet", "--isolation", "chroot", "--timestamp", "0", "--tag", name]).arg(&stage))
+    run(buildah()?.args(["bud", "--quiet", "--isolation", "chroot", "--timestamp", "0", "--tag", name]).arg(stage))
         .with_context(|| format!("making the image {name}"))?;
-    remove(&stage)?;
     eprintln!("Made in {:.1} s", start.elapsed().as_secs_f32());
     Ok(())
 }

@@ -26,7 +26,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 
 /// Builds, tests and tries out vm-operator
@@ -148,7 +148,7 @@ fn run(task: Task) -> Result<bool> {
     match task {
         Task::Test { filters } => return testrun::run(&filters),
         Task::Guest => {
-            setup::ensure(setup::Purpose::Guest)?;
+            setup::ensure(&[setup::Purpose::Guest])?;
             println!("{}", guest::disk()?.display());
             println!("{}", guest::image()?.display());
             Ok(())
@@ -165,12 +165,12 @@ fn run(task: Task) -> Result<bool> {
         // It takes our place, with all that belongs to it: terminal, signals, exit code.
         Task::Kubectl { args } => Err(binaries::kubectl_command()?.args(args).exec().into()),
         Task::Setup { purpose } => {
-            setup::ensure(purpose)?;
+            setup::ensure(&[purpose])?;
             println!("All is there.");
             Ok(())
         }
         Task::Images { profile, offline, import } => {
-            setup::ensure(setup::Purpose::Images)?;
+            setup::ensure(&[setup::Purpose::Images])?;
             let archives = images::build(profile, offline)?;
             for (name, archive) in images::names().zip(&archives) {
                 println!("{name}  {}", archive.display());
@@ -203,7 +203,27 @@ fn run(task: Task) -> Result<bool> {
     .map(|()| true)
 }
 
+/// `su` alone leaves the directories of root's programs off the PATH. What we start wants them there, and what that
+/// starts in turn: so it is the PATH of this very process that they have to be on.
+fn take_the_whole_path() -> Result<()> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut dirs: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    let missing: Vec<PathBuf> =
+        tools::SYSTEM_DIRS.iter().map(PathBuf::from).filter(|dir| !dirs.contains(dir)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    dirs.extend(missing);
+    let program = std::env::current_exe().context("finding this program")?;
+    let mut again = std::process::Command::new(program);
+    Err(again.args(std::env::args_os().skip(1)).env("PATH", std::env::join_paths(dirs)?).exec().into())
+}
+
 fn main() -> ExitCode {
+    if let Err(error) = take_the_whole_path() {
+        eprintln!("error: {error:#}");
+        return ExitCode::FAILURE;
+    }
     match run(Arguments::parse().command) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use crate::tools::{find_program, is_root, read, run_loud};
+use crate::tools::{find_program, is_root, read, run, run_loud};
 
 /// What the machine is to be good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -18,7 +18,7 @@ pub enum Purpose {
     Images,
     /// Building the small guest of tests and of the demo
     Guest,
-    /// All of the above
+    /// All of the above, from nothing to a running guest
     Demo,
     /// Running the runner without a container, as its tests do
     Runner,
@@ -62,7 +62,7 @@ const REQUIREMENTS: &[Requirement] = &[
         &[Purpose::Images],
     ),
     need("gcc", "gcc", "links Rust programs", &[Purpose::Images]),
-    need("/usr/share/doc/libc6-dev", "libc6-dev", "static programs", &[Purpose::Images]),
+    need("/usr/lib/x86_64-linux-gnu/libc.a", "libc6-dev", "static programs", &[Purpose::Images]),
     need("qemu-system-x86_64", "qemu-system-x86", "the runner's tests start machines", &[Purpose::Runner]),
     need("/usr/share/OVMF/OVMF_CODE_4M.fd", "ovmf", "the machines' UEFI firmware", &[Purpose::Runner]),
     need("swtpm", "swtpm", "the machines' TPM", &[Purpose::Runner]),
@@ -90,10 +90,12 @@ fn is_there(requirement: &Requirement) -> bool {
     }
 }
 
-/// Makes sure that all is there that `purpose` needs, if possible by installing it.
-pub fn ensure(purpose: Purpose) -> Result<()> {
-    let missing: Vec<&Requirement> =
-        REQUIREMENTS.iter().filter(|requirement| purpose.covers(requirement) && !is_there(requirement)).collect();
+/// Makes sure that all is there that `purposes` need, if possible by installing it.
+pub fn ensure(purposes: &[Purpose]) -> Result<()> {
+    let missing: Vec<&Requirement> = REQUIREMENTS
+        .iter()
+        .filter(|requirement| purposes.iter().any(|purpose| purpose.covers(requirement)) && !is_there(requirement))
+        .collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -111,13 +113,18 @@ pub fn ensure(purpose: Purpose) -> Result<()> {
         );
     }
     if !is_root() {
-        bail!("only root can install packages; run this, then try again:\n  sudo {by_hand}");
+        bail!("only root can install packages; run this, then try again:\n  sudo apt-get update && sudo {by_hand}");
     }
     eprintln!("Installing with apt-get ...");
-    if install(&packages).is_err() {
-        // The lists of packages may be missing or old, as they are in a new container.
+    // One that was interrupted makes apt-get refuse anything else. Most have not: then it does nothing.
+    run_loud(Command::new("dpkg").args(["--configure", "--pending"]).stdout(std::io::stderr()))
+        .context("an earlier installation was interrupted, and can't be completed")?;
+    // The lists of packages may be missing, as they are in a new container, or older than what the servers have.
+    let lists_are_good = run(&mut install(&["--simulate"], &packages)).is_ok();
+    if !lists_are_good || run_loud(&mut install(&[], &packages)).is_err() {
         run_loud(apt().args(["-qq", "update"])).context("apt-get can't fetch the lists of packages")?;
-        install(&packages).with_context(|| format!("find out why this fails, then try again: {by_hand}"))?;
+        run_loud(&mut install(&[], &packages))
+            .with_context(|| format!("find out why this fails, then try again: {by_hand}"))?;
     }
     if let Some(requirement) = missing.iter().find(|requirement| !is_there(requirement)) {
         bail!("the package {} is installed, but {} is still not there", requirement.package, requirement.probe);
@@ -127,12 +134,17 @@ pub fn ensure(purpose: Purpose) -> Result<()> {
 
 fn apt() -> Command {
     let mut command = Command::new("apt-get");
+    // A machine that has just started often updates itself.
+    command.args(["-o", "DPkg::Lock::Timeout=300"]);
     command.env("DEBIAN_FRONTEND", "noninteractive").env("NEEDRESTART_MODE", "l").stdout(std::io::stderr());
     command
 }
 
-fn install(packages: &[&str]) -> Result<()> {
-    run_loud(apt().args(["-qq", "install", "--yes", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0"]).args(packages))
+fn install(options: &[&str], packages: &[&str]) -> Command {
+    let mut command = apt();
+    command.args(["-qq", "install", "--yes", "--no-install-recommends", "-o", "Dpkg::Use-Pty=0"]);
+    command.args(options).args(packages);
+    command
 }
 
 /// Checks that there is a Go that can build the control plane.
@@ -141,12 +153,52 @@ pub fn ensure_go() -> Result<()> {
         .lines()
         .find_map(|line| line.strip_prefix("go ").map(str::to_owned))
         .context("tests/controlplane/go.mod names no Go version")?;
+    let advice = format!(
+        "install Go {wanted} or newer (https://go.dev/dl), or set KUBEBUILDER_ASSETS to a directory with etcd, \
+         kube-apiserver and kubectl, or KUBECONFIG to a cluster that tests may use"
+    );
     if find_program("go").is_none() {
-        bail!(
-            "the control plane is built from Go modules, and there is no `go` on the PATH: install Go {wanted} or newer \
-             (https://go.dev/dl), or set KUBEBUILDER_ASSETS to a directory with etcd, kube-apiserver and kubectl, \
-             or KUBECONFIG to a cluster that tests may use"
-        );
+        bail!("the control plane is built from Go modules, and there is no `go` on the PATH: {advice}");
+    }
+    // In the module's directory: there a newer Go than 1.20 fetches the one that the module wants.
+    let module = crate::tools::root().join("tests/controlplane");
+    let version = run(Command::new("go").args(["env", "GOVERSION"]).current_dir(module))
+        .with_context(|| format!("the control plane is built from Go modules: {advice}"))?;
+    if !is_new_enough(version.trim(), &wanted) {
+        bail!("the control plane is built from Go modules, and {} is too old for that: {advice}", version.trim());
     }
     Ok(())
+}
+
+/// Whether a version of Go such as `go1.26.8` is at least `wanted`; one that can't be read, such as that of a Go built
+/// from its repository, is for the compiler to judge.
+fn is_new_enough(version: &str, wanted: &str) -> bool {
+    let numbers = |text: &str| {
+        let digits = text.trim_start_matches("go").split('-').next().unwrap_or_default();
+        digits.split('.').map(|part| part.parse().ok()).collect::<Option<Vec<u32>>>()
+    };
+    match (numbers(version), numbers(wanted)) {
+        (Some(version), Some(wanted)) => version >= wanted,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_new_enough;
+
+    #[test]
+    fn compares_versions_of_go_by_their_numbers() {
+        for (version, expected) in [
+            ("go1.19.8", false),
+            ("go1.9", false),
+            ("go1.26.0", true),
+            ("go1.26.8-X:nodwarf5", true),
+            ("go1.100", true),
+            ("go2.0", true),
+            ("devel go1.27-abc", true),
+        ] {
+            assert_eq!(is_new_enough(version, "1.26.0"), expected, "{version}");
+        }
+    }
 }

@@ -63,10 +63,10 @@ pub struct State {
 
 impl State {
     /// The state of a cluster whose supervisor is this process.
-    pub fn new(inside: u32) -> Self {
+    pub fn new(inside: Option<u32>) -> Self {
         Self {
             supervisor: Process::find(std::process::id()),
-            inside: Process::find(inside),
+            inside: inside.and_then(Process::find),
             init: None,
             cgroup: None,
             ready: false,
@@ -107,8 +107,10 @@ pub fn only_child(pid: u32) -> Option<Process> {
 /// both were killed.
 pub fn sweep_all(dir: &Path) -> Result<()> {
     sweep(dir)?;
-    remove(dir)?;
-    crate::tools::make_dir(dir)?;
+    // Not the directory itself: it is held.
+    for entry in fs::read_dir(dir).with_context(|| format!("listing {}", dir.display()))?.flatten() {
+        remove(&entry.path())?;
+    }
     let Some(siblings) = dir.parent().and_then(|parent| fs::read_dir(parent).ok()) else { return Ok(()) };
     let mut kept = vec![];
     for sibling in siblings.flatten().map(|entry| entry.path()) {

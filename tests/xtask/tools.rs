@@ -1,7 +1,9 @@
 //! What the subcommands share: where things are, and running other programs with errors that help.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -37,13 +39,13 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Where a program is on the PATH; the directories that only root has on it count too.
+/// Where programs are that only root needs.
+pub const SYSTEM_DIRS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
+
+/// Where a program is on the PATH.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from))
-        .map(|dir| dir.join(name))
-        .find(|candidate| candidate.is_file())
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|candidate| candidate.is_file())
 }
 
 /// A short name for the contents of files, to find out whether something made of them is up to date.
@@ -111,6 +113,62 @@ pub fn remove(path: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Has a directory for one process at a time, however the others end: the kernel lets go of it with its last holder.
+/// Nothing while another one has it.
+pub fn try_hold(dir: &Path) -> Result<Option<fs::File>> {
+    make_dir(dir)?;
+    let handle = fs::File::open(dir).with_context(|| format!("opening {}", dir.display()))?;
+    match handle.try_lock() {
+        Ok(()) => {}
+        Err(fs::TryLockError::WouldBlock) => return Ok(None),
+        Err(fs::TryLockError::Error(error)) => return Err(error).with_context(|| format!("locking {}", dir.display())),
+    }
+    // Its last holder may have removed it meanwhile.
+    let is_still_there = fs::metadata(dir)
+        .is_ok_and(|there| handle.metadata().is_ok_and(|held| (held.dev(), held.ino()) == (there.dev(), there.ino())));
+    Ok(is_still_there.then_some(handle))
+}
+
+/// A directory in the cache to make something in. It goes in the end; if this process is killed, the next one sees to
+/// that.
+pub struct Stage {
+    dir: PathBuf,
+    _held: fs::File,
+}
+
+impl Stage {
+    pub fn new(purpose: &str) -> Result<Self> {
+        let all = cache_dir()?.join("stages");
+        make_dir(&all)?;
+        for old in fs::read_dir(&all).with_context(|| format!("listing {}", all.display()))?.flatten() {
+            if let Ok(Some(_held)) = try_hold(&old.path()) {
+                remove(&old.path())?;
+            }
+        }
+        let dir = all.join(format!("{purpose}-{}", std::process::id()));
+        let held = try_hold(&dir)?.with_context(|| format!("{} is in use", dir.display()))?;
+        Ok(Self { dir, _held: held })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = remove(&self.dir);
+    }
+}
+
+/// A program that takes long. It is told to end when this process ends: a build that was interrupted does not go on
+/// behind the back of whoever tries again.
+pub fn tied(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "TERM"]).arg(program);
+    command
 }
 
 fn describe(command: &Command) -> String {

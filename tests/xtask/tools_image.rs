@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::json;
 
-use crate::tools::{cache_dir, find_program, fingerprint, make_dir, remove, run, sha256_file, write};
+use crate::tools::{Stage, cache_dir, find_program, fingerprint, make_dir, run, sha256_file, write};
 
 /// Keeps a Pod's namespaces open, and is a small image for the Pods of tests: it is busybox.
 pub const NAME: &str = "localhost/vm-operator-tools:1";
@@ -30,7 +30,8 @@ pub fn archive() -> Result<PathBuf> {
 /// Writes the archive of an image that has busybox and some more files (their names in it, and where they are).
 pub fn make(name: &str, archive: &Path, files: &[(&str, &Path)]) -> Result<()> {
     let busybox = find_program("busybox").context("there is no busybox on the PATH")?;
-    let stage = cache_dir()?.join(format!("image-{}", std::process::id()));
+    let held = Stage::new("image")?;
+    let stage = held.path();
     let tree = stage.join("tree");
     for dir in ["bin", "etc", "tmp"] {
         make_dir(&tree.join(dir))?;
@@ -61,12 +62,11 @@ pub fn make(name: &str, archive: &Path, files: &[(&str, &Path)]) -> Result<()> {
     let manifest = json!([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]);
     write(&stage.join("manifest.json"), manifest.to_string())?;
     let unfinished = stage.join("image.tar");
-    pack(&stage, &["manifest.json", "config.json", "layer.tar"], &unfinished)?;
+    pack(stage, &["manifest.json", "config.json", "layer.tar"], &unfinished)?;
     // The cache may be on another file system than the target.
     let beside = archive.with_extension("unfinished");
     fs::copy(&unfinished, &beside).with_context(|| format!("writing {}", beside.display()))?;
-    fs::rename(&beside, archive).with_context(|| format!("writing {}", archive.display()))?;
-    remove(&stage)
+    fs::rename(&beside, archive).with_context(|| format!("writing {}", archive.display()))
 }
 
 fn pack(dir: &Path, names: &[&str], archive: &Path) -> Result<()> {

@@ -232,6 +232,11 @@ impl Plan {
                 // What a restart left on the object stays there, or it would look like a new one.
                 let object = with_restart(object, found.annotations.get(RESTARTED_ANNOTATION));
                 self.change(1, &object, found);
+                // Where the machine does not say what to request, that follows from its current CPUs and memory, and those are
+                // live: nothing that the guest has waits for a restart.
+                if vm.spec.resources.is_none() {
+                    self.pending.retain(|change| !change.path.contains("].resources."));
+                }
             }
             (Wanted::Up, Life::Ended(found)) => self.ended(found, observed),
             (Wanted::Down, Life::Alive(found) | Life::Ended(found)) => {

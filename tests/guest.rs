@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vm_operator::runner_config::RunnerConfig;
 
@@ -39,6 +40,15 @@ fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>, state: impl
         assert!(start.elapsed() < PATIENCE, "waited in vain for {what}\n{}", state());
         sleep(Duration::from_millis(20));
     }
+}
+
+fn kill(pid: u32, signal: &str) -> rustix::io::Result<()> {
+    let signal = match signal {
+        "TERM" => Signal::TERM,
+        "KILL" => Signal::KILL,
+        other => panic!("{other}"),
+    };
+    kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal)
 }
 
 /// A machine with its files in a temporary directory, which outlive its starts.
@@ -162,8 +172,7 @@ impl Runner<'_> {
     }
 
     fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+        kill(self.child.id(), name).unwrap();
     }
 
     /// Waits for the runner's end.
@@ -195,9 +204,9 @@ impl Drop for Runner<'_> {
             let machine = self.vm.machine();
             if self.role != "agent"
                 && machine["phase"] != "Ended"
-                && let Some(qemu) = machine["pid"].as_u64()
+                && let Some(qemu) = machine["pid"].as_u64().and_then(|pid| pid.try_into().ok())
             {
-                let _ = Command::new("kill").args(["-s", "KILL", &qemu.to_string()]).status();
+                let _ = kill(qemu, "KILL");
             }
         }
     }

@@ -52,8 +52,12 @@ async fn wait_for(api: &Api<VirtualMachine>, name: &str, type_: &str, status: bo
     .await
 }
 
+/// Requests are counted for the whole cluster, and two guests at once are slow.
+static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 #[tokio::test]
 async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
+    let _turn = ONE_AT_A_TIME.lock().await;
     let cluster = Cluster::with_node();
     cluster.import(&images().iter().map(PathBuf::as_path).collect::<Vec<_>>());
     install_crds(cluster).await;
@@ -144,4 +148,89 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     })
     .await;
     assert!(message.contains("/var/local/vmop-image-repository/no-such.iso"), "{message}");
+}
+
+/// A machine's condition as its reason, once the manager has seen the machine as it is.
+fn reason(vm: &VirtualMachine, type_: &str) -> String {
+    let status = vm.status.as_ref().filter(|status| status.observed_generation == vm.metadata.generation);
+    let condition = status.and_then(|status| conditions::find(&status.conditions, type_));
+    condition.map(|condition| condition.reason.clone()).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn what_happens_to_a_machine_in_its_life() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let cluster = Cluster::with_node();
+    cluster.import(&images().iter().map(PathBuf::as_path).collect::<Vec<_>>());
+    install_crds(cluster).await;
+    let namespace = cluster.namespace("life").await;
+    deploy(cluster, &namespace);
+    let machines: Api<VirtualMachine> = Api::namespaced(cluster.client().await, namespace.name());
+    let pods: Api<Pod> = Api::namespaced(cluster.client().await, namespace.name());
+    let when = async |what: &str, check: &dyn Fn(&VirtualMachine) -> bool| {
+        eventually(what, LIMIT, async || machines.get_opt("demo").await.unwrap().filter(check)).await
+    };
+    let console = || namespace.kubectl(&["logs", "demo"]);
+    let up = |vm: &VirtualMachine| reason(vm, conditions::READY) == "Running";
+
+    // Its guest shuts down by itself and is to stay down, whatever is applied again.
+    let mut manifest: serde_json::Value =
+        serde_yaml::from_str(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name()))
+            .unwrap();
+    manifest["spec"]["guestShutdownStops"] = true.into();
+    manifest["spec"]["cloudInit"]["userData"]["poweroff-after-boot"] = true.into();
+    namespace.apply(&manifest.to_string());
+    when("the guest to be down", &|vm| reason(vm, conditions::READY) == "GuestShutdown").await;
+    assert!(pods.get_opt("demo").await.unwrap().is_none());
+    manifest["spec"]["cloudInit"]["userData"]["poweroff-after-boot"] = false.into();
+    namespace.apply(&manifest.to_string());
+    when("it to stay down", &|vm| reason(vm, conditions::READY) == "GuestShutdown").await;
+
+    // A person starts it.
+    namespace.kubectl(&["annotate", "vm", "demo", "vmoperator.jdrupes.org/restartedAt=monday"]);
+    let vm = when("it to be up", &up).await;
+    eventually("the guest's second start", LIMIT, async || console().contains("guest: up").then_some(())).await;
+    assert!(console().contains("guest: starts=2"), "{}", console());
+    let identity = vm.status.unwrap().identity.unwrap();
+    assert!(identity.uuid.is_some() && identity.macs.len() == 1 && identity.machine_type.is_some(), "{identity:?}");
+    let first = pods.get("demo").await.unwrap().metadata.uid;
+
+    // A CPU more is live, more memory is not.
+    manifest["spec"]["vm"]["currentCpus"] = 2.into();
+    manifest["spec"]["vm"]["maximumRam"] = "640Mi".into();
+    manifest["spec"]["vm"]["currentRam"] = "512Mi".into();
+    namespace.apply(&manifest.to_string());
+    let vm = when("the second CPU", &|vm| vm.status.as_ref().unwrap().cpus == Some(2)).await;
+    assert_eq!(vm.status.unwrap().identity.unwrap(), identity);
+    eventually("the guest to see it", LIMIT, async || console().contains("guest: cpus=2").then_some(())).await;
+    let vm = when("RestartRequired", &|vm| reason(vm, conditions::RESTART_REQUIRED) == "Changed").await;
+    let pending: Vec<String> = vm.status.unwrap().pending_changes.into_iter().map(|change| change.path).collect();
+    assert!(pending.contains(&"config.yaml/vm.maximumRam".to_owned()), "{pending:?}");
+
+    // The resource goes and comes; the guest does not notice.
+    namespace.kubectl(&["delete", "vm", "demo", "--cascade=orphan"]);
+    namespace.apply(&manifest.to_string());
+    let vm = when("the new resource to know its guest", &up).await;
+    assert_eq!(vm.status.unwrap().cpus, Some(2));
+    let pod = pods.get("demo").await.unwrap();
+    assert_eq!(pod.metadata.uid, first);
+    assert_eq!(pod.status.unwrap().container_statuses.unwrap()[0].restart_count, 0);
+
+    // A restart brings what waited.
+    namespace.kubectl(&["delete", "pod", "demo", "--wait=false"]);
+    eventually("another Pod", LIMIT, async || {
+        pods.get_opt("demo").await.unwrap().filter(|pod| pod.metadata.uid != first).map(drop)
+    })
+    .await;
+    let vm = when("it to be up again", &up).await;
+    let status = vm.status.unwrap();
+    assert_eq!((status.identity.unwrap(), status.pending_changes), (identity, vec![]));
+    eventually("the guest's third start", LIMIT, async || console().contains("guest: up").then_some(())).await;
+    assert!(console().contains("guest: starts=3"), "{}", console());
+
+    // Its disks outlive it.
+    namespace.kubectl(&["delete", "vm", "demo"]);
+    eventually("the Pod to be gone", LIMIT, async || pods.get_opt("demo").await.unwrap().is_none().then_some(())).await;
+    let claims = namespace.kubectl(&["get", "pvc", "--output=name", "--selector=app.kubernetes.io/instance=demo"]);
+    assert_eq!(claims.lines().count(), 2, "{claims}");
 }

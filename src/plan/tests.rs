@@ -252,6 +252,27 @@ fn a_change_of_the_pod_waits_for_the_next_start() {
 }
 
 #[test]
+fn live_cpus_leave_nothing_to_wait_for() {
+    let with = |resources: Value, cpus: u32| {
+        vm(move |vm| {
+            vm["spec"]["resources"] = resources;
+            vm["spec"]["vm"]["currentCpus"] = json!(cpus);
+        })
+    };
+    let pending = |before: &VirtualMachine, after: &VirtualMachine| {
+        let observed = cluster(before, |_, _| ());
+        let pending = plan(after, &observed, Some(&rendered(after, &observed))).pending;
+        pending.into_iter().map(|change| change.path).collect::<Vec<_>>()
+    };
+    assert_eq!(pending(&with(Value::Null, 2), &with(Value::Null, 1)), [""; 0]);
+    let requests = |cpu: &str| json!({ "requests": { "cpu": cpu } });
+    assert_eq!(
+        pending(&with(requests("1"), 2), &with(requests("2"), 1)),
+        ["objects/Pod/spec.containers[vm-runner].resources.requests.cpu"]
+    );
+}
+
+#[test]
 fn a_label_of_the_machine_reaches_its_pod_and_leaves_it() {
     let (without, with) =
         (vm(|_| ()), vm(|vm| vm["metadata"]["labels"] = json!({ "tier": "web", "helm.sh/chart": "x" })));

@@ -107,19 +107,25 @@ async fn act(client: &Client, namespace: &TestNamespace, machine: usize, deed: D
 /// All that is left, without what differs from one run to another by nature: a Pod is made from the spec of its moment.
 async fn end_state(client: &Client, namespace: &TestNamespace) -> BTreeMap<String, Value> {
     let mut state = BTreeMap::new();
+    let mut uids = BTreeMap::new();
     for vm in api::<VirtualMachine>(client, namespace).list(&Default::default()).await.unwrap() {
         let ready = condition(&vm, "Ready").unwrap();
         let status = vm.status.clone().unwrap();
         let observed = status.observed_generation == vm.metadata.generation;
         let said = json!([ready.0, ready.1, status.phase, status.created, observed]);
         state.insert(format!("VirtualMachine {}", vm.name_any()), said);
+        uids.insert(vm.name_any(), vm.uid().unwrap());
     }
     for pod in api::<Pod>(client, namespace).list(&Default::default()).await.unwrap() {
         let going = pod.metadata.deletion_timestamp.is_some();
         state.insert(format!("Pod {}", pod.name_any()), json!([pod.labels(), pod.owner_references().len(), going]));
     }
     for map in api::<ConfigMap>(client, namespace).list(&Default::default()).await.unwrap() {
-        let data = json!(map.data).to_string().replace(namespace.name(), "NAMESPACE");
+        let mut data = json!(map.data).to_string().replace(namespace.name(), "NAMESPACE");
+        // A machine that is made again is told so by its own UID: that of another would stay.
+        if let Some(uid) = uids.get(&map.name_any()) {
+            data = data.replace(uid, "UID");
+        }
         let ours = map.labels().contains_key("app.kubernetes.io/instance");
         if ours {
             state.insert(format!("ConfigMap {}", map.name_any()), json!([data, map.labels()]));
@@ -151,15 +157,13 @@ async fn reaches(
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    for (name, value) in expected {
-        if last.get(name) != Some(value) {
-            println!("expected {name}: {value}\n   found {:?}", last.get(name).map(ToString::to_string));
-        }
-    }
-    for name in last.keys().filter(|name| !expected.contains_key(*name)) {
-        println!("not expected: {name}");
-    }
-    panic!("not the end state of an undisturbed run\n{}", log());
+    println!("{}", log());
+    let differ = expected.iter().filter(|(name, value)| last.get(*name) != Some(*value));
+    let mut differences: Vec<String> = differ
+        .map(|(name, value)| format!("{name}: {value}\n   found {:?}", last.get(name).map(ToString::to_string)))
+        .collect();
+    differences.extend(last.keys().filter(|name| !expected.contains_key(*name)).map(|name| format!("{name}: nothing")));
+    panic!("not the end state of an undisturbed run; expected\n{}", differences.join("\n"));
 }
 
 /// The end state of these deeds without any disturbance.

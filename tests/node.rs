@@ -7,7 +7,7 @@ mod support;
 use std::{path::PathBuf, process::Command, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
+use kube::{Api, api::ListParams};
 use support::{
     cluster::{Cluster, TestNamespace, XTASK, eventually},
     manager::{install_crds, is_of_machines, quiet},
@@ -148,6 +148,14 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     })
     .await;
     assert!(message.contains("/var/local/vmop-image-repository/no-such.iso"), "{message}");
+
+    // The node is a small one: what is left here would keep it from the other test.
+    namespace.kubectl(&["delete", "vm", "--all"]);
+    eventually("the Pods to be gone", LIMIT, async || {
+        let selector = ListParams::default().labels("app.kubernetes.io/name=vm-runner");
+        pods.list(&selector).await.unwrap().items.is_empty().then_some(())
+    })
+    .await;
 }
 
 /// A machine's condition as its reason, once the manager has seen the machine as it is.

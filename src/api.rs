@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use quantity::Quantity;
-pub use status::{Assignment, Identity, PendingChange, VirtualMachineStatus};
+pub use status::{Assignment, Identity, PendingChange, RenderedFrom, VirtualMachineStatus};
 
 /// The API group of both resources.
 pub const GROUP: &str = "vmoperator.jdrupes.org";
@@ -52,6 +52,7 @@ pub const MANAGED_BY: &str = "vm-operator";
     printcolumn(name = "Node", type_ = "string", json_path = ".status.nodeName", description = "The node it runs on"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0].address", description = "Its first address"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Templates", type_ = "string", json_path = ".status.templates.version", priority = 1, description = "The version of the template set that its objects were rendered with"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", priority = 1, description = "Why it is ready or not"),
     validation = Rule::new("self.metadata.name.size() <= 63").message("the name of a VM is used as a label and as a host name: at most 63 characters"),
 )]
@@ -77,6 +78,14 @@ pub struct VirtualMachineSpec {
     /// The template for QEMU's command line.
     #[serde(default)]
     pub runner_template: RunnerTemplate,
+    /// Which templates its objects are rendered from. Absent: the operator's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub templates: Option<Templates>,
+    /// What the templates find as `values`, over the defaults of their set and of the manager. Which there are, the template
+    /// set says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crd::any_object")]
+    pub template_values: Option<Value>,
     /// What a shutdown that the guest itself made means. false: the machine starts again. true: it stays down until
     /// somebody starts it.
     #[serde(default)]
@@ -156,6 +165,15 @@ pub struct Resources {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crd::any_object_list")]
     pub claims: Vec<Value>,
+}
+
+/// The templates of a machine.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct Templates {
+    /// The name of one of the operator's template sets. Absent: the templates that all machines have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub set: Option<String>,
 }
 
 /// The template for QEMU's command line.

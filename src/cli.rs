@@ -23,7 +23,7 @@ use crate::{
     config::Config,
     files::{self, FileError},
     observed::Observed,
-    render::{Facts, render},
+    render::{Facts, Library, Sources, render},
 };
 
 /// Works with virtual machines.
@@ -122,11 +122,14 @@ fn run(command: Command, output: &mut Vec<u8>) -> Result<(), Failure> {
         }
         Command::Render { filename, templates, config, namespace } => {
             let config = config.map_or_else(|| Ok(Config::default()), |file| files::configuration(&file))?;
-            let set = files::template_set(templates.as_deref())?;
+            let library = library(templates.as_deref())?;
             for vm in machines(&filename, &namespace)? {
                 let observed = Observed { objects: Vec::new(), now: Timestamp::UNIX_EPOCH };
                 let facts = Facts { display_password: "random".into() };
-                let objects = render(&vm, &observed, &config.reconciler, &facts, &set)
+                let name = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref());
+                let objects = library
+                    .get(name)
+                    .and_then(|set| render(&vm, &observed, &config.reconciler, &facts, set))
                     .map_err(|error| FileError::template(templates.as_deref(), &error))?;
                 for object in objects {
                     let yaml =
@@ -137,6 +140,11 @@ fn run(command: Command, output: &mut Vec<u8>) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// The template sets of a folder, over the built-in templates.
+fn library(folder: Option<&Path>) -> Result<Library, FileError> {
+    folder.map_or_else(|| Ok(Sources::default()), files::sources).map(|sources| Library::new(&sources))
 }
 
 /// The machines of a file, each checked against the types of its fields.

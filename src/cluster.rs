@@ -226,6 +226,18 @@ impl Cluster {
         Ok(())
     }
 
+    /// Asks the API server whether it would take an object, without making it. Fields that it does not know are an error.
+    ///
+    /// # Errors
+    /// Why not.
+    pub async fn try_out(&self, vm: &VirtualMachine, object: &Rendered) -> Result<(), ActionError> {
+        let how = PatchParams { dry_run: true, ..PatchParams::apply(FIELD_MANAGER).force().validation_strict() };
+        self.patch(&of(vm), &object.key, &how, &Patch::Apply(&object.value))
+            .await
+            .map(drop)
+            .map_err(|source| ActionError::Api { what: "try out", key: object.key.clone(), source: Box::new(source) })
+    }
+
     async fn send(&self, namespace: &str, key: &ObjectKey, value: &Value) -> Result<Arrived, kube::Error> {
         self.patch(namespace, key, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(value)).await
     }

@@ -10,7 +10,10 @@ use serde::{
     de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer},
 };
 
-use crate::api::ServiceMetadata;
+use serde_json::{Map, Value};
+use wildmatch::WildMatch;
+
+use crate::{api::ServiceMetadata, render::ObjectKey};
 
 /// What the manager is told.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -93,6 +96,10 @@ pub struct ReconcilerConfig {
     pub runner_image: Option<String>,
     /// When to pull it. New.
     pub runner_image_pull_policy: Option<String>,
+    /// What templates find as `values`, under what a machine says. New.
+    pub template_values: Map<String, Value>,
+    /// The kinds of objects that templates may make. New.
+    pub allowed_kinds: Kinds,
 }
 
 impl Default for ReconcilerConfig {
@@ -104,7 +111,67 @@ impl Default for ReconcilerConfig {
             ram_overcommit: 1.25,
             runner_image: None,
             runner_image_pull_policy: None,
+            template_values: Map::new(),
+            allowed_kinds: Kinds::default(),
         }
+    }
+}
+
+/// Kinds of objects, each as `Kind` or `Kind.group`; `*` stands for any text.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(from = "Vec<String>")]
+pub struct Kinds(Vec<WildMatch>);
+
+impl From<Vec<String>> for Kinds {
+    fn from(names: Vec<String>) -> Self {
+        Self(names.iter().map(|name| WildMatch::new(name)).collect())
+    }
+}
+
+impl Default for Kinds {
+    /// What a machine may need around it, of Kubernetes and of tools that many clusters have. All are namespaced, and none
+    /// gives rights to anybody.
+    fn default() -> Self {
+        let names = [
+            "ConfigMap",
+            "PersistentVolumeClaim",
+            "Pod",
+            "Secret",
+            "Service",
+            "CronJob.batch",
+            "Deployment.apps",
+            "EndpointSlice.discovery.k8s.io",
+            "Ingress.networking.k8s.io",
+            "Job.batch",
+            "NetworkPolicy.networking.k8s.io",
+            "PodDisruptionBudget.policy",
+            "ResourceClaim.resource.k8s.io",
+            "StatefulSet.apps",
+            "*.cilium.io",
+            "*.gateway.networking.k8s.io",
+            "*.monitoring.coreos.com",
+            "Certificate.cert-manager.io",
+            "DNSEndpoint.externaldns.k8s.io",
+            "NetworkAttachmentDefinition.k8s.cni.cncf.io",
+            "VolumeSnapshot.snapshot.storage.k8s.io",
+        ];
+        names.map(str::to_owned).to_vec().into()
+    }
+}
+
+impl Kinds {
+    /// How a kind is written in such a list.
+    pub fn name(key: &ObjectKey) -> String {
+        match key.api_version.split_once('/') {
+            Some((group, _)) => format!("{}.{group}", key.kind),
+            None => key.kind.clone(),
+        }
+    }
+
+    /// Whether the object's kind is one of them.
+    pub fn allow(&self, key: &ObjectKey) -> bool {
+        let name = Self::name(key);
+        self.0.iter().any(|pattern| pattern.matches(&name))
     }
 }
 
@@ -189,6 +256,8 @@ impl Config {
             ("/Manager/Controller/Reconciler", "ramOvercommit") => {
                 reconciler.ram_overcommit = map.next_value::<Factor>()?.0;
             }
+            ("/Manager/Controller/Reconciler", "templateValues") => reconciler.template_values = map.next_value()?,
+            ("/Manager/Controller/Reconciler", "allowedKinds") => reconciler.allowed_kinds = map.next_value()?,
             ("/Manager/Controller/Reconciler", "runnerImage") => reconciler.runner_image = map.next_value()?,
             ("/Manager/Controller/Reconciler", "runnerImagePullPolicy") => {
                 reconciler.runner_image_pull_policy = map.next_value()?;

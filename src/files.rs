@@ -1,14 +1,13 @@
 //! The files that people write for the programs: the manager's configuration and folders of templates.
 
 use std::{
-    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
 
 use crate::{
     config::{Config, ConfigError},
-    render::{TemplateError, TemplateSet},
+    render::{Files, Sources, TemplateError},
 };
 
 /// A file that can't be used, with the place in it where that is known.
@@ -75,21 +74,48 @@ pub fn configuration(file: &Path) -> Result<Config, FileError> {
     Config::parse(&text).map_err(|ConfigError(error)| FileError::yaml(file, &error, 0))
 }
 
-/// Compiles the built-in templates under those of a folder.
+/// Where named template sets are in a folder of templates: `sets/NAME`.
+const SETS: &str = "sets";
+/// The folder with a set's own test cases: no templates.
+pub const CASES: &str = "tests";
+
+/// Reads a folder of templates: its files, those of its sub-folders by their path, and the named sets in `sets/`.
 ///
 /// # Errors
-/// If a file can't be read or does not compile.
-pub fn template_set(folder: Option<&Path>) -> Result<TemplateSet, FileError> {
-    let mut overlay = BTreeMap::new();
-    if let Some(folder) = folder {
-        for entry in fs::read_dir(folder).map_err(FileError::io(folder))? {
-            let path = entry.map_err(FileError::io(folder))?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            // The kubelet keeps the versions of a mounted ConfigMap in folders that begin with a dot.
-            if !name.starts_with('.') && !path.is_dir() {
-                overlay.insert(name, fs::read_to_string(&path).map_err(FileError::io(&path))?);
-            }
+/// If a file can't be read.
+pub fn sources(folder: &Path) -> Result<Sources, FileError> {
+    let mut sources = Sources::default();
+    let mut files = Files::new();
+    read(folder, "", &mut files)?;
+    for (name, text) in files {
+        match name.strip_prefix("sets/").and_then(|rest| rest.split_once('/')) {
+            Some((set, name)) => drop(sources.sets.entry(set.to_owned()).or_default().insert(name.to_owned(), text)),
+            None => drop(sources.base.insert(name, text)),
         }
     }
-    TemplateSet::with_overlay(overlay).map_err(|error| FileError::template(folder, &error))
+    // A set that only takes something away has no file of its own perhaps; it is there all the same.
+    for entry in fs::read_dir(folder.join(SETS)).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir()) {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with('.') {
+            sources.sets.entry(name).or_default();
+        }
+    }
+    Ok(sources)
+}
+
+fn read(folder: &Path, prefix: &str, files: &mut Files) -> Result<(), FileError> {
+    for entry in fs::read_dir(folder).map_err(FileError::io(folder))? {
+        let path = entry.map_err(FileError::io(folder))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // The kubelet keeps the versions of a mounted ConfigMap in folders that begin with a dot.
+        if name.starts_with('.') {
+            continue;
+        }
+        if !path.is_dir() {
+            files.insert(format!("{prefix}{name}"), fs::read_to_string(&path).map_err(FileError::io(&path))?);
+        } else if name != CASES {
+            read(&path, &format!("{prefix}{name}/"), files)?;
+        }
+    }
+    Ok(())
 }

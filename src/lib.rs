@@ -38,7 +38,6 @@ mod test_support;
 pub mod cli;
 #[cfg(feature = "manager")]
 pub mod cluster;
-#[cfg(any(feature = "cli", feature = "manager"))]
 pub mod files;
 #[cfg(feature = "manager")]
 pub mod manager;

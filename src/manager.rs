@@ -3,7 +3,7 @@
 //! ```text
 //!  lease ─▶ leading? ─▶ watch of machines ─┐
 //!                       watches of objects ┼─▶ queue (one entry per machine) ─▶ reconcile: observe, render, plan, execute, status
-//!  configuration ─────▶ changed ───────────┤
+//!  configuration, templates ─▶ changed ────┤
 //!                       back-off ──────────┘
 //! ```
 //!
@@ -16,6 +16,7 @@ pub mod machines;
 pub mod metrics;
 pub mod reconcile;
 pub mod reload;
+pub mod templates;
 pub mod web;
 
 use std::{
@@ -54,6 +55,7 @@ use self::{
     leader::{Election, Fence, State},
     metrics::Metrics,
     reconcile::Reconciler,
+    templates::Loader,
     web::{Health, Progress},
 };
 use crate::{
@@ -149,12 +151,6 @@ async fn manage(
         [Some(namespace)] => namespace.clone(),
         _ => home,
     };
-    let templates = files::template_set(options.templates.as_deref());
-    metrics.templates_loaded(templates.is_ok());
-    match &templates {
-        Ok(templates) => info!(templates = templates.names().count(), "compiled"),
-        Err(error) => error!(%error, "the templates can't be used; machines are left as they are until this is mended"),
-    }
     let fence = Fence::default();
     let client = fenced(kubeconfig.clone(), fence.clone())?;
     let reporter = Reporter { controller: "vm-operator".into(), instance: std::env::var("HOSTNAME").ok() };
@@ -177,9 +173,12 @@ async fn manage(
             result?;
             info!(namespaces = %scope, version = env!("CARGO_PKG_VERSION"), "managing");
             let teller = Arc::new(Teller::start(client.clone(), reporter));
-            let templates = Arc::new(templates);
+            // Where the lease is, there the manager's own ConfigMaps are.
+            let loader = Loader::start(&client, &lease, options.templates, metrics.clone()).await;
+            let templates = loader.in_force();
             let turns = Turns::default();
-            let (mut works, mut stores) = (Vec::new(), Vec::new());
+            let (mut works, mut stores, mut known) = (Vec::new(), Vec::new(), Vec::new());
+            let mut trying = None;
             let several = scope.watched().len() > 1;
             if several {
                 health.set(web::MACHINES, Progress::Ready("by namespace".into()));
@@ -189,18 +188,24 @@ async fn manage(
                 let part = part.map_or(web::MACHINES.to_owned(), |name| format!("{} of {name}", web::MACHINES));
                 health.set(&part, Progress::Waiting("not listed yet".into()));
                 let (children, triggered) = Children::new(client.clone(), namespace.clone(), metrics.clone());
-                let cluster = Cluster::new(client.clone(), children, turns.clone());
+                let cluster = Cluster::new(client.clone(), children.clone(), turns.clone());
+                trying.get_or_insert_with(|| cluster.clone());
                 let reconciler =
                     Arc::new(Reconciler::new(cluster, settings.clone(), templates.clone(), teller.clone()));
                 let (store, writer) = reflector::store::<PackedMachine>();
                 stores.push(store.clone());
+                known.push((store.clone(), children));
                 let machines = machines::watch(
                     client.clone(), namespace.as_deref(), writer, metrics.clone(), (health.clone(), part), teller.clone(),
                 );
-                let triggered = stream::select(triggered, again(settings.clone(), store.clone()));
+                let changed = stream::select(again(settings.clone(), store.clone()), again(templates.clone(), store.clone()));
+                let triggered = stream::select(triggered, changed);
                 works.push(work((machines, store, triggered), reconciler, metrics.clone(), stop.clone()));
             }
             metrics.machines_from(move || stores.iter().flat_map(Store::state).filter_map(|vm| vm.read()).collect());
+            if let Some(cluster) = trying {
+                tokio::spawn(loader.follow(known, cluster, settings.clone(), teller));
+            }
             let mut work = pin!(join_all(works));
             tokio::select! {
                 biased;
@@ -299,9 +304,9 @@ fn full_name(namespace: Option<&str>, name: &str) -> String {
     format!("{}/{name}", namespace.unwrap_or_default())
 }
 
-/// All machines, each time that the configuration has changed.
-fn again(
-    mut settings: watch::Receiver<Arc<ReconcilerConfig>>,
+/// All machines, each time that something has changed by which all are rendered.
+fn again<T: Send + Sync + 'static>(
+    mut settings: watch::Receiver<Arc<T>>,
     store: Store<PackedMachine>,
 ) -> impl Stream<Item = ObjectRef<PackedMachine>> + Send {
     settings.mark_unchanged();

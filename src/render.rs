@@ -2,23 +2,32 @@
 //!
 //! ```text
 //!  VirtualMachine ─┐
-//!  Observed        ┼─▶ context ─▶ minijinja ─▶ YAML text ─▶ objects (owner, labels, hash; refusals)
-//!  Config          │   context.rs  templates.rs              output.rs
-//!  Facts ──────────┘
+//!  Observed        ┼─▶ context ─▶ minijinja ─▶ YAML text ─▶ documents ─▶ patches ─▶ objects (owner, labels, hash; refusals)
+//!  Config, values  │   context.rs  templates.rs              output.rs    patches.rs  output.rs
+//!  Facts ──────────┘               functions.rs, write.rs
 //! ```
 //!
 //! No clock, no network, no randomness: what is random comes in as [`Facts`]. Nothing here knows which kinds of objects
 //! the templates make.
 
+pub mod check;
 pub mod context;
+pub mod functions;
+pub mod outline;
 pub mod output;
+pub mod patches;
 pub mod templates;
+pub mod values;
+mod write;
 
 use crate::{api::VirtualMachine, config::ReconcilerConfig, observed::Observed};
 
 pub use context::Facts;
 pub use output::{Lifetime, ObjectKey, Rendered, Update};
-pub use templates::{TemplateError, TemplateSet};
+pub use templates::{Files, Library, Sources, TemplateError, TemplateSet};
+
+/// How many objects a machine may have: a loop that goes wrong must not fill the cluster.
+const MAXIMUM_OBJECTS: usize = 64;
 
 /// Renders all objects of a machine, in the order of their templates' names.
 ///
@@ -32,16 +41,31 @@ pub fn render(
     facts: &Facts,
     templates: &TemplateSet,
 ) -> Result<Vec<Rendered>, TemplateError> {
-    let context = context::build(vm, observed, config, facts).map_err(TemplateError::context)?;
-    let scope = output::Scope::of(vm);
-    let mut objects: Vec<Rendered> = Vec::new();
+    let values = templates.values().resolve(&config.template_values, vm.spec.template_values.as_ref())?;
+    let context = context::build(vm, observed, config, facts, values).map_err(TemplateError::context)?;
+    let mut documents = Vec::new();
     for name in templates.names() {
-        for object in output::objects(name, &templates.render(name, &context)?, &scope)? {
-            if let Some(other) = objects.iter().find(|other| other.key == object.key) {
-                return Err(TemplateError::refused(name, format!("{} is also made by {}", object.key, other.template)));
-            }
-            objects.push(object);
+        let place = templates.place(name);
+        let rendered = output::documents(place, &templates.render(name, &context)?)?;
+        documents.extend(rendered.into_iter().map(|document| (place, document)));
+    }
+    for patch in templates.patches(&context)? {
+        patch.apply(documents.iter_mut().map(|(_, document)| document))?;
+    }
+    let scope = output::Scope::of(vm, &config.allowed_kinds);
+    let mut objects: Vec<Rendered> = Vec::with_capacity(documents.len());
+    for (place, document) in documents {
+        let object = output::object(place, document, &scope)?;
+        if let Some(other) = objects.iter().find(|other| other.key == object.key) {
+            return Err(TemplateError::refused(place, format!("{} is also made by {}", object.key, other.template)));
         }
+        if objects.len() == MAXIMUM_OBJECTS {
+            return Err(TemplateError::refused(
+                place,
+                format!("a machine may have {MAXIMUM_OBJECTS} objects, not more"),
+            ));
+        }
+        objects.push(object);
     }
     Ok(objects)
 }

@@ -24,7 +24,7 @@ use crate::{
     observed::{Object, Observed, Part},
     plan::{self, Plan, Wait},
     power::{Power, RESTARTED_ANNOTATION, Wanted, is_report_of},
-    render::{ObjectKey, Rendered, TemplateError},
+    render::{ObjectKey, Rendered, TemplateError, TemplateSet},
 };
 
 pub mod events;
@@ -42,6 +42,15 @@ pub struct Outcome {
     pub refusals: Vec<(ObjectKey, String)>,
 }
 
+/// Where a machine's templates come from.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Source<'a> {
+    /// The set that is in force for it.
+    pub set: Option<&'a TemplateSet>,
+    /// Why a newer version of the set is not.
+    pub refused: Option<&'a TemplateError>,
+}
+
 /// Derives the manager's part of a machine's status.
 pub fn status(
     vm: &VirtualMachine,
@@ -49,6 +58,7 @@ pub fn status(
     plan: &Plan,
     rendered: Result<&[Rendered], &TemplateError>,
     outcome: &Outcome,
+    source: Source<'_>,
 ) -> Value {
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let pod = plan::pod(vm, observed).map(AsRef::as_ref);
@@ -61,7 +71,7 @@ pub fn status(
     let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !ended;
     let phase = phase(plan.power.wanted, up, pod);
 
-    let mut new = vec![templates_valid(rendered), ready(vm, up, pod, plan, rendered, outcome)];
+    let mut new = vec![templates_valid(rendered, source.refused), ready(vm, up, pod, plan, rendered, outcome)];
     // The runner lists what QEMU takes at its start only.
     let theirs = vm.status.iter().flat_map(|status| &status.pending_changes);
     let theirs = theirs.filter(|change| reported(RUNNING) && !change.path.starts_with(plan::pending::PREFIX));
@@ -101,6 +111,14 @@ pub fn status(
     let power = if plan.power.wanted == Wanted::Up { PowerState::Running } else { PowerState::Stopped };
     status.insert("power".into(), json!(power));
     status.insert("conditions".into(), with_whole_seconds(json!(conditions), &conditions));
+    if let (Ok(_), Some(set)) = (rendered, source.set) {
+        let name = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_ref());
+        let mut templates = json!({ "version": set.version() });
+        if let Some(name) = name {
+            templates["set"] = json!(name);
+        }
+        status.insert("templates".into(), templates);
+    }
     if let Some(halted) = &plan.power.halted {
         let mut halted_json = json!(halted);
         halted_json["time"] = whole_seconds(halted.time.0);
@@ -204,10 +222,11 @@ fn with_whole_seconds(mut list: Value, conditions: &[Condition]) -> Value {
     list
 }
 
-fn templates_valid(rendered: Result<&[Rendered], &TemplateError>) -> NewCondition {
-    let (status, reason, message) = match rendered {
-        Ok(_) => (true, "Rendered", String::new()),
-        Err(error) => (false, "TemplateError", error.to_string()),
+fn templates_valid(rendered: Result<&[Rendered], &TemplateError>, refused: Option<&TemplateError>) -> NewCondition {
+    let (status, reason, message) = match (rendered, refused) {
+        (Err(error), _) => (false, "TemplateError", error.to_string()),
+        (Ok(_), Some(error)) => (true, "NewerRefused", format!("newer templates are not used: {error}")),
+        (Ok(_), None) => (true, "Rendered", String::new()),
     };
     NewCondition { type_: TEMPLATES_VALID, status, reason: reason.into(), message }
 }

@@ -5,13 +5,12 @@
 //! | `vm.yaml` | the machine |
 //! | `config.yaml` | the manager's configuration (optional) |
 //! | `observed.yaml` | objects that exist already (optional) |
-//! | `templates/` | an overlay (optional) |
+//! | `templates/` | the operator's templates, with named sets in `sets/` (optional) |
 //! | `expected.snap` | all rendered objects and the plan, or the error; `cargo insta test --accept` writes it |
 
 #![allow(clippy::unwrap_used)]
 
 use std::{
-    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -23,21 +22,13 @@ use serde::Deserialize;
 use vm_operator::{
     api::VirtualMachine,
     config::Config,
+    files,
     observed::{Object, Observed},
-    render::{Facts, TemplateSet, render},
+    render::{Facts, Library, Sources, render},
 };
 
 fn read(path: PathBuf) -> Option<String> {
     fs::read_to_string(path).ok()
-}
-
-fn overlay(folder: &Path) -> BTreeMap<String, String> {
-    fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|file| (file.file_name().into_string().unwrap(), fs::read_to_string(file.path()).unwrap()))
-        .collect()
 }
 
 fn observed(text: Option<String>) -> Vec<Arc<Object>> {
@@ -59,8 +50,12 @@ fn outcome(case: &Path) -> String {
     let config = Config::parse(&read(case.join("config.yaml")).unwrap_or_default()).unwrap();
     let observed = Observed { objects: observed(read(case.join("observed.yaml"))), now: Timestamp::UNIX_EPOCH };
     let facts = Facts { display_password: "(random)".into() };
-    let objects = TemplateSet::with_overlay(overlay(&case.join("templates")))
-        .and_then(|templates| render(&vm, &observed, &config.reconciler, &facts, &templates));
+    let folder = case.join("templates");
+    let sources = if folder.exists() { files::sources(&folder).unwrap() } else { Sources::default() };
+    let set = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref());
+    let objects = Library::new(&sources)
+        .get(set)
+        .and_then(|templates| render(&vm, &observed, &config.reconciler, &facts, templates));
     match objects {
         Err(error) => format!("error: {error}\n"),
         Ok(objects) => objects

@@ -31,6 +31,9 @@ pub struct VirtualMachineStatus {
     /// The last power state that was in effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<PowerState>,
+    /// What the machine's objects were rendered from last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub templates: Option<RenderedFrom>,
     /// Set while the machine stays down because its guest shut itself down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub halted: Option<Halted>,
@@ -92,6 +95,17 @@ pub struct VirtualMachineStatus {
     /// Who the machine is given to, if it belongs to a pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assignment: Option<Assignment>,
+}
+
+/// A version of a template set.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct RenderedFrom {
+    /// The set that the machine chose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub set: Option<String>,
+    /// Eight hexadecimal digits that are others when a template changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
 }
 
 /// Why and since when a machine is down though its spec says Running.

@@ -1,18 +1,27 @@
-//! Events, written one after the other beside everything else: no machine waits for its event, and a thousand machines that
-//! are made at once do not wait for a thousand events.
+//! Events, written one after the other when there is nothing else to tell: no machine waits for its event, and a thousand
+//! machines that are made at once have their Pods before the API server is kept busy with a thousand events.
+
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Client,
     runtime::events::{Event, Recorder, Reporter},
 };
-use tokio::sync::mpsc;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
 use tracing::warn;
 
 use super::watch::Chain;
 
 /// How many events may wait. More are dropped: whoever has so many reads none of them.
 const WAITING: usize = 10_000;
+
+/// For how long nothing new must be told before events are written, and how long the first waits at most.
+const QUIET: Duration = Duration::from_millis(250);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Takes events and writes them when there is time. What still waits when the manager ends is lost.
 pub struct Teller(mpsc::Sender<(Event, ObjectReference)>);
@@ -23,9 +32,11 @@ impl Teller {
         let recorder = Recorder::new(client, reporter);
         let (sender, mut receiver) = mpsc::channel::<(Event, ObjectReference)>(WAITING);
         tokio::spawn(async move {
-            while let Some((event, regarding)) = receiver.recv().await {
-                if let Err(error) = recorder.publish(&event, &regarding).await {
-                    warn!(vm = regarding.name, error = %Chain(&error), "an event could not be written");
+            while let Some(first) = receiver.recv().await {
+                for (event, regarding) in burst(first, &mut receiver).await {
+                    if let Err(error) = recorder.publish(&event, &regarding).await {
+                        warn!(vm = regarding.name, error = %Chain(&error), "an event could not be written");
+                    }
                 }
             }
         });
@@ -37,5 +48,48 @@ impl Teller {
         if let Err(error) = self.0.try_send((event, regarding)) {
             warn!(%error, "an event was dropped");
         }
+    }
+}
+
+/// What is told without a pause, as long as the first can wait.
+async fn burst<T>(first: T, receiver: &mut mpsc::Receiver<T>) -> Vec<T> {
+    let end = Instant::now() + PATIENCE;
+    let mut burst = vec![first];
+    while let Ok(Some(next)) = timeout_at(end.min(Instant::now() + QUIET), receiver.recv()).await {
+        burst.push(next);
+    }
+    burst
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn events_wait_for_a_pause_but_not_for_ever() {
+        let (sender, mut receiver) = mpsc::channel(WAITING);
+        tokio::spawn(async move {
+            for number in 1.. {
+                // Three at once and a pause, then one after the other without end.
+                let pause = if number == 3 {
+                    2 * QUIET
+                } else if number < 3 {
+                    Duration::ZERO
+                } else {
+                    QUIET / 2
+                };
+                if sender.send(number).await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(pause).await;
+            }
+        });
+        let first = receiver.recv().await.unwrap();
+        assert_eq!(burst(first, &mut receiver).await, [1, 2, 3]);
+        let first = receiver.recv().await.unwrap();
+        let began = Instant::now();
+        let long = burst(first, &mut receiver).await;
+        assert_eq!((long.first(), began.elapsed()), (Some(&4), PATIENCE));
+        assert!(long.len() > 100, "{}", long.len());
     }
 }

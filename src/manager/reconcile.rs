@@ -28,13 +28,13 @@ use crate::{
         watch::{Chain, WatchError},
     },
     config::ReconcilerConfig,
-    files::FileError,
+    manager::templates::InForce,
     observed::Observed,
     plan::plan,
     power,
-    render::{Facts, Rendered, TemplateError, TemplateSet, render},
+    render::{Facts, Rendered, TemplateError, render},
     status::{
-        Outcome, differs,
+        Outcome, Source, differs,
         events::{News, events},
         status,
     },
@@ -64,7 +64,7 @@ pub enum ReconcileError {
 pub struct Reconciler {
     cluster: Cluster,
     config: watch::Receiver<Arc<ReconcilerConfig>>,
-    templates: Arc<Result<TemplateSet, FileError>>,
+    templates: watch::Receiver<Arc<InForce>>,
     teller: Arc<Teller>,
     /// Machines as the API server answered to our last write of their status, until the watch has told it too.
     written: Mutex<HashMap<ObjectRef<VirtualMachine>, Arc<VirtualMachine>>>,
@@ -77,7 +77,7 @@ impl Reconciler {
     pub fn new(
         cluster: Cluster,
         config: watch::Receiver<Arc<ReconcilerConfig>>,
-        templates: Arc<Result<TemplateSet, FileError>>,
+        templates: watch::Receiver<Arc<InForce>>,
         teller: Arc<Teller>,
     ) -> Self {
         Self { cluster, config, templates, teller, written: Mutex::default(), failures: Mutex::default() }
@@ -92,12 +92,13 @@ impl Reconciler {
         let vm = this.newest(Arc::new(vm));
         // Reads: only what the watches keep.
         let mut observed = this.cluster.children.observe(&vm, Timestamp::now());
-        let mut rendered = this.render(&vm, &observed);
+        let templates = this.templates.borrow().clone();
+        let mut rendered = this.render(&vm, &observed, &templates);
         if let Ok(objects) = &rendered
             && this.cluster.children.watch(objects.iter().map(|object| object.key.types())).await?
         {
             observed = this.cluster.children.observe(&vm, Timestamp::now());
-            rendered = this.render(&vm, &observed);
+            rendered = this.render(&vm, &observed, &templates);
         }
         // Pure.
         let plan = plan(&vm, &observed, rendered.as_deref().ok());
@@ -110,7 +111,8 @@ impl Reconciler {
         };
         // Pure again, from what there is now, then at most one write.
         let observed = this.cluster.children.observe(&vm, Timestamp::now());
-        let wanted = status(&vm, &observed, &plan, rendered.as_deref(), &outcome);
+        let source = Source { set: templates.of(&vm).ok(), refused: templates.refusal(&vm) };
+        let wanted = status(&vm, &observed, &plan, rendered.as_deref(), &outcome, source);
         let news = events(&vm, &observed, &plan, rendered.as_deref().ok(), &wanted, result.is_ok());
         if vm.metadata.deletion_timestamp.is_none() && differs(&vm, &wanted) {
             this.write_status(&vm, &wanted).await?;
@@ -142,11 +144,15 @@ impl Reconciler {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::new(name).within(namespace));
     }
 
-    fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, TemplateError> {
-        let templates = Result::as_ref(&self.templates).map_err(TemplateError::from)?;
+    fn render(
+        &self,
+        vm: &VirtualMachine,
+        observed: &Observed,
+        templates: &InForce,
+    ) -> Result<Vec<Rendered>, TemplateError> {
         let facts = Facts { display_password: random() };
         let config = self.config.borrow().clone();
-        render(vm, observed, &config, &facts, templates)
+        render(vm, observed, &config, &facts, templates.of(vm)?)
     }
 
     async fn write_status(&self, vm: &VirtualMachine, wanted: &Value) -> Result<(), ReconcileError> {

@@ -5,6 +5,7 @@
 //! ```
 
 use std::{
+    fs,
     future::Future,
     io,
     path::{Path, PathBuf},
@@ -79,11 +80,35 @@ fn watch(folder: &Path) -> io::Result<impl Future<Output = ()> + use<>> {
             Err(error) => return Err(error),
         }
     }
+    for below in below(folder) {
+        match inotify.watches().add(&below, anything) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
     let mut events: EventStream<[u8; 4096]> = inotify.into_event_stream([0; 4096])?;
     Ok(async move {
         events.next().await;
         while timeout(QUIET, events.next()).await.is_ok_and(|event| event.is_some()) {}
     })
+}
+
+/// The folders in a folder, also in its depth; those of a mounted ConfigMap are swapped as one and need no watch.
+fn below(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut next = vec![folder.to_owned()];
+    while let Some(folder) = next.pop() {
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        let folders =
+            entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path());
+        for folder in
+            folders.filter(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')))
+        {
+            found.push(folder.clone());
+            next.push(folder);
+        }
+    }
+    found
 }
 
 /// The folder, or the nearest one above it that there is.
@@ -94,7 +119,7 @@ fn existing(folder: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::symlink};
+    use std::os::unix::fs::symlink;
 
     use tokio::sync::mpsc;
 

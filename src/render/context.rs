@@ -2,7 +2,7 @@
 //!
 //! | name | what it is |
 //! |---|---|
-//! | `vm` | the resource: `apiVersion`, `kind`, `metadata` (name, namespace, uid, labels, annotations), `spec`, `status` |
+//! | `vm` | the resource: `apiVersion`, `kind`, `metadata` (name, namespace, uid, labels, annotations, creationTimestamp), `spec`, `status` |
 //! | `spec` | `vm.spec` with every field there: a default where there is one, otherwise `none` |
 //! | `image` | `reference` and `pullPolicy` (or `none`) of the runner |
 //! | `resources` | requests and limits of the runner's container |
@@ -14,6 +14,7 @@
 //! | `displaySecret` | `name` of the display secret, `none` without one; `version`: changes when somebody changes its content; `generate`: whether to make it; `password`: a random one for that |
 //! | `labels` | the labels of all objects of the machine (set by the operator in any case) |
 //! | `podLabels` | those, and the machine's own labels that are not another tool's |
+//! | `values` | what the template set, the manager's `templateValues` and `spec.templateValues` say, one over the other |
 //! | `config` | the manager's configuration: `runnerDataPvc.storageClassName` |
 //! | `serviceAccount`, `imageRepositoryClaim`, `managerVersion` | names and version |
 //!
@@ -77,6 +78,7 @@ struct Context<'a> {
     display_secret: DisplaySecret,
     labels: BTreeMap<String, String>,
     pod_labels: BTreeMap<String, String>,
+    values: Value,
     config: Value,
     service_account: &'static str,
     image_repository_claim: &'static str,
@@ -158,6 +160,7 @@ pub(super) fn build(
     observed: &Observed,
     config: &ReconcilerConfig,
     facts: &Facts,
+    values: Value,
 ) -> Result<minijinja::Value, serde_json::Error> {
     let name = vm.name_any();
     let standard = labels(&name);
@@ -179,6 +182,7 @@ pub(super) fn build(
             metadata: json!({
                 "name": name, "namespace": vm.namespace(), "uid": vm.uid(),
                 "labels": vm.labels(), "annotations": vm.annotations(),
+                "creationTimestamp": vm.metadata.creation_timestamp,
             }),
             spec: &vm.spec,
             status: serde_json::to_value(&vm.status)?,
@@ -194,6 +198,7 @@ pub(super) fn build(
         display_secret: display_secret(vm, observed, facts),
         labels: standard,
         pod_labels,
+        values,
         config: json!({ "runnerDataPvc": { "storageClassName": config.runner_data_pvc.storage_class_name } }),
         service_account: SERVICE_ACCOUNT,
         image_repository_claim: IMAGE_REPOSITORY_CLAIM,

@@ -9,7 +9,10 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::TemplateError;
-use crate::api::{APP_NAME, MANAGED_BY, VirtualMachine};
+use crate::{
+    api::{APP_NAME, MANAGED_BY, VirtualMachine},
+    config::Kinds,
+};
 
 /// The hash of what was rendered, on each object: an object whose hash is the same need not be applied again.
 pub const HASH_ANNOTATION: &str = "vmoperator.jdrupes.org/rendered";
@@ -93,21 +96,22 @@ pub struct Rendered {
     pub value: Value,
 }
 
-/// Whose objects they are.
-pub(super) struct Scope {
+/// Whose objects they are, and which they may be.
+pub(super) struct Scope<'a> {
     namespace: Option<String>,
     labels: BTreeMap<String, String>,
     owner: Option<OwnerReference>,
+    kinds: &'a Kinds,
 }
 
-impl Scope {
-    pub(super) fn of(vm: &VirtualMachine) -> Self {
+impl<'a> Scope<'a> {
+    pub(super) fn of(vm: &VirtualMachine, kinds: &'a Kinds) -> Self {
         let owner = vm.controller_owner_ref(&()).map(|mut owner| {
             // A blocking reference would ask for a right on the machine's finalizers and gains nothing here.
             owner.block_owner_deletion = None;
             owner
         });
-        Self { namespace: vm.namespace(), labels: labels(&vm.name_any()), owner }
+        Self { namespace: vm.namespace(), labels: labels(&vm.name_any()), owner, kinds }
     }
 }
 
@@ -123,17 +127,17 @@ pub fn labels(vm: &str) -> BTreeMap<String, String> {
     .collect()
 }
 
-/// Parses what a template rendered: zero or more YAML documents, each an object.
-pub(super) fn objects(template: &str, text: &str, scope: &Scope) -> Result<Vec<Rendered>, TemplateError> {
-    let mut objects = Vec::new();
+/// Parses what a template rendered: zero or more YAML documents, each to become an object. Entries that are null are left out.
+pub(super) fn documents(template: &str, text: &str) -> Result<Vec<Value>, TemplateError> {
+    let mut documents = Vec::new();
     for document in serde_yaml::Deserializer::from_str(text) {
-        let Unique(value) = Unique::deserialize(document).map_err(|error| not_yaml(template, text, &error))?;
-        if value.is_null() {
-            continue;
+        let Unique(mut value) = Unique::deserialize(document).map_err(|error| not_yaml(template, text, &error))?;
+        if !value.is_null() {
+            drop_nulls(&mut value);
+            documents.push(value);
         }
-        objects.push(object(template, value, scope)?);
     }
-    Ok(objects)
+    Ok(documents)
 }
 
 fn not_yaml(template: &str, text: &str, error: &serde_yaml::Error) -> TemplateError {
@@ -144,9 +148,12 @@ fn not_yaml(template: &str, text: &str, error: &serde_yaml::Error) -> TemplateEr
     TemplateError::refused(template, format!("the output is not YAML: {error}{}", place.unwrap_or_default()))
 }
 
-fn object(template: &str, mut value: Value, scope: &Scope) -> Result<Rendered, TemplateError> {
+/// Makes an object complete: labels, owner, hash.
+///
+/// # Errors
+/// If it has no name, or if it is one that templates may not make.
+pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Result<Rendered, TemplateError> {
     let refused = |message: String| TemplateError::refused(template, message);
-    drop_nulls(&mut value);
     let text = |pointer: &str| {
         value.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
     };
@@ -155,6 +162,12 @@ fn object(template: &str, mut value: Value, scope: &Scope) -> Result<Rendered, T
             .ok_or_else(|| refused(format!("a document has no {}", pointer.trim_start_matches('/').replace('/', "."))))
     };
     let key = ObjectKey { api_version: field("/apiVersion")?, kind: field("/kind")?, name: field("/metadata/name")? };
+    if !scope.kinds.allow(&key) {
+        return Err(refused(format!(
+            "{key} is of a kind that templates may not make: {}; the manager's configuration has the list, as allowedKinds",
+            Kinds::name(&key)
+        )));
+    }
     let namespace = text("/metadata/namespace");
     if namespace.is_some() && namespace != scope.namespace {
         return Err(refused(format!(
@@ -166,6 +179,12 @@ fn object(template: &str, mut value: Value, scope: &Scope) -> Result<Rendered, T
         if value["metadata"].get(forbidden).is_some() {
             return Err(refused(format!("{key} sets metadata.{forbidden}, which is the operator's to set")));
         }
+    }
+    let wrong = scope.labels.iter().find(|(name, label)| {
+        value["metadata"]["labels"].get(*name).is_some_and(|found| found.as_str() != Some(label.as_str()))
+    });
+    if let Some((name, label)) = wrong {
+        return Err(refused(format!("{key} sets the label {name}, which is the operator's and must stay {label:?}")));
     }
     let annotation = |name: &str| value["metadata"]["annotations"].get(name).and_then(Value::as_str);
     let lifetime = match annotation(LIFETIME_ANNOTATION) {
@@ -322,18 +341,20 @@ impl<'de> Deserialize<'de> for Unique {
 mod tests {
     use super::*;
 
-    fn scope() -> Scope {
+    fn scope() -> Scope<'static> {
         let mut vm: VirtualMachine = serde_json::from_value(json!({
             "metadata": { "name": "apple", "namespace": "orchard", "uid": "u-1" },
             "spec": { "vm": { "maximumCpus": 1 } },
         }))
         .unwrap();
         vm.metadata.uid = Some("u-1".into());
-        Scope::of(&vm)
+        static KINDS: std::sync::LazyLock<Kinds> = std::sync::LazyLock::new(Kinds::default);
+        Scope::of(&vm, &KINDS)
     }
 
     fn one(text: &str) -> Result<Rendered, String> {
-        objects("t.yaml.j2", text, &scope()).map(|mut objects| objects.remove(0)).map_err(|error| error.to_string())
+        let document = documents("t.yaml.j2", text).map(|mut documents| documents.remove(0));
+        document.and_then(|value| object("t.yaml.j2", value, &scope())).map_err(|error| error.to_string())
     }
 
     const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: apple}\n";
@@ -406,6 +427,6 @@ mod tests {
 
     #[test]
     fn empty_documents_are_no_objects() {
-        assert!(objects("t", "---\n# nothing\n---\n\n", &scope()).unwrap().is_empty());
+        assert!(documents("t", "---\n# nothing\n---\n\n").unwrap().is_empty());
     }
 }

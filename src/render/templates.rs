@@ -1,14 +1,44 @@
-//! A template set: the built-in templates under a user's overlay.
+//! A template set: the built-in templates, over them the operator's, over those a set that machines choose by its name.
 //!
-//! A file of the overlay replaces the built-in one of that name, a new name adds to the set, an empty file removes it.
-//! The built-in templates stay reachable as `builtin/NAME`, so that `{% extends "builtin/pod.yaml.j2" %}` changes a block
-//! and keeps the rest. Names that end in `.yaml.j2` are rendered; others (macros) can be imported.
+//! | file | what it is |
+//! |---|---|
+//! | `NAME.yaml.j2` | a template that is rendered for each machine |
+//! | `NAME.j2`, `lib/NAME.j2` | a template that others include or import |
+//! | `NAME.patch.yaml`, `NAME.patch.yaml.j2` | changes to rendered objects: [`patches`](super::patches) |
+//! | `values.yaml`, `values.schema.json` | what `values` is and may be: [`values`](super::values) |
+//!
+//! A file replaces the one of that name below it, a new name adds to the set, an empty file removes it. What lies below stays
+//! reachable, as `builtin/NAME` and, from a named set, as `base/NAME`: `{% extends "builtin/pod.yaml.j2" %}` changes a block
+//! and keeps the rest.
 
-use std::{collections::BTreeMap, fmt::Write as _, io};
-
-use minijinja::{
-    AutoEscape, Environment, ErrorKind, Output, State, UndefinedBehavior, Value, syntax::SyntaxConfig, value::ValueKind,
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    io,
 };
+
+use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value, syntax::SyntaxConfig};
+
+use super::{
+    functions,
+    outline::Outline,
+    output::digest,
+    patches::{self, Patch},
+    values::{self, Values},
+    write::write_value,
+};
+
+/// Files by name, as a folder or a ConfigMap has them.
+pub type Files = BTreeMap<String, String>;
+
+/// What an operator gives: templates for all machines, and named sets over them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// For all machines.
+    pub base: Files,
+    /// For those that name one in `spec.templates.set`.
+    pub sets: BTreeMap<String, Files>,
+}
 
 /// The built-in templates, from `templates/`.
 pub const BUILTIN: [(&str, &str); 8] = [
@@ -24,16 +54,21 @@ pub const BUILTIN: [(&str, &str); 8] = [
 
 /// What a template is called that is rendered.
 pub const SUFFIX: &str = ".yaml.j2";
+/// What every template is called.
+const TEMPLATE: &str = ".j2";
 /// Steps that the rendering of one template may take: some hundred times what the built-in ones need.
 const FUEL: u64 = 1_000_000;
 /// The most text that one template may render, in bytes: the limit of an object in etcd is 1.5 MiB.
 const MAXIMUM_OUTPUT: usize = 2 << 20;
 
+/// Blocks of built-in templates that have another name now: template, old name, new name, since which version.
+const RENAMED_BLOCKS: &[(&str, &str, &str, &str)] = &[];
+
 /// What is wrong in which template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{template}{}: {message}", position(*.line, *.column))]
 pub struct TemplateError {
-    /// The template's name, `builtin/` before it if it is only reached through `extends`.
+    /// The file in the operator's folder; `builtin/` stands before the name of a built-in template.
     pub template: String,
     /// The line in the template, from 1.
     pub line: Option<usize>,
@@ -52,8 +87,8 @@ fn position(line: Option<usize>, column: Option<usize>) -> String {
 }
 
 impl TemplateError {
-    /// An object that the template may not make.
-    pub(super) fn refused(template: &str, message: impl Into<String>) -> Self {
+    /// What is wrong with a file as a whole, or with what it makes.
+    pub fn refused(template: &str, message: impl Into<String>) -> Self {
         Self { template: template.into(), line: None, column: None, message: message.into() }
     }
 
@@ -91,27 +126,140 @@ impl TemplateError {
     }
 }
 
-/// Compiled templates.
+/// The template sets of all machines: those that can be used, and why the others can't.
 #[derive(Debug)]
+pub struct Library {
+    base: Result<TemplateSet, TemplateError>,
+    sets: BTreeMap<String, Result<TemplateSet, TemplateError>>,
+}
+
+impl Library {
+    /// Compiles all sets; one that fails leaves the others as they are.
+    pub fn new(sources: &Sources) -> Self {
+        let named = sources.sets.iter();
+        Self {
+            base: TemplateSet::layered(&sources.base, None),
+            sets: named
+                .map(|(name, files)| (name.clone(), TemplateSet::layered(&sources.base, Some((name, files)))))
+                .collect(),
+        }
+    }
+
+    /// The built-in templates, for all machines.
+    pub fn builtin() -> Self {
+        Self::new(&Sources::default())
+    }
+
+    /// The set of that name; without a name, the one for all machines.
+    ///
+    /// # Errors
+    /// Why it can't be used, or that there is none.
+    pub fn get(&self, name: Option<&str>) -> Result<&TemplateSet, TemplateError> {
+        let Some(name) = name else { return self.base.as_ref().map_err(Clone::clone) };
+        let set = self.sets.get(name).ok_or_else(|| {
+            let names: Vec<&str> = self.sets.keys().map(String::as_str).collect();
+            let there =
+                if names.is_empty() { "there are none".into() } else { format!("there are {}", names.join(", ")) };
+            TemplateError::refused("spec.templates.set", format!("no template set is named {name:?}: {there}"))
+        })?;
+        set.as_ref().map_err(Clone::clone)
+    }
+
+    /// Every set, the one for all machines first.
+    pub fn all(&self) -> impl Iterator<Item = (Option<&str>, &Result<TemplateSet, TemplateError>)> {
+        let named = self.sets.iter().map(|(name, set)| (Some(name.as_str()), set));
+        std::iter::once((None, &self.base)).chain(named)
+    }
+
+    /// Puts another set in a set's place.
+    pub fn put(&mut self, name: Option<&str>, set: Result<TemplateSet, TemplateError>) {
+        match name {
+            None => self.base = set,
+            Some(name) => drop(self.sets.insert(name.to_owned(), set)),
+        }
+    }
+}
+
+/// Compiled templates.
+#[derive(Clone, Debug)]
 pub struct TemplateSet {
     environment: Environment<'static>,
+    /// The file in the operator's folder that a template comes from, by the template's name.
+    places: BTreeMap<String, String>,
     names: Vec<String>,
+    patches: Vec<PatchFile>,
+    values: std::sync::Arc<Values>,
+    version: String,
+}
+
+/// A file with patches.
+#[derive(Clone, Debug)]
+enum PatchFile {
+    Ready(Vec<Patch>),
+    Template(String),
 }
 
 impl TemplateSet {
     /// The built-in templates alone.
     ///
     /// # Errors
-    /// As [`TemplateSet::with_overlay`].
+    /// As [`TemplateSet::layered`].
     pub fn builtin() -> Result<Self, TemplateError> {
-        Self::with_overlay(BTreeMap::new())
+        Self::layered(&Files::new(), None)
     }
 
-    /// The built-in templates under `overlay`, a map of names to texts.
+    /// The built-in templates under `base`, and over both a set with its name.
     ///
     /// # Errors
-    /// A template that does not compile.
-    pub fn with_overlay(overlay: BTreeMap<String, String>) -> Result<Self, TemplateError> {
+    /// A file that can't be used.
+    pub fn layered(base: &Files, named: Option<(&str, &Files)>) -> Result<Self, TemplateError> {
+        let mut set = Self::empty()?;
+        let mut version = String::new();
+        let mut files: BTreeMap<&str, (String, &str)> = BTreeMap::new();
+        for (name, text) in BUILTIN {
+            set.add(&format!("builtin/{name}"), format!("builtin/{name}"), text)?;
+            files.insert(name, (format!("builtin/{name}"), text));
+        }
+        let mut values = Values::default();
+        for (prefix, layer) in
+            [(String::new(), base)].into_iter().chain(named.map(|(set, files)| (format!("sets/{set}/"), files)))
+        {
+            if !prefix.is_empty() {
+                for (name, (place, text)) in &files {
+                    if name.ends_with(TEMPLATE) {
+                        set.add(&format!("base/{name}"), place.clone(), text)?;
+                    }
+                }
+            }
+            for (name, text) in layer {
+                let place = format!("{prefix}{name}");
+                match name.as_str() {
+                    values::FILE => values.add_defaults(&place, text)?,
+                    values::SCHEMA => values.add_schema(&place, text)?,
+                    name if text.trim().is_empty() => drop(files.remove(name)),
+                    name => drop(files.insert(name, (place, text))),
+                }
+                let _ = write!(version, "{prefix}{name}\0{text}\0");
+            }
+        }
+        set.values = values.into();
+        set.version = digest(&files.iter().fold(version, |mut all, (name, (_, text))| {
+            let _ = write!(all, "{name}\0{text}\0");
+            all
+        }))[..8]
+            .to_owned();
+        for (name, (place, text)) in &files {
+            set.take(name, place, text)?;
+        }
+        for (name, (place, text)) in &files {
+            if name.ends_with(TEMPLATE) && !place.starts_with("builtin/") {
+                set.check_blocks(place, text)?;
+            }
+        }
+        Ok(set)
+    }
+
+    fn empty() -> Result<Self, TemplateError> {
         let mut environment = Environment::new();
         environment.set_undefined_behavior(UndefinedBehavior::Strict);
         environment.set_auto_escape_callback(|_| AutoEscape::Json);
@@ -119,26 +267,72 @@ impl TemplateSet {
         environment.set_fuel(Some(FUEL));
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).keep_trailing_newline(true).build();
         environment.set_syntax(syntax.map_err(|error| TemplateError::new("(syntax)", &error))?);
-        environment.add_filter("to_yaml", to_yaml);
-        environment.add_filter("b64encode", |text: String| base64::encode(text.as_bytes()));
-        environment.add_filter("digest", |text: String| super::output::digest(&text));
-        let mut set = Self { environment, names: Vec::new() };
-        let mut all: BTreeMap<String, String> =
-            BUILTIN.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
-        for (name, text) in &all {
-            set.add(format!("builtin/{name}"), text.clone())?;
-        }
-        all.extend(overlay);
-        for (name, text) in all {
-            if text.trim().is_empty() {
-                continue;
+        functions::add(&mut environment);
+        Ok(Self {
+            environment,
+            places: BTreeMap::new(),
+            names: Vec::new(),
+            patches: Vec::new(),
+            values: std::sync::Arc::default(),
+            version: String::new(),
+        })
+    }
+
+    /// Takes in a file that is in force.
+    fn take(&mut self, name: &str, place: &str, text: &str) -> Result<(), TemplateError> {
+        if name.ends_with(patches::SUFFIX) {
+            self.patches.push(PatchFile::Ready(Patch::parse(place, text)?));
+        } else if name.ends_with(TEMPLATE) {
+            self.add(name, place.to_owned(), text)?;
+            if name.ends_with(patches::TEMPLATE_SUFFIX) {
+                self.patches.push(PatchFile::Template(name.to_owned()));
+            } else if name.ends_with(SUFFIX) && !name.contains('/') {
+                self.names.push(name.to_owned());
             }
-            if name.ends_with(SUFFIX) {
-                set.names.push(name.clone());
-            }
-            set.add(name, text)?;
+        } else if [".yaml", ".yml"].iter().any(|suffix| name.ends_with(suffix)) {
+            // Whoever forgets the end of a name must not wonder why nothing happens.
+            let message =
+                "not the name of a template: one that is rendered ends in .yaml.j2, one with patches in .patch.yaml";
+            return Err(TemplateError::refused(place, message));
         }
-        Ok(set)
+        Ok(())
+    }
+
+    fn add(&mut self, name: &str, place: String, text: &str) -> Result<(), TemplateError> {
+        self.places.insert(name.to_owned(), place);
+        self.environment
+            .add_template_owned(name.to_owned(), text.to_owned())
+            .map_err(|error| self.placed(TemplateError::new(name, &error)))
+    }
+
+    /// A block that the extended template does not have is never rendered: then what it should change stays as it was.
+    fn check_blocks(&self, place: &str, text: &str) -> Result<(), TemplateError> {
+        let outline = Outline::of(text);
+        let Some(extends) = &outline.extends else { return Ok(()) };
+        let known = self.blocks(&extends.name);
+        let Some((block, _)) = outline.blocks.iter().find(|(block, top)| *top && !known.contains(&block.name)) else {
+            return Ok(());
+        };
+        let parent = self.place(&extends.name);
+        Err(TemplateError {
+            template: place.to_owned(),
+            line: Some(block.line),
+            column: Some(block.column),
+            message: no_such_block(parent, &block.name, &known, RENAMED_BLOCKS),
+        })
+    }
+
+    /// The blocks of a template and of those that it extends.
+    pub fn blocks(&self, name: &str) -> BTreeSet<String> {
+        let (mut blocks, mut seen) = (BTreeSet::new(), BTreeSet::new());
+        let mut next = Some(name.to_owned());
+        while let Some(name) = next.filter(|name| seen.insert(name.clone())) {
+            let Ok(template) = self.environment.get_template(&name) else { break };
+            let outline = Outline::of(template.source());
+            blocks.extend(outline.blocks.into_iter().map(|(block, _)| block.name));
+            next = outline.extends.map(|extends| extends.name);
+        }
+        blocks
     }
 
     /// The names of the templates that are rendered, sorted.
@@ -146,25 +340,77 @@ impl TemplateSet {
         self.names.iter().map(String::as_str)
     }
 
+    /// The file that a template comes from.
+    pub fn place<'a>(&'a self, name: &'a str) -> &'a str {
+        self.places.get(name).map_or(name, String::as_str)
+    }
+
+    /// A template's text.
+    pub fn source(&self, name: &str) -> Option<String> {
+        self.environment.get_template(name).ok().map(|template| template.source().to_owned())
+    }
+
+    /// Eight hexadecimal digits that are others for other templates.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// What the set says of `values`.
+    pub(super) fn values(&self) -> &Values {
+        &self.values
+    }
+
     /// The text that a template renders.
     ///
     /// # Errors
-    /// With the template's name, line and column; also when it takes too many steps or renders too much.
+    /// With the template's file, line and column; also when it takes too many steps or renders too much.
     pub fn render(&self, name: &str, context: &Value) -> Result<String, TemplateError> {
-        let error = |error: minijinja::Error| TemplateError::new(name, &error);
+        let error = |error: minijinja::Error| self.placed(TemplateError::new(name, &error));
+        let place = self.place(name);
         let mut output = Bounded(Vec::new());
         match self.environment.get_template(name).map_err(error)?.render_captured_to(context, &mut output) {
-            Ok(_) => String::from_utf8(output.0).map_err(|error| TemplateError::refused(name, error.to_string())),
+            Ok(_) => String::from_utf8(output.0).map_err(|error| TemplateError::refused(place, error.to_string())),
             Err(_) if output.0.len() >= MAXIMUM_OUTPUT => {
-                Err(TemplateError::refused(name, format!("it renders more than {} MiB", MAXIMUM_OUTPUT >> 20)))
+                Err(TemplateError::refused(place, format!("it renders more than {} MiB", MAXIMUM_OUTPUT >> 20)))
             }
             Err(failure) => Err(error(failure)),
         }
     }
 
-    fn add(&mut self, name: String, text: String) -> Result<(), TemplateError> {
-        self.environment.add_template_owned(name.clone(), text).map_err(|error| TemplateError::new(&name, &error))
+    /// The patches for a machine, in the order in which they are applied.
+    ///
+    /// # Errors
+    /// Of those that are templates: as [`TemplateSet::render`], and if what comes out is no patch.
+    pub(super) fn patches(&self, context: &Value) -> Result<Vec<Patch>, TemplateError> {
+        let mut patches = Vec::new();
+        for file in &self.patches {
+            match file {
+                PatchFile::Ready(ready) => patches.extend(ready.iter().cloned()),
+                PatchFile::Template(name) => {
+                    patches.extend(Patch::parse(self.place(name), &self.render(name, context)?)?);
+                }
+            }
+        }
+        Ok(patches)
     }
+
+    /// The error with the file that its template comes from.
+    fn placed(&self, mut error: TemplateError) -> TemplateError {
+        if let Some(place) = self.places.get(&error.template) {
+            error.template.clone_from(place);
+        }
+        error
+    }
+}
+
+/// What to do about a block that a template does not have.
+fn no_such_block(parent: &str, block: &str, known: &BTreeSet<String>, renamed: &[(&str, &str, &str, &str)]) -> String {
+    let template = parent.rsplit('/').next().unwrap_or(parent);
+    let why = match renamed.iter().find(|(file, old, ..)| *file == template && *old == block) {
+        Some((_, _, new, since)) => format!("it is named `{new}` since version {since}"),
+        None => format!("it has {}", known.iter().cloned().collect::<Vec<_>>().join(", ")),
+    };
+    format!("{parent} has no block `{block}`: {why}")
 }
 
 /// Collects output up to [`MAXIMUM_OUTPUT`].
@@ -180,104 +426,6 @@ impl io::Write for Bounded {
     }
 }
 
-/// A value as YAML text, for what is itself a YAML file inside an object.
-fn to_yaml(value: &Value) -> Result<String, minijinja::Error> {
-    serde_saphyr::to_string(value)
-        .map_err(|error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string()))
-}
-
-/// Writes an interpolated value as JSON that every YAML parser reads back as that value, on one line.
-///
-/// JSON is YAML but for a few characters: YAML takes U+0085, U+2028 and U+2029 for line breaks and refuses other control
-/// characters, the byte order mark and U+FFFE, U+FFFF (<https://yaml.org/spec/1.2.2/#51-character-set>). They are
-/// escaped. Characters beyond U+FFFF stay, because YAML knows no surrogate pairs. A key of a map may be longer than the
-/// 1024 characters that YAML allows only after an explicit `?`.
-fn write_value(out: &mut Output, state: &mut State, value: &Value) -> Result<(), minijinja::Error> {
-    if value.is_undefined() {
-        return minijinja::escape_formatter(out, state, value);
-    }
-    if value.is_safe() {
-        return out.write_str(&value.to_string()).map_err(minijinja::Error::from);
-    }
-    let mut text = String::new();
-    write_json(&mut text, value)?;
-    out.write_str(&text).map_err(minijinja::Error::from)
-}
-
-fn write_json(text: &mut String, value: &Value) -> Result<(), minijinja::Error> {
-    match value.kind() {
-        ValueKind::String => write_string(text, value.as_str().unwrap_or_default()),
-        ValueKind::Seq | ValueKind::Iterable => {
-            text.push('[');
-            for (index, item) in value.try_iter()?.enumerate() {
-                if index > 0 {
-                    text.push_str(", ");
-                }
-                write_json(text, &item)?;
-            }
-            text.push(']');
-        }
-        ValueKind::Map => {
-            text.push('{');
-            for (index, key) in value.try_iter()?.enumerate() {
-                if index > 0 {
-                    text.push_str(", ");
-                }
-                let name = key.as_str().map_or_else(|| key.to_string(), str::to_owned);
-                if name.len() > 200 {
-                    text.push_str("? ");
-                }
-                write_string(text, &name);
-                text.push_str(": ");
-                write_json(text, &value.get_item(&key)?)?;
-            }
-            text.push('}');
-        }
-        ValueKind::None | ValueKind::Bool | ValueKind::Number => {
-            let json = serde_json::to_string(value)
-                .map_err(|error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-            text.push_str(&json);
-        }
-        kind => {
-            return Err(minijinja::Error::new(
-                ErrorKind::BadSerialization,
-                format!("a value of type {kind} can't be written"),
-            ));
-        }
-    }
-    Ok(())
-}
-
-fn write_string(text: &mut String, string: &str) {
-    text.push('"');
-    for character in string.chars() {
-        match character {
-            '"' => text.push_str("\\\""),
-            '\\' => text.push_str("\\\\"),
-            '\n' => text.push_str("\\n"),
-            '\r' => text.push_str("\\r"),
-            '\t' => text.push_str("\\t"),
-            '\0'..'\u{20}' | '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => {
-                let _ = write!(text, "\\u{:04x}", u32::from(character));
-            }
-            character => text.push(character),
-        }
-    }
-    text.push('"');
-}
-
-/// Base64 as Kubernetes' Secrets have it (RFC 4648, with padding).
-mod base64 {
-    use k8s_openapi::ByteString;
-
-    pub(super) fn encode(bytes: &[u8]) -> Result<String, minijinja::Error> {
-        match serde_json::to_value(ByteString(bytes.to_vec())) {
-            Ok(serde_json::Value::String(text)) => Ok(text),
-            _ => Err(minijinja::Error::new(minijinja::ErrorKind::BadSerialization, "base64")),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use minijinja::{context, value::Serde};
@@ -287,7 +435,7 @@ mod tests {
     use super::*;
 
     fn set(template: &str) -> Result<TemplateSet, TemplateError> {
-        TemplateSet::with_overlay(BTreeMap::from([("pod.yaml.j2".to_owned(), template.to_owned())]))
+        TemplateSet::layered(&Files::from([("pod.yaml.j2".to_owned(), template.to_owned())]), None)
     }
 
     fn error(template: &str) -> String {
@@ -316,15 +464,64 @@ mod tests {
 
     #[test]
     fn an_overlay_replaces_adds_removes_and_extends() {
-        let set = TemplateSet::with_overlay(BTreeMap::from([
+        let files = Files::from([
             ("service.yaml.j2".into(), " \n".into()),
             ("network-policy.yaml.j2".into(), "a: {{ x }}\n".into()),
             ("macros.j2".into(), "{% macro m() %}{% endmacro %}".into()),
-        ]))
-        .unwrap();
+        ]);
+        let set = TemplateSet::layered(&files, None).unwrap();
         let names: Vec<_> = set.names().collect();
         assert!(names.contains(&"network-policy.yaml.j2") && names.contains(&"pod.yaml.j2"));
         assert!(!names.contains(&"service.yaml.j2") && !names.contains(&"macros.j2"));
+    }
+
+    fn files(files: &[(&str, &str)]) -> Files {
+        files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
+    }
+
+    fn refused(list: &[(&str, &str)]) -> String {
+        TemplateSet::layered(&files(list), None).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_block_that_nobody_renders_is_an_error() {
+        let text = "{% extends 'builtin/service.yaml.j2' %}\n{% block label %}\n{% endblock %}\n";
+        insta::assert_snapshot!(refused(&[("service.yaml.j2", text)]), @"service.yaml.j2:2:10: builtin/service.yaml.j2 has no block `label`: it has annotations, labels, ports, spec");
+        let renamed = [("service.yaml.j2", "label", "labels", "0.2.0")];
+        let message = no_such_block("builtin/service.yaml.j2", "label", &BTreeSet::new(), &renamed);
+        assert_eq!(message, "builtin/service.yaml.j2 has no block `label`: it is named `labels` since version 0.2.0");
+        // Inside a block that there is, a template may have its own.
+        let text =
+            "{% extends 'builtin/service.yaml.j2' %}{% block labels %}{% block mine %}{% endblock %}{% endblock %}";
+        assert!(TemplateSet::layered(&files(&[("service.yaml.j2", text)]), None).is_ok());
+    }
+
+    #[test]
+    fn files_that_would_have_no_effect_are_errors() {
+        insta::assert_snapshot!(refused(&[("pod.yaml", "a: b")]), @"pod.yaml: not the name of a template: one that is rendered ends in .yaml.j2, one with patches in .patch.yaml");
+        insta::assert_snapshot!(refused(&[("values.yaml", "- a")]), @"values.yaml:1:1: invalid type: sequence, expected a map");
+        insta::assert_snapshot!(refused(&[("values.schema.json", "{")]), @"values.schema.json:1:1: not JSON: EOF while parsing an object at line 1 column 1");
+        assert!(TemplateSet::layered(&files(&[("README.md", "{{ anything }")]), None).is_ok());
+    }
+
+    #[test]
+    fn a_named_set_lies_over_the_base_and_its_trouble_is_its_own() {
+        let sources = Sources {
+            base: files(&[("a.yaml.j2", "base"), ("b.yaml.j2", "base b")]),
+            sets: BTreeMap::from([
+                ("good".into(), files(&[("a.yaml.j2", "{% include 'base/a.yaml.j2' %} and more"), ("b.yaml.j2", "")])),
+                ("bad".into(), files(&[("lib/x.j2", "{% if %}")])),
+            ]),
+        };
+        let library = Library::new(&sources);
+        let good = library.get(Some("good")).unwrap();
+        assert_eq!(good.render("a.yaml.j2", &context! {}).unwrap(), "base and more");
+        assert!(good.names().all(|name| name != "b.yaml.j2"));
+        assert_eq!(library.get(None).unwrap().render("b.yaml.j2", &context! {}).unwrap(), "base b");
+        insta::assert_snapshot!(library.get(Some("bad")).unwrap_err(), @"sets/bad/lib/x.j2:1:7: syntax error: unexpected end of block");
+        insta::assert_snapshot!(library.get(Some("ugly")).unwrap_err(), @r#"spec.templates.set: no template set is named "ugly": there are bad, good"#);
+        assert_ne!(good.version(), library.get(None).unwrap().version());
+        assert_eq!(good.version(), Library::new(&sources).get(Some("good")).unwrap().version());
     }
 
     fn any_json() -> impl Strategy<Value = serde_json::Value> {

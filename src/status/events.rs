@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::storage;
 use crate::{
     api::{
-        VirtualMachine,
+        RenderedFrom, VirtualMachine,
         conditions::{self, POWER_UNMANAGED, READY, RESTART_REQUIRED, STORAGE_READY},
     },
     observed::Observed,
@@ -58,6 +58,7 @@ pub fn events(
         news.extend(plan.steps.iter().flatten().filter_map(|action| acted(&vm.name_any(), action)));
     }
     news.extend(conditions_changed(vm, wanted));
+    news.extend(templates_changed(vm, wanted));
     let before = conditions::find(current(vm), STORAGE_READY).map(|before| before.message.as_str()).unwrap_or_default();
     let told: Vec<&str> =
         before.rsplit_once(storage::KEPT).map(|(_, names)| names.split(", ").collect()).unwrap_or_default();
@@ -89,6 +90,22 @@ fn acted(name: &str, action: &Action) -> Option<News> {
         _ => return None,
     };
     Some(News { warning: false, reason: reason.into(), note, action })
+}
+
+/// The machine is rendered with another version of its templates than before; the first is not worth a word.
+fn templates_changed(vm: &VirtualMachine, wanted: &Value) -> Option<News> {
+    let version = |from: &RenderedFrom| {
+        let set = from.set.as_deref().map(|set| format!(" of the set {set}")).unwrap_or_default();
+        format!("version {}{set}", from.version.as_deref().unwrap_or("?"))
+    };
+    let before = vm.status.as_ref()?.templates.as_ref()?;
+    let after: RenderedFrom = serde_json::from_value(wanted.get("templates")?.clone()).ok()?;
+    (*before != after).then(|| News {
+        warning: false,
+        reason: "TemplatesChanged".into(),
+        note: format!("rendered with templates {}; before with {}", version(&after), version(before)),
+        action: "Reconcile",
+    })
 }
 
 /// Conditions that have another reason, or say something else that is wrong.

@@ -18,7 +18,7 @@ fn pod(pod_status: Value) -> Observed {
 
 fn derive(vm: &VirtualMachine, observed: &Observed) -> Value {
     let rendered = rendered(vm, observed);
-    status(vm, observed, &plan(vm, observed, Some(&rendered)), Ok(&rendered), &Outcome::default())
+    status(vm, observed, &plan(vm, observed, Some(&rendered)), Ok(&rendered), &Outcome::default(), Source::default())
 }
 
 /// Phase, ready, and the condition Ready with its reason.
@@ -127,7 +127,7 @@ fn what_is_news() {
     let news = |vm: &VirtualMachine, observed: &Observed| {
         let rendered = rendered(vm, observed);
         let plan = plan(vm, observed, Some(&rendered));
-        let wanted = status(vm, observed, &plan, Ok(&rendered), &Outcome::default());
+        let wanted = status(vm, observed, &plan, Ok(&rendered), &Outcome::default(), Source::default());
         let news = events::events(vm, observed, &plan, Some(&rendered), &wanted, true);
         news.into_iter().map(|news| format!("{} {}: {}", news.warning, news.reason, news.note)).collect::<Vec<_>>()
     };

@@ -100,13 +100,11 @@ impl Manager {
         let folder = TempDir::new().expect("a temporary folder");
         let overlay = folder.path().join("templates");
         fs::create_dir(&overlay).expect("a folder for templates");
-        for (name, text) in setup.templates {
-            fs::write(overlay.join(name), text).expect("a template");
-        }
+        mount(&overlay, setup.templates);
         let config = folder.path().join("config");
         fs::create_dir(&config).expect("a folder for the configuration");
         if let Some(text) = setup.config {
-            mount(&config, text);
+            mount(&config, &[("config.yaml", text)]);
         }
         let log = fs::File::create(folder.path().join("log")).expect("a log");
         let process = Command::new(env!("CARGO_BIN_EXE_vm-operator"))
@@ -127,7 +125,12 @@ impl Manager {
 
     /// Changes the configuration as the kubelet does.
     pub fn configure(&self, text: &str) {
-        mount(&self.folder.path().join("config"), text);
+        mount(&self.folder.path().join("config"), &[("config.yaml", text)]);
+    }
+
+    /// Changes the templates as the kubelet does; a name may have folders in it, as the `items` of a volume have.
+    pub fn templates(&self, files: &[(&str, &str)]) {
+        mount(&self.folder.path().join("templates"), files);
     }
 
     /// What it has logged so far.
@@ -179,16 +182,30 @@ impl Manager {
     }
 }
 
-/// Puts a file into a folder as the kubelet does with a ConfigMap.
-fn mount(folder: &Path, text: &str) {
+/// Puts files into a folder as the kubelet does with a ConfigMap: a link to all of them is replaced.
+fn mount(folder: &Path, files: &[(&str, &str)]) {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let version = format!("..{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-    fs::create_dir(folder.join(&version)).expect("a folder");
-    fs::write(folder.join(&version).join("config.yaml"), text).expect("a file");
+    let target = folder.join(&version);
+    fs::create_dir(&target).expect("a folder");
+    for (name, text) in files {
+        let file = target.join(name);
+        fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+        fs::write(file, text).expect("a file");
+    }
     symlink(version, folder.join("..data_tmp")).expect("a link");
     fs::rename(folder.join("..data_tmp"), folder.join("..data")).expect("a new link");
-    if !folder.join("config.yaml").is_symlink() {
-        symlink("..data/config.yaml", folder.join("config.yaml")).expect("a link");
+    let tops: BTreeSet<&str> = files.iter().map(|(name, _)| name.split('/').next().unwrap_or(name)).collect();
+    for top in &tops {
+        if !folder.join(top).is_symlink() {
+            symlink(Path::new("..data").join(top), folder.join(top)).expect("a link");
+        }
+    }
+    for entry in fs::read_dir(folder).expect("the folder").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with("..") && !tops.contains(name.as_str()) {
+            fs::remove_file(entry.path()).expect("a link that leads nowhere");
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use vm_operator::observed::{FIELD_MANAGER, Observed};
 use vm_operator::plan::plan;
 use vm_operator::render::output::HASH_ANNOTATION;
 use vm_operator::render::{Facts, Rendered, TemplateSet, render};
-use vm_operator::status::{self, Outcome, status};
+use vm_operator::status::{self, Outcome, Source, status};
 
 /// As many requests as the manager has machines in work.
 const CONCURRENCY: usize = 32;
@@ -115,7 +115,7 @@ impl Writes {
             "apiVersion": VirtualMachine::api_version(&()),
             "kind": VirtualMachine::kind(&()),
             "metadata": { "name": vm.name_any(), "uid": vm.metadata.uid },
-            "status": status(vm, &observed, &plan, Ok(&rendered), &Outcome::default()),
+            "status": status(vm, &observed, &plan, Ok(&rendered), &Outcome::default(), Source::default()),
         });
         // What a Pod mounts is made before it.
         let (pods, others) = rendered.into_iter().partition(|object| object.key.is_pod());

@@ -1,0 +1,416 @@
+//! The template sets in force, and how a new one takes their place while the manager runs.
+//!
+//! ```text
+//!  folder (a mounted ConfigMap) ──┐
+//!  ConfigMaps with the label ─────┼─▶ Sources ─▶ compiled ─▶ every machine rendered ─▶ dry run ─▶ in force ─▶ every machine
+//!                                 │                └── refused: the last good set stays, and it is said why
+//! ```
+//!
+//! A set is used as a whole or not at all; one that is refused does not hold up another.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+
+use futures::StreamExt;
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, ObjectReference},
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    runtime::{
+        WatchStreamExt,
+        events::{Event, EventType},
+        reflector::Store,
+        watcher::{self, watcher},
+    },
+};
+use tokio::{sync::watch, time::timeout};
+use tracing::{error, info, warn};
+
+use super::{metrics::Metrics, reload};
+use crate::{
+    api::VirtualMachine,
+    cluster::{
+        ActionError, Cluster,
+        events::Teller,
+        packed::PackedMachine,
+        watch::{Chain, Children},
+    },
+    config::ReconcilerConfig,
+    files::{self, FileError},
+    observed::Observed,
+    render::{
+        Files, Library, Sources, TemplateError, TemplateSet,
+        check::{self, Outcome, Refusal},
+    },
+};
+
+/// A ConfigMap with this label in the manager's namespace is a template set; the label's value is the set's name.
+pub const SET_LABEL: &str = "vmoperator.jdrupes.org/template-set";
+
+/// How long the ConfigMaps may take to be listed at the start. Machines whose set is not there yet wait.
+const FIRST_LIST: Duration = Duration::from_secs(10);
+/// When a check that could not be made is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// The template sets by which machines are rendered.
+#[derive(Debug)]
+pub struct InForce {
+    /// The sets.
+    pub library: Library,
+    /// Newer versions of sets that can't be used, and why: by the set's name, `None` for that of all machines.
+    pub refused: BTreeMap<Option<String>, TemplateError>,
+}
+
+impl InForce {
+    /// The set of a machine.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn of(&self, vm: &VirtualMachine) -> Result<&TemplateSet, TemplateError> {
+        self.library.get(set_of(vm))
+    }
+
+    /// Why the newest version of a machine's set is not the one that is used.
+    pub fn refusal(&self, vm: &VirtualMachine) -> Option<&TemplateError> {
+        self.refused.get(&set_of(vm).map(str::to_owned))
+    }
+}
+
+/// The name of the set that a machine chooses.
+fn set_of(vm: &VirtualMachine) -> Option<&str> {
+    vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref())
+}
+
+/// The ConfigMaps that hold named sets, each with the name of its set.
+type Maps = BTreeMap<String, (String, Files)>;
+
+/// Where templates come from.
+#[derive(Clone, Debug, Default)]
+struct Gathered {
+    folder: Option<Sources>,
+    unreadable: Option<TemplateError>,
+    maps: Maps,
+}
+
+impl Gathered {
+    fn sources(&self) -> Sources {
+        let mut sources = self.folder.clone().unwrap_or_default();
+        for (set, files) in self.maps.values() {
+            sources.sets.entry(set.clone()).or_default().extend(files.clone());
+        }
+        sources
+    }
+
+    /// The ConfigMap of a set, for whoever must be told.
+    fn map_of(&self, set: &str) -> Option<&str> {
+        self.maps.iter().find(|(_, (name, _))| name == set).map(|(map, _)| map.as_str())
+    }
+}
+
+/// The machines and their objects, as the watches of a namespace know them.
+pub type Known = (Store<PackedMachine>, Arc<Children>);
+
+/// Follows folder and ConfigMaps, and puts what is good in force.
+pub struct Loader {
+    gathered: watch::Receiver<Gathered>,
+    sender: watch::Sender<Arc<InForce>>,
+    /// What was compiled last, good or not.
+    last: Sources,
+    metrics: Arc<Metrics>,
+    namespace: String,
+}
+
+impl Loader {
+    /// Reads everything and begins to follow it. What is good is in force at once: no machine is known yet to check it against.
+    pub async fn start(client: &Client, namespace: &str, folder: Option<PathBuf>, metrics: Arc<Metrics>) -> Self {
+        let (sender, mut gathered) = watch::channel(Gathered::default());
+        if let Some(folder) = folder {
+            let first = files::sources(&folder);
+            let note = |sender: &watch::Sender<Gathered>, result: &Result<Sources, FileError>| {
+                sender.send_modify(|gathered| match result {
+                    Ok(sources) => (gathered.folder, gathered.unreadable) = (Some(sources.clone()), None),
+                    Err(error) => gathered.unreadable = Some(TemplateError::from(error)),
+                });
+            };
+            note(&sender, &first);
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                reload::follow(&folder, first, || files::sources(&folder), |result| note(&sender, result)).await
+            });
+        }
+        let (listed, mut ready) = watch::channel(false);
+        let maps = Api::namespaced(client.clone(), namespace);
+        tokio::spawn(follow_maps(maps, sender.clone(), listed));
+        if timeout(FIRST_LIST, ready.wait_for(|ready| *ready)).await.is_err() {
+            warn!(
+                label = SET_LABEL,
+                "the ConfigMaps with template sets can't be listed yet; machines that use one wait"
+            );
+        }
+        let now = gathered.borrow_and_update().clone();
+        let sources = now.sources();
+        let mut in_force = InForce { library: Library::new(&sources), refused: BTreeMap::new() };
+        if let (Some(error), None) = (&now.unreadable, &now.folder) {
+            in_force.library.put(None, Err(error.clone()));
+        }
+        let mut good = true;
+        for (name, set) in in_force.library.all() {
+            let name = name.unwrap_or("(all)");
+            match set {
+                Ok(set) => info!(set = name, version = set.version(), templates = set.names().count(), "compiled"),
+                Err(error) => {
+                    good = false;
+                    error!(set = name, %error, "the templates can't be used; machines are left as they are until this is mended");
+                }
+            }
+        }
+        metrics.templates_loaded(good);
+        let (sender, _) = watch::channel(Arc::new(in_force));
+        Self { gathered, sender, last: sources, metrics, namespace: namespace.to_owned() }
+    }
+
+    /// What is in force, now and later.
+    pub fn in_force(&self) -> watch::Receiver<Arc<InForce>> {
+        self.sender.subscribe()
+    }
+
+    /// Goes on with what changes, checking it against the machines that are known then.
+    pub async fn follow(
+        mut self,
+        known: Vec<Known>,
+        cluster: Cluster,
+        config: watch::Receiver<Arc<ReconcilerConfig>>,
+        teller: Arc<Teller>,
+    ) {
+        let known = Arc::new(known);
+        let mut again = false;
+        loop {
+            if again {
+                let _ = timeout(AGAIN, self.gathered.changed()).await;
+            } else if self.gathered.changed().await.is_err() {
+                return;
+            }
+            let now = self.gathered.borrow_and_update().clone();
+            let sources = now.sources();
+            if sources == self.last && !again && now.unreadable.is_none() {
+                continue;
+            }
+            let started = Timestamp::now();
+            let config = config.borrow().clone();
+            again = self.take(&now, &sources, &known, &cluster, &config, &teller).await;
+            self.last = sources;
+            let took = Timestamp::now().duration_since(started);
+            info!(?took, "the templates were looked at");
+        }
+    }
+
+    /// Looks at each set that has changed. Returns whether something could not be looked at and must be later.
+    async fn take(
+        &self,
+        now: &Gathered,
+        sources: &Sources,
+        known: &Arc<Vec<Known>>,
+        cluster: &Cluster,
+        config: &Arc<ReconcilerConfig>,
+        teller: &Teller,
+    ) -> bool {
+        let old = self.sender.borrow().clone();
+        // All of it anew: the sets of a folder belong together, and compiling takes a moment only.
+        let compiled = Library::new(sources);
+        let mut new = InForce { library: Library::new(&Sources::default()), refused: BTreeMap::new() };
+        let mut again = false;
+        if let Some(error) = &now.unreadable {
+            new.refused.insert(None, error.clone());
+            self.refuse(None, error, None, now, teller);
+        }
+        for (name, set) in compiled.all() {
+            let before = old.library.all().find(|(old, _)| *old == name).and_then(|(_, set)| set.as_ref().ok());
+            let (name, set) = (name.map(str::to_owned), set.clone());
+            let checked = match set {
+                Ok(set) if before.is_some_and(|before| before.version() == set.version()) => Ok(set),
+                Ok(set) => self.check(name.as_deref(), before.cloned(), set, known, cluster, config).await,
+                Err(error) => Err(Some(Refused { error, vm: None })),
+            };
+            let kept = match checked {
+                Ok(set) => Ok(set),
+                Err(why) => {
+                    let error = match why {
+                        Some(Refused { error, vm }) => {
+                            self.refuse(name.as_deref(), &error, vm.as_deref(), now, teller);
+                            error
+                        }
+                        None => {
+                            again = true;
+                            TemplateError::refused("(check)", "the API server does not answer; it is tried again")
+                        }
+                    };
+                    new.refused.insert(name.clone(), error.clone());
+                    before.cloned().ok_or(error)
+                }
+            };
+            new.library.put(name.as_deref(), kept);
+        }
+        // A set that goes while machines use it stays as long as the manager runs.
+        for (name, set) in old.library.all().filter_map(|(name, set)| Some((name?, set))) {
+            if compiled.all().any(|(compiled, _)| compiled == Some(name)) {
+                continue;
+            }
+            let users = machines(known).filter(|vm| set_of(vm) == Some(name)).count();
+            if users > 0 {
+                let error = TemplateError::refused(
+                    &format!("sets/{name}"),
+                    format!("the set is gone, but {users} machines use it; the manager keeps it until it ends"),
+                );
+                self.refuse(Some(name), &error, None, now, teller);
+                new.refused.insert(Some(name.to_owned()), error);
+                new.library.put(Some(name), set.clone());
+            } else {
+                info!(set = name, "the template set is gone");
+            }
+        }
+        self.metrics.templates_loaded(new.refused.is_empty());
+        self.sender.send_replace(Arc::new(new));
+        again
+    }
+
+    /// Renders the set's machines with it and tries out what would change. `None`: the API server could not be asked.
+    async fn check(
+        &self,
+        name: Option<&str>,
+        before: Option<TemplateSet>,
+        set: TemplateSet,
+        known: &Arc<Vec<Known>>,
+        cluster: &Cluster,
+        config: &Arc<ReconcilerConfig>,
+    ) -> Result<TemplateSet, Option<Refused>> {
+        let (of, known, config) = (name.map(str::to_owned), known.clone(), config.clone());
+        let checking = tokio::task::spawn_blocking(move || {
+            let users = observed(&known).filter(|(vm, _)| set_of(vm) == of.as_deref());
+            check::check(before.as_ref(), &set, users, &config).map(|outcome| (set, outcome))
+        });
+        let (set, Outcome { machines, changed, samples }) = match checking.await {
+            Ok(Ok(checked)) => checked,
+            Ok(Err(Refusal { vm, error })) => return Err(Some(Refused { error, vm: Some(vm) })),
+            Err(error) => {
+                let error = TemplateError::refused("(check)", format!("the check did not end well: {error}"));
+                return Err(Some(Refused { error, vm: None }));
+            }
+        };
+        let tried = samples.len();
+        for (vm, object) in samples {
+            match cluster.try_out(&vm, &check::trial(&object)).await {
+                Ok(()) => {}
+                Err(error) if error.is_transient() => {
+                    warn!(error = %Chain(&error), "the templates can't be tried out now");
+                    return Err(None);
+                }
+                Err(ActionError::Api { source, .. }) => {
+                    let message = format!("the API server refuses {}: {}", object.key, Chain(&*source));
+                    let error = TemplateError::refused(&object.template, message);
+                    return Err(Some(Refused { error, vm: Some(Box::new(vm)) }));
+                }
+                Err(error) => {
+                    let error = TemplateError::refused(&object.template, Chain(&error).to_string());
+                    return Err(Some(Refused { error, vm: Some(Box::new(vm)) }));
+                }
+            }
+        }
+        info!(
+            set = name.unwrap_or("(all)"),
+            version = set.version(),
+            machines,
+            changed,
+            tried,
+            "new templates are in force"
+        );
+        Ok(set)
+    }
+
+    /// Says where people look that the newest templates are not used.
+    fn refuse(
+        &self,
+        set: Option<&str>,
+        error: &TemplateError,
+        vm: Option<&VirtualMachine>,
+        now: &Gathered,
+        teller: &Teller,
+    ) {
+        let machine = vm.map(check::full_name);
+        error!(set = set.unwrap_or("(all)"), vm = machine, %error, "new templates are not used; the last good ones stay in force");
+        let with = machine.map(|machine| format!(" (seen with {machine})")).unwrap_or_default();
+        let note = format!("new templates are not used, the last good ones stay in force: {error}{with}");
+        let event = || Event {
+            type_: EventType::Warning,
+            reason: "TemplatesRefused".into(),
+            note: Some(note.chars().take(1000).collect()),
+            action: "Check".into(),
+            secondary: None,
+        };
+        if let Some(vm) = vm {
+            teller.tell(event(), ObjectReference { resource_version: None, ..vm.object_ref(&()) });
+        }
+        if let Some(map) = set.and_then(|set| now.map_of(set)) {
+            teller.tell(
+                event(),
+                ObjectReference {
+                    api_version: Some("v1".into()),
+                    kind: Some("ConfigMap".into()),
+                    name: Some(map.to_owned()),
+                    namespace: Some(self.namespace.clone()),
+                    ..ObjectReference::default()
+                },
+            );
+        }
+    }
+}
+
+struct Refused {
+    error: TemplateError,
+    vm: Option<Box<VirtualMachine>>,
+}
+
+fn machines(known: &[Known]) -> impl Iterator<Item = VirtualMachine> {
+    known.iter().flat_map(|(store, _)| store.state()).filter_map(|vm| vm.read())
+}
+
+fn observed(known: &[Known]) -> impl Iterator<Item = (VirtualMachine, Observed)> {
+    known.iter().flat_map(|(store, children)| store.state().into_iter().map(move |vm| (vm, children))).filter_map(
+        |(vm, children)| {
+            let vm = vm.read()?;
+            let observed = children.observe(&vm, Timestamp::now());
+            Some((vm, observed))
+        },
+    )
+}
+
+/// Keeps the ConfigMaps with the label.
+async fn follow_maps(api: Api<ConfigMap>, sender: watch::Sender<Gathered>, listed: watch::Sender<bool>) {
+    let config = watcher::Config::default().labels(SET_LABEL);
+    let mut events = std::pin::pin!(watcher(api, config).default_backoff());
+    let mut listing = Maps::new();
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(watcher::Event::Init) => listing.clear(),
+            Ok(watcher::Event::InitApply(map)) => drop(listing.insert(map.name_any(), content(map))),
+            Ok(watcher::Event::InitDone) => {
+                let maps = std::mem::take(&mut listing);
+                sender.send_modify(|gathered| gathered.maps = maps);
+                listed.send_replace(true);
+            }
+            Ok(watcher::Event::Apply(map)) => {
+                sender.send_modify(|gathered| drop(gathered.maps.insert(map.name_any(), content(map))));
+            }
+            Ok(watcher::Event::Delete(map)) => {
+                sender.send_modify(|gathered| drop(gathered.maps.remove(&map.name_any())));
+            }
+            Err(error) => {
+                warn!(label = SET_LABEL, error = %Chain(&error), "ConfigMaps with template sets can't be watched");
+            }
+        }
+    }
+}
+
+fn content(map: ConfigMap) -> (String, Files) {
+    (map.labels().get(SET_LABEL).cloned().unwrap_or_default(), map.data.unwrap_or_default())
+}

@@ -1,0 +1,158 @@
+//! Checking a template set against the machines that there are, before it is used.
+
+use std::collections::BTreeMap;
+
+use kube::ResourceExt;
+use serde_json::Value;
+
+use super::{Facts, Rendered, TemplateError, TemplateSet, render};
+use crate::{api::VirtualMachine, config::ReconcilerConfig, observed::Observed};
+
+/// How many different objects are tried out on the API server.
+const SAMPLES: usize = 50;
+
+/// What a set would change.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// How many machines were rendered.
+    pub machines: usize,
+    /// How many of them would change.
+    pub changed: usize,
+    /// Of the objects that would change one of each shape, with its machine.
+    pub samples: Vec<(VirtualMachine, Rendered)>,
+}
+
+/// Why a set can't be used: a machine that the set in force renders, and this one does not.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The machine.
+    pub vm: Box<VirtualMachine>,
+    /// What is wrong.
+    pub error: TemplateError,
+}
+
+/// Renders all machines with the set in force and with the one that is to follow it.
+///
+/// # Errors
+/// The first machine that can be rendered with the old set and not with the new one. Without an old one there is no such.
+pub fn check(
+    old: Option<&TemplateSet>,
+    new: &TemplateSet,
+    machines: impl IntoIterator<Item = (VirtualMachine, Observed)>,
+    config: &ReconcilerConfig,
+) -> Result<Outcome, Refusal> {
+    let facts = Facts { display_password: "a-password-for-the-check".into() };
+    let mut outcome = Outcome::default();
+    let mut samples = BTreeMap::new();
+    for (vm, observed) in machines {
+        let before = old.map(|old| render(&vm, &observed, config, &facts, old));
+        let after = match render(&vm, &observed, config, &facts, new) {
+            Ok(after) => after,
+            // It has a trouble of its own, which its condition shows.
+            Err(_) if !matches!(before, Some(Ok(_))) => continue,
+            Err(error) => return Err(Refusal { vm: Box::new(vm), error }),
+        };
+        outcome.machines += 1;
+        let before = before.and_then(Result::ok).unwrap_or_default();
+        let is_same = |object: &Rendered| before.iter().any(|old| old.value == object.value);
+        let changed: Vec<Rendered> = after.iter().filter(|object| !is_same(object)).cloned().collect();
+        outcome.changed += usize::from(!changed.is_empty() || after.len() != before.len());
+        for object in changed {
+            if samples.len() < SAMPLES {
+                samples.entry((object.template.clone(), shape(&object.value))).or_insert_with(|| (vm.clone(), object));
+            }
+        }
+    }
+    outcome.samples = samples.into_values().collect();
+    Ok(outcome)
+}
+
+/// The object under a name that none has, so that the API server looks at it as at a new one: what can't change of an object
+/// that exists (a Pod, a claim) is no reason to refuse a template.
+pub fn trial(object: &Rendered) -> Rendered {
+    let mut trial = object.clone();
+    trial.key.name = format!("dry-run-{}", &object.hash[..8]);
+    trial.value["metadata"]["name"] = trial.key.name.clone().into();
+    trial
+}
+
+/// Which fields an object has, of which types: two with the same are accepted or refused together, but for what stands in
+/// their fields. The type, and everything about how it lives, stands for itself.
+fn shape(value: &Value) -> String {
+    match value {
+        Value::Object(map) => {
+            let field = |(name, value): (&String, &Value)| match name.as_str() {
+                "apiVersion" | "kind" | "type" | "protocol" => format!("{name}={value}"),
+                _ => format!("{name}:{}", shape(value)),
+            };
+            let mut fields: Vec<String> = map.iter().map(field).collect();
+            fields.sort();
+            format!("{{{}}}", fields.join(","))
+        }
+        Value::Array(list) => {
+            let mut items: Vec<String> = list.iter().map(shape).collect();
+            items.sort();
+            items.dedup();
+            format!("[{}]", items.join(","))
+        }
+        Value::String(_) => "s".into(),
+        Value::Number(_) => "n".into(),
+        Value::Bool(_) => "b".into(),
+        Value::Null => "0".into(),
+    }
+}
+
+/// A machine's full name, for people.
+pub fn full_name(vm: &VirtualMachine) -> String {
+    format!("{}/{}", vm.namespace().unwrap_or_default(), vm.name_any())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        render::Files,
+        test_support::{nothing, vm},
+    };
+
+    fn set(files: &[(&str, &str)]) -> TemplateSet {
+        let files: Files = files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        TemplateSet::layered(&files, None).unwrap()
+    }
+
+    fn machines() -> Vec<(VirtualMachine, Observed)> {
+        let machine = |name: &str| {
+            vm(|vm| {
+                vm["metadata"]["name"] = json!(name);
+                vm["spec"]["templateValues"] = json!({ "size": name });
+            })
+        };
+        ["apple", "pear"].map(|name| (machine(name), nothing())).into()
+    }
+
+    const POLICY: &str =
+        "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: {{ vm.metadata.name }}}\n";
+
+    #[test]
+    fn what_would_change_is_tried_out_once_for_each_shape() {
+        let (old, new) = (set(&[]), set(&[("network-policy.yaml.j2", POLICY)]));
+        let outcome = check(Some(&old), &new, machines(), &ReconcilerConfig::default()).unwrap();
+        assert_eq!((outcome.machines, outcome.changed, outcome.samples.len()), (2, 2, 1));
+        let trial = trial(&outcome.samples[0].1);
+        assert!(trial.value["metadata"]["name"].as_str().unwrap().starts_with("dry-run-"));
+        let outcome = check(Some(&new), &new, machines(), &ReconcilerConfig::default()).unwrap();
+        assert_eq!((outcome.changed, outcome.samples.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_machine_that_could_be_rendered_must_be() {
+        let new = set(&[("x.yaml.j2", "{% if values.size == 'pear' %}{{ nothing }}{% endif %}")]);
+        let refusal = check(Some(&set(&[])), &new, machines(), &ReconcilerConfig::default()).unwrap_err();
+        assert_eq!((full_name(&refusal.vm).as_str(), refusal.error.template.as_str()), ("orchard/pear", "x.yaml.j2"));
+        // With nothing in force before it is the machine's own trouble, and so it is if the old set fails too.
+        assert_eq!(check(None, &new, machines(), &ReconcilerConfig::default()).unwrap().machines, 1);
+        assert_eq!(check(Some(&new), &new, machines(), &ReconcilerConfig::default()).unwrap().machines, 1);
+    }
+}

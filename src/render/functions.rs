@@ -1,0 +1,382 @@
+//! What templates can do with values, besides what Jinja has.
+//!
+//! Each is a function of its arguments alone: no clock, no randomness, no file. [`TABLE`] is their documentation.
+
+use std::{fmt::Write as _, io::Write as _};
+
+use flate2::{Compression, write::GzEncoder};
+use k8s_openapi::{
+    ByteString,
+    jiff::{Timestamp, fmt::strtime},
+};
+use minijinja::{
+    Environment, Error, ErrorKind, Value,
+    value::{Kwargs, Rest, Serde, ValueKind},
+};
+use sha2::{Digest as _, Sha256};
+
+use super::output::digest;
+
+/// A filter or function: how it is written, what it is for, and an example with what it gives.
+pub struct Function {
+    /// As it is written in a template.
+    pub usage: &'static str,
+    /// What it does.
+    pub about: &'static str,
+    /// An expression.
+    pub example: &'static str,
+    /// The JSON that the example is written as.
+    pub gives: &'static str,
+}
+
+const fn row(usage: &'static str, about: &'static str, example: &'static str, gives: &'static str) -> Function {
+    Function { usage, about, example, gives }
+}
+
+/// All of them, for the documentation and for the test that it is true.
+pub const TABLE: &[Function] = &[
+    row(
+        "text | quantity",
+        "the number that a Kubernetes quantity stands for: bytes, CPUs",
+        r#""1.5Gi" | quantity + ("512Mi" | quantity)"#,
+        "2147483648",
+    ),
+    row(
+        "number | as_quantity(unit=none)",
+        "the number as a quantity: in the unit, rounded up, or in the largest binary one that leaves nothing over",
+        r#"("4Gi" | quantity * 1.1) | as_quantity("Mi")"#,
+        r#""4506Mi""#,
+    ),
+    row(
+        "text | digest",
+        "a hash: 32 hexadecimal digits, the same for the same text",
+        r#""apple" | digest"#,
+        r#""3a7bd3e2360a3d29eea436fcfb7e44c7""#,
+    ),
+    row(
+        "text | mac",
+        "a MAC address (locally administered), the same for the same text",
+        r#""default/apple/1" | mac"#,
+        r#""02:06:fb:62:5c:c4""#,
+    ),
+    row("text | b64encode", "base64, as in a Secret's `data`", r#""secret" | b64encode"#, r#""c2VjcmV0""#),
+    row("text | b64decode", "the text back; an error if it is not UTF-8", r#""c2VjcmV0" | b64decode"#, r#""secret""#),
+    row(
+        "text | gzip",
+        "the text compressed, as base64: cloud-init takes it for user data",
+        r##"("#!/bin/sh" | gzip)[:6]"##,
+        r#""H4sIAA""#,
+    ),
+    row(
+        "map | merge(map, ...)",
+        "the maps over each other, also in their depth; `none` takes a key out, a list is replaced",
+        r#"{"a": 1, "b": {"c": 2}} | merge({"b": {"d": 3}}, {"a": none})"#,
+        r#"{"b": {"c": 2, "d": 3}}"#,
+    ),
+    row("list | flatten", "the lists in a list, one after the other", "[[1, 2], [], [3]] | flatten", "[1, 2, 3]"),
+    row("list | without(list)", "the items that are not in the other list", "[1, 2, 3] | without([2])", "[1, 3]"),
+    row("value | to_yaml", "the value as the text of a YAML file", r#"{"a": [1]} | to_yaml"#, r#""a:\n- 1\n""#),
+    row("text | from_yaml", "what a YAML text says", r#""a: [1]" | from_yaml"#, r#"{"a": [1]}"#),
+    row(
+        "text | date(format)",
+        "a time such as `vm.metadata.creationTimestamp`, written after strftime, in UTC",
+        r#""2026-11-20T10:30:00Z" | date("%d %b %Y")"#,
+        r#""20 Nov 2026""#,
+    ),
+    row(
+        "multipart(parts)",
+        "user data in several parts, a MIME message; each part has `content` and may have `type` and `filename`",
+        r##"multipart([{"content": "#!/bin/sh\necho"}]) is startingwith("Content-Type: multipart/mixed")"##,
+        "true",
+    ),
+    row(
+        "fail(message)",
+        "ends the rendering with that error",
+        r#"values.size if values is defined else "fail(\"values.size is needed\")""#,
+        r#""fail(\"values.size is needed\")""#,
+    ),
+];
+
+/// Adds them all.
+pub fn add(environment: &mut Environment<'_>) {
+    environment.add_filter("quantity", quantity);
+    environment.add_filter("as_quantity", as_quantity);
+    environment.add_filter("digest", |text: String| digest(&text));
+    environment.add_filter("mac", mac);
+    environment.add_filter("b64encode", |text: String| base64(text.into_bytes()));
+    environment.add_filter("b64decode", b64decode);
+    environment.add_filter("gzip", gzip);
+    environment.add_filter("merge", merge);
+    environment.add_filter("flatten", flatten);
+    environment.add_filter("without", without);
+    environment.add_filter("to_yaml", to_yaml);
+    environment.add_filter("from_yaml", from_yaml);
+    environment.add_filter("date", date);
+    environment.add_function("multipart", multipart);
+    environment.add_function("fail", |message: String| -> Result<Value, Error> { Err(invalid(message)) });
+}
+
+fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message)
+}
+
+/// The suffixes of quantities and their factors as fractions
+/// (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>), the binary ones from the largest.
+const UNITS: [(&str, f64); 16] = [
+    ("Ei", (1u64 << 60) as f64),
+    ("Pi", (1u64 << 50) as f64),
+    ("Ti", (1u64 << 40) as f64),
+    ("Gi", (1u64 << 30) as f64),
+    ("Mi", (1u64 << 20) as f64),
+    ("Ki", (1u64 << 10) as f64),
+    ("E", 1e18),
+    ("P", 1e15),
+    ("T", 1e12),
+    ("G", 1e9),
+    ("M", 1e6),
+    ("k", 1e3),
+    ("", 1.0),
+    ("m", 1e-3),
+    ("u", 1e-6),
+    ("n", 1e-9),
+];
+
+/// Up to here a float counts one by one.
+const EXACT: f64 = (1u64 << 53) as f64;
+
+#[allow(clippy::cast_possible_truncation, reason = "a whole number below 2^53")]
+fn number(value: f64) -> Value {
+    if value.fract() == 0.0 && value.abs() < EXACT { Value::from(value as i64) } else { Value::from(value) }
+}
+
+fn quantity(value: &Value) -> Result<Value, Error> {
+    if value.kind() == ValueKind::Number {
+        return Ok(value.clone());
+    }
+    let wrong =
+        || invalid(format!("{value} is not a quantity: write a number with an optional unit, such as 4Gi or 250m"));
+    let text = value.as_str().ok_or_else(wrong)?.trim();
+    // As everywhere in a machine, `4 GiB` is `4Gi`.
+    let digits = text.find(|c: char| !matches!(c, '0'..='9' | '.' | '-' | '+')).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(digits);
+    let unit = unit.trim_start();
+    let unit = unit.strip_suffix('B').unwrap_or(unit);
+    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
+    // The decimal point goes first, so that what is exact stays exact.
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let scaled: f64 = format!("{whole}{fraction}").parse().map_err(|_| wrong())?;
+    let places = 10f64.powi(i32::try_from(fraction.len()).map_err(|_| wrong())?);
+    Ok(number(if *factor >= 1.0 { scaled * factor / places } else { scaled / (places / factor).round() }))
+}
+
+fn as_quantity(value: f64, unit: Option<&str>) -> Result<String, Error> {
+    if !value.is_finite() {
+        return Err(invalid("not a number that a quantity can have"));
+    }
+    let (unit, factor) = match unit {
+        Some(unit) => UNITS.iter().find(|(name, _)| *name == unit).copied().ok_or_else(|| {
+            let names: Vec<&str> = UNITS.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect();
+            invalid(format!("{unit:?} is not a unit: there are {}", names.join(", ")))
+        })?,
+        None if value.fract() != 0.0 => ("m", 1e-3),
+        None => {
+            UNITS[..6].iter().find(|(_, factor)| value != 0.0 && value % factor == 0.0).copied().unwrap_or(("", 1.0))
+        }
+    };
+    // The smallest float beside a whole number is not a reason to round up.
+    let count = if factor < 1.0 { value * (1.0 / factor).round() } else { value / factor };
+    let near = count.round();
+    let count = if (count - near).abs() < 1e-12 * near.abs().max(1.0) { near } else { count.ceil() };
+    Ok(format!("{count:.0}{unit}"))
+}
+
+/// The first octet says unicast and locally administered (IEEE 802).
+fn mac(text: String) -> String {
+    let hash = Sha256::digest(text);
+    let octets = hash.iter().take(5);
+    octets.fold("02".to_owned(), |mut mac, octet| {
+        let _ = write!(mac, ":{octet:02x}");
+        mac
+    })
+}
+
+/// Base64 as Kubernetes' Secrets have it (RFC 4648, with padding).
+fn base64(bytes: Vec<u8>) -> Result<String, Error> {
+    match serde_json::to_value(ByteString(bytes)) {
+        Ok(serde_json::Value::String(text)) => Ok(text),
+        _ => Err(invalid("base64")),
+    }
+}
+
+fn b64decode(text: String) -> Result<String, Error> {
+    let ByteString(bytes) =
+        serde_json::from_value(text.into()).map_err(|error| invalid(format!("not base64: {error}")))?;
+    String::from_utf8(bytes).map_err(|_| invalid("what is in the base64 is not text"))
+}
+
+/// Without a time and a name, so that the same text gives the same bytes.
+fn gzip(text: String) -> Result<String, Error> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    let bytes = encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish());
+    base64(bytes.map_err(|error| invalid(error.to_string()))?)
+}
+
+fn merge(map: Value, over: Rest<Value>) -> Result<Value, Error> {
+    let json = |value: &Value| serde_json::to_value(value).map_err(|error| invalid(error.to_string()));
+    let mut merged = json(&map)?;
+    for over in over.iter() {
+        json_patch::merge(&mut merged, &json(over)?);
+    }
+    Ok(Value::from(Serde(merged)))
+}
+
+fn flatten(list: Value) -> Result<Vec<Value>, Error> {
+    let mut all = Vec::new();
+    for item in list.try_iter()? {
+        match item.kind() {
+            ValueKind::Seq | ValueKind::Iterable => all.extend(item.try_iter()?),
+            _ => all.push(item),
+        }
+    }
+    Ok(all)
+}
+
+fn without(list: Value, other: Value) -> Result<Vec<Value>, Error> {
+    let other: Vec<Value> = other.try_iter()?.collect();
+    Ok(list.try_iter()?.filter(|item| !other.contains(item)).collect())
+}
+
+fn to_yaml(value: &Value) -> Result<String, Error> {
+    serde_saphyr::to_string(value).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
+}
+
+fn from_yaml(text: String) -> Result<Value, Error> {
+    let value: serde_json::Value =
+        serde_yaml::from_str(&text).map_err(|error| invalid(format!("not YAML: {error}")))?;
+    Ok(Value::from(Serde(value)))
+}
+
+fn date(text: String, format: String) -> Result<String, Error> {
+    let time: Timestamp = text.parse().map_err(|error| invalid(format!("{text:?} is not a time: {error}")))?;
+    strtime::format(&format, time).map_err(|error| invalid(format!("{format:?} is not a format of strftime: {error}")))
+}
+
+/// A MIME message (RFC 2046) as cloud-init takes it. The boundary follows from the content.
+fn multipart(parts: Value, options: Kwargs) -> Result<String, Error> {
+    options.assert_all_used()?;
+    let mut bodies = Vec::new();
+    for part in parts.try_iter()? {
+        let field = |name: &str| part.get_attr(name).map(|value| value.as_str().map(str::to_owned));
+        let content = field("content")?.ok_or_else(|| invalid("each part has a text `content`"))?;
+        let kind = match field("type")? {
+            Some(kind) => kind,
+            None if content.starts_with("#!") => "text/x-shellscript".into(),
+            None if content.starts_with("#include") => "text/x-include-url".into(),
+            None if content.starts_with("## template: jinja") => "text/jinja2".into(),
+            None => "text/cloud-config".into(),
+        };
+        let name = field("filename")?.map(|name| format!("; filename=\"{name}\"")).unwrap_or_default();
+        if [&kind, &name].iter().any(|text| text.contains(['\n', '\r'])) {
+            return Err(invalid("`type` and `filename` are one line each"));
+        }
+        // Base64 holds any text, whatever its lines are.
+        let coded = base64(content.into_bytes())?;
+        let mut body = format!(
+            "Content-Type: {kind}; charset=\"utf-8\"\nMIME-Version: 1.0\nContent-Transfer-Encoding: base64\n\
+             Content-Disposition: attachment{name}\n\n"
+        );
+        for line in coded.as_bytes().chunks(76) {
+            body.extend(line.iter().map(|byte| char::from(*byte)));
+            body.push('\n');
+        }
+        bodies.push(body);
+    }
+    let boundary = format!("part-{}", digest(&bodies.concat()));
+    let mut message = format!("Content-Type: multipart/mixed; boundary=\"{boundary}\"\nMIME-Version: 1.0\n\n");
+    for body in bodies {
+        let _ = write!(message, "--{boundary}\n{body}\n");
+    }
+    let _ = writeln!(message, "--{boundary}--");
+    Ok(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use minijinja::context;
+
+    use super::*;
+
+    fn environment() -> Environment<'static> {
+        let mut environment = Environment::new();
+        add(&mut environment);
+        environment
+    }
+
+    fn evaluate(expression: &str) -> Result<serde_json::Value, String> {
+        let environment = environment();
+        let value = environment.compile_expression(expression).and_then(|expression| expression.eval(context! {}));
+        value.map(|value| serde_json::to_value(value).unwrap()).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn each_example_gives_what_it_says() {
+        for Function { usage, example, gives, .. } in TABLE {
+            let expected: serde_json::Value = serde_json::from_str(gives).unwrap();
+            assert_eq!(evaluate(example).unwrap(), expected, "{usage}: {example}");
+        }
+    }
+
+    #[test]
+    fn quantities_are_exact() {
+        for (text, number) in [
+            ("0.1Gi", "107374182.4"),
+            ("1.1", "1.1"),
+            ("250m", "0.25"),
+            ("1500m", "1.5"),
+            ("4 GiB", "4294967296"),
+            ("100k", "100000"),
+            ("-1Ki", "-1024"),
+            ("7", "7"),
+        ] {
+            assert_eq!(evaluate(&format!("{text:?} | quantity")).unwrap().to_string(), number, "{text}");
+        }
+        for (expression, text) in [
+            ("0.25 | as_quantity", "250m"),
+            ("1 | as_quantity('m')", "1000m"),
+            ("0.1 | as_quantity('m')", "100m"),
+            ("1073741825 | as_quantity('Gi')", "2Gi"),
+            ("0 | as_quantity", "0"),
+            ("1000 | as_quantity", "1000"),
+            ("'1.1' | quantity | as_quantity('m')", "1100m"),
+            ("3072 | as_quantity", "3Ki"),
+        ] {
+            assert_eq!(evaluate(expression).unwrap(), text, "{expression}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (expression, message) in [
+            ("'4Gx' | quantity", "4Gx is not a quantity"),
+            ("'.' | quantity", "is not a quantity"),
+            ("1 | as_quantity('Gb')", "\"Gb\" is not a unit: there are Ei, Pi"),
+            ("'?' | b64decode", "not base64"),
+            ("'/w==' | b64decode", "is not text"),
+            ("'yesterday' | date('%F')", "\"yesterday\" is not a time"),
+            ("'2026-11-20T10:30:00Z' | date('%!')", "is not a format of strftime"),
+            ("multipart([{}])", "each part has a text `content`"),
+            ("multipart([{'content': 'a', 'type': 'a\nb'}])", "one line each"),
+            ("fail('values.size is needed')", "values.size is needed"),
+        ] {
+            let error = evaluate(expression).unwrap_err();
+            assert!(error.contains(message), "{expression}: {error}");
+        }
+    }
+
+    #[test]
+    fn parts_make_a_mime_message() {
+        let parts = "multipart([{'content': '#!/bin/sh\n', 'filename': 'a.sh'}, {'content': '#cloud-config\n{}'}])";
+        let text = evaluate(parts).unwrap();
+        insta::assert_snapshot!(text.as_str().unwrap());
+    }
+}

@@ -1,0 +1,231 @@
+//! Templates that change while the manager runs: what is good is used at once, what is not changes nothing.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
+
+mod support;
+
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Event, Pod, Service},
+    networking::v1::NetworkPolicy,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, PostParams},
+};
+use serde_json::{Value, json};
+use support::{
+    cluster::eventually,
+    world::{LIMIT, World, condition},
+};
+use vm_operator::{
+    api::{VirtualMachine, conditions::TEMPLATES_VALID},
+    manager::templates::SET_LABEL,
+};
+
+const POLICY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: {{ vm.metadata.name }}}\nspec:\n  \
+                      podSelector: {matchLabels: {{ labels }}}\n  policyTypes: [Ingress]\n";
+
+async fn policy(world: &World, name: &str) -> NetworkPolicy {
+    let api: Api<NetworkPolicy> = world.api();
+    eventually(&format!("the policy of {name}"), LIMIT, async || api.get_opt(name).await.unwrap()).await
+}
+
+async fn pod(world: &World, name: &str) -> Pod {
+    world.pod_when(name, "there", |_| true).await
+}
+
+/// The version of the templates that a machine was rendered with.
+fn version(vm: &VirtualMachine) -> Option<String> {
+    vm.status.as_ref()?.templates.as_ref()?.version.clone()
+}
+
+/// Waits until the manager has refused templates with these words, and returns its line.
+async fn refused(world: &World, words: &str) -> String {
+    eventually(&format!("the log to say {words:?}"), LIMIT, async || {
+        let log = world.manager.log();
+        log.lines()
+            .rev()
+            .find(|line| line.contains("new templates are not used") && line.contains(words))
+            .map(str::to_owned)
+    })
+    .await
+}
+
+async fn events(world: &World, reason: &str) -> Vec<(String, String)> {
+    let api: Api<Event> = world.api();
+    let events = api.list(&ListParams::default()).await.unwrap();
+    let about = |event: Event| {
+        let object = event.involved_object;
+        (format!("{} {}", object.kind.unwrap(), object.name.unwrap()), event.message.unwrap_or_default())
+    };
+    events.items.into_iter().filter(|event| event.reason.as_deref() == Some(reason)).map(about).collect()
+}
+
+#[tokio::test]
+async fn a_changed_folder_is_in_force_at_once_and_no_pod_is_touched() {
+    let world = World::new("hot").await;
+    for name in ["apple", "pear"] {
+        world.make(name, |_| {}).await;
+        world.ready(name, "Starting").await;
+    }
+    let before = pod(&world, "apple").await;
+    let first = version(&world.machine_when("apple", "rendered", |vm| version(vm).is_some()).await).unwrap();
+
+    world.manager.templates(&[("network-policy.yaml.j2", POLICY)]);
+    for name in ["apple", "pear"] {
+        policy(&world, name).await;
+    }
+    let second = world.machine_when("apple", "of another version", |vm| version(vm) != Some(first.clone())).await;
+    assert_eq!(pod(&world, "apple").await.metadata, before.metadata);
+    let told =
+        eventually("an event", LIMIT, async || events(&world, "TemplatesChanged").await.into_iter().next()).await;
+    assert!(told.1.contains(&version(&second).unwrap()) && told.1.contains(&first), "{told:?}");
+
+    // Taken away again, what was rendered goes.
+    world.manager.templates(&[]);
+    let policies: Api<NetworkPolicy> = world.api();
+    eventually("no policy", LIMIT, async || policies.get_opt("apple").await.unwrap().is_none().then_some(())).await;
+    world.machine_when("apple", "of the first version", |vm| version(vm) == Some(first.clone())).await;
+    assert_eq!(pod(&world, "apple").await.metadata, before.metadata);
+}
+
+#[tokio::test]
+async fn a_block_of_the_pod_waits_for_the_next_start() {
+    let world = World::new("block").await;
+    world.make("apple", |_| {}).await;
+    let uid = world.pod_when("apple", "there", |_| true).await.uid();
+    let template = "{% extends \"builtin/pod.yaml.j2\" %}\n{% block labels %}\n    live: \"1\"\n{% endblock %}\n\
+                    {% block scheduling %}\n{{ super() }}\n  priority: 0\n{% endblock %}\n";
+    world.manager.templates(&[("pod.yaml.j2", template)]);
+    let pod = world.pod_when("apple", "labelled", |pod| pod.labels().contains_key("live")).await;
+    assert_eq!(pod.uid(), uid);
+}
+
+/// Each: a name, files, what the refusal says, and the condition's words if a machine is to blame.
+fn breakages() -> Vec<(&'static str, Vec<(&'static str, String)>, &'static str)> {
+    let object = |kind: &str, api: &str, rest: &str| {
+        format!("apiVersion: {api}\nkind: {kind}\nmetadata: {{name: {{{{ vm.metadata.name }}}}}}\n{rest}")
+    };
+    let added = |text: String| vec![("x.yaml.j2", text)];
+    vec![
+        ("syntax", added("a: {{ b }".into()), "x.yaml.j2:1:9"),
+        ("undefined", added("a: 1\nb: {{ vm.metadata.nam }}".into()), "x.yaml.j2:2:"),
+        ("ClusterRole", added(object("ClusterRole", "rbac.authorization.k8s.io/v1", "")), "templates may not make"),
+        (
+            "another namespace",
+            added("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, namespace: kube-system}".into()),
+            "another namespace (kube-system)",
+        ),
+        (
+            "an unknown field",
+            added(object("Service", "v1", "spec: {ports: [{port: 1}], seletor: {}}")),
+            "unknown field \"spec.seletor\"",
+        ),
+        ("a wrong type", added(object("Service", "v1", "spec: {ports: [{port: many}]}")), "x.yaml.j2"),
+        (
+            "refused by validation",
+            added(object("Service", "v1", "spec: {ports: [{port: 100000}]}")),
+            "must be between 1 and 65535",
+        ),
+        ("a kind that is not there", added(object("Thing", "x.cilium.io/v1", "")), "the API server refuses Thing"),
+        (
+            "a patch without a target",
+            vec![("x.patch.yaml", "target: {kind: Nothing}\nmergePatch: {}".into())],
+            "finds no such object",
+        ),
+        (
+            "a schema",
+            vec![("values.schema.json", r#"{"required": ["size"]}"#.into())],
+            "\"size\" is a required property",
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn what_is_broken_is_never_used() {
+    let world = World::new("broken").await;
+    world.make("apple", |_| {}).await;
+    world.ready("apple", "Starting").await;
+    let pod = pod(&world, "apple").await;
+    let good = version(&world.machine_when("apple", "rendered", |vm| version(vm).is_some()).await);
+    for (what, files, words) in breakages() {
+        let mut files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+        // Whatever is good beside it is not used either.
+        files.push(("network-policy.yaml.j2", POLICY));
+        world.manager.templates(&files);
+        let line = refused(&world, words).await;
+        let vm = world
+            .machine_when("apple", &format!("told of {what}"), |vm| {
+                condition(vm, TEMPLATES_VALID).is_some_and(|(_, _, message)| message.contains(words))
+            })
+            .await;
+        let (status, reason, message) = condition(&vm, TEMPLATES_VALID).unwrap();
+        assert_eq!((status.as_str(), reason.as_str()), ("True", "NewerRefused"), "{what}: {message}\n{line}");
+        assert_eq!(version(&vm), good, "{what}");
+        assert_eq!(world.manager.metric("vm_operator_templates_last_load_successful"), Some(0.0), "{what}");
+    }
+    let policies: Api<NetworkPolicy> = world.api();
+    assert!(policies.list(&ListParams::default()).await.unwrap().items.is_empty());
+    let told =
+        eventually("an event", LIMIT, async || events(&world, "TemplatesRefused").await.into_iter().next()).await;
+    assert_eq!(told.0, "VirtualMachine apple");
+
+    // A machine that changes meanwhile is served with the last good set.
+    world.change("apple", json!({ "spec": { "loadBalancerService": {} } })).await;
+    let services: Api<Service> = world.api();
+    eventually("a Service", LIMIT, async || services.get_opt("apple").await.unwrap()).await;
+    // And as soon as it is mended all is well.
+    world.manager.templates(&[("network-policy.yaml.j2", POLICY)]);
+    policy(&world, "apple").await;
+    world.machine_when("apple", "content", |vm| condition(vm, TEMPLATES_VALID).unwrap().1 == "Rendered").await;
+    assert_eq!(pod.uid(), self::pod(&world, "apple").await.uid());
+    assert_eq!(world.manager.metric("vm_operator_templates_last_load_successful"), Some(1.0));
+}
+
+fn set(name: &str, set: &str, data: Value) -> ConfigMap {
+    let metadata = json!({ "name": name, "labels": { SET_LABEL: set } });
+    serde_json::from_value(json!({ "metadata": metadata, "data": data })).unwrap()
+}
+
+#[tokio::test]
+async fn a_machine_chooses_a_set_and_its_values() {
+    let world = World::new("sets").await;
+    world
+        .make("apple", |vm| {
+            vm["spec"]["templates"] = json!({ "set": "guarded" });
+            vm["spec"]["templateValues"] = json!({ "policyTypes": ["Egress"] });
+        })
+        .await;
+    world.make("pear", |_| {}).await;
+    let vm = world.machine_when("apple", "without a set", |vm| condition(vm, TEMPLATES_VALID).is_some()).await;
+    let (status, _, message) = condition(&vm, TEMPLATES_VALID).unwrap();
+    assert_eq!(
+        (status.as_str(), message.as_str()),
+        ("False", "spec.templates.set: no template set is named \"guarded\": there are none")
+    );
+
+    let maps: Api<ConfigMap> = world.api();
+    let policy_of_values = POLICY.replace("[Ingress]", "{{ values.policyTypes }}");
+    let data = json!({ "network-policy.yaml.j2": policy_of_values, "values.yaml": "policyTypes: [Ingress]" });
+    maps.create(&PostParams::default(), &set("templates-guarded", "guarded", data)).await.unwrap();
+    let found = policy(&world, "apple").await;
+    assert_eq!(found.spec.unwrap().policy_types.unwrap(), ["Egress"]);
+    let vm = world.machine_when("apple", "rendered", |vm| version(vm).is_some()).await;
+    assert_eq!(vm.status.unwrap().templates.unwrap().set.as_deref(), Some("guarded"));
+    world.ready("pear", "Starting").await;
+    let policies: Api<NetworkPolicy> = world.api();
+    assert!(policies.get_opt("pear").await.unwrap().is_none());
+
+    // One that is broken is said on the ConfigMap, too; one that goes while it is used stays.
+    let mut map = maps.get("templates-guarded").await.unwrap();
+    map.data.as_mut().unwrap().insert("x.yaml.j2".into(), "{% if %}".into());
+    maps.replace("templates-guarded", &PostParams::default(), &map).await.unwrap();
+    let told = eventually("an event", LIMIT, async || {
+        events(&world, "TemplatesRefused").await.into_iter().find(|(about, _)| about == "ConfigMap templates-guarded")
+    })
+    .await;
+    assert!(told.1.contains("sets/guarded/x.yaml.j2:1:7"), "{told:?}");
+    maps.delete("templates-guarded", &Default::default()).await.unwrap();
+    refused(&world, "the set is gone, but 1 machines use it").await;
+    assert!(policies.get_opt("apple").await.unwrap().is_some());
+}

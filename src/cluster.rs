@@ -111,6 +111,8 @@ impl ActionError {
 /// Whether a request may succeed when it is sent again as it is.
 pub fn is_transient(error: &kube::Error) -> bool {
     match error {
+        // An apply with a field that the kind does not have, or of a wrong type, is answered with 500.
+        kube::Error::Api(status) if status.message.starts_with("failed to create typed patch object") => false,
         kube::Error::Api(status) => matches!(status.code, 409 | 410 | 429) || status.code >= 500,
         _ => true,
     }

@@ -119,7 +119,7 @@ fn breakages() -> Vec<(&'static str, Vec<(&'static str, String)>, &'static str)>
         (
             "an unknown field",
             added(object("Service", "v1", "spec: {ports: [{port: 1}], seletor: {}}")),
-            "unknown field \"spec.seletor\"",
+            ".spec.seletor: field not declared in schema",
         ),
         ("a wrong type", added(object("Service", "v1", "spec: {ports: [{port: many}]}")), "x.yaml.j2"),
         (

@@ -18,6 +18,9 @@
 pub mod api;
 #[deny(clippy::disallowed_methods)]
 pub mod config;
+#[cfg(feature = "schema")]
+#[deny(clippy::disallowed_methods)]
+pub mod lint;
 #[deny(clippy::disallowed_methods)]
 pub mod observed;
 #[deny(clippy::disallowed_methods)]

@@ -16,6 +16,7 @@ pub mod functions;
 pub mod outline;
 pub mod output;
 pub mod patches;
+pub mod schema;
 pub mod templates;
 pub mod values;
 mod write;
@@ -25,6 +26,14 @@ use crate::{api::VirtualMachine, config::ReconcilerConfig, observed::Observed};
 pub use context::Facts;
 pub use output::{Lifetime, ObjectKey, Rendered, Update};
 pub use templates::{Files, Library, Sources, TemplateError, TemplateSet};
+
+/// What a template rendered, on its way to become an object.
+struct Document<'a> {
+    name: &'a str,
+    place: &'a str,
+    value: serde_json::Value,
+    patches: Vec<String>,
+}
 
 /// How many objects a machine may have: a loop that goes wrong must not fill the cluster.
 const MAXIMUM_OBJECTS: usize = 64;
@@ -43,19 +52,19 @@ pub fn render(
 ) -> Result<Vec<Rendered>, TemplateError> {
     let values = templates.values().resolve(&config.template_values, vm.spec.template_values.as_ref())?;
     let context = context::build(vm, observed, config, facts, values).map_err(TemplateError::context)?;
-    let mut documents = Vec::new();
+    let mut documents: Vec<Document<'_>> = Vec::new();
     for name in templates.names() {
         let place = templates.place(name);
         let rendered = output::documents(place, &templates.render(name, &context)?)?;
-        documents.extend(rendered.into_iter().map(|document| (place, document)));
+        documents.extend(rendered.into_iter().map(|value| Document { name, place, value, patches: Vec::new() }));
     }
     for patch in templates.patches(&context)? {
-        patch.apply(documents.iter_mut().map(|(_, document)| document))?;
+        patch.apply(documents.iter_mut().map(|document| (&mut document.value, &mut document.patches)))?;
     }
     let scope = output::Scope::of(vm, &config.allowed_kinds);
     let mut objects: Vec<Rendered> = Vec::with_capacity(documents.len());
-    for (place, document) in documents {
-        let object = output::object(place, document, &scope)?;
+    for Document { name, place, value, patches } in documents {
+        let object = output::object(place, value, &scope)?;
         if let Some(other) = objects.iter().find(|other| other.key == object.key) {
             return Err(TemplateError::refused(place, format!("{} is also made by {}", object.key, other.template)));
         }
@@ -65,7 +74,7 @@ pub fn render(
                 format!("a machine may have {MAXIMUM_OBJECTS} objects, not more"),
             ));
         }
-        objects.push(object);
+        objects.push(Rendered { name: name.to_owned(), patches, ..object });
     }
     Ok(objects)
 }

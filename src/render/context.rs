@@ -55,7 +55,7 @@ pub struct Facts {
 }
 
 /// Labels of these tools on a machine are not for its Pod: they would count the Pod as theirs and prune it.
-const TOOL_LABELS: [&str; 5] = [
+pub const TOOL_LABELS: [&str; 5] = [
     "app.kubernetes.io/",
     "argocd.argoproj.io/",
     "kustomize.toolkit.fluxcd.io/",

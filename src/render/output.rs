@@ -84,8 +84,12 @@ impl ObjectKey {
 pub struct Rendered {
     /// What it is called.
     pub key: ObjectKey,
-    /// The template that made it.
+    /// The file of the template that made it.
     pub template: String,
+    /// The template's name in its set.
+    pub name: String,
+    /// The files of the patches that changed it.
+    pub patches: Vec<String>,
     /// How long it lives.
     pub lifetime: Lifetime,
     /// How it changes.
@@ -230,7 +234,16 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
     annotations.insert(HASH_ANNOTATION.into(), json!(hash));
     // Not part of the hash: a new release of the manager that renders the same writes nothing.
     annotations.insert(VERSION_ANNOTATION.into(), json!(env!("CARGO_PKG_VERSION")));
-    Ok(Rendered { key, template: template.to_owned(), lifetime, update, hash, value })
+    Ok(Rendered {
+        key,
+        template: template.to_owned(),
+        name: String::new(),
+        patches: Vec::new(),
+        lifetime,
+        update,
+        hash,
+        value,
+    })
 }
 
 /// The hash of what makes an object new: all of it or, for an object that changes at start, all but labels and

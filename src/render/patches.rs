@@ -117,15 +117,19 @@ impl Patch {
         Ok(patches)
     }
 
-    /// Changes the objects that it is meant for.
+    /// Changes the objects that it is meant for, and notes its file with each.
     ///
     /// # Errors
     /// If there is none, unless that is allowed; or if an operation can't be carried out: then with that operation.
-    pub fn apply<'a>(&self, objects: impl IntoIterator<Item = &'a mut Value>) -> Result<(), TemplateError> {
+    pub fn apply<'a>(
+        &self,
+        objects: impl IntoIterator<Item = (&'a mut Value, &'a mut Vec<String>)>,
+    ) -> Result<(), TemplateError> {
         let refused = |message: String| TemplateError::refused(&self.file, message);
         let mut found = false;
-        for object in objects.into_iter().filter(|object| self.target.is(object)) {
+        for (object, patches) in objects.into_iter().filter(|(object, _)| self.target.is(object)) {
             found = true;
+            patches.push(self.file.clone());
             match &self.change {
                 Change::Merge(patch) => json_patch::merge(object, patch),
                 Change::Json(patch) => json_patch::patch(object, patch).map_err(|error| {
@@ -168,7 +172,8 @@ mod tests {
     fn apply(text: &str) -> Result<Vec<Value>, String> {
         let mut objects = objects();
         for patch in Patch::parse("x.patch.yaml", text).map_err(|error| error.to_string())? {
-            patch.apply(&mut objects).map_err(|error| error.to_string())?;
+            let mut notes = vec![Vec::new(); objects.len()];
+            patch.apply(objects.iter_mut().zip(&mut notes)).map_err(|error| error.to_string())?;
         }
         Ok(objects)
     }

@@ -335,6 +335,20 @@ impl TemplateSet {
         blocks
     }
 
+    /// Where a template comes from, the last change first: each file with the blocks that it sets.
+    pub fn lineage(&self, name: &str) -> Vec<(String, Vec<String>)> {
+        let (mut lineage, mut seen) = (Vec::new(), BTreeSet::new());
+        let mut next = Some(name.to_owned());
+        while let Some(name) = next.filter(|name| seen.insert(name.clone())) {
+            let Some(source) = self.source(&name) else { break };
+            let outline = Outline::of(&source);
+            let blocks = outline.blocks.into_iter().filter(|(_, top)| *top).map(|(block, _)| block.name).collect();
+            lineage.push((self.place(&name).to_owned(), blocks));
+            next = outline.extends.map(|extends| extends.name);
+        }
+        lineage
+    }
+
     /// The names of the templates that are rendered, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(String::as_str)
@@ -343,6 +357,29 @@ impl TemplateSet {
     /// The file that a template comes from.
     pub fn place<'a>(&'a self, name: &'a str) -> &'a str {
         self.places.get(name).map_or(name, String::as_str)
+    }
+
+    /// Every template of the set that is in force, with the file that it comes from: rendered ones, those that are included,
+    /// and patches that are rendered.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &str)> {
+        let below = |name: &str| name.starts_with("builtin/") || name.starts_with("base/");
+        self.places.iter().filter(move |(name, _)| !below(name)).map(|(name, place)| (name.as_str(), place.as_str()))
+    }
+
+    /// The variables that a template reads and does not set itself, and no function.
+    pub fn variables(&self, name: &str) -> BTreeSet<String> {
+        let Ok(template) = self.environment.get_template(name) else { return BTreeSet::new() };
+        let functions: BTreeSet<&str> = self.environment.globals().map(|(name, _)| name).collect();
+        let mut variables: BTreeSet<String> = template.undeclared_variables(false).into_iter().collect();
+        variables.retain(|variable| {
+            !functions.contains(variable.as_str()) && !["self", "super", "loop"].contains(&variable.as_str())
+        });
+        variables
+    }
+
+    /// Whether a template of that name can be included or extended.
+    pub fn has(&self, name: &str) -> bool {
+        self.places.contains_key(name)
     }
 
     /// A template's text.

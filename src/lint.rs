@@ -1,0 +1,372 @@
+//! lint: what is wrong with a folder of templates, or may surprise, found without a cluster.
+//!
+//! ```text
+//!  Sources ─▶ compile ─▶ names, blocks, text ─▶ render example machines ─▶ objects: guard rails, Kubernetes' schema, traps
+//! ```
+//!
+//! All of it is pure: files come in as text, findings go out.
+
+pub mod openapi;
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::jiff::Timestamp;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{
+    api::VirtualMachine,
+    config::ReconcilerConfig,
+    observed::Observed,
+    render::{
+        Facts, Files, Library, Rendered, Sources, TemplateError, TemplateSet,
+        context::TOOL_LABELS,
+        outline::{Mention, Outline},
+        render, schema,
+    },
+};
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The manager would not use the set, or the API server would refuse what it makes.
+    Error,
+    /// It works, but probably not as meant.
+    Warning,
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Finding {
+    /// The file in the folder.
+    pub file: String,
+    /// The line in it, from 1, if it is known.
+    pub line: Option<usize>,
+    /// The column in that line, from 1.
+    pub column: Option<usize>,
+    /// How bad it is.
+    pub severity: Severity,
+    /// A name for this kind of finding.
+    pub rule: &'static str,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+/// The kinds of findings, each with what it is about.
+pub const RULES: &[(&str, &str)] = &[
+    ("compile", "a file that can't be used: syntax, an unknown block, a patch or a schema that is none"),
+    ("render", "a machine of the examples that can't be rendered, or an object that templates may not make"),
+    ("unknown-variable", "a name that the context does not have"),
+    ("unknown-template", "a template that is included, imported or extended, and is not there"),
+    ("lost-text", "text outside of blocks in a template that extends another: it is never rendered"),
+    ("unused-file", "a file that the manager does not look at"),
+    ("schema", "an object that does not fit Kubernetes' schema: an unknown field, a wrong type"),
+    ("yaml-boolean", "a word that other YAML parsers read as a boolean and this one reads as a text"),
+    ("null", "a field that is null and therefore left out"),
+    ("string-data", "a Secret's stringData, of which the API server keeps nothing: use data and b64encode"),
+    ("tool-label", "a label that belongs to a tool, which would take the object for its own and delete it"),
+];
+
+impl Finding {
+    fn at(file: &str, mention: &Mention, severity: Severity, rule: &'static str, message: String) -> Self {
+        Self { file: file.into(), line: Some(mention.line), column: Some(mention.column), severity, rule, message }
+    }
+
+    fn of(file: &str, severity: Severity, rule: &'static str, message: String) -> Self {
+        Self { file: file.into(), line: None, column: None, severity, rule, message }
+    }
+
+    fn error(rule: &'static str, error: &TemplateError) -> Self {
+        let TemplateError { template, line, column, message } = error.clone();
+        Self { file: template, line, column, severity: Severity::Error, rule, message }
+    }
+}
+
+/// Checks all sets of a folder with example machines; those that choose a set are rendered with it, the others with each.
+pub fn lint(sources: &Sources, machines: &[VirtualMachine], config: &ReconcilerConfig) -> Vec<Finding> {
+    let mut findings = BTreeSet::new();
+    for (prefix, files) in folders(sources) {
+        findings.extend(files.iter().flat_map(|(name, text)| file(&format!("{prefix}{name}"), name, text)));
+    }
+    let library = Library::new(sources);
+    for (name, set) in library.all() {
+        let set = match set {
+            Ok(set) => set,
+            Err(error) => {
+                findings.insert(Finding::error("compile", error));
+                continue;
+            }
+        };
+        findings.extend(names(set));
+        for vm in machines {
+            let chosen = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref());
+            if chosen.is_none() || chosen == name {
+                findings.extend(objects(set, vm, config));
+            }
+        }
+    }
+    for vm in machines {
+        let chosen = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref());
+        if let Some(chosen) = chosen.filter(|chosen| !sources.sets.contains_key(*chosen))
+            && let Err(error) = library.get(Some(chosen))
+        {
+            findings.insert(Finding::error("render", &error));
+        }
+    }
+    // Where a name is wrong, rendering says so once more.
+    let lines: BTreeSet<_> = findings.iter().filter(|it| it.rule.starts_with("unknown")).map(place).collect();
+    findings.into_iter().filter(|it| it.rule != "render" || !lines.contains(&place(it))).collect()
+}
+
+fn place(finding: &Finding) -> (String, Option<usize>) {
+    (finding.file.clone(), finding.line)
+}
+
+/// The files of each set with what stands before their names.
+fn folders(sources: &Sources) -> impl Iterator<Item = (String, &Files)> {
+    let sets = sources.sets.iter().map(|(name, files)| (format!("sets/{name}/"), files));
+    std::iter::once((String::new(), &sources.base)).chain(sets)
+}
+
+/// What a file's text shows.
+fn file(place: &str, name: &str, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if !name.ends_with(".j2") && !name.ends_with(".yaml") && !name.ends_with(".yml") && name != "values.schema.json" {
+        let message = format!("{name} is no template, patch or values: the manager does not look at it");
+        findings.push(Finding::of(place, Severity::Warning, "unused-file", message));
+        return findings;
+    }
+    if name.ends_with(".j2") {
+        let outline = Outline::of(text);
+        if let (Some(extends), Some(lost)) = (&outline.extends, &outline.text) {
+            let message = format!(
+                "{:?} stands outside of a block and is never rendered, because the template extends {}",
+                lost.name, extends.name
+            );
+            findings.push(Finding::at(place, lost, Severity::Warning, "lost-text", message));
+        }
+    }
+    for (index, line) in text.lines().enumerate() {
+        let Some((key, value)) = line.trim_start().split_once(": ") else { continue };
+        let word = value.split(" #").next().unwrap_or(value).trim();
+        let plain = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./ ".contains(&byte));
+        let boolean = ["yes", "no", "on", "off", "y", "n"].contains(&word.to_ascii_lowercase().as_str());
+        if plain && boolean {
+            let place_in_line = Mention { name: word.into(), line: index + 1, column: line.len() - value.len() + 1 };
+            let message = format!("{word} is the text {word:?} here, not a boolean: write true or false, or quote it");
+            findings.push(Finding::at(place, &place_in_line, Severity::Warning, "yaml-boolean", message));
+        }
+    }
+    findings
+}
+
+/// Names in a set's own templates that lead nowhere.
+fn names(set: &TemplateSet) -> Vec<Finding> {
+    let context = schema::context(None);
+    let mut findings = Vec::new();
+    for (name, place) in set.all().filter(|(_, place)| !place.starts_with("builtin/")) {
+        let Some(source) = set.source(name) else { continue };
+        let outline = Outline::of(&source);
+        let variables = set.variables(name);
+        // What another template imports or includes may come from there, too.
+        let included = name.contains('/') || !name.ends_with(".yaml.j2");
+        let mut seen = BTreeSet::new();
+        for path in outline.paths.iter().filter(|path| {
+            let root = path.name.split('.').next().unwrap_or_default();
+            variables.contains(root)
+        }) {
+            let Err((index, known)) = schema::resolve(&context, &path.name) else { continue };
+            if (included && index == 0) || !seen.insert(path.name.clone()) {
+                continue;
+            }
+            let parts: Vec<&str> = path.name.split('.').collect();
+            let (before, missing) = (parts[..index].join("."), parts[index]);
+            let near =
+                known.iter().min_by_key(|name| distance(name, missing)).filter(|name| distance(name, missing) <= 2);
+            let help =
+                near.map_or_else(|| format!("there are {}", known.join(", ")), |near| format!("did you mean {near}?"));
+            let message = match index {
+                0 => format!("the context has no {missing}: {help}"),
+                _ => format!("{before} has no {missing}: {help}"),
+            };
+            findings.push(Finding::at(place, path, Severity::Error, "unknown-variable", message));
+        }
+        for used in outline.uses.iter().chain(&outline.extends).filter(|used| !set.has(&used.name)) {
+            let message = format!("there is no template {:?} in this set", used.name);
+            findings.push(Finding::at(place, used, Severity::Error, "unknown-template", message));
+        }
+    }
+    findings
+}
+
+/// What is wrong with the objects of a machine.
+fn objects(set: &TemplateSet, vm: &VirtualMachine, config: &ReconcilerConfig) -> Vec<Finding> {
+    let observed = Observed { objects: Vec::new(), now: Timestamp::UNIX_EPOCH };
+    let facts = Facts { display_password: "random".into() };
+    let objects = match render(vm, &observed, config, &facts, set) {
+        Ok(objects) => objects,
+        Err(mut error) => {
+            error.message += &format!(" (machine {})", vm.metadata.name.as_deref().unwrap_or_default());
+            return vec![Finding::error("render", &error)];
+        }
+    };
+    objects
+        .iter()
+        // The built-in templates have tests of their own.
+        .filter(|object| !object.template.starts_with("builtin/") || !object.patches.is_empty())
+        .flat_map(|object| outcome(object, &set.source(&object.name).unwrap_or_default()))
+        .collect()
+}
+
+/// Where a word stands in a template, if it stands there: a field that its output has may come from elsewhere.
+fn locate(mut finding: Finding, source: &str, word: &str) -> Finding {
+    let found = source
+        .lines()
+        .enumerate()
+        .find_map(|(index, line)| Some((index, line.find(word).filter(|_| !word.is_empty())?)));
+    if let Some((line, column)) = found {
+        (finding.line, finding.column) = (Some(line + 1), Some(column + 1));
+    }
+    finding
+}
+
+fn outcome(object: &Rendered, source: &str) -> Vec<Finding> {
+    let schema = |wrong: String| {
+        // The field that is not known, or the last of the path.
+        let named = wrong.split('\'').nth(1).filter(|_| wrong.contains("Additional properties"));
+        let path = wrong.split(": ").next().unwrap_or_default();
+        let last = path.split('.').rfind(|part| part.parse::<usize>().is_err()).unwrap_or_default();
+        let word = named.unwrap_or(last).to_owned();
+        let finding = Finding::of(&object.template, Severity::Error, "schema", format!("{}: {wrong}", object.key));
+        locate(finding, source, &word)
+    };
+    let mut findings: Vec<Finding> = openapi::check(&object.value).into_iter().map(schema).collect();
+    if object.value.get("stringData").is_some() {
+        let message = format!(
+            "{}: the API server turns stringData into data, so the object would look changed for ever; write data with b64encode",
+            object.key
+        );
+        let finding = Finding::of(&object.template, Severity::Warning, "string-data", message);
+        findings.push(locate(finding, source, "stringData"));
+    }
+    let labels = object.value["metadata"]["labels"].as_object().into_iter().flatten();
+    for (label, _) in labels.filter(|(label, _)| {
+        let tools = TOOL_LABELS.iter().filter(|tool| **tool != "app.kubernetes.io/");
+        tools.clone().any(|tool| label.starts_with(tool))
+    }) {
+        let message =
+            format!("{}: the label {label} belongs to a tool, which would take the object for its own", object.key);
+        findings.push(locate(Finding::of(&object.template, Severity::Warning, "tool-label", message), source, label));
+    }
+    findings
+}
+
+/// How many letters must change to make one word the other (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut last = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.iter().enumerate() {
+            let here = last + usize::from(x != *y);
+            last = row[j + 1];
+            row[j + 1] = here.min(last + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// The line of a finding as SARIF wants it.
+pub fn sarif(findings: &[Finding]) -> Value {
+    let rules: Vec<Value> = RULES
+        .iter()
+        .map(|(id, about)| serde_json::json!({ "id": id, "shortDescription": { "text": about } }))
+        .collect();
+    let results: Vec<Value> = findings
+        .iter()
+        .map(|finding| {
+            serde_json::json!({
+                "ruleId": finding.rule, "level": finding.severity, "message": { "text": finding.message },
+                "locations": [{ "physicalLocation": {
+                    "artifactLocation": { "uri": finding.file },
+                    "region": { "startLine": finding.line.unwrap_or(1), "startColumn": finding.column.unwrap_or(1) },
+                } }],
+            })
+        })
+        .collect();
+    serde_json::json!({
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0",
+        "runs": [{ "tool": { "driver": { "name": "kubectl-vm", "rules": rules } }, "results": results }],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::test_support::vm;
+
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        let base: Files = files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        let sources = Sources { base, sets: BTreeMap::new() };
+        let show = |finding: &Finding| {
+            let at =
+                finding.line.zip(finding.column).map(|(line, column)| format!(":{line}:{column}")).unwrap_or_default();
+            format!("{}{at}: {:?} {}: {}", finding.file, finding.severity, finding.rule, finding.message)
+        };
+        lint(&sources, &[vm(|_| {})], &ReconcilerConfig::default()).iter().map(show).collect()
+    }
+
+    #[test]
+    fn the_built_in_templates_are_clean() {
+        assert_eq!(found(&[]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_rule_finds_its_own() {
+        insta::assert_snapshot!(found(&[
+            ("c.yaml.j2", "{% if vm.metadata.nam %}{% endif %}{% if displaysecret %}{% endif %}{% set x = 1 %}{{ x }}\n"),
+            ("pod.yaml.j2", "{% extends \"builtin/pod.yaml.j2\" %}\nlost: 1\n{% block labels %}\n    on: yes # really\n{% endblock %}\n"),
+            ("notes.txt", "hello"),
+            ("d.yaml.j2", "{% include 'lib/nothing.j2' %}"),
+        ]).join("\n"), @r#"
+        c.yaml.j2:1:7: Error unknown-variable: vm.metadata has no nam: did you mean name?
+        c.yaml.j2:1:42: Error unknown-variable: the context has no displaysecret: did you mean displaySecret?
+        d.yaml.j2:1:12: Error unknown-template: there is no template "lib/nothing.j2" in this set
+        notes.txt: Warning unused-file: notes.txt is no template, patch or values: the manager does not look at it
+        pod.yaml.j2:2:1: Warning lost-text: "lost: 1" stands outside of a block and is never rendered, because the template extends builtin/pod.yaml.j2
+        pod.yaml.j2:4:9: Warning yaml-boolean: yes is the text "yes" here, not a boolean: write true or false, or quote it
+        "#);
+    }
+
+    #[test]
+    fn objects_are_held_against_the_schema_and_the_traps() {
+        let service = "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n  labels: {helm.sh/chart: x}\nspec:\n  \
+                       ports: [{port: '1'}]\n  seletor: {}\n";
+        let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: b}\nstringData: {a: b}\n";
+        let patch = "target: {kind: ConfigMap, name: apple}\nmergePatch: {dta: {}}\n";
+        let files = [("a.yaml.j2", service), ("b.yaml.j2", secret), ("x.patch.yaml", patch)];
+        insta::assert_snapshot!(found(&files).join("\n"), @r#"
+        a.yaml.j2:5:12: Warning tool-label: Service a: the label helm.sh/chart belongs to a tool, which would take the object for its own
+        a.yaml.j2:7:3: Error schema: Service a: spec.ports.0.port: "1" is not of type "integer"
+        a.yaml.j2:8:3: Error schema: Service a: spec: Additional properties are not allowed ('seletor' was unexpected)
+        b.yaml.j2:4:1: Warning string-data: Secret b: the API server turns stringData into data, so the object would look changed for ever; write data with b64encode
+        builtin/config-map.yaml.j2: Error schema: ConfigMap apple: Additional properties are not allowed ('dta' was unexpected)
+        "#);
+    }
+
+    #[test]
+    fn what_does_not_compile_is_one_finding() {
+        insta::assert_snapshot!(found(&[("a.yaml.j2", "{% if %}")]).join("\n"), @"a.yaml.j2:1:7: Error compile: syntax error: unexpected end of block");
+    }
+
+    #[test]
+    fn sarif_has_every_rule_that_is_used() {
+        let finding = Finding::of("a", Severity::Error, "schema", "b".into());
+        let sarif = sarif(&[finding]);
+        assert_eq!(sarif["runs"][0]["results"][0]["level"], "error");
+        assert_eq!(sarif["runs"][0]["tool"]["driver"]["rules"].as_array().unwrap().len(), RULES.len());
+    }
+}

@@ -1,0 +1,160 @@
+//! The JSON schema of the template context, for editors and for `kubectl vm lint`.
+
+use serde_json::{Value, json};
+
+use super::context::VERSION;
+use crate::api::crd;
+
+/// The schema (JSON Schema 2020-12). `values` is what a template set says of its values, if it does.
+pub fn context(values: Option<Value>) -> Value {
+    let (_, mut definition) = crd::crds().swap_remove(0);
+    let mut part = |name: &str| {
+        let pointer = format!("/spec/versions/0/schema/openAPIV3Schema/properties/{name}");
+        let mut schema = definition.pointer_mut(&pointer).map(Value::take).unwrap_or_default();
+        close(&mut schema);
+        schema
+    };
+    let (spec, status) = (part("spec"), part("status"));
+    let mut nullable = spec.clone();
+    optional(&mut nullable);
+    let text = json!({ "type": "string" });
+    let maybe = json!({ "type": ["string", "null"] });
+    let texts = json!({ "type": "object", "additionalProperties": { "type": "string" } });
+    let object =
+        |properties: Value| json!({ "type": "object", "properties": properties, "additionalProperties": false });
+    let or_none = |mut schema: Value| {
+        schema["type"] = json!([schema["type"], "null"]);
+        schema
+    };
+    let mut properties = json!({
+        "vm": object(json!({
+            "apiVersion": text, "kind": text,
+            "metadata": object(json!({
+                "name": text, "namespace": maybe, "uid": maybe, "labels": texts, "annotations": texts, "creationTimestamp": maybe,
+            })),
+            "spec": spec, "status": or_none(status),
+        })),
+        "spec": nullable,
+        "image": object(json!({ "reference": text, "pullPolicy": maybe })),
+        "resources": { "type": "object" },
+        "disks": { "type": "array", "items": object(json!({
+            "type": { "enum": ["claim", "cdrom"] }, "volume": text, "claimName": text, "device": text, "path": text,
+            "mode": text, "spec": { "type": ["object", "null"] }, "labels": texts, "annotations": texts, "file": maybe,
+            "bootindex": { "type": ["integer", "null"] },
+        })) },
+        "runnerData": object(json!({ "claimName": text })),
+        "cloudInit": or_none(object(json!({
+            "metaData": text, "userData": maybe, "networkConfig": maybe, "userDataFrom": { "type": ["object", "null"] },
+            "networkConfigFrom": { "type": ["object", "null"] },
+        }))),
+        "runner": { "type": "object" },
+        "service": or_none(object(json!({ "labels": texts, "annotations": texts }))),
+        "displaySecret": object(json!({
+            "name": maybe, "version": maybe, "generate": { "type": "boolean" }, "password": text,
+        })),
+        "labels": texts, "podLabels": texts,
+        "config": object(json!({ "runnerDataPvc": object(json!({ "storageClassName": maybe })) })),
+        "serviceAccount": text, "imageRepositoryClaim": text, "managerVersion": text,
+    });
+    properties["values"] = values.unwrap_or_else(|| json!({ "type": "object" }));
+    let mut schema = object(properties);
+    schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
+    schema["title"] = json!(format!("The context of vm-operator's templates, version {VERSION}"));
+    schema
+}
+
+/// Whether a path such as `vm.metadata.name` can lead somewhere; if not, the part of it that does not, and what there is.
+pub fn resolve(schema: &Value, path: &str) -> Result<(), (usize, Vec<String>)> {
+    let mut schema = schema;
+    for (index, name) in path.split('.').enumerate() {
+        let (Some(properties), open) = (schema["properties"].as_object(), is_open(schema)) else { return Ok(()) };
+        match properties.get(name) {
+            Some(next) => schema = next,
+            None if open => return Ok(()),
+            None => return Err((index, properties.keys().cloned().collect())),
+        }
+    }
+    Ok(())
+}
+
+fn is_open(schema: &Value) -> bool {
+    schema["additionalProperties"] != false
+}
+
+/// No fields but those that are named, where the schema names some.
+fn close(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            // The texts and rules of the CustomResourceDefinition's own are for the API server.
+            map.retain(|name, _| !name.starts_with("x-kubernetes-") && name != "default");
+            if map.get("properties").is_some_and(Value::is_object) && !map.contains_key("additionalProperties") {
+                map.insert("additionalProperties".into(), json!(false));
+            }
+            map.values_mut().for_each(close);
+        }
+        Value::Array(list) => list.iter_mut().for_each(close),
+        _ => {}
+    }
+}
+
+/// Every field may be null, as templates find them.
+fn optional(schema: &mut Value) {
+    let Value::Object(map) = schema else { return };
+    for rule in ["required", "not", "anyOf", "oneOf", "allOf"] {
+        map.remove(rule);
+    }
+    if let Some(type_) = map.get("type").and_then(Value::as_str).map(str::to_owned) {
+        map.insert("type".into(), json!([type_, "null"]));
+    }
+    if let Some(list) = map.get_mut("enum").and_then(Value::as_array_mut) {
+        list.push(Value::Null);
+    }
+    for part in ["properties", "items", "additionalProperties"] {
+        match map.get_mut(part) {
+            Some(Value::Object(fields)) if part == "properties" => fields.values_mut().for_each(optional),
+            Some(schema) => optional(schema),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_lead_somewhere_or_it_is_said_what_there_is() {
+        let schema = context(None);
+        for path in ["vm.metadata.labels.x", "spec.vm.disks", "values.anything", "runner.Runner.vm", "spec.nodeName"] {
+            assert_eq!(resolve(&schema, path), Ok(()), "{path}");
+        }
+        assert_eq!(resolve(&schema, "vm.metadata.nam").unwrap_err().0, 2);
+        let (index, known) = resolve(&schema, "displaySecret.nam").unwrap_err();
+        assert_eq!(
+            (index, known),
+            (1, vec!["generate", "name", "password", "version"].into_iter().map(str::to_owned).collect())
+        );
+        assert_eq!(resolve(&schema, "spec.vm.maximumCpu").unwrap_err().0, 2);
+    }
+
+    #[cfg(feature = "schema")]
+    #[test]
+    fn a_context_fits_it() {
+        let vm = crate::test_support::vm(|vm| {
+            vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } });
+            vm["spec"]["loadBalancerService"] = json!({});
+        });
+        let context = crate::render::context::build(
+            &vm,
+            &crate::test_support::nothing(),
+            &crate::config::ReconcilerConfig::default(),
+            &crate::render::Facts::default(),
+            json!({}),
+        );
+        let context = serde_json::to_value(context.unwrap()).unwrap();
+        let validator = jsonschema::validator_for(&self::context(None)).unwrap();
+        let wrong: Vec<String> =
+            validator.iter_errors(&context).map(|error| format!("{}: {error}", error.instance_path())).collect();
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+}

@@ -28,6 +28,9 @@ pub const APP_NAME: &str = "vm-runner";
 /// The value of `app.kubernetes.io/managed-by` on everything that the manager applies.
 pub const MANAGED_BY: &str = "vm-operator";
 
+/// A ConfigMap with this label in the manager's namespace is a template set; the label's value is the set's name.
+pub const SET_LABEL: &str = "vmoperator.jdrupes.org/template-set";
+
 /// A virtual machine.
 ///
 /// `spec` says what the machine looks like and whether it runs; everything that the operator makes for it (a Pod, claims

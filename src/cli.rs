@@ -1,10 +1,14 @@
-//! The kubectl plugin `kubectl vm`: the same rendering as the manager's, without a cluster.
+//! The kubectl plugin `kubectl vm`: the same rendering and planning as the manager's.
 //!
 //! | exit code | meaning |
 //! |---|---|
-//! | 0 | done |
-//! | 1 | the input is wrong; what and where is on standard error |
+//! | 0 | done; of `diff`: no difference; of `lint` and `templates test`: all is well |
+//! | 1 | the input is wrong, and what and where is on standard error; of `diff`: there are differences |
 //! | 2 | the command line is wrong |
+//! | 3 | of `diff`: it could not be found out |
+
+mod diff;
+mod sets;
 
 use std::{
     fs,
@@ -13,20 +17,21 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::{
     api::{VirtualMachine, crd},
-    config::Config,
+    config::{Config, ReconcilerConfig},
     files::{self, FileError},
     observed::Observed,
-    render::{Facts, Library, Sources, render},
+    render::{Facts, Files, Library, Rendered, Sources, TemplateError, TemplateSet, render},
 };
 
-/// Works with virtual machines.
+/// Works with virtual machines and with the templates that they are rendered from.
 #[derive(Parser)]
 #[command(name = "kubectl-vm", bin_name = "kubectl vm", version, propagate_version = true)]
 struct Arguments {
@@ -41,21 +46,26 @@ enum Command {
     /// Print the objects that the manager would make for the machines of a file, as YAML.
     ///
     /// Nothing is asked of a cluster: what depends on one (a UID, a random password, claims that exist) is as for a machine that
-    /// is made for the first time. Errors are printed as FILE:LINE:COLUMN: what.
+    /// is made for the first time. A comment before each object says which files and blocks it comes from. Errors are printed as
+    /// FILE:LINE:COLUMN: what.
     Render {
-        /// The file with the VirtualMachines; - for standard input. Other resources in it are passed over.
-        #[arg(long, short, value_name = "FILE")]
-        filename: PathBuf,
-        /// A folder of templates that lies over the built-in ones.
-        #[arg(long, value_name = "DIR")]
-        templates: Option<PathBuf>,
-        /// The manager's configuration.
-        #[arg(long, value_name = "FILE")]
-        config: Option<PathBuf>,
-        /// The namespace of machines that name none.
-        #[arg(long, short, default_value = "default", value_name = "NS")]
-        namespace: String,
+        #[command(flatten)]
+        input: Input,
     },
+    /// Show what would change in the cluster, object by object, and when: at once, at the next start, or never.
+    ///
+    /// The machine is one of the cluster, or comes from a file. Without --templates it is rendered with the templates of the
+    /// cluster. Nothing is changed: the API server is asked for what it would do (a dry run). Exit code 1 says that there are
+    /// differences, 3 that it could not be found out.
+    Diff(diff::Options),
+    /// Find what is wrong with a folder of templates, or may surprise.
+    ///
+    /// Syntax, names that the context does not have, blocks and files that have no effect, guard rails, and the schema of the
+    /// objects that come out, with the machines of --filename or a few built-in ones. Nothing is asked of a cluster.
+    Lint(sets::LintOptions),
+    /// Look at template sets, begin one, test one.
+    #[command(subcommand)]
+    Templates(sets::Templates),
     /// Print the CustomResourceDefinitions, or write them into a folder.
     Crds {
         /// The folder; each definition is a file of it.
@@ -69,32 +79,93 @@ enum Command {
     },
 }
 
+/// What is rendered, and how.
+#[derive(Args)]
+struct Input {
+    /// The file with the VirtualMachines; - for standard input. Other resources in it are passed over.
+    #[arg(long, short, value_name = "FILE")]
+    filename: PathBuf,
+    #[command(flatten)]
+    settings: Settings,
+    /// The namespace of machines that name none.
+    #[arg(long, short, default_value = "default", value_name = "NS")]
+    namespace: String,
+}
+
+/// By what machines are rendered.
+#[derive(Args)]
+struct Settings {
+    /// A folder of templates that lies over the built-in ones; its named sets are in its folder `sets`.
+    #[arg(long, value_name = "DIR")]
+    templates: Option<PathBuf>,
+    /// A YAML file with values for the templates, over the manager's `templateValues`.
+    #[arg(long, value_name = "FILE")]
+    values: Option<PathBuf>,
+    /// The manager's configuration.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl Settings {
+    fn config(&self) -> Result<ReconcilerConfig, FileError> {
+        let config = self.config.as_deref().map_or_else(|| Ok(Config::default()), files::configuration)?;
+        let mut config = config.reconciler;
+        if let Some(file) = &self.values {
+            let text = fs::read_to_string(file).map_err(FileError::io(file))?;
+            let values: Map<String, Value> =
+                serde_yaml::from_str(&text).map_err(|error| FileError::yaml(file, &error, 0))?;
+            let mut merged = Value::Object(config.template_values);
+            json_patch::merge(&mut merged, &Value::Object(values));
+            config.template_values = merged.as_object().cloned().unwrap_or_default();
+        }
+        Ok(config)
+    }
+
+    fn library(&self) -> Result<Library, FileError> {
+        library(self.templates.as_deref())
+    }
+}
+
+/// How findings are printed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people: with the source.
+    Text,
+    /// A list of objects.
+    Json,
+    /// For code scanning (SARIF 2.1.0).
+    Sarif,
+}
+
 /// Runs the program.
 pub fn main() -> ExitCode {
     let mut output = Vec::new();
     let result = run(Arguments::parse().command, &mut output);
-    // A reader that has seen enough is no error.
-    let printed = match io::stdout().write_all(&output) {
+    // Colours only where somebody sees them. A reader that has seen enough is no error.
+    let printed = match anstream::stdout().write_all(&output) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
+        other => other.map_err(|error| Failure::plain(format!("standard output: {error}"))),
     };
-    match result.and_then(|()| printed.map_err(|error| Failure::plain(format!("standard output: {error}")))) {
-        Ok(()) => ExitCode::SUCCESS,
+    match result.and_then(|code| printed.map(|()| code)) {
+        Ok(code) => code.into(),
         Err(failure) => {
-            for line in failure.0 {
+            for line in failure.lines {
                 let _ = writeln!(io::stderr(), "{line}");
             }
-            ExitCode::FAILURE
+            failure.code.into()
         }
     }
 }
 
 /// What is wrong, line by line, as `FILE:LINE:COLUMN: what`: compilers print it so and editors understand it.
-struct Failure(Vec<String>);
+struct Failure {
+    lines: Vec<String>,
+    code: u8,
+}
 
 impl Failure {
     fn plain(line: impl Into<String>) -> Self {
-        Self(vec![line.into()])
+        Self { lines: vec![line.into()], code: 1 }
     }
 }
 
@@ -105,8 +176,16 @@ impl From<FileError> for Failure {
     }
 }
 
-fn run(command: Command, output: &mut Vec<u8>) -> Result<(), Failure> {
-    let print = |output: &mut Vec<u8>, text: &str| output.extend_from_slice(text.as_bytes());
+fn print(output: &mut Vec<u8>, text: &str) {
+    output.extend_from_slice(text.as_bytes());
+}
+
+fn yaml(value: &Value) -> Result<String, Failure> {
+    serde_saphyr::to_string(value).map_err(|error| Failure::plain(error.to_string()))
+}
+
+/// Returns the exit code of a command that has done what it should.
+fn run(command: Command, output: &mut Vec<u8>) -> Result<u8, Failure> {
     match command {
         Command::Version => print(output, concat!("kubectl-vm ", env!("CARGO_PKG_VERSION"), "\n")),
         Command::Crds { out } => {
@@ -120,26 +199,50 @@ fn run(command: Command, output: &mut Vec<u8>) -> Result<(), Failure> {
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Arguments::command(), "kubectl-vm", output)
         }
-        Command::Render { filename, templates, config, namespace } => {
-            let config = config.map_or_else(|| Ok(Config::default()), |file| files::configuration(&file))?;
-            let library = library(templates.as_deref())?;
+        Command::Render { input: Input { filename, settings, namespace } } => {
+            let (config, library) = (settings.config()?, settings.library()?);
             for vm in machines(&filename, &namespace)? {
-                let observed = Observed { objects: Vec::new(), now: Timestamp::UNIX_EPOCH };
-                let facts = Facts { display_password: "random".into() };
-                let name = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref());
-                let objects = library
-                    .get(name)
-                    .and_then(|set| render(&vm, &observed, &config.reconciler, &facts, set))
-                    .map_err(|error| FileError::template(templates.as_deref(), &error))?;
-                for object in objects {
-                    let yaml =
-                        serde_saphyr::to_string(&object.value).map_err(|error| Failure::plain(error.to_string()))?;
-                    print(output, &format!("---\n# {}\n{yaml}", object.template));
+                let failed = |error: TemplateError| FileError::template(settings.templates.as_deref(), &error);
+                let set = library.get(set_of(&vm)).map_err(failed)?;
+                for object in first_start(&vm, &config, set).map_err(failed)? {
+                    print(output, &format!("---\n{}{}", origin(set, &object), yaml(&object.value)?));
                 }
             }
         }
+        Command::Diff(options) => return diff::run(&options, output),
+        Command::Lint(options) => return sets::lint(&options, output),
+        Command::Templates(command) => return sets::run(command, output),
     }
-    Ok(())
+    Ok(0)
+}
+
+fn set_of(vm: &VirtualMachine) -> Option<&str> {
+    vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref())
+}
+
+/// The objects of a machine that is made for the first time.
+fn first_start(
+    vm: &VirtualMachine,
+    config: &ReconcilerConfig,
+    set: &TemplateSet,
+) -> Result<Vec<Rendered>, TemplateError> {
+    let observed = Observed { objects: Vec::new(), now: Timestamp::UNIX_EPOCH };
+    let facts = Facts { display_password: "random".into() };
+    render(vm, &observed, config, &facts, set)
+}
+
+/// Comments that say where an object comes from.
+fn origin(set: &TemplateSet, object: &Rendered) -> String {
+    let mut text = String::new();
+    for (index, (file, blocks)) in set.lineage(&object.name).iter().enumerate() {
+        let blocks = if blocks.is_empty() { String::new() } else { format!(" ({})", blocks.join(", ")) };
+        let word = if index == 0 { "from" } else { "over" };
+        text += &format!("# {word} {file}{}\n", if file.starts_with("builtin/") { String::new() } else { blocks });
+    }
+    for file in &object.patches {
+        text += &format!("# changed by {file}\n");
+    }
+    text
 }
 
 /// The template sets of a folder, over the built-in templates.
@@ -170,7 +273,7 @@ fn machines(file: &Path, namespace: &str) -> Result<Vec<VirtualMachine>, Failure
         // The rules that the API server would check.
         if let Err(violations) = kube::core::cel::validate_cel(&vm) {
             let at = |violation| format!("{}:{}:1: {}: {violation}", file.display(), first_line + 1, vm.name_any());
-            return Err(Failure(violations.iter().map(at).collect()));
+            return Err(Failure { lines: violations.iter().map(at).collect(), code: 1 });
         }
         vm.metadata.namespace.get_or_insert_with(|| namespace.to_owned());
         machines.push(vm);

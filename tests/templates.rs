@@ -17,10 +17,7 @@ use support::{
     cluster::eventually,
     world::{LIMIT, World, condition},
 };
-use vm_operator::{
-    api::{VirtualMachine, conditions::TEMPLATES_VALID},
-    manager::templates::SET_LABEL,
-};
+use vm_operator::api::{SET_LABEL, VirtualMachine, conditions::TEMPLATES_VALID};
 
 const POLICY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: {{ vm.metadata.name }}}\nspec:\n  \
                       podSelector: {matchLabels: {{ labels }}}\n  policyTypes: [Ingress]\n";

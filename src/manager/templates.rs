@@ -29,7 +29,7 @@ use tracing::{error, info, warn};
 
 use super::{metrics::Metrics, reload};
 use crate::{
-    api::VirtualMachine,
+    api::{SET_LABEL, VirtualMachine},
     cluster::{
         ActionError, Cluster,
         events::Teller,
@@ -44,9 +44,6 @@ use crate::{
         check::{self, Outcome, Refusal},
     },
 };
-
-/// A ConfigMap with this label in the manager's namespace is a template set; the label's value is the set's name.
-pub const SET_LABEL: &str = "vmoperator.jdrupes.org/template-set";
 
 /// How long the ConfigMaps may take to be listed at the start. Machines whose set is not there yet wait.
 const FIRST_LIST: Duration = Duration::from_secs(10);

@@ -1,0 +1,273 @@
+//! `kubectl vm diff`: what the manager would do to a machine's objects, found by its own plan and a dry run.
+
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
+
+use clap::Args;
+use k8s_openapi::{api::core::v1::ConfigMap, jiff::Timestamp};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, TypeMeta},
+};
+use serde_json::Value;
+
+use super::{Failure, Settings, print, set_of, yaml};
+use crate::{
+    api::{SET_LABEL, VirtualMachine},
+    config::{Config, ReconcilerConfig},
+    files::{self, FileError},
+    observed::{FIELD_MANAGER, Object, Observed},
+    plan::{Action, Plan, Why, plan},
+    render::{Facts, Library, ObjectKey, Rendered, Sources, TemplateError, Update, output, render},
+};
+
+#[derive(Args)]
+pub struct Options {
+    /// The machine in the cluster.
+    #[arg(value_name = "VM", required_unless_present = "filename")]
+    machine: Option<String>,
+    /// A file with the machines as they shall be.
+    #[arg(long, short, value_name = "FILE", conflicts_with = "machine")]
+    filename: Option<PathBuf>,
+    #[command(flatten)]
+    settings: Settings,
+    /// The namespace. Default: that of the kubeconfig's context.
+    #[arg(long, short, value_name = "NS")]
+    namespace: Option<String>,
+    /// Where the manager is, with its ConfigMaps. Default: in the machine's namespace.
+    #[arg(long, value_name = "NS")]
+    manager_namespace: Option<String>,
+}
+
+pub fn run(options: &Options, output: &mut Vec<u8>) -> Result<u8, Failure> {
+    let failed = |error: anyhow::Error| Failure { lines: vec![format!("{error:#}")], code: 3 };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| failed(error.into()))?;
+    let mut different = false;
+    runtime.block_on(async {
+        let config = kube::Config::infer().await.map_err(|error| {
+            failed(anyhow::Error::new(error).context("no API server: set KUBECONFIG, or give --filename to `render`"))
+        })?;
+        let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client = Client::try_from(config).map_err(|error| failed(error.into()))?;
+        let machines = match (&options.filename, &options.machine) {
+            (Some(file), _) => super::machines(file, &namespace)?,
+            (None, Some(name)) => {
+                let api: Api<VirtualMachine> = Api::namespaced(client.clone(), &namespace);
+                let vm = api.get(name).await;
+                vec![vm.map_err(|error| failed(anyhow::Error::new(error).context(format!("vm {namespace}/{name}"))))?]
+            }
+            (None, None) => Vec::new(),
+        };
+        for vm in machines {
+            let home = options.manager_namespace.clone().or_else(|| vm.namespace()).unwrap_or_default();
+            let (library, config) = installed(&client, &home, &options.settings).await?;
+            let vm = as_in_cluster(&client, vm).await.map_err(failed)?;
+            let seen = Seen::of(&client, &vm, &library, &config, &options.settings).await?;
+            different |= show(&client, &vm, &seen, output).await?;
+        }
+        Ok(u8::from(different))
+    })
+}
+
+/// The templates and the configuration that the manager in that namespace has, where the command line gives none.
+async fn installed(client: &Client, home: &str, settings: &Settings) -> Result<(Library, ReconcilerConfig), Failure> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), home);
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |error: kube::Error| Failure { lines: vec![format!("{what}: {error}")], code: 3 }
+    };
+    let library = match &settings.templates {
+        Some(folder) => Library::new(&files::sources(folder)?),
+        None => {
+            let mut sources = Sources::default();
+            let base =
+                maps.get_opt("vm-operator-templates").await.map_err(failed("ConfigMap vm-operator-templates"))?;
+            sources.base = base.and_then(|map| map.data).unwrap_or_default();
+            let sets = maps.list(&ListParams::default().labels(SET_LABEL)).await.map_err(failed("template sets"))?;
+            for map in sets {
+                let name = map.labels().get(SET_LABEL).cloned().unwrap_or_default();
+                sources.sets.entry(name).or_default().extend(map.data.unwrap_or_default());
+            }
+            Library::new(&sources)
+        }
+    };
+    let mut config = settings.config()?;
+    if settings.config.is_none()
+        && let Some(map) = maps.get_opt("vm-operator").await.map_err(failed("ConfigMap vm-operator"))?
+        && let Some(text) = map.data.unwrap_or_default().get("config.yaml")
+    {
+        let given = Config::parse(text).map_err(|error| Failure::plain(format!("ConfigMap vm-operator: {error}")))?;
+        config = ReconcilerConfig { template_values: config.template_values, ..given.reconciler };
+    }
+    Ok((library, config))
+}
+
+/// A machine of a file with what the cluster knows of it: identity, status, and the API server's defaults.
+async fn as_in_cluster(client: &Client, vm: VirtualMachine) -> anyhow::Result<VirtualMachine> {
+    if vm.metadata.uid.is_some() {
+        return Ok(vm);
+    }
+    let api: Api<VirtualMachine> = Api::namespaced(client.clone(), &vm.namespace().unwrap_or_default());
+    let Some(there) = api.get_opt(&vm.name_any()).await? else { return Ok(vm) };
+    let mut metadata = there.metadata;
+    metadata.labels = vm.metadata.labels;
+    metadata.annotations.get_or_insert_default().extend(vm.metadata.annotations.unwrap_or_default());
+    Ok(VirtualMachine { metadata, spec: vm.spec, status: there.status })
+}
+
+/// A machine's objects, as they are and as they would be.
+struct Seen {
+    current: Vec<DynamicObject>,
+    rendered: Vec<Rendered>,
+    plan: Plan,
+}
+
+impl Seen {
+    async fn of(
+        client: &Client,
+        vm: &VirtualMachine,
+        library: &Library,
+        config: &ReconcilerConfig,
+        settings: &Settings,
+    ) -> Result<Self, Failure> {
+        let wrong = |error: TemplateError| FileError::template(settings.templates.as_deref(), &error);
+        let set = library.get(set_of(vm)).map_err(wrong)?;
+        let facts = Facts { display_password: "(random)".into() };
+        let mut observed = Observed { objects: Vec::new(), now: Timestamp::now() };
+        let mut kinds: BTreeSet<(String, String)> = BTreeSet::new();
+        let mut current = Vec::new();
+        // What there is decides what is rendered (old names of claims, secrets of people): twice is enough.
+        for _ in 0..2 {
+            let rendered = render(vm, &observed, config, &facts, set).map_err(wrong)?;
+            let new: Vec<_> = rendered.iter().map(|it| (it.key.api_version.clone(), it.key.kind.clone())).collect();
+            for (api_version, kind) in new {
+                if kinds.insert((api_version.clone(), kind.clone())) {
+                    let types = TypeMeta { api_version, kind };
+                    for object in list(client, vm, &types).await? {
+                        observed.objects.push(Arc::new(Object::trim(&types, object.clone())));
+                        current.push(object);
+                    }
+                }
+            }
+        }
+        let rendered = render(vm, &observed, config, &facts, set).map_err(wrong)?;
+        let plan = plan(vm, &observed, Some(&rendered));
+        Ok(Self { current, rendered, plan })
+    }
+
+    fn current(&self, key: &ObjectKey) -> Option<&DynamicObject> {
+        self.current.iter().find(|object| {
+            let types = object.types.as_ref();
+            types.is_some_and(|types| types.kind == key.kind && types.api_version == key.api_version)
+                && object.name_any() == key.name
+        })
+    }
+}
+
+fn resource(types: &TypeMeta) -> ApiResource {
+    let (group, version) = types.api_version.split_once('/').unwrap_or(("", &types.api_version));
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &types.kind))
+}
+
+async fn list(client: &Client, vm: &VirtualMachine, types: &TypeMeta) -> Result<Vec<DynamicObject>, Failure> {
+    let namespace = vm.namespace().unwrap_or_default();
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource(types));
+    let selector = format!("app.kubernetes.io/instance={}", vm.name_any());
+    let objects = api.list(&ListParams::default().labels(&selector)).await;
+    let objects =
+        objects.map_err(|error| Failure { lines: vec![format!("{} objects: {error}", types.kind)], code: 3 })?;
+    Ok(objects.items.into_iter().map(|object| DynamicObject { types: Some(types.clone()), ..object }).collect())
+}
+
+/// Prints what would be done. Returns whether there is anything.
+async fn show(client: &Client, vm: &VirtualMachine, seen: &Seen, output: &mut Vec<u8>) -> Result<bool, Failure> {
+    let mut different = false;
+    for action in seen.plan.steps.iter().flatten() {
+        different = true;
+        match action {
+            Action::Apply { object, uid } => {
+                let meaning = if uid.is_some() { "changed at once" } else { "made" };
+                print(output, &format!("{}: {meaning} ({})\n", object.key, object.template));
+                let old =
+                    seen.current(&object.key).map(|object| clean(&serde_json::to_value(object).unwrap_or_default()));
+                match try_out(client, vm, object).await {
+                    Ok(new) => {
+                        let old = old.as_ref().map(yaml).transpose()?.unwrap_or_default();
+                        print(output, &super::sets::difference(&old, &yaml(&clean(&new))?));
+                    }
+                    Err(error) => print(output, &format!("  the API server refuses it: {error}\n")),
+                }
+            }
+            Action::Label { key, patch, .. } => {
+                print(output, &format!("{key}: labels and annotations changed at once\n{}", indented(&yaml(patch)?)));
+            }
+            Action::Delete { key, why, .. } => {
+                let why = match why {
+                    Why::Stop => "the machine should be down",
+                    Why::Restart => "a restart is asked for",
+                    Why::Ended => "it has ended, and is made again",
+                    Why::Force => "without waiting for the guest",
+                    Why::Superfluous => "no template makes it any more",
+                };
+                print(output, &format!("{key}: deleted: {why}\n"));
+            }
+        }
+    }
+    for change in &seen.plan.pending {
+        different = true;
+        let value = |value: &Option<Value>| value.as_ref().map_or_else(|| "nothing".into(), ToString::to_string);
+        print(
+            output,
+            &format!(
+                "{}: at the next start: {} instead of {} ({})\n",
+                change.path,
+                value(&change.wanted),
+                value(&change.current),
+                change.reason
+            ),
+        );
+    }
+    for object in seen.rendered.iter().filter(|object| object.update == Update::Once) {
+        let kept = seen.current(&object.key).and_then(|found| found.annotations().get(output::HASH_ANNOTATION));
+        if kept.is_some_and(|hash| *hash != object.hash) && !object.key.kind.eq("Secret") {
+            print(output, &format!("{}: never: it is made once and then left alone\n", object.key));
+        }
+    }
+    Ok(different)
+}
+
+async fn try_out(client: &Client, vm: &VirtualMachine, object: &Rendered) -> Result<Value, kube::Error> {
+    let namespace = vm.namespace().unwrap_or_default();
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource(&object.key.types()));
+    let how = PatchParams { dry_run: true, ..PatchParams::apply(FIELD_MANAGER).force() };
+    let applied = api.patch(&object.key.name, &how, &Patch::Apply(&object.value)).await?;
+    Ok(serde_json::to_value(applied).unwrap_or_default())
+}
+
+/// Without what the API server and we note beside an object; a secret's content is not shown.
+fn clean(object: &Value) -> Value {
+    let mut object = object.clone();
+    if let Some(map) = object.as_object_mut() {
+        map.remove("status");
+        if map.get("kind").is_some_and(|kind| kind == "Secret") {
+            if let Some(Value::Object(data)) = map.get_mut("data") {
+                data.values_mut()
+                    .for_each(|value| *value = format!("(hidden, {})", output::digest(&value.to_string())).into());
+            }
+        }
+    }
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        for field in ["managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "selfLink"] {
+            metadata.remove(field);
+        }
+        if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+            annotations.remove(output::HASH_ANNOTATION);
+            annotations.remove(output::VERSION_ANNOTATION);
+        }
+    }
+    object
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}

@@ -1,0 +1,358 @@
+//! Commands for people who write templates: lint, list, show, new, test, schema.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::IsTerminal,
+    path::{Path, PathBuf},
+};
+
+use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
+use anstyle::AnsiColor;
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use similar::{ChangeTag, TextDiff};
+
+use super::{Failure, Files, Format, Settings, first_start, machines, origin, print, set_of, yaml};
+use crate::{
+    api::VirtualMachine,
+    config::ReconcilerConfig,
+    files::{self, CASES, FileError},
+    lint::{self, Finding, Severity},
+    render::{
+        Library, Sources, context::VERSION, functions, outline::Outline, schema, templates::BUILTIN, values::SCHEMA,
+    },
+};
+
+#[derive(Args)]
+pub struct LintOptions {
+    /// The folder of templates.
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// A file or folder with VirtualMachines to render. Default: a few that use everything.
+    #[arg(long, short, value_name = "PATH")]
+    filename: Option<PathBuf>,
+    /// How findings are printed.
+    #[arg(long, default_value = "text")]
+    format: Format,
+    /// A YAML file with values for the templates.
+    #[arg(long, value_name = "FILE")]
+    values: Option<PathBuf>,
+    /// The manager's configuration.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Warnings are errors.
+    #[arg(long)]
+    strict: bool,
+}
+
+#[derive(Subcommand)]
+pub enum Templates {
+    /// List the templates, where each comes from, and its blocks.
+    List {
+        /// A folder of templates that lies over the built-in ones.
+        #[arg(long, value_name = "DIR")]
+        templates: Option<PathBuf>,
+        /// One of its named sets.
+        #[arg(long, value_name = "NAME")]
+        set: Option<String>,
+    },
+    /// Print a template.
+    Show {
+        /// Its name, such as pod.yaml.j2; `builtin/` before it stands for the built-in one.
+        name: String,
+        /// A folder of templates that lies over the built-in ones.
+        #[arg(long, value_name = "DIR")]
+        templates: Option<PathBuf>,
+        /// One of its named sets.
+        #[arg(long, value_name = "NAME")]
+        set: Option<String>,
+    },
+    /// Begin a template of your own that changes a built-in one: a file with its blocks to choose from.
+    New {
+        /// The built-in template, such as pod.yaml.j2.
+        name: String,
+        /// The folder to write it to.
+        #[arg(long, value_name = "DIR", default_value = ".")]
+        templates: PathBuf,
+    },
+    /// Run the test cases of a folder of templates.
+    ///
+    /// Each folder tests/CASE has a vm.yaml and an expected.yaml with the objects that it becomes (or the error), and may have a
+    /// config.yaml for the manager.
+    Test {
+        /// The folder of templates.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Write what comes out as what is expected.
+        #[arg(long)]
+        update: bool,
+    },
+    /// Print the JSON schema of the context, for an editor.
+    Schema {
+        /// A folder of templates, for the schema of its values.
+        #[arg(long, value_name = "DIR")]
+        templates: Option<PathBuf>,
+    },
+    /// List the filters and functions that templates have besides Jinja's own.
+    Functions,
+}
+
+/// Machines that use everything, for who gives none.
+const EXAMPLES: &str = include_str!("examples.yaml");
+
+pub fn lint(options: &LintOptions, output: &mut Vec<u8>) -> Result<u8, Failure> {
+    let settings = Settings {
+        templates: Some(options.folder.clone()),
+        values: options.values.clone(),
+        config: options.config.clone(),
+    };
+    let (config, sources) = (settings.config()?, files::sources(&options.folder)?);
+    let examples = match &options.filename {
+        Some(path) => given(path)?,
+        None => built_in_examples(),
+    };
+    let mut findings = lint::lint(&sources, &examples, &config);
+    for finding in &mut findings {
+        if !finding.file.starts_with("builtin/") && options.folder.join(&finding.file).exists() {
+            finding.file = options.folder.join(&finding.file).display().to_string();
+        }
+    }
+    match options.format {
+        Format::Json => print(output, &format!("{:#}\n", json!(findings))),
+        Format::Sarif => print(output, &format!("{:#}\n", lint::sarif(&findings))),
+        Format::Text => {
+            for finding in &findings {
+                print(output, &shown(finding));
+            }
+            let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+            let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+            let files = sources.base.len() + sources.sets.values().map(Files::len).sum::<usize>();
+            print(
+                output,
+                &format!("{files} files, {} machines: {errors} errors, {warnings} warnings\n", examples.len()),
+            );
+        }
+    }
+    let bad = |finding: &Finding| options.strict || finding.severity == Severity::Error;
+    Ok(u8::from(findings.iter().any(bad)))
+}
+
+/// A finding with its source, as rustc prints it.
+fn shown(finding: &Finding) -> String {
+    let level = if finding.severity == Severity::Error { Level::ERROR } else { Level::WARNING };
+    let title = level.primary_title(finding.message.as_str()).id(finding.rule);
+    let source = fs::read_to_string(&finding.file).ok().or_else(|| {
+        let name = finding.file.strip_prefix("builtin/")?;
+        BUILTIN.iter().find(|(builtin, _)| *builtin == name).map(|(_, text)| (*text).to_owned())
+    });
+    let place = source.as_ref().zip(finding.line).and_then(|(source, line)| {
+        let start: usize = source.split_inclusive('\n').take(line - 1).map(str::len).sum();
+        let text = source.get(start..)?.lines().next()?;
+        let column = text.char_indices().nth(finding.column.unwrap_or(1) - 1).map_or(text.len(), |(at, _)| at);
+        let word =
+            text[column..].find(|c: char| !(c.is_alphanumeric() || "_./-".contains(c))).unwrap_or(text.len() - column);
+        Some((source, start + column..start + column + word.max(1)))
+    });
+    let renderer = if std::io::stdout().is_terminal() { Renderer::styled() } else { Renderer::plain() };
+    let report = match place {
+        Some((source, span)) => {
+            let span = span.start.min(source.len())..span.end.min(source.len());
+            let snippet = Snippet::source(source.as_str()).path(finding.file.as_str());
+            renderer.render(&[title.element(snippet.annotation(AnnotationKind::Primary.span(span)))])
+        }
+        None => renderer.render(&[title.element(annotate_snippets::Origin::path(finding.file.as_str()))]),
+    };
+    format!("{report}\n\n")
+}
+
+/// The machines of a file, or of all files of a folder.
+fn given(path: &Path) -> Result<Vec<VirtualMachine>, Failure> {
+    if !path.is_dir() {
+        return machines(path, "default");
+    }
+    let mut all = Vec::new();
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(path).map_err(FileError::io(path))?.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    for file in paths.iter().filter(|file| file.extension().is_some_and(|end| end == "yaml" || end == "yml")) {
+        // A folder of examples holds other resources, too.
+        if fs::read_to_string(file).is_ok_and(|text| text.contains("kind: VirtualMachine")) {
+            all.extend(machines(file, "default")?);
+        }
+    }
+    if all.is_empty() {
+        return Err(Failure::plain(format!("{}:1:1: there is no VirtualMachine in this folder", path.display())));
+    }
+    Ok(all)
+}
+
+fn built_in_examples() -> Vec<VirtualMachine> {
+    let documents = serde_yaml::Deserializer::from_str(EXAMPLES);
+    documents.filter_map(|document| serde::Deserialize::deserialize(document).ok()).collect()
+}
+
+pub fn run(command: Templates, output: &mut Vec<u8>) -> Result<u8, Failure> {
+    match command {
+        Templates::List { templates, set } => list(templates.as_deref(), set.as_deref(), output),
+        Templates::Show { name, templates, set } => {
+            let library = super::library(templates.as_deref())?;
+            let set = library.get(set.as_deref()).map_err(|error| FileError::template(templates.as_deref(), &error))?;
+            let text = set.source(&name).ok_or_else(|| {
+                let names: Vec<&str> = set.all().map(|(name, _)| name).collect();
+                Failure::plain(format!("there is no template {name:?}; there are {}", names.join(", ")))
+            })?;
+            print(output, &text);
+            Ok(0)
+        }
+        Templates::New { name, templates } => new(&name, &templates, output),
+        Templates::Test { folder, update } => test(&folder, update, output),
+        Templates::Schema { templates } => {
+            let sources = templates.as_deref().map_or_else(|| Ok(Sources::default()), files::sources)?;
+            let values = sources.base.get(SCHEMA).map(|text| serde_json::from_str::<Value>(text));
+            let values = values.transpose().map_err(|error| Failure::plain(format!("{SCHEMA}: {error}")))?;
+            print(output, &format!("{:#}\n", schema::context(values)));
+            Ok(0)
+        }
+        Templates::Functions => {
+            for functions::Function { usage, about, example, gives } in functions::TABLE {
+                print(output, &format!("{usage}\n    {about}\n    {example} gives {gives}\n"));
+            }
+            Ok(0)
+        }
+    }
+}
+
+fn list(folder: Option<&Path>, set: Option<&str>, output: &mut Vec<u8>) -> Result<u8, Failure> {
+    let library = super::library(folder)?;
+    let set = library.get(set).map_err(|error| FileError::template(folder, &error))?;
+    let rows: Vec<[String; 3]> = set
+        .all()
+        .map(|(name, place)| {
+            let blocks: Vec<String> = set.blocks(name).into_iter().collect();
+            [name.to_owned(), place.to_owned(), blocks.join(" ")]
+        })
+        .collect();
+    let width =
+        |column: usize, title: &str| rows.iter().map(|row| row[column].len()).max().unwrap_or(0).max(title.len());
+    let (first, second) = (width(0, "TEMPLATE"), width(1, "FROM"));
+    print(output, &format!("{:first$}  {:second$}  BLOCKS\n", "TEMPLATE", "FROM"));
+    for [name, place, blocks] in &rows {
+        print(output, format!("{name:first$}  {place:second$}  {blocks}").trim_end());
+        print(output, "\n");
+    }
+    print(output, &format!("\nversion {} of the set, version {VERSION} of the context\n", set.version()));
+    let sets: Vec<&str> = library.all().filter_map(|(name, _)| name).collect();
+    if !sets.is_empty() {
+        print(output, &format!("named sets: {}\n", sets.join(", ")));
+    }
+    Ok(0)
+}
+
+fn new(name: &str, folder: &Path, output: &mut Vec<u8>) -> Result<u8, Failure> {
+    let Some((name, text)) =
+        BUILTIN.iter().find(|(builtin, _)| *builtin == name || builtin.strip_suffix(".yaml.j2") == Some(name))
+    else {
+        let names: Vec<&str> = BUILTIN.iter().map(|(name, _)| *name).collect();
+        return Err(Failure::plain(format!("there is no built-in template {name:?}; there are {}", names.join(", "))));
+    };
+    let file = folder.join(name);
+    if file.exists() {
+        return Err(Failure::plain(format!("{}:1:1: this file is there already", file.display())));
+    }
+    let outline = Outline::of(text);
+    let blocks: BTreeSet<&str> = outline.blocks.iter().map(|(block, _)| block.name.as_str()).collect();
+    let mut new = format!(
+        "{{# Changes {name}. Keep the blocks that you need, and take out the rest: what is not here stays as it is.\n   \
+         {{{{ super() }}}} is what the block has; `kubectl vm templates show builtin/{name}` prints all of it. #}}\n\
+         {{% extends \"builtin/{name}\" %}}\n"
+    );
+    for block in blocks {
+        new += &format!("\n{{% block {block} %}}\n{{{{ super() }}}}\n{{% endblock %}}\n");
+    }
+    fs::create_dir_all(folder).map_err(FileError::io(folder))?;
+    fs::write(&file, new).map_err(FileError::io(&file))?;
+    print(output, &format!("wrote {}\n", file.display()));
+    Ok(0)
+}
+
+fn test(folder: &Path, update: bool, output: &mut Vec<u8>) -> Result<u8, Failure> {
+    let library = Library::new(&files::sources(folder)?);
+    let cases = folder.join(CASES);
+    let entries = fs::read_dir(&cases).map_err(FileError::io(&cases))?.flatten().map(|entry| entry.path());
+    let mut entries: Vec<PathBuf> = entries.filter(|path| path.join("vm.yaml").exists()).collect();
+    entries.sort();
+    if entries.is_empty() {
+        return Err(Failure::plain(format!(
+            "{}: there is no case here: a case is a folder with a vm.yaml",
+            cases.display()
+        )));
+    }
+    let mut failed = 0;
+    for case in &entries {
+        let name = case.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let config = Some(case.join("config.yaml")).filter(|file| file.exists());
+        let config = Settings { templates: None, values: None, config }.config()?;
+        let mut found = String::new();
+        for vm in machines(&case.join("vm.yaml"), "default")? {
+            found += &outcome(&library, &vm, &config)?;
+        }
+        let file = case.join("expected.yaml");
+        let expected = fs::read_to_string(&file).unwrap_or_default();
+        if found == expected {
+            print(output, &format!("ok      {name}\n"));
+        } else if update {
+            fs::write(&file, &found).map_err(FileError::io(&file))?;
+            print(output, &format!("updated {name}\n"));
+        } else {
+            failed += 1;
+            print(output, &format!("FAILED  {name}\n{}", difference(&expected, &found)));
+        }
+    }
+    print(output, &format!("{} cases, {failed} failed\n", entries.len()));
+    if failed > 0 {
+        print(output, "if that is right: --update\n");
+    }
+    Ok(u8::from(failed > 0))
+}
+
+/// What a case becomes. What a release of the manager changes by itself is left out.
+fn outcome(library: &Library, vm: &VirtualMachine, config: &ReconcilerConfig) -> Result<String, Failure> {
+    let rendered = library.get(set_of(vm)).and_then(|set| Ok((set, first_start(vm, config, set)?)));
+    let (set, objects) = match rendered {
+        Ok(rendered) => rendered,
+        Err(error) => return Ok(format!("# error: {error}\n")),
+    };
+    let mut text = String::new();
+    for mut object in objects {
+        if let Some(annotations) = object.value["metadata"]["annotations"].as_object_mut() {
+            annotations.retain(|name, _| {
+                !["rendered", "version"].map(|it| format!("vmoperator.jdrupes.org/{it}")).contains(name)
+            });
+        }
+        text += &format!("---\n{}{}", origin(set, &object), yaml(&object.value)?);
+    }
+    Ok(text)
+}
+
+/// The lines that differ, with three around them.
+pub fn difference(old: &str, new: &str) -> String {
+    let colour =
+        |colour: AnsiColor, line: String| format!("{}{line}{}", colour.on_default().render(), anstyle::Reset.render());
+    let diff = TextDiff::from_lines(old, new);
+    let mut text = String::new();
+    for hunk in diff.unified_diff().context_radius(3).iter_hunks() {
+        text += &colour(AnsiColor::Cyan, hunk.header().to_string());
+        text.push('\n');
+        for change in hunk.iter_changes() {
+            let line = change.value().trim_end_matches('\n');
+            text += &match change.tag() {
+                ChangeTag::Delete => colour(AnsiColor::Red, format!("-{line}")),
+                ChangeTag::Insert => colour(AnsiColor::Green, format!("+{line}")),
+                ChangeTag::Equal => format!(" {line}"),
+            };
+            text.push('\n');
+        }
+    }
+    text
+}

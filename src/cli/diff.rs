@@ -249,11 +249,11 @@ fn clean(object: &Value) -> Value {
     let mut object = object.clone();
     if let Some(map) = object.as_object_mut() {
         map.remove("status");
-        if map.get("kind").is_some_and(|kind| kind == "Secret") {
-            if let Some(Value::Object(data)) = map.get_mut("data") {
-                data.values_mut()
-                    .for_each(|value| *value = format!("(hidden, {})", output::digest(&value.to_string())).into());
-            }
+        if map.get("kind").is_some_and(|kind| kind == "Secret")
+            && let Some(Value::Object(data)) = map.get_mut("data")
+        {
+            data.values_mut()
+                .for_each(|value| *value = format!("(hidden, {})", output::digest(&value.to_string())).into());
         }
     }
     if let Some(metadata) = object["metadata"].as_object_mut() {

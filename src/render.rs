@@ -27,6 +27,8 @@ pub use context::Facts;
 pub use output::{Lifetime, ObjectKey, Rendered, Update};
 pub use templates::{Files, Library, Sources, TemplateError, TemplateSet};
 
+use output::Wrong;
+
 /// What a template rendered, on its way to become an object.
 struct Document<'a> {
     name: &'a str,
@@ -55,7 +57,8 @@ pub fn render(
     let mut documents: Vec<Document<'_>> = Vec::new();
     for name in templates.names() {
         let place = templates.place(name);
-        let rendered = output::documents(place, &templates.render(name, &context)?)?;
+        let rendered =
+            output::documents(&templates.render(name, &context)?).map_err(|wrong| templates.wrong(name, wrong))?;
         documents.extend(rendered.into_iter().map(|value| Document { name, place, value, patches: Vec::new() }));
     }
     for patch in templates.patches(&context)? {
@@ -64,15 +67,20 @@ pub fn render(
     let scope = output::Scope::of(vm, &config.allowed_kinds);
     let mut objects: Vec<Rendered> = Vec::with_capacity(documents.len());
     for Document { name, place, value, patches } in documents {
-        let object = output::object(place, value, &scope)?;
+        let object = output::object(place, value, &scope).map_err(|mut wrong| {
+            if !patches.is_empty() {
+                wrong.message += &format!(" (after {})", patches.join(", "));
+            }
+            templates.wrong(name, wrong)
+        })?;
+        let refused = |message| Wrong { message, near: format!("kind: {}", object.key.kind) };
         if let Some(other) = objects.iter().find(|other| other.key == object.key) {
-            return Err(TemplateError::refused(place, format!("{} is also made by {}", object.key, other.template)));
+            let message = format!("{} is also made by {}", object.key, other.template);
+            return Err(templates.wrong(name, refused(message)));
         }
         if objects.len() == MAXIMUM_OBJECTS {
-            return Err(TemplateError::refused(
-                place,
-                format!("a machine may have {MAXIMUM_OBJECTS} objects, not more"),
-            ));
+            let message = format!("a machine may have {MAXIMUM_OBJECTS} objects, not more");
+            return Err(templates.wrong(name, refused(message)));
         }
         objects.push(Rendered { name: name.to_owned(), patches, ..object });
     }

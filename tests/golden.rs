@@ -1,3 +1,5 @@
+//! What is rendered, and what is said where nothing can be.
+//!
 //! Golden cases: each folder in `tests/golden` is a machine and what it becomes.
 //!
 //! | file | what it is |
@@ -8,7 +10,11 @@
 //! | `templates/` | the operator's templates, with named sets in `sets/` (optional) |
 //! | `expected.snap` | all rendered objects and the plan, or the error; `cargo insta test --accept` writes it |
 
-#![allow(clippy::unwrap_used)]
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "this is test code")]
+
+#[path = "support/breakages.rs"]
+mod breakages;
 
 use std::{
     fs,
@@ -66,6 +72,23 @@ fn outcome(case: &Path) -> String {
             })
             .collect(),
     }
+}
+
+/// What is said of each broken set, without a cluster.
+#[test]
+fn every_breakage_is_named() {
+    let vm = serde_yaml::from_str(include_str!("golden/tap/vm.yaml")).unwrap();
+    let mut said = String::new();
+    for breakage in breakages::breakages() {
+        let what = breakage.what;
+        let says = match (breakage.said(&vm), breakage.api_server) {
+            (Some(error), None) => error,
+            (None, Some(_)) => "(the API server says so)".to_owned(),
+            (said, _) => panic!("{what}: {said:?}"),
+        };
+        said.push_str(&format!("{what}\n    {says}\n"));
+    }
+    insta::assert_snapshot!("breakages", said);
 }
 
 #[test]

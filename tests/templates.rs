@@ -14,6 +14,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use support::{
+    breakages::{Breakage, breakages},
     cluster::eventually,
     world::{LIMIT, World, condition},
 };
@@ -98,46 +99,6 @@ async fn a_block_of_the_pod_waits_for_the_next_start() {
     assert_eq!(pod.uid(), uid);
 }
 
-/// Each: a name, files, what the refusal says, and the condition's words if a machine is to blame.
-fn breakages() -> Vec<(&'static str, Vec<(&'static str, String)>, &'static str)> {
-    let object = |kind: &str, api: &str, rest: &str| {
-        format!("apiVersion: {api}\nkind: {kind}\nmetadata: {{name: {{{{ vm.metadata.name }}}}}}\n{rest}")
-    };
-    let added = |text: String| vec![("x.yaml.j2", text)];
-    vec![
-        ("syntax", added("a: {{ b }".into()), "x.yaml.j2:1:9"),
-        ("undefined", added("a: 1\nb: {{ vm.metadata.nam }}".into()), "x.yaml.j2:2:"),
-        ("ClusterRole", added(object("ClusterRole", "rbac.authorization.k8s.io/v1", "")), "templates may not make"),
-        (
-            "another namespace",
-            added("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, namespace: kube-system}".into()),
-            "another namespace (kube-system)",
-        ),
-        (
-            "an unknown field",
-            added(object("Service", "v1", "spec: {ports: [{port: 1}], seletor: {}}")),
-            ".spec.seletor: field not declared in schema",
-        ),
-        ("a wrong type", added(object("Service", "v1", "spec: {ports: [{port: many}]}")), "x.yaml.j2"),
-        (
-            "refused by validation",
-            added(object("Service", "v1", "spec: {ports: [{port: 100000}]}")),
-            "must be between 1 and 65535",
-        ),
-        ("a kind that is not there", added(object("Thing", "x.cilium.io/v1", "")), "the API server refuses Thing"),
-        (
-            "a patch without a target",
-            vec![("x.patch.yaml", "target: {kind: Nothing}\nmergePatch: {}".into())],
-            "finds no such object",
-        ),
-        (
-            "a schema",
-            vec![("values.schema.json", r#"{"required": ["size"]}"#.into())],
-            "\"size\" is a required property",
-        ),
-    ]
-}
-
 #[tokio::test]
 async fn what_is_broken_is_never_used() {
     let world = World::new("broken").await;
@@ -145,8 +106,12 @@ async fn what_is_broken_is_never_used() {
     world.ready("apple", "Starting").await;
     let pod = pod(&world, "apple").await;
     let good = version(&world.machine_when("apple", "rendered", |vm| version(vm).is_some()).await);
-    for (what, files, words) in breakages() {
+    let vm = world.api::<VirtualMachine>().get("apple").await.unwrap();
+    for breakage in breakages() {
+        let said = breakage.said(&vm);
+        let Breakage { what, files, api_server } = breakage;
         let mut files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+        let words = api_server.or(said.as_deref()).unwrap();
         // Whatever is good beside it is not used either.
         files.push(("network-policy.yaml.j2", POLICY));
         world.manager.templates(&files);

@@ -8,7 +8,6 @@ use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::TemplateError;
 use crate::{
     api::{APP_NAME, MANAGED_BY, VirtualMachine},
     config::Kinds,
@@ -131,11 +130,20 @@ pub fn labels(vm: &str) -> BTreeMap<String, String> {
     .collect()
 }
 
+/// What is wrong with what a template rendered.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    /// What it is.
+    pub message: String,
+    /// Text that is near it in the output, and so probably in the template.
+    pub near: String,
+}
+
 /// Parses what a template rendered: zero or more YAML documents, each to become an object. Entries that are null are left out.
-pub(super) fn documents(template: &str, text: &str) -> Result<Vec<Value>, TemplateError> {
+pub(super) fn documents(text: &str) -> Result<Vec<Value>, Wrong> {
     let mut documents = Vec::new();
     for document in serde_yaml::Deserializer::from_str(text) {
-        let Unique(mut value) = Unique::deserialize(document).map_err(|error| not_yaml(template, text, &error))?;
+        let Unique(mut value) = Unique::deserialize(document).map_err(|error| not_yaml(text, &error))?;
         if !value.is_null() {
             drop_nulls(&mut value);
             documents.push(value);
@@ -144,51 +152,51 @@ pub(super) fn documents(template: &str, text: &str) -> Result<Vec<Value>, Templa
     Ok(documents)
 }
 
-fn not_yaml(template: &str, text: &str, error: &serde_yaml::Error) -> TemplateError {
-    let place = error.location().map(|place| {
-        let line = text.lines().nth(place.line().saturating_sub(1)).unwrap_or_default().trim();
-        format!(" (line {} of the output: {:.80})", place.line(), line)
+fn not_yaml(text: &str, error: &serde_yaml::Error) -> Wrong {
+    let line = error.location().map(|place| {
+        (place.line(), text.lines().nth(place.line().saturating_sub(1)).unwrap_or_default().trim().to_owned())
     });
-    TemplateError::refused(template, format!("the output is not YAML: {error}{}", place.unwrap_or_default()))
+    let place = line.as_ref().map(|(number, line)| format!(" (line {number} of the output: {line:.80})"));
+    let message = format!("the output is not YAML: {error}{}", place.unwrap_or_default());
+    Wrong { message, near: line.map(|(_, line)| line).unwrap_or_default() }
 }
 
 /// Makes an object complete: labels, owner, hash.
 ///
 /// # Errors
 /// If it has no name, or if it is one that templates may not make.
-pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Result<Rendered, TemplateError> {
-    let refused = |message: String| TemplateError::refused(template, message);
+pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Result<Rendered, Wrong> {
+    let refused = |near: &str, message: String| Wrong { message, near: near.to_owned() };
     let text = |pointer: &str| {
         value.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
     };
     let field = |pointer: &str| {
-        text(pointer)
-            .ok_or_else(|| refused(format!("a document has no {}", pointer.trim_start_matches('/').replace('/', "."))))
+        let near = text("/kind").map(|kind| format!("kind: {kind}")).unwrap_or_default();
+        let name = pointer.trim_start_matches('/').replace('/', ".");
+        text(pointer).ok_or_else(|| refused(&near, format!("a document has no {name}")))
     };
     let key = ObjectKey { api_version: field("/apiVersion")?, kind: field("/kind")?, name: field("/metadata/name")? };
     if !scope.kinds.allow(&key) {
-        return Err(refused(format!(
+        let message = format!(
             "{key} is of a kind that templates may not make: {}; the manager's configuration has the list, as allowedKinds",
             Kinds::name(&key)
-        )));
+        );
+        return Err(refused(&format!("kind: {}", key.kind), message));
     }
-    let namespace = text("/metadata/namespace");
-    if namespace.is_some() && namespace != scope.namespace {
-        return Err(refused(format!(
-            "{key} is in another namespace ({}) than the machine",
-            namespace.unwrap_or_default()
-        )));
+    if let Some(namespace) = text("/metadata/namespace").filter(|name| Some(name) != scope.namespace.as_ref()) {
+        return Err(refused(&namespace, format!("{key} is in another namespace ({namespace}) than the machine")));
     }
     for forbidden in ["uid", "resourceVersion", "managedFields", "generateName", "finalizers", "ownerReferences"] {
         if value["metadata"].get(forbidden).is_some() {
-            return Err(refused(format!("{key} sets metadata.{forbidden}, which is the operator's to set")));
+            return Err(refused(forbidden, format!("{key} sets metadata.{forbidden}, which is the operator's to set")));
         }
     }
     let wrong = scope.labels.iter().find(|(name, label)| {
         value["metadata"]["labels"].get(*name).is_some_and(|found| found.as_str() != Some(label.as_str()))
     });
     if let Some((name, label)) = wrong {
-        return Err(refused(format!("{key} sets the label {name}, which is the operator's and must stay {label:?}")));
+        let message = format!("{key} sets the label {name}, which is the operator's and must stay {label:?}");
+        return Err(refused(name, message));
     }
     let annotation = |name: &str| value["metadata"]["annotations"].get(name).and_then(Value::as_str);
     let lifetime = match annotation(LIFETIME_ANNOTATION) {
@@ -196,7 +204,10 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
         Some("running") => Lifetime::Running,
         Some("keep") => Lifetime::Keep,
         Some(other) => {
-            return Err(refused(format!("{key}: {LIFETIME_ANNOTATION} is vm, running or keep, not {other:?}")));
+            return Err(refused(
+                LIFETIME_ANNOTATION,
+                format!("{key}: {LIFETIME_ANNOTATION} is vm, running or keep, not {other:?}"),
+            ));
         }
     };
     let update = match annotation(UPDATE_ANNOTATION) {
@@ -204,7 +215,10 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
         Some("at-start") => Update::AtStart,
         Some("once") => Update::Once,
         Some(other) => {
-            return Err(refused(format!("{key}: {UPDATE_ANNOTATION} is live, at-start or once, not {other:?}")));
+            return Err(refused(
+                UPDATE_ANNOTATION,
+                format!("{key}: {UPDATE_ANNOTATION} is live, at-start or once, not {other:?}"),
+            ));
         }
     };
     // A template that forgets them must neither kill a guest nor lose data.
@@ -366,8 +380,8 @@ mod tests {
     }
 
     fn one(text: &str) -> Result<Rendered, String> {
-        let document = documents("t.yaml.j2", text).map(|mut documents| documents.remove(0));
-        document.and_then(|value| object("t.yaml.j2", value, &scope())).map_err(|error| error.to_string())
+        let document = documents(text).map(|mut documents| documents.remove(0));
+        document.and_then(|value| object("t.yaml.j2", value, &scope())).map_err(|wrong| wrong.message)
     }
 
     const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: apple}\n";
@@ -429,17 +443,17 @@ mod tests {
 
     #[test]
     fn what_is_refused() {
-        insta::assert_snapshot!(one("a: [1\nb: 2\n").unwrap_err(), @"t.yaml.j2: the output is not YAML: did not find expected ',' or ']' at line 2 column 2, while parsing a flow sequence at line 1 column 4 (line 2 of the output: b: 2)");
-        insta::assert_snapshot!(one("a: 1\na: 2\n").unwrap_err(), @r#"t.yaml.j2: the output is not YAML: the key "a" is there twice (line 1 of the output: a: 1)"#);
-        insta::assert_snapshot!(one("just text\n").unwrap_err(), @"t.yaml.j2: a document has no apiVersion");
-        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {}\n").unwrap_err(), @"t.yaml.j2: a document has no metadata.name");
-        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: other}\n").unwrap_err(), @"t.yaml.j2: Pod a is in another namespace (other) than the machine");
-        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, finalizers: [x]}\n").unwrap_err(), @"t.yaml.j2: Pod a sets metadata.finalizers, which is the operator's to set");
-        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, annotations: {vmoperator.jdrupes.org/lifetime: ever}}\n").unwrap_err(), @r#"t.yaml.j2: Pod a: vmoperator.jdrupes.org/lifetime is vm, running or keep, not "ever""#);
+        insta::assert_snapshot!(one("a: [1\nb: 2\n").unwrap_err(), @"the output is not YAML: did not find expected ',' or ']' at line 2 column 2, while parsing a flow sequence at line 1 column 4 (line 2 of the output: b: 2)");
+        insta::assert_snapshot!(one("a: 1\na: 2\n").unwrap_err(), @r#"the output is not YAML: the key "a" is there twice (line 1 of the output: a: 1)"#);
+        insta::assert_snapshot!(one("just text\n").unwrap_err(), @"a document has no apiVersion");
+        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {}\n").unwrap_err(), @"a document has no metadata.name");
+        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: other}\n").unwrap_err(), @"Pod a is in another namespace (other) than the machine");
+        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, finalizers: [x]}\n").unwrap_err(), @"Pod a sets metadata.finalizers, which is the operator's to set");
+        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, annotations: {vmoperator.jdrupes.org/lifetime: ever}}\n").unwrap_err(), @r#"Pod a: vmoperator.jdrupes.org/lifetime is vm, running or keep, not "ever""#);
     }
 
     #[test]
     fn empty_documents_are_no_objects() {
-        assert!(documents("t", "---\n# nothing\n---\n\n").unwrap().is_empty());
+        assert!(documents("---\n# nothing\n---\n\n").unwrap().is_empty());
     }
 }

@@ -32,6 +32,8 @@ pub const TEMPLATE_SUFFIX: &str = ".patch.yaml.j2";
 pub struct Patch {
     /// The file.
     file: String,
+    /// The line of its target, from 1, where that can be told.
+    line: Option<usize>,
     /// Which of the file's documents, from 1.
     number: usize,
     target: Target,
@@ -89,6 +91,7 @@ impl Patch {
     /// With the place in the file, where the text of the file is what was written by a person.
     pub fn parse(file: &str, text: &str) -> Result<Vec<Self>, TemplateError> {
         let mut patches = Vec::new();
+        let mut targets = text.lines().zip(1..).filter(|(line, _)| line.starts_with("target:")).map(|(_, line)| line);
         for (index, document) in serde_yaml::Deserializer::from_str(text).enumerate() {
             let wrong = |error: serde_yaml::Error| {
                 let place = error.location();
@@ -104,17 +107,23 @@ impl Patch {
             else {
                 continue;
             };
+            let line = targets.next();
             let change = match (json_patch, merge_patch) {
                 (Some(patch), None) => Change::Json(patch),
                 (None, Some(patch)) => Change::Merge(patch),
                 _ => {
                     let message = format!("patch {} for {target} must have either jsonPatch or mergePatch", index + 1);
-                    return Err(TemplateError::refused(file, message));
+                    return Err(TemplateError { line, ..TemplateError::refused(file, message) });
                 }
             };
-            patches.push(Self { file: file.to_owned(), number: index + 1, target, change });
+            patches.push(Self { file: file.to_owned(), line, number: index + 1, target, change });
         }
         Ok(patches)
+    }
+
+    /// Its line is one of a rendered text, so that it says nothing to whoever wrote the file.
+    pub(super) fn without_line(self) -> Self {
+        Self { line: None, ..self }
     }
 
     /// Changes the objects that it is meant for, and notes its file with each.
@@ -125,7 +134,8 @@ impl Patch {
         &self,
         objects: impl IntoIterator<Item = (&'a mut Value, &'a mut Vec<String>)>,
     ) -> Result<(), TemplateError> {
-        let refused = |message: String| TemplateError::refused(&self.file, message);
+        let refused =
+            |message: String| TemplateError { line: self.line, ..TemplateError::refused(&self.file, message) };
         let mut found = false;
         for (object, patches) in objects.into_iter().filter(|(object, _)| self.target.is(object)) {
             found = true;
@@ -190,9 +200,9 @@ mod tests {
 
     #[test]
     fn errors_name_patch_target_and_operation() {
-        insta::assert_snapshot!(apply("target: {kind: Service, name: a*}\nmergePatch: {}\n").unwrap_err(), @"x.patch.yaml: patch 1 for Service a* finds no such object; if it need not be there, say `optional: true` in its target");
-        insta::assert_snapshot!(apply("target: {kind: Pod}\njsonPatch:\n- {op: test, path: /kind, value: Pod}\n- {op: remove, path: /spec/nodeName}\n").unwrap_err(), @r#"x.patch.yaml: patch 1 for Pod * can't be applied to Pod apple: path is invalid (operation 2: {"op":"remove","path":"/spec/nodeName"})"#);
-        insta::assert_snapshot!(apply("target: {kind: Pod}\n").unwrap_err(), @"x.patch.yaml: patch 1 for Pod * must have either jsonPatch or mergePatch");
+        insta::assert_snapshot!(apply("target: {kind: Service, name: a*}\nmergePatch: {}\n").unwrap_err(), @"x.patch.yaml:1: patch 1 for Service a* finds no such object; if it need not be there, say `optional: true` in its target");
+        insta::assert_snapshot!(apply("target: {kind: Pod}\njsonPatch:\n- {op: test, path: /kind, value: Pod}\n- {op: remove, path: /spec/nodeName}\n").unwrap_err(), @r#"x.patch.yaml:1: patch 1 for Pod * can't be applied to Pod apple: path is invalid (operation 2: {"op":"remove","path":"/spec/nodeName"})"#);
+        insta::assert_snapshot!(apply("target: {kind: Pod}\n").unwrap_err(), @"x.patch.yaml:1: patch 1 for Pod * must have either jsonPatch or mergePatch");
         insta::assert_snapshot!(apply("mergePatch: {}\n").unwrap_err(), @"x.patch.yaml:1:1: not a patch: missing field `target`");
         insta::assert_snapshot!(apply("target: {kind: Pod}\njsonPatch:\n- {op: ad, path: /a}\n").unwrap_err(), @"x.patch.yaml:3:8: not a patch: jsonPatch[0].op: unknown variant `ad`, expected one of `add`, `remove`, `replace`, `move`, `copy`, `test` at line 3 column 8");
         insta::assert_snapshot!(apply("target: {kind: Pod}\nmergepatch: {}\n").unwrap_err(), @"x.patch.yaml:2:1: not a patch: unknown field `mergepatch`, expected one of `target`, `jsonPatch`, `mergePatch` at line 2 column 1");

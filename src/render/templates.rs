@@ -22,7 +22,7 @@ use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value, sy
 use super::{
     functions,
     outline::Outline,
-    output::digest,
+    output::{Wrong, digest},
     patches::{self, Patch},
     values::{self, Values},
     write::write_value,
@@ -407,9 +407,10 @@ impl TemplateSet {
         let mut output = Bounded(Vec::new());
         match self.environment.get_template(name).map_err(error)?.render_captured_to(context, &mut output) {
             Ok(_) => String::from_utf8(output.0).map_err(|error| TemplateError::refused(place, error.to_string())),
-            Err(_) if output.0.len() >= MAXIMUM_OUTPUT => {
-                Err(TemplateError::refused(place, format!("it renders more than {} MiB", MAXIMUM_OUTPUT >> 20)))
-            }
+            Err(failure) if output.0.len() >= MAXIMUM_OUTPUT => Err(TemplateError {
+                message: format!("it renders more than {} MiB", MAXIMUM_OUTPUT >> 20),
+                ..error(failure)
+            }),
             Err(failure) => Err(error(failure)),
         }
     }
@@ -424,11 +425,30 @@ impl TemplateSet {
             match file {
                 PatchFile::Ready(ready) => patches.extend(ready.iter().cloned()),
                 PatchFile::Template(name) => {
-                    patches.extend(Patch::parse(self.place(name), &self.render(name, context)?)?);
+                    let text = self.render(name, context)?;
+                    let of_output = |error: TemplateError| match error.line {
+                        // A line of the output is none of the file.
+                        Some(line) => TemplateError::refused(
+                            &error.template,
+                            format!("{} (line {line} of the output)", error.message),
+                        ),
+                        None => error,
+                    };
+                    let parsed = Patch::parse(self.place(name), &text).map_err(of_output)?;
+                    patches.extend(parsed.into_iter().map(Patch::without_line));
                 }
             }
         }
         Ok(patches)
+    }
+
+    /// The error of what a template rendered: at the line of the template that looks most like the output there.
+    pub(super) fn wrong(&self, name: &str, Wrong { message, near }: Wrong) -> TemplateError {
+        let error = TemplateError::refused(self.place(name), message);
+        match self.source(name).and_then(|source| line_like(&source, &near)) {
+            Some(line) => TemplateError { line: Some(line), ..error },
+            None => error,
+        }
     }
 
     /// The error with the file that its template comes from.
@@ -438,6 +458,16 @@ impl TemplateSet {
         }
         error
     }
+}
+
+/// The one line of a text that holds what is looked for or, if there is none, that begins most like it; from 1.
+fn line_like(source: &str, near: &str) -> Option<usize> {
+    let common = |line: &str| line.chars().zip(near.chars()).take_while(|(a, b)| a == b).count();
+    let score = |line: &str| if !near.is_empty() && line.contains(near) { usize::MAX } else { common(line.trim()) };
+    let scores: Vec<usize> = source.lines().map(score).collect();
+    let best = scores.iter().copied().max().filter(|best| *best >= 3)?;
+    let mut lines = scores.iter().zip(1..).filter(|(score, _)| **score == best).map(|(_, line)| line);
+    lines.next().filter(|_| lines.next().is_none())
 }
 
 /// What to do about a block that a template does not have.

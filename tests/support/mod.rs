@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses its own part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "this is test code")]
 
+pub mod breakages;
 pub mod cluster;
 pub mod manager;
 pub mod proxy;

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer, Serialize,
     de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer},
 };
 
@@ -82,7 +82,7 @@ impl fmt::Display for Scope {
 }
 
 /// How objects are made: `/Manager`, `/Controller`, `/Reconciler`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReconcilerConfig {
     /// The claim for each machine's own data.
     pub runner_data_pvc: RunnerDataPvc,
@@ -118,13 +118,19 @@ impl Default for ReconcilerConfig {
 }
 
 /// Kinds of objects, each as `Kind` or `Kind.group`; `*` stands for any text.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(from = "Vec<String>")]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Vec<String>", into = "Vec<String>")]
 pub struct Kinds(Vec<WildMatch>);
 
 impl From<Vec<String>> for Kinds {
     fn from(names: Vec<String>) -> Self {
         Self(names.iter().map(|name| WildMatch::new(name)).collect())
+    }
+}
+
+impl From<Kinds> for Vec<String> {
+    fn from(Kinds(patterns): Kinds) -> Self {
+        patterns.iter().map(WildMatch::to_string).collect()
     }
 }
 
@@ -176,7 +182,7 @@ impl Kinds {
 }
 
 /// The claim for each machine's own data.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RunnerDataPvc {
     /// Its storage class; absent: the cluster's default.
@@ -184,7 +190,8 @@ pub struct RunnerDataPvc {
 }
 
 /// Services for displays.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
 pub enum LoadBalancerService {
     /// `false`: none, whatever a machine says; `true`: as without the key.
     Enabled(bool),

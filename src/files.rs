@@ -85,9 +85,7 @@ pub const CASES: &str = "tests";
 /// If a file can't be read.
 pub fn sources(folder: &Path) -> Result<Sources, FileError> {
     let mut sources = Sources::default();
-    let mut files = Files::new();
-    read(folder, "", &mut files)?;
-    for (name, text) in files {
+    for (name, text) in files(folder)? {
         match name.strip_prefix("sets/").and_then(|rest| rest.split_once('/')) {
             Some((set, name)) => drop(sources.sets.entry(set.to_owned()).or_default().insert(name.to_owned(), text)),
             None => drop(sources.base.insert(name, text)),
@@ -103,6 +101,40 @@ pub fn sources(folder: &Path) -> Result<Sources, FileError> {
     Ok(sources)
 }
 
+/// The files of a folder of templates and of its sub-folders, by their paths.
+///
+/// # Errors
+/// If a file can't be read.
+pub fn files(folder: &Path) -> Result<Files, FileError> {
+    let mut files = Files::new();
+    read(folder, "", &mut files)?;
+    Ok(files)
+}
+
+/// What stands for `/` in the keys of a ConfigMap, which have no folders.
+const SLASH: &str = "__";
+
+/// The path that a ConfigMap's key stands for.
+pub fn path(key: &str) -> String {
+    key.replace(SLASH, "/")
+}
+
+/// The key of a ConfigMap that stands for a path.
+///
+/// # Errors
+/// If there is none: keys are of letters, digits, `-`, `_` and `.`
+/// (<https://kubernetes.io/docs/concepts/configuration/configmap/#configmap-object>).
+pub fn key(path: &str) -> Result<String, String> {
+    let key = path.replace('/', SLASH);
+    if self::path(&key) != path {
+        return Err(format!("a ConfigMap can't have this file, because {SLASH} in its name would stand for a folder"));
+    }
+    match key.chars().find(|c| !(c.is_ascii_alphanumeric() || "-_.".contains(*c))) {
+        Some(c) => Err(format!("a ConfigMap can't have this file, because of {c:?} in its name")),
+        None => Ok(key),
+    }
+}
+
 fn read(folder: &Path, prefix: &str, files: &mut Files) -> Result<(), FileError> {
     for entry in fs::read_dir(folder).map_err(FileError::io(folder))? {
         let path = entry.map_err(FileError::io(folder))?.path();
@@ -112,10 +144,34 @@ fn read(folder: &Path, prefix: &str, files: &mut Files) -> Result<(), FileError>
             continue;
         }
         if !path.is_dir() {
-            files.insert(format!("{prefix}{name}"), fs::read_to_string(&path).map_err(FileError::io(&path))?);
+            files.insert(
+                format!("{prefix}{}", self::path(&name)),
+                fs::read_to_string(&path).map_err(FileError::io(&path))?,
+            );
         } else if name != CASES {
             read(&path, &format!("{prefix}{name}/"), files)?;
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_stands_for_a_path() {
+        for (name, there) in [
+            ("pod.yaml.j2", Ok("pod.yaml.j2")),
+            ("sets/desktop/lib/a_b.j2", Ok("sets__desktop__lib__a_b.j2")),
+            ("lib/a__b.j2", Err("__")),
+            ("a b.j2", Err("' '")),
+        ] {
+            let key = key(name);
+            match there {
+                Ok(there) => assert_eq!((key.as_deref(), path(there).as_str()), (Ok(there), name)),
+                Err(why) => assert!(key.as_ref().unwrap_err().contains(why), "{key:?}"),
+            }
+        }
+    }
 }

@@ -8,7 +8,7 @@
 
 pub mod openapi;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
@@ -99,12 +99,23 @@ pub fn lint(sources: &Sources, machines: &[VirtualMachine], config: &ReconcilerC
             }
         };
         findings.extend(names(set));
+        // What several machines show is one finding.
+        let mut shown: BTreeMap<Finding, Vec<&str>> = BTreeMap::new();
         for vm in machines {
             let chosen = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref());
             if chosen.is_none() || chosen == name {
-                findings.extend(objects(set, vm, config));
+                for finding in objects(set, vm, config) {
+                    shown.entry(finding).or_default().push(vm.metadata.name.as_deref().unwrap_or_default());
+                }
             }
         }
+        findings.extend(shown.into_iter().map(|(mut finding, machines)| {
+            if finding.rule == "render" {
+                let word = if machines.len() == 1 { "machine" } else { "machines" };
+                finding.message += &format!(" ({word} {})", machines.join(", "));
+            }
+            finding
+        }));
     }
     for vm in machines {
         let chosen = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref());
@@ -129,10 +140,15 @@ fn folders(sources: &Sources) -> impl Iterator<Item = (String, &Files)> {
     std::iter::once((String::new(), &sources.base)).chain(sets)
 }
 
+/// Whether the manager looks at a file of that name.
+pub fn is_part_of_a_set(name: &str) -> bool {
+    [".j2", ".yaml", ".yml"].iter().any(|end| name.ends_with(end)) || name == "values.schema.json"
+}
+
 /// What a file's text shows.
 fn file(place: &str, name: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if !name.ends_with(".j2") && !name.ends_with(".yaml") && !name.ends_with(".yml") && name != "values.schema.json" {
+    if !is_part_of_a_set(name) {
         let message = format!("{name} is no template, patch or values: the manager does not look at it");
         findings.push(Finding::of(place, Severity::Warning, "unused-file", message));
         return findings;
@@ -156,6 +172,11 @@ fn file(place: &str, name: &str, text: &str) -> Vec<Finding> {
             let place_in_line = Mention { name: word.into(), line: index + 1, column: line.len() - value.len() + 1 };
             let message = format!("{word} is the text {word:?} here, not a boolean: write true or false, or quote it");
             findings.push(Finding::at(place, &place_in_line, Severity::Warning, "yaml-boolean", message));
+        }
+        if plain && ["null", "~"].contains(&word.to_ascii_lowercase().as_str()) && name.ends_with(".yaml.j2") {
+            let place_in_line = Mention { name: word.into(), line: index + 1, column: line.len() - value.len() + 1 };
+            let message = format!("a field that is null is left out of the object: take {} out", key.trim());
+            findings.push(Finding::at(place, &place_in_line, Severity::Warning, "null", message));
         }
     }
     findings
@@ -206,10 +227,7 @@ fn objects(set: &TemplateSet, vm: &VirtualMachine, config: &ReconcilerConfig) ->
     let facts = Facts { display_password: "random".into() };
     let objects = match render(vm, &observed, config, &facts, set) {
         Ok(objects) => objects,
-        Err(mut error) => {
-            error.message += &format!(" (machine {})", vm.metadata.name.as_deref().unwrap_or_default());
-            return vec![Finding::error("render", &error)];
-        }
+        Err(error) => return vec![Finding::error("render", &error)],
     };
     objects
         .iter()
@@ -303,8 +321,6 @@ pub fn sarif(findings: &[Finding]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::test_support::vm;
 

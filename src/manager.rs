@@ -16,6 +16,7 @@ pub mod machines;
 pub mod metrics;
 pub mod reconcile;
 pub mod reload;
+pub mod sandbox;
 pub mod templates;
 pub mod web;
 
@@ -145,12 +146,15 @@ async fn manage(
     let (settings, config) = Settings::read(options.config, metrics.clone(), health.clone())?;
     let kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
     let home = kubeconfig.default_namespace.clone();
+    let in_cluster = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let scope = options.scope.or(config.namespace).unwrap_or_else(|| Scope::of(vec![home.clone()]));
     // Managers of one namespace elect among themselves there; those of several, where they live.
     let lease = match scope.watched().as_slice() {
         [Some(namespace)] => namespace.clone(),
-        _ => home,
+        _ => home.clone(),
     };
+    // Template sets are the administrators' and so are never looked for among the machines of others.
+    let own = if in_cluster { home } else { lease.clone() };
     let fence = Fence::default();
     let client = fenced(kubeconfig.clone(), fence.clone())?;
     let reporter = Reporter { controller: "vm-operator".into(), instance: std::env::var("HOSTNAME").ok() };
@@ -173,8 +177,7 @@ async fn manage(
             result?;
             info!(namespaces = %scope, version = env!("CARGO_PKG_VERSION"), "managing");
             let teller = Arc::new(Teller::start(client.clone(), reporter));
-            // Where the lease is, there the manager's own ConfigMaps are.
-            let loader = Loader::start(&client, &lease, options.templates, metrics.clone()).await;
+            let loader = Loader::start(&client, &own, options.templates, metrics.clone()).await;
             let templates = loader.in_force();
             let turns = Turns::default();
             let (mut works, mut stores, mut known) = (Vec::new(), Vec::new(), Vec::new());

@@ -7,6 +7,7 @@ use kube::{
     ResourceExt,
     core::{DynamicObject, TypeMeta},
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -18,7 +19,7 @@ use crate::{
 pub const FIELD_MANAGER: &str = "vm-operator";
 
 /// One machine's surroundings at one moment.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Observed {
     /// The objects that carry the machine's labels.
     pub objects: Vec<Arc<Object>>,
@@ -47,7 +48,7 @@ impl Observed {
 }
 
 /// An object of the cluster, trimmed to what decisions need.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Object {
     /// What it is called.
     pub key: ObjectKey,
@@ -152,7 +153,8 @@ impl Object {
 }
 
 /// JSON as text, for what is kept of every object and rarely looked into: as a tree of maps it takes ten times the memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String")]
 pub struct Json(Arc<str>);
 
 impl Json {

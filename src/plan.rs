@@ -141,10 +141,17 @@ enum Life<'a> {
     NotOurs,
 }
 
-/// The machine's Pod.
+/// The machine's Pod: the one of its name or, if its templates make what makes the Pod (a StatefulSet), the runner's Pod that
+/// belongs to that.
 pub fn pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
     let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
-    observed.objects.iter().find(|object| object.key.is_pod() && object.key.name == name && object.belongs_to(&uid))
+    let mut pods = observed.objects.iter().filter(|object| object.key.is_pod());
+    let is_runner = |pod: &Object| {
+        pod.is_ours() && pod.labels.get("app.kubernetes.io/component").is_some_and(|component| component == "vm-runner")
+    };
+    // What owns it may be gone already while it ends.
+    let indirect = |pod: &Object| pod.key.name != name && !pod.belongs_to(&uid) && is_runner(pod);
+    pods.clone().find(|pod| pod.key.name == name && pod.belongs_to(&uid)).or_else(|| pods.find(|pod| indirect(pod)))
 }
 
 /// Decides what to do about a machine's objects.

@@ -86,3 +86,26 @@ pub fn render(
     }
     Ok(objects)
 }
+
+/// Renders a machine's templates one by one and tells each file before it does, so that one that does not end is known.
+///
+/// # Errors
+/// Only those of `before`.
+pub fn trace<E>(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    config: &ReconcilerConfig,
+    facts: &Facts,
+    templates: &TemplateSet,
+    mut before: impl FnMut(&str) -> Result<(), E>,
+) -> Result<(), E> {
+    let values = templates.values().resolve(&config.template_values, vm.spec.template_values.as_ref());
+    let Some(context) = values.ok().and_then(|values| context::build(vm, observed, config, facts, values).ok()) else {
+        return Ok(());
+    };
+    for name in templates.names().chain(templates.patch_names()) {
+        before(templates.place(name))?;
+        let _ = templates.render(name, &context);
+    }
+    Ok(())
+}

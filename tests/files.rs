@@ -169,6 +169,27 @@ mod documentation {
         }
     }
 
+    /// What is a table in the code is the same table in the documentation.
+    #[test]
+    #[cfg(feature = "schema")]
+    fn the_page_about_templates_lists_blocks_functions_and_rules() {
+        use vm_operator::{lint::RULES, render::functions::TABLE, render::templates::BLOCKS};
+
+        let cell = |text: &str| text.replace('|', "\\|");
+        let blocks = BLOCKS
+            .iter()
+            .map(|(template, block, about, since)| format!("| `{template}` | `{block}` | {about} | {since} |"));
+        let functions = TABLE.iter().map(|it| {
+            let [usage, about, example, gives] = [it.usage, it.about, it.example, it.gives].map(cell);
+            format!("| `{usage}` | {about} | `{example}` | `{gives}` |")
+        });
+        let rules = RULES.iter().map(|(rule, about)| format!("| `{rule}` | {about} |"));
+        let page = fs::read_to_string(root().join("docs/templates.md")).unwrap();
+        let missing: Vec<String> =
+            blocks.chain(functions).chain(rules).filter(|row| !page.contains(&format!("{row}\n"))).collect();
+        assert!(missing.is_empty(), "docs/templates.md lacks the rows\n{}", missing.join("\n"));
+    }
+
     #[test]
     fn links_lead_to_files_that_exist() {
         for page in pages() {

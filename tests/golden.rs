@@ -81,9 +81,9 @@ fn every_breakage_is_named() {
     let mut said = String::new();
     for breakage in breakages::breakages() {
         let what = breakage.what;
-        let says = match (breakage.said(&vm), breakage.api_server) {
+        let says = match (breakage.said(&vm), breakage.in_cluster) {
             (Some(error), None) => error,
-            (None, Some(_)) => "(the API server says so)".to_owned(),
+            (None, Some(_)) => "(the manager says so)".to_owned(),
             (said, _) => panic!("{what}: {said:?}"),
         };
         said.push_str(&format!("{what}\n    {says}\n"));

@@ -329,8 +329,11 @@ async fn a_template_that_can_not_be_compiled_is_said_and_touches_nothing() {
         valid.message
     );
     assert!(world.api::<ConfigMap>().get_opt("apple").await.unwrap().is_none());
-    let events = world.namespace.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"]);
-    assert!(events.contains("TemplateError"), "{events}");
+    eventually("the event", LIMIT, async || {
+        let events = world.namespace.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"]);
+        events.contains("TemplateError").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

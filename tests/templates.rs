@@ -4,6 +4,12 @@
 
 mod support;
 
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Event, Pod, Service},
     networking::v1::NetworkPolicy,
@@ -18,7 +24,10 @@ use support::{
     cluster::eventually,
     world::{LIMIT, World, condition},
 };
-use vm_operator::api::{SET_LABEL, VirtualMachine, conditions::TEMPLATES_VALID};
+use vm_operator::{
+    api::{SET_LABEL, VirtualMachine, conditions::TEMPLATES_VALID},
+    files,
+};
 
 const POLICY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: {{ vm.metadata.name }}}\nspec:\n  \
                       podSelector: {matchLabels: {{ labels }}}\n  policyTypes: [Ingress]\n";
@@ -109,9 +118,9 @@ async fn what_is_broken_is_never_used() {
     let vm = world.api::<VirtualMachine>().get("apple").await.unwrap();
     for breakage in breakages() {
         let said = breakage.said(&vm);
-        let Breakage { what, files, api_server } = breakage;
+        let Breakage { what, files, in_cluster } = breakage;
         let mut files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
-        let words = api_server.or(said.as_deref()).unwrap();
+        let words = in_cluster.or(said.as_deref()).unwrap();
         // Whatever is good beside it is not used either.
         files.push(("network-policy.yaml.j2", POLICY));
         world.manager.templates(&files);
@@ -142,6 +151,80 @@ async fn what_is_broken_is_never_used() {
     world.machine_when("apple", "content", |vm| condition(vm, TEMPLATES_VALID).unwrap().1 == "Rendered").await;
     assert_eq!(pod.uid(), self::pod(&world, "apple").await.uid());
     assert_eq!(world.manager.metric("vm_operator_templates_last_load_successful"), Some(1.0));
+}
+
+/// The folders of the cookbook.
+fn recipes() -> Vec<(String, PathBuf)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("example/templates");
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), path)).collect()
+}
+
+fn kubectl_vm(arguments: &[&str], folder: &Path) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_kubectl-vm")).args(arguments).arg(folder).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{arguments:?} {}\n{text}{}",
+        folder.display(),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text
+}
+
+#[test]
+fn every_recipe_is_short_and_clean_and_makes_what_it_should() {
+    assert!(recipes().len() >= 11);
+    for (name, folder) in recipes() {
+        let lines: usize = files::files(&folder).unwrap().values().map(|text| text.lines().count()).sum();
+        assert!(lines <= 25, "{name} has {lines} lines");
+        kubectl_vm(&["lint", "--strict"], &folder);
+        kubectl_vm(&["templates", "test"], &folder);
+    }
+}
+
+#[tokio::test]
+async fn every_recipe_is_what_an_api_server_takes() {
+    let world = World::new("recipes").await;
+    for (name, folder) in recipes() {
+        world.namespace.apply(&kubectl_vm(&["templates", "pack", "--set", &name], &folder));
+        world
+            .make(&name, |vm| {
+                vm["spec"]["templates"] = json!({ "set": name });
+                // What is nothing without a choice.
+                vm["spec"]["templateValues"] = json!({
+                    "networks": ["blue"], "devices": { "example.org/gpu": "1" }, "usb": true, "import": { "disk": "core", "url": "http://example.org/x" },
+                });
+            })
+            .await;
+    }
+    for (name, _) in recipes() {
+        let vm = world.ready(&name, "Starting").await;
+        let (status, reason, message) = condition(&vm, TEMPLATES_VALID).unwrap();
+        assert_eq!((status.as_str(), reason.as_str()), ("True", "Rendered"), "{name}: {message}");
+        assert_eq!(vm.status.unwrap().templates.unwrap().set, Some(name));
+    }
+    for (kind, name) in [
+        ("cronjob", "backup-backup-core-disk"),
+        ("ingress", "ingress"),
+        ("service", "ingress-http"),
+        ("networkpolicy", "network-policy"),
+        ("statefulset", "stateful-set"),
+    ] {
+        let owner = "--output=jsonpath={.metadata.ownerReferences[0].kind}";
+        assert_eq!(world.namespace.kubectl(&["get", kind, name, owner]), "VirtualMachine");
+    }
+    let part = |name: &str, path: &str| {
+        world.namespace.kubectl(&["get", "pod", name, &format!("--output=jsonpath={{{path}}}")])
+    };
+    assert_eq!(part("node-pool", ".spec.nodeSelector.example\\.org/pool"), "vms");
+    assert_eq!(part("metrics-sidecar", ".spec.containers[*].name"), "vm-runner metrics");
+    assert_eq!(part("second-network", ".metadata.annotations.k8s\\.v1\\.cni\\.cncf\\.io/networks"), "blue");
+    assert_eq!(part("gpu-and-usb", ".spec.containers[0].resources.limits.example\\.org/gpu"), "1");
+    assert_eq!(part("import-disk", ".spec.initContainers[0].env[0].value"), "http://example.org/x");
+    assert_eq!(part("resource-classes", ".spec.containers[0].resources.requests.cpu"), "500m");
+    let pods: Api<Pod> = world.api();
+    assert!(pods.get_opt("stateful-set").await.unwrap().is_none());
 }
 
 fn set(name: &str, set: &str, data: Value) -> ConfigMap {

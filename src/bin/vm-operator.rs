@@ -11,7 +11,7 @@ use std::{
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use vm_operator::{
     config::Scope,
-    manager::{self, Options, log},
+    manager::{self, Options, log, sandbox},
 };
 
 /// Runs virtual machines on Kubernetes: turns VirtualMachine resources into Pods that run QEMU.
@@ -52,6 +52,9 @@ enum Command {
         #[arg(long, env = "VM_OPERATOR_LOG_FORMAT", default_value = "text")]
         log_format: LogFormat,
     },
+    /// What `run` starts to check templates: reads a job from standard input.
+    #[command(name = sandbox::COMMAND, hide = true)]
+    CheckTemplates,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -93,7 +96,16 @@ impl FromStr for Listen {
 
 fn main() -> ExitCode {
     let Command::Run { config, namespace, templates, listen, leader_election, identity, log_format } =
-        Arguments::parse().command;
+        Arguments::parse().command
+    else {
+        return match sandbox::serve() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "check templates: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -1,7 +1,7 @@
-//! Commands for people who write templates: lint, list, show, new, test, schema.
+//! Commands for people who write templates: lint, list, show, new, test, pack, schema.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     fs,
     io::IsTerminal,
     path::{Path, PathBuf},
@@ -15,12 +15,16 @@ use similar::{ChangeTag, TextDiff};
 
 use super::{Failure, Files, Format, Settings, first_start, machines, origin, print, set_of, yaml};
 use crate::{
-    api::VirtualMachine,
+    api::{SET_LABEL, VirtualMachine},
     config::ReconcilerConfig,
     files::{self, CASES, FileError},
     lint::{self, Finding, Severity},
     render::{
-        Library, Sources, context::VERSION, functions, outline::Outline, schema, templates::BUILTIN, values::SCHEMA,
+        Library, Sources, check,
+        context::VERSION,
+        functions, schema,
+        templates::{BLOCKS, BUILTIN},
+        values::SCHEMA,
     },
 };
 
@@ -88,6 +92,23 @@ pub enum Templates {
         #[arg(long)]
         update: bool,
     },
+    /// Print the ConfigMap for a folder of templates, to be applied where the manager is.
+    ///
+    /// Without --set it is the one that is mounted into the manager, for all machines. A ConfigMap's keys have no folders: `__`
+    /// stands for `/`.
+    Pack {
+        /// The folder of templates.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Make it the set of that name, for machines that choose it.
+        #[arg(long, value_name = "NAME")]
+        set: Option<String>,
+        /// The ConfigMap's name. Default: vm-operator-templates, with the set's name after it.
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+    },
+    /// List the blocks of the built-in templates, and what each is for.
+    Blocks,
     /// Print the JSON schema of the context, for an editor.
     Schema {
         /// A folder of templates, for the schema of its values.
@@ -98,9 +119,6 @@ pub enum Templates {
     Functions,
 }
 
-/// Machines that use everything, for who gives none.
-const EXAMPLES: &str = include_str!("examples.yaml");
-
 pub fn lint(options: &LintOptions, output: &mut Vec<u8>) -> Result<u8, Failure> {
     let settings = Settings {
         templates: Some(options.folder.clone()),
@@ -110,7 +128,7 @@ pub fn lint(options: &LintOptions, output: &mut Vec<u8>) -> Result<u8, Failure> 
     let (config, sources) = (settings.config()?, files::sources(&options.folder)?);
     let examples = match &options.filename {
         Some(path) => given(path)?,
-        None => built_in_examples(),
+        None => check::examples(),
     };
     let mut findings = lint::lint(&sources, &examples, &config);
     for finding in &mut findings {
@@ -130,12 +148,22 @@ pub fn lint(options: &LintOptions, output: &mut Vec<u8>) -> Result<u8, Failure> 
             let files = sources.base.len() + sources.sets.values().map(Files::len).sum::<usize>();
             print(
                 output,
-                &format!("{files} files, {} machines: {errors} errors, {warnings} warnings\n", examples.len()),
+                &format!(
+                    "{}, {}: {}, {}\n",
+                    counted(files, "file"),
+                    counted(examples.len(), "machine"),
+                    counted(errors, "error"),
+                    counted(warnings, "warning")
+                ),
             );
         }
     }
     let bad = |finding: &Finding| options.strict || finding.severity == Severity::Error;
     Ok(u8::from(findings.iter().any(bad)))
+}
+
+fn counted(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 /// A finding with its source, as rustc prints it.
@@ -187,11 +215,6 @@ fn given(path: &Path) -> Result<Vec<VirtualMachine>, Failure> {
     Ok(all)
 }
 
-fn built_in_examples() -> Vec<VirtualMachine> {
-    let documents = serde_yaml::Deserializer::from_str(EXAMPLES);
-    documents.filter_map(|document| serde::Deserialize::deserialize(document).ok()).collect()
-}
-
 pub fn run(command: Templates, output: &mut Vec<u8>) -> Result<u8, Failure> {
     match command {
         Templates::List { templates, set } => list(templates.as_deref(), set.as_deref(), output),
@@ -212,6 +235,13 @@ pub fn run(command: Templates, output: &mut Vec<u8>) -> Result<u8, Failure> {
             let values = sources.base.get(SCHEMA).map(|text| serde_json::from_str::<Value>(text));
             let values = values.transpose().map_err(|error| Failure::plain(format!("{SCHEMA}: {error}")))?;
             print(output, &format!("{:#}\n", schema::context(values)));
+            Ok(0)
+        }
+        Templates::Pack { folder, set, name } => pack(&folder, set.as_deref(), name, output),
+        Templates::Blocks => {
+            for (template, block, about, since) in BLOCKS {
+                print(output, &format!("{template:30} {block:21} {about} (since {since})\n"));
+            }
             Ok(0)
         }
         Templates::Functions => {
@@ -250,7 +280,7 @@ fn list(folder: Option<&Path>, set: Option<&str>, output: &mut Vec<u8>) -> Resul
 }
 
 fn new(name: &str, folder: &Path, output: &mut Vec<u8>) -> Result<u8, Failure> {
-    let Some((name, text)) =
+    let Some((name, _)) =
         BUILTIN.iter().find(|(builtin, _)| *builtin == name || builtin.strip_suffix(".yaml.j2") == Some(name))
     else {
         let names: Vec<&str> = BUILTIN.iter().map(|(name, _)| *name).collect();
@@ -260,19 +290,43 @@ fn new(name: &str, folder: &Path, output: &mut Vec<u8>) -> Result<u8, Failure> {
     if file.exists() {
         return Err(Failure::plain(format!("{}:1:1: this file is there already", file.display())));
     }
-    let outline = Outline::of(text);
-    let blocks: BTreeSet<&str> = outline.blocks.iter().map(|(block, _)| block.name.as_str()).collect();
     let mut new = format!(
         "{{# Changes {name}. Keep the blocks that you need, and take out the rest: what is not here stays as it is.\n   \
          {{{{ super() }}}} is what the block has; `kubectl vm templates show builtin/{name}` prints all of it. #}}\n\
          {{% extends \"builtin/{name}\" %}}\n"
     );
-    for block in blocks {
-        new += &format!("\n{{% block {block} %}}\n{{{{ super() }}}}\n{{% endblock %}}\n");
+    for (_, block, about, _) in BLOCKS.iter().filter(|(template, ..)| template == name) {
+        new += &format!("\n{{# {about} #}}\n{{% block {block} %}}\n{{{{ super() }}}}\n{{% endblock %}}\n");
     }
     fs::create_dir_all(folder).map_err(FileError::io(folder))?;
     fs::write(&file, new).map_err(FileError::io(&file))?;
     print(output, &format!("wrote {}\n", file.display()));
+    Ok(0)
+}
+
+/// The most that a ConfigMap may hold, in bytes (<https://kubernetes.io/docs/concepts/configuration/configmap/#motivation>).
+const CONFIG_MAP: usize = 1 << 20;
+
+fn pack(folder: &Path, set: Option<&str>, name: Option<String>, output: &mut Vec<u8>) -> Result<u8, Failure> {
+    let mut data = BTreeMap::new();
+    for (path, text) in files::files(folder)?.into_iter().filter(|(path, _)| lint::is_part_of_a_set(path)) {
+        let key =
+            files::key(&path).map_err(|why| Failure::plain(format!("{}:1:1: {why}", folder.join(&path).display())))?;
+        data.insert(key, text);
+    }
+    let size: usize = data.iter().map(|(key, text)| key.len() + text.len()).sum();
+    if size > CONFIG_MAP {
+        let folder = folder.display();
+        return Err(Failure::plain(format!("{folder}:1:1: a ConfigMap holds 1 MiB, and these are {size} bytes")));
+    }
+    let default = || set.map_or_else(|| "vm-operator-templates".into(), |set| format!("vm-operator-templates-{set}"));
+    let mut map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name.unwrap_or_else(default) }, "data": data,
+    });
+    if let Some(set) = set {
+        map["metadata"]["labels"] = json!({ SET_LABEL: set });
+    }
+    print(output, &yaml(&map)?);
     Ok(0)
 }
 
@@ -292,7 +346,9 @@ fn test(folder: &Path, update: bool, output: &mut Vec<u8>) -> Result<u8, Failure
     for case in &entries {
         let name = case.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let config = Some(case.join("config.yaml")).filter(|file| file.exists());
-        let config = Settings { templates: None, values: None, config }.config()?;
+        let mut config = Settings { templates: None, values: None, config }.config()?;
+        // The default names the release; a case is to hold for the next one, too.
+        config.runner_image.get_or_insert_with(|| "localhost/vm-runner".into());
         let mut found = String::new();
         for vm in machines(&case.join("vm.yaml"), "default")? {
             found += &outcome(&library, &vm, &config)?;
@@ -309,7 +365,7 @@ fn test(folder: &Path, update: bool, output: &mut Vec<u8>) -> Result<u8, Failure
             print(output, &format!("FAILED  {name}\n{}", difference(&expected, &found)));
         }
     }
-    print(output, &format!("{} cases, {failed} failed\n", entries.len()));
+    print(output, &format!("{}, {failed} failed\n", counted(entries.len(), "case")));
     if failed > 0 {
         print(output, "if that is right: --update\n");
     }

@@ -27,7 +27,7 @@ use kube::{
 use tokio::{sync::watch, time::timeout};
 use tracing::{error, info, warn};
 
-use super::{metrics::Metrics, reload};
+use super::{metrics::Metrics, reload, sandbox};
 use crate::{
     api::{SET_LABEL, VirtualMachine},
     cluster::{
@@ -41,7 +41,8 @@ use crate::{
     observed::Observed,
     render::{
         Files, Library, Sources, TemplateError, TemplateSet,
-        check::{self, Outcome, Refusal},
+        check::{self, Outcome},
+        templates::Layers,
     },
 };
 
@@ -151,6 +152,22 @@ impl Loader {
         if let (Some(error), None) = (&now.unreadable, &now.folder) {
             in_force.library.put(None, Err(error.clone()));
         }
+        // No machine is known yet. What no machine survives is found with the examples.
+        let library = in_force.library.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?)));
+        let mut deadly = Vec::new();
+        for (name, set) in library.filter(|(_, set)| *set.layers() != Layers::default()) {
+            let examples = || {
+                check::examples().into_iter().map(|vm| (vm, Observed { objects: Vec::new(), now: Timestamp::now() }))
+            };
+            if let Err(sandbox::Failure::Refused(error, None)) =
+                sandbox::check(None, set, examples, &ReconcilerConfig::default()).await
+            {
+                deadly.push((name.map(str::to_owned), error));
+            }
+        }
+        for (name, error) in deadly {
+            in_force.library.put(name.as_deref(), Err(error));
+        }
         let mut good = true;
         for (name, set) in in_force.library.all() {
             let name = name.unwrap_or("(all)");
@@ -239,7 +256,7 @@ impl Loader {
                         }
                         None => {
                             again = true;
-                            TemplateError::refused("(check)", "the API server does not answer; it is tried again")
+                            TemplateError::refused("(check)", "they can't be checked now; it is tried again")
                         }
                     };
                     new.refused.insert(name.clone(), error.clone());
@@ -281,17 +298,13 @@ impl Loader {
         cluster: &Cluster,
         config: &Arc<ReconcilerConfig>,
     ) -> Result<TemplateSet, Option<Refused>> {
-        let (of, known, config) = (name.map(str::to_owned), known.clone(), config.clone());
-        let checking = tokio::task::spawn_blocking(move || {
-            let users = observed(&known).filter(|(vm, _)| set_of(vm) == of.as_deref());
-            check::check(before.as_ref(), &set, users, &config).map(|outcome| (set, outcome))
-        });
-        let (set, Outcome { machines, changed, samples }) = match checking.await {
-            Ok(Ok(checked)) => checked,
-            Ok(Err(Refusal { vm, error })) => return Err(Some(Refused { error, vm: Some(vm) })),
-            Err(error) => {
-                let error = TemplateError::refused("(check)", format!("the check did not end well: {error}"));
-                return Err(Some(Refused { error, vm: None }));
+        let users = || observed(known).filter(|(vm, _)| set_of(vm) == name);
+        let Outcome { machines, changed, samples } = match sandbox::check(before.as_ref(), &set, users, config).await {
+            Ok(outcome) => outcome,
+            Err(sandbox::Failure::Refused(error, vm)) => return Err(Some(Refused { error, vm })),
+            Err(sandbox::Failure::Io(error)) => {
+                error!(%error, "there is no process to be had in which templates can be checked");
+                return Err(None);
             }
         };
         let tried = samples.len();
@@ -409,5 +422,7 @@ async fn follow_maps(api: Api<ConfigMap>, sender: watch::Sender<Gathered>, liste
 }
 
 fn content(map: ConfigMap) -> (String, Files) {
-    (map.labels().get(SET_LABEL).cloned().unwrap_or_default(), map.data.unwrap_or_default())
+    let set = map.labels().get(SET_LABEL).cloned().unwrap_or_default();
+    let data = map.data.unwrap_or_default().into_iter();
+    (set, data.map(|(key, text)| (files::path(&key), text)).collect())
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use kube::ResourceExt;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Facts, Rendered, TemplateError, TemplateSet, render};
@@ -12,7 +13,7 @@ use crate::{api::VirtualMachine, config::ReconcilerConfig, observed::Observed};
 const SAMPLES: usize = 50;
 
 /// What a set would change.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// How many machines were rendered.
     pub machines: usize,
@@ -23,7 +24,7 @@ pub struct Outcome {
 }
 
 /// Why a set can't be used: a machine that the set in force renders, and this one does not.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Refusal {
     /// The machine.
     pub vm: Box<VirtualMachine>,
@@ -65,6 +66,12 @@ pub fn check(
     }
     outcome.samples = samples.into_values().collect();
     Ok(outcome)
+}
+
+/// Machines that between them use everything, for whoever has none.
+pub fn examples() -> Vec<VirtualMachine> {
+    let documents = serde_yaml::Deserializer::from_str(include_str!("examples.yaml"));
+    documents.filter_map(|document| Deserialize::deserialize(document).ok()).collect()
 }
 
 /// The object under a name that none has, so that the API server looks at it as at a new one: what can't change of an object
@@ -144,6 +151,13 @@ mod tests {
         assert!(trial.value["metadata"]["name"].as_str().unwrap().starts_with("dry-run-"));
         let outcome = check(Some(&new), &new, machines(), &ReconcilerConfig::default()).unwrap();
         assert_eq!((outcome.changed, outcome.samples.len()), (0, 0));
+    }
+
+    #[test]
+    fn every_example_can_be_read_and_rendered() {
+        assert_eq!(examples().len(), include_str!("examples.yaml").matches("\nkind: VirtualMachine").count());
+        let machines = examples().into_iter().map(|vm| (vm, nothing()));
+        assert_eq!(check(Some(&set(&[])), &set(&[]), machines, &ReconcilerConfig::default()).unwrap().machines, 2);
     }
 
     #[test]

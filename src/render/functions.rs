@@ -89,12 +89,7 @@ pub const TABLE: &[Function] = &[
         r##"multipart([{"content": "#!/bin/sh\necho"}]) is startingwith("Content-Type: multipart/mixed")"##,
         "true",
     ),
-    row(
-        "fail(message)",
-        "ends the rendering with that error",
-        r#"values.size if values is defined else "fail(\"values.size is needed\")""#,
-        r#""fail(\"values.size is needed\")""#,
-    ),
+    row("fail(message)", "ends the rendering with that error", r#""small" or fail("a size is needed")"#, r#""small""#),
 ];
 
 /// Adds them all.

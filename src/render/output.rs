@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt, core::TypeMeta};
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
@@ -23,7 +23,7 @@ pub const LIFETIME_ANNOTATION: &str = "vmoperator.jdrupes.org/lifetime";
 pub const UPDATE_ANNOTATION: &str = "vmoperator.jdrupes.org/update";
 
 /// How long an object lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Lifetime {
     /// From the machine's creation to its deletion.
     Vm,
@@ -34,7 +34,7 @@ pub enum Lifetime {
 }
 
 /// How an object that exists changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Update {
     /// Applied whenever the rendering changes.
     Live,
@@ -45,7 +45,7 @@ pub enum Update {
 }
 
 /// What an object is called.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ObjectKey {
     /// Such as `v1` or `apps/v1`.
     pub api_version: String,
@@ -79,7 +79,7 @@ impl ObjectKey {
 }
 
 /// An object as a template made it, complete: labels, owner, annotations.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rendered {
     /// What it is called.
     pub key: ObjectKey,

@@ -14,10 +14,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    io,
+    io, iter,
+    sync::Arc,
 };
 
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value, syntax::SyntaxConfig};
+
+use serde::{Deserialize, Serialize};
 
 use super::{
     functions,
@@ -38,6 +41,15 @@ pub struct Sources {
     pub base: Files,
     /// For those that name one in `spec.templates.set`.
     pub sets: BTreeMap<String, Files>,
+}
+
+/// What one set is made of, besides the built-in templates.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layers {
+    /// For all machines.
+    pub base: Files,
+    /// Over that a set with its name.
+    pub named: Option<(String, Files)>,
 }
 
 /// The built-in templates, from `templates/`.
@@ -61,11 +73,65 @@ const FUEL: u64 = 1_000_000;
 /// The most text that one template may render, in bytes: the limit of an object in etcd is 1.5 MiB.
 const MAXIMUM_OUTPUT: usize = 2 << 20;
 
+/// The blocks of the built-in templates: template, block, what it is for, since which version. An interface: they keep their
+/// names and places.
+pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
+    ("cloud-init-config-map.yaml.j2", "labels", "labels to add", "0.1"),
+    ("cloud-init-config-map.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("cloud-init-secret.yaml.j2", "labels", "labels to add", "0.1"),
+    ("cloud-init-secret.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("config-map.yaml.j2", "labels", "labels to add", "0.1"),
+    ("config-map.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("config-map.yaml.j2", "data", "further files beside the runner's `config.yaml`", "0.1"),
+    ("disk-pvcs.yaml.j2", "labels", "labels to add to the claim of `disk`", "0.1"),
+    ("disk-pvcs.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("disk-pvcs.yaml.j2", "spec", "the fields of the claim's `spec`, from `disk.spec`", "0.1"),
+    ("display-secret.yaml.j2", "labels", "labels to add", "0.1"),
+    ("display-secret.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("pod.yaml.j2", "labels", "labels to add; on a running machine they change at once", "0.1"),
+    (
+        "pod.yaml.j2",
+        "annotations",
+        "annotations to add, such as those of a network or a mesh; they change at once",
+        "0.1",
+    ),
+    ("pod.yaml.j2", "spec", "the whole `spec`; with `super()`, a place for further fields of it", "0.1"),
+    ("pod.yaml.j2", "pod_security_context", "`securityContext` of the Pod", "0.1"),
+    (
+        "pod.yaml.j2",
+        "scheduling",
+        "`nodeName`, `nodeSelector`, `affinity`; the place for tolerations and a priority",
+        "0.1",
+    ),
+    ("pod.yaml.j2", "init_containers", "empty: the place for `initContainers`", "0.1"),
+    ("pod.yaml.j2", "containers", "the list of containers; with `super()`, a place for sidecars", "0.1"),
+    (
+        "pod.yaml.j2",
+        "security_context",
+        "`securityContext` of the runner's container: privileged for KVM and taps",
+        "0.1",
+    ),
+    ("pod.yaml.j2", "resources", "`resources` of the runner's container", "0.1"),
+    ("pod.yaml.j2", "ports", "its `ports`: the display's", "0.1"),
+    ("pod.yaml.j2", "environment", "its `env`; with `super()`, a place for further variables", "0.1"),
+    ("pod.yaml.j2", "volume_mounts", "empty: the place for further mounts in the runner's container", "0.1"),
+    ("pod.yaml.j2", "volumes", "empty: the place for further volumes", "0.1"),
+    ("pod.yaml.j2", "config_sources", "what is projected into the runner's folder of configuration", "0.1"),
+    ("runner-data-pvc.yaml.j2", "labels", "labels to add", "0.1"),
+    ("runner-data-pvc.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("runner-data-pvc.yaml.j2", "spec", "the claim's `spec`", "0.1"),
+    ("service.yaml.j2", "labels", "labels to add", "0.1"),
+    ("service.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("service.yaml.j2", "spec", "type, selector and ports", "0.1"),
+    ("service.yaml.j2", "ports", "the list of ports: the display's", "0.1"),
+];
+
 /// Blocks of built-in templates that have another name now: template, old name, new name, since which version.
-const RENAMED_BLOCKS: &[(&str, &str, &str, &str)] = &[];
+const RENAMED_BLOCKS: &[Renamed] = &[];
+type Renamed = (&'static str, &'static str, &'static str, &'static str);
 
 /// What is wrong in which template.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{template}{}: {message}", position(*.line, *.column))]
 pub struct TemplateError {
     /// The file in the operator's folder; `builtin/` stands before the name of a built-in template.
@@ -188,8 +254,9 @@ pub struct TemplateSet {
     places: BTreeMap<String, String>,
     names: Vec<String>,
     patches: Vec<PatchFile>,
-    values: std::sync::Arc<Values>,
+    values: Arc<Values>,
     version: String,
+    layers: Arc<Layers>,
 }
 
 /// A file with patches.
@@ -213,16 +280,30 @@ impl TemplateSet {
     /// # Errors
     /// A file that can't be used.
     pub fn layered(base: &Files, named: Option<(&str, &Files)>) -> Result<Self, TemplateError> {
+        let named = named.map(|(name, files)| (name.to_owned(), files.clone()));
+        Self::compile(Layers { base: base.clone(), named })
+    }
+
+    /// All layers, the built-in one below.
+    ///
+    /// # Errors
+    /// A file that can't be used.
+    pub fn compile(layers: Layers) -> Result<Self, TemplateError> {
+        Self::over(&BUILTIN, RENAMED_BLOCKS, layers)
+    }
+
+    fn over(builtin: &[(&str, &str)], renamed: &[Renamed], layers: Layers) -> Result<Self, TemplateError> {
         let mut set = Self::empty()?;
+        let (base, named) = (&layers.base, layers.named.as_ref());
         let mut version = String::new();
         let mut files: BTreeMap<&str, (String, &str)> = BTreeMap::new();
-        for (name, text) in BUILTIN {
+        for &(name, text) in builtin {
             set.add(&format!("builtin/{name}"), format!("builtin/{name}"), text)?;
             files.insert(name, (format!("builtin/{name}"), text));
         }
         let mut values = Values::default();
         for (prefix, layer) in
-            [(String::new(), base)].into_iter().chain(named.map(|(set, files)| (format!("sets/{set}/"), files)))
+            iter::once((String::new(), base)).chain(named.map(|(set, files)| (format!("sets/{set}/"), files)))
         {
             if !prefix.is_empty() {
                 for (name, (place, text)) in &files {
@@ -253,9 +334,10 @@ impl TemplateSet {
         }
         for (name, (place, text)) in &files {
             if name.ends_with(TEMPLATE) && !place.starts_with("builtin/") {
-                set.check_blocks(place, text)?;
+                set.check_blocks(place, text, renamed)?;
             }
         }
+        set.layers = layers.into();
         Ok(set)
     }
 
@@ -273,8 +355,9 @@ impl TemplateSet {
             places: BTreeMap::new(),
             names: Vec::new(),
             patches: Vec::new(),
-            values: std::sync::Arc::default(),
+            values: Arc::default(),
             version: String::new(),
+            layers: Arc::default(),
         })
     }
 
@@ -306,7 +389,7 @@ impl TemplateSet {
     }
 
     /// A block that the extended template does not have is never rendered: then what it should change stays as it was.
-    fn check_blocks(&self, place: &str, text: &str) -> Result<(), TemplateError> {
+    fn check_blocks(&self, place: &str, text: &str, renamed: &[Renamed]) -> Result<(), TemplateError> {
         let outline = Outline::of(text);
         let Some(extends) = &outline.extends else { return Ok(()) };
         let known = self.blocks(&extends.name);
@@ -318,7 +401,7 @@ impl TemplateSet {
             template: place.to_owned(),
             line: Some(block.line),
             column: Some(block.column),
-            message: no_such_block(parent, &block.name, &known, RENAMED_BLOCKS),
+            message: no_such_block(parent, &block.name, &known, renamed),
         })
     }
 
@@ -352,6 +435,14 @@ impl TemplateSet {
     /// The names of the templates that are rendered, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(String::as_str)
+    }
+
+    /// The names of the patches that are rendered.
+    pub(super) fn patch_names(&self) -> impl Iterator<Item = &str> {
+        self.patches.iter().filter_map(|patch| match patch {
+            PatchFile::Template(name) => Some(name.as_str()),
+            PatchFile::Ready(_) => None,
+        })
     }
 
     /// The file that a template comes from.
@@ -390,6 +481,11 @@ impl TemplateSet {
     /// Eight hexadecimal digits that are others for other templates.
     pub fn version(&self) -> &str {
         &self.version
+    }
+
+    /// What it was made of.
+    pub fn layers(&self) -> &Layers {
+        &self.layers
     }
 
     /// What the set says of `values`.
@@ -471,7 +567,7 @@ fn line_like(source: &str, near: &str) -> Option<usize> {
 }
 
 /// What to do about a block that a template does not have.
-fn no_such_block(parent: &str, block: &str, known: &BTreeSet<String>, renamed: &[(&str, &str, &str, &str)]) -> String {
+fn no_such_block(parent: &str, block: &str, known: &BTreeSet<String>, renamed: &[Renamed]) -> String {
     let template = parent.rsplit('/').next().unwrap_or(parent);
     let why = match renamed.iter().find(|(file, old, ..)| *file == template && *old == block) {
         Some((_, _, new, since)) => format!("it is named `{new}` since version {since}"),
@@ -561,6 +657,44 @@ mod tests {
         let text =
             "{% extends 'builtin/service.yaml.j2' %}{% block labels %}{% block mine %}{% endblock %}{% endblock %}";
         assert!(TemplateSet::layered(&files(&[("service.yaml.j2", text)]), None).is_ok());
+    }
+
+    #[test]
+    fn the_table_of_blocks_is_that_of_the_templates() {
+        let set = TemplateSet::builtin().unwrap();
+        let there: BTreeSet<(String, String)> = BUILTIN
+            .iter()
+            .flat_map(|(name, _)| set.blocks(name).into_iter().map(|block| ((*name).to_owned(), block)))
+            .collect();
+        let table = BLOCKS.iter().map(|(template, block, ..)| ((*template).to_owned(), (*block).to_owned()));
+        assert_eq!(there, table.collect());
+    }
+
+    /// An override that was written for this release, and the next one's template.
+    #[test]
+    fn an_override_outlives_a_change_of_another_block_and_is_told_of_a_new_name() {
+        let written = "{% extends \"builtin/pod.yaml.j2\" %}\n{% block scheduling %}\n  nodeName: {{ vm.metadata.name }}\n{% endblock %}\n";
+        let layers = || Layers { base: files(&[("pod.yaml.j2", written)]), named: None };
+        let (_, pod) = BUILTIN.iter().find(|(name, _)| *name == "pod.yaml.j2").unwrap();
+        let with = |text: &str, renamed: &[Renamed]| {
+            let set = TemplateSet::over(&[("pod.yaml.j2", text)], renamed, layers())?;
+            let vm = crate::test_support::vm(|_| ());
+            let facts = super::super::Facts { display_password: "secret".into() };
+            let objects =
+                super::super::render(&vm, &crate::test_support::nothing(), &Default::default(), &facts, &set)?;
+            Ok::<_, TemplateError>(objects[0].value["spec"].clone())
+        };
+        let changed = pod.replace("{% block volumes %}", "    - {name: more, emptyDir: {}}\n{% block volumes %}");
+        let spec = with(&changed, &[]).unwrap();
+        assert_eq!(spec["nodeName"], "apple");
+        assert!(spec["volumes"].as_array().unwrap().iter().any(|volume| volume["name"] == "more"));
+
+        let renamed = pod.replace("block scheduling", "block placement");
+        let error = with(&renamed, &[("pod.yaml.j2", "scheduling", "placement", "0.2")]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "pod.yaml.j2:2:10: builtin/pod.yaml.j2 has no block `scheduling`: it is named `placement` since version 0.2"
+        );
     }
 
     #[test]

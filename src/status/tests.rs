@@ -58,6 +58,21 @@ fn the_table() {
 }
 
 #[test]
+fn a_pod_that_a_statefulset_made_is_the_machines_too() {
+    let renamed = |owner: &'static str| {
+        cluster(move |kind, object| {
+            if kind == "Pod" {
+                object["metadata"]["name"] = json!("apple-0");
+                object["metadata"]["ownerReferences"][0]["uid"] = json!(owner);
+            }
+        })
+    };
+    assert_eq!(short(&derive(&reported(true, |_| ()), &renamed("a-statefulset"))), "Running true Ready=True Running");
+    // One of the machine's own of another name is something else.
+    assert_eq!(short(&derive(&reported(true, |_| ()), &renamed("apple-uid"))), "Starting false Ready=False Starting");
+}
+
+#[test]
 fn the_cause_comes_from_the_pod() {
     for (pod_status, expected) in [
         (

@@ -14,13 +14,16 @@ pub struct Breakage {
     pub what: &'static str,
     /// The set's files.
     pub files: Vec<(&'static str, String)>,
-    /// What only the API server finds, and what it says.
-    pub api_server: Option<&'static str>,
+    /// What only the manager finds, because it has an API server and bounds what a process may take; and what is said.
+    pub in_cluster: Option<&'static str>,
 }
 
 impl Breakage {
     /// What is said of it without a cluster, if that can be seen with this machine.
     pub fn said(&self, vm: &VirtualMachine) -> Option<String> {
+        if self.in_cluster.is_some_and(|says| says.contains("too much memory")) {
+            return None; // and nothing else would be said any more
+        }
         let files = self.files.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect();
         let observed = Observed { objects: Vec::new(), now: Timestamp::UNIX_EPOCH };
         let checked = TemplateSet::layered(&files, None).and_then(|set| {
@@ -33,11 +36,11 @@ impl Breakage {
 }
 
 fn broken(what: &'static str, file: &'static str, text: impl Into<String>) -> Breakage {
-    Breakage { what, files: vec![(file, text.into())], api_server: None }
+    Breakage { what, files: vec![(file, text.into())], in_cluster: None }
 }
 
-fn by_api_server(what: &'static str, text: impl Into<String>, says: &'static str) -> Breakage {
-    Breakage { api_server: Some(says), ..broken(what, FILE, text) }
+fn in_cluster(what: &'static str, text: impl Into<String>, says: &'static str) -> Breakage {
+    Breakage { in_cluster: Some(says), ..broken(what, FILE, text) }
 }
 
 /// The file with what is broken, where it does not matter which.
@@ -56,6 +59,9 @@ pub fn breakages() -> Vec<Breakage> {
     let patch = |text: &str| format!("target: {{kind: Pod}}\n{text}");
     let many =
         "{% for i in range(100) %}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c{{ i }}}\n{% endfor %}";
+    let doubled = "{% set a = 'x' * 1000 %}".to_owned()
+        + &"{% set a = a ~ a %}\n".repeat(40)
+        + &object("ConfigMap", "v1", "data: {a: {{ a }}}");
     let aliases = "a: &a [x, x, x, x, x, x, x, x, x]\n".to_owned()
         + &('b'..='j')
             .map(|to| (char::from(to as u8 - 1), to))
@@ -140,23 +146,24 @@ pub fn breakages() -> Vec<Breakage> {
         broken("a schema that is not JSON", "values.schema.json", "{\"required\": [}"),
         broken("a schema that is none", "values.schema.json", r#"{"type": "sting"}"#),
         broken("values that do not fit", "values.schema.json", r#"{"required": ["size"]}"#),
-        // What only the API server can tell.
-        by_api_server(
+        // What only the manager can tell.
+        in_cluster(
+            "a text that is doubled forty times",
+            doubled,
+            "x.yaml.j2: it can't be rendered: it takes too much memory or time",
+        ),
+        in_cluster(
             "an unknown field",
             object("Service", "v1", "spec: {ports: [{port: 1}], seletor: {}}"),
             ".spec.seletor: field not declared in schema",
         ),
-        by_api_server("a wrong type", object("Service", "v1", "spec: {ports: [{port: many}]}"), ".spec.ports"),
-        by_api_server(
+        in_cluster("a wrong type", object("Service", "v1", "spec: {ports: [{port: many}]}"), ".spec.ports"),
+        in_cluster(
             "a value that is not allowed",
             object("Service", "v1", "spec: {ports: [{port: 100000}]}"),
             "must be between 1 and 65535",
         ),
-        by_api_server("a label that is none", config_map("{name: x, labels: {a: 'b c'}}"), "a valid label must be"),
-        by_api_server(
-            "a kind that is not there",
-            object("Thing", "x.cilium.io/v1", ""),
-            "the API server refuses Thing",
-        ),
+        in_cluster("a label that is none", config_map("{name: x, labels: {a: 'b c'}}"), "a valid label must be"),
+        in_cluster("a kind that is not there", object("Thing", "x.cilium.io/v1", ""), "the API server refuses Thing"),
     ]
 }

@@ -1,0 +1,200 @@
+//! Checks templates that nobody has rendered yet in a process of its own, so that what takes all memory or never ends takes
+//! nothing else with it.
+//!
+//! ```text
+//!  manager ── job, then a machine a line (JSON) ──▶ vm-operator check-templates ── outcome or refusal (JSON) ──▶ manager
+//! ```
+//!
+//! The template engine counts steps and [`render`](crate::render) bounds the output, but a text that is joined with itself again
+//! and again stays within both until memory ends.
+
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+use serde::{Deserialize, Serialize};
+use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
+
+use crate::{
+    api::VirtualMachine,
+    config::ReconcilerConfig,
+    observed::Observed,
+    render::{
+        self, Facts, TemplateError, TemplateSet,
+        check::{self, Outcome, Refusal},
+        templates::Layers,
+    },
+};
+
+/// The command of the program that does the work.
+pub const COMMAND: &str = "check-templates";
+/// How much memory a check may take, in bytes.
+const MEMORY: u64 = 256 << 20;
+/// How long it may compute, in seconds, and how long it may take.
+const CPU: u64 = 60;
+const TIME: Duration = Duration::from_secs(120);
+
+/// What is to be checked; the machines follow.
+#[derive(Serialize, Deserialize)]
+struct Job {
+    old: Option<Layers>,
+    new: Layers,
+    config: ReconcilerConfig,
+    /// Only say what is rendered, each time before it is.
+    trace: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Machine {
+    vm: VirtualMachine,
+    observed: Observed,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Report {
+    Checked(Outcome),
+    Refused(Refusal),
+}
+
+/// Why a check has no outcome.
+#[derive(Debug)]
+pub enum Failure {
+    /// The templates can't be used.
+    Refused(TemplateError, Option<Box<VirtualMachine>>),
+    /// The check itself could not be made.
+    Io(io::Error),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// [`check::check`] in a process of its own.
+///
+/// # Errors
+/// If the set is refused, also because rendering takes too much; or if there is no process to be had.
+pub async fn check<M>(
+    old: Option<&TemplateSet>,
+    new: &TemplateSet,
+    machines: impl Fn() -> M,
+    config: &ReconcilerConfig,
+) -> Result<Outcome, Failure>
+where
+    M: Iterator<Item = (VirtualMachine, Observed)> + Send,
+{
+    let job = |trace| Job {
+        old: old.map(|old| old.layers().clone()),
+        new: new.layers().clone(),
+        config: config.clone(),
+        trace,
+    };
+    let (status, output) = run(&job(false), machines()).await?;
+    if let (Some(0), Ok(report)) = (status.code(), serde_json::from_slice(&output)) {
+        return match report {
+            Report::Checked(outcome) => Ok(outcome),
+            Report::Refused(Refusal { vm, error }) => Err(Failure::Refused(error, Some(vm))),
+        };
+    }
+    // It did not get to its end. Once more, to see where.
+    let (again, said) = run(&job(true), machines()).await?;
+    let said = String::from_utf8_lossy(&said);
+    let last = said.lines().last().filter(|_| !again.success()).unwrap_or("(a template)\t");
+    let (place, machine) = last.split_once('\t').unwrap_or((last, ""));
+    let mut error = TemplateError::refused(place, format!("it can't be rendered: {}", ended(status)));
+    if !machine.is_empty() {
+        error.message += &format!(" (machine {machine})");
+    }
+    Err(Failure::Refused(error, None))
+}
+
+fn ended(status: ExitStatus) -> String {
+    let limits = format!("{} MiB of memory and {CPU} s are the most that all machines together may take", MEMORY >> 20);
+    format!("it takes too much memory or time ({status}); {limits}")
+}
+
+async fn run(
+    job: &Job,
+    machines: impl Iterator<Item = (VirtualMachine, Observed)> + Send,
+) -> io::Result<(ExitStatus, Vec<u8>)> {
+    // The program itself, also when its file was replaced meanwhile.
+    let mut child = Command::new("/proc/self/exe")
+        .arg(COMMAND)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut input = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    let feed = async move {
+        let mut line = serde_json::to_vec(job)?;
+        line.push(b'\n');
+        input.write_all(&line).await?;
+        for (vm, observed) in machines {
+            line.clear();
+            serde_json::to_writer(&mut line, &Machine { vm, observed })?;
+            line.push(b'\n');
+            input.write_all(&line).await?;
+        }
+        io::Result::Ok(())
+    };
+    // Both at once: each may have to wait for the other.
+    let work = async { tokio::join!(feed, child.wait_with_output()) };
+    let (fed, output) = timeout(TIME, work).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
+    let output = output?;
+    match fed {
+        // It ended before it had read everything; its status says why.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+        _ => Ok((output.status, output.stdout)),
+    }
+}
+
+/// The other side: reads a job and machines, and writes the report. The whole of the program's life.
+///
+/// # Errors
+/// If there is nobody to speak to.
+pub fn serve() -> io::Result<()> {
+    let (input, output) = (BufReader::new(io::stdin().lock()), io::stdout().lock());
+    setrlimit(Resource::Data, Rlimit { current: Some(MEMORY), maximum: Some(MEMORY) })?;
+    setrlimit(Resource::Cpu, Rlimit { current: Some(CPU), maximum: Some(CPU) })?;
+    // What would be left of it are secrets.
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    work(input, output)
+}
+
+fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
+    let mut lines = input.lines();
+    let job = lines.next().ok_or(io::ErrorKind::UnexpectedEof)??;
+    let Job { old, new, config, trace } = serde_json::from_str(&job)?;
+    let machines = lines.map_while(Result::ok).filter_map(|line| {
+        let Machine { vm, observed } = serde_json::from_str(&line).ok()?;
+        Some((vm, observed))
+    });
+    // Both have been compiled before.
+    let compiled = |layers| TemplateSet::compile(layers).map_err(io::Error::other);
+    let new = compiled(new)?;
+    if trace {
+        // Whether something is an error is not the question here.
+        let facts = Facts { display_password: String::new() };
+        for (vm, observed) in machines {
+            let say = |file: &str| {
+                writeln!(output, "{file}\t{}", check::full_name(&vm))?;
+                output.flush()
+            };
+            render::trace(&vm, &observed, &config, &facts, &new, say)?;
+        }
+        return Ok(());
+    }
+    let old = old.map(compiled).transpose()?;
+    let report = match check::check(old.as_ref(), &new, machines, &config) {
+        Ok(outcome) => Report::Checked(outcome),
+        Err(refusal) => Report::Refused(refusal),
+    };
+    serde_json::to_writer(output, &report)?;
+    Ok(())
+}

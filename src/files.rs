@@ -84,13 +84,7 @@ pub const CASES: &str = "tests";
 /// # Errors
 /// If a file can't be read.
 pub fn sources(folder: &Path) -> Result<Sources, FileError> {
-    let mut sources = Sources::default();
-    for (name, text) in files(folder)? {
-        match name.strip_prefix("sets/").and_then(|rest| rest.split_once('/')) {
-            Some((set, name)) => drop(sources.sets.entry(set.to_owned()).or_default().insert(name.to_owned(), text)),
-            None => drop(sources.base.insert(name, text)),
-        }
-    }
+    let mut sources = divided(files(folder)?);
     // A set that only takes something away has no file of its own perhaps; it is there all the same.
     for entry in fs::read_dir(folder.join(SETS)).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir()) {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -99,6 +93,22 @@ pub fn sources(folder: &Path) -> Result<Sources, FileError> {
         }
     }
     Ok(sources)
+}
+
+/// The content of the ConfigMap that is mounted as the folder of templates.
+pub fn of_config_map(data: Files) -> Sources {
+    divided(data.into_iter().map(|(key, text)| (path(&key), text)).collect())
+}
+
+fn divided(files: Files) -> Sources {
+    let mut sources = Sources::default();
+    for (name, text) in files {
+        match name.strip_prefix("sets/").and_then(|rest| rest.split_once('/')) {
+            Some((set, name)) => drop(sources.sets.entry(set.to_owned()).or_default().insert(name.to_owned(), text)),
+            None => drop(sources.base.insert(name, text)),
+        }
+    }
+    sources
 }
 
 /// The files of a folder of templates and of its sub-folders, by their paths.

@@ -16,8 +16,9 @@ use crate::{
     config::{Config, ReconcilerConfig},
     files::{self, FileError},
     observed::{FIELD_MANAGER, Object, Observed},
-    plan::{Action, Plan, Why, plan},
-    render::{Facts, Library, ObjectKey, Rendered, Sources, TemplateError, Update, output, render},
+    plan::{Action, Plan, Wait, Why, plan},
+    render::{Facts, Library, ObjectKey, Rendered, TemplateError, Update, output, render},
+    status::storage::storage,
 };
 
 #[derive(Args)]
@@ -79,14 +80,13 @@ async fn installed(client: &Client, home: &str, settings: &Settings) -> Result<(
     let library = match &settings.templates {
         Some(folder) => Library::new(&files::sources(folder)?),
         None => {
-            let mut sources = Sources::default();
             let base =
                 maps.get_opt("vm-operator-templates").await.map_err(failed("ConfigMap vm-operator-templates"))?;
-            sources.base = base.and_then(|map| map.data).unwrap_or_default();
+            let mut sources = files::of_config_map(base.and_then(|map| map.data).unwrap_or_default());
             let sets = maps.list(&ListParams::default().labels(SET_LABEL)).await.map_err(failed("template sets"))?;
             for map in sets {
                 let name = map.labels().get(SET_LABEL).cloned().unwrap_or_default();
-                sources.sets.entry(name).or_default().extend(map.data.unwrap_or_default());
+                sources.sets.entry(name).or_default().extend(files::of_config_map(map.data.unwrap_or_default()).base);
             }
             Library::new(&sources)
         }
@@ -120,6 +120,8 @@ struct Seen {
     current: Vec<DynamicObject>,
     rendered: Vec<Rendered>,
     plan: Plan,
+    /// What the cluster can't do, in words.
+    forbidden: Vec<String>,
 }
 
 impl Seen {
@@ -152,7 +154,16 @@ impl Seen {
         }
         let rendered = render(vm, &observed, config, &facts, set).map_err(wrong)?;
         let plan = plan(vm, &observed, Some(&rendered));
-        Ok(Self { current, rendered, plan })
+        let mut forbidden: Vec<String> = storage(vm, &observed, &rendered, &[])
+            .filter(|storage| ["ShrinkRefused", "ChangeRefused"].contains(&storage.reason.as_str()))
+            .map(|storage| storage.message)
+            .into_iter()
+            .collect();
+        forbidden.extend(plan.waits.iter().filter_map(|wait| match wait {
+            Wait::NotOurs(key) => Some(format!("{key} is there and not the manager's: it is not taken over")),
+            _ => None,
+        }));
+        Ok(Self { current, rendered, plan, forbidden })
     }
 
     fn current(&self, key: &ObjectKey) -> Option<&DynamicObject> {
@@ -227,6 +238,10 @@ async fn show(client: &Client, vm: &VirtualMachine, seen: &Seen, output: &mut Ve
             ),
         );
     }
+    for message in &seen.forbidden {
+        different = true;
+        print(output, &format!("forbidden: {message}\n"));
+    }
     for object in seen.rendered.iter().filter(|object| object.update == Update::Once) {
         let kept = seen.current(&object.key).and_then(|found| found.annotations().get(output::HASH_ANNOTATION));
         if kept.is_some_and(|hash| *hash != object.hash) && !object.key.kind.eq("Secret") {
@@ -263,6 +278,9 @@ fn clean(object: &Value) -> Value {
         if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
             annotations.remove(output::HASH_ANNOTATION);
             annotations.remove(output::VERSION_ANNOTATION);
+            if annotations.is_empty() {
+                metadata.remove("annotations");
+            }
         }
     }
     object

@@ -22,7 +22,7 @@ use crate::{
     render::{
         Library, Sources, check,
         context::VERSION,
-        functions, schema,
+        functions, output, schema,
         templates::{BLOCKS, BUILTIN},
         values::SCHEMA,
     },
@@ -381,10 +381,14 @@ fn outcome(library: &Library, vm: &VirtualMachine, config: &ReconcilerConfig) ->
     };
     let mut text = String::new();
     for mut object in objects {
-        if let Some(annotations) = object.value["metadata"]["annotations"].as_object_mut() {
-            annotations.retain(|name, _| {
-                !["rendered", "version"].map(|it| format!("vmoperator.jdrupes.org/{it}")).contains(name)
-            });
+        if let Some(metadata) = object.value["metadata"].as_object_mut()
+            && let Some(Value::Object(annotations)) = metadata.get_mut("annotations")
+        {
+            annotations
+                .retain(|name, _| ![output::HASH_ANNOTATION, output::VERSION_ANNOTATION].contains(&name.as_str()));
+            if annotations.is_empty() {
+                metadata.remove("annotations");
+            }
         }
         text += &format!("---\n{}{}", origin(set, &object), yaml(&object.value)?);
     }

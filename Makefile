@@ -2,7 +2,7 @@
 XTASK := cargo xtask
 
 .DEFAULT_GOAL := help
-.PHONY: help build test bench lint fmt demo demo-down crds images cluster-up cluster-down clean
+.PHONY: help build test bench fuzz lint fmt demo demo-down crds images cluster-up cluster-down clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ test: xtask ## Run all tests, also those on a real cluster; the last line counts
 
 bench: ## Measure the manager against the raw limit; BENCH holds options
 	@$(XTASK) bench $(BENCH)
+
+fuzz: ## Templates and machines that nobody would write, for an hour (FUZZ_SECONDS)
+	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} cargo test --release --no-default-features --features schema --test fuzz -- --nocapture
 
 lint: ## Check format and lints
 	cargo fmt --check

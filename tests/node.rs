@@ -13,7 +13,10 @@ use support::{
     manager::{install_crds, is_of_machines, quiet},
     requests::Request,
 };
-use vm_operator::api::{VirtualMachine, conditions};
+use vm_operator::{
+    api::{VirtualMachine, conditions},
+    files,
+};
 
 const LIMIT: Duration = Duration::from_secs(180);
 /// How long nothing may happen for a cluster to be at rest.
@@ -156,6 +159,94 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
         pods.list(&selector).await.unwrap().items.is_empty().then_some(())
     })
     .await;
+}
+
+/// Copies recipes of the cookbook into one set and brings it into the namespace.
+fn install_set(namespace: &TestNamespace, set: &str, recipes: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    for recipe in recipes {
+        let from = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("example/templates").join(recipe);
+        for (name, text) in files::files(&from).unwrap() {
+            let file = folder.path().join(name);
+            let before = std::fs::read_to_string(&file).unwrap_or_default();
+            std::fs::write(&file, before + &text).unwrap();
+        }
+    }
+    let pack = ["templates", "pack", "--set", set, folder.path().to_str().unwrap()];
+    let output = Command::new(env!("CARGO_BIN_EXE_kubectl-vm")).args(pack).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    namespace.apply(&String::from_utf8(output.stdout).unwrap());
+}
+
+/// The recipes of the cookbook that need nothing but a node: with each a guest boots.
+#[tokio::test]
+async fn recipes_run_on_a_node() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let cluster = Cluster::with_node();
+    cluster.import(&images().iter().map(PathBuf::as_path).collect::<Vec<_>>());
+    install_crds(cluster).await;
+    let namespace = cluster.namespace("recipes").await;
+    deploy(cluster, &namespace);
+    let verbs = r#""verbs":["get","list","watch","create","patch","delete"]"#;
+    namespace.apply(&format!(
+        r#"{{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"Role","metadata":{{"name":"more"}},"rules":[
+            {{"apiGroups":["networking.k8s.io"],"resources":["networkpolicies","ingresses"],{verbs}}},
+            {{"apiGroups":["batch"],"resources":["cronjobs"],{verbs}}},
+            {{"apiGroups":["apps"],"resources":["statefulsets"],{verbs}}}]}}"#
+    ));
+    let account = format!("--serviceaccount={}:vm-operator", namespace.name());
+    namespace.kubectl(&["create", "rolebinding", "more", "--role=more", &account]);
+    cluster.kubectl(&["label", "nodes", "--all", "example.org/pool=vms"]);
+    let machines: Api<VirtualMachine> = Api::namespaced(cluster.client().await, namespace.name());
+    let pods: Api<Pod> = Api::namespaced(cluster.client().await, namespace.name());
+    let mut manifest: serde_json::Value =
+        serde_yaml::from_str(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name()))
+            .unwrap();
+    // An image that is there, with a web server.
+    let exporter = serde_json::json!({
+        "image": "localhost/vm-demo-guest:0.1.0", "args": ["/bin/busybox", "httpd", "-f", "-p", "9100"],
+    });
+    manifest["spec"]["templateValues"] = serde_json::json!({ "exporter": exporter });
+
+    let several = ["node-pool", "network-policy", "ingress", "backup", "no-load-balancer"];
+    let all = ["networkpolicy/demo", "ingress/demo", "service/demo-http", "cronjob/backup-demo-system-disk"];
+    for (set, recipes, pod, containers, makes) in [
+        ("several", several.as_slice(), "demo", 1, all.as_slice()),
+        ("stateful-set", &["stateful-set"], "demo-0", 1, &["statefulset/demo"]),
+        ("metrics-sidecar", &["metrics-sidecar"], "demo", 2, &[]),
+        ("resource-classes", &["resource-classes"], "demo", 1, &[]),
+    ] {
+        install_set(&namespace, set, recipes);
+        manifest["spec"]["templates"] = serde_json::json!({ "set": set });
+        namespace.apply(&manifest.to_string());
+        let vm = wait_for(&machines, "demo", conditions::BOOTED, true).await;
+        assert_eq!(vm.status.unwrap().templates.unwrap().set.as_deref(), Some(set));
+        eventually(&format!("all containers of {pod} to run"), LIMIT, async || {
+            let found = pods.get(pod).await.unwrap().status?.container_statuses?;
+            (found.len() == containers && found.iter().all(|container| container.ready)).then_some(())
+        })
+        .await;
+        let console = namespace.kubectl(&["logs", pod, "--container=vm-runner"]);
+        assert!(console.contains("guest: hostname=demo-guest"), "{set}:\n{console}");
+        for object in makes {
+            namespace.kubectl(&["get", object]);
+        }
+        // It goes with all that it had, and its guest is asked.
+        namespace.kubectl(&[
+            "patch",
+            "vm",
+            "demo",
+            "--type=merge",
+            "--patch",
+            r#"{"spec":{"vm":{"state":"Stopped"}}}"#,
+        ]);
+        eventually("the Pod to be gone", LIMIT, async || pods.get_opt(pod).await.unwrap().is_none().then_some(()))
+            .await;
+        namespace.kubectl(&["delete", "vm", "demo"]);
+        for object in makes {
+            namespace.kubectl(&["wait", "--for=delete", object, "--timeout=60s"]);
+        }
+    }
 }
 
 /// A machine's condition as its reason, once the manager has seen the machine as it is.

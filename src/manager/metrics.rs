@@ -160,7 +160,7 @@ impl Metrics {
             templates_good: add(
                 all,
                 "vm_operator_templates_last_load_successful",
-                "1 if the templates could be compiled when they were last loaded",
+                "1 if the newest templates are in force, 0 if they are refused",
             ),
             config_loads: add(
                 all,

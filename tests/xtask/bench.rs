@@ -71,6 +71,7 @@ enum Part {
     Restart,
     Down,
     Update,
+    Templates,
     Delete,
 }
 
@@ -114,6 +115,8 @@ pub struct Figures {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     update: Option<Change>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    templates: Option<Templates>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     delete: Option<Change>,
 }
 
@@ -148,6 +151,16 @@ struct Change {
     cpu_s: f64,
     rss: f64,
     requests: BTreeMap<String, u64>,
+}
+
+/// Templates that change while all machines run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Templates {
+    /// From the change of the file until the first object was seen.
+    first_s: f64,
+    change: Change,
+    /// How many Pods were written.
+    pods: usize,
 }
 
 /// Does a bench, prints the table, and keeps the figures.
@@ -454,6 +467,9 @@ impl Scene<'_> {
         if wanted(Part::Update) {
             figures.update = Some(self.update(&mut manager).await?);
         }
+        if wanted(Part::Templates) {
+            figures.templates = Some(self.templates(&mut manager).await?);
+        }
         if wanted(Part::Delete) {
             figures.delete = self.delete(&mut manager).await?;
         }
@@ -516,6 +532,29 @@ impl Scene<'_> {
         // Ours.
         change.requests.remove("PATCH vms");
         Ok(change)
+    }
+
+    async fn templates(&self, manager: &mut Manager) -> Result<Templates> {
+        let mut maps = Seen::of::<ConfigMap>(&self.cluster.client, self.namespace).await;
+        let pods = Seen::of::<Pod>(&self.cluster.client, self.namespace).await;
+        let before_pods = pods.now();
+        let old = maps.now();
+        let (before, usage) = (self.cluster.requests().await?, manager.usage()?);
+        let text =
+            "{% extends \"builtin/config-map.yaml.j2\" %}\n{% block labels %}\n    bench: \"1\"\n{% endblock %}\n";
+        let start = Instant::now();
+        write(&self.cluster.dir.join("logs/templates/config-map.yaml.j2"), text)?;
+        let asked = Instant::now();
+        let changed = |seen: &std::collections::HashMap<String, String>| {
+            (0..self.count).map(load::name).filter(|name| seen.get(name) != old.get(name)).count()
+        };
+        let first = maps.until("the first object", |seen| changed(seen) > 0).await?;
+        let done = maps.until("all objects", |seen| changed(seen) >= self.count).await?;
+        manager.rest().await?;
+        let change = self.change(manager, usage.cpu, start, asked, done, before).await?;
+        let now = pods.now();
+        let touched = now.iter().filter(|(name, version)| before_pods.get(*name) != Some(*version)).count();
+        Ok(Templates { first_s: seconds(start, first), change, pods: touched })
     }
 
     /// Nothing, where there is no garbage collector.
@@ -641,7 +680,14 @@ fn table(figures: &Figures) -> String {
     if let Some(down) = &figures.down {
         row("a VM made while the manager is down: its Pod", format!("{:.2} s after its start", down.pod_s), "", None);
     }
-    for (name, change) in [("update of all", &figures.update), ("deletion of all", &figures.delete)] {
+    if let Some(Templates { first_s, pods, .. }) = &figures.templates {
+        row("changed templates: first new object", format!("{first_s:.2} s"), "under 2 s", Some(*first_s < 2.0));
+        row("changed templates: Pods touched", pods.to_string(), "0", Some(*pods == 0));
+    }
+    let templates = figures.templates.as_ref().map(|templates| templates.change.clone());
+    for (name, change) in
+        [("changed templates", &templates), ("update of all", &figures.update), ("deletion of all", &figures.delete)]
+    {
         let Some(change) = change else { continue };
         let times = format!("{:.2} s (asked for in {:.2} s), CPU {:.2} s", change.done_s, change.asked_s, change.cpu_s);
         row(name, times, "", None);

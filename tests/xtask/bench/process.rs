@@ -25,13 +25,17 @@ pub struct Manager {
 
 impl Manager {
     /// Starts it; its log is written anew.
+    /// Starts one that has its templates in the folder `templates` beside its log.
     pub fn start(program: &Path, kubeconfig: &Path, namespace: &str, log: &Path) -> Result<Self> {
+        let templates = log.with_file_name("templates");
+        std::fs::create_dir_all(&templates).with_context(|| format!("creating {}", templates.display()))?;
         let file = File::create(log).with_context(|| format!("creating {}", log.display()))?;
         let started = Instant::now();
         let process = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
             .arg(program)
-            .args(["run", "--namespace", namespace])
+            .args(["run", "--namespace", namespace, "--templates"])
+            .arg(&templates)
             .env("KUBECONFIG", kubeconfig)
             .env("VM_OPERATOR_LISTEN", "127.0.0.1:0")
             // One that is started after another need not wait for its lease.

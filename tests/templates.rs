@@ -6,6 +6,7 @@ mod support;
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -181,6 +182,47 @@ fn every_recipe_is_short_and_clean_and_makes_what_it_should() {
         kubectl_vm(&["lint", "--strict"], &folder);
         kubectl_vm(&["templates", "test"], &folder);
     }
+}
+
+/// The first part of the page about templates, done word by word in an empty directory.
+#[test]
+fn the_five_minutes_of_the_page_are_true() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("docs/templates.md")).unwrap();
+    let section = page.split("## Five minutes").nth(1).unwrap().split("\n## ").next().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let bin = tempfile::tempdir().unwrap();
+    let plugin = format!("#!/bin/sh\nshift\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_kubectl-vm"));
+    let kubectl = bin.path().join("kubectl");
+    fs::write(&kubectl, plugin).unwrap();
+    fs::set_permissions(&kubectl, PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap());
+    let mut commands = 0;
+    for block in section.split("```").skip(1).step_by(2) {
+        let (language, text) = block.split_once('\n').unwrap();
+        match language {
+            "yaml" => fs::write(folder.path().join("vm.yaml"), text).unwrap(),
+            "jinja" => fs::write(folder.path().join("my/pod.yaml.j2"), text).unwrap(),
+            _ => {
+                for part in format!("\n{text}").split("\n$ ").skip(1) {
+                    let (command, expected) = part.split_once('\n').unwrap_or((part, ""));
+                    // What asks a cluster is shown elsewhere.
+                    if command.contains("kubectl vm diff") || command.contains("kubectl -n") {
+                        continue;
+                    }
+                    let output = Command::new("sh")
+                        .args(["-c", &format!("{command} 2>&1")])
+                        .env("PATH", &path)
+                        .current_dir(folder.path())
+                        .output()
+                        .unwrap();
+                    assert_eq!(String::from_utf8_lossy(&output.stdout).trim_end(), expected.trim_end(), "{command}");
+                    commands += 1;
+                }
+            }
+        }
+    }
+    assert!(commands > 10, "{commands}");
 }
 
 #[tokio::test]

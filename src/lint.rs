@@ -58,6 +58,7 @@ pub const RULES: &[(&str, &str)] = &[
     ("compile", "a file that can't be used: syntax, an unknown block, a patch or a schema that is none"),
     ("render", "a machine of the examples that can't be rendered, or an object that templates may not make"),
     ("unknown-variable", "a name that the context does not have"),
+    ("deprecated", "a part of the context that goes with a later release"),
     ("unknown-template", "a template that is included, imported or extended, and is not there"),
     ("lost-text", "text outside of blocks in a template that extends another: it is never rendered"),
     ("unused-file", "a file that the manager does not look at"),
@@ -197,7 +198,15 @@ fn names(set: &TemplateSet) -> Vec<Finding> {
             let root = path.name.split('.').next().unwrap_or_default();
             variables.contains(root)
         }) {
-            let Err((index, known)) = schema::resolve(&context, &path.name) else { continue };
+            let (index, known) = match schema::resolve(&context, &path.name) {
+                Err(wrong) => wrong,
+                Ok(None) => continue,
+                Ok(Some(instead)) => {
+                    let message = format!("{} is deprecated: {instead}", path.name);
+                    findings.push(Finding::at(place, path, Severity::Warning, "deprecated", message));
+                    continue;
+                }
+            };
             if (included && index == 0) || !seen.insert(path.name.clone()) {
                 continue;
             }

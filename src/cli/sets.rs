@@ -109,8 +109,13 @@ pub enum Templates {
     },
     /// List the blocks of the built-in templates, and what each is for.
     Blocks,
-    /// Print the JSON schema of the context, for an editor.
+    /// Print a JSON schema: of what templates can read or, with --machine, of machines, for an editor.
+    ///
+    /// With the YAML language server, the first line `# yaml-language-server: $schema=FILE` in a file uses it.
     Schema {
+        /// Of the resource VirtualMachine.
+        #[arg(long, conflicts_with = "templates")]
+        machine: bool,
         /// A folder of templates, for the schema of its values.
         #[arg(long, value_name = "DIR")]
         templates: Option<PathBuf>,
@@ -230,7 +235,11 @@ pub fn run(command: Templates, output: &mut Vec<u8>) -> Result<u8, Failure> {
         }
         Templates::New { name, templates } => new(&name, &templates, output),
         Templates::Test { folder, update } => test(&folder, update, output),
-        Templates::Schema { templates } => {
+        Templates::Schema { machine: true, .. } => {
+            print(output, &format!("{:#}\n", schema::machine()));
+            Ok(0)
+        }
+        Templates::Schema { templates, .. } => {
             let sources = templates.as_deref().map_or_else(|| Ok(Sources::default()), files::sources)?;
             let values = sources.base.get(SCHEMA).map(|text| serde_json::from_str::<Value>(text));
             let values = values.transpose().map_err(|error| Failure::plain(format!("{SCHEMA}: {error}")))?;

@@ -63,18 +63,41 @@ pub fn context(values: Option<Value>) -> Value {
     schema
 }
 
+/// The schema of the resource itself, for editors: of a file with a `VirtualMachine` in it.
+pub fn machine() -> Value {
+    let (_, mut definition) = crd::crds().swap_remove(0);
+    let mut schema =
+        definition.pointer_mut("/spec/versions/0/schema/openAPIV3Schema").map(Value::take).unwrap_or_default();
+    close(&mut schema);
+    let properties = &mut schema["properties"];
+    // Not ours to describe.
+    properties["metadata"] = json!({ "type": "object" });
+    properties["apiVersion"] = json!({ "const": "vmoperator.jdrupes.org/v1" });
+    properties["kind"] = json!({ "const": "VirtualMachine" });
+    schema["required"] = json!(["apiVersion", "kind", "metadata", "spec"]);
+    schema["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
+    schema["title"] = json!("A VirtualMachine");
+    schema
+}
+
 /// Whether a path such as `vm.metadata.name` can lead somewhere; if not, the part of it that does not, and what there is.
-pub fn resolve(schema: &Value, path: &str) -> Result<(), (usize, Vec<String>)> {
-    let mut schema = schema;
+///
+/// If it does, and leads over a field that is deprecated (JSON Schema's annotation of that name), then the description of that field,
+/// which says what to use.
+pub fn resolve<'a>(schema: &'a Value, path: &str) -> Result<Option<&'a str>, (usize, Vec<String>)> {
+    let (mut schema, mut deprecated) = (schema, None);
     for (index, name) in path.split('.').enumerate() {
-        let (Some(properties), open) = (schema["properties"].as_object(), is_open(schema)) else { return Ok(()) };
+        let (Some(properties), open) = (schema["properties"].as_object(), is_open(schema)) else { break };
         match properties.get(name) {
             Some(next) => schema = next,
-            None if open => return Ok(()),
+            None if open => break,
             None => return Err((index, properties.keys().cloned().collect())),
         }
+        if schema["deprecated"] == true {
+            deprecated = schema["description"].as_str().or(Some("it goes with a later release"));
+        }
     }
-    Ok(())
+    Ok(deprecated)
 }
 
 fn is_open(schema: &Value) -> bool {
@@ -126,7 +149,7 @@ mod tests {
     fn paths_lead_somewhere_or_it_is_said_what_there_is() {
         let schema = context(None);
         for path in ["vm.metadata.labels.x", "spec.vm.disks", "values.anything", "runner.Runner.vm", "spec.nodeName"] {
-            assert_eq!(resolve(&schema, path), Ok(()), "{path}");
+            assert_eq!(resolve(&schema, path), Ok(None), "{path}");
         }
         assert_eq!(resolve(&schema, "vm.metadata.nam").unwrap_err().0, 2);
         let (index, known) = resolve(&schema, "displaySecret.nam").unwrap_err();
@@ -135,6 +158,22 @@ mod tests {
             (1, vec!["generate", "name", "password", "version"].into_iter().map(str::to_owned).collect())
         );
         assert_eq!(resolve(&schema, "spec.vm.maximumCpu").unwrap_err().0, 2);
+        let mut schema = schema;
+        schema["properties"]["image"]["deprecated"] = json!(true);
+        schema["properties"]["image"]["description"] = json!("use runnerImage");
+        assert_eq!(resolve(&schema, "image.reference"), Ok(Some("use runnerImage")));
+    }
+
+    #[cfg(feature = "schema")]
+    #[test]
+    fn a_machine_fits_its_own() {
+        let validator = jsonschema::validator_for(&machine()).unwrap();
+        let example = crate::render::check::examples().pop().unwrap();
+        let mut example = json!(example);
+        let wrong: Vec<String> = validator.iter_errors(&example).map(|error| error.to_string()).collect();
+        assert!(wrong.is_empty(), "{wrong:?}");
+        example["spec"]["vm"]["maximumCpu"] = json!(1);
+        assert!(!validator.is_valid(&example));
     }
 
     #[cfg(feature = "schema")]

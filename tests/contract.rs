@@ -5,9 +5,13 @@
 mod support;
 
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
-use kube::ResourceExt;
+use kube::{ResourceExt, api::PostParams};
 use serde_json::{Value, json};
-use support::world::{World, machine};
+use support::{
+    cluster::eventually,
+    world::{LIMIT, World, machine},
+};
+use vm_operator::api::VirtualMachine;
 
 /// The machine's Pod, once there is one.
 async fn pod(world: &World, name: &str, edit: impl FnOnce(&mut Value)) -> Value {
@@ -483,4 +487,33 @@ async fn display_secret() {
         (data["display-password"].0.as_slice(), data["password-expiry"].0.as_slice()),
         (&b"world"[..], &b"never"[..])
     );
+}
+
+/// The policy that the page about security shows.
+#[tokio::test]
+async fn a_policy_keeps_users_from_what_the_administrators_choose() {
+    let world = World::new("policy").await;
+    let page = include_str!("../docs/security.md");
+    let policy = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
+    let name = world.namespace.name();
+    let policy =
+        policy.replace("metadata.name: vms}", &format!("metadata.name: {name}}}")).replace("vms-of-users", name);
+    world.namespace.apply(&policy);
+    let refused = async |edit: &dyn Fn(&mut Value)| {
+        let mut vm = machine("apple");
+        edit(&mut vm);
+        let parameters = PostParams { dry_run: true, ..PostParams::default() };
+        let made = world.api::<VirtualMachine>().create(&parameters, &serde_json::from_value(vm).unwrap()).await;
+        made.err().map(|error| error.to_string())
+    };
+    // The API server takes up a policy when it has compiled it.
+    let message = eventually("the policy to be in force", LIMIT, async || {
+        refused(&|vm| vm["spec"]["image"] = json!({ "source": "example.org/x" })).await
+    })
+    .await;
+    assert!(message.contains("the runner's image is the administrators' choice"), "{message}");
+    let message = refused(&|vm| vm["spec"]["vm"]["networks"] = json!([{ "tap": {} }])).await.unwrap();
+    assert!(message.contains("guests have user networking here"), "{message}");
+    assert_eq!(refused(&|vm| vm["spec"]["vm"]["networks"] = json!([{ "user": {} }])).await, None);
+    world.cluster.kubectl(&["delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", name]);
 }

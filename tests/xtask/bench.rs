@@ -526,7 +526,8 @@ impl Scene<'_> {
         let changed = |seen: &std::collections::HashMap<String, String>| {
             (0..self.count).map(load::name).filter(|name| seen.get(name) != old.get(name)).count()
         };
-        let done = maps.until("all configurations", |seen| changed(seen) >= self.count).await?;
+        let done = maps.until("all configurations", |seen| changed(seen) >= self.count).await;
+        let done = done.map_err(|error| manager.check().err().unwrap_or(error))?;
         manager.rest().await?;
         let mut change = self.change(manager, usage.cpu, start, asked, done, before).await?;
         // Ours.

@@ -97,7 +97,8 @@ impl Manager {
         Ok(read(&self.log)?.lines().filter(|line| line.contains(" WARN ") || line.contains(" ERROR ")).count())
     }
 
-    fn check(&mut self) -> Result<()> {
+    /// An error with its last words if it has ended.
+    pub fn check(&mut self) -> Result<()> {
         if let Some(status) = self.process.try_wait().context("asking for the state of the manager")? {
             bail!("the manager has ended ({status}):\n{}", last_lines(&read(&self.log)?, 12));
         }

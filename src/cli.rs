@@ -18,7 +18,7 @@ use std::{
 };
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::ResourceExt;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -28,7 +28,7 @@ use crate::{
     config::{Config, ReconcilerConfig},
     files::{self, FileError},
     observed::Observed,
-    render::{Facts, Files, Library, Rendered, Sources, TemplateError, TemplateSet, render},
+    render::{Facts, Files, Library, Rendered, Sources, TemplateError, TemplateSet, render, values::lay_over},
 };
 
 /// Works with virtual machines and with the templates that they are rendered from.
@@ -114,9 +114,7 @@ impl Settings {
             let text = fs::read_to_string(file).map_err(FileError::io(file))?;
             let values: Map<String, Value> =
                 serde_yaml::from_str(&text).map_err(|error| FileError::yaml(file, &error, 0))?;
-            let mut merged = Value::Object(config.template_values);
-            json_patch::merge(&mut merged, &Value::Object(values));
-            config.template_values = merged.as_object().cloned().unwrap_or_default();
+            lay_over(&mut config.template_values, values);
         }
         Ok(config)
     }
@@ -228,7 +226,18 @@ fn first_start(
 ) -> Result<Vec<Rendered>, TemplateError> {
     let observed = Observed { objects: Vec::new(), now: Timestamp::UNIX_EPOCH };
     let facts = Facts { display_password: "random".into() };
-    render(vm, &observed, config, &facts, set)
+    // Templates may rely on what each machine in a cluster has.
+    let mut vm = vm.clone();
+    let is_made_up = vm.metadata.uid.is_none();
+    vm.metadata.uid.get_or_insert_with(|| "00000000-0000-4000-8000-000000000000".into());
+    vm.metadata.creation_timestamp.get_or_insert(Time(Timestamp::UNIX_EPOCH));
+    let mut objects = render(&vm, &observed, config, &facts, set)?;
+    for object in objects.iter_mut().filter(|_| is_made_up) {
+        if let Some(metadata) = object.value["metadata"].as_object_mut() {
+            metadata.remove("ownerReferences");
+        }
+    }
+    Ok(objects)
 }
 
 /// Comments that say where an object comes from.

@@ -75,7 +75,7 @@ pub fn configuration(file: &Path) -> Result<Config, FileError> {
 }
 
 /// Where named template sets are in a folder of templates: `sets/NAME`.
-const SETS: &str = "sets";
+pub const SETS: &str = "sets";
 /// The folder with a set's own test cases: no templates.
 pub const CASES: &str = "tests";
 
@@ -154,10 +154,12 @@ fn read(folder: &Path, prefix: &str, files: &mut Files) -> Result<(), FileError>
             continue;
         }
         if !path.is_dir() {
-            files.insert(
-                format!("{prefix}{}", self::path(&name)),
-                fs::read_to_string(&path).map_err(FileError::io(&path))?,
-            );
+            let name = format!("{prefix}{}", self::path(&name));
+            let text = fs::read_to_string(&path).map_err(FileError::io(&path))?;
+            if files.insert(name.clone(), text).is_some() {
+                let message = format!("two files are {name}, because {SLASH} in a name stands for a folder");
+                return Err(FileError { file: path, at: None, message });
+            }
         } else if name != CASES {
             read(&path, &format!("{prefix}{name}/"), files)?;
         }

@@ -19,7 +19,7 @@ use crate::{
     config::ReconcilerConfig,
     observed::Observed,
     render::{
-        Facts, Files, Library, Rendered, Sources, TemplateError, TemplateSet,
+        Facts, Files, Library, ObjectKey, Rendered, Sources, TemplateError, TemplateSet,
         context::TOOL_LABELS,
         outline::{Mention, Outline},
         render, schema,
@@ -66,7 +66,21 @@ pub const RULES: &[(&str, &str)] = &[
     ("yaml-boolean", "a word that other YAML parsers read as a boolean and this one reads as a text"),
     ("null", "a field that is null and therefore left out"),
     ("string-data", "a Secret's stringData, of which the API server keeps nothing: use data and b64encode"),
-    ("tool-label", "a label that belongs to a tool, which would take the object for its own and delete it"),
+    ("joined-value", "an expression that touches other text: its value has quotes of its own"),
+    ("shared-name", "an object of the same name for two machines"),
+    ("no-runner", "a Pod without the container in which QEMU runs"),
+    (
+        "tool-label",
+        "a label or annotation that belongs to a tool, which would take the object for its own and delete it",
+    ),
+];
+
+/// Annotations by which tools know what is theirs.
+const TOOL_ANNOTATIONS: [&str; 4] = [
+    "argocd.argoproj.io/tracking-id",
+    "kubectl.kubernetes.io/last-applied-configuration",
+    "meta.helm.sh/release-name",
+    "meta.helm.sh/release-namespace",
 ];
 
 impl Finding {
@@ -101,21 +115,38 @@ pub fn lint(sources: &Sources, machines: &[VirtualMachine], config: &ReconcilerC
         };
         findings.extend(names(set));
         // What several machines show is one finding.
-        let mut shown: BTreeMap<Finding, Vec<&str>> = BTreeMap::new();
+        let mut shown: BTreeMap<Finding, (String, Vec<&str>)> = BTreeMap::new();
+        let mut made: BTreeMap<(Option<String>, ObjectKey), &str> = BTreeMap::new();
         for vm in machines {
             let chosen = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref());
-            if chosen.is_none() || chosen == name {
-                for finding in objects(set, vm, config) {
-                    shown.entry(finding).or_default().push(vm.metadata.name.as_deref().unwrap_or_default());
+            if chosen.is_some() && chosen != name {
+                continue;
+            }
+            let machine = vm.metadata.name.as_deref().unwrap_or_default();
+            let (rendered, found) = objects(set, vm, config);
+            for finding in found {
+                let message = finding.message.clone();
+                let general = Finding { message: message.replace(machine, "*"), ..finding };
+                shown.entry(general).or_insert_with(|| (message, Vec::new())).1.push(machine);
+            }
+            for object in rendered {
+                let key = (vm.metadata.namespace.clone(), object.key.clone());
+                if let Some(other) = made.insert(key, machine).filter(|other| *other != machine) {
+                    let message = format!(
+                        "{} is made for {other} and for {machine}: its name must have the machine's name in it",
+                        object.key
+                    );
+                    let finding = Finding::of(&object.template, Severity::Error, "shared-name", message);
+                    findings.insert(locate(finding, &set.source(&object.name).unwrap_or_default(), &object.key.name));
                 }
             }
         }
-        findings.extend(shown.into_iter().map(|(mut finding, machines)| {
-            if finding.rule == "render" {
+        findings.extend(shown.into_iter().map(|(finding, (mut message, machines))| {
+            if finding.rule == "render" || machines.len() > 1 {
                 let word = if machines.len() == 1 { "machine" } else { "machines" };
-                finding.message += &format!(" ({word} {})", machines.join(", "));
+                message += &format!(" ({word} {})", machines.join(", "));
             }
-            finding
+            Finding { message, ..finding }
         }));
     }
     for vm in machines {
@@ -164,29 +195,111 @@ fn file(place: &str, name: &str, text: &str) -> Vec<Finding> {
             findings.push(Finding::at(place, lost, Severity::Warning, "lost-text", message));
         }
     }
-    for (index, line) in text.lines().enumerate() {
-        let Some((key, value)) = line.trim_start().split_once(": ") else { continue };
-        let word = value.split(" #").next().unwrap_or(value).trim();
-        let plain = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./ ".contains(&byte));
-        let boolean = ["yes", "no", "on", "off", "y", "n"].contains(&word.to_ascii_lowercase().as_str());
-        if plain && boolean {
-            let place_in_line = Mention { name: word.into(), line: index + 1, column: line.len() - value.len() + 1 };
-            let message = format!("{word} is the text {word:?} here, not a boolean: write true or false, or quote it");
-            findings.push(Finding::at(place, &place_in_line, Severity::Warning, "yaml-boolean", message));
+    findings.extend(lines(place, text, name.ends_with(".yaml.j2")));
+    findings
+}
+
+/// What single lines show, of a template that becomes YAML or of another file.
+fn lines(place: &str, text: &str, becomes_yaml: bool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut warn = |line: usize, column: usize, rule, message: String| {
+        let mention = Mention { name: String::new(), line, column };
+        findings.push(Finding::at(place, &mention, Severity::Warning, rule, message));
+    };
+    // How far the line is indented that begins a block of text (`|` or `>`), while we are in it.
+    let mut block: Option<usize> = None;
+    for (line, number) in text.lines().zip(1..) {
+        let trimmed = line.trim();
+        let indent = line.len() - line.trim_start().len();
+        if !trimmed.is_empty() && !trimmed.starts_with("{%") {
+            block = block.filter(|begin| indent > *begin);
         }
-        if plain && ["null", "~"].contains(&word.to_ascii_lowercase().as_str()) && name.ends_with(".yaml.j2") {
-            let place_in_line = Mention { name: word.into(), line: index + 1, column: line.len() - value.len() + 1 };
-            let message = format!("a field that is null is left out of the object: take {} out", key.trim());
-            findings.push(Finding::at(place, &place_in_line, Severity::Warning, "null", message));
+        if becomes_yaml {
+            let bare = block.and_then(|_| expressions(line).find(|(start, end)| !is_bare(&line[*start..*end])));
+            if let Some((start, _)) = bare {
+                let message = "a value is written as JSON, with quotes of its own, also inside a block of text: write \
+                               {{ x | safe }} for the bare text";
+                warn(number, column(line, start), "joined-value", message.into());
+            } else if let Some(start) = joined(line).filter(|_| block.is_none()) {
+                let message = "a value is written as JSON, with quotes of its own: to make one text of it and something else, join \
+                               them inside, as in {{ \"a-\" ~ x }}";
+                warn(number, column(line, start), "joined-value", message.into());
+            }
+        }
+        if block.is_some() {
+            continue;
+        }
+        if ["|", "|-", "|+", ">", ">-", ">+"].iter().any(|mark| trimmed.ends_with(&format!(": {mark}"))) {
+            block = Some(indent);
+        }
+        let Some((key, value)) = trimmed.split_once(": ") else { continue };
+        let word = value.split(" #").next().unwrap_or(value).trim();
+        let at = column(line, line.trim_end().len() - value.len());
+        if !key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./ ".contains(&byte)) {
+            continue;
+        }
+        match word.to_ascii_lowercase().as_str() {
+            "yes" | "no" | "on" | "off" | "y" | "n" => {
+                let message =
+                    format!("{word} is the text {word:?} here, not a boolean: write true or false, or quote it");
+                warn(number, at, "yaml-boolean", message);
+            }
+            "null" | "~" if becomes_yaml => {
+                warn(number, at, "null", format!("a field that is null is left out of the object: take {key} out"));
+            }
+            _ => {}
         }
     }
     findings
+}
+
+/// The column of a byte in a line, from 1.
+fn column(line: &str, byte: usize) -> usize {
+    line[..byte].chars().count() + 1
+}
+
+/// Where the expressions of a line are, with their braces.
+fn expressions(line: &str) -> impl Iterator<Item = (usize, usize)> {
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        let start = from + line[from..].find("{{")?;
+        let end = line[start..].find("}}").map_or(line.len(), |at| at + start + 2);
+        from = end;
+        Some((start, end))
+    })
+}
+
+/// Whether an expression is written without quotes.
+fn is_bare(expression: &str) -> bool {
+    expression.trim_end_matches("}}").trim_end().ends_with("| safe") || expression.contains("super()")
+}
+
+/// Where an expression begins that other text touches, which is then no YAML value: `"{{ x }}"`, `{{ x }}-y`.
+fn joined(line: &str) -> Option<usize> {
+    let touched = |(start, end): &(usize, usize)| {
+        let before = line[..*start].chars().next_back().unwrap_or(' ');
+        let after = line[*end..].chars().next().unwrap_or(' ');
+        !(before.is_whitespace() || "[{(,}".contains(before)) || !(after.is_whitespace() || ",]}){:".contains(after))
+    };
+    let mut candidates = expressions(line).filter(|(start, end)| {
+        // Not in what is itself a statement or a comment.
+        !is_bare(&line[*start..*end]) && !line[..*start].contains("{%") && !line[..*start].contains(['#'])
+    });
+    candidates.find(touched).map(|(start, _)| start)
 }
 
 /// Names in a set's own templates that lead nowhere.
 fn names(set: &TemplateSet) -> Vec<Finding> {
     let context = schema::context(None);
     let mut findings = Vec::new();
+    let mentioned: BTreeSet<String> = set
+        .all()
+        .filter_map(|(name, _)| set.source(name))
+        .flat_map(|source| {
+            let outline = Outline::of(&source);
+            outline.uses.into_iter().chain(outline.extends).map(|used| used.name)
+        })
+        .collect();
     for (name, place) in set.all().filter(|(_, place)| !place.starts_with("builtin/")) {
         let Some(source) = set.source(name) else { continue };
         let outline = Outline::of(&source);
@@ -222,6 +335,12 @@ fn names(set: &TemplateSet) -> Vec<Finding> {
             };
             findings.push(Finding::at(place, path, Severity::Error, "unknown-variable", message));
         }
+        if included && !name.ends_with(".patch.yaml.j2") && !mentioned.contains(name) {
+            let message = format!(
+                "{name} is never rendered: only NAME.yaml.j2 at the top is, and no other file includes or imports it"
+            );
+            findings.push(Finding::of(place, Severity::Warning, "unused-file", message));
+        }
         for used in outline.uses.iter().chain(&outline.extends).filter(|used| !set.has(&used.name)) {
             let message = format!("there is no template {:?} in this set", used.name);
             findings.push(Finding::at(place, used, Severity::Error, "unknown-template", message));
@@ -230,32 +349,63 @@ fn names(set: &TemplateSet) -> Vec<Finding> {
     findings
 }
 
-/// What is wrong with the objects of a machine.
-fn objects(set: &TemplateSet, vm: &VirtualMachine, config: &ReconcilerConfig) -> Vec<Finding> {
+/// The objects of a machine that are not the built-in templates' alone, and what is wrong with them.
+fn objects(set: &TemplateSet, vm: &VirtualMachine, config: &ReconcilerConfig) -> (Vec<Rendered>, Vec<Finding>) {
     let observed = Observed { objects: Vec::new(), now: Timestamp::UNIX_EPOCH };
     let facts = Facts { display_password: "random".into() };
-    let objects = match render(vm, &observed, config, &facts, set) {
+    let mut objects = match render(vm, &observed, config, &facts, set) {
         Ok(objects) => objects,
-        Err(error) => return vec![Finding::error("render", &error)],
+        Err(error) => return (Vec::new(), vec![Finding::error("render", &error)]),
     };
-    objects
+    // The built-in templates have tests of their own.
+    objects.retain(|object| !object.template.starts_with("builtin/") || !object.patches.is_empty());
+    let findings = objects
         .iter()
-        // The built-in templates have tests of their own.
-        .filter(|object| !object.template.starts_with("builtin/") || !object.patches.is_empty())
-        .flat_map(|object| outcome(object, &set.source(&object.name).unwrap_or_default()))
-        .collect()
+        .flat_map(|object| {
+            let findings = outcome(object, &set.source(&object.name).unwrap_or_default());
+            findings.into_iter().map(|finding| blamed(finding, object, set)).collect::<Vec<_>>()
+        })
+        .collect();
+    (objects, findings)
+}
+
+/// What does not come from the template comes from the patch that changed the object last.
+fn blamed(finding: Finding, object: &Rendered, set: &TemplateSet) -> Finding {
+    let Some(patch) = object.patches.last().filter(|_| finding.line.is_none()) else { return finding };
+    let (layers, name) = (set.layers(), patch.rsplit('/').next().unwrap_or(patch));
+    let named = layers.named.as_ref().and_then(|(_, files)| files.get(name));
+    let text = named.or_else(|| layers.base.get(patch)).cloned().unwrap_or_default();
+    let word = finding.message.split('\'').nth(1).unwrap_or_default().to_owned();
+    locate(Finding { file: patch.clone(), ..finding }, &text, &word)
 }
 
 /// Where a word stands in a template, if it stands there: a field that its output has may come from elsewhere.
 fn locate(mut finding: Finding, source: &str, word: &str) -> Finding {
-    let found = source
-        .lines()
-        .enumerate()
-        .find_map(|(index, line)| Some((index, line.find(word).filter(|_| !word.is_empty())?)));
+    let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    let whole = |line: &str| {
+        line.match_indices(word)
+            .map(|(at, _)| at)
+            .find(|at| !is_part(line[..*at].chars().next_back()) && !is_part(line[at + word.len()..].chars().next()))
+    };
+    // A statement is not what came out of it.
+    let lines = source.lines().enumerate().filter(|(_, line)| !word.is_empty() && !line.trim_start().starts_with("{%"));
+    let found = lines.filter_map(|(index, line)| Some((index, line[..whole(line)?].chars().count()))).next();
     if let Some((line, column)) = found {
         (finding.line, finding.column) = (Some(line + 1), Some(column + 1));
     }
     finding
+}
+
+/// One for each field that is not known: a schema names all of a map together.
+fn each(wrong: String) -> Vec<String> {
+    let names: Vec<&str> = wrong.split('\'').skip(1).step_by(2).collect();
+    match wrong.split_once("Additional properties") {
+        Some((head, _)) if names.len() > 1 => names
+            .iter()
+            .map(|name| format!("{head}Additional properties are not allowed ('{name}' was unexpected)"))
+            .collect(),
+        _ => vec![wrong],
+    }
 }
 
 fn outcome(object: &Rendered, source: &str) -> Vec<Finding> {
@@ -268,7 +418,23 @@ fn outcome(object: &Rendered, source: &str) -> Vec<Finding> {
         let finding = Finding::of(&object.template, Severity::Error, "schema", format!("{}: {wrong}", object.key));
         locate(finding, source, &word)
     };
-    let mut findings: Vec<Finding> = openapi::check(&object.value).into_iter().map(schema).collect();
+    let mut findings: Vec<Finding> = openapi::check(&object.value).into_iter().flat_map(each).map(schema).collect();
+    if let Some(c) =
+        object.key.name.chars().find(|c| !(c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(*c)))
+    {
+        let message = format!("{}: {c:?} can't be part of a name: small letters, digits, - and . can", object.key);
+        let finding = Finding::of(&object.template, Severity::Error, "schema", message);
+        findings.push(locate(finding, source, &object.key.name));
+    }
+    let containers = object.value.pointer("/spec/containers").and_then(Value::as_array);
+    if object.key.is_pod() && !containers.into_iter().flatten().any(|container| container["name"] == "vm-runner") {
+        let message = format!(
+            "{}: there is no container vm-runner, so no guest: does the block say {{{{ super() }}}}?",
+            object.key
+        );
+        let finding = Finding::of(&object.template, Severity::Error, "no-runner", message);
+        findings.push(locate(finding, source, "containers"));
+    }
     if object.value.get("stringData").is_some() {
         let message = format!(
             "{}: the API server turns stringData into data, so the object would look changed for ever; write data with b64encode",
@@ -276,6 +442,13 @@ fn outcome(object: &Rendered, source: &str) -> Vec<Finding> {
         );
         let finding = Finding::of(&object.template, Severity::Warning, "string-data", message);
         findings.push(locate(finding, source, "stringData"));
+    }
+    let annotations = object.value["metadata"]["annotations"].as_object().into_iter().flatten();
+    for (annotation, _) in annotations.filter(|(annotation, _)| TOOL_ANNOTATIONS.contains(&annotation.as_str())) {
+        let message =
+            format!("{}: the annotation {annotation} is a tool's own note of what it has applied", object.key);
+        let finding = Finding::of(&object.template, Severity::Warning, "tool-label", message);
+        findings.push(locate(finding, source, annotation));
     }
     let labels = object.value["metadata"]["labels"].as_object().into_iter().flatten();
     for (label, _) in labels.filter(|(label, _)| {
@@ -375,11 +548,50 @@ mod tests {
         let files = [("a.yaml.j2", service), ("b.yaml.j2", secret), ("x.patch.yaml", patch)];
         insta::assert_snapshot!(found(&files).join("\n"), @r#"
         a.yaml.j2:5:12: Warning tool-label: Service a: the label helm.sh/chart belongs to a tool, which would take the object for its own
-        a.yaml.j2:7:3: Error schema: Service a: spec.ports.0.port: "1" is not of type "integer"
+        a.yaml.j2:7:12: Error schema: Service a: spec.ports.0.port: "1" is not of type "integer"
         a.yaml.j2:8:3: Error schema: Service a: spec: Additional properties are not allowed ('seletor' was unexpected)
         b.yaml.j2:4:1: Warning string-data: Secret b: the API server turns stringData into data, so the object would look changed for ever; write data with b64encode
-        builtin/config-map.yaml.j2: Error schema: ConfigMap apple: Additional properties are not allowed ('dta' was unexpected)
+        x.patch.yaml:2:14: Error schema: ConfigMap apple: Additional properties are not allowed ('dta' was unexpected)
         "#);
+    }
+
+    #[test]
+    fn values_beside_text_are_named() {
+        for (line, column) in [
+            ("a: \"{{ x }}\"", Some(5)),
+            ("a: {{ x }}-y", Some(4)),
+            ("a: x{{ x }}", Some(5)),
+            ("a: {{ x }}", None),
+            ("{a: [{{ x }}, {{ y }}], {{ x }}: {{ y }}}", None),
+            ("- {{ x }} # text", None),
+            ("a: {% if x %}{{ x }}{% endif %}", None),
+            ("a: x{{ x | safe }}", None),
+        ] {
+            assert_eq!(joined(line).map(|at| at + 1), column, "{line}");
+        }
+        let text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ vm.metadata.name ~ 'x' }}}\ndata:\n  a: |\n    \
+                    name={{ vm.metadata.name }}\n    {{ vm.metadata.name | safe }}\n  b: {{ vm.metadata.name }}\n";
+        assert_eq!(found(&[("a.yaml.j2", text)]).len(), 1);
+        insta::assert_snapshot!(found(&[("a.yaml.j2", text)]).join("\n"), @"a.yaml.j2:6:10: Warning joined-value: a value is written as JSON, with quotes of its own, also inside a block of text: write {{ x | safe }} for the bare text");
+    }
+
+    #[test]
+    fn what_harms_several_machines_or_all_is_named() {
+        let shared = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: shared\n";
+        let pod = "{% extends 'builtin/pod.yaml.j2' %}\n{% block containers %}\n    - {name: other, image: x}\n{% endblock %}\n";
+        let files = [("a.yaml.j2", shared), ("lib/b.yaml.j2", shared), ("pod.yaml.j2", pod)];
+        let sources = Sources {
+            base: files.map(|(name, text)| (name.to_owned(), text.to_owned())).into(),
+            sets: BTreeMap::new(),
+        };
+        let findings = lint(&sources, &crate::render::check::examples(), &ReconcilerConfig::default());
+        let found: Vec<String> =
+            findings.iter().map(|it| format!("{}:{:?} {} {}", it.file, it.line, it.rule, it.message)).collect();
+        insta::assert_snapshot!(found.join("\n"), @"
+        a.yaml.j2:Some(4) shared-name ConfigMap shared is made for small and for large: its name must have the machine's name in it
+        lib/b.yaml.j2:None unused-file lib/b.yaml.j2 is never rendered: only NAME.yaml.j2 at the top is, and no other file includes or imports it
+        pod.yaml.j2:None no-runner Pod small: there is no container vm-runner, so no guest: does the block say {{ super() }}? (machines small, large)
+        ");
     }
 
     #[test]

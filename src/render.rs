@@ -73,7 +73,7 @@ pub fn render(
             }
             templates.wrong(name, wrong)
         })?;
-        let refused = |message| Wrong { message, near: format!("kind: {}", object.key.kind) };
+        let refused = |message| Wrong { message, near: format!("kind: {}", object.key.kind), last: false };
         if let Some(other) = objects.iter().find(|other| other.key == object.key) {
             let message = format!("{} is also made by {}", object.key, other.template);
             return Err(templates.wrong(name, refused(message)));

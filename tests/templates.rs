@@ -225,6 +225,75 @@ fn the_five_minutes_of_the_page_are_true() {
     assert!(commands > 10, "{commands}");
 }
 
+/// What `kubectl vm` prints, with its exit code; the folder's own path is taken out.
+fn said(folder: &Path, arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_kubectl-vm")).args(arguments).current_dir(folder).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+    format!("{}{}", text, output.status.code().unwrap())
+}
+
+#[test]
+fn what_the_commands_say_of_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let file = folder.path().join(name);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    };
+    let vm = support::world::machine("apple");
+    write("vm.yaml", &vm.to_string());
+    let said = |arguments: &[&str]| said(folder.path(), arguments);
+
+    // Values: what takes a key out does so also on the command line.
+    write("v/values.yaml", "size: 1\n");
+    write(
+        "v/a.yaml.j2",
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata: {size: {{ values.size | default('none') }}}\n",
+    );
+    write("null.yaml", "size: null\n");
+    assert!(said(&["render", "-f", "vm.yaml", "--templates", "v", "--values", "null.yaml"]).contains("size: none"));
+
+    // A named set, by itself over a base, with its own cases.
+    write("b/pod.yaml.j2", "{% extends 'builtin/pod.yaml.j2' %}\n{% block labels %}\n    a: b\n{% endblock %}\n");
+    write(
+        "b/sets/desktop/pod.yaml.j2",
+        "{% extends 'base/pod.yaml.j2' %}\n{% block scheduling %}\n  nodeName: x\n{% endblock %}\n",
+    );
+    let mut chooses = vm.clone();
+    chooses["spec"]["templates"] = json!({ "set": "desktop" });
+    write("b/sets/desktop/tests/one/vm.yaml", &chooses.to_string());
+    assert_eq!(said(&["lint", "b/sets/desktop", "--base", "b"]), "1 file, 2 machines: 0 errors, 0 warnings\n0");
+    let alone = said(&["lint", "b/sets/desktop"]);
+    assert!(alone.contains("there is no template \"base/pod.yaml.j2\" in this set"), "{alone}");
+    assert_eq!(said(&["templates", "test", "b", "--update"]), "updated desktop/one\n1 case, 0 failed\n0");
+    assert_eq!(said(&["templates", "test", "b"]), "ok      desktop/one\n1 case, 0 failed\n0");
+    fs::create_dir_all(folder.path().join("b/tests/empty")).unwrap();
+    assert_eq!(said(&["templates", "test", "b"]), "b/tests/empty: this case has no vm.yaml\n1");
+
+    // What can't be packed.
+    for (arguments, expected) in [
+        (
+            &["b", "--set", "desktop"] as &[&str],
+            "b: a named set can't have sets in it: pack the folder of each, or the whole without --set\n1",
+        ),
+        (
+            &["b/sets/desktop", "--set", "Foo Bar"],
+            "\"Foo Bar\" is no name: up to 63 small letters, digits and - are\n1",
+        ),
+        (&["b/tests"], "b/tests: there is no template here\n1"),
+    ] {
+        assert_eq!(said(&[&["templates", "pack"], arguments].concat()), expected);
+    }
+    let packed = said(&["templates", "pack", "b"]);
+    assert!(packed.contains("  sets__desktop__pod.yaml.j2: |"), "{packed}");
+    write("b/sets__desktop__pod.yaml.j2", "");
+    let twice = said(&["templates", "pack", "b"]);
+    assert!(
+        twice.contains("two files are sets/desktop/pod.yaml.j2, because __ in a name stands for a folder"),
+        "{twice}"
+    );
+}
+
 #[tokio::test]
 async fn every_recipe_is_what_an_api_server_takes() {
     let world = World::new("recipes").await;

@@ -45,9 +45,9 @@ pub fn run(options: &Options, output: &mut Vec<u8>) -> Result<u8, Failure> {
     let runtime = runtime.map_err(|error| failed(error.into()))?;
     let mut different = false;
     runtime.block_on(async {
-        let config = kube::Config::infer().await.map_err(|error| {
-            failed(anyhow::Error::new(error).context("no API server: set KUBECONFIG, or give --filename to `render`"))
-        })?;
+        let config = kube::Config::infer()
+            .await
+            .map_err(|error| failed(anyhow::Error::new(error).context("there is no API server to ask")))?;
         let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|error| failed(error.into()))?;
         let machines = match (&options.filename, &options.machine) {

@@ -17,7 +17,7 @@ use super::{Failure, Files, Format, Settings, first_start, machines, origin, pri
 use crate::{
     api::{SET_LABEL, VirtualMachine},
     config::ReconcilerConfig,
-    files::{self, CASES, FileError},
+    files::{self, CASES, FileError, SETS},
     lint::{self, Finding, Severity},
     render::{
         Library, Sources, check,
@@ -33,6 +33,9 @@ pub struct LintOptions {
     /// The folder of templates.
     #[arg(value_name = "DIR")]
     folder: PathBuf,
+    /// The folder of templates for all machines, where DIR is a named set over it.
+    #[arg(long, value_name = "DIR")]
+    base: Option<PathBuf>,
     /// A file or folder with VirtualMachines to render. Default: a few that use everything.
     #[arg(long, short, value_name = "PATH")]
     filename: Option<PathBuf>,
@@ -124,18 +127,37 @@ pub enum Templates {
     Functions,
 }
 
+/// What a set is called that is looked at by its folder.
+const NAMELESS: &str = "this";
+
 pub fn lint(options: &LintOptions, output: &mut Vec<u8>) -> Result<u8, Failure> {
     let settings = Settings {
         templates: Some(options.folder.clone()),
         values: options.values.clone(),
         config: options.config.clone(),
     };
-    let (config, sources) = (settings.config()?, files::sources(&options.folder)?);
+    let config = settings.config()?;
+    let mut sources = files::sources(&options.folder)?;
+    if let Some(base) = &options.base {
+        let set = std::mem::take(&mut sources.base);
+        sources = Sources { base: files::sources(base)?.base, sets: BTreeMap::from([(NAMELESS.to_owned(), set)]) };
+    }
     let examples = match &options.filename {
         Some(path) => given(path)?,
         None => check::examples(),
     };
     let mut findings = lint::lint(&sources, &examples, &config);
+    if options.base.is_some() {
+        let prefix = format!("{SETS}/{NAMELESS}/");
+        findings.retain_mut(|finding| match finding.file.strip_prefix(&prefix).map(str::to_owned) {
+            Some(file) => {
+                finding.file = file;
+                true
+            }
+            // The base is looked at by itself.
+            None => false,
+        });
+    }
     for finding in &mut findings {
         if !finding.file.starts_with("builtin/") && options.folder.join(&finding.file).exists() {
             finding.file = options.folder.join(&finding.file).display().to_string();
@@ -150,7 +172,8 @@ pub fn lint(options: &LintOptions, output: &mut Vec<u8>) -> Result<u8, Failure> 
             }
             let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
             let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
-            let files = sources.base.len() + sources.sets.values().map(Files::len).sum::<usize>();
+            let base = if options.base.is_some() { 0 } else { sources.base.len() };
+            let files = base + sources.sets.values().map(Files::len).sum::<usize>();
             print(
                 output,
                 &format!(
@@ -180,6 +203,8 @@ fn shown(finding: &Finding) -> String {
         BUILTIN.iter().find(|(builtin, _)| *builtin == name).map(|(_, text)| (*text).to_owned())
     });
     let place = source.as_ref().zip(finding.line).and_then(|(source, line)| {
+        // An end that comes too early is after the last line.
+        let line = line.min(source.lines().count().max(1));
         let start: usize = source.split_inclusive('\n').take(line - 1).map(str::len).sum();
         let text = source.get(start..)?.lines().next()?;
         let column = text.char_indices().nth(finding.column.unwrap_or(1) - 1).map_or(text.len(), |(at, _)| at);
@@ -317,11 +342,35 @@ fn new(name: &str, folder: &Path, output: &mut Vec<u8>) -> Result<u8, Failure> {
 const CONFIG_MAP: usize = 1 << 20;
 
 fn pack(folder: &Path, set: Option<&str>, name: Option<String>, output: &mut Vec<u8>) -> Result<u8, Failure> {
+    let wrong = |message: &str| Failure::plain(format!("{}: {message}", folder.display()));
+    let is_name = |text: &str| {
+        let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+        text.len() <= 63
+            && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+            && ends(text.chars().next())
+            && ends(text.chars().next_back())
+    };
+    if let Some(text) = set.into_iter().chain(name.as_deref()).find(|text| !is_name(text)) {
+        return Err(Failure::plain(format!("{text:?} is no name: up to 63 small letters, digits and - are")));
+    }
+    let sources = files::sources(folder)?;
+    if set.is_some() && !sources.sets.is_empty() {
+        return Err(wrong("a named set can't have sets in it: pack the folder of each, or the whole without --set"));
+    }
+    // What lies below a named set is not known here.
+    if set.is_none() {
+        for (_, compiled) in Library::new(&sources).all() {
+            compiled.as_ref().map_err(|error| FileError::template(Some(folder), error))?;
+        }
+    }
     let mut data = BTreeMap::new();
     for (path, text) in files::files(folder)?.into_iter().filter(|(path, _)| lint::is_part_of_a_set(path)) {
         let key =
             files::key(&path).map_err(|why| Failure::plain(format!("{}:1:1: {why}", folder.join(&path).display())))?;
         data.insert(key, text);
+    }
+    if data.is_empty() {
+        return Err(wrong("there is no template here"));
     }
     let size: usize = data.iter().map(|(key, text)| key.len() + text.len()).sum();
     if size > CONFIG_MAP {
@@ -339,21 +388,38 @@ fn pack(folder: &Path, set: Option<&str>, name: Option<String>, output: &mut Vec
     Ok(0)
 }
 
+/// The test cases of a folder of templates and of its named sets: their names, and where they are.
+fn cases(folder: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
+    let folders = |path: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+        let mut folders: Vec<PathBuf> = entries.filter(|path| path.is_dir()).collect();
+        folders.sort();
+        folders
+    };
+    let sets = folders(&folder.join(SETS));
+    let homes = std::iter::once(folder.to_owned()).chain(sets);
+    let found: Vec<PathBuf> = homes.flat_map(|home| folders(&home.join(CASES))).collect();
+    if found.is_empty() {
+        let cases = folder.join(CASES);
+        let message = "there is no case here: a case is a folder with a vm.yaml";
+        return Err(Failure::plain(format!("{}: {message}", cases.display())));
+    }
+    if let Some(empty) = found.iter().find(|case| !case.join("vm.yaml").exists()) {
+        return Err(Failure::plain(format!("{}: this case has no vm.yaml", empty.display())));
+    }
+    let name = |case: &Path| {
+        let parts = case.strip_prefix(folder).unwrap_or(case).components();
+        let parts = parts.map(|part| part.as_os_str().to_string_lossy()).filter(|part| part != CASES && part != SETS);
+        parts.collect::<Vec<_>>().join("/")
+    };
+    Ok(found.into_iter().map(|case| (name(&case), case)).collect())
+}
+
 fn test(folder: &Path, update: bool, output: &mut Vec<u8>) -> Result<u8, Failure> {
     let library = Library::new(&files::sources(folder)?);
-    let cases = folder.join(CASES);
-    let entries = fs::read_dir(&cases).map_err(FileError::io(&cases))?.flatten().map(|entry| entry.path());
-    let mut entries: Vec<PathBuf> = entries.filter(|path| path.join("vm.yaml").exists()).collect();
-    entries.sort();
-    if entries.is_empty() {
-        return Err(Failure::plain(format!(
-            "{}: there is no case here: a case is a folder with a vm.yaml",
-            cases.display()
-        )));
-    }
+    let cases = cases(folder)?;
     let mut failed = 0;
-    for case in &entries {
-        let name = case.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    for (name, case) in &cases {
         let config = Some(case.join("config.yaml")).filter(|file| file.exists());
         let mut config = Settings { templates: None, values: None, config }.config()?;
         // The default names the release; a case is to hold for the next one, too.
@@ -371,10 +437,12 @@ fn test(folder: &Path, update: bool, output: &mut Vec<u8>) -> Result<u8, Failure
             print(output, &format!("updated {name}\n"));
         } else {
             failed += 1;
-            print(output, &format!("FAILED  {name}\n{}", difference(&expected, &found)));
+            // Where nothing is rendered, all lines that are missing say nothing.
+            let shown = if found.starts_with("# error") { found } else { difference(&expected, &found) };
+            print(output, &format!("FAILED  {name}\n{shown}"));
         }
     }
-    print(output, &format!("{}, {failed} failed\n", counted(entries.len(), "case")));
+    print(output, &format!("{}, {failed} failed\n", counted(cases.len(), "case")));
     if failed > 0 {
         print(output, "if that is right: --update\n");
     }

@@ -96,9 +96,9 @@ pub const TABLE: &[Function] = &[
 pub fn add(environment: &mut Environment<'_>) {
     environment.add_filter("quantity", quantity);
     environment.add_filter("as_quantity", as_quantity);
-    environment.add_filter("digest", |text: String| digest(&text));
+    environment.add_filter("digest", |text: Value| written(&text).map(|text| digest(&text)));
     environment.add_filter("mac", mac);
-    environment.add_filter("b64encode", |text: String| base64(text.into_bytes()));
+    environment.add_filter("b64encode", |text: Value| base64(written(&text)?.into_bytes()));
     environment.add_filter("b64decode", b64decode);
     environment.add_filter("gzip", gzip);
     environment.add_filter("merge", merge);
@@ -186,13 +186,22 @@ fn as_quantity(value: f64, unit: Option<&str>) -> Result<String, Error> {
 }
 
 /// The first octet says unicast and locally administered (IEEE 802).
-fn mac(text: String) -> String {
-    let hash = Sha256::digest(text);
+fn mac(text: Value) -> Result<String, Error> {
+    let hash = Sha256::digest(written(&text)?);
     let octets = hash.iter().take(5);
-    octets.fold("02".to_owned(), |mut mac, octet| {
+    Ok(octets.fold("02".to_owned(), |mut mac, octet| {
         let _ = write!(mac, ":{octet:02x}");
         mac
-    })
+    }))
+}
+
+/// The text of a text, number or boolean. What is nothing, or more than that, has none: the text of `none` would be the same for all
+/// machines.
+fn written(value: &Value) -> Result<String, Error> {
+    match value.kind() {
+        ValueKind::String | ValueKind::Number | ValueKind::Bool => Ok(value.to_string()),
+        kind => Err(invalid(format!("a text is needed here, and this is {kind}"))),
+    }
 }
 
 /// Base64 as Kubernetes' Secrets have it (RFC 4648, with padding).
@@ -203,14 +212,16 @@ fn base64(bytes: Vec<u8>) -> Result<String, Error> {
     }
 }
 
-fn b64decode(text: String) -> Result<String, Error> {
+fn b64decode(text: Value) -> Result<String, Error> {
+    let text = written(&text)?;
     let ByteString(bytes) =
         serde_json::from_value(text.into()).map_err(|error| invalid(format!("not base64: {error}")))?;
     String::from_utf8(bytes).map_err(|_| invalid("what is in the base64 is not text"))
 }
 
 /// Without a time and a name, so that the same text gives the same bytes.
-fn gzip(text: String) -> Result<String, Error> {
+fn gzip(text: Value) -> Result<String, Error> {
+    let text = written(&text)?;
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     let bytes = encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish());
     base64(bytes.map_err(|error| invalid(error.to_string()))?)
@@ -220,6 +231,9 @@ fn merge(map: Value, over: Rest<Value>) -> Result<Value, Error> {
     let json = |value: &Value| serde_json::to_value(value).map_err(|error| invalid(error.to_string()));
     let mut merged = json(&map)?;
     for over in over.iter() {
+        if let Some(wrong) = [&map, over].into_iter().find(|value| value.kind() != ValueKind::Map) {
+            return Err(invalid(format!("maps are merged, and this is {}", wrong.kind())));
+        }
         json_patch::merge(&mut merged, &json(over)?);
     }
     Ok(Value::from(Serde(merged)))
@@ -245,13 +259,14 @@ fn to_yaml(value: &Value) -> Result<String, Error> {
     serde_saphyr::to_string(value).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
 }
 
-fn from_yaml(text: String) -> Result<Value, Error> {
+fn from_yaml(text: Value) -> Result<Value, Error> {
     let value: serde_json::Value =
-        serde_yaml::from_str(&text).map_err(|error| invalid(format!("not YAML: {error}")))?;
+        serde_yaml::from_str(&written(&text)?).map_err(|error| invalid(format!("not YAML: {error}")))?;
     Ok(Value::from(Serde(value)))
 }
 
-fn date(text: String, format: String) -> Result<String, Error> {
+fn date(text: Value, format: String) -> Result<String, Error> {
+    let text = written(&text)?;
     let time: Timestamp = text.parse().map_err(|error| invalid(format!("{text:?} is not a time: {error}")))?;
     strtime::format(&format, time).map_err(|error| invalid(format!("{format:?} is not a format of strftime: {error}")))
 }
@@ -261,6 +276,11 @@ fn multipart(parts: Value, options: Kwargs) -> Result<String, Error> {
     options.assert_all_used()?;
     let mut bodies = Vec::new();
     for part in parts.try_iter()? {
+        if let Some(unknown) =
+            part.try_iter()?.find(|key| !["content", "type", "filename"].map(Some).contains(&key.as_str()))
+        {
+            return Err(invalid(format!("a part has no {unknown}: there are content, type, filename")));
+        }
         let field = |name: &str| part.get_attr(name).map(|value| value.as_str().map(str::to_owned));
         let content = field("content")?.ok_or_else(|| invalid("each part has a text `content`"))?;
         let kind = match field("type")? {
@@ -361,6 +381,11 @@ mod tests {
             ("'2026-11-20T10:30:00Z' | date('%!')", "is not a format of strftime"),
             ("multipart([{}])", "each part has a text `content`"),
             ("multipart([{'content': 'a', 'type': 'a\nb'}])", "one line each"),
+            ("multipart([{'content': 'a', 'typ': 'b'}])", "a part has no typ"),
+            ("none | mac", "a text is needed here, and this is none"),
+            ("none | b64encode", "this is none"),
+            ("{} | digest", "this is map"),
+            ("{'a': 1} | merge([1])", "maps are merged, and this is sequence"),
             ("fail('values.size is needed')", "values.size is needed"),
         ] {
             let error = evaluate(expression).unwrap_err();

@@ -137,6 +137,8 @@ pub(super) struct Wrong {
     pub message: String,
     /// Text that is near it in the output, and so probably in the template.
     pub near: String,
+    /// Whether it is the last of several such places.
+    pub last: bool,
 }
 
 /// Parses what a template rendered: zero or more YAML documents, each to become an object. Entries that are null are left out.
@@ -157,8 +159,13 @@ fn not_yaml(text: &str, error: &serde_yaml::Error) -> Wrong {
         (place.line(), text.lines().nth(place.line().saturating_sub(1)).unwrap_or_default().trim().to_owned())
     });
     let place = line.as_ref().map(|(number, line)| format!(" (line {number} of the output: {line:.80})"));
-    let message = format!("the output is not YAML: {error}{}", place.unwrap_or_default());
-    Wrong { message, near: line.map(|(_, line)| line).unwrap_or_default() }
+    let said = error.to_string();
+    // The place of a key that is there twice is that of its map.
+    if let Some(key) = said.strip_prefix("the key \"").and_then(|rest| rest.split('"').next()) {
+        return Wrong { message: format!("the output is not YAML: {said}"), near: format!("{key}:"), last: true };
+    }
+    let message = format!("the output is not YAML: {said}{}", place.unwrap_or_default());
+    Wrong { message, near: line.map(|(_, line)| line).unwrap_or_default(), last: false }
 }
 
 /// Makes an object complete: labels, owner, hash.
@@ -166,7 +173,7 @@ fn not_yaml(text: &str, error: &serde_yaml::Error) -> Wrong {
 /// # Errors
 /// If it has no name, or if it is one that templates may not make.
 pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Result<Rendered, Wrong> {
-    let refused = |near: &str, message: String| Wrong { message, near: near.to_owned() };
+    let refused = |near: &str, message: String| Wrong { message, near: near.to_owned(), last: false };
     let text = |pointer: &str| {
         value.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
     };
@@ -444,7 +451,7 @@ mod tests {
     #[test]
     fn what_is_refused() {
         insta::assert_snapshot!(one("a: [1\nb: 2\n").unwrap_err(), @"the output is not YAML: did not find expected ',' or ']' at line 2 column 2, while parsing a flow sequence at line 1 column 4 (line 2 of the output: b: 2)");
-        insta::assert_snapshot!(one("a: 1\na: 2\n").unwrap_err(), @r#"the output is not YAML: the key "a" is there twice (line 1 of the output: a: 1)"#);
+        insta::assert_snapshot!(one("a: 1\na: 2\n").unwrap_err(), @r#"the output is not YAML: the key "a" is there twice"#);
         insta::assert_snapshot!(one("just text\n").unwrap_err(), @"a document has no apiVersion");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {}\n").unwrap_err(), @"a document has no metadata.name");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: other}\n").unwrap_err(), @"Pod a is in another namespace (other) than the machine");

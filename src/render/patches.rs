@@ -136,8 +136,13 @@ impl Patch {
     ) -> Result<(), TemplateError> {
         let refused =
             |message: String| TemplateError { line: self.line, ..TemplateError::refused(&self.file, message) };
-        let mut found = false;
-        for (object, patches) in objects.into_iter().filter(|(object, _)| self.target.is(object)) {
+        let (mut found, mut similar) = (false, None);
+        for (object, patches) in objects {
+            if !self.target.is(object) {
+                let kind = object["kind"].as_str().filter(|kind| kind.eq_ignore_ascii_case(&self.target.kind));
+                similar = similar.or(kind.filter(|kind| *kind != self.target.kind).map(str::to_owned));
+                continue;
+            }
             found = true;
             patches.push(self.file.clone());
             match &self.change {
@@ -145,12 +150,14 @@ impl Patch {
                 Change::Json(patch) => json_patch::patch(object, patch).map_err(|error| {
                     let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
                     let operation = patch.0.get(error.operation).map(ToString::to_string).unwrap_or_default();
+                    let missing = missing(object, &error.path.to_string());
+                    let why =
+                        missing.map_or_else(|| error.kind.to_string(), |missing| format!("there is no {missing}"));
                     refused(format!(
-                        "patch {} for {} can't be applied to {} {name}: {} (operation {}: {operation})",
+                        "patch {} for {} can't be applied to {} {name}: {why} (operation {}: {operation})",
                         self.number,
                         self.target,
                         self.target.kind,
-                        error.kind,
                         error.operation + 1,
                     ))
                 })?,
@@ -159,11 +166,19 @@ impl Patch {
         if found || self.target.optional {
             return Ok(());
         }
-        Err(refused(format!(
-            "patch {} for {} finds no such object; if it need not be there, say `optional: true` in its target",
-            self.number, self.target
-        )))
+        let hint = match similar {
+            Some(kind) => format!("did you mean the kind {kind}?"),
+            None => "if it need not be there, say `optional: true` in its target".to_owned(),
+        };
+        Err(refused(format!("patch {} for {} finds no such object; {hint}", self.number, self.target)))
     }
+}
+
+/// The first part of a JSON pointer that leads nowhere, if its last part is not all that is missing or must be there.
+fn missing(object: &Value, pointer: &str) -> Option<String> {
+    let mut ends: Vec<usize> = pointer.match_indices('/').map(|(at, _)| at).skip(1).collect();
+    ends.push(pointer.len());
+    ends.into_iter().map(|end| &pointer[..end]).find(|part| object.pointer(part).is_none()).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -201,7 +216,7 @@ mod tests {
     #[test]
     fn errors_name_patch_target_and_operation() {
         insta::assert_snapshot!(apply("target: {kind: Service, name: a*}\nmergePatch: {}\n").unwrap_err(), @"x.patch.yaml:1: patch 1 for Service a* finds no such object; if it need not be there, say `optional: true` in its target");
-        insta::assert_snapshot!(apply("target: {kind: Pod}\njsonPatch:\n- {op: test, path: /kind, value: Pod}\n- {op: remove, path: /spec/nodeName}\n").unwrap_err(), @r#"x.patch.yaml:1: patch 1 for Pod * can't be applied to Pod apple: path is invalid (operation 2: {"op":"remove","path":"/spec/nodeName"})"#);
+        insta::assert_snapshot!(apply("target: {kind: Pod}\njsonPatch:\n- {op: test, path: /kind, value: Pod}\n- {op: remove, path: /spec/nodeName}\n").unwrap_err(), @r#"x.patch.yaml:1: patch 1 for Pod * can't be applied to Pod apple: there is no /spec/nodeName (operation 2: {"op":"remove","path":"/spec/nodeName"})"#);
         insta::assert_snapshot!(apply("target: {kind: Pod}\n").unwrap_err(), @"x.patch.yaml:1: patch 1 for Pod * must have either jsonPatch or mergePatch");
         insta::assert_snapshot!(apply("mergePatch: {}\n").unwrap_err(), @"x.patch.yaml:1:1: not a patch: missing field `target`");
         insta::assert_snapshot!(apply("target: {kind: Pod}\njsonPatch:\n- {op: ad, path: /a}\n").unwrap_err(), @"x.patch.yaml:3:8: not a patch: jsonPatch[0].op: unknown variant `ad`, expected one of `add`, `remove`, `replace`, `move`, `copy`, `test` at line 3 column 8");

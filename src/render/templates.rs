@@ -180,7 +180,13 @@ impl TemplateError {
         let message = match (innermost.kind(), innermost.detail()) {
             (ErrorKind::OutOfFuel, _) => "it takes too many steps: is there a loop that does not end?".into(),
             (kind, Some(detail)) => format!("{kind}: {detail}"),
-            (kind, None) => kind.to_string(),
+            // What is not there has no detail in a macro.
+            (kind, None) => match innermost.range().zip(innermost.template_source()) {
+                Some((range, source)) if kind == ErrorKind::UndefinedError => {
+                    format!("{kind}: `{}` is undefined", source.get(range).unwrap_or_default().trim())
+                }
+                _ => kind.to_string(),
+            },
         };
         let cause = std::error::Error::source(innermost).map(|cause| format!(": {cause}")).unwrap_or_default();
         Self {
@@ -391,7 +397,8 @@ impl TemplateSet {
     /// A block that the extended template does not have is never rendered: then what it should change stays as it was.
     fn check_blocks(&self, place: &str, text: &str, renamed: &[Renamed]) -> Result<(), TemplateError> {
         let outline = Outline::of(text);
-        let Some(extends) = &outline.extends else { return Ok(()) };
+        // One that is not there is its own error.
+        let Some(extends) = outline.extends.as_ref().filter(|extends| self.has(&extends.name)) else { return Ok(()) };
         let known = self.blocks(&extends.name);
         let Some((block, _)) = outline.blocks.iter().find(|(block, top)| *top && !known.contains(&block.name)) else {
             return Ok(());
@@ -539,12 +546,24 @@ impl TemplateSet {
     }
 
     /// The error of what a template rendered: at the line of the template that looks most like the output there.
-    pub(super) fn wrong(&self, name: &str, Wrong { message, near }: Wrong) -> TemplateError {
-        let error = TemplateError::refused(self.place(name), message);
-        match self.source(name).and_then(|source| line_like(&source, &near)) {
-            Some(line) => TemplateError { line: Some(line), ..error },
-            None => error,
+    pub(super) fn wrong(&self, name: &str, Wrong { message, near, last }: Wrong) -> TemplateError {
+        let line = |name: &str| line_like(&self.source(name)?, &near, last);
+        // It may have come from a template that this one extends.
+        let chain = self.chain(name);
+        let holds = |name: &&String| !near.is_empty() && self.source(name).is_some_and(|source| source.contains(&near));
+        let name = chain.iter().find(holds).map_or(name, String::as_str);
+        TemplateError { line: line(name), ..TemplateError::refused(self.place(name), message) }
+    }
+
+    /// A template and those that it extends, one after the other.
+    fn chain(&self, name: &str) -> Vec<String> {
+        let mut chain: Vec<String> = Vec::new();
+        let mut next = Some(name.to_owned());
+        while let Some(name) = next.filter(|name| !chain.contains(name)) {
+            next = self.source(&name).and_then(|source| Outline::of(&source).extends).map(|extends| extends.name);
+            chain.push(name);
         }
+        chain
     }
 
     /// The error with the file that its template comes from.
@@ -557,13 +576,14 @@ impl TemplateSet {
 }
 
 /// The one line of a text that holds what is looked for or, if there is none, that begins most like it; from 1.
-fn line_like(source: &str, near: &str) -> Option<usize> {
+fn line_like(source: &str, near: &str, last: bool) -> Option<usize> {
     let common = |line: &str| line.chars().zip(near.chars()).take_while(|(a, b)| a == b).count();
     let score = |line: &str| if !near.is_empty() && line.contains(near) { usize::MAX } else { common(line.trim()) };
     let scores: Vec<usize> = source.lines().map(score).collect();
     let best = scores.iter().copied().max().filter(|best| *best >= 3)?;
-    let mut lines = scores.iter().zip(1..).filter(|(score, _)| **score == best).map(|(_, line)| line);
-    lines.next().filter(|_| lines.next().is_none())
+    let numbered = scores.iter().enumerate().map(|(index, score)| (index + 1, *score));
+    let mut lines = numbered.filter(|(_, score)| *score == best).map(|(line, _)| line);
+    if last { lines.next_back() } else { lines.next().filter(|_| lines.next().is_none()) }
 }
 
 /// What to do about a block that a template does not have.

@@ -15,6 +15,16 @@ pub const FILE: &str = "values.yaml";
 /// See [`FILE`].
 pub const SCHEMA: &str = "values.schema.json";
 
+/// Lays values over others that are themselves laid over something later: what takes a key out there stays.
+pub fn lay_over(values: &mut Map<String, Value>, over: Map<String, Value>) {
+    for (key, value) in over {
+        match (values.get_mut(&key), value) {
+            (Some(Value::Object(values)), Value::Object(over)) => lay_over(values, over),
+            (_, value) => drop(values.insert(key, value)),
+        }
+    }
+}
+
 /// What a template set says of its values.
 #[derive(Debug, Default)]
 pub struct Values {

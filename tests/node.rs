@@ -45,6 +45,27 @@ fn deploy(cluster: &Cluster, namespace: &TestNamespace) {
     namespace.kubectl(&["wait", "--for=condition=Complete", "job/copy-guest-disk", "--timeout=120s"]);
 }
 
+/// A namespace with the manager, and a disk to boot from.
+struct Stage {
+    cluster: &'static Cluster,
+    namespace: TestNamespace,
+    machines: Api<VirtualMachine>,
+    pods: Api<Pod>,
+}
+
+impl Stage {
+    async fn set(test: &str) -> Self {
+        let cluster = Cluster::with_node();
+        cluster.import(&images().iter().map(PathBuf::as_path).collect::<Vec<_>>());
+        install_crds(cluster).await;
+        let namespace = cluster.namespace(test).await;
+        deploy(cluster, &namespace);
+        let client = cluster.client().await;
+        let machines = Api::namespaced(client.clone(), namespace.name());
+        Self { cluster, machines, pods: Api::namespaced(client, namespace.name()), namespace }
+    }
+}
+
 async fn wait_for(api: &Api<VirtualMachine>, name: &str, type_: &str, status: bool) -> VirtualMachine {
     eventually(&format!("{name} to have {type_}={status}"), LIMIT, async || {
         let vm = api.get(name).await.unwrap();
@@ -61,13 +82,7 @@ static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(())
 #[tokio::test]
 async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let cluster = Cluster::with_node();
-    cluster.import(&images().iter().map(PathBuf::as_path).collect::<Vec<_>>());
-    install_crds(cluster).await;
-    let namespace = cluster.namespace("node").await;
-    deploy(cluster, &namespace);
-    let machines: Api<VirtualMachine> = Api::namespaced(cluster.client().await, namespace.name());
-    let pods: Api<Pod> = Api::namespaced(cluster.client().await, namespace.name());
+    let Stage { cluster, namespace, machines, pods } = Stage::set("node").await;
 
     // It boots, and reads what cloud-init gives it.
     namespace.apply(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name()));
@@ -182,11 +197,7 @@ fn install_set(namespace: &TestNamespace, set: &str, recipes: &[&str]) {
 #[tokio::test]
 async fn recipes_run_on_a_node() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let cluster = Cluster::with_node();
-    cluster.import(&images().iter().map(PathBuf::as_path).collect::<Vec<_>>());
-    install_crds(cluster).await;
-    let namespace = cluster.namespace("recipes").await;
-    deploy(cluster, &namespace);
+    let Stage { cluster, namespace, machines, pods } = Stage::set("recipes").await;
     let verbs = r#""verbs":["get","list","watch","create","patch","delete"]"#;
     namespace.apply(&format!(
         r#"{{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"Role","metadata":{{"name":"more"}},"rules":[
@@ -197,8 +208,6 @@ async fn recipes_run_on_a_node() {
     let account = format!("--serviceaccount={}:vm-operator", namespace.name());
     namespace.kubectl(&["create", "rolebinding", "more", "--role=more", &account]);
     cluster.kubectl(&["label", "nodes", "--all", "example.org/pool=vms"]);
-    let machines: Api<VirtualMachine> = Api::namespaced(cluster.client().await, namespace.name());
-    let pods: Api<Pod> = Api::namespaced(cluster.client().await, namespace.name());
     let mut manifest: serde_json::Value =
         serde_yaml::from_str(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name()))
             .unwrap();
@@ -259,13 +268,7 @@ fn reason(vm: &VirtualMachine, type_: &str) -> String {
 #[tokio::test]
 async fn what_happens_to_a_machine_in_its_life() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let cluster = Cluster::with_node();
-    cluster.import(&images().iter().map(PathBuf::as_path).collect::<Vec<_>>());
-    install_crds(cluster).await;
-    let namespace = cluster.namespace("life").await;
-    deploy(cluster, &namespace);
-    let machines: Api<VirtualMachine> = Api::namespaced(cluster.client().await, namespace.name());
-    let pods: Api<Pod> = Api::namespaced(cluster.client().await, namespace.name());
+    let Stage { namespace, machines, pods, .. } = Stage::set("life").await;
     let when = async |what: &str, check: &dyn Fn(&VirtualMachine) -> bool| {
         eventually(what, LIMIT, async || machines.get_opt("demo").await.unwrap().filter(check)).await
     };

@@ -161,7 +161,8 @@ fn not_yaml(text: &str, error: &serde_yaml::Error) -> Wrong {
     let place = line.as_ref().map(|(number, line)| format!(" (line {number} of the output: {line:.80})"));
     let said = error.to_string();
     // The place of a key that is there twice is that of its map.
-    if let Some(key) = said.strip_prefix("the key \"").and_then(|rest| rest.split('"').next()) {
+    if let Some(key) = said.split_once("the key \"").and_then(|(_, rest)| rest.split('"').next()) {
+        let said = said.split(" at line ").next().unwrap_or(&said);
         return Wrong { message: format!("the output is not YAML: {said}"), near: format!("{key}:"), last: true };
     }
     let message = format!("the output is not YAML: {said}{}", place.unwrap_or_default());

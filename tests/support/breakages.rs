@@ -111,6 +111,7 @@ pub fn breakages() -> Vec<Breakage> {
         broken("output that is not YAML", FILE, "a: 1\nb: [1, 2\nc: 3\n"),
         broken("a tab in the YAML", FILE, "a:\n\tb: 1\n"),
         broken("a key that is there twice", FILE, "a: 1\na: 2\n"),
+        broken("a label that is there twice", FILE, config_map("{name: x, labels: {a: b, c: d, a: e}}")),
         broken("text instead of an object", FILE, "just text\n"),
         broken("an object without a kind", FILE, "apiVersion: v1\nmetadata: {name: x}\n"),
         broken("an object without a name", FILE, config_map("{labels: {}}")),

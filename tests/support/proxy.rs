@@ -86,7 +86,7 @@ impl Proxy {
         *self.shared.faults.lock().unwrap() = None;
     }
 
-    /// Writes that were carried out, by method and path.
+    /// Writes that were carried out and answered, by method and path: one whose answer was lost has to be made again.
     pub fn writes(&self) -> BTreeMap<String, u32> {
         self.shared.writes.lock().unwrap().clone()
     }
@@ -152,7 +152,7 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let Ok(answer) = shared.client.send(request).await else {
         return refusal(502, "BadGateway");
     };
-    if is_write && answer.status().is_success() {
+    if is_write && !lose && answer.status().is_success() {
         *shared.writes.lock().unwrap().entry(what).or_default() += 1;
     }
     if lose {

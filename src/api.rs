@@ -13,7 +13,7 @@ pub mod status;
 
 use std::collections::BTreeMap;
 
-use kube::{CustomResource, KubeSchema};
+use kube::{CustomResource, KubeSchema, ResourceExt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -168,6 +168,18 @@ pub struct Resources {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crd::any_object_list")]
     pub claims: Vec<Value>,
+}
+
+impl VirtualMachine {
+    /// The name of the template set that it chooses.
+    pub fn template_set(&self) -> Option<&str> {
+        self.spec.templates.as_ref()?.set.as_deref()
+    }
+
+    /// Namespace and name, for people.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace().unwrap_or_default(), self.name_any())
+    }
 }
 
 /// The templates of a machine.

@@ -18,7 +18,6 @@ use std::{
 };
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::ResourceExt;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -27,8 +26,7 @@ use crate::{
     api::{VirtualMachine, crd},
     config::{Config, ReconcilerConfig},
     files::{self, FileError},
-    observed::Observed,
-    render::{Facts, Files, Library, Rendered, Sources, TemplateError, TemplateSet, render, values::lay_over},
+    render::{Files, Library, Rendered, Sources, TemplateError, TemplateSet, first_start, values::lay_over},
 };
 
 /// Works with virtual machines and with the templates that they are rendered from.
@@ -201,7 +199,7 @@ fn run(command: Command, output: &mut Vec<u8>) -> Result<u8, Failure> {
             let (config, library) = (settings.config()?, settings.library()?);
             for vm in machines(&filename, &namespace)? {
                 let failed = |error: TemplateError| FileError::template(settings.templates.as_deref(), &error);
-                let set = library.get(set_of(&vm)).map_err(failed)?;
+                let set = library.get(vm.template_set()).map_err(failed)?;
                 for object in first_start(&vm, &config, set).map_err(failed)? {
                     print(output, &format!("---\n{}{}", origin(set, &object), yaml(&object.value)?));
                 }
@@ -212,32 +210,6 @@ fn run(command: Command, output: &mut Vec<u8>) -> Result<u8, Failure> {
         Command::Templates(command) => return sets::run(command, output),
     }
     Ok(0)
-}
-
-fn set_of(vm: &VirtualMachine) -> Option<&str> {
-    vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref())
-}
-
-/// The objects of a machine that is made for the first time.
-fn first_start(
-    vm: &VirtualMachine,
-    config: &ReconcilerConfig,
-    set: &TemplateSet,
-) -> Result<Vec<Rendered>, TemplateError> {
-    let observed = Observed { objects: Vec::new(), now: Timestamp::UNIX_EPOCH };
-    let facts = Facts { display_password: "random".into() };
-    // Templates may rely on what each machine in a cluster has.
-    let mut vm = vm.clone();
-    let is_made_up = vm.metadata.uid.is_none();
-    vm.metadata.uid.get_or_insert_with(|| "00000000-0000-4000-8000-000000000000".into());
-    vm.metadata.creation_timestamp.get_or_insert(Time(Timestamp::UNIX_EPOCH));
-    let mut objects = render(&vm, &observed, config, &facts, set)?;
-    for object in objects.iter_mut().filter(|_| is_made_up) {
-        if let Some(metadata) = object.value["metadata"].as_object_mut() {
-            metadata.remove("ownerReferences");
-        }
-    }
-    Ok(objects)
 }
 
 /// Comments that say where an object comes from.

@@ -13,7 +13,7 @@ use std::{error::Error as _, sync::Arc};
 use futures::future::join_all;
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{ApiResource, DeleteParams, GroupVersionKind, Patch, PatchParams, Preconditions, TypeMeta},
+    api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions},
     core::DynamicResourceScope,
 };
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ use self::{
 };
 use crate::{
     api::VirtualMachine,
-    observed::FIELD_MANAGER,
+    observed::{FIELD_MANAGER, resource},
     plan::{self, Action, Plan},
     render::{Lifetime, ObjectKey, Rendered, Update},
     status,
@@ -116,12 +116,6 @@ pub fn is_transient(error: &kube::Error) -> bool {
         kube::Error::Api(status) => matches!(status.code, 409 | 410 | 429) || status.code >= 500,
         _ => true,
     }
-}
-
-/// The resource of a kind. Its plural is derived from the kind, as all built-in kinds and most others form it.
-pub fn resource(key: &TypeMeta) -> ApiResource {
-    let (group, version) = key.api_version.split_once('/').unwrap_or(("", &key.api_version));
-    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &key.kind))
 }
 
 /// The namespace of a machine and of all that is made for it.

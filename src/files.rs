@@ -95,15 +95,17 @@ pub fn sources(folder: &Path) -> Result<Sources, FileError> {
     Ok(sources)
 }
 
-/// The content of the ConfigMap that is mounted as the folder of templates.
-pub fn of_config_map(data: Files) -> Sources {
-    divided(data.into_iter().map(|(key, text)| (path(&key), text)).collect())
+/// The content of a ConfigMap by the paths that its keys stand for.
+pub fn unpacked(data: Files) -> Files {
+    data.into_iter().map(|(key, text)| (path(&key), text)).collect()
 }
 
-fn divided(files: Files) -> Sources {
+/// The templates for all machines, and those of named sets, by their paths.
+pub fn divided(files: Files) -> Sources {
     let mut sources = Sources::default();
     for (name, text) in files {
-        match name.strip_prefix("sets/").and_then(|rest| rest.split_once('/')) {
+        let below = name.strip_prefix(SETS).and_then(|rest| rest.strip_prefix('/'));
+        match below.and_then(|rest| rest.split_once('/')) {
             Some((set, name)) => drop(sources.sets.entry(set.to_owned()).or_default().insert(name.to_owned(), text)),
             None => drop(sources.base.insert(name, text)),
         }
@@ -125,7 +127,7 @@ pub fn files(folder: &Path) -> Result<Files, FileError> {
 const SLASH: &str = "__";
 
 /// The path that a ConfigMap's key stands for.
-pub fn path(key: &str) -> String {
+fn path(key: &str) -> String {
     key.replace(SLASH, "/")
 }
 

@@ -10,19 +10,18 @@ pub mod openapi;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
-    observed::Observed,
     render::{
-        Facts, Files, Library, ObjectKey, Rendered, Sources, TemplateError, TemplateSet,
+        Files, Library, ObjectKey, Rendered, Sources, TemplateError, TemplateSet,
         context::TOOL_LABELS,
+        first_start,
         outline::{Mention, Outline},
-        render, schema,
+        schema,
     },
 };
 
@@ -118,7 +117,7 @@ pub fn lint(sources: &Sources, machines: &[VirtualMachine], config: &ReconcilerC
         let mut shown: BTreeMap<Finding, (String, Vec<&str>)> = BTreeMap::new();
         let mut made: BTreeMap<(Option<String>, ObjectKey), &str> = BTreeMap::new();
         for vm in machines {
-            let chosen = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref());
+            let chosen = vm.template_set();
             if chosen.is_some() && chosen != name {
                 continue;
             }
@@ -150,7 +149,7 @@ pub fn lint(sources: &Sources, machines: &[VirtualMachine], config: &ReconcilerC
         }));
     }
     for vm in machines {
-        let chosen = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref());
+        let chosen = vm.template_set();
         if let Some(chosen) = chosen.filter(|chosen| !sources.sets.contains_key(*chosen))
             && let Err(error) = library.get(Some(chosen))
         {
@@ -351,9 +350,7 @@ fn names(set: &TemplateSet) -> Vec<Finding> {
 
 /// The objects of a machine that are not the built-in templates' alone, and what is wrong with them.
 fn objects(set: &TemplateSet, vm: &VirtualMachine, config: &ReconcilerConfig) -> (Vec<Rendered>, Vec<Finding>) {
-    let observed = Observed { objects: Vec::new(), now: Timestamp::UNIX_EPOCH };
-    let facts = Facts { display_password: "random".into() };
-    let mut objects = match render(vm, &observed, config, &facts, set) {
+    let mut objects = match first_start(vm, config, set) {
         Ok(objects) => objects,
         Err(error) => return (Vec::new(), vec![Finding::error("render", &error)]),
     };

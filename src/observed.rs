@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     ResourceExt,
-    core::{DynamicObject, TypeMeta},
+    core::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -28,6 +28,11 @@ pub struct Observed {
 }
 
 impl Observed {
+    /// Of a machine that has no objects yet.
+    pub fn nothing(now: Timestamp) -> Self {
+        Self { objects: Vec::new(), now }
+    }
+
     /// The object of that name.
     pub fn get(&self, key: &ObjectKey) -> Option<&Arc<Object>> {
         self.objects.iter().find(|object| object.key == *key)
@@ -45,6 +50,12 @@ impl Observed {
                 && object.labels.get("app.kubernetes.io/component").is_some_and(|value| value == "display-secret")
         })
     }
+}
+
+/// The resource of a kind. Its plural is derived from the kind, as all built-in kinds and most others form it.
+pub fn resource(key: &TypeMeta) -> ApiResource {
+    let (group, version) = key.api_version.split_once('/').unwrap_or(("", &key.api_version));
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &key.kind))
 }
 
 /// An object of the cluster, trimmed to what decisions need.

@@ -10,8 +10,10 @@
 //! No clock, no network, no randomness: what is random comes in as [`Facts`]. Nothing here knows which kinds of objects
 //! the templates make.
 
+pub mod builtin;
 pub mod check;
 pub mod context;
+mod error;
 pub mod functions;
 pub mod outline;
 pub mod output;
@@ -21,11 +23,14 @@ pub mod templates;
 pub mod values;
 mod write;
 
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+
 use crate::{api::VirtualMachine, config::ReconcilerConfig, observed::Observed};
 
 pub use context::Facts;
+pub use error::TemplateError;
 pub use output::{Lifetime, ObjectKey, Rendered, Update};
-pub use templates::{Files, Library, Sources, TemplateError, TemplateSet};
+pub use templates::{Files, Library, Sources, TemplateSet};
 
 use output::Wrong;
 
@@ -83,6 +88,30 @@ pub fn render(
             return Err(templates.wrong(name, refused(message)));
         }
         objects.push(Rendered { name: name.to_owned(), patches, ..object });
+    }
+    Ok(objects)
+}
+
+/// Renders a machine as if it were made for the first time, without a cluster. One that has no UID yet and no time at which it
+/// was made gets some, because templates may rely on what each machine in a cluster has.
+///
+/// # Errors
+/// As [`render`].
+pub fn first_start(
+    vm: &VirtualMachine,
+    config: &ReconcilerConfig,
+    templates: &TemplateSet,
+) -> Result<Vec<Rendered>, TemplateError> {
+    let facts = Facts { display_password: "random".into() };
+    let mut vm = vm.clone();
+    let is_made_up = vm.metadata.uid.is_none();
+    vm.metadata.uid.get_or_insert_with(|| "00000000-0000-4000-8000-000000000000".into());
+    vm.metadata.creation_timestamp.get_or_insert(Time(Timestamp::UNIX_EPOCH));
+    let mut objects = render(&vm, &Observed::nothing(Timestamp::UNIX_EPOCH), config, &facts, templates)?;
+    for object in objects.iter_mut().filter(|_| is_made_up) {
+        if let Some(metadata) = object.value["metadata"].as_object_mut() {
+            metadata.remove("ownerReferences");
+        }
     }
     Ok(objects)
 }

@@ -112,9 +112,8 @@ pub fn status(
     status.insert("power".into(), json!(power));
     status.insert("conditions".into(), with_whole_seconds(json!(conditions), &conditions));
     if let (Ok(_), Some(set)) = (rendered, source.set) {
-        let name = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_ref());
         let mut templates = json!({ "version": set.version() });
-        if let Some(name) = name {
+        if let Some(name) = vm.template_set() {
             templates["set"] = json!(name);
         }
         status.insert("templates".into(), templates);

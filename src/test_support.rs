@@ -54,7 +54,7 @@ pub(crate) fn rendered(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered
 
 /// An empty cluster.
 pub(crate) fn nothing() -> Observed {
-    Observed { objects: Vec::new(), now: noon() }
+    Observed::nothing(noon())
 }
 
 /// A cluster in which these objects were applied, each changed by `edit`.

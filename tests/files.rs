@@ -173,7 +173,7 @@ mod documentation {
     #[test]
     #[cfg(feature = "schema")]
     fn the_page_about_templates_lists_blocks_functions_and_rules() {
-        use vm_operator::{lint::RULES, render::functions::TABLE, render::templates::BLOCKS};
+        use vm_operator::{lint::RULES, render::builtin::BLOCKS, render::functions::TABLE};
 
         let cell = |text: &str| text.replace('|', "\\|");
         let blocks = BLOCKS

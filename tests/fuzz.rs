@@ -24,7 +24,7 @@ use vm_operator::{
     config::ReconcilerConfig,
     lint::lint,
     observed::Observed,
-    render::{Facts, Files, Rendered, Sources, TemplateSet, check, render, templates::BUILTIN},
+    render::{Facts, Files, Rendered, Sources, TemplateSet, builtin::BUILTIN, check, render},
 };
 
 /// How long one round may take before it counts as one that does not end. The rendering of a template alone is bounded by its steps to

@@ -6,16 +6,16 @@ use clap::Args;
 use k8s_openapi::{api::core::v1::ConfigMap, jiff::Timestamp};
 use kube::{
     Api, Client, ResourceExt,
-    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, TypeMeta},
+    api::{DynamicObject, ListParams, Patch, PatchParams, TypeMeta},
 };
 use serde_json::Value;
 
-use super::{Failure, Settings, print, set_of, yaml};
+use super::{Failure, Settings, print, yaml};
 use crate::{
     api::{SET_LABEL, VirtualMachine},
     config::{Config, ReconcilerConfig},
     files::{self, FileError},
-    observed::{FIELD_MANAGER, Object, Observed},
+    observed::{FIELD_MANAGER, Object, Observed, resource},
     plan::{Action, Plan, Wait, Why, plan},
     render::{Facts, Library, ObjectKey, Rendered, TemplateError, Update, output, render},
     status::storage::storage,
@@ -82,11 +82,11 @@ async fn installed(client: &Client, home: &str, settings: &Settings) -> Result<(
         None => {
             let base =
                 maps.get_opt("vm-operator-templates").await.map_err(failed("ConfigMap vm-operator-templates"))?;
-            let mut sources = files::of_config_map(base.and_then(|map| map.data).unwrap_or_default());
+            let mut sources = files::divided(files::unpacked(base.and_then(|map| map.data).unwrap_or_default()));
             let sets = maps.list(&ListParams::default().labels(SET_LABEL)).await.map_err(failed("template sets"))?;
             for map in sets {
                 let name = map.labels().get(SET_LABEL).cloned().unwrap_or_default();
-                sources.sets.entry(name).or_default().extend(files::of_config_map(map.data.unwrap_or_default()).base);
+                sources.sets.entry(name).or_default().extend(files::unpacked(map.data.unwrap_or_default()));
             }
             Library::new(&sources)
         }
@@ -133,9 +133,9 @@ impl Seen {
         settings: &Settings,
     ) -> Result<Self, Failure> {
         let wrong = |error: TemplateError| FileError::template(settings.templates.as_deref(), &error);
-        let set = library.get(set_of(vm)).map_err(wrong)?;
+        let set = library.get(vm.template_set()).map_err(wrong)?;
         let facts = Facts { display_password: "(random)".into() };
-        let mut observed = Observed { objects: Vec::new(), now: Timestamp::now() };
+        let mut observed = Observed::nothing(Timestamp::now());
         let mut kinds: BTreeSet<(String, String)> = BTreeSet::new();
         let mut current = Vec::new();
         // What there is decides what is rendered (old names of claims, secrets of people): twice is enough.
@@ -173,11 +173,6 @@ impl Seen {
                 && object.name_any() == key.name
         })
     }
-}
-
-fn resource(types: &TypeMeta) -> ApiResource {
-    let (group, version) = types.api_version.split_once('/').unwrap_or(("", &types.api_version));
-    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &types.kind))
 }
 
 async fn list(client: &Client, vm: &VirtualMachine, types: &TypeMeta) -> Result<Vec<DynamicObject>, Failure> {

@@ -13,17 +13,18 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use similar::{ChangeTag, TextDiff};
 
-use super::{Failure, Files, Format, Settings, first_start, machines, origin, print, set_of, yaml};
+use super::{Failure, Files, Format, Settings, first_start, machines, origin, print, yaml};
 use crate::{
     api::{SET_LABEL, VirtualMachine},
     config::ReconcilerConfig,
     files::{self, CASES, FileError, SETS},
     lint::{self, Finding, Severity},
     render::{
-        Library, Sources, check,
+        Library, Sources,
+        builtin::{BLOCKS, BUILTIN},
+        check,
         context::VERSION,
         functions, output, schema,
-        templates::{BLOCKS, BUILTIN},
         values::SCHEMA,
     },
 };
@@ -451,7 +452,7 @@ fn test(folder: &Path, update: bool, output: &mut Vec<u8>) -> Result<u8, Failure
 
 /// What a case becomes. What a release of the manager changes by itself is left out.
 fn outcome(library: &Library, vm: &VirtualMachine, config: &ReconcilerConfig) -> Result<String, Failure> {
-    let rendered = library.get(set_of(vm)).and_then(|set| Ok((set, first_start(vm, config, set)?)));
+    let rendered = library.get(vm.template_set()).and_then(|set| Ok((set, first_start(vm, config, set)?)));
     let (set, objects) = match rendered {
         Ok(rendered) => rendered,
         Err(error) => return Ok(format!("# error: {error}\n")),

@@ -183,7 +183,7 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
         let facts = Facts { display_password: String::new() };
         for (vm, observed) in machines {
             let say = |file: &str| {
-                writeln!(output, "{file}\t{}", check::full_name(&vm))?;
+                writeln!(output, "{file}\t{}", vm.full_name())?;
                 output.flush()
             };
             render::trace(&vm, &observed, &config, &facts, &new, say)?;

@@ -66,18 +66,13 @@ impl InForce {
     /// # Errors
     /// Why there is none.
     pub fn of(&self, vm: &VirtualMachine) -> Result<&TemplateSet, TemplateError> {
-        self.library.get(set_of(vm))
+        self.library.get(vm.template_set())
     }
 
     /// Why the newest version of a machine's set is not the one that is used.
     pub fn refusal(&self, vm: &VirtualMachine) -> Option<&TemplateError> {
-        self.refused.get(&set_of(vm).map(str::to_owned))
+        self.refused.get(&vm.template_set().map(str::to_owned))
     }
-}
-
-/// The name of the set that a machine chooses.
-fn set_of(vm: &VirtualMachine) -> Option<&str> {
-    vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref())
 }
 
 /// The ConfigMaps that hold named sets, each with the name of its set.
@@ -156,9 +151,7 @@ impl Loader {
         let library = in_force.library.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?)));
         let mut deadly = Vec::new();
         for (name, set) in library.filter(|(_, set)| *set.layers() != Layers::default()) {
-            let examples = || {
-                check::examples().into_iter().map(|vm| (vm, Observed { objects: Vec::new(), now: Timestamp::now() }))
-            };
+            let examples = || check::examples().into_iter().map(|vm| (vm, Observed::nothing(Timestamp::now())));
             if let Err(sandbox::Failure::Refused(error, None)) =
                 sandbox::check(None, set, examples, &ReconcilerConfig::default()).await
             {
@@ -270,7 +263,7 @@ impl Loader {
             if compiled.all().any(|(compiled, _)| compiled == Some(name)) {
                 continue;
             }
-            let users = machines(known).filter(|vm| set_of(vm) == Some(name)).count();
+            let users = machines(known).filter(|vm| vm.template_set() == Some(name)).count();
             if users > 0 {
                 let error = TemplateError::refused(
                     &format!("sets/{name}"),
@@ -298,7 +291,7 @@ impl Loader {
         cluster: &Cluster,
         config: &Arc<ReconcilerConfig>,
     ) -> Result<TemplateSet, Option<Refused>> {
-        let users = || observed(known).filter(|(vm, _)| set_of(vm) == name);
+        let users = || observed(known).filter(|(vm, _)| vm.template_set() == name);
         let Outcome { machines, changed, samples } = match sandbox::check(before.as_ref(), &set, users, config).await {
             Ok(outcome) => outcome,
             Err(sandbox::Failure::Refused(error, vm)) => return Err(Some(Refused { error, vm })),
@@ -346,7 +339,7 @@ impl Loader {
         now: &Gathered,
         teller: &Teller,
     ) {
-        let machine = vm.map(check::full_name);
+        let machine = vm.map(VirtualMachine::full_name);
         error!(set = set.unwrap_or("(all)"), vm = machine, %error, "new templates are not used; the last good ones stay in force");
         let with = machine.map(|machine| format!(" (seen with {machine})")).unwrap_or_default();
         let note = format!("new templates are not used, the last good ones stay in force: {error}{with}");
@@ -423,6 +416,5 @@ async fn follow_maps(api: Api<ConfigMap>, sender: watch::Sender<Gathered>, liste
 
 fn content(map: ConfigMap) -> (String, Files) {
     let set = map.labels().get(SET_LABEL).cloned().unwrap_or_default();
-    let data = map.data.unwrap_or_default().into_iter();
-    (set, data.map(|(key, text)| (files::path(&key), text)).collect())
+    (set, files::unpacked(map.data.unwrap_or_default()))
 }

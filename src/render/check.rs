@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use kube::ResourceExt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -109,11 +108,6 @@ fn shape(value: &Value) -> String {
     }
 }
 
-/// A machine's full name, for people.
-pub fn full_name(vm: &VirtualMachine) -> String {
-    format!("{}/{}", vm.namespace().unwrap_or_default(), vm.name_any())
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -164,7 +158,7 @@ mod tests {
     fn a_machine_that_could_be_rendered_must_be() {
         let new = set(&[("x.yaml.j2", "{% if values.size == 'pear' %}{{ nothing }}{% endif %}")]);
         let refusal = check(Some(&set(&[])), &new, machines(), &ReconcilerConfig::default()).unwrap_err();
-        assert_eq!((full_name(&refusal.vm).as_str(), refusal.error.template.as_str()), ("orchard/pear", "x.yaml.j2"));
+        assert_eq!((refusal.vm.full_name().as_str(), refusal.error.template.as_str()), ("orchard/pear", "x.yaml.j2"));
         // With nothing in force before it is the machine's own trouble, and so it is if the old set fails too.
         assert_eq!(check(None, &new, machines(), &ReconcilerConfig::default()).unwrap().machines, 1);
         assert_eq!(check(Some(&new), &new, machines(), &ReconcilerConfig::default()).unwrap().machines, 1);

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use wildmatch::WildMatch;
 
-use super::templates::TemplateError;
+use super::TemplateError;
 
 /// What a file is called that holds patches.
 pub const SUFFIX: &str = ".patch.yaml";
@@ -93,15 +93,7 @@ impl Patch {
         let mut patches = Vec::new();
         let mut targets = text.lines().zip(1..).filter(|(line, _)| line.starts_with("target:")).map(|(_, line)| line);
         for (index, document) in serde_yaml::Deserializer::from_str(text).enumerate() {
-            let wrong = |error: serde_yaml::Error| {
-                let place = error.location();
-                TemplateError {
-                    template: file.to_owned(),
-                    line: place.as_ref().map(|place| place.line()),
-                    column: place.as_ref().map(|place| place.column()),
-                    message: format!("not a patch: {error}"),
-                }
-            };
+            let wrong = |error: serde_yaml::Error| TemplateError::yaml(file, "not a patch: ", &error);
             let Some(Document { target, json_patch, merge_patch }) =
                 Option::<Document>::deserialize(document).map_err(wrong)?
             else {

@@ -18,11 +18,13 @@ use std::{
     sync::Arc,
 };
 
-use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value, syntax::SyntaxConfig};
+use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, syntax::SyntaxConfig};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
+    TemplateError,
+    builtin::{BUILTIN, RENAMED_BLOCKS, Renamed},
     functions,
     outline::Outline,
     output::{Wrong, digest},
@@ -52,18 +54,6 @@ pub struct Layers {
     pub named: Option<(String, Files)>,
 }
 
-/// The built-in templates, from `templates/`.
-pub const BUILTIN: [(&str, &str); 8] = [
-    ("cloud-init-config-map.yaml.j2", include_str!("../../templates/cloud-init-config-map.yaml.j2")),
-    ("cloud-init-secret.yaml.j2", include_str!("../../templates/cloud-init-secret.yaml.j2")),
-    ("config-map.yaml.j2", include_str!("../../templates/config-map.yaml.j2")),
-    ("disk-pvcs.yaml.j2", include_str!("../../templates/disk-pvcs.yaml.j2")),
-    ("display-secret.yaml.j2", include_str!("../../templates/display-secret.yaml.j2")),
-    ("pod.yaml.j2", include_str!("../../templates/pod.yaml.j2")),
-    ("runner-data-pvc.yaml.j2", include_str!("../../templates/runner-data-pvc.yaml.j2")),
-    ("service.yaml.j2", include_str!("../../templates/service.yaml.j2")),
-];
-
 /// What a template is called that is rendered.
 pub const SUFFIX: &str = ".yaml.j2";
 /// What every template is called.
@@ -72,131 +62,6 @@ const TEMPLATE: &str = ".j2";
 const FUEL: u64 = 1_000_000;
 /// The most text that one template may render, in bytes: the limit of an object in etcd is 1.5 MiB.
 const MAXIMUM_OUTPUT: usize = 2 << 20;
-
-/// The blocks of the built-in templates: template, block, what it is for, since which version. An interface: they keep their
-/// names and places.
-pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
-    ("cloud-init-config-map.yaml.j2", "labels", "labels to add", "0.1"),
-    ("cloud-init-config-map.yaml.j2", "annotations", "annotations to add", "0.1"),
-    ("cloud-init-secret.yaml.j2", "labels", "labels to add", "0.1"),
-    ("cloud-init-secret.yaml.j2", "annotations", "annotations to add", "0.1"),
-    ("config-map.yaml.j2", "labels", "labels to add", "0.1"),
-    ("config-map.yaml.j2", "annotations", "annotations to add", "0.1"),
-    ("config-map.yaml.j2", "data", "further files beside the runner's `config.yaml`", "0.1"),
-    ("disk-pvcs.yaml.j2", "labels", "labels to add to the claim of `disk`", "0.1"),
-    ("disk-pvcs.yaml.j2", "annotations", "annotations to add", "0.1"),
-    ("disk-pvcs.yaml.j2", "spec", "the fields of the claim's `spec`, from `disk.spec`", "0.1"),
-    ("display-secret.yaml.j2", "labels", "labels to add", "0.1"),
-    ("display-secret.yaml.j2", "annotations", "annotations to add", "0.1"),
-    ("pod.yaml.j2", "labels", "labels to add; on a running machine they change at once", "0.1"),
-    (
-        "pod.yaml.j2",
-        "annotations",
-        "annotations to add, such as those of a network or a mesh; they change at once",
-        "0.1",
-    ),
-    ("pod.yaml.j2", "spec", "the whole `spec`; with `super()`, a place for further fields of it", "0.1"),
-    ("pod.yaml.j2", "pod_security_context", "`securityContext` of the Pod", "0.1"),
-    (
-        "pod.yaml.j2",
-        "scheduling",
-        "`nodeName`, `nodeSelector`, `affinity`; the place for tolerations and a priority",
-        "0.1",
-    ),
-    ("pod.yaml.j2", "init_containers", "empty: the place for `initContainers`", "0.1"),
-    ("pod.yaml.j2", "containers", "the list of containers; with `super()`, a place for sidecars", "0.1"),
-    (
-        "pod.yaml.j2",
-        "security_context",
-        "`securityContext` of the runner's container: privileged for KVM and taps",
-        "0.1",
-    ),
-    ("pod.yaml.j2", "resources", "`resources` of the runner's container", "0.1"),
-    ("pod.yaml.j2", "ports", "its `ports`: the display's", "0.1"),
-    ("pod.yaml.j2", "environment", "its `env`; with `super()`, a place for further variables", "0.1"),
-    ("pod.yaml.j2", "volume_mounts", "empty: the place for further mounts in the runner's container", "0.1"),
-    ("pod.yaml.j2", "volumes", "empty: the place for further volumes", "0.1"),
-    ("pod.yaml.j2", "config_sources", "what is projected into the runner's folder of configuration", "0.1"),
-    ("runner-data-pvc.yaml.j2", "labels", "labels to add", "0.1"),
-    ("runner-data-pvc.yaml.j2", "annotations", "annotations to add", "0.1"),
-    ("runner-data-pvc.yaml.j2", "spec", "the claim's `spec`", "0.1"),
-    ("service.yaml.j2", "labels", "labels to add", "0.1"),
-    ("service.yaml.j2", "annotations", "annotations to add", "0.1"),
-    ("service.yaml.j2", "spec", "type, selector and ports", "0.1"),
-    ("service.yaml.j2", "ports", "the list of ports: the display's", "0.1"),
-];
-
-/// Blocks of built-in templates that have another name now: template, old name, new name, since which version.
-const RENAMED_BLOCKS: &[Renamed] = &[];
-type Renamed = (&'static str, &'static str, &'static str, &'static str);
-
-/// What is wrong in which template.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[error("{template}{}: {message}", position(*.line, *.column))]
-pub struct TemplateError {
-    /// The file in the operator's folder; `builtin/` stands before the name of a built-in template.
-    pub template: String,
-    /// The line in the template, from 1.
-    pub line: Option<usize>,
-    /// The column in that line, from 1.
-    pub column: Option<usize>,
-    /// What is wrong.
-    pub message: String,
-}
-
-fn position(line: Option<usize>, column: Option<usize>) -> String {
-    let mut text = String::new();
-    for number in [line, column].into_iter().flatten() {
-        let _ = write!(text, ":{number}");
-    }
-    text
-}
-
-impl TemplateError {
-    /// What is wrong with a file as a whole, or with what it makes.
-    pub fn refused(template: &str, message: impl Into<String>) -> Self {
-        Self { template: template.into(), line: None, column: None, message: message.into() }
-    }
-
-    /// A machine that can't be made into a context.
-    pub(super) fn context(error: serde_json::Error) -> Self {
-        Self::refused("(context)", error.to_string())
-    }
-
-    fn new(template: &str, error: &minijinja::Error) -> Self {
-        // The innermost error is where it happened; those around it are the `extends` and `include` on the way.
-        let mut innermost = error;
-        let mut source = std::error::Error::source(error);
-        while let Some(cause) = source {
-            if let Some(cause) = cause.downcast_ref::<minijinja::Error>().filter(|cause| cause.line().is_some()) {
-                innermost = cause;
-            }
-            source = cause.source();
-        }
-        let column = innermost.range().zip(innermost.template_source()).map(|(range, source)| {
-            let start = source.get(..range.start).unwrap_or(source);
-            start.rsplit('\n').next().unwrap_or(start).chars().count() + 1
-        });
-        let message = match (innermost.kind(), innermost.detail()) {
-            (ErrorKind::OutOfFuel, _) => "it takes too many steps: is there a loop that does not end?".into(),
-            (kind, Some(detail)) => format!("{kind}: {detail}"),
-            // What is not there has no detail in a macro.
-            (kind, None) => match innermost.range().zip(innermost.template_source()) {
-                Some((range, source)) if kind == ErrorKind::UndefinedError => {
-                    format!("{kind}: `{}` is undefined", source.get(range).unwrap_or_default().trim())
-                }
-                _ => kind.to_string(),
-            },
-        };
-        let cause = std::error::Error::source(innermost).map(|cause| format!(": {cause}")).unwrap_or_default();
-        Self {
-            template: innermost.name().unwrap_or(template).into(),
-            line: innermost.line(),
-            column,
-            message: message + &cause,
-        }
-    }
-}
 
 /// The template sets of all machines: those that can be used, and why the others can't.
 #[derive(Debug)]
@@ -412,31 +277,30 @@ impl TemplateSet {
         })
     }
 
+    /// A template and those that it extends, one after the other.
+    fn chain(&self, name: &str) -> Vec<(String, Outline)> {
+        let mut chain: Vec<(String, Outline)> = Vec::new();
+        let mut next = Some(name.to_owned());
+        while let Some(name) = next.filter(|name| chain.iter().all(|(known, _)| known != name)) {
+            let Some(source) = self.source(&name) else { break };
+            let outline = Outline::of(&source);
+            next = outline.extends.as_ref().map(|extends| extends.name.clone());
+            chain.push((name, outline));
+        }
+        chain
+    }
+
     /// The blocks of a template and of those that it extends.
     pub fn blocks(&self, name: &str) -> BTreeSet<String> {
-        let (mut blocks, mut seen) = (BTreeSet::new(), BTreeSet::new());
-        let mut next = Some(name.to_owned());
-        while let Some(name) = next.filter(|name| seen.insert(name.clone())) {
-            let Ok(template) = self.environment.get_template(&name) else { break };
-            let outline = Outline::of(template.source());
-            blocks.extend(outline.blocks.into_iter().map(|(block, _)| block.name));
-            next = outline.extends.map(|extends| extends.name);
-        }
-        blocks
+        self.chain(name).into_iter().flat_map(|(_, outline)| outline.blocks).map(|(block, _)| block.name).collect()
     }
 
     /// Where a template comes from, the last change first: each file with the blocks that it sets.
     pub fn lineage(&self, name: &str) -> Vec<(String, Vec<String>)> {
-        let (mut lineage, mut seen) = (Vec::new(), BTreeSet::new());
-        let mut next = Some(name.to_owned());
-        while let Some(name) = next.filter(|name| seen.insert(name.clone())) {
-            let Some(source) = self.source(&name) else { break };
-            let outline = Outline::of(&source);
-            let blocks = outline.blocks.into_iter().filter(|(_, top)| *top).map(|(block, _)| block.name).collect();
-            lineage.push((self.place(&name).to_owned(), blocks));
-            next = outline.extends.map(|extends| extends.name);
-        }
-        lineage
+        let set = |outline: Outline| {
+            outline.blocks.into_iter().filter(|(_, top)| *top).map(|(block, _)| block.name).collect()
+        };
+        self.chain(name).into_iter().map(|(name, outline)| (self.place(&name).to_owned(), set(outline))).collect()
     }
 
     /// The names of the templates that are rendered, sorted.
@@ -550,20 +414,9 @@ impl TemplateSet {
         let line = |name: &str| line_like(&self.source(name)?, &near, last);
         // It may have come from a template that this one extends.
         let chain = self.chain(name);
-        let holds = |name: &&String| !near.is_empty() && self.source(name).is_some_and(|source| source.contains(&near));
-        let name = chain.iter().find(holds).map_or(name, String::as_str);
+        let holds = |name: &&str| !near.is_empty() && self.source(name).is_some_and(|source| source.contains(&near));
+        let name = chain.iter().map(|(name, _)| name.as_str()).find(holds).unwrap_or(name);
         TemplateError { line: line(name), ..TemplateError::refused(self.place(name), message) }
-    }
-
-    /// A template and those that it extends, one after the other.
-    fn chain(&self, name: &str) -> Vec<String> {
-        let mut chain: Vec<String> = Vec::new();
-        let mut next = Some(name.to_owned());
-        while let Some(name) = next.filter(|name| !chain.contains(name)) {
-            next = self.source(&name).and_then(|source| Outline::of(&source).extends).map(|extends| extends.name);
-            chain.push(name);
-        }
-        chain
     }
 
     /// The error with the file that its template comes from.
@@ -681,6 +534,8 @@ mod tests {
 
     #[test]
     fn the_table_of_blocks_is_that_of_the_templates() {
+        use crate::render::builtin::BLOCKS;
+
         let set = TemplateSet::builtin().unwrap();
         let there: BTreeSet<(String, String)> = BUILTIN
             .iter()

@@ -8,7 +8,7 @@
 
 use serde_json::{Map, Value};
 
-use super::templates::TemplateError;
+use super::TemplateError;
 
 /// The file with a set's values, and the one with the JSON schema that all values must fit.
 pub const FILE: &str = "values.yaml";
@@ -45,15 +45,8 @@ impl Values {
     /// # Errors
     /// If it is not a YAML map.
     pub fn add_defaults(&mut self, file: &str, text: &str) -> Result<(), TemplateError> {
-        let map: Option<Map<String, Value>> = serde_yaml::from_str(text).map_err(|error| {
-            let place = error.location();
-            TemplateError {
-                template: file.to_owned(),
-                line: place.as_ref().map(|place| place.line()),
-                column: place.as_ref().map(|place| place.column()),
-                message: error.to_string(),
-            }
-        })?;
+        let map: Option<Map<String, Value>> =
+            serde_yaml::from_str(text).map_err(|error| TemplateError::yaml(file, "", &error))?;
         merge(&mut self.defaults, &map.unwrap_or_default());
         Ok(())
     }

@@ -11,9 +11,9 @@
 mod load;
 mod plot;
 mod process;
+mod table;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -183,7 +183,7 @@ pub fn run_bench(options: &Options) -> Result<()> {
     for count in &options.counts {
         eprintln!("· {count} machines ...");
         let figures = runtime.block_on(measure(*count, &manager, options))?;
-        println!("{}", table(&figures));
+        println!("{}", table::of(&figures));
         report.figures.push(figures);
     }
     let dir = root().join("bench/results");
@@ -593,117 +593,4 @@ impl Scene<'_> {
             requests: counted(&self.cluster.requests().await?.since(&before)),
         })
     }
-}
-
-fn is_read(request: &str) -> bool {
-    request.starts_with("GET ") || request.starts_with("LIST ")
-}
-
-fn sum(requests: &BTreeMap<String, u64>, keep: impl Fn(&str) -> bool) -> u64 {
-    requests.iter().filter(|(request, _)| keep(request)).map(|(_, count)| count).sum()
-}
-
-fn listed(requests: &BTreeMap<String, u64>) -> String {
-    if requests.is_empty() {
-        return "none".into();
-    }
-    requests.iter().map(|(request, count)| format!("{count} {request}")).collect::<Vec<_>>().join(", ")
-}
-
-/// The figures as a table of Markdown, with the budgets where there are some.
-fn table(figures: &Figures) -> String {
-    let n = figures.n as f64;
-    let mut rows: Vec<[String; 4]> = vec![];
-    let mut row = |what: &str, figure: String, budget: &str, met: Option<bool>| {
-        let met = met.map_or("", |met| if met { "met" } else { "MISSED" });
-        rows.push([what.into(), figure, budget.into(), met.into()]);
-    };
-    let ratio = figures.raw_pods_s / figures.pods_s;
-    let all: Vec<String> = figures.ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
-    row(
-        "raw limit: all Pods",
-        format!("{:.2} s ({} writes per VM)", figures.raw_pods_s, figures.raw_writes_per_vm),
-        "",
-        None,
-    );
-    row("manager: all Pods", format!("{:.2} s", figures.pods_s), "", None);
-    row(
-        "rate against the raw limit",
-        format!("{ratio:.2} (of {})", all.join(", ")),
-        "at least 0.8",
-        Some(ratio >= 0.8),
-    );
-    row("manager: all done", format!("{:.2} s", figures.settled_s), "", None);
-    row("manager: CPU", format!("{:.2} s, {:.1} ms per VM", figures.cpu_s, figures.cpu_s / n * 1e3), "", None);
-    row(
-        "API server and etcd: CPU",
-        format!("{:.1} s (raw limit {:.1} s)", figures.control_plane_cpu_s, figures.raw_control_plane_cpu_s),
-        "",
-        None,
-    );
-    let objects = figures.objects_per_vm as f64;
-    let status = sum(&figures.requests, |request| request.ends_with("vms/status")) as f64 / n;
-    let events = sum(&figures.requests, |request| request.ends_with("events")) as f64 / n;
-    let others = |request: &str| !is_read(request) && !request.ends_with("vms/status") && !request.ends_with("events");
-    let writes = sum(&figures.requests, others) as f64 / n;
-    row("writes of objects per VM", format!("{writes:.2}"), &format!("at most {objects}"), Some(writes <= objects));
-    row("writes of status per VM", format!("{status:.2}"), "at most 2", Some(status <= 2.0));
-    row("events per VM", format!("{events:.2}"), "", None);
-    let reads = sum(&figures.requests, is_read) as f64 / n;
-    row("reads per VM", format!("{reads:.2}"), "under 1", Some(reads < 1.0));
-    row("requests", listed(&figures.requests), "", None);
-    row("warnings in the log", figures.complaints.to_string(), "", None);
-    let memory = |mb: f64| {
-        let per_vm = (mb - figures.rss_empty) * 1e3 / n;
-        (format!("{mb:.1} MB, {per_vm:.0} kB per VM"), Some(mb <= 20.0 + 0.025 * n))
-    };
-    let budget = format!("under {:.1} MB", 20.0 + 0.025 * n);
-    row("memory without VMs", format!("{:.1} MB", figures.rss_empty), "under 20 MB", Some(figures.rss_empty < 20.0));
-    let (figure, met) = memory(figures.peak);
-    row("memory, at most", figure, &budget, met);
-    let (figure, met) = memory(figures.rss);
-    row("memory, afterwards", figure, &budget, met);
-    if let Some(rest) = &figures.rest {
-        let what = format!("requests at rest, {} s", rest.seconds);
-        row(&what, listed(&rest.requests), "0", Some(rest.requests.is_empty()));
-        row("CPU at rest", format!("{:.2} s", rest.cpu_s), "", None);
-    }
-    if let Some(restart) = &figures.restart {
-        let writes = sum(&restart.requests, |request| !is_read(request));
-        row("restart: end", format!("{:.2} s", restart.stop_s), "", None);
-        row("restart: caught up", format!("{:.2} s, CPU {:.2} s", restart.caught_up_s, restart.cpu_s), "", None);
-        row("restart: requests", listed(&restart.requests), "no write", Some(writes == 0));
-        let (figure, met) = memory(restart.peak);
-        row("restart: memory, at most", figure, &budget, met);
-        let (figure, met) = memory(restart.rss);
-        row("restart: memory, afterwards", figure, &budget, met);
-    }
-    if let Some(down) = &figures.down {
-        row("a VM made while the manager is down: its Pod", format!("{:.2} s after its start", down.pod_s), "", None);
-    }
-    if let Some(Templates { first_s, pods, .. }) = &figures.templates {
-        row("changed templates: first new object", format!("{first_s:.2} s"), "under 2 s", Some(*first_s < 2.0));
-        row("changed templates: Pods touched", pods.to_string(), "0", Some(*pods == 0));
-    }
-    let templates = figures.templates.as_ref().map(|templates| templates.change.clone());
-    for (name, change) in
-        [("changed templates", &templates), ("update of all", &figures.update), ("deletion of all", &figures.delete)]
-    {
-        let Some(change) = change else { continue };
-        let times = format!("{:.2} s (asked for in {:.2} s), CPU {:.2} s", change.done_s, change.asked_s, change.cpu_s);
-        row(name, times, "", None);
-        let writes = sum(&change.requests, |request| !is_read(request)) as f64 / n;
-        row(
-            &format!("{name}: requests"),
-            format!("{} ({writes:.2} writes per VM)", listed(&change.requests)),
-            "",
-            None,
-        );
-        row(&format!("{name}: memory afterwards"), format!("{:.1} MB", change.rss), "", None);
-    }
-    let mut text = format!("\n| {} VMs | | budget | |\n|---|---|---|---|\n", figures.n);
-    for [what, figure, budget, met] in rows {
-        let _ = writeln!(text, "| {what} | {figure} | {budget} | {met} |");
-    }
-    text
 }

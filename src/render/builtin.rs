@@ -1,0 +1,71 @@
+//! The templates that the programs bring with them, and what of them is an interface.
+
+/// The built-in templates, from `templates/`.
+pub const BUILTIN: [(&str, &str); 8] = [
+    ("cloud-init-config-map.yaml.j2", include_str!("../../templates/cloud-init-config-map.yaml.j2")),
+    ("cloud-init-secret.yaml.j2", include_str!("../../templates/cloud-init-secret.yaml.j2")),
+    ("config-map.yaml.j2", include_str!("../../templates/config-map.yaml.j2")),
+    ("disk-pvcs.yaml.j2", include_str!("../../templates/disk-pvcs.yaml.j2")),
+    ("display-secret.yaml.j2", include_str!("../../templates/display-secret.yaml.j2")),
+    ("pod.yaml.j2", include_str!("../../templates/pod.yaml.j2")),
+    ("runner-data-pvc.yaml.j2", include_str!("../../templates/runner-data-pvc.yaml.j2")),
+    ("service.yaml.j2", include_str!("../../templates/service.yaml.j2")),
+];
+
+/// The blocks of the built-in templates: template, block, what it is for, since which version. An interface: they keep their
+/// names and places.
+pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
+    ("cloud-init-config-map.yaml.j2", "labels", "labels to add", "0.1"),
+    ("cloud-init-config-map.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("cloud-init-secret.yaml.j2", "labels", "labels to add", "0.1"),
+    ("cloud-init-secret.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("config-map.yaml.j2", "labels", "labels to add", "0.1"),
+    ("config-map.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("config-map.yaml.j2", "data", "further files beside the runner's `config.yaml`", "0.1"),
+    ("disk-pvcs.yaml.j2", "labels", "labels to add to the claim of `disk`", "0.1"),
+    ("disk-pvcs.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("disk-pvcs.yaml.j2", "spec", "the fields of the claim's `spec`, from `disk.spec`", "0.1"),
+    ("display-secret.yaml.j2", "labels", "labels to add", "0.1"),
+    ("display-secret.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("pod.yaml.j2", "labels", "labels to add; on a running machine they change at once", "0.1"),
+    (
+        "pod.yaml.j2",
+        "annotations",
+        "annotations to add, such as those of a network or a mesh; they change at once",
+        "0.1",
+    ),
+    ("pod.yaml.j2", "spec", "the whole `spec`; with `super()`, a place for further fields of it", "0.1"),
+    ("pod.yaml.j2", "pod_security_context", "`securityContext` of the Pod", "0.1"),
+    (
+        "pod.yaml.j2",
+        "scheduling",
+        "`nodeName`, `nodeSelector`, `affinity`; the place for tolerations and a priority",
+        "0.1",
+    ),
+    ("pod.yaml.j2", "init_containers", "empty: the place for `initContainers`", "0.1"),
+    ("pod.yaml.j2", "containers", "the list of containers; with `super()`, a place for sidecars", "0.1"),
+    (
+        "pod.yaml.j2",
+        "security_context",
+        "`securityContext` of the runner's container: privileged for KVM and taps",
+        "0.1",
+    ),
+    ("pod.yaml.j2", "resources", "`resources` of the runner's container", "0.1"),
+    ("pod.yaml.j2", "ports", "its `ports`: the display's", "0.1"),
+    ("pod.yaml.j2", "environment", "its `env`; with `super()`, a place for further variables", "0.1"),
+    ("pod.yaml.j2", "volume_mounts", "empty: the place for further mounts in the runner's container", "0.1"),
+    ("pod.yaml.j2", "volumes", "empty: the place for further volumes", "0.1"),
+    ("pod.yaml.j2", "config_sources", "what is projected into the runner's folder of configuration", "0.1"),
+    ("runner-data-pvc.yaml.j2", "labels", "labels to add", "0.1"),
+    ("runner-data-pvc.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("runner-data-pvc.yaml.j2", "spec", "the claim's `spec`", "0.1"),
+    ("service.yaml.j2", "labels", "labels to add", "0.1"),
+    ("service.yaml.j2", "annotations", "annotations to add", "0.1"),
+    ("service.yaml.j2", "spec", "type, selector and ports", "0.1"),
+    ("service.yaml.j2", "ports", "the list of ports: the display's", "0.1"),
+];
+
+/// Blocks of built-in templates that have another name now: template, old name, new name, since which version.
+pub(super) const RENAMED_BLOCKS: &[Renamed] = &[];
+/// See [`RENAMED_BLOCKS`].
+pub(super) type Renamed = (&'static str, &'static str, &'static str, &'static str);

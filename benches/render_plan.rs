@@ -16,6 +16,11 @@ use vm_operator::{
     render::{Facts, Rendered, TemplateSet, render},
 };
 
+// The manager's.
+#[cfg(feature = "manager")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn machine() -> VirtualMachine {
     let text = include_str!("machine.yaml").replace("NAME", "pear");
     let mut vm: VirtualMachine = serde_yaml::from_str(&text).unwrap();
@@ -27,7 +32,7 @@ fn machine() -> VirtualMachine {
 /// The objects as they are in a cluster that has them already.
 fn cluster(objects: &[Rendered]) -> Vec<Arc<Object>> {
     let objects = objects.iter().map(|object| {
-        let mut value = object.value.clone();
+        let mut value = Value::clone(&object.value);
         value["metadata"]["uid"] = json!(object.key.to_string());
         value["metadata"]["managedFields"] =
             json!([{ "manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": field_set(&object.value) }]);

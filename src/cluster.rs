@@ -8,7 +8,7 @@ pub mod events;
 pub mod packed;
 pub mod watch;
 
-use std::{error::Error as _, sync::Arc};
+use std::{error::Error as _, fmt::Debug, sync::Arc};
 
 use futures::future::join_all;
 use kube::{
@@ -16,6 +16,7 @@ use kube::{
     api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions},
     core::DynamicResourceScope,
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tracing::{info, warn};
@@ -183,21 +184,17 @@ impl Cluster {
     async fn apply(&self, vm: &VirtualMachine, object: &Rendered, uid: Option<&str>) -> Result<(), ActionError> {
         let key = &object.key;
         let failed = |source| ActionError::Api { what: "apply", key: key.clone(), source: Box::new(source) };
-        let mut value = object.value.clone();
-        match uid {
-            // The API server then refuses to apply to an object that was made anew meanwhile.
-            Some(uid) => value["metadata"]["uid"] = json!(uid),
-            // An apply merges into whatever has the name; this one is to make it.
-            None => value["metadata"]["resourceVersion"] = json!(NEVER),
-        }
-        let mut applied = self.send(&of(vm), key, &value).await;
+        // With a UID the API server refuses to apply to an object that was made anew meanwhile. Without one, because an apply
+        // merges into whatever has the name, the object must not be there.
+        let only = uid.map_or(("resourceVersion", NEVER), |uid| ("uid", uid));
+        let mut applied = self.send(&of(vm), key, &object.value, only).await;
         if uid.is_none()
             && matches!(&applied, Err(kube::Error::Api(status)) if status.code == 409)
             && let Some(arrived) = self.look(&of(vm), key).await.map_err(failed)?
         {
             let found = arrived.object.unpack();
             let ours = found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default());
-            value = if object.lifetime == Lifetime::Keep && found.owners.is_empty() {
+            let value = if object.lifetime == Lifetime::Keep && found.owners.is_empty() {
                 let other = found.vm().filter(|other| found.is_ours() && *other != vm.name_any());
                 if let Some(other) = other {
                     return Err(ActionError::Shared { key: key.clone(), vm: other.to_owned() });
@@ -212,8 +209,7 @@ impl Cluster {
             } else {
                 return Err(ActionError::NameTaken(key.clone()));
             };
-            value["metadata"]["uid"] = json!(found.uid);
-            applied = self.send(&of(vm), key, &value).await;
+            applied = self.send(&of(vm), key, &value, ("uid", &found.uid)).await;
         }
         let applied = applied.map_err(failed)?;
         info!(object = %key, "applied");
@@ -228,28 +224,44 @@ impl Cluster {
     /// Why not.
     pub async fn try_out(&self, vm: &VirtualMachine, object: &Rendered) -> Result<(), ActionError> {
         let how = PatchParams { dry_run: true, ..PatchParams::apply(FIELD_MANAGER).force().validation_strict() };
-        self.patch(&of(vm), &object.key, &how, &Patch::Apply(&object.value))
+        self.patch(&of(vm), &object.key, &how, || Patch::Apply(&*object.value))
             .await
             .map(drop)
             .map_err(|source| ActionError::Api { what: "try out", key: object.key.clone(), source: Box::new(source) })
     }
 
-    async fn send(&self, namespace: &str, key: &ObjectKey, value: &Value) -> Result<Arrived, kube::Error> {
-        self.patch(namespace, key, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(value)).await
+    /// Applies an object if the one that is there has that in its metadata.
+    async fn send(
+        &self,
+        namespace: &str,
+        key: &ObjectKey,
+        value: &Value,
+        (field, has): (&str, &str),
+    ) -> Result<Arrived, kube::Error> {
+        let body = || {
+            let mut value = value.clone();
+            value["metadata"][field] = json!(has);
+            Patch::Apply(value)
+        };
+        self.patch(namespace, key, &PatchParams::apply(FIELD_MANAGER).force(), body).await
     }
 
-    /// Of the answer only what is kept is asked for: that about a secret does not tell it.
-    async fn patch(
+    /// Of the answer only what is kept is asked for: that about a secret does not tell it. The body is made when it is sent:
+    /// hundreds may wait for their turn.
+    async fn patch<T: Serialize + Debug>(
         &self,
         namespace: &str,
         key: &ObjectKey,
         how: &PatchParams,
-        patch: &Patch<&Value>,
+        body: impl FnOnce() -> Patch<T>,
     ) -> Result<Arrived, kube::Error> {
+        let name = &key.name;
         Ok(if key.is_pod() || key.is_claim() {
-            self.pack(key, self.in_turn(self.objects::<Whole>(namespace, key).patch(&key.name, how, patch)).await?)
+            let request = async { self.objects::<Whole>(namespace, key).patch(name, how, &body()).await };
+            self.pack(key, self.in_turn(request).await?)
         } else {
-            self.pack(key, self.in_turn(self.objects::<Meta>(namespace, key).patch(&key.name, how, patch)).await?)
+            let request = async { self.objects::<Meta>(namespace, key).patch(name, how, &body()).await };
+            self.pack(key, self.in_turn(request).await?)
         })
     }
 
@@ -271,10 +283,13 @@ impl Cluster {
     }
 
     async fn label(&self, namespace: &str, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {
-        let mut patch = patch.clone();
-        patch["metadata"]["uid"] = json!(uid);
+        let body = || {
+            let mut patch = patch.clone();
+            patch["metadata"]["uid"] = json!(uid);
+            Patch::Merge(patch)
+        };
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
-        let patched = self.patch(namespace, key, &parameters, &Patch::Merge(&patch)).await;
+        let patched = self.patch(namespace, key, &parameters, body).await;
         let patched =
             patched.map_err(|source| ActionError::Api { what: "label", key: key.clone(), source: Box::new(source) })?;
         info!(object = %key, "labelled");

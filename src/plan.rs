@@ -328,7 +328,7 @@ impl Plan {
             Update::Live if object.key.is_claim() => {
                 let wanted = as_existing(object, found, self.may_grow);
                 // What the API server made of the spec is not ours to put back.
-                let mut ours = object.value.clone();
+                let mut ours = Value::clone(&object.value);
                 if let Some(spec) = ours["spec"].as_object_mut() {
                     spec.retain(|field, _| wanted.value["spec"].get(field).is_some());
                 }
@@ -349,8 +349,8 @@ impl Plan {
 /// The object with the restart that it was made after.
 fn with_restart(object: &Rendered, restart: Option<&String>) -> Rendered {
     let mut object = object.clone();
-    if let (Some(restart), Some(annotations)) = (restart, object.value["metadata"]["annotations"].as_object_mut()) {
-        annotations.insert(RESTARTED_ANNOTATION.into(), json!(restart));
+    if let Some(restart) = restart {
+        Arc::make_mut(&mut object.value)["metadata"]["annotations"][RESTARTED_ANNOTATION] = json!(restart);
     }
     object
 }
@@ -405,7 +405,7 @@ pub(crate) fn as_existing(object: &Rendered, found: &Object, may_grow: bool) -> 
     if let (true, Some(wanted), Some(storage)) = (grows, wanted, spec.pointer_mut("/resources/requests/storage")) {
         *storage = wanted;
     }
-    object.value["spec"] = spec;
+    Arc::make_mut(&mut object.value)["spec"] = spec;
     object
 }
 

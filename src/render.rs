@@ -23,6 +23,8 @@ pub mod templates;
 pub mod values;
 mod write;
 
+use std::sync::Arc;
+
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use crate::{api::VirtualMachine, config::ReconcilerConfig, observed::Observed};
@@ -109,7 +111,7 @@ pub fn first_start(
     vm.metadata.creation_timestamp.get_or_insert(Time(Timestamp::UNIX_EPOCH));
     let mut objects = render(&vm, &Observed::nothing(Timestamp::UNIX_EPOCH), config, &facts, templates)?;
     for object in objects.iter_mut().filter(|_| is_made_up) {
-        if let Some(metadata) = object.value["metadata"].as_object_mut() {
+        if let Some(metadata) = Arc::make_mut(&mut object.value)["metadata"].as_object_mut() {
             metadata.remove("ownerReferences");
         }
     }

@@ -60,7 +60,7 @@ pub(crate) fn nothing() -> Observed {
 /// A cluster in which these objects were applied, each changed by `edit`.
 pub(crate) fn applied(objects: &[Rendered], mut edit: impl FnMut(&str, &mut Value)) -> Observed {
     let objects = objects.iter().map(|object| {
-        let mut value = object.value.clone();
+        let mut value = Value::clone(&object.value);
         value["metadata"]["uid"] = json!(format!("{}-{}", object.key.kind, object.key.name));
         value["metadata"]["creationTimestamp"] = json!("2027-01-15T07:00:00Z");
         value["metadata"]["managedFields"] =

@@ -14,6 +14,9 @@ use vm_operator::{
     manager::{self, Options, log, sandbox},
 };
 
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// Runs virtual machines on Kubernetes: turns VirtualMachine resources into Pods that run QEMU.
 #[derive(Parser)]
 #[command(version, propagate_version = true)]

@@ -5,6 +5,7 @@ use std::{
     fs,
     io::IsTerminal,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
@@ -459,7 +460,7 @@ fn outcome(library: &Library, vm: &VirtualMachine, config: &ReconcilerConfig) ->
     };
     let mut text = String::new();
     for mut object in objects {
-        if let Some(metadata) = object.value["metadata"].as_object_mut()
+        if let Some(metadata) = Arc::make_mut(&mut object.value)["metadata"].as_object_mut()
             && let Some(Value::Object(annotations)) = metadata.get_mut("annotations")
         {
             annotations

@@ -1,6 +1,6 @@
 //! Checking a template set against the machines that there are, before it is used.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -78,7 +78,7 @@ pub fn examples() -> Vec<VirtualMachine> {
 pub fn trial(object: &Rendered) -> Rendered {
     let mut trial = object.clone();
     trial.key.name = format!("dry-run-{}", &object.hash[..8]);
-    trial.value["metadata"]["name"] = trial.key.name.clone().into();
+    Arc::make_mut(&mut trial.value)["metadata"]["name"] = trial.key.name.clone().into();
     trial
 }
 

@@ -20,9 +20,13 @@
 //!
 //! The version of this interface is [`VERSION`].
 
-use std::{collections::BTreeMap, sync::OnceLock};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, OnceLock},
+};
 
-use kube::ResourceExt;
+use kube::{Resource, ResourceExt, core::ObjectMeta};
+use minijinja::value::{Enumerator, Object, Serde};
 use serde::{Serialize, ser::Error as _};
 use serde_json::{Value, json};
 
@@ -65,8 +69,8 @@ pub const TOOL_LABELS: [&str; 5] = [
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Context<'a> {
-    vm: Vm<'a>,
+struct Context {
+    vm: minijinja::Value,
     spec: Value,
     image: Reference,
     resources: Value,
@@ -85,14 +89,50 @@ struct Context<'a> {
     manager_version: &'static str,
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Vm<'a> {
-    api_version: String,
-    kind: &'static str,
-    metadata: Value,
-    spec: &'a VirtualMachineSpec,
-    status: Value,
+/// `vm`. Its `spec` and `status` are large and hardly any template asks for them, so they wait until one does.
+#[derive(Debug)]
+struct Vm {
+    metadata: minijinja::Value,
+    vm: VirtualMachine,
+    spec: OnceLock<minijinja::Value>,
+    status: OnceLock<minijinja::Value>,
+}
+
+impl Vm {
+    fn of(vm: &VirtualMachine, name: &str) -> minijinja::Value {
+        let metadata = json!({
+            "name": name, "namespace": vm.namespace(), "uid": vm.uid(),
+            "labels": vm.labels(), "annotations": vm.annotations(),
+            "creationTimestamp": vm.metadata.creation_timestamp,
+        });
+        minijinja::Value::from_object(Self {
+            metadata: Serde(metadata).into(),
+            vm: VirtualMachine { metadata: ObjectMeta::default(), ..vm.clone() },
+            spec: OnceLock::new(),
+            status: OnceLock::new(),
+        })
+    }
+}
+
+impl Object for Vm {
+    fn get_value(self: &Arc<Self>, key: &minijinja::Value) -> Option<minijinja::Value> {
+        self.get_value_by_str(key.as_str()?)
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<minijinja::Value> {
+        Some(match key {
+            "apiVersion" => VirtualMachine::api_version(&()).into(),
+            "kind" => VirtualMachine::kind(&()).into(),
+            "metadata" => self.metadata.clone(),
+            "spec" => self.spec.get_or_init(|| Serde(&self.vm.spec).into()).clone(),
+            "status" => self.status.get_or_init(|| Serde(&self.vm.status).into()).clone(),
+            _ => return None,
+        })
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Str(&["apiVersion", "kind", "metadata", "spec", "status"])
+    }
 }
 
 #[derive(Serialize)]
@@ -176,17 +216,7 @@ pub(super) fn build(
     let mut spec = serde_json::to_value(&vm.spec)?;
     complete(&mut spec, spec_schema());
     let context = Context {
-        vm: Vm {
-            api_version: "vmoperator.jdrupes.org/v1".into(),
-            kind: "VirtualMachine",
-            metadata: json!({
-                "name": name, "namespace": vm.namespace(), "uid": vm.uid(),
-                "labels": vm.labels(), "annotations": vm.annotations(),
-                "creationTimestamp": vm.metadata.creation_timestamp,
-            }),
-            spec: &vm.spec,
-            status: serde_json::to_value(&vm.status)?,
-        },
+        vm: Vm::of(vm, &name),
         spec,
         image: image(vm.spec.image.as_ref(), config),
         resources: resources(&vm.spec, config)?,
@@ -204,7 +234,7 @@ pub(super) fn build(
         image_repository_claim: IMAGE_REPOSITORY_CLAIM,
         manager_version: env!("CARGO_PKG_VERSION"),
     };
-    Ok(minijinja::Value::from(minijinja::value::Serde(&context)))
+    Ok(Serde(&context).into())
 }
 
 /// The schema of `spec`, where the names of all fields are.

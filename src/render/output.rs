@@ -1,11 +1,18 @@
 //! From YAML text to objects: whose they are, how they live, and what is refused.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+    sync::Arc,
+};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt, core::TypeMeta};
 use serde::{Deserialize, Deserializer, Serialize, de};
-use serde_json::{Map, Value, json};
+use serde_json::{
+    Map, Value, json,
+    map,
+};
 use sha2::{Digest, Sha256};
 
 use crate::{
@@ -95,8 +102,8 @@ pub struct Rendered {
     pub update: Update,
     /// The hash of all that decides whether it must be applied; also on the object itself.
     pub hash: String,
-    /// The whole object.
-    pub value: Value,
+    /// The whole object. Shared, because it is in the plan, too.
+    pub value: Arc<Value>,
 }
 
 /// Whose objects they are, and which they may be.
@@ -251,7 +258,7 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
         metadata.insert("ownerReferences".into(), json!([owner]));
     }
     drop_nulls(&mut value);
-    let hash = hash(&value, update);
+    let hash = hash(&mut value, update);
     let annotations = map_of(map(&mut value, "metadata"), "annotations");
     annotations.insert(HASH_ANNOTATION.into(), json!(hash));
     // Not part of the hash: a new release of the manager that renders the same writes nothing.
@@ -264,27 +271,31 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
         lifetime,
         update,
         hash,
-        value,
+        value: Arc::new(value),
     })
 }
 
 /// The hash of what makes an object new: all of it or, for an object that changes at start, all but labels and
-/// annotations, which are compared one by one.
-fn hash(value: &Value, update: Update) -> String {
-    let mut value = value.clone();
-    if update == Update::AtStart {
-        let metadata = map(&mut value, "metadata");
-        metadata.remove("labels");
-        metadata.remove("annotations");
-        // A machine that was deleted without its Pod and made again owns it without a restart.
-        metadata.remove("ownerReferences");
+/// annotations, which are compared one by one. The object is the same afterwards.
+fn hash(value: &mut Value, update: Update) -> String {
+    // A machine that was deleted without its Pod and made again owns it without a restart.
+    const APART: [&str; 3] = ["labels", "annotations", "ownerReferences"];
+    if update != Update::AtStart {
+        return digest(&value.to_string());
     }
-    digest(&value.to_string())
+    let metadata = map(value, "metadata");
+    let apart = APART.map(|field| metadata.remove(field).map(|value| (field.to_owned(), value)));
+    let hash = digest(&value.to_string());
+    map(value, "metadata").extend(apart.into_iter().flatten());
+    hash
 }
 
 /// The first 128 bits of SHA-256 as hexadecimal digits.
 pub fn digest(text: &str) -> String {
-    Sha256::digest(text).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(text).iter().take(16).fold(String::with_capacity(32), |mut digits, byte| {
+        let _ = write!(digits, "{byte:02x}");
+        digits
+    })
 }
 
 fn map<'a>(value: &'a mut Value, field: &str) -> &'a mut Map<String, Value> {
@@ -359,11 +370,16 @@ impl<'de> Deserialize<'de> for Unique {
             fn visit_map<A: de::MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
                 let mut map = Map::new();
                 while let Some(key) = access.next_key::<String>()? {
-                    if map.contains_key(&key) {
-                        return Err(de::Error::custom(format!("the key {key:?} is there twice")));
+                    match map.entry(key) {
+                        map::Entry::Vacant(entry) => {
+                            let Unique(value) = access.next_value()?;
+                            entry.insert(value);
+                        }
+                        map::Entry::Occupied(entry) => {
+                            let key = entry.key();
+                            return Err(de::Error::custom(format!("the key {key:?} is there twice")));
+                        }
                     }
-                    let Unique(value) = access.next_value()?;
-                    map.insert(key, value);
                 }
                 Ok(Value::Object(map))
             }

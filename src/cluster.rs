@@ -107,6 +107,11 @@ impl ActionError {
             Self::NameTaken(_) | Self::Shared { .. } | Self::Answer { .. } => false,
         }
     }
+
+    /// Whether the API server asks for patience, or somebody else was faster: no more must be written because of that.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if matches!(status.code, 409 | 410 | 429)))
+    }
 }
 
 /// Whether a request may succeed when it is sent again as it is.

@@ -19,7 +19,10 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::SignedDuration};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::{SignedDuration, Timestamp},
+};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
@@ -276,7 +279,7 @@ impl Plan {
             Some(end) if end <= observed.now => self.waits.push(Wait::Overdue(found.key.clone())),
             end => {
                 self.waits.push(Wait::Gone(found.key.clone()));
-                self.again_after = end.and_then(|end| (end - observed.now).try_into().ok());
+                self.again_after = end.and_then(|end| look_again(end, observed));
             }
         }
     }
@@ -295,7 +298,7 @@ impl Plan {
         self.retry = Some(Retry { count, pod_uid: found.uid.clone(), next: Time(next) });
         if next > observed.now {
             self.waits.push(Wait::Retry(found.key.clone()));
-            self.again_after = (next - observed.now).try_into().ok();
+            self.again_after = look_again(next, observed);
         } else {
             self.replace(found, Why::Ended);
         }
@@ -344,6 +347,12 @@ impl Plan {
             }
         }
     }
+}
+
+/// How long to wait for a time. Clocks jump, and a timer does not jump with them, so it is looked at again before long.
+fn look_again(time: Timestamp, observed: &Observed) -> Option<Duration> {
+    let (_, longest) = RETRY;
+    observed.now.duration_until(time).min(longest).try_into().ok()
 }
 
 /// The object with the restart that it was made after.

@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{
     cluster::{Cluster, TestNamespace, eventually},
-    manager::{Manager, Setup, install_crds},
+    manager::{Manager, Setup, install_crds, quiet},
 };
 use vm_operator::api::VirtualMachine;
 
@@ -177,6 +177,57 @@ async fn a_leader_that_slept_too_long_writes_nothing_any_more() {
     let after = leader.log().split_off(written.len());
     assert!(after.contains("this manager must not go on"), "{after}");
     assert!(!after.contains("applied"), "{after}");
+}
+
+/// Its own clock is all that a manager could be wrong about: the API server's, which is in each object, stays right.
+#[tokio::test]
+async fn a_clock_that_jumps_changes_nothing() {
+    let world = World::new("clock").await;
+    let folder = tempfile::tempdir().unwrap();
+    let clock = folder.path().join("clock");
+    let jump = |by: &str| {
+        // In one step, as the manager reads it at any time.
+        std::fs::write(folder.path().join("new"), by).unwrap();
+        std::fs::rename(folder.path().join("new"), &clock).unwrap();
+    };
+    jump("+0");
+    // Timers follow the clock that can't be set (https://github.com/wolfcw/libfaketime#readme).
+    let environment = [
+        ("LD_PRELOAD", "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"),
+        ("FAKETIME_TIMESTAMP_FILE", clock.to_str().unwrap()),
+        ("FAKETIME_NO_CACHE", "1"),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+    ];
+    let manager = world.manager(&Setup { environment: &environment, ..Setup::default() });
+    let year = k8s_openapi::jiff::Timestamp::now().strftime("%Y-").to_string();
+    world.make("apple");
+    let pods: Api<Pod> = world.api();
+    let mut uid = world.pod("apple").await.metadata.uid;
+    let first = world.holder().await;
+    for (number, by) in ["+800d", "-800d", "+800d", "+0"].into_iter().enumerate() {
+        jump(by);
+        let begin = manager.log().len();
+        // A new machine is made as ever, ...
+        let other = format!("pear-{number}");
+        world.make(&other);
+        world.pod(&other).await;
+        assert_eq!(manager.log()[begin..].contains(&year), by == "+0", "the clock has jumped by {by}");
+        // ... one that is there stays as it is, ...
+        assert_eq!(pods.get("apple").await.unwrap().metadata.uid, uid, "{by}");
+        // ... and a restart is one restart.
+        let at = format!("2026-11-21T10:00:0{number}Z");
+        let at = json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/restartedAt": at } } });
+        let machines: Api<VirtualMachine> = world.api();
+        machines.patch("apple", &PatchParams::default(), &Patch::Merge(&at)).await.unwrap();
+        uid = eventually(&format!("a new Pod after {by}"), LIMIT, async || {
+            pods.get_opt("apple").await.unwrap().map(|pod| pod.metadata.uid).filter(|new| *new != uid)
+        })
+        .await;
+    }
+    quiet(world.cluster).await;
+    assert_eq!(pods.get("apple").await.unwrap().metadata.uid, uid);
+    assert_eq!(world.holder().await, first, "nobody else has taken over, and it has not given up");
+    assert_eq!(manager.log().matches("deleted object=Pod apple").count(), 4);
 }
 
 #[tokio::test]

@@ -11,13 +11,14 @@ use futures::future::join_all;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret};
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 use support::{
     cluster::{Cluster, TestNamespace, eventually},
     manager::{Manager, install_crds},
     proxy::{Faults, Proxy},
+    webhook::Webhook,
     world::{condition, machine},
 };
 use vm_operator::api::VirtualMachine;
@@ -264,4 +265,65 @@ async fn a_manager_that_is_killed_at_any_moment_ends_where_an_undisturbed_one_do
     for (machine, first) in first_pods {
         assert_eq!(pods.get(&name(machine)).await.unwrap().uid().unwrap(), first);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_admission_that_is_slow_holds_up_nobody_else_and_one_that_fails_is_said() {
+    let cluster = Cluster::control_plane();
+    let namespace = namespace(cluster, "admission").await;
+    let client = cluster.client().await;
+    let (machines, pods): (Api<VirtualMachine>, Api<Pod>) = (api(&client, &namespace), api(&client, &namespace));
+    let webhook = Webhook::start().await;
+    let slow: Vec<String> = (0..8).map(|number| format!("slow-{number}")).collect();
+    let mut names: Vec<&str> = slow.iter().map(String::as_str).collect();
+    names.push("late");
+    let configure = |seconds| namespace.apply(&webhook.configuration(namespace.name(), &names, seconds).to_string());
+    configure(30);
+    let _manager = Manager::start(cluster, &namespace, &[]);
+    let make = async |name: &str| {
+        let vm = serde_json::from_value(machine(name)).unwrap();
+        machines.create(&PostParams::default(), &vm).await.unwrap();
+    };
+    let has_pod = async |name: &str| pods.get_opt(name).await.unwrap().is_some();
+
+    for name in &slow {
+        make(name).await;
+    }
+    eventually("the webhook to be asked", LIMIT, async || (webhook.asked() == slow).then_some(())).await;
+    for number in 0..20 {
+        make(&format!("quick-{number}")).await;
+    }
+    eventually("the quick ones' Pods", LIMIT, async || {
+        let pods = pods.list(&ListParams::default()).await.unwrap();
+        (pods.iter().filter(|pod| pod.name_any().starts_with("quick")).count() == 20).then_some(())
+    })
+    .await;
+    for name in &slow {
+        assert!(!has_pod(name).await, "{name} waits for its admission");
+    }
+    webhook.answer(true);
+    for name in &slow {
+        eventually(&format!("the Pod of {name}"), LIMIT, async || has_pod(name).await.then_some(())).await;
+    }
+    assert_eq!(webhook.asked(), slow, "each was sent once");
+
+    // One that does not answer in time is a failure that may last, and whoever looks at the machine is told.
+    webhook.answer(false);
+    configure(1);
+    make("late").await;
+    let ready = async |reason: &str| {
+        eventually(&format!("late to be {reason}"), LIMIT, async || {
+            let vm = machines.get("late").await.unwrap();
+            condition(&vm, "Ready").filter(|(_, is, _)| is == reason)
+        })
+        .await
+    };
+    let (_, _, message) = ready("ApplyFailed").await;
+    assert!(message.starts_with("apply Pod late: ") && message.contains("slow.example.org"), "{message}");
+    make("other").await;
+    eventually("the Pod of other", LIMIT, async || has_pod("other").await.then_some(())).await;
+    webhook.answer(true);
+    eventually("the Pod of late", LIMIT, async || has_pod("late").await.then_some(())).await;
+    ready("Starting").await;
+    cluster.kubectl(&["delete", "validatingwebhookconfiguration", namespace.name()]);
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -42,6 +42,9 @@ use crate::{
 
 /// The first and the longest pause after a failure.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+
+/// How many failures in a row that may go by themselves are nobody's business.
+const SILENT: u32 = 2;
 
 /// Why a machine could not be brought to where it should be; it is tried again.
 #[derive(Debug, thiserror::Error)]
@@ -105,8 +108,14 @@ impl Reconciler {
         this.cluster.children.metrics.planned(&rendered, &plan);
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
+        let failures = this.failures(&packed);
+        let tells = |error: &&ActionError| match error {
+            // That lasts, and a person may have to do something: a webhook that does not answer, for one.
+            error if error.is_transient() => failures >= SILENT && !error.is_busy(),
+            _ => true,
+        };
         let outcome = Outcome {
-            failure: result.as_ref().err().filter(|error| !error.is_transient()).map(|error| Chain(error).to_string()),
+            failure: result.as_ref().err().filter(tells).map(|error| Chain(error).to_string()),
             refusals: result.as_ref().map(Clone::clone).unwrap_or_default(),
         };
         // Pure again, from what there is now, then at most one write.
@@ -123,13 +132,13 @@ impl Reconciler {
         this.tell(&vm, news);
         debug!("reconciled");
         result?;
-        this.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::from_obj(&*packed));
+        this.lock_failures().remove(&ObjectRef::from_obj(&*packed));
         Ok(plan.again_after.map_or_else(Action::await_change, Action::requeue))
     }
 
     /// When to try again after a failure: later and later, each machine for itself.
     pub fn retry(vm: Arc<PackedMachine>, error: &ReconcileError, this: Arc<Self>) -> Action {
-        let mut failures = this.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failures = this.lock_failures();
         let count = failures.entry(ObjectRef::from_obj(&*vm)).or_default();
         let (first, longest) = BACKOFF;
         let pause = first.saturating_mul(1 << (*count).min(10)).min(longest);
@@ -141,7 +150,16 @@ impl Reconciler {
     /// Drops what was remembered of a machine that is gone.
     pub fn forget(&self, name: &str, namespace: &str) {
         self.written.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::new(name).within(namespace));
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::new(name).within(namespace));
+        self.lock_failures().remove(&ObjectRef::new(name).within(namespace));
+    }
+
+    fn lock_failures(&self) -> MutexGuard<'_, HashMap<ObjectRef<PackedMachine>, u32>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How often in a row a machine has failed.
+    fn failures(&self, vm: &PackedMachine) -> u32 {
+        self.lock_failures().get(&ObjectRef::from_obj(vm)).copied().unwrap_or_default()
     }
 
     fn render(

@@ -8,7 +8,12 @@
 //!
 //! A set is used as a whole or not at all; one that is refused does not hold up another.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::StreamExt;
 use k8s_openapi::{
@@ -203,12 +208,11 @@ impl Loader {
             if sources == self.last && !again && now.unreadable.is_none() {
                 continue;
             }
-            let started = Timestamp::now();
+            let started = Instant::now();
             let config = config.borrow().clone();
             again = self.take(&now, &sources, &known, &cluster, &config, &teller).await;
             self.last = sources;
-            let took = Timestamp::now().duration_since(started);
-            info!(?took, "the templates were looked at");
+            info!(took = ?started.elapsed(), "the templates were looked at");
         }
     }
 

@@ -176,6 +176,8 @@ fn a_pod_that_should_be_gone_is_waited_for_and_said() {
     assert_eq!((short(&early), early.again_after), (vec![GONE.to_owned()], Some(Duration::from_secs(10))));
     let late = plan_of(&going("2027-01-15T07:59:30Z"));
     assert_eq!((short(&late), late.again_after), (vec![GONE.replace("Gone", "Overdue")], None));
+    let put_back = plan_of(&going("2027-01-16T07:59:40Z"));
+    assert_eq!((short(&put_back), put_back.again_after), (vec![GONE.to_owned()], Some(Duration::from_secs(300))));
 }
 
 #[test]
@@ -201,6 +203,8 @@ fn pods_that_end_are_made_again_later_and_later() {
         (Some((60, "another")), 4, 61, Some(296)),
         (Some((2, "Pod-apple")), 20, 2, None),
         (Some((5, "another")), 601, 1, None),
+        // Our clock has been put back by a day, and may be put right again.
+        (None, -86_400, 1, Some(300)),
     ] {
         let vm = before.map_or_else(|| vm(|_| ()), |(count, uid)| after(count, uid));
         let observed = ended(age);

@@ -9,10 +9,7 @@ use std::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt, core::TypeMeta};
 use serde::{Deserialize, Deserializer, Serialize, de};
-use serde_json::{
-    Map, Value, json,
-    map,
-};
+use serde_json::{Map, Value, json, map};
 use sha2::{Digest, Sha256};
 
 use crate::{

@@ -7,4 +7,6 @@ pub mod cluster;
 pub mod manager;
 pub mod proxy;
 pub mod requests;
+#[cfg(feature = "dev")]
+pub mod webhook;
 pub mod world;

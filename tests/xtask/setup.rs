@@ -20,8 +20,8 @@ pub enum Purpose {
     Guest,
     /// All of the above, from nothing to a running guest
     Demo,
-    /// Running the runner without a container, as its tests do
-    Runner,
+    /// What only tests use: the runner without a container, a clock that jumps
+    Tests,
     /// All there is
     All,
 }
@@ -63,9 +63,15 @@ const REQUIREMENTS: &[Requirement] = &[
     ),
     need("gcc", "gcc", "links Rust programs", &[Purpose::Images]),
     need("/usr/lib/x86_64-linux-gnu/libc.a", "libc6-dev", "static programs", &[Purpose::Images]),
-    need("qemu-system-x86_64", "qemu-system-x86", "the runner's tests start machines", &[Purpose::Runner]),
-    need("/usr/share/OVMF/OVMF_CODE_4M.fd", "ovmf", "the machines' UEFI firmware", &[Purpose::Runner]),
-    need("swtpm", "swtpm", "the machines' TPM", &[Purpose::Runner]),
+    need("qemu-system-x86_64", "qemu-system-x86", "the runner's tests start machines", &[Purpose::Tests]),
+    need("/usr/share/OVMF/OVMF_CODE_4M.fd", "ovmf", "the machines' UEFI firmware", &[Purpose::Tests]),
+    need("swtpm", "swtpm", "the machines' TPM", &[Purpose::Tests]),
+    need(
+        "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
+        "libfaketime",
+        "lets the manager's clock jump in a test",
+        &[Purpose::Tests],
+    ),
     need("cpio", "cpio", "packs the guest's first root", &[Purpose::Guest]),
     need("grub-mkimage", "grub-common", "makes the guest bootable", &[Purpose::Guest]),
     need("mcopy", "mtools", "makes the guest's boot partition", &[Purpose::Guest]),
@@ -76,7 +82,7 @@ impl Purpose {
     fn covers(self, requirement: &Requirement) -> bool {
         match self {
             Purpose::All => true,
-            Purpose::Demo => requirement.purposes != [Purpose::Runner],
+            Purpose::Demo => requirement.purposes != [Purpose::Tests],
             purpose => requirement.purposes.contains(&purpose),
         }
     }

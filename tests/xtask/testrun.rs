@@ -44,7 +44,7 @@ pub fn run(filters: &[String]) -> Result<bool> {
         setup::ensure(&[Purpose::All])?;
     } else {
         eprintln!("The tests that need a node fail: that takes root.");
-        setup::ensure(&[Purpose::ControlPlane, Purpose::Guest, Purpose::Runner])?;
+        setup::ensure(&[Purpose::ControlPlane, Purpose::Guest, Purpose::Tests])?;
     }
     let mut count = Count::default();
     let mut all_well = true;

@@ -191,6 +191,8 @@ async fn manage(
                 let part = part.map_or(web::MACHINES.to_owned(), |name| format!("{} of {name}", web::MACHINES));
                 health.set(&part, Progress::Waiting("not listed yet".into()));
                 let (children, triggered) = Children::new(client.clone(), namespace.clone(), metrics.clone());
+                // They are listed while the machines are, not after them.
+                children.expect(templates.borrow().usual_kinds(&settings.borrow()));
                 let cluster = Cluster::new(client.clone(), children.clone(), turns.clone());
                 trying.get_or_insert_with(|| cluster.clone());
                 let reconciler =

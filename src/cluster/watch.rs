@@ -56,6 +56,8 @@ const REMEMBERED: usize = 256;
 
 /// How many objects are listed at once: a page is in memory as a whole, and much larger than what is kept of it.
 pub const PAGE: u32 = 100;
+/// How many, where only the metadata is asked for.
+const META_PAGE: u32 = 500;
 
 /// How far the watch of a kind is.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,6 +112,14 @@ impl Children {
         Observed { objects: objects.unwrap_or_default(), now }
     }
 
+    /// Begins to watch these kinds, because they will be needed.
+    pub fn expect(self: &Arc<Self>, kinds: impl IntoIterator<Item = TypeMeta>) {
+        let mut watched = lock(&self.kinds);
+        for kind in kinds {
+            watched.entry(kind.clone()).or_insert_with(|| self.start(kind));
+        }
+    }
+
     /// Makes sure that these kinds are watched and known completely. Returns whether a watch had to be started, that is,
     /// whether what was observed before is out of date.
     ///
@@ -154,7 +164,7 @@ impl Children {
     fn start(self: &Arc<Self>, kind: TypeMeta) -> watch::Receiver<State> {
         let (sender, receiver) = watch::channel(State::Listing);
         let resource = super::resource(&kind);
-        let config = watcher::Config::default().labels(&selector()).page_size(PAGE);
+        let config = watcher::Config::default().labels(&selector());
         let children = self.clone();
         let key = |name: &str| ObjectKey {
             api_version: kind.api_version.clone(),
@@ -167,11 +177,11 @@ impl Children {
         let stream = if whole {
             let api: Api<Whole> = api(&self.client, self.namespace.as_deref(), &resource);
             let pack = move |object: Whole| object.pack(&of, &packer.shapes);
-            watcher(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
+            watcher(api, config.page_size(PAGE)).map_ok(move |event| event_map(event, &pack)).boxed()
         } else {
             let api: Api<Meta> = api(&self.client, self.namespace.as_deref(), &resource);
             let pack = move |object: Meta| object.pack(&of, &packer.shapes);
-            watcher(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
+            watcher(api, config.page_size(META_PAGE)).map_ok(move |event| event_map(event, &pack)).boxed()
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream.default_backoff());

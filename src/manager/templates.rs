@@ -9,7 +9,7 @@
 //! A set is used as a whole or not at all; one that is refused does not hold up another.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -22,6 +22,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
+    core::TypeMeta,
     runtime::{
         WatchStreamExt,
         events::{Event, EventType},
@@ -47,6 +48,7 @@ use crate::{
     render::{
         Files, Library, Sources, TemplateError, TemplateSet,
         check::{self, Outcome},
+        first_start,
         templates::Layers,
     },
 };
@@ -72,6 +74,15 @@ impl InForce {
     /// Why there is none.
     pub fn of(&self, vm: &VirtualMachine) -> Result<&TemplateSet, TemplateError> {
         self.library.get(vm.template_set())
+    }
+
+    /// The kinds of objects that any machine has, as far as that can be said without one: those of the smallest.
+    pub fn usual_kinds(&self, config: &ReconcilerConfig) -> HashSet<TypeMeta> {
+        let objects = || {
+            let smallest = check::examples().into_iter().next()?;
+            first_start(&smallest, config, self.library.get(None).ok()?).ok()
+        };
+        objects().unwrap_or_default().iter().map(|object| object.key.types()).collect()
     }
 
     /// Why the newest version of a machine's set is not the one that is used.

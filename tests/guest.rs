@@ -1,10 +1,11 @@
 //! Boots the tiny guest (tests/guest/) with a real QEMU through the real program vm-runner, without a cluster.
 //!
-//! Needs Debian's qemu-system-x86, ovmf, swtpm and what tests/guest/build.sh names. Emulated, so that it works anywhere.
+//! Needs Debian's qemu-system-x86, qemu-block-extra, ovmf, swtpm, busybox-static and what tests/guest/build.sh names. Emulated, so that it works anywhere.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::{
     fs::{self, File},
+    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::OnceLock,
@@ -263,6 +264,30 @@ fn a_guest_boots_changes_and_powers_down_and_its_disk_stays() {
     assert!(vm.path("data/fw-vars.fd").exists() && vm.path("data/tpm").exists());
 }
 
+/// A web server that ends with the test.
+struct Server {
+    process: Child,
+    address: String,
+}
+
+impl Server {
+    fn of(folder: &Path) -> Self {
+        // It takes no port 0; one that was free a moment ago is.
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = free.to_string();
+        let process = Command::new("busybox").args(["httpd", "-f", "-p", &address, "-h"]).arg(folder).spawn().unwrap();
+        wait_for("the web server", || TcpStream::connect(&address).ok(), String::new);
+        Self { process, address }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 #[test]
 fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
     let mut vm = Vm::new(json!({}), json!({}));
@@ -302,6 +327,14 @@ fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
     closes(&large);
     insert("/no/such.iso", 0);
     runner.logs("not changed change=\"Insert { id: \\\"cd0\\\", file: \\\"/no/such.iso\\\" }\"");
+    insert(&small, 0);
+    opens(&small);
+    // From a web server, which QEMU asks for it at once.
+    let server = Server::of(&vm.path(""));
+    let url = format!("http://{}/large.iso", server.address);
+    insert(&url, 0);
+    runner.logs(&format!("changed change=\"Insert {{ id: \\\"cd0\\\", file: \\\"{url}\\\" }}\""));
+    closes(&small);
     insert(&small, 0);
     opens(&small);
 

@@ -256,6 +256,42 @@ async fn recipes_run_on_a_node() {
             namespace.kubectl(&["wait", "--for=delete", object, "--timeout=60s"]);
         }
     }
+
+    // A new disk that is filled from a web server, once.
+    namespace.kubectl(&[
+        "run",
+        "images",
+        "--image=localhost/vm-demo-guest:0.1.0",
+        "--image-pull-policy=IfNotPresent",
+        "--command",
+        "--",
+        "/bin/busybox",
+        "httpd",
+        "-f",
+        "-p",
+        "8000",
+        "-h",
+        "/",
+    ]);
+    namespace.kubectl(&["wait", "--for=condition=Ready", "pod/images", "--timeout=60s"]);
+    let address = pods.get("images").await.unwrap().status.unwrap().pod_ip.unwrap();
+    install_set(&namespace, "import-disk", &["import-disk"]);
+    manifest["metadata"]["name"] = "imported".into();
+    manifest["spec"]["templates"] = serde_json::json!({ "set": "import-disk" });
+    let import = serde_json::json!({ "url": format!("http://{address}:8000/guest.img"), "format": "raw" });
+    manifest["spec"]["templateValues"] = serde_json::json!({ "import": import });
+    for start in ["starts=1", "starts=2"] {
+        manifest["spec"]["vm"]["state"] = "Running".into();
+        namespace.apply(&manifest.to_string());
+        wait_for(&machines, "imported", conditions::BOOTED, true).await;
+        let console = namespace.kubectl(&["logs", "imported", "--container=vm-runner"]);
+        assert!(console.contains(&format!("guest: {start}")), "{start}:\n{console}");
+        manifest["spec"]["vm"]["state"] = "Stopped".into();
+        namespace.apply(&manifest.to_string());
+        let is_gone = async || pods.get_opt("imported").await.unwrap().is_none().then_some(());
+        eventually("the Pod to be gone", LIMIT, is_gone).await;
+    }
+    namespace.kubectl(&["delete", "vm", "imported"]);
 }
 
 /// A machine's condition as its reason, once the manager has seen the machine as it is.

@@ -64,6 +64,7 @@ const REQUIREMENTS: &[Requirement] = &[
     need("gcc", "gcc", "links Rust programs", &[Purpose::Images]),
     need("/usr/lib/x86_64-linux-gnu/libc.a", "libc6-dev", "static programs", &[Purpose::Images]),
     need("qemu-system-x86_64", "qemu-system-x86", "the runner's tests start machines", &[Purpose::Tests]),
+    need("/usr/lib/x86_64-linux-gnu/qemu/block-curl.so", "qemu-block-extra", "CD images at a URL", &[Purpose::Tests]),
     need("/usr/share/OVMF/OVMF_CODE_4M.fd", "ovmf", "the machines' UEFI firmware", &[Purpose::Tests]),
     need("swtpm", "swtpm", "the machines' TPM", &[Purpose::Tests]),
     need(

@@ -59,6 +59,7 @@ pub const RULES: &[(&str, &str)] = &[
     ("unknown-variable", "a name that the context does not have"),
     ("deprecated", "a part of the context that goes with a later release"),
     ("unknown-template", "a template that is included, imported or extended, and is not there"),
+    ("unknown-import", "a macro or variable that the imported template does not have"),
     ("lost-text", "text outside of blocks in a template that extends another: it is never rendered"),
     ("unused-file", "a file that the manager does not look at"),
     ("schema", "an object that does not fit Kubernetes' schema: an unknown field, a wrong type"),
@@ -324,10 +325,7 @@ fn names(set: &TemplateSet) -> Vec<Finding> {
             }
             let parts: Vec<&str> = path.name.split('.').collect();
             let (before, missing) = (parts[..index].join("."), parts[index]);
-            let near =
-                known.iter().min_by_key(|name| distance(name, missing)).filter(|name| distance(name, missing) <= 2);
-            let help =
-                near.map_or_else(|| format!("there are {}", known.join(", ")), |near| format!("did you mean {near}?"));
+            let help = help(missing, &known);
             let message = match index {
                 0 => format!("the context has no {missing}: {help}"),
                 _ => format!("{before} has no {missing}: {help}"),
@@ -344,8 +342,32 @@ fn names(set: &TemplateSet) -> Vec<Finding> {
             let message = format!("there is no template {:?} in this set", used.name);
             findings.push(Finding::at(place, used, Severity::Error, "unknown-template", message));
         }
+        for import in &outline.imports {
+            let Some(source) = set.source(&import.file) else { continue };
+            let mut exports = Outline::of(&source).exports;
+            exports.sort();
+            let module = import.module.as_ref().map(|module| format!("{module}."));
+            let by_module = outline.paths.iter().filter_map(|path| {
+                let name = path.name.strip_prefix(module.as_deref()?)?;
+                Some(Mention { name: name.split('.').next().unwrap_or(name).to_owned(), ..path.clone() })
+            });
+            for name in import.names.iter().cloned().chain(by_module).filter(|it| !exports.contains(&it.name)) {
+                let message = format!("{} has no {}: {}", import.file, name.name, help(&name.name, &exports));
+                findings.push(Finding::at(place, &name, Severity::Error, "unknown-import", message));
+            }
+        }
     }
     findings
+}
+
+/// What to write instead of a name that is not there.
+fn help(missing: &str, known: &[impl AsRef<str>]) -> String {
+    let known: Vec<&str> = known.iter().map(AsRef::as_ref).collect();
+    match known.iter().min_by_key(|name| distance(name, missing)) {
+        Some(near) if distance(near, missing) <= 2 => format!("did you mean {near}?"),
+        Some(_) => format!("there are {}", known.join(", ")),
+        None => "there is nothing in it".to_owned(),
+    }
 }
 
 /// The objects of a machine that are not the built-in templates' alone, and what is wrong with them.
@@ -526,10 +548,14 @@ mod tests {
             ("pod.yaml.j2", "{% extends \"builtin/pod.yaml.j2\" %}\nlost: 1\n{% block labels %}\n    on: yes # really\n{% endblock %}\n"),
             ("notes.txt", "hello"),
             ("d.yaml.j2", "{% include 'lib/nothing.j2' %}"),
+            ("e.yaml.j2", "{% from 'lib/e.j2' import sidecarr %}\n{% import 'lib/e.j2' as lib %}\n{{ lib.port }}{{ lib.sidecar() }}{{ sidecarr() }}\n"),
+            ("lib/e.j2", "{% macro sidecar() %}{% endmacro %}{% set ports = [1] %}"),
         ]).join("\n"), @r#"
         c.yaml.j2:1:7: Error unknown-variable: vm.metadata has no nam: did you mean name?
         c.yaml.j2:1:42: Error unknown-variable: the context has no displaysecret: did you mean displaySecret?
         d.yaml.j2:1:12: Error unknown-template: there is no template "lib/nothing.j2" in this set
+        e.yaml.j2:1:27: Error unknown-import: lib/e.j2 has no sidecarr: did you mean sidecar?
+        e.yaml.j2:3:4: Error unknown-import: lib/e.j2 has no port: did you mean ports?
         notes.txt: Warning unused-file: notes.txt is no template, patch or values: the manager does not look at it
         pod.yaml.j2:2:1: Warning lost-text: "lost: 1" stands outside of a block and is never rendered, because the template extends builtin/pod.yaml.j2
         pod.yaml.j2:4:9: Warning yaml-boolean: yes is the text "yes" here, not a boolean: write true or false, or quote it

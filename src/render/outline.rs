@@ -31,10 +31,45 @@ pub struct Outline {
     pub blocks: Vec<(Mention, bool)>,
     /// The templates that it includes and imports, as far as their names are written out.
     pub uses: Vec<Mention>,
+    /// Those that it imports, and what from them.
+    pub imports: Vec<Import>,
+    /// What others can import from it: its macros and variables.
+    pub exports: Vec<String>,
     /// The names that stand in its expressions, with their attributes, such as `vm.metadata.name`.
     pub paths: Vec<Mention>,
     /// Text outside of blocks. Where a template extends another, nobody ever sees it.
     pub text: Option<Mention>,
+}
+
+/// `{% import "FILE" as MODULE %}` or `{% from "FILE" import NAMES %}`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Import {
+    /// The template.
+    pub file: String,
+    /// What all of it is called here.
+    pub module: Option<String>,
+    /// What is taken from it.
+    pub names: Vec<Mention>,
+}
+
+impl Import {
+    /// Reads on behind the name of the file.
+    fn of<'a>(file: &str, rest: impl Iterator<Item = &'a (Token<'a>, Span)>) -> Self {
+        let mut import = Self { file: file.to_owned(), ..Self::default() };
+        let (mut is_from, mut is_alias) = (false, false);
+        for (token, span) in rest {
+            match token {
+                Token::BlockEnd => break,
+                Token::Ident("import") => is_from = true,
+                Token::Ident("as") => is_alias = true,
+                Token::Ident(name) if !is_alias => import.names.push(Mention::new(name, *span)),
+                Token::Ident(name) if !is_from => import.module = Some((*name).to_owned()),
+                Token::Comma => is_alias = false,
+                _ => {}
+            }
+        }
+        import
+    }
 }
 
 impl Outline {
@@ -78,7 +113,25 @@ impl Outline {
                     Some((Token::Str(name), at)),
                 ) => {
                     outline.uses.push(Mention::new(name, *at));
+                    if !matches!(next(1), Some((Token::Ident("include"), _))) {
+                        outline.imports.push(Import::of(name, tokens[index + 3..].iter()));
+                    }
                     index += 2;
+                }
+                (Token::BlockStart, Some((Token::Ident("macro"), _)), Some((Token::Ident(name), _))) => {
+                    outline.exports.push((*name).to_owned());
+                    index += 2;
+                }
+                (Token::BlockStart, Some((Token::Ident("set"), _)), _) => {
+                    let names = tokens[index + 2..].iter().map_while(|(token, _)| match token {
+                        Token::Assign | Token::BlockEnd => None,
+                        token => Some(token),
+                    });
+                    outline.exports.extend(names.filter_map(|token| match token {
+                        Token::Ident(name) => Some((*name).to_owned()),
+                        _ => None,
+                    }));
+                    index += 1;
                 }
                 (Token::Ident(name), ..) => {
                     let mut path = (*name).to_owned();
@@ -130,5 +183,23 @@ mod tests {
         assert_eq!(outline.uses.iter().map(show).collect::<Vec<_>>(), ["lib/x.j2:7:12"]);
         assert!(outline.paths.iter().any(|path| show(path) == "vm.metadata.name:7:28"), "{:?}", outline.paths);
         assert_eq!(outline.text.as_ref().map(show).as_deref(), Some("lost:3:1"));
+    }
+
+    #[test]
+    fn what_it_takes_from_others_and_gives_to_them() {
+        let outline = Outline::of(
+            "{% import \"a.j2\" as a %}{% from \"b.j2\" import one, two as three %}{% include \"c.j2\" %}\n\
+             {% macro side(name) %}{{ name }}{% endmacro %}{% set x, y = [1, 2] %}{% set z %}text{% endset %}",
+        );
+        let imports: Vec<_> = outline
+            .imports
+            .iter()
+            .map(|import| {
+                let names: Vec<_> = import.names.iter().map(|name| name.name.as_str()).collect();
+                (import.file.as_str(), import.module.as_deref(), names)
+            })
+            .collect();
+        assert_eq!(imports, [("a.j2", Some("a"), vec![]), ("b.j2", None, vec!["one", "two"])]);
+        assert_eq!(outline.exports, ["side", "x", "y", "z"]);
     }
 }

@@ -34,6 +34,8 @@ pub struct Patch {
     file: String,
     /// The line of its target, from 1, where that can be told.
     line: Option<usize>,
+    /// The line of each of its operations, where that can be told.
+    operations: Vec<usize>,
     /// Which of the file's documents, from 1.
     number: usize,
     target: Target,
@@ -108,14 +110,15 @@ impl Patch {
                     return Err(TemplateError { line, ..TemplateError::refused(file, message) });
                 }
             };
-            patches.push(Self { file: file.to_owned(), line, number: index + 1, target, change });
+            let operations = line.map(|line| operations(text, line)).unwrap_or_default();
+            patches.push(Self { file: file.to_owned(), line, operations, number: index + 1, target, change });
         }
         Ok(patches)
     }
 
     /// Its line is one of a rendered text, so that it says nothing to whoever wrote the file.
     pub(super) fn without_line(self) -> Self {
-        Self { line: None, ..self }
+        Self { line: None, operations: Vec::new(), ..self }
     }
 
     /// Changes the objects that it is meant for, and notes its file with each.
@@ -145,13 +148,16 @@ impl Patch {
                     let missing = missing(object, &error.path.to_string());
                     let why =
                         missing.map_or_else(|| error.kind.to_string(), |missing| format!("there is no {missing}"));
-                    refused(format!(
+                    let refusal = refused(format!(
                         "patch {} for {} can't be applied to {} {name}: {why} (operation {}: {operation})",
                         self.number,
                         self.target,
                         self.target.kind,
                         error.operation + 1,
-                    ))
+                    ));
+                    // Only if each was found; a value may have a line that looks like one.
+                    let line = self.operations.get(error.operation).filter(|_| self.operations.len() == patch.0.len());
+                    TemplateError { line: line.copied().or(refusal.line), ..refusal }
                 })?,
             }
         }
@@ -164,6 +170,18 @@ impl Patch {
         };
         Err(refused(format!("patch {} for {} finds no such object; {hint}", self.number, self.target)))
     }
+}
+
+/// The lines on which operations stand, in the document whose target stands on that line.
+fn operations(text: &str, target: usize) -> Vec<usize> {
+    let is_operation = |line: &str| {
+        let line = line.trim_start().trim_start_matches(['-', '{', '[', ' ']);
+        ["op:", "\"op\":", "'op':"].iter().any(|key| line.starts_with(key))
+    };
+    let lines: Vec<&str> = text.lines().collect();
+    let from = lines[..target].iter().rposition(|line| line.starts_with("---")).map_or(0, |line| line + 1);
+    let document = lines.iter().enumerate().skip(from).take_while(|(_, line)| !line.starts_with("---"));
+    document.filter(|(_, line)| is_operation(line)).map(|(index, _)| index + 1).collect()
 }
 
 /// The first part of a JSON pointer that leads nowhere, if its last part is not all that is missing or must be there.
@@ -208,7 +226,7 @@ mod tests {
     #[test]
     fn errors_name_patch_target_and_operation() {
         insta::assert_snapshot!(apply("target: {kind: Service, name: a*}\nmergePatch: {}\n").unwrap_err(), @"x.patch.yaml:1: patch 1 for Service a* finds no such object; if it need not be there, say `optional: true` in its target");
-        insta::assert_snapshot!(apply("target: {kind: Pod}\njsonPatch:\n- {op: test, path: /kind, value: Pod}\n- {op: remove, path: /spec/nodeName}\n").unwrap_err(), @r#"x.patch.yaml:1: patch 1 for Pod * can't be applied to Pod apple: there is no /spec/nodeName (operation 2: {"op":"remove","path":"/spec/nodeName"})"#);
+        insta::assert_snapshot!(apply("target: {kind: Pod}\njsonPatch:\n- {op: test, path: /kind, value: Pod}\n- {op: remove, path: /spec/nodeName}\n").unwrap_err(), @r#"x.patch.yaml:4: patch 1 for Pod * can't be applied to Pod apple: there is no /spec/nodeName (operation 2: {"op":"remove","path":"/spec/nodeName"})"#);
         insta::assert_snapshot!(apply("target: {kind: Pod}\n").unwrap_err(), @"x.patch.yaml:1: patch 1 for Pod * must have either jsonPatch or mergePatch");
         insta::assert_snapshot!(apply("mergePatch: {}\n").unwrap_err(), @"x.patch.yaml:1:1: not a patch: missing field `target`");
         insta::assert_snapshot!(apply("target: {kind: Pod}\njsonPatch:\n- {op: ad, path: /a}\n").unwrap_err(), @"x.patch.yaml:3:8: not a patch: jsonPatch[0].op: unknown variant `ad`, expected one of `add`, `remove`, `replace`, `move`, `copy`, `test` at line 3 column 8");

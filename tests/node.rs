@@ -215,7 +215,13 @@ async fn recipes_run_on_a_node() {
     let exporter = serde_json::json!({
         "image": "localhost/vm-demo-guest:0.1.0", "args": ["/bin/busybox", "httpd", "-f", "-p", "9100"],
     });
-    manifest["spec"]["templateValues"] = serde_json::json!({ "exporter": exporter });
+    // A device that nobody has but that the node offers
+    // (https://kubernetes.io/docs/tasks/administer-cluster/extended-resource-node/).
+    let node = cluster.kubectl(&["get", "nodes", "--output=name"]);
+    let offer = r#"[{"op":"add","path":"/status/capacity/example.org~1gpu","value":"1"}]"#;
+    cluster.kubectl(&["patch", node.trim(), "--subresource=status", "--type=json", "--patch", offer]);
+    let devices = serde_json::json!({ "example.org/gpu": "1" });
+    manifest["spec"]["templateValues"] = serde_json::json!({ "exporter": exporter, "devices": devices });
 
     let several = ["node-pool", "network-policy", "ingress", "backup", "no-load-balancer"];
     let all = ["networkpolicy/demo", "ingress/demo", "service/demo-http", "cronjob/backup-demo-system-disk"];
@@ -224,6 +230,7 @@ async fn recipes_run_on_a_node() {
         ("stateful-set", &["stateful-set"], "demo-0", 1, &["statefulset/demo"]),
         ("metrics-sidecar", &["metrics-sidecar"], "demo", 2, &[]),
         ("resource-classes", &["resource-classes"], "demo", 1, &[]),
+        ("gpu-and-usb", &["gpu-and-usb"], "demo", 1, &[]),
     ] {
         install_set(&namespace, set, recipes);
         manifest["spec"]["templates"] = serde_json::json!({ "set": set });
@@ -237,6 +244,9 @@ async fn recipes_run_on_a_node() {
         .await;
         let console = namespace.kubectl(&["logs", pod, "--container=vm-runner"]);
         assert!(console.contains("guest: hostname=demo-guest"), "{set}:\n{console}");
+        let limits = r#"--output=jsonpath={.spec.containers[*].resources.limits.example\.org/gpu}"#;
+        let gpus = namespace.kubectl(&["get", "pod", pod, limits]);
+        assert_eq!(gpus.trim(), if set == "gpu-and-usb" { "1" } else { "" });
         for object in makes {
             namespace.kubectl(&["get", object]);
         }

@@ -119,7 +119,9 @@ impl Reconciler {
             refusals: result.as_ref().map(Clone::clone).unwrap_or_default(),
         };
         // Pure again, from what there is now, then at most one write.
-        let observed = this.cluster.children.observe(&vm, Timestamp::now());
+        if plan.steps.iter().any(|step| !step.is_empty()) {
+            observed = this.cluster.children.observe(&vm, Timestamp::now());
+        }
         let source = Source { set: templates.of(&vm).ok(), refused: templates.refusal(&vm) };
         let wanted = status(&vm, &observed, &plan, rendered.as_deref(), &outcome, source);
         let news = events(&vm, &observed, &plan, rendered.as_deref().ok(), &wanted, result.is_ok());

@@ -43,7 +43,13 @@ fn chart(area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>, title: &str
         .y_label_area_size(50)
         .build_cartesian_2d(0.0..most(|point| point.0) * 1.02, 0.0..most(|point| point.1) * 1.05)
         .map_err(|error| anyhow!("{error}"))?;
-    chart.configure_mesh().x_desc("virtual machines").light_line_style(WHITE).draw()?;
+    let whole = |value: &f64| format!("{value:.0}");
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc("virtual machines")
+        .x_label_formatter(&whole)
+        .y_label_formatter(&whole)
+        .light_line_style(WHITE)
+        .draw()?;
     for (name, points, color) in lines {
         let color = *color;
         chart

@@ -36,7 +36,7 @@ use crate::binaries::Binaries;
 use crate::components;
 use crate::requests::{Requests, is_of_machines};
 use crate::setup::{self, Purpose};
-use crate::tools::{dev_dir, make_dir, remove, root, run, run_loud, write};
+use crate::tools::{dev_dir, make_dir, read, remove, root, run, run_loud, write};
 
 /// What to measure.
 #[derive(Clone, Debug, clap::Args)]
@@ -56,6 +56,9 @@ pub struct Options {
     /// Draw docs/performance.svg from this run
     #[arg(long)]
     plot: bool,
+    /// Draw docs/performance.svg from the figures of an earlier run, and measure nothing
+    #[arg(long, value_name = "FILE")]
+    plot_from: Option<PathBuf>,
     /// The manager to measure, instead of building it
     #[arg(long, value_name = "FILE")]
     manager: Option<PathBuf>,
@@ -165,6 +168,12 @@ struct Templates {
 
 /// Does a bench, prints the table, and keeps the figures.
 pub fn run_bench(options: &Options) -> Result<()> {
+    let picture = root().join("docs/performance.svg");
+    if let Some(file) = &options.plot_from {
+        let report: Report =
+            serde_json::from_str(&read(file)?).with_context(|| format!("reading {}", file.display()))?;
+        return plot::draw(&report.figures, &picture);
+    }
     setup::ensure(&[Purpose::ControlPlane])?;
     if !options.built {
         return in_release();
@@ -192,7 +201,7 @@ pub fn run_bench(options: &Options) -> Result<()> {
     write(&file, serde_json::to_string_pretty(&report)? + "\n")?;
     println!("The figures are in {}.", file.strip_prefix(root()).unwrap_or(&file).display());
     if options.plot {
-        plot::draw(&report.figures, &root().join("docs/performance.svg"))?;
+        plot::draw(&report.figures, &picture)?;
     }
     Ok(())
 }

@@ -112,6 +112,11 @@ impl Children {
         Observed { objects: objects.unwrap_or_default(), now }
     }
 
+    /// How many kinds are known completely. What was observed when there were fewer may lack objects that exist.
+    pub fn complete(&self) -> usize {
+        lock(&self.kinds).values().filter(|state| *state.borrow() == State::Complete).count()
+    }
+
     /// Begins to watch these kinds, because they will be needed.
     pub fn expect(self: &Arc<Self>, kinds: impl IntoIterator<Item = TypeMeta>) {
         let mut watched = lock(&self.kinds);
@@ -120,13 +125,12 @@ impl Children {
         }
     }
 
-    /// Makes sure that these kinds are watched and known completely. Returns whether a watch had to be started, that is,
-    /// whether what was observed before is out of date.
+    /// Makes sure that these kinds are watched and known completely.
     ///
     /// # Errors
     /// If the API server refuses the watch of a kind, for want of a right or because it has no such kind. The watch goes on
     /// trying.
-    pub async fn watch(self: &Arc<Self>, kinds: impl IntoIterator<Item = TypeMeta>) -> Result<bool, WatchError> {
+    pub async fn watch(self: &Arc<Self>, kinds: impl IntoIterator<Item = TypeMeta>) -> Result<(), WatchError> {
         let mut pending = Vec::new();
         {
             let mut watched = lock(&self.kinds);
@@ -137,14 +141,13 @@ impl Children {
                 }
             }
         }
-        let had_to_wait = !pending.is_empty();
         for (kind, mut state) in pending {
             let state = state.wait_for(|state| *state != State::Listing).await.map(|state| state.clone());
             if let Ok(State::Failed(message)) = state {
                 return Err(WatchError { kind: kind.kind, message });
             }
         }
-        Ok(had_to_wait)
+        Ok(())
     }
 
     /// Takes in what the API server answered to a write, so that the next decision does not wait for the watch to tell it.

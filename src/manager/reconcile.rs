@@ -94,14 +94,18 @@ impl Reconciler {
         let Some(vm) = packed.read() else { return Ok(Action::await_change()) };
         let vm = this.newest(Arc::new(vm));
         // Reads: only what the watches keep.
-        let mut observed = this.cluster.children.observe(&vm, Timestamp::now());
+        let children = &this.cluster.children;
+        let complete = children.complete();
+        let mut observed = children.observe(&vm, Timestamp::now());
         let templates = this.templates.borrow().clone();
         let mut rendered = this.render(&vm, &observed, &templates);
-        if let Ok(objects) = &rendered
-            && this.cluster.children.watch(objects.iter().map(|object| object.key.types())).await?
-        {
-            observed = this.cluster.children.observe(&vm, Timestamp::now());
-            rendered = this.render(&vm, &observed, &templates);
+        if let Ok(objects) = &rendered {
+            children.watch(objects.iter().map(|object| object.key.types())).await?;
+            // Also one that became complete by itself since: what it told last was not observed.
+            if children.complete() != complete {
+                observed = children.observe(&vm, Timestamp::now());
+                rendered = this.render(&vm, &observed, &templates);
+            }
         }
         // Pure.
         let plan = plan(&vm, &observed, rendered.as_deref().ok());

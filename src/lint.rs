@@ -550,12 +550,15 @@ mod tests {
             ("d.yaml.j2", "{% include 'lib/nothing.j2' %}"),
             ("e.yaml.j2", "{% from 'lib/e.j2' import sidecarr %}\n{% import 'lib/e.j2' as lib %}\n{{ lib.port }}{{ lib.sidecar() }}{{ sidecarr() }}\n"),
             ("lib/e.j2", "{% macro sidecar() %}{% endmacro %}{% set ports = [1] %}"),
+            ("f.yaml.j2", "{% from 'lib/f.j2' import side, sidecar %}{{ side() }}{{ sidecar() }}\n"),
+            ("lib/f.j2", "{% from 'lib/e.j2' import sidecar as side %}"),
         ]).join("\n"), @r#"
         c.yaml.j2:1:7: Error unknown-variable: vm.metadata has no nam: did you mean name?
         c.yaml.j2:1:42: Error unknown-variable: the context has no displaysecret: did you mean displaySecret?
         d.yaml.j2:1:12: Error unknown-template: there is no template "lib/nothing.j2" in this set
         e.yaml.j2:1:27: Error unknown-import: lib/e.j2 has no sidecarr: did you mean sidecar?
         e.yaml.j2:3:4: Error unknown-import: lib/e.j2 has no port: did you mean ports?
+        f.yaml.j2:1:33: Error unknown-import: lib/f.j2 has no sidecar: there are side
         notes.txt: Warning unused-file: notes.txt is no template, patch or values: the manager does not look at it
         pod.yaml.j2:2:1: Warning lost-text: "lost: 1" stands outside of a block and is never rendered, because the template extends builtin/pod.yaml.j2
         pod.yaml.j2:4:9: Warning yaml-boolean: yes is the text "yes" here, not a boolean: write true or false, or quote it

@@ -33,7 +33,7 @@ pub struct Outline {
     pub uses: Vec<Mention>,
     /// Those that it imports, and what from them.
     pub imports: Vec<Import>,
-    /// What others can import from it: its macros and variables.
+    /// What others can import from it: its macros and variables, and what it imports itself under the names that it gives.
     pub exports: Vec<String>,
     /// The names that stand in its expressions, with their attributes, such as `vm.metadata.name`.
     pub paths: Vec<Mention>,
@@ -50,6 +50,8 @@ pub struct Import {
     pub module: Option<String>,
     /// What is taken from it.
     pub names: Vec<Mention>,
+    /// What that is called here.
+    locals: Vec<String>,
 }
 
 impl Import {
@@ -62,8 +64,18 @@ impl Import {
                 Token::BlockEnd => break,
                 Token::Ident("import") => is_from = true,
                 Token::Ident("as") => is_alias = true,
-                Token::Ident(name) if !is_alias => import.names.push(Mention::new(name, *span)),
-                Token::Ident(name) if !is_from => import.module = Some((*name).to_owned()),
+                Token::Ident(name) if !is_alias => {
+                    import.names.push(Mention::new(name, *span));
+                    import.locals.push((*name).to_owned());
+                }
+                Token::Ident(name) if is_from => {
+                    import.locals.pop();
+                    import.locals.push((*name).to_owned());
+                }
+                Token::Ident(name) => {
+                    import.module = Some((*name).to_owned());
+                    import.locals.push((*name).to_owned());
+                }
                 Token::Comma => is_alias = false,
                 _ => {}
             }
@@ -114,7 +126,9 @@ impl Outline {
                 ) => {
                     outline.uses.push(Mention::new(name, *at));
                     if !matches!(next(1), Some((Token::Ident("include"), _))) {
-                        outline.imports.push(Import::of(name, tokens[index + 3..].iter()));
+                        let import = Import::of(name, tokens[index + 3..].iter());
+                        outline.exports.extend(import.locals.iter().cloned());
+                        outline.imports.push(import);
                     }
                     index += 2;
                 }
@@ -200,6 +214,6 @@ mod tests {
             })
             .collect();
         assert_eq!(imports, [("a.j2", Some("a"), vec![]), ("b.j2", None, vec!["one", "two"])]);
-        assert_eq!(outline.exports, ["side", "x", "y", "z"]);
+        assert_eq!(outline.exports, ["a", "one", "three", "side", "x", "y", "z"]);
     }
 }

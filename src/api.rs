@@ -8,6 +8,7 @@
 
 pub mod conditions;
 pub mod crd;
+pub mod pool;
 pub mod quantity;
 pub mod status;
 
@@ -18,6 +19,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use pool::{PoolPermission, VmPool, VmPoolSpec};
 pub use quantity::Quantity;
 pub use status::{Assignment, Identity, PendingChange, RenderedFrom, VirtualMachineStatus};
 
@@ -178,8 +180,13 @@ impl VirtualMachine {
 
     /// Namespace and name, for people.
     pub fn full_name(&self) -> String {
-        format!("{}/{}", self.namespace().unwrap_or_default(), self.name_any())
+        full_name(self.namespace().as_deref(), &self.name_any())
     }
+}
+
+/// Namespace and name, for people.
+pub fn full_name(namespace: Option<&str>, name: &str) -> String {
+    format!("{}/{name}", namespace.unwrap_or_default())
 }
 
 /// The templates of a machine.
@@ -626,53 +633,6 @@ pub struct Vnc {
     pub port: u16,
 }
 
-/// A pool of virtual machines that are given to users on request.
-#[derive(CustomResource, KubeSchema, Clone, Debug, Serialize, Deserialize, PartialEq)]
-#[kube(
-    group = "vmoperator.jdrupes.org",
-    version = "v1",
-    kind = "VmPool",
-    plural = "vmpools",
-    singular = "vmpool",
-    namespaced,
-    derive = "PartialEq",
-    doc = "A pool of virtual machines.",
-    printcolumn(name = "Retention", type_ = "string", json_path = ".spec.retention"),
-    printcolumn(name = "Login", type_ = "boolean", json_path = ".spec.loginOnAssignment"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
-)]
-#[serde(rename_all = "camelCase")]
-pub struct VmPoolSpec {
-    /// How long an assignment lasts after its last use: an ISO 8601 duration (`PT1h`) or a point in time.
-    #[serde(default = "one_hour")]
-    #[schemars(length(min = 1, max = 64))]
-    pub retention: String,
-    /// Whether the user is logged in in the guest when a machine is assigned.
-    #[serde(default)]
-    pub login_on_assignment: bool,
-    /// Who may use the pool.
-    #[schemars(length(max = 256))]
-    pub permissions: Vec<PoolPermission>,
-}
-
-/// What a user or a role may do with the machines of a pool.
-#[derive(Clone, Debug, Serialize, Deserialize, KubeSchema, PartialEq, Eq)]
-#[x_kube(validation = Rule::new("has(self.user) != has(self.role)").message("give either user or role"))]
-pub struct PoolPermission {
-    /// A user's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 253))]
-    pub user: Option<String>,
-    /// A role's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 253))]
-    pub role: Option<String>,
-    /// What is allowed. Absent: `accessConsole`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 16))]
-    pub may: Option<Vec<VmAction>>,
-}
-
 fn yes() -> bool {
     true
 }
@@ -696,9 +656,6 @@ fn utc() -> String {
 }
 fn rt() -> String {
     "rt".into()
-}
-fn one_hour() -> String {
-    "PT1h".into()
 }
 fn one_gigabyte() -> Quantity {
     Quantity::parse("1G").unwrap_or_else(|_| Quantity::from_bytes(1_000_000_000))

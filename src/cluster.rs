@@ -110,7 +110,7 @@ impl ActionError {
 
     /// Whether the API server asks for patience, or somebody else was faster: no more must be written because of that.
     pub fn is_busy(&self) -> bool {
-        matches!(self, Self::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if matches!(status.code, 409 | 410 | 429)))
+        matches!(self, Self::Api { source, .. } if is_busy(source))
     }
 }
 
@@ -119,9 +119,13 @@ pub fn is_transient(error: &kube::Error) -> bool {
     match error {
         // An apply with a field that the kind does not have, or of a wrong type, is answered with 500.
         kube::Error::Api(status) if status.message.starts_with("failed to create typed patch object") => false,
-        kube::Error::Api(status) => matches!(status.code, 409 | 410 | 429) || status.code >= 500,
+        kube::Error::Api(status) => is_busy(error) || status.code >= 500,
         _ => true,
     }
+}
+
+fn is_busy(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 409 | 410 | 429))
 }
 
 /// The namespace of a machine and of all that is made for it.

@@ -60,6 +60,7 @@ use self::{
     web::{Health, Progress},
 };
 use crate::{
+    api::full_name,
     cluster::{Cluster, Turns, events::Teller, packed::PackedMachine, watch::Children},
     config::{Config, ReconcilerConfig, Scope},
     files::{self, FileError},
@@ -182,6 +183,7 @@ async fn manage(
             let turns = Turns::default();
             let (mut works, mut stores, mut known) = (Vec::new(), Vec::new(), Vec::new());
             let mut trying = None;
+            let usual = templates.borrow().usual_kinds(&settings.borrow());
             let several = scope.watched().len() > 1;
             if several {
                 health.set(web::MACHINES, Progress::Ready("by namespace".into()));
@@ -192,7 +194,7 @@ async fn manage(
                 health.set(&part, Progress::Waiting("not listed yet".into()));
                 let (children, triggered) = Children::new(client.clone(), namespace.clone(), metrics.clone());
                 // They are listed while the machines are, not after them.
-                children.expect(templates.borrow().usual_kinds(&settings.borrow()));
+                children.expect(usual.iter().cloned());
                 let cluster = Cluster::new(client.clone(), children.clone(), turns.clone());
                 trying.get_or_insert_with(|| cluster.clone());
                 let reconciler =
@@ -303,10 +305,6 @@ fn look(
         })
     };
     look.instrument(span)
-}
-
-fn full_name(namespace: Option<&str>, name: &str) -> String {
-    format!("{}/{name}", namespace.unwrap_or_default())
 }
 
 /// All machines, each time that something has changed by which all are rendered.

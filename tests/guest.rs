@@ -1,6 +1,7 @@
 //! Boots the tiny guest (tests/guest/) with a real QEMU through the real program vm-runner, without a cluster.
 //!
-//! Needs Debian's qemu-system-x86, qemu-block-extra, ovmf, swtpm, busybox-static and what tests/guest/build.sh names. Emulated, so that it works anywhere.
+//! Needs Debian's qemu-system-x86, qemu-block-extra, ovmf, swtpm, busybox-static and what tests/guest/build.sh names.
+//! Emulated, so that it works anywhere.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::{

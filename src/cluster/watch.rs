@@ -121,8 +121,17 @@ impl Children {
     pub fn expect(self: &Arc<Self>, kinds: impl IntoIterator<Item = TypeMeta>) {
         let mut watched = lock(&self.kinds);
         for kind in kinds {
-            watched.entry(kind.clone()).or_insert_with(|| self.start(kind));
+            self.state_of(&mut watched, kind);
         }
+    }
+
+    /// How far the watch of a kind is, which begins here if there is none.
+    fn state_of<'a>(
+        self: &Arc<Self>,
+        watched: &'a mut HashMap<TypeMeta, watch::Receiver<State>>,
+        kind: TypeMeta,
+    ) -> &'a watch::Receiver<State> {
+        watched.entry(kind.clone()).or_insert_with(|| self.start(kind))
     }
 
     /// Makes sure that these kinds are watched and known completely.
@@ -135,7 +144,7 @@ impl Children {
         {
             let mut watched = lock(&self.kinds);
             for kind in kinds {
-                let state = watched.entry(kind.clone()).or_insert_with(|| self.start(kind.clone()));
+                let state = self.state_of(&mut watched, kind.clone());
                 if *state.borrow() != State::Complete {
                     pending.push((kind, state.clone()));
                 }

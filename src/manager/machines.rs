@@ -27,7 +27,7 @@ use super::{
     web::{Health, Progress},
 };
 use crate::{
-    api::VirtualMachine,
+    api::{self, VirtualMachine},
     cluster::{
         events::Teller,
         packed::PackedMachine,
@@ -109,7 +109,7 @@ impl<T: FnMut(InvalidObject)> Reader<T> {
                 Some(Event::InitDone)
             }
             Event::Apply(DeserializeGuard(Ok(vm))) => {
-                self.readable(&full_name(&vm.metadata));
+                self.readable(&vm.full_name());
                 Some(Event::Apply(vm))
             }
             // What cannot be read cannot be brought anywhere: as if it were not there. Nothing of it is deleted.
@@ -120,7 +120,7 @@ impl<T: FnMut(InvalidObject)> Reader<T> {
                 gone.map(Event::Delete)
             }
             Event::Delete(DeserializeGuard(Ok(vm))) => {
-                self.readable(&full_name(&vm.metadata));
+                self.readable(&vm.full_name());
                 Some(Event::Delete(vm))
             }
             Event::Delete(DeserializeGuard(Err(invalid))) => {
@@ -178,7 +178,7 @@ impl<T: FnMut(InvalidObject)> Reader<T> {
 }
 
 fn full_name(metadata: &ObjectMeta) -> String {
-    super::full_name(metadata.namespace.as_deref(), metadata.name.as_deref().unwrap_or_default())
+    api::full_name(metadata.namespace.as_deref(), metadata.name.as_deref().unwrap_or_default())
 }
 
 /// Something of that name that the store can be told to forget.

@@ -113,11 +113,8 @@ impl Reconciler {
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
         let failures = this.failures(&packed);
-        let tells = |error: &&ActionError| match error {
-            // That lasts, and a person may have to do something: a webhook that does not answer, for one.
-            error if error.is_transient() => failures >= SILENT && !error.is_busy(),
-            _ => true,
-        };
+        // What lasts may need a person, too: a webhook that does not answer, for one.
+        let tells = |error: &&ActionError| !error.is_transient() || (failures >= SILENT && !error.is_busy());
         let outcome = Outcome {
             failure: result.as_ref().err().filter(tells).map(|error| Chain(error).to_string()),
             refusals: result.as_ref().map(Clone::clone).unwrap_or_default(),

@@ -25,7 +25,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use kube::{Resource, ResourceExt, core::ObjectMeta};
+use kube::{Resource, ResourceExt};
 use minijinja::value::{Enumerator, Object, Serde};
 use serde::{Serialize, ser::Error as _};
 use serde_json::{Value, json};
@@ -33,7 +33,8 @@ use serde_json::{Value, json};
 use super::output::{digest, labels};
 use crate::{
     api::{
-        APP_NAME, CloudInit, Disk, Image, ServiceMetadata, VirtualMachine, VirtualMachineSpec, VolumeClaimTemplate, crd,
+        APP_NAME, CloudInit, Disk, Image, ServiceMetadata, VirtualMachine, VirtualMachineSpec, VirtualMachineStatus,
+        VolumeClaimTemplate, crd,
     },
     config::{LoadBalancerService, ReconcilerConfig},
     observed::Observed,
@@ -93,9 +94,22 @@ struct Context {
 #[derive(Debug)]
 struct Vm {
     metadata: minijinja::Value,
-    vm: VirtualMachine,
-    spec: OnceLock<minijinja::Value>,
-    status: OnceLock<minijinja::Value>,
+    spec: Lazy<VirtualMachineSpec>,
+    status: Lazy<Option<VirtualMachineStatus>>,
+}
+
+/// A value for templates that is made when the first one asks.
+#[derive(Debug)]
+struct Lazy<T>(T, OnceLock<minijinja::Value>);
+
+impl<T: Serialize> Lazy<T> {
+    fn of(data: T) -> Self {
+        Self(data, OnceLock::new())
+    }
+
+    fn get(&self) -> minijinja::Value {
+        self.1.get_or_init(|| Serde(&self.0).into()).clone()
+    }
 }
 
 impl Vm {
@@ -107,9 +121,8 @@ impl Vm {
         });
         minijinja::Value::from_object(Self {
             metadata: Serde(metadata).into(),
-            vm: VirtualMachine { metadata: ObjectMeta::default(), ..vm.clone() },
-            spec: OnceLock::new(),
-            status: OnceLock::new(),
+            spec: Lazy::of(vm.spec.clone()),
+            status: Lazy::of(vm.status.clone()),
         })
     }
 }
@@ -124,8 +137,8 @@ impl Object for Vm {
             "apiVersion" => VirtualMachine::api_version(&()).into(),
             "kind" => VirtualMachine::kind(&()).into(),
             "metadata" => self.metadata.clone(),
-            "spec" => self.spec.get_or_init(|| Serde(&self.vm.spec).into()).clone(),
-            "status" => self.status.get_or_init(|| Serde(&self.vm.status).into()).clone(),
+            "spec" => self.spec.get(),
+            "status" => self.status.get(),
             _ => return None,
         })
     }

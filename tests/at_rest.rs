@@ -15,6 +15,8 @@ use support::{
 };
 use vm_operator::api::VirtualMachine;
 
+/// Makes no object, and rendering take so long that the objects of a machine are listed meanwhile.
+const SLOW: (&str, &str) = ("slow.yaml.j2", "{% for i in range(150) %}{% for j in range(1000) %}{% endfor %}{% endfor %}");
 /// How long nothing may happen.
 const REST: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(30);
@@ -31,7 +33,7 @@ async fn nothing_is_asked_at_rest_and_nothing_written_over_a_restart() {
     namespace.apply(
         &json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } }).to_string(),
     );
-    let manager = Manager::start(cluster, &namespace, &[]);
+    let manager = Manager::start(cluster, &namespace, &[SLOW]);
     let machines: Api<VirtualMachine> = Api::namespaced(cluster.client().await, namespace.name());
     for state in ["Running", "Stopped"] {
         let name = state.to_lowercase();
@@ -64,7 +66,7 @@ async fn nothing_is_asked_at_rest_and_nothing_written_over_a_restart() {
     };
     let (before_restart, before) = (versions().await, cluster.requests().await);
     drop(manager);
-    let manager = Manager::start(cluster, &namespace, &[]);
+    let manager = Manager::start(cluster, &namespace, &[SLOW]);
     eventually("the new manager to have looked at both", LIMIT, async || {
         (manager.log().matches("reconciled").count() >= 2).then_some(())
     })

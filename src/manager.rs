@@ -209,7 +209,7 @@ async fn manage(
                 let triggered = stream::select(triggered, changed);
                 works.push(work((machines, store, triggered), reconciler, metrics.clone(), stop.clone()));
             }
-            metrics.machines_from(move || stores.iter().flat_map(Store::state).filter_map(|vm| vm.read()).collect());
+            metrics.machines_from(move || stores.iter().flat_map(Store::state).filter_map(|vm| vm.read().ok()).collect());
             if let Some(cluster) = trying {
                 tokio::spawn(loader.follow(known, cluster, settings.clone(), teller));
             }

@@ -16,7 +16,8 @@ use support::{
 use vm_operator::api::VirtualMachine;
 
 /// Makes no object, and rendering take so long that the objects of a machine are listed meanwhile.
-const SLOW: (&str, &str) = ("slow.yaml.j2", "{% for i in range(150) %}{% for j in range(1000) %}{% endfor %}{% endfor %}");
+const SLOW: (&str, &str) =
+    ("slow.yaml.j2", "{% for i in range(150) %}{% for j in range(1000) %}{% endfor %}{% endfor %}");
 /// How long nothing may happen.
 const REST: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(30);

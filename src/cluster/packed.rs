@@ -13,7 +13,7 @@ use kube::{
     api::{ApiResource, DynamicObject, ObjectMeta},
     core::{DynamicResourceScope, TypeMeta},
 };
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Value, value::RawValue};
 
 use crate::{
@@ -197,13 +197,17 @@ impl<const META: bool> Resource for Sent<META> {
     }
 }
 
-/// A machine as it is kept.
+/// A machine as it comes and as it is kept. It is read later: one that this version does not understand must not stop the
+/// watch of all others.
 #[derive(Clone, Debug)]
 pub struct PackedMachine {
-    /// What the queue looks at.
+    /// What the watch and the queue look at.
     meta: ObjectMeta,
     text: Box<str>,
 }
+
+/// A machine that this version does not understand: the field and what is wrong with it.
+pub type Unreadable = serde_path_to_error::Error<serde_json::Error>;
 
 impl From<&VirtualMachine> for PackedMachine {
     fn from(vm: &VirtualMachine) -> Self {
@@ -215,15 +219,37 @@ impl From<&VirtualMachine> for PackedMachine {
 }
 
 impl PackedMachine {
-    /// The machine. What is kept has been read before, so it is always there.
-    pub fn read(&self) -> Option<VirtualMachine> {
-        serde_json::from_str(&self.text).ok()
+    /// The machine.
+    ///
+    /// # Errors
+    /// If this version does not understand it. What was packed from a machine can always be read.
+    pub fn read(&self) -> Result<VirtualMachine, Unreadable> {
+        serde_json::from_str(&self.text).or_else(|_| {
+            // Again, and slower, but knowing the field.
+            let value: Value = serde_json::from_str(&self.text).unwrap_or_default();
+            serde_path_to_error::deserialize(value)
+        })
     }
 }
 
 impl<'de> Deserialize<'de> for PackedMachine {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        VirtualMachine::deserialize(deserializer).map(|vm| Self::from(&vm))
+        #[derive(Deserialize)]
+        struct Envelope {
+            metadata: Names,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Names {
+            name: Option<String>,
+            namespace: Option<String>,
+            uid: Option<String>,
+            resource_version: Option<String>,
+        }
+        let text: Box<str> = Box::<RawValue>::deserialize(deserializer)?.into();
+        let Envelope { metadata: Names { name, namespace, uid, resource_version } } =
+            serde_json::from_str(&text).map_err(D::Error::custom)?;
+        Ok(Self { meta: ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() }, text })
     }
 }
 
@@ -353,8 +379,22 @@ mod tests {
         });
         let vm: VirtualMachine = serde_json::from_value(vm).unwrap();
         let packed = PackedMachine::from(&vm);
-        assert_eq!(packed.meta.name.as_deref(), Some("pear"));
-        assert_eq!(json!(packed.read().unwrap()), json!(vm));
+        let arrived: PackedMachine = serde_json::from_value(json!(vm)).unwrap();
+        for packed in [packed, arrived] {
+            let named = [&packed.meta.name, &packed.meta.namespace, &packed.meta.uid, &packed.meta.resource_version];
+            assert_eq!(named.map(Option::as_deref), [Some("pear"), Some("n"), Some("u"), Some("1")]);
+            assert_eq!(json!(packed.read().unwrap()), json!(vm));
+        }
+    }
+
+    #[test]
+    fn a_machine_that_can_not_be_read_says_why() {
+        let vm = json!({ "metadata": { "name": "pear" }, "spec": { "vm": { "maximumCpus": "many" } } });
+        let arrived: PackedMachine = serde_json::from_value(vm).unwrap();
+        assert_eq!(
+            arrived.read().unwrap_err().to_string(),
+            r#"spec.vm.maximumCpus: invalid type: string "many", expected u32"#
+        );
     }
 
     #[test]

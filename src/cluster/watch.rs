@@ -328,7 +328,7 @@ where
 }
 
 /// The same event of something else.
-pub fn event_map<A, B>(event: Event<A>, map: impl Fn(A) -> B) -> Event<B> {
+fn event_map<A, B>(event: Event<A>, map: impl Fn(A) -> B) -> Event<B> {
     match event {
         Event::Apply(object) => Event::Apply(map(object)),
         Event::Delete(object) => Event::Delete(map(object)),

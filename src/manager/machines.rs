@@ -6,11 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
-    Api, Client, Resource,
-    core::{DeserializeGuard, ObjectMeta, error_boundary::InvalidObject},
+    Api, Client, Resource, ResourceExt,
     runtime::{
         WatchStreamExt,
         events::{Event as Note, EventType},
@@ -19,7 +18,6 @@ use kube::{
         watcher::{self, Event, watcher},
     },
 };
-use serde_json::json;
 use tracing::{info, warn};
 
 use super::{
@@ -27,11 +25,11 @@ use super::{
     web::{Health, Progress},
 };
 use crate::{
-    api::{self, VirtualMachine},
+    api::{VirtualMachine, full_name},
     cluster::{
         events::Teller,
-        packed::PackedMachine,
-        watch::{Chain, PAGE, event_map},
+        packed::{PackedMachine, Unreadable},
+        watch::{Chain, PAGE},
     },
     power,
 };
@@ -46,21 +44,15 @@ pub fn watch(
     health: (Arc<Health>, String),
     teller: Arc<Teller>,
 ) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send + use<> {
-    let tell = move |invalid| tell(&teller, invalid);
+    let tell = move |vm: &_, error: &_| tell(&teller, vm, error);
     let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, said: None };
-    let api: Api<DeserializeGuard<VirtualMachine>> =
+    let api: Api<PackedMachine> =
         namespace.map_or_else(|| Api::all(client.clone()), |namespace| Api::namespaced(client.clone(), namespace));
     watcher(api, watcher::Config::default().page_size(PAGE))
         .backoff(Patience::default())
         .filter_map(move |event| std::future::ready(reader.take(event).map(Ok)))
-        .modify(power::trim)
-        .map_ok(pack)
         .reflect(writer)
         .touched_objects()
-}
-
-fn pack(event: Event<VirtualMachine>) -> Event<PackedMachine> {
-    event_map(event, |vm| PackedMachine::from(&vm))
 }
 
 struct Reader<T> {
@@ -77,12 +69,9 @@ struct Reader<T> {
     said: Option<String>,
 }
 
-impl<T: FnMut(InvalidObject)> Reader<T> {
+impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
     /// What the store is to hear of an event.
-    fn take(
-        &mut self,
-        event: watcher::Result<Event<DeserializeGuard<VirtualMachine>>>,
-    ) -> Option<Event<VirtualMachine>> {
+    fn take(&mut self, event: watcher::Result<Event<PackedMachine>>) -> Option<Event<PackedMachine>> {
         let event = match event {
             Ok(event) => event,
             Err(error) => {
@@ -96,9 +85,9 @@ impl<T: FnMut(InvalidObject)> Reader<T> {
                 self.listed = 0;
                 Some(Event::Init)
             }
-            Event::InitApply(DeserializeGuard(vm)) => {
+            Event::InitApply(vm) => {
                 self.listed += 1;
-                vm.map_err(|invalid| self.report(invalid)).ok().map(Event::InitApply)
+                self.read(&vm).map(Event::InitApply)
             }
             Event::InitDone => {
                 self.count();
@@ -108,24 +97,34 @@ impl<T: FnMut(InvalidObject)> Reader<T> {
                 self.ready(Progress::Ready(format!("{} listed", self.listed)));
                 Some(Event::InitDone)
             }
-            Event::Apply(DeserializeGuard(Ok(vm))) => {
-                self.readable(&vm.full_name());
-                Some(Event::Apply(vm))
-            }
-            // What cannot be read cannot be brought anywhere: as if it were not there. Nothing of it is deleted.
-            Event::Apply(DeserializeGuard(Err(invalid))) => {
-                let gone = stand_in(invalid.metadata.clone());
-                self.report(invalid);
+            Event::Apply(vm) => {
+                // What cannot be read cannot be brought anywhere: as if it were not there. Nothing of it is deleted.
+                let event = self.read(&vm).map_or(Event::Delete(vm), Event::Apply);
                 self.count();
-                gone.map(Event::Delete)
+                Some(event)
             }
-            Event::Delete(DeserializeGuard(Ok(vm))) => {
-                self.readable(&vm.full_name());
+            Event::Delete(vm) => {
+                self.names.remove(&name_of(&vm));
+                self.count();
                 Some(Event::Delete(vm))
             }
-            Event::Delete(DeserializeGuard(Err(invalid))) => {
-                self.readable(&full_name(&invalid.metadata));
-                stand_in(invalid.metadata).map(Event::Delete)
+        }
+    }
+
+    /// Of a machine what is kept, if it can be read.
+    fn read(&mut self, vm: &PackedMachine) -> Option<PackedMachine> {
+        let name = name_of(vm);
+        match vm.read() {
+            Ok(mut read) => {
+                self.names.remove(&name);
+                power::trim(&mut read);
+                Some(PackedMachine::from(&read))
+            }
+            Err(error) => {
+                warn!(vm = name, %error, "this machine can't be read and is left as it is");
+                self.names.insert(name);
+                (self.tell)(vm, &error);
+                None
             }
         }
     }
@@ -139,19 +138,6 @@ impl<T: FnMut(InvalidObject)> Reader<T> {
     fn ready(&self, progress: Progress) {
         let (health, part) = &self.health;
         health.set(part, progress);
-    }
-
-    fn readable(&mut self, name: &str) {
-        if self.names.remove(name) {
-            self.count();
-        }
-    }
-
-    fn report(&mut self, invalid: InvalidObject) {
-        let name = full_name(&invalid.metadata);
-        warn!(vm = name, error = invalid.error, "this machine can't be read and is left as it is");
-        self.names.insert(name);
-        (self.tell)(invalid);
     }
 
     /// The watch goes on by itself; a trouble that lasts is said once.
@@ -177,19 +163,12 @@ impl<T: FnMut(InvalidObject)> Reader<T> {
     }
 }
 
-fn full_name(metadata: &ObjectMeta) -> String {
-    api::full_name(metadata.namespace.as_deref(), metadata.name.as_deref().unwrap_or_default())
-}
-
-/// Something of that name that the store can be told to forget.
-fn stand_in(metadata: ObjectMeta) -> Option<VirtualMachine> {
-    let spec = json!({ "spec": { "vm": { "maximumCpus": 1 } }, "metadata": metadata });
-    serde_json::from_value(spec).ok()
+fn name_of(vm: &PackedMachine) -> String {
+    full_name(vm.namespace().as_deref(), &vm.name_any())
 }
 
 /// An event where a person who wonders about the machine will look.
-fn tell(teller: &Teller, InvalidObject { error, metadata }: InvalidObject) {
-    let Some(vm) = stand_in(metadata) else { return };
+fn tell(teller: &Teller, vm: &PackedMachine, error: &Unreadable) {
     let note = format!("this version of the manager can't read the machine and leaves it as it is: {error}");
     let event = Note {
         type_: EventType::Warning,
@@ -241,12 +220,11 @@ impl Backoff for Patience {
 
 #[cfg(test)]
 mod tests {
-    use kube::ResourceExt;
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn guarded(name: &str, spec: Value) -> DeserializeGuard<VirtualMachine> {
+    fn arrived(name: &str, spec: Value) -> PackedMachine {
         serde_json::from_value(json!({ "metadata": { "name": name, "namespace": "ns" }, "spec": spec })).unwrap()
     }
 
@@ -255,23 +233,23 @@ mod tests {
         let metrics = Arc::new(Metrics::new());
         let (health, _) = Health::new(metrics.clone());
         let (unreadable, told) = std::sync::mpsc::channel();
-        let tell = |invalid| unreadable.send(invalid).unwrap();
+        let tell = |_: &_, error: &Unreadable| unreadable.send(error.to_string()).unwrap();
         let health = (health, "machines".to_owned());
         let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, said: None };
         let (good, bad) = (json!({ "vm": { "maximumCpus": 1 } }), json!({ "vm": { "maximumCpus": "many" } }));
         assert!(matches!(reader.take(Ok(Event::Init)), Some(Event::Init)));
-        assert!(reader.take(Ok(Event::InitApply(guarded("bad", bad.clone())))).is_none());
-        let listed = reader.take(Ok(Event::InitApply(guarded("good", good.clone()))));
+        assert!(reader.take(Ok(Event::InitApply(arrived("bad", bad.clone())))).is_none());
+        let listed = reader.take(Ok(Event::InitApply(arrived("good", good.clone()))));
         assert!(matches!(listed, Some(Event::InitApply(vm)) if vm.name_any() == "good"));
         assert!(matches!(reader.take(Ok(Event::InitDone)), Some(Event::InitDone)));
         assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 1"));
-        assert!(told.try_recv().unwrap().error.contains("many"));
+        assert!(told.try_recv().unwrap().contains("many"));
 
         // What was readable and is not any more is forgotten; what is again is there.
-        let changed = reader.take(Ok(Event::Apply(guarded("good", bad))));
+        let changed = reader.take(Ok(Event::Apply(arrived("good", bad))));
         assert!(matches!(changed, Some(Event::Delete(vm)) if vm.name_any() == "good"));
         assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 2"));
-        let mended = reader.take(Ok(Event::Apply(guarded("bad", good))));
+        let mended = reader.take(Ok(Event::Apply(arrived("bad", good))));
         assert!(matches!(mended, Some(Event::Apply(vm)) if vm.name_any() == "bad"));
         assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 1"));
     }

@@ -91,7 +91,7 @@ impl Reconciler {
     /// # Errors
     /// [`ReconcileError`]; everything that could be done and said was.
     pub async fn reconcile(packed: Arc<PackedMachine>, this: Arc<Self>) -> Result<Action, ReconcileError> {
-        let Some(vm) = packed.read() else { return Ok(Action::await_change()) };
+        let Ok(vm) = packed.read() else { return Ok(Action::await_change()) };
         let vm = this.newest(Arc::new(vm));
         // Reads: only what the watches keep.
         let children = &this.cluster.children;

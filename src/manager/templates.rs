@@ -389,13 +389,13 @@ struct Refused {
 }
 
 fn machines(known: &[Known]) -> impl Iterator<Item = VirtualMachine> {
-    known.iter().flat_map(|(store, _)| store.state()).filter_map(|vm| vm.read())
+    known.iter().flat_map(|(store, _)| store.state()).filter_map(|vm| vm.read().ok())
 }
 
 fn observed(known: &[Known]) -> impl Iterator<Item = (VirtualMachine, Observed)> {
     known.iter().flat_map(|(store, children)| store.state().into_iter().map(move |vm| (vm, children))).filter_map(
         |(vm, children)| {
-            let vm = vm.read()?;
+            let vm = vm.read().ok()?;
             let observed = children.observe(&vm, Timestamp::now());
             Some((vm, observed))
         },

@@ -34,7 +34,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use futures::{Stream, StreamExt, TryStreamExt, future::join_all, stream};
+use futures::{Stream, StreamExt, TryStreamExt, channel::oneshot, future::join_all, stream};
 use kube::{
     Client, ResourceExt,
     client::{Body, ClientBuilder},
@@ -202,11 +202,12 @@ async fn manage(
                 let (store, writer) = reflector::store::<PackedMachine>();
                 stores.push(store.clone());
                 known.push((store.clone(), children));
+                let (listed, is_listed) = oneshot::channel();
                 let machines = machines::watch(
-                    client.clone(), namespace.as_deref(), writer, metrics.clone(), (health.clone(), part), teller.clone(),
+                    client.clone(), namespace.as_deref(), writer, listed, metrics.clone(), (health.clone(), part), teller.clone(),
                 );
                 let changed = stream::select(again(settings.clone(), store.clone()), again(templates.clone(), store.clone()));
-                let triggered = stream::select(triggered, changed);
+                let triggered = machines::at_start(is_listed, store.clone(), stream::select(triggered, changed));
                 works.push(work((machines, store, triggered), reconciler, metrics.clone(), stop.clone()));
             }
             metrics.machines_from(move || stores.iter().flat_map(Store::state).filter_map(|vm| vm.read().ok()).collect());

@@ -204,6 +204,8 @@ pub struct PackedMachine {
     /// What the watch and the queue look at.
     meta: ObjectMeta,
     text: Box<str>,
+    /// Whether a manager has seen its spec as it is.
+    pub seen: bool,
 }
 
 /// A machine that this version does not understand: the field and what is wrong with it.
@@ -213,8 +215,9 @@ impl From<&VirtualMachine> for PackedMachine {
     fn from(vm: &VirtualMachine) -> Self {
         let ObjectMeta { name, namespace, uid, resource_version, .. } = vm.metadata.clone();
         let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
+        let seen = vm.metadata.generation == vm.status.as_ref().and_then(|status| status.observed_generation);
         // What was read from JSON can be written.
-        Self { meta, text: serde_json::to_string(vm).unwrap_or_default().into() }
+        Self { meta, text: serde_json::to_string(vm).unwrap_or_default().into(), seen }
     }
 }
 
@@ -237,6 +240,8 @@ impl<'de> Deserialize<'de> for PackedMachine {
         #[derive(Deserialize)]
         struct Envelope {
             metadata: Names,
+            #[serde(default)]
+            status: Seen,
         }
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -245,11 +250,18 @@ impl<'de> Deserialize<'de> for PackedMachine {
             namespace: Option<String>,
             uid: Option<String>,
             resource_version: Option<String>,
+            generation: Option<i64>,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Seen {
+            observed_generation: Option<i64>,
         }
         let text: Box<str> = Box::<RawValue>::deserialize(deserializer)?.into();
-        let Envelope { metadata: Names { name, namespace, uid, resource_version } } =
-            serde_json::from_str(&text).map_err(D::Error::custom)?;
-        Ok(Self { meta: ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() }, text })
+        let Envelope { metadata, status } = serde_json::from_str(&text).map_err(D::Error::custom)?;
+        let Names { name, namespace, uid, resource_version, generation } = metadata;
+        let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
+        Ok(Self { meta, text, seen: generation == status.observed_generation })
     }
 }
 
@@ -332,6 +344,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::api::VirtualMachineStatus;
 
     fn pod(uid: &str) -> Value {
         json!({
@@ -374,17 +387,21 @@ mod tests {
     fn a_machine_that_was_packed_is_the_same() {
         let vm = json!({
             "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
-            "metadata": { "name": "pear", "namespace": "n", "uid": "u", "resourceVersion": "1" },
+            "metadata": { "name": "pear", "namespace": "n", "uid": "u", "resourceVersion": "1", "generation": 3 },
             "spec": { "vm": { "maximumCpus": 2, "maximumRam": "1Gi" } },
         });
-        let vm: VirtualMachine = serde_json::from_value(vm).unwrap();
+        let mut vm: VirtualMachine = serde_json::from_value(vm).unwrap();
         let packed = PackedMachine::from(&vm);
         let arrived: PackedMachine = serde_json::from_value(json!(vm)).unwrap();
         for packed in [packed, arrived] {
             let named = [&packed.meta.name, &packed.meta.namespace, &packed.meta.uid, &packed.meta.resource_version];
             assert_eq!(named.map(Option::as_deref), [Some("pear"), Some("n"), Some("u"), Some("1")]);
             assert_eq!(json!(packed.read().unwrap()), json!(vm));
+            assert!(!packed.seen);
         }
+        vm.status = Some(VirtualMachineStatus { observed_generation: Some(3), ..VirtualMachineStatus::default() });
+        assert!(PackedMachine::from(&vm).seen);
+        assert!(serde_json::from_value::<PackedMachine>(json!(vm)).unwrap().seen);
     }
 
     #[test]

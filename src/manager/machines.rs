@@ -1,19 +1,32 @@
 //! The watch of the machines: waits for their CustomResourceDefinition, and steps over a machine that can't be read.
+//!
+//! ```text
+//!  list, watch ─▶ page ─▶ read, trim, pack ─▶ store ─▶ all listed: those with something new, then all ─┐
+//!                                               └────▶ later: each that changes ──────────────────────┴─▶ queue
+//! ```
 
 use std::{
     collections::BTreeSet,
-    sync::Arc,
+    future::ready,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use futures::{Stream, StreamExt};
+use futures::{
+    Stream, StreamExt,
+    channel::{mpsc, oneshot},
+    stream,
+};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Client, Resource, ResourceExt,
     runtime::{
         WatchStreamExt,
         events::{Event as Note, EventType},
-        reflector::store::Writer,
+        reflector::{ObjectRef, Store, store::Writer},
         utils::Backoff,
         watcher::{self, Event, watcher},
     },
@@ -34,25 +47,71 @@ use crate::{
     power,
 };
 
-/// The machines of a namespace, or of all (`None`), as they come, change and go. They are kept in the store of `writer`; how
-/// far they are is said as that part of the health.
+/// How long machines with something new are alone when all are listed: about as long as a Pod takes to be made.
+const HEAD_START: Duration = Duration::from_millis(50);
+
+/// The machines of a namespace, or of all (`None`), as they change and go once they are `listed`. They are kept in the store
+/// of `writer`; how far they are is said as that part of the health.
 pub fn watch(
     client: Client,
     namespace: Option<&str>,
     writer: Writer<PackedMachine>,
+    listed: oneshot::Sender<()>,
     metrics: Arc<Metrics>,
     health: (Arc<Health>, String),
     teller: Arc<Teller>,
 ) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send + use<> {
+    let mut listed = Some(listed);
     let tell = move |vm: &_, error: &_| tell(&teller, vm, error);
     let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, said: None };
     let api: Api<PackedMachine> =
         namespace.map_or_else(|| Api::all(client.clone()), |namespace| Api::namespaced(client.clone(), namespace));
-    watcher(api, watcher::Config::default().page_size(PAGE))
-        .backoff(Patience::default())
-        .filter_map(move |event| std::future::ready(reader.take(event).map(Ok)))
+    let machines = watcher(api, watcher::Config::default().page_size(PAGE)).backoff(Patience::default());
+    // A page is read while the next one is asked for.
+    let (page, arriving) = mpsc::channel(PAGE as usize);
+    tokio::spawn(machines.map(Ok).forward(page));
+    arriving
+        .filter_map(move |event| ready(reader.take(event).map(Ok)))
         .reflect(writer)
+        .skip_while(move |event| {
+            let done = matches!(event, Ok(Event::InitDone));
+            if done && let Some(listed) = listed.take() {
+                // Nobody waits any more when the manager ends.
+                let _ = listed.send(());
+            }
+            ready(!done)
+        })
         .touched_objects()
+}
+
+/// What is to be looked at for another reason than a change of the machine: when all machines are `listed` in the store, each
+/// of them, and from then on those that are `triggered`.
+///
+/// Those with something new come first, as somebody waits for them. What triggers before that is dropped: the look that comes
+/// then sees it.
+pub fn at_start(
+    listed: oneshot::Receiver<()>,
+    store: Store<PackedMachine>,
+    triggered: impl Stream<Item = ObjectRef<PackedMachine>> + Send,
+) -> impl Stream<Item = ObjectRef<PackedMachine>> + Send {
+    let started = Arc::new(AtomicBool::new(false));
+    let passes = started.clone();
+    let first = stream::once(async move {
+        // If the watch has ended, so does the manager.
+        let _ = listed.await;
+        let machines = |store: &Store<PackedMachine>, which: fn(&PackedMachine) -> bool| -> Vec<_> {
+            store.state().iter().filter(|vm| which(vm)).map(|vm| ObjectRef::from_obj(&**vm)).collect()
+        };
+        let news = machines(&store, |vm| !vm.seen);
+        let head_start = if news.is_empty() { Duration::ZERO } else { HEAD_START };
+        let rest = stream::once(async move {
+            tokio::time::sleep(head_start).await;
+            started.store(true, Ordering::Relaxed);
+            stream::iter(machines(&store, |_| true))
+        });
+        stream::iter(news).chain(rest.flatten())
+    });
+    stream::select(first.flatten(), triggered.filter(move |_| ready(passes.load(Ordering::Relaxed))))
 }
 
 struct Reader<T> {
@@ -220,6 +279,10 @@ impl Backoff for Patience {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
+    use futures::{FutureExt, channel::mpsc::unbounded};
+    use kube::runtime::reflector;
     use serde_json::{Value, json};
 
     use super::*;
@@ -252,6 +315,34 @@ mod tests {
         let mended = reader.take(Ok(Event::Apply(arrived("bad", good))));
         assert!(matches!(mended, Some(Event::Apply(vm)) if vm.name_any() == "bad"));
         assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 1"));
+    }
+
+    #[tokio::test]
+    async fn machines_with_something_new_come_first_and_then_all() {
+        let (store, mut writer) = reflector::store();
+        let (trigger, triggered) = unbounded();
+        let (listed, is_listed) = oneshot::channel();
+        let mut queue = pin!(at_start(is_listed, store, triggered).map(|vm| vm.name));
+        let old = |name: &str| ObjectRef::new(name).within("ns");
+        trigger.unbounded_send(old("old")).unwrap();
+        assert!(queue.next().now_or_never().is_none(), "nothing is listed yet");
+
+        let machine = |name: &str, seen: i64| -> PackedMachine {
+            let metadata = json!({ "name": name, "namespace": "ns", "generation": 2 });
+            serde_json::from_value(json!({ "metadata": metadata, "status": { "observedGeneration": seen } })).unwrap()
+        };
+        let machines = [("old", 2), ("changed", 1), ("older", 2)].map(|(name, seen)| machine(name, seen));
+        writer.apply_watcher_event(&Event::Init);
+        machines.into_iter().for_each(|vm| writer.apply_watcher_event(&Event::InitApply(vm)));
+        writer.apply_watcher_event(&Event::InitDone);
+        listed.send(()).unwrap();
+        let mut first: Vec<_> = queue.by_ref().take(4).collect().await;
+        assert_eq!(first[0], "changed");
+        first[1..].sort();
+        assert_eq!(first[1..], ["changed", "old", "older"]);
+
+        trigger.unbounded_send(old("older")).unwrap();
+        assert_eq!(queue.next().await.as_deref(), Some("older"));
     }
 
     #[test]

@@ -327,9 +327,11 @@ mod tests {
         trigger.unbounded_send(old("old")).unwrap();
         assert!(queue.next().now_or_never().is_none(), "nothing is listed yet");
 
-        let machine = |name: &str, seen: i64| -> PackedMachine {
+        let machine = |name: &str, seen: i64| {
             let metadata = json!({ "name": name, "namespace": "ns", "generation": 2 });
-            serde_json::from_value(json!({ "metadata": metadata, "status": { "observedGeneration": seen } })).unwrap()
+            let spec = json!({ "vm": { "maximumCpus": 1 } });
+            let vm = json!({ "metadata": metadata, "spec": spec, "status": { "observedGeneration": seen } });
+            PackedMachine::from(&serde_json::from_value::<VirtualMachine>(vm).unwrap())
         };
         let machines = [("old", 2), ("changed", 1), ("older", 2)].map(|(name, seen)| machine(name, seen));
         writer.apply_watcher_event(&Event::Init);

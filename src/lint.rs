@@ -351,7 +351,8 @@ fn names(set: &TemplateSet) -> Vec<Finding> {
                 let name = path.name.strip_prefix(module.as_deref()?)?;
                 Some(Mention { name: name.split('.').next().unwrap_or(name).to_owned(), ..path.clone() })
             });
-            for name in import.names.iter().cloned().chain(by_module).filter(|it| !exports.contains(&it.name)) {
+            let names = import.names.iter().map(|(name, _)| name.clone());
+            for name in names.chain(by_module).filter(|it| !exports.contains(&it.name)) {
                 let message = format!("{} has no {}: {}", import.file, name.name, help(&name.name, &exports));
                 findings.push(Finding::at(place, &name, Severity::Error, "unknown-import", message));
             }

@@ -36,7 +36,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use futures::{Stream, StreamExt, TryStreamExt, channel::oneshot, future::join_all, stream};
 use kube::{
-    Client, ResourceExt,
+    Client,
     client::{Body, ClientBuilder},
     runtime::{
         Controller,
@@ -255,7 +255,7 @@ async fn work(
         move |name: &str| metrics.woke(name)
     };
     let (changed, told) = (woke(&metrics), woke(&metrics));
-    let machines = machines.inspect_ok(move |vm| changed(&full_name(vm.namespace().as_deref(), &vm.name_any())));
+    let machines = machines.inspect_ok(move |vm| changed(&vm.full_name()));
     let triggered = triggered.inspect(move |vm| told(&full_name(vm.namespace.as_deref(), &vm.name)));
     let counted = metrics.clone();
     let (ending, known) = (stop.clone(), reconciler.clone());
@@ -286,7 +286,7 @@ fn look(
     metrics: &Arc<Metrics>,
     stop: watch::Receiver<bool>,
 ) -> impl Future<Output = Result<Action, Infallible>> + Send + use<> {
-    let machine = full_name(vm.namespace().as_deref(), &vm.name_any());
+    let machine = vm.full_name();
     let work = metrics.begin(&machine);
     // A span of the highest level is there whatever is filtered.
     let span = error_span!("reconcile", vm = machine, id = work.number);

@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    api::VirtualMachine,
+    api::{VirtualMachine, full_name},
     observed::{FIELD_MANAGER, Json, Object},
     render::ObjectKey,
 };
@@ -222,6 +222,11 @@ impl From<&VirtualMachine> for PackedMachine {
 }
 
 impl PackedMachine {
+    /// Namespace and name, for people.
+    pub fn full_name(&self) -> String {
+        full_name(self.meta.namespace.as_deref(), self.meta.name.as_deref().unwrap_or_default())
+    }
+
     /// The machine.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ use futures::{
 };
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
-    Api, Client, Resource, ResourceExt,
+    Api, Client, Resource,
     runtime::{
         WatchStreamExt,
         events::{Event as Note, EventType},
@@ -38,7 +38,7 @@ use super::{
     web::{Health, Progress},
 };
 use crate::{
-    api::{VirtualMachine, full_name},
+    api::VirtualMachine,
     cluster::{
         events::Teller,
         packed::{PackedMachine, Unreadable},
@@ -163,7 +163,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
                 Some(event)
             }
             Event::Delete(vm) => {
-                self.names.remove(&name_of(&vm));
+                self.names.remove(&vm.full_name());
                 self.count();
                 Some(Event::Delete(vm))
             }
@@ -172,7 +172,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
 
     /// Of a machine what is kept, if it can be read.
     fn read(&mut self, vm: &PackedMachine) -> Option<PackedMachine> {
-        let name = name_of(vm);
+        let name = vm.full_name();
         match vm.read() {
             Ok(mut read) => {
                 self.names.remove(&name);
@@ -220,10 +220,6 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
         }
         self.said = Some(message);
     }
-}
-
-fn name_of(vm: &PackedMachine) -> String {
-    full_name(vm.namespace().as_deref(), &vm.name_any())
 }
 
 /// An event where a person who wonders about the machine will look.
@@ -282,7 +278,7 @@ mod tests {
     use std::pin::pin;
 
     use futures::{FutureExt, channel::mpsc::unbounded};
-    use kube::runtime::reflector;
+    use kube::{ResourceExt, runtime::reflector};
     use serde_json::{Value, json};
 
     use super::*;

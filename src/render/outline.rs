@@ -48,10 +48,8 @@ pub struct Import {
     pub file: String,
     /// What all of it is called here.
     pub module: Option<String>,
-    /// What is taken from it.
-    pub names: Vec<Mention>,
-    /// What that is called here.
-    locals: Vec<String>,
+    /// What is taken from it, and what that is called here.
+    pub names: Vec<(Mention, String)>,
 }
 
 impl Import {
@@ -64,17 +62,12 @@ impl Import {
                 Token::BlockEnd => break,
                 Token::Ident("import") => is_from = true,
                 Token::Ident("as") => is_alias = true,
-                Token::Ident(name) if !is_alias => {
-                    import.names.push(Mention::new(name, *span));
-                    import.locals.push((*name).to_owned());
-                }
-                Token::Ident(name) if is_from => {
-                    import.locals.pop();
-                    import.locals.push((*name).to_owned());
-                }
+                Token::Ident(name) if !is_alias => import.names.push((Mention::new(name, *span), (*name).to_owned())),
+                Token::Ident(name) if !is_from => import.module = Some((*name).to_owned()),
                 Token::Ident(name) => {
-                    import.module = Some((*name).to_owned());
-                    import.locals.push((*name).to_owned());
+                    if let Some((_, local)) = import.names.last_mut() {
+                        *local = (*name).to_owned();
+                    }
                 }
                 Token::Comma => is_alias = false,
                 _ => {}
@@ -127,7 +120,9 @@ impl Outline {
                     outline.uses.push(Mention::new(name, *at));
                     if !matches!(next(1), Some((Token::Ident("include"), _))) {
                         let import = Import::of(name, tokens[index + 3..].iter());
-                        outline.exports.extend(import.locals.iter().cloned());
+                        outline
+                            .exports
+                            .extend(import.module.iter().chain(import.names.iter().map(|(_, it)| it)).cloned());
                         outline.imports.push(import);
                     }
                     index += 2;
@@ -209,7 +204,7 @@ mod tests {
             .imports
             .iter()
             .map(|import| {
-                let names: Vec<_> = import.names.iter().map(|name| name.name.as_str()).collect();
+                let names: Vec<_> = import.names.iter().map(|(name, _)| name.name.as_str()).collect();
                 (import.file.as_str(), import.module.as_deref(), names)
             })
             .collect();

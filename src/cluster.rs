@@ -128,6 +128,13 @@ fn is_busy(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 409 | 410 | 429))
 }
 
+/// With force: what is applied is ours. Without warnings, which nobody would read: to find a key that is there twice, which
+/// can't be in what we send, the API server reads a patch as YAML once more. A field that the kind does not have is an error
+/// all the same.
+fn applying(field_manager: &str) -> PatchParams {
+    PatchParams::apply(field_manager).force().validation_ignore()
+}
+
 /// The namespace of a machine and of all that is made for it.
 fn of(vm: &VirtualMachine) -> String {
     vm.namespace().unwrap_or_default()
@@ -252,7 +259,7 @@ impl Cluster {
             value["metadata"][field] = json!(has);
             Patch::Apply(value)
         };
-        self.patch(namespace, key, &PatchParams::apply(FIELD_MANAGER).force(), body).await
+        self.patch(namespace, key, &applying(FIELD_MANAGER), body).await
     }
 
     /// Of the answer only what is kept is asked for: that about a secret does not tell it. The body is made when it is sent:
@@ -367,7 +374,7 @@ impl Cluster {
             },
             "status": wanted,
         });
-        let (name, how) = (vm.name_any(), PatchParams::apply(status::FIELD_MANAGER).force());
+        let (name, how) = (vm.name_any(), applying(status::FIELD_MANAGER));
         self.in_turn(api.patch_status(&name, &how, &Patch::Apply(&patch))).await
     }
 }

@@ -34,7 +34,12 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use futures::{Stream, StreamExt, TryStreamExt, channel::oneshot, future::join_all, stream};
+use futures::{
+    FutureExt, Stream, StreamExt, TryStreamExt,
+    channel::oneshot,
+    future::{join_all, ready},
+    stream,
+};
 use kube::{
     Client,
     client::{Body, ClientBuilder},
@@ -195,6 +200,11 @@ async fn manage(
                 let (children, triggered) = Children::new(client.clone(), namespace.clone(), metrics.clone());
                 // They are listed while the machines are, not after them.
                 children.expect(usual.iter().cloned());
+                let lists = {
+                    let (children, usual) = (children.clone(), usual.clone());
+                    // What can't be listed holds up only the machines that need it.
+                    async move { drop(children.watch(usual).await) }
+                };
                 let cluster = Cluster::new(client.clone(), children.clone(), turns.clone());
                 trying.get_or_insert_with(|| cluster.clone());
                 let reconciler =
@@ -207,8 +217,10 @@ async fn manage(
                     client.clone(), namespace.as_deref(), writer, listed, metrics.clone(), (health.clone(), part), teller.clone(),
                 );
                 let changed = stream::select(again(settings.clone(), store.clone()), again(templates.clone(), store.clone()));
-                let triggered = machines::at_start(is_listed, store.clone(), stream::select(triggered, changed));
-                works.push(work((machines, store, triggered), reconciler, metrics.clone(), stop.clone()));
+                let (looked, looks) = watch::channel(0);
+                let triggered =
+                    machines::at_start(is_listed, lists, looks, store.clone(), stream::select(triggered, changed));
+                works.push(work((machines, store, triggered), reconciler, metrics.clone(), looked, stop.clone()));
             }
             metrics.machines_from(move || stores.iter().flat_map(Store::state).filter_map(|vm| vm.read().ok()).collect());
             if let Some(cluster) = trying {
@@ -248,8 +260,10 @@ async fn work(
     ),
     reconciler: Arc<Reconciler>,
     metrics: Arc<Metrics>,
+    looked: watch::Sender<usize>,
     stop: watch::Receiver<bool>,
 ) {
+    let looked = Arc::new(looked);
     let woke = |metrics: &Arc<Metrics>| {
         let metrics = metrics.clone();
         move |name: &str| metrics.woke(name)
@@ -264,7 +278,11 @@ async fn work(
         .reconcile_on(triggered)
         .graceful_shutdown_on(stopped(stop))
         .run(
-            move |vm, reconciler| look(vm, reconciler, &counted, ending.clone()),
+            move |vm, reconciler| {
+                let looked = looked.clone();
+                look(vm, reconciler, &counted, ending.clone())
+                    .inspect(move |_| looked.send_modify(|looked| *looked += 1))
+            },
             |_, error: &Infallible, _| match *error {},
             reconciler,
         )
@@ -274,7 +292,7 @@ async fn work(
                 metrics.forgot(&full_name(vm.namespace.as_deref(), &vm.name));
                 known.forget(&vm.name, vm.namespace.as_deref().unwrap_or_default());
             }
-            std::future::ready(())
+            ready(())
         })
         .await;
 }

@@ -31,6 +31,7 @@ use kube::{
         watcher::{self, Event, watcher},
     },
 };
+use tokio::{sync::watch, time::timeout};
 use tracing::{info, warn};
 
 use super::{
@@ -47,8 +48,8 @@ use crate::{
     power,
 };
 
-/// How long machines with something new are alone when all are listed: about as long as a Pod takes to be made.
-const HEAD_START: Duration = Duration::from_millis(50);
+/// For how long at most the others wait for machines with something new, when all that is kept of machines is listed.
+const HEAD_START: Duration = Duration::from_millis(200);
 
 /// The machines of a namespace, or of all (`None`), as they change and go once they are `listed`. They are kept in the store
 /// of `writer`; how far they are is said as that part of the health.
@@ -87,10 +88,13 @@ pub fn watch(
 /// What is to be looked at for another reason than a change of the machine: when all machines are `listed` in the store, each
 /// of them, and from then on those that are `triggered`.
 ///
-/// Those with something new come first, as somebody waits for them. What triggers before that is dropped: the look that comes
-/// then sees it.
+/// Those with something new come first, as somebody waits for them; the others when the objects are `known` too, for which
+/// each look waits, and so many looks have ended (`looked`) as there are of those. What triggers before that is dropped: the
+/// look that comes then sees it.
 pub fn at_start(
     listed: oneshot::Receiver<()>,
+    known: impl Future<Output = ()> + Send + 'static,
+    looked: watch::Receiver<usize>,
     store: Store<PackedMachine>,
     triggered: impl Stream<Item = ObjectRef<PackedMachine>> + Send,
 ) -> impl Stream<Item = ObjectRef<PackedMachine>> + Send {
@@ -103,9 +107,13 @@ pub fn at_start(
             store.state().iter().filter(|vm| which(vm)).map(|vm| ObjectRef::from_obj(&**vm)).collect()
         };
         let news = machines(&store, |vm| !vm.seen);
-        let head_start = if news.is_empty() { Duration::ZERO } else { HEAD_START };
+        let first = news.len();
         let rest = stream::once(async move {
-            tokio::time::sleep(head_start).await;
+            if first > 0 {
+                known.await;
+                let mut looked = looked;
+                let _ = timeout(HEAD_START, looked.wait_for(|looked| *looked >= first)).await;
+            }
             started.store(true, Ordering::Relaxed);
             stream::iter(machines(&store, |_| true))
         });
@@ -318,7 +326,10 @@ mod tests {
         let (store, mut writer) = reflector::store();
         let (trigger, triggered) = unbounded();
         let (listed, is_listed) = oneshot::channel();
-        let mut queue = pin!(at_start(is_listed, store, triggered).map(|vm| vm.name));
+        let (looked, looks) = watch::channel(0);
+        let (know, known) = oneshot::channel();
+        let known = known.map(|_| ());
+        let mut queue = pin!(at_start(is_listed, known, looks, store, triggered).map(|vm| vm.name));
         let old = |name: &str| ObjectRef::new(name).within("ns");
         trigger.unbounded_send(old("old")).unwrap();
         assert!(queue.next().now_or_never().is_none(), "nothing is listed yet");
@@ -334,10 +345,13 @@ mod tests {
         machines.into_iter().for_each(|vm| writer.apply_watcher_event(&Event::InitApply(vm)));
         writer.apply_watcher_event(&Event::InitDone);
         listed.send(()).unwrap();
-        let mut first: Vec<_> = queue.by_ref().take(4).collect().await;
-        assert_eq!(first[0], "changed");
-        first[1..].sort();
-        assert_eq!(first[1..], ["changed", "old", "older"]);
+        assert_eq!(queue.next().await.as_deref(), Some("changed"));
+        looked.send_replace(1);
+        assert!(queue.next().now_or_never().is_none(), "not all is known yet");
+        know.send(()).unwrap();
+        let mut rest: Vec<_> = queue.by_ref().take(3).collect().await;
+        rest.sort();
+        assert_eq!(rest, ["changed", "old", "older"]);
 
         trigger.unbounded_send(old("older")).unwrap();
         assert_eq!(queue.next().await.as_deref(), Some("older"));

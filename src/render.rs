@@ -34,6 +34,7 @@ pub use error::TemplateError;
 pub use output::{Lifetime, ObjectKey, Rendered, Update};
 pub use templates::{Files, Library, Sources, TemplateSet};
 
+use context::Context;
 use output::Wrong;
 
 /// What a template rendered, on its way to become an object.
@@ -59,16 +60,76 @@ pub fn render(
     facts: &Facts,
     templates: &TemplateSet,
 ) -> Result<Vec<Rendered>, TemplateError> {
+    Rendering::of(vm, observed, config, facts.clone(), templates).map(|rendering| rendering.objects)
+}
+
+/// A machine's objects, and what they hang on.
+#[derive(Debug)]
+pub struct Rendering {
+    /// What [`render`] yields.
+    pub objects: Vec<Rendered>,
+    facts: Facts,
+    context: u64,
+    with_status: bool,
+}
+
+impl Rendering {
+    /// Renders a machine.
+    ///
+    /// # Errors
+    /// As [`render`].
+    pub fn of(
+        vm: &VirtualMachine,
+        observed: &Observed,
+        config: &ReconcilerConfig,
+        facts: Facts,
+        templates: &TemplateSet,
+    ) -> Result<Self, TemplateError> {
+        let context = context_of(vm, observed, config, &facts, templates)?;
+        let objects = objects(vm, config, templates, &context.value())?;
+        let with_status = context.is_status_asked();
+        let context = context.digest(with_status).map_err(TemplateError::context)?;
+        Ok(Self { objects, facts, context, with_status })
+    }
+
+    /// Whether the same configuration, templates and facts yield the same for what there is now.
+    pub fn holds(
+        &self,
+        vm: &VirtualMachine,
+        observed: &Observed,
+        config: &ReconcilerConfig,
+        templates: &TemplateSet,
+    ) -> bool {
+        context_of(vm, observed, config, &self.facts, templates)
+            .is_ok_and(|context| context.digest(self.with_status).is_ok_and(|digest| digest == self.context))
+    }
+}
+
+fn context_of(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    config: &ReconcilerConfig,
+    facts: &Facts,
+    templates: &TemplateSet,
+) -> Result<Context, TemplateError> {
     let values = templates.values().resolve(&config.template_values, vm.spec.template_values.as_ref())?;
-    let context = context::build(vm, observed, config, facts, values).map_err(TemplateError::context)?;
+    context::build(vm, observed, config, facts, values).map_err(TemplateError::context)
+}
+
+fn objects(
+    vm: &VirtualMachine,
+    config: &ReconcilerConfig,
+    templates: &TemplateSet,
+    context: &minijinja::Value,
+) -> Result<Vec<Rendered>, TemplateError> {
     let mut documents: Vec<Document<'_>> = Vec::new();
     for name in templates.names() {
         let place = templates.place(name);
         let rendered =
-            output::documents(&templates.render(name, &context)?).map_err(|wrong| templates.wrong(name, wrong))?;
+            output::documents(&templates.render(name, context)?).map_err(|wrong| templates.wrong(name, wrong))?;
         documents.extend(rendered.into_iter().map(|value| Document { name, place, value, patches: Vec::new() }));
     }
-    for patch in templates.patches(&context)? {
+    for patch in templates.patches(context)? {
         patch.apply(documents.iter_mut().map(|document| (&mut document.value, &mut document.patches)))?;
     }
     let scope = output::Scope::of(vm, &config.allowed_kinds);
@@ -130,13 +191,53 @@ pub fn trace<E>(
     templates: &TemplateSet,
     mut before: impl FnMut(&str) -> Result<(), E>,
 ) -> Result<(), E> {
-    let values = templates.values().resolve(&config.template_values, vm.spec.template_values.as_ref());
-    let Some(context) = values.ok().and_then(|values| context::build(vm, observed, config, facts, values).ok()) else {
-        return Ok(());
-    };
+    let Ok(context) = context_of(vm, observed, config, facts, templates) else { return Ok(()) };
+    let context = context.value();
     for name in templates.names().chain(templates.patch_names()) {
         before(templates.place(name))?;
         let _ = templates.render(name, &context);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::test_support::{applied, nothing, vm};
+
+    #[test]
+    fn what_is_rendered_holds_until_something_changes_that_a_template_asks_for() {
+        let (config, facts) = (ReconcilerConfig::default(), Facts { display_password: "secret".into() });
+        let with = |files: &[(&str, &str)]| {
+            let files = files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+            TemplateSet::layered(&files, None).unwrap()
+        };
+        let builtin = with(&[]);
+        let asking = with(&[("asks.yaml.j2", "{% if vm.status.phase %}{% endif %}")]);
+        let status = |phase: &str| vm(|vm| vm["status"] = json!({ "phase": phase }));
+        let of = |set, vm: &VirtualMachine| Rendering::of(vm, &nothing(), &config, facts.clone(), set).unwrap();
+
+        let before = of(&builtin, &vm(|_| ()));
+        let made = applied(&before.objects, |_, _| ());
+        let old_name = applied(&before.objects, |kind, object| {
+            if kind == "PersistentVolumeClaim" {
+                object["metadata"]["name"] = json!("core-disk-apple-0");
+            }
+        });
+        for (vm, observed, holds) in [
+            (vm(|_| ()), &made, true),
+            (status("Starting"), &made, true),
+            (vm(|vm| vm["status"] = json!({ "identity": { "uuid": "u" } })), &made, false),
+            (vm(|vm| vm["spec"]["vm"]["currentCpus"] = json!(1)), &made, false),
+            (vm(|vm| vm["metadata"]["labels"] = json!({ "team": "web" })), &made, false),
+            (vm(|_| ()), &old_name, false),
+        ] {
+            assert_eq!(before.holds(&vm, observed, &config, &builtin), holds, "{vm:?}");
+        }
+        let before = of(&asking, &status("Starting"));
+        assert!(before.holds(&status("Starting"), &nothing(), &config, &asking));
+        assert!(!before.holds(&status("Running"), &nothing(), &config, &asking));
+    }
 }

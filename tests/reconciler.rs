@@ -369,6 +369,20 @@ async fn an_added_template_makes_an_object_of_any_kind() {
 }
 
 #[tokio::test]
+async fn a_template_sees_the_status_that_follows_from_it() {
+    let seen = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {{ vm.metadata.name ~ '-seen' }}\ndata:\n  phase: {{ \
+                vm.status.phase if vm.status else 'none' }}\n";
+    let world = World::with_templates("sees-status", &[("seen.yaml.j2", seen)]).await;
+    world.make("apple", |_| ()).await;
+    let maps: Api<ConfigMap> = world.api();
+    eventually("the status that was written to be rendered", LIMIT, async || {
+        let map = maps.get_opt("apple-seen").await.unwrap()?;
+        (map.data?.get("phase")? == "Starting").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn an_object_that_the_api_server_refuses_is_said() {
     let world = World::new("refused").await;
     world.make("apple", |vm| vm["spec"]["nodeSelector"] = json!({ "not a label": "x" })).await;

@@ -28,7 +28,7 @@ use crate::{
     api::{VirtualMachine, conditions},
     cluster::ActionError,
     plan::{Action, Plan},
-    render::{Rendered, TemplateError},
+    render::Rendered,
 };
 
 type Labels<const N: usize> = [(&'static str, Cow<'static, str>); N];
@@ -247,8 +247,8 @@ impl Metrics {
     }
 
     /// What came of a machine's templates, and what follows from that.
-    pub fn planned(&self, rendered: &Result<Vec<Rendered>, TemplateError>, plan: &Plan) {
-        let Ok(rendered) = rendered else {
+    pub fn planned(&self, rendered: Option<&[Rendered]>, plan: &Plan) {
+        let Some(rendered) = rendered else {
             self.template_errors.inc();
             return;
         };

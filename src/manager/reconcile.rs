@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
+use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kube::{
     Resource, ResourceExt,
     runtime::{
@@ -30,9 +30,9 @@ use crate::{
     config::ReconcilerConfig,
     manager::templates::InForce,
     observed::Observed,
-    plan::plan,
+    plan::{Plan, plan},
     power,
-    render::{Facts, Rendered, TemplateError, render},
+    render::{Facts, Rendering, TemplateError},
     status::{
         Outcome, Source, differs,
         events::{News, events},
@@ -63,6 +63,19 @@ pub enum ReconcileError {
     Status(#[source] kube::Error),
 }
 
+/// A machine as our write of its status left it.
+struct Written {
+    vm: Arc<VirtualMachine>,
+    /// Nothing is left to do because of that write.
+    settled: bool,
+}
+
+/// How a machine is rendered during one look.
+struct Ways {
+    config: Arc<ReconcilerConfig>,
+    templates: Arc<InForce>,
+}
+
 /// What the reconciliation of every machine shares.
 pub struct Reconciler {
     cluster: Cluster,
@@ -70,7 +83,7 @@ pub struct Reconciler {
     templates: watch::Receiver<Arc<InForce>>,
     teller: Arc<Teller>,
     /// Machines as the API server answered to our last write of their status, until the watch has told it too.
-    written: Mutex<HashMap<ObjectRef<VirtualMachine>, Arc<VirtualMachine>>>,
+    written: Mutex<HashMap<ObjectRef<VirtualMachine>, Written>>,
     /// Failures in a row.
     failures: Mutex<HashMap<ObjectRef<PackedMachine>, u32>>,
 }
@@ -97,19 +110,20 @@ impl Reconciler {
         let children = &this.cluster.children;
         let complete = children.complete();
         let mut observed = children.observe(&vm, Timestamp::now());
-        let templates = this.templates.borrow().clone();
-        let mut rendered = this.render(&vm, &observed, &templates);
-        if let Ok(objects) = &rendered {
-            children.watch(objects.iter().map(|object| object.key.types())).await?;
+        let ways = Ways { config: this.config.borrow().clone(), templates: this.templates.borrow().clone() };
+        let mut rendering = ways.render(&vm, &observed);
+        if let Ok(rendered) = &rendering {
+            children.watch(rendered.objects.iter().map(|object| object.key.types())).await?;
             // Also one that became complete by itself since: what it told last was not observed.
             if children.complete() != complete {
                 observed = children.observe(&vm, Timestamp::now());
-                rendered = this.render(&vm, &observed, &templates);
+                rendering = ways.render(&vm, &observed);
             }
         }
+        let rendered = rendering.as_ref().map(|rendering| rendering.objects.as_slice());
         // Pure.
-        let plan = plan(&vm, &observed, rendered.as_deref().ok());
-        this.cluster.children.metrics.planned(&rendered, &plan);
+        let plan = plan(&vm, &observed, rendered.ok());
+        this.cluster.children.metrics.planned(rendered.ok(), &plan);
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
         let failures = this.failures(&packed);
@@ -123,11 +137,11 @@ impl Reconciler {
         if plan.steps.iter().any(|step| !step.is_empty()) {
             observed = this.cluster.children.observe(&vm, Timestamp::now());
         }
-        let source = Source { set: templates.of(&vm).ok(), refused: templates.refusal(&vm) };
-        let wanted = status(&vm, &observed, &plan, rendered.as_deref(), &outcome, source);
-        let news = events(&vm, &observed, &plan, rendered.as_deref().ok(), &wanted, result.is_ok());
+        let wanted = status(&vm, &observed, &plan, rendered, &outcome, ways.source(&vm));
+        let news = events(&vm, &observed, &plan, rendered.ok(), &wanted, result.is_ok());
+        let mut written = None;
         if vm.metadata.deletion_timestamp.is_none() && differs(&vm, &wanted) {
-            this.write_status(&vm, &wanted).await?;
+            written = this.write_status(&vm, &wanted).await?;
         }
         if plan.power.write_stopped {
             this.cluster.write_stopped(&vm).await.map_err(ReconcileError::Spec)?;
@@ -136,7 +150,46 @@ impl Reconciler {
         debug!("reconciled");
         result?;
         this.lock_failures().remove(&ObjectRef::from_obj(&*packed));
-        Ok(plan.again_after.map_or_else(Action::await_change, Action::requeue))
+        let mut again_after = plan.again_after;
+        if let (Some(vm), Ok(rendering), Outcome { failure: None, refusals }) = (written, &rendering, &outcome)
+            && refusals.is_empty()
+            && let Some(settled) = this.settled(&vm, rendering, &ways)
+        {
+            again_after = settled.again_after;
+        }
+        Ok(again_after.map_or_else(Action::await_change, Action::requeue))
+    }
+
+    /// What a look at the machine would plan that our write of its status left, if it would do nothing and say nothing. That
+    /// look need not be taken then, which is what the watch's word of that write would bring.
+    fn settled(&self, vm: &VirtualMachine, rendering: &Rendering, ways: &Ways) -> Option<Plan> {
+        let observed = self.cluster.children.observe(vm, Timestamp::now());
+        ways.templates.of(vm).ok().filter(|set| rendering.holds(vm, &observed, &ways.config, set))?;
+        let rendered = rendering.objects.as_slice();
+        let plan = plan(vm, &observed, Some(rendered));
+        let wanted = status(vm, &observed, &plan, Ok(rendered), &Outcome::default(), ways.source(vm));
+        let idle = plan.steps.iter().all(Vec::is_empty) && !plan.power.write_stopped && !differs(vm, &wanted);
+        if !idle || !events(vm, &observed, &plan, Some(rendered), &wanted, true).is_empty() {
+            return None;
+        }
+        let mut written = self.lock_written();
+        let ours = written.get_mut(&ObjectRef::from_obj(vm))?;
+        ours.settled = ours.vm.metadata.resource_version == vm.metadata.resource_version;
+        Some(plan)
+    }
+
+    /// Whether the watch tells of nothing but a write of ours after which nothing was left to do.
+    pub fn has_settled(&self, told: &PackedMachine) -> bool {
+        let key = ObjectRef::new(&told.name_any()).within(&told.namespace().unwrap_or_default());
+        let mut written = self.lock_written();
+        let settled = written.get(&key).is_some_and(|ours| {
+            let same = |of: fn(&ObjectMeta) -> &Option<String>| of(&ours.vm.metadata) == of(told.meta());
+            ours.settled && same(|meta| &meta.uid) && same(|meta| &meta.resource_version)
+        });
+        if settled {
+            written.remove(&key);
+        }
+        settled
     }
 
     /// When to try again after a failure: later and later, each machine for itself.
@@ -152,8 +205,12 @@ impl Reconciler {
 
     /// Drops what was remembered of a machine that is gone.
     pub fn forget(&self, name: &str, namespace: &str) {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner).remove(&ObjectRef::new(name).within(namespace));
+        self.lock_written().remove(&ObjectRef::new(name).within(namespace));
         self.lock_failures().remove(&ObjectRef::new(name).within(namespace));
+    }
+
+    fn lock_written(&self) -> MutexGuard<'_, HashMap<ObjectRef<VirtualMachine>, Written>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_failures(&self) -> MutexGuard<'_, HashMap<ObjectRef<PackedMachine>, u32>> {
@@ -165,29 +222,22 @@ impl Reconciler {
         self.lock_failures().get(&ObjectRef::from_obj(vm)).copied().unwrap_or_default()
     }
 
-    fn render(
+    /// Returns the machine as it is then, unless it was deleted or changed meanwhile: then the watch will tell.
+    async fn write_status(
         &self,
         vm: &VirtualMachine,
-        observed: &Observed,
-        templates: &InForce,
-    ) -> Result<Vec<Rendered>, TemplateError> {
-        let facts = Facts { display_password: random() };
-        let config = self.config.borrow().clone();
-        render(vm, observed, &config, &facts, templates.of(vm)?)
-    }
-
-    async fn write_status(&self, vm: &VirtualMachine, wanted: &Value) -> Result<(), ReconcileError> {
+        wanted: &Value,
+    ) -> Result<Option<Arc<VirtualMachine>>, ReconcileError> {
         match self.cluster.write_status(vm, wanted).await {
             Ok(mut written) => {
                 debug!("wrote the status");
                 self.cluster.children.metrics.wrote("status", "VirtualMachine");
                 power::trim(&mut written);
-                let mut cache = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-                cache.insert(ObjectRef::from_obj(&written), Arc::new(written));
-                Ok(())
+                let (key, vm) = (ObjectRef::from_obj(&written), Arc::new(written));
+                self.lock_written().insert(key, Written { vm: vm.clone(), settled: false });
+                Ok(Some(vm))
             }
-            // Deleted meanwhile, or made anew: the watch will tell.
-            Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(()),
+            Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(None),
             Err(error) => Err(ReconcileError::Status(error)),
         }
     }
@@ -195,10 +245,12 @@ impl Reconciler {
     /// The machine as we know it: the watch may lag behind our own last write.
     fn newest(&self, vm: Arc<VirtualMachine>) -> Arc<VirtualMachine> {
         let version = |vm: &VirtualMachine| vm.resource_version().and_then(|version| version.parse::<u64>().ok());
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.lock_written();
         let key = ObjectRef::from_obj(&*vm);
         match written.get(&key) {
-            Some(ours) if ours.metadata.uid == vm.metadata.uid && version(ours) > version(&vm) => ours.clone(),
+            Some(Written { vm: ours, .. }) if ours.metadata.uid == vm.metadata.uid && version(ours) > version(&vm) => {
+                ours.clone()
+            }
             Some(_) => {
                 written.remove(&key);
                 vm
@@ -221,6 +273,17 @@ impl Reconciler {
             };
             self.teller.tell(event, regarding.clone());
         }
+    }
+}
+
+impl Ways {
+    fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Rendering, TemplateError> {
+        let facts = Facts { display_password: random() };
+        Rendering::of(vm, observed, &self.config, facts, self.templates.of(vm)?)
+    }
+
+    fn source(&self, vm: &VirtualMachine) -> Source<'_> {
+        Source { set: self.templates.of(vm).ok(), refused: self.templates.refusal(vm) }
     }
 }
 

@@ -22,12 +22,14 @@
 
 use std::{
     collections::BTreeMap,
+    hash::{DefaultHasher, Hasher},
+    io,
     sync::{Arc, OnceLock},
 };
 
 use kube::{Resource, ResourceExt};
 use minijinja::value::{Enumerator, Object, Serde};
-use serde::{Serialize, ser::Error as _};
+use serde::{Serialize, Serializer, ser::Error as _};
 use serde_json::{Value, json};
 
 use super::output::{digest, labels};
@@ -68,10 +70,12 @@ pub const TOOL_LABELS: [&str; 5] = [
     "helm.sh/",
 ];
 
+/// All that a rendering hangs on, but for the templates and which kinds they may make.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Context {
-    vm: minijinja::Value,
+pub(super) struct Context {
+    #[serde(serialize_with = "as_object")]
+    vm: Arc<Vm>,
     spec: Value,
     image: Reference,
     resources: Value,
@@ -90,10 +94,64 @@ struct Context {
     manager_version: &'static str,
 }
 
+impl Context {
+    /// What the templates see.
+    pub(super) fn value(&self) -> minijinja::Value {
+        Serde(self).into()
+    }
+
+    /// Whether a template has asked for the machine's status.
+    pub(super) fn is_status_asked(&self) -> bool {
+        self.vm.status.1.get().is_some()
+    }
+
+    /// Stands for all of it: the same where templates find the same, if they find the machine's status only `with_status`.
+    pub(super) fn digest(&self, with_status: bool) -> Result<u64, serde_json::Error> {
+        // All that is not constant; `vm.spec` is in `spec`.
+        let Self {
+            vm,
+            spec,
+            image,
+            resources,
+            disks,
+            runner_data,
+            cloud_init,
+            runner,
+            service,
+            display_secret,
+            labels,
+            pod_labels,
+            values,
+            config,
+            service_account: _,
+            image_repository_claim: _,
+            manager_version: _,
+        } = self;
+        let vm = (&vm.metadata.0, with_status.then_some(&vm.status.0));
+        let found = (vm, spec, image, resources, disks, runner_data, cloud_init, runner, service, display_secret);
+        let mut digest = Digest(DefaultHasher::new());
+        serde_json::to_writer(&mut digest, &(found, labels, pod_labels, values, config))?;
+        Ok(digest.0.finish())
+    }
+}
+
+struct Digest(DefaultHasher);
+
+impl io::Write for Digest {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// `vm`. Its `spec` and `status` are large and hardly any template asks for them, so they wait until one does.
 #[derive(Debug)]
 struct Vm {
-    metadata: minijinja::Value,
+    metadata: Lazy<Value>,
     spec: Lazy<VirtualMachineSpec>,
     status: Lazy<Option<VirtualMachineStatus>>,
 }
@@ -112,15 +170,19 @@ impl<T: Serialize> Lazy<T> {
     }
 }
 
+fn as_object<S: Serializer>(vm: &Arc<Vm>, serializer: S) -> Result<S::Ok, S::Error> {
+    minijinja::Value::from_dyn_object(vm.clone()).serialize(serializer)
+}
+
 impl Vm {
-    fn of(vm: &VirtualMachine, name: &str) -> minijinja::Value {
+    fn of(vm: &VirtualMachine, name: &str) -> Arc<Self> {
         let metadata = json!({
             "name": name, "namespace": vm.namespace(), "uid": vm.uid(),
             "labels": vm.labels(), "annotations": vm.annotations(),
             "creationTimestamp": vm.metadata.creation_timestamp,
         });
-        minijinja::Value::from_object(Self {
-            metadata: Serde(metadata).into(),
+        Arc::new(Self {
+            metadata: Lazy::of(metadata),
             spec: Lazy::of(vm.spec.clone()),
             status: Lazy::of(vm.status.clone()),
         })
@@ -136,7 +198,7 @@ impl Object for Vm {
         Some(match key {
             "apiVersion" => VirtualMachine::api_version(&()).into(),
             "kind" => VirtualMachine::kind(&()).into(),
-            "metadata" => self.metadata.clone(),
+            "metadata" => self.metadata.get(),
             "spec" => self.spec.get(),
             "status" => self.status.get(),
             _ => return None,
@@ -214,7 +276,7 @@ pub(super) fn build(
     config: &ReconcilerConfig,
     facts: &Facts,
     values: Value,
-) -> Result<minijinja::Value, serde_json::Error> {
+) -> Result<Context, serde_json::Error> {
     let name = vm.name_any();
     let standard = labels(&name);
     let mut pod_labels: BTreeMap<String, String> = vm
@@ -228,7 +290,7 @@ pub(super) fn build(
     let cloud_init = vm.spec.cloud_init.as_ref().map(|data| CloudInitData::of(vm, data)).transpose()?;
     let mut spec = serde_json::to_value(&vm.spec)?;
     complete(&mut spec, spec_schema());
-    let context = Context {
+    Ok(Context {
         vm: Vm::of(vm, &name),
         spec,
         image: image(vm.spec.image.as_ref(), config),
@@ -246,8 +308,7 @@ pub(super) fn build(
         service_account: SERVICE_ACCOUNT,
         image_repository_claim: IMAGE_REPOSITORY_CLAIM,
         manager_version: env!("CARGO_PKG_VERSION"),
-    };
-    Ok(Serde(&context).into())
+    })
 }
 
 /// The schema of `spec`, where the names of all fields are.

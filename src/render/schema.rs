@@ -190,7 +190,7 @@ mod tests {
             &crate::render::Facts::default(),
             json!({}),
         );
-        let context = serde_json::to_value(context.unwrap()).unwrap();
+        let context = serde_json::to_value(context.unwrap().value()).unwrap();
         let validator = jsonschema::validator_for(&self::context(None)).unwrap();
         let wrong: Vec<String> =
             validator.iter_errors(&context).map(|error| format!("{}: {error}", error.instance_path())).collect();

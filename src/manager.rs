@@ -19,6 +19,7 @@ pub mod reload;
 pub mod sandbox;
 pub mod templates;
 pub mod web;
+pub mod written;
 
 use std::{
     collections::HashSet,
@@ -269,9 +270,10 @@ async fn work(
         move |name: &str| metrics.woke(name)
     };
     let (changed, told) = (woke(&metrics), woke(&metrics));
-    let settled = reconciler.clone();
-    let machines =
-        machines.try_filter(move |vm| ready(!settled.has_settled(vm))).inspect_ok(move |vm| changed(&vm.full_name()));
+    let (ours, kept) = (reconciler.clone(), store.clone());
+    let machines = machines
+        .try_filter(move |vm| ready(!ours.written.has_settled(vm, &kept)))
+        .inspect_ok(move |vm| changed(&vm.full_name()));
     let triggered = triggered.inspect(move |vm| told(&full_name(vm.namespace.as_deref(), &vm.name)));
     let counted = metrics.clone();
     let (ending, known) = (stop.clone(), reconciler.clone());
@@ -310,8 +312,9 @@ fn look(
     let work = metrics.begin(&machine);
     // A span of the highest level is there whatever is filtered.
     let span = error_span!("reconcile", vm = machine, id = work.number);
+    let reconciled = Reconciler::reconcile(vm.clone(), reconciler.clone());
     let look = async move {
-        Ok(match Reconciler::reconcile(vm.clone(), reconciler.clone()).await {
+        Ok(match reconciled.await {
             Ok(action) => {
                 work.done(action != Action::await_change());
                 action

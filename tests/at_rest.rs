@@ -1,5 +1,5 @@
-//! That a cluster in which nothing changes hears nothing from us. Alone in its cluster, because the API server counts the
-//! requests of all.
+//! That a cluster in which nothing changes hears nothing from us. Alone with an API server, because that counts the requests
+//! of all: the garbage collector, for one, asks for the owners of what it finds, now and then much later.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
 
@@ -28,7 +28,7 @@ async fn of_machines(cluster: &Cluster, before: &Requests) -> Requests {
 
 #[tokio::test]
 async fn nothing_is_asked_at_rest_and_nothing_written_over_a_restart() {
-    let cluster = Cluster::control_plane();
+    let cluster = Cluster::of_its_own(&["--api-server"]);
     install_crds(cluster).await;
     let namespace = cluster.namespace("at-rest").await;
     namespace.apply(

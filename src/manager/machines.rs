@@ -3,6 +3,7 @@
 //! ```text
 //!  list, watch ─▶ page ─▶ read, trim, pack ─▶ store ─▶ all listed: those with something new, then all ─┐
 //!                                               └────▶ later: each that changes ──────────────────────┴─▶ queue
+//!                                                        (but by a write of ours that settled it)
 //! ```
 
 use std::{
@@ -48,8 +49,10 @@ use crate::{
     power,
 };
 
-/// For how long at most the others wait for machines with something new, when all that is kept of machines is listed.
+/// For how long at most the others wait for machines with something new when the objects are known.
 const HEAD_START: Duration = Duration::from_millis(200);
+/// For how long at most they wait for the objects to be known.
+const LISTS: Duration = Duration::from_secs(10);
 
 /// The machines of a namespace, or of all (`None`), as they change and go once they are `listed`. They are kept in the store
 /// of `writer`; how far they are is said as that part of the health.
@@ -110,7 +113,7 @@ pub fn at_start(
         let first = news.len();
         let rest = stream::once(async move {
             if first > 0 {
-                known.await;
+                let _ = timeout(LISTS, known).await;
                 let mut looked = looked;
                 let _ = timeout(HEAD_START, looked.wait_for(|looked| *looked >= first)).await;
             }

@@ -6,9 +6,9 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 use kube::{
-    Resource, ResourceExt,
+    Resource,
     runtime::{
         controller::Action,
         events::{Event, EventType},
@@ -28,7 +28,7 @@ use crate::{
         watch::{Chain, WatchError},
     },
     config::ReconcilerConfig,
-    manager::templates::InForce,
+    manager::{templates::InForce, written::Written},
     observed::Observed,
     plan::{Plan, plan},
     power,
@@ -63,13 +63,6 @@ pub enum ReconcileError {
     Status(#[source] kube::Error),
 }
 
-/// A machine as our write of its status left it.
-struct Written {
-    vm: Arc<VirtualMachine>,
-    /// Nothing is left to do because of that write.
-    settled: bool,
-}
-
 /// How a machine is rendered during one look.
 struct Ways {
     config: Arc<ReconcilerConfig>,
@@ -82,8 +75,8 @@ pub struct Reconciler {
     config: watch::Receiver<Arc<ReconcilerConfig>>,
     templates: watch::Receiver<Arc<InForce>>,
     teller: Arc<Teller>,
-    /// Machines as the API server answered to our last write of their status, until the watch has told it too.
-    written: Mutex<HashMap<ObjectRef<VirtualMachine>, Written>>,
+    /// What the watch of the machines may not have told yet.
+    pub written: Written,
     /// Failures in a row.
     failures: Mutex<HashMap<ObjectRef<PackedMachine>, u32>>,
 }
@@ -96,16 +89,27 @@ impl Reconciler {
         templates: watch::Receiver<Arc<InForce>>,
         teller: Arc<Teller>,
     ) -> Self {
-        Self { cluster, config, templates, teller, written: Mutex::default(), failures: Mutex::default() }
+        Self { cluster, config, templates, teller, written: Written::default(), failures: Mutex::default() }
     }
 
-    /// Brings a machine to where its spec wants it.
+    /// Brings a machine to where its spec wants it. What we know of it is taken when this is called, not when it is first polled.
     ///
     /// # Errors
     /// [`ReconcileError`]; everything that could be done and said was.
-    pub async fn reconcile(packed: Arc<PackedMachine>, this: Arc<Self>) -> Result<Action, ReconcileError> {
-        let Ok(vm) = packed.read() else { return Ok(Action::await_change()) };
-        let vm = this.newest(Arc::new(vm));
+    pub fn reconcile(
+        packed: Arc<PackedMachine>,
+        this: Arc<Self>,
+    ) -> impl Future<Output = Result<Action, ReconcileError>> + Send {
+        let newer = this.written.newer(&packed);
+        Self::bring(packed, newer, this)
+    }
+
+    async fn bring(
+        packed: Arc<PackedMachine>,
+        newer: Option<Arc<VirtualMachine>>,
+        this: Arc<Self>,
+    ) -> Result<Action, ReconcileError> {
+        let Some(vm) = newer.or_else(|| packed.read().ok().map(Arc::new)) else { return Ok(Action::await_change()) };
         // Reads: only what the watches keep.
         let children = &this.cluster.children;
         let complete = children.complete();
@@ -153,16 +157,16 @@ impl Reconciler {
         let mut again_after = plan.again_after;
         if let (Some(vm), Ok(rendering), Outcome { failure: None, refusals }) = (written, &rendering, &outcome)
             && refusals.is_empty()
-            && let Some(settled) = this.settled(&vm, rendering, &ways)
+            && let Some(settled) = this.settle(&vm, rendering, &ways)
         {
             again_after = settled.again_after;
         }
         Ok(again_after.map_or_else(Action::await_change, Action::requeue))
     }
 
-    /// What a look at the machine would plan that our write of its status left, if it would do nothing and say nothing. That
-    /// look need not be taken then, which is what the watch's word of that write would bring.
-    fn settled(&self, vm: &VirtualMachine, rendering: &Rendering, ways: &Ways) -> Option<Plan> {
+    /// Plans as a look would at the machine as our write of its status left it. If that look would write nothing and tell nothing,
+    /// it is not needed: notes that, and returns its plan.
+    fn settle(&self, vm: &VirtualMachine, rendering: &Rendering, ways: &Ways) -> Option<Plan> {
         let observed = self.cluster.children.observe(vm, Timestamp::now());
         ways.templates.of(vm).ok().filter(|set| rendering.holds(vm, &observed, &ways.config, set))?;
         let rendered = rendering.objects.as_slice();
@@ -172,24 +176,8 @@ impl Reconciler {
         if !idle || !events(vm, &observed, &plan, Some(rendered), &wanted, true).is_empty() {
             return None;
         }
-        let mut written = self.lock_written();
-        let ours = written.get_mut(&ObjectRef::from_obj(vm))?;
-        ours.settled = ours.vm.metadata.resource_version == vm.metadata.resource_version;
+        self.written.settle(vm);
         Some(plan)
-    }
-
-    /// Whether the watch tells of nothing but a write of ours after which nothing was left to do.
-    pub fn has_settled(&self, told: &PackedMachine) -> bool {
-        let key = ObjectRef::new(&told.name_any()).within(&told.namespace().unwrap_or_default());
-        let mut written = self.lock_written();
-        let settled = written.get(&key).is_some_and(|ours| {
-            let same = |of: fn(&ObjectMeta) -> &Option<String>| of(&ours.vm.metadata) == of(told.meta());
-            ours.settled && same(|meta| &meta.uid) && same(|meta| &meta.resource_version)
-        });
-        if settled {
-            written.remove(&key);
-        }
-        settled
     }
 
     /// When to try again after a failure: later and later, each machine for itself.
@@ -205,12 +193,9 @@ impl Reconciler {
 
     /// Drops what was remembered of a machine that is gone.
     pub fn forget(&self, name: &str, namespace: &str) {
-        self.lock_written().remove(&ObjectRef::new(name).within(namespace));
-        self.lock_failures().remove(&ObjectRef::new(name).within(namespace));
-    }
-
-    fn lock_written(&self) -> MutexGuard<'_, HashMap<ObjectRef<VirtualMachine>, Written>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+        let vm = ObjectRef::new(name).within(namespace);
+        self.written.forget(&vm);
+        self.lock_failures().remove(&vm);
     }
 
     fn lock_failures(&self) -> MutexGuard<'_, HashMap<ObjectRef<PackedMachine>, u32>> {
@@ -233,29 +218,12 @@ impl Reconciler {
                 debug!("wrote the status");
                 self.cluster.children.metrics.wrote("status", "VirtualMachine");
                 power::trim(&mut written);
-                let (key, vm) = (ObjectRef::from_obj(&written), Arc::new(written));
-                self.lock_written().insert(key, Written { vm: vm.clone(), settled: false });
-                Ok(Some(vm))
+                let written = Arc::new(written);
+                self.written.insert(written.clone());
+                Ok(Some(written))
             }
             Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(None),
             Err(error) => Err(ReconcileError::Status(error)),
-        }
-    }
-
-    /// The machine as we know it: the watch may lag behind our own last write.
-    fn newest(&self, vm: Arc<VirtualMachine>) -> Arc<VirtualMachine> {
-        let version = |vm: &VirtualMachine| vm.resource_version().and_then(|version| version.parse::<u64>().ok());
-        let mut written = self.lock_written();
-        let key = ObjectRef::from_obj(&*vm);
-        match written.get(&key) {
-            Some(Written { vm: ours, .. }) if ours.metadata.uid == vm.metadata.uid && version(ours) > version(&vm) => {
-                ours.clone()
-            }
-            Some(_) => {
-                written.remove(&key);
-                vm
-            }
-            None => vm,
         }
     }
 

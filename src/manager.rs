@@ -203,7 +203,7 @@ async fn manage(
                 children.expect(usual.iter().cloned());
                 let lists = {
                     let (children, usual) = (children.clone(), usual.clone());
-                    // What can't be listed holds up only the machines that need it.
+                    // Of a kind that can't be listed the machines tell that need it.
                     async move { drop(children.watch(usual).await) }
                 };
                 let cluster = Cluster::new(client.clone(), children.clone(), turns.clone());
@@ -264,7 +264,6 @@ async fn work(
     looked: watch::Sender<usize>,
     stop: watch::Receiver<bool>,
 ) {
-    let looked = Arc::new(looked);
     let woke = |metrics: &Arc<Metrics>| {
         let metrics = metrics.clone();
         move |name: &str| metrics.woke(name)

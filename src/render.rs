@@ -69,7 +69,9 @@ pub struct Rendering {
     /// What [`render`] yields.
     pub objects: Vec<Rendered>,
     facts: Facts,
-    context: u64,
+    /// The digest of its context.
+    context: String,
+    /// Whether that has the machine's status: a template has asked for it.
     with_status: bool,
 }
 

@@ -22,8 +22,6 @@
 
 use std::{
     collections::BTreeMap,
-    hash::{DefaultHasher, Hasher},
-    io,
     sync::{Arc, OnceLock},
 };
 
@@ -106,7 +104,7 @@ impl Context {
     }
 
     /// Stands for all of it: the same where templates find the same, if they find the machine's status only `with_status`.
-    pub(super) fn digest(&self, with_status: bool) -> Result<u64, serde_json::Error> {
+    pub(super) fn digest(&self, with_status: bool) -> Result<String, serde_json::Error> {
         // All that is not constant; `vm.spec` is in `spec`.
         let Self {
             vm,
@@ -129,22 +127,7 @@ impl Context {
         } = self;
         let vm = (&vm.metadata.0, with_status.then_some(&vm.status.0));
         let found = (vm, spec, image, resources, disks, runner_data, cloud_init, runner, service, display_secret);
-        let mut digest = Digest(DefaultHasher::new());
-        serde_json::to_writer(&mut digest, &(found, labels, pod_labels, values, config))?;
-        Ok(digest.0.finish())
-    }
-}
-
-struct Digest(DefaultHasher);
-
-impl io::Write for Digest {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        serde_json::to_string(&(found, labels, pod_labels, values, config)).map(|text| digest(&text))
     }
 }
 

@@ -217,9 +217,29 @@ impl fmt::Display for TestNamespace {
     }
 }
 
+/// What a node says of itself: its taints and those conditions that hold.
+const NODES: &str = r#"jsonpath={range .items[*]}{.metadata.name}: {range .status.conditions[?(@.status=="True")]}{.type} {end}{.spec.taints[*].key}{"\n"}{end}"#;
+
+impl TestNamespace {
+    /// Prints what is there and what happened. What a test waited for in vain seldom says why it did not come.
+    fn describe(&self) {
+        for args in [
+            &["get", "nodes", "--output", NODES][..],
+            &["get", "vm,deployments,jobs,pods,pvc", "--output=wide"],
+            &["get", "events", "--sort-by=.metadata.creationTimestamp"],
+        ] {
+            let told = self.cluster.try_kubectl(&[&["--namespace", &self.name], args].concat());
+            eprintln!("$ kubectl {}\n{}", args.join(" "), told.unwrap_or_else(|error| error));
+        }
+    }
+}
+
 impl Drop for TestNamespace {
     fn drop(&mut self) {
         let outcome = if std::thread::panicking() { "failed" } else { "passed" };
+        if std::thread::panicking() {
+            self.describe();
+        }
         self.cluster.order(&format!("{outcome} {}", self.name));
         if self.cluster.orders.is_none() {
             let _ = self.cluster.try_kubectl(&["delete", "namespace", &self.name, "--wait=false"]);

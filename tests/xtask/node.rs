@@ -211,8 +211,14 @@ state = "/run/containerd"
         // There is no DNS. A query gets its refusal at once, and no Pod an event about it.
         "clusterDNS": ["127.0.0.1"],
         "resolvConf": "",
-        // A developer's disk is nearly full more often than not.
-        "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "100Mi"},
+        // A developer's disk is nearly full more often than not, and what fills it is not the Pods. 0% asks for no threshold.
+        "evictionHard": {
+            "nodefs.available": "0%",
+            "nodefs.inodesFree": "0%",
+            "imagefs.available": "0%",
+            "imagefs.inodesFree": "0%",
+            "memory.available": "100Mi",
+        },
         "imageGCHighThresholdPercent": 100,
         "serializeImagePulls": false,
         // A changed ConfigMap is to reach its Pod in seconds.

@@ -10,6 +10,7 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use futures::{StreamExt, TryStreamExt, channel::mpsc};
@@ -24,7 +25,7 @@ use kube::{
         watcher::{self, Event},
     },
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::sleep};
 use tracing::{debug, warn};
 
 use super::packed::{Arrived, Meta, Packed, PackedMachine, Place, Shapes, Whole};
@@ -48,6 +49,10 @@ pub struct Children {
     /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
     gone: Mutex<VecDeque<Box<str>>>,
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
+    /// Of the kinds that are being listed, what was told since the list began.
+    lists: Mutex<HashMap<TypeMeta, List>>,
+    /// UIDs of objects that are known only by an answer that came while their kind was listed.
+    doubted: Mutex<HashSet<Box<str>>>,
     trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
 }
 
@@ -58,6 +63,19 @@ const REMEMBERED: usize = 256;
 pub const PAGE: u32 = 100;
 /// How many, where only the metadata is asked for.
 const META_PAGE: u32 = 500;
+
+/// For how long an object is believed in that was written while its kind was listed, and that neither the list nor the watch
+/// shows: the list may be older than the object, and the watch that follows then tells of it.
+const DOUBT: Duration = Duration::from_secs(30);
+
+/// UIDs of objects of a kind.
+#[derive(Default)]
+struct List {
+    /// In the list.
+    listed: HashSet<Box<str>>,
+    /// In answers that came meanwhile.
+    answered: HashSet<Box<str>>,
+}
 
 /// How far the watch of a kind is.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,6 +116,8 @@ impl Children {
             shapes: Shapes::default(),
             gone: Mutex::default(),
             kinds: Mutex::default(),
+            lists: Mutex::default(),
+            doubted: Mutex::default(),
             trigger,
         };
         (Arc::new(children), triggered)
@@ -166,6 +186,9 @@ impl Children {
         if lock(&self.gone).contains(&object.uid) {
             return;
         }
+        if let Some(list) = lock(&self.lists).get_mut(&object.key.types()) {
+            list.answered.insert(object.uid.clone());
+        }
         let objects = objects.entry(vm).or_default();
         if find(objects, &object.key).is_none_or(|known| known.uid != object.uid || known.version <= object.version) {
             put(objects, object);
@@ -197,11 +220,10 @@ impl Children {
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream.default_backoff());
-            let mut listed = HashSet::new();
             while let Some(event) = stream.next().await {
                 match event {
                     Ok(event) => {
-                        if children.take(&kind, event, &mut listed) {
+                        if children.take(&kind, event) {
                             sender.send_replace(State::Complete);
                         }
                     }
@@ -224,21 +246,21 @@ impl Children {
     }
 
     /// Takes in what a watch tells. Returns whether the list of the kind is complete now.
-    fn take(&self, kind: &TypeMeta, event: Event<Arrived>, listed: &mut HashSet<Box<str>>) -> bool {
+    fn take(self: &Arc<Self>, kind: &TypeMeta, event: Event<Arrived>) -> bool {
         match event {
-            Event::Init => listed.clear(),
+            Event::Init => drop(lock(&self.lists).insert(kind.clone(), List::default())),
             Event::InitApply(arrived) => {
-                listed.insert(arrived.object.uid.clone());
+                if let Some(list) = lock(&self.lists).get_mut(kind) {
+                    list.listed.insert(arrived.object.uid.clone());
+                }
                 self.update(arrived);
             }
             Event::InitDone => {
-                let listed = std::mem::take(listed);
-                let gone: Vec<(Place, Box<str>)> = lock(&self.objects)
-                    .iter()
-                    .flat_map(|(vm, objects)| objects.iter().map(move |known| (vm, known)))
-                    .filter(|(_, known)| is_of(&known.key, kind) && !listed.contains(&known.uid))
-                    .map(|(vm, known)| (vm.clone(), known.uid.clone()))
-                    .collect();
+                let List { listed, answered } = lock(&self.lists).remove(kind).unwrap_or_default();
+                let unlisted = self.select(|known| is_of(&known.key, kind) && !listed.contains(&known.uid));
+                let (doubted, gone): (Vec<_>, Vec<_>) =
+                    unlisted.into_iter().partition(|(_, uid)| answered.contains(uid));
+                self.doubt(doubted.into_iter().map(|(_, uid)| uid).collect());
                 gone.into_iter().for_each(|(vm, uid)| self.remove(&vm, uid));
                 return true;
             }
@@ -252,7 +274,30 @@ impl Children {
         false
     }
 
+    /// What is known of that sort: the machine and the UID.
+    fn select(&self, which: impl Fn(&Packed) -> bool) -> Vec<(Place, Box<str>)> {
+        let objects = lock(&self.objects);
+        let known = objects.iter().flat_map(|(vm, objects)| objects.iter().map(move |known| (vm, known)));
+        known.filter(|(_, known)| which(known)).map(|(vm, known)| (vm.clone(), known.uid.clone())).collect()
+    }
+
+    /// Removes these objects later, if nobody tells of them until then.
+    fn doubt(self: &Arc<Self>, doubted: Vec<Box<str>>) {
+        if doubted.is_empty() {
+            return;
+        }
+        lock(&self.doubted).extend(doubted.iter().cloned());
+        let children = self.clone();
+        tokio::spawn(async move {
+            sleep(DOUBT).await;
+            let unknown = |uid: &Box<str>| doubted.contains(uid) && lock(&children.doubted).contains(uid);
+            let gone = children.select(|known| unknown(&known.uid));
+            gone.into_iter().for_each(|(vm, uid)| children.remove(&vm, uid));
+        });
+    }
+
     fn update(&self, Arrived { vm, object }: Arrived) {
+        lock(&self.doubted).remove(&object.uid);
         let Some(vm) = vm else { return };
         {
             let mut objects = lock(&self.objects);
@@ -272,6 +317,7 @@ impl Children {
     }
 
     fn remove(&self, vm: &Place, uid: Box<str>) {
+        lock(&self.doubted).remove(&uid);
         {
             let mut objects = lock(&self.objects);
             let mut gone = lock(&self.gone);
@@ -356,5 +402,62 @@ impl std::fmt::Display for Chain<'_> {
             source = cause.source();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// No request is ever sent to it.
+    fn children() -> (Arc<Children>, mpsc::UnboundedReceiver<ObjectRef<PackedMachine>>) {
+        let nobody = tower::service_fn(async |_: axum::http::Request<kube::client::Body>| {
+            Err::<axum::http::Response<kube::client::Body>, _>("nobody is asked")
+        });
+        Children::new(Client::new(nobody, "ns"), None, Arc::new(Metrics::new()))
+    }
+
+    fn service(name: &str, version: u32) -> Arrived {
+        let labels = json!({ "app.kubernetes.io/instance": "vm" });
+        let metadata = json!({
+            "name": name, "namespace": "ns", "uid": format!("uid of {name}"), "resourceVersion": version.to_string(), "labels": labels,
+        });
+        let object: Meta = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
+        object.pack(&kind(), &Shapes::default())
+    }
+
+    fn kind() -> TypeMeta {
+        TypeMeta { api_version: "v1".into(), kind: "Service".into() }
+    }
+
+    fn known(children: &Children) -> Vec<String> {
+        let objects = lock(&children.objects);
+        let mut names: Vec<_> = objects.values().flatten().map(|known| known.key.name.clone()).collect();
+        names.sort();
+        names
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_made_while_its_kind_is_listed_is_believed_in_until_the_watch_must_have_told_it() {
+        let (children, _triggered) = children();
+        children.insert(service("gone", 1));
+        children.take(&kind(), Event::Init);
+        children.take(&kind(), Event::InitApply(service("there", 2)));
+        children.insert(service("made", 3));
+        children.insert(service("made-and-deleted", 4));
+        children.take(&kind(), Event::InitDone);
+        assert_eq!(known(&children), ["made", "made-and-deleted", "there"]);
+        children.take(&kind(), Event::Apply(service("made", 3)));
+        sleep(DOUBT * 2).await;
+        assert_eq!(known(&children), ["made", "there"]);
+
+        // What was answered while nothing is listed is in the next list, or gone.
+        children.insert(service("later", 5));
+        children.take(&kind(), Event::Init);
+        children.take(&kind(), Event::InitApply(service("made", 3)));
+        children.take(&kind(), Event::InitDone);
+        assert_eq!(known(&children), ["made"]);
     }
 }

@@ -217,6 +217,9 @@ impl Cluster {
                 }
                 // A claim that somebody made under the name that the disk will have is meant to be the disk.
                 plan::as_existing(object, &found, false).value
+            } else if ours && key.is_pod() {
+                // What may change of one that runs is for the plan to say, when the watch has told of it.
+                return applied.map(drop).map_err(failed);
             } else if ours && object.update == Update::Once {
                 self.children.insert(arrived);
                 return Ok(());

@@ -7,7 +7,7 @@ mod support;
 
 use std::time::Duration;
 
-use kube::{Api, ResourceExt};
+use kube::{Api, ResourceExt, api::Patch};
 use serde_json::json;
 use support::{
     cluster::{Cluster, Requests, eventually},
@@ -75,4 +75,22 @@ async fn nothing_is_asked_at_rest_and_nothing_written_over_a_restart() {
     let requests = of_machines(cluster, &before).await;
     assert_eq!(requests.writes().total(), 0, "{requests}\n{}", manager.log());
     assert_eq!(versions().await, before_restart);
+
+    // What was changed meanwhile is looked at before everything is listed, and yet nothing is taken for missing.
+    drop(manager);
+    let before = cluster.requests().await;
+    let patch = Patch::Merge(json!({ "spec": { "vm": { "maximumCpus": 2 } } }));
+    machines.patch("running", &Default::default(), &patch).await.unwrap();
+    let manager = Manager::start(cluster, &namespace, &[SLOW]);
+    eventually("the new manager to have looked at both", LIMIT, async || {
+        let log = manager.log();
+        let looked_at = |name: &str| log.lines().any(|line| line.contains(name) && line.contains("reconciled"));
+        (looked_at("running") && looked_at("stopped")).then_some(())
+    })
+    .await;
+    let requests = of_machines(cluster, &before).await.only(|request| request.verb != "LIST");
+    let expected = [("APPLY", "configmaps"), ("APPLY", "vms/status"), ("PATCH", "pods"), ("PATCH", "vms")];
+    let sent: Vec<_> =
+        requests.iter().map(|(request, count)| (request.verb.as_str(), request.resource.as_str(), count)).collect();
+    assert_eq!(sent, expected.map(|(verb, resource)| (verb, resource, 1)), "{}", manager.log());
 }

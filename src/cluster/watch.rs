@@ -13,11 +13,11 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt, TryStreamExt, channel::mpsc};
+use futures::{StreamExt, TryStreamExt, channel::mpsc, future::try_join_all};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client, ResourceExt,
-    api::{ApiResource, TypeMeta},
+    api::{ApiResource, ListParams, TypeMeta},
     core::DynamicResourceScope,
     runtime::{
         WatchStreamExt,
@@ -25,7 +25,10 @@ use kube::{
         watcher::{self, Event},
     },
 };
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::sleep,
+};
 use tracing::{debug, warn};
 
 use super::packed::{Arrived, Meta, Packed, PackedMachine, Place, Shapes, Whole};
@@ -51,6 +54,8 @@ pub struct Children {
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
     /// Of the kinds that are being listed, what was told since the list began.
     lists: Mutex<HashMap<TypeMeta, List>>,
+    /// Who may ask for one machine's objects.
+    asking: Semaphore,
     /// UIDs of objects that are known only by an answer that came while their kind was listed.
     doubted: Mutex<HashSet<Box<str>>>,
     trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
@@ -63,6 +68,9 @@ const REMEMBERED: usize = 256;
 pub const PAGE: u32 = 100;
 /// How many, where only the metadata is asked for.
 const META_PAGE: u32 = 500;
+
+/// For how many machines at once the API server is asked instead of waiting for the lists. For more, the lists are the shorter way.
+pub const URGENT: usize = 8;
 
 /// For how long an object is believed in that was written while its kind was listed, and that neither the list nor the watch
 /// shows: the list may be older than the object, and the watch that follows then tells of it.
@@ -117,6 +125,7 @@ impl Children {
             gone: Mutex::default(),
             kinds: Mutex::default(),
             lists: Mutex::default(),
+            asking: Semaphore::new(URGENT),
             doubted: Mutex::default(),
             trigger,
         };
@@ -142,6 +151,14 @@ impl Children {
         let mut watched = lock(&self.kinds);
         for kind in kinds {
             self.state_of(&mut watched, kind);
+        }
+    }
+
+    /// Begins to watch these kinds, each when the one before is known completely or can't be.
+    pub async fn expect_in_turn(self: Arc<Self>, kinds: impl IntoIterator<Item = TypeMeta>) {
+        for kind in kinds {
+            // Who needs the kind hears why it can't be watched.
+            let _ = self.watch([kind]).await;
         }
     }
 
@@ -179,6 +196,44 @@ impl Children {
         Ok(())
     }
 
+    /// Asks the API server for a machine's objects of those kinds that are not known completely yet, because somebody waits for
+    /// this machine. The watches of these kinds need not have begun: [`Children::expect`] them in the end.
+    ///
+    /// The answer is what the API server has in its cache, and so may lack what was written just now: to be sure of that it
+    /// would wait for up to 0.1 s, and a write that hangs on what is old is refused in any case.
+    ///
+    /// Returns whether they are known now. If not, or if there was nothing to ask, [`Children::watch`] says more.
+    pub async fn ask(&self, vm: &VirtualMachine, kinds: impl IntoIterator<Item = TypeMeta>) -> bool {
+        let Ok(_turn) = self.asking.try_acquire() else { return false };
+        let mut pending: HashSet<TypeMeta> = kinds.into_iter().collect();
+        {
+            let watched = lock(&self.kinds);
+            pending.retain(|kind| watched.get(kind).is_none_or(|state| *state.borrow() != State::Complete));
+        }
+        let labels = format!("{},app.kubernetes.io/instance={}", selector(), vm.name_any());
+        let (namespace, how) = (vm.namespace(), ListParams::default().labels(&labels).match_any());
+        let lists = pending.iter().map(|kind| self.list(kind, namespace.as_deref(), &how));
+        match try_join_all(lists).await {
+            Ok(lists) => lists.into_iter().flatten().for_each(|arrived| self.insert(arrived)),
+            Err(error) => {
+                debug!(error = %Chain(&error), "the objects of one machine can't be asked for");
+                return false;
+            }
+        }
+        !pending.is_empty()
+    }
+
+    async fn list(&self, kind: &TypeMeta, namespace: Option<&str>, how: &ListParams) -> kube::Result<Vec<Arrived>> {
+        let resource = super::resource(kind);
+        Ok(if is_whole(kind) {
+            let list = api::<Whole>(&self.client, namespace, &resource).list(how).await?;
+            list.items.into_iter().map(|object| object.pack(kind, &self.shapes)).collect()
+        } else {
+            let list = api::<Meta>(&self.client, namespace, &resource).list(how).await?;
+            list.items.into_iter().map(|object| object.pack(kind, &self.shapes)).collect()
+        })
+    }
+
     /// Takes in what the API server answered to a write, so that the next decision does not wait for the watch to tell it.
     pub(super) fn insert(&self, Arrived { vm, object }: Arrived) {
         let Some(vm) = vm else { return };
@@ -201,15 +256,8 @@ impl Children {
         let resource = super::resource(&kind);
         let config = watcher::Config::default().labels(&selector());
         let children = self.clone();
-        let key = |name: &str| ObjectKey {
-            api_version: kind.api_version.clone(),
-            kind: kind.kind.clone(),
-            name: name.into(),
-        };
-        // Only these are looked into.
-        let whole = key("").is_pod() || key("").is_claim();
         let (of, packer) = (kind.clone(), self.clone());
-        let stream = if whole {
+        let stream = if is_whole(&kind) {
             let api: Api<Whole> = api(&self.client, self.namespace.as_deref(), &resource);
             let pack = move |object: Whole| object.pack(&of, &packer.shapes);
             watcher(api, config.page_size(PAGE)).map_ok(move |event| event_map(event, &pack)).boxed()
@@ -290,8 +338,8 @@ impl Children {
         let children = self.clone();
         tokio::spawn(async move {
             sleep(DOUBT).await;
-            let unknown = |uid: &Box<str>| doubted.contains(uid) && lock(&children.doubted).contains(uid);
-            let gone = children.select(|known| unknown(&known.uid));
+            let gone =
+                children.select(|known| doubted.contains(&known.uid) && lock(&children.doubted).contains(&known.uid));
             gone.into_iter().for_each(|(vm, uid)| children.remove(&vm, uid));
         });
     }
@@ -349,6 +397,12 @@ where
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
         None => Api::all_with(client.clone(), resource),
     }
+}
+
+/// Whether objects of the kind are looked into. Of others only the metadata is asked for.
+fn is_whole(kind: &TypeMeta) -> bool {
+    let key = ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: String::new() };
+    key.is_pod() || key.is_claim()
 }
 
 fn is_of(key: &ObjectKey, kind: &TypeMeta) -> bool {

@@ -44,14 +44,14 @@ use crate::{
     cluster::{
         events::Teller,
         packed::{PackedMachine, Unreadable},
-        watch::{Chain, PAGE},
+        watch::{Chain, PAGE, URGENT},
     },
     power,
 };
 
-/// For how long at most the others wait for machines with something new when the objects are known.
+/// For how long at most the others wait for looks at machines with something new.
 const HEAD_START: Duration = Duration::from_millis(200);
-/// For how long at most they wait for the objects to be known.
+/// For how long at most they wait before that for the objects to be known.
 const LISTS: Duration = Duration::from_secs(10);
 
 /// The machines of a namespace, or of all (`None`), as they change and go once they are `listed`. They are kept in the store
@@ -91,31 +91,35 @@ pub fn watch(
 /// What is to be looked at for another reason than a change of the machine: when all machines are `listed` in the store, each
 /// of them, and from then on those that are `triggered`.
 ///
-/// Those with something new come first, as somebody waits for them; the others when the objects are `known` too, for which
-/// each look waits, and so many looks have ended (`looked`) as there are of those. What triggers before that is dropped: the
-/// look that comes then sees it.
+/// Those with something new come first, as somebody waits for them; the others when so many looks have ended (`looked`) as
+/// there are of those, and the objects are `known`, for which each look waits. But those at a few with something new do not,
+/// see [`Children::ask`](crate::cluster::watch::Children::ask). What triggers before that is dropped: the look that comes then
+/// sees it.
 pub fn at_start(
-    listed: oneshot::Receiver<()>,
+    listed: impl Future<Output = ()> + Send + 'static,
     known: impl Future<Output = ()> + Send + 'static,
-    looked: watch::Receiver<usize>,
+    mut looked: watch::Receiver<usize>,
     store: Store<PackedMachine>,
     triggered: impl Stream<Item = ObjectRef<PackedMachine>> + Send,
 ) -> impl Stream<Item = ObjectRef<PackedMachine>> + Send {
     let started = Arc::new(AtomicBool::new(false));
     let passes = started.clone();
     let first = stream::once(async move {
-        // If the watch has ended, so does the manager.
-        let _ = listed.await;
+        listed.await;
         let machines = |store: &Store<PackedMachine>, which: fn(&PackedMachine) -> bool| -> Vec<_> {
             store.state().iter().filter(|vm| which(vm)).map(|vm| ObjectRef::from_obj(&**vm)).collect()
         };
         let news = machines(&store, |vm| !vm.seen);
         let first = news.len();
         let rest = stream::once(async move {
-            if first > 0 {
-                let _ = timeout(LISTS, known).await;
-                let mut looked = looked;
-                let _ = timeout(HEAD_START, looked.wait_for(|looked| *looked >= first)).await;
+            let known = async { drop(timeout(LISTS, known).await) };
+            let looked = async { drop(timeout(HEAD_START, looked.wait_for(|looked| *looked >= first)).await) };
+            if first > URGENT {
+                known.await;
+                looked.await;
+            } else {
+                looked.await;
+                known.await;
             }
             started.store(true, Ordering::Relaxed);
             stream::iter(machines(&store, |_| true))
@@ -326,38 +330,46 @@ mod tests {
 
     #[tokio::test]
     async fn machines_with_something_new_come_first_and_then_all() {
-        let (store, mut writer) = reflector::store();
-        let (trigger, triggered) = unbounded();
-        let (listed, is_listed) = oneshot::channel();
-        let (looked, looks) = watch::channel(0);
-        let (know, known) = oneshot::channel();
-        let known = known.map(|_| ());
-        let mut queue = pin!(at_start(is_listed, known, looks, store, triggered).map(|vm| vm.name));
-        let old = |name: &str| ObjectRef::new(name).within("ns");
-        trigger.unbounded_send(old("old")).unwrap();
-        assert!(queue.next().now_or_never().is_none(), "nothing is listed yet");
+        for news in [1, URGENT, URGENT + 1] {
+            let (store, mut writer) = reflector::store();
+            let (trigger, triggered) = unbounded();
+            let (listed, is_listed) = oneshot::channel();
+            let (looked, looks) = watch::channel(0);
+            let (know, known) = oneshot::channel();
+            let (is_listed, known) = (is_listed.map(drop), known.map(drop));
+            let mut queue = pin!(at_start(is_listed, known, looks, store, triggered).map(|vm| vm.name));
+            let old = |name: &str| ObjectRef::new(name).within("ns");
+            trigger.unbounded_send(old("old")).unwrap();
+            assert!(queue.next().now_or_never().is_none(), "nothing is listed yet");
 
-        let machine = |name: &str, seen: i64| {
-            let metadata = json!({ "name": name, "namespace": "ns", "generation": 2 });
-            let spec = json!({ "vm": { "maximumCpus": 1 } });
-            let vm = json!({ "metadata": metadata, "spec": spec, "status": { "observedGeneration": seen } });
-            PackedMachine::from(&serde_json::from_value::<VirtualMachine>(vm).unwrap())
-        };
-        let machines = [("old", 2), ("changed", 1), ("older", 2)].map(|(name, seen)| machine(name, seen));
-        writer.apply_watcher_event(&Event::Init);
-        machines.into_iter().for_each(|vm| writer.apply_watcher_event(&Event::InitApply(vm)));
-        writer.apply_watcher_event(&Event::InitDone);
-        listed.send(()).unwrap();
-        assert_eq!(queue.next().await.as_deref(), Some("changed"));
-        looked.send_replace(1);
-        assert!(queue.next().now_or_never().is_none(), "not all is known yet");
-        know.send(()).unwrap();
-        let mut rest: Vec<_> = queue.by_ref().take(3).collect().await;
-        rest.sort();
-        assert_eq!(rest, ["changed", "old", "older"]);
+            let machine = |name: &str, seen: i64| {
+                let metadata = json!({ "name": name, "namespace": "ns", "generation": 2 });
+                let spec = json!({ "vm": { "maximumCpus": 1 } });
+                let vm = json!({ "metadata": metadata, "spec": spec, "status": { "observedGeneration": seen } });
+                PackedMachine::from(&serde_json::from_value::<VirtualMachine>(vm).unwrap())
+            };
+            let mut changed: Vec<_> = (0..news).map(|number| format!("changed{number}")).collect();
+            changed.sort();
+            writer.apply_watcher_event(&Event::Init);
+            let machines = changed.iter().map(|name| machine(name, 1));
+            let machines = machines.chain([machine("old", 2), machine("older", 2)]);
+            machines.for_each(|vm| writer.apply_watcher_event(&Event::InitApply(vm)));
+            writer.apply_watcher_event(&Event::InitDone);
+            listed.send(()).unwrap();
+            let mut first: Vec<_> = queue.by_ref().take(news).collect().await;
+            first.sort();
+            assert_eq!(first, changed);
+            assert!(queue.next().now_or_never().is_none(), "they are not looked at yet");
+            looked.send_replace(news);
+            assert!(queue.next().now_or_never().is_none(), "not all is known yet");
+            know.send(()).unwrap();
+            let mut rest: Vec<_> = queue.by_ref().take(news + 2).collect().await;
+            rest.sort();
+            assert_eq!(rest, [changed, vec!["old".into(), "older".into()]].concat());
 
-        trigger.unbounded_send(old("older")).unwrap();
-        assert_eq!(queue.next().await.as_deref(), Some("older"));
+            trigger.unbounded_send(old("older")).unwrap();
+            assert_eq!(queue.next().await.as_deref(), Some("older"));
+        }
     }
 
     #[test]

@@ -110,16 +110,21 @@ impl Reconciler {
         this: Arc<Self>,
     ) -> Result<Action, ReconcileError> {
         let Some(vm) = newer.or_else(|| packed.read().ok().map(Arc::new)) else { return Ok(Action::await_change()) };
-        // Reads: only what the watches keep.
+        // Reads: what the watches keep. Only of a few machines with something new, at the start, the API server is asked.
         let children = &this.cluster.children;
         let complete = children.complete();
         let mut observed = children.observe(&vm, Timestamp::now());
         let ways = Ways { config: this.config.borrow().clone(), templates: this.templates.borrow().clone() };
         let mut rendering = ways.render(&vm, &observed);
+        let mut asked = false;
         if let Ok(rendered) = &rendering {
-            children.watch(rendered.objects.iter().map(|object| object.key.types())).await?;
-            // Also one that became complete by itself since: what it told last was not observed.
-            if children.complete() != complete {
+            let kinds = rendered.objects.iter().map(|object| object.key.types());
+            asked = !packed.seen && children.ask(&vm, kinds.clone()).await;
+            if !asked {
+                children.watch(kinds).await?;
+            }
+            // Also if one became complete by itself since: what it told last was not observed.
+            if asked || children.complete() != complete {
                 observed = children.observe(&vm, Timestamp::now());
                 rendering = ways.render(&vm, &observed);
             }
@@ -130,6 +135,9 @@ impl Reconciler {
         this.cluster.children.metrics.planned(rendered.ok(), &plan);
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
+        if let (true, Ok(rendered)) = (asked, rendered) {
+            children.expect(rendered.iter().map(|object| object.key.types()));
+        }
         let failures = this.failures(&packed);
         // What lasts may need a person, too: a webhook that does not answer, for one.
         let tells = |error: &&ActionError| !error.is_transient() || (failures >= SILENT && !error.is_busy());

@@ -4,7 +4,10 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret};
+use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, ResourceExt,
     api::{Patch, PatchParams},
@@ -14,7 +17,14 @@ use support::{
     cluster::eventually,
     world::{LIMIT, World, machine},
 };
-use vm_operator::api::{VirtualMachine, conditions};
+use vm_operator::{
+    api::{VirtualMachine, conditions},
+    cluster::{Cluster, Turns, watch::Children},
+    config::ReconcilerConfig,
+    observed::Observed,
+    plan::plan,
+    render::{Facts, TemplateSet, render},
+};
 
 #[tokio::test]
 async fn the_documented_example_yields_the_documented_objects() {
@@ -138,6 +148,30 @@ async fn a_change_of_the_pod_waits_and_says_so() {
     assert!(conditions::find(&vm.status.unwrap().conditions, conditions::RESTART_REQUIRED).is_none());
     let pod = world.api::<Pod>().get("apple").await.unwrap();
     assert_eq!(pod.spec.unwrap().containers[0].image.as_deref(), Some("example.org/other:1"));
+}
+
+#[tokio::test]
+async fn who_does_not_know_of_a_pod_does_not_write_into_it() {
+    let world = World::new("unknown-pod").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    drop(world.manager);
+    let pods: Api<Pod> = Api::namespaced(world.client.clone(), world.namespace.name());
+    let before = pods.get("apple").await.unwrap().resource_version();
+
+    // An image is what a running Pod would take.
+    let vms: Api<VirtualMachine> = Api::namespaced(world.client.clone(), world.namespace.name());
+    let mut vm = vms.get("apple").await.unwrap();
+    vm.spec.image = serde_json::from_value(json!({ "source": "example.org/other:1" })).unwrap();
+    let (nothing, facts) =
+        (Observed { objects: vec![], now: Timestamp::now() }, Facts { display_password: "secret".into() });
+    let config = ReconcilerConfig::default();
+    let rendered = render(&vm, &nothing, &config, &facts, &TemplateSet::builtin().unwrap()).unwrap();
+    let (children, _triggered) = Children::new(world.client.clone(), None, Arc::default());
+    let cluster = Cluster::new(world.client, children, Turns::default());
+    let refused = cluster.execute(&vm, &plan(&vm, &nothing, Some(&rendered))).await.unwrap_err();
+    assert!(refused.is_busy() && refused.to_string() == "apply Pod apple", "{refused}");
+    assert_eq!(pods.get("apple").await.unwrap().resource_version(), before);
 }
 
 #[tokio::test]

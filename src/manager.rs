@@ -74,6 +74,8 @@ use crate::{
 
 /// How many machines are worked on at once. More than the API server's own limits only bring refusals.
 const CONCURRENCY: u16 = 32;
+/// For how long at most everything else waits for machines that no manager has seen.
+const HEAD_START: Duration = Duration::from_secs(2);
 /// How long writes that are on their way may take when the manager ends.
 const LAST_WRITES: Duration = Duration::from_millis(400);
 
@@ -187,7 +189,7 @@ async fn manage(
             let loader = Loader::start(&client, &own, options.templates, metrics.clone()).await;
             let templates = loader.in_force();
             let turns = Turns::default();
-            let (mut works, mut stores, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut works, mut stores, mut known) = (Vec::new(), Vec::new(), Vec::new());
             let mut trying = None;
             let usual = templates.borrow().usual_kinds(&settings.borrow());
             let several = scope.watched().len() > 1;
@@ -199,40 +201,41 @@ async fn manage(
                 let part = part.map_or(web::MACHINES.to_owned(), |name| format!("{} of {name}", web::MACHINES));
                 health.set(&part, Progress::Waiting("not listed yet".into()));
                 let (children, triggered) = Children::new(client.clone(), namespace.clone(), metrics.clone());
-                let (listed, is_listed) = oneshot::channel();
-                let is_listed = is_listed.map(drop).shared();
-                // The objects are listed while the machines are, but one kind at a time: the machines come first.
-                let (one_by_one, meanwhile) = (children.clone().expect_in_turn(usual.clone()), is_listed.clone());
-                tokio::spawn(async move {
-                    tokio::select! {
-                        () = one_by_one => {}
-                        () = meanwhile => {}
-                    }
-                });
-                let known = {
-                    let (children, usual) = (children.clone(), usual.clone());
-                    // Of a kind that can't be listed the machines tell that need it.
-                    async move { drop(children.watch(usual).await) }
-                };
                 let cluster = Cluster::new(client.clone(), children.clone(), turns.clone());
                 trying.get_or_insert_with(|| cluster.clone());
                 let reconciler =
                     Arc::new(Reconciler::new(cluster, settings.clone(), templates.clone(), teller.clone()));
+                // Somebody waits for those that were made while no manager ran, and alone they are quickly done.
+                let unseen = async {
+                    let unseen = machines::unseen(&client, namespace.as_deref()).await;
+                    let looks = unseen.into_iter().map(|vm| look(vm, reconciler.clone(), &metrics, stop.clone()));
+                    join_all(looks).await;
+                };
+                // What is not done in that time is done like the rest.
+                drop(timeout(HEAD_START, unseen).await);
+                // They are listed while the machines are, not after them.
+                children.expect(usual.iter().cloned());
+                let lists = {
+                    let (children, usual) = (children.clone(), usual.clone());
+                    // Of a kind that can't be listed the machines tell that need it.
+                    async move { drop(children.watch(usual).await) }
+                };
                 let (store, writer) = reflector::store::<PackedMachine>();
                 stores.push(store.clone());
-                parts.push((store.clone(), children));
+                known.push((store.clone(), children));
+                let (listed, is_listed) = oneshot::channel();
                 let machines = machines::watch(
                     client.clone(), namespace.as_deref(), writer, listed, metrics.clone(), (health.clone(), part), teller.clone(),
                 );
                 let changed = stream::select(again(settings.clone(), store.clone()), again(templates.clone(), store.clone()));
                 let (looked, looks) = watch::channel(0);
                 let triggered =
-                    machines::at_start(is_listed, known, looks, store.clone(), stream::select(triggered, changed));
+                    machines::at_start(is_listed, lists, looks, store.clone(), stream::select(triggered, changed));
                 works.push(work((machines, store, triggered), reconciler, metrics.clone(), looked, stop.clone()));
             }
             metrics.machines_from(move || stores.iter().flat_map(Store::state).filter_map(|vm| vm.read().ok()).collect());
             if let Some(cluster) = trying {
-                tokio::spawn(loader.follow(parts, cluster, settings.clone(), teller));
+                tokio::spawn(loader.follow(known, cluster, settings.clone(), teller));
             }
             let mut work = pin!(join_all(works));
             tokio::select! {

@@ -19,8 +19,12 @@ use support::{
 };
 use vm_operator::{
     api::{VirtualMachine, conditions},
-    cluster::{Cluster, Turns, watch::Children},
+    cluster::{
+        Cluster, Turns,
+        watch::{Children, URGENT},
+    },
     config::ReconcilerConfig,
+    manager::machines,
     observed::Observed,
     plan::plan,
     render::{Facts, TemplateSet, render},
@@ -59,12 +63,26 @@ async fn the_documented_example_yields_the_documented_objects() {
 #[tokio::test]
 async fn a_machine_that_nobody_has_seen_is_not_healthy() {
     let world = World::new("unseen").await;
+    world.make("seen", |_| ()).await;
+    world.ready("seen", "Starting").await;
     drop(world.manager);
     world.namespace.apply(&machine("apple").to_string());
-    let vm = Api::<VirtualMachine>::namespaced(world.client, world.namespace.name()).get("apple").await.unwrap();
+    let vms = Api::<VirtualMachine>::namespaced(world.client.clone(), world.namespace.name());
+    let vm = vms.get("apple").await.unwrap();
     let status = vm.status.unwrap();
     assert_eq!(status.observed_generation, Some(-1));
     assert_eq!(conditions::find(&status.conditions, "Ready").unwrap().status, "Unknown");
+
+    // The next manager finds it without listing all.
+    let unseen = async || -> Vec<_> {
+        let found = machines::unseen(&world.client, Some(world.namespace.name())).await;
+        found.iter().map(|vm| vm.name_any()).collect()
+    };
+    assert_eq!(unseen().await, ["apple"]);
+    for number in 1..=URGENT {
+        world.namespace.apply(&machine(&format!("apple{number}")).to_string());
+    }
+    assert!(unseen().await.is_empty(), "of so many it does not wait for each");
 }
 
 #[tokio::test]

@@ -154,14 +154,6 @@ impl Children {
         }
     }
 
-    /// Begins to watch these kinds, each when the one before is known completely or can't be.
-    pub async fn expect_in_turn(self: Arc<Self>, kinds: impl IntoIterator<Item = TypeMeta>) {
-        for kind in kinds {
-            // Who needs the kind hears why it can't be watched.
-            let _ = self.watch([kind]).await;
-        }
-    }
-
     /// How far the watch of a kind is, which begins here if there is none.
     fn state_of<'a>(
         self: &Arc<Self>,

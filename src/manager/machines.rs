@@ -24,6 +24,7 @@ use futures::{
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Client, Resource,
+    api::ListParams,
     runtime::{
         WatchStreamExt,
         events::{Event as Note, EventType},
@@ -33,7 +34,7 @@ use kube::{
     },
 };
 use tokio::{sync::watch, time::timeout};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{
     metrics::Metrics,
@@ -49,10 +50,37 @@ use crate::{
     power,
 };
 
-/// For how long at most the others wait for looks at machines with something new.
+/// For how long at most the others wait for machines with something new when the objects are known.
 const HEAD_START: Duration = Duration::from_millis(200);
-/// For how long at most they wait before that for the objects to be known.
+/// For how long at most they wait for the objects to be known.
 const LISTS: Duration = Duration::from_secs(10);
+
+/// The machines of a namespace, or of all (`None`), that no manager has seen yet, if they are few. If they can't be asked for,
+/// they are found when all are listed.
+pub async fn unseen(client: &Client, namespace: Option<&str>) -> Vec<Arc<PackedMachine>> {
+    let limit = u32::try_from(URGENT).unwrap_or(u32::MAX);
+    let how = ListParams::default().fields("status.observedGeneration=-1").limit(limit + 1);
+    match api(client, namespace).list(&how).await {
+        Ok(list) if list.items.len() <= URGENT => list.iter().filter_map(trimmed).map(Arc::new).collect(),
+        Ok(_) => vec![],
+        Err(error) => {
+            debug!(error = %Chain(&error), "the machines that nobody has seen can't be asked for");
+            vec![]
+        }
+    }
+}
+
+fn api(client: &Client, namespace: Option<&str>) -> Api<PackedMachine> {
+    namespace.map_or_else(|| Api::all(client.clone()), |namespace| Api::namespaced(client.clone(), namespace))
+}
+
+/// Of a machine what is kept, if it can be read.
+fn trimmed(vm: &PackedMachine) -> Option<PackedMachine> {
+    vm.read().ok().map(|mut vm| {
+        power::trim(&mut vm);
+        PackedMachine::from(&vm)
+    })
+}
 
 /// The machines of a namespace, or of all (`None`), as they change and go once they are `listed`. They are kept in the store
 /// of `writer`; how far they are is said as that part of the health.
@@ -68,9 +96,8 @@ pub fn watch(
     let mut listed = Some(listed);
     let tell = move |vm: &_, error: &_| tell(&teller, vm, error);
     let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, said: None };
-    let api: Api<PackedMachine> =
-        namespace.map_or_else(|| Api::all(client.clone()), |namespace| Api::namespaced(client.clone(), namespace));
-    let machines = watcher(api, watcher::Config::default().page_size(PAGE)).backoff(Patience::default());
+    let machines =
+        watcher(api(&client, namespace), watcher::Config::default().page_size(PAGE)).backoff(Patience::default());
     // A page is read while the next one is asked for.
     let (page, arriving) = mpsc::channel(PAGE as usize);
     tokio::spawn(machines.map(Ok).forward(page));
@@ -91,35 +118,31 @@ pub fn watch(
 /// What is to be looked at for another reason than a change of the machine: when all machines are `listed` in the store, each
 /// of them, and from then on those that are `triggered`.
 ///
-/// Those with something new come first, as somebody waits for them; the others when so many looks have ended (`looked`) as
-/// there are of those, and the objects are `known`, for which each look waits. But those at a few with something new do not,
-/// see [`Children::ask`](crate::cluster::watch::Children::ask). What triggers before that is dropped: the look that comes then
-/// sees it.
+/// Those with something new come first, as somebody waits for them; the others when the objects are `known` too, for which
+/// each look waits, and so many looks have ended (`looked`) as there are of those. What triggers before that is dropped: the
+/// look that comes then sees it.
 pub fn at_start(
-    listed: impl Future<Output = ()> + Send + 'static,
+    listed: oneshot::Receiver<()>,
     known: impl Future<Output = ()> + Send + 'static,
-    mut looked: watch::Receiver<usize>,
+    looked: watch::Receiver<usize>,
     store: Store<PackedMachine>,
     triggered: impl Stream<Item = ObjectRef<PackedMachine>> + Send,
 ) -> impl Stream<Item = ObjectRef<PackedMachine>> + Send {
     let started = Arc::new(AtomicBool::new(false));
     let passes = started.clone();
     let first = stream::once(async move {
-        listed.await;
+        // If the watch has ended, so does the manager.
+        let _ = listed.await;
         let machines = |store: &Store<PackedMachine>, which: fn(&PackedMachine) -> bool| -> Vec<_> {
             store.state().iter().filter(|vm| which(vm)).map(|vm| ObjectRef::from_obj(&**vm)).collect()
         };
         let news = machines(&store, |vm| !vm.seen);
         let first = news.len();
         let rest = stream::once(async move {
-            let known = async { drop(timeout(LISTS, known).await) };
-            let looked = async { drop(timeout(HEAD_START, looked.wait_for(|looked| *looked >= first)).await) };
-            if first > URGENT {
-                known.await;
-                looked.await;
-            } else {
-                looked.await;
-                known.await;
+            if first > 0 {
+                let _ = timeout(LISTS, known).await;
+                let mut looked = looked;
+                let _ = timeout(HEAD_START, looked.wait_for(|looked| *looked >= first)).await;
             }
             started.store(true, Ordering::Relaxed);
             stream::iter(machines(&store, |_| true))
@@ -330,46 +353,38 @@ mod tests {
 
     #[tokio::test]
     async fn machines_with_something_new_come_first_and_then_all() {
-        for news in [1, URGENT, URGENT + 1] {
-            let (store, mut writer) = reflector::store();
-            let (trigger, triggered) = unbounded();
-            let (listed, is_listed) = oneshot::channel();
-            let (looked, looks) = watch::channel(0);
-            let (know, known) = oneshot::channel();
-            let (is_listed, known) = (is_listed.map(drop), known.map(drop));
-            let mut queue = pin!(at_start(is_listed, known, looks, store, triggered).map(|vm| vm.name));
-            let old = |name: &str| ObjectRef::new(name).within("ns");
-            trigger.unbounded_send(old("old")).unwrap();
-            assert!(queue.next().now_or_never().is_none(), "nothing is listed yet");
+        let (store, mut writer) = reflector::store();
+        let (trigger, triggered) = unbounded();
+        let (listed, is_listed) = oneshot::channel();
+        let (looked, looks) = watch::channel(0);
+        let (know, known) = oneshot::channel();
+        let known = known.map(|_| ());
+        let mut queue = pin!(at_start(is_listed, known, looks, store, triggered).map(|vm| vm.name));
+        let old = |name: &str| ObjectRef::new(name).within("ns");
+        trigger.unbounded_send(old("old")).unwrap();
+        assert!(queue.next().now_or_never().is_none(), "nothing is listed yet");
 
-            let machine = |name: &str, seen: i64| {
-                let metadata = json!({ "name": name, "namespace": "ns", "generation": 2 });
-                let spec = json!({ "vm": { "maximumCpus": 1 } });
-                let vm = json!({ "metadata": metadata, "spec": spec, "status": { "observedGeneration": seen } });
-                PackedMachine::from(&serde_json::from_value::<VirtualMachine>(vm).unwrap())
-            };
-            let mut changed: Vec<_> = (0..news).map(|number| format!("changed{number}")).collect();
-            changed.sort();
-            writer.apply_watcher_event(&Event::Init);
-            let machines = changed.iter().map(|name| machine(name, 1));
-            let machines = machines.chain([machine("old", 2), machine("older", 2)]);
-            machines.for_each(|vm| writer.apply_watcher_event(&Event::InitApply(vm)));
-            writer.apply_watcher_event(&Event::InitDone);
-            listed.send(()).unwrap();
-            let mut first: Vec<_> = queue.by_ref().take(news).collect().await;
-            first.sort();
-            assert_eq!(first, changed);
-            assert!(queue.next().now_or_never().is_none(), "they are not looked at yet");
-            looked.send_replace(news);
-            assert!(queue.next().now_or_never().is_none(), "not all is known yet");
-            know.send(()).unwrap();
-            let mut rest: Vec<_> = queue.by_ref().take(news + 2).collect().await;
-            rest.sort();
-            assert_eq!(rest, [changed, vec!["old".into(), "older".into()]].concat());
+        let machine = |name: &str, seen: i64| {
+            let metadata = json!({ "name": name, "namespace": "ns", "generation": 2 });
+            let spec = json!({ "vm": { "maximumCpus": 1 } });
+            let vm = json!({ "metadata": metadata, "spec": spec, "status": { "observedGeneration": seen } });
+            PackedMachine::from(&serde_json::from_value::<VirtualMachine>(vm).unwrap())
+        };
+        let machines = [("old", 2), ("changed", 1), ("older", 2)].map(|(name, seen)| machine(name, seen));
+        writer.apply_watcher_event(&Event::Init);
+        machines.into_iter().for_each(|vm| writer.apply_watcher_event(&Event::InitApply(vm)));
+        writer.apply_watcher_event(&Event::InitDone);
+        listed.send(()).unwrap();
+        assert_eq!(queue.next().await.as_deref(), Some("changed"));
+        looked.send_replace(1);
+        assert!(queue.next().now_or_never().is_none(), "not all is known yet");
+        know.send(()).unwrap();
+        let mut rest: Vec<_> = queue.by_ref().take(3).collect().await;
+        rest.sort();
+        assert_eq!(rest, ["changed", "old", "older"]);
 
-            trigger.unbounded_send(old("older")).unwrap();
-            assert_eq!(queue.next().await.as_deref(), Some("older"));
-        }
+        trigger.unbounded_send(old("older")).unwrap();
+        assert_eq!(queue.next().await.as_deref(), Some("older"));
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl Reconciler {
         this: Arc<Self>,
     ) -> Result<Action, ReconcileError> {
         let Some(vm) = newer.or_else(|| packed.read().ok().map(Arc::new)) else { return Ok(Action::await_change()) };
-        // Reads: what the watches keep. Only of a few machines with something new, at the start, the API server is asked.
+        // Reads: what the watches keep. Only at the start the API server is asked, of a few machines with something new.
         let children = &this.cluster.children;
         let complete = children.complete();
         let mut observed = children.observe(&vm, Timestamp::now());

@@ -218,7 +218,9 @@ impl Cluster {
                 // A claim that somebody made under the name that the disk will have is meant to be the disk.
                 plan::as_existing(object, &found, false).value
             } else if ours && key.is_pod() {
-                // What may change of one that runs is for the plan to say, when the watch has told of it.
+                // It was not known, perhaps for want of its labels. What else may change of one that runs is for the plan to say.
+                let labels = json!({ "metadata": { "labels": object.value["metadata"]["labels"] } });
+                self.label(&of(vm), key, &found.uid, &labels).await?;
                 return applied.map(drop).map_err(failed);
             } else if ours && object.update == Update::Once {
                 self.children.insert(arrived);

@@ -54,7 +54,7 @@ use kube::{
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
-    time::{Instant, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 use tracing::{Instrument, error, error_span, info, warn};
 
@@ -196,6 +196,7 @@ async fn manage(
             if several {
                 health.set(web::MACHINES, Progress::Ready("by namespace".into()));
             }
+            let head_start = Instant::now() + HEAD_START;
             for namespace in scope.watched() {
                 let part = namespace.as_ref().filter(|_| several);
                 let part = part.map_or(web::MACHINES.to_owned(), |name| format!("{} of {name}", web::MACHINES));
@@ -212,7 +213,11 @@ async fn manage(
                     join_all(looks).await;
                 };
                 // What is not done in that time is done like the rest.
-                drop(timeout(HEAD_START, unseen).await);
+                tokio::select! {
+                    biased;
+                    () = stopped(stop.clone()) => {}
+                    _ = timeout_at(head_start, unseen) => {}
+                }
                 // They are listed while the machines are, not after them.
                 children.expect(usual.iter().cloned());
                 let lists = {

@@ -175,7 +175,10 @@ async fn who_does_not_know_of_a_pod_does_not_write_into_it() {
     world.ready("apple", "Starting").await;
     drop(world.manager);
     let pods: Api<Pod> = Api::namespaced(world.client.clone(), world.namespace.name());
-    let before = pods.get("apple").await.unwrap().resource_version();
+    // Why it may be that nobody knows of it.
+    let label = "app.kubernetes.io/name";
+    let patch = Patch::Merge(json!({ "metadata": { "labels": { label: null } } }));
+    let before = pods.patch("apple", &PatchParams::default(), &patch).await.unwrap();
 
     // An image is what a running Pod would take.
     let vms: Api<VirtualMachine> = Api::namespaced(world.client.clone(), world.namespace.name());
@@ -189,7 +192,9 @@ async fn who_does_not_know_of_a_pod_does_not_write_into_it() {
     let cluster = Cluster::new(world.client, children, Turns::default());
     let refused = cluster.execute(&vm, &plan(&vm, &nothing, Some(&rendered))).await.unwrap_err();
     assert!(refused.is_busy() && refused.to_string() == "apply Pod apple", "{refused}");
-    assert_eq!(pods.get("apple").await.unwrap().resource_version(), before);
+    let after = pods.get("apple").await.unwrap();
+    assert_eq!((after.uid(), &after.spec), (before.uid(), &before.spec));
+    assert_eq!(after.labels()[label], "vm-runner");
 }
 
 #[tokio::test]

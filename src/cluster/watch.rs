@@ -206,7 +206,7 @@ impl Children {
         let (namespace, how) = (vm.namespace(), ListParams::default().labels(&labels).match_any());
         let lists = pending.iter().map(|kind| self.list(kind, namespace.as_deref(), &how));
         match try_join_all(lists).await {
-            Ok(lists) => lists.into_iter().flatten().for_each(|arrived| self.insert(arrived)),
+            Ok(lists) => lists.into_iter().flatten().for_each(|arrived| self.keep(arrived, false)),
             Err(error) => {
                 debug!(error = %Chain(&error), "the objects of one machine can't be asked for");
                 return false;
@@ -227,17 +227,21 @@ impl Children {
     }
 
     /// Takes in what the API server answered to a write, so that the next decision does not wait for the watch to tell it.
-    pub(super) fn insert(&self, Arrived { vm, object }: Arrived) {
+    pub(super) fn insert(&self, arrived: Arrived) {
+        self.keep(arrived, true);
+    }
+
+    fn keep(&self, Arrived { vm, object }: Arrived, answered: bool) {
         let Some(vm) = vm else { return };
         let mut objects = lock(&self.objects);
         if lock(&self.gone).contains(&object.uid) {
             return;
         }
-        if let Some(list) = lock(&self.lists).get_mut(&object.key.types()) {
+        if answered && let Some(list) = lock(&self.lists).get_mut(&object.key.types()) {
             list.answered.insert(object.uid.clone());
         }
         let objects = objects.entry(vm).or_default();
-        if find(objects, &object.key).is_none_or(|known| known.uid != object.uid || known.version <= object.version) {
+        if find(objects, &object.key).is_none_or(|known| known.version <= object.version) {
             put(objects, object);
         }
     }
@@ -296,8 +300,10 @@ impl Children {
                 self.update(arrived);
             }
             Event::InitDone => {
-                let List { listed, answered } = lock(&self.lists).remove(kind).unwrap_or_default();
-                let unlisted = self.select(|known| is_of(&known.key, kind) && !listed.contains(&known.uid));
+                // What is answered in between is newer than the list.
+                let is_listed = |uid: &str| lock(&self.lists).get(kind).is_some_and(|list| list.listed.contains(uid));
+                let unlisted = self.select(|known| is_of(&known.key, kind) && !is_listed(&known.uid));
+                let List { answered, .. } = lock(&self.lists).remove(kind).unwrap_or_default();
                 let (doubted, gone): (Vec<_>, Vec<_>) =
                     unlisted.into_iter().partition(|(_, uid)| answered.contains(uid));
                 self.doubt(doubted.into_iter().map(|(_, uid)| uid).collect());

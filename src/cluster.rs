@@ -277,7 +277,7 @@ impl Cluster {
         body: impl FnOnce() -> Patch<T>,
     ) -> Result<Arrived, kube::Error> {
         let name = &key.name;
-        Ok(if key.is_pod() || key.is_claim() {
+        Ok(if key.is_looked_into() {
             let request = async { self.objects::<Whole>(namespace, key).patch(name, how, &body()).await };
             self.pack(key, self.in_turn(request).await?)
         } else {

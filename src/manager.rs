@@ -75,7 +75,7 @@ use crate::{
 /// How many machines are worked on at once. More than the API server's own limits only bring refusals.
 const CONCURRENCY: u16 = 32;
 /// For how long at most everything else waits for machines that no manager has seen.
-const HEAD_START: Duration = Duration::from_secs(2);
+const FIRST_LOOKS: Duration = Duration::from_secs(2);
 /// How long writes that are on their way may take when the manager ends.
 const LAST_WRITES: Duration = Duration::from_millis(400);
 
@@ -196,7 +196,7 @@ async fn manage(
             if several {
                 health.set(web::MACHINES, Progress::Ready("by namespace".into()));
             }
-            let head_start = Instant::now() + HEAD_START;
+            let first_looks_until = Instant::now() + FIRST_LOOKS;
             for namespace in scope.watched() {
                 let part = namespace.as_ref().filter(|_| several);
                 let part = part.map_or(web::MACHINES.to_owned(), |name| format!("{} of {name}", web::MACHINES));
@@ -216,7 +216,7 @@ async fn manage(
                 tokio::select! {
                     biased;
                     () = stopped(stop.clone()) => {}
-                    _ = timeout_at(head_start, unseen) => {}
+                    _ = timeout_at(first_looks_until, unseen) => {}
                 }
                 // They are listed while the machines are, not after them.
                 children.expect(usual.iter().cloned());

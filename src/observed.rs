@@ -103,7 +103,7 @@ impl Object {
             ours.and_then(|entry| entry.fields_v1.as_ref()).map(|fields| Json::from(&fields.0))
         };
         let (owned, patched) = (fields("Apply"), fields("Update"));
-        let mut data = if key.is_pod() || key.is_claim() { object.data } else { Value::Null };
+        let mut data = if key.is_looked_into() { object.data } else { Value::Null };
         let mut take = |field: &str| data.get_mut(field).map(Value::take).unwrap_or_default();
         let metadata = object.metadata;
         Self {

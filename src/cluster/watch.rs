@@ -31,7 +31,7 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::packed::{Arrived, Meta, Packed, PackedMachine, Place, Shapes, Whole};
+use super::packed::{Arrived, Meta, Packed, PackedMachine, Place, Sent, Shapes, Whole};
 use crate::{
     api::VirtualMachine,
     manager::metrics::Metrics,
@@ -202,9 +202,15 @@ impl Children {
             let watched = lock(&self.kinds);
             pending.retain(|kind| watched.get(kind).is_none_or(|state| *state.borrow() != State::Complete));
         }
+        if pending.is_empty() {
+            return false;
+        }
         let labels = format!("{},app.kubernetes.io/instance={}", selector(), vm.name_any());
         let (namespace, how) = (vm.namespace(), ListParams::default().labels(&labels).match_any());
-        let lists = pending.iter().map(|kind| self.list(kind, namespace.as_deref(), &how));
+        let lists = pending.iter().map(async |kind| match is_whole(kind) {
+            true => self.list::<false>(kind, namespace.as_deref(), &how).await,
+            false => self.list::<true>(kind, namespace.as_deref(), &how).await,
+        });
         match try_join_all(lists).await {
             Ok(lists) => lists.into_iter().flatten().for_each(|arrived| self.keep(arrived, false)),
             Err(error) => {
@@ -212,18 +218,17 @@ impl Children {
                 return false;
             }
         }
-        !pending.is_empty()
+        true
     }
 
-    async fn list(&self, kind: &TypeMeta, namespace: Option<&str>, how: &ListParams) -> kube::Result<Vec<Arrived>> {
-        let resource = super::resource(kind);
-        Ok(if is_whole(kind) {
-            let list = api::<Whole>(&self.client, namespace, &resource).list(how).await?;
-            list.items.into_iter().map(|object| object.pack(kind, &self.shapes)).collect()
-        } else {
-            let list = api::<Meta>(&self.client, namespace, &resource).list(how).await?;
-            list.items.into_iter().map(|object| object.pack(kind, &self.shapes)).collect()
-        })
+    async fn list<const META: bool>(
+        &self,
+        kind: &TypeMeta,
+        namespace: Option<&str>,
+        how: &ListParams,
+    ) -> kube::Result<Vec<Arrived>> {
+        let list = api::<Sent<META>>(&self.client, namespace, &super::resource(kind)).list(how).await?;
+        Ok(list.items.into_iter().map(|object| object.pack(kind, &self.shapes)).collect())
     }
 
     /// Takes in what the API server answered to a write, so that the next decision does not wait for the watch to tell it.
@@ -397,10 +402,8 @@ where
     }
 }
 
-/// Whether objects of the kind are looked into. Of others only the metadata is asked for.
 fn is_whole(kind: &TypeMeta) -> bool {
-    let key = ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: String::new() };
-    key.is_pod() || key.is_claim()
+    ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: String::new() }.is_looked_into()
 }
 
 fn is_of(key: &ObjectKey, kind: &TypeMeta) -> bool {

@@ -61,7 +61,7 @@ pub async fn unseen(client: &Client, namespace: Option<&str>) -> Vec<Arc<PackedM
     let limit = u32::try_from(URGENT).unwrap_or(u32::MAX);
     let how = ListParams::default().fields("status.observedGeneration=-1").limit(limit + 1);
     match api(client, namespace).list(&how).await {
-        Ok(list) if list.items.len() <= URGENT => list.iter().filter_map(trimmed).map(Arc::new).collect(),
+        Ok(list) if list.items.len() <= URGENT => list.iter().filter_map(|vm| trimmed(vm).ok()).map(Arc::new).collect(),
         Ok(_) => vec![],
         Err(error) => {
             debug!(error = %Chain(&error), "the machines that nobody has seen can't be asked for");
@@ -75,11 +75,10 @@ fn api(client: &Client, namespace: Option<&str>) -> Api<PackedMachine> {
 }
 
 /// Of a machine what is kept, if it can be read.
-fn trimmed(vm: &PackedMachine) -> Option<PackedMachine> {
-    vm.read().ok().map(|mut vm| {
-        power::trim(&mut vm);
-        PackedMachine::from(&vm)
-    })
+fn trimmed(vm: &PackedMachine) -> Result<PackedMachine, Unreadable> {
+    let mut vm = vm.read()?;
+    power::trim(&mut vm);
+    Ok(PackedMachine::from(&vm))
 }
 
 /// The machines of a namespace, or of all (`None`), as they change and go once they are `listed`. They are kept in the store
@@ -211,11 +210,10 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
     /// Of a machine what is kept, if it can be read.
     fn read(&mut self, vm: &PackedMachine) -> Option<PackedMachine> {
         let name = vm.full_name();
-        match vm.read() {
-            Ok(mut read) => {
+        match trimmed(vm) {
+            Ok(read) => {
                 self.names.remove(&name);
-                power::trim(&mut read);
-                Some(PackedMachine::from(&read))
+                Some(read)
             }
             Err(error) => {
                 warn!(vm = name, %error, "this machine can't be read and is left as it is");

@@ -80,6 +80,11 @@ impl ObjectKey {
     pub fn is_claim(&self) -> bool {
         self.api_version == "v1" && self.kind == "PersistentVolumeClaim"
     }
+
+    /// Whether decisions need what is in it. Of all others only the metadata is asked for and kept.
+    pub fn is_looked_into(&self) -> bool {
+        self.is_pod() || self.is_claim()
+    }
 }
 
 /// An object as a template made it, complete: labels, owner, annotations.

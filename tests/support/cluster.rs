@@ -236,11 +236,11 @@ impl TestNamespace {
 
 impl Drop for TestNamespace {
     fn drop(&mut self) {
-        let outcome = if std::thread::panicking() { "failed" } else { "passed" };
-        if std::thread::panicking() {
+        let failed = std::thread::panicking();
+        if failed {
             self.describe();
         }
-        self.cluster.order(&format!("{outcome} {}", self.name));
+        self.cluster.order(&format!("{} {}", if failed { "failed" } else { "passed" }, self.name));
         if self.cluster.orders.is_none() {
             let _ = self.cluster.try_kubectl(&["delete", "namespace", &self.name, "--wait=false"]);
         }

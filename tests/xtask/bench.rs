@@ -1,8 +1,8 @@
 //! The manager against the raw limit: what a bare client needs for the same writes, on the same machine in the same run.
 //!
 //! ```text
-//!  for each N:  API server ─▶ raw limit ─▶ manager: create ─▶ rest ─▶ restart ─▶ down ─▶ update ─▶ delete
-//!                             └──── as often as asked for ──┘
+//!  for each N:  API server ─▶ raw limit ◀─▶ manager: create ─▶ rest ─▶ restart ─▶ down ─▶ update ─▶ delete
+//!                             └─ in turns, round by round ──┘
 //! ```
 //!
 //! docs/performance.md says what the figures mean. Nothing is asserted: figures depend on the machine, so the ratios and the
@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use vm_operator::api::VirtualMachine;
 
-use self::load::Seen;
+use self::load::{Raw, Seen};
 use self::process::{Manager, Usage};
 use crate::binaries::Binaries;
 use crate::components;
@@ -314,6 +314,13 @@ impl Cluster {
         all_of::<PersistentVolumeClaim>(client, namespace).await
     }
 
+    /// Ends a manager and takes away its machines.
+    async fn end(&self, manager: Option<(Manager, String)>) -> Result<()> {
+        let Some((manager, namespace)) = manager else { return Ok(()) };
+        manager.stop().await?;
+        self.empty(&namespace).await
+    }
+
     async fn requests(&self) -> Result<Requests> {
         Requests::ask(&self.client).await.context("asking the API server what it was asked for")
     }
@@ -378,42 +385,58 @@ async fn measure(count: usize, program: &Path, options: &Options) -> Result<Figu
     cluster.empty("warm-up").await?;
 
     let mut rounds: Vec<Figures> = vec![];
-    let mut last = None;
-    for round in 0..options.rounds.max(1) {
-        if let Some((manager, namespace)) = last.take() {
-            let _: Duration = Manager::stop(manager).await?;
-            cluster.empty(namespace).await?;
-        }
-        let (raw_namespace, namespace) = (format!("raw-{round}"), format!("bench-{round}"));
-        let (figures, manager) = create(&cluster, program, count, &raw_namespace, &namespace).await?;
+    let mut last: Option<(Manager, String)> = None;
+    let count_of_rounds = options.rounds.max(1);
+    for round in 0..count_of_rounds {
+        // An API server is slower the more it has seen, so whoever began in one round is second in the next. In the last one
+        // the manager is second: its machines are needed afterwards.
+        let raw_first = (count_of_rounds - round) % 2 == 1;
+        cluster.end(last.take()).await?;
+        let raw_before = if raw_first { Some(raw(&cluster, count, round).await?) } else { None };
+        let namespace = format!("bench-{round}");
+        let (made, manager) = create(&cluster, program, count, &namespace).await?;
+        last = Some((manager, namespace));
+        let (raw, raw_control_plane_cpu_s) = match raw_before {
+            Some(raw) => raw,
+            None => {
+                cluster.end(last.take()).await?;
+                raw(&cluster, count, round).await?
+            }
+        };
+        let figures = Figures {
+            raw_pods_s: raw.pods_s,
+            raw_create_s: raw.create_s,
+            raw_writes_per_vm: raw.writes_per_vm,
+            raw_control_plane_cpu_s,
+            // Without the machine itself and its status.
+            objects_per_vm: raw.writes_per_vm - 2,
+            ..made
+        };
         eprintln!("  raw limit {:.2} s, manager {:.2} s", figures.raw_pods_s, figures.pods_s);
         rounds.push(figures);
-        last = Some((manager, namespace.leak() as &str));
     }
     rounds.sort_by(|a, b| (a.raw_pods_s / a.pods_s).total_cmp(&(b.raw_pods_s / b.pods_s)));
     let ratios = rounds.iter().map(|figures| figures.raw_pods_s / figures.pods_s).collect();
     let mut figures = Figures { ratios, ..rounds[rounds.len() / 2].clone() };
     let (manager, namespace) = last.context("there is at least one round")?;
-    Scene { cluster: &cluster, program, namespace, count }.go_on(manager, options, &mut figures).await?;
+    Scene { cluster: &cluster, program, namespace: &namespace, count }.go_on(manager, options, &mut figures).await?;
     Ok(figures)
 }
 
-/// The raw limit, then the manager.
-async fn create(
-    cluster: &Cluster,
-    program: &Path,
-    count: usize,
-    raw_namespace: &str,
-    namespace: &str,
-) -> Result<(Figures, Manager)> {
-    cluster.namespace(raw_namespace).await?;
-    let mut pods = Seen::of::<Pod>(&cluster.client, raw_namespace).await;
+/// The raw limit, and the CPU seconds that it took the control plane. Nothing is left of it.
+async fn raw(cluster: &Cluster, count: usize, round: usize) -> Result<(Raw, f64)> {
+    let namespace = format!("raw-{round}");
+    cluster.namespace(&namespace).await?;
+    let mut pods = Seen::of::<Pod>(&cluster.client, &namespace).await;
     let before = Usage::control_plane(&cluster.dir)?;
-    let raw = load::raw(&cluster.client, raw_namespace, count, &mut pods).await?;
-    let raw_control_plane_cpu_s = Usage::control_plane(&cluster.dir)? - before;
-    drop(pods);
-    cluster.empty(raw_namespace).await?;
+    let raw = load::raw(&cluster.client, &namespace, count, &mut pods).await?;
+    let cpu = Usage::control_plane(&cluster.dir)? - before;
+    cluster.empty(&namespace).await?;
+    Ok((raw, cpu))
+}
 
+/// The manager's part of the figures, and the manager with its machines.
+async fn create(cluster: &Cluster, program: &Path, count: usize, namespace: &str) -> Result<(Figures, Manager)> {
     cluster.namespace(namespace).await?;
     let mut pods = Seen::of::<Pod>(&cluster.client, namespace).await;
     let log = cluster.dir.join("logs/manager.log");
@@ -432,10 +455,6 @@ async fn create(
     requests.remove("POST vms");
     let figures = Figures {
         n: count,
-        raw_pods_s: raw.pods_s,
-        raw_create_s: raw.create_s,
-        raw_writes_per_vm: raw.writes_per_vm,
-        raw_control_plane_cpu_s,
         pods_s: seconds(start, made),
         settled_s: seconds(start, settled),
         cpu_s: usage.cpu - empty.cpu,
@@ -444,8 +463,6 @@ async fn create(
         rss: usage.rss,
         peak: usage.peak,
         requests,
-        // Without the machine itself and its status.
-        objects_per_vm: raw.writes_per_vm - 2,
         complaints: manager.complaints()?,
         ..Figures::default()
     };

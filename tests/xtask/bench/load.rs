@@ -22,7 +22,7 @@ use vm_operator::render::output::HASH_ANNOTATION;
 use vm_operator::render::{Facts, Rendered, TemplateSet, render};
 use vm_operator::status::{self, Outcome, Source, status};
 
-/// As many requests as the manager has machines in work.
+/// How many machines are worked on at once: enough to keep the API server busy.
 const CONCURRENCY: usize = 32;
 /// Nothing takes that long on any machine.
 pub const LIMIT: Duration = Duration::from_secs(900);
@@ -38,7 +38,7 @@ pub fn machine(number: usize) -> Result<VirtualMachine> {
     serde_yaml::from_str(&text).context("reading benches/machine.yaml")
 }
 
-/// Does something for each number, as many at once as the manager does.
+/// Does something for each number, [`CONCURRENCY`] at once.
 pub async fn each<F>(count: usize, action: impl Fn(usize) -> F) -> Result<()>
 where
     F: Future<Output = Result<()>> + Send + 'static,

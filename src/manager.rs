@@ -72,8 +72,9 @@ use crate::{
     files::{self, FileError},
 };
 
-/// How many machines are worked on at once. More than the API server's own limits only bring refusals.
-const CONCURRENCY: u16 = 32;
+/// How many machines are worked on at once. Each has several requests to make, so with these there is always one whose turn it
+/// is; more only take memory.
+const CONCURRENCY: u16 = 16;
 /// For how long at most everything else waits for machines that no manager has seen.
 const FIRST_LOOKS: Duration = Duration::from_secs(2);
 /// How long writes that are on their way may take when the manager ends.

@@ -136,7 +136,7 @@ impl Metrics {
                 "VirtualMachines that are not in the state that their spec wants, by the reason in the condition Ready",
             ),
             waiting: add(all, "vm_operator_machines_waiting", "Machines that changed and were not looked at yet"),
-            in_work: add(all, "vm_operator_machines_in_work", "Machines that are being looked at, 32 at most"),
+            in_work: add(all, "vm_operator_machines_in_work", "Machines that are being looked at, 16 at most"),
             unreadable: add(
                 all,
                 "vm_operator_machines_unreadable",

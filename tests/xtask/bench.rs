@@ -318,10 +318,9 @@ impl Cluster {
     }
 
     /// Ends a manager and takes away its machines.
-    async fn end(&self, manager: Option<(Manager, String)>) -> Result<()> {
-        let Some((manager, namespace)) = manager else { return Ok(()) };
+    async fn end(&self, manager: Manager, namespace: &str) -> Result<()> {
         manager.stop().await?;
-        self.empty(&namespace).await
+        self.empty(namespace).await
     }
 
     async fn requests(&self) -> Result<Requests> {
@@ -381,30 +380,28 @@ async fn measure(count: usize, program: &Path, options: &Options) -> Result<Figu
     let cluster = Cluster::start().await?;
     // The first requests of their kind are slow, and an API server that has seen a thousand machines takes longer for the next
     // thousand: without this the raw limit of the first round would be one of another server than its manager's.
-    cluster.namespace("warm-up").await?;
-    let mut pods = Seen::of::<Pod>(&cluster.client, "warm-up").await;
-    load::raw(&cluster.client, "warm-up", count, &mut pods).await?;
-    drop(pods);
-    cluster.empty("warm-up").await?;
+    raw(&cluster, count, "warm-up").await?;
 
     let mut rounds: Vec<Figures> = vec![];
     let mut last: Option<(Manager, String)> = None;
     let count_of_rounds = options.rounds.max(1);
     for round in 0..count_of_rounds {
+        if let Some((manager, namespace)) = last.take() {
+            cluster.end(manager, &namespace).await?;
+        }
         // An API server is slower the more it has seen, so whoever began in one round is second in the next. In the last one
         // the manager is second: its machines are needed afterwards.
         let raw_first = (count_of_rounds - round) % 2 == 1;
-        cluster.end(last.take()).await?;
-        let raw_before = if raw_first { Some(raw(&cluster, count, round).await?) } else { None };
-        let namespace = format!("bench-{round}");
-        let (made, manager) = create(&cluster, program, count, &namespace).await?;
-        last = Some((manager, namespace));
-        let (raw, raw_control_plane_cpu_s) = match raw_before {
-            Some(raw) => raw,
-            None => {
-                cluster.end(last.take()).await?;
-                raw(&cluster, count, round).await?
-            }
+        let (raw_namespace, namespace) = (format!("raw-{round}"), format!("bench-{round}"));
+        let (made, (raw, raw_control_plane_cpu_s)) = if raw_first {
+            let raw = raw(&cluster, count, &raw_namespace).await?;
+            let (made, manager) = create(&cluster, program, count, &namespace).await?;
+            last = Some((manager, namespace));
+            (made, raw)
+        } else {
+            let (made, manager) = create(&cluster, program, count, &namespace).await?;
+            cluster.end(manager, &namespace).await?;
+            (made, raw(&cluster, count, &raw_namespace).await?)
         };
         let figures = Figures {
             raw_pods_s: raw.pods_s,
@@ -428,15 +425,14 @@ async fn measure(count: usize, program: &Path, options: &Options) -> Result<Figu
 }
 
 /// The raw limit, and the CPU seconds that it took the control plane. Nothing is left of it.
-async fn raw(cluster: &Cluster, count: usize, round: usize) -> Result<(Raw, f64)> {
-    let namespace = format!("raw-{round}");
-    cluster.namespace(&namespace).await?;
-    let mut pods = Seen::of::<Pod>(&cluster.client, &namespace).await;
+async fn raw(cluster: &Cluster, count: usize, namespace: &str) -> Result<(Raw, f64)> {
+    cluster.namespace(namespace).await?;
+    let mut pods = Seen::of::<Pod>(&cluster.client, namespace).await;
     let before = Usage::control_plane(&cluster.dir)?;
-    let raw = load::raw(&cluster.client, &namespace, count, &mut pods).await?;
+    let raw = load::raw(&cluster.client, namespace, count, &mut pods).await?;
     let cpu = Usage::control_plane(&cluster.dir)? - before;
     drop(pods);
-    cluster.empty(&namespace).await?;
+    cluster.empty(namespace).await?;
     Ok((raw, cpu))
 }
 
@@ -475,12 +471,12 @@ async fn create(cluster: &Cluster, program: &Path, count: usize, namespace: &str
 }
 
 impl Restart {
-    /// The one of the median time, with the requests of the one that made the most: none may write.
+    /// The one of the median time, with the requests of the one that wrote most: none may.
     fn median(mut restarts: Vec<Self>) -> Self {
         restarts.sort_by(|a, b| a.caught_up_s.total_cmp(&b.caught_up_s));
         let all_caught_up_s = restarts.iter().map(|restart| restart.caught_up_s).collect();
-        let busiest = restarts.iter().max_by_key(|restart| restart.requests.values().sum::<u64>());
-        let requests = busiest.map(|restart| restart.requests.clone()).unwrap_or_default();
+        let worst = restarts.iter().max_by_key(|restart| table::writes_in(&restart.requests));
+        let requests = worst.map(|restart| restart.requests.clone()).unwrap_or_default();
         Self { all_caught_up_s, requests, ..restarts.swap_remove(restarts.len() / 2) }
     }
 }

@@ -13,6 +13,11 @@ fn sum(requests: &BTreeMap<String, u64>, keep: impl Fn(&str) -> bool) -> u64 {
     requests.iter().filter(|(request, _)| keep(request)).map(|(_, count)| count).sum()
 }
 
+/// How many of the requests change something.
+pub fn writes_in(requests: &BTreeMap<String, u64>) -> u64 {
+    sum(requests, |request| !is_read(request))
+}
+
 fn listed(requests: &BTreeMap<String, u64>) -> String {
     if requests.is_empty() {
         return "none".into();
@@ -85,7 +90,7 @@ pub fn of(figures: &Figures) -> String {
         row("CPU at rest", format!("{:.2} s", rest.cpu_s), "", None);
     }
     if let Some(restart) = &figures.restart {
-        let writes = sum(&restart.requests, |request| !is_read(request));
+        let writes = writes_in(&restart.requests);
         row("restart: end", format!("{:.2} s", restart.stop_s), "", None);
         let times = all(&restart.all_caught_up_s);
         let figure = format!("{:.2} s (of {times}), CPU {:.2} s", restart.caught_up_s, restart.cpu_s);
@@ -113,7 +118,7 @@ pub fn of(figures: &Figures) -> String {
         let Some(change) = change else { continue };
         let times = format!("{:.2} s (asked for in {:.2} s), CPU {:.2} s", change.done_s, change.asked_s, change.cpu_s);
         row(name, times, "", None);
-        let writes = sum(&change.requests, |request| !is_read(request)) as f64 / n;
+        let writes = writes_in(&change.requests) as f64 / n;
         row(
             &format!("{name}: requests"),
             format!("{} ({writes:.2} writes per VM)", listed(&change.requests)),

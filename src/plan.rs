@@ -367,21 +367,28 @@ fn with_restart(object: &Rendered, restart: Option<&String>) -> Rendered {
 /// Annotations that speak of how the whole object was made, so they do not change without it.
 const OF_THE_WHOLE: [&str; 3] = [HASH_ANNOTATION, VERSION_ANNOTATION, RESTARTED_ANNOTATION];
 
+/// Annotations that only make the kubelet look again at what a Pod mounts
+/// (<https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically>). A Pod without
+/// a node mounts nothing yet, so they wait until it has one.
+const FOR_THE_KUBELET: [&str; 2] = ["vmrunner.jdrupes.org/cmVersion", "vmrunner.jdrupes.org/dpVersion"];
+
 /// A merge patch that gives the object the rendered labels, annotations and owner. Its hash stays: it says what the rest was
 /// made from.
 fn labelling(object: &Rendered, found: &Object) -> Option<Value> {
     let mut metadata = Map::new();
+    let has_kubelet = !found.key.is_pod() || found.text(Part::Spec, "/nodeName").is_some();
+    let waits = |name: &str| OF_THE_WHOLE.contains(&name) || (FOR_THE_KUBELET.contains(&name) && !has_kubelet);
     let ours: Vec<Value> = [&found.owned, &found.patched].into_iter().flatten().map(Json::value).collect();
     for (field, current) in [("labels", &found.labels), ("annotations", &found.annotations)] {
         let wanted = texts(&object.value["metadata"][field]);
         let mut change: Map<String, Value> = wanted
             .iter()
-            .filter(|(name, value)| !OF_THE_WHOLE.contains(&name.as_str()) && current.get(*name) != Some(value))
+            .filter(|(name, value)| !waits(name) && current.get(*name) != Some(value))
             .map(|(name, value)| (name.clone(), json!(value)))
             .collect();
         let ours = ours.iter().filter_map(|fields| fields["f:metadata"][format!("f:{field}")].as_object());
         for name in ours.flatten().filter_map(|(name, _)| name.strip_prefix("f:")) {
-            if current.contains_key(name) && !wanted.contains_key(name) && !OF_THE_WHOLE.contains(&name) {
+            if current.contains_key(name) && !wanted.contains_key(name) && !waits(name) {
                 change.insert(name.to_owned(), Value::Null);
             }
         }

@@ -41,7 +41,7 @@ async fn nothing_is_asked_at_rest_and_nothing_written_over_a_restart() {
         let name = state.to_lowercase();
         let vm = json!({
             "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": name },
-            "spec": { "cloudInit": {}, "loadBalancerService": {}, "vm": { "state": state, "maximumCpus": 1,
+            "spec": { "cloudInit": {}, "loadBalancerService": {}, "nodeName": "node-1", "vm": { "state": state, "maximumCpus": 1,
                 "disks": [{ "volumeClaimTemplate": { "spec": { "resources": { "requests": { "storage": "1Gi" } } } } }] } },
         });
         namespace.apply(&vm.to_string());

@@ -454,7 +454,7 @@ async fn display_secret() {
     .await;
     assert!(!without["spec"]["volumes"].to_string().contains("display-password"));
     assert!(world.api::<Secret>().list(&Default::default()).await.unwrap().items.is_empty());
-    let with = pod(&world, "with", |_| ()).await;
+    let with = pod(&world, "with", |vm| vm["spec"]["nodeName"] = json!("node-1")).await;
     assert!(with["spec"]["volumes"].to_string().contains("display-password"));
     let secret = world.api::<Secret>().get("with-display-secret").await.unwrap();
     assert_eq!(secret.labels()["app.kubernetes.io/component"], "display-secret");

@@ -505,16 +505,10 @@ async fn a_node_can_be_drained_and_its_machine_waits_for_another() {
     let world = World::new("drain").await;
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "drained" } });
     world.namespace.apply(&node.to_string());
-    // As the scheduler would do it: the machine itself is free to go anywhere.
+    // The machine itself is free to go anywhere.
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
-    let binding = json!({
-        "apiVersion": "v1", "kind": "Binding", "metadata": { "name": "apple", "namespace": world.namespace.name() },
-        "target": { "apiVersion": "v1", "kind": "Node", "name": "drained" },
-    });
-    let path = format!("/api/v1/namespaces/{}/pods/apple/binding", world.namespace.name());
-    let request = http::Request::post(path).body(serde_json::to_vec(&binding).unwrap()).unwrap();
-    world.client.request::<Value>(request).await.unwrap();
+    world.bind("apple", "drained").await;
     world.report("apple", true, "Started").await;
     world.ready("apple", "Running").await;
     let first = world.api::<Pod>().get("apple").await.unwrap();

@@ -128,19 +128,28 @@ async fn a_live_change_reaches_the_configuration_and_tells_the_pod() {
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
     let pods: Api<Pod> = world.api();
-    let before = pods.get("apple").await.unwrap();
+    let made = pods.get("apple").await.unwrap();
+    let version = |pod: &Pod| pod.annotations().get("vmrunner.jdrupes.org/cmVersion").cloned();
+    let configured = async |cpus: u32| {
+        world.change("apple", json!({ "spec": { "vm": { "currentCpus": cpus } } })).await;
+        world.ready("apple", "Starting").await;
+        let config = world.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap();
+        assert!(config["config.yaml"].contains(&format!("currentCpus: {cpus}")), "{config:?}");
+    };
 
-    world.change("apple", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
-    let after = eventually("the Pod to be told", LIMIT, async || {
-        let pod = pods.get("apple").await.unwrap();
-        (pod.annotations().get("vmrunner.jdrupes.org/cmVersion")
-            != before.annotations().get("vmrunner.jdrupes.org/cmVersion"))
-        .then_some(pod)
-    })
-    .await;
-    assert_eq!(after.uid(), before.uid(), "the Pod is the same");
-    let config = world.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap();
-    assert!(config["config.yaml"].contains("currentCpus: 1"), "{config:?}");
+    configured(1).await;
+    assert_eq!(
+        pods.get("apple").await.unwrap().resource_version(),
+        made.resource_version(),
+        "no kubelet mounts it yet"
+    );
+
+    world.bind("apple", "node-1").await;
+    let bound = world.pod_when("apple", "told on its node", |pod| version(pod) != version(&made)).await;
+    configured(2).await;
+    let changed = world.pod_when("apple", "told", |pod| version(pod) != version(&bound)).await;
+    assert_eq!(version(&changed), version(&made), "the configuration is what it was");
+    assert_eq!(changed.uid(), made.uid(), "the Pod is the same");
 }
 
 #[tokio::test]

@@ -36,6 +36,10 @@ fn on_pod(mut edit: impl FnMut(&mut Value)) -> impl FnMut(&str, &mut Value) {
     }
 }
 
+fn on_node(pod: &mut Value) {
+    pod["spec"]["nodeName"] = json!("node-1");
+}
+
 const GONE: &str = r#"Gone(ObjectKey { api_version: "v1", kind: "Pod", name: "apple" })"#;
 
 #[test]
@@ -235,13 +239,32 @@ fn a_pod_is_not_made_while_its_disk_is_going() {
 fn a_change_of_the_configuration_is_live_and_the_pod_hears_of_it() {
     let before = vm(|_| ());
     let after = vm(|vm| vm["spec"]["vm"]["currentCpus"] = json!(1));
-    let actions = decide(&after, &cluster(&before, |_, _| ()));
+    // A Pod without a node mounts nothing yet.
+    assert_eq!(decide(&after, &cluster(&before, |_, _| ())), ["0 change ConfigMap apple"]);
+    let actions = decide(&after, &cluster(&before, on_pod(on_node)));
     assert_eq!(actions.len(), 2, "{actions:?}");
     assert_eq!(actions[0], "0 change ConfigMap apple");
     assert!(
         actions[1].starts_with(r#"1 label Pod apple {"annotations":{"vmrunner.jdrupes.org/cmVersion":"#),
         "{actions:?}"
     );
+}
+
+#[test]
+fn a_pod_that_gets_a_node_hears_of_what_changed_before() {
+    let before = vm(|_| ());
+    let after = vm(|vm| vm["spec"]["vm"]["currentCpus"] = json!(1));
+    let bound = |configured: &VirtualMachine| {
+        let mut observed = cluster(&before, on_pod(on_node));
+        observed.objects.retain(|object| object.key.kind != "ConfigMap");
+        let configured = cluster(configured, |_, _| ()).objects.into_iter();
+        observed.objects.extend(configured.filter(|object| object.key.kind == "ConfigMap"));
+        observed
+    };
+    let actions = decide(&after, &bound(&after));
+    assert_eq!(actions.len(), 1, "{actions:?}");
+    assert!(actions[0].starts_with("1 label Pod apple"), "{actions:?}");
+    assert_eq!(decide(&before, &bound(&before)), [""; 0]);
 }
 
 #[test]
@@ -315,11 +338,13 @@ fn a_field_that_somebody_changed_is_put_back() {
 #[test]
 fn a_secret_that_somebody_changed_is_left_alone_and_the_pod_hears_of_it() {
     let vm = vm(|_| ());
-    let observed = cluster(&vm, |kind, object| {
-        if kind == "Secret" {
+    let observed = cluster(&vm, |kind, object| match kind {
+        "Secret" => {
             object["metadata"]["annotations"] = json!({});
             object["metadata"]["managedFields"] = json!([]);
         }
+        "Pod" => on_node(object),
+        _ => (),
     });
     // The Pod's annotation makes the kubelet refresh what it mounts.
     assert_eq!(decide(&vm, &observed), [r#"1 label Pod apple {"annotations":{"vmrunner.jdrupes.org/dpVersion":"0"}}"#]);

@@ -142,6 +142,17 @@ impl World {
         self.api::<VirtualMachine>().patch_status(name, &parameters, &Patch::Apply(&report)).await.unwrap();
     }
 
+    /// Plays the scheduler: puts a Pod on a node.
+    pub async fn bind(&self, pod: &str, node: &str) {
+        let binding = json!({
+            "apiVersion": "v1", "kind": "Binding", "metadata": { "name": pod, "namespace": self.namespace.name() },
+            "target": { "apiVersion": "v1", "kind": "Node", "name": node },
+        });
+        let path = format!("/api/v1/namespaces/{}/pods/{pod}/binding", self.namespace.name());
+        let request = http::Request::post(path).body(serde_json::to_vec(&binding).unwrap()).unwrap();
+        self.client.request::<Value>(request).await.unwrap();
+    }
+
     /// Plays the kubelet: says how a Pod is.
     pub async fn pod_status(&self, name: &str, status: Value) {
         let patch = json!({ "status": status });

@@ -112,9 +112,11 @@ pub fn of(figures: &Figures) -> String {
         row("changed templates: Pods touched", pods.to_string(), "0", Some(*pods == 0));
     }
     let templates = figures.templates.as_ref().map(|templates| templates.change.clone());
-    for (name, change) in
-        [("changed templates", &templates), ("update of all", &figures.update), ("deletion of all", &figures.delete)]
-    {
+    for (name, change, most) in [
+        ("changed templates", &templates, None),
+        ("update of all", &figures.update, Some(2.0)),
+        ("deletion of all", &figures.delete, None),
+    ] {
         let Some(change) = change else { continue };
         let times = format!("{:.2} s (asked for in {:.2} s), CPU {:.2} s", change.done_s, change.asked_s, change.cpu_s);
         row(name, times, "", None);
@@ -122,8 +124,8 @@ pub fn of(figures: &Figures) -> String {
         row(
             &format!("{name}: requests"),
             format!("{} ({writes:.2} writes per VM)", listed(&change.requests)),
-            "",
-            None,
+            &most.map(|most| format!("at most {most} writes per VM")).unwrap_or_default(),
+            most.map(|most| writes <= most),
         );
         row(&format!("{name}: memory afterwards"), format!("{:.1} MB", change.rss), "", None);
     }

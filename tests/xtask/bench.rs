@@ -56,9 +56,9 @@ pub struct Options {
     /// Draw docs/performance.svg from this run
     #[arg(long)]
     plot: bool,
-    /// Draw docs/performance.svg from the figures of an earlier run, and measure nothing
-    #[arg(long, value_name = "FILE")]
-    plot_from: Option<PathBuf>,
+    /// Draw docs/performance.svg from the figures of earlier runs, and measure nothing
+    #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    plot_from: Vec<PathBuf>,
     /// The manager to measure, instead of building it
     #[arg(long, value_name = "FILE")]
     manager: Option<PathBuf>,
@@ -172,10 +172,14 @@ struct Templates {
 /// Does a bench, prints the table, and keeps the figures.
 pub fn run_bench(options: &Options) -> Result<()> {
     let picture = root().join("docs/performance.svg");
-    if let Some(file) = &options.plot_from {
-        let report: Report =
-            serde_json::from_str(&read(file)?).with_context(|| format!("reading {}", file.display()))?;
-        return plot::draw(&report.figures, &picture);
+    if !options.plot_from.is_empty() {
+        let mut figures = vec![];
+        for file in &options.plot_from {
+            let report: Report =
+                serde_json::from_str(&read(file)?).with_context(|| format!("reading {}", file.display()))?;
+            figures.extend(report.figures);
+        }
+        return plot::draw(&figures, &picture);
     }
     setup::ensure(&[Purpose::ControlPlane])?;
     if !options.built {

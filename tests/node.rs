@@ -305,6 +305,21 @@ async fn recipes_run_on_a_node() {
     namespace.kubectl(&["delete", "vm", "imported"]);
 }
 
+#[tokio::test]
+async fn a_tap_device_is_a_port_of_the_nodes_bridge() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let Stage { namespace, machines, .. } = Stage::set("tap").await;
+    let mut manifest: serde_json::Value =
+        serde_yaml::from_str(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name()))
+            .unwrap();
+    // The bridge that connects the Pods of this node.
+    manifest["spec"]["vm"]["networks"] = serde_json::json!([{ "tap": { "bridge": "pods" } }]);
+    namespace.apply(&manifest.to_string());
+    wait_for(&machines, "demo", conditions::BOOTED, true).await;
+    let ports = namespace.kubectl(&["exec", "demo", "--", "ls", "/sys/class/net/pods/brif"]);
+    assert!(ports.lines().any(|port| port.starts_with("tap")), "{ports}");
+}
+
 /// A machine's condition as its reason, once the manager has seen the machine as it is.
 fn reason(vm: &VirtualMachine, type_: &str) -> String {
     let status = vm.status.as_ref().filter(|status| status.observed_generation == vm.metadata.generation);

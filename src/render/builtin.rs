@@ -35,6 +35,7 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
         "0.1",
     ),
     ("pod.yaml.j2", "spec", "the whole `spec`; with `super()`, a place for further fields of it", "0.1"),
+    ("pod.yaml.j2", "network", "with tap devices, `hostNetwork` and `dnsPolicy`: the bridges are the node's", "0.1"),
     ("pod.yaml.j2", "pod_security_context", "`securityContext` of the Pod", "0.1"),
     (
         "pod.yaml.j2",

@@ -108,6 +108,14 @@ impl ActionError {
         }
     }
 
+    /// The reason of the condition Ready.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NameTaken(_) | Self::Shared { .. } => "NameTaken",
+            Self::Api { .. } | Self::Answer { .. } => "ApplyFailed",
+        }
+    }
+
     /// Whether the API server asks for patience, or somebody else was faster: no more must be written because of that.
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::Api { source, .. } if is_busy(source))

@@ -37,9 +37,18 @@ pub const FIELD_MANAGER: &str = "vm-operator-status";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// What the API server said against an action, if that will stay so until something changes.
-    pub failure: Option<String>,
+    pub failure: Option<Failure>,
     /// What it said against changes of claims, which the machine can do without.
     pub refusals: Vec<(ObjectKey, String)>,
+}
+
+/// Why an action failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The reason of the condition Ready: `ApplyFailed`, or `NameTaken` where an object is somebody else's.
+    pub reason: &'static str,
+    /// For a person.
+    pub message: String,
 }
 
 /// Where a machine's templates come from.
@@ -243,7 +252,7 @@ fn ready(
         _ => None,
     });
     let (status, reason, message) = match (plan.power.wanted, pod) {
-        _ if outcome.failure.is_some() => (false, "ApplyFailed", outcome.failure.clone().unwrap_or_default()),
+        _ if let Some(failure) = &outcome.failure => (false, failure.reason, failure.message.clone()),
         (Wanted::Up, _) if let Some(key) = taken => {
             (false, "NameTaken", format!("{key} exists and is not this machine's: delete or rename one of the two"))
         }

@@ -431,6 +431,7 @@ async fn claims_of_the_oldest_releases_are_used() {
     }
     let pod = pod(&world, "apple", |vm| {
         let disks = vm["spec"]["vm"]["disks"].as_array_mut().unwrap();
+        disks.push(json!({ "cdrom": { "image": "" } }));
         disks.push(json!({ "volumeClaimTemplate": { "spec": { "resources": { "requests": { "storage": "1Gi" } } } } }));
     })
     .await;
@@ -487,6 +488,15 @@ async fn display_secret() {
         (data["display-password"].0.as_slice(), data["password-expiry"].0.as_slice()),
         (&b"world"[..], &b"never"[..])
     );
+    // Nor is the password lost when none is to be generated any more.
+    world.change("with", json!({ "spec": { "vm": { "display": { "spice": { "generateSecret": false } } } } })).await;
+    world.ready("with", "Starting").await;
+    let kept = world.api::<Secret>().get("with-display-secret").await.unwrap();
+    assert_eq!(kept.data.unwrap()["display-password"].0, b"world");
+    let pod = world.api::<Pod>().get("with").await.unwrap();
+    assert!(json!(pod)["spec"]["volumes"].to_string().contains("with-display-secret"));
+    let vm = world.api::<VirtualMachine>().get("with").await.unwrap();
+    assert!(vm.status.unwrap().pending_changes.is_empty(), "it is still used");
 }
 
 /// The policy that the page about security shows.

@@ -313,7 +313,7 @@ async fn a_pod_of_somebody_else_is_not_taken_over() {
     });
     world.namespace.apply(&theirs.to_string());
     world.make("apple", |_| ()).await;
-    let vm = world.ready("apple", "ApplyFailed").await;
+    let vm = world.ready("apple", "NameTaken").await;
     assert_eq!(
         condition(&vm, "Ready").unwrap().2,
         "Pod apple exists and is not this machine's: delete or rename one of the two"
@@ -490,7 +490,7 @@ async fn two_machines_can_not_use_one_claim() {
     world.make("a", with_disk("b-core")).await;
     world.ready("a", "Starting").await;
     world.make("a-b", with_disk("core")).await;
-    let vm = world.ready("a-b", "ApplyFailed").await;
+    let vm = world.ready("a-b", "NameTaken").await;
     let (_, _, message) = condition(&vm, "Ready").unwrap();
     assert!(message.starts_with("PersistentVolumeClaim a-b-core-disk belongs to the machine a: "), "{message}");
     assert_eq!(

@@ -247,7 +247,7 @@ async fn a_name_that_is_taken_is_not_taken_over() {
         json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "apple" }, "data": { "a": "b" } });
     world.namespace.apply(&theirs.to_string());
     world.make("apple", |_| ()).await;
-    let vm = world.ready("apple", "ApplyFailed").await;
+    let vm = world.ready("apple", "NameTaken").await;
     let message = &conditions::find(&vm.status.as_ref().unwrap().conditions, "Ready").unwrap().message;
     assert_eq!(message, "ConfigMap apple exists and is not this machine's: delete or rename one of the two");
     assert_eq!(world.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap().len(), 1);

@@ -34,7 +34,7 @@ use crate::{
     power,
     render::{Facts, Rendering, TemplateError},
     status::{
-        Outcome, Source, differs,
+        Failure, Outcome, Source, differs,
         events::{News, events},
         status,
     },
@@ -141,8 +141,9 @@ impl Reconciler {
         let failures = this.failures(&packed);
         // What lasts may need a person, too: a webhook that does not answer, for one.
         let tells = |error: &&ActionError| !error.is_transient() || (failures >= SILENT && !error.is_busy());
+        let failure = |error: &ActionError| Failure { reason: error.reason(), message: Chain(error).to_string() };
         let outcome = Outcome {
-            failure: result.as_ref().err().filter(tells).map(|error| Chain(error).to_string()),
+            failure: result.as_ref().err().filter(tells).map(failure),
             refusals: result.as_ref().map(Clone::clone).unwrap_or_default(),
         };
         // Pure again, from what there is now, then at most one write.

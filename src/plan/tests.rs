@@ -351,6 +351,20 @@ fn a_secret_that_somebody_changed_is_left_alone_and_the_pod_hears_of_it() {
 }
 
 #[test]
+fn a_password_that_somebody_set_outlives_the_wish_to_generate_one() {
+    let generated = vm(|_| ());
+    let without = vm(|vm| vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } }));
+    let deleted = "2 delete Secret apple-display-secret".to_owned();
+    assert!(decide(&without, &cluster(&generated, |_, _| ())).contains(&deleted));
+    let set = cluster(&generated, |kind, object| {
+        if kind == "Secret" {
+            object["metadata"]["managedFields"] = json!([]);
+        }
+    });
+    assert_eq!(decide(&without, &set), [""; 0]);
+}
+
+#[test]
 fn a_bound_claim_keeps_what_can_not_change_and_only_grows() {
     let small = vm(|_| ());
     let bound = |size: &'static str| {

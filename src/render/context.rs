@@ -37,7 +37,7 @@ use crate::{
         VolumeClaimTemplate, crd,
     },
     config::{LoadBalancerService, ReconcilerConfig},
-    observed::Observed,
+    observed::{self, Observed},
     runner_config::{
         CloudInitSection, ConfigFile, DisplaySection, Drive, NetworkSection, RunnerConfig, SpiceSection, VmSection,
         VncSection, paths,
@@ -281,7 +281,7 @@ pub(super) fn build(
         runner: ConfigFile { runner: runner_config(vm, &disks, cloud_init.as_ref().map(|data| data.section.clone())) },
         cloud_init: cloud_init.map(|data| data.files),
         disks,
-        runner_data: json!({ "claimName": claim_name(observed, format!("{name}-runner-data"), &format!("vmop-runner-data-{name}-0")) }),
+        runner_data: json!({ "claimName": claim_name(observed, format!("{name}-runner-data"), &[format!("runner-data-{name}-0"), format!("vmop-runner-data-{name}-0")]) }),
         service: service(vm.spec.load_balancer_service.as_ref(), &config.load_balancer_service),
         display_secret: display_secret(vm, observed, facts),
         labels: standard,
@@ -365,17 +365,20 @@ fn current_ram(spec: &VirtualMachineSpec) -> u64 {
     spec.vm.current_ram.as_ref().unwrap_or(&spec.vm.maximum_ram).bytes()
 }
 
-/// The name of a claim: that of the oldest releases where such a claim exists.
-fn claim_name(observed: &Observed, name: String, old: &str) -> String {
-    if observed.claim(&name).is_none() && observed.claim(old).is_some() { old.to_owned() } else { name }
+/// The name of a claim: one of the oldest releases where such a claim exists.
+fn claim_name(observed: &Observed, name: String, old: &[String]) -> String {
+    if observed.claim(&name).is_some() {
+        return name;
+    }
+    old.iter().find(|old| observed.claim(old).is_some()).cloned().unwrap_or(name)
 }
 
 fn disks(vm: &str, disks: &[Disk], observed: &Observed) -> Vec<ResolvedDisk> {
     let mut templates = 0;
     let mut resolved = Vec::new();
-    for (position, disk) in disks.iter().enumerate() {
+    for disk in disks {
         if let Some(template) = &disk.volume_claim_template {
-            resolved.push(resolve_claim(vm, disk, template, templates, position, observed));
+            resolved.push(resolve_claim(vm, disk, template, templates, observed));
             templates += 1;
         } else if let Some(cdrom) = &disk.cdrom {
             resolved.push(ResolvedDisk {
@@ -401,21 +404,17 @@ fn resolve_claim(
     disk: &Disk,
     template: &VolumeClaimTemplate,
     index: usize,
-    position: usize,
     observed: &Observed,
 ) -> ResolvedDisk {
     let metadata = template.metadata.clone().unwrap_or_default();
-    // The oldest releases counted all disks, not only the claims.
-    let (volume, old) = match &metadata.name {
-        Some(name) => (format!("{name}-disk"), format!("{name}-disk-{vm}-0")),
-        None => (format!("disk-{index}"), format!("disk-{position}-{vm}-0")),
-    };
+    // The oldest releases counted the claims, too, whatever their page says of the list of disks.
+    let volume = metadata.name.as_ref().map_or_else(|| format!("disk-{index}"), |name| format!("{name}-disk"));
     let mut spec = template.spec.clone().unwrap_or_else(|| json!({}));
     if let Value::Object(spec) = &mut spec {
         spec.entry("accessModes").or_insert_with(|| json!(["ReadWriteOnce"]));
         spec.entry("volumeMode").or_insert_with(|| json!("Block"));
     }
-    let claim_name = claim_name(observed, format!("{vm}-{volume}"), &old);
+    let claim_name = claim_name(observed, format!("{vm}-{volume}"), &[format!("{volume}-{vm}-0")]);
     // What exists counts: the mode of a claim can't be changed.
     let mode = observed
         .claim(&claim_name)
@@ -512,16 +511,15 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
     // A person's secret comes before the generated one.
     let (ours, theirs): (Vec<_>, Vec<_>) = observed.display_secrets().partition(|secret| secret.is_ours());
     let generated = format!("{}-display-secret", vm.name_any());
-    let generate = theirs.is_empty() && vm.spec.vm.display.spice.generate_secret;
+    let made = json!({ "data": { "display-password": "", "password-expiry": "" } });
+    let is_as_made = |secret: &observed::Object| secret.is_ours() && secret.owns_all_of(&made);
+    // One in which somebody has set a password stays, also where none is to be generated any more.
+    let is_set = ours.iter().any(|secret| secret.key.name == generated && !is_as_made(secret));
+    let generate = theirs.is_empty() && (vm.spec.vm.display.spice.generate_secret || is_set);
     let existing = theirs.into_iter().chain(ours).min_by_key(|secret| secret.key.name == generated);
     DisplaySecret {
         // One that is as it was made has none, or each first start would end with a change of the Pod.
-        version: existing
-            .filter(|secret| {
-                !(secret.is_ours()
-                    && secret.owns_all_of(&json!({ "data": { "display-password": "", "password-expiry": "" } })))
-            })
-            .map(|secret| secret.version.to_string()),
+        version: existing.filter(|secret| !is_as_made(secret)).map(|secret| secret.version.to_string()),
         name: existing.map(|secret| secret.key.name.clone()).or(generate.then_some(generated)),
         generate,
         password: facts.display_password.clone(),

@@ -43,7 +43,7 @@ use futures::{
 };
 use kube::{
     Client,
-    client::{Body, ClientBuilder},
+    client::{Body, ClientBuilder, retry::RetryPolicy},
     runtime::{
         Controller,
         controller::{self, Action},
@@ -56,6 +56,7 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout, timeout_at},
 };
+use tower::{buffer::BufferLayer, filter::FilterLayer, retry::RetryLayer};
 use tracing::{Instrument, error, error_span, info, warn};
 
 use self::{
@@ -75,6 +76,11 @@ use crate::{
 /// How many machines are worked on at once. Each has several requests to make, so with these there is always one whose turn it
 /// is; more only take memory.
 const CONCURRENCY: u16 = 16;
+/// When a request is sent again for which the API server has no time (429, 503, 504), if it does not say when: the first and the
+/// longest pause, and how often. After that it is the machine's turn to wait, and others' to be looked at.
+const RETRY: (Duration, Duration, u32) = (Duration::from_millis(50), Duration::from_secs(1), 4);
+/// More requests than are ever under way.
+const WAITING: usize = 1024;
 /// For how long at most everything else waits for machines that no manager has seen.
 const FIRST_LOOKS: Duration = Duration::from_secs(2);
 /// How long writes that are on their way may take when the manager ends.
@@ -192,7 +198,7 @@ async fn manage(
             let turns = Turns::default();
             let (mut works, mut stores, mut known) = (Vec::new(), Vec::new(), Vec::new());
             let mut trying = None;
-            let usual = templates.borrow().usual_kinds(&settings.borrow());
+            let usual = templates.borrow().usual_kinds();
             let several = scope.watched().len() > 1;
             if several {
                 health.set(web::MACHINES, Progress::Ready("by namespace".into()));
@@ -356,15 +362,23 @@ fn again<T: Send + Sync + 'static>(
     changes.flat_map(move |()| stream::iter(store.state()).map(|vm| ObjectRef::from_obj(&*vm)))
 }
 
-/// A client whose requests for a change are let through by the fence only.
-fn fenced(config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
+/// A client whose requests for a change are let through by the fence only, each time that they are sent: what the API server
+/// has no time for is sent again, a little later.
+fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
+    // Its own would go on within the fence, and for minutes.
+    config.default_retry = false;
+    let (first, longest, times) = RETRY;
+    let retry = RetryPolicy::new(first, longest, times, true).context("RETRY is no policy")?;
     let check = move |request: axum::http::Request<Body>| {
         if request.method().is_safe() {
             return Ok(request);
         }
         fence.check(Instant::now()).map(|()| request)
     };
-    Ok(ClientBuilder::try_from(config)?.with_layer(&tower::filter::FilterLayer::new(check)).build())
+    let checked = ClientBuilder::try_from(config)?.with_layer(&FilterLayer::new(check));
+    // To send one again takes a clone of the service, which the buffer is.
+    let cloned = checked.with_layer(&BufferLayer::new(WAITING));
+    Ok(cloned.with_layer(&RetryLayer::new(retry)).build())
 }
 
 /// A name that no other process has, nor this one had before: as client-go makes it.
@@ -489,6 +503,9 @@ fn load(file: Option<&Path>) -> Result<Config, FileError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::{Router, http::StatusCode};
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{Api, api::PostParams};
 
@@ -506,5 +523,34 @@ mod tests {
         assert!(!Chain(&maps.get("apple").await.unwrap_err()).to_string().contains("does not lead"));
         fence.open();
         assert!(!Chain(&write().await).to_string().contains("does not lead"));
+    }
+
+    /// An API server that is busy twice. Returns how often it was asked, and whether that ended well.
+    async fn ask(at_first: impl Fn(&Fence) + Clone + Send + Sync + 'static) -> (usize, bool) {
+        let (fence, asked) = (Fence::default(), Arc::new(AtomicUsize::new(0)));
+        fence.open();
+        let answer = {
+            let (fence, asked) = (fence.clone(), asked.clone());
+            move || async move {
+                let times = asked.fetch_add(1, Ordering::SeqCst) + 1;
+                if times == 1 {
+                    at_first(&fence);
+                }
+                if times <= 2 { (StatusCode::SERVICE_UNAVAILABLE, "") } else { (StatusCode::OK, "{}") }
+            }
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(axum::serve(listener, Router::new().fallback(answer)).into_future());
+        let client = fenced(kube::Config::new(format!("http://{address}").parse().unwrap()), fence).unwrap();
+        let request = axum::http::Request::post("/x").body(Vec::new()).unwrap();
+        let done = client.request::<serde_json::Value>(request).await.is_ok();
+        (asked.load(Ordering::SeqCst), done)
+    }
+
+    #[tokio::test]
+    async fn what_is_sent_again_passes_the_fence_again() {
+        assert_eq!(ask(|_| ()).await, (3, true));
+        assert_eq!(ask(Fence::close).await, (1, false));
     }
 }

@@ -15,7 +15,8 @@
 //! A Pod has the machine's name, so the API server itself refuses a second one; a Pod that is going is waited for and never
 //! removed by force: the most that a person can ask for is a grace period of one second
 //! ([`FORCE_STOP_ANNOTATION`]). Two Pods never run one machine. A Pod is not made while something that it may mount is on
-//! its way out or is somebody else's.
+//! its way out or is somebody else's, nor what makes Pods in another way than before while a Pod of the former way lives:
+//! changed templates neither end a guest nor start a second one.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -36,7 +37,7 @@ use crate::{
     power::{self, FORCE_STOP_ANNOTATION, Power, RESTARTED_ANNOTATION, Wanted, power},
     render::{
         Lifetime, ObjectKey, Rendered, Update,
-        output::{HASH_ANNOTATION, VERSION_ANNOTATION},
+        output::{HASH_ANNOTATION, LIFETIME_ANNOTATION, VERSION_ANNOTATION},
     },
     status::storage::GROWTH_REFUSED,
 };
@@ -183,12 +184,33 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
         plan.standing(object, life);
     }
     let may_start = plan.waits.is_empty();
+    // What is rendered may have made the Pod.
+    let makes_pods = |(object, life): &(&Rendered, Life<'_>)| !object.key.is_pod() && matches!(life, Life::Alive(_));
+    let former = pod(vm, observed)
+        .filter(|pod| !running.iter().any(|(object, _)| object.key == pod.key) && !running.iter().any(makes_pods));
     for (object, life) in running {
-        plan.running(vm, object, life, may_start, observed);
+        match (former, life) {
+            (Some(former), Life::Absent) if plan.power.wanted == Wanted::Up => {
+                plan.pending.push(pending::instead_of(object, former));
+                let wait = Wait::Gone(former.key.clone());
+                if !plan.waits.contains(&wait) {
+                    plan.waits.push(wait);
+                }
+            }
+            _ => plan.running(vm, object, life, may_start, observed),
+        }
     }
-    let pods_stay = plan.power.wanted != Wanted::Down;
-    for object in observed.objects.iter().filter(|object| is_superfluous(object, &uid, pods_stay, rendered)) {
-        let why = if object.key.is_pod() { Why::Stop } else { Why::Superfluous };
+    for object in observed.objects.iter().filter(|object| is_superfluous(object, &uid, rendered)) {
+        let lives_on = plan.power.wanted != Wanted::Down && lives_while_running(object) && !has_ended(object);
+        let is_restart = power::is_restart_wanted(vm, object);
+        if lives_on && !is_restart {
+            continue;
+        }
+        let why = match object.key.is_pod() {
+            true if lives_on => Why::Restart,
+            true => Why::Stop,
+            false => Why::Superfluous,
+        };
         plan.steps[2].push(delete(object, why));
     }
     plan
@@ -202,13 +224,18 @@ fn life<'a>(object: &Rendered, observed: &'a Observed, uid: &str) -> Life<'a> {
             if found.deleting.is_some() || found.is_ours() { Life::Going(found) } else { Life::NotOurs }
         }
         Some(found) if found.deleting.is_some() => Life::Going(found),
-        Some(found)
-            if matches!(found.text(Part::Status, "/phase"), Some("Succeeded" | "Failed")) && object.key.is_pod() =>
-        {
-            Life::Ended(found)
-        }
+        Some(found) if has_ended(found) => Life::Ended(found),
         Some(found) => Life::Alive(found),
     }
+}
+
+fn has_ended(object: &Object) -> bool {
+    object.key.is_pod() && matches!(object.text(Part::Status, "/phase"), Some("Succeeded" | "Failed"))
+}
+
+/// Whether an object was made to go with the machine's power.
+fn lives_while_running(object: &Object) -> bool {
+    object.key.is_pod() || object.annotations.get(LIFETIME_ANNOTATION).is_some_and(|lifetime| lifetime == "running")
 }
 
 fn delete(found: &Object, why: Why) -> Action {
@@ -431,18 +458,15 @@ pub(crate) fn claim_size(spec: &Value) -> Option<u64> {
     serde_json::from_value::<crate::api::Quantity>(size).ok().map(|size| size.bytes())
 }
 
-/// An object that was rendered once and is not any more. Claims never are.
-fn is_superfluous(object: &Object, uid: &str, pods_stay: bool, rendered: Option<&[Rendered]>) -> bool {
+/// An object that was rendered once and is not any more. Claims never are. While templates can't be rendered, Pods are: they
+/// go with the machine's power.
+fn is_superfluous(object: &Object, uid: &str, rendered: Option<&[Rendered]>) -> bool {
     let is_mine = object.is_ours() && !object.owners.is_empty() && object.belongs_to(uid);
     if !is_mine || object.key.is_claim() || object.deleting.is_some() {
         return false;
     }
-    // Whatever becomes of the templates, a guest is not killed by them, and a Pod goes with its machine's power.
-    if object.key.is_pod() && pods_stay {
-        return false;
-    }
     match rendered {
-        Some(rendered) => !rendered.iter().any(|rendered| rendered.key == object.key),
+        Some(rendered) => !rendered.iter().any(|rendered| rendered.key.is_same_object(&object.key)),
         None => object.key.is_pod(),
     }
 }

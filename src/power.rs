@@ -87,7 +87,9 @@ pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power
     let restart = vm.annotations().get(RESTARTED_ANNOTATION);
     let setter = setter(vm);
     let reported = has_shut_down(vm, pod);
-    let shut_down = reported && vm.spec.guest_shutdown_stops && !pod.is_some_and(|pod| is_restart_wanted(vm, pod));
+    // What is between the machine and its Pod (a StatefulSet) has the annotation that its Pod has not.
+    let is_restarting = |pod: &Object| pod.belongs_to(&vm.uid().unwrap_or_default()) && is_restart_wanted(vm, pod);
+    let shut_down = reported && vm.spec.guest_shutdown_stops && !pod.is_some_and(is_restarting);
     // As long as the report stands it must not be taken for a new one.
     let release =
         |halted: Option<Halted>| halted.filter(|_| reported).map(|halted| Halted { released: true, ..halted });
@@ -101,7 +103,7 @@ pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power
     };
     match vm.spec.vm.state {
         PowerState::Running => match halted {
-            Some(halted) if !halted.released && halted.restarted_at.as_ref() == restart => {
+            Some(halted) if !halted.released && (restart.is_none() || halted.restarted_at.as_ref() == restart) => {
                 Power { write_stopped: setter != Setter::Applier, ..down(Some(halted)) }
             }
             None if shut_down => halting(),

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     api::{
-        PowerState, VirtualMachine,
+        APP_NAME, PowerState, VirtualMachine,
         conditions::{self, BOOTED, NewCondition, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, TEMPLATES_VALID},
     },
     observed::{Object, Observed, Part},
@@ -45,7 +45,7 @@ pub struct Outcome {
 /// Why an action failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The reason of the condition Ready: `ApplyFailed`, or `NameTaken` where an object is somebody else's.
+    /// The reason of the condition Ready: `ApplyFailed`, `NameTaken` where an object is somebody else's, or `WatchFailed`.
     pub reason: &'static str,
     /// For a person.
     pub message: String,
@@ -77,7 +77,7 @@ pub fn status(
             && pod.is_some_and(|pod| is_report_of(vm, pod))
     };
     let ended = pod.is_some_and(|pod| matches!(pod.text(Part::Status, "/phase"), Some("Succeeded" | "Failed")));
-    let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !ended;
+    let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !ended && !pod.is_some_and(is_down);
     let phase = phase(plan.power.wanted, up, pod);
 
     let mut new = vec![templates_valid(rendered, source.refused), ready(vm, up, pod, plan, rendered, outcome)];
@@ -178,6 +178,15 @@ pub fn differs(vm: &VirtualMachine, wanted: &Value) -> bool {
     !holds(&current, wanted) || fields(vm).is_some_and(|owned| owns_more(owned, wanted))
 }
 
+/// Whether the runner's container does not run. One that was killed could not report that.
+fn is_down(pod: &Object) -> bool {
+    let containers = pod.status["containerStatuses"].as_array().into_iter().flatten();
+    let state = |container: &Value, state: &str| !container["state"][state].is_null();
+    containers
+        .filter(|container| container["name"] == APP_NAME)
+        .any(|container| state(container, "waiting") || state(container, "terminated"))
+}
+
 /// The fields of the status that the manager applied.
 fn fields(vm: &VirtualMachine) -> Option<&Value> {
     vm.managed_fields()
@@ -187,10 +196,12 @@ fn fields(vm: &VirtualMachine) -> Option<&Value> {
         .map(|fields| &fields.0["f:status"])
 }
 
-/// Whether the manager, not the runner, wrote the condition last.
+/// Whether the manager, not the runner, wrote the condition last. What both say alike is of both
+/// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#conflicts>), but nobody else has our message.
 pub fn ours(vm: &VirtualMachine, type_: &str) -> bool {
     let key = format!("k:{}", json!({ "type": type_ }));
-    fields(vm).is_some_and(|fields| fields["f:conditions"].get(&key).is_some_and(|item| item.get("f:status").is_some()))
+    let item = fields(vm).and_then(|fields| fields["f:conditions"].get(&key));
+    item.is_some_and(|item| ["f:status", "f:message"].iter().all(|field| item.get(field).is_some()))
 }
 
 /// `wanted` is contained in `current`; list items with a `type` or an `address` are found by it.

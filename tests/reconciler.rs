@@ -6,7 +6,7 @@ mod support;
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, ResourceExt,
@@ -15,6 +15,7 @@ use kube::{
 use serde_json::{Value, json};
 use support::{
     cluster::eventually,
+    manager::Manager,
     world::{LIMIT, World, machine},
 };
 use vm_operator::{
@@ -238,6 +239,54 @@ async fn labels_of_the_machine_come_to_its_pod_and_go_again() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn a_pod_that_loses_its_machines_label_gets_it_back() {
+    let world = World::new("unlabelled").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    let before = world.api::<Pod>().get("apple").await.unwrap();
+    world.namespace.kubectl(&["label", "pod", "apple", "app.kubernetes.io/instance-"]);
+    let label = |pod: &Pod| pod.labels().get("app.kubernetes.io/instance").cloned();
+    let after = world.pod_when("apple", "labelled again", |pod| label(pod).as_deref() == Some("apple")).await;
+    assert_eq!(after.uid(), before.uid());
+    // And is known.
+    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    world.ready("apple", "StoppedAsRequested").await;
+    assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_kind_that_can_not_be_watched_is_said_and_the_machine_can_be_stopped() {
+    let mut world = World::new("unwatched").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    drop(world.manager);
+    let nowhere = "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: x}\n";
+    world.manager = Manager::start(world.cluster, &world.namespace, &[("policy.yaml.j2", nowhere)]);
+    let vm = world.ready("apple", "WatchFailed").await;
+    let message = &conditions::find(&vm.status.as_ref().unwrap().conditions, "Ready").unwrap().message;
+    assert!(message.starts_with("CiliumNetworkPolicy objects can't be watched: "), "{message}");
+    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    world.no_pod("apple").await;
+    assert!(world.api::<ConfigMap>().get_opt("apple").await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn what_a_new_configuration_does_without_goes_also_while_no_manager_runs() {
+    let mut world = World::new("no-service").await;
+    world.make("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
+    world.ready("apple", "Starting").await;
+    let services: Api<Service> = world.api();
+    assert!(services.get_opt("apple").await.unwrap().is_some());
+    drop(world.manager);
+    let never = "/Manager:\n  /Controller:\n    /Reconciler: {loadBalancerService: false}\n";
+    world.manager = Manager::start_with(world.cluster.kubeconfig(), world.namespace.name(), &[], never);
+    eventually("the Service to be gone", LIMIT, async || {
+        services.get_opt("apple").await.unwrap().is_none().then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    hash::{BuildHasher, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -58,6 +59,9 @@ pub struct Children {
     asking: Semaphore,
     /// UIDs of objects that are known only by an answer that came while their kind was listed.
     doubted: Mutex<HashSet<Box<str>>>,
+    /// Hashes of the UIDs of all known objects: what is new need not be looked for among other machines' objects.
+    uids: Mutex<HashSet<u64>>,
+    hasher: RandomState,
     trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
 }
 
@@ -127,6 +131,8 @@ impl Children {
             lists: Mutex::default(),
             asking: Semaphore::new(URGENT),
             doubted: Mutex::default(),
+            uids: Mutex::default(),
+            hasher: RandomState::new(),
             trigger,
         };
         (Arc::new(children), triggered)
@@ -161,6 +167,11 @@ impl Children {
         kind: TypeMeta,
     ) -> &'a watch::Receiver<State> {
         watched.entry(kind.clone()).or_insert_with(|| self.start(kind))
+    }
+
+    /// Whether this kind is known completely.
+    pub fn knows(&self, kind: &TypeMeta) -> bool {
+        lock(&self.kinds).get(kind).is_some_and(|state| *state.borrow() == State::Complete)
     }
 
     /// Makes sure that these kinds are watched and known completely.
@@ -247,7 +258,21 @@ impl Children {
         }
         let objects = objects.entry(vm).or_default();
         if find(objects, &object.key).is_none_or(|known| known.version <= object.version) {
-            put(objects, object);
+            self.put(objects, object);
+        }
+    }
+
+    fn put(&self, objects: &mut Vec<Packed>, object: Packed) {
+        let mut uids = lock(&self.uids);
+        uids.insert(self.hasher.hash_one(&object.uid));
+        match objects.iter_mut().find(|known| known.key == object.key) {
+            Some(known) => {
+                let former = std::mem::replace(known, object);
+                if former.uid != known.uid {
+                    uids.remove(&self.hasher.hash_one(&former.uid));
+                }
+            }
+            None => objects.push(object),
         }
     }
 
@@ -302,6 +327,7 @@ impl Children {
                 if let Some(list) = lock(&self.lists).get_mut(kind) {
                     list.listed.insert(arrived.object.uid.clone());
                 }
+                self.leave_former(&arrived);
                 self.update(arrived);
             }
             Event::InitDone => {
@@ -315,8 +341,12 @@ impl Children {
                 gone.into_iter().for_each(|(vm, uid)| self.remove(&vm, uid));
                 return true;
             }
-            Event::Apply(arrived) => self.update(arrived),
+            Event::Apply(arrived) => {
+                self.leave_former(&arrived);
+                self.update(arrived);
+            }
             Event::Delete(arrived) => {
+                self.leave_former(&arrived);
                 if let Some(vm) = &arrived.vm {
                     self.remove(vm, arrived.object.uid);
                 }
@@ -347,6 +377,22 @@ impl Children {
         });
     }
 
+    /// An object whose label names another machine than before, or none, is the former one's no more.
+    fn leave_former(&self, Arrived { vm, object }: &Arrived) {
+        let uid = &object.uid;
+        if !lock(&self.uids).contains(&self.hasher.hash_one(uid)) {
+            return;
+        }
+        let is_in_place = vm.as_ref().is_some_and(|vm| {
+            lock(&self.objects).get(vm).is_some_and(|objects| objects.iter().any(|known| known.uid == *uid))
+        });
+        if !is_in_place {
+            for (former, uid) in self.select(|known| known.uid == *uid) {
+                self.take_out(&former, &uid);
+            }
+        }
+    }
+
     fn update(&self, Arrived { vm, object }: Arrived) {
         lock(&self.doubted).remove(&object.uid);
         let Some(vm) = vm else { return };
@@ -359,7 +405,7 @@ impl Children {
                 return;
             }
             let same = known.is_some_and(|known| known.is_same(&object));
-            put(objects, object);
+            self.put(objects, object);
             if same {
                 return;
             }
@@ -370,14 +416,22 @@ impl Children {
     fn remove(&self, vm: &Place, uid: Box<str>) {
         lock(&self.doubted).remove(&uid);
         {
-            let mut objects = lock(&self.objects);
             let mut gone = lock(&self.gone);
             gone.truncate(REMEMBERED - 1);
             gone.push_front(uid.clone());
+        }
+        // An answer that comes now finds it among what is gone, and one that came just before is taken out, too.
+        self.take_out(vm, &uid);
+    }
+
+    fn take_out(&self, vm: &Place, uid: &str) {
+        {
+            let mut objects = lock(&self.objects);
             let Some(of_vm) = objects.get_mut(vm) else { return };
             // One of the same name that was made since stays.
-            let Some(index) = of_vm.iter().position(|known| known.uid == uid) else { return };
+            let Some(index) = of_vm.iter().position(|known| *known.uid == *uid) else { return };
             of_vm.swap_remove(index);
+            lock(&self.uids).remove(&self.hasher.hash_one(uid));
             if of_vm.is_empty() {
                 objects.remove(vm);
             }
@@ -412,13 +466,6 @@ fn is_of(key: &ObjectKey, kind: &TypeMeta) -> bool {
 
 fn find<'a>(objects: &'a [Packed], key: &ObjectKey) -> Option<&'a Packed> {
     objects.iter().find(|object| object.key == *key)
-}
-
-fn put(objects: &mut Vec<Packed>, object: Packed) {
-    match objects.iter_mut().find(|known| known.key == object.key) {
-        Some(known) => *known = object,
-        None => objects.push(object),
-    }
 }
 
 fn watcher<K>(api: Api<K>, config: watcher::Config) -> impl futures::Stream<Item = watcher::Result<Event<K>>> + Send
@@ -475,7 +522,11 @@ mod tests {
     }
 
     fn service(name: &str, version: u32) -> Arrived {
-        let labels = json!({ "app.kubernetes.io/instance": "vm" });
+        of(Some("vm"), name, version)
+    }
+
+    fn of(vm: Option<&str>, name: &str, version: u32) -> Arrived {
+        let labels = vm.map_or(json!({}), |vm| json!({ "app.kubernetes.io/instance": vm }));
         let metadata = json!({
             "name": name, "namespace": "ns", "uid": format!("uid of {name}"), "resourceVersion": version.to_string(), "labels": labels,
         });
@@ -492,6 +543,31 @@ mod tests {
         let mut names: Vec<_> = objects.values().flatten().map(|known| known.key.name.clone()).collect();
         names.sort();
         names
+    }
+
+    #[tokio::test]
+    async fn an_object_that_is_labelled_otherwise_is_not_the_former_machines_any_more() {
+        let (children, mut triggered) = children();
+        let mut woken = || -> Vec<_> { std::iter::from_fn(|| triggered.try_recv().ok()).map(|vm| vm.name).collect() };
+        let place = |vm: &str| ("ns".into(), vm.into());
+        let has = |vm| lock(&children.objects).contains_key(&place(vm));
+        children.take(&kind(), Event::Apply(service("apple", 1)));
+        assert_eq!((woken(), has("vm")), (vec!["vm".to_owned()], true));
+        children.take(&kind(), Event::Apply(of(None, "apple", 2)));
+        assert_eq!((woken(), has("vm")), (vec!["vm".to_owned()], false));
+        children.take(&kind(), Event::Apply(service("apple", 3)));
+        woken();
+        children.take(&kind(), Event::Apply(of(Some("other"), "apple", 4)));
+        assert_eq!((woken(), has("vm"), has("other")), (vec!["vm".to_owned(), "other".to_owned()], false, true));
+        children.take(&kind(), Event::Delete(of(None, "apple", 5)));
+        assert_eq!((woken(), has("other")), (vec!["other".to_owned()], false));
+        // Told by a list, too.
+        children.take(&kind(), Event::Apply(service("pear", 6)));
+        children.take(&kind(), Event::Init);
+        children.take(&kind(), Event::InitApply(of(None, "pear", 7)));
+        children.take(&kind(), Event::InitDone);
+        assert!(!has("vm"));
+        assert!(lock(&children.uids).is_empty());
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,6 +9,7 @@ use std::{
 use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 use kube::{
     Resource,
+    api::TypeMeta,
     runtime::{
         controller::Action,
         events::{Event, EventType},
@@ -117,11 +118,16 @@ impl Reconciler {
         let ways = Ways { config: this.config.borrow().clone(), templates: this.templates.borrow().clone() };
         let mut rendering = ways.render(&vm, &observed);
         let mut asked = false;
+        let mut unwatched = None;
         if let Ok(rendered) = &rendering {
             let kinds = rendered.objects.iter().map(|object| object.key.types());
             asked = !packed.seen && children.ask(&vm, kinds.clone()).await;
-            if !asked {
-                children.watch(kinds).await?;
+            if !asked && let Err(error) = children.watch(kinds).await {
+                // Without knowing its Pod nothing can be said of a machine.
+                if !children.knows(&pods()) {
+                    return Err(error.into());
+                }
+                unwatched = Some(error);
             }
             // Also if one became complete by itself since: what it told last was not observed.
             if asked || children.complete() != complete {
@@ -130,8 +136,8 @@ impl Reconciler {
             }
         }
         let rendered = rendering.as_ref().map(|rendering| rendering.objects.as_slice());
-        // Pure.
-        let plan = plan(&vm, &observed, rendered.ok());
+        // Pure. What can't be watched can't be planned; the machine's power can.
+        let plan = plan(&vm, &observed, rendered.ok().filter(|_| unwatched.is_none()));
         this.cluster.children.metrics.planned(rendered.ok(), &plan);
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
@@ -142,8 +148,11 @@ impl Reconciler {
         // What lasts may need a person, too: a webhook that does not answer, for one.
         let tells = |error: &&ActionError| !error.is_transient() || (failures >= SILENT && !error.is_busy());
         let failure = |error: &ActionError| Failure { reason: error.reason(), message: Chain(error).to_string() };
+        let unwatched_failure =
+            |error: &WatchError| Failure { reason: "WatchFailed", message: Chain(error).to_string() };
+        let unwatched_failure = unwatched.as_ref().filter(|_| failures >= SILENT).map(unwatched_failure);
         let outcome = Outcome {
-            failure: result.as_ref().err().filter(tells).map(failure),
+            failure: result.as_ref().err().filter(tells).map(failure).or(unwatched_failure),
             refusals: result.as_ref().map(Clone::clone).unwrap_or_default(),
         };
         // Pure again, from what there is now, then at most one write.
@@ -162,6 +171,9 @@ impl Reconciler {
         this.tell(&vm, news);
         debug!("reconciled");
         result?;
+        if let Some(error) = unwatched {
+            return Err(error.into());
+        }
         this.lock_failures().remove(&ObjectRef::from_obj(&*packed));
         let mut again_after = plan.again_after;
         if let (Some(vm), Ok(rendering), Outcome { failure: None, refusals }) = (written, &rendering, &outcome)
@@ -262,6 +274,10 @@ impl Ways {
     fn source(&self, vm: &VirtualMachine) -> Source<'_> {
         Source { set: self.templates.of(vm).ok(), refused: self.templates.refusal(vm) }
     }
+}
+
+fn pods() -> TypeMeta {
+    TypeMeta { api_version: "v1".into(), kind: "Pod".into() }
 }
 
 /// 128 random bits as text, or nothing where the operating system has none: then no password can be made of them.

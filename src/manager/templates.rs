@@ -76,13 +76,12 @@ impl InForce {
         self.library.get(vm.template_set())
     }
 
-    /// The kinds of objects that any machine has, as far as that can be said without one: those of the smallest.
-    pub fn usual_kinds(&self, config: &ReconcilerConfig) -> HashSet<TypeMeta> {
-        let objects = || {
-            let smallest = check::examples().into_iter().next()?;
-            first_start(&smallest, config, self.library.get(None).ok()?).ok()
-        };
-        objects().unwrap_or_default().iter().map(|object| object.key.types()).collect()
+    /// The kinds of objects that machines have or had, as far as that can be said without them: those of the examples,
+    /// whatever the configuration does without now.
+    pub fn usual_kinds(&self) -> HashSet<TypeMeta> {
+        let Ok(set) = self.library.get(None) else { return HashSet::new() };
+        let objects = |vm| first_start(&vm, &ReconcilerConfig::default(), set).unwrap_or_default();
+        check::examples().into_iter().flat_map(objects).map(|object| object.key.types()).collect()
     }
 
     /// Why the newest version of a machine's set is not the one that is used.
@@ -207,7 +206,7 @@ impl Loader {
         teller: Arc<Teller>,
     ) {
         let known = Arc::new(known);
-        let mut again = false;
+        let (mut again, mut was_unreadable) = (false, false);
         loop {
             if again {
                 let _ = timeout(AGAIN, self.gathered.changed()).await;
@@ -216,9 +215,11 @@ impl Loader {
             }
             let now = self.gathered.borrow_and_update().clone();
             let sources = now.sources();
-            if sources == self.last && !again && now.unreadable.is_none() {
+            let is_unreadable = now.unreadable.is_some();
+            if sources == self.last && !again && !is_unreadable && !was_unreadable {
                 continue;
             }
+            was_unreadable = is_unreadable;
             let started = Instant::now();
             let config = config.borrow().clone();
             again = self.take(&now, &sources, &known, &cluster, &config, &teller).await;

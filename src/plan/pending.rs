@@ -28,6 +28,16 @@ pub fn changes(rendered: &Rendered, found: &Object) -> Vec<PendingChange> {
     changes.found
 }
 
+/// What will be made instead of the Pod that the machine runs in.
+pub fn instead_of(rendered: &Rendered, pod: &Object) -> PendingChange {
+    PendingChange {
+        path: format!("{PREFIX}{}/{}", rendered.key.kind, rendered.key.name),
+        current: None,
+        wanted: None,
+        reason: format!("the machine runs in the {}, which other templates made", pod.key),
+    }
+}
+
 struct Changes<'a> {
     kind: &'a str,
     found: Vec<PendingChange>,

@@ -364,6 +364,67 @@ fn a_password_that_somebody_set_outlives_the_wish_to_generate_one() {
     assert_eq!(decide(&without, &set), [""; 0]);
 }
 
+/// The machine's Pod as a StatefulSet that replaces its template.
+fn by_stateful_set(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
+    let mut rendered = rendered(vm, observed);
+    let pod = rendered.iter_mut().find(|object| object.key.is_pod()).unwrap();
+    (pod.key.api_version, pod.key.kind) = ("apps/v1".into(), "StatefulSet".into());
+    let value = Arc::make_mut(&mut pod.value);
+    (value["apiVersion"], value["kind"]) = (json!("apps/v1"), json!("StatefulSet"));
+    value["metadata"]["annotations"][LIFETIME_ANNOTATION] = json!("running");
+    rendered
+}
+
+#[test]
+fn templates_that_make_the_pod_otherwise_wait_until_it_has_ended() {
+    let (running, restarted) = (
+        vm(|_| ()),
+        vm(|vm| {
+            vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" });
+        }),
+    );
+    let gone = |name: &str| GONE.replace("apple", name);
+
+    // From a Pod to a StatefulSet.
+    let observed = cluster(&running, |_, _| ());
+    let plan_of = |vm: &VirtualMachine, observed: &Observed| plan(vm, observed, Some(&by_stateful_set(vm, observed)));
+    let waiting = plan_of(&running, &observed);
+    assert_eq!(short(&waiting), [GONE]);
+    assert_eq!(waiting.pending[0].path, "objects/StatefulSet/apple");
+    assert_eq!(short(&plan_of(&restarted, &observed)), ["2 delete Pod apple Restart None", GONE]);
+    let mut observed = observed;
+    observed.objects.retain(|object| !object.key.is_pod());
+    assert_eq!(short(&plan_of(&running, &observed)), ["1 make StatefulSet apple"]);
+
+    // And back.
+    let mut observed = applied(&by_stateful_set(&running, &nothing()), |_, _| ());
+    let made = cluster(&running, |kind, object| {
+        if kind == "Pod" {
+            object["metadata"]["name"] = json!("apple-0");
+            object["metadata"]["ownerReferences"][0]["uid"] = json!("StatefulSet-apple");
+        }
+    });
+    observed.objects.extend(made.objects.into_iter().filter(|object| object.key.is_pod()));
+    assert_eq!(short(&plan_of(&running, &observed)), [""; 0], "as it should be");
+    assert_eq!(decide(&running, &observed), [gone("apple-0")]);
+    assert_eq!(decide(&restarted, &observed), ["2 delete StatefulSet apple".to_owned(), gone("apple-0")]);
+    assert_eq!(decide(&stopped(), &observed), ["2 delete StatefulSet apple"]);
+}
+
+#[test]
+fn an_object_that_is_known_in_two_versions_is_one() {
+    let vm = vm(|_| ());
+    let mut observed = cluster(&vm, |_, _| ());
+    let with = |version: &str, key: &ObjectKey| ObjectKey { api_version: version.into(), ..key.clone() };
+    let map = observed.objects.iter().find(|object| object.key.kind == "ConfigMap").unwrap().clone();
+    let older = Object { key: with("v1beta1", &map.key), ..Object::clone(&map) };
+    observed.objects.push(Arc::new(older));
+    assert_eq!(decide(&vm, &observed), [""; 0]);
+    let of_a_group = Object { key: with("example.org/v1", &map.key), ..Object::clone(&map) };
+    observed.objects.push(Arc::new(of_a_group));
+    assert_eq!(decide(&vm, &observed), ["2 delete ConfigMap apple"]);
+}
+
 #[test]
 fn a_bound_claim_keeps_what_can_not_change_and_only_grows() {
     let small = vm(|_| ());

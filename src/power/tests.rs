@@ -102,10 +102,42 @@ fn without_guest_shutdown_stops_a_shutdown_is_nothing_to_remember() {
 #[test]
 fn what_the_manager_said_itself_is_no_report() {
     let mut vm = machine("Running", None, shut_down("Pod-apple"));
-    let fields = json!({ "f:status": { "f:conditions": { "k:{\"type\":\"Running\"}": { ".": {}, "f:status": {} } } } });
+    let fields = json!({ "f:status": { "f:conditions": { "k:{\"type\":\"Running\"}": { ".": {}, "f:status": {}, "f:message": {} } } } });
     let entry = json!([{ "manager": status::FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
     vm.metadata.managed_fields = serde_json::from_value(entry).unwrap();
     assert_eq!(decide(&vm, &nothing()).wanted, Wanted::Up);
+    // The runner says it, too: then only the message is its own.
+    let fields = json!({ "f:status": { "f:conditions": { "k:{\"type\":\"Running\"}": { ".": {}, "f:status": {} } } } });
+    let entry = json!([{ "manager": status::FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
+    vm.metadata.managed_fields = serde_json::from_value(entry).unwrap();
+    assert_eq!(decide(&vm, &nothing()).wanted, Wanted::Halting);
+}
+
+#[test]
+fn only_a_new_restart_starts_what_is_halted() {
+    let restarted = |restart: Option<&str>| {
+        let mut halted: Value = serde_json::from_str(HALTED).unwrap();
+        halted["restartedAt"] = json!("monday");
+        let mut vm = machine("Running", Some("Apply"), json!({ "halted": halted }));
+        vm.metadata.annotations =
+            restart.map(|restart| [(RESTARTED_ANNOTATION.to_owned(), restart.to_owned())].into_iter().collect());
+        decide(&vm, &nothing()).wanted
+    };
+    assert_eq!([None, Some("monday"), Some("tuesday")].map(restarted), [Wanted::Down, Wanted::Down, Wanted::Up]);
+}
+
+#[test]
+fn a_pod_that_a_statefulset_made_is_not_asked_for_the_restart() {
+    let mut vm = machine("Running", Some("Apply"), shut_down("Pod-apple-0"));
+    vm.metadata.annotations = Some([(RESTARTED_ANNOTATION.to_owned(), "monday".to_owned())].into_iter().collect());
+    let observed = applied(&rendered(&vm, &nothing()), |kind, object| {
+        if kind == "Pod" {
+            object["metadata"]["name"] = json!("apple-0");
+            object["metadata"]["uid"] = json!("Pod-apple-0");
+            object["metadata"]["ownerReferences"][0]["uid"] = json!("a-statefulset");
+        }
+    });
+    assert_eq!(decide(&vm, &observed).wanted, Wanted::Halting);
 }
 
 #[test]

@@ -71,6 +71,13 @@ impl ObjectKey {
         TypeMeta { api_version: self.api_version.clone(), kind: self.kind.clone() }
     }
 
+    /// Whether both are the same object, perhaps in two versions of one group
+    /// (<https://kubernetes.io/docs/reference/using-api/#api-groups>).
+    pub fn is_same_object(&self, other: &Self) -> bool {
+        let group = |key: &Self| key.api_version.split_once('/').map(|(group, _)| group.to_owned());
+        (&self.kind, &self.name, group(self)) == (&other.kind, &other.name, group(other))
+    }
+
     /// Whether it is a Pod.
     pub fn is_pod(&self) -> bool {
         self.api_version == "v1" && self.kind == "Pod"

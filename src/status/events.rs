@@ -31,7 +31,7 @@ pub struct News {
 }
 
 /// Reasons of the condition Ready that say that something is wrong.
-const WARNINGS: [&str; 10] = [
+const WARNINGS: [&str; 11] = [
     "ApplyFailed",
     "ContainerWaiting",
     "Evicted",
@@ -42,6 +42,7 @@ const WARNINGS: [&str; 10] = [
     "RunnerFailed",
     "TemplateError",
     "Unschedulable",
+    "WatchFailed",
 ];
 
 /// What is new. `wanted` is the status that was derived; `done`: the plan was carried out to its end.

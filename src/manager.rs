@@ -160,7 +160,7 @@ async fn manage(
     stop: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let (settings, config) = Settings::read(options.config, metrics.clone(), health.clone())?;
-    let kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
+    let mut kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
     let home = kubeconfig.default_namespace.clone();
     let in_cluster = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let scope = options.scope.or(config.namespace).unwrap_or_else(|| Scope::of(vec![home.clone()]));
@@ -176,7 +176,9 @@ async fn manage(
     let reporter = Reporter { controller: "vm-operator".into(), instance: std::env::var("HOSTNAME").ok() };
 
     let election = if options.leader_election {
-        // Its own connection: what the work does must not hold up a renewal.
+        // Its own connection: what the work does must not hold up a renewal. And nothing is sent again behind its back, because
+        // time is short.
+        kubeconfig.default_retry = false;
         let client = Client::try_from(kubeconfig)?;
         Some(Election::start(client, &lease, options.identity.unwrap_or_else(identity), fence.clone(), metrics.clone()))
     } else {

@@ -230,7 +230,7 @@ async fn what_the_runner_is_told() {
             spec["permissions"] = json!([{ "user": "jane", "may": ["start", "stop"] }, { "role": "admin", "may": ["*"] }]);
             spec["pools"] = json!(["lab"]);
             spec["vm"] = json!({
-                "state": "Running", "machineUuid": "11111111-2222-3333-4444-555555555555", "useTpm": true, "firmware": "secure-4m",
+                "state": "Running", "resetCount": 7, "machineUuid": "11111111-2222-3333-4444-555555555555", "useTpm": true, "firmware": "secure-4m",
                 "bootMenu": true, "powerdownTimeout": 60, "cpuModel": "qemu64",
                 "cpuTopology": { "sockets": 2, "diesPerSocket": 1, "coresPerDie": 2, "threadsPerCore": 2 }, "currentCpus": 3,
                 "maximumRam": "8Gi", "currentRam": "4 GiB", "rtcBase": "localtime", "rtcClock": "vm",
@@ -255,7 +255,7 @@ async fn what_the_runner_is_told() {
         ("/updateTemplate", json!(false)),
         ("/namespace", json!(world.namespace.name())),
         ("/guestShutdownStops", json!(true)),
-        ("/resetCounter", json!(0)),
+        ("/resetCounter", json!(7)),
         (
             "/cloudInit",
             json!({

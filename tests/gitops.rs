@@ -271,7 +271,10 @@ async fn twenty_rounds_of_flux_and_kubectl_while_people_start_and_stop() {
     let manifest = everything("apple");
     let text = manifest.to_string();
     vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
-    for round in 0..20 {
+    let labels = json!({ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+        "metadata": { "name": "apple", "labels": { "second": "applier" } } });
+    // Twenty of each.
+    for round in 0..40 {
         let wanted = if round % 3 == 0 { PowerState::Stopped } else { PowerState::Running };
         // Through Running, so that the wish is a change even where the field has lost its owner.
         set_state(&world, "apple", "vm-operator-cli", "Running").await;
@@ -285,6 +288,7 @@ async fn twenty_rounds_of_flux_and_kubectl_while_people_start_and_stop() {
             0 => flux(&world, &manifest).await,
             _ => drop(world.namespace.apply(&text)),
         }
+        vms(&world).patch("apple", &PatchParams::apply("second"), &Patch::Apply(&labels)).await.unwrap();
         world.machine_when("apple", "still as somebody wants it", power).await;
         let exists = world
             .api::<Pod>()
@@ -296,6 +300,13 @@ async fn twenty_rounds_of_flux_and_kubectl_while_people_start_and_stop() {
         let changed = 1 + round % 2;
         world.change("apple", json!({ "spec": { "vm": { "currentCpus": changed } } })).await;
     }
+    // And then nothing.
+    settled(&world, "first").await;
+    let (written, life_before) = (world.manager.writes(), life(&world, "apple").await);
+    settled(&world, "second").await;
+    assert_eq!(life(&world, "apple").await, life_before);
+    let more: Vec<String> = world.manager.writes().into_iter().filter(|line| !written.contains(line)).collect();
+    assert!(more.iter().all(|line| !line.contains("apple")), "{more:?}");
 }
 
 #[tokio::test]

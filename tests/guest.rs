@@ -6,6 +6,7 @@
 
 use std::{
     fs::{self, File},
+    io::{Read, Write},
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -14,6 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use des::{
+    Des,
+    cipher::{BlockCipherEncrypt, KeyInit},
+};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vm_operator::runner_config::RunnerConfig;
@@ -464,4 +469,68 @@ fn the_command_line_can_be_seen_without_a_start() {
     assert!(text.starts_with("qemu-system-x86_64\n-nodefaults\n"), "{text}");
     assert!(text.contains("port=5999,disable-ticketing=off") && !text.contains("secret"), "{text}");
     assert!(!vm.path("run/machine.json").exists());
+}
+
+/// Whether a VNC server lets somebody in with a password (RFC 6143, sections 7.1 and 7.2.2).
+fn lets_in(port: u16, password: &str) -> bool {
+    let enter = || -> std::io::Result<u32> {
+        let mut server = TcpStream::connect(("127.0.0.1", port))?;
+        server.set_read_timeout(Some(Duration::from_secs(10)))?;
+        server.read_exact(&mut [0; 12])?;
+        server.write_all(b"RFB 003.008\n")?;
+        let mut count = [0];
+        server.read_exact(&mut count)?;
+        let mut types = vec![0; count[0].into()];
+        server.read_exact(&mut types)?;
+        const BY_PASSWORD: u8 = 2;
+        assert_eq!(types, [BY_PASSWORD], "nobody gets in without");
+        server.write_all(&[BY_PASSWORD])?;
+        let mut challenge = [0; 16];
+        server.read_exact(&mut challenge)?;
+        let mut key = [0; 8];
+        key.iter_mut().zip(password.bytes()).for_each(|(key, byte)| *key = byte.reverse_bits());
+        let cipher = Des::new(&key.into());
+        for block in challenge.chunks_exact_mut(8) {
+            cipher.encrypt_block(block.try_into().unwrap());
+        }
+        server.write_all(&challenge)?;
+        let mut result = [0; 4];
+        server.read_exact(&mut result)?;
+        Ok(u32::from_be_bytes(result))
+    };
+    enter().is_ok_and(|result| result == 0)
+}
+
+#[test]
+fn the_display_takes_the_password_of_the_moment() {
+    let port = (5950..6000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
+    let vm = Vm::new(json!({ "display": { "vnc": { "port": port } } }), json!({}));
+    let set = |file: &str, text: &str| {
+        fs::write(vm.path("config/new"), text).unwrap();
+        fs::rename(vm.path("config/new"), vm.path("config").join(file)).unwrap();
+    };
+    set("display-password", "first");
+    set("password-expiry", "never");
+    let mut runner = vm.start("all");
+    let only = |password: Option<&str>| {
+        for known in ["first", "second"] {
+            let right = password == Some(known);
+            let what = format!("{known} to be {}", if right { "right" } else { "wrong" });
+            wait_for(&what, || (lets_in(port, known) == right).then_some(()), || runner.state());
+        }
+    };
+    only(Some("first"));
+    set("display-password", "second");
+    only(Some("second"));
+    set("password-expiry", "now");
+    only(None);
+    set("password-expiry", "+3600");
+    only(Some("second"));
+    set("password-expiry", "1000000000");
+    only(None);
+    set("password-expiry", "4000000000");
+    only(Some("second"));
+    runner.console("guest: up");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
 }

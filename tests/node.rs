@@ -306,9 +306,9 @@ async fn recipes_run_on_a_node() {
 }
 
 #[tokio::test]
-async fn a_tap_device_is_a_port_of_the_nodes_bridge() {
+async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_starts_again() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let Stage { namespace, machines, .. } = Stage::set("tap").await;
+    let Stage { namespace, machines, pods, .. } = Stage::set("tap").await;
     let mut manifest: serde_json::Value =
         serde_yaml::from_str(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name()))
             .unwrap();
@@ -318,6 +318,23 @@ async fn a_tap_device_is_a_port_of_the_nodes_bridge() {
     wait_for(&machines, "demo", conditions::BOOTED, true).await;
     let ports = namespace.kubectl(&["exec", "demo", "--", "ls", "/sys/class/net/pods/brif"]);
     assert!(ports.lines().any(|port| port.starts_with("tap")), "{ports}");
+    let first = pods.get("demo").await.unwrap().metadata.uid;
+    namespace.kubectl(&["delete", "vm", "demo"]);
+    eventually("the Pod to be gone", LIMIT, async || pods.get_opt("demo").await.unwrap().is_none().then_some(())).await;
+
+    // In the same Pod, because nobody said that it is to stay down.
+    manifest["spec"]["vm"]["networks"] = serde_json::json!([{ "user": {} }]);
+    manifest["spec"]["cloudInit"]["userData"]["poweroff-after-boot"] = true.into();
+    namespace.apply(&manifest.to_string());
+    let pod = eventually("the guest to be started again", LIMIT, async || {
+        let pod = pods.get_opt("demo").await.unwrap()?;
+        let restarts = pod.status.as_ref()?.container_statuses.as_ref()?[0].restart_count;
+        (restarts > 0 && namespace.kubectl(&["logs", "demo"]).contains("guest: starts=")).then_some(pod)
+    })
+    .await;
+    assert!(pod.metadata.deletion_timestamp.is_none() && pod.metadata.uid != first);
+    let halted = machines.get("demo").await.unwrap().status.unwrap().halted;
+    assert_eq!(halted, None);
 }
 
 /// A machine's condition as its reason, once the manager has seen the machine as it is.
@@ -380,6 +397,15 @@ async fn what_happens_to_a_machine_in_its_life() {
     assert_eq!(pod.metadata.uid, first);
     assert_eq!(pod.status.unwrap().container_statuses.unwrap()[0].restart_count, 0);
 
+    // A reset is the guest's, not the Pod's.
+    manifest["spec"]["vm"]["resetCount"] = 1.into();
+    namespace.apply(&manifest.to_string());
+    when("the reset", &|vm| vm.status.as_ref().unwrap().reset_count == Some(1)).await;
+    eventually("the guest's third start", LIMIT, async || console().contains("guest: starts=3").then_some(())).await;
+    let pod = pods.get("demo").await.unwrap();
+    assert_eq!(pod.metadata.uid, first);
+    assert_eq!(pod.status.unwrap().container_statuses.unwrap()[0].restart_count, 0);
+
     // A restart brings what waited.
     namespace.kubectl(&["delete", "pod", "demo", "--wait=false"]);
     eventually("another Pod", LIMIT, async || {
@@ -389,8 +415,8 @@ async fn what_happens_to_a_machine_in_its_life() {
     let vm = when("it to be up again", &up).await;
     let status = vm.status.unwrap();
     assert_eq!((status.identity.unwrap(), status.pending_changes), (identity, vec![]));
-    eventually("the guest's third start", LIMIT, async || console().contains("guest: up").then_some(())).await;
-    assert!(console().contains("guest: starts=3"), "{}", console());
+    eventually("the guest's fourth start", LIMIT, async || console().contains("guest: up").then_some(())).await;
+    assert!(console().contains("guest: starts=4"), "{}", console());
 
     // Its disks outlive it.
     namespace.kubectl(&["delete", "vm", "demo"]);

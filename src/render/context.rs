@@ -409,19 +409,19 @@ fn resolve_claim(
     let metadata = template.metadata.clone().unwrap_or_default();
     // The oldest releases counted the claims, too, whatever their page says of the list of disks.
     let volume = metadata.name.as_ref().map_or_else(|| format!("disk-{index}"), |name| format!("{name}-disk"));
+    let claim_name = claim_name(observed, format!("{vm}-{volume}"), &[format!("{volume}-{vm}-0")]);
+    let existing = observed.claim(&claim_name).map(|claim| &claim.spec);
     let mut spec = template.spec.clone().unwrap_or_else(|| json!({}));
     if let Value::Object(spec) = &mut spec {
-        spec.entry("accessModes").or_insert_with(|| json!(["ReadWriteOnce"]));
-        spec.entry("volumeMode").or_insert_with(|| json!("Block"));
+        // Where nothing is said, that a claim is otherwise than it would be made is no difference.
+        for (field, default) in [("accessModes", json!(["ReadWriteOnce"])), ("volumeMode", json!("Block"))] {
+            let default = || existing.and_then(|existing| existing.get(field)).cloned().unwrap_or(default);
+            spec.entry(field).or_insert_with(default);
+        }
     }
-    let claim_name = claim_name(observed, format!("{vm}-{volume}"), &[format!("{volume}-{vm}-0")]);
     // What exists counts: the mode of a claim can't be changed.
-    let mode = observed
-        .claim(&claim_name)
-        .and_then(|claim| claim.text(crate::observed::Part::Spec, "/volumeMode"))
-        .or(spec["volumeMode"].as_str())
-        .unwrap_or("Block")
-        .to_owned();
+    let mode = existing.map_or(&spec["volumeMode"], |existing| &existing["volumeMode"]);
+    let mode = mode.as_str().or(spec["volumeMode"].as_str()).unwrap_or("Block").to_owned();
     ResolvedDisk {
         type_: "claim",
         claim_name,

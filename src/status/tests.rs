@@ -112,6 +112,69 @@ fn the_cause_comes_from_the_pod() {
 }
 
 #[test]
+fn a_pod_that_should_be_gone_tells_of_its_node() {
+    let going = cluster(|kind, object| {
+        if kind == "Pod" {
+            object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:00:00Z");
+        }
+    });
+    for vm in [vm(|_| ()), stopped()] {
+        assert!(short(&derive(&vm, &going)).ends_with("false Ready=False NodeNotResponding"));
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_claim() {
+    let machine = vm(|vm| {
+        let template = &mut vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"];
+        template["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
+    });
+    let with = |change: fn(&mut Value)| {
+        let observed = cluster(|kind, object| {
+            if kind == "PersistentVolumeClaim" {
+                object["status"]["phase"] = json!("Bound");
+                if object["metadata"]["name"] == "apple-core-disk" {
+                    object["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
+                    change(object);
+                }
+            }
+        });
+        let status = derive(&machine, &observed);
+        let conditions = status["conditions"].as_array().unwrap();
+        let storage = conditions.iter().find(|condition| condition["type"] == "StorageReady").unwrap();
+        [&storage["reason"], &storage["message"]].map(|text| text.as_str().unwrap().to_owned())
+    };
+    assert_eq!(with(|_| ())[0], "ClaimsBound");
+    // Nobody said which it should have.
+    assert_eq!(with(|claim| claim["spec"]["volumeMode"] = json!("Filesystem"))[0], "ClaimsBound");
+    for (change, reason, message) in [
+        (
+            (|claim| claim["status"]["phase"] = json!("Lost")) as fn(&mut Value),
+            "ClaimLost",
+            "claim apple-core-disk has lost its volume",
+        ),
+        (|claim| claim["status"] = json!({}), "ClaimPending", "claim apple-core-disk has no volume yet"),
+        (
+            |claim| claim["spec"]["accessModes"] = json!(["ReadWriteMany"]),
+            "ChangeRefused",
+            "claim apple-core-disk keeps its accessModes: that can't be changed in a claim that exists",
+        ),
+        (
+            |claim| claim["spec"]["resources"]["requests"]["storage"] = json!("2Gi"),
+            "ShrinkRefused",
+            "claim apple-core-disk keeps its 2Gi: a volume can't shrink to 1Gi",
+        ),
+        (
+            |claim| claim["status"]["capacity"] = json!({ "storage": "512Mi" }),
+            "Resizing",
+            "claim apple-core-disk is growing to 1Gi",
+        ),
+    ] {
+        assert_eq!(with(change), [reason, message]);
+    }
+}
+
+#[test]
 fn what_was_written_is_not_written_again() {
     let observed = cluster(|_, _| ());
     let first = derive(&vm(|_| ()), &observed);

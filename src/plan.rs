@@ -184,10 +184,14 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
         plan.standing(object, life);
     }
     let may_start = plan.waits.is_empty();
-    // What is rendered may have made the Pod.
+    let superfluous = observed.objects.iter().filter(|object| is_superfluous(object, &uid, rendered));
+    let (staying, going): (Vec<_>, Vec<_>) = superfluous.partition(|object| plan.stays(vm, object, rendered.is_some()));
+    // The Pod, if it is not what is rendered, nor made by that.
     let makes_pods = |(object, life): &(&Rendered, Life<'_>)| !object.key.is_pod() && matches!(life, Life::Alive(_));
-    let former = pod(vm, observed)
-        .filter(|pod| !running.iter().any(|(object, _)| object.key == pod.key) && !running.iter().any(makes_pods));
+    let former = pod(vm, observed).filter(|pod| {
+        let is_made = !pod.belongs_to(&uid) && staying.is_empty() && running.iter().any(makes_pods);
+        !is_made && !running.iter().any(|(object, _)| object.key == pod.key)
+    });
     for (object, life) in running {
         match (former, life) {
             (Some(former), Life::Absent) if plan.power.wanted == Wanted::Up => {
@@ -200,16 +204,12 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
             _ => plan.running(vm, object, life, may_start, observed),
         }
     }
-    for object in observed.objects.iter().filter(|object| is_superfluous(object, &uid, rendered)) {
-        let lives_on = plan.power.wanted != Wanted::Down && lives_while_running(object) && !has_ended(object);
-        let is_restart = power::is_restart_wanted(vm, object);
-        if lives_on && !is_restart {
-            continue;
-        }
-        let why = match object.key.is_pod() {
-            true if lives_on => Why::Restart,
-            true => Why::Stop,
-            false => Why::Superfluous,
+    for object in going {
+        let why = match (object.key.is_pod(), plan.power.wanted) {
+            (true, Wanted::Up) if has_ended(object) => Why::Ended,
+            (true, Wanted::Up) => Why::Restart,
+            (true, _) => Why::Stop,
+            (false, _) => Why::Superfluous,
         };
         plan.steps[2].push(delete(object, why));
     }
@@ -243,6 +243,15 @@ fn delete(found: &Object, why: Why) -> Action {
 }
 
 impl Plan {
+    /// Whether an object that is not rendered is left alone: a guest is killed by no templates, only by what people want. A
+    /// restart takes what can be made anew.
+    fn stays(&self, vm: &VirtualMachine, object: &Object, can_be_made_anew: bool) -> bool {
+        let is_over = self.power.wanted == Wanted::Up
+            && can_be_made_anew
+            && (has_ended(object) || power::is_restart_wanted(vm, object));
+        lives_while_running(object) && self.power.wanted != Wanted::Down && !is_over
+    }
+
     /// An object that lives while the machine runs: the table above.
     fn running(
         &mut self,

@@ -393,6 +393,15 @@ fn templates_that_make_the_pod_otherwise_wait_until_it_has_ended() {
     assert_eq!(waiting.pending[0].path, "objects/StatefulSet/apple");
     assert_eq!(short(&plan_of(&restarted, &observed)), ["2 delete Pod apple Restart None", GONE]);
     let mut observed = observed;
+    // Whatever else lives while the machine runs.
+    let map = observed.objects.iter().find(|object| object.key.kind == "ConfigMap").unwrap();
+    let key = ObjectKey { name: "helper".into(), ..map.key.clone() };
+    let mut with_helper = by_stateful_set(&running, &observed);
+    let helper = with_helper.iter().find(|object| object.lifetime == Lifetime::Running).unwrap().clone();
+    with_helper.push(Rendered { key: key.clone(), update: Update::Once, ..helper });
+    observed.objects.push(Arc::new(Object { key, ..Object::clone(map) }));
+    assert_eq!(short(&plan(&running, &observed, Some(&with_helper))), [GONE]);
+    observed.objects.pop();
     observed.objects.retain(|object| !object.key.is_pod());
     assert_eq!(short(&plan_of(&running, &observed)), ["1 make StatefulSet apple"]);
 
@@ -503,6 +512,8 @@ fn broken_templates_prune_nothing_and_kill_no_guest_but_the_power_button_works()
     let observed = cluster(&running, |_, _| ());
     assert_eq!(short(&plan(&running, &observed, None)), [""; 0]);
     assert_eq!(short(&plan(&stopped(), &observed, None)), ["2 delete Pod apple"]);
+    let restarted = vm(|vm| vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" }));
+    assert_eq!(short(&plan(&restarted, &observed, None)), [""; 0], "nothing can be made anew");
 }
 
 #[test]

@@ -401,6 +401,10 @@ fn templates_that_make_the_pod_otherwise_wait_until_it_has_ended() {
     with_helper.push(Rendered { key: key.clone(), update: Update::Once, ..helper });
     observed.objects.push(Arc::new(Object { key, ..Object::clone(map) }));
     assert_eq!(short(&plan(&running, &observed, Some(&with_helper))), [GONE]);
+    for object in observed.objects.iter_mut().filter(|object| object.key.is_pod()) {
+        Arc::make_mut(object).deleting = Some(noon());
+    }
+    assert_eq!(short(&plan(&running, &observed, Some(&with_helper))), [GONE], "while it is going, too");
     observed.objects.pop();
     observed.objects.retain(|object| !object.key.is_pod());
     assert_eq!(short(&plan_of(&running, &observed)), ["1 make StatefulSet apple"]);

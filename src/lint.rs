@@ -64,6 +64,7 @@ pub const RULES: &[(&str, &str)] = &[
     ("unused-file", "a file that the manager does not look at"),
     ("schema", "an object that does not fit Kubernetes' schema: an unknown field, a wrong type"),
     ("yaml-boolean", "a word that other YAML parsers read as a boolean and this one reads as a text"),
+    ("yaml-number", "a word such as 1e3 or 0x10 that is a number, though it does not look like one"),
     ("null", "a field that is null and therefore left out"),
     ("string-data", "a Secret's stringData, of which the API server keeps nothing: use data and b64encode"),
     ("joined-value", "an expression that touches other text: its value has quotes of its own"),
@@ -247,10 +248,24 @@ fn lines(place: &str, text: &str, becomes_yaml: bool) -> Vec<Finding> {
             "null" | "~" if becomes_yaml => {
                 warn(number, at, "null", format!("a field that is null is left out of the object: take {key} out"));
             }
-            _ => {}
+            _ => {
+                if let Some(value) = odd_number(word) {
+                    let message = format!("{word} is the number {value} here: write that, or quote it");
+                    warn(number, at, "yaml-number", message);
+                }
+            }
         }
     }
     findings
+}
+
+/// The number that a word is to YAML though it is not written in decimal digits.
+fn odd_number(word: &str) -> Option<serde_json::Number> {
+    let is_plain = word.bytes().all(|byte| byte.is_ascii_digit() || b"-+.".contains(&byte));
+    match serde_yaml::from_str(word) {
+        Ok(Value::Number(number)) if !is_plain => Some(number),
+        _ => None,
+    }
 }
 
 /// The column of a byte in a line, from 1.
@@ -460,7 +475,7 @@ fn outcome(object: &Rendered, source: &str) -> Vec<Finding> {
             "{}: the API server turns stringData into data, so the object would look changed for ever; write data with b64encode",
             object.key
         );
-        let finding = Finding::of(&object.template, Severity::Warning, "string-data", message);
+        let finding = Finding::of(&object.template, Severity::Error, "string-data", message);
         findings.push(locate(finding, source, "stringData"));
     }
     let annotations = object.value["metadata"]["annotations"].as_object().into_iter().flatten();
@@ -546,7 +561,7 @@ mod tests {
     fn each_rule_finds_its_own() {
         insta::assert_snapshot!(found(&[
             ("c.yaml.j2", "{% if vm.metadata.nam %}{% endif %}{% if displaysecret %}{% endif %}{% set x = 1 %}{{ x }}\n"),
-            ("pod.yaml.j2", "{% extends \"builtin/pod.yaml.j2\" %}\nlost: 1\n{% block labels %}\n    on: yes # really\n{% endblock %}\n"),
+            ("pod.yaml.j2", "{% extends \"builtin/pod.yaml.j2\" %}\nlost: 1\n{% block labels %}\n    on: yes # really\n    a: 1e3\n    b: 0x10\n    c: 10.0.0.1\n    d: 1e3x\n    e: ~\n{% endblock %}\n"),
             ("notes.txt", "hello"),
             ("d.yaml.j2", "{% include 'lib/nothing.j2' %}"),
             ("e.yaml.j2", "{% from 'lib/e.j2' import sidecarr %}\n{% import 'lib/e.j2' as lib %}\n{{ lib.port }}{{ lib.sidecar() }}{{ sidecarr() }}\n"),
@@ -563,6 +578,9 @@ mod tests {
         notes.txt: Warning unused-file: notes.txt is no template, patch or values: the manager does not look at it
         pod.yaml.j2:2:1: Warning lost-text: "lost: 1" stands outside of a block and is never rendered, because the template extends builtin/pod.yaml.j2
         pod.yaml.j2:4:9: Warning yaml-boolean: yes is the text "yes" here, not a boolean: write true or false, or quote it
+        pod.yaml.j2:5:8: Warning yaml-number: 1e3 is the number 1000.0 here: write that, or quote it
+        pod.yaml.j2:6:8: Warning yaml-number: 0x10 is the number 16 here: write that, or quote it
+        pod.yaml.j2:9:8: Warning null: a field that is null is left out of the object: take e out
         "#);
     }
 
@@ -577,7 +595,7 @@ mod tests {
         a.yaml.j2:5:12: Warning tool-label: Service a: the label helm.sh/chart belongs to a tool, which would take the object for its own
         a.yaml.j2:7:12: Error schema: Service a: spec.ports.0.port: "1" is not of type "integer"
         a.yaml.j2:8:3: Error schema: Service a: spec: Additional properties are not allowed ('seletor' was unexpected)
-        b.yaml.j2:4:1: Warning string-data: Secret b: the API server turns stringData into data, so the object would look changed for ever; write data with b64encode
+        b.yaml.j2:4:1: Error string-data: Secret b: the API server turns stringData into data, so the object would look changed for ever; write data with b64encode
         x.patch.yaml:2:14: Error schema: ConfigMap apple: Additional properties are not allowed ('dta' was unexpected)
         "#);
     }

@@ -131,7 +131,8 @@ fn compare(path: &str, git: &Value, live: &Value, different: &mut Vec<String>) {
 #[tokio::test]
 async fn a_machine_in_git_shows_no_difference_after_everything_was_used() {
     let world = World::new("no-difference").await;
-    let manifest = everything("no");
+    let mut manifest = everything("no");
+    manifest["spec"]["guestShutdownStops"] = json!(true);
     vms(&world).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
     world.ready("no", "StoppedAsRequested").await;
     no_difference(&world, &manifest).await;
@@ -143,6 +144,22 @@ async fn a_machine_in_git_shows_no_difference_after_everything_was_used() {
     world.change("no", json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/restartedAt": "now" } } })).await;
     world.pod_when("no", "a new one", |pod| pod.annotations().contains_key("vmoperator.jdrupes.org/restartedAt")).await;
     set_state(&world, "no", "vm-operator-cli", "Stopped").await;
+    world.ready("no", "StoppedAsRequested").await;
+    no_difference(&world, &manifest).await;
+    // A reset, a live change, a disk that is to grow.
+    world.change("no", json!({ "spec": { "vm": { "resetCount": 1, "currentCpus": 1 } } })).await;
+    manifest["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] =
+        json!("2Gi");
+    vms(&world).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    world.ready("no", "StoppedAsRequested").await;
+    no_difference(&world, &manifest).await;
+    // The guest shuts itself down, and then we write the state, which nobody applies.
+    set_state(&world, "no", "vm-operator-cli", "Running").await;
+    world.ready("no", "Starting").await;
+    world.report("no", true, "Started").await;
+    world.ready("no", "Running").await;
+    world.report("no", false, "GuestShutdown").await;
+    world.machine_when("no", "stopped by us", |vm| vm.spec.vm.state == PowerState::Stopped).await;
     world.ready("no", "StoppedAsRequested").await;
     no_difference(&world, &manifest).await;
 }

@@ -154,8 +154,15 @@ pub fn pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Ob
         pod.is_ours() && pod.labels.get("app.kubernetes.io/component").is_some_and(|component| component == "vm-runner")
     };
     // What owns it may be gone already while it ends.
-    let indirect = |pod: &Object| pod.key.name != name && !pod.belongs_to(&uid) && is_runner(pod);
+    let is_made = |pod: &Object| pod.key.name != name && !pod.belongs_to(&uid) && is_runner(pod);
+    let indirect = |pod: &Object| is_made(pod) || is_of_the_oldest(&name, pod);
     pods.clone().find(|pod| pod.key.name == name && pod.belongs_to(&uid)).or_else(|| pods.find(|pod| indirect(pod)))
+}
+
+/// Whether a Pod is what releases before 3.4 made of a machine, by a StatefulSet of its name. It does not say that it is a
+/// runner's.
+fn is_of_the_oldest(vm: &str, pod: &Object) -> bool {
+    pod.key.name == format!("{vm}-0") && pod.is_ours() && !pod.labels.contains_key("app.kubernetes.io/component")
 }
 
 /// Decides what to do about a machine's objects.
@@ -192,6 +199,9 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
         let is_made = !pod.belongs_to(&uid) && staying.is_empty() && running.iter().any(makes_pods);
         !is_made && !running.iter().any(|(object, _)| object.key == pod.key)
     });
+    if let Some(former) = former {
+        plan.end_oldest(vm, former, rendered.is_some());
+    }
     for (object, life) in running {
         match (former, life) {
             (Some(former), Life::Absent) if plan.power.wanted == Wanted::Up => {
@@ -302,6 +312,25 @@ impl Plan {
             | (Wanted::Down, Life::Absent | Life::NotOurs)
             | (Wanted::Halting, Life::Absent | Life::Alive(_) | Life::Ended(_) | Life::NotOurs) => {}
         }
+    }
+
+    /// Ends the Pod of a release before 3.4 when that is wanted, and takes away what would make it anew.
+    fn end_oldest(&mut self, vm: &VirtualMachine, pod: &Object, can_be_made_anew: bool) {
+        let why = match self.power.wanted {
+            Wanted::Down => Why::Stop,
+            Wanted::Up if can_be_made_anew && power::is_restart_wanted(vm, pod) => Why::Restart,
+            _ => return,
+        };
+        if !is_of_the_oldest(&vm.name_any(), pod) || pod.deleting.is_some() {
+            return;
+        }
+        let key = ObjectKey { api_version: "apps/v1".into(), kind: "StatefulSet".into(), name: vm.name_any() };
+        self.steps[0].push(match pod.owners.first() {
+            // Its Pod goes with it.
+            Some(uid) => Action::Delete { key, uid: uid.clone(), why, grace: None },
+            None => delete(pod, why),
+        });
+        self.waits.push(Wait::Gone(pod.key.clone()));
     }
 
     fn replace(&mut self, found: &Object, why: Why) {

@@ -5,7 +5,10 @@
 
 mod support;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::{
+    apps::v1::StatefulSet,
+    core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod},
+};
 use kube::{
     Api, Resource, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
@@ -527,6 +530,50 @@ async fn a_node_can_be_drained_and_its_machine_waits_for_another() {
     let second = world.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
     assert_eq!(second.spec.unwrap().node_name, None, "the scheduler's to decide");
     assert_eq!(pods.list(&Default::default()).await.unwrap().items.len(), 1);
+}
+
+/// Before version 3.4 a StatefulSet made the Pod and the claims.
+#[tokio::test]
+async fn what_the_oldest_releases_run_is_taken_over_without_two_pods() {
+    let world = World::new("oldest").await;
+    let labels = json!({
+        "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple", "app.kubernetes.io/managed-by": "vm-operator",
+    });
+    let spec = json!({ "containers": [{ "name": "apple", "image": "x" }] });
+    let set = json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "apple", "labels": labels },
+        "spec": { "selector": { "matchLabels": labels }, "template": { "metadata": { "labels": labels }, "spec": spec } },
+    });
+    world.namespace.apply(&set.to_string());
+    let sets: Api<StatefulSet> = world.api();
+    let uid = sets.get("apple").await.unwrap().uid();
+    let owner =
+        json!([{ "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "apple", "uid": uid, "controller": true }]);
+    let metadata = json!({ "name": "apple-0", "labels": labels, "ownerReferences": owner });
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
+    world.namespace.apply(&pod.to_string());
+    for name in ["core-disk-apple-0", "runner-data-apple-0"] {
+        let claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name, "labels": labels },
+            "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } },
+        });
+        world.namespace.apply(&claim.to_string());
+    }
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    let pods: Api<Pod> = world.api();
+    assert!(pods.get_opt("apple").await.unwrap().is_none(), "a second one");
+    assert!(sets.get_opt("apple").await.unwrap().is_some());
+
+    set_state(&world, "apple", "Stopped").await;
+    world.ready("apple", "StoppedAsRequested").await;
+    assert!(sets.get_opt("apple").await.unwrap().is_none());
+    assert!(pods.get_opt("apple-0").await.unwrap().is_none());
+    set_state(&world, "apple", "Running").await;
+    let pod = world.pod_when("apple", "made", |_| true).await;
+    let volumes = json!(pod.spec.unwrap().volumes).to_string();
+    assert!(volumes.contains("core-disk-apple-0") && volumes.contains("runner-data-apple-0"), "{volumes}");
+    assert_eq!(world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len(), 2);
 }
 
 #[tokio::test]

@@ -425,6 +425,39 @@ fn templates_that_make_the_pod_otherwise_wait_until_it_has_ended() {
 }
 
 #[test]
+fn what_the_oldest_releases_started_runs_on_until_it_is_stopped_or_restarted() {
+    let running = vm(|_| ());
+    let restarted = vm(|vm| vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" }));
+    let oldest = |owner: Option<&'static str>, going: bool| {
+        cluster(
+            &running,
+            on_pod(move |pod| {
+                let metadata = pod["metadata"].as_object_mut().unwrap();
+                metadata["name"] = json!("apple-0");
+                metadata["labels"].as_object_mut().unwrap().remove("app.kubernetes.io/component");
+                match owner {
+                    Some(owner) => metadata["ownerReferences"][0]["uid"] = json!(owner),
+                    None => drop(metadata.remove("ownerReferences")),
+                }
+                if going {
+                    metadata.insert("deletionTimestamp".into(), json!("2027-01-15T07:59:59Z"));
+                }
+            }),
+        )
+    };
+    let gone = GONE.replace("\"apple\"", "\"apple-0\"");
+    let gone = gone.as_str();
+    for owner in [Some("a-statefulset"), None] {
+        let what = if owner.is_some() { "StatefulSet apple" } else { "Pod apple-0" };
+        assert_eq!(decide(&running, &oldest(owner, false)), [gone]);
+        assert_eq!(decide(&stopped(), &oldest(owner, false)), [format!("0 delete {what}").as_str(), gone]);
+        let restart = format!("0 delete {what} Restart None");
+        assert_eq!(decide(&restarted, &oldest(owner, false)), [restart.as_str(), gone]);
+        assert_eq!(decide(&restarted, &oldest(owner, true)), [gone]);
+    }
+}
+
+#[test]
 fn an_object_that_is_known_in_two_versions_is_one() {
     let vm = vm(|_| ());
     let mut observed = cluster(&vm, |_, _| ());

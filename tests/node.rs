@@ -335,6 +335,9 @@ async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_
     assert!(pod.metadata.deletion_timestamp.is_none() && pod.metadata.uid != first);
     let halted = machines.get("demo").await.unwrap().status.unwrap().halted;
     assert_eq!(halted, None);
+    // One that goes on like this would keep the cluster from resting.
+    namespace.kubectl(&["delete", "vm", "demo"]);
+    eventually("the Pod to be gone", LIMIT, async || pods.get_opt("demo").await.unwrap().is_none().then_some(())).await;
 }
 
 /// A machine's condition as its reason, once the manager has seen the machine as it is.

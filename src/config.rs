@@ -168,8 +168,8 @@ impl Default for Kinds {
 impl Kinds {
     /// How a kind is written in such a list.
     pub fn name(key: &ObjectKey) -> String {
-        match key.api_version.split_once('/') {
-            Some((group, _)) => format!("{}.{group}", key.kind),
+        match key.group() {
+            Some(group) => format!("{}.{group}", key.kind),
             None => key.kind.clone(),
         }
     }

@@ -239,7 +239,8 @@ fn life<'a>(object: &Rendered, observed: &'a Observed, uid: &str) -> Life<'a> {
     }
 }
 
-fn has_ended(object: &Object) -> bool {
+/// Whether it is a Pod whose containers have ended for good.
+pub(crate) fn has_ended(object: &Object) -> bool {
     object.key.is_pod() && matches!(object.text(Part::Status, "/phase"), Some("Succeeded" | "Failed"))
 }
 

@@ -76,8 +76,8 @@ pub fn status(
         conditions::find(current, type_).is_some_and(|_| !ours(vm, type_))
             && pod.is_some_and(|pod| is_report_of(vm, pod))
     };
-    let ended = pod.is_some_and(|pod| matches!(pod.text(Part::Status, "/phase"), Some("Succeeded" | "Failed")));
-    let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !ended && !pod.is_some_and(is_down);
+    let is_over = pod.is_some_and(|pod| plan::has_ended(pod) || is_down(pod));
+    let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !is_over;
     let phase = phase(plan.power.wanted, up, pod);
 
     let mut new = vec![templates_valid(rendered, source.refused), ready(vm, up, pod, plan, rendered, outcome)];

@@ -100,6 +100,14 @@ async fn life(world: &World, name: &str) -> (Value, Option<String>) {
     (json!(vms(world).get(name).await.unwrap().spec), pod.and_then(|pod| pod.uid()))
 }
 
+/// Somebody starts a machine, and its guest is up.
+async fn start(world: &World, name: &str) {
+    set_state(world, name, "vm-operator-cli", "Running").await;
+    world.ready(name, "Starting").await;
+    world.report(name, true, "Started").await;
+    world.ready(name, "Running").await;
+}
+
 /// Nothing that a tool compares is different: a server-side dry run changes nothing, a client-side apply has nothing to do.
 async fn no_difference(world: &World, manifest: &Value) {
     let name = manifest["metadata"]["name"].as_str().unwrap();
@@ -136,10 +144,7 @@ async fn a_machine_in_git_shows_no_difference_after_everything_was_used() {
     vms(&world).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
     world.ready("no", "StoppedAsRequested").await;
     no_difference(&world, &manifest).await;
-    set_state(&world, "no", "vm-operator-cli", "Running").await;
-    world.ready("no", "Starting").await;
-    world.report("no", true, "Started").await;
-    world.ready("no", "Running").await;
+    start(&world, "no").await;
     no_difference(&world, &manifest).await;
     world.change("no", json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/restartedAt": "now" } } })).await;
     world.pod_when("no", "a new one", |pod| pod.annotations().contains_key("vmoperator.jdrupes.org/restartedAt")).await;
@@ -154,10 +159,7 @@ async fn a_machine_in_git_shows_no_difference_after_everything_was_used() {
     world.ready("no", "StoppedAsRequested").await;
     no_difference(&world, &manifest).await;
     // The guest shuts itself down, and then we write the state, which nobody applies.
-    set_state(&world, "no", "vm-operator-cli", "Running").await;
-    world.ready("no", "Starting").await;
-    world.report("no", true, "Started").await;
-    world.ready("no", "Running").await;
+    start(&world, "no").await;
     world.report("no", false, "GuestShutdown").await;
     world.machine_when("no", "stopped by us", |vm| vm.spec.vm.state == PowerState::Stopped).await;
     world.ready("no", "StoppedAsRequested").await;
@@ -259,19 +261,26 @@ async fn appliers_who_each_own_their_part_do_not_fight_and_we_write_nothing_at_r
     assert_eq!(found.data.as_ref().unwrap()["injected"], "yes");
     assert_eq!(found.labels()["injected"], "yes");
     // Now all appliers repeat themselves, as they do at each sync.
-    settled(&world, "first").await;
-    let written = world.manager.writes();
-    let life_before = life(&world, "apple").await;
-    for _ in 0..20 {
-        vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&git)).await.unwrap();
-        vms(&world).patch("apple", &PatchParams::apply("scaler"), &Patch::Apply(scaler(2))).await.unwrap();
-        map.patch("apple", &PatchParams::apply("injector"), &Patch::Apply(&injected)).await.unwrap();
-    }
-    settled(&world, "second").await;
-    assert_eq!(life(&world, "apple").await, life_before);
+    writes_nothing(&world, "apple", async || {
+        for _ in 0..20 {
+            vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&git)).await.unwrap();
+            vms(&world).patch("apple", &PatchParams::apply("scaler"), &Patch::Apply(scaler(2))).await.unwrap();
+            map.patch("apple", &PatchParams::apply("injector"), &Patch::Apply(&injected)).await.unwrap();
+        }
+    })
+    .await;
+}
+
+/// The manager writes nothing about the machine while that is done, and what it is stays.
+async fn writes_nothing(world: &World, name: &str, done: impl AsyncFnOnce()) {
+    settled(world, "first").await;
+    let (written, life_before) = (world.manager.writes(), life(world, name).await);
+    done().await;
+    settled(world, "second").await;
+    assert_eq!(life(world, name).await, life_before);
     let more: Vec<String> = world.manager.writes().into_iter().filter(|line| !written.contains(line)).collect();
     assert!(
-        more.iter().any(|line| line.contains("second")) && more.iter().all(|line| !line.contains("apple")),
+        more.iter().any(|line| line.contains("second")) && more.iter().all(|line| !line.contains(name)),
         "{more:?}"
     );
 }
@@ -318,12 +327,7 @@ async fn twenty_rounds_of_flux_and_kubectl_while_people_start_and_stop() {
         world.change("apple", json!({ "spec": { "vm": { "currentCpus": changed } } })).await;
     }
     // And then nothing.
-    settled(&world, "first").await;
-    let (written, life_before) = (world.manager.writes(), life(&world, "apple").await);
-    settled(&world, "second").await;
-    assert_eq!(life(&world, "apple").await, life_before);
-    let more: Vec<String> = world.manager.writes().into_iter().filter(|line| !written.contains(line)).collect();
-    assert!(more.iter().all(|line| !line.contains("apple")), "{more:?}");
+    writes_nothing(&world, "apple", async || {}).await;
 }
 
 #[tokio::test]

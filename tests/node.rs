@@ -66,6 +66,16 @@ impl Stage {
     }
 }
 
+/// The quickstart's machine.
+fn demo(namespace: &TestNamespace) -> serde_json::Value {
+    serde_yaml::from_str(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name())).unwrap()
+}
+
+/// Waits until there is no Pod of that name.
+async fn gone(pods: &Api<Pod>, name: &str) {
+    eventually("the Pod to be gone", LIMIT, async || pods.get_opt(name).await.unwrap().is_none().then_some(())).await;
+}
+
 async fn wait_for(api: &Api<VirtualMachine>, name: &str, type_: &str, status: bool) -> VirtualMachine {
     eventually(&format!("{name} to have {type_}={status}"), LIMIT, async || {
         let vm = api.get(name).await.unwrap();
@@ -85,7 +95,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     let Stage { cluster, namespace, machines, pods } = Stage::set("node").await;
 
     // It boots, and reads what cloud-init gives it.
-    namespace.apply(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name()));
+    namespace.apply(&demo(&namespace).to_string());
     let vm = wait_for(&machines, "demo", conditions::BOOTED, true).await;
     let vm = eventually("the manager to say so", LIMIT, async || {
         let vm = machines.get(&vm.metadata.name.clone().unwrap()).await.unwrap();
@@ -142,7 +152,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
         })
     };
     namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", r#"{"spec":{"vm":{"state":"Stopped"}}}"#]);
-    eventually("the Pod to be gone", LIMIT, async || pods.get_opt("demo").await.unwrap().is_none().then_some(())).await;
+    gone(&pods, "demo").await;
     let vm = wait_for(&machines, "demo", conditions::READY, true).await;
     assert_eq!(vm.status.unwrap().phase.as_deref(), Some("Stopped"));
     let console = follow.join().unwrap();
@@ -208,9 +218,7 @@ async fn recipes_run_on_a_node() {
     let account = format!("--serviceaccount={}:vm-operator", namespace.name());
     namespace.kubectl(&["create", "rolebinding", "more", "--role=more", &account]);
     cluster.kubectl(&["label", "nodes", "--all", "example.org/pool=vms"]);
-    let mut manifest: serde_json::Value =
-        serde_yaml::from_str(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name()))
-            .unwrap();
+    let mut manifest = demo(&namespace);
     // An image that is there, with a web server.
     let exporter = serde_json::json!({
         "image": "localhost/vm-demo-guest:0.1.0", "args": ["/bin/busybox", "httpd", "-f", "-p", "9100"],
@@ -259,8 +267,7 @@ async fn recipes_run_on_a_node() {
             "--patch",
             r#"{"spec":{"vm":{"state":"Stopped"}}}"#,
         ]);
-        eventually("the Pod to be gone", LIMIT, async || pods.get_opt(pod).await.unwrap().is_none().then_some(()))
-            .await;
+        gone(&pods, pod).await;
         namespace.kubectl(&["delete", "vm", "demo"]);
         for object in makes {
             namespace.kubectl(&["wait", "--for=delete", object, "--timeout=60s"]);
@@ -299,8 +306,7 @@ async fn recipes_run_on_a_node() {
         assert!(console.contains(&format!("guest: {start}")), "{start}:\n{console}");
         manifest["spec"]["vm"]["state"] = "Stopped".into();
         namespace.apply(&manifest.to_string());
-        let is_gone = async || pods.get_opt("imported").await.unwrap().is_none().then_some(());
-        eventually("the Pod to be gone", LIMIT, is_gone).await;
+        gone(&pods, "imported").await;
     }
     namespace.kubectl(&["delete", "vm", "imported"]);
 }
@@ -309,9 +315,7 @@ async fn recipes_run_on_a_node() {
 async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_starts_again() {
     let _turn = ONE_AT_A_TIME.lock().await;
     let Stage { namespace, machines, pods, .. } = Stage::set("tap").await;
-    let mut manifest: serde_json::Value =
-        serde_yaml::from_str(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name()))
-            .unwrap();
+    let mut manifest = demo(&namespace);
     // The bridge that connects the Pods of this node.
     manifest["spec"]["vm"]["networks"] = serde_json::json!([{ "tap": { "bridge": "pods" } }]);
     namespace.apply(&manifest.to_string());
@@ -320,7 +324,7 @@ async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_
     assert!(ports.lines().any(|port| port.starts_with("tap")), "{ports}");
     let first = pods.get("demo").await.unwrap().metadata.uid;
     namespace.kubectl(&["delete", "vm", "demo"]);
-    eventually("the Pod to be gone", LIMIT, async || pods.get_opt("demo").await.unwrap().is_none().then_some(())).await;
+    gone(&pods, "demo").await;
 
     // In the same Pod, because nobody said that it is to stay down.
     manifest["spec"]["vm"]["networks"] = serde_json::json!([{ "user": {} }]);
@@ -337,7 +341,7 @@ async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_
     assert_eq!(halted, None);
     // One that goes on like this would keep the cluster from resting.
     namespace.kubectl(&["delete", "vm", "demo"]);
-    eventually("the Pod to be gone", LIMIT, async || pods.get_opt("demo").await.unwrap().is_none().then_some(())).await;
+    gone(&pods, "demo").await;
 }
 
 /// A machine's condition as its reason, once the manager has seen the machine as it is.
@@ -358,9 +362,7 @@ async fn what_happens_to_a_machine_in_its_life() {
     let up = |vm: &VirtualMachine| reason(vm, conditions::READY) == "Running";
 
     // Its guest shuts down by itself and is to stay down, whatever is applied again.
-    let mut manifest: serde_json::Value =
-        serde_yaml::from_str(&include_str!("../example/quickstart/vm.yaml").replace("vmop-demo", namespace.name()))
-            .unwrap();
+    let mut manifest = demo(&namespace);
     manifest["spec"]["guestShutdownStops"] = true.into();
     manifest["spec"]["cloudInit"]["userData"]["poweroff-after-boot"] = true.into();
     namespace.apply(&manifest.to_string());
@@ -423,7 +425,7 @@ async fn what_happens_to_a_machine_in_its_life() {
 
     // Its disks outlive it.
     namespace.kubectl(&["delete", "vm", "demo"]);
-    eventually("the Pod to be gone", LIMIT, async || pods.get_opt("demo").await.unwrap().is_none().then_some(())).await;
+    gone(&pods, "demo").await;
     let claims = namespace.kubectl(&["get", "pvc", "--output=name", "--selector=app.kubernetes.io/instance=demo"]);
     assert_eq!(claims.lines().count(), 2, "{claims}");
 }

@@ -208,11 +208,7 @@ impl Children {
     /// Returns whether they are known now. If not, or if there was nothing to ask, [`Children::watch`] says more.
     pub async fn ask(&self, vm: &VirtualMachine, kinds: impl IntoIterator<Item = TypeMeta>) -> bool {
         let Ok(_turn) = self.asking.try_acquire() else { return false };
-        let mut pending: HashSet<TypeMeta> = kinds.into_iter().collect();
-        {
-            let watched = lock(&self.kinds);
-            pending.retain(|kind| watched.get(kind).is_none_or(|state| *state.borrow() != State::Complete));
-        }
+        let pending: HashSet<TypeMeta> = kinds.into_iter().filter(|kind| !self.knows(kind)).collect();
         if pending.is_empty() {
             return false;
         }

@@ -147,14 +147,14 @@ impl Reconciler {
         let failures = this.failures(&packed);
         // What lasts may need a person, too: a webhook that does not answer, for one.
         let tells = |error: &&ActionError| !error.is_transient() || (failures >= SILENT && !error.is_busy());
-        let failure = |error: &ActionError| Failure { reason: error.reason(), message: Chain(error).to_string() };
-        let unwatched_failure =
-            |error: &WatchError| Failure { reason: "WatchFailed", message: Chain(error).to_string() };
-        let unwatched_failure = unwatched.as_ref().filter(|_| failures >= SILENT).map(unwatched_failure);
-        let outcome = Outcome {
-            failure: result.as_ref().err().filter(tells).map(failure).or(unwatched_failure),
-            refusals: result.as_ref().map(Clone::clone).unwrap_or_default(),
+        let failure = match (result.as_ref().err().filter(tells), &unwatched) {
+            (Some(error), _) => Some(Failure { reason: error.reason(), message: Chain(error).to_string() }),
+            (None, Some(error)) if failures >= SILENT => {
+                Some(Failure { reason: "WatchFailed", message: Chain(error).to_string() })
+            }
+            _ => None,
         };
+        let outcome = Outcome { failure, refusals: result.as_ref().map(Clone::clone).unwrap_or_default() };
         // Pure again, from what there is now, then at most one write.
         if plan.steps.iter().any(|step| !step.is_empty()) {
             observed = this.cluster.children.observe(&vm, Timestamp::now());

@@ -420,8 +420,8 @@ fn resolve_claim(
         }
     }
     // What exists counts: the mode of a claim can't be changed.
-    let mode = existing.map_or(&spec["volumeMode"], |existing| &existing["volumeMode"]);
-    let mode = mode.as_str().or(spec["volumeMode"].as_str()).unwrap_or("Block").to_owned();
+    let mode = existing.and_then(|existing| existing["volumeMode"].as_str()).or(spec["volumeMode"].as_str());
+    let mode = mode.unwrap_or("Block").to_owned();
     ResolvedDisk {
         type_: "claim",
         claim_name,

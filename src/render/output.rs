@@ -71,11 +71,15 @@ impl ObjectKey {
         TypeMeta { api_version: self.api_version.clone(), kind: self.kind.clone() }
     }
 
+    /// Its API group, such as `apps`; of the core group none.
+    pub fn group(&self) -> Option<&str> {
+        self.api_version.split_once('/').map(|(group, _)| group)
+    }
+
     /// Whether both are the same object, perhaps in two versions of one group
     /// (<https://kubernetes.io/docs/reference/using-api/#api-groups>).
     pub fn is_same_object(&self, other: &Self) -> bool {
-        let group = |key: &Self| key.api_version.split_once('/').map(|(group, _)| group.to_owned());
-        (&self.kind, &self.name, group(self)) == (&other.kind, &other.name, group(other))
+        self.name == other.name && self.kind == other.kind && self.group() == other.group()
     }
 
     /// Whether it is a Pod.

@@ -10,7 +10,7 @@
 //! credential; [`agent`] follows the configuration and speaks with the API server. They run in one process, or in two
 //! containers of one Pod. A guest whose agent is missing starts nevertheless, see [`control::AGENT_PATIENCE`].
 //!
-//! Pure: [`cloud_init`], [`command`], [`control`], [`wanted`], and the derivation in [`report`].
+//! Pure: [`cloud_init`], [`command`], [`control`], [`wanted`], and the derivations in [`login`] and [`report`].
 
 pub mod accel;
 pub mod agent;
@@ -23,6 +23,7 @@ pub mod files;
 pub mod follow;
 pub mod guest_agent;
 pub mod lines;
+pub mod login;
 pub mod machine;
 pub mod prepare;
 pub mod qmp;

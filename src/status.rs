@@ -9,7 +9,7 @@
 //! | down, should run | False, the cause and the next try | False | false |
 //! | down, because the guest shut itself down | True, GuestShutdown | False | false |
 //!
-//! The runner writes `Running`, `Booted` and what it measures; where there is no Pod, nobody else can, so then it is the
+//! The runner writes `Running`, `Booted`, what the guest's agents and its display tell, and what it measures; where there is no Pod, nobody else can, so then it is the
 //! manager who says that nothing runs.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
@@ -19,7 +19,10 @@ use serde_json::{Map, Value, json};
 use crate::{
     api::{
         APP_NAME, PowerState, VirtualMachine,
-        conditions::{self, BOOTED, NewCondition, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, TEMPLATES_VALID},
+        conditions::{
+            self, BOOTED, CONSOLE_CONNECTED, NewCondition, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, TEMPLATES_VALID,
+            USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
+        },
     },
     observed::{Object, Observed, Part},
     plan::{self, Plan, Wait},
@@ -104,9 +107,13 @@ pub fn status(
         });
     }
     new.extend(rendered.ok().and_then(|rendered| storage::storage(vm, observed, rendered, &outcome.refusals)));
-    for (type_, message) in [(RUNNING, "no guest is running"), (BOOTED, "no guest is running")] {
+    // Of what the runner has said of the guest nothing holds any more once it is gone.
+    let of_guest = [VMOP_AGENT_CONNECTED, USER_LOGGED_IN, CONSOLE_CONNECTED];
+    let of_guest = of_guest.into_iter().filter(|type_| conditions::find(current, type_).is_some());
+    for type_ in [RUNNING, BOOTED].into_iter().chain(of_guest) {
         if !reported(type_) {
-            new.push(NewCondition { type_, status: false, reason: phase.to_owned(), message: message.into() });
+            let message = "no guest is running".into();
+            new.push(NewCondition { type_, status: false, reason: phase.to_owned(), message });
         }
     }
     new.sort_by_key(|condition| condition.type_);
@@ -143,6 +150,16 @@ pub fn status(
     if !reported(RUNNING) {
         status.insert("cpus".into(), json!(0));
         status.insert("ram".into(), json!("0"));
+        let said = vm.status.as_ref();
+        for (field, said) in [
+            ("consoleClient", said.is_some_and(|status| status.console_client.is_some())),
+            ("loggedInUser", said.is_some_and(|status| status.logged_in_user.is_some())),
+        ] {
+            if said {
+                // Another manager's field cannot be removed, but said otherwise.
+                status.insert(field.into(), json!(""));
+            }
+        }
     }
     if let Some(pod) = pod {
         if let Some(node) = pod.text(Part::Spec, "/nodeName") {

@@ -20,6 +20,13 @@ pub const RUNNING: &str = "Running";
 /// The guest's operating system has answered (written by the runner).
 pub const BOOTED: &str = "Booted";
 
+/// The login agent in the guest is there (written by the runner).
+pub const VMOP_AGENT_CONNECTED: &str = "VmopAgentConnected";
+/// A user is logged in in the guest (written by the runner).
+pub const USER_LOGGED_IN: &str = "UserLoggedIn";
+/// A viewer is connected to the display (written by the runner).
+pub const CONSOLE_CONNECTED: &str = "ConsoleConnected";
+
 /// A condition as the manager or the runner derives it, before it has a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewCondition {

@@ -13,13 +13,17 @@ use super::{
     files::{FileError, MachineState, Phase, RuntimeDir},
     follow::Follower,
     guest_agent,
-    qmp::{self as monitor, ChangeMedium, Event, ExpirePassword, Qmp, QueryBlock, SetPassword},
+    login::{self, Login},
+    qmp::{
+        self as monitor, ChangeMedium, Event, ExpirePassword, Qmp, QueryBlock, QuerySpice, QueryVnc, SetPassword, Viewer,
+    },
     report::{Report, Seen, report},
     wanted::{Change, Known, Slot, Wanted, cd_drives, changes, pending},
 };
 
-/// The name of the guest agent's port in the QEMU template.
+/// The names of the agents' ports in the QEMU template.
 const GUEST_AGENT: &str = "guest-agent";
+const LOGIN_AGENT: &str = "vmop-agent";
 
 /// Why the agent ends.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +54,7 @@ struct Session {
     monitor: Qmp,
     known: Known,
     question: Option<JoinHandle<io::Result<Value>>>,
+    login: Option<login::Port>,
 }
 
 /// Before the next attempt to speak with a QEMU that could not be spoken with.
@@ -61,6 +66,7 @@ enum Next {
     Files(io::Result<()>),
     Event(Result<Event, monitor::Error>),
     Guest(Option<Value>),
+    Login(io::Result<String>),
 }
 
 impl Agent {
@@ -90,10 +96,11 @@ impl Agent {
                     changed = self.follower.changed() => Next::Files(changed),
                     () = sleep(RETRY), if self.machine_is_up() => Next::Retry,
                 },
-                Some(Session { monitor, question, .. }) => tokio::select! {
+                Some(Session { monitor, question, login, .. }) => tokio::select! {
                     changed = self.follower.changed() => Next::Files(changed),
                     event = monitor.event() => Next::Event(event),
                     answer = answer(question) => Next::Guest(answer),
+                    line = hear(login) => Next::Login(line),
                 },
             };
             match next {
@@ -104,6 +111,7 @@ impl Agent {
                     self.look_at_machine(&mut session).await;
                     if let Some(session) = &mut session {
                         self.apply(session).await;
+                        self.log_in(session).await;
                     }
                 }
                 Next::Event(Ok(event)) => {
@@ -124,6 +132,19 @@ impl Agent {
                     if os_info.is_some() {
                         info!("the guest agent answers");
                         self.seen.os_info = os_info;
+                    }
+                }
+                Next::Login(line) => {
+                    if let Some(session) = &mut session {
+                        match line {
+                            Ok(line) => self.seen.login.hear(&line),
+                            Err(error) => {
+                                warn!(%error, "cannot hear the login agent any more");
+                                session.login = None;
+                                self.seen.login = Login::default();
+                            }
+                        }
+                        self.log_in(session).await;
                     }
                 }
             }
@@ -166,7 +187,7 @@ impl Agent {
         if pid(&machine) != pid(&self.seen.machine) {
             // Another QEMU.
             *session = None;
-            self.seen = Seen::default();
+            self.seen = Seen { password_changes: self.seen.password_changes, ..Seen::default() };
         }
         self.seen.machine = machine;
         if !self.machine_is_up() {
@@ -194,7 +215,14 @@ impl Agent {
         let reset_counter = done.or(started).or(Some(self.configuration.config.reset_counter));
         self.seen.reset_counter = reset_counter;
         let known = Known { reset_counter, ..Known::default() };
-        let mut session = Session { monitor, known, question: None };
+        let login = match login::Port::connect(&self.runtime.vmop_agent()).await {
+            Ok(port) => Some(port),
+            Err(error) => {
+                debug!(%error, "no port for a login agent");
+                None
+            }
+        };
+        let mut session = Session { monitor, known, question: None, login };
         self.apply(&mut session).await;
         let state = session.monitor.execute(qmp::query_status {}).await?;
         if state.status == qmp::RunState::prelaunch {
@@ -205,10 +233,37 @@ impl Agent {
             self.seen.running = Some(state.running);
         }
         let ports = session.monitor.execute(qmp::query_chardev {}).await?;
-        if ports.iter().any(|port| port.label == GUEST_AGENT && port.frontend_open) {
+        let is_open = |name: &str| ports.iter().any(|port| port.label == name && port.frontend_open);
+        if is_open(GUEST_AGENT) {
             self.ask_guest(&mut session);
         }
+        self.seen.login = if is_open(LOGIN_AGENT) { Login::found_open() } else { Login::default() };
+        self.log_in(&mut session).await;
+        let display = &self.configuration.config.vm.display;
+        let viewers = if display.vnc.is_some() {
+            session.monitor.execute(QueryVnc {}).await
+        } else if display.spice.is_some() {
+            session.monitor.execute(QuerySpice {}).await
+        } else {
+            Ok(monitor::Viewers::default())
+        };
+        match viewers {
+            Ok(viewers) => self.seen.viewers = viewers.clients.into_iter().filter(Viewer::is_main).collect(),
+            // A template of the user's may have no display.
+            Err(error) => debug!(%error, "the display"),
+        }
         Ok(session)
+    }
+
+    /// Tells the login agent what it does not know yet.
+    async fn log_in(&mut self, session: &mut Session) {
+        let Some(port) = &mut session.login else { return };
+        if let Some(line) = self.seen.login.next(self.configuration.config.vm.display.logged_in_user.as_deref()) {
+            info!(line, "to the login agent");
+            if let Err(error) = port.tell(&line).await {
+                warn!(%error, "cannot tell the login agent");
+            }
+        }
     }
 
     fn ask_guest(&self, session: &mut Session) {
@@ -237,8 +292,12 @@ impl Agent {
                     }
                 }
             }
+            let is_password = matches!(change, Change::Password(..));
             match carry_out(change, session).await {
-                Ok(()) => info!(change = name, "changed"),
+                Ok(()) => {
+                    info!(change = name, "changed");
+                    self.seen.password_changes += u64::from(is_password);
+                }
                 Err(error) => warn!(change = name, error = %super::machine::chain(&error), "not changed"),
             }
         }
@@ -283,6 +342,20 @@ impl Agent {
                     self.ask_guest(session);
                 }
             }
+            Event::VserportChange { id, open } if id == LOGIN_AGENT => {
+                // One that comes says so itself.
+                if !open {
+                    self.seen.login = Login::default();
+                }
+            }
+            Event::ViewerCame { client } => {
+                if client.is_main() {
+                    self.seen.viewers.push(client);
+                }
+            }
+            Event::ViewerWent { client } => {
+                self.seen.viewers.retain(|viewer| !viewer.is(&client));
+            }
             // The guest has opened the tray that it had locked: now the CD can be changed.
             Event::DeviceTrayMoved { open: true } => self.apply(session).await,
             Event::DeviceDeleted { .. } => {
@@ -311,9 +384,17 @@ async fn answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> Option<
     }
 }
 
+/// What the login agent says; never, if there is no port for one.
+async fn hear(login: &mut Option<login::Port>) -> io::Result<String> {
+    match login {
+        Some(port) => port.hear().await,
+        None => futures::future::pending().await,
+    }
+}
+
 #[allow(deprecated, reason = "the crate's types have fields that QEMU has given up")]
 async fn carry_out(change: Change, session: &mut Session) -> Result<(), monitor::Error> {
-    let Session { monitor, known, question: _ } = session;
+    let Session { monitor, known, .. } = session;
     match change {
         Change::Plug { id, slot } => {
             let (bus, driver) = (None, slot.type_);

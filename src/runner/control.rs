@@ -113,6 +113,8 @@ impl Control {
             | qmp::Event::VserportChange { .. }
             | qmp::Event::DeviceDeleted { .. }
             | qmp::Event::DeviceTrayMoved { .. }
+            | qmp::Event::ViewerCame { .. }
+            | qmp::Event::ViewerWent { .. }
             | qmp::Event::Other => {}
         }
         None

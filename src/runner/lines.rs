@@ -1,4 +1,4 @@
-//! JSON messages, one per line, over a Unix socket: what QMP and the guest agent's protocol have in common.
+//! Lines over a Unix socket, plain or with a JSON message each: what QMP and the protocols of the guest's agents have in common.
 
 use std::{io, path::Path};
 
@@ -12,20 +12,23 @@ use tokio::{
         unix::{OwnedReadHalf, OwnedWriteHalf},
     },
 };
-use tokio_util::codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead};
+use tokio_util::{
+    bytes::Bytes,
+    codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead},
+};
 
 /// The longest message that is read. The peer is QEMU or even the guest: a bug or an attack there must not cost the node
 /// its memory. The longest answers that are expected have some kilobytes.
 const LONGEST_LINE: usize = 1 << 20;
 
-/// A connection.
+/// A connection that carries lines.
 #[derive(Debug)]
-pub struct JsonLines {
+pub struct Lines {
     read: FramedRead<OwnedReadHalf, AnyDelimiterCodec>,
     write: OwnedWriteHalf,
 }
 
-impl JsonLines {
+impl Lines {
     /// Connects to a socket.
     ///
     /// # Errors
@@ -37,6 +40,43 @@ impl JsonLines {
         Ok(Self { read: FramedRead::with_capacity(read, codec, 1024), write })
     }
 
+    /// Sends what ends with the end of a line.
+    ///
+    /// # Errors
+    /// If the connection is broken.
+    pub async fn send(&mut self, line: &[u8]) -> io::Result<()> {
+        self.write.write_all(line).await
+    }
+
+    /// The next line; `None` at the end of the connection. No line is lost if the future is dropped.
+    ///
+    /// # Errors
+    /// If the connection is broken, or the line is longer than any that is expected.
+    pub async fn receive(&mut self) -> io::Result<Option<Bytes>> {
+        match self.read.next().await {
+            None => Ok(None),
+            Some(Ok(line)) => Ok(Some(line)),
+            Some(Err(AnyDelimiterCodecError::Io(error))) => Err(error),
+            Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
+                Err(io::Error::new(io::ErrorKind::InvalidData, "the peer sent a line beyond 1 MiB"))
+            }
+        }
+    }
+}
+
+/// A connection that carries JSON messages, one per line.
+#[derive(Debug)]
+pub struct JsonLines(Lines);
+
+impl JsonLines {
+    /// Connects to a socket.
+    ///
+    /// # Errors
+    /// If nobody listens there.
+    pub async fn connect(socket: &Path) -> io::Result<Self> {
+        Lines::connect(socket).await.map(Self)
+    }
+
     /// Sends a message. `prefix` goes before it (the guest agent's protocol knows a marker byte there).
     ///
     /// # Errors
@@ -45,7 +85,7 @@ impl JsonLines {
         let mut line = prefix.to_vec();
         serde_json::to_writer(&mut line, message)?;
         line.push(b'\n');
-        self.write.write_all(&line).await
+        self.0.send(&line).await
     }
 
     /// The next message; `None` at the end of the connection. Empty lines and a leading marker byte (0xFF) are skipped.
@@ -54,20 +94,13 @@ impl JsonLines {
     /// # Errors
     /// If the connection is broken or the peer does not send JSON.
     pub async fn receive(&mut self) -> io::Result<Option<Value>> {
-        loop {
-            let line = match self.read.next().await {
-                None => return Ok(None),
-                Some(Ok(line)) => line,
-                Some(Err(AnyDelimiterCodecError::Io(error))) => return Err(error),
-                Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer sent a line beyond 1 MiB"));
-                }
-            };
+        while let Some(line) = self.0.receive().await? {
             let text = line.trim_ascii();
             let text = text.iter().rposition(|byte| *byte == 0xff).map_or(text, |at| &text[at + 1..]);
             if !text.is_empty() {
                 return Ok(Some(serde_json::from_slice(text)?));
             }
         }
+        Ok(None)
     }
 }

@@ -92,9 +92,50 @@ pub enum Event {
         #[serde(rename = "tray-open")]
         open: bool,
     },
+    /// A viewer of the display was let in: with SPICE once for each of its channels.
+    #[serde(rename = "SPICE_INITIALIZED", alias = "VNC_INITIALIZED")]
+    ViewerCame {
+        /// Who.
+        client: Viewer,
+    },
+    /// A connection to the display is gone.
+    #[serde(rename = "SPICE_DISCONNECTED", alias = "VNC_DISCONNECTED")]
+    ViewerWent {
+        /// Who.
+        client: Viewer,
+    },
     /// Another one.
     #[serde(other, deserialize_with = "ignore")]
     Other,
+}
+
+/// A connection of a viewer to the display.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Viewer {
+    /// The viewer's address.
+    pub host: String,
+    /// Its port.
+    #[serde(alias = "service")]
+    pub port: String,
+    /// The kind of SPICE's channel; a VNC viewer has one connection only.
+    #[serde(default)]
+    pub channel_type: Option<u8>,
+}
+
+impl Viewer {
+    /// SPICE's main channel, which each viewer has once (`SPICE_CHANNEL_MAIN` in spice-protocol).
+    const MAIN: u8 = 1;
+
+    /// Whether this is the connection that stands for its viewer.
+    pub fn is_main(&self) -> bool {
+        self.channel_type.is_none_or(|channel| channel == Self::MAIN)
+    }
+
+    /// Whether both are the same connection.
+    pub fn is(&self, other: &Self) -> bool {
+        (&self.host, &self.port) == (&other.host, &other.port)
+    }
 }
 
 fn ignore<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
@@ -140,6 +181,34 @@ impl Command for QueryBlock {
     type Ok = Value;
     const NAME: &'static str = "query-block";
     const ALLOW_OOB: bool = false;
+}
+
+/// `query-spice`, of which only the viewers are of interest.
+#[derive(Debug, Serialize)]
+pub struct QuerySpice {}
+
+impl Command for QuerySpice {
+    type Ok = Viewers;
+    const NAME: &'static str = "query-spice";
+    const ALLOW_OOB: bool = false;
+}
+
+/// `query-vnc`, of which only the viewers are of interest.
+#[derive(Debug, Serialize)]
+pub struct QueryVnc {}
+
+impl Command for QueryVnc {
+    type Ok = Viewers;
+    const NAME: &'static str = "query-vnc";
+    const ALLOW_OOB: bool = false;
+}
+
+/// The connections to a display.
+#[derive(Debug, Default, Deserialize)]
+pub struct Viewers {
+    /// The connections.
+    #[serde(default, alias = "channels")]
+    pub clients: Vec<Viewer>,
 }
 
 /// `blockdev-change-medium`: opens the tray, inserts, closes. Of a tray that the guest has locked it asks the guest to open
@@ -274,6 +343,16 @@ mod tests {
             parse(r#"{"event": "DEVICE_TRAY_MOVED", "data": {"device": "", "id": "cd0", "tray-open": true}}"#),
             Event::DeviceTrayMoved { open: true }
         );
+        let spice = r#"{"event": "SPICE_INITIALIZED", "data": {
+            "server": {"auth": "spice", "port": "5900", "family": "ipv4", "host": "0.0.0.0"},
+            "client": {"port": "40000", "channel-type": 1, "connection-id": 7, "family": "ipv4", "host": "10.0.0.7",
+                "channel-id": 0, "tls": false}}}"#;
+        let viewer = Viewer { host: "10.0.0.7".into(), port: "40000".into(), channel_type: Some(1) };
+        assert_eq!(parse(spice), Event::ViewerCame { client: viewer.clone() });
+        let vnc = r#"{"event": "VNC_DISCONNECTED", "data": {
+            "server": {"auth": "vnc", "family": "ipv4", "service": "5900", "host": "0.0.0.0", "websocket": false},
+            "client": {"family": "ipv4", "service": "40000", "host": "10.0.0.7", "websocket": false}}}"#;
+        assert_eq!(parse(vnc), Event::ViewerWent { client: Viewer { channel_type: None, ..viewer } });
         assert_eq!(parse(r#"{"event": "RTC_CHANGE", "data": {"offset": 78}}"#), Event::Other);
         assert_eq!(parse(r#"{"event": "FROM_THE_FUTURE"}"#), Event::Other);
     }

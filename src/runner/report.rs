@@ -14,7 +14,11 @@ use serde_json::{Value, json};
 use tokio::{sync::watch, time::timeout};
 use tracing::{info, warn};
 
-use super::files::{End, MachineState, Phase};
+use super::{
+    files::{End, MachineState, Phase},
+    login::Login,
+    qmp::Viewer,
+};
 use crate::api::{
     Identity, PendingChange, VirtualMachine, VirtualMachineStatus,
     conditions::{self, NewCondition, with_times},
@@ -41,6 +45,12 @@ pub struct Seen {
     pub ram: u64,
     /// What the guest's agent told of the operating system.
     pub os_info: Option<Value>,
+    /// The login agent and its user.
+    pub login: Login,
+    /// Who looks at the display.
+    pub viewers: Vec<Viewer>,
+    /// How often this agent has set the display's password.
+    pub password_changes: u64,
     /// The counter of the last reset.
     pub reset_counter: Option<u64>,
     /// What waits for the next start.
@@ -57,6 +67,9 @@ pub struct Report {
     ram: u64,
     accelerator: Option<String>,
     os_info: Option<Value>,
+    logged_in_user: Option<String>,
+    console_client: Option<String>,
+    password_changes: u64,
     identity: Option<Identity>,
     reset_counter: Option<u64>,
     pending: Vec<PendingChange>,
@@ -68,7 +81,7 @@ pub fn report(seen: &Seen) -> Option<Report> {
     let machine = seen.machine.as_ref()?;
     let running = running(machine, seen.running)?;
     let is_running = running.status || running.reason == "Paused";
-    let booted = match (&seen.os_info, is_running) {
+    let (status, reason, message) = match (&seen.os_info, is_running) {
         (Some(info), true) => {
             let name = info.get("pretty-name").and_then(Value::as_str).unwrap_or("an operating system");
             (true, "GuestAgentAnswered", format!("The guest agent answers; it runs on {name}."))
@@ -76,9 +89,14 @@ pub fn report(seen: &Seen) -> Option<Report> {
         (None, true) => (false, "NoGuestAgent", "The guest agent has not answered yet.".into()),
         (_, false) => (false, "NotRunning", "The machine does not run.".into()),
     };
-    let (status, reason, message) = booted;
+    let booted = NewCondition { type_: conditions::BOOTED, status, reason: reason.into(), message };
+    let [agent, user] = login(&seen.login, is_running);
+    let viewer = seen.viewers.first().filter(|_| is_running);
     Some(Report {
-        conditions: vec![running, NewCondition { type_: conditions::BOOTED, status, reason: reason.into(), message }],
+        conditions: vec![running, booted, agent, user, console(viewer, is_running)],
+        logged_in_user: seen.login.user.clone().filter(|_| is_running),
+        console_client: viewer.map(|viewer| viewer.host.clone()),
+        password_changes: seen.password_changes,
         cpus: if is_running { seen.cpus } else { 0 },
         ram: if is_running { seen.ram } else { 0 },
         accelerator: Some(machine.accelerator.clone()).filter(|name| !name.is_empty()),
@@ -92,6 +110,45 @@ pub fn report(seen: &Seen) -> Option<Report> {
         pending: if is_running { seen.pending.clone() } else { Vec::new() },
         resource_uid: seen.resource_uid.clone(),
     })
+}
+
+fn login(login: &Login, is_running: bool) -> [NewCondition; 2] {
+    let Login { connected, user, refusal, .. } = login;
+    let nobody = "No user was logged in.".to_owned();
+    let (agent, user) = match (is_running, connected, user, refusal) {
+        (false, ..) => {
+            let why = || (false, "NotRunning", "The machine does not run.".to_owned());
+            (why(), why())
+        }
+        (_, false, ..) => ((false, "NoLoginAgent", "The login agent has not answered yet.".into()), (false, "NoLoginAgent", nobody)),
+        (_, true, Some(user), _) => (
+            (true, "LoginAgentAnswered", "The login agent answers.".into()),
+            (true, "LoggedIn", format!("{user} was logged in.")),
+        ),
+        (_, true, None, refusal) => (
+            (true, "LoginAgentAnswered", "The login agent answers.".into()),
+            match refusal {
+                Some(refusal) => (false, "Refused", format!("No user was logged in: {}", end_of(refusal, 4000))),
+                None => (false, "NobodyLoggedIn", nobody),
+            },
+        ),
+    };
+    let condition = |type_, (status, reason, message): (bool, &str, String)| NewCondition {
+        type_,
+        status,
+        reason: reason.into(),
+        message,
+    };
+    [condition(conditions::VMOP_AGENT_CONNECTED, agent), condition(conditions::USER_LOGGED_IN, user)]
+}
+
+fn console(viewer: Option<&Viewer>, is_running: bool) -> NewCondition {
+    let (status, reason, message) = match (viewer, is_running) {
+        (Some(Viewer { host, .. }), _) => (true, "Connected", format!("The display is shown at {host}.")),
+        (None, true) => (false, "NobodyConnected", "Nobody looks at the display.".into()),
+        (None, false) => (false, "NotRunning", "The machine does not run.".into()),
+    };
+    NewCondition { type_: conditions::CONSOLE_CONNECTED, status, reason: reason.into(), message }
 }
 
 fn running(machine: &MachineState, executes: Option<bool>) -> Option<NewCondition> {
@@ -135,16 +192,47 @@ fn only_ram_differs(report: &Report, last: Option<&Report>) -> bool {
     last.is_some_and(|last| Report { ram: last.ram, ..report.clone() } == *last)
 }
 
+/// What the resource's status says without this agent.
+#[derive(Clone, Debug, Default)]
+struct Before {
+    /// Conditions, whose times may stay.
+    conditions: Vec<Condition>,
+    /// How often the display's password was set by the agents before this one.
+    password_serial: i64,
+}
+
 /// The object to apply.
-fn document(report: &Report, name: &str, pod_uid: Option<&str>, current: &[Condition], now: Timestamp) -> Value {
-    let Report { conditions, cpus, ram, accelerator, os_info, identity, reset_counter, pending, resource_uid: _ } =
-        report;
+fn document(report: &Report, name: &str, pod_uid: Option<&str>, before: &Before, now: Timestamp) -> Value {
+    let Report {
+        conditions,
+        cpus,
+        ram,
+        accelerator,
+        os_info,
+        logged_in_user,
+        console_client,
+        password_changes,
+        identity,
+        reset_counter,
+        pending,
+        resource_uid: _,
+    } = report;
     let mut status = json!({
-        "conditions": with_times(conditions.clone(), current, None, now),
+        "conditions": with_times(conditions.clone(), &before.conditions, None, now),
         "cpus": cpus,
         "ram": ram.to_string(),
         "runnerVersion": env!("CARGO_PKG_VERSION"),
     });
+    let serial = before.password_serial.saturating_add_unsigned(*password_changes);
+    if serial > 0 {
+        status["displayPasswordSerial"] = json!(serial);
+    }
+    if let Some(user) = logged_in_user {
+        status["loggedInUser"] = json!(user);
+    }
+    if let Some(client) = console_client {
+        status["consoleClient"] = json!(client);
+    }
     if let Some(accelerator) = accelerator {
         status["accelerator"] = json!(accelerator);
     }
@@ -188,7 +276,7 @@ impl Reporter {
     /// Writes each report that differs from the last, until the sender is gone and the last report is written.
     pub async fn follow(self, mut reports: watch::Receiver<Option<Report>>) {
         let mut written = None;
-        let mut current = None;
+        let mut before = None;
         let mut pause = PAUSES.0;
         loop {
             let report = reports.borrow_and_update().clone();
@@ -201,7 +289,7 @@ impl Reporter {
                 {
                     continue;
                 }
-                match self.write(new, written.as_ref(), &mut current).await {
+                match self.write(new, written.as_ref(), &mut before).await {
                     Ok(()) => (written, pause) = (report, PAUSES.0),
                     Err(error) => {
                         warn!(error = %super::machine::chain(&error), retry_s = pause.as_secs(), "cannot write the VM's status");
@@ -221,7 +309,7 @@ impl Reporter {
         &self,
         report: &Report,
         last: Option<&Report>,
-        current: &mut Option<Vec<Condition>>,
+        before: &mut Option<Before>,
     ) -> Result<(), kube::Error> {
         for condition in &report.conditions {
             if last.is_none_or(|last| !last.conditions.contains(condition)) {
@@ -231,21 +319,21 @@ impl Reporter {
         }
         let Some(api) = &self.api else { return Ok(()) };
         if last.is_some_and(|last| last.resource_uid != report.resource_uid) {
-            *current = None;
+            *before = None;
         }
-        let conditions = match current {
-            Some(conditions) => conditions,
-            // An agent before this one may have set them; their times stay.
+        let before = match before {
+            Some(before) => before,
             None => {
-                let vm = api.get_status(&self.name).await?;
-                current.insert(vm.status.unwrap_or_default().conditions)
+                let status = api.get_status(&self.name).await?.status.unwrap_or_default();
+                let password_serial = status.display_password_serial.unwrap_or_default();
+                before.insert(Before { conditions: status.conditions, password_serial })
             }
         };
-        let document = document(report, &self.name, self.pod_uid.as_deref(), conditions, Timestamp::now());
+        let document = document(report, &self.name, self.pod_uid.as_deref(), before, Timestamp::now());
         let params = PatchParams::apply(MANAGER).force();
         let vm = api.patch_status(&self.name, &params, &Patch::Apply(&document)).await?;
         let VirtualMachineStatus { conditions: written, .. } = vm.status.unwrap_or_default();
-        *conditions = written;
+        before.conditions = written;
         Ok(())
     }
 }
@@ -281,6 +369,16 @@ mod tests {
             wanted: Some(json!(4)),
             reason: "why".into(),
         };
+        let login = |lines: &[&str]| {
+            let mut login = Login::default();
+            for line in lines {
+                login.hear(line);
+                login.next(Some("alice"));
+            }
+            login
+        };
+        let viewer = Viewer { host: "10.0.0.7".into(), port: "40000".into(), channel_type: None };
+        let before = Before { conditions: vec![], password_serial: 4 };
         let stories = [
             ("not started", Seen::default()),
             ("starting", Seen { machine: machine(Phase::Starting), ..Seen::default() }),
@@ -288,15 +386,26 @@ mod tests {
             ("up", up.clone()),
             ("booted", Seen { os_info: Some(json!({ "pretty-name": "Debian 12" })), ..up.clone() }),
             ("reset, with a change that waits", Seen { reset_counter: Some(4), pending: vec![pending], ..up.clone() }),
+            ("with a login agent", Seen { login: login(&["220 hello"]), ..up.clone() }),
+            ("refused", Seen { login: login(&["220 hello", "501 who?"]), ..up.clone() }),
+            (
+                "used",
+                Seen {
+                    login: login(&["220 hello", "201 done"]),
+                    viewers: vec![viewer.clone()],
+                    password_changes: 2,
+                    ..up.clone()
+                },
+            ),
             ("paused", Seen { running: Some(false), ..up.clone() }),
             ("ended by the guest", Seen { machine: ended(End::GuestShutdown, ""), ..up.clone() }),
             ("ended as asked", Seen { machine: ended(End::PoweredDown, ""), ..up.clone() }),
             ("powered off", Seen { machine: ended(End::PoweredOff, ""), ..up.clone() }),
-            ("failed", Seen { machine: ended(End::QemuFailed, "qemu: no"), os_info: Some(json!({})), ..up }),
+            ("failed", Seen { machine: ended(End::QemuFailed, "qemu: no"), os_info: Some(json!({})), viewers: vec![viewer], ..up }),
         ];
         let told = stories.map(|(story, seen)| {
             let status = report(&seen).map(|report| {
-                let mut document = document(&report, "vm1", Some("pod-uid"), &[], Timestamp::UNIX_EPOCH);
+                let mut document = document(&report, "vm1", Some("pod-uid"), &before, Timestamp::UNIX_EPOCH);
                 document["status"]["runnerVersion"] = "VERSION".into();
                 document["status"].take()
             });

@@ -571,6 +571,7 @@ pub struct Display {
     pub outputs: u32,
     /// The user that the guest's login agent logs in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[^[:cntrl:]]*$"))]
     pub logged_in_user: Option<String>,
     /// The display as SPICE.
     #[serde(default)]

@@ -23,6 +23,7 @@ pub mod files;
 pub mod follow;
 pub mod guest_agent;
 pub mod lines;
+pub mod logging;
 pub mod login;
 pub mod machine;
 pub mod prepare;
@@ -49,6 +50,7 @@ use tracing::{info, warn};
 use crate::runner_config::paths;
 use agent::Agent;
 use files::RuntimeDir;
+use logging::Logging;
 use machine::{Places, chain};
 use report::Reporter;
 
@@ -171,7 +173,7 @@ pub enum Error {
 ///
 /// # Errors
 /// If the machine fails; the message is in the termination log too.
-pub async fn run(arguments: Arguments) -> Result<(), Error> {
+pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
     let print = |text: &str| {
         io::Write::write_all(&mut io::stdout(), text.as_bytes())
             .map_err(|source| Error::System("write to the standard output", source))
@@ -188,7 +190,7 @@ pub async fn run(arguments: Arguments) -> Result<(), Error> {
             print(&format!("{}\n", command.join("\n")))
         }
         Action::Run(arguments) => {
-            let outcome = run_roles(&arguments).await;
+            let outcome = run_roles(&arguments, logging).await;
             if let Err(error) = &outcome {
                 leave_message(&arguments.termination_log, &chain(error));
             }
@@ -219,7 +221,8 @@ fn open(arguments: &RunArguments) -> Result<(Places, config::Configuration), Err
     Ok((places, configuration))
 }
 
-async fn run_roles(arguments: &RunArguments) -> Result<(), Error> {
+async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(), Error> {
+    logging.read(&arguments.config_dir);
     let (places, configuration) = open(arguments)?;
     let config = &configuration.config;
     info!(vm = config.vm.name, namespace = config.namespace, role = ?arguments.role, "vm-runner {}", env!("CARGO_PKG_VERSION"));
@@ -232,7 +235,7 @@ async fn run_roles(arguments: &RunArguments) -> Result<(), Error> {
     let reporter = Reporter::new(client, &config.namespace, &config.vm.name, arguments.pod_uid.clone());
     let (reports, receiver) = watch::channel(None);
     let reporting = tokio::spawn(reporter.follow(receiver));
-    let mut agent = Agent::new(places.config_dir.clone(), places.runtime.clone(), configuration, reports)?;
+    let mut agent = Agent::new(places.config_dir.clone(), places.runtime.clone(), configuration, logging, reports)?;
     let outcome = if arguments.role == Role::All {
         let mut machine = pin!(machine::run(&places, term));
         tokio::select! {

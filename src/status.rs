@@ -20,8 +20,8 @@ use crate::{
     api::{
         APP_NAME, PowerState, VirtualMachine,
         conditions::{
-            self, BOOTED, CONSOLE_CONNECTED, NewCondition, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, TEMPLATES_VALID,
-            USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
+            self, BOOTED, CONSOLE_CONNECTED, NewCondition, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING,
+            TEMPLATES_VALID, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
         },
     },
     observed::{Object, Observed, Part},

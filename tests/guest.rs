@@ -4,6 +4,9 @@
 //! Emulated, so that it works anywhere.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
+#[path = "support/spice.rs"]
+mod spice;
+
 use std::{
     fs::{self, File},
     io::{Read, Write},
@@ -176,6 +179,13 @@ impl Runner<'_> {
     /// Waits for a text in the runner's log.
     fn logs(&self, text: &str) {
         wait_for(text, || self.log().contains(text).then_some(()), || self.state());
+    }
+
+    /// Waits until the last word on a condition is this message.
+    fn says_last(&self, condition: &str, message: &str) {
+        let mark = format!("condition=\"{condition}\"");
+        let says = || self.log().lines().rfind(|line| line.contains(&mark)).is_some_and(|line| line.contains(message));
+        wait_for(message, || says().then_some(()), || self.state());
     }
 
     fn signal(&self, name: &str) {
@@ -471,9 +481,9 @@ fn the_command_line_can_be_seen_without_a_start() {
     assert!(!vm.path("run/machine.json").exists());
 }
 
-/// Whether a VNC server lets somebody in with a password (RFC 6143, sections 7.1 and 7.2.2).
-fn lets_in(port: u16, password: &str) -> bool {
-    let enter = || -> std::io::Result<u32> {
+/// A viewer of a VNC display, if the password lets it in (RFC 6143, sections 7.1 to 7.3.1).
+fn view(port: u16, password: &str) -> Option<TcpStream> {
+    let enter = || -> std::io::Result<(u32, TcpStream)> {
         let mut server = TcpStream::connect(("127.0.0.1", port))?;
         server.set_read_timeout(Some(Duration::from_secs(10)))?;
         server.read_exact(&mut [0; 12])?;
@@ -496,9 +506,12 @@ fn lets_in(port: u16, password: &str) -> bool {
         server.write_all(&challenge)?;
         let mut result = [0; 4];
         server.read_exact(&mut result)?;
-        Ok(u32::from_be_bytes(result))
+        const SHARED: u8 = 1;
+        server.write_all(&[SHARED])?;
+        Ok((u32::from_be_bytes(result), server))
     };
-    enter().is_ok_and(|result| result == 0)
+    let (result, server) = enter().ok()?;
+    (result == 0).then_some(server)
 }
 
 #[test]
@@ -516,7 +529,7 @@ fn the_display_takes_the_password_of_the_moment() {
         for known in ["first", "second"] {
             let right = password == Some(known);
             let what = format!("{known} to be {}", if right { "right" } else { "wrong" });
-            wait_for(&what, || (lets_in(port, known) == right).then_some(()), || runner.state());
+            wait_for(&what, || (view(port, known).is_some() == right).then_some(()), || runner.state());
         }
     };
     only(Some("first"));
@@ -530,7 +543,54 @@ fn the_display_takes_the_password_of_the_moment() {
     only(None);
     set("password-expiry", "4000000000");
     only(Some("second"));
+    let viewer = view(port, "second").unwrap();
+    runner.says_last("ConsoleConnected", "The display is shown at 127.0.0.1.");
+    drop(viewer);
+    runner.says_last("ConsoleConnected", "Nobody looks at the display.");
+    // While it runs it says more, if it is told to.
+    assert!(!runner.log().contains("DEBUG"), "{}", runner.log());
+    set("logging.properties", "org.jdrupes.vmoperator.level=FINE");
+    runner.logs("levels=vm_operator=debug,info");
     runner.console("guest: up");
     runner.signal("TERM");
     runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_user_is_logged_in_and_who_looks_at_the_display_is_named() {
+    let port = (5900..5950).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
+    let display = json!({ "spice": { "port": port, "ticket": "ticket" }, "loggedInUser": "alice" });
+    let vm = Vm::new(json!({ "display": display }), json!({}));
+    let log_in = |user: Value| vm.change(|config| config["vm"]["display"]["loggedInUser"] = user);
+    let mut machine = vm.start("machine");
+    {
+        let agent = vm.start("agent");
+        machine.console("guest: login alice");
+        agent.says_last("VmopAgentConnected", "The login agent answers.");
+        agent.says_last("UserLoggedIn", "alice was logged in.");
+        assert!(spice::view(("127.0.0.1", port), "wrong").is_err());
+        let viewer = spice::view(("127.0.0.1", port), "ticket").unwrap();
+        agent.says_last("ConsoleConnected", "The display is shown at 127.0.0.1.");
+        drop(viewer);
+        agent.says_last("ConsoleConnected", "Nobody looks at the display.");
+        log_in(json!("root"));
+        agent.says_last("UserLoggedIn", "alice was logged in; then the login agent refused: 501 root does not log in");
+        log_in(Value::Null);
+        machine.console("guest: logout");
+        agent.says_last("UserLoggedIn", "No user was logged in.");
+        // Killed with the end of its scope.
+    }
+    // The next one finds the guest's agent, and a viewer, as they are.
+    let _viewer = spice::view(("127.0.0.1", port), "ticket").unwrap();
+    log_in(json!("bob"));
+    let mut agent = vm.start("agent");
+    machine.console("guest: login bob");
+    agent.says_last("UserLoggedIn", "bob was logged in.");
+    agent.says_last("ConsoleConnected", "The display is shown at 127.0.0.1.");
+    machine.signal("TERM");
+    machine.ends_well("PoweredDown");
+    agent.says_last("UserLoggedIn", "The machine does not run.");
+    agent.says_last("ConsoleConnected", "The machine does not run.");
+    agent.signal("TERM");
+    assert!(agent.end().success());
 }

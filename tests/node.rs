@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
 
+#[path = "support/spice.rs"]
+mod spice;
 mod support;
 
 use std::{path::PathBuf, process::Command, time::Duration};
@@ -428,4 +430,127 @@ async fn what_happens_to_a_machine_in_its_life() {
     gone(&pods, "demo").await;
     let claims = namespace.kubectl(&["get", "pvc", "--output=name", "--selector=app.kubernetes.io/instance=demo"]);
     assert_eq!(claims.lines().count(), 2, "{claims}");
+}
+
+#[tokio::test]
+async fn what_is_changed_under_a_running_guest_and_who_ends_it() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let Stage { cluster, namespace, machines, pods } = Stage::set("changes").await;
+    let when = async |what: &str, check: &dyn Fn(&VirtualMachine) -> bool| {
+        eventually(what, LIMIT, async || machines.get_opt("demo").await.unwrap().filter(check)).await
+    };
+    let is = |vm: &VirtualMachine, type_: &str| conditions::is_true(&vm.status.as_ref().unwrap().conditions, type_);
+    let console = || namespace.kubectl(&["logs", "demo"]);
+    let starts = async |line: &str| eventually(line, LIMIT, async || console().contains(line).then_some(())).await;
+
+    // A class of claims that grow, and a machine with such a disk, an empty CD drive and a display.
+    let mut class: serde_json::Value =
+        serde_json::from_str(&cluster.kubectl(&["get", "storageclass", "standard", "--output=json"])).unwrap();
+    let grows = format!("grows-{}", namespace.name());
+    class["metadata"] = serde_json::json!({ "name": grows });
+    class["allowVolumeExpansion"] = true.into();
+    namespace.apply(&class.to_string());
+    let mut manifest = demo(&namespace);
+    // Longer than this test waits for anything.
+    manifest["spec"]["vm"]["powerdownTimeout"] = 900.into();
+    let data = serde_json::json!({
+        "metadata": { "name": "data" },
+        "spec": { "storageClassName": grows, "resources": { "requests": { "storage": "16Mi" } } },
+    });
+    let disks = manifest["spec"]["vm"]["disks"].as_array_mut().unwrap();
+    disks.extend([serde_json::json!({ "volumeClaimTemplate": data }), serde_json::json!({ "cdrom": { "image": "" } })]);
+    namespace.apply(&manifest.to_string());
+    when("it to be up", &|vm| is(vm, conditions::BOOTED)).await;
+    starts("guest: starts=1").await;
+    let first = pods.get("demo").await.unwrap();
+
+    // Memory, a CD, a user, the disk's size, the display's password: all at once.
+    manifest["spec"]["vm"]["currentRam"] = "384Mi".into();
+    manifest["spec"]["vm"]["disks"][2]["cdrom"]["image"] = "/etc/services".into();
+    manifest["spec"]["vm"]["display"] = serde_json::json!({ "loggedInUser": "alice" });
+    manifest["spec"]["vm"]["disks"][1]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] =
+        "32Mi".into();
+    namespace.apply(&manifest.to_string());
+    let password = r#"{"stringData":{"display-password":"open sesame","password-expiry":"never"}}"#;
+    let serial = |vm: &VirtualMachine| vm.status.as_ref().unwrap().display_password_serial.unwrap_or_default();
+    let before = serial(&machines.get("demo").await.unwrap());
+    namespace.kubectl(&["patch", "secret", "demo-display-secret", "--type=merge", "--patch", password]);
+    when("less memory", &|vm| vm.status.as_ref().unwrap().ram.as_deref() == Some("402653184")).await;
+    let vm = when("alice", &|vm| is(vm, conditions::USER_LOGGED_IN)).await;
+    assert_eq!(vm.status.as_ref().unwrap().logged_in_user.as_deref(), Some("alice"));
+    assert!(is(&vm, conditions::VMOP_AGENT_CONNECTED) && console().contains("guest: login alice"), "{}", console());
+    eventually("the CD", LIMIT, async || {
+        let open = namespace.kubectl(&["exec", "demo", "--", "sh", "-c", "ls -l /proc/[0-9]*/fd"]);
+        open.contains("/etc/services").then_some(())
+    })
+    .await;
+    let claim =
+        || namespace.kubectl(&["get", "pvc", "demo-data-disk", "--output=jsonpath={.spec.resources.requests.storage}"]);
+    eventually("the claim to grow", LIMIT, async || (claim().trim() == "32Mi").then_some(())).await;
+    when("the password", &|vm| serial(vm) > before).await;
+    let address = first.status.as_ref().unwrap().pod_ip.clone().unwrap();
+    assert_eq!(vm.status.unwrap().addresses.unwrap()[0].address, address);
+    let display = (address.as_str(), 5900);
+    assert!(spice::view(display, "sesame").is_err());
+    let viewer = spice::view(display, "open sesame").unwrap();
+    let vm = when("the viewer", &|vm| is(vm, conditions::CONSOLE_CONNECTED)).await;
+    assert!(vm.status.unwrap().console_client.is_some());
+    drop(viewer);
+    when("the viewer to be gone", &|vm| {
+        !is(vm, conditions::CONSOLE_CONNECTED) && vm.status.as_ref().unwrap().console_client.is_none()
+    })
+    .await;
+    let now = pods.get("demo").await.unwrap();
+    assert_eq!(now.metadata.uid, first.metadata.uid);
+    assert_eq!(now.status.unwrap().container_statuses.unwrap()[0].restart_count, 0);
+    let columns = namespace.kubectl(&["get", "vm", "demo"]);
+    let node = cluster.kubectl(&["get", "nodes", "--output=jsonpath={.items[*].metadata.name}"]);
+    let words: Vec<&str> = columns.split_whitespace().collect();
+    let (heads, row) = words.split_at(words.len() / 2);
+    assert_eq!(heads, ["NAME", "STATE", "PHASE", "READY", "CPUS", "RAM", "NODE", "ADDRESS", "AGE"]);
+    assert_eq!(row[..8], ["demo", "Running", "Running", "true", "1", "402653184", node.trim(), &address]);
+
+    // Its Pod is evicted: the guest is asked, and starts again.
+    let eviction = serde_json::json!({
+        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": { "name": "demo", "namespace": namespace.name() },
+    });
+    let body = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(body.path(), eviction.to_string()).unwrap();
+    let path = format!("/api/v1/namespaces/{}/pods/demo/eviction", namespace.name());
+    namespace.kubectl(&["create", "--raw", &path, "--filename", body.path().to_str().unwrap()]);
+    let another = async |not: &Option<String>| {
+        eventually("another Pod", LIMIT, async || {
+            pods.get_opt("demo").await.unwrap().filter(|pod| pod.metadata.uid != *not)
+        })
+        .await
+    };
+    let second = another(&first.metadata.uid).await;
+    when("it to be up again", &|vm| is(vm, conditions::BOOTED)).await;
+    starts("guest: starts=2").await;
+
+    // Its node is drained: it waits, says for what, and starts with the node.
+    manifest["spec"]["cloudInit"]["userData"]["ignore-power-button"] = true.into();
+    namespace.apply(&manifest.to_string());
+    let ours = format!("--pod-selector=app.kubernetes.io/instance=demo,app.kubernetes.io/name=vm-runner");
+    cluster.kubectl(&["drain", node.trim(), &ours, "--delete-emptydir-data", "--timeout=120s"]);
+    when("it to say that no node takes it", &|vm| reason(vm, conditions::READY) == "Unschedulable").await;
+    cluster.kubectl(&["uncordon", node.trim()]);
+    let third = another(&second.metadata.uid).await;
+    when("it to be up once more", &|vm| is(vm, conditions::BOOTED)).await;
+    starts("guest: starts=3").await;
+
+    // It does not listen any more, and a person does not want to wait for the time-out.
+    namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", r#"{"spec":{"vm":{"state":"Stopped"}}}"#]);
+    starts("guest: power button, not listening").await;
+    let forced = format!("vmoperator.jdrupes.org/forceStop={}", third.metadata.uid.unwrap());
+    namespace.kubectl(&["annotate", "vm", "demo", &forced]);
+    let since = std::time::Instant::now();
+    gone(&pods, "demo").await;
+    println!("forced: gone after {:.1} s", since.elapsed().as_secs_f32());
+    let vm = when("it to be down", &|vm| reason(vm, conditions::READY) == "StoppedAsRequested").await;
+    assert!(!is(&vm, conditions::RUNNING) && !is(&vm, conditions::USER_LOGGED_IN));
+    assert_eq!(vm.status.unwrap().logged_in_user.unwrap_or_default(), "");
+
+    namespace.kubectl(&["delete", "vm", "demo"]);
+    cluster.kubectl(&["delete", "storageclass", &grows]);
 }

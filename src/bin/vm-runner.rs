@@ -4,16 +4,14 @@
 use std::{io::IsTerminal, process::ExitCode};
 
 use clap::Parser;
-use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
-use vm_operator::runner::{Arguments, LogFormat, machine::chain, run};
+use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
+use vm_operator::runner::{Arguments, LogFormat, logging::Logging, machine::chain, run};
 
 // One thread: the runner waits most of the time, and each thread costs memory in each Pod.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // `info,vm_operator=debug`. Not the richer EnvFilter: its regular expressions are a megabyte in each Pod.
-    let filter = std::env::var("VM_RUNNER_LOG").ok().and_then(|text| text.parse().ok());
-    let filter = filter.unwrap_or_else(|| Targets::new().with_default(tracing::Level::INFO));
+    let (logging, filter) = Logging::new(std::env::var("VM_RUNNER_LOG").ok().as_deref());
     // The standard output is the guest's console.
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let registry = tracing_subscriber::registry().with(filter);
@@ -21,7 +19,7 @@ async fn main() -> ExitCode {
         LogFormat::Text => registry.with(log.with_ansi(std::io::stderr().is_terminal())).init(),
         LogFormat::Json => registry.with(log.json()).init(),
     }
-    match run(arguments).await {
+    match run(arguments, logging).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{}", chain(&error));

@@ -13,9 +13,11 @@ use super::{
     files::{FileError, MachineState, Phase, RuntimeDir},
     follow::Follower,
     guest_agent,
+    logging::Logging,
     login::{self, Login},
     qmp::{
-        self as monitor, ChangeMedium, Event, ExpirePassword, Qmp, QueryBlock, QuerySpice, QueryVnc, SetPassword, Viewer,
+        self as monitor, ChangeMedium, Event, ExpirePassword, Qmp, QueryBlock, QuerySpice, QueryVnc, SetPassword,
+        Viewer,
     },
     report::{Report, Seen, report},
     wanted::{Change, Known, Slot, Wanted, cd_drives, changes, pending},
@@ -45,6 +47,7 @@ pub struct Agent {
     runtime: RuntimeDir,
     configuration: Configuration,
     follower: Follower,
+    logging: Logging,
     seen: Seen,
     reports: watch::Sender<Option<Report>>,
 }
@@ -76,10 +79,11 @@ impl Agent {
         config_dir: PathBuf,
         runtime: RuntimeDir,
         configuration: Configuration,
+        logging: Logging,
         reports: watch::Sender<Option<Report>>,
     ) -> Result<Self, Error> {
         let follower = Follower::new(&config_dir, runtime.path())?;
-        Ok(Self { config_dir, runtime, configuration, follower, seen: Seen::default(), reports })
+        Ok(Self { config_dir, runtime, configuration, follower, logging, seen: Seen::default(), reports })
     }
 
     /// Works until the future is dropped; then [`Agent::last_look`] is due.
@@ -174,6 +178,7 @@ impl Agent {
     }
 
     fn read_configuration(&mut self) {
+        self.logging.read(&self.config_dir);
         match config::read(&self.config_dir) {
             Ok(configuration) => self.configuration = configuration,
             Err(error) => warn!(error = %super::machine::chain(&error), "the new configuration is not used"),

@@ -44,7 +44,7 @@ impl Login {
 
     /// What to tell the agent, who does one thing after the other.
     pub fn next(&mut self, wanted: Option<&str>) -> Option<String> {
-        let order = wanted.map(str::to_owned);
+        let order = wanted.filter(|user| !user.is_empty()).map(str::to_owned);
         if !self.connected || self.asked.is_some() || self.done.as_ref().unwrap_or(&None) == &order {
             return None;
         }
@@ -52,7 +52,7 @@ impl Login {
             self.asked = Some(order);
             return Some("logout".into());
         };
-        if user.is_empty() || user.chars().any(char::is_control) {
+        if user.chars().any(char::is_control) {
             self.refusal = Some(format!("{user:?} cannot be the name of a user"));
             self.done = Some(order);
             return None;

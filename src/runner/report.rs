@@ -115,23 +115,22 @@ pub fn report(seen: &Seen) -> Option<Report> {
 fn login(login: &Login, is_running: bool) -> [NewCondition; 2] {
     let Login { connected, user, refusal, .. } = login;
     let nobody = "No user was logged in.".to_owned();
-    let (agent, user) = match (is_running, connected, user, refusal) {
-        (false, ..) => {
-            let why = || (false, "NotRunning", "The machine does not run.".to_owned());
-            (why(), why())
-        }
-        (_, false, ..) => ((false, "NoLoginAgent", "The login agent has not answered yet.".into()), (false, "NoLoginAgent", nobody)),
-        (_, true, Some(user), _) => (
-            (true, "LoginAgentAnswered", "The login agent answers.".into()),
-            (true, "LoggedIn", format!("{user} was logged in.")),
-        ),
-        (_, true, None, refusal) => (
-            (true, "LoginAgentAnswered", "The login agent answers.".into()),
-            match refusal {
-                Some(refusal) => (false, "Refused", format!("No user was logged in: {}", end_of(refusal, 4000))),
-                None => (false, "NobodyLoggedIn", nobody),
-            },
-        ),
+    let refused = || refusal.as_deref().map(|refusal| format!("the login agent refused: {}", end_of(refusal, 4000)));
+    let (agent, user) = if !is_running {
+        let why = || (false, "NotRunning", "The machine does not run.".to_owned());
+        (why(), why())
+    } else if !connected {
+        let silent = "The login agent has not answered yet.".to_owned();
+        ((false, "NoLoginAgent", silent), (false, "NoLoginAgent", nobody))
+    } else {
+        let user = match (user, refused()) {
+            (Some(user), None) => (true, "LoggedIn", format!("{user} was logged in.")),
+            // Who was there before still is.
+            (Some(user), Some(refused)) => (true, "Refused", format!("{user} was logged in; then {refused}")),
+            (None, Some(refused)) => (false, "Refused", format!("No user was logged in: {refused}")),
+            (None, None) => (false, "NobodyLoggedIn", nobody),
+        };
+        ((true, "LoginAgentAnswered", "The login agent answers.".to_owned()), user)
     };
     let condition = |type_, (status, reason, message): (bool, &str, String)| NewCondition {
         type_,
@@ -222,11 +221,8 @@ fn document(report: &Report, name: &str, pod_uid: Option<&str>, before: &Before,
         "cpus": cpus,
         "ram": ram.to_string(),
         "runnerVersion": env!("CARGO_PKG_VERSION"),
+        "displayPasswordSerial": before.password_serial.saturating_add_unsigned(*password_changes),
     });
-    let serial = before.password_serial.saturating_add_unsigned(*password_changes);
-    if serial > 0 {
-        status["displayPasswordSerial"] = json!(serial);
-    }
     if let Some(user) = logged_in_user {
         status["loggedInUser"] = json!(user);
     }
@@ -401,7 +397,15 @@ mod tests {
             ("ended by the guest", Seen { machine: ended(End::GuestShutdown, ""), ..up.clone() }),
             ("ended as asked", Seen { machine: ended(End::PoweredDown, ""), ..up.clone() }),
             ("powered off", Seen { machine: ended(End::PoweredOff, ""), ..up.clone() }),
-            ("failed", Seen { machine: ended(End::QemuFailed, "qemu: no"), os_info: Some(json!({})), viewers: vec![viewer], ..up }),
+            (
+                "failed",
+                Seen {
+                    machine: ended(End::QemuFailed, "qemu: no"),
+                    os_info: Some(json!({})),
+                    viewers: vec![viewer],
+                    ..up
+                },
+            ),
         ];
         let told = stories.map(|(story, seen)| {
             let status = report(&seen).map(|report| {

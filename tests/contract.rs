@@ -5,13 +5,16 @@
 mod support;
 
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
-use kube::{ResourceExt, api::PostParams};
+use kube::{
+    Api, CustomResourceExt, ResourceExt,
+    api::{DynamicObject, Patch, PatchParams, PostParams},
+};
 use serde_json::{Value, json};
 use support::{
     cluster::eventually,
-    world::{LIMIT, World, machine},
+    world::{LIMIT, World, condition, machine},
 };
-use vm_operator::api::VirtualMachine;
+use vm_operator::api::{VirtualMachine, VmPool};
 
 /// The machine's Pod, once there is one.
 async fn pod(world: &World, name: &str, edit: impl FnOnce(&mut Value)) -> Value {
@@ -526,4 +529,114 @@ async fn a_policy_keeps_users_from_what_the_administrators_choose() {
     assert!(message.contains("guests have user networking here"), "{message}");
     assert_eq!(refused(&|vm| vm["spec"]["vm"]["networks"] = json!([{ "user": {} }])).await, None);
     world.cluster.kubectl(&["delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", name]);
+}
+
+#[tokio::test]
+async fn what_other_components_say_of_a_machine_stays() {
+    let world = World::new("others").await;
+    world.make("apple", |vm| vm["spec"]["pools"] = json!(["desktops"])).await;
+    world.ready("apple", "Starting").await;
+    let assignment = json!({ "pool": "desktops", "user": "alice", "lastUsed": "2026-01-01T00:00:00Z", "note": "hers" });
+    let theirs = json!({ "status": { "consoleUser": "alice", "assignment": assignment } });
+    let as_console = PatchParams { field_manager: Some("console".into()), ..PatchParams::default() };
+    let vms = world.api::<VirtualMachine>();
+    vms.patch_status("apple", &as_console, &Patch::Merge(theirs)).await.unwrap();
+    world.report("apple", true, "Started").await;
+    world.ready("apple", "Running").await;
+    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    let vm = world.ready("apple", "StoppedAsRequested").await;
+    assert_eq!(vm.spec.pools, ["desktops"]);
+    let status = json!(vm.status.unwrap());
+    assert_eq!((&status["consoleUser"], &status["assignment"]), (&json!("alice"), &assignment));
+}
+
+#[tokio::test]
+async fn what_the_runner_said_of_the_guest_ends_with_the_pod() {
+    let world = World::new("gone").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    world.report("apple", true, "Started").await;
+    world.ready("apple", "Running").await;
+    let pod = json!({ "phase": "Running", "podIP": "10.0.0.8", "podIPs": [{ "ip": "10.0.0.8" }, { "ip": "fd00::8" }] });
+    world.pod_status("apple", pod).await;
+    let vm = world.machine_when("apple", "addressed", |vm| vm.status.as_ref().unwrap().addresses.is_some()).await;
+    let addresses = json!([{ "type": "PodIP", "address": "10.0.0.8" }, { "type": "PodIP", "address": "fd00::8" }]);
+    assert_eq!(json!(vm.status.unwrap().addresses), addresses);
+    // The runner was killed with its Pod: its last words are of a guest that somebody uses.
+    let now = "2026-01-01T00:00:00Z";
+    let said = ["VmopAgentConnected", "UserLoggedIn", "ConsoleConnected"];
+    let said = said.map(
+        |type_| json!({ "type": type_, "status": "True", "reason": "Said", "message": "", "lastTransitionTime": now }),
+    );
+    let report = json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": "apple" },
+        "status": { "conditions": said, "consoleClient": "10.0.0.7", "loggedInUser": "alice", "displayPasswordSerial": 3 },
+    });
+    let as_runner = PatchParams::apply("vm-runner-guest").force();
+    let vms = world.api::<VirtualMachine>();
+    vms.patch_status("apple", &as_runner, &Patch::Apply(&report)).await.unwrap();
+    world.namespace.kubectl(&["delete", "pod", "apple", "--force", "--grace-period=0"]);
+    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    let vm = world
+        .machine_when("apple", "without a user", |vm| {
+            ["VmopAgentConnected", "UserLoggedIn", "ConsoleConnected"]
+                .iter()
+                .all(|type_| condition(vm, type_).is_some_and(|(status, ..)| status == "False"))
+        })
+        .await;
+    let status = vm.status.unwrap();
+    assert_eq!((status.console_client.as_deref(), status.logged_in_user.as_deref()), (Some(""), Some("")));
+    assert_eq!((status.display_password_serial, status.addresses), (Some(3), None));
+}
+
+#[tokio::test]
+async fn a_pool_is_an_object_of_its_own() {
+    let world = World::new("pools").await;
+    let pool = |spec: Value| json!({ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmPool", "metadata": { "name": "desktops" }, "spec": spec });
+    world.namespace.apply(&pool(json!({ "permissions": [{ "role": "users" }] })).to_string());
+    let pools = world.api::<VmPool>();
+    let found = pools.get("desktops").await.unwrap().spec;
+    assert_eq!((found.retention.as_str(), found.login_on_assignment), ("PT1h", false));
+    // Defaults in lists are for the reader, or they would be changes of what Git applied.
+    assert_eq!(found.permissions[0].may, None);
+    let permissions = json!([{ "user": "alice", "may": ["accessConsole", "start"] }]);
+    world.namespace.apply(
+        &pool(json!({ "retention": "2026-12-24T18:00:00Z", "loginOnAssignment": true, "permissions": permissions }))
+            .to_string(),
+    );
+    let found = pools.get("desktops").await.unwrap().spec;
+    assert_eq!((json!(found.permissions), found.login_on_assignment), (permissions, true));
+    for wrong in
+        [json!([{ "user": "alice", "role": "users" }]), json!([{}]), json!([{ "user": "alice", "may": ["fly"] }])]
+    {
+        let pool = serde_json::from_value::<DynamicObject>(pool(json!({ "permissions": wrong }))).unwrap();
+        let refused = Api::<DynamicObject>::namespaced_with(
+            world.client.clone(),
+            world.namespace.name(),
+            &VmPool::api_resource(),
+        )
+        .patch("desktops", &PatchParams::apply("test").force(), &Patch::Apply(&pool))
+        .await;
+        assert!(refused.is_err_and(|error| error.to_string().contains("spec.permissions[0]")), "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_deployed_is_of_one_namespace_and_the_example_is_taken() {
+    let world = World::new("deploy").await;
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("example/local-path");
+    let manifests = world.cluster.kubectl(&["kustomize", &folder.to_string_lossy()]);
+    for text in manifests.split("\n---\n") {
+        let object: Value = serde_yaml::from_str(text).unwrap();
+        assert_eq!(object["metadata"]["namespace"], "vmop-demo", "{text}");
+    }
+    world.namespace.apply(&manifests.replace("vmop-demo", world.namespace.name()));
+    let claim = json!(world.api::<PersistentVolumeClaim>().get("vmop-image-repository").await.unwrap());
+    assert_eq!(claim["spec"]["storageClassName"], "local-path");
+    assert_eq!(claim["spec"]["resources"]["requests"]["storage"], "10Gi");
+    let configuration = world.api::<ConfigMap>().get("vm-operator").await.unwrap().data.unwrap();
+    assert!(configuration["config.yaml"].contains("storageClassName: local-path"), "{configuration:?}");
+    let machine = std::fs::read_to_string(folder.join("test-vm.yaml")).unwrap();
+    world.namespace.apply(&machine.replace("vmop-demo", world.namespace.name()));
+    world.ready("test-vm", "Starting").await;
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use support::{
     cluster::eventually,
     manager::Manager,
-    world::{LIMIT, World, machine},
+    world::{LIMIT, World, condition, machine},
 };
 use vm_operator::{
     api::{VirtualMachine, conditions},
@@ -229,8 +229,22 @@ async fn what_others_change_of_ours_is_put_back_and_what_is_theirs_stays() {
 #[tokio::test]
 async fn labels_of_the_machine_come_to_its_pod_and_go_again() {
     let world = World::new("labels").await;
-    world.make("apple", |_| ()).await;
+    // A Service can be there before the machine is started.
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": { "name": "web" },
+        "spec": { "selector": { "app": "shop" }, "ports": [{ "port": 80 }] },
+    });
+    world.namespace.apply(&service.to_string());
+    world
+        .make("apple", |vm| {
+            vm["metadata"]["labels"] = json!({ "app": "shop" });
+            vm["spec"]["vm"]["state"] = "Stopped".into();
+        })
+        .await;
+    world.ready("apple", "StoppedAsRequested").await;
+    world.change("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
     world.ready("apple", "Starting").await;
+    assert_eq!(world.namespace.kubectl(&["get", "pod", "--selector=app=shop", "--output=name"]).trim(), "pod/apple");
     let pods: Api<Pod> = world.api();
     for (value, expected) in [(json!("web"), Some("web")), (Value::Null, None)] {
         world.change("apple", json!({ "metadata": { "labels": { "tier": value } } })).await;
@@ -346,6 +360,44 @@ async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
     })
     .await;
     assert_eq!(secrets.get("mine").await.unwrap().data.unwrap()["display-password"].0, b"hello");
+}
+
+#[tokio::test]
+async fn to_add_or_remove_the_display_secret_takes_a_restart() {
+    let world = World::new("secret-comes").await;
+    world.make("apple", |vm| vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } })).await;
+    world.ready("apple", "Starting").await;
+    let pods: Api<Pod> = world.api();
+    let first = pods.get("apple").await.unwrap().uid();
+    let waits = async |expected: bool| {
+        let what = if expected { "a change to wait" } else { "nothing to wait" };
+        world
+            .machine_when("apple", what, |vm| {
+                let pending = &vm.status.as_ref().unwrap().pending_changes;
+                condition(vm, "RestartRequired").is_some() == expected
+                    && pending.iter().any(|change| change.path.contains("volumes")) == expected
+            })
+            .await
+    };
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "name": "mine", "labels": {
+            "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple", "app.kubernetes.io/component": "display-secret",
+        } },
+        "stringData": { "display-password": "hello" },
+    });
+    world.namespace.apply(&secret.to_string());
+    waits(true).await;
+    world.namespace.kubectl(&["delete", "secret", "mine"]);
+    waits(false).await;
+    assert_eq!(pods.get("apple").await.unwrap().uid(), first);
+    // With it from the start on, the other way round.
+    world.namespace.apply(&secret.to_string());
+    waits(true).await;
+    world.namespace.kubectl(&["delete", "pod", "apple", "--wait=false"]);
+    waits(false).await;
+    world.namespace.kubectl(&["delete", "secret", "mine"]);
+    waits(true).await;
 }
 
 #[tokio::test]

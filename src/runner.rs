@@ -52,7 +52,7 @@ use agent::Agent;
 use files::RuntimeDir;
 use logging::Logging;
 use machine::{Places, chain};
-use report::Reporter;
+use report::{Reporter, Resource};
 
 /// How long the last report may take. The Pod's grace period is the powerdown timeout and 5 s.
 const LAST_REPORT: Duration = Duration::from_secs(4);
@@ -232,10 +232,11 @@ async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(),
     }
 
     let client = client(arguments.status).await?;
-    let reporter = Reporter::new(client, &config.namespace, &config.vm.name, arguments.pod_uid.clone());
+    let resource = Resource::new(client, &config.namespace, &config.vm.name, arguments.pod_uid.clone());
     let (reports, receiver) = watch::channel(None);
-    let reporting = tokio::spawn(reporter.follow(receiver));
-    let mut agent = Agent::new(places.config_dir.clone(), places.runtime.clone(), configuration, logging, reports)?;
+    let reporting = tokio::spawn(Reporter::new(resource.clone()).follow(receiver));
+    let mut agent =
+        Agent::new(places.config_dir.clone(), places.runtime.clone(), configuration, logging, resource, reports)?;
     let outcome = if arguments.role == Role::All {
         let mut machine = pin!(machine::run(&places, term));
         tokio::select! {

@@ -5,7 +5,11 @@ use std::{io, path::PathBuf, time::Duration};
 
 use qapi::qmp;
 use serde_json::Value;
-use tokio::{sync::watch, task::JoinHandle, time::sleep};
+use tokio::{
+    sync::watch,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 use tracing::{debug, info, warn};
 
 use super::{
@@ -19,7 +23,7 @@ use super::{
         self as monitor, ChangeMedium, Event, ExpirePassword, Qmp, QueryBlock, QuerySpice, QueryVnc, SetPassword,
         Viewer,
     },
-    report::{Report, Seen, report},
+    report::{Report, Resource, Seen, report},
     wanted::{Change, Known, Slot, Wanted, cd_drives, changes, pending},
 };
 
@@ -48,6 +52,7 @@ pub struct Agent {
     configuration: Configuration,
     follower: Follower,
     logging: Logging,
+    resource: Resource,
     seen: Seen,
     reports: watch::Sender<Option<Report>>,
 }
@@ -58,10 +63,15 @@ struct Session {
     known: Known,
     question: Option<JoinHandle<io::Result<Value>>>,
     login: Option<login::Port>,
+    /// The guest was asked to go.
+    powering_down: bool,
 }
 
 /// Before the next attempt to speak with a QEMU that could not be spoken with.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// While a guest powers down, how often the agent asks whether a person will not wait for it.
+const ASK: Duration = Duration::from_secs(5);
 
 /// What the agent waits for.
 enum Next {
@@ -70,6 +80,7 @@ enum Next {
     Event(Result<Event, monitor::Error>),
     Guest(Option<Value>),
     Login(io::Result<String>),
+    Ask,
 }
 
 impl Agent {
@@ -80,10 +91,11 @@ impl Agent {
         runtime: RuntimeDir,
         configuration: Configuration,
         logging: Logging,
+        resource: Resource,
         reports: watch::Sender<Option<Report>>,
     ) -> Result<Self, Error> {
         let follower = Follower::new(&config_dir, runtime.path())?;
-        Ok(Self { config_dir, runtime, configuration, follower, logging, seen: Seen::default(), reports })
+        Ok(Self { config_dir, runtime, configuration, follower, logging, resource, seen: Seen::default(), reports })
     }
 
     /// Works until the future is dropped; then [`Agent::last_look`] is due.
@@ -100,11 +112,12 @@ impl Agent {
                     changed = self.follower.changed() => Next::Files(changed),
                     () = sleep(RETRY), if self.machine_is_up() => Next::Retry,
                 },
-                Some(Session { monitor, question, login, .. }) => tokio::select! {
+                Some(Session { monitor, question, login, powering_down, .. }) => tokio::select! {
                     changed = self.follower.changed() => Next::Files(changed),
                     event = monitor.event() => Next::Event(event),
                     answer = answer(question) => Next::Guest(answer),
                     line = hear(login) => Next::Login(line),
+                    () = sleep(ASK), if *powering_down => Next::Ask,
                 },
             };
             match next {
@@ -136,6 +149,11 @@ impl Agent {
                     if os_info.is_some() {
                         info!("the guest agent answers");
                         self.seen.os_info = os_info;
+                    }
+                }
+                Next::Ask => {
+                    if let Some(session) = &mut session {
+                        self.end_if_forced(session).await;
                     }
                 }
                 Next::Login(line) => {
@@ -227,7 +245,7 @@ impl Agent {
                 None
             }
         };
-        let mut session = Session { monitor, known, question: None, login };
+        let mut session = Session { monitor, known, question: None, login, powering_down: false };
         self.apply(&mut session).await;
         let state = session.monitor.execute(qmp::query_status {}).await?;
         if state.status == qmp::RunState::prelaunch {
@@ -258,6 +276,20 @@ impl Agent {
             Err(error) => debug!(%error, "the display"),
         }
         Ok(session)
+    }
+
+    async fn end_if_forced(&self, session: &mut Session) {
+        match timeout(ASK, self.resource.is_forced()).await {
+            Ok(Ok(true)) => {
+                warn!("a person does not want to wait for the guest; QEMU is ended");
+                if let Err(error) = session.monitor.execute(qmp::quit {}).await {
+                    debug!(%error, "QEMU's monitor");
+                }
+            }
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => debug!(%error, "cannot ask whether the guest is to be waited for"),
+            Err(_) => debug!("no answer whether the guest is to be waited for"),
+        }
     }
 
     /// Tells the login agent what it does not know yet.
@@ -336,6 +368,7 @@ impl Agent {
         match event {
             Event::Resume => self.seen.running = Some(true),
             Event::Stop => self.seen.running = Some(false),
+            Event::Powerdown => session.powering_down = true,
             Event::Reset { .. } => {
                 session.question = None;
                 self.seen.os_info = None;

@@ -109,6 +109,7 @@ impl Control {
             // A reset that QEMU carries out is no end; others do not matter here.
             qmp::Event::Reset { .. }
             | qmp::Event::Stop
+            | qmp::Event::Powerdown
             | qmp::Event::BalloonChange { .. }
             | qmp::Event::VserportChange { .. }
             | qmp::Event::DeviceDeleted { .. }
@@ -168,6 +169,8 @@ impl Control {
         match (self.state, self.shutdown.as_deref()) {
             (State::Quitting { .. } | State::Killing, _) => End::PoweredOff,
             (_, Some("guest-shutdown")) if self.asked => End::PoweredDown,
+            // The agent, because a person does not want to wait for the guest any longer.
+            (_, Some("host-qmp-quit")) if self.asked => End::PoweredOff,
             (_, Some("guest-shutdown")) if success => End::GuestShutdown,
             // Somebody at a monitor or a viewer ended it, it crashed, or the guest panicked.
             (State::Paused { .. } | State::Running | State::PoweringDown { .. }, _) => End::QemuFailed,
@@ -248,6 +251,17 @@ mod tests {
         story.at(25).time();
         story.shutdown(false, "host-qmp-quit");
         assert_eq!(story.control.end(true), End::PoweredOff);
+    }
+
+    #[test]
+    fn who_is_asked_to_end_may_be_ended_by_the_agent() {
+        let mut story = Story::running();
+        story.at(0).term();
+        story.at(6).shutdown(false, "host-qmp-quit");
+        assert_eq!(story.control.end(true), End::PoweredOff);
+        let mut story = Story::running();
+        story.at(6).shutdown(false, "host-qmp-quit");
+        assert_eq!(story.control.end(true), End::QemuFailed, "nobody had asked");
     }
 
     #[test]

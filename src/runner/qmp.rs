@@ -55,6 +55,8 @@ pub enum Event {
     Resume,
     /// The guest is paused.
     Stop,
+    /// The guest's power button was pressed.
+    Powerdown,
     /// QEMU is about to end.
     Shutdown {
         /// Whether the guest did it.
@@ -353,6 +355,7 @@ mod tests {
             "server": {"auth": "vnc", "family": "ipv4", "service": "5900", "host": "0.0.0.0", "websocket": false},
             "client": {"family": "ipv4", "service": "40000", "host": "10.0.0.7", "websocket": false}}}"#;
         assert_eq!(parse(vnc), Event::ViewerWent { client: Viewer { channel_type: None, ..viewer } });
+        assert_eq!(parse(&format!(r#"{{"event": "POWERDOWN", {time}}}"#)), Event::Powerdown);
         assert_eq!(parse(r#"{"event": "RTC_CHANGE", "data": {"offset": 78}}"#), Event::Other);
         assert_eq!(parse(r#"{"event": "FROM_THE_FUTURE"}"#), Event::Other);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use kube::{
-    Api, Client,
+    Api, Client, ResourceExt,
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
@@ -19,9 +19,12 @@ use super::{
     login::Login,
     qmp::Viewer,
 };
-use crate::api::{
-    Identity, PendingChange, VirtualMachine, VirtualMachineStatus,
-    conditions::{self, NewCondition, with_times},
+use crate::{
+    api::{
+        Identity, PendingChange, VirtualMachine, VirtualMachineStatus,
+        conditions::{self, NewCondition, with_times},
+    },
+    power::FORCE_STOP_ANNOTATION,
 };
 
 /// The field manager.
@@ -255,18 +258,40 @@ fn document(report: &Report, name: &str, pod_uid: Option<&str>, before: &Before,
     })
 }
 
-/// Writes the status of one VM.
-pub struct Reporter {
+/// The VM's resource, as far as its runner has to do with it.
+#[derive(Clone, Debug)]
+pub struct Resource {
     /// Without: reports are only logged.
     api: Option<Api<VirtualMachine>>,
     name: String,
     pod_uid: Option<String>,
 }
 
-impl Reporter {
-    /// For the VM of that name, from the Pod of that UID. Without a client reports are only logged.
+impl Resource {
+    /// Of the VM of that name, for the Pod of that UID. Without a client there is nobody to report to.
     pub fn new(client: Option<Client>, namespace: &str, name: &str, pod_uid: Option<String>) -> Self {
         Self { api: client.map(|client| Api::namespaced(client, namespace)), name: name.into(), pod_uid }
+    }
+
+    /// Whether a person wants this Pod to end without its guest. The manager shortens the Pod's grace period for that, but
+    /// a kubelet that waits already goes on waiting as long as before (<https://github.com/kubernetes/kubernetes/issues/83916>),
+    /// nor does it refresh the files of a Pod that ends. So this is the one thing that a runner asks.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    pub async fn is_forced(&self) -> Result<bool, kube::Error> {
+        let (Some(api), Some(uid)) = (&self.api, &self.pod_uid) else { return Ok(false) };
+        Ok(api.get_status(&self.name).await?.annotations().get(FORCE_STOP_ANNOTATION) == Some(uid))
+    }
+}
+
+/// Writes the status of one VM.
+pub struct Reporter(Resource);
+
+impl Reporter {
+    /// For that resource.
+    pub fn new(resource: Resource) -> Self {
+        Self(resource)
     }
 
     /// Writes each report that differs from the last, until the sender is gone and the last report is written.
@@ -313,21 +338,22 @@ impl Reporter {
                 info!(condition = type_, status, reason, "{message}");
             }
         }
-        let Some(api) = &self.api else { return Ok(()) };
+        let Resource { api, name, pod_uid } = &self.0;
+        let Some(api) = api else { return Ok(()) };
         if last.is_some_and(|last| last.resource_uid != report.resource_uid) {
             *before = None;
         }
         let before = match before {
             Some(before) => before,
             None => {
-                let status = api.get_status(&self.name).await?.status.unwrap_or_default();
+                let status = api.get_status(name).await?.status.unwrap_or_default();
                 let password_serial = status.display_password_serial.unwrap_or_default();
                 before.insert(Before { conditions: status.conditions, password_serial })
             }
         };
-        let document = document(report, &self.name, self.pod_uid.as_deref(), before, Timestamp::now());
+        let document = document(report, name, pod_uid.as_deref(), before, Timestamp::now());
         let params = PatchParams::apply(MANAGER).force();
-        let vm = api.patch_status(&self.name, &params, &Patch::Apply(&document)).await?;
+        let vm = api.patch_status(name, &params, &Patch::Apply(&document)).await?;
         let VirtualMachineStatus { conditions: written, .. } = vm.status.unwrap_or_default();
         before.conditions = written;
         Ok(())

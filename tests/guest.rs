@@ -8,6 +8,7 @@ use std::{
     fs::{self, File},
     io::{Read, Write},
     net::{TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::OnceLock,
@@ -594,7 +595,7 @@ fn a_guest_with_a_pod_network_has_the_pods_address_and_its_ports() {
     let mut children = children.split_whitespace().map(|pid| pid.parse::<u32>().unwrap());
     let is_passt = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().starts_with("passt");
     kill(children.find(is_passt).expect("passt among the runner's children"), "KILL").unwrap();
-    runner.logs("a helper of QEMU has ended");
+    runner.logs("the guest is without what this program did until its next start");
     runner.signal("TERM");
     runner.console("guest: power button");
     runner.ends_well("PoweredDown");
@@ -603,18 +604,25 @@ fn a_guest_with_a_pod_network_has_the_pods_address_and_its_ports() {
 #[test]
 fn a_helper_that_is_missing_or_fails_is_named() {
     let vm = Vm::new(json!({ "network": [{ "type": "pod", "device": "virtio-net" }] }), json!({}));
+    // As passt without its rights: the socket is there when it finds out.
+    let fails_late = vm.path("fails-late");
+    let words = "Failed to sandbox process, exiting";
+    let script = format!("#!/bin/sh\nwhile [ $1 != --socket ]; do shift; done\necho {words} >&2\nexec touch $2\n");
+    fs::write(&fails_late, script).unwrap();
+    fs::set_permissions(&fails_late, PermissionsExt::from_mode(0o755)).unwrap();
+    let late =
+        format!("fails-late ended (exit status: 0): {words}\na pod network needs a container that is privileged");
     for (program, why) in [
-        (
-            "/no/passt",
-            "cannot start /no/passt (install it in the runner's image, or say where it is; see vm-runner --help)",
-        ),
-        ("/bin/false", "cannot start /bin/false: it ended with exit status: 1"),
+        (Path::new("/no/passt"), "cannot start /no/passt (install it in the runner's image)"),
+        (Path::new("/bin/false"), "/bin/false ended (exit status: 1): without a word"),
+        (&fails_late, &late),
     ] {
         let mut command = Command::new("env");
-        command.arg(format!("VM_RUNNER_PASST={program}")).arg(RUNNER);
+        command.arg(format!("VM_RUNNER_PASST={}", program.display())).arg(RUNNER);
         let mut runner = vm.start_by(command, "all");
-        assert_eq!(runner.end().code(), Some(1));
-        for place in [runner.log(), vm.text("termination-log"), vm.machine()["lastWords"].to_string()] {
+        assert_eq!(runner.end().code(), Some(1), "{}", runner.state());
+        let last_words = vm.machine()["lastWords"].as_str().unwrap().to_owned();
+        for place in [vm.text("termination-log"), last_words] {
             assert!(place.contains(why), "{place}");
         }
     }

@@ -429,3 +429,48 @@ async fn what_happens_to_a_machine_in_its_life() {
     let claims = namespace.kubectl(&["get", "pvc", "--output=name", "--selector=app.kubernetes.io/instance=demo"]);
     assert_eq!(claims.lines().count(), 2, "{claims}");
 }
+
+#[tokio::test]
+async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let Stage { namespace, machines, pods, .. } = Stage::set("pod-network").await;
+    let client = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "client" },
+        "spec": { "containers": [{
+            "name": "client", "image": "localhost/vm-demo-guest:0.1.0", "imagePullPolicy": "IfNotPresent",
+            "command": ["/bin/busybox", "httpd", "-f", "-p", "8000"],
+        }] },
+    });
+    let service = serde_json::json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": { "name": "web" },
+        "spec": { "selector": { "tier": "web" }, "ports": [{ "port": 80, "targetPort": 8080 }] },
+    });
+    namespace.apply(&client.to_string());
+    namespace.apply(&service.to_string());
+    namespace.kubectl(&["wait", "--for=condition=Ready", "pod/client", "--timeout=60s"]);
+    let address = namespace.kubectl(&["get", "service", "web", "--output=jsonpath={.spec.clusterIP}"]);
+    let fetch = format!("/bin/busybox wget -q -T 5 -O - http://{address}/ || true");
+
+    let mut manifest = demo(&namespace);
+    manifest["metadata"]["labels"] = serde_json::json!({ "tier": "web" });
+    manifest["spec"]["vm"]["networks"] = serde_json::json!([{ "pod": {} }]);
+    // In a Pod without any capability, and in a privileged one.
+    for (accelerator, privileged) in [("tcg", None), ("auto", Some(true))] {
+        manifest["spec"]["vm"]["accelerator"] = accelerator.into();
+        namespace.apply(&manifest.to_string());
+        wait_for(&machines, "demo", conditions::BOOTED, true).await;
+        let page = eventually("the guest's page", LIMIT, async || {
+            let page = namespace.kubectl(&["exec", "client", "--", "/bin/busybox", "sh", "-c", &fetch]);
+            Some(page).filter(|page| !page.is_empty())
+        })
+        .await;
+        assert_eq!(page.trim(), "demo-guest Hello from cloud-init");
+        let pod = pods.get("demo").await.unwrap();
+        assert_eq!(pod.spec.unwrap().containers[0].security_context.as_ref().unwrap().privileged, privileged);
+        let console = namespace.kubectl(&["logs", "demo"]);
+        let own = format!("guest: address={}", pod.status.unwrap().pod_ip.unwrap());
+        assert!(console.contains(&own), "{own}:\n{console}");
+        namespace.kubectl(&["delete", "vm", "demo"]);
+        gone(&pods, "demo").await;
+    }
+}

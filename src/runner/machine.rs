@@ -65,6 +65,16 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// A program that QEMU is connected with ended before it.
+    #[error("{program} ended ({status}): {last}{}", hint(last))]
+    Helper {
+        /// The program.
+        program: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it wrote last.
+        last: String,
+    },
     /// QEMU failed.
     #[error("QEMU failed ({status}){}{}", words(last_words), hint(last_words))]
     Qemu {
@@ -76,20 +86,19 @@ pub enum Error {
 }
 
 fn what_to_do(source: &io::Error) -> &'static str {
-    if source.kind() == io::ErrorKind::NotFound {
-        " (install it in the runner's image, or say where it is; see vm-runner --help)"
-    } else {
-        ""
-    }
+    if source.kind() == io::ErrorKind::NotFound { " (install it in the runner's image)" } else { "" }
 }
 
 fn words(last_words: &str) -> String {
     if last_words.is_empty() { ", without a word".into() } else { format!(": {last_words}") }
 }
 
+/// For passt.
+const UNCONFINED: &str = "\na pod network needs a container that is privileged or has the seccomp and AppArmor profiles Unconfined, and a node that lets users make user namespaces";
+
 /// What to do about well-known last words.
 fn hint(last_words: &str) -> &'static str {
-    const HINTS: [(&str, &str); 7] = [
+    const HINTS: [(&str, &str); 9] = [
         ("block-curl not found", "\na CD image from a URL needs the package qemu-block-extra in the runner's image"),
         ("no option group 'spice'", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
         ("-spice: invalid option", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
@@ -102,6 +111,8 @@ fn hint(last_words: &str) -> &'static str {
             "bridge helper failed",
             "\nthe Pod needs hostNetwork, CAP_NET_ADMIN, /dev/net/tun, and the bridge in /etc/qemu/bridge.conf",
         ),
+        ("user namespace", UNCONFINED),
+        ("Failed to sandbox process", UNCONFINED),
         ("Cannot allocate memory", "\nthe node or the container has not enough memory for vm.maximumRam"),
     ];
     HINTS.iter().find(|(pattern, _)| last_words.contains(pattern)).map_or("", |(_, hint)| hint)
@@ -270,18 +281,18 @@ fn passt_arguments(places: &Places, vm: &VmSection) -> Vec<String> {
 
 /// Programs that QEMU is connected with. They end when QEMU closes the connection, or when this is dropped.
 ///
-/// One that ends before it is not started again, because QEMU would not connect again. The guest lives on without it: what it
-/// runs may not need it, and only its owner can say when a restart is the lesser evil.
+/// One that ends while the guest runs is not started again, because QEMU would not connect again. The guest lives on without it:
+/// what runs there may not need it, and only its owner can say when a restart is the lesser evil.
 #[derive(Default)]
-struct Helpers(JoinSet<(String, String)>);
+struct Helpers(JoinSet<Error>);
 
 impl Helpers {
     /// Starts a program and waits until its socket is there: QEMU would not.
     async fn start(&mut self, program: &str, arguments: Vec<String>, socket: &Path) -> Result<(), Error> {
         debug!(program, ?arguments, "a helper's command line");
-        let error = |source| Error::Start { program: program.to_owned(), source };
+        let program = program.to_owned();
         let _ = fs::remove_file(socket);
-        let mut child = Command::new(program)
+        let mut child = match Command::new(&program)
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -289,39 +300,43 @@ impl Helpers {
             .kill_on_drop(true)
             .process_group(0)
             .spawn()
-            .map_err(error)?;
-        let name = program.to_owned();
-        let stderr = child.stderr.take();
-        let mut words = tokio::spawn(async move {
-            match stderr {
-                Some(stderr) => follow(stderr, |line| info!(program = name, "{line}")).await,
-                None => String::new(),
-            }
-        });
-        let started = Instant::now();
-        while !socket.exists() {
-            if let Ok(Some(status)) = child.try_wait() {
-                let words =
-                    timeout(Duration::from_secs(1), &mut words).await.ok().and_then(Result::ok).unwrap_or_default();
-                let why = words.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
-                return Err(error(io::Error::other(format!("it ended with {status}{why}"))));
-            }
-            if started.elapsed() > START {
-                return Err(error(io::Error::other("it did not make its socket")));
-            }
-            sleep(RETRY).await;
-        }
-        let name = program.to_owned();
+        {
+            Ok(child) => child,
+            Err(source) => return Err(Error::Start { program, source }),
+        };
+        let name = program.clone();
         self.0.spawn(async move {
-            let status = child.wait().await;
-            (name, status.map_or_else(|error| error.to_string(), |status| status.to_string()))
+            let words = match child.stderr.take() {
+                Some(stderr) => follow(stderr, |line| info!(program, "{line}")).await,
+                None => String::new(),
+            };
+            let last = words.lines().last().unwrap_or("without a word").to_owned();
+            match child.wait().await {
+                Ok(status) => Error::Helper { program, status, last },
+                Err(source) => Error::Start { program, source },
+            }
         });
-        Ok(())
+        let its_socket = timeout(START, async {
+            while !socket.exists() {
+                sleep(RETRY).await;
+            }
+        });
+        tokio::select! {
+            made = its_socket => {
+                made.map_err(|_| Error::Start { program: name, source: io::Error::other("it did not make its socket") })
+            }
+            Some(error) = self.ended() => Err(error),
+        }
     }
 
-    /// The next that has ended, and how; `None` if none is left.
-    async fn ended(&mut self) -> Option<(String, String)> {
+    /// Waits for the next one's end; `None` if there is none.
+    async fn ended(&mut self) -> Option<Error> {
         self.0.join_next().await?.ok()
+    }
+
+    /// One that has ended.
+    fn has_ended(&mut self) -> Option<Error> {
+        self.0.try_join_next()?.ok()
     }
 }
 
@@ -383,6 +398,11 @@ impl Qemu {
                 warn!(%error, "the serial console is lost");
             }
         }));
+        // A socket that is there is not yet a program that went on to its work, and QEMU starts without a network, too.
+        if let Some(error) = helpers.has_ended() {
+            self.child.kill().await.map_err(exit)?;
+            return Err(error);
+        }
         let mut control = Control::new(Instant::now());
         // From here on the agent may continue the guest: nothing that it writes on its console gets lost any more.
         state.phase = Phase::Running;
@@ -402,10 +422,10 @@ impl Qemu {
                         continue;
                     }
                 },
-                Some((program, status)) = helpers.ended() => {
+                Some(error) = helpers.ended() => {
                     // QEMU's end is the helpers' end, too; but then it does not answer any more.
                     if monitor.execute(qmp::query_status {}).await.is_ok() {
-                        error!(program, status, "a helper of QEMU has ended: until its next start the guest is without what it did");
+                        error!(%error, "the guest is without what this program did until its next start");
                     }
                     continue;
                 }

@@ -307,7 +307,7 @@ impl Helpers {
         let name = program.clone();
         self.0.spawn(async move {
             let words = match child.stderr.take() {
-                Some(stderr) => follow(stderr, |line| info!(program, "{line}")).await,
+                Some(stderr) => follow(stderr, |line| debug!(program, "{line}")).await,
                 None => String::new(),
             };
             let last = words.lines().last().unwrap_or("without a word").to_owned();

@@ -604,21 +604,39 @@ fn a_guest_with_a_pod_network_has_the_pods_address_and_its_ports() {
 #[test]
 fn a_helper_that_is_missing_or_fails_is_named() {
     let vm = Vm::new(json!({ "network": [{ "type": "pod", "device": "virtio-net" }] }), json!({}));
-    // As passt without its rights: the socket is there when it finds out.
-    let fails_late = vm.path("fails-late");
-    let words = "Failed to sandbox process, exiting";
-    let script = format!("#!/bin/sh\nwhile [ $1 != --socket ]; do shift; done\necho {words} >&2\nexec touch $2\n");
-    fs::write(&fails_late, script).unwrap();
-    fs::set_permissions(&fails_late, PermissionsExt::from_mode(0o755)).unwrap();
+    let script = |name: &str, text: &str| {
+        let file = vm.path(name);
+        fs::write(&file, format!("#!/bin/sh\ncd {}\n{text}", vm.path("").display())).unwrap();
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
+        file
+    };
+    // As passt without its rights, which makes its socket before it finds out; and QEMU goes on without a network.
+    let fails_late = script(
+        "fails-late",
+        "while [ $1 != --socket ]; do shift; done
+         echo $$ >pid; touch $2
+         while [ ! -e started ]; do sleep 0.02; done
+         echo Failed to sandbox process, exiting >&2
+         exit 1",
+    );
+    let qemu = script(
+        "qemu",
+        r#"case "$*" in *passt.sock*) touch started; while [ -e /proc/$(cat pid) ]; do sleep 0.02; done ;; esac
+           exec qemu-system-x86_64 "$@""#,
+    );
     let late =
-        format!("fails-late ended (exit status: 0): {words}\na pod network needs a container that is privileged");
+        "fails-late ended (exit status: 1): Failed to sandbox process, exiting\na pod network needs a container that";
     for (program, why) in [
         (Path::new("/no/passt"), "cannot start /no/passt (install it in the runner's image)"),
         (Path::new("/bin/false"), "/bin/false ended (exit status: 1): without a word"),
-        (&fails_late, &late),
+        (&fails_late, late),
     ] {
         let mut command = Command::new("env");
-        command.arg(format!("VM_RUNNER_PASST={}", program.display())).arg(RUNNER);
+        command.arg(format!("VM_RUNNER_PASST={}", program.display()));
+        if program == fails_late {
+            command.arg(format!("VM_RUNNER_QEMU={}", qemu.display()));
+        }
+        command.arg(RUNNER);
         let mut runner = vm.start_by(command, "all");
         assert_eq!(runner.end().code(), Some(1), "{}", runner.state());
         let last_words = vm.machine()["lastWords"].as_str().unwrap().to_owned();

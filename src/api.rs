@@ -320,6 +320,7 @@ pub enum VmAction {
     validation = Rule::new("!has(self.cpuTopology) || !has(self.currentCpus) || self.currentCpus <= self.cpuTopology.sockets * (self.cpuTopology.diesPerSocket < 1 ? 1 : self.cpuTopology.diesPerSocket) * (self.cpuTopology.coresPerDie < 1 ? 1 : self.cpuTopology.coresPerDie) * (self.cpuTopology.threadsPerCore < 1 ? 1 : self.cpuTopology.threadsPerCore)").message("currentCpus must not be more than the CPUs of cpuTopology"),
     validation = Rule::new("!has(self.currentRam) || !has(self.maximumRam) || quantity(string(self.currentRam).replace(' ', '').replace('B', '')).compareTo(quantity(string(self.maximumRam).replace(' ', '').replace('B', ''))) <= 0").message("currentRam must not be more than maximumRam"),
     validation = Rule::new("!has(self.disks) || self.disks.all(a, !has(a.volumeClaimTemplate) || !has(a.volumeClaimTemplate.metadata) || !has(a.volumeClaimTemplate.metadata.name) || self.disks.exists_one(b, has(b.volumeClaimTemplate) && has(b.volumeClaimTemplate.metadata) && has(b.volumeClaimTemplate.metadata.name) && b.volumeClaimTemplate.metadata.name == a.volumeClaimTemplate.metadata.name))").message("the names of the disks must be different"),
+    validation = Rule::new("!has(self.networks) || self.networks.filter(n, has(n.pod)).size() <= 1").message("only one network can be of type pod: a Pod has one address"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {

@@ -113,6 +113,12 @@ struct RunArguments {
     /// The TPM emulator.
     #[arg(long, default_value = "swtpm", env = "VM_RUNNER_SWTPM")]
     swtpm: String,
+    /// The program that connects a network of type pod.
+    #[arg(long, default_value = "passt", env = "VM_RUNNER_PASST")]
+    passt: String,
+    /// With a network of type pod: the Pod's ports from 1 to this one are the guest's.
+    #[arg(long, default_value_t = 9999, env = "VM_RUNNER_POD_PORTS", value_parser = clap::value_parser!(u16).range(1..))]
+    pod_ports: u16,
     /// Where to write why the machine failed, if the file exists.
     #[arg(long, default_value = "/dev/termination-log", env = "VM_RUNNER_TERMINATION_LOG")]
     termination_log: PathBuf,
@@ -217,6 +223,8 @@ fn open(arguments: &RunArguments) -> Result<(Places, config::Configuration), Err
         runtime: RuntimeDir::open(runtime)?,
         qemu: arguments.qemu.clone(),
         swtpm: arguments.swtpm.clone(),
+        passt: arguments.passt.clone(),
+        pod_ports: arguments.pod_ports,
     };
     Ok((places, configuration))
 }

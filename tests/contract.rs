@@ -526,7 +526,7 @@ async fn a_policy_keeps_users_from_what_the_administrators_choose() {
     .await;
     assert!(message.contains("the runner's image is the administrators' choice"), "{message}");
     let message = refused(&|vm| vm["spec"]["vm"]["networks"] = json!([{ "tap": {} }])).await.unwrap();
-    assert!(message.contains("guests have user networking here"), "{message}");
+    assert!(message.contains("no guest is in the node's network here"), "{message}");
     assert_eq!(refused(&|vm| vm["spec"]["vm"]["networks"] = json!([{ "user": {} }])).await, None);
     world.cluster.kubectl(&["delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", name]);
 }

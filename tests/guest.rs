@@ -1,7 +1,7 @@
 //! Boots the tiny guest (tests/guest/) with a real QEMU through the real program vm-runner, without a cluster.
 //!
-//! Needs Debian's qemu-system-x86, qemu-block-extra, ovmf, swtpm, busybox-static and what tests/guest/build.sh names.
-//! Emulated, so that it works anywhere.
+//! Needs Debian's qemu-system-x86, qemu-block-extra, ovmf, swtpm, passt, iproute2, busybox-static and what
+//! tests/guest/build.sh names. Emulated, so that it works anywhere.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 #[path = "support/spice.rs"]
@@ -11,6 +11,7 @@ use std::{
     fs::{self, File},
     io::{Read, Write},
     net::{TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::OnceLock,
@@ -28,6 +29,10 @@ use vm_operator::runner_config::RunnerConfig;
 
 /// For a machine that is busy with other things; nothing is asserted about times.
 const PATIENCE: Duration = Duration::from_secs(180);
+
+const RUNNER: &str = env!("CARGO_BIN_EXE_vm-runner");
+/// The runner's in a network of its own.
+const ADDRESS: &str = "10.99.0.2";
 
 /// The guest's disk image, built once.
 fn guest_image() -> &'static Path {
@@ -126,9 +131,25 @@ impl Vm {
 
     /// Starts the runner; its output goes to the files ROLE.out and ROLE.err.
     fn start(&self, role: &str) -> Runner<'_> {
+        self.start_by(Command::new(RUNNER), role)
+    }
+
+    /// Starts the runner in a network of its own, in which it has [`ADDRESS`], and without root's rights outside.
+    fn start_in_a_network_of_its_own(&self, role: &str) -> Runner<'_> {
+        let script = format!(
+            "ip link set lo up && ip link add eth0 type veth peer name peer && ip link set peer up &&
+             ip addr add {ADDRESS}/24 dev eth0 && ip link set eth0 up && ip route add default via 10.99.0.1 &&
+             exec \"$@\""
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--net", "sh", "-c", &script, "sh", RUNNER]);
+        self.start_by(command, role)
+    }
+
+    fn start_by(&self, mut command: Command, role: &str) -> Runner<'_> {
         let file = |kind: &str| File::create(self.path(&format!("{role}.{kind}"))).unwrap();
         fs::write(self.path("termination-log"), "").unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_vm-runner"))
+        let child = command
             .args(["run", "--role", role, "--status", "log", "--config-dir"])
             .arg(self.path("config"))
             .arg("--termination-log")
@@ -186,6 +207,14 @@ impl Runner<'_> {
         let mark = format!("condition=\"{condition}\"");
         let says = || self.log().lines().rfind(|line| line.contains(&mark)).is_some_and(|line| line.contains(message));
         wait_for(message, || says().then_some(()), || self.state());
+    }
+
+    /// What a program says in the runner's network.
+    fn in_its_network(&self, program: &[&str]) -> String {
+        let pid = self.child.id().to_string();
+        let enter = ["--target", &pid, "--user", "--preserve-credentials", "--net"];
+        let output = Command::new("nsenter").args(enter).args(program).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     fn signal(&self, name: &str) {
@@ -470,11 +499,7 @@ fn a_guest_starts_without_an_agent() {
 #[test]
 fn the_command_line_can_be_seen_without_a_start() {
     let vm = Vm::new(json!({ "display": { "spice": { "port": 5999, "ticket": "secret" } } }), json!({}));
-    let output = Command::new(env!("CARGO_BIN_EXE_vm-runner"))
-        .args(["render-command", "--config-dir"])
-        .arg(vm.path("config"))
-        .output()
-        .unwrap();
+    let output = Command::new(RUNNER).args(["render-command", "--config-dir"]).arg(vm.path("config")).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.starts_with("qemu-system-x86_64\n-nodefaults\n"), "{text}");
     assert!(text.contains("port=5999,disable-ticketing=off") && !text.contains("secret"), "{text}");
@@ -593,4 +618,90 @@ fn a_user_is_logged_in_and_who_looks_at_the_display_is_named() {
     agent.says_last("ConsoleConnected", "The machine does not run.");
     agent.signal("TERM");
     assert!(agent.end().success());
+}
+
+#[test]
+fn a_guest_with_a_pod_network_has_the_pods_address_and_its_ports() {
+    let port = 5950;
+    let hardware = json!({
+        "network": [{ "type": "pod", "device": "virtio-net", "mac": "02:16:3e:33:58:10" }],
+        "display": { "vnc": { "port": port } },
+    });
+    let vm = Vm::new(hardware, json!({ "message": "hello from the guest" }));
+    let mut runner = vm.start_in_a_network_of_its_own("all");
+    runner.console(&format!("guest: address={ADDRESS}"));
+    let url = format!("http://{ADDRESS}:8080/");
+    let page = wait_for(
+        "the guest's page",
+        || Some(runner.in_its_network(&["busybox", "wget", "-q", "-O", "-", &url])).filter(|page| !page.is_empty()),
+        || runner.state(),
+    );
+    assert_eq!(page.trim(), "hugo hello from the guest");
+    // The ports up to the last, also those that only root may have, but not the display's: that is QEMU's.
+    let listening = runner.in_its_network(&["ss", "--no-header", "--listening", "--tcp", "--numeric", "--processes"]);
+    let owner = |port: u16| {
+        let line = listening.lines().find(|line| line.contains(&format!(":{port} ")));
+        line.and_then(|line| line.split('"').nth(1)).unwrap_or_default()
+    };
+    for (port, program) in
+        [(1, "passt"), (80, "passt"), (8080, "passt"), (port, "qemu-system-x86"), (port + 1, "passt")]
+    {
+        assert!(owner(port).starts_with(program), "{port}: {:?}", owner(port));
+    }
+
+    // A guest is not ended for its network.
+    let runner_pid = runner.child.id();
+    let children = fs::read_to_string(format!("/proc/{runner_pid}/task/{runner_pid}/children")).unwrap();
+    let mut children = children.split_whitespace().map(|pid| pid.parse::<u32>().unwrap());
+    let is_passt = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().starts_with("passt");
+    kill(children.find(is_passt).expect("passt among the runner's children"), "KILL").unwrap();
+    runner.logs("the guest is without what this program did until its next start");
+    runner.signal("TERM");
+    runner.console("guest: power button");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_helper_that_is_missing_or_fails_is_named() {
+    let vm = Vm::new(json!({ "network": [{ "type": "pod", "device": "virtio-net" }] }), json!({}));
+    let script = |name: &str, text: &str| {
+        let file = vm.path(name);
+        fs::write(&file, format!("#!/bin/sh\ncd {}\n{text}", vm.path("").display())).unwrap();
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
+        file
+    };
+    // As passt without its rights, which makes its socket before it finds out; and QEMU goes on without a network.
+    let fails_late = script(
+        "fails-late",
+        "while [ $1 != --socket ]; do shift; done
+         echo $$ >pid; touch $2
+         while [ ! -e started ]; do sleep 0.02; done
+         echo Failed to sandbox process, exiting >&2
+         exit 1",
+    );
+    let qemu = script(
+        "qemu",
+        r#"case "$*" in *passt.sock*) touch started; while [ -e /proc/$(cat pid) ]; do sleep 0.02; done ;; esac
+           exec qemu-system-x86_64 "$@""#,
+    );
+    let late =
+        "fails-late ended (exit status: 1): Failed to sandbox process, exiting\na pod network needs a container that";
+    for (program, why) in [
+        (Path::new("/no/passt"), "cannot start /no/passt (install it in the runner's image)"),
+        (Path::new("/bin/false"), "/bin/false ended (exit status: 1): without a word"),
+        (&fails_late, late),
+    ] {
+        let mut command = Command::new("env");
+        command.arg(format!("VM_RUNNER_PASST={}", program.display()));
+        if program == fails_late {
+            command.arg(format!("VM_RUNNER_QEMU={}", qemu.display()));
+        }
+        command.arg(RUNNER);
+        let mut runner = vm.start_by(command, "all");
+        assert_eq!(runner.end().code(), Some(1), "{}", runner.state());
+        let last_words = vm.machine()["lastWords"].as_str().unwrap().to_owned();
+        for place in [vm.text("termination-log"), last_words] {
+            assert!(place.contains(why), "{place}");
+        }
+    }
 }

@@ -552,3 +552,50 @@ async fn what_is_changed_under_a_running_guest_and_who_ends_it() {
     namespace.kubectl(&["delete", "vm", "demo"]);
     cluster.kubectl(&["delete", "storageclass", &grows]);
 }
+
+#[tokio::test]
+async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let Stage { namespace, machines, pods, .. } = Stage::set("pod-network").await;
+    let client = serde_json::json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "client" },
+        "spec": { "containers": [{
+            "name": "client", "image": "localhost/vm-demo-guest:0.1.0", "imagePullPolicy": "IfNotPresent",
+            "command": ["/bin/busybox", "httpd", "-f", "-p", "8000"],
+        }] },
+    });
+    let service = serde_json::json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": { "name": "web" },
+        "spec": { "selector": { "tier": "web" }, "ports": [{ "port": 80, "targetPort": 8080 }] },
+    });
+    namespace.apply(&client.to_string());
+    namespace.apply(&service.to_string());
+    namespace.kubectl(&["wait", "--for=condition=Ready", "pod/client", "--timeout=60s"]);
+    let address = namespace.kubectl(&["get", "service", "web", "--output=jsonpath={.spec.clusterIP}"]);
+    // Not wget: the static one has no resolver without its libraries.
+    let fetch = r"/bin/busybox printf 'GET / HTTP/1.0\r\n\r\n' | /bin/busybox nc -w 5";
+    let fetch = format!("{fetch} {address} 80 || true");
+
+    let mut manifest = demo(&namespace);
+    manifest["metadata"]["labels"] = serde_json::json!({ "tier": "web" });
+    manifest["spec"]["vm"]["networks"] = serde_json::json!([{ "pod": {} }]);
+    // In a Pod without any capability, and in a privileged one.
+    for (accelerator, privileged) in [("tcg", None), ("auto", Some(true))] {
+        manifest["spec"]["vm"]["accelerator"] = accelerator.into();
+        namespace.apply(&manifest.to_string());
+        wait_for(&machines, "demo", conditions::BOOTED, true).await;
+        let page = eventually("the guest's page", LIMIT, async || {
+            let page = namespace.kubectl(&["exec", "client", "--", "/bin/busybox", "sh", "-c", &fetch]);
+            Some(page).filter(|page| !page.is_empty())
+        })
+        .await;
+        assert!(page.ends_with("\n\r\ndemo-guest Hello from cloud-init\n"), "{page}");
+        let pod = pods.get("demo").await.unwrap();
+        assert_eq!(pod.spec.unwrap().containers[0].security_context.as_ref().unwrap().privileged, privileged);
+        let console = namespace.kubectl(&["logs", "demo"]);
+        let own = format!("guest: address={}", pod.status.unwrap().pod_ip.unwrap());
+        assert!(console.contains(&own), "{own}:\n{console}");
+        namespace.kubectl(&["delete", "vm", "demo"]);
+        gone(&pods, "demo").await;
+    }
+}

@@ -461,6 +461,10 @@ async fn bad_input_is_refused_at_once_and_named() {
             &|vm| vm["spec"]["vm"]["networks"] = json!([{ "user": {}, "tap": {} }]),
             "a network is exactly one of tap, user and pod",
         ),
+        (
+            &|vm| vm["spec"]["vm"]["networks"] = json!([{ "pod": {} }, { "user": {} }, { "pod": {} }]),
+            "only one network can be of type pod",
+        ),
         (&|vm| vm["spec"]["vm"]["display"] = json!({ "spice": { "port": 70000 } }), "spec.vm.display.spice.port"),
         (
             &|vm| vm["spec"]["image"] = json!({ "source": "a", "path": "b" }),

@@ -36,7 +36,12 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
     ),
     ("pod.yaml.j2", "spec", "the whole `spec`; with `super()`, a place for further fields of it", "0.1"),
     ("pod.yaml.j2", "network", "with tap devices, `hostNetwork` and `dnsPolicy`: the bridges are the node's", "0.1"),
-    ("pod.yaml.j2", "pod_security_context", "`securityContext` of the Pod", "0.1"),
+    (
+        "pod.yaml.j2",
+        "pod_security_context",
+        "`securityContext` of the Pod; with a pod network, the sysctl for its low ports",
+        "0.1",
+    ),
     (
         "pod.yaml.j2",
         "scheduling",
@@ -48,7 +53,7 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
     (
         "pod.yaml.j2",
         "security_context",
-        "`securityContext` of the runner's container: privileged for KVM and taps",
+        "`securityContext` of the runner's container: privileged for KVM and taps, unconfined for a pod network",
         "0.1",
     ),
     ("pod.yaml.j2", "resources", "`resources` of the runner's container", "0.1"),

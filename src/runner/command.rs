@@ -154,6 +154,8 @@ struct NetworkContext<'a> {
     mac: String,
     bridge: Option<&'a str>,
     net: Option<&'a str>,
+    /// passt's.
+    socket: Option<String>,
     address: String,
 }
 
@@ -221,6 +223,40 @@ pub fn swtpm(state_dir: &Path, runtime: &RuntimeDir) -> Vec<String> {
     ]
 }
 
+/// Files that passt may have open for itself and for connections, besides one for each port.
+const PASST_FILES: u64 = 1000;
+
+/// The last port that is forwarded to a guest with a pod network, if ports up to `wanted` are asked for: passt needs two open
+/// files for each, and starts with all of them or not at all.
+pub fn last_port(wanted: u16, open_files: Option<u64>) -> u16 {
+    let possible = open_files.map_or(u64::MAX, |limit| limit.saturating_sub(PASST_FILES) / 2);
+    wanted.min(u16::try_from(possible).unwrap_or(u16::MAX)).max(1)
+}
+
+/// passt's arguments (passt(1)). It gives the guest the Pod's own address, and the connections that come in for it on the ports
+/// up to `last_port`. It ends with QEMU's connection.
+pub fn passt(vm: &VmSection, last_port: u16, user: (u32, u32), runtime: &RuntimeDir) -> Vec<String> {
+    // QEMU itself listens on these.
+    let display = vm.display.spice.iter().map(|spice| spice.port).chain(vm.display.vnc.iter().map(|vnc| vnc.port));
+    let ports = display.fold(format!("1-{last_port}"), |ports, port| format!("{ports},~{port}"));
+    vec![
+        "--foreground".into(),
+        "--one-off".into(),
+        "--quiet".into(),
+        // The user that it is. Root would become nobody, which needs capabilities; passt gives up all rights in either case.
+        "--runas".into(),
+        format!("{}:{}", user.0, user.1),
+        "--socket".into(),
+        runtime.passt().display().to_string(),
+        // The guest's gateway is a way into the network, not to what listens on localhost in the Pod.
+        "--no-map-gw".into(),
+        "--tcp-ports".into(),
+        ports.clone(),
+        "--udp-ports".into(),
+        ports,
+    ]
+}
+
 fn context<'a>(config: &'a RunnerConfig, facts: &'a Facts, runtime: &RuntimeDir) -> Result<Context<'a>, Error> {
     let vm = &config.vm;
     let (disks, cds) = drives(&vm.drives, &facts.block_devices)?;
@@ -228,8 +264,11 @@ fn context<'a>(config: &'a RunnerConfig, facts: &'a Facts, runtime: &RuntimeDir)
         .network
         .iter()
         .enumerate()
-        .map(|(index, network)| network_context(index, network, &facts.uuid))
+        .map(|(index, network)| network_context(index, network, &facts.uuid, runtime))
         .collect::<Result<Vec<_>, _>>()?;
+    if networks.iter().filter(|network| network.type_ == "pod").count() > 1 {
+        return Err(Error::Unsupported("there is more than one network of type pod, but a Pod has one address".into()));
+    }
     let socket = |path: std::path::PathBuf| path.display().to_string();
     Ok(Context {
         vm,
@@ -324,15 +363,16 @@ fn url_protocol(file: &str) -> Result<Option<&str>, Error> {
     }
 }
 
-fn network_context<'a>(index: usize, network: &'a NetworkSection, uuid: &str) -> Result<NetworkContext<'a>, Error> {
+fn network_context<'a>(
+    index: usize,
+    network: &'a NetworkSection,
+    uuid: &str,
+    runtime: &RuntimeDir,
+) -> Result<NetworkContext<'a>, Error> {
     let (type_, device, bridge, net) = match network {
         NetworkSection::Tap { device, bridge, .. } => ("tap", device, Some(bridge.as_str()), None),
         NetworkSection::User { device, net, .. } => ("user", device, None, net.as_deref()),
-        NetworkSection::Pod { .. } => {
-            return Err(Error::Unsupported(format!(
-                "network {index} is of type pod, which this runner does not support yet; use user or tap"
-            )));
-        }
+        NetworkSection::Pod { device, .. } => ("pod", device, None, None),
     };
     if index >= NETWORK_ADDRESSES {
         return Err(Error::Unsupported(format!("there are more than {NETWORK_ADDRESSES} networks")));
@@ -345,6 +385,7 @@ fn network_context<'a>(index: usize, network: &'a NetworkSection, uuid: &str) ->
         mac: mac(network, uuid, index),
         bridge,
         net,
+        socket: (type_ == "pod").then(|| runtime.passt().display().to_string()),
         address: address(0x10, index),
     })
 }

@@ -95,6 +95,11 @@ impl RuntimeDir {
         self.0.join("swtpm.sock")
     }
 
+    /// The socket of passt, which connects a network of type `pod`.
+    pub fn passt(&self) -> PathBuf {
+        self.0.join("passt.sock")
+    }
+
     /// The cloud-init disk.
     pub fn cloud_init_disk(&self) -> PathBuf {
         self.0.join("cloud-init.img")

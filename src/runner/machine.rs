@@ -1,5 +1,5 @@
-//! The role machine: starts QEMU (and the TPM emulator), supervises it, and is its power button. It needs no network and no
-//! credential. What it knows is in `machine.json`; see [`super::files`].
+//! The role machine: starts QEMU and its helpers (the TPM emulator, passt), supervises it, and is its power button. It needs no
+//! network and no credential. What it knows is in `machine.json`; see [`super::files`].
 
 use std::{
     collections::VecDeque,
@@ -10,12 +10,13 @@ use std::{
 };
 
 use qapi::qmp;
+use rustix::process::Resource;
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, BufReader},
     net::UnixStream,
     process::{Child, Command},
     sync::watch,
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
     time::{sleep, sleep_until, timeout},
 };
 use tracing::{debug, error, info, warn};
@@ -29,6 +30,7 @@ use super::{
     prepare::{self, Template},
     qmp::Qmp,
 };
+use crate::runner_config::{NetworkSection, VmSection};
 
 /// How long QEMU may take until its monitor answers; with much memory on huge pages it may take some seconds.
 const START: Duration = Duration::from_secs(60);
@@ -56,12 +58,22 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] FileError),
     /// A program is not there.
-    #[error("cannot start {program}")]
+    #[error("cannot start {program}{}", what_to_do(source))]
     Start {
         /// The program.
         program: String,
         /// Why.
         source: io::Error,
+    },
+    /// A program that QEMU is connected with ended before it.
+    #[error("{program} ended ({status}): {last}{}", hint(last))]
+    Helper {
+        /// The program.
+        program: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it wrote last.
+        last: String,
     },
     /// QEMU failed.
     #[error("QEMU failed ({status}){}{}", words(last_words), hint(last_words))]
@@ -73,13 +85,20 @@ pub enum Error {
     },
 }
 
+fn what_to_do(source: &io::Error) -> &'static str {
+    if source.kind() == io::ErrorKind::NotFound { " (install it in the runner's image)" } else { "" }
+}
+
 fn words(last_words: &str) -> String {
     if last_words.is_empty() { ", without a word".into() } else { format!(": {last_words}") }
 }
 
+/// For passt.
+const UNCONFINED: &str = "\na pod network needs a container that is privileged or has the seccomp and AppArmor profiles Unconfined, and a node that lets users make user namespaces";
+
 /// What to do about well-known last words.
 fn hint(last_words: &str) -> &'static str {
-    const HINTS: [(&str, &str); 7] = [
+    const HINTS: [(&str, &str); 9] = [
         ("block-curl not found", "\na CD image from a URL needs the package qemu-block-extra in the runner's image"),
         ("no option group 'spice'", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
         ("-spice: invalid option", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
@@ -92,6 +111,8 @@ fn hint(last_words: &str) -> &'static str {
             "bridge helper failed",
             "\nthe Pod needs hostNetwork, CAP_NET_ADMIN, /dev/net/tun, and the bridge in /etc/qemu/bridge.conf",
         ),
+        ("user namespace", UNCONFINED),
+        ("Failed to sandbox process", UNCONFINED),
         ("Cannot allocate memory", "\nthe node or the container has not enough memory for vm.maximumRam"),
     ];
     HINTS.iter().find(|(pattern, _)| last_words.contains(pattern)).map_or("", |(_, hint)| hint)
@@ -110,6 +131,10 @@ pub struct Places {
     pub qemu: String,
     /// The TPM emulator.
     pub swtpm: String,
+    /// passt.
+    pub passt: String,
+    /// The ports from 1 to this one are those of a guest with a pod network.
+    pub pod_ports: u16,
 }
 
 /// Runs the machine until QEMU ends. `term` becomes true when the machine is to be stopped.
@@ -160,7 +185,15 @@ async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(
         warn!("the display has no password: whoever reaches its port can use it");
     }
     let arguments = command::qemu(&configuration.config, &facts, runtime, &template.name, &template.text)?;
-    let tpm = if vm.use_tpm { Some(start_tpm(places, &configuration).await?) } else { None };
+    let mut helpers = Helpers::default();
+    if vm.use_tpm {
+        let state = Path::new(&configuration.config.data_dir).join("tpm");
+        fs::create_dir_all(&state).map_err(FileError::with("make", &state))?;
+        helpers.start(&places.swtpm, command::swtpm(&state, runtime), &runtime.tpm()).await?;
+    }
+    if vm.network.iter().any(|network| matches!(network, NetworkSection::Pod { .. })) {
+        helpers.start(&places.passt, passt_arguments(places, vm), &runtime.passt()).await?;
+    }
 
     let mut state = MachineState {
         pid: 0,
@@ -176,9 +209,9 @@ async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(
     state.pid = qemu.child.id().unwrap_or_default();
     runtime.write_machine(&state)?;
     info!(pid = state.pid, machine_type = state.machine_type, "QEMU started");
-    let (end, status) = qemu.supervise(places, &mut state, term.clone()).await?;
+    let (end, status) = qemu.supervise(places, &mut state, &mut helpers, term.clone()).await?;
     let last_words = qemu.last_words().await;
-    drop(tpm);
+    drop(helpers);
 
     let held = end == End::GuestShutdown && stays_down(places, &configuration);
     state.phase = Phase::Ended { reason: end, code: status.code(), last_words: last_words.clone(), held };
@@ -233,32 +266,78 @@ pub async fn render_command(places: &Places) -> Result<Vec<String>, Error> {
     Ok(all)
 }
 
-/// Starts the TPM emulator. It ends when QEMU closes the connection, or when the handle is dropped.
-async fn start_tpm(places: &Places, configuration: &Configuration) -> Result<Child, Error> {
-    let state = Path::new(&configuration.config.data_dir).join("tpm");
-    fs::create_dir_all(&state).map_err(FileError::with("make", &state))?;
-    let _ = fs::remove_file(places.runtime.tpm());
-    let mut child = Command::new(&places.swtpm)
-        .args(command::swtpm(&state, &places.runtime))
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .process_group(0)
-        .spawn()
-        .map_err(|source| Error::Start { program: places.swtpm.clone(), source })?;
-    // QEMU does not wait for the socket.
-    let started = Instant::now();
-    while !places.runtime.tpm().exists() {
-        if let Ok(Some(status)) = child.try_wait() {
-            let source = io::Error::other(format!("it ended with {status}"));
-            return Err(Error::Start { program: places.swtpm.clone(), source });
-        }
-        if started.elapsed() > START {
-            let source = io::Error::other("it did not make its socket");
-            return Err(Error::Start { program: places.swtpm.clone(), source });
-        }
-        sleep(RETRY).await;
+fn passt_arguments(places: &Places, vm: &VmSection) -> Vec<String> {
+    let last_port = command::last_port(places.pod_ports, rustix::process::getrlimit(Resource::Nofile).maximum);
+    if last_port < places.pod_ports {
+        warn!(
+            last_port,
+            wanted = places.pod_ports,
+            "the limit of open files allows fewer ports to be forwarded to the guest"
+        );
     }
-    Ok(child)
+    let user = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    command::passt(vm, last_port, user, &places.runtime)
+}
+
+/// Programs that QEMU is connected with. They end when QEMU closes the connection, or when this is dropped.
+///
+/// One that ends while the guest runs is not started again, because QEMU would not connect again. The guest lives on without it:
+/// what runs there may not need it, and only its owner can say when a restart is the lesser evil.
+#[derive(Default)]
+struct Helpers(JoinSet<Error>);
+
+impl Helpers {
+    /// Starts a program and waits until its socket is there: QEMU would not.
+    async fn start(&mut self, program: &str, arguments: Vec<String>, socket: &Path) -> Result<(), Error> {
+        debug!(program, ?arguments, "a helper's command line");
+        let program = program.to_owned();
+        let _ = fs::remove_file(socket);
+        let mut child = match Command::new(&program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .process_group(0)
+            .spawn()
+        {
+            Ok(child) => child,
+            Err(source) => return Err(Error::Start { program, source }),
+        };
+        let name = program.clone();
+        self.0.spawn(async move {
+            let words = match child.stderr.take() {
+                Some(stderr) => follow(stderr, |line| debug!(program, "{line}")).await,
+                None => String::new(),
+            };
+            let last = words.lines().last().unwrap_or("without a word").to_owned();
+            match child.wait().await {
+                Ok(status) => Error::Helper { program, status, last },
+                Err(source) => Error::Start { program, source },
+            }
+        });
+        let its_socket = timeout(START, async {
+            while !socket.exists() {
+                sleep(RETRY).await;
+            }
+        });
+        tokio::select! {
+            made = its_socket => {
+                made.map_err(|_| Error::Start { program: name, source: io::Error::other("it did not make its socket") })
+            }
+            Some(error) = self.ended() => Err(error),
+        }
+    }
+
+    /// Waits for the next one's end; `None` if there is none.
+    async fn ended(&mut self) -> Option<Error> {
+        self.0.join_next().await?.ok()
+    }
+
+    /// One that has ended.
+    fn has_ended(&mut self) -> Option<Error> {
+        self.0.try_join_next()?.ok()
+    }
 }
 
 /// The process.
@@ -288,7 +367,7 @@ impl Qemu {
         let stderr = child.stderr.take();
         let stderr = tokio::spawn(async move {
             match stderr {
-                Some(stderr) => follow(stderr).await,
+                Some(stderr) => follow(stderr, |line| warn!(target: "qemu", "{line}")).await,
                 None => String::new(),
             }
         });
@@ -300,6 +379,7 @@ impl Qemu {
         &mut self,
         places: &Places,
         state: &mut MachineState,
+        helpers: &mut Helpers,
         mut term: watch::Receiver<bool>,
     ) -> Result<(End, ExitStatus), Error> {
         let exit = |source| Error::Start { program: places.qemu.clone(), source };
@@ -318,6 +398,11 @@ impl Qemu {
                 warn!(%error, "the serial console is lost");
             }
         }));
+        // A socket that is there is not yet a program that went on to its work, and QEMU starts without a network, too.
+        if let Some(error) = helpers.has_ended() {
+            self.child.kill().await.map_err(exit)?;
+            return Err(error);
+        }
         let mut control = Control::new(Instant::now());
         // From here on the agent may continue the guest: nothing that it writes on its console gets lost any more.
         state.phase = Phase::Running;
@@ -337,6 +422,13 @@ impl Qemu {
                         continue;
                     }
                 },
+                Some(error) = helpers.ended() => {
+                    // QEMU's end is the helpers' end, too; but then it does not answer any more.
+                    if monitor.execute(qmp::query_status {}).await.is_ok() {
+                        error!(%error, "the guest is without what this program did until its next start");
+                    }
+                    continue;
+                }
                 _ = term.wait_for(|term| *term), if !control.is_stopping() => {
                     let timeout = powerdown_timeout(places);
                     info!(timeout_s = timeout.as_secs(), "stopping the machine");
@@ -406,12 +498,12 @@ async fn connect(runtime: &RuntimeDir) -> (Qmp, UnixStream) {
     }
 }
 
-/// Logs what QEMU writes, and keeps the end of it.
-async fn follow(stderr: impl AsyncRead + Unpin) -> String {
+/// Logs what a program writes, and keeps the end of it.
+async fn follow(stderr: impl AsyncRead + Unpin, log: impl Fn(&str)) -> String {
     let mut last = VecDeque::with_capacity(LAST_LINES);
     let mut lines = BufReader::with_capacity(1024, stderr).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        warn!(target: "qemu", "{line}");
+        log(&line);
         if last.len() == LAST_LINES {
             last.pop_front();
         }

@@ -49,7 +49,7 @@ const REQUIREMENTS: &[Requirement] = &[
     need("runc", "runc", "starts containers", &[Purpose::Cluster]),
     need("/usr/lib/cni/bridge", "containernetworking-plugins", "connects Pods", &[Purpose::Cluster]),
     need("iptables", "iptables", "kube-proxy makes Services with it", &[Purpose::Cluster]),
-    need("ip", "iproute2", "the cluster's own network", &[Purpose::Cluster]),
+    need("ip", "iproute2", "the cluster's own network", &[Purpose::Cluster, Purpose::Tests]),
     need("mount", "mount", "volumes; losetup for block volumes", &[Purpose::Cluster]),
     need("busybox", "busybox-static", "the pause image and the guest's programs", &[Purpose::Cluster, Purpose::Guest]),
     need("tar", "tar", "container images", &[Purpose::Cluster, Purpose::Images]),
@@ -67,6 +67,8 @@ const REQUIREMENTS: &[Requirement] = &[
     need("/usr/lib/x86_64-linux-gnu/qemu/block-curl.so", "qemu-block-extra", "CD images at a URL", &[Purpose::Tests]),
     need("/usr/share/OVMF/OVMF_CODE_4M.fd", "ovmf", "the machines' UEFI firmware", &[Purpose::Tests]),
     need("swtpm", "swtpm", "the machines' TPM", &[Purpose::Tests]),
+    need("passt", "passt", "connects machines with the network of their Pod", &[Purpose::Tests]),
+    need("nsenter", "util-linux", "network namespaces of the tests' own", &[Purpose::Tests]),
     need(
         "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
         "libfaketime",

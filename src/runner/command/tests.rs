@@ -87,6 +87,49 @@ fn vnc_without_a_password() {
 }
 
 #[test]
+fn a_pod_network_is_a_connection_to_passt() {
+    let vm = r#"
+    network:
+    - { type: user, device: virtio-net }
+    - { type: pod, device: e1000e, mac: "02:16:3e:33:58:10" }
+"#;
+    let text = standard(vm, &facts());
+    let network = text.lines().filter(|line| line.contains("net1")).collect::<Vec<_>>().join("\n");
+    insta::assert_snapshot!(network, @r#"
+    -netdev {"addr":{"path":"RUN/passt.sock","type":"unix"},"id":"net1","server":false,"type":"stream"}
+    -device {"addr":"10.1","bus":"pcie.0","driver":"e1000e","id":"net1-card","mac":"02:16:3e:33:58:10","multifunction":true,"netdev":"net1","romfile":""}
+    "#);
+}
+
+#[test]
+fn passt_forwards_all_ports_but_the_displays() {
+    let arguments = |vm: &str| lines(&passt(&config(vm).vm, 9999, (0, 0), &runtime()));
+    insta::assert_snapshot!(arguments(""), @"
+    --foreground
+    --one-off
+    --quiet
+    --runas 0:0
+    --socket RUN/passt.sock
+    --no-map-gw
+    --tcp-ports 1-9999
+    --udp-ports 1-9999
+    ");
+    let ports = |vm: &str| arguments(vm).lines().filter(|line| line.contains("-ports")).collect::<Vec<_>>().join(" ");
+    assert_eq!(ports("    display: { vnc: { port: 5905 } }\n"), "--tcp-ports 1-9999,~5905 --udp-ports 1-9999,~5905");
+    assert_eq!(ports("    display: { spice: { port: 80 } }\n"), "--tcp-ports 1-9999,~80 --udp-ports 1-9999,~80");
+}
+
+#[test]
+fn no_more_ports_are_forwarded_than_files_can_be_open() {
+    assert_eq!(last_port(9999, None), 9999);
+    assert_eq!(last_port(9999, Some(1 << 20)), 9999);
+    assert_eq!(last_port(u16::MAX, Some(1 << 20)), u16::MAX);
+    assert_eq!(last_port(9999, Some(20_000)), 9500);
+    assert_eq!(last_port(9999, Some(1024)), 12);
+    assert_eq!(last_port(9999, Some(0)), 1);
+}
+
+#[test]
 fn many_disks_have_addresses_of_their_own() {
     let drives: String = (0..64).map(|n| format!("    - {{ type: raw, resource: /dev/d{n} }}\n")).collect();
     let text = standard(&format!("    drives:\n{drives}"), &facts());
@@ -136,8 +179,8 @@ fn no_text_becomes_another_argument() {
 #[test]
 fn what_is_not_possible_is_said() {
     insta::assert_snapshot!(
-        failure("    network: [{ type: pod, device: virtio-net }]\n"),
-        @"network 0 is of type pod, which this runner does not support yet; use user or tap"
+        failure("    network: [{ type: pod, device: virtio-net }, { type: pod, device: virtio-net }]\n"),
+        @"there is more than one network of type pod, but a Pod has one address"
     );
     insta::assert_snapshot!(
         failure("    drives: [{ type: ide-cd, file: 'nfs://host/a.iso' }]\n"),

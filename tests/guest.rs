@@ -162,6 +162,13 @@ impl Vm {
         Runner { vm: self, role: role.into(), child }
     }
 
+    /// Makes a CD's image.
+    fn cd(&self, name: &str, kilobytes: usize) -> String {
+        let path = self.path(name);
+        fs::write(&path, vec![b'x'; kilobytes << 10]).unwrap();
+        path.display().to_string()
+    }
+
     fn machine(&self) -> Value {
         serde_json::from_str(&self.text("run/machine.json")).unwrap_or_default()
     }
@@ -217,6 +224,24 @@ impl Runner<'_> {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// Whether QEMU has the file open.
+    fn has_open(&self, file: &str) -> bool {
+        let qemu = self.vm.machine()["pid"].as_u64().unwrap();
+        let files = fs::read_dir(format!("/proc/{qemu}/fd"))
+            .unwrap()
+            .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        files.into_iter().any(|open| open == Path::new(file))
+    }
+
+    fn opens(&self, file: &str) {
+        wait_for(file, || self.has_open(file).then_some(()), || self.state());
+    }
+
+    /// QEMU opens a new file before it closes the old one.
+    fn closes(&self, file: &str) {
+        wait_for(file, || (!self.has_open(file)).then_some(()), || self.state());
+    }
+
     fn signal(&self, name: &str) {
         kill(self.child.id(), name).unwrap();
     }
@@ -270,10 +295,12 @@ fn a_guest_boots_changes_and_powers_down_and_its_disk_stays() {
     });
     let mut vm = Vm::new(hardware, json!({ "message": "hello from the test" }));
     vm.config["vm"]["drives"].as_array_mut().unwrap().push(json!({ "type": "ide-cd", "file": "" }));
+    vm.config["cloudInit"]["networkConfig"] = json!({ "version": 2 });
     vm.write_config();
     {
         let mut runner = vm.start("all");
         runner.console("guest: hostname=hugo");
+        runner.console("guest: network-config");
         runner.console("guest: user-data hello from the test");
         runner.console("guest: starts=1");
         runner.console("guest: cpus=1");
@@ -336,12 +363,7 @@ impl Drop for Server {
 #[test]
 fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
     let mut vm = Vm::new(json!({}), json!({}));
-    let cd = |name: &str, kilobytes: usize| {
-        let path = vm.path(name);
-        fs::write(&path, vec![b'x'; kilobytes << 10]).unwrap();
-        path.display().to_string()
-    };
-    let (small, large) = (cd("small.iso", 64), cd("large.iso", 128));
+    let (small, large) = (vm.cd("small.iso", 64), vm.cd("large.iso", 128));
     vm.config["vm"]["drives"].as_array_mut().unwrap().push(json!({ "type": "ide-cd", "file": small }));
     vm.write_config();
     let mut runner = vm.start("all");
@@ -352,43 +374,67 @@ fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
             config["resetCounter"] = json!(resets);
         });
     };
-    // The tiny guest's kernel has no driver for CDs; QEMU's open files tell.
-    let qemu = vm.machine()["pid"].as_u64().unwrap();
-    let has_open = |file: &str| {
-        let files = fs::read_dir(format!("/proc/{qemu}/fd"))
-            .unwrap()
-            .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-        files.into_iter().any(|open| open == Path::new(file))
-    };
-    let opens = |file: &str| wait_for(file, || has_open(file).then_some(()), || runner.state());
-    // QEMU opens the new file before it closes the old one.
-    let closes = |file: &str| wait_for(file, || (!has_open(file)).then_some(()), || runner.state());
-    opens(&small);
+    // The tiny guest's kernel has no driver for this drive; QEMU's open files tell.
+    runner.opens(&small);
     insert(&large, 0);
-    opens(&large);
-    closes(&small);
+    runner.opens(&large);
+    runner.closes(&small);
     insert("", 0);
     runner.logs("changed change=\"Eject { id: \\\"cd0\\\" }\"");
-    closes(&large);
+    runner.closes(&large);
     insert("/no/such.iso", 0);
     runner.logs("not changed change=\"Insert { id: \\\"cd0\\\", file: \\\"/no/such.iso\\\" }\"");
     insert(&small, 0);
-    opens(&small);
+    runner.opens(&small);
     // From a web server, which QEMU asks for it at once.
     let server = Server::of(&vm.path(""));
     let url = format!("http://{}/large.iso", server.address);
     insert(&url, 0);
     runner.logs(&format!("changed change=\"Insert {{ id: \\\"cd0\\\", file: \\\"{url}\\\" }}\""));
-    closes(&small);
+    runner.closes(&small);
     insert(&small, 0);
-    opens(&small);
+    runner.opens(&small);
 
     insert(&small, 1);
     runner.console("guest: starts=2");
     insert(&large, 1);
-    opens(&large);
+    runner.opens(&large);
     let log = runner.log();
     assert_eq!(log.matches("changed change=\"Reset(1)\"").count(), 1, "{log}");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_cd_that_the_guest_uses_is_changed_when_the_guest_lets_it_go() {
+    let mut vm = Vm::new(json!({}), json!({ "lock-cd": true }));
+    let [small, large] = [("small.iso", 64), ("large.iso", 128)].map(|(name, kilobytes)| vm.cd(name, kilobytes));
+    // The tiny guest's kernel has a driver for drives at a SCSI controller only.
+    let template = include_str!("../templates/runner/standard.yaml.j2")
+        .replace("driver: ide-cd", "driver: scsi-cd")
+        .replace("bus: {{ cd.bus }}", "bus: scsi.0")
+        .replace(
+            "{% for cd in cds %}",
+            "- -device\n- { driver: virtio-scsi-pci, id: scsi, bus: pcie.0, addr: \"7.0\" }\n{% for cd in cds %}",
+        );
+    fs::create_dir(vm.path("data")).unwrap();
+    fs::write(vm.path("data/template-scsi.yaml.j2"), template).unwrap();
+    vm.config["template"] = json!("scsi.yaml.j2");
+    vm.config["updateTemplate"] = json!(false);
+    vm.config["vm"]["drives"].as_array_mut().unwrap().push(json!({ "type": "ide-cd", "file": small }));
+    vm.write_config();
+    let mut runner = vm.start("all");
+    runner.console("guest: cd locked");
+    runner.console("guest: up");
+    vm.change(|config| config["vm"]["drives"][2]["file"] = json!(large));
+    runner.logs("not changed change=\"Insert");
+    runner.opens(&small);
+    vm.change(|config| {
+        config["vm"]["drives"][2]["file"] = json!(large);
+        config["vm"]["display"]["loggedInUser"] = json!("eject");
+    });
+    runner.opens(&large);
+    runner.closes(&small);
     runner.signal("TERM");
     runner.ends_well("PoweredDown");
 }

@@ -320,8 +320,19 @@ async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_
     let mut manifest = demo(&namespace);
     // The bridge that connects the Pods of this node.
     manifest["spec"]["vm"]["networks"] = serde_json::json!([{ "tap": { "bridge": "pods" } }]);
+    // cloud-init's data from objects of the user's own, which the manager never reads.
+    manifest["spec"]["cloudInit"] = serde_json::json!({
+        "userDataFrom": { "secretKeyRef": { "name": "own", "key": "users" } },
+        "networkConfigFrom": { "configMapKeyRef": { "name": "own", "key": "nets" } },
+    });
+    namespace.kubectl(&["create", "secret", "generic", "own", "--from-literal=users=message: from a secret"]);
+    namespace.kubectl(&["create", "configmap", "own", "--from-literal=nets=version: 2"]);
     namespace.apply(&manifest.to_string());
     wait_for(&machines, "demo", conditions::BOOTED, true).await;
+    let console = namespace.kubectl(&["logs", "demo"]);
+    for line in ["guest: user-data from a secret", "guest: network-config", "guest: hostname=demo"] {
+        assert!(console.contains(line), "{line:?} in:\n{console}");
+    }
     let ports = namespace.kubectl(&["exec", "demo", "--", "ls", "/sys/class/net/pods/brif"]);
     assert!(ports.lines().any(|port| port.starts_with("tap")), "{ports}");
     let first = pods.get("demo").await.unwrap().metadata.uid;
@@ -329,7 +340,7 @@ async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_
     gone(&pods, "demo").await;
 
     // In the same Pod, because nobody said that it is to stay down.
-    manifest["spec"]["vm"]["networks"] = serde_json::json!([{ "user": {} }]);
+    let mut manifest = demo(&namespace);
     manifest["spec"]["cloudInit"]["userData"]["poweroff-after-boot"] = true.into();
     namespace.apply(&manifest.to_string());
     let pod = eventually("the guest to be started again", LIMIT, async || {

@@ -55,6 +55,8 @@ const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
 /// The grace period of a Pod that is not to wait for its guest, in seconds. With 0 the API server would forget the Pod
 /// before the node has ended it.
 const NO_GRACE: i64 = 1;
+/// A Pod that is to end within this needs no shorter grace period.
+const SOON: SignedDuration = SignedDuration::from_secs(10);
 
 /// What is to be done, in this order; actions of one step do not depend on each other.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -249,6 +251,16 @@ fn lives_while_running(object: &Object) -> bool {
     object.key.is_pod() || object.annotations.get(LIFETIME_ANNOTATION).is_some_and(|lifetime| lifetime == "running")
 }
 
+/// The grace period of a Pod that is being deleted already, for it to end now. Before Kubernetes 1.33 the API server counts it
+/// from the first request on (<https://github.com/kubernetes/kubernetes/pull/122646>); a shorter one would end in the past,
+/// where the Pod's token is not valid any more, and its runner has to ask whether it is forced. Where it counts from now on,
+/// what is too long then is shortened once more.
+fn grace_until_now(found: &Object, now: Timestamp) -> i64 {
+    let given = SignedDuration::from_secs(found.grace.unwrap_or_default());
+    let since = found.deleting.map_or(0, |end| now.duration_since(end - given).as_secs());
+    since.max(0) + NO_GRACE
+}
+
 fn delete(found: &Object, why: Why) -> Action {
     Action::Delete { key: found.key.clone(), uid: found.uid.clone(), why, grace: None }
 }
@@ -301,9 +313,9 @@ impl Plan {
                 self.replace(found, why);
             }
             (_, Life::Going(found)) => {
-                let is_slow = found.grace.is_none_or(|grace| grace > NO_GRACE);
-                if is_forced(found) && is_slow {
-                    self.replace(found, Why::Force);
+                let left = found.deleting.map_or(OVERDUE, |end| end.duration_since(observed.now));
+                if is_forced(found) && left > SOON {
+                    self.force(found, grace_until_now(found, observed.now));
                 } else {
                     self.wait_for_end(found, observed);
                 }
@@ -335,8 +347,16 @@ impl Plan {
     }
 
     fn replace(&mut self, found: &Object, why: Why) {
-        let grace = (why == Why::Force).then_some(NO_GRACE);
-        self.steps[0].push(Action::Delete { key: found.key.clone(), uid: found.uid.clone(), why, grace });
+        if why == Why::Force {
+            return self.force(found, NO_GRACE);
+        }
+        self.steps[0].push(delete(found, why));
+        self.waits.push(Wait::Gone(found.key.clone()));
+    }
+
+    fn force(&mut self, found: &Object, grace: i64) {
+        let (key, uid) = (found.key.clone(), found.uid.clone());
+        self.steps[0].push(Action::Delete { key, uid, why: Why::Force, grace: Some(grace) });
         self.waits.push(Wait::Gone(found.key.clone()));
     }
 

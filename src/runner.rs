@@ -234,7 +234,7 @@ async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(),
     let (places, configuration) = open(arguments)?;
     let config = &configuration.config;
     info!(vm = config.vm.name, namespace = config.namespace, role = ?arguments.role, "vm-runner {}", env!("CARGO_PKG_VERSION"));
-    let mut term = term()?;
+    let term = term()?;
     if arguments.role == Role::Machine {
         return Ok(machine::run(&places, term).await?);
     }
@@ -246,21 +246,19 @@ async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(),
     let mut agent =
         Agent::new(places.config_dir.clone(), places.runtime.clone(), configuration, logging, resource, reports)?;
     let outcome = if arguments.role == Role::All {
-        let mut machine = pin!(machine::run(&places, term));
+        let mut machine = pin!(machine::run(&places, term.clone()));
         tokio::select! {
             outcome = &mut machine => outcome.map_err(Error::from),
-            Err(error) = agent.run() => {
-                // The guest does not need it.
-                warn!(error = %chain(&error), "the agent has ended");
+            outcome = agent.run(term) => {
+                if let Err(error) = outcome {
+                    // The guest does not need it.
+                    warn!(error = %chain(&error), "the agent has ended");
+                }
                 machine.await.map_err(Error::from)
             }
         }
     } else {
-        tokio::select! {
-            // An error means that the sender is gone, hence that the program ends.
-            _ = term.wait_for(|term| *term) => Ok(()),
-            outcome = agent.run() => outcome.map_err(Error::from),
-        }
+        agent.run(term).await.map_err(Error::from)
     };
     agent.last_look();
     if timeout(LAST_REPORT, reporting).await.is_err() {

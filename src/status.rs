@@ -110,11 +110,11 @@ pub fn status(
     // Of what the runner has said of the guest nothing holds any more once it is gone.
     let of_guest = [VMOP_AGENT_CONNECTED, USER_LOGGED_IN, CONSOLE_CONNECTED];
     let of_guest = of_guest.into_iter().filter(|type_| conditions::find(current, type_).is_some());
-    for type_ in [RUNNING, BOOTED].into_iter().chain(of_guest) {
-        if !reported(type_) {
-            let message = "no guest is running".into();
-            new.push(NewCondition { type_, status: false, reason: phase.to_owned(), message });
-        }
+    let unknown = [RUNNING, BOOTED].into_iter().filter(|type_| !reported(type_));
+    // A runner that is older than these conditions says nothing of them.
+    for type_ in unknown.chain(of_guest.filter(|_| !reported(RUNNING))) {
+        let message = "no guest is running".into();
+        new.push(NewCondition { type_, status: false, reason: phase.to_owned(), message });
     }
     new.sort_by_key(|condition| condition.type_);
     let conditions = conditions::with_times(new, current, vm.metadata.generation, observed.now);

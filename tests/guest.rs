@@ -658,12 +658,14 @@ fn a_user_is_logged_in_and_who_looks_at_the_display_is_named() {
     machine.console("guest: login bob");
     agent.says_last("UserLoggedIn", "bob was logged in.");
     agent.says_last("ConsoleConnected", "The display is shown at 127.0.0.1.");
+    // A Pod's containers are told to end at the same time.
+    agent.signal("TERM");
     machine.signal("TERM");
     machine.ends_well("PoweredDown");
+    assert!(agent.end().success());
+    agent.says_last("Running", "The guest has shut down, as it was asked to.");
     agent.says_last("UserLoggedIn", "The machine does not run.");
     agent.says_last("ConsoleConnected", "The machine does not run.");
-    agent.signal("TERM");
-    assert!(agent.end().success());
 }
 
 #[test]

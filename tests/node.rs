@@ -443,6 +443,15 @@ async fn what_happens_to_a_machine_in_its_life() {
     assert_eq!(claims.lines().count(), 2, "{claims}");
 }
 
+/// Lets a node take Pods again, also after a test that failed: the next one needs it.
+struct Uncordon<'a>(&'a Cluster, &'a str);
+
+impl Drop for Uncordon<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.try_kubectl(&["uncordon", self.1]);
+    }
+}
+
 #[tokio::test]
 async fn what_is_changed_under_a_running_guest_and_who_ends_it() {
     let _turn = ONE_AT_A_TIME.lock().await;
@@ -543,6 +552,7 @@ async fn what_is_changed_under_a_running_guest_and_who_ends_it() {
     manifest["spec"]["cloudInit"]["userData"]["ignore-power-button"] = true.into();
     namespace.apply(&manifest.to_string());
     let ours = "--pod-selector=app.kubernetes.io/instance=demo,app.kubernetes.io/name=vm-runner";
+    let _uncordon = Uncordon(cluster, node.trim());
     cluster.kubectl(&["drain", node.trim(), ours, "--delete-emptydir-data", "--timeout=120s"]);
     when("it to say that no node takes it", &|vm| reason(vm, conditions::READY) == "Unschedulable").await;
     cluster.kubectl(&["uncordon", node.trim()]);

@@ -154,20 +154,25 @@ fn a_forced_stop_shortens_the_grace_of_that_pod_only() {
             forced(vm, uid);
         })
     };
-    let going = |grace: i64| {
+    let going = |since: i64, grace: i64| {
         cluster(
             &vm(|_| ()),
             on_pod(move |pod| {
-                pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:10:00Z");
+                let end = noon() + SignedDuration::from_secs(grace - since);
+                pod["metadata"]["deletionTimestamp"] = json!(end.to_string());
                 pod["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
             }),
         )
     };
     let alive = cluster(&vm(|_| ()), |_, _| ());
     assert_eq!(decide(&down("Pod-apple"), &alive), ["0 delete Pod apple Force Some(1)", GONE]);
-    assert_eq!(decide(&down("Pod-apple"), &going(905)), ["0 delete Pod apple Force Some(1)", GONE]);
-    assert_eq!(decide(&down("Pod-apple"), &going(1)), [GONE]);
-    assert_eq!(decide(&down("another"), &going(905)), [GONE]);
+    assert_eq!(decide(&down("Pod-apple"), &going(0, 905)), ["0 delete Pod apple Force Some(1)", GONE]);
+    assert_eq!(decide(&down("Pod-apple"), &going(300, 905)), ["0 delete Pod apple Force Some(301)", GONE]);
+    assert_eq!(decide(&down("Pod-apple"), &going(300, 301)), [GONE], "counted from the first request");
+    let anew = going(1, 302);
+    assert_eq!(decide(&down("Pod-apple"), &anew), ["0 delete Pod apple Force Some(2)", GONE], "counted from the last");
+    assert_eq!(decide(&down("Pod-apple"), &going(0, 2)), [GONE]);
+    assert_eq!(decide(&down("another"), &going(0, 905)), [GONE]);
     assert_eq!(decide(&vm(|vm| forced(vm, "Pod-apple")), &alive), [""; 0], "it should run");
 }
 

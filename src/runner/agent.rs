@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::{
     sync::watch,
     task::JoinHandle,
-    time::{sleep, timeout},
+    time::{Instant, Interval, interval_at, sleep, timeout},
 };
 use tracing::{debug, info, warn};
 
@@ -63,8 +63,8 @@ struct Session {
     known: Known,
     question: Option<JoinHandle<io::Result<Value>>>,
     login: Option<login::Port>,
-    /// The guest was asked to go.
-    powering_down: bool,
+    /// Since the guest was asked to go: when to ask whether a person will not wait for it.
+    powering_down: Option<Interval>,
 }
 
 /// Before the next attempt to speak with a QEMU that could not be spoken with.
@@ -98,26 +98,33 @@ impl Agent {
         Ok(Self { config_dir, runtime, configuration, follower, logging, resource, seen: Seen::default(), reports })
     }
 
-    /// Works until the future is dropped; then [`Agent::last_look`] is due.
+    /// Works until the future is dropped, or `term` is true and there is no QEMU to speak with; then [`Agent::last_look`] is
+    /// due. In a container of its own the agent hears of the Pod's end at once, while the guest may still power down.
     ///
     /// # Errors
     /// If the files cannot be followed any more.
-    pub async fn run(&mut self) -> Result<(), Error> {
+    pub async fn run(&mut self, mut term: watch::Receiver<bool>) -> Result<(), Error> {
         let mut session = None;
         self.look_at_machine(&mut session).await;
         loop {
             self.tell();
+            if session.is_none() && *term.borrow() {
+                return Ok(());
+            }
             let next = match &mut session {
                 None => tokio::select! {
+                    Ok(()) = term.changed() => continue,
                     changed = self.follower.changed() => Next::Files(changed),
                     () = sleep(RETRY), if self.machine_is_up() => Next::Retry,
                 },
                 Some(Session { monitor, question, login, powering_down, .. }) => tokio::select! {
-                    changed = self.follower.changed() => Next::Files(changed),
+                    biased;
+                    // First: that a port was closed counts for what was said before, not for a greeting that came since.
                     event = monitor.event() => Next::Event(event),
+                    changed = self.follower.changed() => Next::Files(changed),
                     answer = answer(question) => Next::Guest(answer),
                     line = hear(login) => Next::Login(line),
-                    () = sleep(ASK), if *powering_down => Next::Ask,
+                    () = due(powering_down) => Next::Ask,
                 },
             };
             match next {
@@ -162,8 +169,7 @@ impl Agent {
                             Ok(line) => self.seen.login.hear(&line),
                             Err(error) => {
                                 warn!(%error, "cannot hear the login agent any more");
-                                session.login = None;
-                                self.seen.login = Login::default();
+                                self.give_up_login(session);
                             }
                         }
                         self.log_in(session).await;
@@ -238,14 +244,8 @@ impl Agent {
         let reset_counter = done.or(started).or(Some(self.configuration.config.reset_counter));
         self.seen.reset_counter = reset_counter;
         let known = Known { reset_counter, ..Known::default() };
-        let login = match login::Port::connect(&self.runtime.vmop_agent()).await {
-            Ok(port) => Some(port),
-            Err(error) => {
-                debug!(%error, "no port for a login agent");
-                None
-            }
-        };
-        let mut session = Session { monitor, known, question: None, login, powering_down: false };
+        let login = self.connect_login().await;
+        let mut session = Session { monitor, known, question: None, login, powering_down: None };
         self.apply(&mut session).await;
         let state = session.monitor.execute(qmp::query_status {}).await?;
         if state.status == qmp::RunState::prelaunch {
@@ -292,6 +292,22 @@ impl Agent {
         }
     }
 
+    /// Until the port is opened anew.
+    fn give_up_login(&mut self, session: &mut Session) {
+        session.login = None;
+        self.seen.login = Login::default();
+    }
+
+    async fn connect_login(&self) -> Option<login::Port> {
+        match login::Port::connect(&self.runtime.vmop_agent()).await {
+            Ok(port) => Some(port),
+            Err(error) => {
+                debug!(%error, "no port for a login agent");
+                None
+            }
+        }
+    }
+
     /// Tells the login agent what it does not know yet.
     async fn log_in(&mut self, session: &mut Session) {
         let Some(port) = &mut session.login else { return };
@@ -299,6 +315,7 @@ impl Agent {
             info!(line, "to the login agent");
             if let Err(error) = port.tell(&line).await {
                 warn!(%error, "cannot tell the login agent");
+                self.give_up_login(session);
             }
         }
     }
@@ -368,7 +385,10 @@ impl Agent {
         match event {
             Event::Resume => self.seen.running = Some(true),
             Event::Stop => self.seen.running = Some(false),
-            Event::Powerdown => session.powering_down = true,
+            Event::Powerdown => {
+                // It comes again each time that the button is pressed.
+                session.powering_down.get_or_insert_with(|| interval_at(Instant::now() + ASK, ASK));
+            }
             Event::Reset { .. } => {
                 session.question = None;
                 self.seen.os_info = None;
@@ -384,6 +404,8 @@ impl Agent {
                 // One that comes says so itself.
                 if !open {
                     self.seen.login = Login::default();
+                } else if session.login.is_none() {
+                    session.login = self.connect_login().await;
                 }
             }
             Event::ViewerCame { client } => {
@@ -418,6 +440,14 @@ async fn answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> Option<
             }
             Err(_) => None,
         },
+        None => futures::future::pending().await,
+    }
+}
+
+/// When it is time to ask; never, while the guest is not asked to go.
+async fn due(powering_down: &mut Option<Interval>) {
+    match powering_down {
+        Some(interval) => drop(interval.tick().await),
         None => futures::future::pending().await,
     }
 }

@@ -205,7 +205,17 @@ pub fn qemu(
     name: &str,
     template: &str,
 ) -> Result<Vec<String>, Error> {
-    arguments(name, &render(name, template, &context(config, facts, runtime)?)?)
+    let context = context(config, facts, runtime)?;
+    let arguments = arguments(name, &render(name, template, &context)?)?;
+    // Templates that are older than this type make something else of it.
+    for socket in context.networks.iter().filter_map(|network| network.socket.as_deref()) {
+        if !arguments.iter().any(|argument| argument.contains(socket)) {
+            return Err(Error::Unsupported(format!(
+                "the QEMU template {name} has nothing for a network of type pod: see how the built-in one connects {socket}"
+            )));
+        }
+    }
+    Ok(arguments)
 }
 
 /// The TPM emulator's arguments (swtpm(8)). It ends with QEMU's connection.

@@ -92,20 +92,26 @@ impl Control {
     /// Takes in what has happened.
     pub fn next(&mut self, happened: Happened, now: Instant) -> Option<Action> {
         match happened {
-            Happened::Qemu(event) => self.qemu(event),
+            Happened::Qemu(event) => self.qemu(event, now),
             Happened::Term { timeout } => self.term(timeout, now),
             Happened::Time => self.time(now),
         }
     }
 
-    fn qemu(&mut self, event: qmp::Event) -> Option<Action> {
+    fn qemu(&mut self, event: qmp::Event, now: Instant) -> Option<Action> {
         match event {
             qmp::Event::Resume => {
                 if matches!(self.state, State::Paused { .. }) {
                     self.state = State::Running;
                 }
             }
-            qmp::Event::Shutdown { guest: _, reason } => self.shutdown = Some(reason),
+            qmp::Event::Shutdown { guest: _, reason } => {
+                // The agent did that, because a person does not want to wait for the guest any longer.
+                if reason == "host-qmp-quit" && matches!(self.state, State::PoweringDown { .. }) {
+                    self.state = State::Quitting { until: now + QUIT_PATIENCE };
+                }
+                self.shutdown = Some(reason);
+            }
             // A reset that QEMU carries out is no end; others do not matter here.
             qmp::Event::Reset { .. }
             | qmp::Event::Stop
@@ -169,8 +175,6 @@ impl Control {
         match (self.state, self.shutdown.as_deref()) {
             (State::Quitting { .. } | State::Killing, _) => End::PoweredOff,
             (_, Some("guest-shutdown")) if self.asked => End::PoweredDown,
-            // The agent, because a person does not want to wait for the guest any longer.
-            (_, Some("host-qmp-quit")) if self.asked => End::PoweredOff,
             (_, Some("guest-shutdown")) if success => End::GuestShutdown,
             // Somebody at a monitor or a viewer ended it, it crashed, or the guest panicked.
             (State::Paused { .. } | State::Running | State::PoweringDown { .. }, _) => End::QemuFailed,
@@ -259,6 +263,7 @@ mod tests {
         story.at(0).term();
         story.at(6).shutdown(false, "host-qmp-quit");
         assert_eq!(story.control.end(true), End::PoweredOff);
+        assert_eq!(story.at(9).time(), Some(Action::Kill), "its storage may hang");
         let mut story = Story::running();
         story.at(6).shutdown(false, "host-qmp-quit");
         assert_eq!(story.control.end(true), End::QemuFailed, "nobody had asked");

@@ -17,7 +17,7 @@ use tokio_util::{
     codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead},
 };
 
-/// The longest message that is read. The peer is QEMU or even the guest: a bug or an attack there must not cost the node
+/// The longest JSON message that is read. The peer is QEMU or even the guest: a bug or an attack there must not cost the node
 /// its memory. The longest answers that are expected have some kilobytes.
 const LONGEST_LINE: usize = 1 << 20;
 
@@ -29,13 +29,13 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Connects to a socket.
+    /// Connects to a socket. No line may have more than `longest` bytes.
     ///
     /// # Errors
     /// If nobody listens there.
-    pub async fn connect(socket: &Path) -> io::Result<Self> {
+    pub async fn connect(socket: &Path, longest: usize) -> io::Result<Self> {
         let (read, write) = UnixStream::connect(socket).await?.into_split();
-        let codec = AnyDelimiterCodec::new_with_max_length(b"\n".to_vec(), b"\n".to_vec(), LONGEST_LINE);
+        let codec = AnyDelimiterCodec::new_with_max_length(b"\n".to_vec(), b"\n".to_vec(), longest);
         // The codec's own default is 8 KiB; an idle connection should not cost that.
         Ok(Self { read: FramedRead::with_capacity(read, codec, 1024), write })
     }
@@ -58,7 +58,7 @@ impl Lines {
             Some(Ok(line)) => Ok(Some(line)),
             Some(Err(AnyDelimiterCodecError::Io(error))) => Err(error),
             Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
-                Err(io::Error::new(io::ErrorKind::InvalidData, "the peer sent a line beyond 1 MiB"))
+                Err(io::Error::new(io::ErrorKind::InvalidData, "the peer sent a line that is too long"))
             }
         }
     }
@@ -74,7 +74,7 @@ impl JsonLines {
     /// # Errors
     /// If nobody listens there.
     pub async fn connect(socket: &Path) -> io::Result<Self> {
-        Lines::connect(socket).await.map(Self)
+        Lines::connect(socket, LONGEST_LINE).await.map(Self)
     }
 
     /// Sends a message. `prefix` goes before it (the guest agent's protocol knows a marker byte there).

@@ -14,9 +14,10 @@
 //!
 //! A user who logs out is not logged in again until somebody asks for that, or the agent starts anew.
 
-use std::{io, path::Path};
+use std::{io, path::Path, time::Duration};
 
-use tracing::{debug, warn};
+use tokio::time::timeout;
+use tracing::debug;
 
 use super::lines::Lines;
 
@@ -85,14 +86,22 @@ impl Login {
                 }
             }
             Some(code) if code.starts_with(['4', '5']) => {
-                warn!(line, "the login agent refuses");
-                self.refusal = Some(line.to_owned());
-                self.done = self.asked.take();
+                if let Some(order) = self.asked.take() {
+                    self.refusal = Some(line.to_owned());
+                    self.done = Some(order);
+                } else {
+                    debug!(line, "the login agent refuses what nobody asked for");
+                }
             }
             _ => debug!(line, "the login agent"),
         }
     }
 }
+
+/// The longest line of an agent. It is a program in the guest, which nobody has to trust.
+const LONGEST_LINE: usize = 4096;
+/// How long a line may take to be taken. The port holds some hundreds of them for a guest that does not read.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The agent's port. It is open for as long as QEMU runs, or the agent's greeting would be lost.
 #[derive(Debug)]
@@ -104,15 +113,15 @@ impl Port {
     /// # Errors
     /// If QEMU does not listen there: a template of the user's may have left the port out.
     pub async fn connect(socket: &Path) -> io::Result<Self> {
-        Lines::connect(socket).await.map(Self)
+        Lines::connect(socket, LONGEST_LINE).await.map(Self)
     }
 
     /// Tells the agent something.
     ///
     /// # Errors
-    /// If the connection is broken.
+    /// If the connection is broken, or the guest does not read.
     pub async fn tell(&mut self, line: &str) -> io::Result<()> {
-        self.0.send(format!("{line}\n").as_bytes()).await
+        timeout(PATIENCE, self.0.send(format!("{line}\n").as_bytes())).await?
     }
 
     /// What the agent says next. Nothing is lost if the future is dropped.
@@ -128,6 +137,23 @@ impl Port {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_guest_that_does_not_listen_or_does_not_stop_holds_nobody_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("port");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let mut port = Port::connect(&socket).await.unwrap();
+        let (mut guest, _) = listener.accept().await.unwrap();
+        let mut told = 0;
+        while port.tell("login alice").await.is_ok() {
+            told += 1;
+            assert!(told < 1_000_000, "somebody reads");
+        }
+        let long = [b'x'; LONGEST_LINE + 1];
+        tokio::io::AsyncWriteExt::write_all(&mut guest, &long).await.unwrap();
+        assert_eq!(port.hear().await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
 
     /// Plays a conversation: `> x` is what we want, `< x` what the agent says; what we tell it is noted.
     fn told(conversation: &[&str]) -> (Login, Vec<String>) {
@@ -153,6 +179,8 @@ mod tests {
         assert_eq!(orders(&["< 220", "> alice", "> bob", "< 110 soon", "< 201"]), "login alice, login bob");
         assert_eq!(orders(&["< 220", "> alice", "< 201", "> "]), "login alice, logout");
         assert_eq!(orders(&["< 220", "> alice", "< 201", "< 202"]), "login alice", "she went by herself");
+        assert_eq!(orders(&["< 220", "> alice", "< 201", "< 202", "< 500"]), "login alice", "nor is she asked for now");
+        assert_eq!(orders(&["< 220", "> alice", "< 500", "< 500"]), "login alice", "it says no twice");
         assert_eq!(orders(&["< 220", "> alice", "< 201", "< 220"]), "login alice, login alice", "another boot");
         assert_eq!(orders(&["< 220", "> al\nlogout"]), "", "one line is one order");
     }

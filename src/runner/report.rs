@@ -11,7 +11,10 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout, timeout_at},
+};
 use tracing::{info, warn};
 
 use super::{
@@ -31,6 +34,10 @@ use crate::{
 const MANAGER: &str = "vm-runner";
 /// The first and the longest pause after an attempt that failed.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// So many reports are written at once, then one in [`SPACING`]: what they tell may be what a guest wants them to.
+const AT_ONCE: u32 = 10;
+const SPACING: Duration = Duration::from_secs(1);
 
 /// A balloon that is blown up tells of itself each second; its size is worth a write when it stays.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -299,6 +306,8 @@ impl Reporter {
         let mut written = None;
         let mut before = None;
         let mut pause = PAUSES.0;
+        // When nothing would be left of what was written at once.
+        let mut free_at = Instant::now();
         loop {
             let report = reports.borrow_and_update().clone();
             let mut open = true;
@@ -311,7 +320,14 @@ impl Reporter {
                     continue;
                 }
                 match self.write(new, written.as_ref(), &mut before).await {
-                    Ok(()) => (written, pause) = (report, PAUSES.0),
+                    Ok(()) => {
+                        (written, pause) = (report, PAUSES.0);
+                        let now = Instant::now();
+                        free_at = free_at.max(now) + SPACING;
+                        let wait_until = free_at - SPACING * AT_ONCE;
+                        // What comes meanwhile is looked at afterwards; with the sender gone the last one is due at once.
+                        while let Ok(Ok(())) = timeout_at(wait_until, reports.changed()).await {}
+                    }
                     Err(error) => {
                         warn!(error = %super::machine::chain(&error), retry_s = pause.as_secs(), "cannot write the VM's status");
                         // A newer report is worth an attempt at once, but it must not make a storm of them.

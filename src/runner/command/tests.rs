@@ -217,3 +217,11 @@ fn a_mac_address_of_ones_own() {
     assert_ne!(derived_mac("a", 0), derived_mac("b", 0));
     assert!(derived_mac("a", 0).starts_with("52:54:00:"));
 }
+
+#[test]
+fn a_template_that_is_older_than_pod_networks_is_not_used_for_one() {
+    let old = built_in(STANDARD).unwrap().replace(r#"network.type == "pod""#, "false");
+    let vm = config("    network: [{ type: pod, device: virtio-net }]\n");
+    let error = qemu(&vm, &facts(), &runtime(), "old.yaml.j2", &old).unwrap_err().to_string();
+    assert!(error.starts_with("the QEMU template old.yaml.j2 has nothing for a network of type pod"), "{error}");
+}

@@ -73,6 +73,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// While a guest powers down, how often the agent asks whether a person will not wait for it.
 const ASK: Duration = Duration::from_secs(5);
 
+/// Once the Pod is to end, how often the agent looks for a QEMU that does not answer, with [`RETRY`] in between.
+const LAST_WORDS: u32 = 3;
+
 /// What the agent waits for.
 enum Next {
     Retry,
@@ -105,10 +108,12 @@ impl Agent {
     /// If the files cannot be followed any more.
     pub async fn run(&mut self, mut term: watch::Receiver<bool>) -> Result<(), Error> {
         let mut session = None;
+        let mut patience = LAST_WORDS;
         self.look_at_machine(&mut session).await;
         loop {
             self.tell();
-            if session.is_none() && *term.borrow() {
+            // The role machine writes how QEMU ended after the end, unless it was killed.
+            if session.is_none() && *term.borrow() && (patience == 0 || !self.machine_is_up()) {
                 return Ok(());
             }
             let next = match &mut session {
@@ -128,7 +133,12 @@ impl Agent {
                 },
             };
             match next {
-                Next::Retry => self.look_at_machine(&mut session).await,
+                Next::Retry => {
+                    if *term.borrow() {
+                        patience -= 1;
+                    }
+                    self.look_at_machine(&mut session).await;
+                }
                 Next::Files(changed) => {
                     changed.map_err(Error::Follow)?;
                     self.read_configuration();

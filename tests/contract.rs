@@ -536,7 +536,7 @@ async fn what_other_components_say_of_a_machine_stays() {
     let world = World::new("others").await;
     world.make("apple", |vm| vm["spec"]["pools"] = json!(["desktops"])).await;
     world.ready("apple", "Starting").await;
-    let assignment = json!({ "pool": "desktops", "user": "alice", "lastUsed": "2026-01-01T00:00:00Z", "note": "hers" });
+    let assignment = json!({ "pool": "desktops", "user": "alice", "lastUsed": "2026-01-01T00:00:00Z" });
     let theirs = json!({ "status": { "consoleUser": "alice", "assignment": assignment } });
     let as_console = PatchParams { field_manager: Some("console".into()), ..PatchParams::default() };
     let vms = world.api::<VirtualMachine>();

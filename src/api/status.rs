@@ -3,8 +3,6 @@
 //! Two field managers write here: the manager `vm-operator-status`, the runner `vm-runner`. The lists that both may write
 //! (`conditions`) are maps by key, so each owns its own entries.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -195,8 +193,4 @@ pub struct Assignment {
     pub user: String,
     /// When the user used it last.
     pub last_used: Time,
-    /// Further facts that other components keep here.
-    #[serde(flatten, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(skip)]
-    pub other: BTreeMap<String, Value>,
 }

@@ -337,6 +337,17 @@ async fn a_claim_that_somebody_made_for_the_disk_is_used() {
     assert_eq!(claim.spec.unwrap().resources.unwrap().requests.unwrap()["storage"].0, "5Gi");
 }
 
+/// A display secret that a person made.
+fn own_display_secret(machine: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": { "name": "mine", "labels": {
+            "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": machine, "app.kubernetes.io/component": "display-secret",
+        } },
+        "stringData": { "display-password": "hello" },
+    })
+}
+
 #[tokio::test]
 async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
     let world = World::new("secret").await;
@@ -347,13 +358,7 @@ async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
     assert_eq!(generated["display-password"].0.len(), 32);
     assert_eq!(generated["password-expiry"].0, b"now");
 
-    let theirs = json!({
-        "apiVersion": "v1", "kind": "Secret",
-        "metadata": { "name": "mine", "labels": {
-            "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple", "app.kubernetes.io/component": "display-secret",
-        } },
-        "stringData": { "display-password": "hello" },
-    });
+    let theirs = own_display_secret("apple");
     world.namespace.apply(&theirs.to_string());
     eventually("the generated secret to go", LIMIT, async || {
         secrets.get_opt("apple-display-secret").await.unwrap().is_none().then_some(())
@@ -379,13 +384,7 @@ async fn to_add_or_remove_the_display_secret_takes_a_restart() {
             })
             .await
     };
-    let secret = json!({
-        "apiVersion": "v1", "kind": "Secret",
-        "metadata": { "name": "mine", "labels": {
-            "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple", "app.kubernetes.io/component": "display-secret",
-        } },
-        "stringData": { "display-password": "hello" },
-    });
+    let secret = own_display_secret("apple");
     world.namespace.apply(&secret.to_string());
     waits(true).await;
     world.namespace.kubectl(&["delete", "secret", "mine"]);

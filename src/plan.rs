@@ -251,7 +251,7 @@ fn lives_while_running(object: &Object) -> bool {
     object.key.is_pod() || object.annotations.get(LIFETIME_ANNOTATION).is_some_and(|lifetime| lifetime == "running")
 }
 
-/// The grace period of a Pod that is being deleted already, for it to end now. Before Kubernetes 1.33 the API server counts it
+/// The grace period of a Pod that is not to wait for its guest any longer, also of one that is being deleted already. Before Kubernetes 1.33 the API server counts it
 /// from the first request on (<https://github.com/kubernetes/kubernetes/pull/122646>); a shorter one would end in the past,
 /// where the Pod's token is not valid any more, and its runner has to ask whether it is forced. Where it counts from now on,
 /// what is too long then is shortened once more.
@@ -292,7 +292,7 @@ impl Plan {
                 self.steps[1].push(Action::Apply { object, uid: None });
             }
             (Wanted::Up, Life::Alive(found) | Life::Ended(found)) if power::is_restart_wanted(vm, found) => {
-                self.replace(found, Why::Restart);
+                self.replace(found, Why::Restart, observed);
             }
             (Wanted::Up, Life::Alive(found)) => {
                 if found.created.is_some_and(|created| observed.now.duration_since(created) > SUCCESS) {
@@ -310,12 +310,12 @@ impl Plan {
             (Wanted::Up, Life::Ended(found)) => self.ended(found, observed),
             (Wanted::Down, Life::Alive(found) | Life::Ended(found)) => {
                 let why = if is_forced(found) { Why::Force } else { Why::Stop };
-                self.replace(found, why);
+                self.replace(found, why, observed);
             }
             (_, Life::Going(found)) => {
                 let left = found.deleting.map_or(OVERDUE, |end| end.duration_since(observed.now));
                 if is_forced(found) && left > SOON {
-                    self.force(found, grace_until_now(found, observed.now));
+                    self.replace(found, Why::Force, observed);
                 } else {
                     self.wait_for_end(found, observed);
                 }
@@ -346,17 +346,9 @@ impl Plan {
         self.waits.push(Wait::Gone(pod.key.clone()));
     }
 
-    fn replace(&mut self, found: &Object, why: Why) {
-        if why == Why::Force {
-            return self.force(found, NO_GRACE);
-        }
-        self.steps[0].push(delete(found, why));
-        self.waits.push(Wait::Gone(found.key.clone()));
-    }
-
-    fn force(&mut self, found: &Object, grace: i64) {
-        let (key, uid) = (found.key.clone(), found.uid.clone());
-        self.steps[0].push(Action::Delete { key, uid, why: Why::Force, grace: Some(grace) });
+    fn replace(&mut self, found: &Object, why: Why, observed: &Observed) {
+        let grace = (why == Why::Force).then(|| grace_until_now(found, observed.now));
+        self.steps[0].push(Action::Delete { key: found.key.clone(), uid: found.uid.clone(), why, grace });
         self.waits.push(Wait::Gone(found.key.clone()));
     }
 
@@ -386,7 +378,7 @@ impl Plan {
             self.waits.push(Wait::Retry(found.key.clone()));
             self.again_after = look_again(next, observed);
         } else {
-            self.replace(found, Why::Ended);
+            self.replace(found, Why::Ended, observed);
         }
     }
 

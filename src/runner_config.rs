@@ -232,6 +232,13 @@ pub struct DisplaySection {
     pub vnc: Option<VncSection>,
 }
 
+impl DisplaySection {
+    /// What a viewer has to speak, as QEMU names it; `None`: there is no display.
+    pub fn protocol(&self) -> Option<&'static str> {
+        self.vnc.as_ref().map(|_| "vnc").or(self.spice.as_ref().map(|_| "spice"))
+    }
+}
+
 /// SPICE.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct SpiceSection {

@@ -9,8 +9,8 @@
 //! | down, should run | False, the cause and the next try | False | false |
 //! | down, because the guest shut itself down | True, GuestShutdown | False | false |
 //!
-//! The runner writes `Running`, `Booted`, what the guest's agents and its display tell, and what it measures; where there is no Pod, nobody else can, so then it is the
-//! manager who says that nothing runs.
+//! The runner writes `Running`, `Booted`, what the guest's agents and its display tell, and what it measures; where there is
+//! no Pod, nobody else can, so then it is the manager who says that nothing runs.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use kube::ResourceExt;

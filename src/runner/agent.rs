@@ -272,13 +272,10 @@ impl Agent {
         }
         self.seen.login = if is_open(LOGIN_AGENT) { Login::found_open() } else { Login::default() };
         self.log_in(&mut session).await;
-        let display = &self.configuration.config.vm.display;
-        let viewers = if display.vnc.is_some() {
-            session.monitor.execute(QueryVnc {}).await
-        } else if display.spice.is_some() {
-            session.monitor.execute(QuerySpice {}).await
-        } else {
-            Ok(monitor::Viewers::default())
+        let viewers = match self.configuration.config.vm.display.protocol() {
+            Some("vnc") => session.monitor.execute(QueryVnc {}).await,
+            Some(_) => session.monitor.execute(QuerySpice {}).await,
+            None => Ok(monitor::Viewers::default()),
         };
         match viewers {
             Ok(viewers) => self.seen.viewers = viewers.clients.into_iter().filter(Viewer::is_main).collect(),

@@ -181,7 +181,7 @@ async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(
     info!(accelerator = choice.accelerator, reason = choice.reason, "accelerator");
     let template = prepare::template(&configuration.config, &places.templates)?;
     let facts = prepare::prepare(&configuration, &places.config_dir, runtime, choice.accelerator, &places.qemu).await?;
-    if !facts.display_password && (vm.display.spice.is_some() || vm.display.vnc.is_some()) {
+    if !facts.display_password && vm.display.protocol().is_some() {
         warn!("the display has no password: whoever reaches its port can use it");
     }
     let arguments = command::qemu(&configuration.config, &facts, runtime, &template.name, &template.text)?;

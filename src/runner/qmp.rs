@@ -154,12 +154,6 @@ pub struct SetPassword<'a> {
     pub password: &'a str,
 }
 
-impl Command for SetPassword<'_> {
-    type Ok = qapi::Empty;
-    const NAME: &'static str = "set_password";
-    const ALLOW_OOB: bool = false;
-}
-
 /// `expire_password`.
 #[derive(Debug, Serialize)]
 pub struct ExpirePassword<'a> {
@@ -169,41 +163,17 @@ pub struct ExpirePassword<'a> {
     pub time: &'a str,
 }
 
-impl Command for ExpirePassword<'_> {
-    type Ok = qapi::Empty;
-    const NAME: &'static str = "expire_password";
-    const ALLOW_OOB: bool = false;
-}
-
 /// `query-block`, as JSON: the crate's type does not know values that are newer than it.
 #[derive(Debug, Serialize)]
 pub struct QueryBlock {}
-
-impl Command for QueryBlock {
-    type Ok = Value;
-    const NAME: &'static str = "query-block";
-    const ALLOW_OOB: bool = false;
-}
 
 /// `query-spice`, of which only the viewers are of interest.
 #[derive(Debug, Serialize)]
 pub struct QuerySpice {}
 
-impl Command for QuerySpice {
-    type Ok = Viewers;
-    const NAME: &'static str = "query-spice";
-    const ALLOW_OOB: bool = false;
-}
-
 /// `query-vnc`, of which only the viewers are of interest.
 #[derive(Debug, Serialize)]
 pub struct QueryVnc {}
-
-impl Command for QueryVnc {
-    type Ok = Viewers;
-    const NAME: &'static str = "query-vnc";
-    const ALLOW_OOB: bool = false;
-}
 
 /// The connections to a display.
 #[derive(Debug, Default, Deserialize)]
@@ -228,10 +198,24 @@ pub struct ChangeMedium<'a> {
     pub read_only_mode: &'a str,
 }
 
-impl Command for ChangeMedium<'_> {
-    type Ok = qapi::Empty;
-    const NAME: &'static str = "blockdev-change-medium";
-    const ALLOW_OOB: bool = false;
+/// Names the commands that are written here, with what QEMU answers.
+macro_rules! commands {
+    ($($command:ty = $name:literal -> $answer:ty;)*) => {
+        $(impl Command for $command {
+            type Ok = $answer;
+            const NAME: &'static str = $name;
+            const ALLOW_OOB: bool = false;
+        })*
+    };
+}
+
+commands! {
+    SetPassword<'_> = "set_password" -> qapi::Empty;
+    ExpirePassword<'_> = "expire_password" -> qapi::Empty;
+    QueryBlock = "query-block" -> Value;
+    QuerySpice = "query-spice" -> Viewers;
+    QueryVnc = "query-vnc" -> Viewers;
+    ChangeMedium<'_> = "blockdev-change-medium" -> qapi::Empty;
 }
 
 /// A connection to a monitor.

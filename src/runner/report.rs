@@ -91,19 +91,24 @@ pub fn report(seen: &Seen) -> Option<Report> {
     let machine = seen.machine.as_ref()?;
     let running = running(machine, seen.running)?;
     let is_running = running.status || running.reason == "Paused";
-    let (status, reason, message) = match (&seen.os_info, is_running) {
-        (Some(info), true) => {
-            let name = info.get("pretty-name").and_then(Value::as_str).unwrap_or("an operating system");
-            (true, "GuestAgentAnswered", format!("The guest agent answers; it runs on {name}."))
-        }
-        (None, true) => (false, "NoGuestAgent", "The guest agent has not answered yet.".into()),
-        (_, false) => (false, "NotRunning", "The machine does not run.".into()),
+    let of_guest = |type_, (status, reason, message): (bool, &str, String)| {
+        let (status, reason, message) = if is_running {
+            (status, reason, message)
+        } else {
+            (false, "NotRunning", "The machine does not run.".into())
+        };
+        NewCondition { type_, status, reason: reason.into(), message }
     };
-    let booted = NewCondition { type_: conditions::BOOTED, status, reason: reason.into(), message };
-    let [agent, user] = login(&seen.login, is_running);
+    let (agent, user) = login(&seen.login);
     let viewer = seen.viewers.first().filter(|_| is_running);
     Some(Report {
-        conditions: vec![running, booted, agent, user, console(viewer, is_running)],
+        conditions: vec![
+            running,
+            of_guest(conditions::BOOTED, booted(seen.os_info.as_ref())),
+            of_guest(conditions::VMOP_AGENT_CONNECTED, agent),
+            of_guest(conditions::USER_LOGGED_IN, user),
+            of_guest(conditions::CONSOLE_CONNECTED, console(viewer)),
+        ],
         logged_in_user: seen.login.user.clone().filter(|_| is_running),
         console_client: viewer.map(|viewer| viewer.host.clone()),
         password_changes: seen.password_changes,
@@ -122,42 +127,42 @@ pub fn report(seen: &Seen) -> Option<Report> {
     })
 }
 
-fn login(login: &Login, is_running: bool) -> [NewCondition; 2] {
-    let Login { connected, user, refusal, .. } = login;
-    let nobody = "No user was logged in.".to_owned();
-    let refused = || refusal.as_deref().map(|refusal| format!("the login agent refused: {}", end_of(refusal, 4000)));
-    let (agent, user) = if !is_running {
-        let why = || (false, "NotRunning", "The machine does not run.".to_owned());
-        (why(), why())
-    } else if !connected {
-        let silent = "The login agent has not answered yet.".to_owned();
-        ((false, "NoLoginAgent", silent), (false, "NoLoginAgent", nobody))
-    } else {
-        let user = match (user, refused()) {
-            (Some(user), None) => (true, "LoggedIn", format!("{user} was logged in.")),
-            // Who was there before still is.
-            (Some(user), Some(refused)) => (true, "Refused", format!("{user} was logged in; then {refused}")),
-            (None, Some(refused)) => (false, "Refused", format!("No user was logged in: {refused}")),
-            (None, None) => (false, "NobodyLoggedIn", nobody),
-        };
-        ((true, "LoginAgentAnswered", "The login agent answers.".to_owned()), user)
-    };
-    let condition = |type_, (status, reason, message): (bool, &str, String)| NewCondition {
-        type_,
-        status,
-        reason: reason.into(),
-        message,
-    };
-    [condition(conditions::VMOP_AGENT_CONNECTED, agent), condition(conditions::USER_LOGGED_IN, user)]
+/// Status, reason and message of a condition of the guest that runs.
+type OfGuest = (bool, &'static str, String);
+
+fn booted(os_info: Option<&Value>) -> OfGuest {
+    match os_info {
+        Some(info) => {
+            let name = info.get("pretty-name").and_then(Value::as_str).unwrap_or("an operating system");
+            (true, "GuestAgentAnswered", format!("The guest agent answers; it runs on {name}."))
+        }
+        None => (false, "NoGuestAgent", "The guest agent has not answered yet.".into()),
+    }
 }
 
-fn console(viewer: Option<&Viewer>, is_running: bool) -> NewCondition {
-    let (status, reason, message) = match (viewer, is_running) {
-        (Some(Viewer { host, .. }), _) => (true, "Connected", format!("The display is shown at {host}.")),
-        (None, true) => (false, "NobodyConnected", "Nobody looks at the display.".into()),
-        (None, false) => (false, "NotRunning", "The machine does not run.".into()),
+/// The agent, and its user.
+fn login(login: &Login) -> (OfGuest, OfGuest) {
+    let nobody = "No user was logged in";
+    if !login.connected {
+        let silent = "The login agent has not answered yet.".to_owned();
+        return ((false, "NoLoginAgent", silent), (false, "NoLoginAgent", format!("{nobody}.")));
+    }
+    let refused = login.refusal.as_deref().map(|words| format!("the login agent refused: {}", end_of(words, 4000)));
+    let user = match (&login.user, refused) {
+        (Some(user), None) => (true, "LoggedIn", format!("{user} was logged in.")),
+        // Who was there before still is.
+        (Some(user), Some(refused)) => (true, "Refused", format!("{user} was logged in; then {refused}")),
+        (None, Some(refused)) => (false, "Refused", format!("{nobody}: {refused}")),
+        (None, None) => (false, "NobodyLoggedIn", format!("{nobody}.")),
     };
-    NewCondition { type_: conditions::CONSOLE_CONNECTED, status, reason: reason.into(), message }
+    ((true, "LoginAgentAnswered", "The login agent answers.".into()), user)
+}
+
+fn console(viewer: Option<&Viewer>) -> OfGuest {
+    match viewer {
+        Some(Viewer { host, .. }) => (true, "Connected", format!("The display is shown at {host}.")),
+        None => (false, "NobodyConnected", "Nobody looks at the display.".into()),
+    }
 }
 
 fn running(machine: &MachineState, executes: Option<bool>) -> Option<NewCondition> {

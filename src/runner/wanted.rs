@@ -27,17 +27,10 @@ pub struct Wanted {
 impl From<&Configuration> for Wanted {
     fn from(Configuration { config, password }: &Configuration) -> Self {
         let vm = &config.vm;
-        let protocol = if vm.display.vnc.is_some() {
-            Some("vnc")
-        } else if vm.display.spice.is_some() {
-            Some("spice")
-        } else {
-            None
-        };
         Self {
             cpus: usize::try_from(vm.current_cpus).unwrap_or(usize::MAX),
             ram: vm.current_ram.as_ref().unwrap_or(&vm.maximum_ram).bytes(),
-            password: protocol.zip(password.clone()),
+            password: vm.display.protocol().zip(password.clone()),
             cds: cds(&vm.drives),
             reset_counter: config.reset_counter,
         }

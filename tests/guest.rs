@@ -4,284 +4,23 @@
 //! tests/guest/build.sh names. Emulated, so that it works anywhere.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
+#[path = "support/runner.rs"]
+mod runner;
 #[path = "support/spice.rs"]
 mod spice;
+#[path = "support/vnc.rs"]
+mod vnc;
 
 use std::{
-    fs::{self, File},
-    io::{Read, Write},
+    fs,
     net::{TcpListener, TcpStream},
     os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
-    sync::OnceLock,
-    thread::sleep,
-    time::{Duration, Instant},
+    path::Path,
+    process::{Child, Command},
 };
 
-use des::{
-    Des,
-    cipher::{BlockCipherEncrypt, KeyInit},
-};
-use rustix::process::{Pid, Signal, kill_process};
+use runner::{ADDRESS, RUNNER, Vm, kill, wait_for};
 use serde_json::{Value, json};
-use vm_operator::runner_config::RunnerConfig;
-
-/// For a machine that is busy with other things; nothing is asserted about times.
-const PATIENCE: Duration = Duration::from_secs(180);
-
-const RUNNER: &str = env!("CARGO_BIN_EXE_vm-runner");
-/// The runner's in a network of its own.
-const ADDRESS: &str = "10.99.0.2";
-
-/// The guest's disk image, built once.
-fn guest_image() -> &'static Path {
-    static IMAGE: OnceLock<PathBuf> = OnceLock::new();
-    IMAGE.get_or_init(|| {
-        let image = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest.img");
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/build.sh");
-        let status = Command::new(script).arg(&image).status().unwrap();
-        assert!(status.success(), "{script}: {status}");
-        image
-    })
-}
-
-fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>, state: impl Fn() -> String) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(outcome) = condition() {
-            return outcome;
-        }
-        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}\n{}", state());
-        sleep(Duration::from_millis(20));
-    }
-}
-
-fn kill(pid: u32, signal: &str) -> rustix::io::Result<()> {
-    let signal = match signal {
-        "TERM" => Signal::TERM,
-        "KILL" => Signal::KILL,
-        other => panic!("{other}"),
-    };
-    kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal)
-}
-
-/// A machine with its files in a temporary directory, which outlive its starts.
-struct Vm {
-    dir: tempfile::TempDir,
-    config: Value,
-}
-
-impl Vm {
-    /// A small machine; `vm` is merged into the configuration's section of that name, `user_data` goes to cloud-init.
-    fn new(vm: Value, user_data: Value) -> Self {
-        let dir = tempfile::Builder::new().prefix("vmr").tempdir().unwrap();
-        fs::copy(guest_image(), dir.path().join("disk.img")).unwrap();
-        let path = |name: &str| dir.path().join(name).display().to_string();
-        let mut config = json!({
-            "namespace": "ns1",
-            "dataDir": path("data"),
-            "runtimeDir": path("run"),
-            "cloudInit": { "metaData": { "local-hostname": "hugo" }, "userData": user_data },
-            "vm": {
-                "name": "vm1",
-                "firmware": "bios",
-                "accelerator": "tcg",
-                "maximumRam": "256 MiB",
-                "powerdownTimeout": 120,
-                "drives": [
-                    { "type": "raw", "resource": path("disk.img"), "bootindex": 0 },
-                    { "type": "raw", "resource": path("data.img"), "size": 1 << 20 },
-                ],
-            },
-        });
-        config["vm"].as_object_mut().unwrap().extend(vm.as_object().unwrap().clone());
-        fs::create_dir(path("config")).unwrap();
-        let vm = Self { dir, config };
-        vm.write_config();
-        vm
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn text(&self, name: &str) -> String {
-        String::from_utf8_lossy(&fs::read(self.path(name)).unwrap_or_default()).into_owned()
-    }
-
-    fn write_config(&self) {
-        let text = json!({ "/Runner": self.config }).to_string();
-        RunnerConfig::parse(&text).unwrap();
-        fs::write(self.path("config/config.yaml"), text).unwrap();
-    }
-
-    /// Changes the configuration while a runner follows it, as the kubelet does: all at once.
-    fn change(&self, edit: impl FnOnce(&mut Value)) {
-        let mut changed = self.config.clone();
-        edit(&mut changed);
-        fs::write(self.path("config/new"), json!({ "/Runner": changed }).to_string()).unwrap();
-        fs::rename(self.path("config/new"), self.path("config/config.yaml")).unwrap();
-    }
-
-    fn set(&mut self, key: &str, value: impl Into<Value>) {
-        self.config["vm"][key] = value.into();
-        self.write_config();
-    }
-
-    /// Starts the runner; its output goes to the files ROLE.out and ROLE.err.
-    fn start(&self, role: &str) -> Runner<'_> {
-        self.start_by(Command::new(RUNNER), role)
-    }
-
-    /// Starts the runner in a network of its own, in which it has [`ADDRESS`], and without root's rights outside.
-    fn start_in_a_network_of_its_own(&self, role: &str) -> Runner<'_> {
-        let script = format!(
-            "ip link set lo up && ip link add eth0 type veth peer name peer && ip link set peer up &&
-             ip addr add {ADDRESS}/24 dev eth0 && ip link set eth0 up && ip route add default via 10.99.0.1 &&
-             exec \"$@\""
-        );
-        let mut command = Command::new("unshare");
-        command.args(["--user", "--map-root-user", "--net", "sh", "-c", &script, "sh", RUNNER]);
-        self.start_by(command, role)
-    }
-
-    fn start_by(&self, mut command: Command, role: &str) -> Runner<'_> {
-        let file = |kind: &str| File::create(self.path(&format!("{role}.{kind}"))).unwrap();
-        fs::write(self.path("termination-log"), "").unwrap();
-        let child = command
-            .args(["run", "--role", role, "--status", "log", "--config-dir"])
-            .arg(self.path("config"))
-            .arg("--termination-log")
-            .arg(self.path("termination-log"))
-            .stdin(Stdio::null())
-            .stdout(file("out"))
-            .stderr(file("err"))
-            .spawn()
-            .unwrap();
-        Runner { vm: self, role: role.into(), child }
-    }
-
-    /// Makes a CD's image.
-    fn cd(&self, name: &str, kilobytes: usize) -> String {
-        let path = self.path(name);
-        fs::write(&path, vec![b'x'; kilobytes << 10]).unwrap();
-        path.display().to_string()
-    }
-
-    fn machine(&self) -> Value {
-        serde_json::from_str(&self.text("run/machine.json")).unwrap_or_default()
-    }
-}
-
-/// A running vm-runner. QEMU does not outlive it, even if a test fails.
-struct Runner<'a> {
-    vm: &'a Vm,
-    role: String,
-    child: Child,
-}
-
-impl Runner<'_> {
-    fn output(&self) -> String {
-        self.vm.text(&format!("{}.out", self.role))
-    }
-
-    fn log(&self) -> String {
-        self.vm.text(&format!("{}.err", self.role))
-    }
-
-    fn state(&self) -> String {
-        let (out, err) = (self.output(), self.log());
-        format!("--- console\n{out}\n--- log\n{err}\n--- machine\n{}", self.vm.machine())
-    }
-
-    /// Waits for a line on the guest's console.
-    fn console(&self, line: &str) {
-        wait_for(
-            line,
-            || self.output().lines().any(|found| found.trim_end().ends_with(line)).then_some(()),
-            || self.state(),
-        );
-    }
-
-    /// Waits for a text in the runner's log.
-    fn logs(&self, text: &str) {
-        wait_for(text, || self.log().contains(text).then_some(()), || self.state());
-    }
-
-    /// Waits until the last word on a condition is this message.
-    fn says_last(&self, condition: &str, message: &str) {
-        let mark = format!("condition=\"{condition}\"");
-        let says = || self.log().lines().rfind(|line| line.contains(&mark)).is_some_and(|line| line.contains(message));
-        wait_for(message, || says().then_some(()), || self.state());
-    }
-
-    /// What a program says in the runner's network.
-    fn in_its_network(&self, program: &[&str]) -> String {
-        let pid = self.child.id().to_string();
-        let enter = ["--target", &pid, "--user", "--preserve-credentials", "--net"];
-        let output = Command::new("nsenter").args(enter).args(program).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    /// Whether QEMU has the file open.
-    fn has_open(&self, file: &str) -> bool {
-        let qemu = self.vm.machine()["pid"].as_u64().unwrap();
-        let files = fs::read_dir(format!("/proc/{qemu}/fd"))
-            .unwrap()
-            .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-        files.into_iter().any(|open| open == Path::new(file))
-    }
-
-    fn opens(&self, file: &str) {
-        wait_for(file, || self.has_open(file).then_some(()), || self.state());
-    }
-
-    /// QEMU opens a new file before it closes the old one.
-    fn closes(&self, file: &str) {
-        wait_for(file, || (!self.has_open(file)).then_some(()), || self.state());
-    }
-
-    fn signal(&self, name: &str) {
-        kill(self.child.id(), name).unwrap();
-    }
-
-    /// Waits for the runner's end.
-    fn end(&mut self) -> ExitStatus {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(start.elapsed() < PATIENCE, "the runner does not end\n{}", self.state());
-            sleep(Duration::from_millis(20));
-        }
-    }
-
-    #[track_caller]
-    fn ends_well(&mut self, reason: &str) {
-        let status = self.end();
-        assert!(status.success(), "{status}\n{}", self.state());
-        let machine = self.vm.machine();
-        assert_eq!((&machine["phase"], &machine["reason"]), (&json!("Ended"), &json!(reason)), "{}", self.state());
-    }
-}
-
-impl Drop for Runner<'_> {
-    fn drop(&mut self) {
-        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-            let machine = self.vm.machine();
-            if self.role != "agent"
-                && machine["phase"] != "Ended"
-                && let Some(qemu) = machine["pid"].as_u64().and_then(|pid| pid.try_into().ok())
-            {
-                let _ = kill(qemu, "KILL");
-            }
-        }
-    }
-}
 
 #[test]
 fn a_guest_boots_changes_and_powers_down_and_its_disk_stays() {
@@ -552,39 +291,6 @@ fn the_command_line_can_be_seen_without_a_start() {
     assert!(!vm.path("run/machine.json").exists());
 }
 
-/// A viewer of a VNC display, if the password lets it in (RFC 6143, sections 7.1 to 7.3.1).
-fn view(port: u16, password: &str) -> Option<TcpStream> {
-    let enter = || -> std::io::Result<(u32, TcpStream)> {
-        let mut server = TcpStream::connect(("127.0.0.1", port))?;
-        server.set_read_timeout(Some(Duration::from_secs(10)))?;
-        server.read_exact(&mut [0; 12])?;
-        server.write_all(b"RFB 003.008\n")?;
-        let mut count = [0];
-        server.read_exact(&mut count)?;
-        let mut types = vec![0; count[0].into()];
-        server.read_exact(&mut types)?;
-        const BY_PASSWORD: u8 = 2;
-        assert_eq!(types, [BY_PASSWORD], "nobody gets in without");
-        server.write_all(&[BY_PASSWORD])?;
-        let mut challenge = [0; 16];
-        server.read_exact(&mut challenge)?;
-        let mut key = [0; 8];
-        key.iter_mut().zip(password.bytes()).for_each(|(key, byte)| *key = byte.reverse_bits());
-        let cipher = Des::new(&key.into());
-        for block in challenge.chunks_exact_mut(8) {
-            cipher.encrypt_block(block.try_into().unwrap());
-        }
-        server.write_all(&challenge)?;
-        let mut result = [0; 4];
-        server.read_exact(&mut result)?;
-        const SHARED: u8 = 1;
-        server.write_all(&[SHARED])?;
-        Ok((u32::from_be_bytes(result), server))
-    };
-    let (result, server) = enter().ok()?;
-    (result == 0).then_some(server)
-}
-
 #[test]
 fn the_display_takes_the_password_of_the_moment() {
     let port = (5950..6000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
@@ -600,7 +306,7 @@ fn the_display_takes_the_password_of_the_moment() {
         for known in ["first", "second"] {
             let right = password == Some(known);
             let what = format!("{known} to be {}", if right { "right" } else { "wrong" });
-            wait_for(&what, || (view(port, known).is_some() == right).then_some(()), || runner.state());
+            wait_for(&what, || (vnc::view(port, known).is_some() == right).then_some(()), || runner.state());
         }
     };
     only(Some("first"));
@@ -614,7 +320,7 @@ fn the_display_takes_the_password_of_the_moment() {
     only(None);
     set("password-expiry", "4000000000");
     only(Some("second"));
-    let viewer = view(port, "second").unwrap();
+    let viewer = vnc::view(port, "second").unwrap();
     runner.says_last("ConsoleConnected", "The display is shown at 127.0.0.1.");
     drop(viewer);
     runner.says_last("ConsoleConnected", "Nobody looks at the display.");

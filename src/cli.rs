@@ -8,6 +8,7 @@
 //! | 3 | of `diff`: it could not be found out |
 
 mod diff;
+mod display;
 mod sets;
 
 use std::{
@@ -17,8 +18,9 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use kube::ResourceExt;
+use kube::{Client, ResourceExt};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -56,6 +58,14 @@ enum Command {
     /// cluster. Nothing is changed: the API server is asked for what it would do (a dry run). Exit code 1 says that there are
     /// differences, 3 that it could not be found out.
     Diff(diff::Options),
+    /// Print the connection file with which a viewer gets to the display of a machine, for remote-viewer.
+    ///
+    ///   kubectl vm display NAME | remote-viewer -
+    ///
+    /// If the password of the display secret lets nobody in any more, a new one is set, for the time of --valid-for, and is
+    /// waited for.
+    #[command(verbatim_doc_comment)]
+    Display(display::Options),
     /// Find what is wrong with a folder of templates, or may surprise.
     ///
     /// Syntax, names that the context does not have, blocks and files that have no effect, guard rails, and the schema of the
@@ -180,6 +190,18 @@ fn yaml(value: &Value) -> Result<String, Failure> {
     serde_saphyr::to_string(value).map_err(|error| Failure::plain(error.to_string()))
 }
 
+/// Does what takes a cluster.
+fn wait_for<T>(task: impl Future<Output = T>) -> anyhow::Result<T> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(task))
+}
+
+/// The cluster of the kubeconfig, and the namespace: that of its context, unless one is given.
+async fn connect(namespace: Option<&str>) -> anyhow::Result<(Client, String)> {
+    let config = kube::Config::infer().await.context("there is no API server to ask")?;
+    let namespace = namespace.unwrap_or(&config.default_namespace).to_owned();
+    Ok((Client::try_from(config)?, namespace))
+}
+
 /// Returns the exit code of a command that has done what it should.
 fn run(command: Command, output: &mut Vec<u8>) -> Result<u8, Failure> {
     match command {
@@ -206,6 +228,7 @@ fn run(command: Command, output: &mut Vec<u8>) -> Result<u8, Failure> {
             }
         }
         Command::Diff(options) => return diff::run(&options, output),
+        Command::Display(options) => return display::run(&options, output),
         Command::Lint(options) => return sets::lint(&options, output),
         Command::Templates(command) => return sets::run(command, output),
     }

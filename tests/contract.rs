@@ -10,6 +10,7 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
+use std::{fs, os::unix::fs::PermissionsExt};
 use support::{
     cluster::eventually,
     world::{LIMIT, World, condition, machine},
@@ -200,12 +201,12 @@ async fn load_balancer_service() {
     assert!(world.api::<Service>().get_opt("plum").await.unwrap().is_none(), "only where it is asked for");
     // A change of the labels is live, and so is the end.
     world.change("apple", json!({ "spec": { "loadBalancerService": { "labels": { "d": "6" } } } })).await;
-    support::cluster::eventually("the label", support::world::LIMIT, async || {
+    eventually("the label", LIMIT, async || {
         (world.api::<Service>().get("apple").await.unwrap().labels()["d"] == "6").then_some(())
     })
     .await;
     world.change("apple", json!({ "spec": { "loadBalancerService": null } })).await;
-    support::cluster::eventually("no Service", support::world::LIMIT, async || {
+    eventually("no Service", LIMIT, async || {
         world.api::<Service>().get_opt("apple").await.unwrap().is_none().then_some(())
     })
     .await;
@@ -330,10 +331,7 @@ async fn the_instance_id_changes_with_the_content_and_with_nothing_else() {
     world.ready("apple", "Running").await;
     assert_eq!(id().await, first);
     world.change("apple", json!({ "spec": { "cloudInit": { "userData": { "a": 2 } } } })).await;
-    support::cluster::eventually("another instance-id", support::world::LIMIT, async || {
-        (id().await != first).then_some(())
-    })
-    .await;
+    eventually("another instance-id", LIMIT, async || (id().await != first).then_some(())).await;
 }
 
 #[tokio::test]
@@ -500,6 +498,76 @@ async fn display_secret() {
     assert!(json!(pod)["spec"]["volumes"].to_string().contains("with-display-secret"));
     let vm = world.api::<VirtualMachine>().get("with").await.unwrap();
     assert!(vm.status.unwrap().pending_changes.is_empty(), "it is still used");
+}
+
+#[tokio::test]
+async fn the_file_that_a_viewer_connects_with() {
+    let world = World::new("viewer").await;
+    let display = |arguments: &[&str]| world.namespace.kubectl_vm(&[&["display"], arguments].concat());
+    assert_eq!(display(&["apple"]).0, 1);
+    world
+        .make("apple", |vm| {
+            let spice = json!({ "port": 5910, "server": "vms.example.org", "proxyUrl": "http://proxy:3128" });
+            vm["spec"]["vm"]["display"] = json!({ "spice": spice });
+        })
+        .await;
+    world.ready("apple", "Starting").await;
+    let (code, told) = display(&["apple"]);
+    assert!(code == 1 && told.contains("apple: it does not run, and has no display: "), "{told}");
+
+    world.report("apple", true, "Started").await;
+    world.ready("apple", "Running").await;
+    let password = r#"{"stringData":{"display-password":"open\\sesame","password-expiry":"never"}}"#;
+    world.namespace.kubectl(&["patch", "secret", "apple-display-secret", "--type=merge", "--patch", password]);
+    let expected = format!(
+        "[virt-viewer]\ntype=spice\nhost=vms.example.org\nport=5910\npassword=open\\\\sesame\nproxy=http://proxy:3128\n\
+         title={}/apple\nenable-usbredir=1\n",
+        world.namespace
+    );
+    assert_eq!(display(&["apple"]), (0, expected.clone()));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("apple.vv");
+    fs::write(&file, "everybody can read this").unwrap();
+    let arguments =
+        ["apple", "--output", file.to_str().unwrap(), "--server", "localhost", "--port", "15910", "--user", "alice"];
+    assert_eq!(display(&arguments), (0, String::new()));
+    let expected = expected.replace("vms.example.org", "localhost").replace("5910", "15910") + "delete-this-file=1\n";
+    assert_eq!(fs::read_to_string(&file).unwrap(), expected);
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let status = world.api::<VirtualMachine>().get("apple").await.unwrap().status.unwrap();
+    assert_eq!(status.console_user.as_deref(), Some("alice"));
+
+    // With no more rights than the page about security says.
+    let mut kubeconfig: Value = serde_yaml::from_str(&fs::read_to_string(world.cluster.kubeconfig()).unwrap()).unwrap();
+    kubeconfig["users"][0]["user"]["as"] = json!("alice");
+    let as_alice = folder.path().join("kubeconfig");
+    fs::write(&as_alice, kubeconfig.to_string()).unwrap();
+    let display_as_alice = || world.namespace.kubectl_vm_as(&as_alice, &["display", "apple"]);
+    let (code, told) = display_as_alice();
+    assert!(code == 1 && told.contains("/apple: ") && told.contains("forbidden"), "{told}");
+    let resource = "--resource=vms.vmoperator.jdrupes.org";
+    world.namespace.kubectl(&["create", "role", "users", "--verb=get,list,watch", resource]);
+    let name = "--resource-name=apple-display-secret";
+    world.namespace.kubectl(&["create", "role", "viewers", "--verb=get,patch", "--resource=secrets", name]);
+    for role in ["users", "viewers"] {
+        world.namespace.kubectl(&["create", "rolebinding", role, &format!("--role={role}"), "--user=alice"]);
+    }
+    eventually("alice to be let in", LIMIT, async || (display_as_alice() == display(&["apple"])).then_some(())).await;
+
+    // The one of a load balancer, and the Pod's.
+    world.change("apple", json!({ "spec": { "loadBalancerService": {} } })).await;
+    world.change("apple", json!({ "spec": { "vm": { "display": { "spice": { "server": null } } } } })).await;
+    let services = world.api::<Service>();
+    eventually("the Service", LIMIT, async || services.get_opt("apple").await.unwrap()).await;
+    let host = |text: &str| text.lines().find_map(|line| line.strip_prefix("host=").map(str::to_owned));
+    world
+        .pod_status("apple", json!({ "phase": "Running", "podIP": "10.0.0.8", "podIPs": [{ "ip": "10.0.0.8" }] }))
+        .await;
+    world.machine_when("apple", "addressed", |vm| vm.status.as_ref().unwrap().addresses.is_some()).await;
+    assert_eq!(host(&display(&["apple"]).1).as_deref(), Some("10.0.0.8"));
+    let balancer = json!({ "status": { "loadBalancer": { "ingress": [{ "ip": "192.0.2.7" }] } } });
+    services.patch_status("apple", &PatchParams::default(), &Patch::Merge(&balancer)).await.unwrap();
+    assert_eq!(host(&display(&["apple"]).1).as_deref(), Some("192.0.2.7"));
 }
 
 /// The policy that the page about security shows.

@@ -515,11 +515,21 @@ async fn what_is_changed_under_a_running_guest_and_who_ends_it() {
     let viewer = spice::view(display, "open sesame").unwrap();
     let vm = when("the viewer", &|vm| is(vm, conditions::CONSOLE_CONNECTED)).await;
     assert!(vm.status.unwrap().console_client.is_some());
+    let (code, told) = namespace.kubectl_vm(&["display", "demo"]);
+    assert!(code == 1 && told.contains("somebody is connected to the display"), "{told}");
     drop(viewer);
     when("the viewer to be gone", &|vm| {
         !is(vm, conditions::CONSOLE_CONNECTED) && vm.status.as_ref().unwrap().console_client.is_none()
     })
     .await;
+    // The password lets nobody in any more: the next viewer gets another one.
+    let expired = r#"{"stringData":{"password-expiry":"now"}}"#;
+    namespace.kubectl(&["patch", "secret", "demo-display-secret", "--type=merge", "--patch", expired]);
+    let (code, file) = namespace.kubectl_vm(&["display", "demo"]);
+    assert_eq!(code, 0, "{file}");
+    let value = |key: &str| file.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    assert!(spice::view(display, "open sesame").is_err());
+    drop(spice::view((value("host="), value("port=").parse().unwrap()), value("password=")).unwrap());
     let now = pods.get("demo").await.unwrap();
     assert_eq!(now.metadata.uid, first.metadata.uid);
     assert_eq!(now.status.unwrap().container_statuses.unwrap()[0].restart_count, 0);

@@ -386,31 +386,20 @@ async fn a_machine_chooses_a_set_and_its_values() {
     assert!(policies.get_opt("apple").await.unwrap().is_some());
 }
 
-/// `kubectl vm diff` in a world: its exit code, and what it prints.
-fn diff(world: &World, arguments: &[&str]) -> (i32, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_kubectl-vm"))
-        .args(["diff", "--namespace", world.namespace.name()])
-        .args(arguments)
-        .env("KUBECONFIG", world.cluster.kubeconfig())
-        .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
-    (output.status.code().unwrap(), text)
-}
-
 #[tokio::test]
 async fn a_difference_is_shown_with_what_it_means() {
     let world = World::new("diff").await;
     world.make("apple", |_| {}).await;
     world.ready("apple", "Starting").await;
-    assert_eq!(diff(&world, &["apple"]), (0, String::new()));
+    let diff = |arguments: &[&str]| world.namespace.kubectl_vm(&[&["diff"], arguments].concat());
+    assert_eq!(diff(&["apple"]), (0, String::new()));
 
     let folder = tempfile::tempdir().unwrap();
     let template = "{% extends \"builtin/pod.yaml.j2\" %}\n{% block labels %}\n    live: yes\n{% endblock %}\n\
                     {% block scheduling %}\n{{ super() }}\n  priorityClassName: high\n{% endblock %}\n";
     fs::write(folder.path().join("pod.yaml.j2"), template).unwrap();
     fs::write(folder.path().join("network-policy.yaml.j2"), POLICY).unwrap();
-    let (code, text) = diff(&world, &["apple", "--templates", folder.path().to_str().unwrap()]);
+    let (code, text) = diff(&["apple", "--templates", folder.path().to_str().unwrap()]);
     assert_eq!(code, 1, "{text}");
     for part in [
         "NetworkPolicy apple: made (network-policy.yaml.j2)",
@@ -428,7 +417,7 @@ async fn a_difference_is_shown_with_what_it_means() {
     vm["spec"]["vm"]["maximumCpus"] = json!(1);
     let file = folder.path().join("vm.yaml");
     fs::write(&file, vm.to_string()).unwrap();
-    let (code, text) = diff(&world, &["--filename", file.to_str().unwrap()]);
+    let (code, text) = diff(&["--filename", file.to_str().unwrap()]);
     assert_eq!(code, 1, "{text}");
     for part in [
         "ConfigMap apple: changed at once",
@@ -441,7 +430,8 @@ async fn a_difference_is_shown_with_what_it_means() {
     // Nothing of it was done.
     let policies: Api<NetworkPolicy> = world.api();
     assert!(policies.get_opt("apple").await.unwrap().is_none());
-    assert_eq!(diff(&world, &["apple"]), (0, String::new()));
-    let (code, text) = diff(&world, &["pear"]);
+    let diff = |arguments: &[&str]| world.namespace.kubectl_vm(&[&["diff"], arguments].concat());
+    assert_eq!(diff(&["apple"]), (0, String::new()));
+    let (code, text) = diff(&["pear"]);
     assert!(code == 3 && text.contains("pear"), "{code} {text}");
 }

@@ -10,7 +10,7 @@ use kube::{
 };
 use serde_json::Value;
 
-use super::{Failure, Settings, print, yaml};
+use super::{Failure, Settings, connect, print, wait_for, yaml};
 use crate::{
     api::{SET_LABEL, VirtualMachine},
     config::{Config, ReconcilerConfig},
@@ -40,34 +40,34 @@ pub struct Options {
 }
 
 pub fn run(options: &Options, output: &mut Vec<u8>) -> Result<u8, Failure> {
-    let failed = |error: anyhow::Error| Failure { lines: vec![format!("{error:#}")], code: 3 };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| failed(error.into()))?;
-    let mut different = false;
-    runtime.block_on(async {
-        let config = kube::Config::infer()
-            .await
-            .map_err(|error| failed(anyhow::Error::new(error).context("there is no API server to ask")))?;
-        let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config).map_err(|error| failed(error.into()))?;
-        let machines = match (&options.filename, &options.machine) {
-            (Some(file), _) => super::machines(file, &namespace)?,
-            (None, Some(name)) => {
-                let api: Api<VirtualMachine> = Api::namespaced(client.clone(), &namespace);
-                let vm = api.get(name).await;
-                vec![vm.map_err(|error| failed(anyhow::Error::new(error).context(format!("vm {namespace}/{name}"))))?]
-            }
-            (None, None) => Vec::new(),
-        };
-        for vm in machines {
-            let home = options.manager_namespace.clone().or_else(|| vm.namespace()).unwrap_or_default();
-            let (library, config) = installed(&client, &home, &options.settings).await?;
-            let vm = as_in_cluster(&client, vm).await.map_err(failed)?;
-            let seen = Seen::of(&client, &vm, &library, &config, &options.settings).await?;
-            different |= show(&client, &vm, &seen, output).await?;
+    wait_for(diff(options, output)).map_err(failed)?
+}
+
+/// It could not be found out.
+fn failed(error: anyhow::Error) -> Failure {
+    Failure { lines: vec![format!("{error:#}")], code: 3 }
+}
+
+async fn diff(options: &Options, output: &mut Vec<u8>) -> Result<u8, Failure> {
+    let (client, namespace) = connect(options.namespace.as_deref()).await.map_err(failed)?;
+    let machines = match (&options.filename, &options.machine) {
+        (Some(file), _) => super::machines(file, &namespace)?,
+        (None, Some(name)) => {
+            let api: Api<VirtualMachine> = Api::namespaced(client.clone(), &namespace);
+            let vm = api.get(name).await;
+            vec![vm.map_err(|error| failed(anyhow::Error::new(error).context(format!("vm {namespace}/{name}"))))?]
         }
-        Ok(u8::from(different))
-    })
+        (None, None) => Vec::new(),
+    };
+    let mut different = false;
+    for vm in machines {
+        let home = options.manager_namespace.clone().or_else(|| vm.namespace()).unwrap_or_default();
+        let (library, config) = installed(&client, &home, &options.settings).await?;
+        let vm = as_in_cluster(&client, vm).await.map_err(failed)?;
+        let seen = Seen::of(&client, &vm, &library, &config, &options.settings).await?;
+        different |= show(&client, &vm, &seen, output).await?;
+    }
+    Ok(u8::from(different))
 }
 
 /// The templates and the configuration that the manager in that namespace has, where the command line gives none.

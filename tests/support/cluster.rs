@@ -203,6 +203,23 @@ impl TestNamespace {
         self.cluster.kubectl(&[&["--namespace", &self.name], args].concat())
     }
 
+    /// Runs `kubectl vm` for it: its exit code, and what it prints.
+    pub fn kubectl_vm(&self, args: &[&str]) -> (i32, String) {
+        self.kubectl_vm_as(self.cluster.kubeconfig(), args)
+    }
+
+    /// Runs `kubectl vm` for it with that kubeconfig.
+    pub fn kubectl_vm_as(&self, kubeconfig: &Path, args: &[&str]) -> (i32, String) {
+        let output = Command::new(env!("CARGO_BIN_EXE_kubectl-vm"))
+            .args(args)
+            .args(["--namespace", &self.name])
+            .env("KUBECONFIG", kubeconfig)
+            .output()
+            .expect("kubectl-vm");
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code().expect("an exit code"), String::from_utf8(text).expect("text"))
+    }
+
     /// Applies manifests to it, given as YAML or JSON.
     pub fn apply(&self, manifests: &str) -> String {
         let file = tempfile::NamedTempFile::with_suffix(".yaml").expect("a temporary file");

@@ -14,6 +14,11 @@ use crate::api::{Accelerator, Firmware, Quantity};
 pub mod paths {
     /// The projected configuration: `config.yaml`, `logging.properties`, `display-password`, `password-expiry`.
     pub const CONFIG_DIR: &str = "/etc/opt/vmrunner";
+    /// The file, and the key of a display secret, with the display's password. Empty or not there: it needs none.
+    pub const PASSWORD_FILE: &str = "display-password";
+    /// The file, and the key of a display secret, that says when the password ends: `never`, `now`, `+n` seconds from when it is set,
+    /// or seconds since 1970. Empty or not there: never.
+    pub const EXPIRY_FILE: &str = "password-expiry";
     /// Below [`CONFIG_DIR`]: `meta-data`, `user-data`, `network-config`.
     pub const CLOUD_INIT_DIR: &str = "cloud-init";
     /// The machine's own small volume: firmware variables, TPM state, the copied QEMU template, the UUID of old machines.
@@ -260,6 +265,13 @@ pub struct SpiceSection {
 pub struct VncSection {
     /// The port.
     pub port: u16,
+}
+
+/// A projected file's text without the newline that editors and `kubectl create secret --from-file` leave at the end, if there is
+/// any.
+pub fn text(content: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(content);
+    Some(text.trim_end_matches(['\r', '\n']).to_owned()).filter(|text| !text.is_empty())
 }
 
 impl RunnerConfig {

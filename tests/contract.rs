@@ -531,7 +531,8 @@ async fn the_file_that_a_viewer_connects_with() {
     let arguments =
         ["apple", "--output", file.to_str().unwrap(), "--server", "localhost", "--port", "15910", "--user", "alice"];
     assert_eq!(display(&arguments), (0, String::new()));
-    let expected = expected.replace("vms.example.org", "localhost").replace("5910", "15910") + "delete-this-file=1\n";
+    let expected = expected.replace("vms.example.org", "localhost").replace("5910", "15910");
+    let expected = expected.replace("proxy=http://proxy:3128\n", "") + "delete-this-file=1\n";
     assert_eq!(fs::read_to_string(&file).unwrap(), expected);
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let status = world.api::<VirtualMachine>().get("apple").await.unwrap().status.unwrap();
@@ -553,6 +554,26 @@ async fn the_file_that_a_viewer_connects_with() {
         world.namespace.kubectl(&["create", "rolebinding", role, &format!("--role={role}"), "--user=alice"]);
     }
     eventually("alice to be let in", LIMIT, async || (display_as_alice() == display(&["apple"])).then_some(())).await;
+    // It has ended: two at once get the same new one, when the runner has it.
+    let expired = r#"{"stringData":{"password-expiry":"1"}}"#;
+    world.namespace.kubectl(&["patch", "secret", "apple-display-secret", "--type=merge", "--patch", expired]);
+    let serial = "vmoperator.jdrupes.org/displayPasswordSerial";
+    let (first, second) = std::thread::scope(|scope| {
+        let first = scope.spawn(display_as_alice);
+        let annotated = || {
+            let secret = world.namespace.kubectl(&["get", "secret", "apple-display-secret", "--output=json"]);
+            serde_json::from_str::<Secret>(&secret).unwrap().annotations().contains_key(serial)
+        };
+        while !annotated() {
+            assert!(!first.is_finished(), "it waits for the runner");
+        }
+        let second = scope.spawn(|| display(&["apple"]));
+        let report = r#"{"status":{"displayPasswordSerial":1}}"#;
+        world.namespace.kubectl(&["patch", "vm", "apple", "--subresource=status", "--type=merge", "--patch", report]);
+        (first.join().unwrap(), second.join().unwrap())
+    });
+    assert_eq!((first.0, &first), (0, &second));
+    assert!(!first.1.contains("sesame"), "{}", first.1);
 
     // The one of a load balancer, and the Pod's.
     world.change("apple", json!({ "spec": { "loadBalancerService": {} } })).await;

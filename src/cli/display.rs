@@ -5,14 +5,14 @@
 //!  display secret, time ─▶ the password in force, or a new one ┴▶ connection file ─▶ standard output, or a file
 //! ```
 //!
-//! A new password goes into the display secret; it is in force when the runner has counted it
-//! (`status.displayPasswordSerial`), and the file is written only then.
+//! A new password goes into the display secret. It is in force when the runner has counted it (`status.displayPasswordSerial`),
+//! and the file is written only then. What the count was before is noted on the Secret, so that whoever finds the password there
+//! waits, too.
 
 use std::{
-    collections::BTreeMap,
-    fs,
+    fmt,
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -20,16 +20,18 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use k8s_openapi::{
     ByteString,
-    api::core::v1::{Secret, Service},
+    api::core::v1::{Pod, Secret, SecretProjection, Service},
     apimachinery::pkg::util::intstr::IntOrString,
     jiff::Timestamp,
 };
 use kube::{
-    Api, Client, ResourceExt,
+    Api, Client, Resource, ResourceExt,
     api::{ListParams, Patch, PatchParams},
+    core::NamespaceResourceScope,
     runtime::wait::await_condition,
 };
 use serde_json::json;
+use tempfile::NamedTempFile;
 
 use super::{Failure, connect, print, wait_for};
 use crate::{
@@ -38,14 +40,20 @@ use crate::{
         conditions::{self, CONSOLE_CONNECTED, READY, RUNNING},
     },
     files::FileError,
+    runner_config::{
+        self,
+        paths::{EXPIRY_FILE, PASSWORD_FILE},
+    },
 };
 
 /// Who writes a new password.
 const FIELD_MANAGER: &str = "kubectl-vm";
+/// On a display secret: the password is in force when the machine's `displayPasswordSerial` is greater than this.
+const SERIAL_ANNOTATION: &str = "vmoperator.jdrupes.org/displayPasswordSerial";
 /// How long a runner may take to set a new password. A kubelet that is not told takes a minute and a half to show it.
 const LIMIT: Duration = Duration::from_secs(120);
 /// A password that ends sooner is as good as ended.
-const TIME_TO_CONNECT: i64 = 10;
+const SECONDS_TO_CONNECT: i64 = 10;
 
 #[derive(Args)]
 pub struct Options {
@@ -58,89 +66,107 @@ pub struct Options {
     /// Write into this file, which only you can read and which the viewer deletes. Default: standard output.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// The host that the viewer connects to. Default: display.spice.server, the load balancer, or the Pod.
+    /// The host that the viewer connects to, without a proxy. Default: display.spice.server, the load balancer, or the Pod.
     #[arg(long, value_name = "HOST")]
     server: Option<String>,
     /// The port that the viewer connects to. Default: the display's.
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// How long a new password lets a viewer in.
-    #[arg(long, value_name = "TIME", default_value = "2m")]
-    valid_for: kube::core::Duration,
-    /// Whom the file is for: noted in the machine's status.consoleUser.
+    /// How long a new password lets viewers in; at least 10s.
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = time_to_connect)]
+    valid_for: Duration,
+    /// Whom the file is for: noted in the machine's status.consoleUser. Another user than before gets a new password.
     #[arg(long, value_name = "USER")]
     user: Option<String>,
-    /// Also if somebody is connected, whom the next viewer displaces.
+    /// Take the display over from whoever is connected now.
     #[arg(long)]
     take: bool,
 }
 
+fn time_to_connect(text: &str) -> Result<Duration, String> {
+    let time: kube::core::Duration = text.parse().map_err(|error| format!("{error}"))?;
+    let enough = time >= Duration::from_secs(SECONDS_TO_CONNECT.unsigned_abs());
+    enough
+        .then(|| time.into())
+        .ok_or_else(|| format!("nobody connects within that time: give at least {SECONDS_TO_CONNECT}s"))
+}
+
 pub fn run(options: &Options, output: &mut Vec<u8>) -> Result<u8, Failure> {
+    // Before a password is set for nothing.
+    let file = options.output.as_deref().map(|path| new_file(path).map(|file| (path, file))).transpose()?;
     let text = wait_for(connection_file(options)).flatten().map_err(|error| Failure::plain(format!("{error:#}")))?;
-    match &options.output {
+    match file {
         None => print(output, &text),
-        Some(file) => {
-            // Another's rights, if there is such a file.
-            let _ = fs::remove_file(file);
-            let mut open = fs::OpenOptions::new();
-            open.write(true).create_new(true);
-            #[cfg(unix)]
-            std::os::unix::fs::OpenOptionsExt::mode(&mut open, 0o600);
-            open.open(file).and_then(|mut opened| opened.write_all(text.as_bytes())).map_err(FileError::io(file))?;
+        Some((path, mut file)) => {
+            file.write_all(text.as_bytes()).map_err(FileError::io(path))?;
+            file.persist(path).map_err(|error| FileError::io(path)(error.error))?;
         }
     }
     Ok(0)
 }
 
+/// A file beside that one, to take its place, which only its owner can read.
+fn new_file(path: &Path) -> Result<NamedTempFile, FileError> {
+    if path.exists() && !path.is_file() {
+        return Err(FileError::io(path)(io::Error::other("this is no file")));
+    }
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    NamedTempFile::new_in(folder).map_err(FileError::io(path))
+}
+
 async fn connection_file(options: &Options) -> anyhow::Result<String> {
     let (client, namespace) = connect(options.namespace.as_deref()).await?;
-    let machines: Api<VirtualMachine> = Api::namespaced(client.clone(), &namespace);
-    let vm = machines.get(&options.machine).await.with_context(|| format!("vm {namespace}/{}", options.machine))?;
-    reachable(&vm, options.take).map_err(|why| anyhow!("vm {namespace}/{}: {why}", options.machine))?;
+    let machine = Machine { client, namespace, name: &options.machine };
+    let vm = machine.get().await?;
+    reachable(&vm, options.take).map_err(|why| anyhow!("{machine}: {why}"))?;
     let service = match (&options.server, &vm.spec.load_balancer_service) {
         (None, Some(_)) => {
-            let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
-            let found = services.get_opt(&options.machine).await;
-            found.with_context(|| format!("Service {namespace}/{}", options.machine))?
+            let found = machine.api::<Service>().get_opt(&options.machine).await;
+            found.with_context(|| format!("{machine}: its Service"))?
         }
         _ => None,
     };
-    let display = Endpoint::of(&vm, service.as_ref());
-    let host = match (&options.server, display.host) {
-        (Some(server), _) => server.clone(),
+    let endpoint = Endpoint::of(&vm, service.as_ref());
+    let mut proxy = vm.spec.vm.display.spice.proxy_url.as_deref();
+    let host = match (&options.server, endpoint.host) {
+        (Some(server), _) => {
+            proxy = None;
+            server.clone()
+        }
         (None, Host::Named(host)) => host,
         (None, Host::Pod(address)) => {
-            if vm.spec.vm.display.spice.proxy_url.is_none() {
-                let forward = format!("kubectl port-forward pod/{} {}", options.machine, display.port);
+            if proxy.is_none() {
+                let (namespace, name, port) = (&machine.namespace, machine.name, endpoint.port);
                 let _ = writeln!(
                     io::stderr(),
-                    "{address} is the Pod's address. Where you can't reach it: {forward}, and --server localhost"
+                    "{address} is the Pod's address. Where you can't reach it: kubectl port-forward -n {namespace} pod/{name} {port}, \
+                     and --server localhost"
                 );
             }
             address
         }
-        (None, Host::Unknown) => bail!("vm {namespace}/{} has no address yet; --server gives one", options.machine),
+        (None, Host::Unknown) => bail!("{machine}: it has no address yet; --server gives one"),
     };
+    let password = machine.password_in_force(options).await?;
     if let Some(user) = &options.user {
         let patch = Patch::Merge(json!({ "status": { "consoleUser": user } }));
-        let patched = machines.patch_status(&options.machine, &PatchParams::apply(FIELD_MANAGER), &patch).await;
-        patched.with_context(|| format!("vm {namespace}/{}: status.consoleUser", options.machine))?;
+        let patched = machine.api::<VirtualMachine>().patch_status(machine.name, &params(), &patch).await;
+        patched.with_context(|| format!("{machine}: status.consoleUser"))?;
     }
-    let password = password_in_force(&client, &vm, options.valid_for.into()).await?;
-    let port = options.port.unwrap_or(display.port);
-    Ok(file(&vm, &host, port, password.as_deref(), options.output.is_some()))
+    let port = options.port.unwrap_or(endpoint.port);
+    Ok(file(&vm, &host, port, password.as_deref(), proxy, options.output.is_some()))
 }
 
 /// Whether there is a display that nobody else uses, or why not.
 fn reachable(vm: &VirtualMachine, take: bool) -> Result<(), String> {
-    let status = vm.status.clone().unwrap_or_default();
+    let Some(status) = &vm.status else { return Err("it has not been started yet".into()) };
     if !conditions::is_true(&status.conditions, RUNNING) {
         let why = conditions::find(&status.conditions, READY).map(|ready| format!(": {}", ready.message));
         return Err(format!("it does not run, and has no display{}", why.unwrap_or_default()));
     }
     if !take && conditions::is_true(&status.conditions, CONSOLE_CONNECTED) {
-        let from = status.console_client.map(|address| format!(" from {address}")).unwrap_or_default();
-        return Err(format!("somebody is connected to the display{from}; --take to displace them"));
+        let from = status.console_client.as_ref().map(|address| format!(" from {address}")).unwrap_or_default();
+        return Err(format!("somebody is connected to the display{from}; --take takes it over"));
     }
     Ok(())
 }
@@ -168,7 +194,7 @@ impl Endpoint {
         if let Some(server) = &display.spice.server {
             return Self { host: Host::Named(server.clone()), port };
         }
-        if let Some(balanced) = service.and_then(|service| Self::balanced(service, port)) {
+        if let Some(balanced) = service.and_then(|service| Self::balanced(vm, service, port)) {
             return balanced;
         }
         let addresses = vm.status.as_ref().and_then(|status| status.addresses.as_ref());
@@ -177,97 +203,203 @@ impl Endpoint {
     }
 
     /// Where a load balancer hands that port on, once it has an address.
-    fn balanced(service: &Service, port: u16) -> Option<Self> {
+    fn balanced(vm: &VirtualMachine, service: &Service, port: u16) -> Option<Self> {
         let balancer = service.status.as_ref()?.load_balancer.as_ref()?.ingress.as_ref()?.first()?;
         let host = balancer.ip.clone().or(balancer.hostname.clone())?;
         let ports = service.spec.as_ref()?.ports.as_ref()?;
         let handed_on = ports.iter().find(|it| match &it.target_port {
             Some(IntOrString::Int(target)) => *target == i32::from(port),
-            Some(IntOrString::String(name)) => name == "spice",
+            Some(IntOrString::String(name)) => name == protocol(vm),
             None => it.port == i32::from(port),
         })?;
         Some(Self { host: Host::Named(host), port: handed_on.port.try_into().ok()? })
     }
 }
 
-/// The password that lets a viewer in now, if one is needed. Where the present one does not, a new one is set.
-async fn password_in_force(
-    client: &Client,
-    vm: &VirtualMachine,
-    valid_for: Duration,
-) -> anyhow::Result<Option<String>> {
-    let (namespace, name) = (vm.namespace().unwrap_or_default(), vm.name_any());
-    let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
-    let Some(secret) = display_secret(&secrets, &name).await? else { return Ok(None) };
-    let now = Timestamp::now().as_second();
-    if let Some(password) = in_force(secret.data.as_ref().unwrap_or(&BTreeMap::new()), now) {
-        return Ok(Some(password));
-    }
-    let password = format!("{:016x}{:016x}", getrandom::u64()?, getrandom::u64()?);
-    let expiry = now + i64::try_from(valid_for.as_secs())?;
-    let patch = json!({
-        "metadata": { "resourceVersion": secret.metadata.resource_version },
-        "stringData": { "display-password": password, "password-expiry": expiry.to_string() },
-    });
-    let patched = secrets.patch(&secret.name_any(), &PatchParams::apply(FIELD_MANAGER), &Patch::Merge(patch)).await;
-    patched.with_context(|| format!("Secret {namespace}/{}: a new password", secret.name_any()))?;
-    let serial = |vm: &VirtualMachine| vm.status.as_ref().and_then(|it| it.display_password_serial).unwrap_or_default();
-    let before = serial(vm);
-    let machines: Api<VirtualMachine> = Api::namespaced(client.clone(), &namespace);
-    let taken = await_condition(machines, &name, |vm: Option<&VirtualMachine>| vm.is_none_or(|vm| serial(vm) > before));
-    match tokio::time::timeout(LIMIT, taken).await {
-        Ok(vm) => match vm? {
-            Some(_) => Ok(Some(password)),
-            None => bail!("vm {namespace}/{name} is gone"),
-        },
-        Err(_) => bail!(
-            "vm {namespace}/{name}: its runner did not set the new password of Secret {} within {} s: see kubectl logs {name}",
-            secret.name_any(),
-            LIMIT.as_secs()
-        ),
+/// A machine of the cluster.
+struct Machine<'a> {
+    client: Client,
+    namespace: String,
+    name: &'a str,
+}
+
+impl fmt::Display for Machine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "vm {}/{}", self.namespace, self.name)
     }
 }
 
-/// The machine's display secret: a person's comes before the generated one, as for the manager.
-async fn display_secret(secrets: &Api<Secret>, machine: &str) -> anyhow::Result<Option<Secret>> {
-    let generated = format!("{machine}-display-secret");
-    let labels = format!(
-        "app.kubernetes.io/name=vm-runner,app.kubernetes.io/component=display-secret,app.kubernetes.io/instance={machine}"
-    );
-    match secrets.list(&ListParams::default().labels(&labels)).await {
-        // Who may see this Secret need not see all.
-        Err(kube::Error::Api(refusal)) if refusal.is_forbidden() => {
-            secrets.get_opt(&generated).await.with_context(|| format!("Secret {generated}"))
+impl Machine<'_> {
+    fn api<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(&self) -> Api<K> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    async fn get(&self) -> anyhow::Result<VirtualMachine> {
+        self.api::<VirtualMachine>().get(self.name).await.with_context(|| self.to_string())
+    }
+
+    /// The password that lets a viewer in now, if one is needed. Where the present one does not, a new one is set.
+    async fn password_in_force(&self, options: &Options) -> anyhow::Result<Option<String>> {
+        let Some(name) = self.display_secret().await? else { return Ok(None) };
+        let secrets = self.api::<Secret>();
+        loop {
+            let secret = secrets.get(&name).await.with_context(|| format!("{self}: its Secret {name}"))?;
+            let Some(present) = Password::of(&secret) else { return Ok(None) };
+            let vm = self.get().await?;
+            let now = Timestamp::now().as_second();
+            if !present.must_be_renewed(console_user(&vm), options.user.as_deref(), now) {
+                self.wait_until_taken(&name, present.serial).await?;
+                return Ok(Some(present.text));
+            }
+            let password = new_password(&vm)?;
+            let ends = now + i64::try_from(options.valid_for.as_secs())?;
+            let serial = serial(&vm);
+            let patch = json!({
+                "metadata": {
+                    "resourceVersion": secret.metadata.resource_version,
+                    "annotations": { SERIAL_ANNOTATION: serial.to_string() },
+                },
+                "stringData": { "display-password": password, "password-expiry": ends.to_string() },
+            });
+            match secrets.patch(&name, &params(), &Patch::Merge(patch)).await {
+                // Somebody else wants to look, too, and has set a password.
+                Err(kube::Error::Api(refusal)) if refusal.is_conflict() => continue,
+                other => other.with_context(|| format!("{self}: a new password for its Secret {name}"))?,
+            };
+            self.wait_until_taken(&name, serial).await?;
+            anyhow::ensure!(
+                Timestamp::now().as_second() + SECONDS_TO_CONNECT <= ends,
+                "{self}: its runner set the new password too late to connect with it; give a longer --valid-for"
+            );
+            return Ok(Some(password));
         }
-        found => {
-            let found = found.context("the display secret")?;
-            Ok(found.into_iter().min_by_key(|secret| secret.name_any() == generated))
+    }
+
+    /// Waits until the machine's count of passwords is greater.
+    async fn wait_until_taken(&self, secret: &str, serial_before: i64) -> anyhow::Result<()> {
+        let taken = |vm: Option<&VirtualMachine>| vm.is_none_or(|vm| serial(vm) > serial_before);
+        match tokio::time::timeout(LIMIT, await_condition(self.api(), self.name, taken)).await {
+            Ok(vm) => vm.with_context(|| self.to_string())?.map(|_| ()).ok_or_else(|| anyhow!("{self} is gone")),
+            Err(_) => bail!(
+                "{self}: its runner did not set the new password of Secret {secret} within {} s; \
+                 kubectl logs -n {} {} may say why",
+                LIMIT.as_secs(),
+                self.namespace,
+                self.name
+            ),
+        }
+    }
+
+    /// The name of the Secret that the display's password is taken from: the Pod has it. Who may not see Pods gets the one that
+    /// the manager would take: a person's before the generated one.
+    async fn display_secret(&self) -> anyhow::Result<Option<String>> {
+        match self.api::<Pod>().get(self.name).await {
+            Ok(pod) => return Ok(secret_of(&pod)),
+            Err(kube::Error::Api(refusal)) if refusal.is_forbidden() => {}
+            Err(error) => return Err(error).with_context(|| format!("{self}: its Pod")),
+        }
+        let generated = format!("{}-display-secret", self.name);
+        let labels = format!(
+            "app.kubernetes.io/name=vm-runner,app.kubernetes.io/component=display-secret,app.kubernetes.io/instance={}",
+            self.name
+        );
+        match self.api::<Secret>().list_metadata(&ListParams::default().labels(&labels)).await {
+            // Who may see this Secret need not see all.
+            Err(kube::Error::Api(refusal)) if refusal.is_forbidden() => Ok(Some(generated)),
+            found => {
+                let found = found.with_context(|| format!("{self}: its display secret"))?;
+                Ok(found.into_iter().map(|secret| secret.name_any()).min_by_key(|name| *name == generated))
+            }
         }
     }
 }
 
-/// The password of a display secret, if it lets a viewer in at `now` (seconds since 1970). What a relative time (`+n`) counts
-/// from only the runner knows.
-fn in_force(data: &BTreeMap<String, ByteString>, now: i64) -> Option<String> {
-    let text = |key| data.get(key).map(|value| String::from_utf8_lossy(&value.0).trim().to_owned());
-    let lasts = match text("password-expiry").as_deref() {
-        None | Some("never") => true,
-        Some(time) if time.starts_with('+') => false,
-        Some(time) => time.parse().is_ok_and(|end: i64| end >= now + TIME_TO_CONNECT),
-    };
-    text("display-password").filter(|_| lasts)
+fn params() -> PatchParams {
+    PatchParams::apply(FIELD_MANAGER)
+}
+
+/// How often the display's password was set.
+fn serial(vm: &VirtualMachine) -> i64 {
+    vm.status.as_ref().and_then(|status| status.display_password_serial).unwrap_or_default()
+}
+
+/// Who got the present password.
+fn console_user(vm: &VirtualMachine) -> Option<&str> {
+    vm.status.as_ref().and_then(|status| status.console_user.as_deref())
+}
+
+/// The Secret whose password is projected into a Pod.
+fn secret_of(pod: &Pod) -> Option<String> {
+    let volumes = pod.spec.as_ref()?.volumes.iter().flatten();
+    let sources = volumes.filter_map(|volume| volume.projected.as_ref()).flat_map(|it| it.sources.iter().flatten());
+    let mut secrets = sources.filter_map(|source| source.secret.as_ref());
+    let has_password =
+        |secret: &&SecretProjection| secret.items.iter().flatten().any(|item| item.path == PASSWORD_FILE);
+    secrets.find(has_password).map(|secret| secret.name.clone())
+}
+
+/// A password that nobody can guess.
+fn new_password(vm: &VirtualMachine) -> anyhow::Result<String> {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits)?;
+    let base64 = serde_json::to_value(ByteString(bits.to_vec()))?;
+    let mut text = base64.as_str().unwrap_or_default().trim_end_matches('=').to_owned();
+    if vm.spec.vm.display.vnc.is_some() {
+        // VNC takes no more (RFC 6143, section 7.2.2).
+        text.truncate(8);
+    }
+    Ok(text)
+}
+
+/// The password of a display secret.
+struct Password {
+    text: String,
+    /// In seconds since 1970; `None`: never. What a relative time (`+n`) counts from only the runner knows: it is as good as
+    /// ended.
+    ends: Option<i64>,
+    /// The machine's `displayPasswordSerial` is greater once the password is in force.
+    serial: i64,
+}
+
+impl Password {
+    /// None where the display lets everybody in.
+    fn of(secret: &Secret) -> Option<Self> {
+        let text = |key: &str| secret.data.as_ref()?.get(key).and_then(|value| runner_config::text(&value.0));
+        let ends = match text(EXPIRY_FILE).as_deref() {
+            None | Some("never") => None,
+            Some(time) if time.starts_with('+') => Some(0),
+            Some(time) => Some(time.parse().unwrap_or(0)),
+        };
+        let serial = secret.annotations().get(SERIAL_ANNOTATION).and_then(|serial| serial.parse().ok());
+        Some(Self { text: text(PASSWORD_FILE)?, ends, serial: serial.unwrap_or(-1) })
+    }
+
+    fn must_be_renewed(&self, last_user: Option<&str>, user: Option<&str>, now: i64) -> bool {
+        self.ends.is_some_and(|end| end < now + SECONDS_TO_CONNECT || user.is_some_and(|user| last_user != Some(user)))
+    }
+}
+
+fn protocol(vm: &VirtualMachine) -> &'static str {
+    if vm.spec.vm.display.vnc.is_some() { "vnc" } else { "spice" }
 }
 
 /// A connection file of remote-viewer's (its manual, section CONNECTION FILE). If the viewer can be told to delete it, it is.
-fn file(vm: &VirtualMachine, host: &str, port: u16, password: Option<&str>, delete: bool) -> String {
+fn file(
+    vm: &VirtualMachine,
+    host: &str,
+    port: u16,
+    password: Option<&str>,
+    proxy: Option<&str>,
+    delete: bool,
+) -> String {
     let display = &vm.spec.vm.display;
-    let (type_, spice) = if display.vnc.is_some() { ("vnc", None) } else { ("spice", Some(&display.spice)) };
+    let spice = Some(&display.spice).filter(|_| display.vnc.is_none());
     let values = [
-        ("type", Some(type_.to_owned())),
+        ("type", Some(protocol(vm).to_owned())),
         ("host", Some(host.to_owned())),
         ("port", Some(port.to_string())),
         ("password", password.map(str::to_owned)),
-        ("proxy", spice.and_then(|spice| spice.proxy_url.clone())),
+        ("proxy", spice.and(proxy).map(str::to_owned)),
         ("title", Some(format!("{}/{}", vm.namespace().unwrap_or_default(), vm.name_any()))),
         ("enable-usbredir", spice.filter(|spice| spice.usb_redirects > 0).map(|_| "1".to_owned())),
         ("delete-this-file", delete.then(|| "1".to_owned())),
@@ -305,7 +437,7 @@ mod tests {
         let vm = machine(spice, json!({}));
         let endpoint = Endpoint::of(&vm, None);
         assert_eq!(endpoint, Endpoint { host: Host::Named("vms.example.org".into()), port: 5910 });
-        insta::assert_snapshot!(file(&vm, "vms.example.org", 5910, Some(" a\\b\n"), true), @r"
+        insta::assert_snapshot!(file(&vm, "vms.example.org", 5910, Some(" a\\b\n"), Some("http://proxy:3128"), true), @r"
         [virt-viewer]
         type=spice
         host=vms.example.org
@@ -321,7 +453,7 @@ mod tests {
     #[test]
     fn a_vnc_viewer_knows_no_proxy() {
         let vm = machine(json!({ "vnc": { "port": 5901 }, "spice": { "proxyUrl": "http://proxy:3128" } }), json!({}));
-        insta::assert_snapshot!(file(&vm, "10.0.0.1", 5901, None, false), @"
+        insta::assert_snapshot!(file(&vm, "10.0.0.1", 5901, None, Some("http://proxy:3128"), false), @"
         [virt-viewer]
         type=vnc
         host=10.0.0.1
@@ -349,23 +481,40 @@ mod tests {
 
     #[test]
     fn a_password_is_used_again_only_while_it_lasts() {
-        let force = |expiry: Option<&str>| {
-            let entries = [("display-password", Some("secret")), ("password-expiry", expiry)];
-            let data = entries.iter().filter_map(|(key, text)| Some((key.to_string(), ByteString((*text)?.into()))));
-            in_force(&data.collect(), 1_000)
+        let secret = |password: &str, expiry: Option<&str>| Secret {
+            data: Some(
+                [("display-password", Some(password)), ("password-expiry", expiry)]
+                    .into_iter()
+                    .filter_map(|(key, text)| Some((key.to_owned(), ByteString(text?.into()))))
+                    .collect(),
+            ),
+            ..Secret::default()
         };
-        for (expiry, lasts) in [
-            (None, true),
-            (Some("never\n"), true),
-            (Some("1010"), true),
-            (Some("1009"), false),
-            (Some("+300"), false),
-            (Some("now"), false),
-            (Some(""), false),
+        let last_user = Some("alice");
+        for (expiry, user, renewed) in [
+            (None, None, false),
+            (Some(""), None, false),
+            (Some("never\n"), Some("bob"), false),
+            (Some("1010"), None, false),
+            (Some("1010"), Some("alice"), false),
+            (Some("1010"), Some("bob"), true),
+            (Some("1009"), Some("alice"), true),
+            (Some("+300"), None, true),
+            (Some("now"), None, true),
         ] {
-            assert_eq!(force(expiry), lasts.then(|| "secret".to_owned()), "{expiry:?}");
+            let password = Password::of(&secret(" secret\n", expiry)).unwrap();
+            assert_eq!(password.text, " secret");
+            assert_eq!(password.must_be_renewed(last_user, user, 1_000), renewed, "{expiry:?} {user:?}");
         }
-        assert_eq!(in_force(&BTreeMap::new(), 1_000), None);
+        assert!(Password::of(&secret("", Some("now"))).is_none() && Password::of(&Secret::default()).is_none());
+    }
+
+    #[test]
+    fn a_new_password_has_the_length_that_viewers_take() {
+        let lengths = [json!({}), json!({ "vnc": {} })].map(|it| new_password(&machine(it, json!({}))).unwrap().len());
+        assert_eq!(lengths, [22, 8]);
+        assert_eq!(time_to_connect("10s"), Ok(Duration::from_secs(10)));
+        assert!(time_to_connect("9s").is_err() && time_to_connect("-2m").is_err() && time_to_connect("10").is_err());
     }
 
     #[test]
@@ -376,7 +525,7 @@ mod tests {
         let conditions = [condition("Running", "Running", ""), condition("ConsoleConnected", "Connected", "")];
         let status = json!({ "conditions": conditions, "consoleClient": "10.0.0.9" });
         let taken = machine(json!({}), status);
-        let told = "somebody is connected to the display from 10.0.0.9; --take to displace them";
+        let told = "somebody is connected to the display from 10.0.0.9; --take takes it over";
         assert_eq!(reachable(&taken, false), Err(told.into()));
         assert_eq!(reachable(&taken, true), Ok(()));
     }

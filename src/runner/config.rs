@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{cloud_init, files::FileError};
-use crate::runner_config::{RunnerConfig, paths};
+use crate::runner_config::{self, RunnerConfig, paths};
 
 /// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -69,13 +69,13 @@ pub fn read(dir: &Path) -> Result<Configuration, Error> {
     let path = dir.join("config.yaml");
     let text = fs::read_to_string(&path).map_err(FileError::with("read", &path))?;
     let config = parse(&path, &text)?;
-    let secret = optional_text(&dir.join("display-password"))?
+    let secret = optional_text(&dir.join(paths::PASSWORD_FILE))?
         .or_else(|| config.vm.display.spice.as_ref().and_then(|spice| spice.ticket.clone()));
     let password = match secret {
         // Without a time the password is good: that is what a ticket in the configuration was for.
         Some(secret) => Some(Password {
             secret,
-            expiry: optional_text(&dir.join("password-expiry"))?.unwrap_or_else(|| "never".into()),
+            expiry: optional_text(&dir.join(paths::EXPIRY_FILE))?.unwrap_or_else(|| "never".into()),
         }),
         None => None,
     };
@@ -138,11 +138,9 @@ pub(super) fn optional(path: &Path) -> Result<Option<Vec<u8>>, FileError> {
     }
 }
 
-/// A file's text without the newline that editors and `kubectl create secret --from-file` leave at the end.
+/// A file's text.
 pub(super) fn optional_text(path: &Path) -> Result<Option<String>, FileError> {
-    let text =
-        optional(path)?.map(|content| String::from_utf8_lossy(&content).trim_end_matches(['\r', '\n']).to_owned());
-    Ok(text.filter(|text| !text.is_empty()))
+    Ok(optional(path)?.and_then(|content| runner_config::text(&content)))
 }
 
 #[cfg(test)]

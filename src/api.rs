@@ -473,6 +473,14 @@ pub struct Network {
     pub pod: Option<PodNetwork>,
 }
 
+impl Network {
+    /// The address that the spec gives it.
+    pub fn mac(&self) -> Option<&str> {
+        let tap = self.tap.as_ref().and_then(|tap| tap.mac.as_deref());
+        tap.or_else(|| self.pod.as_ref().and_then(|pod| pod.mac.as_deref()))
+    }
+}
+
 /// An interface on a bridge.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 pub struct TapNetwork {

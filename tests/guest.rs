@@ -67,6 +67,9 @@ fn a_guest_boots_changes_and_powers_down_and_its_disk_stays() {
         runner.console("guest: starts=2");
         runner.console("guest: cpus=2");
         runner.console("guest: up");
+        // Also the CPUs of the start can go.
+        vm.change(|config| config["vm"]["currentCpus"] = json!(1));
+        runner.console("guest: cpus=1");
         runner.signal("TERM");
         runner.ends_well("PoweredDown");
     }

@@ -150,6 +150,8 @@ async fn a_live_change_reaches_the_configuration_and_tells_the_pod() {
     configured(2).await;
     let changed = world.pod_when("apple", "told", |pod| version(pod) != version(&bound)).await;
     assert_eq!(version(&changed), version(&made), "the configuration is what it was");
+    world.change("apple", json!({ "spec": { "loggingProperties": ".level=FINE" } })).await;
+    let changed = world.pod_when("apple", "told of the log", |pod| version(pod) != version(&made)).await;
     assert_eq!(changed.uid(), made.uid(), "the Pod is the same");
 }
 

@@ -571,7 +571,12 @@ fn runner_config(vm: &VirtualMachine, disks: &[ResolvedDisk], cloud_init: Option
 fn networks(vm: &VirtualMachine) -> Vec<NetworkSection> {
     let device = |device: &Option<String>| device.clone().unwrap_or_else(|| "virtio-net".into());
     let identity = vm.status.as_ref().and_then(|status| status.identity.as_ref());
-    let kept = |index: usize| identity.and_then(|identity| identity.macs.get(index).cloned());
+    // Those of the spec win: a network that was put before one with its own address must not get that one's.
+    let given = |mac: &String| {
+        let mut networks = vm.spec.vm.networks.iter();
+        networks.any(|network| network.mac().is_some_and(|it| it.eq_ignore_ascii_case(mac)))
+    };
+    let kept = |index: usize| identity.and_then(|it| it.macs.get(index)).filter(|mac| !given(mac)).cloned();
     let section = |(index, network): (usize, &crate::api::Network)| {
         if let Some(tap) = &network.tap {
             let bridge = tap.bridge.clone().unwrap_or_else(|| "br0".into());
@@ -630,6 +635,22 @@ pub fn selector() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kept_address_is_not_given_to_a_second_network() {
+        let (x, y) = ("52:54:00:00:00:01", "52:54:00:00:00:02");
+        let vm: VirtualMachine = serde_json::from_value(json!({
+            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": "apple" },
+            "spec": { "vm": {
+                "maximumCpus": 1, "maximumRam": "1Gi", "disks": [],
+                "networks": [{ "user": {} }, { "tap": { "mac": x.to_uppercase() } }, { "user": {} }],
+            } },
+            "status": { "identity": { "uuid": "u", "macs": [x, y, y], "machineType": "q35" } },
+        }))
+        .unwrap();
+        let macs = json!(networks(&vm)).as_array().unwrap().iter().map(|it| it["mac"].clone()).collect::<Vec<_>>();
+        assert_eq!(macs, [Value::Null, json!(x.to_uppercase()), json!(y)]);
+    }
 
     #[test]
     fn every_field_of_the_schema_is_there() {

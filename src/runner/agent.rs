@@ -196,10 +196,9 @@ impl Agent {
     }
 
     fn tell(&mut self) {
-        let config = &self.configuration.config;
-        let started = self.seen.machine.as_ref().and_then(|machine| machine.started_with.as_ref());
-        self.seen.pending = started.map(|started| pending(&started.vm, &config.vm)).unwrap_or_default();
-        self.seen.resource_uid.clone_from(&config.resource_uid);
+        let machine = self.seen.machine.as_ref();
+        self.seen.pending = machine.map(|machine| pending(machine, &self.configuration)).unwrap_or_default();
+        self.seen.resource_uid.clone_from(&self.configuration.config.resource_uid);
         let new = report(&self.seen);
         self.reports.send_if_modified(|last| {
             // Between two looks at the machine nothing may be known; what was told stays.

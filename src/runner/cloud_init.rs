@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, Write};
 
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions, format_volume};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use crate::runner_config::CloudInitSection;
 
@@ -38,6 +39,17 @@ impl Files {
             user_data: projected.user_data.or_else(|| Some(user_data(&section.user_data).into_bytes())),
             network_config: projected.network_config.or_else(|| section.network_config.map(|c| yaml(&c).into_bytes())),
         })
+    }
+
+    /// Eight hexadecimal digits that are others when the guest is told something else.
+    pub fn digest(&self) -> String {
+        let mut hash = Sha256::new();
+        for (name, content) in self.entries() {
+            hash.update(name);
+            hash.update(content.len().to_le_bytes());
+            hash.update(content);
+        }
+        hash.finalize().iter().take(4).map(|byte| format!("{byte:02x}")).collect()
     }
 
     fn entries(&self) -> impl Iterator<Item = (&'static str, &[u8])> {

@@ -52,13 +52,15 @@ impl std::fmt::Debug for Password {
     }
 }
 
-/// All that is projected, but for cloud-init's files.
+/// All that is projected.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Configuration {
     /// `config.yaml`.
     pub config: RunnerConfig,
     /// The display's password. `None`: the display needs none.
     pub password: Option<Password>,
+    /// What the guest is told. `None`: it gets no disk with cloud-init's data.
+    pub cloud_init: Option<cloud_init::Files>,
 }
 
 /// Reads the configuration.
@@ -79,7 +81,9 @@ pub fn read(dir: &Path) -> Result<Configuration, Error> {
         }),
         None => None,
     };
-    Ok(Configuration { config, password })
+    let projected = cloud_init_files(dir)?;
+    let cloud_init = cloud_init::Files::choose(projected, config.cloud_init.as_ref(), &config.vm.name);
+    Ok(Configuration { config, password, cloud_init })
 }
 
 /// Parses and checks `config.yaml`.
@@ -120,7 +124,7 @@ pub fn parse(path: &Path, text: &str) -> Result<RunnerConfig, Error> {
 ///
 /// # Errors
 /// If one is there but not readable.
-pub fn cloud_init_files(dir: &Path) -> Result<cloud_init::Files, FileError> {
+fn cloud_init_files(dir: &Path) -> Result<cloud_init::Files, FileError> {
     let dir = dir.join(paths::CLOUD_INIT_DIR);
     Ok(cloud_init::Files {
         meta_data: optional(&dir.join("meta-data"))?,

@@ -193,6 +193,12 @@ pub struct Started {
     pub vm: VmSection,
     /// The counter of resets.
     pub reset_counter: u64,
+    /// The QEMU template's name, if the configuration names one.
+    #[serde(default)]
+    pub template: Option<String>,
+    /// The digest of cloud-init's data, if there is any.
+    #[serde(default)]
+    pub cloud_init: Option<String>,
 }
 
 /// What the machine does.

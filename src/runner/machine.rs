@@ -180,7 +180,7 @@ async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(
     let choice = accel::choose(vm.accelerator, &vm.cpu_model, &places.qemu, runtime).await?;
     info!(accelerator = choice.accelerator, reason = choice.reason, "accelerator");
     let template = prepare::template(&configuration.config, &places.templates)?;
-    let facts = prepare::prepare(&configuration, &places.config_dir, runtime, choice.accelerator, &places.qemu).await?;
+    let facts = prepare::prepare(&configuration, runtime, choice.accelerator, &places.qemu).await?;
     if !facts.display_password && vm.display.protocol().is_some() {
         warn!("the display has no password: whoever reaches its port can use it");
     }
@@ -202,7 +202,12 @@ async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(
         accelerator_reason: choice.reason,
         macs: command::macs(&vm.network, &facts.uuid),
         uuid: facts.uuid,
-        started_with: Some(Started { vm: vm.clone(), reset_counter: configuration.config.reset_counter }),
+        started_with: Some(Started {
+            vm: vm.clone(),
+            reset_counter: configuration.config.reset_counter,
+            template: configuration.config.template.clone(),
+            cloud_init: configuration.cloud_init.as_ref().map(super::cloud_init::Files::digest),
+        }),
         phase: Phase::Starting,
     };
     let mut qemu = Qemu::start(places, &arguments)?;
@@ -259,8 +264,7 @@ pub async fn render_command(places: &Places) -> Result<Vec<String>, Error> {
     let vm = &configuration.config.vm;
     let choice = accel::choose(vm.accelerator, &vm.cpu_model, &places.qemu, &places.runtime).await?;
     let Template { name, text } = prepare::template(&configuration.config, &places.templates)?;
-    let facts =
-        prepare::prepare(&configuration, &places.config_dir, &places.runtime, choice.accelerator, &places.qemu).await?;
+    let facts = prepare::prepare(&configuration, &places.runtime, choice.accelerator, &places.qemu).await?;
     let mut all = vec![places.qemu.clone()];
     all.extend(command::qemu(&configuration.config, &facts, &places.runtime, &name, &text)?);
     Ok(all)

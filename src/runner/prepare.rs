@@ -100,8 +100,7 @@ pub struct Template {
 /// # Errors
 /// If something is missing or cannot be made; the error names it.
 pub async fn prepare(
-    Configuration { config, password }: &Configuration,
-    config_dir: &Path,
+    Configuration { config, password, cloud_init }: &Configuration,
     runtime: &RuntimeDir,
     accelerator: &'static str,
     qemu: &str,
@@ -114,7 +113,7 @@ pub async fn prepare(
         accelerator,
         uuid: uuid(vm.uuid.as_deref(), data)?,
         firmware: firmware(vm.firmware, data, Path::new(OVMF))?,
-        cloud_init_disk: cloud_init_disk(config, config_dir, runtime)?,
+        cloud_init_disk: cloud_init_disk(cloud_init.as_ref(), runtime)?,
         block_devices: disks(&vm.drives)?,
         display_password: password.is_some(),
     })
@@ -248,9 +247,8 @@ fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path) -> Result<Option<Firm
     }))
 }
 
-fn cloud_init_disk(config: &RunnerConfig, config_dir: &Path, runtime: &RuntimeDir) -> Result<Option<String>, Error> {
-    let projected = config::cloud_init_files(config_dir)?;
-    let Some(files) = cloud_init::Files::choose(projected, config.cloud_init.as_ref(), &config.vm.name) else {
+fn cloud_init_disk(files: Option<&cloud_init::Files>, runtime: &RuntimeDir) -> Result<Option<String>, Error> {
+    let Some(files) = files else {
         return Ok(None);
     };
     let path = runtime.cloud_init_disk();

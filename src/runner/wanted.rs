@@ -3,10 +3,14 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config::{Configuration, Password};
+use super::{
+    cloud_init::Files,
+    config::{Configuration, Password},
+    files::MachineState,
+};
 use crate::{
     api::PendingChange,
-    runner_config::{Drive, VmSection},
+    runner_config::{Drive, NetworkSection, VmSection},
 };
 
 /// What the configuration wants of a running machine.
@@ -25,7 +29,7 @@ pub struct Wanted {
 }
 
 impl From<&Configuration> for Wanted {
-    fn from(Configuration { config, password }: &Configuration) -> Self {
+    fn from(Configuration { config, password, .. }: &Configuration) -> Self {
         let vm = &config.vm;
         Self {
             cpus: usize::try_from(vm.current_cpus).unwrap_or(usize::MAX),
@@ -126,8 +130,8 @@ pub enum Change {
     Reset(u64),
 }
 
-/// CPUs that were plugged while the machine runs are named so, which is also how they can be unplugged: those that the
-/// machine was started with have no name.
+/// CPUs that the agent plugged are named so, which is also how they can be unplugged: those of QEMU's start have no name. The
+/// standard template starts with one.
 const CPU_PREFIX: &str = "vmop-cpu-";
 /// Named devices are below this in QEMU's object tree.
 const NAMED: &str = "/machine/peripheral/";
@@ -160,37 +164,50 @@ pub fn changes(wanted: &Wanted, known: &Known) -> Vec<Change> {
     changes
 }
 
-/// Changes of the configuration that QEMU takes at its start only: `started` is the configuration that it was started with.
-pub fn pending(started: &VmSection, wanted: &VmSection) -> Vec<PendingChange> {
-    let (started, wanted) = (at_start(started), at_start(wanted));
-    let names = started.keys().chain(wanted.keys().filter(|name| !started.contains_key(*name)));
-    let changed = names.filter(|name| started.get(*name) != wanted.get(*name));
-    let change = |name: &String| PendingChange {
-        path: format!("config.yaml/vm.{name}"),
-        current: started.get(name).cloned(),
-        wanted: wanted.get(name).cloned(),
-        reason: "QEMU takes it at its start".into(),
-    };
-    changed.map(change).collect()
+/// Changes of the configuration that QEMU, or the guest, takes at its start only.
+pub fn pending(machine: &MachineState, wanted: &Configuration) -> Vec<PendingChange> {
+    let Some(started) = &machine.started_with else { return Vec::new() };
+    let started_vm = at_start(&started.vm, machine);
+    let wanted_vm = at_start(&wanted.config.vm, machine);
+    let names = started_vm.keys().chain(wanted_vm.keys().filter(|name| !started_vm.contains_key(*name)));
+    let of_vm = names.map(|name| {
+        (format!("config.yaml/vm.{name}"), started_vm.get(name).cloned(), wanted_vm.get(name).cloned(), QEMU)
+    });
+    let text = |text: &Option<String>| text.clone().map(Value::String);
+    let template = ("config.yaml/template".into(), text(&started.template), text(&wanted.config.template), QEMU);
+    let told = wanted.cloud_init.as_ref().map(Files::digest);
+    let cloud_init = ("cloud-init".into(), text(&started.cloud_init), text(&told), "the guest is told at its start");
+    of_vm
+        .chain([template, cloud_init])
+        .filter(|(_, current, wanted, _)| current != wanted)
+        .map(|(path, current, wanted, reason)| PendingChange { path, current, wanted, reason: reason.into() })
+        .collect()
 }
 
+const QEMU: &str = "QEMU takes it at its start";
+
 /// The part of the configuration that counts at QEMU's start.
-fn at_start(vm: &VmSection) -> Map<String, Value> {
+fn at_start(vm: &VmSection, machine: &MachineState) -> Map<String, Value> {
     let mut vm = vm.clone();
-    // Live: CPUs, memory, CDs; read when it is needed: the time to power down. What identifies the machine is the machine's
-    // own, whether or not the configuration says it.
+    // Live: CPUs, memory, CDs; read when it is needed: the time to power down. What identifies the machine is its own where the
+    // configuration does not say it, or says it only since the machine has told it.
     vm.drives.iter_mut().for_each(|drive| {
         if let Drive::IdeCd { file, .. } = drive {
             file.clear();
         }
     });
     vm.display.logged_in_user = None;
+    vm.uuid = Some(vm.uuid.unwrap_or_else(|| machine.uuid.clone()).to_lowercase());
+    vm.machine_type.get_or_insert_with(|| machine.machine_type.clone());
+    for (network, own) in vm.network.iter_mut().zip(&machine.macs) {
+        let (NetworkSection::Tap { mac, .. } | NetworkSection::User { mac, .. } | NetworkSection::Pod { mac, .. }) =
+            network;
+        *mac = Some(mac.take().unwrap_or_else(|| own.clone()).to_lowercase());
+    }
     let Value::Object(mut fields) = json!(vm) else { return Map::new() };
-    for live in ["name", "uuid", "machineType", "currentCpus", "currentRam", "powerdownTimeout"] {
+    for live in ["name", "currentCpus", "currentRam", "powerdownTimeout"] {
         fields.remove(live);
     }
-    let networks = fields.get_mut("network").and_then(Value::as_array_mut).into_iter().flatten();
-    networks.filter_map(Value::as_object_mut).for_each(|network| drop(network.remove("mac")));
     fields
 }
 
@@ -217,9 +234,11 @@ fn cpu_changes(wanted: usize, slots: &[Slot]) -> Vec<Change> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
+    use crate::{
+        runner::files::{Phase, Started},
+        runner_config::RunnerConfig,
+    };
 
     /// Places 0.. from the lowest; each has its occupant's name, `-` for one without a name, or nothing.
     fn slots(occupants: &[&str]) -> Vec<Slot> {
@@ -300,28 +319,58 @@ mod tests {
 
     #[test]
     fn what_waits_for_the_next_start() {
-        let vm = |edit: fn(&mut Value)| {
-            let mut vm = json!({
-                "name": "apple", "maximumCpus": 2, "currentCpus": 1, "maximumRam": "1 GiB",
-                "network": [{ "type": "user", "device": "virtio-net" }],
-                "drives": [{ "type": "raw", "resource": "/dev/a" }, { "type": "ide-cd", "file": "/a.iso" }],
+        let config = |edit: fn(&mut Value)| {
+            let mut config = json!({
+                "namespace": "orchard",
+                "template": "standard",
+                "cloudInit": { "userData": { "packages": ["vim"] } },
+                "vm": {
+                    "name": "apple", "maximumCpus": 2, "currentCpus": 1, "maximumRam": "1 GiB",
+                    "network": [{ "type": "user", "device": "virtio-net" }],
+                    "drives": [{ "type": "raw", "resource": "/dev/a" }, { "type": "ide-cd", "file": "/a.iso" }],
+                },
             });
-            edit(&mut vm);
-            serde_json::from_value::<VmSection>(vm).unwrap()
+            edit(&mut config);
+            let config: RunnerConfig = serde_json::from_value(config).unwrap();
+            let cloud_init = Files::choose(Files::default(), config.cloud_init.as_ref(), &config.vm.name);
+            Configuration { config, password: None, cloud_init }
+        };
+        let started = config(|_| ());
+        let machine = MachineState {
+            pid: 1,
+            machine_type: "pc-q35-9.2".into(),
+            accelerator: "tcg".into(),
+            accelerator_reason: String::new(),
+            uuid: "c0ffee00-0000-4000-8000-000000000001".into(),
+            macs: vec!["52:54:00:00:00:01".into()],
+            started_with: Some(Started {
+                vm: started.config.vm,
+                reset_counter: 0,
+                template: started.config.template,
+                cloud_init: started.cloud_init.as_ref().map(Files::digest),
+            }),
+            phase: Phase::Running,
         };
         let paths = |edit: fn(&mut Value)| {
-            let pending = pending(&vm(|_| ()), &vm(edit));
-            pending.into_iter().map(|change| change.path.replace("config.yaml/vm.", "")).collect::<Vec<_>>().join(" ")
+            let pending = pending(&machine, &config(edit));
+            pending.into_iter().map(|change| change.path.replace("config.yaml/", "")).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(paths(|vm| vm["maximumCpus"] = json!(4)), "maximumCpus");
-        assert_eq!(paths(|vm| vm["firmware"] = json!("bios")), "firmware");
-        assert_eq!(paths(|vm| vm["drives"] = json!([])), "drives");
-        assert_eq!(paths(|vm| vm["network"][0]["device"] = json!("e1000")), "network");
-        let live = |vm: &mut Value| {
+        assert_eq!(paths(|config| config["vm"]["maximumCpus"] = json!(4)), "vm.maximumCpus");
+        assert_eq!(paths(|config| config["vm"]["firmware"] = json!("bios")), "vm.firmware");
+        assert_eq!(paths(|config| config["vm"]["drives"] = json!([])), "vm.drives");
+        assert_eq!(paths(|config| config["vm"]["network"][0]["device"] = json!("e1000")), "vm.network");
+        assert_eq!(paths(|config| config["vm"]["network"][0]["mac"] = json!("52:54:00:00:00:02")), "vm.network");
+        assert_eq!(paths(|config| config["vm"]["uuid"] = json!("another")), "vm.uuid");
+        assert_eq!(paths(|config| config["template"] = json!("mine")), "template");
+        assert_eq!(paths(|config| config["cloudInit"]["userData"] = json!("#!/bin/sh")), "cloud-init");
+        let live = |config: &mut Value| {
+            let vm = &mut config["vm"];
             vm["currentCpus"] = json!(2);
             vm["currentRam"] = json!("512 MiB");
             vm["drives"][1]["file"] = json!("/b.iso");
-            vm["uuid"] = json!("known by now");
+            // Known by now.
+            vm["uuid"] = json!("C0FFEE00-0000-4000-8000-000000000001");
+            vm["machineType"] = json!("pc-q35-9.2");
             vm["network"][0]["mac"] = json!("52:54:00:00:00:01");
         };
         assert_eq!(paths(live), "");

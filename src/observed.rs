@@ -45,10 +45,13 @@ impl Observed {
 
     /// The machine's display secrets, by name.
     pub fn display_secrets(&self) -> impl Iterator<Item = &Arc<Object>> {
-        self.objects.iter().filter(|object| {
+        let is_one = |object: &&Arc<Object>| {
             object.key.kind == "Secret"
                 && object.labels.get("app.kubernetes.io/component").is_some_and(|value| value == "display-secret")
-        })
+        };
+        let mut secrets: Vec<_> = self.objects.iter().filter(is_one).collect();
+        secrets.sort_by_key(|secret| &secret.key.name);
+        secrets.into_iter()
     }
 }
 

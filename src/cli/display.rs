@@ -291,7 +291,7 @@ impl Machine<'_> {
     }
 
     /// The name of the Secret that the display's password is taken from: the Pod has it. Who may not see Pods gets the one that
-    /// the manager would take: a person's before the generated one.
+    /// the manager would take: a person's before the generated one, the first by name.
     async fn display_secret(&self) -> anyhow::Result<Option<String>> {
         match self.api::<Pod>().get(self.name).await {
             Ok(pod) => return Ok(secret_of(&pod)),
@@ -308,7 +308,7 @@ impl Machine<'_> {
             Err(kube::Error::Api(refusal)) if refusal.is_forbidden() => Ok(Some(generated)),
             found => {
                 let found = found.with_context(|| format!("{self}: its display secret"))?;
-                Ok(found.into_iter().map(|secret| secret.name_any()).min_by_key(|name| *name == generated))
+                Ok(found.into_iter().map(|secret| secret.name_any()).min_by_key(|name| (*name == generated, name.clone())))
             }
         }
     }

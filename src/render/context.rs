@@ -508,7 +508,7 @@ fn service(wanted: Option<&ServiceMetadata>, config: &LoadBalancerService) -> Op
 }
 
 fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> DisplaySecret {
-    // A person's secret comes before the generated one.
+    // A person's secret comes before the generated one; of several the first by name, or each watch event could choose anew.
     let (ours, theirs): (Vec<_>, Vec<_>) = observed.display_secrets().partition(|secret| secret.is_ours());
     let generated = format!("{}-display-secret", vm.name_any());
     let made = json!({ "data": { "display-password": "", "password-expiry": "" } });
@@ -634,7 +634,14 @@ pub fn selector() -> String {
 
 #[cfg(test)]
 mod tests {
+    use kube::core::{DynamicObject, TypeMeta};
+
     use super::*;
+    use crate::test_support::{noon, nothing, vm};
+
+    fn context(vm: &VirtualMachine, observed: &Observed) -> Context {
+        build(vm, observed, &ReconcilerConfig::default(), &Facts::default(), json!({})).unwrap()
+    }
 
     #[test]
     fn a_kept_address_is_not_given_to_a_second_network() {
@@ -679,5 +686,53 @@ mod tests {
         ] {
             assert_eq!(cd_file(image), file);
         }
+    }
+
+    #[test]
+    fn of_several_display_secrets_it_is_a_persons_and_the_first_by_name() {
+        let secret = |name: &str, managed_by: &str| {
+            let labels = json!({
+                "app.kubernetes.io/name": APP_NAME, "app.kubernetes.io/instance": "apple",
+                "app.kubernetes.io/component": "display-secret", "app.kubernetes.io/managed-by": managed_by,
+            });
+            let object: DynamicObject =
+                serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } })).unwrap();
+            let types = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };
+            Arc::new(observed::Object::trim(&types, object))
+        };
+        let generated = secret("apple-display-secret", crate::api::MANAGED_BY);
+        let mut objects = vec![generated, secret("mine", "me"), secret("hers", "her")];
+        for _ in 0..objects.len() {
+            objects.rotate_left(1);
+            let observed = Observed { objects: objects.clone(), now: noon() };
+            let chosen = context(&vm(|_| ()), &observed).display_secret;
+            assert_eq!((chosen.name.as_deref(), chosen.generate), (Some("hers"), false));
+        }
+    }
+
+    #[test]
+    fn a_machine_keeps_its_type_and_its_macs_for_its_life() {
+        let machine = |status: Value| {
+            vm(|vm| {
+                vm["spec"]["vm"]["networks"] =
+                    json!([{ "user": {} }, { "tap": {} }, { "tap": { "mac": "02:00:00:00:00:07" } }, { "pod": {} }]);
+                vm["status"] = status;
+            })
+        };
+        let macs = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03", "02:00:00:00:00:04"];
+        let told = |vm: &VirtualMachine| {
+            let vm = json!(context(vm, &nothing()).runner.runner.vm);
+            let networks = vm["network"].as_array().unwrap();
+            let macs: Vec<Value> = networks.iter().map(|network| network["mac"].clone()).collect();
+            json!([vm["uuid"], vm["machineType"], macs])
+        };
+        let identity = json!({ "uuid": "u", "machineType": "pc-q35-7.2", "macs": macs });
+        assert_eq!(
+            told(&machine(json!({ "identity": identity }))),
+            json!(["u", "pc-q35-7.2", [macs[0], macs[1], "02:00:00:00:00:07", macs[3]]])
+        );
+        // Before the first start it is the runner that chooses.
+        let chosen = json!([null, null, [null, null, "02:00:00:00:00:07", null]]);
+        assert_eq!(told(&machine(json!({}))), chosen);
     }
 }

@@ -294,6 +294,18 @@ mod tests {
         assert_eq!(newest_q35("microvm"), None);
     }
 
+    #[tokio::test]
+    async fn a_machine_keeps_its_type_when_qemu_has_a_newer_one() {
+        let data = tempfile::tempdir().unwrap();
+        let get = async |configured, qemu| machine_type(configured, data.path(), qemu).await.unwrap();
+        let newest = get(None, "qemu-system-x86_64").await;
+        assert!(newest.starts_with("pc-q35-"), "{newest}");
+        assert_eq!(get(None, "no-such-qemu").await, newest, "kept from the first start on");
+        fs::write(data.path().join("machine-type"), "pc-q35-2.4\n").unwrap();
+        assert_eq!(get(None, "qemu-system-x86_64").await, "pc-q35-2.4");
+        assert_eq!(get(Some("pc-q35-7.2"), "qemu-system-x86_64").await, "pc-q35-7.2", "what the status says counts");
+    }
+
     #[test]
     fn a_uuid_is_made_once() {
         let data = tempfile::tempdir().unwrap();

@@ -178,12 +178,13 @@ async fn every_object_says_whose_it_is() {
 async fn load_balancer_service() {
     let world = World::with_configuration(
         "service",
-        r#""/Manager": {"/Controller": {"/Reconciler": {loadBalancerService: {labels: {a: "1", b: "2"}, annotations: {c: "3"}}}}}"#,
+        r#""/Manager": {"/Controller": {"/Reconciler": {loadBalancerService: {labels: {a: "1", b: "2"}, annotations: {c: "3", e: "6"}}}}}"#,
     )
     .await;
     world
         .make("apple", |vm| {
-            vm["spec"]["loadBalancerService"] = json!({ "labels": { "b": "", "d": "4" }, "annotations": { "c": "5" } });
+            vm["spec"]["loadBalancerService"] =
+                json!({ "labels": { "b": "", "d": "4" }, "annotations": { "c": "5", "e": "" } });
             vm["spec"]["vm"]["display"] = json!({ "spice": { "port": 5910 } });
         })
         .await;
@@ -193,7 +194,8 @@ async fn load_balancer_service() {
     let service = json!(world.api::<Service>().get("apple").await.unwrap());
     let labels = &service["metadata"]["labels"];
     assert_eq!((&labels["a"], &labels["b"], &labels["d"]), (&json!("1"), &Value::Null, &json!("4")));
-    assert_eq!(service["metadata"]["annotations"]["c"], "5");
+    let annotations = &service["metadata"]["annotations"];
+    assert_eq!((&annotations["c"], &annotations["e"]), (&json!("5"), &Value::Null));
     assert_eq!(service["spec"]["type"], "LoadBalancer");
     let port = &service["spec"]["ports"][0];
     assert_eq!((&port["name"], &port["port"]), (&json!("spice"), &json!(5910)));
@@ -231,7 +233,10 @@ async fn what_the_runner_is_told() {
             spec["runnerTemplate"] = json!({ "source": "my-template", "update": false });
             spec["loggingProperties"] = json!("level=FINE");
             spec["cloudInit"] = json!({ "metaData": { "x": "y" }, "userData": { "a": [1] }, "networkConfig": { "version": 2 } });
-            spec["permissions"] = json!([{ "user": "jane", "may": ["start", "stop"] }, { "role": "admin", "may": ["*"] }]);
+            spec["permissions"] = json!([
+                { "user": "jane", "may": ["start", "stop", "reset", "accessConsole", "takeConsole"] },
+                { "role": "admin", "may": ["*"] },
+            ]);
             spec["pools"] = json!(["lab"]);
             spec["vm"] = json!({
                 "state": "Running", "resetCount": 7, "machineUuid": "11111111-2222-3333-4444-555555555555", "useTpm": true, "firmware": "secure-4m",
@@ -320,6 +325,28 @@ async fn what_the_runner_is_told() {
 }
 
 #[tokio::test]
+async fn cloud_init_data_of_other_objects_are_mounted() {
+    let world = World::new("data-from").await;
+    let pod = pod(&world, "apple", |vm| {
+        vm["spec"]["cloudInit"] = json!({
+            "userDataFrom": { "configMapKeyRef": { "name": "my-map", "key": "user.yaml" } },
+            "networkConfigFrom": { "secretKeyRef": { "name": "my-secret", "key": "net.yaml" } },
+        });
+    })
+    .await;
+    let mounted = pod["spec"]["volumes"][0]["projected"]["sources"].as_array().unwrap();
+    for (kind, name, key, path) in [
+        ("configMap", "my-map", "user.yaml", "cloud-init/user-data"),
+        ("secret", "my-secret", "net.yaml", "cloud-init/network-config"),
+    ] {
+        let expected = json!({ kind: { "name": name, "items": [{ "key": key, "path": path }] } });
+        assert!(mounted.contains(&expected), "no {expected} in {mounted:?}");
+        assert_eq!(json!(mounted).to_string().matches(path).count(), 1, "{path}");
+    }
+    assert!(world.api::<Secret>().get_opt("apple-cloud-init").await.unwrap().is_none());
+}
+
+#[tokio::test]
 async fn the_instance_id_changes_with_the_content_and_with_nothing_else() {
     let world = World::new("instance-id").await;
     world.make("apple", |vm| vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } })).await;
@@ -370,6 +397,13 @@ async fn defaults() {
         (status.cpus, status.ram.as_deref(), status.created, status.ready),
         (Some(0), Some("0"), Some(false), Some(false))
     );
+
+    let mut vm = machine("plum");
+    vm["spec"] = json!({ "vm": { "cpuTopology": { "coresPerDie": 4 }, "currentCpus": 4, "firmware": "uefi-4m" } });
+    world.namespace.apply(&vm.to_string());
+    let spec = world.ready("plum", "StoppedAsRequested").await.spec.vm;
+    let expected = json!({ "sockets": 1, "diesPerSocket": 0, "coresPerDie": 4, "threadsPerCore": 0 });
+    assert_eq!((json!(spec.cpu_topology), json!(spec.firmware)), (expected, json!("uefi-4m")));
 }
 
 #[tokio::test]

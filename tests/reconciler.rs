@@ -72,6 +72,7 @@ async fn a_machine_that_nobody_has_seen_is_not_healthy() {
     let vm = vms.get("apple").await.unwrap();
     let status = vm.status.unwrap();
     assert_eq!(status.observed_generation, Some(-1));
+    assert_eq!((status.cpus, status.ram.as_deref(), status.display_password_serial), (Some(0), Some("0"), Some(0)));
     assert_eq!(conditions::find(&status.conditions, "Ready").unwrap().status, "Unknown");
 
     // The next manager finds it without listing all.
@@ -106,19 +107,21 @@ async fn stopping_removes_the_pod_and_keeps_the_claims() {
 async fn deleting_cascades_but_keeps_the_claims_also_while_no_manager_runs() {
     let World { namespace, client, manager, .. } = {
         let world = World::new("deleting").await;
-        world.make("apple", |_| ()).await;
+        world.make("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
         world.ready("apple", "Starting").await;
         world
     };
     drop(manager);
+    let selector = "--selector=app.kubernetes.io/instance=apple";
+    let objects = || {
+        namespace.kubectl(&["get", "pods,configmaps,secrets,services", selector, "--output=name", "--ignore-not-found"])
+    };
+    let before = objects();
+    for object in ["pod/apple", "configmap/apple", "secret/apple-display-secret", "service/apple"] {
+        assert!(before.lines().any(|line| line == object), "no {object} in {before}");
+    }
     namespace.kubectl(&["delete", "vm", "apple"]);
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace.name());
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace.name());
-    eventually("the Pod and the ConfigMap to be gone", LIMIT, async || {
-        let gone = pods.get_opt("apple").await.unwrap().is_none() && maps.get_opt("apple").await.unwrap().is_none();
-        gone.then_some(())
-    })
-    .await;
+    eventually("all but the claims to be gone", LIMIT, async || objects().is_empty().then_some(())).await;
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client, namespace.name());
     assert_eq!(claims.list(&Default::default()).await.unwrap().items.len(), 2);
 }
@@ -449,7 +452,21 @@ async fn bad_input_is_refused_at_once_and_named() {
         (&|vm| vm["spec"]["vm"]["maximumRam"] = json!("4Gx"), "spec.vm.maximumRam in body should match"),
         (&|vm| vm["metadata"]["name"] = json!("a".repeat(64)), "at most 63 characters"),
         (&|vm| vm["spec"]["vm"]["currentCpus"] = json!(3), "currentCpus must not be more than maximumCpus"),
+        (
+            &|vm| {
+                let machine = vm["spec"]["vm"].as_object_mut().unwrap();
+                machine.remove("maximumCpus");
+                machine.insert("cpuTopology".into(), json!({ "sockets": 2, "coresPerDie": 2 }));
+                machine.insert("currentCpus".into(), json!(5));
+            },
+            "currentCpus must not be more than the CPUs of cpuTopology",
+        ),
         (&|vm| vm["spec"]["vm"]["currentRam"] = json!("2 GiB"), "currentRam must not be more than maximumRam"),
+        (&|vm| vm["spec"]["vm"]["firmware"] = json!("uefi-8m"), "Unsupported value: \"uefi-8m\""),
+        (
+            &|vm| vm["spec"]["permissions"] = json!([{ "user": "jane", "may": ["takeDisplay"] }]),
+            "Unsupported value: \"takeDisplay\"",
+        ),
         (
             &|vm| vm["spec"]["vm"]["disks"] = json!([disk("a"), disk("b"), disk("a")]),
             "the names of the disks must be different",

@@ -295,6 +295,15 @@ fn the_command_line_can_be_seen_without_a_start() {
 }
 
 #[test]
+fn each_line_of_the_log_can_be_json() {
+    let arguments = ["run", "--log-format=json", "--config-dir=/nowhere", "--termination-log=/nowhere"];
+    let output = Command::new(RUNNER).args(arguments).output().unwrap();
+    let line: Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert!(line["level"] == "ERROR" && line["timestamp"].is_string(), "{line}");
+    assert!(line["message"].as_str().unwrap().contains("/nowhere/config.yaml"), "{line}");
+}
+
+#[test]
 fn the_display_takes_the_password_of_the_moment() {
     let port = (5950..6000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
     let vm = Vm::new(json!({ "display": { "vnc": { "port": port } } }), json!({}));

@@ -4,13 +4,17 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use futures::future::join_all;
 use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{ConfigMap, Pod, Service},
 };
+use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client, ResourceExt,
     api::{ListParams, Patch, PatchParams, PostParams},
@@ -47,7 +51,7 @@ impl World {
     }
 
     fn manager(&self, setup: &Setup<'_>) -> Manager {
-        Manager::with(self.cluster.kubeconfig(), self.namespace.name(), setup)
+        Manager::with(self.cluster.kubeconfig(), Some(self.namespace.name()), setup)
     }
 
     fn api<K>(&self) -> Api<K>
@@ -199,7 +203,7 @@ async fn a_clock_that_jumps_changes_nothing() {
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
     ];
     let manager = world.manager(&Setup { environment: &environment, ..Setup::default() });
-    let year = k8s_openapi::jiff::Timestamp::now().strftime("%Y-").to_string();
+    let year = Timestamp::now().strftime("%Y-").to_string();
     world.make("apple");
     let pods: Api<Pod> = world.api();
     let mut uid = world.pod("apple").await.metadata.uid;
@@ -453,7 +457,7 @@ async fn several_namespaces_or_all_are_managed_by_one() {
     }
     let namespaces = format!("{},{}", one.namespace.name(), two.namespace.name());
     let election = Setup { arguments: &["--leader-election=false"], ..Setup::default() };
-    let manager = Manager::with(cluster.kubeconfig(), &namespaces, &election);
+    let manager = Manager::with(cluster.kubeconfig(), Some(&namespaces), &election);
     for world in [&one, &two] {
         let pod = world.pod("apple").await;
         assert_eq!(pod.metadata.namespace.as_deref(), Some(world.namespace.name()));
@@ -469,8 +473,54 @@ async fn several_namespaces_or_all_are_managed_by_one() {
     assert!(three.api::<Pod>().get_opt("apple").await.unwrap().is_none(), "not asked for");
     drop(manager);
 
-    let _manager = Manager::with(cluster.kubeconfig(), "*", &election);
+    let _manager = Manager::with(cluster.kubeconfig(), Some("*"), &election);
     three.pod("apple").await;
     two.make("pear");
     two.pod("pear").await;
+}
+
+#[tokio::test]
+async fn which_namespace_is_managed_is_said_in_four_places_of_which_the_nearest_counts() {
+    let worlds = join_all(["flag", "variable", "file", "kubeconfig"].map(World::new)).await;
+    let name = |number: usize| worlds[number].namespace.name();
+    let mut context: Value =
+        serde_yaml::from_str(&fs::read_to_string(worlds[0].cluster.kubeconfig()).unwrap()).unwrap();
+    context["contexts"][0]["context"]["namespace"] = json!(name(3));
+    let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+    fs::write(kubeconfig.path(), context.to_string()).unwrap();
+    let file = format!("/Manager: {{/Controller: {{namespace: {}}}}}\n", name(2));
+    let variable = [("VM_OPERATOR_NAMESPACE", name(1))];
+    for (number, world) in worlds.iter().enumerate() {
+        let setup = Setup {
+            config: (number <= 2).then_some(&*file),
+            environment: if number <= 1 { &variable } else { &[] },
+            arguments: &["--leader-election=false"],
+            ..Setup::default()
+        };
+        let manager = Manager::with(kubeconfig.path(), (number == 0).then_some(name(0)), &setup);
+        world.make("apple");
+        world.pod("apple").await;
+        let managing = format!(" managing namespaces={} ", world.namespace);
+        assert!(manager.log().contains(&managing), "no {managing:?} in {}", manager.log());
+    }
+}
+
+#[tokio::test]
+async fn each_line_of_the_log_can_be_json() {
+    let world = World::new("json").await;
+    let mut manager = world.manager(&Setup { arguments: &["--log-format=json"], ..Setup::default() });
+    world.make("apple");
+    world.pod("apple").await;
+    manager.signal(Signal::TERM);
+    assert!(manager.ended().await.success());
+    let log = manager.log();
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    for line in &lines {
+        let [time, level, message] = ["timestamp", "level", "message"].map(|field| line[field].as_str().expect(field));
+        assert!(time.parse::<Timestamp>().is_ok() && !message.is_empty(), "{line}");
+        assert!(["ERROR", "WARN", "INFO", "DEBUG"].contains(&level), "{line}");
+    }
+    let is_made = |line: &&Value| (&line["message"], &line["object"]) == (&json!("applied"), &json!("Pod apple"));
+    let made = lines.iter().find(is_made).expect(&log);
+    assert_eq!(made["span"]["vm"], format!("{}/apple", world.namespace));
 }

@@ -17,7 +17,7 @@ async fn main() -> ExitCode {
     let registry = tracing_subscriber::registry().with(filter);
     match arguments.log_format {
         LogFormat::Text => registry.with(log.with_ansi(std::io::stderr().is_terminal())).init(),
-        LogFormat::Json => registry.with(log.json()).init(),
+        LogFormat::Json => registry.with(log.json().flatten_event(true)).init(),
     }
     match run(arguments, logging).await {
         Ok(()) => ExitCode::SUCCESS,

@@ -90,13 +90,13 @@ impl Manager {
         let arguments = &["--identity=the-only-one"];
         Self::with(
             kubeconfig,
-            namespace,
+            Some(namespace),
             &Setup { templates, config: Some(configuration), arguments, ..Setup::default() },
         )
     }
 
-    /// Starts a manager for a namespace.
-    pub fn with(kubeconfig: &Path, namespace: &str, setup: &Setup<'_>) -> Self {
+    /// Starts a manager for a namespace; none: it is not told on its command line.
+    pub fn with(kubeconfig: &Path, namespace: Option<&str>, setup: &Setup<'_>) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
         let overlay = folder.path().join("templates");
         fs::create_dir(&overlay).expect("a folder for templates");
@@ -108,8 +108,9 @@ impl Manager {
         }
         let log = fs::File::create(folder.path().join("log")).expect("a log");
         let process = Command::new(env!("CARGO_BIN_EXE_vm-operator"))
-            .args(["run", "--listen", "127.0.0.1:0", "--namespace", namespace, "--templates"])
+            .args(["run", "--listen", "127.0.0.1:0", "--templates"])
             .arg(&overlay)
+            .args(namespace.map(|namespace| format!("--namespace={namespace}")))
             .arg("--config")
             .arg(config.join("config.yaml"))
             .args(setup.arguments)

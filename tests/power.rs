@@ -14,7 +14,10 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
 };
 use serde_json::{Value, json};
-use support::world::{World, condition, machine};
+use support::{
+    cluster::eventually,
+    world::{LIMIT, World, condition, machine},
+};
 use vm_operator::{
     api::{PowerState, VirtualMachine},
     power::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION},
@@ -194,6 +197,28 @@ async fn a_pod_that_is_going_is_waited_for_and_a_person_can_shorten_that() {
 }
 
 #[tokio::test]
+async fn a_node_that_does_not_answer_is_named_and_nothing_is_started_elsewhere() {
+    let world = world("overdue").await;
+    let pod = up(&world, "apple", on_node).await;
+    let soon = DeleteParams { grace_period_seconds: Some(1), ..DeleteParams::default() };
+    world.api::<Pod>().delete("apple", &soon).await.unwrap();
+    world.ready("apple", "Restarting").await;
+    // Only when a kubelet would long have ended it; the manager looks again by itself.
+    let vms: Api<VirtualMachine> = world.api();
+    let message = eventually("the node to be doubted", 3 * LIMIT, async || {
+        let (_, reason, message) = condition(&vms.get("apple").await.unwrap(), "Ready")?;
+        (reason == "NodeNotResponding").then_some(message)
+    })
+    .await;
+    assert!(message.contains("Pod apple should have ended at ") && message.contains("taint node played "), "{message}");
+    assert_eq!(world.event("apple", "NodeNotResponding").await.type_.as_deref(), Some("Warning"));
+    let pods = world.api::<Pod>().list(&Default::default()).await.unwrap().items;
+    assert_eq!(pods.iter().map(ResourceExt::uid).collect::<Vec<_>>(), [pod.uid()]);
+    world.pod_has_ended("apple").await;
+    world.ready("apple", "Starting").await;
+}
+
+#[tokio::test]
 async fn a_pod_that_fails_is_made_again_after_a_pause_and_the_next_try_is_said() {
     let world = world("failed").await;
     let first = up(&world, "apple", on_node).await;
@@ -259,10 +284,8 @@ async fn a_machine_deleted_without_its_pod_is_adopted_when_it_is_made_again() {
     let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
     let vms: Api<VirtualMachine> = world.api();
     vms.delete("apple", &orphan).await.unwrap();
-    support::cluster::eventually("the machine to be gone", support::world::LIMIT, async || {
-        vms.get_opt("apple").await.unwrap().is_none().then_some(())
-    })
-    .await;
+    eventually("the machine to be gone", LIMIT, async || vms.get_opt("apple").await.unwrap().is_none().then_some(()))
+        .await;
     world.pod_when("apple", "without an owner", |pod| pod.owner_references().is_empty() && !is_going(pod)).await;
     let again = world
         .make("apple", |vm| {
@@ -277,7 +300,7 @@ async fn a_machine_deleted_without_its_pod_is_adopted_when_it_is_made_again() {
         .await;
     assert_eq!((adopted.uid(), is_going(&adopted)), (pod.uid(), false));
     let map = world.api::<ConfigMap>();
-    support::cluster::eventually("the ConfigMap to be owned", support::world::LIMIT, async || {
+    eventually("the ConfigMap to be owned", LIMIT, async || {
         (map.get("apple").await.unwrap().owner_references()[..]
             .iter()
             .any(|owner| Some(&owner.uid) == again.uid().as_ref()))
@@ -583,7 +606,7 @@ async fn a_namespace_that_is_deleted_goes_with_its_machines() {
     world.ready("apple", "Starting").await;
     let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(world.client.clone());
     namespaces.delete(world.namespace.name(), &DeleteParams::default()).await.unwrap();
-    support::cluster::eventually("the namespace to be gone", std::time::Duration::from_secs(120), async || {
+    eventually("the namespace to be gone", std::time::Duration::from_secs(120), async || {
         namespaces.get_opt(world.namespace.name()).await.unwrap().is_none().then_some(())
     })
     .await;

@@ -6,7 +6,7 @@ mod support;
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, ResourceExt,
@@ -173,6 +173,12 @@ async fn a_change_of_the_pod_waits_and_says_so() {
     })
     .await;
     assert_eq!(world.api::<Pod>().get("apple").await.unwrap().uid(), before);
+    // Events are written in the order in which they were told: whatever the looks since the first have told is there.
+    world.event("apple", "RestartRequired").await;
+    let events = world.api::<Event>().list(&Default::default()).await.unwrap().items;
+    let made: Vec<&Event> = events.iter().filter(|event| event.reason.as_deref() == Some("SuccessfulCreate")).collect();
+    assert!(made.len() == 1 && made[0].series.is_none(), "{made:?}");
+    assert_eq!((made[0].type_.as_deref(), made[0].message.as_deref()), (Some("Normal"), Some("made Pod apple")));
 
     world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
     world.ready("apple", "StoppedAsRequested").await;

@@ -308,7 +308,8 @@ impl Machine<'_> {
             Err(kube::Error::Api(refusal)) if refusal.is_forbidden() => Ok(Some(generated)),
             found => {
                 let found = found.with_context(|| format!("{self}: its display secret"))?;
-                Ok(found.into_iter().map(|secret| secret.name_any()).min_by_key(|name| (*name == generated, name.clone())))
+                let names = found.into_iter().map(|secret| secret.name_any());
+                Ok(names.min_by_key(|name| (*name == generated, name.clone())))
             }
         }
     }

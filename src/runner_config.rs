@@ -19,6 +19,8 @@ pub mod paths {
     /// The file, and the key of a display secret, that says when the password ends: `never`, `now`, `+n` seconds from when it is set,
     /// or seconds since 1970. Empty or not there: never.
     pub const EXPIRY_FILE: &str = "password-expiry";
+    /// The end of a password that has none.
+    pub const NEVER: &str = "never";
     /// Below [`CONFIG_DIR`]: `meta-data`, `user-data`, `network-config`.
     pub const CLOUD_INIT_DIR: &str = "cloud-init";
     /// The machine's own small volume: firmware variables, TPM state, the copied QEMU template, the UUID of old machines.
@@ -192,6 +194,20 @@ pub enum NetworkSection {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mac: Option<String>,
     },
+}
+
+impl NetworkSection {
+    /// The MAC address, if the configuration says one.
+    pub fn mac(&self) -> Option<&str> {
+        let (Self::Tap { mac, .. } | Self::User { mac, .. } | Self::Pod { mac, .. }) = self;
+        mac.as_deref()
+    }
+
+    /// Says which MAC address it is.
+    pub fn set_mac(&mut self, address: String) {
+        let (Self::Tap { mac, .. } | Self::User { mac, .. } | Self::Pod { mac, .. }) = self;
+        *mac = Some(address);
+    }
 }
 
 /// A drive.

@@ -4,7 +4,10 @@
 
 mod support;
 
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service},
+};
 use kube::{
     Api, CustomResourceExt, ResourceExt,
     api::{DynamicObject, Patch, PatchParams, PostParams},
@@ -558,6 +561,11 @@ async fn the_file_that_a_viewer_connects_with() {
          title={}/apple\nenable-usbredir=1\n",
         world.namespace
     );
+    let in_force = |expiry: &str| {
+        let report = json!({ "status": { "displayPasswordExpiry": expiry } }).to_string();
+        world.namespace.kubectl(&["patch", "vm", "apple", "--subresource=status", "--type=merge", "--patch", &report]);
+    };
+    in_force("never");
     assert_eq!(display(&["apple"]), (0, expected.clone()));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("apple.vv");
@@ -591,19 +599,19 @@ async fn the_file_that_a_viewer_connects_with() {
     // It has ended: two at once get the same new one, when the runner has it.
     let expired = r#"{"stringData":{"password-expiry":"1"}}"#;
     world.namespace.kubectl(&["patch", "secret", "apple-display-secret", "--type=merge", "--patch", expired]);
-    let serial = "vmoperator.jdrupes.org/displayPasswordSerial";
+    let expiry = || {
+        let path = "--output=jsonpath={.data.password-expiry}";
+        world.namespace.kubectl(&["get", "secret", "apple-display-secret", path])
+    };
+    let expired = expiry();
     let (first, second) = std::thread::scope(|scope| {
         let first = scope.spawn(display_as_alice);
-        let annotated = || {
-            let secret = world.namespace.kubectl(&["get", "secret", "apple-display-secret", "--output=json"]);
-            serde_json::from_str::<Secret>(&secret).unwrap().annotations().contains_key(serial)
-        };
-        while !annotated() {
-            assert!(!first.is_finished(), "it waits for the runner");
+        while expiry() == expired {
+            assert!(!first.is_finished(), "it sets another");
         }
         let second = scope.spawn(|| display(&["apple"]));
-        let report = r#"{"status":{"displayPasswordSerial":1}}"#;
-        world.namespace.kubectl(&["patch", "vm", "apple", "--subresource=status", "--type=merge", "--patch", report]);
+        let end = serde_json::from_value::<ByteString>(json!(expiry())).unwrap();
+        in_force(std::str::from_utf8(&end.0).unwrap());
         (first.join().unwrap(), second.join().unwrap())
     });
     assert_eq!((first.0, &first), (0, &second));

@@ -86,6 +86,9 @@ pub struct VirtualMachineStatus {
     /// Counts the changes of the display's password.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_password_serial: Option<i64>,
+    /// When the display's password that is in force ends, as the display secret says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_password_expiry: Option<String>,
     /// The guest's operating system, as QEMU's guest agent tells it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crd::any_object")]

@@ -5,9 +5,8 @@
 //!  display secret, time ─▶ the password in force, or a new one ┴▶ connection file ─▶ standard output, or a file
 //! ```
 //!
-//! A new password goes into the display secret. It is in force when the runner has counted it (`status.displayPasswordSerial`),
-//! and the file is written only then. What the count was before is noted on the Secret, so that whoever finds the password there
-//! waits, too.
+//! A new password goes into the display secret. It is in force when the runner tells its end (`status.displayPasswordExpiry`), and
+//! the file is written only then.
 
 use std::{
     fmt,
@@ -42,14 +41,12 @@ use crate::{
     files::FileError,
     runner_config::{
         self,
-        paths::{EXPIRY_FILE, PASSWORD_FILE},
+        paths::{EXPIRY_FILE, NEVER, PASSWORD_FILE},
     },
 };
 
 /// Who writes a new password.
 const FIELD_MANAGER: &str = "kubectl-vm";
-/// On a display secret: the password is in force when the machine's `displayPasswordSerial` is greater than this.
-const SERIAL_ANNOTATION: &str = "vmoperator.jdrupes.org/displayPasswordSerial";
 /// How long a runner may take to set a new password. A kubelet that is not told takes a minute and a half to show it.
 const LIMIT: Duration = Duration::from_secs(120);
 /// A password that ends sooner is as good as ended.
@@ -242,47 +239,49 @@ impl Machine<'_> {
     async fn password_in_force(&self, options: &Options) -> anyhow::Result<Option<String>> {
         let Some(name) = self.display_secret().await? else { return Ok(None) };
         let secrets = self.api::<Secret>();
-        loop {
+        let mut renewed = false;
+        let password = loop {
             let secret = secrets.get(&name).await.with_context(|| format!("{self}: its Secret {name}"))?;
             let Some(present) = Password::of(&secret) else { return Ok(None) };
             let vm = self.get().await?;
             let now = Timestamp::now().as_second();
-            if !present.must_be_renewed(console_user(&vm), options.user.as_deref(), now) {
-                self.wait_until_taken(&name, present.serial).await?;
-                return Ok(Some(present.text));
+            if renewed || !present.must_be_renewed(console_user(&vm), options.user.as_deref(), now) {
+                break present;
             }
-            let password = new_password(&vm)?;
-            let ends = now + i64::try_from(options.valid_for.as_secs())?;
-            let serial = serial(&vm);
+            let mut end = now + i64::try_from(options.valid_for.as_secs())?;
+            if present.end() == Some(end) {
+                // The runner names a password by its end.
+                end += 1;
+            }
             let patch = json!({
-                "metadata": {
-                    "resourceVersion": secret.metadata.resource_version,
-                    "annotations": { SERIAL_ANNOTATION: serial.to_string() },
-                },
-                "stringData": { "display-password": password, "password-expiry": ends.to_string() },
+                "metadata": { "resourceVersion": secret.metadata.resource_version },
+                "stringData": { PASSWORD_FILE: new_password(&vm)?, EXPIRY_FILE: end.to_string() },
             });
             match secrets.patch(&name, &params(), &Patch::Merge(patch)).await {
+                Ok(_) => renewed = true,
                 // Somebody else wants to look, too, and has set a password.
-                Err(kube::Error::Api(refusal)) if refusal.is_conflict() => continue,
-                other => other.with_context(|| format!("{self}: a new password for its Secret {name}"))?,
-            };
-            self.wait_until_taken(&name, serial).await?;
-            anyhow::ensure!(
-                Timestamp::now().as_second() + SECONDS_TO_CONNECT <= ends,
-                "{self}: its runner set the new password too late to connect with it; give a longer --valid-for"
-            );
-            return Ok(Some(password));
-        }
+                Err(kube::Error::Api(refusal)) if refusal.is_conflict() => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("{self}: a new password for its Secret {name}"));
+                }
+            }
+        };
+        self.wait_until_in_force(&name, &password).await?;
+        anyhow::ensure!(
+            password.lasts(Timestamp::now().as_second()),
+            "{self}: its runner set the password too late to connect with it; give a longer --valid-for"
+        );
+        Ok(Some(password.text))
     }
 
-    /// Waits until the machine's count of passwords is greater.
-    async fn wait_until_taken(&self, secret: &str, serial_before: i64) -> anyhow::Result<()> {
-        let taken = |vm: Option<&VirtualMachine>| vm.is_none_or(|vm| serial(vm) > serial_before);
-        match tokio::time::timeout(LIMIT, await_condition(self.api(), self.name, taken)).await {
+    /// Waits until the runner has set that password.
+    async fn wait_until_in_force(&self, secret: &str, password: &Password) -> anyhow::Result<()> {
+        let expiry = |vm: &VirtualMachine| vm.status.as_ref().and_then(|status| status.display_password_expiry.clone());
+        let is_set = |vm: Option<&VirtualMachine>| vm.is_none_or(|vm| expiry(vm).as_ref() == Some(&password.expiry));
+        match tokio::time::timeout(LIMIT, await_condition(self.api(), self.name, is_set)).await {
             Ok(vm) => vm.with_context(|| self.to_string())?.map(|_| ()).ok_or_else(|| anyhow!("{self} is gone")),
             Err(_) => bail!(
-                "{self}: its runner did not set the new password of Secret {secret} within {} s; \
-                 kubectl logs -n {} {} may say why",
+                "{self}: its runner did not set the password of Secret {secret} within {} s; kubectl logs -n {} {} may say why",
                 LIMIT.as_secs(),
                 self.namespace,
                 self.name
@@ -319,11 +318,6 @@ fn params() -> PatchParams {
     PatchParams::apply(FIELD_MANAGER)
 }
 
-/// How often the display's password was set.
-fn serial(vm: &VirtualMachine) -> i64 {
-    vm.status.as_ref().and_then(|status| status.display_password_serial).unwrap_or_default()
-}
-
 /// Who got the present password.
 fn console_user(vm: &VirtualMachine) -> Option<&str> {
     vm.status.as_ref().and_then(|status| status.console_user.as_deref())
@@ -355,28 +349,30 @@ fn new_password(vm: &VirtualMachine) -> anyhow::Result<String> {
 /// The password of a display secret.
 struct Password {
     text: String,
-    /// In seconds since 1970; `None`: never. What a relative time (`+n`) counts from only the runner knows: it is as good as
-    /// ended.
-    ends: Option<i64>,
-    /// The machine's `displayPasswordSerial` is greater once the password is in force.
-    serial: i64,
+    /// As the runner takes it, and tells it.
+    expiry: String,
 }
 
 impl Password {
     /// None where the display lets everybody in.
     fn of(secret: &Secret) -> Option<Self> {
         let text = |key: &str| secret.data.as_ref()?.get(key).and_then(|value| runner_config::text(&value.0));
-        let ends = match text(EXPIRY_FILE).as_deref() {
-            None | Some("never") => None,
-            Some(time) if time.starts_with('+') => Some(0),
-            Some(time) => Some(time.parse().unwrap_or(0)),
-        };
-        let serial = secret.annotations().get(SERIAL_ANNOTATION).and_then(|serial| serial.parse().ok());
-        Some(Self { text: text(PASSWORD_FILE)?, ends, serial: serial.unwrap_or(-1) })
+        Some(Self { text: text(PASSWORD_FILE)?, expiry: text(EXPIRY_FILE).unwrap_or_else(|| NEVER.into()) })
+    }
+
+    /// In seconds since 1970; `None`: never. What a relative time (`+n`) counts from only the runner knows: it is as good as
+    /// past.
+    fn end(&self) -> Option<i64> {
+        (self.expiry != NEVER).then(|| self.expiry.parse().ok().filter(|_| !self.expiry.starts_with('+')).unwrap_or(0))
+    }
+
+    fn lasts(&self, now: i64) -> bool {
+        self.end().is_none_or(|end| end >= now + SECONDS_TO_CONNECT)
     }
 
     fn must_be_renewed(&self, last_user: Option<&str>, user: Option<&str>, now: i64) -> bool {
-        self.ends.is_some_and(|end| end < now + SECONDS_TO_CONNECT || user.is_some_and(|user| last_user != Some(user)))
+        let for_another = user.is_some_and(|user| last_user != Some(user));
+        !self.lasts(now) || (for_another && self.end().is_some())
     }
 }
 

@@ -24,7 +24,7 @@ use super::{
         Viewer,
     },
     report::{Report, Resource, Seen, report},
-    wanted::{Change, Known, Slot, Wanted, cd_drives, changes, pending},
+    wanted::{Change, Known, Wanted, cd_drives, changes, pending},
 };
 
 /// The names of the agents' ports in the QEMU template.
@@ -352,11 +352,17 @@ impl Agent {
                     }
                 }
             }
-            let is_password = matches!(change, Change::Password(..));
+            let expiry = match &change {
+                Change::Password(_, password) => Some(password.expiry.clone()),
+                _ => None,
+            };
             match carry_out(change, session).await {
                 Ok(()) => {
                     info!(change = name, "changed");
-                    self.seen.password_changes += u64::from(is_password);
+                    if expiry.is_some() {
+                        self.seen.password_changes += 1;
+                        self.seen.password_expiry = expiry;
+                    }
                 }
                 Err(error) => warn!(change = name, error = %super::machine::chain(&error), "not changed"),
             }
@@ -367,23 +373,19 @@ impl Agent {
     }
 
     async fn look_at_hardware(&mut self, session: &mut Session) -> Result<(), monitor::Error> {
-        let slots = session.monitor.execute(qmp::query_hotpluggable_cpus {}).await?;
-        session.known.slots = slots
-            .into_iter()
-            .map(|slot| Slot {
-                properties: match serde_json::to_value(&slot.props) {
-                    Ok(Value::Object(properties)) => properties,
-                    _ => serde_json::Map::new(),
-                },
-                type_: slot.type_,
-                occupant: slot.qom_path,
-            })
-            .collect();
+        session.known.slots = session.monitor.cpu_slots().await?;
         let present = session.known.slots.iter().filter(|slot| slot.occupant.is_some()).count();
         self.seen.cpus = u32::try_from(present).unwrap_or(u32::MAX);
         session.known.cds = cd_drives(&session.monitor.execute(QueryBlock {}).await?);
-        let balloon = session.monitor.execute(qmp::query_balloon {}).await?;
-        self.seen.ram = u64::try_from(balloon.actual).unwrap_or_default();
+        self.seen.ram = match session.monitor.execute(qmp::query_balloon {}).await {
+            Ok(balloon) => u64::try_from(balloon.actual).unwrap_or_default(),
+            // A template of the user's has no balloon: the guest has all its memory.
+            Err(monitor::Error::Refused { .. }) => {
+                let started = self.seen.machine.as_ref().and_then(|machine| machine.started_with.as_ref());
+                started.map(|started| started.vm.maximum_ram.bytes()).unwrap_or_default()
+            }
+            Err(error) => return Err(error),
+        };
         Ok(())
     }
 
@@ -470,10 +472,7 @@ async fn hear(login: &mut Option<login::Port>) -> io::Result<String> {
 async fn carry_out(change: Change, session: &mut Session) -> Result<(), monitor::Error> {
     let Session { monitor, known, .. } = session;
     match change {
-        Change::Plug { id, slot } => {
-            let (bus, driver) = (None, slot.type_);
-            monitor.execute(qmp::device_add { driver, id: Some(id), bus, arguments: slot.properties }).await?;
-        }
+        Change::Plug { id, slot } => monitor.plug(id, slot).await?,
         Change::Unplug { id } => {
             monitor.execute(qmp::device_del { id }).await?;
         }

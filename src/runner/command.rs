@@ -273,8 +273,9 @@ fn context<'a>(config: &'a RunnerConfig, facts: &'a Facts, runtime: &RuntimeDir)
     let networks = vm
         .network
         .iter()
+        .zip(macs(&vm.network, &facts.uuid))
         .enumerate()
-        .map(|(index, network)| network_context(index, network, &facts.uuid, runtime))
+        .map(|(index, (network, mac))| network_context(index, network, mac, runtime))
         .collect::<Result<Vec<_>, _>>()?;
     if networks.iter().filter(|network| network.type_ == "pod").count() > 1 {
         return Err(Error::Unsupported("there is more than one network of type pod, but a Pod has one address".into()));
@@ -376,7 +377,7 @@ fn url_protocol(file: &str) -> Result<Option<&str>, Error> {
 fn network_context<'a>(
     index: usize,
     network: &'a NetworkSection,
-    uuid: &str,
+    mac: String,
     runtime: &RuntimeDir,
 ) -> Result<NetworkContext<'a>, Error> {
     let (type_, device, bridge, net) = match network {
@@ -392,7 +393,7 @@ fn network_context<'a>(
         type_,
         // Users write the short names; the long ones say that it is a PCI card.
         device: if device == "virtio-net" { "virtio-net-pci" } else { device },
-        mac: mac(network, uuid, index),
+        mac,
         bridge,
         net,
         socket: (type_ == "pod").then(|| runtime.passt().display().to_string()),
@@ -400,21 +401,33 @@ fn network_context<'a>(
     })
 }
 
-/// The MAC addresses that the guest sees, in the order of the networks.
+/// The MAC addresses that the guest sees, in the order of the networks: no two are the same, unless the configuration says so.
 pub fn macs(networks: &[NetworkSection], uuid: &str) -> Vec<String> {
-    networks.iter().enumerate().map(|(index, network)| mac(network, uuid, index)).collect()
-}
-
-fn mac(network: &NetworkSection, uuid: &str, index: usize) -> String {
-    let (NetworkSection::Tap { mac, .. } | NetworkSection::User { mac, .. } | NetworkSection::Pod { mac, .. }) =
-        network;
-    mac.clone().unwrap_or_else(|| derived_mac(uuid, index))
+    let mut taken: Vec<String> = networks.iter().filter_map(|network| Some(network.mac()?.to_lowercase())).collect();
+    let mut mac = |(index, network): (usize, &NetworkSection)| match network.mac() {
+        Some(mac) => mac.to_owned(),
+        None => {
+            let mut free = derived_mac(uuid, index, 0);
+            for attempt in 1.. {
+                if !taken.contains(&free) {
+                    break;
+                }
+                free = derived_mac(uuid, index, attempt);
+            }
+            taken.push(free.clone());
+            free
+        }
+    };
+    networks.iter().enumerate().map(&mut mac).collect()
 }
 
 /// A MAC address for a network that was given none: the same at each start, and different from other machines', or two of
 /// them on one bridge would get each other's packets. 52:54:00 is what QEMU's own default begins with.
-fn derived_mac(uuid: &str, index: usize) -> String {
-    let hash = Sha256::digest(format!("{uuid}/{index}"));
+fn derived_mac(uuid: &str, index: usize, attempt: u32) -> String {
+    let hash = match attempt {
+        0 => Sha256::digest(format!("{uuid}/{index}")),
+        _ => Sha256::digest(format!("{uuid}/{index}/{attempt}")),
+    };
     format!("52:54:00:{:02x}:{:02x}:{:02x}", hash[0], hash[1], hash[2])
 }
 

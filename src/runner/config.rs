@@ -77,7 +77,7 @@ pub fn read(dir: &Path) -> Result<Configuration, Error> {
         // Without a time the password is good: that is what a ticket in the configuration was for.
         Some(secret) => Some(Password {
             secret,
-            expiry: optional_text(&dir.join(paths::EXPIRY_FILE))?.unwrap_or_else(|| "never".into()),
+            expiry: optional_text(&dir.join(paths::EXPIRY_FILE))?.unwrap_or_else(|| paths::NEVER.into()),
         }),
         None => None,
     };

@@ -29,6 +29,7 @@ use super::{
     files::{End, FileError, MachineState, Phase, RuntimeDir, Started},
     prepare::{self, Template},
     qmp::Qmp,
+    wanted::{Change, cpu_changes},
 };
 use crate::runner_config::{NetworkSection, VmSection};
 
@@ -344,6 +345,22 @@ impl Helpers {
     }
 }
 
+/// Plugs the CPUs that the guest starts with. Those that QEMU starts with can't be taken away, so the standard template has one.
+async fn plug_cpus(monitor: &mut Qmp, vm: &VmSection) {
+    let plugged = async {
+        let slots = monitor.cpu_slots().await?;
+        for change in cpu_changes(usize::try_from(vm.current_cpus).unwrap_or(usize::MAX), &slots) {
+            if let Change::Plug { id, slot } = change {
+                monitor.plug(id, slot).await?;
+            }
+        }
+        Ok::<_, super::qmp::Error>(())
+    };
+    if let Err(error) = plugged.await {
+        warn!(error = %chain(&error), "not all CPUs are there");
+    }
+}
+
 /// The process.
 struct Qemu {
     child: Child,
@@ -406,6 +423,10 @@ impl Qemu {
         if let Some(error) = helpers.has_ended() {
             self.child.kill().await.map_err(exit)?;
             return Err(error);
+        }
+        // Here and not by the agent, without which the guest may have to run.
+        if let Some(started) = &state.started_with {
+            plug_cpus(&mut monitor, &started.vm).await;
         }
         let mut control = Control::new(Instant::now());
         // From here on the agent may continue the guest: nothing that it writes on its console gets lost any more.

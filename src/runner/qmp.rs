@@ -5,9 +5,12 @@
 
 use std::{collections::VecDeque, io, path::Path, time::Duration};
 
-use qapi::{Command, qmp::qmp_capabilities};
+use qapi::{
+    Command,
+    qmp::{self, qmp_capabilities},
+};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::lines::JsonLines;
 
@@ -218,6 +221,17 @@ commands! {
     ChangeMedium<'_> = "blockdev-change-medium" -> qapi::Empty;
 }
 
+/// A place for a CPU, as `query-hotpluggable-cpus` tells.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slot {
+    /// The CPU's type.
+    pub type_: String,
+    /// Where it is: socket, die, core, thread.
+    pub properties: Map<String, Value>,
+    /// The CPU in it, as a path in QEMU's object tree.
+    pub occupant: Option<String>,
+}
+
 /// A connection to a monitor.
 #[derive(Debug)]
 pub struct Qmp {
@@ -266,6 +280,35 @@ impl Qmp {
             }
         };
         tokio::time::timeout(PATIENCE, exchange).await.unwrap_or(Err(Error::Timeout { command: name }))
+    }
+
+    /// The places for CPUs. None where the machine has a fixed number.
+    ///
+    /// # Errors
+    /// If the connection breaks, or QEMU does not answer in time.
+    pub async fn cpu_slots(&mut self) -> Result<Vec<Slot>, Error> {
+        let slots = match self.execute(qmp::query_hotpluggable_cpus {}).await {
+            Err(Error::Refused { .. }) => Vec::new(),
+            slots => slots?,
+        };
+        let slot = |slot: qmp::HotpluggableCPU| Slot {
+            properties: match serde_json::to_value(&slot.props) {
+                Ok(Value::Object(properties)) => properties,
+                _ => Map::new(),
+            },
+            type_: slot.type_,
+            occupant: slot.qom_path,
+        };
+        Ok(slots.into_iter().map(slot).collect())
+    }
+
+    /// Plugs a CPU.
+    ///
+    /// # Errors
+    /// As for [`Qmp::execute`].
+    pub async fn plug(&mut self, id: String, slot: Slot) -> Result<(), Error> {
+        let (bus, driver) = (None, slot.type_);
+        self.execute(qmp::device_add { driver, id: Some(id), bus, arguments: slot.properties }).await.map(|_| ())
     }
 
     /// The next event. No event is lost if the future is dropped.

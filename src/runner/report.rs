@@ -61,6 +61,8 @@ pub struct Seen {
     pub viewers: Vec<Viewer>,
     /// How often this agent has set the display's password.
     pub password_changes: u64,
+    /// When the password that was set last ends.
+    pub password_expiry: Option<String>,
     /// The counter of the last reset.
     pub reset_counter: Option<u64>,
     /// What waits for the next start.
@@ -80,6 +82,7 @@ pub struct Report {
     logged_in_user: Option<String>,
     console_client: Option<String>,
     password_changes: u64,
+    password_expiry: Option<String>,
     identity: Option<Identity>,
     reset_counter: Option<u64>,
     pending: Vec<PendingChange>,
@@ -112,6 +115,7 @@ pub fn report(seen: &Seen) -> Option<Report> {
         logged_in_user: seen.login.user.clone().filter(|_| is_running),
         console_client: viewer.map(|viewer| viewer.host.clone()),
         password_changes: seen.password_changes,
+        password_expiry: seen.password_expiry.clone(),
         cpus: if is_running { seen.cpus } else { 0 },
         ram: if is_running { seen.ram } else { 0 },
         accelerator: Some(machine.accelerator.clone()).filter(|name| !name.is_empty()),
@@ -226,6 +230,7 @@ fn document(report: &Report, name: &str, pod_uid: Option<&str>, before: &Before,
         logged_in_user,
         console_client,
         password_changes,
+        password_expiry,
         identity,
         reset_counter,
         pending,
@@ -240,6 +245,9 @@ fn document(report: &Report, name: &str, pod_uid: Option<&str>, before: &Before,
     });
     if let Some(user) = logged_in_user {
         status["loggedInUser"] = json!(user);
+    }
+    if let Some(expiry) = password_expiry {
+        status["displayPasswordExpiry"] = json!(expiry);
     }
     if let Some(client) = console_client {
         status["consoleClient"] = json!(client);
@@ -437,6 +445,7 @@ mod tests {
                     login: login(&["220 hello", "201 done"]),
                     viewers: vec![viewer.clone()],
                     password_changes: 2,
+                    password_expiry: Some("never".into()),
                     ..up.clone()
                 },
             ),

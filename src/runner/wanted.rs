@@ -7,10 +7,11 @@ use super::{
     cloud_init::Files,
     config::{Configuration, Password},
     files::MachineState,
+    qmp::Slot,
 };
 use crate::{
     api::PendingChange,
-    runner_config::{Drive, NetworkSection, VmSection},
+    runner_config::{Drive, VmSection},
 };
 
 /// What the configuration wants of a running machine.
@@ -67,17 +68,6 @@ pub fn cd_drives(blocks: &Value) -> Vec<Cd> {
         Some(Cd { id: id.to_owned(), file: block["inserted"]["file"].as_str().map(str::to_owned) })
     });
     drives.collect()
-}
-
-/// A place for a CPU, as `query-hotpluggable-cpus` tells.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Slot {
-    /// The CPU's type.
-    pub type_: String,
-    /// Where it is: socket, die, core, thread.
-    pub properties: Map<String, Value>,
-    /// The CPU in it, as a path in QEMU's object tree.
-    pub occupant: Option<String>,
 }
 
 /// The machine, as far as it is known.
@@ -170,21 +160,25 @@ pub fn pending(machine: &MachineState, wanted: &Configuration) -> Vec<PendingCha
     let started_vm = at_start(&started.vm, machine);
     let wanted_vm = at_start(&wanted.config.vm, machine);
     let names = started_vm.keys().chain(wanted_vm.keys().filter(|name| !started_vm.contains_key(*name)));
-    let of_vm = names.map(|name| {
-        (format!("config.yaml/vm.{name}"), started_vm.get(name).cloned(), wanted_vm.get(name).cloned(), QEMU)
-    });
+    let of_vm = names
+        .map(|name| (format!("config.yaml/vm.{name}"), started_vm.get(name).cloned(), wanted_vm.get(name).cloned()));
     let text = |text: &Option<String>| text.clone().map(Value::String);
-    let template = ("config.yaml/template".into(), text(&started.template), text(&wanted.config.template), QEMU);
+    let template = ("config.yaml/template".into(), text(&started.template), text(&wanted.config.template));
     let told = wanted.cloud_init.as_ref().map(Files::digest);
-    let cloud_init = ("cloud-init".into(), text(&started.cloud_init), text(&told), "the guest is told at its start");
-    of_vm
-        .chain([template, cloud_init])
-        .filter(|(_, current, wanted, _)| current != wanted)
-        .map(|(path, current, wanted, reason)| PendingChange { path, current, wanted, reason: reason.into() })
+    // What it says is secret, and so is what it could be guessed from.
+    let cloud_init = (started.cloud_init != told).then(|| PendingChange {
+        path: "cloud-init".into(),
+        current: None,
+        wanted: None,
+        reason: "the guest is told at its start".into(),
+    });
+    let changed = of_vm.chain([template]).filter(|(_, current, wanted)| current != wanted);
+    let reason = || "QEMU takes it at its start".into();
+    changed
+        .map(|(path, current, wanted)| PendingChange { path, current, wanted, reason: reason() })
+        .chain(cloud_init)
         .collect()
 }
-
-const QEMU: &str = "QEMU takes it at its start";
 
 /// The part of the configuration that counts at QEMU's start.
 fn at_start(vm: &VmSection, machine: &MachineState) -> Map<String, Value> {
@@ -200,9 +194,7 @@ fn at_start(vm: &VmSection, machine: &MachineState) -> Map<String, Value> {
     vm.uuid = Some(vm.uuid.unwrap_or_else(|| machine.uuid.clone()).to_lowercase());
     vm.machine_type.get_or_insert_with(|| machine.machine_type.clone());
     for (network, own) in vm.network.iter_mut().zip(&machine.macs) {
-        let (NetworkSection::Tap { mac, .. } | NetworkSection::User { mac, .. } | NetworkSection::Pod { mac, .. }) =
-            network;
-        *mac = Some(mac.take().unwrap_or_else(|| own.clone()).to_lowercase());
+        network.set_mac(network.mac().unwrap_or(own).to_lowercase());
     }
     let Value::Object(mut fields) = json!(vm) else { return Map::new() };
     for live in ["name", "currentCpus", "currentRam", "powerdownTimeout"] {
@@ -212,7 +204,7 @@ fn at_start(vm: &VmSection, machine: &MachineState) -> Map<String, Value> {
 }
 
 /// `query-hotpluggable-cpus` lists the highest place first; CPUs come and go at the high end.
-fn cpu_changes(wanted: usize, slots: &[Slot]) -> Vec<Change> {
+pub fn cpu_changes(wanted: usize, slots: &[Slot]) -> Vec<Change> {
     let present = slots.iter().filter(|slot| slot.occupant.is_some()).count();
     let numbered = || slots.iter().rev().enumerate();
     if wanted >= present {

@@ -212,10 +212,20 @@ fn a_template_can_change_one_block_of_the_standard() {
 
 #[test]
 fn a_mac_address_of_ones_own() {
-    assert_eq!(derived_mac("a", 0), derived_mac("a", 0));
-    assert_ne!(derived_mac("a", 0), derived_mac("a", 1));
-    assert_ne!(derived_mac("a", 0), derived_mac("b", 0));
-    assert!(derived_mac("a", 0).starts_with("52:54:00:"));
+    assert_eq!(derived_mac("a", 0, 0), derived_mac("a", 0, 0));
+    assert_ne!(derived_mac("a", 0, 0), derived_mac("a", 1, 0));
+    assert_ne!(derived_mac("a", 0, 0), derived_mac("b", 0, 0));
+    assert!(derived_mac("a", 0, 0).starts_with("52:54:00:"));
+}
+
+#[test]
+fn no_two_networks_have_the_same_address() {
+    let user = |mac: Option<String>| NetworkSection::User { device: "virtio-net".into(), net: None, mac };
+    let kept = derived_mac("u", 0, 0);
+    assert_eq!(macs(&[user(None)], "u"), [kept.as_str()]);
+    // One was put before the one that got its address as the first.
+    let both = macs(&[user(None), user(Some(kept.to_uppercase()))], "u");
+    assert_eq!(both, [derived_mac("u", 0, 1), kept.to_uppercase()]);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::{
     fmt,
     io::{self, Write},
     path::{Path, PathBuf},
+    pin::pin,
     time::Duration,
 };
 
@@ -31,6 +32,7 @@ use kube::{
 };
 use serde_json::json;
 use tempfile::NamedTempFile;
+use tokio::time::timeout;
 
 use super::{Failure, connect, print, wait_for};
 use crate::{
@@ -49,6 +51,8 @@ use crate::{
 const FIELD_MANAGER: &str = "kubectl-vm";
 /// How long a runner may take to set a new password. A kubelet that is not told takes a minute and a half to show it.
 const LIMIT: Duration = Duration::from_secs(120);
+/// A wait that needs no word.
+const SHORT: Duration = Duration::from_secs(2);
 /// A password that ends sooner is as good as ended.
 const SECONDS_TO_CONNECT: i64 = 10;
 
@@ -268,8 +272,8 @@ impl Machine<'_> {
         };
         self.wait_until_in_force(&name, &password).await?;
         anyhow::ensure!(
-            password.lasts(Timestamp::now().as_second()),
-            "{self}: its runner set the password too late to connect with it; give a longer --valid-for"
+            password.end().is_none_or(|end| end > Timestamp::now().as_second()),
+            "{self}: its runner set the password when its time was over; give a longer --valid-for"
         );
         Ok(Some(password.text))
     }
@@ -278,7 +282,13 @@ impl Machine<'_> {
     async fn wait_until_in_force(&self, secret: &str, password: &Password) -> anyhow::Result<()> {
         let expiry = |vm: &VirtualMachine| vm.status.as_ref().and_then(|status| status.display_password_expiry.clone());
         let is_set = |vm: Option<&VirtualMachine>| vm.is_none_or(|vm| expiry(vm).as_ref() == Some(&password.expiry));
-        match tokio::time::timeout(LIMIT, await_condition(self.api(), self.name, is_set)).await {
+        let mut set = pin!(await_condition(self.api(), self.name, is_set));
+        let mut answer = timeout(SHORT, &mut set).await;
+        if answer.is_err() {
+            let _ = writeln!(io::stderr(), "{self}: waiting for its runner to set the password ...");
+            answer = timeout(LIMIT, set).await;
+        }
+        match answer {
             Ok(vm) => vm.with_context(|| self.to_string())?.map(|_| ()).ok_or_else(|| anyhow!("{self} is gone")),
             Err(_) => bail!(
                 "{self}: its runner did not set the password of Secret {secret} within {} s; kubectl logs -n {} {} may say why",
@@ -289,11 +299,13 @@ impl Machine<'_> {
         }
     }
 
-    /// The name of the Secret that the display's password is taken from: the Pod has it. Who may not see Pods gets the one that
+    /// The name of the Secret that the display's password is taken from: the Pod has it. Who does not see it gets the one that
     /// the manager would take: a person's before the generated one, the first by name.
     async fn display_secret(&self) -> anyhow::Result<Option<String>> {
-        match self.api::<Pod>().get(self.name).await {
-            Ok(pod) => return Ok(secret_of(&pod)),
+        match self.api::<Pod>().get_opt(self.name).await {
+            Ok(Some(pod)) => return Ok(secret_of(&pod)),
+            // Templates may make a Pod of another name.
+            Ok(None) => {}
             Err(kube::Error::Api(refusal)) if refusal.is_forbidden() => {}
             Err(error) => return Err(error).with_context(|| format!("{self}: its Pod")),
         }

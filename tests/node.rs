@@ -114,6 +114,8 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
         status.accelerator.is_some() && status.runner_version.is_some() && status.node_name.is_some(),
         "{status:?}"
     );
+    let osinfo = status.osinfo.unwrap();
+    assert!(osinfo["kernel-release"].is_string(), "what the guest's agent answers: {osinfo}");
     let console = namespace.kubectl(&["logs", "demo"]);
     for line in ["guest: hostname=demo-guest", "guest: user-data Hello from cloud-init", "guest: starts=1"] {
         assert!(console.contains(line), "{line:?} in:\n{console}");

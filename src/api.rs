@@ -604,13 +604,13 @@ pub struct Spice {
     #[serde(default = "spice_port")]
     #[schemars(range(min = 1, max = 65535))]
     pub port: u16,
-    /// The host that a viewer connects to, for the console file. Absent: the node or the load balancer.
+    /// The host that a viewer connects to, for the console file (`kubectl vm display`). Absent: the load balancer, or else the Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
     /// Whether a display secret with a random password is made if there is none.
     #[serde(default = "yes")]
     pub generate_secret: bool,
-    /// A proxy for the console file.
+    /// The URL of the HTTP proxy that a viewer connects through, for the console file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_url: Option<String>,
     /// SPICE's `streaming-video`: `off`, `all` or `filter`.

@@ -43,15 +43,12 @@ impl Observed {
         self.objects.iter().find(|object| object.key.is_claim() && object.key.name == name)
     }
 
-    /// The machine's display secrets, by name.
+    /// The machine's display secrets.
     pub fn display_secrets(&self) -> impl Iterator<Item = &Arc<Object>> {
-        let is_one = |object: &&Arc<Object>| {
+        self.objects.iter().filter(|object| {
             object.key.kind == "Secret"
                 && object.labels.get("app.kubernetes.io/component").is_some_and(|value| value == "display-secret")
-        };
-        let mut secrets: Vec<_> = self.objects.iter().filter(is_one).collect();
-        secrets.sort_by_key(|secret| &secret.key.name);
-        secrets.into_iter()
+        })
     }
 }
 

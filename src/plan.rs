@@ -251,10 +251,11 @@ fn lives_while_running(object: &Object) -> bool {
     object.key.is_pod() || object.annotations.get(LIFETIME_ANNOTATION).is_some_and(|lifetime| lifetime == "running")
 }
 
-/// The grace period of a Pod that is not to wait for its guest any longer, also of one that is being deleted already. Before Kubernetes 1.33 the API server counts it
-/// from the first request on (<https://github.com/kubernetes/kubernetes/pull/122646>); a shorter one would end in the past,
-/// where the Pod's token is not valid any more, and its runner has to ask whether it is forced. Where it counts from now on,
-/// what is too long then is shortened once more.
+/// The grace period of a Pod that is not to wait for its guest any longer, also of one that is being deleted already. Before
+/// Kubernetes 1.33 the API server counts it from the first request on
+/// (<https://github.com/kubernetes/kubernetes/pull/122646>); a shorter one would end in the past, where the Pod's token is not
+/// valid any more, and its runner has to ask whether it is forced. Where it counts from now on, what is too long then is
+/// shortened once more.
 fn grace_until_now(found: &Object, now: Timestamp) -> i64 {
     let given = SignedDuration::from_secs(found.grace.unwrap_or_default());
     let since = found.deleting.map_or(0, |end| now.duration_since(end - given).as_secs());

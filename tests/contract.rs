@@ -4,28 +4,17 @@
 
 mod support;
 
-use k8s_openapi::{
-    ByteString,
-    api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service},
-};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
 use kube::{
     Api, CustomResourceExt, ResourceExt,
     api::{DynamicObject, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use std::{fs, os::unix::fs::PermissionsExt};
 use support::{
     cluster::eventually,
-    world::{LIMIT, World, condition, machine},
+    world::{LIMIT, World, condition, machine, pod},
 };
 use vm_operator::api::{VirtualMachine, VmPool};
-
-/// The machine's Pod, once there is one.
-async fn pod(world: &World, name: &str, edit: impl FnOnce(&mut Value)) -> Value {
-    world.make(name, edit).await;
-    world.ready(name, "Starting").await;
-    json!(world.api::<Pod>().get(name).await.unwrap())
-}
 
 /// The section `/Runner` of the configuration that the runner gets.
 async fn runner(world: &World, name: &str) -> Value {
@@ -482,155 +471,6 @@ async fn claims_of_the_oldest_releases_are_used() {
     used.sort_unstable();
     assert_eq!(used, ["core-disk-apple-0", "disk-1-apple-0", "vmop-image-repository", "vmop-runner-data-apple-0"]);
     assert_eq!(world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len(), 3);
-}
-
-#[tokio::test]
-async fn display_secret() {
-    let world = World::new("display-secret").await;
-    let without = pod(&world, "without", |vm| {
-        vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } });
-    })
-    .await;
-    assert!(!without["spec"]["volumes"].to_string().contains("display-password"));
-    assert!(world.api::<Secret>().list(&Default::default()).await.unwrap().items.is_empty());
-    let with = pod(&world, "with", |vm| vm["spec"]["nodeName"] = json!("node-1")).await;
-    assert!(with["spec"]["volumes"].to_string().contains("display-password"));
-    let secret = world.api::<Secret>().get("with-display-secret").await.unwrap();
-    assert_eq!(secret.labels()["app.kubernetes.io/component"], "display-secret");
-    assert_eq!(secret.data.as_ref().unwrap()["password-expiry"].0, b"now");
-    // A person sets another password: it stays, and the Pod is told so that the kubelet looks at once.
-    let version = |pod: &Pod| pod.annotations().get("vmrunner.jdrupes.org/dpVersion").cloned();
-    assert_eq!(version(&world.api::<Pod>().get("with").await.unwrap()), None);
-    world.namespace.kubectl(&[
-        "patch",
-        "secret",
-        "with-display-secret",
-        "--type=merge",
-        "--patch",
-        r#"{"stringData":{"display-password":"hello","password-expiry":"never"}}"#,
-    ]);
-    let told = world.pod_when("with", "told of the password", |pod| version(pod).is_some()).await;
-    world.namespace.kubectl(&[
-        "patch",
-        "secret",
-        "with-display-secret",
-        "--type=merge",
-        "--patch",
-        r#"{"stringData":{"display-password":"world"}}"#,
-    ]);
-    world.pod_when("with", "told again", |pod| version(pod) != version(&told)).await;
-    world.change("with", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
-    world.ready("with", "Starting").await;
-    let data = world.api::<Secret>().get("with-display-secret").await.unwrap().data.unwrap();
-    assert_eq!(
-        (data["display-password"].0.as_slice(), data["password-expiry"].0.as_slice()),
-        (&b"world"[..], &b"never"[..])
-    );
-    // Nor is the password lost when none is to be generated any more.
-    world.change("with", json!({ "spec": { "vm": { "display": { "spice": { "generateSecret": false } } } } })).await;
-    world.ready("with", "Starting").await;
-    let kept = world.api::<Secret>().get("with-display-secret").await.unwrap();
-    assert_eq!(kept.data.unwrap()["display-password"].0, b"world");
-    let pod = world.api::<Pod>().get("with").await.unwrap();
-    assert!(json!(pod)["spec"]["volumes"].to_string().contains("with-display-secret"));
-    let vm = world.api::<VirtualMachine>().get("with").await.unwrap();
-    assert!(vm.status.unwrap().pending_changes.is_empty(), "it is still used");
-}
-
-#[tokio::test]
-async fn the_file_that_a_viewer_connects_with() {
-    let world = World::new("viewer").await;
-    let display = |arguments: &[&str]| world.namespace.kubectl_vm(&[&["display"], arguments].concat());
-    assert_eq!(display(&["apple"]).0, 1);
-    world
-        .make("apple", |vm| {
-            let spice = json!({ "port": 5910, "server": "vms.example.org", "proxyUrl": "http://proxy:3128" });
-            vm["spec"]["vm"]["display"] = json!({ "spice": spice });
-        })
-        .await;
-    world.ready("apple", "Starting").await;
-    let (code, told) = display(&["apple"]);
-    assert!(code == 1 && told.contains("apple: it does not run, and has no display: "), "{told}");
-
-    world.report("apple", true, "Started").await;
-    world.ready("apple", "Running").await;
-    let password = r#"{"stringData":{"display-password":"open\\sesame","password-expiry":"never"}}"#;
-    world.namespace.kubectl(&["patch", "secret", "apple-display-secret", "--type=merge", "--patch", password]);
-    let expected = format!(
-        "[virt-viewer]\ntype=spice\nhost=vms.example.org\nport=5910\npassword=open\\\\sesame\nproxy=http://proxy:3128\n\
-         title={}/apple\nenable-usbredir=1\n",
-        world.namespace
-    );
-    let in_force = |expiry: &str| {
-        let report = json!({ "status": { "displayPasswordExpiry": expiry } }).to_string();
-        world.namespace.kubectl(&["patch", "vm", "apple", "--subresource=status", "--type=merge", "--patch", &report]);
-    };
-    in_force("never");
-    assert_eq!(display(&["apple"]), (0, expected.clone()));
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("apple.vv");
-    fs::write(&file, "everybody can read this").unwrap();
-    let arguments =
-        ["apple", "--output", file.to_str().unwrap(), "--server", "localhost", "--port", "15910", "--user", "alice"];
-    assert_eq!(display(&arguments), (0, String::new()));
-    let expected = expected.replace("vms.example.org", "localhost").replace("5910", "15910");
-    let expected = expected.replace("proxy=http://proxy:3128\n", "") + "delete-this-file=1\n";
-    assert_eq!(fs::read_to_string(&file).unwrap(), expected);
-    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    let status = world.api::<VirtualMachine>().get("apple").await.unwrap().status.unwrap();
-    assert_eq!(status.console_user.as_deref(), Some("alice"));
-
-    // With no more rights than the page about security says.
-    let mut kubeconfig: Value = serde_yaml::from_str(&fs::read_to_string(world.cluster.kubeconfig()).unwrap()).unwrap();
-    kubeconfig["users"][0]["user"]["as"] = json!("alice");
-    let as_alice = folder.path().join("kubeconfig");
-    fs::write(&as_alice, kubeconfig.to_string()).unwrap();
-    let display_as_alice = || world.namespace.kubectl_vm_as(&as_alice, &["display", "apple"]);
-    let (code, told) = display_as_alice();
-    assert!(code == 1 && told.contains("/apple: ") && told.contains("forbidden"), "{told}");
-    let resource = "--resource=vms.vmoperator.jdrupes.org";
-    world.namespace.kubectl(&["create", "role", "users", "--verb=get,list,watch", resource]);
-    let name = "--resource-name=apple-display-secret";
-    world.namespace.kubectl(&["create", "role", "viewers", "--verb=get,patch", "--resource=secrets", name]);
-    for role in ["users", "viewers"] {
-        world.namespace.kubectl(&["create", "rolebinding", role, &format!("--role={role}"), "--user=alice"]);
-    }
-    eventually("alice to be let in", LIMIT, async || (display_as_alice() == display(&["apple"])).then_some(())).await;
-    // It has ended: two at once get the same new one, when the runner has it.
-    let expired = r#"{"stringData":{"password-expiry":"1"}}"#;
-    world.namespace.kubectl(&["patch", "secret", "apple-display-secret", "--type=merge", "--patch", expired]);
-    let expiry = || {
-        let path = "--output=jsonpath={.data.password-expiry}";
-        world.namespace.kubectl(&["get", "secret", "apple-display-secret", path])
-    };
-    let expired = expiry();
-    let (first, second) = std::thread::scope(|scope| {
-        let first = scope.spawn(display_as_alice);
-        while expiry() == expired {
-            assert!(!first.is_finished(), "it sets another");
-        }
-        let second = scope.spawn(|| display(&["apple"]));
-        let end = serde_json::from_value::<ByteString>(json!(expiry())).unwrap();
-        in_force(std::str::from_utf8(&end.0).unwrap());
-        (first.join().unwrap(), second.join().unwrap())
-    });
-    assert_eq!((first.0, &first), (0, &second));
-    assert!(!first.1.contains("sesame"), "{}", first.1);
-
-    // The one of a load balancer, and the Pod's.
-    world.change("apple", json!({ "spec": { "loadBalancerService": {} } })).await;
-    world.change("apple", json!({ "spec": { "vm": { "display": { "spice": { "server": null } } } } })).await;
-    let services = world.api::<Service>();
-    eventually("the Service", LIMIT, async || services.get_opt("apple").await.unwrap()).await;
-    let host = |text: &str| text.lines().find_map(|line| line.strip_prefix("host=").map(str::to_owned));
-    world
-        .pod_status("apple", json!({ "phase": "Running", "podIP": "10.0.0.8", "podIPs": [{ "ip": "10.0.0.8" }] }))
-        .await;
-    world.machine_when("apple", "addressed", |vm| vm.status.as_ref().unwrap().addresses.is_some()).await;
-    assert_eq!(host(&display(&["apple"]).1).as_deref(), Some("10.0.0.8"));
-    let balancer = json!({ "status": { "loadBalancer": { "ingress": [{ "ip": "192.0.2.7" }] } } });
-    services.patch_status("apple", &PatchParams::default(), &Patch::Merge(&balancer)).await.unwrap();
-    assert_eq!(host(&display(&["apple"]).1).as_deref(), Some("192.0.2.7"));
 }
 
 /// The policy that the page about security shows.

@@ -516,7 +516,10 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
     // One in which somebody has set a password stays, also where none is to be generated any more.
     let is_set = ours.iter().any(|secret| secret.key.name == generated && !is_as_made(secret));
     let generate = theirs.is_empty() && (vm.spec.vm.display.spice.generate_secret || is_set);
-    let existing = theirs.into_iter().chain(ours).min_by_key(|secret| secret.key.name == generated);
+    let existing = theirs
+        .into_iter()
+        .chain(ours)
+        .min_by_key(|secret| (secret.key.name == generated, secret.is_ours(), secret.key.name.as_str()));
     DisplaySecret {
         // One that is as it was made has none, or each first start would end with a change of the Pod.
         version: existing.filter(|secret| !is_as_made(secret)).map(|secret| secret.version.to_string()),
@@ -578,18 +581,15 @@ fn networks(vm: &VirtualMachine) -> Vec<NetworkSection> {
     };
     let kept = |index: usize| identity.and_then(|it| it.macs.get(index)).filter(|mac| !given(mac)).cloned();
     let section = |(index, network): (usize, &crate::api::Network)| {
+        let mac = network.mac().map(str::to_owned).or_else(|| kept(index));
         if let Some(tap) = &network.tap {
             let bridge = tap.bridge.clone().unwrap_or_else(|| "br0".into());
-            Some(NetworkSection::Tap {
-                device: device(&tap.device),
-                bridge,
-                mac: tap.mac.clone().or_else(|| kept(index)),
-            })
+            Some(NetworkSection::Tap { device: device(&tap.device), bridge, mac })
         } else if let Some(user) = &network.user {
-            Some(NetworkSection::User { device: device(&user.device), net: user.net.clone(), mac: kept(index) })
+            Some(NetworkSection::User { device: device(&user.device), net: user.net.clone(), mac })
         } else {
             let pod = network.pod.as_ref()?;
-            Some(NetworkSection::Pod { device: device(&pod.device), mac: pod.mac.clone().or_else(|| kept(index)) })
+            Some(NetworkSection::Pod { device: device(&pod.device), mac })
         }
     };
     vm.spec.vm.networks.iter().enumerate().filter_map(section).collect()
@@ -633,106 +633,4 @@ pub fn selector() -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use kube::core::{DynamicObject, TypeMeta};
-
-    use super::*;
-    use crate::test_support::{noon, nothing, vm};
-
-    fn context(vm: &VirtualMachine, observed: &Observed) -> Context {
-        build(vm, observed, &ReconcilerConfig::default(), &Facts::default(), json!({})).unwrap()
-    }
-
-    #[test]
-    fn a_kept_address_is_not_given_to_a_second_network() {
-        let (x, y) = ("52:54:00:00:00:01", "52:54:00:00:00:02");
-        let vm: VirtualMachine = serde_json::from_value(json!({
-            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": "apple" },
-            "spec": { "vm": {
-                "maximumCpus": 1, "maximumRam": "1Gi", "disks": [],
-                "networks": [{ "user": {} }, { "tap": { "mac": x.to_uppercase() } }, { "user": {} }],
-            } },
-            "status": { "identity": { "uuid": "u", "macs": [x, y, y], "machineType": "q35" } },
-        }))
-        .unwrap();
-        let macs = json!(networks(&vm)).as_array().unwrap().iter().map(|it| it["mac"].clone()).collect::<Vec<_>>();
-        assert_eq!(macs, [Value::Null, json!(x.to_uppercase()), json!(y)]);
-    }
-
-    #[test]
-    fn every_field_of_the_schema_is_there() {
-        let mut spec = json!({ "vm": { "maximumCpus": 1, "disks": [{ "cdrom": { "image": "" } }] } });
-        complete(&mut spec, spec_schema());
-        for pointer in [
-            "/nodeName",
-            "/affinity",
-            "/cloudInit",
-            "/vm/machineUuid",
-            "/vm/disks/0/bootindex",
-            "/vm/disks/0/volumeClaimTemplate",
-        ] {
-            assert_eq!(spec.pointer(pointer), Some(&Value::Null), "{pointer}");
-        }
-        assert_eq!(spec.pointer("/vm/maximumCpus"), Some(&json!(1)));
-    }
-
-    #[test]
-    fn cd_images() {
-        for (image, file) in [
-            ("", ""),
-            ("Fedora.iso", "/var/local/vmop-image-repository/Fedora.iso"),
-            ("/tmp/a.iso", "/tmp/a.iso"),
-            ("https://example.org/a.iso", "https://example.org/a.iso"),
-        ] {
-            assert_eq!(cd_file(image), file);
-        }
-    }
-
-    #[test]
-    fn of_several_display_secrets_it_is_a_persons_and_the_first_by_name() {
-        let secret = |name: &str, managed_by: &str| {
-            let labels = json!({
-                "app.kubernetes.io/name": APP_NAME, "app.kubernetes.io/instance": "apple",
-                "app.kubernetes.io/component": "display-secret", "app.kubernetes.io/managed-by": managed_by,
-            });
-            let object: DynamicObject =
-                serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } })).unwrap();
-            let types = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };
-            Arc::new(observed::Object::trim(&types, object))
-        };
-        let generated = secret("apple-display-secret", crate::api::MANAGED_BY);
-        let mut objects = vec![generated, secret("mine", "me"), secret("hers", "her")];
-        for _ in 0..objects.len() {
-            objects.rotate_left(1);
-            let observed = Observed { objects: objects.clone(), now: noon() };
-            let chosen = context(&vm(|_| ()), &observed).display_secret;
-            assert_eq!((chosen.name.as_deref(), chosen.generate), (Some("hers"), false));
-        }
-    }
-
-    #[test]
-    fn a_machine_keeps_its_type_and_its_macs_for_its_life() {
-        let machine = |status: Value| {
-            vm(|vm| {
-                vm["spec"]["vm"]["networks"] =
-                    json!([{ "user": {} }, { "tap": {} }, { "tap": { "mac": "02:00:00:00:00:07" } }, { "pod": {} }]);
-                vm["status"] = status;
-            })
-        };
-        let macs = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03", "02:00:00:00:00:04"];
-        let told = |vm: &VirtualMachine| {
-            let vm = json!(context(vm, &nothing()).runner.runner.vm);
-            let networks = vm["network"].as_array().unwrap();
-            let macs: Vec<Value> = networks.iter().map(|network| network["mac"].clone()).collect();
-            json!([vm["uuid"], vm["machineType"], macs])
-        };
-        let identity = json!({ "uuid": "u", "machineType": "pc-q35-7.2", "macs": macs });
-        assert_eq!(
-            told(&machine(json!({ "identity": identity }))),
-            json!(["u", "pc-q35-7.2", [macs[0], macs[1], "02:00:00:00:00:07", macs[3]]])
-        );
-        // Before the first start it is the runner that chooses.
-        let chosen = json!([null, null, [null, null, "02:00:00:00:00:07", null]]);
-        assert_eq!(told(&machine(json!({}))), chosen);
-    }
-}
+mod tests;

@@ -352,20 +352,17 @@ impl Agent {
                     }
                 }
             }
-            let expiry = match &change {
-                Change::Password(_, password) => Some(password.expiry.clone()),
-                _ => None,
-            };
+            let is_password = matches!(change, Change::Password(..));
             match carry_out(change, session).await {
                 Ok(()) => {
                     info!(change = name, "changed");
-                    if expiry.is_some() {
-                        self.seen.password_changes += 1;
-                        self.seen.password_expiry = expiry;
-                    }
+                    self.seen.password_changes += u64::from(is_password);
                 }
                 Err(error) => warn!(change = name, error = %super::machine::chain(&error), "not changed"),
             }
+        }
+        if let Some(password) = &session.known.password {
+            self.seen.password_expiry = Some(password.expiry.clone());
         }
         if let Err(error) = self.look_at_hardware(session).await {
             debug!(%error, "QEMU");

@@ -407,11 +407,9 @@ pub fn macs(networks: &[NetworkSection], uuid: &str) -> Vec<String> {
     let mut mac = |(index, network): (usize, &NetworkSection)| match network.mac() {
         Some(mac) => mac.to_owned(),
         None => {
-            let mut free = derived_mac(uuid, index, 0);
-            for attempt in 1.. {
-                if !taken.contains(&free) {
-                    break;
-                }
+            let (mut free, mut attempt) = (derived_mac(uuid, index, 0), 0);
+            while taken.contains(&free) {
+                attempt += 1;
                 free = derived_mac(uuid, index, attempt);
             }
             taken.push(free.clone());

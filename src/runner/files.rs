@@ -7,6 +7,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::{cloud_init::Files, config::Configuration};
 use crate::runner_config::VmSection;
 
 /// A file that could not be read or written.
@@ -199,6 +200,17 @@ pub struct Started {
     /// The digest of cloud-init's data, if there is any.
     #[serde(default)]
     pub cloud_init: Option<String>,
+}
+
+impl From<&Configuration> for Started {
+    fn from(Configuration { config, cloud_init, .. }: &Configuration) -> Self {
+        Self {
+            vm: config.vm.clone(),
+            reset_counter: config.reset_counter,
+            template: config.template.clone(),
+            cloud_init: cloud_init.as_ref().map(Files::digest),
+        }
+    }
 }
 
 /// What the machine does.

@@ -203,12 +203,7 @@ async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(
         accelerator_reason: choice.reason,
         macs: command::macs(&vm.network, &facts.uuid),
         uuid: facts.uuid,
-        started_with: Some(Started {
-            vm: vm.clone(),
-            reset_counter: configuration.config.reset_counter,
-            template: configuration.config.template.clone(),
-            cloud_init: configuration.cloud_init.as_ref().map(super::cloud_init::Files::digest),
-        }),
+        started_with: Some(Started::from(&configuration)),
         phase: Phase::Starting,
     };
     let mut qemu = Qemu::start(places, &arguments)?;

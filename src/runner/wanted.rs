@@ -4,9 +4,8 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    cloud_init::Files,
     config::{Configuration, Password},
-    files::MachineState,
+    files::{MachineState, Started},
     qmp::Slot,
 };
 use crate::{
@@ -157,16 +156,16 @@ pub fn changes(wanted: &Wanted, known: &Known) -> Vec<Change> {
 /// Changes of the configuration that QEMU, or the guest, takes at its start only.
 pub fn pending(machine: &MachineState, wanted: &Configuration) -> Vec<PendingChange> {
     let Some(started) = &machine.started_with else { return Vec::new() };
+    let wanted = Started::from(wanted);
     let started_vm = at_start(&started.vm, machine);
-    let wanted_vm = at_start(&wanted.config.vm, machine);
+    let wanted_vm = at_start(&wanted.vm, machine);
     let names = started_vm.keys().chain(wanted_vm.keys().filter(|name| !started_vm.contains_key(*name)));
     let of_vm = names
         .map(|name| (format!("config.yaml/vm.{name}"), started_vm.get(name).cloned(), wanted_vm.get(name).cloned()));
     let text = |text: &Option<String>| text.clone().map(Value::String);
-    let template = ("config.yaml/template".into(), text(&started.template), text(&wanted.config.template));
-    let told = wanted.cloud_init.as_ref().map(Files::digest);
+    let template = ("config.yaml/template".into(), text(&started.template), text(&wanted.template));
     // What it says is secret, and so is what it could be guessed from.
-    let cloud_init = (started.cloud_init != told).then(|| PendingChange {
+    let cloud_init = (started.cloud_init != wanted.cloud_init).then(|| PendingChange {
         path: "cloud-init".into(),
         current: None,
         wanted: None,
@@ -228,7 +227,7 @@ pub fn cpu_changes(wanted: usize, slots: &[Slot]) -> Vec<Change> {
 mod tests {
     use super::*;
     use crate::{
-        runner::files::{Phase, Started},
+        runner::{cloud_init::Files, files::Phase},
         runner_config::RunnerConfig,
     };
 
@@ -327,7 +326,6 @@ mod tests {
             let cloud_init = Files::choose(Files::default(), config.cloud_init.as_ref(), &config.vm.name);
             Configuration { config, password: None, cloud_init }
         };
-        let started = config(|_| ());
         let machine = MachineState {
             pid: 1,
             machine_type: "pc-q35-9.2".into(),
@@ -335,12 +333,7 @@ mod tests {
             accelerator_reason: String::new(),
             uuid: "c0ffee00-0000-4000-8000-000000000001".into(),
             macs: vec!["52:54:00:00:00:01".into()],
-            started_with: Some(Started {
-                vm: started.config.vm,
-                reset_counter: 0,
-                template: started.config.template,
-                cloud_init: started.cloud_init.as_ref().map(Files::digest),
-            }),
+            started_with: Some(Started::from(&config(|_| ()))),
             phase: Phase::Running,
         };
         let paths = |edit: fn(&mut Value)| {

@@ -195,3 +195,10 @@ pub fn machine(name: &str) -> Value {
         } },
     })
 }
+
+/// Makes a machine; its Pod, once there is one.
+pub async fn pod(world: &World, name: &str, edit: impl FnOnce(&mut Value)) -> Value {
+    world.make(name, edit).await;
+    world.ready(name, "Starting").await;
+    json!(world.api::<Pod>().get(name).await.unwrap())
+}

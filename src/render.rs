@@ -64,15 +64,11 @@ pub fn render(
 }
 
 /// A machine's objects, and what they hang on.
-#[derive(Debug)]
 pub struct Rendering {
     /// What [`render`] yields.
     pub objects: Vec<Rendered>,
     facts: Facts,
-    /// The digest of its context.
-    context: String,
-    /// Whether that has the machine's status: a template has asked for it.
-    with_status: bool,
+    context: Context,
 }
 
 impl Rendering {
@@ -89,9 +85,7 @@ impl Rendering {
     ) -> Result<Self, TemplateError> {
         let context = context_of(vm, observed, config, &facts, templates)?;
         let objects = objects(vm, config, templates, &context.value())?;
-        let with_status = context.is_status_asked();
-        let context = context.digest(with_status).map_err(TemplateError::context)?;
-        Ok(Self { objects, facts, context, with_status })
+        Ok(Self { objects, facts, context })
     }
 
     /// Whether the same configuration, templates and facts yield the same for what there is now.
@@ -103,7 +97,7 @@ impl Rendering {
         templates: &TemplateSet,
     ) -> bool {
         context_of(vm, observed, config, &self.facts, templates)
-            .is_ok_and(|context| context.digest(self.with_status).is_ok_and(|digest| digest == self.context))
+            .is_ok_and(|context| self.context.is_same_for_templates(&context))
     }
 }
 

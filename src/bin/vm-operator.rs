@@ -119,8 +119,9 @@ fn main() -> ExitCode {
     let log = runtime.block_on(async { log::start(log_format.into()) });
     let scope = (!namespace.is_empty()).then(|| Scope::of(namespace));
     let options = Options { config, scope, templates, listen: listen.0, leader_election, identity };
-    let result = runtime.block_on(manager::run(options));
-    let code = match result {
+    // As a task: what wakes it comes from other tasks, and to wake a task is cheaper than this thread.
+    let result = runtime.block_on(async { tokio::spawn(manager::run(options)).await });
+    let code = match result.map_err(anyhow::Error::from).and_then(|result| result) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");

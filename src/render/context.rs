@@ -98,13 +98,18 @@ impl Context {
         Serde(self).into()
     }
 
-    /// Whether a template has asked for the machine's status.
-    pub(super) fn is_status_asked(&self) -> bool {
-        self.vm.status.1.get().is_some()
+    /// Whether templates that have seen this one find the same in another. The machine's status may be another one, unless a
+    /// template has asked for it.
+    pub(super) fn is_same_for_templates(&self, other: &Self) -> bool {
+        let with_status = self.vm.status.1.get().is_some();
+        match (self.text(with_status), other.text(with_status)) {
+            (Ok(one), Ok(other)) => one == other,
+            _ => false,
+        }
     }
 
-    /// Stands for all of it: the same where templates find the same, if they find the machine's status only `with_status`.
-    pub(super) fn digest(&self, with_status: bool) -> Result<String, serde_json::Error> {
+    /// All that templates may find.
+    fn text(&self, with_status: bool) -> Result<String, serde_json::Error> {
         // All that is not constant; `vm.spec` is in `spec`.
         let Self {
             vm,
@@ -127,7 +132,7 @@ impl Context {
         } = self;
         let vm = (&vm.metadata.0, with_status.then_some(&vm.status.0));
         let found = (vm, spec, image, resources, disks, runner_data, cloud_init, runner, service, display_secret);
-        serde_json::to_string(&(found, labels, pod_labels, values, config)).map(|text| digest(&text))
+        serde_json::to_string(&(found, labels, pod_labels, values, config))
     }
 }
 

@@ -365,7 +365,7 @@ fn again<T: Send + Sync + 'static>(
 }
 
 /// A client whose requests for a change are let through by the fence only, each time that they are sent: what the API server
-/// has no time for is sent again, a little later.
+/// has no time for is sent again, a little later. Watches begin with what is [as recent as etcd](as_recent_as_etcd).
 fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
     // Its own would go on within the fence, and for minutes.
     config.default_retry = false;
@@ -373,7 +373,7 @@ fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
     let retry = RetryPolicy::new(first, longest, times, true).context("RETRY is no policy")?;
     let check = move |request: axum::http::Request<Body>| {
         if request.method().is_safe() {
-            return Ok(request);
+            return Ok(as_recent_as_etcd(request));
         }
         fence.check(Instant::now()).map(|()| request)
     };
@@ -381,6 +381,18 @@ fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
     // To send one again takes a clone of the service, which the buffer is.
     let cloned = checked.with_layer(&BufferLayer::new(WAITING));
     Ok(cloned.with_layer(&RetryLayer::new(retry)).build())
+}
+
+/// What asks for the beginning of a watch, so that it is as recent as etcd, like a list. kube's watcher asks for version 0, that
+/// is, for whatever the API server has: of several, one that lags behind would tell a manager that has just started of a
+/// past in which a machine was not yet stopped (<https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-watch>).
+fn as_recent_as_etcd<B>(mut request: axum::http::Request<B>) -> axum::http::Request<B> {
+    let text = request.uri().to_string();
+    let recent = text.strip_suffix("&resourceVersion=0").filter(|rest| rest.contains("sendInitialEvents=true"));
+    if let Some(uri) = recent.and_then(|recent| recent.parse().ok()) {
+        *request.uri_mut() = uri;
+    }
+    request
 }
 
 /// A name that no other process has, nor this one had before: as client-go makes it.
@@ -509,7 +521,10 @@ mod tests {
 
     use axum::{Router, http::StatusCode};
     use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::{Api, api::PostParams};
+    use kube::{
+        Api,
+        api::{PostParams, WatchParams},
+    };
 
     use super::*;
     use crate::cluster::watch::Chain;
@@ -525,6 +540,21 @@ mod tests {
         assert!(!Chain(&maps.get("apple").await.unwrap_err()).to_string().contains("does not lead"));
         fence.open();
         assert!(!Chain(&write().await).to_string().contains("does not lead"));
+    }
+
+    #[test]
+    fn a_watch_begins_with_what_is_as_recent_as_etcd() {
+        let begin = WatchParams::default().initial_events();
+        let request = |params: &WatchParams, version| {
+            let request = kube::core::Request::new("/api/v1/pods").watch(params, version).unwrap();
+            as_recent_as_etcd(request).uri().to_string()
+        };
+        assert!(!request(&begin, "0").contains("resourceVersion="));
+        assert!(request(&begin, "0").starts_with("/api/v1/pods?"));
+        assert!(request(&begin, "0").contains("&resourceVersionMatch=NotOlderThan"));
+        // What goes on from somewhere goes on from there.
+        assert!(request(&begin, "10").contains("&resourceVersion=10"));
+        assert!(request(&WatchParams::default(), "10").contains("&resourceVersion=10"));
     }
 
     /// An API server that is busy twice. Returns how often it was asked, and whether that ended well.

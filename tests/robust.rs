@@ -205,7 +205,8 @@ async fn an_api_server_that_cuts_refuses_and_forgets_changes_nothing_in_the_end(
     let expected = undisturbed(cluster, "calm", &all).await;
 
     let namespace = namespace(cluster, "stormy").await;
-    let faults = Faults { too_many: 10, unavailable: 5, lost_answer: 3, gone: 10, watch: Duration::from_secs(3) };
+    let watch = Some(Duration::from_secs(3));
+    let faults = Faults { too_many: 10, unavailable: 5, lost_answer: 3, gone: 10, watch, no_streams: false };
     let proxy = Proxy::start(client.clone(), 7, faults).await;
     let manager = Manager::start_with(&proxy.kubeconfig(), namespace.name(), &[], "");
     join_all(all.iter().map(|(machine, deed)| act(&client, &namespace, *machine, *deed))).await;
@@ -223,6 +224,23 @@ async fn an_api_server_that_cuts_refuses_and_forgets_changes_nothing_in_the_end(
     let often: Vec<(String, u32)> =
         proxy.writes().into_iter().filter(|(what, times)| of_objects(what) && *times > 2).collect();
     assert!(often.is_empty(), "applied more than twice: {often:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_does_not_stream_lists_is_asked_for_pages() {
+    let cluster = Cluster::control_plane();
+    let client = cluster.client().await;
+    let all: Vec<(usize, Deed)> = (0..3).map(|machine| (machine, Deed::Make)).collect();
+    let expected = undisturbed(cluster, "streams", &all).await;
+
+    let namespace = namespace(cluster, "pages").await;
+    join_all(all.iter().map(|(machine, deed)| act(&client, &namespace, *machine, *deed))).await;
+    let proxy = Proxy::start(client.clone(), 7, Faults { no_streams: true, ..Faults::default() }).await;
+    let manager = Manager::start_with(&proxy.kubeconfig(), namespace.name(), &[], "");
+    reaches(&client, &namespace, &expected, || manager.log()).await;
+    assert!(proxy.injected().contains_key("422"), "{:?}", proxy.injected());
+    // That it has to is nobody's trouble.
+    assert!(!manager.log().contains(" WARN "), "{}", manager.log());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,23 +9,26 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    fmt::Debug,
+    future::ready,
     hash::{BuildHasher, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use futures::{StreamExt, TryStreamExt, channel::mpsc, future::try_join_all};
+use futures::{Stream, StreamExt, TryStreamExt, channel::mpsc, future::try_join_all};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
-    Api, Client, ResourceExt,
+    Api, Client, Resource, ResourceExt,
     api::{ApiResource, ListParams, TypeMeta},
     core::DynamicResourceScope,
     runtime::{
         WatchStreamExt,
         reflector::ObjectRef,
-        watcher::{self, Event},
+        watcher::{self, Event, watcher},
     },
 };
+use serde::de::DeserializeOwned;
 use tokio::{
     sync::{Semaphore, watch},
     time::sleep,
@@ -282,11 +285,11 @@ impl Children {
         let stream = if is_whole(&kind) {
             let api: Api<Whole> = api(&self.client, self.namespace.as_deref(), &resource);
             let pack = move |object: Whole| object.pack(&of, &packer.shapes);
-            watcher(api, config.page_size(PAGE)).map_ok(move |event| event_map(event, &pack)).boxed()
+            listed_and_watched(api, config, PAGE).map_ok(move |event| event_map(event, &pack)).boxed()
         } else {
             let api: Api<Meta> = api(&self.client, self.namespace.as_deref(), &resource);
             let pack = move |object: Meta| object.pack(&of, &packer.shapes);
-            watcher(api, config.page_size(META_PAGE)).map_ok(move |event| event_map(event, &pack)).boxed()
+            listed_and_watched(api, config, META_PAGE).map_ok(move |event| event_map(event, &pack)).boxed()
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream.default_backoff());
@@ -464,11 +467,29 @@ fn find<'a>(objects: &'a [Packed], key: &ObjectKey) -> Option<&'a Packed> {
     objects.iter().find(|object| object.key == *key)
 }
 
-fn watcher<K>(api: Api<K>, config: watcher::Config) -> impl futures::Stream<Item = watcher::Result<Event<K>>> + Send
+/// The objects of a kind as they change and go, after those that there are.
+///
+/// These are asked for as the beginning of the watch (<https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists>):
+/// the API server has them in memory, while the second page of a list may come from etcd and cost it twice as much. One that
+/// does not do this says so, and is asked for pages of so many. The client must ask for
+/// what is as recent as etcd, which kube's watcher does not.
+pub fn listed_and_watched<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    page: u32,
+) -> impl Stream<Item = watcher::Result<Event<K>>> + Send
 where
-    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
+    K: Clone + Debug + DeserializeOwned + Resource + Send + 'static,
 {
-    kube::runtime::watcher(api, config)
+    let pages = watcher(api.clone(), config.clone().page_size(page));
+    let streamed = watcher(api, config.streaming_lists());
+    streamed.take_while(|event| ready(!event.as_ref().is_err_and(knows_no_streams))).chain(pages)
+}
+
+/// Whether the API server refuses to begin a watch with what there is, as one does whose `WatchList` is switched off.
+fn knows_no_streams(error: &watcher::Error) -> bool {
+    let watcher::Error::WatchStartFailed(kube::Error::Api(answer)) = error else { return false };
+    answer.code == 422 && answer.message.contains("sendInitialEvents")
 }
 
 /// The same event of something else.

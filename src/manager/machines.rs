@@ -1,9 +1,9 @@
 //! The watch of the machines: waits for their CustomResourceDefinition, and steps over a machine that can't be read.
 //!
 //! ```text
-//!  list, watch ─▶ page ─▶ read, trim, pack ─▶ store ─▶ all listed: those with something new, then all ─┐
-//!                                               └────▶ later: each that changes ──────────────────────┴─▶ queue
-//!                                                        (but by a write of ours that settled it)
+//!  watch ─▶ read, trim, pack ─▶ store ─▶ all listed: those with something new, then all ─┐
+//!                                 └────▶ later: each that changes ──────────────────────┴─▶ queue
+//!                                          (but by a write of ours that settled it)
 //! ```
 
 use std::{
@@ -30,7 +30,7 @@ use kube::{
         events::{Event as Note, EventType},
         reflector::{ObjectRef, Store, store::Writer},
         utils::Backoff,
-        watcher::{self, Event, watcher},
+        watcher::{self, Event},
     },
 };
 use tokio::{sync::watch, time::timeout};
@@ -45,7 +45,7 @@ use crate::{
     cluster::{
         events::Teller,
         packed::{PackedMachine, Unreadable},
-        watch::{Chain, PAGE, URGENT},
+        watch::{Chain, PAGE, URGENT, listed_and_watched},
     },
     power,
 };
@@ -96,10 +96,10 @@ pub fn watch(
     let tell = move |vm: &_, error: &_| tell(&teller, vm, error);
     let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, said: None };
     let machines =
-        watcher(api(&client, namespace), watcher::Config::default().page_size(PAGE)).backoff(Patience::default());
-    // A page is read while the next one is asked for.
-    let (page, arriving) = mpsc::channel(PAGE as usize);
-    tokio::spawn(machines.map(Ok).forward(page));
+        listed_and_watched(api(&client, namespace), watcher::Config::default(), PAGE).backoff(Patience::default());
+    // Some are read while others arrive.
+    let (sender, arriving) = mpsc::channel(PAGE as usize);
+    tokio::spawn(machines.map(Ok).forward(sender));
     arriving
         .filter_map(move |event| ready(reader.take(event).map(Ok)))
         .reflect(writer)
@@ -238,8 +238,8 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
     /// The watch goes on by itself; a trouble that lasts is said once.
     fn failed(&mut self, error: &watcher::Error) {
         self.metrics.watch_cut("VirtualMachine");
-        let missing =
-            matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(answer)) if answer.code == 404);
+        use watcher::Error::{InitialListFailed, WatchStartFailed};
+        let missing = matches!(error, InitialListFailed(kube::Error::Api(answer)) | WatchStartFailed(kube::Error::Api(answer)) if answer.code == 404);
         let message = if missing {
             let resource = VirtualMachine::plural(&());
             format!("the API server does not know {resource}: apply the CustomResourceDefinitions in crds/")

@@ -21,7 +21,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 /// How bad the day is: of 100 requests, how many meet which fault.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     /// 429 with Retry-After, the request does not arrive.
     pub too_many: u8,
@@ -31,8 +31,10 @@ pub struct Faults {
     pub lost_answer: u8,
     /// 410 when a watch begins: it must list again.
     pub gone: u8,
-    /// The longest that a watch lives.
-    pub watch: Duration,
+    /// The longest that a watch lives; as long as it likes when `None`.
+    pub watch: Option<Duration>,
+    /// 422 when a watch is to begin with what there is, as from an API server whose `WatchList` is switched off.
+    pub no_streams: bool,
 }
 
 /// The proxy.
@@ -110,7 +112,11 @@ impl Shared {
 }
 
 fn refusal(code: u16, reason: &str) -> Response {
-    let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": "a test says so" });
+    refusal_with(code, reason, "a test says so")
+}
+
+fn refusal_with(code: u16, reason: &str, message: &str) -> Response {
+    let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message });
     let response = Response::builder().status(code).header("content-type", "application/json");
     let response = if code == 429 { response.header("retry-after", "1") } else { response };
     response.body(Body::from(status.to_string())).unwrap()
@@ -119,7 +125,8 @@ fn refusal(code: u16, reason: &str) -> Response {
 async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let faults = *shared.faults.lock().unwrap();
     let (parts, body) = request.into_parts();
-    let is_watch = parts.uri.query().is_some_and(|query| query.contains("watch=true"));
+    let asks = |what: &str| parts.uri.query().is_some_and(|query| query.contains(what));
+    let (is_watch, is_stream) = (asks("watch=true"), asks("sendInitialEvents=true"));
     let is_write = parts.method != http::Method::GET;
     let what = format!("{} {}", parts.method, parts.uri.path());
     let body = body.collect().await.unwrap().to_bytes();
@@ -148,6 +155,16 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
             shared.inject("410");
             return refusal(410, "Expired");
         }
+        if faults.no_streams && is_stream {
+            shared.inject("422");
+            // In the words of an API server that was started with --feature-gates=WatchList=false.
+            return refusal_with(
+                422,
+                "Invalid",
+                "ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch \
+                 unless the WatchList feature gate is enabled",
+            );
+        }
     }
     let Ok(answer) = shared.client.send(request).await else {
         return refusal(502, "BadGateway");
@@ -160,10 +177,10 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         return refusal(500, "InternalError");
     }
     let answer = answer.map(Body::new);
-    match faults {
-        Some(faults) if is_watch => {
+    match faults.and_then(|faults| faults.watch) {
+        Some(longest) if is_watch => {
             shared.inject("cut watch");
-            let most = u64::try_from(faults.watch.as_millis()).unwrap();
+            let most = u64::try_from(longest.as_millis()).unwrap();
             let life = Duration::from_millis(shared.random.lock().unwrap().u64(most / 10..most));
             let end = Box::pin(tokio::time::sleep(life));
             answer.map(|body| Body::from_stream(body.into_data_stream().take_until(end)))

@@ -5,6 +5,7 @@
 //! [`Cluster::write_status`].
 
 pub mod events;
+pub mod listing;
 pub mod packed;
 pub mod watch;
 

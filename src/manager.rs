@@ -68,7 +68,7 @@ use self::{
 };
 use crate::{
     api::full_name,
-    cluster::{Cluster, Turns, events::Teller, packed::PackedMachine, watch::Children},
+    cluster::{Cluster, Turns, events::Teller, listing::as_recent_as_etcd, packed::PackedMachine, watch::Children},
     config::{Config, ReconcilerConfig, Scope},
     files::{self, FileError},
 };
@@ -383,18 +383,6 @@ fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
     Ok(cloned.with_layer(&RetryLayer::new(retry)).build())
 }
 
-/// What asks for the beginning of a watch, so that it is as recent as etcd, like a list. kube's watcher asks for version 0, that
-/// is, for whatever the API server has: of several, one that lags behind would tell a manager that has just started of a
-/// past in which a machine was not yet stopped (<https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-watch>).
-fn as_recent_as_etcd<B>(mut request: axum::http::Request<B>) -> axum::http::Request<B> {
-    let text = request.uri().to_string();
-    let recent = text.strip_suffix("&resourceVersion=0").filter(|rest| rest.contains("sendInitialEvents=true"));
-    if let Some(uri) = recent.and_then(|recent| recent.parse().ok()) {
-        *request.uri_mut() = uri;
-    }
-    request
-}
-
 /// A name that no other process has, nor this one had before: as client-go makes it.
 fn identity() -> String {
     let host = std::env::var("HOSTNAME").or_else(|_| fs::read_to_string("/proc/sys/kernel/hostname"));
@@ -521,10 +509,7 @@ mod tests {
 
     use axum::{Router, http::StatusCode};
     use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::{
-        Api,
-        api::{PostParams, WatchParams},
-    };
+    use kube::{Api, api::PostParams};
 
     use super::*;
     use crate::cluster::watch::Chain;
@@ -540,21 +525,6 @@ mod tests {
         assert!(!Chain(&maps.get("apple").await.unwrap_err()).to_string().contains("does not lead"));
         fence.open();
         assert!(!Chain(&write().await).to_string().contains("does not lead"));
-    }
-
-    #[test]
-    fn a_watch_begins_with_what_is_as_recent_as_etcd() {
-        let begin = WatchParams::default().initial_events();
-        let request = |params: &WatchParams, version| {
-            let request = kube::core::Request::new("/api/v1/pods").watch(params, version).unwrap();
-            as_recent_as_etcd(request).uri().to_string()
-        };
-        assert!(!request(&begin, "0").contains("resourceVersion="));
-        assert!(request(&begin, "0").starts_with("/api/v1/pods?"));
-        assert!(request(&begin, "0").contains("&resourceVersionMatch=NotOlderThan"));
-        // What goes on from somewhere goes on from there.
-        assert!(request(&begin, "10").contains("&resourceVersion=10"));
-        assert!(request(&WatchParams::default(), "10").contains("&resourceVersion=10"));
     }
 
     /// An API server that is busy twice. Returns how often it was asked, and whether that ended well.

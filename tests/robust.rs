@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use support::{
     cluster::{Cluster, TestNamespace, eventually},
     manager::{Manager, install_crds},
-    proxy::{Faults, Proxy},
+    proxy::{Faults, Proxy, Streams},
     webhook::Webhook,
     world::{condition, machine},
 };
@@ -206,7 +206,7 @@ async fn an_api_server_that_cuts_refuses_and_forgets_changes_nothing_in_the_end(
 
     let namespace = namespace(cluster, "stormy").await;
     let watch = Some(Duration::from_secs(3));
-    let faults = Faults { too_many: 10, unavailable: 5, lost_answer: 3, gone: 10, watch, no_streams: false };
+    let faults = Faults { too_many: 10, unavailable: 5, lost_answer: 3, gone: 10, watch, streams: Streams::Pass };
     let proxy = Proxy::start(client.clone(), 7, faults).await;
     let manager = Manager::start_with(&proxy.kubeconfig(), namespace.name(), &[], "");
     join_all(all.iter().map(|(machine, deed)| act(&client, &namespace, *machine, *deed))).await;
@@ -233,14 +233,16 @@ async fn an_api_server_that_does_not_stream_lists_is_asked_for_pages() {
     let all: Vec<(usize, Deed)> = (0..3).map(|machine| (machine, Deed::Make)).collect();
     let expected = undisturbed(cluster, "streams", &all).await;
 
-    let namespace = namespace(cluster, "pages").await;
-    join_all(all.iter().map(|(machine, deed)| act(&client, &namespace, *machine, *deed))).await;
-    let proxy = Proxy::start(client.clone(), 7, Faults { no_streams: true, ..Faults::default() }).await;
-    let manager = Manager::start_with(&proxy.kubeconfig(), namespace.name(), &[], "");
-    reaches(&client, &namespace, &expected, || manager.log()).await;
-    assert!(proxy.injected().contains_key("422"), "{:?}", proxy.injected());
-    // That it has to is nobody's trouble.
-    assert!(!manager.log().contains(" WARN "), "{}", manager.log());
+    for (test, streams, fault) in [("refused", Streams::Refused, "422"), ("cut", Streams::Cut, "cut beginning")] {
+        let namespace = namespace(cluster, test).await;
+        join_all(all.iter().map(|(machine, deed)| act(&client, &namespace, *machine, *deed))).await;
+        let proxy = Proxy::start(client.clone(), 7, Faults { streams, ..Faults::default() }).await;
+        let manager = Manager::start_with(&proxy.kubeconfig(), namespace.name(), &[], "");
+        reaches(&client, &namespace, &expected, || manager.log()).await;
+        assert!(proxy.injected().contains_key(fault), "{:?}", proxy.injected());
+        // That it has to is nobody's trouble.
+        assert!(!manager.log().contains(" WARN "), "{}", manager.log());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,6 +6,7 @@ use std::{
     path::PathBuf,
     process::ExitCode,
     str::FromStr,
+    thread,
 };
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
@@ -109,7 +110,9 @@ fn main() -> ExitCode {
             }
         };
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    // On one core, too, a machine that takes long to render must not hold up the renewal of the lease.
+    let threads = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "start the runtime: {error}");

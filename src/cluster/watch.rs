@@ -9,33 +9,32 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    fmt::Debug,
-    future::ready,
     hash::{BuildHasher, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use futures::{Stream, StreamExt, TryStreamExt, channel::mpsc, future::try_join_all};
+use futures::{StreamExt, TryStreamExt, channel::mpsc, future::try_join_all};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
-    Api, Client, Resource, ResourceExt,
+    Api, Client, ResourceExt,
     api::{ApiResource, ListParams, TypeMeta},
     core::DynamicResourceScope,
     runtime::{
-        WatchStreamExt,
         reflector::ObjectRef,
-        watcher::{self, Event, watcher},
+        watcher::{self, Event},
     },
 };
-use serde::de::DeserializeOwned;
 use tokio::{
     sync::{Semaphore, watch},
     time::sleep,
 };
 use tracing::{debug, warn};
 
-use super::packed::{Arrived, Meta, Packed, PackedMachine, Place, Sent, Shapes, Whole};
+use super::{
+    listing::listed_and_watched,
+    packed::{Arrived, Meta, Packed, PackedMachine, Place, Sent, Shapes, Whole},
+};
 use crate::{
     api::VirtualMachine,
     manager::metrics::Metrics,
@@ -56,7 +55,7 @@ pub struct Children {
     /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
     gone: Mutex<VecDeque<Box<str>>>,
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
-    /// Of the kinds that are being listed, what was told since the list began.
+    /// Of the kinds that are being listed, or may be next, what was told since the list cannot have begun yet.
     lists: Mutex<HashMap<TypeMeta, List>>,
     /// Who may ask for one machine's objects.
     asking: Semaphore,
@@ -71,7 +70,7 @@ pub struct Children {
 /// More deletions than can happen between a request and its answer.
 const REMEMBERED: usize = 256;
 
-/// How many objects are listed at once: a page is in memory as a whole, and much larger than what is kept of it.
+/// How many objects a page of a list has: it is in memory as a whole, and much larger than what is kept of it.
 pub const PAGE: u32 = 100;
 /// How many, where only the metadata is asked for.
 const META_PAGE: u32 = 500;
@@ -282,6 +281,7 @@ impl Children {
         let config = watcher::Config::default().labels(&selector());
         let children = self.clone();
         let (of, packer) = (kind.clone(), self.clone());
+        self.expect_list(&kind);
         let stream = if is_whole(&kind) {
             let api: Api<Whole> = api(&self.client, self.namespace.as_deref(), &resource);
             let pack = move |object: Whole| object.pack(&of, &packer.shapes);
@@ -292,7 +292,7 @@ impl Children {
             listed_and_watched(api, config, META_PAGE).map_ok(move |event| event_map(event, &pack)).boxed()
         };
         tokio::spawn(async move {
-            let mut stream = std::pin::pin!(stream.default_backoff());
+            let mut stream = std::pin::pin!(stream);
             while let Some(event) = stream.next().await {
                 match event {
                     Ok(event) => {
@@ -301,6 +301,7 @@ impl Children {
                         }
                     }
                     Err(error) => {
+                        children.expect_list(&kind);
                         warn!(kind = kind.kind, error = %Chain(&error), "the watch was cut");
                         children.metrics.watch_cut(&kind.kind);
                         // A watch that once was complete goes on from where it was.
@@ -318,10 +319,16 @@ impl Children {
         receiver
     }
 
+    /// What is answered from now on may be newer than what there is when the kind is listed next: of that one hears only when it
+    /// has been made.
+    fn expect_list(&self, kind: &TypeMeta) {
+        lock(&self.lists).entry(kind.clone()).or_default();
+    }
+
     /// Takes in what a watch tells. Returns whether the list of the kind is complete now.
     fn take(self: &Arc<Self>, kind: &TypeMeta, event: Event<Arrived>) -> bool {
         match event {
-            Event::Init => drop(lock(&self.lists).insert(kind.clone(), List::default())),
+            Event::Init => lock(&self.lists).entry(kind.clone()).or_default().listed.clear(),
             Event::InitApply(arrived) => {
                 if let Some(list) = lock(&self.lists).get_mut(kind) {
                     list.listed.insert(arrived.object.uid.clone());
@@ -341,10 +348,13 @@ impl Children {
                 return true;
             }
             Event::Apply(arrived) => {
+                // It went on from where it was.
+                lock(&self.lists).remove(kind);
                 self.leave_former(&arrived);
                 self.update(arrived);
             }
             Event::Delete(arrived) => {
+                lock(&self.lists).remove(kind);
                 self.leave_former(&arrived);
                 if let Some(vm) = &arrived.vm {
                     self.remove(vm, arrived.object.uid);
@@ -467,31 +477,6 @@ fn find<'a>(objects: &'a [Packed], key: &ObjectKey) -> Option<&'a Packed> {
     objects.iter().find(|object| object.key == *key)
 }
 
-/// The objects of a kind as they change and go, after those that there are.
-///
-/// These are asked for as the beginning of the watch (<https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists>):
-/// the API server has them in memory, while the second page of a list may come from etcd and cost it twice as much. One that
-/// does not do this says so, and is asked for pages of so many. The client must ask for
-/// what is as recent as etcd, which kube's watcher does not.
-pub fn listed_and_watched<K>(
-    api: Api<K>,
-    config: watcher::Config,
-    page: u32,
-) -> impl Stream<Item = watcher::Result<Event<K>>> + Send
-where
-    K: Clone + Debug + DeserializeOwned + Resource + Send + 'static,
-{
-    let pages = watcher(api.clone(), config.clone().page_size(page));
-    let streamed = watcher(api, config.streaming_lists());
-    streamed.take_while(|event| ready(!event.as_ref().is_err_and(knows_no_streams))).chain(pages)
-}
-
-/// Whether the API server refuses to begin a watch with what there is, as one does whose `WatchList` is switched off.
-fn knows_no_streams(error: &watcher::Error) -> bool {
-    let watcher::Error::WatchStartFailed(kube::Error::Api(answer)) = error else { return false };
-    answer.code == 422 && answer.message.contains("sendInitialEvents")
-}
-
 /// The same event of something else.
 fn event_map<A, B>(event: Event<A>, map: impl Fn(A) -> B) -> Event<B> {
     match event {
@@ -601,11 +586,18 @@ mod tests {
         sleep(DOUBT * 2).await;
         assert_eq!(known(&children), ["made", "there"]);
 
-        // What was answered while nothing is listed is in the next list, or gone.
-        children.insert(service("later", 5));
+        // What was answered before the next list can have begun is in it, or gone. When it has, one hears a little later.
+        children.insert(service("earlier", 5));
+        children.expect_list(&kind());
+        children.insert(service("later", 6));
         children.take(&kind(), Event::Init);
         children.take(&kind(), Event::InitApply(service("made", 3)));
         children.take(&kind(), Event::InitDone);
-        assert_eq!(known(&children), ["made"]);
+        assert_eq!(known(&children), ["later", "made"]);
+
+        // After a cut the watch mostly goes on, and nothing is listed.
+        children.expect_list(&kind());
+        children.take(&kind(), Event::Apply(service("made", 7)));
+        assert!(lock(&children.lists).is_empty());
     }
 }

@@ -13,7 +13,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures::{
@@ -29,7 +29,6 @@ use kube::{
         WatchStreamExt,
         events::{Event as Note, EventType},
         reflector::{ObjectRef, Store, store::Writer},
-        utils::Backoff,
         watcher::{self, Event},
     },
 };
@@ -44,8 +43,9 @@ use crate::{
     api::VirtualMachine,
     cluster::{
         events::Teller,
+        listing::listed_and_watched,
         packed::{PackedMachine, Unreadable},
-        watch::{Chain, PAGE, URGENT, listed_and_watched},
+        watch::{Chain, PAGE, URGENT},
     },
     power,
 };
@@ -94,9 +94,9 @@ pub fn watch(
 ) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send + use<> {
     let mut listed = Some(listed);
     let tell = move |vm: &_, error: &_| tell(&teller, vm, error);
-    let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, said: None };
-    let machines =
-        listed_and_watched(api(&client, namespace), watcher::Config::default(), PAGE).backoff(Patience::default());
+    let mut reader =
+        Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, known: false, said: None };
+    let machines = listed_and_watched(api(&client, namespace), watcher::Config::default(), PAGE);
     // Some are read while others arrive.
     let (sender, arriving) = mpsc::channel(PAGE as usize);
     tokio::spawn(machines.map(Ok).forward(sender));
@@ -161,6 +161,8 @@ struct Reader<T> {
     /// How many of them are in the metric.
     counted: i64,
     listed: usize,
+    /// Whether all were listed once.
+    known: bool,
     /// The last error of the watch, until it works again.
     said: Option<String>,
 }
@@ -187,6 +189,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
             }
             Event::InitDone => {
                 self.count();
+                self.known = true;
                 if self.said.take().is_some() {
                     info!(machines = self.listed, "the machines are listed now");
                 }
@@ -194,6 +197,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
                 Some(Event::InitDone)
             }
             Event::Apply(vm) => {
+                self.said = None;
                 // What cannot be read cannot be brought anywhere: as if it were not there. Nothing of it is deleted.
                 let event = self.read(&vm).map_or(Event::Delete(vm), Event::Apply);
                 self.count();
@@ -238,9 +242,11 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
     /// The watch goes on by itself; a trouble that lasts is said once.
     fn failed(&mut self, error: &watcher::Error) {
         self.metrics.watch_cut("VirtualMachine");
-        use watcher::Error::{InitialListFailed, WatchStartFailed};
-        let missing = matches!(error, InitialListFailed(kube::Error::Api(answer)) | WatchStartFailed(kube::Error::Api(answer)) if answer.code == 404);
-        let message = if missing {
+        let answer = match error {
+            watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => Some(error),
+            _ => None,
+        };
+        let message = if matches!(answer, Some(kube::Error::Api(answer)) if answer.code == 404) {
             let resource = VirtualMachine::plural(&());
             format!("the API server does not know {resource}: apply the CustomResourceDefinitions in crds/")
         } else {
@@ -251,7 +257,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
         }
         warn!("waiting for the machines: {message}");
         // A manager that has listed them once goes on with what it knows.
-        if self.listed == 0 {
+        if !self.known {
             self.ready(Progress::Waiting(message.clone()));
         }
         self.said = Some(message);
@@ -269,44 +275,6 @@ fn tell(teller: &Teller, vm: &PackedMachine, error: &Unreadable) {
         secondary: None,
     };
     teller.tell(event, ObjectReference { resource_version: None, ..vm.object_ref(&()) });
-}
-
-/// The pauses between tries to watch: short enough that a CustomResourceDefinition that appears is soon seen.
-struct Patience {
-    next: Duration,
-    last: Option<Instant>,
-}
-
-impl Patience {
-    const FIRST: Duration = Duration::from_millis(500);
-    const LONGEST: Duration = Duration::from_secs(8);
-    /// A watch that has worked for so long begins with the first pause again. Before each list there is a sign of life
-    /// that means nothing.
-    const GOOD: Duration = Duration::from_secs(60);
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self { next: Self::FIRST, last: None }
-    }
-}
-
-impl Iterator for Patience {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        if self.last.is_some_and(|last| last.elapsed() > Self::GOOD) {
-            self.next = Self::FIRST;
-        }
-        self.last = Some(Instant::now());
-        let pause = self.next;
-        self.next = (pause * 2).min(Self::LONGEST);
-        Some(pause)
-    }
-}
-
-impl Backoff for Patience {
-    fn reset(&mut self) {}
 }
 
 #[cfg(test)]
@@ -330,7 +298,8 @@ mod tests {
         let (unreadable, told) = std::sync::mpsc::channel();
         let tell = |_: &_, error: &Unreadable| unreadable.send(error.to_string()).unwrap();
         let health = (health, "machines".to_owned());
-        let mut reader = Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, said: None };
+        let mut reader =
+            Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, known: false, said: None };
         let (good, bad) = (json!({ "vm": { "maximumCpus": 1 } }), json!({ "vm": { "maximumCpus": "many" } }));
         assert!(matches!(reader.take(Ok(Event::Init)), Some(Event::Init)));
         assert!(reader.take(Ok(Event::InitApply(arrived("bad", bad.clone())))).is_none());
@@ -383,11 +352,5 @@ mod tests {
 
         trigger.unbounded_send(old("older")).unwrap();
         assert_eq!(queue.next().await.as_deref(), Some("older"));
-    }
-
-    #[test]
-    fn the_pauses_grow() {
-        let pauses: Vec<u128> = Patience::default().take(6).map(|pause| pause.as_millis()).collect();
-        assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 8000]);
     }
 }

@@ -165,7 +165,7 @@ pub(super) struct Wrong {
 pub(super) fn documents(text: &str) -> Result<Vec<Value>, Wrong> {
     let mut documents = Vec::new();
     // A parser costs more than to look.
-    if text.trim().is_empty() {
+    if text.trim_matches([' ', '\n']).is_empty() {
         return Ok(documents);
     }
     for document in serde_yaml::Deserializer::from_str(text) {

@@ -33,8 +33,19 @@ pub struct Faults {
     pub gone: u8,
     /// The longest that a watch lives; as long as it likes when `None`.
     pub watch: Option<Duration>,
-    /// 422 when a watch is to begin with what there is, as from an API server whose `WatchList` is switched off.
-    pub no_streams: bool,
+    /// What happens to a watch that is to begin with what there is.
+    pub streams: Streams,
+}
+
+/// What happens to watches that are to begin with what there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Streams {
+    #[default]
+    Pass,
+    /// 422, as from an API server whose `WatchList` is switched off.
+    Refused,
+    /// They end before they have told all.
+    Cut,
 }
 
 /// The proxy.
@@ -155,7 +166,7 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
             shared.inject("410");
             return refusal(410, "Expired");
         }
-        if faults.no_streams && is_stream {
+        if faults.streams == Streams::Refused && is_stream {
             shared.inject("422");
             // In the words of an API server that was started with --feature-gates=WatchList=false.
             return refusal_with(
@@ -177,6 +188,10 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         return refusal(500, "InternalError");
     }
     let answer = answer.map(Body::new);
+    if faults.is_some_and(|faults| faults.streams == Streams::Cut) && is_stream {
+        shared.inject("cut beginning");
+        return answer.map(|body| Body::from_stream(body.into_data_stream().take(0)));
+    }
     match faults.and_then(|faults| faults.watch) {
         Some(longest) if is_watch => {
             shared.inject("cut watch");

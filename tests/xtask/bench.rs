@@ -137,6 +137,13 @@ struct Restart {
     /// Of all restarts, the quickest first.
     #[serde(default)]
     all_caught_up_s: Vec<f64>,
+    /// What API server and etcd used until then. In some restarts much more than in others: then the API server collected its
+    /// garbage meanwhile.
+    #[serde(default)]
+    control_plane_cpu_s: f64,
+    /// Of all restarts, in the order of their times.
+    #[serde(default)]
+    all_control_plane_cpu_s: Vec<f64>,
     cpu_s: f64,
     rss: f64,
     peak: f64,
@@ -479,9 +486,11 @@ impl Restart {
     fn median(mut restarts: Vec<Self>) -> Self {
         restarts.sort_by(|a, b| a.caught_up_s.total_cmp(&b.caught_up_s));
         let all_caught_up_s = restarts.iter().map(|restart| restart.caught_up_s).collect();
+        let all_control_plane_cpu_s = restarts.iter().map(|restart| restart.control_plane_cpu_s).collect();
         let worst = restarts.iter().max_by_key(|restart| table::writes_in(&restart.requests));
         let requests = worst.map(|restart| restart.requests.clone()).unwrap_or_default();
-        Self { all_caught_up_s, requests, ..restarts.swap_remove(restarts.len() / 2) }
+        let median = restarts.swap_remove(restarts.len() / 2);
+        Self { all_caught_up_s, all_control_plane_cpu_s, requests, ..median }
     }
 }
 
@@ -539,14 +548,27 @@ impl Scene<'_> {
     async fn restart(&self, manager: Manager) -> Result<(Restart, Manager)> {
         let stop_s = manager.stop().await?.as_secs_f64();
         let before = self.cluster.requests().await?;
+        let control_plane = Usage::control_plane(&self.cluster.dir)?;
         let mut manager = self.start()?;
         let caught_up = manager.caught_up(self.count).await?;
+        let control_plane_cpu_s = Usage::control_plane(&self.cluster.dir)? - control_plane;
         manager.rest().await?;
         let usage = manager.usage()?;
         let requests = counted(&self.cluster.requests().await?.since(&before));
         let caught_up_s = seconds(manager.started, caught_up);
         let Usage { cpu: cpu_s, rss, peak } = usage;
-        Ok((Restart { stop_s, caught_up_s, all_caught_up_s: vec![], cpu_s, rss, peak, requests }, manager))
+        let restart = Restart {
+            stop_s,
+            caught_up_s,
+            all_caught_up_s: vec![],
+            control_plane_cpu_s,
+            all_control_plane_cpu_s: vec![],
+            cpu_s,
+            rss,
+            peak,
+            requests,
+        };
+        Ok((restart, manager))
     }
 
     async fn down(&self, manager: Manager) -> Result<(Down, Manager)> {

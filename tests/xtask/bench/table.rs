@@ -95,6 +95,8 @@ pub fn of(figures: &Figures) -> String {
         let times = all(&restart.all_caught_up_s);
         let figure = format!("{:.2} s (of {times}), CPU {:.2} s", restart.caught_up_s, restart.cpu_s);
         row("restart: caught up", figure, "under 1 s with 1,000", within(restart.caught_up_s, 1.0));
+        let figure = format!("{:.2} s (of {})", restart.control_plane_cpu_s, all(&restart.all_control_plane_cpu_s));
+        row("restart: API server and etcd: CPU until then", figure, "", None);
         row("restart: requests", listed(&restart.requests), "no write", Some(writes == 0));
         let (figure, met) = memory(restart.peak);
         row("restart: memory, at most", figure, &budget, met);

@@ -110,7 +110,7 @@ fn main() -> ExitCode {
             }
         };
     };
-    // On one core, too, a machine that takes long to render must not hold up the renewal of the lease.
+    // With one thread a machine that takes long to render would hold up all else, the renewal of the lease too.
     let threads = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build() {
         Ok(runtime) => runtime,

@@ -27,8 +27,8 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use tracing::debug;
 
-/// For how long at most nothing may come while a watch tells what there is.
-const SILENCE: Duration = Duration::from_secs(30);
+/// For how long at most nothing may come while a watch tells what there is: longer than it may take to connect.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// The objects of a kind: those that there are, then how they change and go. What fails is tried again, a little later.
 ///
@@ -94,7 +94,12 @@ impl Beginning {
             Ok(Event::Init) => *self = Self::Begun,
             Ok(Event::InitApply(_)) => {}
             Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => *self = Self::Complete,
-            Err(error) => return !self.is_refused(error),
+            Err(error) if self.is_refused(error) => return false,
+            // Now kube's watcher asks anew.
+            Err(watcher::Error::WatchError(answer)) if answer.code == 410 && *self == Self::Complete => {
+                *self = Self::Asked
+            }
+            Err(_) => {}
         }
         true
     }
@@ -124,8 +129,8 @@ struct Patience {
 impl Patience {
     const FIRST: Duration = Duration::from_millis(500);
     const LONGEST: Duration = Duration::from_secs(8);
-    /// A watch that has worked for so long begins with the first pause again. Before each list there is a sign of life
-    /// that means nothing.
+    /// When there was no trouble for so long it begins with the first pause again. Before a page there is a sign of life that
+    /// means nothing.
     const GOOD: Duration = Duration::from_secs(60);
 }
 
@@ -198,6 +203,7 @@ mod tests {
             (vec![begun(), Ok(Event::InitDone), refused(500), begun(), Ok(Event::InitDone)], 5),
             // Later, by another API server.
             (vec![begun(), Ok(Event::InitDone), refused(422), begun()], 2),
+            (vec![begun(), Ok(Event::InitDone), told(410), refused(500), begun()], 3),
         ] {
             let what = format!("{events:?}");
             assert_eq!(useful(events).await, through, "{what}");

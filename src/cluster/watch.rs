@@ -59,7 +59,7 @@ pub struct Children {
     lists: Mutex<HashMap<TypeMeta, List>>,
     /// Who may ask for one machine's objects.
     asking: Semaphore,
-    /// UIDs of objects that are known only by an answer that came while their kind was listed.
+    /// UIDs of objects that are known only by an answer that may be newer than the list of their kind.
     doubted: Mutex<HashSet<Box<str>>>,
     /// Hashes of the UIDs of all known objects: what is new need not be looked for among other machines' objects.
     uids: Mutex<HashSet<u64>>,
@@ -78,7 +78,7 @@ const META_PAGE: u32 = 500;
 /// For how many machines at once the API server is asked instead of waiting for the lists. For more, the lists are the shorter way.
 pub const URGENT: usize = 8;
 
-/// For how long an object is believed in that was written while its kind was listed, and that neither the list nor the watch
+/// For how long an object is believed in that was made while its kind was listed, or was about to be, and that neither the list nor the watch
 /// shows: the list may be older than the object, and the watch that follows then tells of it.
 const DOUBT: Duration = Duration::from_secs(30);
 
@@ -251,7 +251,12 @@ impl Children {
         if lock(&self.gone).contains(&object.uid) {
             return;
         }
-        if answered && let Some(list) = lock(&self.lists).get_mut(&object.key.types()) {
+        // What was known before and is not in the list is gone.
+        let is_new = !lock(&self.uids).contains(&self.hasher.hash_one(&object.uid));
+        if answered
+            && is_new
+            && let Some(list) = lock(&self.lists).get_mut(&object.key.types())
+        {
             list.answered.insert(object.uid.clone());
         }
         let objects = objects.entry(vm).or_default();
@@ -293,22 +298,29 @@ impl Children {
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream);
+            let mut said = None;
             while let Some(event) = stream.next().await {
                 match event {
                     Ok(event) => {
+                        said = None;
                         if children.take(&kind, event) {
                             sender.send_replace(State::Complete);
                         }
                     }
                     Err(error) => {
                         children.expect_list(&kind);
-                        warn!(kind = kind.kind, error = %Chain(&error), "the watch was cut");
+                        let error = Chain(&error).to_string();
+                        // A trouble that lasts is said once.
+                        if said.as_ref() != Some(&error) {
+                            warn!(kind = kind.kind, error, "the watch was cut");
+                            said = Some(error.clone());
+                        }
                         children.metrics.watch_cut(&kind.kind);
                         // A watch that once was complete goes on from where it was.
                         sender.send_if_modified(|state| {
                             let failed = *state != State::Complete;
                             if failed {
-                                *state = State::Failed(Chain(&error).to_string());
+                                *state = State::Failed(error);
                             }
                             failed
                         });
@@ -348,7 +360,7 @@ impl Children {
                 return true;
             }
             Event::Apply(arrived) => {
-                // It went on from where it was.
+                // Nothing is listed: the watch goes on.
                 lock(&self.lists).remove(kind);
                 self.leave_former(&arrived);
                 self.update(arrived);
@@ -404,6 +416,8 @@ impl Children {
 
     fn update(&self, Arrived { vm, object }: Arrived) {
         lock(&self.doubted).remove(&object.uid);
+        // It was taken for gone.
+        lock(&self.gone).retain(|gone| *gone != object.uid);
         let Some(vm) = vm else { return };
         {
             let mut objects = lock(&self.objects);
@@ -599,5 +613,16 @@ mod tests {
         children.expect_list(&kind());
         children.take(&kind(), Event::Apply(service("made", 7)));
         assert!(lock(&children.lists).is_empty());
+
+        // What was known before and is not listed is gone, even if it was answered about last. One that is told of again is not.
+        children.expect_list(&kind());
+        children.insert(service("made", 8));
+        children.take(&kind(), Event::Init);
+        children.take(&kind(), Event::InitDone);
+        assert!(known(&children).is_empty());
+        children.take(&kind(), Event::Apply(service("made", 9)));
+        children.insert(service("made", 10));
+        let objects = lock(&children.objects);
+        assert_eq!(objects.values().flatten().map(|known| known.version).collect::<Vec<_>>(), [10]);
     }
 }

@@ -197,13 +197,14 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
                 Some(Event::InitDone)
             }
             Event::Apply(vm) => {
-                self.said = None;
+                self.works();
                 // What cannot be read cannot be brought anywhere: as if it were not there. Nothing of it is deleted.
                 let event = self.read(&vm).map_or(Event::Delete(vm), Event::Apply);
                 self.count();
                 Some(event)
             }
             Event::Delete(vm) => {
+                self.works();
                 self.names.remove(&vm.full_name());
                 self.count();
                 Some(Event::Delete(vm))
@@ -225,6 +226,13 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
                 (self.tell)(vm, &error);
                 None
             }
+        }
+    }
+
+    /// The watch goes on after a trouble.
+    fn works(&mut self) {
+        if self.said.take().is_some() {
+            info!("the watch of the machines works again");
         }
     }
 

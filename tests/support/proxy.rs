@@ -44,7 +44,7 @@ pub enum Streams {
     Pass,
     /// 422, as from an API server whose `WatchList` is switched off.
     Refused,
-    /// They end before they have told all.
+    /// They end before they have told anything.
     Cut,
 }
 

@@ -37,23 +37,13 @@ async fn display_secret() {
     // A person sets another password: it stays, and the Pod is told so that the kubelet looks at once.
     let version = |pod: &Pod| pod.annotations().get("vmrunner.jdrupes.org/dpVersion").cloned();
     assert_eq!(version(&world.api::<Pod>().get("with").await.unwrap()), None);
-    world.namespace.kubectl(&[
-        "patch",
-        "secret",
-        "with-display-secret",
-        "--type=merge",
-        "--patch",
-        r#"{"stringData":{"display-password":"hello","password-expiry":"never"}}"#,
-    ]);
+    let set = |data: &str| {
+        let patch = format!(r#"{{"stringData":{data}}}"#);
+        world.namespace.kubectl(&["patch", "secret", "with-display-secret", "--type=merge", "--patch", &patch]);
+    };
+    set(r#"{"display-password":"hello","password-expiry":"never"}"#);
     let told = world.pod_when("with", "told of the password", |pod| version(pod).is_some()).await;
-    world.namespace.kubectl(&[
-        "patch",
-        "secret",
-        "with-display-secret",
-        "--type=merge",
-        "--patch",
-        r#"{"stringData":{"display-password":"world"}}"#,
-    ]);
+    set(r#"{"display-password":"world"}"#);
     world.pod_when("with", "told again", |pod| version(pod) != version(&told)).await;
     world.change("with", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
     world.ready("with", "Starting").await;

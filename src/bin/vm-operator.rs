@@ -124,7 +124,7 @@ fn main() -> ExitCode {
     let options = Options { config, scope, templates, listen: listen.0, leader_election, identity };
     // As a task: what wakes it comes from other tasks, and to wake a task is cheaper than this thread.
     let result = runtime.block_on(async { tokio::spawn(manager::run(options)).await });
-    let code = match result.map_err(anyhow::Error::from).and_then(|result| result) {
+    let code = match result.map_err(anyhow::Error::from).flatten() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");

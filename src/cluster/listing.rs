@@ -77,7 +77,7 @@ fn while_useful<K: Send>(
             // One that never tells that it is complete would be waited for in vain.
             Beginning::Asked | Beginning::Begun => timeout(SILENCE, events.next()).await.ok().flatten(),
         };
-        let event = event.filter(|event| beginning.is_useful(event));
+        let event = event.filter(|event| beginning.goes_on(event));
         if event.is_none() {
             debug!("a watch can't begin with what there is: asks for lists");
         }
@@ -87,7 +87,7 @@ fn while_useful<K: Send>(
 
 impl Beginning {
     /// Takes in an event; false if the next one had better come from a list.
-    fn is_useful<K>(&mut self, event: &watcher::Result<Event<K>>) -> bool {
+    fn goes_on<K>(&mut self, event: &watcher::Result<Event<K>>) -> bool {
         match event {
             // It was cut before it was complete; kube's watcher would begin again at once, and for ever.
             Ok(Event::Init) if *self == Self::Begun => return false,

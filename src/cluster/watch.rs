@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     api::VirtualMachine,
-    manager::metrics::Metrics,
+    manager::{log::Said, metrics::Metrics},
     observed::Observed,
     render::{ObjectKey, context::selector},
 };
@@ -78,8 +78,8 @@ const META_PAGE: u32 = 500;
 /// For how many machines at once the API server is asked instead of waiting for the lists. For more, the lists are the shorter way.
 pub const URGENT: usize = 8;
 
-/// For how long an object is believed in that was made while its kind was listed, or was about to be, and that neither the list nor the watch
-/// shows: the list may be older than the object, and the watch that follows then tells of it.
+/// For how long an object is believed in that was made while its kind was listed, or was about to be, and that neither the list
+/// nor the watch shows: the list may be older than the object, and the watch that follows then tells of it.
 const DOUBT: Duration = Duration::from_secs(30);
 
 /// UIDs of objects of a kind.
@@ -298,11 +298,14 @@ impl Children {
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream);
-            let mut said = None;
+            let mut said = Said::default();
             while let Some(event) = stream.next().await {
                 match event {
                     Ok(event) => {
-                        said = None;
+                        // Before a page there is a sign of life that means nothing.
+                        if !matches!(event, Event::Init) {
+                            said.over();
+                        }
                         if children.take(&kind, event) {
                             sender.send_replace(State::Complete);
                         }
@@ -310,10 +313,8 @@ impl Children {
                     Err(error) => {
                         children.expect_list(&kind);
                         let error = Chain(&error).to_string();
-                        // A trouble that lasts is said once.
-                        if said.as_ref() != Some(&error) {
+                        if said.first(&error) {
                             warn!(kind = kind.kind, error, "the watch was cut");
-                            said = Some(error.clone());
                         }
                         children.metrics.watch_cut(&kind.kind);
                         // A watch that once was complete goes on from where it was.
@@ -416,8 +417,6 @@ impl Children {
 
     fn update(&self, Arrived { vm, object }: Arrived) {
         lock(&self.doubted).remove(&object.uid);
-        // It was taken for gone.
-        lock(&self.gone).retain(|gone| *gone != object.uid);
         let Some(vm) = vm else { return };
         {
             let mut objects = lock(&self.objects);
@@ -428,6 +427,10 @@ impl Children {
                 return;
             }
             let same = known.is_some_and(|known| known.is_same(&object));
+            if known.is_none() {
+                // It may have been taken for gone.
+                lock(&self.gone).retain(|gone| *gone != object.uid);
+            }
             self.put(objects, object);
             if same {
                 return;

@@ -37,7 +37,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::metrics::Metrics;
+use super::{log::Said, metrics::Metrics};
 use crate::{cluster::watch::Chain, observed::FIELD_MANAGER};
 
 /// The name of the lease.
@@ -251,7 +251,9 @@ impl Election {
         let (resign, resigned) = oneshot::channel();
         let candidate = Candidate { identity, lease: None, since: Instant::now(), renewed: None, failed: None };
         let api = Api::namespaced(client, namespace);
-        let task = tokio::spawn(Campaign { api, candidate, fence, state: sender, metrics, said: None }.run(resigned));
+        let task = tokio::spawn(
+            Campaign { api, candidate, fence, state: sender, metrics, said: Said::default() }.run(resigned),
+        );
         Self { state, resign, task }
     }
 
@@ -282,8 +284,7 @@ struct Campaign {
     fence: Fence,
     state: watch::Sender<State>,
     metrics: Arc<Metrics>,
-    /// The last problem that was logged, so that it is not said again with each try.
-    said: Option<String>,
+    said: Said,
 }
 
 impl Campaign {
@@ -352,7 +353,7 @@ impl Campaign {
                 self.candidate.saw(Some(written), Instant::now());
                 self.candidate.failed = None;
                 self.candidate.renewed = Some(began);
-                self.said = None;
+                self.said.over();
                 self.fence.set(Passage::Until(began + DEADLINE));
                 if *self.state.borrow() != State::Leading {
                     info!(identity = self.candidate.identity, "leading");
@@ -384,16 +385,15 @@ impl Campaign {
     /// Says what does not work, once.
     fn problem(&mut self, what: &str, error: &(dyn std::error::Error + 'static)) {
         let message = format!("{what}: {}", Chain(error));
-        if self.said.as_ref() != Some(&message) {
+        if self.said.first(&message) {
             warn!(lease = NAME, "{message}");
             self.state.send_if_modified(|state| match state {
                 State::Unknown(problem) => {
-                    *problem = Some(message.clone());
+                    *problem = Some(message);
                     true
                 }
                 _ => false,
             });
-            self.said = Some(message);
         }
     }
 

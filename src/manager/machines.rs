@@ -36,6 +36,7 @@ use tokio::{sync::watch, time::timeout};
 use tracing::{debug, info, warn};
 
 use super::{
+    log::Said,
     metrics::Metrics,
     web::{Health, Progress},
 };
@@ -94,8 +95,16 @@ pub fn watch(
 ) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send + use<> {
     let mut listed = Some(listed);
     let tell = move |vm: &_, error: &_| tell(&teller, vm, error);
-    let mut reader =
-        Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, known: false, said: None };
+    let mut reader = Reader {
+        metrics,
+        health,
+        tell,
+        names: BTreeSet::new(),
+        counted: 0,
+        listed: 0,
+        known: false,
+        said: Said::default(),
+    };
     let machines = listed_and_watched(api(&client, namespace), watcher::Config::default(), PAGE);
     // Some are read while others arrive.
     let (sender, arriving) = mpsc::channel(PAGE as usize);
@@ -163,8 +172,7 @@ struct Reader<T> {
     listed: usize,
     /// Whether all were listed once.
     known: bool,
-    /// The last error of the watch, until it works again.
-    said: Option<String>,
+    said: Said,
 }
 
 impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
@@ -190,7 +198,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
             Event::InitDone => {
                 self.count();
                 self.known = true;
-                if self.said.take().is_some() {
+                if self.said.over() {
                     info!(machines = self.listed, "the machines are listed now");
                 }
                 self.ready(Progress::Ready(format!("{} listed", self.listed)));
@@ -231,7 +239,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
 
     /// The watch goes on after a trouble.
     fn works(&mut self) {
-        if self.said.take().is_some() {
+        if self.said.over() {
             info!("the watch of the machines works again");
         }
     }
@@ -260,15 +268,14 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
         } else {
             Chain(error).to_string()
         };
-        if self.said.as_ref() == Some(&message) {
+        if !self.said.first(&message) {
             return;
         }
         warn!("waiting for the machines: {message}");
         // A manager that has listed them once goes on with what it knows.
         if !self.known {
-            self.ready(Progress::Waiting(message.clone()));
+            self.ready(Progress::Waiting(message));
         }
-        self.said = Some(message);
     }
 }
 
@@ -306,8 +313,16 @@ mod tests {
         let (unreadable, told) = std::sync::mpsc::channel();
         let tell = |_: &_, error: &Unreadable| unreadable.send(error.to_string()).unwrap();
         let health = (health, "machines".to_owned());
-        let mut reader =
-            Reader { metrics, health, tell, names: BTreeSet::new(), counted: 0, listed: 0, known: false, said: None };
+        let mut reader = Reader {
+            metrics,
+            health,
+            tell,
+            names: BTreeSet::new(),
+            counted: 0,
+            listed: 0,
+            known: false,
+            said: Said::default(),
+        };
         let (good, bad) = (json!({ "vm": { "maximumCpus": 1 } }), json!({ "vm": { "maximumCpus": "many" } }));
         assert!(matches!(reader.take(Ok(Event::Init)), Some(Event::Init)));
         assert!(reader.take(Ok(Event::InitApply(arrived("bad", bad.clone())))).is_none());

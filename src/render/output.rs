@@ -273,6 +273,7 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
     {
         metadata.insert("ownerReferences".into(), json!([owner]));
     }
+    // Of patches, or of a machine without a namespace; what was read from YAML has none.
     drop_nulls(&mut value);
     let hash = hash(&mut value, update);
     let annotations = map_of(map(&mut value, "metadata"), "annotations");

@@ -95,16 +95,7 @@ pub fn watch(
 ) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send + use<> {
     let mut listed = Some(listed);
     let tell = move |vm: &_, error: &_| tell(&teller, vm, error);
-    let mut reader = Reader {
-        metrics,
-        health,
-        tell,
-        names: BTreeSet::new(),
-        counted: 0,
-        listed: 0,
-        known: false,
-        said: Said::default(),
-    };
+    let mut reader = Reader::new(metrics, health, tell);
     let machines = listed_and_watched(api(&client, namespace), watcher::Config::default(), PAGE);
     // Some are read while others arrive.
     let (sender, arriving) = mpsc::channel(PAGE as usize);
@@ -176,6 +167,19 @@ struct Reader<T> {
 }
 
 impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
+    fn new(metrics: Arc<Metrics>, health: (Arc<Health>, String), tell: T) -> Self {
+        Self {
+            metrics,
+            health,
+            tell,
+            names: BTreeSet::new(),
+            counted: 0,
+            listed: 0,
+            known: false,
+            said: Said::default(),
+        }
+    }
+
     /// What the store is to hear of an event.
     fn take(&mut self, event: watcher::Result<Event<PackedMachine>>) -> Option<Event<PackedMachine>> {
         let event = match event {
@@ -313,16 +317,7 @@ mod tests {
         let (unreadable, told) = std::sync::mpsc::channel();
         let tell = |_: &_, error: &Unreadable| unreadable.send(error.to_string()).unwrap();
         let health = (health, "machines".to_owned());
-        let mut reader = Reader {
-            metrics,
-            health,
-            tell,
-            names: BTreeSet::new(),
-            counted: 0,
-            listed: 0,
-            known: false,
-            said: Said::default(),
-        };
+        let mut reader = Reader::new(metrics, health, tell);
         let (good, bad) = (json!({ "vm": { "maximumCpus": 1 } }), json!({ "vm": { "maximumCpus": "many" } }));
         assert!(matches!(reader.take(Ok(Event::Init)), Some(Event::Init)));
         assert!(reader.take(Ok(Event::InitApply(arrived("bad", bad.clone())))).is_none());

@@ -517,18 +517,20 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
     let (ours, theirs): (Vec<_>, Vec<_>) = observed.display_secrets().partition(|secret| secret.is_ours());
     let generated = format!("{}-display-secret", vm.name_any());
     let made = json!({ "data": { "display-password": "", "password-expiry": "" } });
-    let is_as_made = |secret: &observed::Object| secret.is_ours() && secret.owns_all_of(&made);
+    let (as_made, set): (Vec<_>, Vec<_>) = ours.into_iter().partition(|secret| secret.owns_all_of(&made));
     // One in which somebody has set a password stays, also where none is to be generated any more.
-    let is_set = ours.iter().any(|secret| secret.key.name == generated && !is_as_made(secret));
+    let is_set = set.iter().any(|secret| secret.key.name == generated);
     let generate = theirs.is_empty() && (vm.spec.vm.display.spice.generate_secret || is_set);
-    let existing = theirs
-        .into_iter()
-        .chain(ours)
-        .min_by_key(|secret| (secret.key.name == generated, secret.is_ours(), secret.key.name.as_str()));
+    // One that is as it was made has no version, or each first start would end with a change of the Pod.
+    let as_made = as_made.into_iter().map(|secret| (secret, None));
+    let by_people = theirs.into_iter().chain(set).map(|secret| (secret, Some(secret.version.to_string())));
+    let existing = as_made
+        .chain(by_people)
+        .min_by_key(|(secret, _)| (secret.key.name == generated, secret.is_ours(), secret.key.name.as_str()));
+    let (secret, version) = existing.unzip();
     DisplaySecret {
-        // One that is as it was made has none, or each first start would end with a change of the Pod.
-        version: existing.filter(|secret| !is_as_made(secret)).map(|secret| secret.version.to_string()),
-        name: existing.map(|secret| secret.key.name.clone()).or(generate.then_some(generated)),
+        version: version.flatten(),
+        name: secret.map(|secret| secret.key.name.clone()).or(generate.then_some(generated)),
         generate,
         password: facts.display_password.clone(),
     }

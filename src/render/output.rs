@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::{self, Write as _},
+    fmt,
     sync::Arc,
 };
 
@@ -311,10 +311,8 @@ fn hash(value: &mut Value, update: Update) -> String {
 
 /// The first 128 bits of SHA-256 as hexadecimal digits.
 pub fn digest(text: &str) -> String {
-    Sha256::digest(text).iter().take(16).fold(String::with_capacity(32), |mut digits, byte| {
-        let _ = write!(digits, "{byte:02x}");
-        digits
-    })
+    let bytes = Sha256::digest(text).into_iter().take(16);
+    bytes.flat_map(|byte| [byte >> 4, byte & 15]).filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }
 
 fn map<'a>(value: &'a mut Value, field: &str) -> &'a mut Map<String, Value> {
@@ -339,7 +337,10 @@ fn map_of<'a>(object: &'a mut Map<String, Value>, field: &str) -> &'a mut Map<St
 fn drop_nulls(value: &mut Value) {
     match value {
         Value::Object(map) => {
-            map.retain(|_, value| !value.is_null());
+            // `retain` is slow, and hardly ever is there something to take out.
+            if map.values().any(Value::is_null) {
+                map.retain(|_, value| !value.is_null());
+            }
             map.values_mut().for_each(drop_nulls);
         }
         Value::Array(list) => list.iter_mut().for_each(drop_nulls),

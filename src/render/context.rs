@@ -37,7 +37,7 @@ use crate::{
         VolumeClaimTemplate, crd,
     },
     config::{LoadBalancerService, ReconcilerConfig},
-    observed::{self, Observed},
+    observed::Observed,
     runner_config::{
         CloudInitSection, ConfigFile, DisplaySection, Drive, NetworkSection, RunnerConfig, SpiceSection, VmSection,
         VncSection, paths,
@@ -462,7 +462,7 @@ impl CloudInitData {
         let mut meta_data = data.meta_data.clone();
         if !meta_data.contains_key("instance-id") {
             // From what the guest is and what it is told: cloud-init runs again when it is told something new, and only then.
-            let content = json!([vm.uid(), data]).to_string();
+            let content = serde_json::to_string(&json!([vm.uid(), data]))?;
             meta_data.insert("instance-id".into(), json!(format!("i-{}", digest(&content))));
         }
         meta_data.entry("local-hostname".into()).or_insert_with(|| json!(vm.name_any()));

@@ -1,10 +1,6 @@
 //! From YAML text to objects: whose they are, how they live, and what is refused.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt, core::TypeMeta};
@@ -198,15 +194,21 @@ fn not_yaml(text: &str, error: &serde_yaml::Error) -> Wrong {
 /// If it has no name, or if it is one that templates may not make.
 pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Result<Rendered, Wrong> {
     let refused = |near: &str, message: String| Wrong { message, near: near.to_owned(), last: false };
-    let text = |pointer: &str| {
-        value.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
+    let text = |path: &[&str]| {
+        let value = path.iter().try_fold(&value, |value, field| value.get(field));
+        value.and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
     };
-    let field = |pointer: &str| {
-        let near = text("/kind").map(|kind| format!("kind: {kind}")).unwrap_or_default();
-        let name = pointer.trim_start_matches('/').replace('/', ".");
-        text(pointer).ok_or_else(|| refused(&near, format!("a document has no {name}")))
+    let field = |path: &[&str]| {
+        text(path).ok_or_else(|| {
+            let near = text(&["kind"]).map(|kind| format!("kind: {kind}")).unwrap_or_default();
+            refused(&near, format!("a document has no {}", path.join(".")))
+        })
     };
-    let key = ObjectKey { api_version: field("/apiVersion")?, kind: field("/kind")?, name: field("/metadata/name")? };
+    let key = ObjectKey {
+        api_version: field(&["apiVersion"])?,
+        kind: field(&["kind"])?,
+        name: field(&["metadata", "name"])?,
+    };
     if !scope.kinds.allow(&key) {
         let message = format!(
             "{key} is of a kind that templates may not make: {}; the manager's configuration has the list, as allowedKinds",
@@ -214,7 +216,7 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
         );
         return Err(refused(&format!("kind: {}", key.kind), message));
     }
-    if let Some(namespace) = text("/metadata/namespace").filter(|name| Some(name) != scope.namespace.as_ref()) {
+    if let Some(namespace) = text(&["metadata", "namespace"]).filter(|name| Some(name) != scope.namespace.as_ref()) {
         return Err(refused(&namespace, format!("{key} is in another namespace ({namespace}) than the machine")));
     }
     for forbidden in ["uid", "resourceVersion", "managedFields", "generateName", "finalizers", "ownerReferences"] {
@@ -312,7 +314,9 @@ fn hash(value: &mut Value, update: Update) -> String {
 /// The first 128 bits of SHA-256 as hexadecimal digits.
 pub fn digest(text: &str) -> String {
     let bytes = Sha256::digest(text).into_iter().take(16);
-    bytes.flat_map(|byte| [byte >> 4, byte & 15]).filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
+    let mut digits = String::with_capacity(32);
+    digits.extend(bytes.flat_map(|byte| [byte >> 4, byte & 15]).filter_map(|digit| char::from_digit(digit.into(), 16)));
+    digits
 }
 
 fn map<'a>(value: &'a mut Value, field: &str) -> &'a mut Map<String, Value> {

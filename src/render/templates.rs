@@ -62,6 +62,8 @@ const TEMPLATE: &str = ".j2";
 const FUEL: u64 = 1_000_000;
 /// The most text that one template may render, in bytes: the limit of an object in etcd is 1.5 MiB.
 const MAXIMUM_OUTPUT: usize = 2 << 20;
+/// Room for what most templates render, in bytes.
+const USUAL_OUTPUT: usize = 4 << 10;
 
 /// The template sets of all machines: those that can be used, and why the others can't.
 #[derive(Debug)]
@@ -371,7 +373,7 @@ impl TemplateSet {
     pub fn render(&self, name: &str, context: &Value) -> Result<String, TemplateError> {
         let error = |error: minijinja::Error| self.placed(TemplateError::new(name, &error));
         let place = self.place(name);
-        let mut output = Bounded(Vec::new());
+        let mut output = Bounded(Vec::with_capacity(USUAL_OUTPUT));
         match self.environment.get_template(name).map_err(error)?.render_captured_to(context, &mut output) {
             Ok(_) => String::from_utf8(output.0).map_err(|error| TemplateError::refused(place, error.to_string())),
             Err(failure) if output.0.len() >= MAXIMUM_OUTPUT => Err(TemplateError {

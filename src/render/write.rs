@@ -1,6 +1,6 @@
 //! How values are written into the output: YAML-safe by construction.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use minijinja::{ErrorKind, Output, State, Value, value::ValueKind};
 
@@ -17,44 +17,42 @@ pub(super) fn write_value(out: &mut Output, state: &mut State, value: &Value) ->
     if value.is_safe() {
         return out.write_str(&value.to_string()).map_err(minijinja::Error::from);
     }
-    let mut text = String::new();
-    write_json(&mut text, value)?;
-    out.write_str(&text).map_err(minijinja::Error::from)
+    write_json(out, value)
 }
 
-fn write_json(text: &mut String, value: &Value) -> Result<(), minijinja::Error> {
+fn write_json(out: &mut Output<'_>, value: &Value) -> Result<(), minijinja::Error> {
     match value.kind() {
-        ValueKind::String => write_string(text, value.as_str().unwrap_or_default()),
+        ValueKind::String => write_string(out, value.as_str().unwrap_or_default())?,
         ValueKind::Seq | ValueKind::Iterable => {
-            text.push('[');
+            out.write_char('[')?;
             for (index, item) in value.try_iter()?.enumerate() {
                 if index > 0 {
-                    text.push_str(", ");
+                    out.write_str(", ")?;
                 }
-                write_json(text, &item)?;
+                write_json(out, &item)?;
             }
-            text.push(']');
+            out.write_char(']')?;
         }
         ValueKind::Map => {
-            text.push('{');
+            out.write_char('{')?;
             for (index, key) in value.try_iter()?.enumerate() {
                 if index > 0 {
-                    text.push_str(", ");
+                    out.write_str(", ")?;
                 }
                 let name = key.as_str().map_or_else(|| key.to_string(), str::to_owned);
                 if name.len() > 200 {
-                    text.push_str("? ");
+                    out.write_str("? ")?;
                 }
-                write_string(text, &name);
-                text.push_str(": ");
-                write_json(text, &value.get_item(&key)?)?;
+                write_string(out, &name)?;
+                out.write_str(": ")?;
+                write_json(out, &value.get_item(&key)?)?;
             }
-            text.push('}');
+            out.write_char('}')?;
         }
         ValueKind::None | ValueKind::Bool | ValueKind::Number => {
             let json = serde_json::to_string(value)
                 .map_err(|error| minijinja::Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-            text.push_str(&json);
+            out.write_str(&json)?;
         }
         kind => {
             return Err(minijinja::Error::new(
@@ -66,20 +64,26 @@ fn write_json(text: &mut String, value: &Value) -> Result<(), minijinja::Error> 
     Ok(())
 }
 
-fn write_string(text: &mut String, string: &str) {
-    text.push('"');
-    for character in string.chars() {
-        match character {
-            '"' => text.push_str("\\\""),
-            '\\' => text.push_str("\\\\"),
-            '\n' => text.push_str("\\n"),
-            '\r' => text.push_str("\\r"),
-            '\t' => text.push_str("\\t"),
-            '\0'..'\u{20}' | '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => {
-                let _ = write!(text, "\\u{:04x}", u32::from(character));
-            }
-            character => text.push(character),
+fn write_string(out: &mut Output<'_>, string: &str) -> fmt::Result {
+    out.write_char('"')?;
+    let mut written = 0;
+    for (at, character) in string.char_indices() {
+        let escaped = match character {
+            '"' => "\\\"",
+            '\\' => "\\\\",
+            '\n' => "\\n",
+            '\r' => "\\r",
+            '\t' => "\\t",
+            '\0'..'\u{20}' | '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => "",
+            _ => continue,
+        };
+        out.write_str(&string[written..at])?;
+        out.write_str(escaped)?;
+        if escaped.is_empty() {
+            write!(out, "\\u{:04x}", u32::from(character))?;
         }
+        written = at + character.len_utf8();
     }
-    text.push('"');
+    out.write_str(&string[written..])?;
+    out.write_char('"')
 }

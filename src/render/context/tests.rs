@@ -1,7 +1,10 @@
 use kube::core::{DynamicObject, TypeMeta};
 
 use super::*;
-use crate::test_support::{noon, nothing, vm};
+use crate::{
+    observed::Object,
+    test_support::{noon, nothing, vm},
+};
 
 fn context(vm: &VirtualMachine, observed: &Observed) -> Context {
     build(vm, observed, &ReconcilerConfig::default(), &Facts::default(), json!({})).unwrap()
@@ -9,7 +12,7 @@ fn context(vm: &VirtualMachine, observed: &Observed) -> Context {
 
 #[test]
 fn a_kept_address_is_not_given_to_a_second_network() {
-    let (x, y) = ("52:54:00:00:00:01", "52:54:00:00:00:02");
+    let (x, y) = ("52:54:00:00:00:0a", "52:54:00:00:00:02");
     let vm: VirtualMachine = serde_json::from_value(json!({
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": "apple" },
         "spec": { "vm": {
@@ -62,7 +65,7 @@ fn of_several_display_secrets_it_is_a_persons_and_the_first_by_name() {
         let object: DynamicObject =
             serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } })).unwrap();
         let types = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };
-        Arc::new(observed::Object::trim(&types, object))
+        Arc::new(Object::trim(&types, object))
     };
     let generated = secret("apple-display-secret", crate::api::MANAGED_BY);
     let mut objects = vec![generated, secret("mine", "me"), secret("hers", "her")];

@@ -477,6 +477,16 @@ mod tests {
     }
 
     #[test]
+    fn what_a_patch_sets_to_null_is_left_out() {
+        let patched = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "apple" },
+            "spec": { "nodeName": null, "volumes": [{ "name": "a", "emptyDir": null }] },
+        });
+        let pod = object("t.yaml.j2", patched, &scope()).unwrap();
+        assert_eq!(pod.value["spec"], json!({ "volumes": [{ "name": "a" }] }));
+    }
+
+    #[test]
     fn a_claim_is_kept_whatever_the_template_says() {
         let text = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata:\n  name: a\n  annotations: {vmoperator.jdrupes.org/lifetime: running}\n";
         let claim = one(text).unwrap();

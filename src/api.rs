@@ -21,7 +21,7 @@ use serde_json::Value;
 
 pub use pool::{PoolPermission, VmPool, VmPoolSpec};
 pub use quantity::Quantity;
-pub use status::{Assignment, Identity, PendingChange, RenderedFrom, VirtualMachineStatus};
+pub use status::{Assignment, Identity, ObjectKind, PendingChange, RenderedFrom, VirtualMachineStatus};
 
 /// The API group of both resources.
 pub const GROUP: &str = "vmoperator.jdrupes.org";

@@ -129,6 +129,11 @@ impl Object {
         if self.owners.is_empty() { self.is_ours() } else { self.owners.iter().any(|owner| owner == vm_uid) }
     }
 
+    /// Whether the manager made the object for the machine of that UID, and it goes with the machine.
+    pub fn was_made_for(&self, vm_uid: &str) -> bool {
+        self.is_ours() && self.owners.iter().any(|owner| owner == vm_uid)
+    }
+
     /// The machine that the object's labels name.
     pub fn vm(&self) -> Option<&str> {
         self.labels.get("app.kubernetes.io/instance").map(String::as_str)

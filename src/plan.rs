@@ -513,8 +513,7 @@ pub(crate) fn claim_size(spec: &Value) -> Option<u64> {
 /// An object that was rendered once and is not any more. Claims never are. While templates can't be rendered, Pods are: they
 /// go with the machine's power.
 fn is_superfluous(object: &Object, uid: &str, rendered: Option<&[Rendered]>) -> bool {
-    let is_mine = object.is_ours() && !object.owners.is_empty() && object.belongs_to(uid);
-    if !is_mine || object.key.is_claim() || object.deleting.is_some() {
+    if !object.was_made_for(uid) || object.key.is_claim() || object.deleting.is_some() {
         return false;
     }
     match rendered {

@@ -12,13 +12,15 @@
 //! The runner writes `Running`, `Booted`, what the guest's agents and its display tell, and what it measures; where there is
 //! no Pod, nobody else can, so then it is the manager who says that nothing runs.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
-use kube::ResourceExt;
+use kube::{ResourceExt, core::TypeMeta};
 use serde_json::{Map, Value, json};
 
 use crate::{
     api::{
-        APP_NAME, PowerState, VirtualMachine,
+        APP_NAME, ObjectKind, PowerState, VirtualMachine,
         conditions::{
             self, BOOTED, CONSOLE_CONNECTED, NewCondition, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING,
             TEMPLATES_VALID, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
@@ -27,7 +29,7 @@ use crate::{
     observed::{Object, Observed, Part},
     plan::{self, Plan, Wait},
     power::{Power, RESTARTED_ANNOTATION, Wanted, is_report_of},
-    render::{ObjectKey, Rendered, TemplateError, TemplateSet},
+    render::{ObjectKey, Rendered, TemplateError, TemplateSet, check},
 };
 
 pub mod events;
@@ -43,6 +45,8 @@ pub struct Outcome {
     pub failure: Option<Failure>,
     /// What it said against changes of claims, which the machine can do without.
     pub refusals: Vec<(ObjectKey, String)>,
+    /// Kinds of objects that the machine's status names and that could not be looked for.
+    pub unseen: Vec<TypeMeta>,
 }
 
 /// Why an action failed.
@@ -134,6 +138,10 @@ pub fn status(
         }
         status.insert("templates".into(), templates);
     }
+    let kinds = object_kinds(vm, observed, rendered.unwrap_or_default(), &outcome.unseen);
+    if !kinds.is_empty() {
+        status.insert("objectKinds".into(), json!(kinds));
+    }
     if let Some(halted) = &plan.power.halted {
         let mut halted_json = json!(halted);
         halted_json["time"] = whole_seconds(halted.time.0);
@@ -176,6 +184,20 @@ pub fn status(
         }
     }
     Value::Object(status)
+}
+
+/// The kinds of the machine's objects, but for those that are looked for in any case.
+fn object_kinds(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    rendered: &[Rendered],
+    unseen: &[TypeMeta],
+) -> BTreeSet<ObjectKind> {
+    let uid = vm.uid().unwrap_or_default();
+    let there = observed.objects.iter().filter(|object| object.was_made_for(&uid)).map(|object| object.key.types());
+    let made = rendered.iter().map(|object| object.key.types());
+    let kinds = there.chain(made).chain(unseen.iter().cloned());
+    kinds.filter(|kind| !check::builtin_kinds().contains(kind)).map(ObjectKind::from).collect()
 }
 
 fn phase(wanted: Wanted, up: bool, pod: Option<&Object>) -> &'static str {

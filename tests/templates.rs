@@ -17,12 +17,14 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, ResourceExt,
-    api::{ListParams, PostParams},
+    api::{ListParams, Patch, PatchParams, PostParams},
 };
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{
     breakages::{Breakage, breakages},
     cluster::eventually,
+    manager::Manager,
     world::{LIMIT, World, condition},
 };
 use vm_operator::{
@@ -95,6 +97,43 @@ async fn a_changed_folder_is_in_force_at_once_and_no_pod_is_touched() {
     eventually("no policy", LIMIT, async || policies.get_opt("apple").await.unwrap().is_none().then_some(())).await;
     world.machine_when("apple", "of the first version", |vm| version(vm) == Some(first.clone())).await;
     assert_eq!(pod(&world, "apple").await.metadata, before.metadata);
+}
+
+#[tokio::test]
+async fn what_templates_made_goes_though_they_changed_while_no_manager_ran() {
+    let mut world = World::with_templates("leftover", &[("network-policy.yaml.j2", POLICY)]).await;
+    for name in ["apple", "pear"] {
+        world.make(name, |_| {}).await;
+        policy(&world, name).await;
+    }
+    let kinds =
+        |vm: &VirtualMachine| vm.status.iter().flat_map(|status| status.object_kinds.clone()).collect::<Vec<_>>();
+    for name in ["apple", "pear"] {
+        world.machine_when(name, "told of its policy", |vm| kinds(vm).len() == 1).await;
+    }
+    let none = tempfile::tempdir().unwrap();
+    let (code, text) = world.namespace.kubectl_vm(&["diff", "apple", "--templates", none.path().to_str().unwrap()]);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("NetworkPolicy apple: deleted: no template makes it any more"), "{text}");
+
+    world.manager.signal(Signal::TERM);
+    world.manager.ended().await;
+    // Of a kind that the cluster does not have any more nothing can be there.
+    let machines: Api<VirtualMachine> = world.api();
+    let gone = json!({ "apiVersion": "example.org/v1", "kind": "Gone" });
+    let policy = json!({ "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy" });
+    let patch = Patch::Merge(json!({ "status": { "objectKinds": [gone, policy] } }));
+    machines.patch_status("pear", &PatchParams::default(), &patch).await.unwrap();
+    world.change("pear", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
+
+    let policies: Api<NetworkPolicy> = world.api();
+    world.manager = Manager::start(world.cluster, &world.namespace, &[]);
+    for (name, left) in [("apple", 0), ("pear", 1)] {
+        eventually("no policy", LIMIT, async || policies.get_opt(name).await.unwrap().is_none().then_some(())).await;
+        world.machine_when(name, "told that there is none", |vm| kinds(vm).len() == left).await;
+    }
+    let vm = world.ready("pear", "Starting").await;
+    assert_eq!(kinds(&vm)[0].kind, "Gone");
 }
 
 #[tokio::test]
@@ -412,6 +451,9 @@ async fn a_difference_is_shown_with_what_it_means() {
     }
 
     // From a file, and with what the cluster can't do.
+    world.change("apple", json!({ "spec": { "loadBalancerService": {} } })).await;
+    let services: Api<Service> = world.api();
+    eventually("a Service", LIMIT, async || services.get_opt("apple").await.unwrap()).await;
     let mut vm = support::world::machine("apple");
     vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] = json!("1Mi");
     vm["spec"]["vm"]["maximumCpus"] = json!(1);
@@ -420,6 +462,7 @@ async fn a_difference_is_shown_with_what_it_means() {
     let (code, text) = diff(&["--filename", file.to_str().unwrap()]);
     assert_eq!(code, 1, "{text}");
     for part in [
+        "Service apple: deleted: no template makes it any more",
         "ConfigMap apple: changed at once",
         "-        maximumCpus: 2\n+        maximumCpus: 1",
         "forbidden: ",

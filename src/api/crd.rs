@@ -190,6 +190,14 @@ pub(super) fn addresses(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// Kinds as a map by all that they have.
+pub(super) fn object_kinds(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = generator.subschema_for::<Vec<super::status::ObjectKind>>();
+    schema.insert("x-kubernetes-list-type".into(), json!("map"));
+    schema.insert("x-kubernetes-list-map-keys".into(), json!(["apiVersion", "kind"]));
+    schema
+}
+
 /// Changes that wait for the next start, from the manager and from the runner: a map by `path`.
 pub(super) fn pending_changes(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = generator.subschema_for::<Vec<super::PendingChange>>();

@@ -4,6 +4,7 @@
 //! (`conditions`) are maps by key, so each owns its own entries.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::core::TypeMeta;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -32,6 +33,11 @@ pub struct VirtualMachineStatus {
     /// What the machine's objects were rendered from last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub templates: Option<RenderedFrom>,
+    /// The kinds of objects that the machine's templates make besides those of the built-in ones: where the manager looks for what
+    /// no template makes any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "crd::object_kinds")]
+    pub object_kinds: Vec<ObjectKind>,
     /// Set while the machine stays down because its guest shut itself down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub halted: Option<Halted>,
@@ -107,6 +113,28 @@ pub struct RenderedFrom {
     /// Eight hexadecimal digits that are others when a template changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+}
+
+/// A kind of objects.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectKind {
+    /// Such as `networking.k8s.io/v1`.
+    pub api_version: String,
+    /// Such as `NetworkPolicy`.
+    pub kind: String,
+}
+
+impl From<TypeMeta> for ObjectKind {
+    fn from(TypeMeta { api_version, kind }: TypeMeta) -> Self {
+        Self { api_version, kind }
+    }
+}
+
+impl From<ObjectKind> for TypeMeta {
+    fn from(ObjectKind { api_version, kind }: ObjectKind) -> Self {
+        Self { api_version, kind }
+    }
 }
 
 /// Why and since when a machine is down though its spec says Running.

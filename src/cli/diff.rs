@@ -1,6 +1,6 @@
 //! `kubectl vm diff`: what the manager would do to a machine's objects, found by its own plan and a dry run.
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
+use std::{collections::HashSet, path::PathBuf, sync::Arc};
 
 use clap::Args;
 use k8s_openapi::{api::core::v1::ConfigMap, jiff::Timestamp};
@@ -17,7 +17,7 @@ use crate::{
     files::{self, FileError},
     observed::{FIELD_MANAGER, Object, Observed, resource},
     plan::{Action, Plan, Wait, Why, plan},
-    render::{Facts, Library, ObjectKey, Rendered, TemplateError, Update, output, render},
+    render::{Facts, Library, ObjectKey, Rendered, TemplateError, Update, check, output, render},
     status::storage::storage,
 };
 
@@ -136,19 +136,25 @@ impl Seen {
         let set = library.get(vm.template_set()).map_err(wrong)?;
         let facts = Facts { display_password: "(random)".into() };
         let mut observed = Observed::nothing(Timestamp::now());
-        let mut kinds: BTreeSet<(String, String)> = BTreeSet::new();
         let mut current = Vec::new();
+        let mut kinds: HashSet<TypeMeta> = HashSet::new();
+        // Also what no template makes any more, as far as one may look for it.
+        let noted = vm.status.iter().flat_map(|status| &status.object_kinds).cloned().map(TypeMeta::from);
+        for kind in check::builtin_kinds().iter().cloned().chain(noted) {
+            if let Ok(objects) = list(client, vm, &kind).await {
+                current.extend(objects);
+                kinds.insert(kind);
+            }
+        }
+        observed.objects = current.iter().cloned().map(trimmed).collect();
         // What there is decides what is rendered (old names of claims, secrets of people): twice is enough.
         for _ in 0..2 {
             let rendered = render(vm, &observed, config, &facts, set).map_err(wrong)?;
-            let new: Vec<_> = rendered.iter().map(|it| (it.key.api_version.clone(), it.key.kind.clone())).collect();
-            for (api_version, kind) in new {
-                if kinds.insert((api_version.clone(), kind.clone())) {
-                    let types = TypeMeta { api_version, kind };
-                    for object in list(client, vm, &types).await? {
-                        observed.objects.push(Arc::new(Object::trim(&types, object.clone())));
-                        current.push(object);
-                    }
+            for kind in rendered.iter().map(|object| object.key.types()) {
+                if kinds.insert(kind.clone()) {
+                    let objects = list(client, vm, &kind).await?;
+                    observed.objects.extend(objects.iter().cloned().map(trimmed));
+                    current.extend(objects);
                 }
             }
         }
@@ -183,6 +189,12 @@ async fn list(client: &Client, vm: &VirtualMachine, types: &TypeMeta) -> Result<
     let objects =
         objects.map_err(|error| Failure { lines: vec![format!("{} objects: {error}", types.kind)], code: 3 })?;
     Ok(objects.items.into_iter().map(|object| DynamicObject { types: Some(types.clone()), ..object }).collect())
+}
+
+/// An object of a list, which has its type.
+fn trimmed(object: DynamicObject) -> Arc<Object> {
+    let types = object.types.clone().unwrap_or_default();
+    Arc::new(Object::trim(&types, object))
 }
 
 /// Prints what would be done. Returns whether there is anything.

@@ -4,8 +4,8 @@
 //!  watch of each kind that the templates make ─▶ trim ─▶ Children ─▶ which machine ─▶ reconcile
 //! ```
 //!
-//! Which kinds there are is not known here: the first rendering that makes a kind starts its watch. Of Pods and claims spec
-//! and status are kept, of everything else only the metadata is asked for, so no secret ever comes here.
+//! Which kinds there are is not known here: the first rendering that makes a kind starts its watch, or a machine that has one of
+//! earlier templates. Of Pods and claims spec and status are kept, of everything else only the metadata is asked for, so no secret ever comes here.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},

@@ -119,9 +119,16 @@ impl Reconciler {
         let mut rendering = ways.render(&vm, &observed);
         let mut asked = false;
         let mut unwatched = None;
+        // Earlier templates may have made them.
+        let noted: Vec<TypeMeta> =
+            vm.status.iter().flat_map(|it| &it.object_kinds).cloned().map(TypeMeta::from).collect();
         if let Ok(rendered) = &rendering {
             let kinds = rendered.objects.iter().map(|object| object.key.types());
-            asked = !packed.seen && children.ask(&vm, kinds.clone()).await;
+            asked = !packed.seen && children.ask(&vm, kinds.clone().chain(noted.iter().cloned())).await;
+            // What can't be looked for can't be deleted either; the machine does without.
+            for kind in noted.iter().filter(|_| !asked) {
+                let _ = children.watch([kind.clone()]).await;
+            }
             if !asked && let Err(error) = children.watch(kinds).await {
                 // Without knowing its Pod nothing can be said of a machine.
                 if !children.knows(&pods()) {
@@ -142,7 +149,7 @@ impl Reconciler {
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
         if let (true, Ok(rendered)) = (asked, rendered) {
-            children.expect(rendered.iter().map(|object| object.key.types()));
+            children.expect(rendered.iter().map(|object| object.key.types()).chain(noted.iter().cloned()));
         }
         let failures = this.failures(&packed);
         // What lasts may need a person, too: a webhook that does not answer, for one.
@@ -154,7 +161,8 @@ impl Reconciler {
             }
             _ => None,
         };
-        let outcome = Outcome { failure, refusals: result.as_ref().map(Clone::clone).unwrap_or_default() };
+        let unseen = noted.into_iter().filter(|kind| !children.knows(kind)).collect();
+        let outcome = Outcome { failure, refusals: result.as_ref().map(Clone::clone).unwrap_or_default(), unseen };
         // Pure again, from what there is now, then at most one write.
         if plan.steps.iter().any(|step| !step.is_empty()) {
             observed = this.cluster.children.observe(&vm, Timestamp::now());
@@ -176,9 +184,9 @@ impl Reconciler {
         }
         this.lock_failures().remove(&ObjectRef::from_obj(&*packed));
         let mut again_after = plan.again_after;
-        if let (Some(vm), Ok(rendering), Outcome { failure: None, refusals }) = (written, &rendering, &outcome)
+        if let (Some(vm), Ok(rendering), Outcome { failure: None, refusals, .. }) = (written, &rendering, &outcome)
             && refusals.is_empty()
-            && let Some(settled) = this.settle(&vm, rendering, &ways)
+            && let Some(settled) = this.settle(&vm, rendering, &outcome, &ways)
         {
             again_after = settled.again_after;
         }
@@ -187,12 +195,12 @@ impl Reconciler {
 
     /// Plans as a look would at the machine as our write of its status left it. If that look would write nothing and tell nothing,
     /// it is not needed: notes that, and returns its plan.
-    fn settle(&self, vm: &VirtualMachine, rendering: &Rendering, ways: &Ways) -> Option<Plan> {
+    fn settle(&self, vm: &VirtualMachine, rendering: &Rendering, outcome: &Outcome, ways: &Ways) -> Option<Plan> {
         let observed = self.cluster.children.observe(vm, Timestamp::now());
         ways.templates.of(vm).ok().filter(|set| rendering.holds(vm, &observed, &ways.config, set))?;
         let rendered = rendering.objects.as_slice();
         let plan = plan(vm, &observed, Some(rendered));
-        let wanted = status(vm, &observed, &plan, Ok(rendered), &Outcome::default(), ways.source(vm));
+        let wanted = status(vm, &observed, &plan, Ok(rendered), outcome, ways.source(vm));
         let idle = plan.steps.iter().all(Vec::is_empty) && !plan.power.write_stopped && !differs(vm, &wanted);
         if !idle || !events(vm, &observed, &plan, Some(rendered), &wanted, true).is_empty() {
             return None;

@@ -48,7 +48,6 @@ use crate::{
     render::{
         Files, Library, Sources, TemplateError, TemplateSet,
         check::{self, Outcome},
-        first_start,
         templates::Layers,
     },
 };
@@ -76,12 +75,10 @@ impl InForce {
         self.library.get(vm.template_set())
     }
 
-    /// The kinds of objects that machines have or had, as far as that can be said without them: those of the examples,
-    /// whatever the configuration does without now.
+    /// The kinds of objects that machines have or had, as far as that can be said without them.
     pub fn usual_kinds(&self) -> HashSet<TypeMeta> {
-        let Ok(set) = self.library.get(None) else { return HashSet::new() };
-        let objects = |vm| first_start(&vm, &ReconcilerConfig::default(), set).unwrap_or_default();
-        check::examples().into_iter().flat_map(objects).map(|object| object.key.types()).collect()
+        let of_all = self.library.get(None).map(check::kinds).unwrap_or_default();
+        of_all.union(check::builtin_kinds()).cloned().collect()
     }
 
     /// Why the newest version of a machine's set is not the one that is used.

@@ -1,11 +1,15 @@
 //! Checking a template set against the machines that there are, before it is used.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Arc, LazyLock},
+};
 
+use kube::core::TypeMeta;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Facts, Rendered, TemplateError, TemplateSet, render};
+use super::{Facts, Rendered, TemplateError, TemplateSet, first_start, render};
 use crate::{api::VirtualMachine, config::ReconcilerConfig, observed::Observed};
 
 /// How many different objects are tried out on the API server.
@@ -71,6 +75,19 @@ pub fn check(
 pub fn examples() -> Vec<VirtualMachine> {
     let documents = serde_yaml::Deserializer::from_str(include_str!("examples.yaml"));
     documents.filter_map(|document| Deserialize::deserialize(document).ok()).collect()
+}
+
+/// The kinds of objects that a set makes of the examples, whatever a configuration does without.
+pub fn kinds(set: &TemplateSet) -> HashSet<TypeMeta> {
+    let objects = |vm| first_start(&vm, &ReconcilerConfig::default(), set).unwrap_or_default();
+    examples().into_iter().flat_map(objects).map(|object| object.key.types()).collect()
+}
+
+/// Those of the built-in templates, which machines have or had whatever the templates are now.
+pub fn builtin_kinds() -> &'static HashSet<TypeMeta> {
+    static KINDS: LazyLock<HashSet<TypeMeta>> =
+        LazyLock::new(|| TemplateSet::builtin().as_ref().map(kinds).unwrap_or_default());
+    &KINDS
 }
 
 /// The object under a name that none has, so that the API server looks at it as at a new one: what can't change of an object

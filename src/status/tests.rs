@@ -195,6 +195,32 @@ fn a_field_that_is_not_ours_to_say_any_more_is_given_up() {
 }
 
 #[test]
+fn kinds_are_noted_that_are_made_there_or_not_looked_for() {
+    let machine = vm(|_| ());
+    let kind = |kind: &str| TypeMeta { api_version: "example.org/v1".into(), kind: kind.into() };
+    let object = |name: &str| {
+        let mut object = rendered(&machine, &nothing()).remove(0);
+        object.key.kind = name.into();
+        let value = std::sync::Arc::make_mut(&mut object.value);
+        value["apiVersion"] = json!("example.org/v1");
+        value["kind"] = json!(name);
+        object.key.api_version = "example.org/v1".into();
+        object
+    };
+    let kinds = |observed: &Observed, rendered: &[Rendered], unseen: &[TypeMeta]| {
+        let kinds = object_kinds(&machine, observed, rendered, unseen);
+        kinds.into_iter().map(|kind| kind.kind).collect::<Vec<_>>()
+    };
+    let nobodys = applied(&[object("There")], |_, object| object["metadata"]["ownerReferences"] = json!([]));
+    let there = applied(&[object("There")], |_, _| ());
+    assert_eq!(kinds(&cluster(|_, _| ()), &rendered(&machine, &nothing()), &[]), [""; 0]);
+    assert_eq!(kinds(&there, &[object("Made")], &[kind("Unseen")]), ["Made", "There", "Unseen"]);
+    assert_eq!(kinds(&nobodys, &[], &[]), [""; 0]);
+    let status = json!(object_kinds(&machine, &nothing(), &[object("Made")], &[]));
+    assert_eq!(status, json!([{ "apiVersion": "example.org/v1", "kind": "Made" }]));
+}
+
+#[test]
 fn who_says_that_nothing_runs() {
     let has_running =
         |status: &Value| status["conditions"].as_array().unwrap().iter().any(|item| item["type"] == RUNNING);

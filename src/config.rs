@@ -13,7 +13,7 @@ use serde::{
 use serde_json::{Map, Value};
 use wildmatch::WildMatch;
 
-use crate::{api::ServiceMetadata, render::ObjectKey};
+use crate::api::ServiceMetadata;
 
 /// What the manager is told.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -167,16 +167,16 @@ impl Default for Kinds {
 
 impl Kinds {
     /// How a kind is written in such a list.
-    pub fn name(key: &ObjectKey) -> String {
-        match key.group() {
-            Some(group) => format!("{}.{group}", key.kind),
-            None => key.kind.clone(),
+    pub fn name(api_version: &str, kind: &str) -> String {
+        match api_version.split_once('/') {
+            Some((group, _)) => format!("{kind}.{group}"),
+            None => kind.to_owned(),
         }
     }
 
-    /// Whether the object's kind is one of them.
-    pub fn allow(&self, key: &ObjectKey) -> bool {
-        let name = Self::name(key);
+    /// Whether a kind is one of them.
+    pub fn allow(&self, api_version: &str, kind: &str) -> bool {
+        let name = Self::name(api_version, kind);
         self.0.iter().any(|pattern| pattern.matches(&name))
     }
 }

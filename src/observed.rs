@@ -58,6 +58,12 @@ pub fn resource(key: &TypeMeta) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &key.kind))
 }
 
+/// Whether both are one resource, perhaps in two versions of its group, or with the kind spelled in two ways that have one plural.
+pub fn is_same_resource(one: &TypeMeta, other: &TypeMeta) -> bool {
+    let (one, other) = (resource(one), resource(other));
+    one.group == other.group && one.plural == other.plural
+}
+
 /// An object of the cluster, trimmed to what decisions need.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Object {

@@ -192,9 +192,19 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
     for (object, life) in standing {
         plan.standing(object, life);
     }
-    let may_start = plan.waits.is_empty();
     let superfluous = observed.objects.iter().filter(|object| is_superfluous(object, &uid, rendered));
-    let (staying, going): (Vec<_>, Vec<_>) = superfluous.partition(|object| plan.stays(vm, object, rendered.is_some()));
+    let no_pod = pod(vm, observed).is_none();
+    let (staying, going): (Vec<_>, Vec<_>) =
+        superfluous.partition(|object| plan.stays(vm, object, rendered.is_some(), no_pod));
+    if let (Wanted::Up, true, Some(rendered)) = (plan.power.wanted, no_pod, rendered) {
+        // It may make a Pod any moment, and that would be the second.
+        let may_make_a_pod = |object: &&Arc<Object>| {
+            let may_make = lives_while_running(object) && !object.key.is_pod();
+            may_make && object.was_made_for(&uid) && !is_rendered(object, rendered)
+        };
+        plan.waits.extend(observed.objects.iter().filter(may_make_a_pod).map(|object| Wait::Gone(object.key.clone())));
+    }
+    let may_start = plan.waits.is_empty();
     // The Pod, if it is not what is rendered, nor made by that.
     let makes_pods = |(object, life): &(&Rendered, Life<'_>)| !object.key.is_pod() && matches!(life, Life::Alive(_));
     let former = pod(vm, observed).filter(|pod| {
@@ -268,11 +278,11 @@ fn delete(found: &Object, why: Why) -> Action {
 
 impl Plan {
     /// Whether an object that is not rendered is left alone: a guest is killed by no templates, only by what people want. A
-    /// restart takes what can be made anew.
-    fn stays(&self, vm: &VirtualMachine, object: &Object, can_be_made_anew: bool) -> bool {
+    /// restart takes what can be made anew, and where there is no Pod, what made it keeps no guest.
+    fn stays(&self, vm: &VirtualMachine, object: &Object, can_be_made_anew: bool, no_pod: bool) -> bool {
         let is_over = self.power.wanted == Wanted::Up
             && can_be_made_anew
-            && (has_ended(object) || power::is_restart_wanted(vm, object));
+            && (no_pod && !object.key.is_pod() || has_ended(object) || power::is_restart_wanted(vm, object));
         lives_while_running(object) && self.power.wanted != Wanted::Down && !is_over
     }
 
@@ -517,9 +527,13 @@ fn is_superfluous(object: &Object, uid: &str, rendered: Option<&[Rendered]>) -> 
         return false;
     }
     match rendered {
-        Some(rendered) => !rendered.iter().any(|rendered| rendered.key.is_same_object(&object.key)),
+        Some(rendered) => !is_rendered(object, rendered),
         None => object.key.is_pod(),
     }
+}
+
+fn is_rendered(object: &Object, rendered: &[Rendered]) -> bool {
+    rendered.iter().any(|rendered| rendered.key.is_same_object(&object.key))
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ struct Document<'a> {
 }
 
 /// How many objects a machine may have: a loop that goes wrong must not fill the cluster.
-const MAXIMUM_OBJECTS: usize = 64;
+pub const MAXIMUM_OBJECTS: usize = 64;
 
 /// Renders all objects of a machine, in the order of their templates' names.
 ///

@@ -26,10 +26,10 @@ use crate::{
             TEMPLATES_VALID, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
         },
     },
-    observed::{Object, Observed, Part},
+    observed::{Object, Observed, Part, is_same_resource},
     plan::{self, Plan, Wait},
     power::{Power, RESTARTED_ANNOTATION, Wanted, is_report_of},
-    render::{ObjectKey, Rendered, TemplateError, TemplateSet, check},
+    render::{MAXIMUM_OBJECTS, ObjectKey, Rendered, TemplateError, TemplateSet, check},
 };
 
 pub mod events;
@@ -195,9 +195,36 @@ fn object_kinds(
 ) -> BTreeSet<ObjectKind> {
     let uid = vm.uid().unwrap_or_default();
     let there = observed.objects.iter().filter(|object| object.was_made_for(&uid)).map(|object| object.key.types());
-    let made = rendered.iter().map(|object| object.key.types());
-    let kinds = there.chain(made).chain(unseen.iter().cloned());
-    kinds.filter(|kind| !check::builtin_kinds().contains(kind)).map(ObjectKind::from).collect()
+    let left = there.filter(|kind| !is_looked_for(kind, rendered)).chain(unseen.iter().cloned());
+    let made = rendered.iter().map(|object| object.key.types()).filter(|kind| !is_looked_for(kind, &[]));
+    left.chain(made).map(ObjectKind::from).collect()
+}
+
+/// The kinds that the machine's status names, where objects may be that earlier templates have made: but for those that are looked for
+/// because of what is rendered.
+///
+/// A status can be written by others, too. So what no API server can have is left out, because a kind becomes a part of a URL.
+pub fn noted(vm: &VirtualMachine, rendered: &[Rendered]) -> Vec<TypeMeta> {
+    let is_label =
+        |label: &str| !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    let is_name = |name: &str| name.split('.').all(is_label);
+    let is_kind = |kind: &TypeMeta| {
+        let version = kind
+            .api_version
+            .split_once('/')
+            .map_or(kind.api_version.as_str(), |(group, version)| if is_name(group) { version } else { "" });
+        is_label(version) && is_label(&kind.kind)
+    };
+    let kinds = vm.status.iter().flat_map(|status| &status.object_kinds).take(MAXIMUM_OBJECTS).cloned();
+    kinds.map(TypeMeta::from).filter(|kind| is_kind(kind) && !is_looked_for(kind, rendered)).collect()
+}
+
+/// Whether objects of that kind are looked for because all machines have or had some, or because they are rendered.
+fn is_looked_for(kind: &TypeMeta, rendered: &[Rendered]) -> bool {
+    let builtin = check::builtin_kinds();
+    builtin.contains(kind)
+        || builtin.iter().any(|it| is_same_resource(it, kind))
+        || rendered.iter().any(|object| is_same_resource(&object.key.types(), kind))
 }
 
 fn phase(wanted: Wanted, up: bool, pod: Option<&Object>) -> &'static str {

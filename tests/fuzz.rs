@@ -329,7 +329,11 @@ fn holds_the_rails(vm: &VirtualMachine, objects: &[Rendered]) {
         assert_eq!(metadata["namespace"].as_str(), vm.metadata.namespace.as_deref());
         assert_eq!(metadata["labels"]["app.kubernetes.io/instance"].as_str(), vm.metadata.name.as_deref());
         assert_eq!(metadata["labels"]["app.kubernetes.io/managed-by"], "vm-operator");
-        assert!(ReconcilerConfig::default().allowed_kinds.allow(&object.key), "{}", object.key);
+        assert!(
+            ReconcilerConfig::default().allowed_kinds.allow(&object.key.api_version, &object.key.kind),
+            "{}",
+            object.key
+        );
         assert!(!metadata["name"].as_str().unwrap().is_empty());
     }
 }

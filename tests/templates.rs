@@ -29,7 +29,7 @@ use support::{
 };
 use vm_operator::{
     api::{SET_LABEL, VirtualMachine, conditions::TEMPLATES_VALID},
-    files,
+    files, status,
 };
 
 const POLICY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: {{ vm.metadata.name }}}\nspec:\n  \
@@ -118,22 +118,32 @@ async fn what_templates_made_goes_though_they_changed_while_no_manager_ran() {
 
     world.manager.signal(Signal::TERM);
     world.manager.ended().await;
-    // Of a kind that the cluster does not have any more nothing can be there.
+    // Neither is in the way: a kind that the cluster does not have, and one that would be another word for all Pods.
     let machines: Api<VirtualMachine> = world.api();
-    let gone = json!({ "apiVersion": "example.org/v1", "kind": "Gone" });
+    let gone = json!({ "apiVersion": "cilium.io/v2", "kind": "Gone" });
     let policy = json!({ "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy" });
-    let patch = Patch::Merge(json!({ "status": { "objectKinds": [gone, policy] } }));
-    machines.patch_status("pear", &PatchParams::default(), &patch).await.unwrap();
+    let pods = json!({ "apiVersion": "v1", "kind": "pod" });
+    let patch = Patch::Apply(json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+        "status": { "objectKinds": [gone, pods, policy] },
+    }));
+    machines.patch_status("pear", &PatchParams::apply(status::FIELD_MANAGER), &patch).await.unwrap();
     world.change("pear", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
 
     let policies: Api<NetworkPolicy> = world.api();
+    let before = pod(&world, "pear").await;
     world.manager = Manager::start(world.cluster, &world.namespace, &[]);
-    for (name, left) in [("apple", 0), ("pear", 1)] {
+    for name in ["apple", "pear"] {
         eventually("no policy", LIMIT, async || policies.get_opt(name).await.unwrap().is_none().then_some(())).await;
-        world.machine_when(name, "told that there is none", |vm| kinds(vm).len() == left).await;
+        world.machine_when(name, "told that there is none", |vm| kinds(vm).iter().all(|it| it.kind == "Gone")).await;
     }
-    let vm = world.ready("pear", "Starting").await;
-    assert_eq!(kinds(&vm)[0].kind, "Gone");
+    world.ready("pear", "Starting").await;
+    // By the next look it is known that there is no such kind.
+    eventually("the kind to be asked for", LIMIT, async || world.manager.log().contains("kind=\"Gone\"").then_some(()))
+        .await;
+    world.change("pear", json!({ "spec": { "vm": { "currentCpus": 2 } } })).await;
+    world.machine_when("pear", "told that it has nothing else", |vm| kinds(vm).is_empty()).await;
+    assert_eq!(pod(&world, "pear").await.uid(), before.uid());
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use crate::{
     observed::{FIELD_MANAGER, Object, Observed, resource},
     plan::{Action, Plan, Wait, Why, plan},
     render::{Facts, Library, ObjectKey, Rendered, TemplateError, Update, check, output, render},
-    status::storage::storage,
+    status::{noted, storage::storage},
 };
 
 #[derive(Args)]
@@ -122,6 +122,8 @@ struct Seen {
     plan: Plan,
     /// What the cluster can't do, in words.
     forbidden: Vec<String>,
+    /// Kinds that may not be listed, of which nothing is rendered.
+    unseen: Vec<String>,
 }
 
 impl Seen {
@@ -136,29 +138,34 @@ impl Seen {
         let set = library.get(vm.template_set()).map_err(wrong)?;
         let facts = Facts { display_password: "(random)".into() };
         let mut observed = Observed::nothing(Timestamp::now());
-        let mut current = Vec::new();
         let mut kinds: HashSet<TypeMeta> = HashSet::new();
-        // Also what no template makes any more, as far as one may look for it.
-        let noted = vm.status.iter().flat_map(|status| &status.object_kinds).cloned().map(TypeMeta::from);
-        for kind in check::builtin_kinds().iter().cloned().chain(noted) {
-            if let Ok(objects) = list(client, vm, &kind).await {
-                current.extend(objects);
-                kinds.insert(kind);
-            }
-        }
-        observed.objects = current.iter().cloned().map(trimmed).collect();
+        let mut current = Vec::new();
         // What there is decides what is rendered (old names of claims, secrets of people): twice is enough.
         for _ in 0..2 {
             let rendered = render(vm, &observed, config, &facts, set).map_err(wrong)?;
             for kind in rendered.iter().map(|object| object.key.types()) {
                 if kinds.insert(kind.clone()) {
-                    let objects = list(client, vm, &kind).await?;
+                    let objects = list(client, vm, &kind).await.map_err(|error| unlisted(&kind, &error))?;
                     observed.objects.extend(objects.iter().cloned().map(trimmed));
                     current.extend(objects);
                 }
             }
         }
         let rendered = render(vm, &observed, config, &facts, set).map_err(wrong)?;
+        // What no template makes any more.
+        let mut unseen = Vec::new();
+        let others = check::builtin_kinds().iter().cloned().chain(noted(vm, &rendered));
+        for kind in others.filter(|kind| !kinds.contains(kind)) {
+            match list(client, vm, &kind).await {
+                Ok(objects) => {
+                    observed.objects.extend(objects.iter().cloned().map(trimmed));
+                    current.extend(objects);
+                }
+                Err(kube::Error::Api(answer)) if answer.code == 404 => {}
+                Err(kube::Error::Api(answer)) if answer.code == 403 => unseen.push(kind.kind),
+                Err(error) => return Err(unlisted(&kind, &error)),
+            }
+        }
         let plan = plan(vm, &observed, Some(&rendered));
         let mut forbidden: Vec<String> = storage(vm, &observed, &rendered, &[])
             .filter(|storage| ["ShrinkRefused", "ChangeRefused"].contains(&storage.reason.as_str()))
@@ -169,7 +176,7 @@ impl Seen {
             Wait::NotOurs(key) => Some(format!("{key} is there and not the manager's: it is not taken over")),
             _ => None,
         }));
-        Ok(Self { current, rendered, plan, forbidden })
+        Ok(Self { current, rendered, plan, forbidden, unseen })
     }
 
     fn current(&self, key: &ObjectKey) -> Option<&DynamicObject> {
@@ -181,14 +188,16 @@ impl Seen {
     }
 }
 
-async fn list(client: &Client, vm: &VirtualMachine, types: &TypeMeta) -> Result<Vec<DynamicObject>, Failure> {
+async fn list(client: &Client, vm: &VirtualMachine, types: &TypeMeta) -> kube::Result<Vec<DynamicObject>> {
     let namespace = vm.namespace().unwrap_or_default();
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource(types));
     let selector = format!("app.kubernetes.io/instance={}", vm.name_any());
-    let objects = api.list(&ListParams::default().labels(&selector)).await;
-    let objects =
-        objects.map_err(|error| Failure { lines: vec![format!("{} objects: {error}", types.kind)], code: 3 })?;
+    let objects = api.list(&ListParams::default().labels(&selector)).await?;
     Ok(objects.items.into_iter().map(|object| DynamicObject { types: Some(types.clone()), ..object }).collect())
+}
+
+fn unlisted(types: &TypeMeta, error: &kube::Error) -> Failure {
+    Failure { lines: vec![format!("{} objects: {error}", types.kind)], code: 3 }
 }
 
 /// An object of a list, which has its type.
@@ -242,6 +251,14 @@ async fn show(client: &Client, vm: &VirtualMachine, seen: &Seen, output: &mut Ve
                 value(&change.wanted),
                 value(&change.current),
                 change.reason
+            ),
+        );
+    }
+    for kind in &seen.unseen {
+        print(
+            output,
+            &format!(
+                "# not looked at, because you may not list them: {kind} objects that no template makes any more\n"
             ),
         );
     }

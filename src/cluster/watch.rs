@@ -96,7 +96,11 @@ struct List {
 enum State {
     Listing,
     Complete,
-    Failed(String),
+    Failed {
+        message: String,
+        /// The API server does not have the kind, so there are no such objects.
+        lacks: bool,
+    },
 }
 
 /// The objects of a kind can't be watched.
@@ -176,6 +180,12 @@ impl Children {
         lock(&self.kinds).get(kind).is_some_and(|state| *state.borrow() == State::Complete)
     }
 
+    /// Whether the API server does not have this kind.
+    pub fn lacks(&self, kind: &TypeMeta) -> bool {
+        let kinds = lock(&self.kinds);
+        kinds.get(kind).is_some_and(|state| matches!(*state.borrow(), State::Failed { lacks: true, .. }))
+    }
+
     /// Makes sure that these kinds are watched and known completely.
     ///
     /// # Errors
@@ -194,7 +204,7 @@ impl Children {
         }
         for (kind, mut state) in pending {
             let state = state.wait_for(|state| *state != State::Listing).await.map(|state| state.clone());
-            if let Ok(State::Failed(message)) = state {
+            if let Ok(State::Failed { message, .. }) = state {
                 return Err(WatchError { kind: kind.kind, message });
             }
         }
@@ -312,6 +322,7 @@ impl Children {
                     }
                     Err(error) => {
                         children.expect_list(&kind);
+                        let lacks = is_not_found(&error);
                         let error = Chain(&error).to_string();
                         if said.first(&error) {
                             warn!(kind = kind.kind, error, "the watch was cut");
@@ -321,7 +332,7 @@ impl Children {
                         sender.send_if_modified(|state| {
                             let failed = *state != State::Complete;
                             if failed {
-                                *state = State::Failed(error);
+                                *state = State::Failed { message: error, lacks };
                             }
                             failed
                         });
@@ -484,6 +495,16 @@ where
 
 fn is_whole(kind: &TypeMeta) -> bool {
     ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: String::new() }.is_looked_into()
+}
+
+/// Whether the API server says that it does not have what is asked for.
+fn is_not_found(error: &watcher::Error) -> bool {
+    use watcher::Error::{InitialListFailed, WatchError, WatchStartFailed};
+    match error {
+        InitialListFailed(kube::Error::Api(answer)) | WatchStartFailed(kube::Error::Api(answer)) => answer.code == 404,
+        WatchError(answer) => answer.code == 404,
+        _ => false,
+    }
 }
 
 fn is_of(key: &ObjectKey, kind: &TypeMeta) -> bool {

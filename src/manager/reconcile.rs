@@ -37,7 +37,7 @@ use crate::{
     status::{
         Failure, Outcome, Source, differs,
         events::{News, events},
-        status,
+        noted, status,
     },
 };
 
@@ -119,16 +119,9 @@ impl Reconciler {
         let mut rendering = ways.render(&vm, &observed);
         let mut asked = false;
         let mut unwatched = None;
-        // Earlier templates may have made them.
-        let noted: Vec<TypeMeta> =
-            vm.status.iter().flat_map(|it| &it.object_kinds).cloned().map(TypeMeta::from).collect();
         if let Ok(rendered) = &rendering {
             let kinds = rendered.objects.iter().map(|object| object.key.types());
-            asked = !packed.seen && children.ask(&vm, kinds.clone().chain(noted.iter().cloned())).await;
-            // What can't be looked for can't be deleted either; the machine does without.
-            for kind in noted.iter().filter(|_| !asked) {
-                let _ = children.watch([kind.clone()]).await;
-            }
+            asked = !packed.seen && children.ask(&vm, kinds.clone()).await;
             if !asked && let Err(error) = children.watch(kinds).await {
                 // Without knowing its Pod nothing can be said of a machine.
                 if !children.knows(&pods()) {
@@ -149,8 +142,12 @@ impl Reconciler {
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
         if let (true, Ok(rendered)) = (asked, rendered) {
-            children.expect(rendered.iter().map(|object| object.key.types()).chain(noted.iter().cloned()));
+            children.expect(rendered.iter().map(|object| object.key.types()));
         }
+        // What earlier templates made: nobody waits for it, and what their watches find brings another look.
+        let noted = noted(&vm, rendered.unwrap_or_default());
+        let is_allowed = |kind: &&TypeMeta| ways.config.allowed_kinds.allow(&kind.api_version, &kind.kind);
+        children.expect(noted.iter().filter(is_allowed).cloned());
         let failures = this.failures(&packed);
         // What lasts may need a person, too: a webhook that does not answer, for one.
         let tells = |error: &&ActionError| !error.is_transient() || (failures >= SILENT && !error.is_busy());
@@ -161,10 +158,10 @@ impl Reconciler {
             }
             _ => None,
         };
-        let unseen = noted.into_iter().filter(|kind| !children.knows(kind)).collect();
+        let unseen = noted.iter().filter(|kind| !children.knows(kind) && !children.lacks(kind)).cloned().collect();
         let outcome = Outcome { failure, refusals: result.as_ref().map(Clone::clone).unwrap_or_default(), unseen };
         // Pure again, from what there is now, then at most one write.
-        if plan.steps.iter().any(|step| !step.is_empty()) {
+        if plan.steps.iter().any(|step| !step.is_empty()) || !noted.is_empty() {
             observed = this.cluster.children.observe(&vm, Timestamp::now());
         }
         let wanted = status(&vm, &observed, &plan, rendered, &outcome, ways.source(&vm));

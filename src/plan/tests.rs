@@ -427,6 +427,17 @@ fn templates_that_make_the_pod_otherwise_wait_until_it_has_ended() {
     assert_eq!(decide(&running, &observed), [gone("apple-0")]);
     assert_eq!(decide(&restarted, &observed), ["2 delete StatefulSet apple".to_owned(), gone("apple-0")]);
     assert_eq!(decide(&stopped(), &observed), ["2 delete StatefulSet apple"]);
+    // Its Pod is lost: it may make it anew any moment, so it must be gone before there is another.
+    observed.objects.retain(|object| !object.key.is_pod());
+    let gone = GONE.replace("v1", "apps/v1").replace("Pod", "StatefulSet");
+    assert_eq!(decide(&running, &observed), ["2 delete StatefulSet apple", &gone]);
+    assert_eq!(short(&plan(&running, &observed, None)), [""; 0], "what can't be rendered can't be made anew");
+    for object in observed.objects.iter_mut().filter(|object| object.key.kind == "StatefulSet") {
+        Arc::make_mut(object).deleting = Some(noon());
+    }
+    assert_eq!(decide(&running, &observed), [gone]);
+    observed.objects.retain(|object| object.key.kind != "StatefulSet");
+    assert_eq!(decide(&running, &observed), ["1 make Pod apple"]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     api::{APP_NAME, MANAGED_BY, VirtualMachine},
     config::Kinds,
+    observed::is_same_resource,
 };
 
 /// The hash of what was rendered, on each object: an object whose hash is the same need not be applied again.
@@ -75,7 +76,8 @@ impl ObjectKey {
     /// Whether both are the same object, perhaps in two versions of one group
     /// (<https://kubernetes.io/docs/reference/using-api/#api-groups>).
     pub fn is_same_object(&self, other: &Self) -> bool {
-        self.name == other.name && self.kind == other.kind && self.group() == other.group()
+        let is_same_kind = || self.kind == other.kind || is_same_resource(&self.types(), &other.types());
+        self.name == other.name && self.group() == other.group() && is_same_kind()
     }
 
     /// Whether it is a Pod.
@@ -209,10 +211,10 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
         kind: field(&["kind"])?,
         name: field(&["metadata", "name"])?,
     };
-    if !scope.kinds.allow(&key) {
+    if !scope.kinds.allow(&key.api_version, &key.kind) {
         let message = format!(
             "{key} is of a kind that templates may not make: {}; the manager's configuration has the list, as allowedKinds",
-            Kinds::name(&key)
+            Kinds::name(&key.api_version, &key.kind)
         );
         return Err(refused(&format!("kind: {}", key.kind), message));
     }

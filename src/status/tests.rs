@@ -216,8 +216,41 @@ fn kinds_are_noted_that_are_made_there_or_not_looked_for() {
     assert_eq!(kinds(&cluster(|_, _| ()), &rendered(&machine, &nothing()), &[]), [""; 0]);
     assert_eq!(kinds(&there, &[object("Made")], &[kind("Unseen")]), ["Made", "There", "Unseen"]);
     assert_eq!(kinds(&nobodys, &[], &[]), [""; 0]);
+    let mut older = object("Made");
+    older.key.api_version = "example.org/v1beta1".into();
+    std::sync::Arc::make_mut(&mut older.value)["apiVersion"] = json!("example.org/v1beta1");
+    let older = applied(&[older], |_, _| ());
+    assert_eq!(object_kinds(&machine, &older, &[object("Made")], &[]).len(), 1, "two versions are one");
     let status = json!(object_kinds(&machine, &nothing(), &[object("Made")], &[]));
     assert_eq!(status, json!([{ "apiVersion": "example.org/v1", "kind": "Made" }]));
+}
+
+#[test]
+fn what_a_status_names_is_looked_for_if_it_can_be_a_kind_and_is_not_looked_for_anyway() {
+    let rendered = rendered(&vm(|_| ()), &nothing());
+    let is_noted = |api_version: &str, kind: &str| {
+        let vm = vm(|vm| vm["status"] = json!({ "objectKinds": [{ "apiVersion": api_version, "kind": kind }] }));
+        !noted(&vm, &rendered).is_empty()
+    };
+    for (api_version, kind, expected) in [
+        ("networking.k8s.io/v1", "NetworkPolicy", true),
+        ("example.org/v1alpha1", "HTTPRoute", true),
+        ("v1", "ReplicationController", true),
+        // All machines have or had such objects, however the kind is spelled.
+        ("v1", "Pod", false),
+        ("v1", "pod", false),
+        ("v1", "configmap", false),
+        // Not a kind but a path.
+        ("example.org/v1/namespaces/x/pods?x=", "Y", false),
+        ("..", "Y", false),
+        ("../v1", "Y", false),
+        ("example..org/v1", "Y", false),
+        ("/v1", "Y", false),
+        ("v1", "a/b", false),
+        ("v1", "", false),
+    ] {
+        assert_eq!(is_noted(api_version, kind), expected, "{api_version} {kind}");
+    }
 }
 
 #[test]

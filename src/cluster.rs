@@ -345,7 +345,11 @@ impl Cluster {
                 }
                 Ok(())
             }
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                // Its watch may be one that can't tell any more.
+                self.children.is_gone(uid);
+                Ok(())
+            }
             Err(source) => Err(ActionError::Api { what: "delete", key: key.clone(), source: Box::new(source) }),
         }
     }

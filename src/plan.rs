@@ -15,8 +15,8 @@
 //! A Pod has the machine's name, so the API server itself refuses a second one; a Pod that is going is waited for and never
 //! removed by force: the most that a person can ask for is a grace period of one second
 //! ([`FORCE_STOP_ANNOTATION`]). Two Pods never run one machine. A Pod is not made while something that it may mount is on
-//! its way out or is somebody else's, nor what makes Pods in another way than before while a Pod of the former way lives:
-//! changed templates neither end a guest nor start a second one.
+//! its way out or is somebody else's, nor what makes Pods in another way than before while a Pod of the former way lives, or what
+//! may make one: changed templates neither end a guest nor start a second one.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ use crate::{
     observed::{Json, Object, Observed, Part},
     power::{self, FORCE_STOP_ANNOTATION, Power, RESTARTED_ANNOTATION, Wanted, power},
     render::{
-        Lifetime, ObjectKey, Rendered, Update,
+        Lifetime, ObjectKey, Rendered, Update, check,
         output::{HASH_ANNOTATION, LIFETIME_ANNOTATION, VERSION_ANNOTATION},
     },
     status::storage::GROWTH_REFUSED,
@@ -52,6 +52,12 @@ const SUCCESS: SignedDuration = SignedDuration::from_mins(10);
 /// How long after its grace period a Pod may need to go. The kubelet itself adds a little
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>).
 const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
+/// Whether an object that is there while the machine runs may be what makes its Pod, such as a StatefulSet. Those that the built-in
+/// templates know make none.
+fn makes_pods(object: &Object) -> bool {
+    lives_while_running(object) && !check::builtin_kinds().contains(&object.key.types())
+}
+
 /// The grace period of a Pod that is not to wait for its guest, in seconds. With 0 the API server would forget the Pod
 /// before the node has ended it.
 const NO_GRACE: i64 = 1;
@@ -198,17 +204,15 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
         superfluous.partition(|object| plan.stays(vm, object, rendered.is_some(), no_pod));
     if let (Wanted::Up, true, Some(rendered)) = (plan.power.wanted, no_pod, rendered) {
         // It may make a Pod any moment, and that would be the second.
-        let may_make_a_pod = |object: &&Arc<Object>| {
-            let may_make = lives_while_running(object) && !object.key.is_pod();
-            may_make && object.was_made_for(&uid) && !is_rendered(object, rendered)
-        };
-        plan.waits.extend(observed.objects.iter().filter(may_make_a_pod).map(|object| Wait::Gone(object.key.clone())));
+        let is_left =
+            |object: &&Arc<Object>| makes_pods(object) && object.was_made_for(&uid) && !is_rendered(object, rendered);
+        plan.waits.extend(observed.objects.iter().filter(is_left).map(|object| Wait::Gone(object.key.clone())));
     }
     let may_start = plan.waits.is_empty();
     // The Pod, if it is not what is rendered, nor made by that.
-    let makes_pods = |(object, life): &(&Rendered, Life<'_>)| !object.key.is_pod() && matches!(life, Life::Alive(_));
+    let is_maker = |(object, life): &(&Rendered, Life<'_>)| !object.key.is_pod() && matches!(life, Life::Alive(_));
     let former = pod(vm, observed).filter(|pod| {
-        let is_made = !pod.belongs_to(&uid) && staying.is_empty() && running.iter().any(makes_pods);
+        let is_made = !pod.belongs_to(&uid) && staying.is_empty() && running.iter().any(is_maker);
         !is_made && !running.iter().any(|(object, _)| object.key == pod.key)
     });
     if let Some(former) = former {
@@ -282,7 +286,7 @@ impl Plan {
     fn stays(&self, vm: &VirtualMachine, object: &Object, can_be_made_anew: bool, no_pod: bool) -> bool {
         let is_over = self.power.wanted == Wanted::Up
             && can_be_made_anew
-            && (no_pod && !object.key.is_pod() || has_ended(object) || power::is_restart_wanted(vm, object));
+            && (no_pod && makes_pods(object) || has_ended(object) || power::is_restart_wanted(vm, object));
         lives_while_running(object) && self.power.wanted != Wanted::Down && !is_over
     }
 

@@ -12,6 +12,7 @@ use std::{
 };
 
 use k8s_openapi::api::{
+    apps::v1::StatefulSet,
     core::v1::{ConfigMap, Event, Pod, Service},
     networking::v1::NetworkPolicy,
 };
@@ -144,6 +145,32 @@ async fn what_templates_made_goes_though_they_changed_while_no_manager_ran() {
     world.change("pear", json!({ "spec": { "vm": { "currentCpus": 2 } } })).await;
     world.machine_when("pear", "told that it has nothing else", |vm| kinds(vm).is_empty()).await;
     assert_eq!(pod(&world, "pear").await.uid(), before.uid());
+}
+
+#[tokio::test]
+async fn what_made_the_pod_goes_before_another_is_made_though_no_manager_ran_meanwhile() {
+    let template = fs::read_to_string("example/templates/stateful-set/pod.yaml.j2").unwrap();
+    let mut world = World::with_templates("maker", &[("pod.yaml.j2", &template)]).await;
+    world.make("apple", |_| {}).await;
+    world.pod_when("apple-0", "there", |_| true).await;
+    let sets: Api<StatefulSet> = world.api();
+    let is_noted =
+        |vm: &VirtualMachine| vm.status.iter().flat_map(|it| &it.object_kinds).any(|it| it.kind == "StatefulSet");
+    world.machine_when("apple", "told of it", is_noted).await;
+
+    world.manager.signal(Signal::TERM);
+    world.manager.ended().await;
+    world.change("apple", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
+    // As if its Pod had just been lost.
+    let none = Patch::Merge(json!({ "spec": { "replicas": 0 } }));
+    sets.patch("apple", &PatchParams::default(), &none).await.unwrap();
+    world.no_pod("apple-0").await;
+    world.manager = Manager::start(world.cluster, &world.namespace, &[]);
+    pod(&world, "apple").await;
+    assert!(sets.get_opt("apple").await.unwrap().is_none());
+    let log = world.manager.log();
+    let at = |what: &str| log.find(what).unwrap_or_else(|| panic!("{what} is not in\n{log}"));
+    assert!(at("deleted object=StatefulSet apple") < at("applied object=Pod apple"), "{log}");
 }
 
 #[tokio::test]

@@ -82,6 +82,9 @@ pub const URGENT: usize = 8;
 /// nor the watch shows: the list may be older than the object, and the watch that follows then tells of it.
 const DOUBT: Duration = Duration::from_secs(30);
 
+/// Only what is rendered may make more watches than these: whoever may write a status must not make any number.
+const MAXIMUM_KINDS: usize = 100;
+
 /// UIDs of objects of a kind.
 #[derive(Default)]
 struct List {
@@ -89,6 +92,21 @@ struct List {
     listed: HashSet<Box<str>>,
     /// In answers that came meanwhile.
     answered: HashSet<Box<str>>,
+}
+
+/// A kind of which is not known what there is.
+pub struct Unseen {
+    /// The kind.
+    pub kind: TypeMeta,
+    /// Soon it will be.
+    pub is_listed: bool,
+}
+
+impl From<TypeMeta> for Unseen {
+    /// One that is not even looked for.
+    fn from(kind: TypeMeta) -> Self {
+        Self { kind, is_listed: false }
+    }
 }
 
 /// How far the watch of a kind is.
@@ -180,10 +198,33 @@ impl Children {
         lock(&self.kinds).get(kind).is_some_and(|state| *state.borrow() == State::Complete)
     }
 
-    /// Whether the API server does not have this kind.
-    pub fn lacks(&self, kind: &TypeMeta) -> bool {
-        let kinds = lock(&self.kinds);
-        kinds.get(kind).is_some_and(|state| matches!(*state.borrow(), State::Failed { lacks: true, .. }))
+    /// Begins to watch kinds of which there may be objects, as long as there are not too many, and waits with `wait` until it is known
+    /// which there are. Returns those of which that is not known.
+    pub async fn look_for(self: &Arc<Self>, kinds: Vec<TypeMeta>, wait: bool) -> Vec<Unseen> {
+        let states: Vec<_> = {
+            let mut watched = lock(&self.kinds);
+            let mut state = |kind: &TypeMeta| {
+                let may_begin = watched.len() < MAXIMUM_KINDS || watched.contains_key(kind);
+                may_begin.then(|| self.state_of(&mut watched, kind.clone()).clone())
+            };
+            kinds.into_iter().map(|kind| (state(&kind), kind)).collect()
+        };
+        let mut unseen = Vec::new();
+        for (state, kind) in states {
+            let Some(mut state) = state else {
+                unseen.push(kind.into());
+                continue;
+            };
+            if wait {
+                let _ = state.wait_for(|state| *state != State::Listing).await;
+            }
+            match *state.borrow() {
+                State::Complete | State::Failed { lacks: true, .. } => {}
+                State::Listing => unseen.push(Unseen { kind, is_listed: true }),
+                State::Failed { .. } => unseen.push(kind.into()),
+            }
+        }
+        unseen
     }
 
     /// Makes sure that these kinds are watched and known completely.
@@ -459,6 +500,13 @@ impl Children {
         }
         // An answer that comes now finds it among what is gone, and one that came just before is taken out, too.
         self.take_out(vm, &uid);
+    }
+
+    /// Removes an object of which the API server says that there is none.
+    pub(super) fn is_gone(&self, uid: &str) {
+        for (vm, uid) in self.select(|known| *known.uid == *uid) {
+            self.remove(&vm, uid);
+        }
     }
 
     fn take_out(&self, vm: &Place, uid: &str) {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    iter::once,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -26,14 +27,14 @@ use crate::{
         ActionError, Cluster,
         events::Teller,
         packed::PackedMachine,
-        watch::{Chain, WatchError},
+        watch::{Chain, Children, Unseen, WatchError},
     },
-    config::ReconcilerConfig,
+    config::{Kinds, ReconcilerConfig},
     manager::{templates::InForce, written::Written},
     observed::Observed,
-    plan::{Plan, plan},
+    plan::{self, Plan, plan},
     power,
-    render::{Facts, Rendering, TemplateError},
+    render::{Facts, Rendered, Rendering, TemplateError},
     status::{
         Failure, Outcome, Source, differs,
         events::{News, events},
@@ -43,6 +44,9 @@ use crate::{
 
 /// The first and the longest pause after a failure.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+
+/// When to look again at a machine some of whose kinds of objects are being listed.
+const UNSEEN: Duration = Duration::from_secs(10);
 
 /// How many failures in a row that may go by themselves are nobody's business.
 const SILENT: u32 = 2;
@@ -119,16 +123,18 @@ impl Reconciler {
         let mut rendering = ways.render(&vm, &observed);
         let mut asked = false;
         let mut unwatched = None;
+        let mut unseen: Vec<Unseen> = noted(&vm, &[]).into_iter().map(Unseen::from).collect();
         if let Ok(rendered) = &rendering {
-            let kinds = rendered.objects.iter().map(|object| object.key.types());
+            // Pods also where something else makes them: without knowing its Pod nothing can be said of a machine.
+            let kinds = rendered.objects.iter().map(|object| object.key.types()).chain(once(pods()));
             asked = !packed.seen && children.ask(&vm, kinds.clone()).await;
             if !asked && let Err(error) = children.watch(kinds).await {
-                // Without knowing its Pod nothing can be said of a machine.
                 if !children.knows(&pods()) {
                     return Err(error.into());
                 }
                 unwatched = Some(error);
             }
+            unseen = leftovers(children, &vm, &rendered.objects, &ways.config.allowed_kinds).await;
             // Also if one became complete by itself since: what it told last was not observed.
             if asked || children.complete() != complete {
                 observed = children.observe(&vm, Timestamp::now());
@@ -142,12 +148,8 @@ impl Reconciler {
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
         if let (true, Ok(rendered)) = (asked, rendered) {
-            children.expect(rendered.iter().map(|object| object.key.types()));
+            children.expect(rendered.iter().map(|object| object.key.types()).chain(once(pods())));
         }
-        // What earlier templates made: nobody waits for it, and what their watches find brings another look.
-        let noted = noted(&vm, rendered.unwrap_or_default());
-        let is_allowed = |kind: &&TypeMeta| ways.config.allowed_kinds.allow(&kind.api_version, &kind.kind);
-        children.expect(noted.iter().filter(is_allowed).cloned());
         let failures = this.failures(&packed);
         // What lasts may need a person, too: a webhook that does not answer, for one.
         let tells = |error: &&ActionError| !error.is_transient() || (failures >= SILENT && !error.is_busy());
@@ -158,10 +160,11 @@ impl Reconciler {
             }
             _ => None,
         };
-        let unseen = noted.iter().filter(|kind| !children.knows(kind) && !children.lacks(kind)).cloned().collect();
+        let is_listed = unseen.iter().any(|unseen| unseen.is_listed);
+        let unseen = unseen.into_iter().map(|unseen| unseen.kind).collect();
         let outcome = Outcome { failure, refusals: result.as_ref().map(Clone::clone).unwrap_or_default(), unseen };
         // Pure again, from what there is now, then at most one write.
-        if plan.steps.iter().any(|step| !step.is_empty()) || !noted.is_empty() {
+        if plan.steps.iter().any(|step| !step.is_empty()) {
             observed = this.cluster.children.observe(&vm, Timestamp::now());
         }
         let wanted = status(&vm, &observed, &plan, rendered, &outcome, ways.source(&vm));
@@ -186,6 +189,10 @@ impl Reconciler {
             && let Some(settled) = this.settle(&vm, rendering, &outcome, &ways)
         {
             again_after = settled.again_after;
+        }
+        if is_listed {
+            // Nothing wakes a machine that has none of them.
+            again_after = Some(again_after.map_or(UNSEEN, |pause| pause.min(UNSEEN)));
         }
         Ok(again_after.map_or_else(Action::await_change, Action::requeue))
     }
@@ -279,6 +286,25 @@ impl Ways {
     fn source(&self, vm: &VirtualMachine) -> Source<'_> {
         Source { set: self.templates.of(vm).ok(), refused: self.templates.refusal(vm) }
     }
+}
+
+/// Looks for what earlier templates made of a machine. Nobody waits for it but a machine without a Pod: what is left may make one.
+/// Returns the kinds of which nothing is known.
+async fn leftovers(
+    children: &Arc<Children>,
+    vm: &VirtualMachine,
+    rendered: &[Rendered],
+    allowed: &Kinds,
+) -> Vec<Unseen> {
+    let noted = noted(vm, rendered);
+    if noted.is_empty() {
+        return Vec::new();
+    }
+    let (noted, refused): (Vec<_>, Vec<_>) =
+        noted.into_iter().partition(|kind| allowed.allow(&kind.api_version, &kind.kind));
+    let has_pod = plan::pod(vm, &children.observe(vm, Timestamp::now())).is_some();
+    let unseen = children.look_for(noted, !has_pod).await;
+    unseen.into_iter().chain(refused.into_iter().map(Unseen::from)).collect()
 }
 
 fn pods() -> TypeMeta {

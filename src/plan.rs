@@ -52,12 +52,6 @@ const SUCCESS: SignedDuration = SignedDuration::from_mins(10);
 /// How long after its grace period a Pod may need to go. The kubelet itself adds a little
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>).
 const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
-/// Whether an object that is there while the machine runs may be what makes its Pod, such as a StatefulSet. Those that the built-in
-/// templates know make none.
-fn makes_pods(object: &Object) -> bool {
-    lives_while_running(object) && !check::builtin_kinds().contains(&object.key.types())
-}
-
 /// The grace period of a Pod that is not to wait for its guest, in seconds. With 0 the API server would forget the Pod
 /// before the node has ended it.
 const NO_GRACE: i64 = 1;
@@ -263,6 +257,12 @@ pub(crate) fn has_ended(object: &Object) -> bool {
 /// Whether an object was made to go with the machine's power.
 fn lives_while_running(object: &Object) -> bool {
     object.key.is_pod() || object.annotations.get(LIFETIME_ANNOTATION).is_some_and(|lifetime| lifetime == "running")
+}
+
+/// Whether an object that is there while the machine runs may be what makes its Pod, such as a StatefulSet. The kinds that the
+/// built-in templates make can't.
+fn makes_pods(object: &Object) -> bool {
+    lives_while_running(object) && !check::builtin_kinds().contains(&object.key.types())
 }
 
 /// The grace period of a Pod that is not to wait for its guest any longer, also of one that is being deleted already. Before

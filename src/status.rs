@@ -200,8 +200,8 @@ fn object_kinds(
     left.chain(made).map(ObjectKind::from).collect()
 }
 
-/// The kinds that the machine's status names, where objects may be that earlier templates have made: but for those that are looked for
-/// because of what is rendered.
+/// The kinds that the machine's status names, where objects may be that earlier templates have made: but for those that are looked
+/// for because of what is rendered.
 ///
 /// A status can be written by others, too. So what no API server can have is left out, because a kind becomes a part of a URL.
 pub fn noted(vm: &VirtualMachine, rendered: &[Rendered]) -> Vec<TypeMeta> {

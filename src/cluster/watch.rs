@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Which kinds there are is not known here: the first rendering that makes a kind starts its watch, or a machine that has one of
-//! earlier templates. Of Pods and claims spec and status are kept, of everything else only the metadata is asked for, so no secret ever comes here.
+//! earlier templates. Of Pods and claims spec and status are kept, of everything else only the metadata is asked for, so no secret
+//! ever comes here.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -198,8 +199,8 @@ impl Children {
         lock(&self.kinds).get(kind).is_some_and(|state| *state.borrow() == State::Complete)
     }
 
-    /// Begins to watch kinds of which there may be objects, as long as there are not too many, and waits with `wait` until it is known
-    /// which there are. Returns those of which that is not known.
+    /// Begins to watch kinds of which there may be objects, as long as there are not too many, and with `wait` waits until it is
+    /// known which there are. Returns those of which that is not known.
     pub async fn look_for(self: &Arc<Self>, kinds: Vec<TypeMeta>, wait: bool) -> Vec<Unseen> {
         let states: Vec<_> = {
             let mut watched = lock(&self.kinds);

@@ -1,7 +1,7 @@
 //! From the Rust types to the CustomResourceDefinitions in `crds/`.
 
 use kube::CustomResourceExt;
-use schemars::{Schema, SchemaGenerator, json_schema};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
 use super::{VirtualMachine, VmPool};
@@ -192,17 +192,20 @@ pub(super) fn addresses(_: &mut SchemaGenerator) -> Schema {
 
 /// Kinds as a map by all that they have.
 pub(super) fn object_kinds(generator: &mut SchemaGenerator) -> Schema {
-    let mut schema = generator.subschema_for::<Vec<super::status::ObjectKind>>();
-    schema.insert("x-kubernetes-list-type".into(), json!("map"));
-    schema.insert("x-kubernetes-list-map-keys".into(), json!(["apiVersion", "kind"]));
-    schema
+    map_of::<super::ObjectKind>(generator, &["apiVersion", "kind"])
 }
 
 /// Changes that wait for the next start, from the manager and from the runner: a map by `path`.
 pub(super) fn pending_changes(generator: &mut SchemaGenerator) -> Schema {
-    let mut schema = generator.subschema_for::<Vec<super::PendingChange>>();
+    map_of::<super::PendingChange>(generator, &["path"])
+}
+
+/// A list that server-side apply takes for a map
+/// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>).
+fn map_of<T: JsonSchema>(generator: &mut SchemaGenerator, keys: &[&str]) -> Schema {
+    let mut schema = generator.subschema_for::<Vec<T>>();
     schema.insert("x-kubernetes-list-type".into(), json!("map"));
-    schema.insert("x-kubernetes-list-map-keys".into(), json!(["path"]));
+    schema.insert("x-kubernetes-list-map-keys".into(), json!(keys));
     schema
 }
 

@@ -107,16 +107,22 @@ impl Beginning {
     /// Whether an error may be about such watches. There are several, such as 422 where `WatchList` is switched off, and 500 in
     /// the midst where etcd is too old. Not those that a list would meet as well.
     fn is_refused(self, error: &watcher::Error) -> bool {
-        let code = match error {
-            watcher::Error::WatchStartFailed(kube::Error::Api(answer)) => answer.code,
-            watcher::Error::WatchError(answer) => answer.code,
-            _ => return false,
-        };
+        let Some(code) = code(error) else { return false };
         match self {
             Self::Asked | Self::Begun => !matches!(code, 401 | 403 | 404 | 410 | 429 | 503),
             // Most are of the watch that goes on.
             Self::Complete => matches!(code, 400 | 422),
         }
+    }
+}
+
+/// What the API server has answered to a list or a watch: an HTTP status code.
+pub fn code(error: &watcher::Error) -> Option<u16> {
+    use watcher::Error::{InitialListFailed, WatchError, WatchStartFailed};
+    match error {
+        InitialListFailed(kube::Error::Api(answer)) | WatchStartFailed(kube::Error::Api(answer)) => Some(answer.code),
+        WatchError(answer) => Some(answer.code),
+        _ => None,
     }
 }
 

@@ -33,7 +33,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    listing::listed_and_watched,
+    listing::{self, listed_and_watched},
     packed::{Arrived, Meta, Packed, PackedMachine, Place, Sent, Shapes, Whole},
 };
 use crate::{
@@ -364,7 +364,7 @@ impl Children {
                     }
                     Err(error) => {
                         children.expect_list(&kind);
-                        let lacks = is_not_found(&error);
+                        let lacks = listing::code(&error) == Some(404);
                         let error = Chain(&error).to_string();
                         if said.first(&error) {
                             warn!(kind = kind.kind, error, "the watch was cut");
@@ -544,16 +544,6 @@ where
 
 fn is_whole(kind: &TypeMeta) -> bool {
     ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: String::new() }.is_looked_into()
-}
-
-/// Whether the API server says that it does not have what is asked for.
-fn is_not_found(error: &watcher::Error) -> bool {
-    use watcher::Error::{InitialListFailed, WatchError, WatchStartFailed};
-    match error {
-        InitialListFailed(kube::Error::Api(answer)) | WatchStartFailed(kube::Error::Api(answer)) => answer.code == 404,
-        WatchError(answer) => answer.code == 404,
-        _ => false,
-    }
 }
 
 fn is_of(key: &ObjectKey, kind: &TypeMeta) -> bool {

@@ -123,12 +123,10 @@ impl Reconciler {
         let mut rendering = ways.render(&vm, &observed);
         let mut asked = false;
         let mut unwatched = None;
-        let mut unseen: Vec<Unseen> = noted(&vm, &[]).into_iter().map(Unseen::from).collect();
+        let unseen: Vec<Unseen>;
         if let Ok(rendered) = &rendering {
-            // Pods also where something else makes them: without knowing its Pod nothing can be said of a machine.
-            let kinds = rendered.objects.iter().map(|object| object.key.types()).chain(once(pods()));
-            asked = !packed.seen && children.ask(&vm, kinds.clone()).await;
-            if !asked && let Err(error) = children.watch(kinds).await {
+            asked = !packed.seen && children.ask(&vm, needed(&rendered.objects)).await;
+            if !asked && let Err(error) = children.watch(needed(&rendered.objects)).await {
                 if !children.knows(&pods()) {
                     return Err(error.into());
                 }
@@ -140,6 +138,8 @@ impl Reconciler {
                 observed = children.observe(&vm, Timestamp::now());
                 rendering = ways.render(&vm, &observed);
             }
+        } else {
+            unseen = noted(&vm, &[]).into_iter().map(Unseen::from).collect();
         }
         let rendered = rendering.as_ref().map(|rendering| rendering.objects.as_slice());
         // Pure. What can't be watched can't be planned; the machine's power can.
@@ -148,7 +148,7 @@ impl Reconciler {
         // Writes.
         let result = this.cluster.execute(&vm, &plan).await;
         if let (true, Ok(rendered)) = (asked, rendered) {
-            children.expect(rendered.iter().map(|object| object.key.types()).chain(once(pods())));
+            children.expect(needed(rendered));
         }
         let failures = this.failures(&packed);
         // What lasts may need a person, too: a webhook that does not answer, for one.
@@ -286,6 +286,12 @@ impl Ways {
     fn source(&self, vm: &VirtualMachine) -> Source<'_> {
         Source { set: self.templates.of(vm).ok(), refused: self.templates.refusal(vm) }
     }
+}
+
+/// The kinds of which all objects must be known. Pods also where something else makes them: without knowing its Pod nothing can be
+/// said of a machine.
+fn needed(rendered: &[Rendered]) -> impl Iterator<Item = TypeMeta> {
+    rendered.iter().map(|object| object.key.types()).chain(once(pods()))
 }
 
 /// Looks for what earlier templates made of a machine. Nobody waits for it but a machine without a Pod: what is left may make one.

@@ -198,15 +198,15 @@ fn a_field_that_is_not_ours_to_say_any_more_is_given_up() {
 fn kinds_are_noted_that_are_made_there_or_not_looked_for() {
     let machine = vm(|_| ());
     let kind = |kind: &str| TypeMeta { api_version: "example.org/v1".into(), kind: kind.into() };
-    let object = |name: &str| {
+    let object_of = |api_version: &str, kind: &str| {
         let mut object = rendered(&machine, &nothing()).remove(0);
-        object.key.kind = name.into();
+        object.key = ObjectKey { api_version: api_version.into(), kind: kind.into(), ..object.key };
         let value = std::sync::Arc::make_mut(&mut object.value);
-        value["apiVersion"] = json!("example.org/v1");
-        value["kind"] = json!(name);
-        object.key.api_version = "example.org/v1".into();
+        value["apiVersion"] = json!(api_version);
+        value["kind"] = json!(kind);
         object
     };
+    let object = |kind: &str| object_of("example.org/v1", kind);
     let kinds = |observed: &Observed, rendered: &[Rendered], unseen: &[TypeMeta]| {
         let kinds = object_kinds(&machine, observed, rendered, unseen);
         kinds.into_iter().map(|kind| kind.kind).collect::<Vec<_>>()
@@ -216,10 +216,7 @@ fn kinds_are_noted_that_are_made_there_or_not_looked_for() {
     assert_eq!(kinds(&cluster(|_, _| ()), &rendered(&machine, &nothing()), &[]), [""; 0]);
     assert_eq!(kinds(&there, &[object("Made")], &[kind("Unseen")]), ["Made", "There", "Unseen"]);
     assert_eq!(kinds(&nobodys, &[], &[]), [""; 0]);
-    let mut older = object("Made");
-    older.key.api_version = "example.org/v1beta1".into();
-    std::sync::Arc::make_mut(&mut older.value)["apiVersion"] = json!("example.org/v1beta1");
-    let older = applied(&[older], |_, _| ());
+    let older = applied(&[object_of("example.org/v1beta1", "Made")], |_, _| ());
     assert_eq!(object_kinds(&machine, &older, &[object("Made")], &[]).len(), 1, "two versions are one");
     let status = json!(object_kinds(&machine, &nothing(), &[object("Made")], &[]));
     assert_eq!(status, json!([{ "apiVersion": "example.org/v1", "kind": "Made" }]));

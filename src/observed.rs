@@ -60,8 +60,13 @@ pub fn resource(key: &TypeMeta) -> ApiResource {
 
 /// Whether both are one resource, perhaps in two versions of its group, or with the kind spelled in two ways that have one plural.
 pub fn is_same_resource(one: &TypeMeta, other: &TypeMeta) -> bool {
-    let (one, other) = (resource(one), resource(other));
-    one.group == other.group && one.plural == other.plural
+    // A plural begins as its kind does, and takes long to make.
+    let initial = |types: &TypeMeta| types.kind.chars().next().map(|initial| initial.to_ascii_lowercase());
+    let plural = |types| {
+        let resource = resource(types);
+        (resource.group, resource.plural)
+    };
+    initial(one) == initial(other) && plural(one) == plural(other)
 }
 
 /// An object of the cluster, trimmed to what decisions need.

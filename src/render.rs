@@ -3,7 +3,7 @@
 //! ```text
 //!  VirtualMachine ─┐
 //!  Observed        ┼─▶ context ─▶ minijinja ─▶ YAML text ─▶ documents ─▶ patches ─▶ objects (owner, labels, hash; refusals)
-//!  Config, values  │   context.rs  templates.rs              output.rs    patches.rs  output.rs
+//!  Config, values  │   context.rs  templates.rs              read.rs      patches.rs  output.rs
 //!  Facts ──────────┘               functions.rs, write.rs
 //! ```
 //!
@@ -18,6 +18,7 @@ pub mod functions;
 pub mod outline;
 pub mod output;
 pub mod patches;
+mod read;
 pub mod schema;
 pub mod templates;
 pub mod values;
@@ -122,7 +123,7 @@ fn objects(
     for name in templates.names() {
         let place = templates.place(name);
         let rendered =
-            output::documents(&templates.render(name, context)?).map_err(|wrong| templates.wrong(name, wrong))?;
+            read::documents(&templates.render(name, context)?).map_err(|wrong| templates.wrong(name, wrong))?;
         documents.extend(rendered.into_iter().map(|value| Document { name, place, value, patches: Vec::new() }));
     }
     for patch in templates.patches(context)? {

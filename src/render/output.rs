@@ -1,11 +1,11 @@
-//! From YAML text to objects: whose they are, how they live, and what is refused.
+//! From what was read to objects: whose they are, how they live, and what is refused.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt, core::TypeMeta};
-use serde::{Deserialize, Deserializer, Serialize, de};
-use serde_json::{Map, Value, json, map};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{
@@ -157,37 +157,6 @@ pub(super) struct Wrong {
     pub near: String,
     /// Whether it is the last of several such places.
     pub last: bool,
-}
-
-/// Parses what a template rendered: zero or more YAML documents, each to become an object. Entries that are null are left out.
-pub(super) fn documents(text: &str) -> Result<Vec<Value>, Wrong> {
-    let mut documents = Vec::new();
-    // A parser costs more than to look.
-    if text.trim_matches([' ', '\n']).is_empty() {
-        return Ok(documents);
-    }
-    for document in serde_yaml::Deserializer::from_str(text) {
-        let Unique(value) = Unique::deserialize(document).map_err(|error| not_yaml(text, &error))?;
-        if !value.is_null() {
-            documents.push(value);
-        }
-    }
-    Ok(documents)
-}
-
-fn not_yaml(text: &str, error: &serde_yaml::Error) -> Wrong {
-    let line = error.location().map(|place| {
-        (place.line(), text.lines().nth(place.line().saturating_sub(1)).unwrap_or_default().trim().to_owned())
-    });
-    let place = line.as_ref().map(|(number, line)| format!(" (line {number} of the output: {line:.80})"));
-    let said = error.to_string();
-    // The place of a key that is there twice is that of its map.
-    if let Some(key) = said.split_once("the key \"").and_then(|(_, rest)| rest.split('"').next()) {
-        let said = said.split(" at line ").next().unwrap_or(&said);
-        return Wrong { message: format!("the output is not YAML: {said}"), near: format!("{key}:"), last: true };
-    }
-    let message = format!("the output is not YAML: {said}{}", place.unwrap_or_default());
-    Wrong { message, near: line.map(|(_, line)| line).unwrap_or_default(), last: false }
 }
 
 /// Makes an object complete: labels, owner, hash.
@@ -354,74 +323,9 @@ fn drop_nulls(value: &mut Value) {
     }
 }
 
-/// JSON read from YAML in which no map has a key twice, without the entries that are null.
-struct Unique(Value);
-
-impl<'de> Deserialize<'de> for Unique {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl<'de> de::Visitor<'de> for Visitor {
-            type Value = Value;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a YAML document without tags")
-            }
-            fn visit_unit<E>(self) -> Result<Value, E> {
-                Ok(Value::Null)
-            }
-            fn visit_none<E>(self) -> Result<Value, E> {
-                Ok(Value::Null)
-            }
-            fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-                Ok(value.into())
-            }
-            fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-                Ok(value.into())
-            }
-            fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-                Ok(value.into())
-            }
-            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Value, E> {
-                if value.is_finite() { Ok(json!(value)) } else { Err(E::custom("a number that JSON does not have")) }
-            }
-            fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-                Ok(value.into())
-            }
-            fn visit_seq<A: de::SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
-                let mut list = Vec::new();
-                while let Some(Unique(value)) = access.next_element()? {
-                    list.push(value);
-                }
-                Ok(Value::Array(list))
-            }
-            fn visit_map<A: de::MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
-                let mut map = Map::new();
-                let mut has_null = false;
-                while let Some(key) = access.next_key::<String>()? {
-                    match map.entry(key) {
-                        map::Entry::Vacant(entry) => {
-                            let Unique(value) = access.next_value()?;
-                            has_null |= value.is_null();
-                            entry.insert(value);
-                        }
-                        map::Entry::Occupied(entry) => {
-                            let key = entry.key();
-                            return Err(de::Error::custom(format!("the key {key:?} is there twice")));
-                        }
-                    }
-                }
-                if has_null {
-                    map.retain(|_, value| !value.is_null());
-                }
-                Ok(Value::Object(map))
-            }
-        }
-        deserializer.deserialize_any(Visitor).map(Self)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::read::documents, *};
 
     fn scope() -> Scope<'static> {
         let mut vm: VirtualMachine = serde_json::from_value(json!({
@@ -515,10 +419,5 @@ mod tests {
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: other}\n").unwrap_err(), @"Pod a is in another namespace (other) than the machine");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, finalizers: [x]}\n").unwrap_err(), @"Pod a sets metadata.finalizers, which is the operator's to set");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, annotations: {vmoperator.jdrupes.org/lifetime: ever}}\n").unwrap_err(), @r#"Pod a: vmoperator.jdrupes.org/lifetime is vm, running or keep, not "ever""#);
-    }
-
-    #[test]
-    fn empty_documents_are_no_objects() {
-        assert!(documents("---\n# nothing\n---\n\n").unwrap().is_empty());
     }
 }

@@ -1,0 +1,347 @@
+//! How rendered text is read: YAML becomes JSON, in which no map has a key twice or one that is null.
+//!
+//! ```text
+//!  text ─▶ quickly ─────────────────▶ values
+//!             └─ anything unusual ─▶ thoroughly ─▶ values, or what is wrong and where
+//! ```
+//!
+//! serde_yaml decides what a text means and what is wrong with it. But to read is the largest part of what a look at a machine
+//! costs, and saphyr-parser does it in two thirds of the time: so it reads what nearly all templates render, text without
+//! anchors, tags and errors. What both can read they read alike. (saphyr-parser reads a little more, by YAML 1.2: `{a:}`.)
+
+use std::{borrow::Cow, fmt};
+
+use saphyr_parser::{Event, Parser, ScalarStyle, StrInput};
+use serde::{Deserialize, Deserializer, de};
+use serde_json::{Map, Value, json, map};
+
+use super::output::Wrong;
+
+/// Parses what a template rendered: zero or more YAML documents, each to become an object. Entries that are null are left out.
+pub(super) fn documents(text: &str) -> Result<Vec<Value>, Wrong> {
+    // A parser costs more than to look.
+    if text.trim_matches([' ', '\n']).is_empty() {
+        return Ok(Vec::new());
+    }
+    quickly(text).map_or_else(|| thoroughly(text), Ok)
+}
+
+/// Reads what is simple; `None` if there is an anchor, a tag, a block scalar, something that is not ASCII, or something wrong.
+fn quickly(text: &str) -> Option<Vec<Value>> {
+    let is_ascii = text.bytes().all(|byte| matches!(byte, b'\n' | b' '..=b'~'));
+    if !is_ascii || text.lines().any(|line| line.starts_with(['%', '.'])) {
+        return None;
+    }
+    let mut events = Events(Parser::new_from_str(text));
+    let mut documents = Vec::new();
+    loop {
+        match events.next()? {
+            Event::StreamEnd => return Some(documents),
+            Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd => {}
+            event => documents.extend(Some(events.value(event, 0)?).filter(|value| !value.is_null())),
+        }
+    }
+}
+
+/// What saphyr-parser finds in a text. All of it yields `None` for what serde_yaml should see.
+struct Events<'a>(Parser<'a, StrInput<'a>>);
+
+impl<'a> Events<'a> {
+    /// Deeper values are serde_yaml's, which has a limit.
+    const DEPTH: usize = 64;
+
+    fn next(&mut self) -> Option<Event<'a>> {
+        let (event, _) = self.0.next_event()?.ok()?;
+        Some(event)
+    }
+
+    /// The value that begins with an event.
+    fn value(&mut self, event: Event<'a>, depth: usize) -> Option<Value> {
+        match event {
+            Event::Scalar(text, ScalarStyle::Plain, 0, None) => of_plain(text),
+            Event::Scalar(text, ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted, 0, None) => {
+                Some(text.into_owned().into())
+            }
+            Event::SequenceStart(0, None) if depth < Self::DEPTH => {
+                let mut list = Vec::new();
+                loop {
+                    match self.next()? {
+                        Event::SequenceEnd => return Some(Value::Array(list)),
+                        event => list.push(self.value(event, depth + 1)?),
+                    }
+                }
+            }
+            Event::MappingStart(0, None) if depth < Self::DEPTH => self.map(depth + 1).map(Value::Object),
+            _ => None,
+        }
+    }
+
+    fn map(&mut self, depth: usize) -> Option<Map<String, Value>> {
+        let mut map = Map::new();
+        let mut has_null = false;
+        loop {
+            let key = match self.next()? {
+                Event::Scalar(key, _, 0, None) if !key.is_empty() && !key.starts_with(['|', '>']) => key.into_owned(),
+                Event::MappingEnd => break,
+                _ => return None,
+            };
+            let map::Entry::Vacant(entry) = map.entry(key) else { return None };
+            let event = self.next()?;
+            let value = self.value(event, depth)?;
+            has_null |= value.is_null();
+            entry.insert(value);
+        }
+        if has_null {
+            map.retain(|_, value| !value.is_null());
+        }
+        Some(map)
+    }
+}
+
+/// What a scalar without quotes is. All that may be a number but is no plain one is decided by serde_yaml.
+fn of_plain(text: Cow<'_, str>) -> Option<Value> {
+    let is_digit = |byte: &u8| byte.is_ascii_digit();
+    let of_numbers = |byte: &u8| byte.is_ascii_hexdigit() || b"+-.xoinIN_".contains(byte);
+    match &*text {
+        "" | "~" | "null" | "Null" | "NULL" => return Some(Value::Null),
+        "true" | "True" | "TRUE" => return Some(Value::Bool(true)),
+        "false" | "False" | "FALSE" => return Some(Value::Bool(false)),
+        _ => {}
+    }
+    let bytes = text.as_bytes();
+    let is_string = match bytes.first() {
+        // serde_yaml refuses these where saphyr-parser does not.
+        Some(b'|' | b'>') => return None,
+        Some(b'0'..=b'9' | b'+' | b'-' | b'.') => !bytes.iter().all(of_numbers),
+        _ => true,
+    };
+    if is_string {
+        return Some(Value::String(text.into_owned()));
+    }
+    // Of at most 18 digits, which fit whatever they are.
+    if bytes.len() <= 18 && bytes.iter().all(is_digit) && (bytes.len() == 1 || bytes.first() != Some(&b'0')) {
+        return text.parse::<i64>().ok().map(Value::from);
+    }
+    let Unique(value) = serde_yaml::from_str(&text).ok()?;
+    let is_same = value.is_number() || value.as_str() == Some(&text);
+    is_same.then_some(value)
+}
+
+/// Reads it as serde_yaml does, and says what is wrong.
+fn thoroughly(text: &str) -> Result<Vec<Value>, Wrong> {
+    let mut documents = Vec::new();
+    for document in serde_yaml::Deserializer::from_str(text) {
+        let Unique(value) = Unique::deserialize(document).map_err(|error| not_yaml(text, &error))?;
+        if !value.is_null() {
+            documents.push(value);
+        }
+    }
+    Ok(documents)
+}
+
+fn not_yaml(text: &str, error: &serde_yaml::Error) -> Wrong {
+    let line = error.location().map(|place| {
+        (place.line(), text.lines().nth(place.line().saturating_sub(1)).unwrap_or_default().trim().to_owned())
+    });
+    let place = line.as_ref().map(|(number, line)| format!(" (line {number} of the output: {line:.80})"));
+    let said = error.to_string();
+    // The place of a key that is there twice is that of its map.
+    if let Some(key) = said.split_once("the key \"").and_then(|(_, rest)| rest.split('"').next()) {
+        let said = said.split(" at line ").next().unwrap_or(&said);
+        return Wrong { message: format!("the output is not YAML: {said}"), near: format!("{key}:"), last: true };
+    }
+    let message = format!("the output is not YAML: {said}{}", place.unwrap_or_default());
+    Wrong { message, near: line.map(|(_, line)| line).unwrap_or_default(), last: false }
+}
+
+/// JSON read from YAML in which no map has a key twice, without the entries that are null.
+struct Unique(Value);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = Value;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a YAML document without tags")
+            }
+            fn visit_unit<E>(self) -> Result<Value, E> {
+                Ok(Value::Null)
+            }
+            fn visit_none<E>(self) -> Result<Value, E> {
+                Ok(Value::Null)
+            }
+            fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+                Ok(value.into())
+            }
+            fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+                Ok(value.into())
+            }
+            fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+                Ok(value.into())
+            }
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Value, E> {
+                if value.is_finite() { Ok(json!(value)) } else { Err(E::custom("a number that JSON does not have")) }
+            }
+            fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+                Ok(value.into())
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+                let mut list = Vec::new();
+                while let Some(Unique(value)) = access.next_element()? {
+                    list.push(value);
+                }
+                Ok(Value::Array(list))
+            }
+            fn visit_map<A: de::MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+                let mut map = Map::new();
+                let mut has_null = false;
+                while let Some(key) = access.next_key::<String>()? {
+                    match map.entry(key) {
+                        map::Entry::Vacant(entry) => {
+                            let Unique(value) = access.next_value()?;
+                            has_null |= value.is_null();
+                            entry.insert(value);
+                        }
+                        map::Entry::Occupied(entry) => {
+                            let key = entry.key();
+                            return Err(de::Error::custom(format!("the key {key:?} is there twice")));
+                        }
+                    }
+                }
+                if has_null {
+                    map.retain(|_, value| !value.is_null());
+                }
+                Ok(Value::Object(map))
+            }
+        }
+        deserializer.deserialize_any(Visitor).map(Self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn empty_documents_are_no_objects() {
+        assert!(documents("---\n# nothing\n---\n\n").unwrap().is_empty());
+    }
+
+    #[test]
+    fn entries_that_are_null_are_left_out() {
+        let text = "a: null\nb: [{c: , d: 1}, ~]\n";
+        let expected = || vec![json!({ "b": [{ "d": 1 }, null] })];
+        assert_eq!((quickly(text), thoroughly(text)), (Some(expected()), Ok(expected())));
+    }
+
+    #[test]
+    fn what_templates_render_is_read_quickly() {
+        for text in
+            ["a: 1\nb: [x, {c: null}]\n", "---\na: 'b'\n---\n\"c\": \"\\u0041\\n\" # d\n", "a: -5\nb: 1Gi\nc: 1.5\n"]
+        {
+            assert_eq!(quickly(text), thoroughly(text).ok(), "{text}");
+            assert!(quickly(text).is_some(), "{text}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(10_000))]
+
+        #[test]
+        fn both_ways_of_reading_yield_the_same(text in prop::collection::vec(prop::sample::select(PIECES), 0..12)) {
+            let text = text.concat();
+            if let (Some(quickly), Ok(thoroughly)) = (quickly(&text), thoroughly(&text)) {
+                prop_assert_eq!(quickly, thoroughly, "{:?}", text);
+            }
+        }
+    }
+
+    /// What YAML is made of, and what looks like it.
+    const PIECES: &[&str] = &[
+        "a",
+        "b",
+        "c",
+        "a: ",
+        "b: ",
+        "c:\n",
+        "? ",
+        ": ",
+        ":",
+        "- ",
+        "-",
+        "\n",
+        "\n  ",
+        "\n    ",
+        "  ",
+        " ",
+        "\t",
+        "[",
+        "]",
+        "{",
+        "}",
+        ", ",
+        ",",
+        "\"",
+        "'",
+        "''",
+        "\\n",
+        "\\",
+        "|\n",
+        "|-\n",
+        "|+\n",
+        "|2\n",
+        ">\n",
+        ">-\n",
+        "# ",
+        "#",
+        "&x ",
+        "*x",
+        "!",
+        "!!str ",
+        "%",
+        "@",
+        "`",
+        "---\n",
+        "--- ",
+        "---",
+        "...\n",
+        "...",
+        "null",
+        "~",
+        "true",
+        "False",
+        "no",
+        "0",
+        "1",
+        "-1",
+        "+1",
+        "007",
+        "0x1f",
+        "0o7",
+        "0b1",
+        "1e3",
+        "1.5",
+        ".5",
+        "1.",
+        ".inf",
+        "-.nan",
+        "1_0",
+        "1Gi",
+        "10.0.0.1",
+        "2001-01-01",
+        "<<: ",
+        "=",
+        "\u{e9}",
+        "\u{85}",
+        "\u{2028}",
+        "\u{feff}",
+        "\r\n",
+        "\r",
+        "\u{1f600}",
+        "\u{7f}",
+        "\0",
+    ];
+}

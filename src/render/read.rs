@@ -29,8 +29,9 @@ pub(super) fn documents(text: &str) -> Result<Vec<Value>, Wrong> {
 
 /// Reads what is simple; `None` if there is an anchor, a tag, a block scalar, something that is not ASCII, or something wrong.
 fn quickly(text: &str) -> Option<Vec<Value>> {
-    let is_ascii = text.bytes().all(|byte| matches!(byte, b'\n' | b' '..=b'~'));
-    let has_markers = text.lines().any(|line| line.starts_with(['%', '.']));
+    // Not `all`, which looks at one byte after the other.
+    let is_ascii = text.bytes().fold(true, |all, byte| all & matches!(byte, b'\n' | b' '..=b'~'));
+    let has_markers = text.starts_with(['%', '.']) || ["\n%", "\n."].iter().any(|marker| text.contains(marker));
     // YAML 1.2 takes `{a:}` for a key without a value. serde_yaml refuses it, and more likely a blank was forgotten.
     let has_tight_keys = [":,", ":]", ":}", ":?"].iter().any(|pair| text.contains(pair));
     if !is_ascii || has_markers || has_tight_keys {

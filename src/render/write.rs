@@ -66,24 +66,31 @@ fn write_json(out: &mut Output<'_>, value: &Value) -> Result<(), minijinja::Erro
 
 fn write_string(out: &mut Output<'_>, string: &str) -> fmt::Result {
     out.write_char('"')?;
-    let mut written = 0;
-    for (at, character) in string.char_indices() {
-        let escaped = match character {
-            '"' => "\\\"",
-            '\\' => "\\\\",
-            '\n' => "\\n",
-            '\r' => "\\r",
-            '\t' => "\\t",
-            '\0'..'\u{20}' | '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => "",
-            _ => continue,
-        };
-        out.write_str(&string[written..at])?;
-        out.write_str(escaped)?;
-        if escaped.is_empty() {
-            write!(out, "\\u{:04x}", u32::from(character))?;
+    let mut rest = string;
+    // Of the bytes of a character beyond ASCII this finds the first.
+    while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'"' | b'\\' | ..b' ' | 0x7f..)) {
+        out.write_str(&rest[..at])?;
+        let mut characters = rest[at..].chars();
+        match characters.next() {
+            Some('"') => out.write_str("\\\"")?,
+            Some('\\') => out.write_str("\\\\")?,
+            Some('\n') => out.write_str("\\n")?,
+            Some('\r') => out.write_str("\\r")?,
+            Some('\t') => out.write_str("\\t")?,
+            Some(
+                other @ ('\0'..'\u{20}'
+                | '\u{7f}'..='\u{9f}'
+                | '\u{2028}'
+                | '\u{2029}'
+                | '\u{feff}'
+                | '\u{fffe}'
+                | '\u{ffff}'),
+            ) => write!(out, "\\u{:04x}", u32::from(other))?,
+            Some(other) => out.write_char(other)?,
+            None => {}
         }
-        written = at + character.len_utf8();
+        rest = characters.as_str();
     }
-    out.write_str(&string[written..])?;
+    out.write_str(rest)?;
     out.write_char('"')
 }

@@ -62,11 +62,11 @@ pub fn resource(key: &TypeMeta) -> ApiResource {
 pub fn is_same_resource(one: &TypeMeta, other: &TypeMeta) -> bool {
     // A plural begins as its kind does, and takes long to make.
     let initial = |types: &TypeMeta| types.kind.chars().next().map(|initial| initial.to_ascii_lowercase());
-    let plural = |types| {
-        let resource = resource(types);
-        (resource.group, resource.plural)
-    };
-    initial(one) == initial(other) && plural(one) == plural(other)
+    if initial(one) != initial(other) {
+        return false;
+    }
+    let (one, other) = (resource(one), resource(other));
+    one.group == other.group && one.plural == other.plural
 }
 
 /// An object of the cluster, trimmed to what decisions need.

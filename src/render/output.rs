@@ -246,7 +246,7 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
     {
         metadata.insert("ownerReferences".into(), json!([owner]));
     }
-    // Of patches, or of a machine without a namespace; what was read from YAML has none.
+    // Of patches, or of a machine without a namespace; what was read has none.
     drop_nulls(&mut value);
     let hash = hash(&mut value, update);
     let annotations = map_of(map(&mut value, "metadata"), "annotations");
@@ -309,7 +309,7 @@ fn map_of<'a>(object: &'a mut Map<String, Value>, field: &str) -> &'a mut Map<St
 
 /// Takes out map entries that are null: to apply null means to own an empty field. So a template can write
 /// `nodeName: {{ spec.nodeName }}` whether or not there is one.
-fn drop_nulls(value: &mut Value) {
+pub(super) fn drop_nulls(value: &mut Value) {
     match value {
         Value::Object(map) => {
             // `retain` is slow, and hardly ever is there something to take out.

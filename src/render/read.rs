@@ -1,4 +1,4 @@
-//! How rendered text is read: YAML becomes JSON, in which no map has a key twice or one that is null.
+//! How rendered text is read: YAML becomes JSON, in which no map has a key twice or an entry that is null.
 //!
 //! ```text
 //!  text ─▶ quickly ─────────────────▶ values
@@ -16,7 +16,7 @@ use saphyr_parser::{Event, Parser, ScalarStyle, StrInput};
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value, json, map};
 
-use super::output::Wrong;
+use super::output::{Wrong, drop_nulls};
 
 /// Parses what a template rendered: zero or more YAML documents, each to become an object. Entries that are null are left out.
 pub(super) fn documents(text: &str) -> Result<Vec<Value>, Wrong> {
@@ -24,10 +24,13 @@ pub(super) fn documents(text: &str) -> Result<Vec<Value>, Wrong> {
     if text.trim_matches([' ', '\n']).is_empty() {
         return Ok(Vec::new());
     }
-    quickly(text).map_or_else(|| thoroughly(text), Ok)
+    let mut documents = quickly(text).map_or_else(|| thoroughly(text), Ok)?;
+    documents.iter_mut().for_each(drop_nulls);
+    Ok(documents)
 }
 
-/// Reads what is simple; `None` if there is an anchor, a tag, a block scalar, something that is not ASCII, or something wrong.
+/// Reads documents that are simple, without those that are null; `None` if there is an anchor, a tag, a block scalar, something
+/// that is not ASCII, or something wrong.
 fn quickly(text: &str) -> Option<Vec<Value>> {
     // Not `all`, which looks at one byte after the other.
     let is_ascii = text.bytes().fold(true, |all, byte| all & matches!(byte, b'\n' | b' '..=b'~'));
@@ -64,8 +67,9 @@ impl<'a> Events<'a> {
     fn value(&mut self, event: Event<'a>, depth: usize) -> Option<Value> {
         match event {
             Event::Scalar(text, ScalarStyle::Plain, 0, None) => of_plain(&text),
+            // Copied: saphyr-parser's strings have room for much more, and those of an object stay in memory.
             Event::Scalar(text, ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted, 0, None) => {
-                Some(fitting(&text).into())
+                Some(text.as_ref().into())
             }
             Event::SequenceStart(0, None) if depth < Self::DEPTH => {
                 let mut list = Vec::new();
@@ -83,33 +87,23 @@ impl<'a> Events<'a> {
 
     fn map(&mut self, depth: usize) -> Option<Map<String, Value>> {
         let mut map = Map::new();
-        let mut has_null = false;
         loop {
             let key = match self.next()? {
-                Event::Scalar(key, _, 0, None) if !key.is_empty() && !key.starts_with(INDICATORS) => fitting(&key),
-                Event::MappingEnd => break,
+                Event::Scalar(key, _, 0, None) if !key.is_empty() && !key.starts_with(INDICATORS) => {
+                    key.as_ref().to_owned()
+                }
+                Event::MappingEnd => return Some(map),
                 _ => return None,
             };
             let map::Entry::Vacant(entry) = map.entry(key) else { return None };
             let event = self.next()?;
-            let value = self.value(event, depth)?;
-            has_null |= value.is_null();
-            entry.insert(value);
+            entry.insert(self.value(event, depth)?);
         }
-        if has_null {
-            map.retain(|_, value| !value.is_null());
-        }
-        Some(map)
     }
 }
 
 /// With these characters a scalar without quotes begins only for saphyr-parser.
 const INDICATORS: [char; 4] = ['|', '>', '?', ':'];
-
-/// A copy that takes no more memory than it must: saphyr-parser's strings have room for much more, and an object's stay.
-fn fitting(text: &str) -> String {
-    text.to_owned()
-}
 
 /// What a scalar without quotes is. All that may be a number but is no plain one is decided by serde_yaml.
 fn of_plain(text: &str) -> Option<Value> {
@@ -123,7 +117,7 @@ fn of_plain(text: &str) -> Option<Value> {
     let of_numbers = |character: char| character.is_ascii_hexdigit() || "+-.xoinIN_".contains(character);
     if !text.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first)) || !text.chars().all(of_numbers)
     {
-        return Some(fitting(text).into());
+        return Some(text.into());
     }
     let digits = text.strip_prefix('-').unwrap_or(text);
     let is_integer = digits.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !digits.starts_with('0'));
@@ -135,14 +129,12 @@ fn of_plain(text: &str) -> Option<Value> {
     (value.is_number() || value.as_str() == Some(text)).then_some(value)
 }
 
-/// Reads it as serde_yaml does, and says what is wrong.
+/// Reads the same as serde_yaml does, and says what is wrong.
 fn thoroughly(text: &str) -> Result<Vec<Value>, Wrong> {
     let mut documents = Vec::new();
     for document in serde_yaml::Deserializer::from_str(text) {
         let Unique(value) = Unique::deserialize(document).map_err(|error| not_yaml(text, &error))?;
-        if !value.is_null() {
-            documents.push(value);
-        }
+        documents.extend(Some(value).filter(|value| !value.is_null()));
     }
     Ok(documents)
 }
@@ -162,7 +154,7 @@ fn not_yaml(text: &str, error: &serde_yaml::Error) -> Wrong {
     Wrong { message, near: line.map(|(_, line)| line).unwrap_or_default(), last: false }
 }
 
-/// JSON read from YAML in which no map has a key twice, without the entries that are null.
+/// JSON read from YAML in which no map has a key twice.
 struct Unique(Value);
 
 impl<'de> Deserialize<'de> for Unique {
@@ -203,12 +195,10 @@ impl<'de> Deserialize<'de> for Unique {
             }
             fn visit_map<A: de::MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
                 let mut map = Map::new();
-                let mut has_null = false;
                 while let Some(key) = access.next_key::<String>()? {
                     match map.entry(key) {
                         map::Entry::Vacant(entry) => {
                             let Unique(value) = access.next_value()?;
-                            has_null |= value.is_null();
                             entry.insert(value);
                         }
                         map::Entry::Occupied(entry) => {
@@ -216,9 +206,6 @@ impl<'de> Deserialize<'de> for Unique {
                             return Err(de::Error::custom(format!("the key {key:?} is there twice")));
                         }
                     }
-                }
-                if has_null {
-                    map.retain(|_, value| !value.is_null());
                 }
                 Ok(Value::Object(map))
             }
@@ -240,9 +227,9 @@ mod tests {
 
     #[test]
     fn entries_that_are_null_are_left_out() {
-        let text = "a: null\nb: [{c: , d: 1}, ~]\n";
-        let expected = || vec![json!({ "b": [{ "d": 1 }, null] })];
-        assert_eq!((quickly(text), thoroughly(text)), (Some(expected()), Ok(expected())));
+        for text in ["a: null\nb: [{c: , d: 1}, ~]\n", "a: &a null\nb: [{c: *a, d: 1}, ~]\n"] {
+            assert_eq!(documents(text), Ok(vec![json!({ "b": [{ "d": 1 }, null] })]), "{text}");
+        }
     }
 
     #[test]

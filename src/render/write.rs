@@ -72,25 +72,24 @@ fn write_string(out: &mut Output<'_>, string: &str) -> fmt::Result {
         out.write_str(&rest[..at])?;
         let mut characters = rest[at..].chars();
         match characters.next() {
-            Some('"') => out.write_str("\\\"")?,
-            Some('\\') => out.write_str("\\\\")?,
             Some('\n') => out.write_str("\\n")?,
             Some('\r') => out.write_str("\\r")?,
             Some('\t') => out.write_str("\\t")?,
-            Some(
-                other @ ('\0'..'\u{20}'
-                | '\u{7f}'..='\u{9f}'
-                | '\u{2028}'
-                | '\u{2029}'
-                | '\u{feff}'
-                | '\u{fffe}'
-                | '\u{ffff}'),
-            ) => write!(out, "\\u{:04x}", u32::from(other))?,
-            Some(other) => out.write_char(other)?,
+            Some(character @ ('"' | '\\')) => write!(out, "\\{character}")?,
+            Some(character) if is_refused(character) => write!(out, "\\u{:04x}", u32::from(character))?,
+            Some(character) => out.write_char(character)?,
             None => {}
         }
         rest = characters.as_str();
     }
     out.write_str(rest)?;
     out.write_char('"')
+}
+
+/// Whether YAML takes a character for a line break, or does not take it at all.
+fn is_refused(character: char) -> bool {
+    matches!(
+        character,
+        '\0'..'\u{20}' | '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}'
+    )
 }

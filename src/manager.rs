@@ -56,7 +56,7 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout, timeout_at},
 };
-use tower::{buffer::BufferLayer, filter::FilterLayer, retry::RetryLayer};
+use tower::{buffer::BufferLayer, filter::FilterLayer, layer::layer_fn, retry::RetryLayer};
 use tracing::{Instrument, error, error_span, info, warn};
 
 use self::{
@@ -68,7 +68,7 @@ use self::{
 };
 use crate::{
     api::full_name,
-    cluster::{Cluster, Turns, events::Teller, listing::as_recent_as_etcd, packed::PackedMachine, watch::Children},
+    cluster::{Cluster, Turns, events::Teller, listing::beginning_with_lists, packed::PackedMachine, watch::Children},
     config::{Config, ReconcilerConfig, Scope},
     files::{self, FileError},
 };
@@ -365,7 +365,7 @@ fn again<T: Send + Sync + 'static>(
 }
 
 /// A client whose requests for a change are let through by the fence only, each time that they are sent: what the API server
-/// has no time for is sent again, a little later. Watches begin with what is [as recent as etcd](as_recent_as_etcd).
+/// has no time for is sent again, a little later. Watches [begin with lists](beginning_with_lists).
 fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
     // Its own would go on within the fence, and for minutes.
     config.default_retry = false;
@@ -373,14 +373,14 @@ fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
     let retry = RetryPolicy::new(first, longest, times, true).context("RETRY is no policy")?;
     let check = move |request: axum::http::Request<Body>| {
         if request.method().is_safe() {
-            return Ok(as_recent_as_etcd(request));
+            return Ok(request);
         }
         fence.check(Instant::now()).map(|()| request)
     };
     let checked = ClientBuilder::try_from(config)?.with_layer(&FilterLayer::new(check));
     // To send one again takes a clone of the service, which the buffer is.
     let cloned = checked.with_layer(&BufferLayer::new(WAITING));
-    Ok(cloned.with_layer(&RetryLayer::new(retry)).build())
+    Ok(cloned.with_layer(&RetryLayer::new(retry)).with_layer(&layer_fn(beginning_with_lists)).build())
 }
 
 /// A name that no other process has, nor this one had before: as client-go makes it.

@@ -71,17 +71,13 @@ pub struct Children {
 /// More deletions than can happen between a request and its answer.
 const REMEMBERED: usize = 256;
 
-/// How many objects a page of a list has: it is in memory as a whole, and much larger than what is kept of it.
-pub const PAGE: u32 = 100;
-/// How many, where only the metadata is asked for.
-const META_PAGE: u32 = 500;
-
 /// For how many machines at once the API server is asked instead of waiting for the lists. For more, the lists are the shorter way.
 pub const URGENT: usize = 8;
 
 /// For how long an object is believed in that was made while its kind was listed, or was about to be, and that neither the list
-/// nor the watch shows: the list may be older than the object, and the watch that follows then tells of it.
-const DOUBT: Duration = Duration::from_secs(30);
+/// nor the watch shows: the list may be older than the object, and the watch that follows then tells of it. Longer than that may
+/// take to begin.
+const DOUBT: Duration = listing::SILENCE.saturating_add(Duration::from_secs(30));
 
 /// Only what is rendered may make more watches than these: whoever may write a status must not make any number.
 const MAXIMUM_KINDS: usize = 100;
@@ -342,11 +338,11 @@ impl Children {
         let stream = if is_whole(&kind) {
             let api: Api<Whole> = api(&self.client, self.namespace.as_deref(), &resource);
             let pack = move |object: Whole| object.pack(&of, &packer.shapes);
-            listed_and_watched(api, config, PAGE).map_ok(move |event| event_map(event, &pack)).boxed()
+            listed_and_watched(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
         } else {
             let api: Api<Meta> = api(&self.client, self.namespace.as_deref(), &resource);
             let pack = move |object: Meta| object.pack(&of, &packer.shapes);
-            listed_and_watched(api, config, META_PAGE).map_ok(move |event| event_map(event, &pack)).boxed()
+            listed_and_watched(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream);
@@ -354,8 +350,8 @@ impl Children {
             while let Some(event) = stream.next().await {
                 match event {
                     Ok(event) => {
-                        // Before a page there is a sign of life that means nothing.
-                        if !matches!(event, Event::Init) {
+                        // What comes of a list that breaks off does not mean that all is well.
+                        if !matches!(event, Event::Init | Event::InitApply(_)) {
                             said.over();
                         }
                         if children.take(&kind, event) {
@@ -409,7 +405,7 @@ impl Children {
                 let List { answered, .. } = lock(&self.lists).remove(kind).unwrap_or_default();
                 let (doubted, gone): (Vec<_>, Vec<_>) =
                     unlisted.into_iter().partition(|(_, uid)| answered.contains(uid));
-                self.doubt(doubted.into_iter().map(|(_, uid)| uid).collect());
+                self.doubt(kind.clone(), doubted.into_iter().map(|(_, uid)| uid).collect());
                 gone.into_iter().for_each(|(vm, uid)| self.remove(&vm, uid));
                 return true;
             }
@@ -438,7 +434,7 @@ impl Children {
     }
 
     /// Removes these objects later, if nobody tells of them until then.
-    fn doubt(self: &Arc<Self>, doubted: Vec<Box<str>>) {
+    fn doubt(self: &Arc<Self>, kind: TypeMeta, doubted: Vec<Box<str>>) {
         if doubted.is_empty() {
             return;
         }
@@ -446,6 +442,10 @@ impl Children {
         let children = self.clone();
         tokio::spawn(async move {
             sleep(DOUBT).await;
+            // The watch was cut, or never began.
+            while lock(&children.lists).contains_key(&kind) {
+                sleep(DOUBT).await;
+            }
             let gone =
                 children.select(|known| doubted.contains(&known.uid) && lock(&children.doubted).contains(&known.uid));
             gone.into_iter().for_each(|(vm, uid)| children.remove(&vm, uid));
@@ -659,6 +659,19 @@ mod tests {
         children.insert(service("made-and-deleted", 4));
         children.take(&kind(), Event::InitDone);
         assert_eq!(known(&children), ["made", "made-and-deleted", "there"]);
+        children.take(&kind(), Event::Apply(service("made", 3)));
+        sleep(DOUBT * 2).await;
+        assert_eq!(known(&children), ["made", "there"]);
+
+        // As long as the watch does not go on it can't tell.
+        children.take(&kind(), Event::Init);
+        children.take(&kind(), Event::InitApply(service("made", 3)));
+        children.take(&kind(), Event::InitApply(service("there", 2)));
+        children.insert(service("untold", 4));
+        children.take(&kind(), Event::InitDone);
+        children.expect_list(&kind());
+        sleep(DOUBT * 5).await;
+        assert_eq!(known(&children), ["made", "there", "untold"]);
         children.take(&kind(), Event::Apply(service("made", 3)));
         sleep(DOUBT * 2).await;
         assert_eq!(known(&children), ["made", "there"]);

@@ -44,15 +44,17 @@ use crate::{
     api::VirtualMachine,
     cluster::{
         events::Teller,
-        listing::listed_and_watched,
+        listing::{self, listed_and_watched},
         packed::{PackedMachine, Unreadable},
-        watch::{Chain, PAGE, URGENT},
+        watch::{Chain, URGENT},
     },
     power,
 };
 
 /// For how long at most the others wait for machines with something new when the objects are known.
 const HEAD_START: Duration = Duration::from_millis(200);
+/// How many machines may have arrived that are not read yet.
+const ARRIVING: usize = 100;
 /// For how long at most they wait for the objects to be known.
 const LISTS: Duration = Duration::from_secs(10);
 
@@ -96,9 +98,9 @@ pub fn watch(
     let mut listed = Some(listed);
     let tell = move |vm: &_, error: &_| tell(&teller, vm, error);
     let mut reader = Reader::new(metrics, health, tell);
-    let machines = listed_and_watched(api(&client, namespace), watcher::Config::default(), PAGE);
+    let machines = listed_and_watched(api(&client, namespace), watcher::Config::default());
     // Some are read while others arrive.
-    let (sender, arriving) = mpsc::channel(PAGE as usize);
+    let (sender, arriving) = mpsc::channel(ARRIVING);
     tokio::spawn(machines.map(Ok).forward(sender));
     arriving
         .filter_map(move |event| ready(reader.take(event).map(Ok)))
@@ -262,11 +264,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
     /// The watch goes on by itself; a trouble that lasts is said once.
     fn failed(&mut self, error: &watcher::Error) {
         self.metrics.watch_cut("VirtualMachine");
-        let answer = match error {
-            watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error) => Some(error),
-            _ => None,
-        };
-        let message = if matches!(answer, Some(kube::Error::Api(answer)) if answer.code == 404) {
+        let message = if listing::code(error) == Some(404) {
             let resource = VirtualMachine::plural(&());
             format!("the API server does not know {resource}: apply the CustomResourceDefinitions in crds/")
         } else {

@@ -14,10 +14,10 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use futures::StreamExt;
+use futures::{StreamExt, stream};
 use http_body_util::BodyExt;
 use kube::Client;
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// How bad the day is: of 100 requests, how many meet which fault.
@@ -29,23 +29,12 @@ pub struct Faults {
     pub unavailable: u8,
     /// 500 though the request arrived and was carried out.
     pub lost_answer: u8,
-    /// 410 when a watch begins: it must list again.
+    /// A watch begins with an event that says 410: it must list again.
     pub gone: u8,
     /// The longest that a watch lives; as long as it likes when `None`.
     pub watch: Option<Duration>,
-    /// What happens to a watch that is to begin with what there is.
-    pub streams: Streams,
-}
-
-/// What happens to watches that are to begin with what there is.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Streams {
-    #[default]
-    Pass,
-    /// 422, as from an API server whose `WatchList` is switched off.
-    Refused,
-    /// They end before they have told anything.
-    Cut,
+    /// How many answers to lists of a kind break off in their middle.
+    pub half_lists: u8,
 }
 
 /// The proxy.
@@ -61,6 +50,8 @@ struct Shared {
     random: Mutex<fastrand::Rng>,
     /// Writes that the API server carried out, by method and path.
     writes: Mutex<BTreeMap<String, u32>>,
+    /// Lists that were asked for, in the same way.
+    lists: Mutex<BTreeMap<String, u8>>,
     injected: Mutex<BTreeMap<&'static str, u32>>,
 }
 
@@ -72,6 +63,7 @@ impl Proxy {
             faults: Mutex::new(Some(faults)),
             random: Mutex::new(fastrand::Rng::with_seed(seed)),
             writes: Mutex::default(),
+            lists: Mutex::default(),
             injected: Mutex::default(),
         });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -122,28 +114,30 @@ impl Shared {
     }
 }
 
-fn refusal(code: u16, reason: &str) -> Response {
-    refusal_with(code, reason, "a test says so")
+fn status(code: u16, reason: &str) -> Value {
+    let message = "a test says so";
+    json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message })
 }
 
-fn refusal_with(code: u16, reason: &str, message: &str) -> Response {
-    let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message });
+fn refusal(code: u16, reason: &str) -> Response {
     let response = Response::builder().status(code).header("content-type", "application/json");
     let response = if code == 429 { response.header("retry-after", "1") } else { response };
-    response.body(Body::from(status.to_string())).unwrap()
+    response.body(Body::from(status(code, reason).to_string())).unwrap()
 }
 
 async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let faults = *shared.faults.lock().unwrap();
     let (parts, body) = request.into_parts();
     let asks = |what: &str| parts.uri.query().is_some_and(|query| query.contains(what));
-    let (is_watch, is_stream) = (asks("watch=true"), asks("sendInitialEvents=true"));
+    let is_watch = asks("watch=true");
     let is_write = parts.method != http::Method::GET;
+    let of_all = ["vms", "pods", "persistentvolumeclaims", "configmaps", "secrets", "services"];
+    let is_list = !is_write && !is_watch && of_all.iter().any(|kind| parts.uri.path().ends_with(&format!("/{kind}")));
     let what = format!("{} {}", parts.method, parts.uri.path());
     let body = body.collect().await.unwrap().to_bytes();
     let request = http::Request::from_parts(parts, kube::client::Body::from(body));
     let dice = shared.random.lock().unwrap().u8(0..100);
-    let mut lose = false;
+    let (mut lose, mut half) = (false, false);
     if let Some(faults) = faults {
         let mut upto = 0;
         let mut hit = |share: u8| {
@@ -164,17 +158,14 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         }
         if hit(faults.gone) && is_watch {
             shared.inject("410");
-            return refusal(410, "Expired");
+            let event = json!({ "type": "ERROR", "object": status(410, "Expired") });
+            return Response::new(Body::from(format!("{event}\n")));
         }
-        if faults.streams == Streams::Refused && is_stream {
-            shared.inject("422");
-            // In the words of an API server that was started with --feature-gates=WatchList=false.
-            return refusal_with(
-                422,
-                "Invalid",
-                "ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch \
-                 unless the WatchList feature gate is enabled",
-            );
+        if is_list {
+            let mut lists = shared.lists.lock().unwrap();
+            let lists = lists.entry(what.clone()).or_default();
+            half = *lists < faults.half_lists;
+            *lists += 1;
         }
     }
     let Ok(answer) = shared.client.send(request).await else {
@@ -188,9 +179,17 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         return refusal(500, "InternalError");
     }
     let answer = answer.map(Body::new);
-    if faults.is_some_and(|faults| faults.streams == Streams::Cut) && is_stream {
-        shared.inject("cut beginning");
-        return answer.map(|body| Body::from_stream(body.into_data_stream().take(0)));
+    if half {
+        shared.inject("half a list");
+        let (head, body) = answer.into_parts();
+        let text = body.collect().await.unwrap().to_bytes();
+        let half = stream::iter([Ok(text.slice(..text.len() / 2))]);
+        // Later, so that the half is sent.
+        let broken = stream::once(async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe))
+        });
+        return Response::from_parts(head, Body::from_stream(half.chain(broken)));
     }
     match faults.and_then(|faults| faults.watch) {
         Some(longest) if is_watch => {

@@ -1,8 +1,9 @@
 //! The manager against the raw limit: what a bare client needs for the same writes, on the same machine in the same run.
 //!
 //! ```text
-//!  for each N:  API server ─▶ raw limit ◀─▶ manager: create ─▶ rest ─▶ restart ─▶ down ─▶ update ─▶ delete
+//!  for each N:  API server ─▶ raw limit ◀─▶ manager: create
 //!                             └─ in turns, round by round ──┘
+//!               API server ─▶ manager: create ─▶ rest ─▶ restart ─▶ down ─▶ update ─▶ delete
 //! ```
 //!
 //! docs/performance.md says what the figures mean. Nothing is asserted: figures depend on the machine, so the ratios and the
@@ -394,25 +395,19 @@ async fn measure(count: usize, program: &Path, options: &Options) -> Result<Figu
     raw(&cluster, count, "warm-up").await?;
 
     let mut rounds: Vec<Figures> = vec![];
-    let mut last: Option<(Manager, String)> = None;
-    let count_of_rounds = options.rounds.max(1);
-    for round in 0..count_of_rounds {
-        if let Some((manager, namespace)) = last.take() {
-            cluster.end(manager, &namespace).await?;
-        }
-        // An API server is slower the more it has seen, so whoever began in one round is second in the next. In the last one
-        // the manager is second: its machines are needed afterwards.
-        let raw_first = (count_of_rounds - round) % 2 == 1;
+    for round in 0..options.rounds.max(1) {
         let (raw_namespace, namespace) = (format!("raw-{round}"), format!("bench-{round}"));
-        let (made, (raw, raw_control_plane_cpu_s)) = if raw_first {
-            let raw = raw(&cluster, count, &raw_namespace).await?;
-            let (made, manager) = create(&cluster, program, count, &namespace).await?;
-            last = Some((manager, namespace));
-            (made, raw)
-        } else {
+        let managed = async || {
             let (made, manager) = create(&cluster, program, count, &namespace).await?;
             cluster.end(manager, &namespace).await?;
-            (made, raw(&cluster, count, &raw_namespace).await?)
+            anyhow::Ok(made)
+        };
+        // An API server is slower the more it has seen, so whoever began in one round is second in the next.
+        let (made, (raw, raw_control_plane_cpu_s)) = if round % 2 == 0 {
+            let raw = raw(&cluster, count, &raw_namespace).await?;
+            (managed().await?, raw)
+        } else {
+            (managed().await?, raw(&cluster, count, &raw_namespace).await?)
         };
         let figures = Figures {
             raw_pods_s: raw.pods_s,
@@ -430,8 +425,13 @@ async fn measure(count: usize, program: &Path, options: &Options) -> Result<Figu
     let ratios = rounds.iter().map(|figures| figures.raw_pods_s / figures.pods_s).collect();
     // Of two in the middle the worse one.
     let mut figures = Figures { ratios, ..rounds[(rounds.len() - 1) / 2].clone() };
-    let (manager, namespace) = last.context("there is at least one round")?;
-    Scene { cluster: &cluster, program, namespace: &namespace, count }.go_on(manager, options, &mut figures).await?;
+    drop(cluster);
+    // One that has seen no other machines: it remembers those of all rounds for some time, and to collect its garbage takes
+    // longer the more it remembers.
+    let cluster = Cluster::start().await?;
+    let namespace = "bench";
+    let (_, manager) = create(&cluster, program, count, namespace).await?;
+    Scene { cluster: &cluster, program, namespace, count }.go_on(manager, options, &mut figures).await?;
     Ok(figures)
 }
 

@@ -24,8 +24,7 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// Starts it; its log is written anew.
-    /// Starts one that has its templates in the folder `templates` beside its log.
+    /// Starts one that has its templates in the folder `templates` beside its log, which is written anew.
     pub fn start(program: &Path, kubeconfig: &Path, namespace: &str, log: &Path) -> Result<Self> {
         let templates = log.with_file_name("templates");
         std::fs::create_dir_all(&templates).with_context(|| format!("creating {}", templates.display()))?;

@@ -78,14 +78,18 @@ where
                 false => answer.await,
             };
             let (head, text) = answer.map_err(Into::into)?.into_parts();
-            let is_refused = head.status.is_client_error() || head.status.is_server_error();
-            let text = match Answer::new(text) {
-                why if is_list && is_refused => {
-                    timeout(SILENCE, to_bytes(why, REFUSAL)).await.map_err(|_| silence())??.into()
-                }
-                // What is none, such as that of a page for logging in, does not come to its end.
-                list if is_list => as_watch_of(list),
-                other => other,
+            let text = Answer::new(text);
+            let text = if !(is_list || is_watch) {
+                text
+            } else if head.status.is_client_error() || head.status.is_server_error() {
+                timeout(SILENCE, to_bytes(text, REFUSAL)).await.map_err(|_| silence())??.into()
+            } else if !head.status.is_success() {
+                // To kube a page for logging in would be a watch that has ended.
+                return Err(format!("it is answered with {}", head.status).into());
+            } else if is_list {
+                as_watch_of(text)
+            } else {
+                text
             };
             Ok(Response::from_parts(head, text))
         }
@@ -384,6 +388,7 @@ mod tests {
         for (metadata, why) in [
             (r#"{"resourceVersion":"17","continue":"x"}"#, "a page"),
             (r#"{"resourceVersion":""}"#, "no resourceVersion"),
+            (r#"{"resourceVersion":null}"#, "expected a string"),
             ("{}", "missing field `resourceVersion`"),
         ] {
             let (objects, last) = told(&events(&format!(r#"{{"metadata":{metadata},"items":[{{}}]}}"#), 1000));
@@ -462,7 +467,8 @@ mod tests {
             (200, Answer::from(half), true, "EOF while parsing a list"),
             (200, Answer::from_stream(broken), true, "unexpected end of file"),
             (200, watch(half), true, "nothing came for 60 s"),
-            (302, Answer::empty(), true, "EOF while parsing a value"),
+            (200, Answer::empty(), true, "EOF while parsing a value"),
+            (302, Answer::empty(), false, "answered with 302"),
             (500, Answer::from(refused), false, "too much"),
             (500, watch(refused), false, "nothing came for 60 s"),
         ] {
@@ -491,6 +497,18 @@ mod tests {
         assert_eq!(events[..3], ["init", "there is apple", "that is all"]);
         assert!(events[3].contains("nothing came"), "{events:?}");
         assert_eq!(asked.lock().unwrap().len(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_is_not_begun_is_asked_for_again_after_a_pause() {
+        for (code, answer, why) in [(500, watch("{"), "nothing came"), (302, Answer::empty(), "answered with 302")] {
+            let (client, _) = client(vec![(200, list()), (code, answer), (200, watch(CHANGE))]);
+            let begin = tokio::time::Instant::now();
+            let events: Vec<_> = machines(client).skip(3).take(2).map(|event| said(&event)).collect().await;
+            assert!(events[0].contains(why), "{events:?}");
+            assert_eq!(events[1], "pear changed");
+            assert!(begin.elapsed() >= Patience::FIRST);
+        }
     }
 
     #[tokio::test(start_paused = true)]

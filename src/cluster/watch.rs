@@ -28,7 +28,7 @@ use kube::{
 };
 use tokio::{
     sync::{Semaphore, watch},
-    time::sleep,
+    time::{Instant, sleep},
 };
 use tracing::{debug, warn};
 
@@ -60,6 +60,8 @@ pub struct Children {
     lists: Mutex<HashMap<TypeMeta, List>>,
     /// Who may ask for one machine's objects.
     asking: Semaphore,
+    /// When the watch of a kind had trouble last.
+    troubles: Mutex<HashMap<TypeMeta, Instant>>,
     /// UIDs of objects that are known only by an answer that may be newer than the list of their kind.
     doubted: Mutex<HashSet<Box<str>>>,
     /// Hashes of the UIDs of all known objects: what is new need not be looked for among other machines' objects.
@@ -75,8 +77,8 @@ const REMEMBERED: usize = 256;
 pub const URGENT: usize = 8;
 
 /// For how long an object is believed in that was made while its kind was listed, or was about to be, and that neither the list
-/// nor the watch shows: the list may be older than the object, and the watch that follows then tells of it. Longer than that may
-/// take to begin.
+/// nor the watch shows: the list may be older than the object, and the watch that follows then tells of it. Counted from when the
+/// watch had trouble last, and longer than from one trouble to the next.
 const DOUBT: Duration = listing::SILENCE.saturating_add(Duration::from_secs(30));
 
 /// Only what is rendered may make more watches than these: whoever may write a status must not make any number.
@@ -150,6 +152,7 @@ impl Children {
             gone: Mutex::default(),
             kinds: Mutex::default(),
             lists: Mutex::default(),
+            troubles: Mutex::default(),
             asking: Semaphore::new(URGENT),
             doubted: Mutex::default(),
             uids: Mutex::default(),
@@ -347,9 +350,13 @@ impl Children {
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream);
             let mut said = Said::default();
+            let mut is_whole = true;
             while let Some(event) = stream.next().await {
                 match event {
+                    // What can't be read is not gone, and what there is is not known.
+                    Ok(Event::InitDone) if !is_whole => {}
                     Ok(event) => {
+                        is_whole |= matches!(event, Event::Init);
                         // What comes of a list that breaks off does not mean that all is well.
                         if !matches!(event, Event::Init | Event::InitApply(_)) {
                             said.over();
@@ -359,7 +366,9 @@ impl Children {
                         }
                     }
                     Err(error) => {
+                        is_whole = false;
                         children.expect_list(&kind);
+                        lock(&children.troubles).insert(kind.clone(), Instant::now());
                         let lacks = listing::code(&error) == Some(404);
                         let error = Chain(&error).to_string();
                         if said.first(&error) {
@@ -441,10 +450,10 @@ impl Children {
         lock(&self.doubted).extend(doubted.iter().cloned());
         let children = self.clone();
         tokio::spawn(async move {
-            sleep(DOUBT).await;
-            // The watch was cut, or never began.
-            while lock(&children.lists).contains_key(&kind) {
-                sleep(DOUBT).await;
+            let mut quiet = Duration::ZERO;
+            while quiet < DOUBT {
+                sleep(DOUBT - quiet).await;
+                quiet = lock(&children.troubles).get(&kind).map_or(DOUBT, Instant::elapsed);
             }
             let gone =
                 children.select(|known| doubted.contains(&known.uid) && lock(&children.doubted).contains(&known.uid));
@@ -649,6 +658,39 @@ mod tests {
         assert!(lock(&children.uids).is_empty());
     }
 
+    #[tokio::test]
+    async fn what_is_listed_and_can_not_be_read_is_not_gone() {
+        let list = json!({ "metadata": { "resourceVersion": "5" }, "items": [
+            { "metadata": {
+                "name": "apple", "namespace": "ns", "uid": "uid of apple", "resourceVersion": "1",
+                "labels": { "app.kubernetes.io/instance": "vm" },
+            } },
+            { "metadata": { "name": null } },
+        ] });
+        let (asked, mut requests) = mpsc::unbounded();
+        let server = tower::service_fn(move |request: axum::http::Request<kube::client::Body>| {
+            let is_watch = request.uri().to_string().contains("watch=true");
+            asked.unbounded_send(is_watch).unwrap();
+            let list = list.to_string();
+            async move {
+                match is_watch {
+                    true => std::future::pending().await,
+                    false => Ok::<_, std::convert::Infallible>(axum::http::Response::new(axum::body::Body::from(list))),
+                }
+            }
+        });
+        let client = Client::new(listing::beginning_with_lists(server), "ns");
+        let (children, _triggered) = Children::new(client, None, Arc::new(Metrics::new()));
+        children.insert(service("apple", 1));
+        children.insert(service("pear", 2));
+        let error = children.watch([kind()]).await.unwrap_err();
+        assert!(error.message.contains("watch stream failed"), "{error}");
+        // The watch goes on from the list.
+        while !requests.next().await.unwrap() {}
+        assert_eq!(known(&children), ["apple", "pear"]);
+        assert!(!children.knows(&kind()));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn what_is_made_while_its_kind_is_listed_is_believed_in_until_the_watch_must_have_told_it() {
         let (children, _triggered) = children();
@@ -669,11 +711,12 @@ mod tests {
         children.take(&kind(), Event::InitApply(service("there", 2)));
         children.insert(service("untold", 4));
         children.take(&kind(), Event::InitDone);
-        children.expect_list(&kind());
-        sleep(DOUBT * 5).await;
-        assert_eq!(known(&children), ["made", "there", "untold"]);
-        children.take(&kind(), Event::Apply(service("made", 3)));
-        sleep(DOUBT * 2).await;
+        for _ in 0..5 {
+            lock(&children.troubles).insert(kind(), Instant::now());
+            sleep(DOUBT * 3 / 4).await;
+            assert_eq!(known(&children), ["made", "there", "untold"]);
+        }
+        sleep(DOUBT).await;
         assert_eq!(known(&children), ["made", "there"]);
 
         // What was answered before the next list can have begun is in it, or gone. When it has, one hears a little later.

@@ -33,7 +33,7 @@ pub struct Faults {
     pub gone: u8,
     /// The longest that a watch lives; as long as it likes when `None`.
     pub watch: Option<Duration>,
-    /// How many answers to lists of a kind break off in their middle.
+    /// How many answers to lists of all of a kind break off in their middle.
     pub half_lists: u8,
 }
 
@@ -96,6 +96,11 @@ impl Proxy {
         self.shared.writes.lock().unwrap().clone()
     }
 
+    /// How often all of a kind were listed, by method and path.
+    pub fn lists(&self) -> BTreeMap<String, u8> {
+        self.shared.lists.lock().unwrap().clone()
+    }
+
     /// How often which fault was made.
     pub fn injected(&self) -> BTreeMap<&'static str, u32> {
         self.shared.injected.lock().unwrap().clone()
@@ -132,7 +137,12 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let is_watch = asks("watch=true");
     let is_write = parts.method != http::Method::GET;
     let of_all = ["vms", "pods", "persistentvolumeclaims", "configmaps", "secrets", "services"];
-    let is_list = !is_write && !is_watch && of_all.iter().any(|kind| parts.uri.path().ends_with(&format!("/{kind}")));
+    // Not of one machine, and not of those that are asked for first.
+    let is_list = !asks("fieldSelector=")
+        && !asks("instance%3D")
+        && !is_write
+        && !is_watch
+        && of_all.iter().any(|kind| parts.uri.path().ends_with(&format!("/{kind}")));
     let what = format!("{} {}", parts.method, parts.uri.path());
     let body = body.collect().await.unwrap().to_bytes();
     let request = http::Request::from_parts(parts, kube::client::Body::from(body));

@@ -26,6 +26,10 @@ use futures::{Stream, StreamExt, stream};
 use kube::{
     Api, Resource,
     client::Body,
+    core::{
+        Status, TypeMeta, WatchEvent,
+        watch::{Bookmark, BookmarkMeta},
+    },
     runtime::{
         WatchStreamExt,
         utils::Backoff,
@@ -71,27 +75,22 @@ where
         let inner = inner.clone();
         async move {
             let is_list = make_list(&mut request);
-            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let is_watch = asks(&request, "watch=true");
             let answer = inner.oneshot(request);
-            let answer = match is_list || is_watch {
-                true => timeout(SILENCE, answer).await.map_err(|_| silence())?,
-                false => answer.await,
-            };
-            let (head, text) = answer.map_err(Into::into)?.into_parts();
-            let text = Answer::new(text);
-            let text = if !(is_list || is_watch) {
-                text
-            } else if head.status.is_client_error() || head.status.is_server_error() {
-                timeout(SILENCE, to_bytes(text, REFUSAL)).await.map_err(|_| silence())??.into()
-            } else if !head.status.is_success() {
+            if !is_list && !is_watch {
+                return Ok(answer.await.map_err(Into::into)?.map(Answer::new));
+            }
+            let answer = soon(answer).await?.map_err(Into::into)?.map(Answer::new);
+            let status = answer.status();
+            if status.is_client_error() || status.is_server_error() {
+                let (head, why) = answer.into_parts();
+                return Ok(Response::from_parts(head, soon(to_bytes(why, REFUSAL)).await??.into()));
+            }
+            if !status.is_success() {
                 // To kube a page for logging in would be a watch that has ended.
-                return Err(format!("it is answered with {}", head.status).into());
-            } else if is_list {
-                as_watch_of(text)
-            } else {
-                text
-            };
-            Ok(Response::from_parts(head, text))
+                return Err(format!("it is answered with {status}").into());
+            }
+            Ok(if is_list { answer.map(as_watch_of) } else { answer })
         }
     })
 }
@@ -101,14 +100,14 @@ where
 /// of a past in which a machine was not yet stopped
 /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list>).
 fn make_list<B>(request: &mut Request<B>) -> bool {
-    let uri = request.uri().to_string();
-    let Some((path, query)) = uri.split_once('?').filter(|(_, query)| query.contains("sendInitialEvents=true")) else {
+    if !asks(request, "sendInitialEvents=true") {
         return false;
-    };
+    }
     let selects = |part: &&str| part.starts_with("labelSelector=") || part.starts_with("fieldSelector=");
-    let selectors: Vec<&str> = query.split('&').filter(selects).collect();
+    let selectors: Vec<&str> =
+        request.uri().query().into_iter().flat_map(|query| query.split('&')).filter(selects).collect();
     // Parts of a URI make one.
-    let Ok(uri) = format!("{path}?{}", selectors.join("&")).parse() else { return false };
+    let Ok(uri) = format!("{}?{}", request.uri().path(), selectors.join("&")).parse() else { return false };
     *request.uri_mut() = uri;
     if let Some(accept) = request.headers_mut().get_mut(ACCEPT)
         && let Some(of_lists) =
@@ -120,8 +119,13 @@ fn make_list<B>(request: &mut Request<B>) -> bool {
     true
 }
 
-fn silence() -> String {
-    format!("nothing came for {} s", SILENCE.as_secs())
+fn asks<B>(request: &Request<B>, what: &str) -> bool {
+    request.uri().query().is_some_and(|query| query.contains(what))
+}
+
+/// Waits for something that does not take longer than [`SILENCE`].
+async fn soon<T>(what: impl Future<Output = T>) -> Result<T, String> {
+    timeout(SILENCE, what).await.map_err(|_| format!("nothing came for {} s", SILENCE.as_secs()))
 }
 
 /// The text of a list as that of a watch that tells the same.
@@ -129,21 +133,24 @@ fn as_watch_of(list: Answer) -> Answer {
     let begin = Some((list.into_data_stream(), List::default()));
     let events = stream::unfold(begin, |state| async {
         let (mut text, mut list) = state?;
-        Some(match timeout(SILENCE, text.next()).await {
+        Some(match soon(text.next()).await {
             Ok(Some(Ok(more))) => (list.take(&more), Some((text, list))),
             Ok(None) => (list.end(), None),
-            Ok(Some(Err(error))) => (cut(&error.to_string()), None),
-            Err(_) => (cut(&silence()), None),
+            Ok(Some(Err(error))) => (line(&cut(&error.to_string())), None),
+            Err(silence) => (line(&cut(&silence)), None),
         })
     });
     Answer::from_stream(events.map(Ok::<_, Infallible>))
 }
 
 /// An event that says that there is more, and that it did not come.
-fn cut(why: &str) -> Vec<u8> {
-    let message = format!("the list can't be read to its end: {why}");
-    let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": 500 });
-    format!("{}\n", json!({ "type": "ERROR", "object": status })).into()
+fn cut(why: &str) -> WatchEvent<()> {
+    let status = Status::failure(&format!("the list can't be read to its end: {why}"), "");
+    WatchEvent::Error(status.with_code(500).boxed())
+}
+
+fn line(event: &WatchEvent<()>) -> Vec<u8> {
+    format!("{}\n", json!(event)).into()
 }
 
 /// A list whose text comes in pieces: its items become events as soon as they are complete.
@@ -223,23 +230,31 @@ impl List {
     fn end(mut self) -> Vec<u8> {
         let mut events = self.complete();
         let text = [self.before.unwrap_or_default(), self.text].concat();
-        let around: Around<'_> = match serde_json::from_slice(&text) {
-            Ok(around) => around,
-            Err(error) => return [events, cut(&error.to_string())].concat(),
+        let last = match serde_json::from_slice::<Around<'_>>(&text) {
+            Ok(around) => {
+                around.items.iter().flatten().for_each(|item| added(item, &mut events));
+                around.end()
+            }
+            Err(error) => cut(&error.to_string()),
         };
-        around.items.iter().flatten().for_each(|item| added(item, &mut events));
-        if !around.metadata.next_page.is_empty() {
-            return [events, cut("it is but a page")].concat();
-        }
-        if around.metadata.resource_version.is_empty() {
-            return [events, cut("it has no resourceVersion")].concat();
-        }
-        let metadata = json!({
-            "resourceVersion": around.metadata.resource_version, "annotations": { "k8s.io/initial-events-end": "true" },
-        });
-        let all = json!({ "apiVersion": around.api_version, "kind": around.kind, "metadata": metadata });
-        events.extend(format!("{}\n", json!({ "type": "BOOKMARK", "object": all })).into_bytes());
+        events.extend(line(&last));
         events
+    }
+}
+
+impl Around<'_> {
+    /// The event that says that this is all, or why it is not.
+    fn end(self) -> WatchEvent<()> {
+        let Self { api_version, kind, metadata: ListMeta { resource_version, next_page }, .. } = self;
+        if !next_page.is_empty() {
+            return cut("it is but a page");
+        }
+        if resource_version.is_empty() {
+            return cut("it has no resourceVersion");
+        }
+        let annotations = [("k8s.io/initial-events-end".into(), "true".into())].into();
+        let metadata = BookmarkMeta { resource_version, annotations };
+        WatchEvent::Bookmark(Bookmark { types: TypeMeta { api_version, kind }, metadata })
     }
 }
 
@@ -305,7 +320,7 @@ mod tests {
     use kube::{
         Client,
         api::{ApiResource, DynamicObject},
-        core::{GroupVersionKind, WatchEvent},
+        core::GroupVersionKind,
     };
     use proptest::{collection::vec, prelude::*};
     use serde_json::Value;

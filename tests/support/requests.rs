@@ -5,7 +5,9 @@ use std::fmt;
 
 use kube::Client;
 
-/// How often the API server was asked for what; watches and what is no resource excluded.
+/// How often the API server was asked for what; watches and what is no resource excluded, and what it asks itself: every three
+/// minutes it lists the Services of all namespaces, to see that their ports are taken
+/// (<https://github.com/kubernetes/kubernetes/blob/v1.36.0/pkg/registry/core/service/portallocator/controller/repair.go>).
 #[derive(Clone, Debug, Default)]
 pub struct Requests(BTreeMap<Request, u64>);
 
@@ -44,6 +46,9 @@ impl Requests {
             };
             let (verb, resource, subresource) = (label("verb"), label("resource"), label("subresource"));
             if resource.is_empty() || verb == "WATCH" || verb == "WATCHLIST" || verb == "CONNECT" {
+                continue;
+            }
+            if verb == "LIST" && resource == "services" && label("scope") == "cluster" {
                 continue;
             }
             let resource = if subresource.is_empty() { resource } else { format!("{resource}/{subresource}") };

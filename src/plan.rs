@@ -412,7 +412,14 @@ impl Plan {
     fn change(&mut self, step: usize, object: &Rendered, found: &Arc<Object>) {
         let same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
         match object.update {
-            Update::Once => {}
+            // Deleted with `--cascade=orphan`, its machine left it without an owner.
+            Update::Once => {
+                let owners = &object.value["metadata"]["ownerReferences"];
+                if found.owners.is_empty() && owners.is_array() {
+                    let patch = json!({ "metadata": { "ownerReferences": owners } });
+                    self.steps[step].push(Action::Label { key: object.key.clone(), uid: found.uid.clone(), patch });
+                }
+            }
             Update::AtStart => {
                 if let Some(patch) = labelling(object, found) {
                     self.steps[step].push(Action::Label { key: object.key.clone(), uid: found.uid.clone(), patch });

@@ -13,6 +13,9 @@
 //! | Stopped | nobody (the CRD's default) | it was up, or a Pod of it is found | up, PowerUnmanaged |
 //! | Stopped | nobody | it was down | down |
 //!
+//! Who created or patched the machine with another operation than Apply owns the CRD's default like what they wrote; what a
+//! client-side apply (kubectl, Argo CD) wrote is in its annotation, so where `state` is not in there, it set none.
+//!
 //! *Halting* touches nothing: the Pod goes only after the memory is written, so a crash in between forgets nothing.
 
 use k8s_openapi::{
@@ -166,24 +169,30 @@ fn sets_state(entry: &ManagedFieldsEntry) -> bool {
     entry.fields_v1.as_ref().is_some_and(|fields| fields.0.pointer("/f:spec/f:vm/f:state").is_some())
 }
 
+fn is_client_side_applier(entry: &ManagedFieldsEntry) -> bool {
+    let wrote = entry.fields_v1.as_ref().and_then(|fields| fields.0.pointer("/f:metadata/f:annotations"));
+    wrote.is_some_and(|annotations| annotations.get(format!("f:{LAST_APPLIED}")).is_some())
+}
+
 /// Drops of a machine what no decision needs: who set which field, but for `spec.vm.state` and our part of the status.
 pub fn trim(vm: &mut VirtualMachine) {
     let state = || Some(FieldsV1(json!({ "f:spec": { "f:vm": { "f:state": {} } } })));
     let last = vm.annotations_mut().remove(LAST_APPLIED);
+    let last: Option<Value> = last.and_then(|text| serde_json::from_str(&text).ok());
+    let applied_state = last.map(|last| last.pointer("/spec/vm/state").is_some());
     if vm.annotations().is_empty() {
         vm.metadata.annotations = None;
     }
     let entries = vm.metadata.managed_fields.get_or_insert_default();
     entries.retain_mut(|entry| {
-        let sets_state = sets_state(entry);
+        let sets_state = sets_state(entry) && !(applied_state == Some(false) && is_client_side_applier(entry));
         if sets_state {
             entry.fields_v1 = state();
         }
         sets_state || entry.manager.as_deref() == Some(status::FIELD_MANAGER)
     });
     // A client-side apply comes again, too.
-    let last: Option<Value> = last.and_then(|text| serde_json::from_str(&text).ok());
-    if last.is_some_and(|last| last.pointer("/spec/vm/state").is_some()) {
+    if applied_state == Some(true) {
         entries.push(ManagedFieldsEntry {
             manager: Some(LAST_APPLIED.into()),
             operation: Some("Apply".into()),

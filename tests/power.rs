@@ -5,9 +5,12 @@
 
 mod support;
 
-use k8s_openapi::api::{
-    apps::v1::StatefulSet,
-    core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod},
+use k8s_openapi::{
+    api::{
+        apps::v1::StatefulSet,
+        core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Secret},
+    },
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::{
     Api, Resource, ResourceExt,
@@ -75,6 +78,7 @@ async fn a_guest_that_shuts_down_stays_down_and_the_state_says_so_where_nobody_a
     world.pod_has_ended("apple").await;
     let vm = world.machine_when("apple", "stopped", |vm| vm.spec.vm.state == PowerState::Stopped).await;
     assert!(vm.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some("vm-operator")));
+    world.event("apple", "GuestShutdown").await;
     let vm = world.ready("apple", "StoppedAsRequested").await;
     assert!(vm.status.unwrap().halted.is_none_or(|halted| halted.released));
     assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
@@ -303,12 +307,11 @@ async fn a_machine_deleted_without_its_pod_is_adopted_when_it_is_made_again() {
         })
         .await;
     assert_eq!((adopted.uid(), is_going(&adopted)), (pod.uid(), false));
-    let map = world.api::<ConfigMap>();
-    eventually("the ConfigMap to be owned", LIMIT, async || {
-        (map.get("apple").await.unwrap().owner_references()[..]
-            .iter()
-            .any(|owner| Some(&owner.uid) == again.uid().as_ref()))
-        .then_some(())
+    let is_owned = |owners: &[OwnerReference]| owners.iter().any(|owner| Some(&owner.uid) == again.uid().as_ref());
+    let (map, secret) = (world.api::<ConfigMap>(), world.api::<Secret>());
+    eventually("the ConfigMap and the Secret to be owned", LIMIT, async || {
+        let (map, secret) = (map.get("apple").await.unwrap(), secret.get("apple-display-secret").await.unwrap());
+        (is_owned(map.owner_references()) && is_owned(secret.owner_references())).then_some(())
     })
     .await;
     let vm = world
@@ -356,25 +359,54 @@ async fn taking_the_state_out_of_git_stops_nothing() {
     let world = world("unmanaged").await;
     let vms: Api<VirtualMachine> = world.api();
     let git = PatchParams::apply("git").force();
-    let mut manifest = machine("apple");
+    let server_side = async |manifest: &Value| drop(vms.patch("apple", &git, &Patch::Apply(manifest)).await.unwrap());
+    stays_up_without_state(&world, "apple", server_side).await;
+}
+
+/// To a client-side apply the CRD's default is a field that it has set.
+#[tokio::test]
+async fn taking_the_state_out_of_what_kubectl_applies_stops_nothing() {
+    let world = world("unmanaged-kubectl").await;
+    stays_up_without_state(&world, "pear", async |manifest: &Value| drop(world.namespace.apply(&manifest.to_string())))
+        .await;
+}
+
+async fn stays_up_without_state(world: &World, name: &str, apply: impl AsyncFn(&Value)) {
+    let mut manifest = machine(name);
     on_node(&mut manifest);
-    vms.patch("apple", &git, &Patch::Apply(&manifest)).await.unwrap();
-    world.ready("apple", "Starting").await;
-    world.report("apple", true, "Started").await;
-    world.ready("apple", "Running").await;
-    let pod = world.api::<Pod>().get("apple").await.unwrap();
+    apply(&manifest).await;
+    world.ready(name, "Starting").await;
+    world.report(name, true, "Started").await;
+    world.ready(name, "Running").await;
+    let pod = world.api::<Pod>().get(name).await.unwrap();
     manifest["spec"]["vm"].as_object_mut().unwrap().remove("state");
-    vms.patch("apple", &git, &Patch::Apply(&manifest)).await.unwrap();
-    let vm = world.machine_when("apple", "PowerUnmanaged", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
+    apply(&manifest).await;
+    let vm = world.machine_when(name, "PowerUnmanaged", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
     assert_eq!((vm.spec.vm.state, condition(&vm, "Ready").unwrap().1.as_str()), (PowerState::Stopped, "Running"));
-    world.event("apple", "PowerUnmanaged").await;
-    let same = world.api::<Pod>().get("apple").await.unwrap();
+    world.event(name, "PowerUnmanaged").await;
+    let same = world.api::<Pod>().get(name).await.unwrap();
     assert_eq!((same.uid(), is_going(&same)), (pod.uid(), false));
+
+    // Made again without it, it is adopted as it is.
+    let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
+    let vms: Api<VirtualMachine> = world.api();
+    vms.delete(name, &orphan).await.unwrap();
+    eventually("the machine to be gone", LIMIT, async || vms.get_opt(name).await.unwrap().is_none().then_some(()))
+        .await;
+    apply(&manifest).await;
+    let vm = world.machine_when(name, "PowerUnmanaged", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
+    let adopted = world
+        .pod_when(name, "owned again", |pod| {
+            pod.owner_references().iter().any(|owner| Some(&owner.uid) == vm.uid().as_ref())
+        })
+        .await;
+    assert_eq!((adopted.uid(), is_going(&adopted)), (pod.uid(), false));
+
     // As the condition says.
-    set_state(&world, "apple", "Running").await;
-    world.machine_when("apple", "managed", |vm| condition(vm, "PowerUnmanaged").is_none()).await;
-    set_state(&world, "apple", "Stopped").await;
-    world.pod_when("apple", "going", is_going).await;
+    set_state(world, name, "Running").await;
+    world.machine_when(name, "managed", |vm| condition(vm, "PowerUnmanaged").is_none()).await;
+    set_state(world, name, "Stopped").await;
+    world.pod_when(name, "going", is_going).await;
 }
 
 #[tokio::test]

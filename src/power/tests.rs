@@ -145,6 +145,7 @@ fn trimming_keeps_who_sets_the_state() {
     let entry = |manager: &str, operation: &str, fields: Value| json!({ "manager": manager, "operation": operation, "fieldsV1": fields });
     let state = json!({ "f:spec": { "f:vm": { "f:state": {}, "f:maximumCpus": {} } } });
     let other = json!({ "f:spec": { "f:vm": { "f:maximumCpus": {} } } });
+    let by_client = json!({ "f:metadata": { "f:annotations": { format!("f:{LAST_APPLIED}"): {} } }, "f:spec": { "f:vm": { "f:state": {} } } });
     let last = |text: &str| json!({ LAST_APPLIED: text });
     for (entries, annotations, expected) in [
         (json!([]), json!({}), Setter::Nobody),
@@ -153,11 +154,22 @@ fn trimming_keeps_who_sets_the_state() {
         (json!([entry("kubectl-edit", "Update", state.clone())]), json!({}), Setter::Somebody),
         (json!([entry(COMMAND_MANAGER, "Apply", state.clone())]), json!({}), Setter::Somebody),
         (
-            json!([entry("kubectl-client-side-apply", "Update", state)]),
+            json!([entry("kubectl-client-side-apply", "Update", state.clone())]),
             last(r#"{"spec":{"vm":{"state":"Running"}}}"#),
             Setter::Applier,
         ),
         (json!([entry("kubectl-client-side-apply", "Update", other)]), last(r#"{"spec":{"vm":{}}}"#), Setter::Nobody),
+        // The CRD's default is the client's.
+        (
+            json!([entry("argocd-controller", "Update", by_client.clone())]),
+            last(r#"{"spec":{"vm":{}}}"#),
+            Setter::Nobody,
+        ),
+        (
+            json!([entry("argocd-controller", "Update", by_client), entry("kubectl-patch", "Update", state.clone())]),
+            last(r#"{"spec":{"vm":{}}}"#),
+            Setter::Somebody,
+        ),
     ] {
         let mut vm = vm(|vm| {
             vm["metadata"]["managedFields"] = entries.clone();

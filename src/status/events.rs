@@ -14,6 +14,7 @@ use crate::{
     },
     observed::Observed,
     plan::{Action, Plan, Why},
+    power::GUEST_SHUTDOWN,
     render::Rendered,
 };
 
@@ -57,6 +58,13 @@ pub fn events(
     let mut news = Vec::new();
     if done {
         news.extend(plan.steps.iter().flatten().filter_map(|action| acted(&vm.name_any(), action)));
+        // Who looks at the machine later finds that its state is Stopped.
+        news.extend(plan.power.write_stopped.then(|| News {
+            warning: false,
+            reason: GUEST_SHUTDOWN.into(),
+            note: "the guest has shut down, and so spec.vm.state becomes Stopped".into(),
+            action: "Stop",
+        }));
     }
     news.extend(conditions_changed(vm, wanted));
     news.extend(templates_changed(vm, wanted));
@@ -120,7 +128,7 @@ fn conditions_changed(vm: &VirtualMachine, wanted: &Value) -> Vec<News> {
             before.map_or((false, false), |before| (before.reason == reason, before.message == message));
         let (warning, tell, reason) = match type_ {
             READY if WARNINGS.contains(&reason) => (true, !same_reason || !same_message, reason),
-            READY if reason == "GuestShutdown" => (false, !same_reason, reason),
+            READY if reason == GUEST_SHUTDOWN => (false, !same_reason, reason),
             STORAGE_READY if text("status") == "False" && !["ClaimPending", "Resizing"].contains(&reason) => {
                 (true, !same_reason, reason)
             }

@@ -352,6 +352,23 @@ fn the_display_takes_the_password_of_the_moment() {
 }
 
 #[test]
+fn a_display_that_had_a_password_is_never_open() {
+    let port = (5950..6000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
+    let vm = Vm::new(json!({ "display": { "vnc": { "port": port } } }), json!({}));
+    fs::write(vm.path("config/display-password"), "first").unwrap();
+    vm.start("all").logs("QEMU started");
+    // Its Secret goes and the container is started again, twice.
+    fs::remove_file(vm.path("config/display-password")).unwrap();
+    for _ in 0..2 {
+        let runner = vm.start("all");
+        runner.logs("the display had a password and has none any more");
+        assert!(!runner.log().contains("QEMU started"), "{}", runner.log());
+    }
+    fs::write(vm.path("config/display-password"), "second").unwrap();
+    vm.start("all").logs("QEMU started");
+}
+
+#[test]
 fn a_user_is_logged_in_and_who_looks_at_the_display_is_named() {
     let port = (5900..5950).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
     let display = json!({ "spice": { "port": port, "ticket": "ticket" }, "loggedInUser": "alice" });

@@ -371,6 +371,13 @@ async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
 
     let theirs = own_display_secret("apple");
     world.namespace.apply(&theirs.to_string());
+    // The Pod mounts it until it is made anew.
+    let pod = world.api::<Pod>().get("apple").await.unwrap();
+    let vm = world.machine_when("apple", "pending", |vm| condition(vm, "RestartRequired").is_some()).await;
+    assert!(vm.status.unwrap().pending_changes.iter().any(|change| change.path.contains("volumes")));
+    assert_eq!(secrets.get("apple-display-secret").await.unwrap().data.unwrap(), generated);
+    world.namespace.kubectl(&["delete", "pod", "apple", "--wait=false"]);
+    world.pod_when("apple", "a new one", |new| new.uid() != pod.uid()).await;
     eventually("the generated secret to go", LIMIT, async || {
         secrets.get_opt("apple-display-secret").await.unwrap().is_none().then_some(())
     })

@@ -37,7 +37,7 @@ use crate::{
         VolumeClaimTemplate, crd,
     },
     config::{LoadBalancerService, ReconcilerConfig},
-    observed::Observed,
+    observed::{self, Observed},
     runner_config::{
         CloudInitSection, ConfigFile, DisplaySection, Drive, NetworkSection, RunnerConfig, SpiceSection, VmSection,
         VncSection, paths,
@@ -520,7 +520,9 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
     let (as_made, set): (Vec<_>, Vec<_>) = ours.into_iter().partition(|secret| secret.owns_all_of(&made));
     // One in which somebody has set a password stays, also where none is to be generated any more.
     let is_set = set.iter().any(|secret| secret.key.name == generated);
-    let generate = theirs.is_empty() && (vm.spec.vm.display.spice.generate_secret || is_set);
+    // So does one that the Pod mounts: without it the runner, started again in that Pod, would find no password.
+    let is_mounted = observed.objects.iter().any(|object| is_living_pod(object, vm) && mounts(object, &generated));
+    let generate = is_set || is_mounted || (theirs.is_empty() && vm.spec.vm.display.spice.generate_secret);
     // One that is as it was made has no version, or each first start would end with a change of the Pod.
     let as_made = as_made.into_iter().map(|secret| (secret, None));
     let by_people = theirs.into_iter().chain(set).map(|secret| (secret, Some(secret.version.to_string())));
@@ -534,6 +536,16 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
         generate,
         password: facts.display_password.clone(),
     }
+}
+
+fn is_living_pod(object: &observed::Object, vm: &VirtualMachine) -> bool {
+    object.key.is_pod() && object.key.name == vm.name_any() && object.deleting.is_none()
+}
+
+fn mounts(pod: &observed::Object, secret: &str) -> bool {
+    let volumes = pod.spec["volumes"].as_array().into_iter().flatten();
+    let mut sources = volumes.flat_map(|volume| volume["projected"]["sources"].as_array()).flatten();
+    sources.any(|source| source["secret"]["name"] == secret)
 }
 
 fn runner_config(vm: &VirtualMachine, disks: &[ResolvedDisk], cloud_init: Option<CloudInitSection>) -> RunnerConfig {

@@ -200,15 +200,19 @@ pub struct Started {
     /// The digest of cloud-init's data, if there is any.
     #[serde(default)]
     pub cloud_init: Option<String>,
+    /// Whether the display had a password.
+    #[serde(default)]
+    pub display_password: bool,
 }
 
 impl From<&Configuration> for Started {
-    fn from(Configuration { config, cloud_init, .. }: &Configuration) -> Self {
+    fn from(Configuration { config, cloud_init, password }: &Configuration) -> Self {
         Self {
             vm: config.vm.clone(),
             reset_counter: config.reset_counter,
             template: config.template.clone(),
             cloud_init: cloud_init.as_ref().map(Files::digest),
+            display_password: password.is_some(),
         }
     }
 }

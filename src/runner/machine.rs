@@ -58,6 +58,12 @@ pub enum Error {
     /// A file is not readable or writable.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The display would be open.
+    #[error(
+        "the display had a password and has none any more: make its Secret again, with the key display-password, or restart \
+         the machine to run it without"
+    )]
+    PasswordGone,
     /// A program is not there.
     #[error("cannot start {program}{}", what_to_do(source))]
     Start {
@@ -150,6 +156,8 @@ pub async fn run(places: &Places, term: watch::Receiver<bool>) -> Result<(), Err
         // It did not come as far as QEMU. The agent reports that in the same way.
         let phase = Phase::Ended { reason: End::QemuFailed, code: None, last_words: chain(error), held: false };
         let nothing = String::new;
+        // What it had must be known as long as the Pod lives.
+        let before = matches!(error, Error::PasswordGone).then(|| places.runtime.read_machine()).flatten();
         places.runtime.write_machine(&MachineState {
             pid: 0,
             machine_type: nothing(),
@@ -157,7 +165,7 @@ pub async fn run(places: &Places, term: watch::Receiver<bool>) -> Result<(), Err
             accelerator_reason: nothing(),
             uuid: nothing(),
             macs: Vec::new(),
-            started_with: None,
+            started_with: before.and_then(|before| before.started_with),
             phase,
         })?;
     }
@@ -173,9 +181,14 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(), Error> {
     let runtime = &places.runtime;
     let configuration = config::read(&places.config_dir)?;
+    let before = runtime.read_machine();
     // This container was started again, but the guest had shut itself down to stay down.
-    if let Some(MachineState { phase: Phase::Ended { held: true, .. }, .. }) = runtime.read_machine() {
+    if let Some(MachineState { phase: Phase::Ended { held: true, .. }, .. }) = before {
         return hold(runtime, term).await;
+    }
+    let had_password = before.and_then(|before| before.started_with).is_some_and(|before| before.display_password);
+    if had_password && configuration.password.is_none() {
+        return Err(Error::PasswordGone);
     }
     let vm = &configuration.config.vm;
     let choice = accel::choose(vm.accelerator, &vm.cpu_model, &places.qemu, runtime).await?;

@@ -3,7 +3,7 @@
 //! The keys that begin with `/` are the paths of components, as in the files that existing users have. What this program
 //! does not know is warned about, not refused: such files hold the keys of components that it does not have.
 
-use std::fmt;
+use std::{fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer, Serialize,
@@ -253,9 +253,11 @@ impl Config {
         let reconciler = &mut self.reconciler;
         match (path, key) {
             ("/Manager/Controller", "namespace") => self.namespace = map.next_value()?,
-            ("/Manager/Controller/Reconciler", "runnerDataPvc") => reconciler.runner_data_pvc = map.next_value()?,
+            ("/Manager/Controller/Reconciler", "runnerDataPvc") => {
+                reconciler.runner_data_pvc = map.next_value_seed(known(path, key, &mut self.unknown))?;
+            }
             ("/Manager/Controller/Reconciler", "loadBalancerService") => {
-                reconciler.load_balancer_service = map.next_value()?;
+                reconciler.load_balancer_service = map.next_value_seed(known(path, key, &mut self.unknown))?;
             }
             ("/Manager/Controller/Reconciler", "cpuOvercommit") => {
                 reconciler.cpu_overcommit = map.next_value::<Factor>()?.0;
@@ -275,6 +277,27 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+/// The value of a known key. Keys in it that are not known are noted.
+struct Known<'a, T> {
+    path: &'a str,
+    key: &'a str,
+    unknown: &'a mut Vec<String>,
+    of: PhantomData<T>,
+}
+
+fn known<'a, T>(path: &'a str, key: &'a str, unknown: &'a mut Vec<String>) -> Known<'a, T> {
+    Known { path, key, unknown, of: PhantomData }
+}
+
+impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for Known<'_, T> {
+    type Value = T;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        let Self { path, key, unknown, .. } = self;
+        serde_ignored::deserialize(deserializer, |within| unknown.push(format!("{path}: {key}.{within}")))
     }
 }
 
@@ -407,6 +430,24 @@ mod tests {
             assert_eq!(at, Some(place), "{error}");
             assert!(error.to_string().contains(message), "{error}");
         }
+    }
+
+    #[test]
+    fn what_is_misspelt_in_a_known_key_is_named_too() {
+        let config = Config::parse(
+            "/Manager:\n  /Controller:\n    /Reconciler:\n      runnerDataPvc: {storageclassName: fast}\n      \
+             loadBalancerService: {label: {a: b}, annotations: {c: d}}\n",
+        )
+        .unwrap();
+        assert_eq!(
+            config.unknown,
+            [
+                "/Manager/Controller/Reconciler: runnerDataPvc.storageclassName",
+                "/Manager/Controller/Reconciler: loadBalancerService.label"
+            ]
+        );
+        let LoadBalancerService::Metadata(metadata) = config.reconciler.load_balancer_service else { unreachable!() };
+        assert_eq!(metadata.annotations["c"], "d");
     }
 
     #[test]

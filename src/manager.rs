@@ -56,13 +56,14 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout, timeout_at},
 };
-use tower::{buffer::BufferLayer, filter::FilterLayer, layer::layer_fn, retry::RetryLayer};
+use tower::{buffer::BufferLayer, filter::FilterLayer, layer::layer_fn, retry::RetryLayer, timeout::TimeoutLayer};
 use tracing::{Instrument, error, error_span, info, warn};
 
 use self::{
     leader::{Election, Fence, State},
     metrics::Metrics,
     reconcile::Reconciler,
+    reload::Followed,
     templates::Loader,
     web::{Health, Progress},
 };
@@ -79,6 +80,9 @@ const CONCURRENCY: u16 = 16;
 /// When a request is sent again for which the API server has no time (429, 503, 504), if it does not say when: the first and the
 /// longest pause, and how often. After that it is the machine's turn to wait, and others' to be looked at.
 const RETRY: (Duration, Duration, u32) = (Duration::from_millis(50), Duration::from_secs(1), 4);
+/// How long an answer may take to begin. An API server answers within a minute, if it is not told otherwise
+/// (`--request-timeout`); one that lost its power, or the network to it, never does.
+const ANSWER: Duration = Duration::from_secs(70);
 /// More requests than are ever under way.
 const WAITING: usize = 1024;
 /// For how long at most everything else waits for machines that no manager has seen.
@@ -191,11 +195,13 @@ async fn manage(
     tokio::select! {
         biased;
         () = stopped(stop.clone()) => {}
-        result = lead(state.clone(), &health) => {
-            result?;
+        loader = async {
+            lead(state.clone(), &health).await?;
             info!(namespaces = %scope, version = env!("CARGO_PKG_VERSION"), "managing");
+            anyhow::Ok(Loader::start(&client, &own, options.templates, metrics.clone()).await)
+        } => {
+            let loader = loader?;
             let teller = Arc::new(Teller::start(client.clone(), reporter));
-            let loader = Loader::start(&client, &own, options.templates, metrics.clone()).await;
             let templates = loader.in_force();
             let turns = Turns::default();
             let (mut works, mut stores, mut known) = (Vec::new(), Vec::new(), Vec::new());
@@ -377,7 +383,8 @@ fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
         }
         fence.check(Instant::now()).map(|()| request)
     };
-    let checked = ClientBuilder::try_from(config)?.with_layer(&FilterLayer::new(check));
+    let limited = ClientBuilder::try_from(config)?.with_layer(&TimeoutLayer::new(ANSWER));
+    let checked = limited.with_layer(&FilterLayer::new(check));
     // To send one again takes a clone of the service, which the buffer is.
     let cloned = checked.with_layer(&BufferLayer::new(WAITING));
     Ok(cloned.with_layer(&RetryLayer::new(retry)).with_layer(&layer_fn(beginning_with_lists)).build())
@@ -450,7 +457,6 @@ impl Settings {
         if let Some(file) = settings.file.clone() {
             let first = config.clone();
             tokio::spawn(async move {
-                let folder = file.parent().unwrap_or(Path::new("."));
                 let namespace = first.namespace.clone();
                 let tell = |result: &Result<Config, FileError>| match result {
                     Ok(config) => {
@@ -463,7 +469,7 @@ impl Settings {
                     }
                     Err(error) => settings.bad(error),
                 };
-                reload::follow(folder, Ok(first), || load(Some(&file)), tell).await
+                reload::follow(Followed::File(&file), Ok(first), || load(Some(&file)), tell).await
             });
         }
         Ok((receiver, config))
@@ -548,6 +554,29 @@ mod tests {
         let request = axum::http::Request::post("/x").body(Vec::new()).unwrap();
         let done = client.request::<serde_json::Value>(request).await.is_ok();
         (asked.load(Ordering::SeqCst), done)
+    }
+
+    #[tokio::test]
+    async fn who_never_answers_is_not_waited_for_for_ever() {
+        let (arrived, has_arrived) = oneshot::channel::<()>();
+        let arrived = Arc::new(std::sync::Mutex::new(Some(arrived)));
+        let answer = move || async move {
+            let _ = arrived.lock().unwrap().take().unwrap().send(());
+            std::future::pending::<StatusCode>().await
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(axum::serve(listener, Router::new().fallback(answer)).into_future());
+        let fence = Fence::default();
+        fence.open();
+        let client = fenced(kube::Config::new(format!("http://{address}").parse().unwrap()), fence).unwrap();
+        let request = axum::http::Request::post("/x").body(Vec::new()).unwrap();
+        let asked = tokio::spawn(async move { client.request::<serde_json::Value>(request).await });
+        has_arrived.await.unwrap();
+        // From here on each pause is skipped.
+        tokio::time::pause();
+        let error = asked.await.unwrap().unwrap_err();
+        assert!(Chain(&error).to_string().contains("timed out"), "{}", Chain(&error));
     }
 
     #[tokio::test]

@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 use support::{
     cluster::{Cluster, TestNamespace, eventually},
     manager::{Manager, Setup, install_crds, quiet},
+    proxy::{Faults, Proxy},
 };
 use vm_operator::api::VirtualMachine;
 
@@ -155,6 +156,22 @@ async fn one_that_ends_in_the_middle_of_work_leaves_it_to_the_next() {
     eprintln!("SIGTERM to exit: {} ms, with {} of {MACHINES} Pods", since.elapsed().as_millis(), count().await);
     assert!(!leader.log().contains("not done yet"), "an end is no failure");
     eventually("all Pods", LIMIT, async || (count().await == MACHINES).then_some(())).await;
+}
+
+/// Whoever can't list the ConfigMaps with template sets waits for them, but not when it is told to end.
+#[tokio::test]
+async fn one_that_is_told_to_end_before_it_has_begun_ends() {
+    let world = World::new("not-begun").await;
+    let proxy = Proxy::start(world.client.clone(), 7, Faults { half_lists: u8::MAX, ..Faults::default() }).await;
+    let mut manager = Manager::start_with(&proxy.kubeconfig(), world.namespace.name(), &[], "");
+    eventually("a list to be broken", LIMIT, async || {
+        manager.log().contains("managing").then_some(())?;
+        proxy.injected().contains_key("half a list").then_some(())
+    })
+    .await;
+    manager.signal(Signal::TERM);
+    assert!(manager.ended().await.success());
+    assert!(!manager.log().contains("compiled"), "{}", manager.log());
 }
 
 #[tokio::test]

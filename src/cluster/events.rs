@@ -23,6 +23,10 @@ const WAITING: usize = 10_000;
 const QUIET: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The API server takes no longer note, in bytes
+/// (<https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/>).
+const LONGEST_NOTE: usize = 1024;
+
 /// Takes events and writes them when there is time. What still waits when the manager ends is lost.
 pub struct Teller(mpsc::Sender<(Event, ObjectReference)>);
 
@@ -44,7 +48,10 @@ impl Teller {
     }
 
     /// Tells of something that happened to an object.
-    pub fn tell(&self, event: Event, regarding: ObjectReference) {
+    pub fn tell(&self, mut event: Event, regarding: ObjectReference) {
+        if let Some(note) = &mut event.note {
+            note.truncate(note.floor_char_boundary(LONGEST_NOTE));
+        }
         if let Err(error) = self.0.try_send((event, regarding)) {
             warn!(%error, "an event was dropped");
         }
@@ -63,7 +70,24 @@ async fn burst<T>(first: T, receiver: &mut mpsc::Receiver<T>) -> Vec<T> {
 
 #[cfg(test)]
 mod tests {
+    use kube::runtime::events::EventType;
+
     use super::*;
+
+    #[test]
+    fn a_note_is_as_long_as_the_api_server_takes_it() {
+        let (sender, mut receiver) = mpsc::channel(1);
+        let text = |reason: &str| reason.to_owned();
+        let event = Event {
+            type_: EventType::Warning,
+            reason: text("Long"),
+            note: Some("€".repeat(1000)),
+            action: text("Test"),
+            secondary: None,
+        };
+        Teller(sender).tell(event, ObjectReference::default());
+        assert_eq!(receiver.try_recv().unwrap().0.note, Some("€".repeat(341)));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn events_wait_for_a_pause_but_not_for_ever() {

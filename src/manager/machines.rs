@@ -287,7 +287,7 @@ fn tell(teller: &Teller, vm: &PackedMachine, error: &Unreadable) {
     let event = Note {
         type_: EventType::Warning,
         reason: "Unreadable".into(),
-        note: Some(note.chars().take(1000).collect()),
+        note: Some(note),
         action: "Read".into(),
         secondary: None,
     };

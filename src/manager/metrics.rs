@@ -136,7 +136,11 @@ impl Metrics {
                 "VirtualMachines that are not in the state that their spec wants, by the reason in the condition Ready",
             ),
             waiting: add(all, "vm_operator_machines_waiting", "Machines that changed and were not looked at yet"),
-            in_work: add(all, "vm_operator_machines_in_work", "Machines that are being looked at, 16 at most"),
+            in_work: add(
+                all,
+                "vm_operator_machines_in_work",
+                "Machines that are being looked at, 16 at most of each namespace that is named",
+            ),
             unreadable: add(
                 all,
                 "vm_operator_machines_unreadable",
@@ -165,7 +169,7 @@ impl Metrics {
             config_loads: add(
                 all,
                 "vm_operator_config_loads",
-                "How often the configuration was read because it had changed; result is success or failure",
+                "How often the configuration was read, at the start and when it had changed; result is success or failure",
             ),
             config_good: add(
                 all,

@@ -267,8 +267,7 @@ impl Reconciler {
             let event = Event {
                 type_: if warning { EventType::Warning } else { EventType::Normal },
                 reason,
-                // The API server takes at most 1 kB (https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/).
-                note: Some(note.chars().take(1000).collect()),
+                note: Some(note),
                 action: action.to_owned(),
                 secondary: None,
             };

@@ -21,15 +21,35 @@ use crate::files::FileError;
 
 /// How long nothing must happen before files are read: several that are written together are read once.
 const QUIET: Duration = Duration::from_millis(100);
+/// After which time they are read though there is no quiet: a folder in which others write all the time.
+const NO_QUIET: Duration = Duration::from_secs(2);
 /// How often files are read where the kernel does not tell of changes.
 const POLL: Duration = Duration::from_secs(60);
+
+/// What to follow.
+#[derive(Clone, Copy, Debug)]
+pub enum Followed<'a> {
+    /// A file, whatever else is beside it.
+    File(&'a Path),
+    /// A folder, to its depth.
+    Folder(&'a Path),
+}
+
+impl Followed<'_> {
+    fn folder(&self) -> &Path {
+        match self {
+            Self::File(file) => file.parent().unwrap_or(Path::new("")),
+            Self::Folder(folder) => folder,
+        }
+    }
+}
 
 /// Loads again whenever something in the folder has changed, and tells each result that is another than the one before.
 ///
 /// A projected volume of a ConfigMap is replaced by renaming the symbolic link `..data` in its folder; an editor writes or
 /// renames the file. A folder that is not there yet, or that is replaced, is found by its parent.
 pub async fn follow<T: PartialEq>(
-    folder: &Path,
+    followed: Followed<'_>,
     mut last: Result<T, FileError>,
     mut load: impl FnMut() -> Result<T, FileError>,
     mut tell: impl FnMut(&Result<T, FileError>),
@@ -37,7 +57,7 @@ pub async fn follow<T: PartialEq>(
     let mut said = false;
     loop {
         // In this order: a change while we load is told by the new watch.
-        let changed = watch(folder);
+        let changed = watch(followed);
         let result = load();
         let same = match (&last, &result) {
             (Ok(last), Ok(new)) => last == new,
@@ -52,7 +72,7 @@ pub async fn follow<T: PartialEq>(
             Ok(changed) => changed.await,
             Err(error) => {
                 if !std::mem::replace(&mut said, true) {
-                    let folder = folder.display();
+                    let folder = followed.folder().display();
                     warn!(%folder, %error, "changes of files are only seen once a minute: inotify does not work here");
                 }
                 sleep(POLL).await;
@@ -62,7 +82,7 @@ pub async fn follow<T: PartialEq>(
 }
 
 /// Begins to watch a folder; returns what waits for a change and the quiet after it.
-fn watch(folder: &Path) -> io::Result<impl Future<Output = ()> + use<>> {
+fn watch(followed: Followed<'_>) -> io::Result<impl Future<Output = ()> + use<>> {
     let inotify = Inotify::init()?;
     let anything = WatchMask::CLOSE_WRITE
         | WatchMask::CREATE
@@ -71,6 +91,7 @@ fn watch(folder: &Path) -> io::Result<impl Future<Output = ()> + use<>> {
         | WatchMask::MOVED_FROM
         | WatchMask::MOVED_TO
         | WatchMask::MOVE_SELF;
+    let folder = followed.folder();
     let mut nearest = existing(folder);
     loop {
         match inotify.watches().add(&nearest, anything) {
@@ -80,7 +101,8 @@ fn watch(folder: &Path) -> io::Result<impl Future<Output = ()> + use<>> {
             Err(error) => return Err(error),
         }
     }
-    for below in below(folder) {
+    let below = if matches!(followed, Followed::Folder(_)) { below(folder) } else { Vec::new() };
+    for below in below {
         match inotify.watches().add(&below, anything) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -89,7 +111,8 @@ fn watch(folder: &Path) -> io::Result<impl Future<Output = ()> + use<>> {
     let mut events: EventStream<[u8; 4096]> = inotify.into_event_stream([0; 4096])?;
     Ok(async move {
         events.next().await;
-        while timeout(QUIET, events.next()).await.is_ok_and(|event| event.is_some()) {}
+        let quiet = async { while timeout(QUIET, events.next()).await.is_ok_and(|event| event.is_some()) {} };
+        let _ = timeout(NO_QUIET, quiet).await;
     })
 }
 
@@ -128,7 +151,7 @@ mod tests {
     /// Follows a file that must not contain `bad`; sends what is told.
     fn spawn(folder: &Path) -> mpsc::UnboundedReceiver<Result<String, String>> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let (folder, file) = (folder.to_owned(), folder.join("file"));
+        let file = folder.join("file");
         tokio::spawn(async move {
             let load = || match fs::read_to_string(&file) {
                 Ok(text) if text.contains("bad") => {
@@ -141,7 +164,7 @@ mod tests {
                 let result = result.as_deref().map(str::to_owned).map_err(|error| error.message.clone());
                 sender.send(result).unwrap();
             };
-            follow(&folder, Ok("default".into()), load, tell).await
+            follow(Followed::File(&file), Ok("default".into()), load, tell).await
         });
         receiver
     }
@@ -160,6 +183,26 @@ mod tests {
         fs::write(folder.path().join("other"), "three").unwrap();
         fs::remove_file(&file).unwrap();
         assert_eq!(told.recv().await.unwrap(), Ok("default".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn a_file_is_read_though_others_beside_it_are_written_all_the_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let busy = tokio::spawn(async move {
+            loop {
+                fs::write(&log, "more").unwrap();
+                sleep(QUIET / 5).await;
+            }
+        });
+        let mut told = spawn(folder.path());
+        fs::write(folder.path().join("file"), "one").unwrap();
+        let first = timeout(Duration::from_secs(60), told.recv()).await.expect("to be told at all");
+        assert_eq!(first.unwrap(), Ok("one".to_owned()));
+        fs::write(folder.path().join("file"), "two").unwrap();
+        let second = timeout(Duration::from_secs(60), told.recv()).await.expect("to be told again");
+        assert_eq!(second.unwrap(), Ok("two".to_owned()));
+        busy.abort();
     }
 
     #[tokio::test]

@@ -33,7 +33,11 @@ use kube::{
 use tokio::{sync::watch, time::timeout};
 use tracing::{error, info, warn};
 
-use super::{metrics::Metrics, reload, sandbox};
+use super::{
+    metrics::Metrics,
+    reload::{self, Followed},
+    sandbox,
+};
 use crate::{
     api::{SET_LABEL, VirtualMachine},
     cluster::{
@@ -141,7 +145,13 @@ impl Loader {
             note(&sender, &first);
             let sender = sender.clone();
             tokio::spawn(async move {
-                reload::follow(&folder, first, || files::sources(&folder), |result| note(&sender, result)).await
+                reload::follow(
+                    Followed::Folder(&folder),
+                    first,
+                    || files::sources(&folder),
+                    |result| note(&sender, result),
+                )
+                .await
             });
         }
         let (listed, mut ready) = watch::channel(false);
@@ -359,7 +369,7 @@ impl Loader {
         let event = || Event {
             type_: EventType::Warning,
             reason: "TemplatesRefused".into(),
-            note: Some(note.chars().take(1000).collect()),
+            note: Some(note.clone()),
             action: "Check".into(),
             secondary: None,
         };

@@ -25,8 +25,8 @@ use super::metrics::Metrics;
 
 /// How long the manager's main loop may take to answer. It never waits for anything but events, so this is long.
 const ANSWER: Duration = Duration::from_secs(3);
-/// How long one look at one machine may take. The API server itself ends requests after a minute; this is so long because
-/// there is nothing that a restart would do better.
+/// How long one look at one machine may take. Each of its requests ends after a minute or so; this is so long because there is
+/// nothing that a restart would do better.
 const LONGEST_WORK: Duration = Duration::from_secs(600);
 
 /// How far the manager is with one of the things that it needs to be of use.

@@ -81,7 +81,7 @@ pub enum ActionError {
     NameTaken(ObjectKey),
     /// A claim is another machine's disk.
     #[error(
-        "{key} belongs to the machine {vm}: two machines can't use one claim; name the disk otherwise, or give the claim's label app.kubernetes.io/instance another value"
+        "{key} belongs to the machine {vm}: two machines can't use one claim; name the disk otherwise, or, when the machine {vm} does not run any more, give the claim's label app.kubernetes.io/instance another value"
     )]
     Shared {
         /// The claim.

@@ -575,7 +575,8 @@ mod tests {
         has_arrived.await.unwrap();
         // From here on each pause is skipped.
         tokio::time::pause();
-        let error = asked.await.unwrap().unwrap_err();
+        let answer = tokio::time::timeout(2 * ANSWER, asked).await.expect("an end to it");
+        let error = answer.unwrap().unwrap_err();
         assert!(Chain(&error).to_string().contains("timed out"), "{}", Chain(&error));
     }
 

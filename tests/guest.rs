@@ -213,6 +213,20 @@ fn a_guest_that_is_to_stay_down_keeps_the_runner_waiting() {
 }
 
 #[test]
+fn a_guest_that_is_not_to_stay_down_any_more_is_not_held() {
+    let mut vm = Vm::new(json!({}), json!({ "poweroff-after-boot": true }));
+    vm.config["guestShutdownStops"] = json!(true);
+    vm.write_config();
+    let mut runner = vm.start("all");
+    runner.logs("waiting for the Pod's end");
+    vm.change(|config| config["guestShutdownStops"] = json!(false));
+    // The kubelet starts it again, and with it the guest.
+    runner.ends_well("GuestShutdown");
+    drop(runner);
+    vm.start("all").logs("QEMU started");
+}
+
+#[test]
 fn a_reboot_is_no_end() {
     let vm = Vm::new(json!({}), json!({ "reboot-after-first-boot": true }));
     let mut runner = vm.start("all");

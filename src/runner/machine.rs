@@ -27,6 +27,7 @@ use super::{
     console,
     control::{Action, Control, Happened},
     files::{End, FileError, MachineState, Phase, RuntimeDir, Started},
+    follow::Follower,
     prepare::{self, Template},
     qmp::Qmp,
     wanted::{Change, cpu_changes},
@@ -184,7 +185,7 @@ async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(
     let before = runtime.read_machine();
     // This container was started again, but the guest had shut itself down to stay down.
     if let Some(MachineState { phase: Phase::Ended { held: true, .. }, .. }) = before {
-        return hold(runtime, term).await;
+        return hold(places, &configuration, term).await;
     }
     let had_password = before.and_then(|before| before.started_with).is_some_and(|before| before.display_password);
     if had_password && configuration.password.is_none() {
@@ -238,7 +239,7 @@ async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(
         }
         End::PoweredDown | End::GuestShutdown => {
             info!(reason = %end, "the machine has ended");
-            if held { hold(runtime, term).await } else { Ok(()) }
+            if held { hold(places, &configuration, term).await } else { Ok(()) }
         }
     }
 }
@@ -249,11 +250,19 @@ fn stays_down(places: &Places, started_with: &Configuration) -> bool {
     now.as_ref().unwrap_or(started_with).config.guest_shutdown_stops
 }
 
-/// Stays without QEMU until TERM: if the runner ended now, the kubelet would start it again, and with it the guest.
-async fn hold(runtime: &RuntimeDir, mut term: watch::Receiver<bool>) -> Result<(), Error> {
+/// Stays without QEMU until TERM, or until the guest is not to stay down any more: if the runner ended now, the kubelet would
+/// start it again, and with it the guest.
+async fn hold(places: &Places, started_with: &Configuration, mut term: watch::Receiver<bool>) -> Result<(), Error> {
+    let runtime = &places.runtime;
     info!("the guest has shut down and stays down; waiting for the Pod's end");
-    // An error means that the sender is gone, hence that the program ends.
-    let _ = term.wait_for(|term| *term).await;
+    let mut follower = Follower::new(&places.config_dir, runtime.path())?;
+    while stays_down(places, started_with) {
+        tokio::select! {
+            // An error means that the sender is gone, hence that the program ends.
+            _ = term.wait_for(|term| *term) => break,
+            changed = follower.changed() => changed.map_err(FileError::with("follow", &places.config_dir))?,
+        }
+    }
     if let Some(mut state) = runtime.read_machine()
         && let Phase::Ended { held, .. } = &mut state.phase
     {

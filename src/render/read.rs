@@ -89,7 +89,11 @@ impl<'a> Events<'a> {
         let mut map = Map::new();
         loop {
             let key = match self.next()? {
-                Event::Scalar(key, _, 0, None) if !key.is_empty() && !key.starts_with(INDICATORS) => {
+                Event::Scalar(key, style, 0, None)
+                    if !matches!(style, ScalarStyle::Literal | ScalarStyle::Folded)
+                        && !key.is_empty()
+                        && !key.starts_with(INDICATORS) =>
+                {
                     key.as_ref().to_owned()
                 }
                 Event::MappingEnd => return Some(map),
@@ -255,6 +259,8 @@ mod tests {
             "{b: :\"x, c: d\"}",
             "%a\n---\n",
             "a:\tb",
+            // Of which serde_yaml says something else.
+            "? |+\n  ",
         ] {
             assert_eq!(quickly(text), None, "{text}");
         }

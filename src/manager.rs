@@ -533,6 +533,13 @@ mod tests {
         assert!(!Chain(&write().await).to_string().contains("does not lead"));
     }
 
+    async fn client_of(server: Router, fence: Fence) -> Client {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(axum::serve(listener, server).into_future());
+        fenced(kube::Config::new(format!("http://{address}").parse().unwrap()), fence).unwrap()
+    }
+
     /// An API server that is busy twice. Returns how often it was asked, and whether that ended well.
     async fn ask(at_first: impl Fn(&Fence) + Clone + Send + Sync + 'static) -> (usize, bool) {
         let (fence, asked) = (Fence::default(), Arc::new(AtomicUsize::new(0)));
@@ -547,10 +554,7 @@ mod tests {
                 if times <= 2 { (StatusCode::SERVICE_UNAVAILABLE, "") } else { (StatusCode::OK, "{}") }
             }
         };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        tokio::spawn(axum::serve(listener, Router::new().fallback(answer)).into_future());
-        let client = fenced(kube::Config::new(format!("http://{address}").parse().unwrap()), fence).unwrap();
+        let client = client_of(Router::new().fallback(answer), fence).await;
         let request = axum::http::Request::post("/x").body(Vec::new()).unwrap();
         let done = client.request::<serde_json::Value>(request).await.is_ok();
         (asked.load(Ordering::SeqCst), done)
@@ -558,21 +562,20 @@ mod tests {
 
     #[tokio::test]
     async fn who_never_answers_is_not_waited_for_for_ever() {
-        let (arrived, has_arrived) = oneshot::channel::<()>();
-        let arrived = Arc::new(std::sync::Mutex::new(Some(arrived)));
-        let answer = move || async move {
-            let _ = arrived.lock().unwrap().take().unwrap().send(());
-            std::future::pending::<StatusCode>().await
+        let arrived = Arc::new(tokio::sync::Notify::new());
+        let answer = {
+            let arrived = arrived.clone();
+            move || async move {
+                arrived.notify_one();
+                std::future::pending::<StatusCode>().await
+            }
         };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        tokio::spawn(axum::serve(listener, Router::new().fallback(answer)).into_future());
         let fence = Fence::default();
         fence.open();
-        let client = fenced(kube::Config::new(format!("http://{address}").parse().unwrap()), fence).unwrap();
+        let client = client_of(Router::new().fallback(answer), fence).await;
         let request = axum::http::Request::post("/x").body(Vec::new()).unwrap();
         let asked = tokio::spawn(async move { client.request::<serde_json::Value>(request).await });
-        has_arrived.await.unwrap();
+        arrived.notified().await;
         // From here on each pause is skipped.
         tokio::time::pause();
         let answer = tokio::time::timeout(2 * ANSWER, asked).await.expect("an end to it");

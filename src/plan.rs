@@ -414,8 +414,7 @@ impl Plan {
         match object.update {
             // Deleted with `--cascade=orphan`, its machine left it without an owner.
             Update::Once => {
-                let owners = &object.value["metadata"]["ownerReferences"];
-                if found.owners.is_empty() && owners.is_array() {
+                if let Some(owners) = lost_owners(object, found) {
                     let patch = json!({ "metadata": { "ownerReferences": owners } });
                     self.steps[step].push(Action::Label { key: object.key.clone(), uid: found.uid.clone(), patch });
                 }
@@ -496,10 +495,15 @@ fn labelling(object: &Rendered, found: &Object) -> Option<Value> {
             metadata.insert(field.to_owned(), Value::Object(change));
         }
     }
-    if found.owners.is_empty() {
-        metadata.insert("ownerReferences".into(), object.value["metadata"]["ownerReferences"].clone());
+    if let Some(owners) = lost_owners(object, found) {
+        metadata.insert("ownerReferences".into(), owners.clone());
     }
     (!metadata.is_empty()).then(|| json!({ "metadata": metadata }))
+}
+
+/// The rendered owners of an object that has none any more.
+fn lost_owners<'a>(object: &'a Rendered, found: &Object) -> Option<&'a Value> {
+    object.value["metadata"].get("ownerReferences").filter(|_| found.owners.is_empty())
 }
 
 fn texts(value: &Value) -> BTreeMap<String, String> {

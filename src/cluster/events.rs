@@ -77,12 +77,11 @@ mod tests {
     #[test]
     fn a_note_is_as_long_as_the_api_server_takes_it() {
         let (sender, mut receiver) = mpsc::channel(1);
-        let text = |reason: &str| reason.to_owned();
         let event = Event {
             type_: EventType::Warning,
-            reason: text("Long"),
+            reason: "Long".into(),
             note: Some("€".repeat(1000)),
-            action: text("Test"),
+            action: "Test".into(),
             secondary: None,
         };
         Teller(sender).tell(event, ObjectReference::default());

@@ -521,7 +521,8 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
     // One in which somebody has set a password stays, also where none is to be generated any more.
     let is_set = set.iter().any(|secret| secret.key.name == generated);
     // So does one that the Pod mounts: without it the runner, started again in that Pod, would find no password.
-    let is_mounted = observed.objects.iter().any(|object| is_living_pod(object, vm) && mounts(object, &generated));
+    let mut pods = observed.objects.iter().filter(|object| object.key.is_pod() && object.deleting.is_none());
+    let is_mounted = pods.any(|pod| mounts(pod, &generated));
     let generate = is_set || is_mounted || (theirs.is_empty() && vm.spec.vm.display.spice.generate_secret);
     // One that is as it was made has no version, or each first start would end with a change of the Pod.
     let as_made = as_made.into_iter().map(|secret| (secret, None));
@@ -536,10 +537,6 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
         generate,
         password: facts.display_password.clone(),
     }
-}
-
-fn is_living_pod(object: &observed::Object, vm: &VirtualMachine) -> bool {
-    object.key.is_pod() && object.key.name == vm.name_any() && object.deleting.is_none()
 }
 
 fn mounts(pod: &observed::Object, secret: &str) -> bool {

@@ -150,15 +150,14 @@ pub struct Places {
 /// # Errors
 /// If the machine cannot be started, or QEMU fails.
 pub async fn run(places: &Places, term: watch::Receiver<bool>) -> Result<(), Error> {
-    let outcome = run_until_end(places, term).await;
+    let before = places.runtime.read_machine();
+    let outcome = run_until_end(places, before.as_ref(), term).await;
     if let Err(error) = &outcome
         && !matches!(error, Error::Qemu { .. })
     {
         // It did not come as far as QEMU. The agent reports that in the same way.
         let phase = Phase::Ended { reason: End::QemuFailed, code: None, last_words: chain(error), held: false };
         let nothing = String::new;
-        // What it had must be known as long as the Pod lives.
-        let before = matches!(error, Error::PasswordGone).then(|| places.runtime.read_machine()).flatten();
         places.runtime.write_machine(&MachineState {
             pid: 0,
             machine_type: nothing(),
@@ -166,6 +165,7 @@ pub async fn run(places: &Places, term: watch::Receiver<bool>) -> Result<(), Err
             accelerator_reason: nothing(),
             uuid: nothing(),
             macs: Vec::new(),
+            // That its display had a password must be known as long as the Pod lives.
             started_with: before.and_then(|before| before.started_with),
             phase,
         })?;
@@ -179,15 +179,18 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-async fn run_until_end(places: &Places, term: watch::Receiver<bool>) -> Result<(), Error> {
+async fn run_until_end(
+    places: &Places,
+    before: Option<&MachineState>,
+    term: watch::Receiver<bool>,
+) -> Result<(), Error> {
     let runtime = &places.runtime;
     let configuration = config::read(&places.config_dir)?;
-    let before = runtime.read_machine();
     // This container was started again, but the guest had shut itself down to stay down.
     if let Some(MachineState { phase: Phase::Ended { held: true, .. }, .. }) = before {
         return hold(places, &configuration, term).await;
     }
-    let had_password = before.and_then(|before| before.started_with).is_some_and(|before| before.display_password);
+    let had_password = before.and_then(|before| before.started_with.as_ref()).is_some_and(|it| it.display_password);
     if had_password && configuration.password.is_none() {
         return Err(Error::PasswordGone);
     }

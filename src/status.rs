@@ -5,6 +5,7 @@
 //! | stopped, as wanted | True, StoppedAsRequested | False | false |
 //! | starting | False, Starting or the cause | False | false |
 //! | up, as wanted | True, Running | True | true |
+//! | up, but its node does not answer | False, NodeNotResponding | True | false: nobody knows |
 //! | up, should stop | False, Stopping | True | true until the guest is down |
 //! | down, should run | False, the cause and the next try | False | false |
 //! | down, because the guest shut itself down | True, GuestShutdown | False | false |
@@ -84,7 +85,7 @@ pub fn status(
             && pod.is_some_and(|pod| is_report_of(vm, pod))
     };
     let is_over = pod.is_some_and(|pod| plan::has_ended(pod) || is_down(pod));
-    let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !is_over;
+    let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !is_over && !pod.is_some_and(is_lost);
     let phase = phase(plan.power.wanted, up, pod);
 
     let mut new = vec![templates_valid(rendered, source.refused), ready(vm, up, pod, plan, rendered, outcome)];
@@ -231,6 +232,7 @@ fn phase(wanted: Wanted, up: bool, pod: Option<&Object>) -> &'static str {
     match (wanted, pod) {
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => "Stopping",
         (Wanted::Up, Some(_)) if up => "Running",
+        (Wanted::Up, Some(pod)) if is_lost(pod) => "Unknown",
         (Wanted::Up, Some(pod)) if pod.text(Part::Status, "/phase") == Some("Failed") => "Failed",
         (Wanted::Up, _) => "Starting",
         (Wanted::Down | Wanted::Halting, None) => "Stopped",
@@ -251,6 +253,17 @@ fn is_down(pod: &Object) -> bool {
     containers
         .filter(|container| container["name"] == APP_NAME)
         .any(|container| state(container, "waiting") || state(container, "terminated"))
+}
+
+/// Whether the Pod's node does not answer, so that nobody knows whether the guest runs. The node controller then says that the Pod
+/// is not ready and leaves alone what the kubelet has said last of its containers
+/// (<https://kubernetes.io/docs/concepts/architecture/nodes/#node-controller>); the kubelet itself says both or neither, but for
+/// a readiness gate.
+fn is_lost(pod: &Object) -> bool {
+    let conditions = || pod.status["conditions"].as_array().into_iter().flatten();
+    let is = |type_: &str, status: &str| conditions().find(|item| item["type"] == type_ && item["status"] == status);
+    is("ContainersReady", "True").is_some()
+        && is("Ready", "False").is_some_and(|ready| ready["reason"] != "ReadinessGatesNotReady")
 }
 
 /// The fields of the status that the manager applied.
@@ -334,14 +347,14 @@ fn ready(
             (false, "NameTaken", format!("{key} exists and is not this machine's: delete or rename one of the two"))
         }
         (Wanted::Down, None) => stopped(&plan.power),
-        (Wanted::Down | Wanted::Halting, pod) => match overdue(plan, pod) {
+        (Wanted::Down | Wanted::Halting, pod) => match unanswered(plan, pod) {
             Some(message) => (false, "NodeNotResponding", message),
             None if plan.power.wanted == Wanted::Halting => {
                 (false, "Stopping", "the guest has shut itself down; its Pod goes next".into())
             }
             None => (false, "Stopping", "waiting for the guest to power down".into()),
         },
-        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => match overdue(plan, Some(pod)) {
+        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => match unanswered(plan, Some(pod)) {
             Some(message) => (false, "NodeNotResponding", message),
             None => (
                 false,
@@ -350,6 +363,7 @@ fn ready(
             ),
         },
         (Wanted::Up, Some(_)) if up => (true, "Running", "the machine runs, as the spec says".into()),
+        (Wanted::Up, Some(_)) if let Some(message) = unanswered(plan, pod) => (false, "NodeNotResponding", message),
         (Wanted::Up, Some(pod)) => {
             let (reason, message) = cause(vm, pod)
                 .unwrap_or_else(|| ("Starting", "waiting for the runner to report that the guest runs".into()));
@@ -381,16 +395,21 @@ fn stopped(power: &Power) -> (bool, &'static str, String) {
     }
 }
 
-/// A Pod that should be gone.
-fn overdue(plan: &Plan, pod: Option<&Object>) -> Option<String> {
-    let pod = pod.filter(|pod| plan.waits.contains(&Wait::Overdue(pod.key.clone())))?;
-    let node = pod.text(Part::Spec, "/nodeName").unwrap_or("?");
-    let since = pod.deleting.map(|time| time.strftime("%FT%TZ").to_string()).unwrap_or_default();
+/// A Pod whose node does not answer, or that should be gone.
+fn unanswered(plan: &Plan, pod: Option<&Object>) -> Option<String> {
+    let pod = pod?;
+    let (name, node) = (&pod.key.name, pod.text(Part::Spec, "/nodeName").unwrap_or("?"));
+    let head = if plan.waits.contains(&Wait::Overdue(pod.key.clone())) {
+        let since = pod.deleting.map(|time| time.strftime("%FT%TZ").to_string()).unwrap_or_default();
+        format!("Pod {name} should have ended at {since}, but node {node} does not say so")
+    } else if is_lost(pod) {
+        format!("node {node}, on which Pod {name} runs, does not answer")
+    } else {
+        return None;
+    };
     Some(format!(
-        "Pod {} should have ended at {since}, but node {node} does not say so; the guest may still run there, so nothing is \
-         started elsewhere. If the node is really down, say so: kubectl taint node {node} \
-         node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
-        pod.key.name
+        "{head}; the guest may still run there, so nothing is started elsewhere. If the node is really down, say so: \
+         kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
     ))
 }
 

@@ -54,8 +54,17 @@ mod monitoring {
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
     }
 
-    /// Type and help text of each metric, and all names that a query can use for it.
-    fn described() -> BTreeMap<String, (String, String, Vec<String>)> {
+    struct Described {
+        kind: String,
+        help: String,
+        /// All names that a query can use for it.
+        names: Vec<String>,
+        /// Its labels, with those that Prometheus adds.
+        labels: BTreeSet<String>,
+    }
+
+    /// All metrics that the manager has, by name.
+    fn described() -> BTreeMap<String, Described> {
         let metrics = Metrics::new();
         metrics.machines_from(|| {
             let condition = json!({ "type": "Ready", "status": "False", "reason": "Starting", "message": "",
@@ -80,8 +89,10 @@ mod monitoring {
         let mut described = BTreeMap::new();
         for (name, help) in lines("HELP ") {
             let kind = types.remove(&name).unwrap();
-            let names = suffixes(&kind).into_iter().map(|suffix| format!("{name}{suffix}")).collect();
-            described.insert(name, (kind, help, names));
+            let names: Vec<String> = suffixes(&kind).into_iter().map(|suffix| format!("{name}{suffix}")).collect();
+            let samples = text.lines().filter(|line| names.iter().any(|name| line.starts_with(&format!("{name}{{"))));
+            let labels = samples.flat_map(labels_in).chain(["namespace", "pod"]).map(str::to_owned).collect();
+            described.insert(name, Described { kind, help, names, labels });
         }
         assert!(types.is_empty() && described.len() > 20, "{types:?} without help, {} with", described.len());
         described
@@ -96,30 +107,59 @@ mod monitoring {
             .collect()
     }
 
+    /// What stands between `open` and `close`, each time, divided by commas.
+    fn lists<'a>(text: &'a str, open: &'a str, close: char) -> impl Iterator<Item = &'a str> {
+        let lists = text.split(open).skip(1).filter_map(move |rest| rest.split_once(close));
+        lists.flat_map(|(list, _)| list.split(',').map(str::trim))
+    }
+
+    /// The labels that a query uses.
+    fn labels_in(query: &str) -> impl Iterator<Item = &str> {
+        let matched = lists(query, "{", '}').filter_map(|matcher| Some(matcher.split_once('=')?.0));
+        matched.chain(["by (", "on ("].into_iter().flat_map(move |open| lists(query, open, ')')))
+    }
+
+    /// The labels of a result that a text shows.
+    fn labels_shown(text: &str) -> impl Iterator<Item = &str> {
+        let shown = lists(text, "{{", '}').map(|name| name.strip_prefix("$labels.").unwrap_or(name));
+        shown.filter(|name| *name != "$value")
+    }
+
     #[test]
     fn the_documentation_lists_every_metric() {
         let page = read("docs/monitoring.md");
-        for (name, (kind, help, names)) in described() {
+        for (name, Described { kind, help, names, .. }) in described() {
             let shown = if kind == "histogram" { &name } else { &names[0] };
             let row = format!("| `{shown}` | {kind} | {help} |");
             assert!(page.contains(&row), "docs/monitoring.md lacks the row\n{row}");
         }
     }
 
+    /// The metrics that a query uses, all of which there must be, and all labels that it and what is said of its results name.
+    fn used<'a>(described: &'a BTreeMap<String, Described>, query: &str, texts: &[&str]) -> Vec<&'a Described> {
+        let find = |name: &String| {
+            let found = described.values().find(|metric| metric.names.contains(name));
+            found.unwrap_or_else(|| panic!("there is no {name}, as in {query}"))
+        };
+        let used: Vec<&Described> = names(query).iter().map(find).collect();
+        for label in labels_in(query).chain(texts.iter().flat_map(|text| labels_shown(text))) {
+            assert!(used.iter().any(|metric| metric.labels.contains(label)), "nothing in {query} has a label {label}");
+        }
+        used
+    }
+
     #[test]
-    fn the_dashboard_and_the_alerts_name_metrics_that_there_are() {
+    fn the_dashboard_and_the_alerts_name_metrics_and_labels_that_there_are() {
         let described = described();
-        let known: BTreeSet<&String> = described.values().flat_map(|(.., names)| names).collect();
         let dashboard: Value = serde_json::from_str(&read("deploy/monitoring/dashboard.json")).unwrap();
         let mut shown = BTreeSet::new();
         for panel in dashboard["panels"].as_array().unwrap() {
             let description = panel["description"].as_str().unwrap();
             for target in panel["targets"].as_array().unwrap() {
-                for name in names(target["expr"].as_str().unwrap()) {
-                    assert!(known.contains(&name), "the dashboard shows {name}, which there is not");
-                    let (_, help, _) = described.values().find(|(.., names)| names.contains(&name)).unwrap();
-                    assert!(description.contains(help), "panel {}: {help}", panel["title"]);
-                    shown.insert(name);
+                let legend = target["legendFormat"].as_str().unwrap_or_default();
+                for metric in used(&described, target["expr"].as_str().unwrap(), &[legend]) {
+                    assert!(description.contains(&metric.help), "panel {}: {}", panel["title"], metric.help);
+                    shown.insert(&metric.names);
                 }
             }
         }
@@ -128,12 +168,10 @@ mod monitoring {
         let rules = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
         assert!(!rules.is_empty());
         for rule in rules {
-            let used = names(rule["expr"].as_str().unwrap());
-            assert!(!used.is_empty(), "{rule}");
-            for name in used {
-                assert!(known.contains(&name), "{}: there is no {name}", rule["alert"]);
-            }
-            assert!(rule["annotations"]["description"].is_string(), "{}: what is to be done?", rule["alert"]);
+            let annotation = |name: &str| rule["annotations"][name].as_str().unwrap_or_default();
+            let texts = [annotation("summary"), annotation("description")];
+            assert!(!used(&described, rule["expr"].as_str().unwrap(), &texts).is_empty(), "{rule}");
+            assert!(!texts[1].is_empty(), "{}: what is to be done?", rule["alert"]);
         }
     }
 }

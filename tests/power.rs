@@ -208,6 +208,14 @@ async fn a_pod_that_is_going_is_waited_for_and_a_person_can_shorten_that() {
 async fn a_node_that_does_not_answer_is_named_and_nothing_is_started_elsewhere() {
     let world = world("overdue").await;
     let pod = up(&world, "apple", on_node).await;
+    // What the node controller says of the Pods of a node that it does not hear any more, and the kubelet when it is back.
+    let seen = |ready: &str| json!({ "conditions": [{ "type": "Ready", "status": ready }, { "type": "ContainersReady", "status": "True" }] });
+    world.pod_status("apple", seen("False")).await;
+    let vm = world.ready("apple", "NodeNotResponding").await;
+    let status = vm.status.unwrap();
+    assert_eq!((status.phase.as_deref(), status.ready), (Some("Unknown"), Some(false)));
+    world.pod_status("apple", seen("True")).await;
+    world.ready("apple", "Running").await;
     let soon = DeleteParams { grace_period_seconds: Some(1), ..DeleteParams::default() };
     world.api::<Pod>().delete("apple", &soon).await.unwrap();
     world.ready("apple", "Restarting").await;

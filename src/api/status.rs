@@ -18,7 +18,8 @@ pub struct VirtualMachineStatus {
     /// The generation of the spec that this status was derived from; -1 before the first time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// What the machine does, in a word: Stopped, Starting, Running, Stopping, Failed.
+    /// What the machine does, in a word: Stopped, Starting, Running, Stopping, Failed, or Unknown
+    /// while its node does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
     /// Whether the machine's Pod exists.

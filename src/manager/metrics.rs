@@ -39,7 +39,7 @@ type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
 type Machines = Box<dyn Fn() -> Vec<VirtualMachine> + Send + Sync>;
 
 /// All phases that a machine can have, so that one without machines shows as 0.
-const PHASES: [&str; 5] = ["Failed", "Running", "Starting", "Stopped", "Stopping"];
+const PHASES: [&str; 6] = ["Failed", "Running", "Starting", "Stopped", "Stopping", "Unknown"];
 
 /// What the manager counts and measures.
 pub struct Metrics {
@@ -51,6 +51,7 @@ pub struct Metrics {
     errors: Counters<1>,
     machines: Gauges<1>,
     not_ready: Gauges<1>,
+    not_ready_since: Gauges<1>,
     waiting: Gauge,
     in_work: Gauge,
     unreadable: Gauge,
@@ -134,6 +135,11 @@ impl Metrics {
                 all,
                 "vm_operator_machines_not_ready",
                 "VirtualMachines that are not in the state that their spec wants, by the reason in the condition Ready",
+            ),
+            not_ready_since: add(
+                all,
+                "vm_operator_machines_not_ready_since_timestamp_seconds",
+                "Since when, as Unix time, the machine is not in the state that its spec wants for which that is so the longest, by the reason that it has now",
             ),
             waiting: add(all, "vm_operator_machines_waiting", "Machines that changed and were not looked at yet"),
             in_work: add(
@@ -320,6 +326,7 @@ impl Metrics {
         }
         let mut phases: BTreeMap<String, i64> = PHASES.map(|phase| (phase.to_owned(), 0)).into();
         let mut reasons: BTreeMap<String, i64> = BTreeMap::new();
+        let mut since: BTreeMap<String, i64> = BTreeMap::new();
         for vm in self.list.get().map(|list| list()).unwrap_or_default() {
             let status = vm.status.as_ref();
             let phase = status.and_then(|status| status.phase.clone()).unwrap_or_else(|| "Unknown".into());
@@ -328,12 +335,20 @@ impl Metrics {
             if let Some(ready) = conditions::find(conditions, conditions::READY).filter(|ready| ready.status != "True")
             {
                 *reasons.entry(ready.reason.clone()).or_default() += 1;
+                // What the API server says of a machine that nobody has looked at is older than the machine.
+                let times = [Some(&ready.last_transition_time), vm.metadata.creation_timestamp.as_ref()];
+                let began = times.into_iter().flatten().map(|time| time.0.as_second()).max().unwrap_or_default();
+                since.entry(ready.reason.clone()).and_modify(|time| *time = began.min(*time)).or_insert(began);
             }
         }
-        for (gauges, label, counts) in [(&self.machines, "phase", phases), (&self.not_ready, "reason", reasons)] {
+        for (gauges, label, values) in [
+            (&self.machines, "phase", phases),
+            (&self.not_ready, "reason", reasons),
+            (&self.not_ready_since, "reason", since),
+        ] {
             gauges.clear();
-            for (value, count) in counts {
-                gauges.get_or_create(&[(label, value.into())]).set(count);
+            for (name, value) in values {
+                gauges.get_or_create(&[(label, name.into())]).set(value);
             }
         }
     }
@@ -442,19 +457,27 @@ mod tests {
 
     #[test]
     fn machines_are_counted_when_somebody_asks() {
-        let vm = |phase: &str, ready: &str| {
+        let vm = |phase: &str, ready: &str, since: &str| {
             let condition = json!({ "type": "Ready", "status": ready, "reason": "ImagePullFailed", "message": "",
-                "lastTransitionTime": "2026-01-01T00:00:00Z" });
-            let vm = json!({ "metadata": { "name": "apple" }, "spec": { "vm": { "maximumCpus": 1 } },
-                "status": { "phase": phase, "conditions": [condition] } });
+                "lastTransitionTime": since });
+            let vm = json!({ "metadata": { "name": "apple", "creationTimestamp": "1970-01-01T00:00:02Z" },
+                "spec": { "vm": { "maximumCpus": 1 } }, "status": { "phase": phase, "conditions": [condition] } });
             serde_json::from_value::<VirtualMachine>(vm).unwrap()
         };
         let metrics = Metrics::new();
-        metrics.machines_from(move || vec![vm("Running", "True"), vm("Starting", "False"), vm("Starting", "False")]);
+        metrics.machines_from(move || {
+            vec![
+                vm("Running", "True", "1970-01-01T00:00:01Z"),
+                vm("Starting", "False", "1970-01-01T00:00:03Z"),
+                vm("Starting", "Unknown", "1970-01-01T00:00:00Z"),
+            ]
+        });
         let text = metrics.text();
         assert_eq!(sample(&text, "vm_operator_machines{phase=\"Running\"}"), 1.0);
         assert_eq!(sample(&text, "vm_operator_machines{phase=\"Starting\"}"), 2.0);
         assert_eq!(sample(&text, "vm_operator_machines{phase=\"Failed\"}"), 0.0);
         assert_eq!(sample(&text, "vm_operator_machines_not_ready{reason=\"ImagePullFailed\"}"), 2.0);
+        let since = "vm_operator_machines_not_ready_since_timestamp_seconds{reason=\"ImagePullFailed\"}";
+        assert_eq!(sample(&text, since), 2.0);
     }
 }

@@ -124,6 +124,49 @@ fn a_pod_that_should_be_gone_tells_of_its_node() {
 }
 
 #[test]
+fn a_node_that_does_not_answer_is_said_at_once() {
+    let pod_with = |ready: &str, reason: &str, containers: &str, going: bool| {
+        let conditions = json!([
+            { "type": "Ready", "status": ready, "reason": reason },
+            { "type": "ContainersReady", "status": containers },
+        ]);
+        cluster(move |kind, object| {
+            if kind == "Pod" {
+                object["spec"]["nodeName"] = json!("node-1");
+                object["status"]["conditions"] = conditions.clone();
+                if going {
+                    object["metadata"]["deletionTimestamp"] = json!("2027-01-16T07:00:00Z");
+                }
+            }
+        })
+    };
+    let up = reported(true, |_| ());
+    let down = reported(true, |vm| {
+        vm["spec"]["vm"]["state"] = json!("Stopped");
+        set_by("Update", vm);
+    });
+    for (vm, observed, expected) in [
+        (&up, pod_with("True", "", "True", false), "Running true Ready=True Running"),
+        (&up, pod_with("False", "", "True", false), "Unknown false Ready=False NodeNotResponding"),
+        // The cluster asks it to go, but it can't hear that.
+        (&up, pod_with("False", "", "True", true), "Stopping false Ready=False NodeNotResponding"),
+        (&down, pod_with("False", "", "True", true), "Stopping false Ready=False NodeNotResponding"),
+        // A user's own gate, or a probe: the node answers.
+        (&up, pod_with("False", "ReadinessGatesNotReady", "True", false), "Running true Ready=True Running"),
+        (&up, pod_with("False", "ContainersNotReady", "False", false), "Running true Ready=True Running"),
+    ] {
+        let status = derive(vm, &observed);
+        assert_eq!(short(&status), expected);
+        let conditions = status["conditions"].as_array().unwrap();
+        let message = conditions.iter().find(|item| item["type"] == READY).unwrap()["message"].as_str().unwrap();
+        assert_eq!(
+            message.starts_with("node node-1, on which Pod apple runs, does not answer; "),
+            expected.contains("Node")
+        );
+    }
+}
+
+#[test]
 fn what_is_wrong_with_a_claim() {
     let machine = vm(|vm| {
         let template = &mut vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"];

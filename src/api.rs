@@ -234,8 +234,8 @@ pub struct ServiceMetadata {
 #[schemars(transform = crd::either_data_or_source)]
 #[serde(rename_all = "camelCase")]
 pub struct CloudInit {
-    /// The `meta-data`. `instance-id` defaults to a hash of the machine's UID and of all of this data, `local-hostname` to
-    /// the machine's name.
+    /// The `meta-data`. `instance-id` defaults to a hash of the machine's namespace and name and of all of this data,
+    /// `local-hostname` to the machine's name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "crd::any_map")]
     pub meta_data: BTreeMap<String, Value>,

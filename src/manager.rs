@@ -35,6 +35,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use axum::http::{Response, header::RETRY_AFTER};
 use futures::{
     FutureExt, Stream, StreamExt, TryStreamExt,
     channel::oneshot,
@@ -56,7 +57,14 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout, timeout_at},
 };
-use tower::{buffer::BufferLayer, filter::FilterLayer, layer::layer_fn, retry::RetryLayer, timeout::TimeoutLayer};
+use tower::{
+    buffer::BufferLayer,
+    filter::FilterLayer,
+    layer::{layer_fn, util::Stack},
+    retry::RetryLayer,
+    timeout::TimeoutLayer,
+    util::MapResponseLayer,
+};
 use tracing::{Instrument, error, error_span, info, warn};
 
 use self::{
@@ -80,6 +88,9 @@ const CONCURRENCY: u16 = 16;
 /// When a request is sent again for which the API server has no time (429, 503, 504), if it does not say when: the first and the
 /// longest pause, and how often. After that it is the machine's turn to wait, and others' to be looked at.
 const RETRY: (Duration, Duration, u32) = (Duration::from_millis(50), Duration::from_secs(1), 4);
+/// The longest pause that it may ask for (`Retry-After`): an API server asks for a second, but what stands before it may ask for
+/// many minutes, in which a machine would hold up others.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long an answer may take to begin. An API server answers within a minute, if it is not told otherwise
 /// (`--request-timeout`); one that lost its power, or the network to it, never does.
 const ANSWER: Duration = Duration::from_secs(70);
@@ -375,8 +386,6 @@ fn again<T: Send + Sync + 'static>(
 fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
     // Its own would go on within the fence, and for minutes.
     config.default_retry = false;
-    let (first, longest, times) = RETRY;
-    let retry = RetryPolicy::new(first, longest, times, true).context("RETRY is no policy")?;
     let check = move |request: axum::http::Request<Body>| {
         if request.method().is_safe() {
             return Ok(request);
@@ -387,7 +396,25 @@ fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
     let checked = limited.with_layer(&FilterLayer::new(check));
     // To send one again takes a clone of the service, which the buffer is.
     let cloned = checked.with_layer(&BufferLayer::new(WAITING));
-    Ok(cloned.with_layer(&RetryLayer::new(retry)).with_layer(&layer_fn(beginning_with_lists)).build())
+    Ok(cloned.with_layer(&persistent()?).with_layer(&layer_fn(beginning_with_lists)).build())
+}
+
+/// Sends again what the API server has no time for.
+type Persistent<B> = Stack<MapResponseLayer<fn(Response<B>) -> Response<B>>, RetryLayer<RetryPolicy>>;
+
+fn persistent<B>() -> anyhow::Result<Persistent<B>> {
+    let (first, longest, times) = RETRY;
+    let retry = RetryPolicy::new(first, longest, times, true).context("RETRY is no policy")?;
+    Ok(Stack::new(MapResponseLayer::new(impatient), RetryLayer::new(retry)))
+}
+
+/// An answer that does not ask for more than [`PATIENCE`].
+fn impatient<B>(mut response: Response<B>) -> Response<B> {
+    let asked = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if asked.is_some_and(|seconds| seconds > PATIENCE.as_secs()) {
+        response.headers_mut().insert(RETRY_AFTER, PATIENCE.as_secs().into());
+    }
+    response
 }
 
 /// A name that no other process has, nor this one had before: as client-go makes it.
@@ -516,6 +543,7 @@ mod tests {
     use axum::{Router, http::StatusCode};
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{Api, api::PostParams};
+    use tower::{Layer, ServiceExt};
 
     use super::*;
     use crate::cluster::watch::Chain;
@@ -581,6 +609,32 @@ mod tests {
         let answer = tokio::time::timeout(2 * ANSWER, asked).await.expect("an end to it");
         let error = answer.unwrap().unwrap_err();
         assert!(Chain(&error).to_string().contains("timed out"), "{}", Chain(&error));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_is_busy_says_when_to_come_again_but_not_much_later() {
+        // Busy twice. Returns how long that took.
+        let ask = async |after: &'static str| {
+            let asked = Arc::new(AtomicUsize::new(0));
+            let api = tower::service_fn(move |_: axum::http::Request<Body>| {
+                let busy = asked.fetch_add(1, Ordering::SeqCst) < 2;
+                let status = if busy { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
+                ready(
+                    Response::builder()
+                        .status(status)
+                        .header(RETRY_AFTER, after)
+                        .body(())
+                        .map_err(tower::BoxError::from),
+                )
+            });
+            let start = Instant::now();
+            let answer = persistent().unwrap().layer(api).oneshot(axum::http::Request::new(Body::empty())).await;
+            assert_eq!(answer.unwrap().status(), StatusCode::OK);
+            start.elapsed().as_secs()
+        };
+        assert_eq!(ask("3").await, 6);
+        assert_eq!(ask("600").await, 2 * PATIENCE.as_secs());
+        assert_eq!(ask("tomorrow").await, 0, "by itself it waits far less than a second");
     }
 
     #[tokio::test]

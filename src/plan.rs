@@ -28,18 +28,14 @@ use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    api::{
-        PendingChange, VirtualMachine,
-        conditions::{self, STORAGE_READY},
-        status::Retry,
-    },
+    api::{PendingChange, VirtualMachine, status::Retry},
     observed::{Json, Object, Observed, Part},
     power::{self, FORCE_STOP_ANNOTATION, Power, RESTARTED_ANNOTATION, Wanted, power},
     render::{
         Lifetime, ObjectKey, Rendered, Update, check,
         output::{HASH_ANNOTATION, LIFETIME_ANNOTATION, VERSION_ANNOTATION},
     },
-    status::storage::GROWTH_REFUSED,
+    status::storage::refusal,
 };
 
 pub mod pending;
@@ -73,8 +69,6 @@ pub struct Plan {
     pub pending: Vec<PendingChange>,
     /// What `status.retry` should say.
     pub retry: Option<Retry>,
-    /// Whether a claim may be asked to grow. Not again where the cluster refused it for the same spec.
-    may_grow: bool,
 }
 
 /// A write.
@@ -177,10 +171,6 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
     if vm.metadata.deletion_timestamp.is_some() {
         return plan;
     }
-    let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    plan.may_grow = conditions::find(current, STORAGE_READY).is_none_or(|storage| {
-        storage.reason != GROWTH_REFUSED || storage.observed_generation != vm.metadata.generation
-    });
     plan.power = power(vm, pod(vm, observed).map(AsRef::as_ref), observed.now);
     plan.retry = vm.status.as_ref().and_then(|status| status.retry.clone()).filter(|_| plan.power.wanted == Wanted::Up);
     let uid = vm.uid().unwrap_or_default();
@@ -190,7 +180,7 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
         .map(|object| (object, life(object, observed, &uid)))
         .partition(|(object, _)| object.lifetime == Lifetime::Running);
     for (object, life) in standing {
-        plan.standing(object, life);
+        plan.standing(vm, object, life);
     }
     let superfluous = observed.objects.iter().filter(|object| is_superfluous(object, &uid, rendered));
     let no_pod = pod(vm, observed).is_none();
@@ -310,12 +300,17 @@ impl Plan {
                 self.replace(found, Why::Restart, observed);
             }
             (Wanted::Up, Life::Alive(found)) => {
-                if found.created.is_some_and(|created| observed.now.duration_since(created) > SUCCESS) {
-                    self.retry = None;
+                if self.retry.is_some() {
+                    let success = found.created.unwrap_or(observed.now) + SUCCESS;
+                    if success > observed.now {
+                        self.again_after = look_again(success, observed);
+                    } else {
+                        self.retry = None;
+                    }
                 }
                 // What a restart left on the object stays there, or it would look like a new one.
                 let object = with_restart(object, found.annotations.get(RESTARTED_ANNOTATION));
-                self.change(1, &object, found);
+                self.change(1, vm, &object, found);
                 // Where the machine does not say what to request, that follows from its current CPUs and memory, and those are
                 // live: nothing that the guest has waits for a restart.
                 if vm.spec.resources.is_none() {
@@ -398,10 +393,10 @@ impl Plan {
     }
 
     /// An object that is there whether or not the machine runs.
-    fn standing(&mut self, object: &Rendered, life: Life<'_>) {
+    fn standing(&mut self, vm: &VirtualMachine, object: &Rendered, life: Life<'_>) {
         match life {
             Life::Absent => self.steps[0].push(Action::Apply { object: object.clone(), uid: None }),
-            Life::Alive(found) | Life::Ended(found) => self.change(0, object, found),
+            Life::Alive(found) | Life::Ended(found) => self.change(0, vm, object, found),
             // A claim that is going stays until its Pod is gone, with all that is on it.
             Life::Going(_) => self.waits.push(Wait::Gone(object.key.clone())),
             Life::NotOurs => self.waits.push(Wait::NotOurs(object.key.clone())),
@@ -409,7 +404,7 @@ impl Plan {
     }
 
     /// An object that exists: is it as it should be?
-    fn change(&mut self, step: usize, object: &Rendered, found: &Arc<Object>) {
+    fn change(&mut self, step: usize, vm: &VirtualMachine, object: &Rendered, found: &Arc<Object>) {
         let same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
         match object.update {
             // Deleted with `--cascade=orphan`, its machine left it without an owner.
@@ -428,7 +423,8 @@ impl Plan {
                 }
             }
             Update::Live if object.key.is_claim() => {
-                let wanted = as_existing(object, found, self.may_grow);
+                // What the cluster refused for the same spec is not asked for again.
+                let wanted = as_existing(object, found, refusal(vm, object, found).is_none());
                 // What the API server made of the spec is not ours to put back.
                 let mut ours = Value::clone(&object.value);
                 if let Some(spec) = ours["spec"].as_object_mut() {

@@ -245,6 +245,9 @@ pub struct DisplaySection {
     /// The user to log in in the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logged_in_user: Option<String>,
+    /// Whether there must be a password: the machine has a display secret. Without one its display would be open.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub password_required: bool,
     /// SPICE; absent with VNC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spice: Option<SpiceSection>,

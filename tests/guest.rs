@@ -323,9 +323,14 @@ fn each_line_of_the_log_can_be_json() {
     assert!(line["message"].as_str().unwrap().contains("/nowhere/config.yaml"), "{line}");
 }
 
+/// A port for a display; QEMU's VNC begins at 5900.
+fn free_port() -> u16 {
+    (5950..6000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
+}
+
 #[test]
 fn the_display_takes_the_password_of_the_moment() {
-    let port = (5950..6000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
+    let port = free_port();
     let vm = Vm::new(json!({ "display": { "vnc": { "port": port } } }), json!({}));
     let set = |file: &str, text: &str| {
         fs::write(vm.path("config/new"), text).unwrap();
@@ -367,7 +372,7 @@ fn the_display_takes_the_password_of_the_moment() {
 
 #[test]
 fn a_display_that_had_a_password_is_never_open() {
-    let port = (5950..6000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
+    let port = free_port();
     let vm = Vm::new(json!({ "display": { "vnc": { "port": port } } }), json!({}));
     fs::write(vm.path("config/display-password"), "first").unwrap();
     vm.start("all").logs("QEMU started");
@@ -378,10 +383,21 @@ fn a_display_that_had_a_password_is_never_open() {
     fs::remove_file(vm.path("config/display-password")).unwrap();
     for _ in 0..2 {
         let runner = vm.start("all");
-        runner.logs("the display had a password and has none any more");
+        runner.logs("the display's password is missing");
         assert!(!runner.log().contains("QEMU started"), "{}", runner.log());
     }
     fs::write(vm.path("config/display-password"), "second").unwrap();
+    vm.start("all").logs("QEMU started");
+}
+
+#[test]
+fn a_display_whose_secret_has_no_password_is_not_open() {
+    let port = free_port();
+    let vm = Vm::new(json!({ "display": { "vnc": { "port": port }, "passwordRequired": true } }), json!({}));
+    let runner = vm.start("all");
+    runner.logs("the display's password is missing");
+    assert!(!runner.log().contains("QEMU started"), "{}", runner.log());
+    fs::write(vm.path("config/display-password"), "first").unwrap();
     vm.start("all").logs("QEMU started");
 }
 

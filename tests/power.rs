@@ -247,7 +247,8 @@ async fn a_pod_that_fails_is_made_again_after_a_pause_and_the_next_try_is_said()
     assert_eq!(vm.status.as_ref().unwrap().phase.as_deref(), Some("Failed"));
     let (_, _, message) = condition(&vm, "Ready").unwrap();
     assert!(message.starts_with("Evicted: the node was low on memory; try 2 is at "), "{message}");
-    world.event("apple", "PodFailed").await;
+    let note = world.event("apple", "PodFailed").await.message;
+    assert!(note.as_deref().is_some_and(|note| note.contains("; try 2 is at 20")), "{note:?}");
     // Where it had ended already, the API server does not wait for the kubelet.
     world.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
     world.ready("apple", "Starting").await;
@@ -297,6 +298,7 @@ async fn a_machine_deleted_without_its_pod_is_adopted_when_it_is_made_again() {
         vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } });
     })
     .await;
+    let told = world.api::<ConfigMap>().get("apple-cloud-init").await.unwrap().data;
     let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
     let vms: Api<VirtualMachine> = world.api();
     vms.delete("apple", &orphan).await.unwrap();
@@ -317,11 +319,14 @@ async fn a_machine_deleted_without_its_pod_is_adopted_when_it_is_made_again() {
     assert_eq!((adopted.uid(), is_going(&adopted)), (pod.uid(), false));
     let is_owned = |owners: &[OwnerReference]| owners.iter().any(|owner| Some(&owner.uid) == again.uid().as_ref());
     let (map, secret) = (world.api::<ConfigMap>(), world.api::<Secret>());
-    eventually("the ConfigMap and the Secret to be owned", LIMIT, async || {
-        let (map, secret) = (map.get("apple").await.unwrap(), secret.get("apple-display-secret").await.unwrap());
-        (is_owned(map.owner_references()) && is_owned(secret.owner_references())).then_some(())
+    eventually("the ConfigMaps and the Secret to be owned", LIMIT, async || {
+        let maps = [map.get("apple").await.unwrap(), map.get("apple-cloud-init").await.unwrap()];
+        let secret = secret.get("apple-display-secret").await.unwrap();
+        (maps.iter().all(|map| is_owned(map.owner_references())) && is_owned(secret.owner_references())).then_some(())
     })
     .await;
+    // Its disk is the same, so cloud-init has nothing to do anew.
+    assert_eq!(map.get("apple-cloud-init").await.unwrap().data, told);
     let vm = world
         .machine_when("apple", "observed", |vm| {
             vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation
@@ -420,7 +425,7 @@ async fn stays_up_without_state(world: &World, name: &str, apply: impl AsyncFn(&
 #[tokio::test]
 async fn what_a_restart_would_bring_is_listed() {
     let world = world("pending").await;
-    up(&world, "apple", on_node).await;
+    let image = up(&world, "apple", on_node).await.spec.unwrap().containers.remove(0).image;
     world
         .change(
             "apple",
@@ -431,7 +436,9 @@ async fn what_a_restart_would_bring_is_listed() {
     let pending = vm.status.unwrap().pending_changes;
     let paths: Vec<&str> = pending.iter().map(|change| change.path.as_str()).collect();
     assert_eq!(paths, ["objects/Pod/spec.containers[vm-runner].image", "objects/Pod/spec.nodeSelector"]);
+    assert_eq!(pending[0].current, Some(json!(image)));
     assert_eq!(pending[0].wanted, Some(json!("example.org/other:1")));
+    assert_eq!(pending[0].reason, "a Pod that exists is not changed here");
     world.change("apple", json!({ "spec": { "image": null, "nodeSelector": null } })).await;
     let vm = world.machine_when("apple", "nothing pending", |vm| condition(vm, "RestartRequired").is_none()).await;
     assert_eq!(vm.status.unwrap().pending_changes, []);

@@ -320,7 +320,7 @@ async fn a_configuration_that_is_broken_from_the_start_ends_the_manager() {
 async fn the_metrics_tell_what_happened() {
     let world = World::new("metrics").await;
     let undefined = "{% if vm.metadata.name == 'bad' %}{{ nothing.here }}{% endif %}\n";
-    let manager = world.manager(&Setup { templates: &[("a.yaml.j2", undefined)], ..Setup::default() });
+    let mut manager = world.manager(&Setup { templates: &[("a.yaml.j2", undefined)], ..Setup::default() });
     manager.ready("[+] machines: 0 listed").await;
     world.make("apple");
     world.make("bad");
@@ -358,6 +358,21 @@ async fn the_metrics_tell_what_happened() {
     for (path, text) in [("/livez", "ok\n"), ("/healthz", "ok\n")] {
         assert_eq!(manager.get(path).unwrap(), (200, text.to_owned()));
     }
+
+    // As JSON, too.
+    manager.signal(Signal::TERM);
+    assert!(manager.ended().await.success());
+    let manager = world.manager(&Setup { arguments: &["--log-format=json"], ..Setup::default() });
+    world.make("pear");
+    let line = eventually("a line about the Pod", LIMIT, async || {
+        let log = manager.log();
+        let (complete, _) = log.rsplit_once('\n')?;
+        let mut lines = complete.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.find(|line| line["object"] == "Pod pear")
+    })
+    .await;
+    assert_eq!(line["span"]["vm"], format!("{}/pear", world.namespace), "{line}");
+    assert!(line["span"]["id"].is_u64() && line["level"] == "INFO" && line["message"] == "applied", "{line}");
 }
 
 /// Needs the feature: `cargo test --features dev,otel --test process traces`.

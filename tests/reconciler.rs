@@ -4,20 +4,25 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+    sync::Arc,
+};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, ResourceExt,
-    api::{Patch, PatchParams},
+    api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 use support::{
-    cluster::eventually,
+    cluster::{Cluster as TestCluster, XTASK, eventually},
     manager::Manager,
     world::{LIMIT, World, condition, machine},
 };
+use tokio::task::spawn_blocking;
 use vm_operator::{
     api::{VirtualMachine, conditions},
     cluster::{
@@ -27,9 +32,47 @@ use vm_operator::{
     config::ReconcilerConfig,
     manager::machines,
     observed::Observed,
-    plan::plan,
+    plan::{Action, Plan, Why, plan},
     render::{Facts, TemplateSet, render},
 };
+
+/// What kstatus makes of an object.
+fn kstatus(object: &str) -> String {
+    let mut child = Command::new(XTASK).arg("kstatus").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(object.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", output.status);
+    String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+}
+
+#[tokio::test]
+async fn kubectl_and_kstatus_know_when_to_wait() {
+    let world = World::new("kstatus").await;
+    let cluster = TestCluster::control_plane();
+    let alone = cluster.namespace("kstatus-alone").await;
+    alone.apply(&machine("apple").to_string());
+    let unseen = alone.kubectl(&["get", "vm", "apple", "--output=json"]);
+    assert_eq!(kstatus(&unseen), "InProgress", "no manager has looked at it");
+
+    let get = || world.namespace.kubectl(&["get", "vm", "apple", "--output=json"]);
+    let wait = || {
+        let namespace = world.namespace.name().to_owned();
+        let until = ["wait", "vm/apple", "--for=condition=Ready", "--timeout=30s", "--namespace"];
+        spawn_blocking(move || cluster.kubectl(&[&until[..], &[&namespace]].concat()))
+    };
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    assert_eq!(kstatus(&get()), "InProgress");
+    let up = wait();
+    world.report("apple", true, "Started").await;
+    up.await.unwrap();
+    eventually("kstatus to see it", LIMIT, async || (kstatus(&get()) == "Current").then_some(())).await;
+    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    let down = wait();
+    world.no_pod("apple").await;
+    down.await.unwrap();
+    eventually("kstatus to see it", LIMIT, async || (kstatus(&get()) == "Current").then_some(())).await;
+}
 
 #[tokio::test]
 async fn the_documented_example_yields_the_documented_objects() {
@@ -216,6 +259,41 @@ async fn who_does_not_know_of_a_pod_does_not_write_into_it() {
     let after = pods.get("apple").await.unwrap();
     assert_eq!((after.uid(), &after.spec), (before.uid(), &before.spec));
     assert_eq!(after.labels()[label], "vm-runner");
+}
+
+#[tokio::test]
+async fn what_is_decided_about_an_object_is_not_done_to_one_that_was_made_since() {
+    let world = World::new("uid").await;
+    let vm = world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    drop(world.manager);
+    let maps: Api<ConfigMap> = Api::namespaced(world.client.clone(), world.namespace.name());
+    let mut map = maps.get("apple").await.unwrap();
+    let former = map.uid().unwrap();
+    maps.delete("apple", &DeleteParams::default()).await.unwrap();
+    map.metadata = ObjectMeta { name: Some("apple".into()), labels: map.metadata.labels, ..ObjectMeta::default() };
+    let new = maps.create(&PostParams::default(), &map).await.unwrap();
+
+    let facts = Facts { display_password: "secret".into() };
+    let nothing = Observed { objects: vec![], now: Timestamp::now() };
+    let rendered =
+        render(&vm, &nothing, &ReconcilerConfig::default(), &facts, &TemplateSet::builtin().unwrap()).unwrap();
+    let object = rendered.into_iter().find(|object| object.key.kind == "ConfigMap").unwrap();
+    let (key, patch) = (object.key.clone(), json!({ "metadata": { "labels": { "x": "y" } } }));
+    let (children, _triggered) = Children::new(world.client.clone(), None, Arc::default());
+    let cluster = Cluster::new(world.client, children, Turns::default());
+    for action in [
+        Action::Apply { object, uid: Some(former.clone()) },
+        Action::Label { key: key.clone(), uid: former.clone(), patch },
+    ] {
+        let plan = Plan { steps: [vec![action.clone()], vec![], vec![]], ..Plan::default() };
+        let refused = cluster.execute(&vm, &plan).await.unwrap_err();
+        assert!(refused.is_busy(), "{action:?}: {refused}");
+    }
+    // One that is not there any more has been deleted already.
+    let delete = Action::Delete { key, uid: former, why: Why::Superfluous, grace: None };
+    cluster.execute(&vm, &Plan { steps: [vec![delete], vec![], vec![]], ..Plan::default() }).await.unwrap();
+    assert_eq!(maps.get("apple").await.unwrap().resource_version(), new.resource_version());
 }
 
 #[tokio::test]

@@ -470,13 +470,14 @@ mod tests {
                 vm("Running", "True", "1970-01-01T00:00:01Z"),
                 vm("Starting", "False", "1970-01-01T00:00:03Z"),
                 vm("Starting", "Unknown", "1970-01-01T00:00:00Z"),
+                vm("Stopping", "False", "1970-01-01T00:00:04Z"),
             ]
         });
         let text = metrics.text();
         assert_eq!(sample(&text, "vm_operator_machines{phase=\"Running\"}"), 1.0);
         assert_eq!(sample(&text, "vm_operator_machines{phase=\"Starting\"}"), 2.0);
         assert_eq!(sample(&text, "vm_operator_machines{phase=\"Failed\"}"), 0.0);
-        assert_eq!(sample(&text, "vm_operator_machines_not_ready{reason=\"ImagePullFailed\"}"), 2.0);
+        assert_eq!(sample(&text, "vm_operator_machines_not_ready{reason=\"ImagePullFailed\"}"), 3.0);
         let since = "vm_operator_machines_not_ready_since_timestamp_seconds{reason=\"ImagePullFailed\"}";
         assert_eq!(sample(&text, since), 2.0);
     }

@@ -168,7 +168,7 @@ impl Reconciler {
             observed = this.cluster.children.observe(&vm, Timestamp::now());
         }
         let wanted = status(&vm, &observed, &plan, rendered, &outcome, ways.source(&vm));
-        let news = events(&vm, &observed, &plan, rendered.ok(), &wanted, result.is_ok());
+        let news = events(&vm, &observed, &plan, rendered.ok(), &outcome, &wanted, result.is_ok());
         let mut written = None;
         if vm.metadata.deletion_timestamp.is_none() && differs(&vm, &wanted) {
             written = this.write_status(&vm, &wanted).await?;
@@ -206,7 +206,7 @@ impl Reconciler {
         let plan = plan(vm, &observed, Some(rendered));
         let wanted = status(vm, &observed, &plan, Ok(rendered), outcome, ways.source(vm));
         let idle = plan.steps.iter().all(Vec::is_empty) && !plan.power.write_stopped && !differs(vm, &wanted);
-        if !idle || !events(vm, &observed, &plan, Some(rendered), &wanted, true).is_empty() {
+        if !idle || !events(vm, &observed, &plan, Some(rendered), outcome, &wanted, true).is_empty() {
             return None;
         }
         self.written.settle(vm);

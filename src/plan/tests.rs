@@ -225,6 +225,19 @@ fn pods_that_end_are_made_again_later_and_later() {
 }
 
 #[test]
+fn a_pod_that_lives_long_enough_makes_the_earlier_ones_forgotten() {
+    let retry = json!({ "count": 3, "podUid": "another", "next": "2027-01-15T07:00:00Z" });
+    let vm = vm(|vm| vm["status"] = json!({ "retry": retry }));
+    for (age, count, pause) in [(4, Some(3), Some(300)), (400, Some(3), Some(200)), (600, None, None)] {
+        let since = (noon() - SignedDuration::from_secs(age)).to_string();
+        let observed = cluster(&vm, on_pod(move |pod| pod["metadata"]["creationTimestamp"] = json!(since)));
+        let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
+        assert_eq!(plan.retry.map(|retry| retry.count), count, "{age}");
+        assert_eq!(plan.again_after, pause.map(Duration::from_secs), "{age}");
+    }
+}
+
+#[test]
 fn a_pod_is_not_made_while_its_disk_is_going() {
     let running = vm(|_| ());
     let mut observed = cluster(&running, |kind, object| {
@@ -531,6 +544,51 @@ fn a_bound_claim_keeps_what_can_not_change_and_only_grows() {
                 "{wanted} {actual}"
             );
         }
+    }
+}
+
+#[test]
+fn a_growth_that_was_refused_is_asked_for_again_when_the_spec_changes_and_keeps_no_other_disk_small() {
+    let with_sizes = |core: &str, data: &str, status: Value| {
+        let claim = |name: &str, size: &str| {
+            let spec = json!({ "resources": { "requests": { "storage": size } } });
+            json!({ "volumeClaimTemplate": { "metadata": { "name": name }, "spec": spec } })
+        };
+        let disks = json!([claim("core", core), claim("data", data)]);
+        vm(move |vm| {
+            vm["spec"]["vm"]["disks"] = disks;
+            vm["status"] = status;
+        })
+    };
+    let observed = cluster(&with_sizes("1Gi", "1Gi", Value::Null), |kind, object| {
+        if kind == "PersistentVolumeClaim" {
+            object["spec"]["volumeName"] = json!("pv");
+        }
+    });
+    let grown = |generation: i64, reason: &str| {
+        let message =
+            "claim apple-other-disk has lost its volume; claim apple-core-disk can't grow from 1Gi to 2Gi: no";
+        let vm = with_sizes(
+            "2Gi",
+            "3Gi",
+            json!({ "conditions": [{
+            "type": "StorageReady", "status": "False", "reason": reason, "message": message,
+            "observedGeneration": generation, "lastTransitionTime": "2027-01-15T07:00:00Z",
+        }] }),
+        );
+        let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
+        let sizes = plan.steps[0].iter().filter_map(|action| match action {
+            Action::Apply { object, .. } if object.key.is_claim() => {
+                let size = object.value["spec"]["resources"]["requests"]["storage"].as_str()?;
+                Some(format!("{} {size}", object.key.name))
+            }
+            _ => None,
+        });
+        sizes.filter(|claim| !claim.ends_with("1Gi")).collect::<Vec<_>>()
+    };
+    for reason in ["GrowthRefused", "ClaimLost"] {
+        assert_eq!(grown(3, reason), ["apple-data-disk 3Gi"], "{reason}");
+        assert_eq!(grown(2, reason), ["apple-core-disk 2Gi", "apple-data-disk 3Gi"], "{reason}");
     }
 }
 

@@ -33,8 +33,8 @@ use serde_json::{Value, json};
 use super::output::{digest, labels};
 use crate::{
     api::{
-        APP_NAME, CloudInit, Disk, Image, ServiceMetadata, VirtualMachine, VirtualMachineSpec, VirtualMachineStatus,
-        VolumeClaimTemplate, crd,
+        APP_NAME, CloudInit, Disk, Image, Quantity, ServiceMetadata, VirtualMachine, VirtualMachineSpec,
+        VirtualMachineStatus, VolumeClaimTemplate, crd,
     },
     config::{LoadBalancerService, ReconcilerConfig},
     observed::{self, Observed},
@@ -227,6 +227,9 @@ struct ResolvedDisk {
     /// The CD of a drive.
     file: Option<String>,
     bootindex: Option<u32>,
+    /// The bytes that a file on a volume with a file system is to have.
+    #[serde(skip)]
+    size: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -252,6 +255,9 @@ struct DisplaySecret {
     version: Option<String>,
     generate: bool,
     password: String,
+    /// Whether the runner must find a password.
+    #[serde(skip)]
+    required: bool,
 }
 
 /// Makes the context for a machine.
@@ -276,6 +282,9 @@ pub(super) fn build(
     pod_labels.extend(standard.clone());
     let disks = disks(&name, &vm.spec.vm.disks, observed);
     let cloud_init = vm.spec.cloud_init.as_ref().map(|data| CloudInitData::of(vm, data)).transpose()?;
+    let display_secret = display_secret(vm, observed, facts);
+    let section = cloud_init.as_ref().map(|data| data.section.clone());
+    let runner = ConfigFile { runner: runner_config(vm, &disks, section, display_secret.required) };
     let mut spec = serde_json::to_value(&vm.spec)?;
     complete(&mut spec, spec_schema());
     Ok(Context {
@@ -283,12 +292,12 @@ pub(super) fn build(
         spec,
         image: image(vm.spec.image.as_ref(), config),
         resources: resources(&vm.spec, config)?,
-        runner: ConfigFile { runner: runner_config(vm, &disks, cloud_init.as_ref().map(|data| data.section.clone())) },
+        runner,
         cloud_init: cloud_init.map(|data| data.files),
         disks,
         runner_data: json!({ "claimName": claim_name(observed, format!("{name}-runner-data"), &[format!("runner-data-{name}-0"), format!("vmop-runner-data-{name}-0")]) }),
         service: service(vm.spec.load_balancer_service.as_ref(), &config.load_balancer_service),
-        display_secret: display_secret(vm, observed, facts),
+        display_secret,
         labels: standard,
         pod_labels,
         values,
@@ -398,6 +407,7 @@ fn disks(vm: &str, disks: &[Disk], observed: &Observed) -> Vec<ResolvedDisk> {
                 annotations: BTreeMap::new(),
                 file: Some(cd_file(&cdrom.image)),
                 bootindex: disk.bootindex,
+                size: None,
             });
         }
     }
@@ -415,7 +425,8 @@ fn resolve_claim(
     // The oldest releases counted the claims, too, whatever their page says of the list of disks.
     let volume = metadata.name.as_ref().map_or_else(|| format!("disk-{index}"), |name| format!("{name}-disk"));
     let claim_name = claim_name(observed, format!("{vm}-{volume}"), &[format!("{volume}-{vm}-0")]);
-    let existing = observed.claim(&claim_name).map(|claim| &claim.spec);
+    let claim = observed.claim(&claim_name);
+    let existing = claim.map(|claim| &claim.spec);
     let mut spec = template.spec.clone().unwrap_or_else(|| json!({}));
     if let Value::Object(spec) = &mut spec {
         // Where nothing is said, that a claim is otherwise than it would be made is no difference.
@@ -427,6 +438,11 @@ fn resolve_claim(
     // What exists counts: the mode of a claim can't be changed.
     let mode = existing.and_then(|existing| existing["volumeMode"].as_str()).or(spec["volumeMode"].as_str());
     let mode = mode.unwrap_or("Block").to_owned();
+    let bytes = |size: Option<&Value>| serde_json::from_value::<Quantity>(size?.clone()).ok().map(|size| size.bytes());
+    let wanted = bytes(spec.pointer("/resources/requests/storage"));
+    // A claim that does not grow, or has not yet, has no room for more.
+    let room = bytes(claim.and_then(|claim| claim.status.pointer("/capacity/storage")));
+    let size = wanted.map(|wanted| room.map_or(wanted, |room| wanted.min(room)));
     ResolvedDisk {
         type_: "claim",
         claim_name,
@@ -439,6 +455,7 @@ fn resolve_claim(
         annotations: metadata.annotations,
         file: None,
         bootindex: disk.bootindex,
+        size,
     }
 }
 
@@ -461,8 +478,9 @@ impl CloudInitData {
     fn of(vm: &VirtualMachine, data: &CloudInit) -> Result<Self, serde_json::Error> {
         let mut meta_data = data.meta_data.clone();
         if !meta_data.contains_key("instance-id") {
-            // From what the guest is and what it is told: cloud-init runs again when it is told something new, and only then.
-            let content = serde_json::to_string(&json!([vm.uid(), data]))?;
+            // From who the guest is and what it is told: cloud-init runs again when it is told something new, and only then. A
+            // machine that is made again with its disks is who it was, and has another UID.
+            let content = serde_json::to_string(&json!([vm.namespace(), vm.name_any(), data]))?;
             meta_data.insert("instance-id".into(), json!(format!("i-{}", digest(&content))));
         }
         meta_data.entry("local-hostname".into()).or_insert_with(|| json!(vm.name_any()));
@@ -521,8 +539,8 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
     // One in which somebody has set a password stays, also where none is to be generated any more.
     let is_set = set.iter().any(|secret| secret.key.name == generated);
     // So does one that the Pod mounts: without it the runner, started again in that Pod, would find no password.
-    let mut pods = observed.objects.iter().filter(|object| object.key.is_pod() && object.deleting.is_none());
-    let is_mounted = pods.any(|pod| mounts(pod, &generated));
+    let pods = || observed.objects.iter().filter(|object| object.key.is_pod() && object.deleting.is_none());
+    let is_mounted = pods().flat_map(|pod| secrets(pod)).any(|secret| secret["name"] == *generated);
     let generate = is_set || is_mounted || (theirs.is_empty() && vm.spec.vm.display.spice.generate_secret);
     // One that is as it was made has no version, or each first start would end with a change of the Pod.
     let as_made = as_made.into_iter().map(|secret| (secret, None));
@@ -531,21 +549,33 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
         .chain(by_people)
         .min_by_key(|(secret, _)| (secret.key.name == generated, secret.is_ours(), secret.key.name.as_str()));
     let (secret, version) = existing.unzip();
-    DisplaySecret {
-        version: version.flatten(),
-        name: secret.map(|secret| secret.key.name.clone()).or(generate.then_some(generated)),
-        generate,
-        password: facts.display_password.clone(),
-    }
+    let name = secret.map(|secret| secret.key.name.clone()).or(generate.then_some(generated));
+    // A runner that was started without a password must come up again without one, though there is a secret by now.
+    let is_password = |secret: &Value| {
+        let items = || secret["items"].as_array().into_iter().flatten();
+        items().any(|item| item["path"] == paths::PASSWORD_FILE)
+            || observed.display_secrets().any(|it| secret["name"] == it.key.name)
+    };
+    let required = match pods().next() {
+        Some(_) => pods().flat_map(|pod| secrets(pod)).any(is_password),
+        None => name.is_some(),
+    };
+    DisplaySecret { version: version.flatten(), name, generate, password: facts.display_password.clone(), required }
 }
 
-fn mounts(pod: &observed::Object, secret: &str) -> bool {
+/// The Secrets that a Pod mounts together with its configuration.
+fn secrets(pod: &observed::Object) -> impl Iterator<Item = &Value> {
     let volumes = pod.spec["volumes"].as_array().into_iter().flatten();
-    let mut sources = volumes.flat_map(|volume| volume["projected"]["sources"].as_array()).flatten();
-    sources.any(|source| source["secret"]["name"] == secret)
+    let sources = volumes.flat_map(|volume| volume["projected"]["sources"].as_array()).flatten();
+    sources.filter_map(|source| source.get("secret"))
 }
 
-fn runner_config(vm: &VirtualMachine, disks: &[ResolvedDisk], cloud_init: Option<CloudInitSection>) -> RunnerConfig {
+fn runner_config(
+    vm: &VirtualMachine,
+    disks: &[ResolvedDisk],
+    cloud_init: Option<CloudInitSection>,
+    password_required: bool,
+) -> RunnerConfig {
     let machine = &vm.spec.vm;
     let topology = machine.cpu_topology;
     let level = |level: fn(crate::api::CpuTopology) -> u32| topology.map(level).unwrap_or_default();
@@ -582,7 +612,7 @@ fn runner_config(vm: &VirtualMachine, disks: &[ResolvedDisk], cloud_init: Option
             rtc_clock: machine.rtc_clock.clone(),
             network: networks(vm),
             drives: disks.iter().map(drive).collect(),
-            display: display(vm),
+            display: display(vm, password_required),
         },
     }
 }
@@ -614,20 +644,14 @@ fn networks(vm: &VirtualMachine) -> Vec<NetworkSection> {
 fn drive(disk: &ResolvedDisk) -> Drive {
     match &disk.file {
         Some(file) => Drive::IdeCd { file: file.clone(), bootindex: disk.bootindex },
-        None if disk.mode == "Filesystem" => Drive::Raw {
-            resource: format!("{}/disk.img", disk.path),
-            bootindex: disk.bootindex,
-            size: disk
-                .spec
-                .pointer("/resources/requests/storage")
-                .and_then(|size| serde_json::from_value::<crate::api::Quantity>(size.clone()).ok())
-                .map(|size| size.bytes()),
-        },
+        None if disk.mode == "Filesystem" => {
+            Drive::Raw { resource: format!("{}/disk.img", disk.path), bootindex: disk.bootindex, size: disk.size }
+        }
         None => Drive::Raw { resource: disk.device.clone(), bootindex: disk.bootindex, size: None },
     }
 }
 
-fn display(vm: &VirtualMachine) -> DisplaySection {
+fn display(vm: &VirtualMachine, password_required: bool) -> DisplaySection {
     let display = &vm.spec.vm.display;
     let spice = display.vnc.is_none().then(|| SpiceSection {
         port: display.spice.port,
@@ -638,6 +662,7 @@ fn display(vm: &VirtualMachine) -> DisplaySection {
     DisplaySection {
         outputs: display.outputs,
         logged_in_user: display.logged_in_user.clone(),
+        password_required,
         spice,
         vnc: display.vnc.as_ref().map(|vnc| VncSection { port: vnc.port }),
     }

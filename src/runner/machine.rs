@@ -61,10 +61,10 @@ pub enum Error {
     File(#[from] FileError),
     /// The display would be open.
     #[error(
-        "the display had a password and has none any more: make its Secret again, with the key display-password, or restart \
-         the machine to run it without"
+        "the display's password is missing: its Secret is gone, or lacks the key display-password. Mend the Secret; or, for a \
+         display without a password, delete it, set spec.vm.display.spice.generateSecret to false, and restart the machine"
     )]
-    PasswordGone,
+    PasswordMissing,
     /// A program is not there.
     #[error("cannot start {program}{}", what_to_do(source))]
     Start {
@@ -191,10 +191,11 @@ async fn run_until_end(
         return hold(places, &configuration, term).await;
     }
     let had_password = before.and_then(|before| before.started_with.as_ref()).is_some_and(|it| it.display_password);
-    if had_password && configuration.password.is_none() {
-        return Err(Error::PasswordGone);
-    }
     let vm = &configuration.config.vm;
+    let needs_password = vm.display.password_required || had_password;
+    if needs_password && vm.display.protocol().is_some() && configuration.password.is_none() {
+        return Err(Error::PasswordMissing);
+    }
     let choice = accel::choose(vm.accelerator, &vm.cpu_model, &places.qemu, runtime).await?;
     info!(accelerator = choice.accelerator, reason = choice.reason, "accelerator");
     let template = prepare::template(&configuration.config, &places.templates)?;

@@ -10,6 +10,7 @@ use std::{
 };
 
 use tokio::process::Command;
+use tracing::info;
 
 use super::{
     cloud_init,
@@ -261,13 +262,20 @@ fn cloud_init_disk(files: Option<&cloud_init::Files>, runtime: &RuntimeDir) -> R
     Ok(Some(path.display().to_string()))
 }
 
-/// Finds out which disks are block devices, and makes files that do not exist but have a size.
+/// Finds out which disks are block devices, and gives files the size that they should have at least: one that does not exist is
+/// made, one whose claim has grown grows. What a guest has written is never cut off.
 fn disks(drives: &[Drive]) -> Result<Vec<bool>, Error> {
     let raw = drives.iter().filter_map(|drive| match drive {
         Drive::Raw { resource, size, bootindex: _ } => Some((Path::new(resource), *size)),
         Drive::IdeCd { .. } => None,
     });
     raw.map(|(path, size)| match (fs::metadata(path), size) {
+        (Ok(metadata), Some(size)) if metadata.is_file() && metadata.len() < size => {
+            let file = fs::File::options().write(true).open(path).map_err(FileError::with("open", path))?;
+            file.set_len(size).map_err(FileError::with("enlarge", path))?;
+            info!(disk = %path.display(), before = metadata.len(), bytes = size, "the disk has grown");
+            Ok(false)
+        }
         (Ok(metadata), _) => Ok(metadata.file_type().is_block_device()),
         (Err(error), Some(size)) if error.kind() == io::ErrorKind::NotFound => {
             // Sparse: takes room as the guest writes. The claim's size is the limit.
@@ -347,8 +355,14 @@ mod tests {
         assert!(disks(&drive(None)).unwrap_err().to_string().contains("does not exist: check the Pod's"));
         assert_eq!(disks(&drive(Some(1 << 20))).unwrap(), [false]);
         assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
+        fs::write(&path, "what the guest wrote").unwrap();
         assert_eq!(disks(&drive(Some(2 << 20))).unwrap(), [false]);
-        assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20, "is not touched again");
+        assert_eq!(fs::metadata(&path).unwrap().len(), 2 << 20, "its claim has grown");
+        for size in [Some(1 << 20), None] {
+            assert_eq!(disks(&drive(size)).unwrap(), [false]);
+            assert_eq!(fs::metadata(&path).unwrap().len(), 2 << 20, "nothing is cut off");
+        }
+        assert!(fs::read(&path).unwrap().starts_with(b"what the guest wrote\0"));
     }
 
     #[test]

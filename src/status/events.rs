@@ -6,7 +6,7 @@
 use kube::ResourceExt;
 use serde_json::Value;
 
-use super::storage;
+use super::{Outcome, storage};
 use crate::{
     api::{
         RenderedFrom, VirtualMachine,
@@ -46,12 +46,13 @@ const WARNINGS: [&str; 11] = [
     "WatchFailed",
 ];
 
-/// What is new. `wanted` is the status that was derived; `done`: the plan was carried out to its end.
+/// What is new. `wanted` is the status that was derived, also from `outcome`; `done`: the plan was carried out to its end.
 pub fn events(
     vm: &VirtualMachine,
     observed: &Observed,
     plan: &Plan,
     rendered: Option<&[Rendered]>,
+    outcome: &Outcome,
     wanted: &Value,
     done: bool,
 ) -> Vec<News> {
@@ -68,6 +69,15 @@ pub fn events(
     }
     news.extend(conditions_changed(vm, wanted));
     news.extend(templates_changed(vm, wanted));
+    if let Some(rendered) = rendered {
+        let found = storage::news(vm, observed, rendered, &outcome.refusals).into_iter();
+        news.extend(found.filter(|(finding, _)| !finding.passes()).map(|(finding, note)| News {
+            warning: true,
+            reason: format!("{finding:?}"),
+            note,
+            action: "Reconcile",
+        }));
+    }
     let before = conditions::find(current(vm), STORAGE_READY).map(|before| before.message.as_str()).unwrap_or_default();
     let told: Vec<&str> =
         before.rsplit_once(storage::KEPT).map(|(_, names)| names.split(", ").collect()).unwrap_or_default();
@@ -129,9 +139,6 @@ fn conditions_changed(vm: &VirtualMachine, wanted: &Value) -> Vec<News> {
         let (warning, tell, reason) = match type_ {
             READY if WARNINGS.contains(&reason) => (true, !same_reason || !same_message, reason),
             READY if reason == GUEST_SHUTDOWN => (false, !same_reason, reason),
-            STORAGE_READY if text("status") == "False" && !["ClaimPending", "Resizing"].contains(&reason) => {
-                (true, !same_reason, reason)
-            }
             POWER_UNMANAGED => (true, !same_reason, type_),
             RESTART_REQUIRED => (false, !same_message, type_),
             _ => (false, false, reason),

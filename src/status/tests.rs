@@ -218,6 +218,49 @@ fn what_is_wrong_with_a_claim() {
 }
 
 #[test]
+fn each_thing_that_is_wrong_with_a_claim_is_told_once() {
+    let machine = |status: Value| {
+        vm(|vm| {
+            let disk = vm["spec"]["vm"]["disks"][0].clone();
+            vm["spec"]["vm"]["disks"] = json!([disk.clone(), disk]);
+            vm["spec"]["vm"]["disks"][1]["volumeClaimTemplate"]["metadata"]["name"] = json!("data");
+            vm["status"] = status;
+        })
+    };
+    let smaller = |claims: &'static [&str]| {
+        applied(&rendered(&machine(Value::Null), &nothing()), move |kind, object| {
+            if kind == "PersistentVolumeClaim" {
+                object["status"]["phase"] = json!("Bound");
+                if claims.iter().any(|claim| object["metadata"]["name"] == *claim) {
+                    object["spec"]["resources"]["requests"]["storage"] = json!("2Gi");
+                }
+            }
+        })
+    };
+    let told = |vm: &VirtualMachine, observed: &Observed| {
+        let rendered = rendered(vm, observed);
+        let plan = plan(vm, observed, Some(&rendered));
+        let outcome = Outcome::default();
+        let wanted = status(vm, observed, &plan, Ok(&rendered), &outcome, Source::default());
+        let news = events::events(vm, observed, &plan, Some(&rendered), &outcome, &wanted, true);
+        let news = news.into_iter().filter(|news| news.reason == "ShrinkRefused").map(|news| news.note).collect();
+        (news, wanted)
+    };
+    let note = |claim: &str| format!("claim apple-{claim}-disk keeps its 2Gi: a volume can't shrink to 1Gi");
+    let mut before = Value::Null;
+    for (claims, expected) in [
+        (&["apple-core-disk"][..], vec![note("core")]),
+        (&["apple-core-disk"], vec![]),
+        (&["apple-core-disk", "apple-data-disk"], vec![note("data")]),
+        (&["apple-data-disk"], vec![]),
+    ] {
+        let (news, status): (Vec<String>, Value) = told(&machine(before), &smaller(claims));
+        assert_eq!(news, expected, "{claims:?}");
+        before = status;
+    }
+}
+
+#[test]
 fn what_was_written_is_not_written_again() {
     let observed = cluster(|_, _| ());
     let first = derive(&vm(|_| ()), &observed);
@@ -309,7 +352,7 @@ fn what_is_news() {
         let rendered = rendered(vm, observed);
         let plan = plan(vm, observed, Some(&rendered));
         let wanted = status(vm, observed, &plan, Ok(&rendered), &Outcome::default(), Source::default());
-        let news = events::events(vm, observed, &plan, Some(&rendered), &wanted, true);
+        let news = events::events(vm, observed, &plan, Some(&rendered), &Outcome::default(), &wanted, true);
         news.into_iter().map(|news| format!("{} {}: {}", news.warning, news.reason, news.note)).collect::<Vec<_>>()
     };
     assert_eq!(news(&vm(|_| ()), &nothing()), ["false SuccessfulCreate: made Pod apple"]);

@@ -86,6 +86,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<std::ffi::OsString>,
     },
+    /// Read an object as JSON and print what kstatus makes of it (built from its Go module)
+    Kstatus,
 }
 
 #[derive(Args)]
@@ -164,6 +166,10 @@ fn run(task: Task) -> Result<bool> {
         Task::DemoDown => demo::down(),
         // It takes our place, with all that belongs to it: terminal, signals, exit code.
         Task::Kubectl { args } => Err(binaries::kubectl_command()?.args(args).exec().into()),
+        Task::Kstatus => setup::ensure_go().and_then(|()| {
+            let module = tools::root().join("tests/kstatus");
+            Err(std::process::Command::new("go").args(["run", "."]).current_dir(module).exec().into())
+        }),
         Task::Setup { purpose } => {
             setup::ensure(&[purpose])?;
             println!("All is there.");

@@ -15,7 +15,7 @@ use futures::future::join_all;
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions},
-    core::DynamicResourceScope,
+    core::{DynamicResourceScope, Status},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -134,7 +134,14 @@ pub fn is_transient(error: &kube::Error) -> bool {
 }
 
 fn is_busy(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if matches!(status.code, 409 | 410 | 429))
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 409 | 410 | 429) || is_another_object(status))
+}
+
+/// Whether a patch was refused because it names the UID of an object that has been made anew since: to the API server a field that
+/// can't be changed.
+fn is_another_object(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }
 
 /// With force: what is applied is ours. Without warnings, which nobody would read: to find a key that is there twice, which
@@ -161,12 +168,27 @@ impl Cluster {
     /// done is in [`Cluster::children`] when this returns.
     ///
     /// # Errors
-    /// The first error of the first step in which there was one; later steps are not begun then, because a Pod must not be
-    /// made before what it mounts.
-    pub async fn execute(&self, vm: &VirtualMachine, plan: &Plan) -> Result<Vec<(ObjectKey, String)>, ActionError> {
+    /// The first other error of the first step in which there was one; later steps are not begun then, because a Pod must not
+    /// be made before what it mounts.
+    pub async fn execute(
+        &self,
+        vm: &VirtualMachine,
+        plan: &Plan,
+    ) -> (Vec<(ObjectKey, String)>, Result<(), ActionError>) {
         let mut refusals = Vec::new();
+        let result = self.steps(vm, plan, &mut refusals).await;
+        (refusals, result)
+    }
+
+    async fn steps(
+        &self,
+        vm: &VirtualMachine,
+        plan: &Plan,
+        refusals: &mut Vec<(ObjectKey, String)>,
+    ) -> Result<(), ActionError> {
         for step in &plan.steps {
             let results = join_all(step.iter().map(|action| self.act(vm, action))).await;
+            let mut failure = None;
             for (action, result) in step.iter().zip(results) {
                 match (action, result) {
                     (_, Ok(())) => {}
@@ -177,11 +199,14 @@ impl Cluster {
                         let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                         refusals.push((object.key.clone(), said));
                     }
-                    (_, Err(error)) => return Err(error),
+                    (_, Err(error)) => {
+                        failure.get_or_insert(error);
+                    }
                 }
             }
+            failure.map_or(Ok(()), Err)?;
         }
-        Ok(refusals)
+        Ok(())
     }
 
     /// Sends a request when it is its turn.

@@ -28,7 +28,7 @@ use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    api::{PendingChange, VirtualMachine, status::Retry},
+    api::{PendingChange, Quantity, VirtualMachine, status::Retry},
     observed::{Json, Object, Observed, Part},
     power::{self, FORCE_STOP_ANNOTATION, Power, RESTARTED_ANNOTATION, Wanted, power},
     render::{
@@ -172,7 +172,10 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
         return plan;
     }
     plan.power = power(vm, pod(vm, observed).map(AsRef::as_ref), observed.now);
-    plan.retry = vm.status.as_ref().and_then(|status| status.retry.clone()).filter(|_| plan.power.wanted == Wanted::Up);
+    // Where something else makes the Pod, it is not for us to make it again.
+    let makes_pod = rendered.is_none_or(|rendered| rendered.iter().any(|object| object.key.is_pod()));
+    let retry = vm.status.as_ref().and_then(|status| status.retry.clone());
+    plan.retry = retry.filter(|_| plan.power.wanted == Wanted::Up && makes_pod);
     let uid = vm.uid().unwrap_or_default();
     let (running, standing): (Vec<_>, Vec<_>) = rendered
         .unwrap_or_default()
@@ -300,10 +303,10 @@ impl Plan {
                 self.replace(found, Why::Restart, observed);
             }
             (Wanted::Up, Life::Alive(found)) => {
-                if self.retry.is_some() {
+                if object.key.is_pod() && self.retry.is_some() {
                     let success = found.created.unwrap_or(observed.now) + SUCCESS;
                     if success > observed.now {
-                        self.again_after = look_again(success, observed);
+                        self.look_again(success, observed);
                     } else {
                         self.retry = None;
                     }
@@ -367,9 +370,16 @@ impl Plan {
             Some(end) if end <= observed.now => self.waits.push(Wait::Overdue(found.key.clone())),
             end => {
                 self.waits.push(Wait::Gone(found.key.clone()));
-                self.again_after = end.and_then(|end| look_again(end, observed));
+                end.into_iter().for_each(|end| self.look_again(end, observed));
             }
         }
+    }
+
+    /// Waits for a time. Clocks jump, and a timer does not jump with them, so it is looked at again before long.
+    fn look_again(&mut self, time: Timestamp, observed: &Observed) {
+        let (_, longest) = RETRY;
+        let pause = observed.now.duration_until(time).min(longest).try_into().ok();
+        self.again_after = self.again_after.into_iter().chain(pause).min();
     }
 
     /// A Pod that ended while its machine should run is made anew, after a pause that doubles with each that does not last.
@@ -386,7 +396,7 @@ impl Plan {
         self.retry = Some(Retry { count, pod_uid: found.uid.clone(), next: Time(next) });
         if next > observed.now {
             self.waits.push(Wait::Retry(found.key.clone()));
-            self.again_after = look_again(next, observed);
+            self.look_again(next, observed);
         } else {
             self.replace(found, Why::Ended, observed);
         }
@@ -442,12 +452,6 @@ impl Plan {
             }
         }
     }
-}
-
-/// How long to wait for a time. Clocks jump, and a timer does not jump with them, so it is looked at again before long.
-fn look_again(time: Timestamp, observed: &Observed) -> Option<Duration> {
-    let (_, longest) = RETRY;
-    observed.now.duration_until(time).min(longest).try_into().ok()
 }
 
 /// The object with the restart that it was made after.
@@ -527,8 +531,7 @@ pub(crate) fn as_existing(object: &Rendered, found: &Object, may_grow: bool) -> 
 
 /// The size in bytes that a claim's spec asks for.
 pub(crate) fn claim_size(spec: &Value) -> Option<u64> {
-    let size = spec.pointer("/resources/requests/storage").cloned()?;
-    serde_json::from_value::<crate::api::Quantity>(size).ok().map(|size| size.bytes())
+    Quantity::bytes_of(spec.pointer("/resources/requests/storage")?)
 }
 
 /// An object that was rendered once and is not any more. Claims never are. While templates can't be rendered, Pods are: they

@@ -119,6 +119,9 @@ struct RunArguments {
     /// With a network of type pod: the Pod's ports from 1 to this one are the guest's.
     #[arg(long, default_value_t = 9999, env = "VM_RUNNER_POD_PORTS", value_parser = clap::value_parser!(u16).range(1..))]
     pod_ports: u16,
+    /// Do not start while the display has no password: it would be open.
+    #[arg(long, env = "VM_RUNNER_REQUIRE_PASSWORD")]
+    require_password: bool,
     /// Where to write why the machine failed, if the file exists.
     #[arg(long, default_value = "/dev/termination-log", env = "VM_RUNNER_TERMINATION_LOG")]
     termination_log: PathBuf,
@@ -225,6 +228,7 @@ fn open(arguments: &RunArguments) -> Result<(Places, config::Configuration), Err
         swtpm: arguments.swtpm.clone(),
         passt: arguments.passt.clone(),
         pod_ports: arguments.pod_ports,
+        require_password: arguments.require_password,
     };
     Ok((places, configuration))
 }

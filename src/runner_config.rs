@@ -14,7 +14,7 @@ use crate::api::{Accelerator, Firmware, Quantity};
 pub mod paths {
     /// The projected configuration: `config.yaml`, `logging.properties`, `display-password`, `password-expiry`.
     pub const CONFIG_DIR: &str = "/etc/opt/vmrunner";
-    /// The file, and the key of a display secret, with the display's password. Empty or not there: it needs none.
+    /// The file, and the key of a display secret, with the display's password. Empty or not there: it has none.
     pub const PASSWORD_FILE: &str = "display-password";
     /// The file, and the key of a display secret, that says when the password ends: `never`, `now`, `+n` seconds from when it is set,
     /// or seconds since 1970. Empty or not there: never.
@@ -221,7 +221,7 @@ pub enum Drive {
         /// The place in the boot order.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bootindex: Option<u32>,
-        /// The size that a file is made with if it does not exist, in bytes.
+        /// The size that a file has at least when the machine starts, in bytes: it is made, or grows.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         size: Option<u64>,
     },
@@ -245,9 +245,6 @@ pub struct DisplaySection {
     /// The user to log in in the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logged_in_user: Option<String>,
-    /// Whether there must be a password: the machine has a display secret. Without one its display would be open.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub password_required: bool,
     /// SPICE; absent with VNC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spice: Option<SpiceSection>,

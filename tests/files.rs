@@ -116,7 +116,8 @@ mod monitoring {
     /// The labels that a query uses.
     fn labels_in(query: &str) -> impl Iterator<Item = &str> {
         let matched = lists(query, "{", '}').filter_map(|matcher| Some(matcher.split_once('=')?.0));
-        matched.chain(["by (", "on ("].into_iter().flat_map(move |open| lists(query, open, ')')))
+        let clauses = ["by (", "without (", "on (", "ignoring (", "group_left (", "group_right ("];
+        matched.chain(clauses.into_iter().flat_map(move |open| lists(query, open, ')')))
     }
 
     /// The labels of a result that a text shows.

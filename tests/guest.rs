@@ -393,12 +393,18 @@ fn a_display_that_had_a_password_is_never_open() {
 #[test]
 fn a_display_whose_secret_has_no_password_is_not_open() {
     let port = free_port();
-    let vm = Vm::new(json!({ "display": { "vnc": { "port": port }, "passwordRequired": true } }), json!({}));
-    let runner = vm.start("all");
+    let vm = Vm::new(json!({ "display": { "vnc": { "port": port } } }), json!({}));
+    let start = || {
+        let mut command = Command::new(RUNNER);
+        command.env("VM_RUNNER_REQUIRE_PASSWORD", "true");
+        vm.start_by(command, "all")
+    };
+    let runner = start();
     runner.logs("the display's password is missing");
     assert!(!runner.log().contains("QEMU started"), "{}", runner.log());
+    drop(runner);
     fs::write(vm.path("config/display-password"), "first").unwrap();
-    vm.start("all").logs("QEMU started");
+    start().logs("QEMU started");
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod support;
 use k8s_openapi::{
     api::{
         apps::v1::StatefulSet,
-        core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Secret},
+        core::v1::{ConfigMap, Event, Node, PersistentVolumeClaim, Pod, Secret},
     },
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
@@ -227,7 +227,13 @@ async fn a_node_that_does_not_answer_is_named_and_nothing_is_started_elsewhere()
     })
     .await;
     assert!(message.contains("Pod apple should have ended at ") && message.contains("taint node played "), "{message}");
-    assert_eq!(world.event("apple", "NodeNotResponding").await.type_.as_deref(), Some("Warning"));
+    let events: Api<Event> = world.api();
+    let event = eventually("an event of that", LIMIT, async || {
+        let events = events.list(&Default::default()).await.unwrap();
+        events.into_iter().find(|event| event.message.as_deref() == Some(&message))
+    })
+    .await;
+    assert_eq!((event.type_.as_deref(), event.reason.as_deref()), (Some("Warning"), Some("NodeNotResponding")));
     let pods = world.api::<Pod>().list(&Default::default()).await.unwrap().items;
     assert_eq!(pods.iter().map(ResourceExt::uid).collect::<Vec<_>>(), [pod.uid()]);
     world.pod_has_ended("apple").await;

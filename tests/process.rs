@@ -309,6 +309,26 @@ async fn a_changed_configuration_is_taken_and_a_broken_one_is_not() {
 }
 
 #[tokio::test]
+async fn a_display_secret_that_was_there_before_the_manager_is_mounted_by_the_first_pod() {
+    let world = World::new("secret-first").await;
+    let labels = json!({
+        "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple",
+        "app.kubernetes.io/component": "display-secret",
+    });
+    let metadata = json!({ "name": "mine", "labels": labels });
+    let data = json!({ "display-password": "mine" });
+    let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data });
+    world.namespace.apply(&secret.to_string());
+    // Nothing of the machine's own is a Secret.
+    let mut vm = machine("apple");
+    vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } });
+    world.namespace.apply(&vm.to_string());
+    let _manager = world.manager(&Setup::default());
+    let volumes = json!(world.pod("apple").await.spec.unwrap().volumes).to_string();
+    assert!(volumes.contains(r#""name":"mine""#), "{volumes}");
+}
+
+#[tokio::test]
 async fn a_configuration_that_is_broken_from_the_start_ends_the_manager() {
     let world = World::new("config-start").await;
     let mut manager = world.manager(&Setup { config: Some("a: [\n"), ..Setup::default() });

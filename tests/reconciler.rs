@@ -22,12 +22,11 @@ use support::{
     manager::Manager,
     world::{LIMIT, World, condition, machine},
 };
-use tokio::task::spawn_blocking;
 use vm_operator::{
     api::{VirtualMachine, conditions},
     cluster::{
         Cluster, Turns,
-        watch::{Children, URGENT},
+        watch::{Chain, Children, URGENT},
     },
     config::ReconcilerConfig,
     manager::machines,
@@ -55,23 +54,22 @@ async fn kubectl_and_kstatus_know_when_to_wait() {
     assert_eq!(kstatus(&unseen), "InProgress", "no manager has looked at it");
 
     let get = || world.namespace.kubectl(&["get", "vm", "apple", "--output=json"]);
-    let wait = || {
-        let namespace = world.namespace.name().to_owned();
-        let until = ["wait", "vm/apple", "--for=condition=Ready", "--timeout=30s", "--namespace"];
-        spawn_blocking(move || cluster.kubectl(&[&until[..], &[&namespace]].concat()))
+    let wait = |limit: &str| {
+        let namespace = world.namespace.name();
+        cluster.try_kubectl(&["wait", "vm/apple", "--for=condition=Ready", limit, "--namespace", namespace])
     };
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
     assert_eq!(kstatus(&get()), "InProgress");
-    let up = wait();
+    assert!(wait("--timeout=1s").unwrap_err().contains("timed out"));
     world.report("apple", true, "Started").await;
-    up.await.unwrap();
-    eventually("kstatus to see it", LIMIT, async || (kstatus(&get()) == "Current").then_some(())).await;
+    wait("--timeout=30s").unwrap();
+    assert_eq!(kstatus(&get()), "Current");
+    // What was said of the former spec is not taken for an answer.
     world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
-    let down = wait();
-    world.no_pod("apple").await;
-    down.await.unwrap();
-    eventually("kstatus to see it", LIMIT, async || (kstatus(&get()) == "Current").then_some(())).await;
+    wait("--timeout=30s").unwrap();
+    assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+    assert_eq!(kstatus(&get()), "Current");
 }
 
 #[tokio::test]
@@ -254,7 +252,7 @@ async fn who_does_not_know_of_a_pod_does_not_write_into_it() {
     let rendered = render(&vm, &nothing, &config, &facts, &TemplateSet::builtin().unwrap()).unwrap();
     let (children, _triggered) = Children::new(world.client.clone(), None, Arc::default());
     let cluster = Cluster::new(world.client, children, Turns::default());
-    let refused = cluster.execute(&vm, &plan(&vm, &nothing, Some(&rendered))).await.unwrap_err();
+    let refused = cluster.execute(&vm, &plan(&vm, &nothing, Some(&rendered))).await.1.unwrap_err();
     assert!(refused.is_busy() && refused.to_string() == "apply Pod apple", "{refused}");
     let after = pods.get("apple").await.unwrap();
     assert_eq!((after.uid(), &after.spec), (before.uid(), &before.spec));
@@ -285,14 +283,12 @@ async fn what_is_decided_about_an_object_is_not_done_to_one_that_was_made_since(
     for action in [
         Action::Apply { object, uid: Some(former.clone()) },
         Action::Label { key: key.clone(), uid: former.clone(), patch },
+        Action::Delete { key, uid: former, why: Why::Superfluous, grace: None },
     ] {
         let plan = Plan { steps: [vec![action.clone()], vec![], vec![]], ..Plan::default() };
-        let refused = cluster.execute(&vm, &plan).await.unwrap_err();
-        assert!(refused.is_busy(), "{action:?}: {refused}");
+        let refused = cluster.execute(&vm, &plan).await.1.unwrap_err();
+        assert!(refused.is_busy() && refused.is_transient(), "{}", Chain(&refused));
     }
-    // One that is not there any more has been deleted already.
-    let delete = Action::Delete { key, uid: former, why: Why::Superfluous, grace: None };
-    cluster.execute(&vm, &Plan { steps: [vec![delete], vec![], vec![]], ..Plan::default() }).await.unwrap();
     assert_eq!(maps.get("apple").await.unwrap().resource_version(), new.resource_version());
 }
 

@@ -76,6 +76,11 @@ impl Quantity {
         Ok(Self { text: text.to_owned(), bytes, number: false })
     }
 
+    /// The bytes of a size in an object of Kubernetes; `None` if it is none.
+    pub fn bytes_of(size: &serde_json::Value) -> Option<u64> {
+        Self::deserialize(size).ok().map(|size| size.bytes)
+    }
+
     /// A size of so many bytes, written as the number.
     pub fn from_bytes(bytes: u64) -> Self {
         Self { text: bytes.to_string(), bytes, number: true }

@@ -140,6 +140,17 @@ impl Seen {
         let mut observed = Observed::nothing(Timestamp::now());
         let mut kinds: HashSet<TypeMeta> = HashSet::new();
         let mut current = Vec::new();
+        // The display's secret may be a person's, also where none is rendered.
+        let secrets = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };
+        match list(client, vm, &secrets).await {
+            Ok(objects) => {
+                kinds.insert(secrets);
+                observed.objects.extend(objects.iter().cloned().map(trimmed));
+                current.extend(objects);
+            }
+            Err(kube::Error::Api(answer)) if answer.code == 403 => {}
+            Err(error) => return Err(unlisted(&secrets, &error)),
+        }
         // What there is decides what is rendered (old names of claims, secrets of people): twice is enough.
         for _ in 0..2 {
             let rendered = render(vm, &observed, config, &facts, set).map_err(wrong)?;

@@ -1,7 +1,7 @@
 //! Events, written one after the other when there is nothing else to tell: no machine waits for its event, and a thousand
 //! machines that are made at once have their Pods before the API server is kept busy with a thousand events.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
@@ -23,6 +23,9 @@ const WAITING: usize = 10_000;
 const QUIET: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// For how long a recorder remembers what it was told.
+const REMEMBERED: Duration = Duration::from_mins(6);
+
 /// The API server takes no longer note, in bytes
 /// (<https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/>).
 const LONGEST_NOTE: usize = 1024;
@@ -33,11 +36,12 @@ pub struct Teller(mpsc::Sender<(Event, ObjectReference)>);
 impl Teller {
     /// Writes events in the name of `reporter`.
     pub fn start(client: Client, reporter: Reporter) -> Self {
-        let recorder = Recorder::new(client, reporter);
+        let mut recorders = Recorders { client, reporter, by_note: HashMap::new() };
         let (sender, mut receiver) = mpsc::channel::<(Event, ObjectReference)>(WAITING);
         tokio::spawn(async move {
             while let Some(first) = receiver.recv().await {
                 for (event, regarding) in burst(first, &mut receiver).await {
+                    let recorder = recorders.of(event.note.as_deref().unwrap_or_default());
                     if let Err(error) = recorder.publish(&event, &regarding).await {
                         warn!(vm = regarding.name, error = %Chain(&error), "an event could not be written");
                     }
@@ -55,6 +59,24 @@ impl Teller {
         if let Err(error) = self.0.try_send((event, regarding)) {
             warn!(%error, "an event was dropped");
         }
+    }
+}
+
+/// A recorder counts what it is told again within six minutes, and takes for the same what has the same reason, whatever it notes. So
+/// there is one for each note.
+struct Recorders {
+    client: Client,
+    reporter: Reporter,
+    by_note: HashMap<String, (Recorder, Instant)>,
+}
+
+impl Recorders {
+    fn of(&mut self, note: &str) -> &Recorder {
+        self.by_note.retain(|_, (_, used)| used.elapsed() < REMEMBERED);
+        let new = || Recorder::new(self.client.clone(), self.reporter.clone());
+        let (recorder, used) = self.by_note.entry(note.to_owned()).or_insert_with(|| (new(), Instant::now()));
+        *used = Instant::now();
+        recorder
     }
 }
 

@@ -38,8 +38,8 @@ type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
 /// Lists all machines.
 type Machines = Box<dyn Fn() -> Vec<VirtualMachine> + Send + Sync>;
 
-/// All phases that a machine can have, so that one without machines shows as 0.
-const PHASES: [&str; 6] = ["Failed", "Running", "Starting", "Stopped", "Stopping", "Unknown"];
+/// All phases that a machine can have, so that one without machines shows as 0. Pending: nobody has looked at it yet.
+const PHASES: [&str; 7] = ["Failed", "Pending", "Running", "Starting", "Stopped", "Stopping", "Unknown"];
 
 /// What the manager counts and measures.
 pub struct Metrics {
@@ -329,7 +329,7 @@ impl Metrics {
         let mut since: BTreeMap<String, i64> = BTreeMap::new();
         for vm in self.list.get().map(|list| list()).unwrap_or_default() {
             let status = vm.status.as_ref();
-            let phase = status.and_then(|status| status.phase.clone()).unwrap_or_else(|| "Unknown".into());
+            let phase = status.and_then(|status| status.phase.clone()).unwrap_or_else(|| "Pending".into());
             *phases.entry(phase).or_default() += 1;
             let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
             if let Some(ready) = conditions::find(conditions, conditions::READY).filter(|ready| ready.status != "True")

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    iter::once,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -146,7 +145,7 @@ impl Reconciler {
         let plan = plan(&vm, &observed, rendered.ok().filter(|_| unwatched.is_none()));
         this.cluster.children.metrics.planned(rendered.ok(), &plan);
         // Writes.
-        let result = this.cluster.execute(&vm, &plan).await;
+        let (refusals, result) = this.cluster.execute(&vm, &plan).await;
         if let (true, Ok(rendered)) = (asked, rendered) {
             children.expect(needed(rendered));
         }
@@ -162,7 +161,7 @@ impl Reconciler {
         };
         let is_listed = unseen.iter().any(|unseen| unseen.is_listed);
         let unseen = unseen.into_iter().map(|unseen| unseen.kind).collect();
-        let outcome = Outcome { failure, refusals: result.as_ref().map(Clone::clone).unwrap_or_default(), unseen };
+        let outcome = Outcome { failure, refusals, unseen };
         // Pure again, from what there is now, then at most one write.
         if plan.steps.iter().any(|step| !step.is_empty()) {
             observed = this.cluster.children.observe(&vm, Timestamp::now());
@@ -288,9 +287,10 @@ impl Ways {
 }
 
 /// The kinds of which all objects must be known. Pods also where something else makes them: without knowing its Pod nothing can be
-/// said of a machine.
+/// said of a machine. Secrets also where none is rendered: the display's may be a person's.
 fn needed(rendered: &[Rendered]) -> impl Iterator<Item = TypeMeta> {
-    rendered.iter().map(|object| object.key.types()).chain(once(pods()))
+    let secrets = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };
+    rendered.iter().map(|object| object.key.types()).chain([pods(), secrets])
 }
 
 /// Looks for what earlier templates made of a machine. Nobody waits for it but a machine without a Pod: what is left may make one.

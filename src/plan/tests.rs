@@ -238,6 +238,31 @@ fn a_pod_that_lives_long_enough_makes_the_earlier_ones_forgotten() {
 }
 
 #[test]
+fn what_lives_beside_a_pod_that_ended_changes_nothing_about_the_next_try() {
+    let retry = json!({ "count": 3, "podUid": "another", "next": "2027-01-15T07:00:00Z" });
+    let vm = vm(|vm| vm["status"] = json!({ "retry": retry }));
+    let mut objects = rendered(&vm, &nothing());
+    let mut helper = objects.iter().find(|object| object.key.kind == "ConfigMap").unwrap().clone();
+    helper.lifetime = Lifetime::Running;
+    helper.key.name = "helper".into();
+    Arc::make_mut(&mut helper.value)["metadata"]["name"] = json!("helper");
+    objects.push(helper.clone());
+    objects.insert(0, Rendered { key: ObjectKey { name: "another".into(), ..helper.key.clone() }, ..helper });
+    for age in [4, 700] {
+        let observed = applied(&objects, |kind, object| {
+            let age = if kind == "Pod" { 4 } else { age };
+            object["metadata"]["creationTimestamp"] = json!((noon() - SignedDuration::from_secs(age)).to_string());
+            if kind == "Pod" {
+                object["status"] = json!({ "phase": "Failed" });
+            }
+        });
+        let plan = plan(&vm, &observed, Some(&objects));
+        assert_eq!(plan.retry.map(|retry| retry.count), Some(4), "{age}");
+        assert_eq!(plan.again_after, Some(Duration::from_secs(76)), "{age}");
+    }
+}
+
+#[test]
 fn a_pod_is_not_made_while_its_disk_is_going() {
     let running = vm(|_| ());
     let mut observed = cluster(&running, |kind, object| {
@@ -366,6 +391,26 @@ fn a_secret_that_somebody_changed_is_left_alone_and_the_pod_hears_of_it() {
     });
     // The Pod's annotation makes the kubelet refresh what it mounts.
     assert_eq!(decide(&vm, &observed), [r#"1 label Pod apple {"annotations":{"vmrunner.jdrupes.org/dpVersion":"0"}}"#]);
+}
+
+#[test]
+fn a_secret_that_is_not_to_be_generated_any_more_is_not_mounted_by_the_next_pod() {
+    let generating = stopped();
+    let open = vm(|vm| vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } }));
+    let observed = cluster(&generating, |_, _| ());
+    let without_pod =
+        Observed { objects: observed.objects.into_iter().filter(|object| !object.key.is_pod()).collect(), ..observed };
+    let plan = plan(&open, &without_pod, Some(&rendered(&open, &without_pod)));
+    let pod = plan.steps[1].iter().find_map(|action| match action {
+        Action::Apply { object, .. } if object.key.is_pod() => Some(object.value.to_string()),
+        _ => None,
+    });
+    let pod = pod.unwrap();
+    assert!(!pod.contains("display-secret") && !pod.contains("VM_RUNNER_REQUIRE_PASSWORD"), "{pod}");
+    assert!(short(&plan).contains(&"2 delete Secret apple-display-secret".to_owned()), "{:?}", short(&plan));
+    let mounting = rendered(&vm(|_| ()), &nothing());
+    let pod = mounting.iter().find(|object| object.key.is_pod()).unwrap().value.to_string();
+    assert!(pod.contains("VM_RUNNER_REQUIRE_PASSWORD"), "{pod}");
 }
 
 #[test]

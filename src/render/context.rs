@@ -38,6 +38,7 @@ use crate::{
     },
     config::{LoadBalancerService, ReconcilerConfig},
     observed::{self, Observed},
+    plan,
     runner_config::{
         CloudInitSection, ConfigFile, DisplaySection, Drive, NetworkSection, RunnerConfig, SpiceSection, VmSection,
         VncSection, paths,
@@ -255,9 +256,6 @@ struct DisplaySecret {
     version: Option<String>,
     generate: bool,
     password: String,
-    /// Whether the runner must find a password.
-    #[serde(skip)]
-    required: bool,
 }
 
 /// Makes the context for a machine.
@@ -282,9 +280,6 @@ pub(super) fn build(
     pod_labels.extend(standard.clone());
     let disks = disks(&name, &vm.spec.vm.disks, observed);
     let cloud_init = vm.spec.cloud_init.as_ref().map(|data| CloudInitData::of(vm, data)).transpose()?;
-    let display_secret = display_secret(vm, observed, facts);
-    let section = cloud_init.as_ref().map(|data| data.section.clone());
-    let runner = ConfigFile { runner: runner_config(vm, &disks, section, display_secret.required) };
     let mut spec = serde_json::to_value(&vm.spec)?;
     complete(&mut spec, spec_schema());
     Ok(Context {
@@ -292,12 +287,12 @@ pub(super) fn build(
         spec,
         image: image(vm.spec.image.as_ref(), config),
         resources: resources(&vm.spec, config)?,
-        runner,
+        runner: ConfigFile { runner: runner_config(vm, &disks, cloud_init.as_ref().map(|data| data.section.clone())) },
         cloud_init: cloud_init.map(|data| data.files),
         disks,
         runner_data: json!({ "claimName": claim_name(observed, format!("{name}-runner-data"), &[format!("runner-data-{name}-0"), format!("vmop-runner-data-{name}-0")]) }),
         service: service(vm.spec.load_balancer_service.as_ref(), &config.load_balancer_service),
-        display_secret,
+        display_secret: display_secret(vm, observed, facts),
         labels: standard,
         pod_labels,
         values,
@@ -438,11 +433,9 @@ fn resolve_claim(
     // What exists counts: the mode of a claim can't be changed.
     let mode = existing.and_then(|existing| existing["volumeMode"].as_str()).or(spec["volumeMode"].as_str());
     let mode = mode.unwrap_or("Block").to_owned();
-    let bytes = |size: Option<&Value>| serde_json::from_value::<Quantity>(size?.clone()).ok().map(|size| size.bytes());
-    let wanted = bytes(spec.pointer("/resources/requests/storage"));
     // A claim that does not grow, or has not yet, has no room for more.
-    let room = bytes(claim.and_then(|claim| claim.status.pointer("/capacity/storage")));
-    let size = wanted.map(|wanted| room.map_or(wanted, |room| wanted.min(room)));
+    let room = claim.and_then(|claim| room(claim));
+    let size = plan::claim_size(&spec).map(|wanted| room.map_or(wanted, |room| wanted.min(room)));
     ResolvedDisk {
         type_: "claim",
         claim_name,
@@ -457,6 +450,16 @@ fn resolve_claim(
         bootindex: disk.bootindex,
         size,
     }
+}
+
+/// The bytes that are on a claim's volume when a Pod mounts it: some volumes grow only then
+/// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#resizing-a-volume-containing-a-file-system>).
+fn room(claim: &observed::Object) -> Option<u64> {
+    let mut conditions = claim.status["conditions"].as_array().into_iter().flatten();
+    if conditions.any(|item| item["type"] == "FileSystemResizePending" && item["status"] == "True") {
+        return plan::claim_size(&claim.spec);
+    }
+    Quantity::bytes_of(claim.status.pointer("/capacity/storage")?)
 }
 
 /// A URL and a path stay, a name is one in the image repository.
@@ -539,43 +542,31 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
     // One in which somebody has set a password stays, also where none is to be generated any more.
     let is_set = set.iter().any(|secret| secret.key.name == generated);
     // So does one that the Pod mounts: without it the runner, started again in that Pod, would find no password.
-    let pods = || observed.objects.iter().filter(|object| object.key.is_pod() && object.deleting.is_none());
-    let is_mounted = pods().flat_map(|pod| secrets(pod)).any(|secret| secret["name"] == *generated);
+    let mut pods = observed.objects.iter().filter(|object| object.key.is_pod() && object.deleting.is_none());
+    let is_mounted = pods.any(|pod| mounts(pod, &generated));
     let generate = is_set || is_mounted || (theirs.is_empty() && vm.spec.vm.display.spice.generate_secret);
     // One that is as it was made has no version, or each first start would end with a change of the Pod.
-    let as_made = as_made.into_iter().map(|secret| (secret, None));
+    let as_made = as_made.into_iter().filter(|_| generate).map(|secret| (secret, None));
     let by_people = theirs.into_iter().chain(set).map(|secret| (secret, Some(secret.version.to_string())));
     let existing = as_made
         .chain(by_people)
         .min_by_key(|(secret, _)| (secret.key.name == generated, secret.is_ours(), secret.key.name.as_str()));
     let (secret, version) = existing.unzip();
-    let name = secret.map(|secret| secret.key.name.clone()).or(generate.then_some(generated));
-    // A runner that was started without a password must come up again without one, though there is a secret by now.
-    let is_password = |secret: &Value| {
-        let items = || secret["items"].as_array().into_iter().flatten();
-        items().any(|item| item["path"] == paths::PASSWORD_FILE)
-            || observed.display_secrets().any(|it| secret["name"] == it.key.name)
-    };
-    let required = match pods().next() {
-        Some(_) => pods().flat_map(|pod| secrets(pod)).any(is_password),
-        None => name.is_some(),
-    };
-    DisplaySecret { version: version.flatten(), name, generate, password: facts.display_password.clone(), required }
+    DisplaySecret {
+        version: version.flatten(),
+        name: secret.map(|secret| secret.key.name.clone()).or(generate.then_some(generated)),
+        generate,
+        password: facts.display_password.clone(),
+    }
 }
 
-/// The Secrets that a Pod mounts together with its configuration.
-fn secrets(pod: &observed::Object) -> impl Iterator<Item = &Value> {
+fn mounts(pod: &observed::Object, secret: &str) -> bool {
     let volumes = pod.spec["volumes"].as_array().into_iter().flatten();
-    let sources = volumes.flat_map(|volume| volume["projected"]["sources"].as_array()).flatten();
-    sources.filter_map(|source| source.get("secret"))
+    let mut sources = volumes.flat_map(|volume| volume["projected"]["sources"].as_array()).flatten();
+    sources.any(|source| source["secret"]["name"] == secret)
 }
 
-fn runner_config(
-    vm: &VirtualMachine,
-    disks: &[ResolvedDisk],
-    cloud_init: Option<CloudInitSection>,
-    password_required: bool,
-) -> RunnerConfig {
+fn runner_config(vm: &VirtualMachine, disks: &[ResolvedDisk], cloud_init: Option<CloudInitSection>) -> RunnerConfig {
     let machine = &vm.spec.vm;
     let topology = machine.cpu_topology;
     let level = |level: fn(crate::api::CpuTopology) -> u32| topology.map(level).unwrap_or_default();
@@ -612,7 +603,7 @@ fn runner_config(
             rtc_clock: machine.rtc_clock.clone(),
             network: networks(vm),
             drives: disks.iter().map(drive).collect(),
-            display: display(vm, password_required),
+            display: display(vm),
         },
     }
 }
@@ -651,7 +642,7 @@ fn drive(disk: &ResolvedDisk) -> Drive {
     }
 }
 
-fn display(vm: &VirtualMachine, password_required: bool) -> DisplaySection {
+fn display(vm: &VirtualMachine) -> DisplaySection {
     let display = &vm.spec.vm.display;
     let spice = display.vnc.is_none().then(|| SpiceSection {
         port: display.spice.port,
@@ -662,7 +653,6 @@ fn display(vm: &VirtualMachine, password_required: bool) -> DisplaySection {
     DisplaySection {
         outputs: display.outputs,
         logged_in_user: display.logged_in_user.clone(),
-        password_required,
         spice,
         vnc: display.vnc.as_ref().map(|vnc| VncSection { port: vnc.port }),
     }

@@ -57,7 +57,7 @@ impl std::fmt::Debug for Password {
 pub struct Configuration {
     /// `config.yaml`.
     pub config: RunnerConfig,
-    /// The display's password. `None`: the display needs none.
+    /// The display's password. `None`: it has none.
     pub password: Option<Password>,
     /// What the guest is told. `None`: it gets no disk with cloud-init's data.
     pub cloud_init: Option<cloud_init::Files>,

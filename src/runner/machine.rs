@@ -143,6 +143,8 @@ pub struct Places {
     pub passt: String,
     /// The ports from 1 to this one are those of a guest with a pod network.
     pub pod_ports: u16,
+    /// Whether the display must have a password.
+    pub require_password: bool,
 }
 
 /// Runs the machine until QEMU ends. `term` becomes true when the machine is to be stopped.
@@ -192,7 +194,7 @@ async fn run_until_end(
     }
     let had_password = before.and_then(|before| before.started_with.as_ref()).is_some_and(|it| it.display_password);
     let vm = &configuration.config.vm;
-    let needs_password = vm.display.password_required || had_password;
+    let needs_password = places.require_password || had_password;
     if needs_password && vm.display.protocol().is_some() && configuration.password.is_none() {
         return Err(Error::PasswordMissing);
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{
     api::{
-        VirtualMachine,
+        Quantity, VirtualMachine,
         conditions::{self, NewCondition, STORAGE_READY},
     },
     observed::{Object, Observed, Part},
@@ -162,10 +162,9 @@ fn look(
             format!("claim {name} keeps its {}: that can't be changed in a claim that exists", other.join(", ")),
         ));
     }
-    let capacity = found.status.pointer("/capacity/storage").cloned();
-    let capacity = capacity.and_then(|size| serde_json::from_value::<crate::api::Quantity>(size).ok());
+    let capacity = found.status.pointer("/capacity/storage").and_then(Quantity::bytes_of);
     if let (Some(capacity), Some(requested)) = (capacity, claim_size(current))
-        && capacity.bytes() < requested
+        && capacity < requested
     {
         findings.push((Finding::Resizing, format!("claim {name} is growing to {}", size(current))));
     }

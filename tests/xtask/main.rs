@@ -166,10 +166,11 @@ fn run(task: Task) -> Result<bool> {
         Task::DemoDown => demo::down(),
         // It takes our place, with all that belongs to it: terminal, signals, exit code.
         Task::Kubectl { args } => Err(binaries::kubectl_command()?.args(args).exec().into()),
-        Task::Kstatus => setup::ensure_go().and_then(|()| {
+        Task::Kstatus => {
             let module = tools::root().join("tests/kstatus");
-            Err(std::process::Command::new("go").args(["run", "."]).current_dir(module).exec().into())
-        }),
+            let error = std::process::Command::new("go").args(["run", "."]).current_dir(module).exec();
+            Err(error).context("kstatus is built from its Go module: install Go (https://go.dev/dl)")
+        }
         Task::Setup { purpose } => {
             setup::ensure(&[purpose])?;
             println!("All is there.");

@@ -79,20 +79,6 @@ fn of_several_display_secrets_it_is_a_persons_and_the_first_by_name() {
 }
 
 #[test]
-fn a_display_needs_a_password_if_it_has_a_secret_when_its_pod_is_made() {
-    let required =
-        |vm: &VirtualMachine, observed: &Observed| context(vm, observed).runner.runner.vm.display.password_required;
-    let generating = vm(|_| ());
-    let open = vm(|vm| vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } }));
-    assert!(required(&generating, &nothing()) && !required(&open, &nothing()));
-    let running = |vm: &VirtualMachine| applied(&rendered(vm, &nothing()), |_, _| ());
-    // What the Pod was made with counts, whatever is wanted since.
-    for wanted in [&generating, &open] {
-        assert!(required(wanted, &running(&generating)) && !required(wanted, &running(&open)));
-    }
-}
-
-#[test]
 fn the_file_on_a_volume_is_as_large_as_the_disk_is_to_be_and_has_room() {
     let disk = |size: &str| {
         let spec = json!({ "volumeMode": "Filesystem", "resources": { "requests": { "storage": size } } });
@@ -105,13 +91,23 @@ fn the_file_on_a_volume_is_as_large_as_the_disk_is_to_be_and_has_room() {
             }
         })
     };
+    let mounted_larger = applied(&rendered(&disk("3Gi"), &nothing()), |kind, object| {
+        if kind == "PersistentVolumeClaim" {
+            let condition = json!({ "type": "FileSystemResizePending", "status": "True" });
+            object["status"] = json!({ "capacity": { "storage": "1Gi" }, "conditions": [condition] });
+        }
+    });
     let gigabytes = |vm: &VirtualMachine, observed: &Observed| match &context(vm, observed).runner.runner.vm.drives[0] {
         Drive::Raw { size, .. } => size.map(|size| size >> 30),
         Drive::IdeCd { .. } => None,
     };
-    for (wanted, observed, expected) in
-        [("1Gi", nothing(), 1), ("1Gi", has("5Gi"), 1), ("3Gi", has("1Gi"), 1), ("3Gi", has("3Gi"), 3)]
-    {
+    for (wanted, observed, expected) in [
+        ("1Gi", nothing(), 1),
+        ("1Gi", has("5Gi"), 1),
+        ("3Gi", has("1Gi"), 1),
+        ("3Gi", has("3Gi"), 3),
+        ("3Gi", mounted_larger, 3),
+    ] {
         assert_eq!(gigabytes(&disk(wanted), &observed), Some(expected), "{wanted}");
     }
 }

@@ -63,6 +63,17 @@ impl Default for Turns {
 /// sides; a few dozens keep any API server busy.
 const REQUESTS: usize = 32;
 
+/// How the execution of a plan went.
+#[derive(Debug)]
+pub struct Executed<'a> {
+    /// The actions that succeeded.
+    pub done: Vec<&'a Action>,
+    /// What the API server said against changes of claims: a machine runs with the disks that there are.
+    pub refusals: Vec<(ObjectKey, String)>,
+    /// The first other error of the first step in which there was one.
+    pub result: Result<(), ActionError>,
+}
+
 /// An action that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ActionError {
@@ -162,51 +173,30 @@ impl Cluster {
         Self { client, children, turns }
     }
 
-    /// Does what the plan says, step by step; the actions of a step go together.
-    ///
-    /// Returns what the API server said against changes of claims: a machine runs with the disks that there are. What was
-    /// done is in [`Cluster::children`] when this returns.
-    ///
-    /// # Errors
-    /// The first other error of the first step in which there was one; later steps are not begun then, because a Pod must not
-    /// be made before what it mounts.
-    pub async fn execute(
-        &self,
-        vm: &VirtualMachine,
-        plan: &Plan,
-    ) -> (Vec<(ObjectKey, String)>, Result<(), ActionError>) {
-        let mut refusals = Vec::new();
-        let result = self.steps(vm, plan, &mut refusals).await;
-        (refusals, result)
-    }
-
-    async fn steps(
-        &self,
-        vm: &VirtualMachine,
-        plan: &Plan,
-        refusals: &mut Vec<(ObjectKey, String)>,
-    ) -> Result<(), ActionError> {
+    /// Does what the plan says, step by step; the actions of a step go together. After a failure later steps are not begun,
+    /// because a Pod must not be made before what it mounts. What was done is in [`Cluster::children`] when this returns.
+    pub async fn execute<'a>(&self, vm: &VirtualMachine, plan: &'a Plan) -> Executed<'a> {
+        let mut executed = Executed { done: Vec::new(), refusals: Vec::new(), result: Ok(()) };
         for step in &plan.steps {
             let results = join_all(step.iter().map(|action| self.act(vm, action))).await;
-            let mut failure = None;
             for (action, result) in step.iter().zip(results) {
                 match (action, result) {
-                    (_, Ok(())) => {}
+                    (_, Ok(())) => executed.done.push(action),
                     (Action::Apply { object, uid: Some(_) }, Err(error))
                         if object.key.is_claim() && !error.is_transient() =>
                     {
                         warn!(object = %object.key, error = %Chain(&error), "the claim stays as it is");
                         let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-                        refusals.push((object.key.clone(), said));
+                        executed.refusals.push((object.key.clone(), said));
                     }
-                    (_, Err(error)) => {
-                        failure.get_or_insert(error);
-                    }
+                    (_, Err(error)) => executed.result = executed.result.and(Err(error)),
                 }
             }
-            failure.map_or(Ok(()), Err)?;
+            if executed.result.is_err() {
+                break;
+            }
         }
-        Ok(())
+        executed
     }
 
     /// Sends a request when it is its turn.
@@ -244,7 +234,7 @@ impl Cluster {
         {
             let found = arrived.object.unpack();
             let ours = found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default());
-            let value = if object.lifetime == Lifetime::Keep && found.owners.is_empty() {
+            let value = if object.lifetime == Lifetime::Keep {
                 let other = found.vm().filter(|other| found.is_ours() && *other != vm.name_any());
                 if let Some(other) = other {
                     return Err(ActionError::Shared { key: key.clone(), vm: other.to_owned() });

@@ -98,8 +98,10 @@ const ANSWER: Duration = Duration::from_secs(70);
 const WAITING: usize = 1024;
 /// For how long at most everything else waits for machines that no manager has seen.
 const FIRST_LOOKS: Duration = Duration::from_secs(2);
-/// How long writes that are on their way may take when the manager ends.
-const LAST_WRITES: Duration = Duration::from_millis(400);
+/// How long events that wait, and then writes that are on their way, may take when the manager ends. With what the
+/// [lease](leader) and [traces](log) take that is less than a second.
+const LAST_EVENTS: Duration = Duration::from_millis(150);
+const LAST_WRITES: Duration = Duration::from_millis(300);
 
 /// What the manager is told on its command line.
 #[derive(Clone, Debug)]
@@ -266,12 +268,14 @@ async fn manage(
             }
             metrics.machines_from(move || stores.iter().flat_map(Store::state).filter_map(|vm| vm.read().ok()).collect());
             if let Some(cluster) = trying {
-                tokio::spawn(loader.follow(known, cluster, settings.clone(), teller));
+                tokio::spawn(loader.follow(known, cluster, settings.clone(), teller.clone()));
             }
             let mut work = pin!(join_all(works));
             tokio::select! {
                 biased;
                 () = stopped(stop.clone()) => {
+                    // The next manager finds in the status what was told.
+                    let _ = timeout(LAST_EVENTS, teller.flush()).await;
                     fence.close();
                     if timeout(LAST_WRITES, work).await.is_err() {
                         warn!("some machines are still in work; the next manager goes on with them");
@@ -547,6 +551,11 @@ mod tests {
 
     use super::*;
     use crate::cluster::watch::Chain;
+
+    #[test]
+    fn the_manager_ends_within_a_second() {
+        assert!(LAST_EVENTS + LAST_WRITES + leader::RELEASE + log::LAST < Duration::from_secs(1));
+    }
 
     #[tokio::test]
     async fn who_does_not_lead_can_read_and_not_write() {

@@ -269,6 +269,17 @@ fn grace_until_now(found: &Object, now: Timestamp) -> i64 {
     since.max(0) + NO_GRACE
 }
 
+/// How long a Pod lived that has ended, by what the cluster says: until the last of its containers ended, or the last of its
+/// conditions changed. One without any never began.
+fn lived(pod: &Object) -> SignedDuration {
+    let items = |list: &str| pod.status[list].as_array().into_iter().flatten();
+    let ends = items("containerStatuses").map(|item| &item["state"]["terminated"]["finishedAt"]);
+    let changes = items("conditions").map(|item| &item["lastTransitionTime"]);
+    let times = ends.chain(changes).filter_map(|time| time.as_str()?.parse::<Timestamp>().ok());
+    let end = times.max().zip(pod.created).map(|(end, created)| end.duration_since(created));
+    end.unwrap_or_default().max(SignedDuration::ZERO)
+}
+
 fn delete(found: &Object, why: Why) -> Action {
     Action::Delete { key: found.key.clone(), uid: found.uid.clone(), why, grace: None }
 }
@@ -303,8 +314,11 @@ impl Plan {
                 self.replace(found, Why::Restart, observed);
             }
             (Wanted::Up, Life::Alive(found)) => {
-                if object.key.is_pod() && self.retry.is_some() {
-                    let success = found.created.unwrap_or(observed.now) + SUCCESS;
+                if object.key.is_pod()
+                    && let Some(retry) = &self.retry
+                {
+                    // It was made about then, by this clock.
+                    let success = retry.next.0 + SUCCESS;
                     if success > observed.now {
                         self.look_again(success, observed);
                     } else {
@@ -382,17 +396,22 @@ impl Plan {
         self.again_after = self.again_after.into_iter().chain(pause).min();
     }
 
-    /// A Pod that ended while its machine should run is made anew, after a pause that doubles with each that does not last.
+    /// A Pod that ended while its machine should run is made anew, after a pause that doubles with each that does not last and
+    /// counts from when it was made.
     fn ended(&mut self, found: &Object, observed: &Observed) {
         let (first, longest) = RETRY;
-        let created = found.created.unwrap_or(observed.now);
-        let count = match self.retry.take() {
-            Some(retry) if retry.pod_uid == found.uid => retry.count,
-            Some(retry) if observed.now.duration_since(created) <= SUCCESS => retry.count + 1,
+        let lived = lived(found);
+        let retry = self.retry.take();
+        let known = retry.as_ref().filter(|retry| retry.pod_uid == found.uid);
+        let count = match (known, &retry) {
+            (Some(retry), _) => retry.count,
+            (None, Some(retry)) if lived <= SUCCESS => retry.count + 1,
             _ => 1,
         };
         let pause = first.saturating_mul(1 << (count - 1).min(10)).min(longest);
-        let next = created + pause;
+        // The machine's clock may be another one than the API server's and the node's, and it may jump.
+        let next = known.map_or(observed.now + (pause - lived).max(SignedDuration::ZERO), |retry| retry.next.0);
+        let next = next.min(observed.now + pause);
         self.retry = Some(Retry { count, pod_uid: found.uid.clone(), next: Time(next) });
         if next > observed.now {
             self.waits.push(Wait::Retry(found.key.clone()));

@@ -86,9 +86,15 @@ pub fn status(
     };
     let is_over = pod.is_some_and(|pod| plan::has_ended(pod) || is_down(pod));
     let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !is_over && !pod.is_some_and(is_lost);
-    let phase = phase(plan.power.wanted, up, pod);
+    // Where the machine was made again, its predecessor's may still be there.
+    let former = plan.waits.iter().find_map(|wait| match wait {
+        Wait::Gone(key) | Wait::Overdue(key) if key.is_pod() && pod.is_none() => observed.get(key).map(AsRef::as_ref),
+        _ => None,
+    });
+    let phase = phase(plan.power.wanted, up, pod.or(former));
 
-    let mut new = vec![templates_valid(rendered, source.refused), ready(vm, up, pod, plan, rendered, outcome)];
+    let mut new =
+        vec![templates_valid(rendered, source.refused), ready(vm, up, (pod, former), plan, rendered, outcome)];
     // The runner lists what QEMU takes at its start only.
     let theirs = vm.status.iter().flat_map(|status| &status.pending_changes);
     let theirs = theirs.filter(|change| reported(RUNNING) && !change.path.starts_with(plan::pending::PREFIX));
@@ -332,7 +338,7 @@ fn templates_valid(rendered: Result<&[Rendered], &TemplateError>, refused: Optio
 fn ready(
     vm: &VirtualMachine,
     up: bool,
-    pod: Option<&Object>,
+    (pod, former): (Option<&Object>, Option<&Object>),
     plan: &Plan,
     rendered: Result<&[Rendered], &TemplateError>,
     outcome: &Outcome,
@@ -345,6 +351,10 @@ fn ready(
         _ if let Some(failure) = &outcome.failure => (false, failure.reason, failure.message.clone()),
         (Wanted::Up, _) if let Some(key) = taken => {
             (false, "NameTaken", format!("{key} exists and is not this machine's: delete or rename one of the two"))
+        }
+        (_, None) if let Some(message) = unanswered(plan, former) => (false, "NodeNotResponding", message),
+        (Wanted::Down, None) if let Some(former) = former => {
+            (false, "Stopping", format!("waiting for {} of an earlier machine of this name to end", former.key))
         }
         (Wanted::Down, None) => stopped(&plan.power),
         (Wanted::Down | Wanted::Halting, pod) => match unanswered(plan, pod) {
@@ -432,6 +442,9 @@ fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
         .find(|condition| condition["type"] == "PodScheduled" && condition["status"] == "False");
     if let Some(condition) = scheduled {
         return Some(("Unschedulable", text(&condition["message"])));
+    }
+    if matches!(pod.text(Part::Status, "/phase"), Some("Succeeded")) {
+        return Some(("PodSucceeded", "its containers have ended".into()));
     }
     if matches!(pod.text(Part::Status, "/phase"), Some("Failed")) {
         let reason = pod.text(Part::Status, "/reason").unwrap_or("PodFailed");

@@ -309,6 +309,20 @@ async fn a_changed_configuration_is_taken_and_a_broken_one_is_not() {
 }
 
 #[tokio::test]
+async fn what_waits_to_be_told_is_told_when_the_manager_ends() {
+    let world = World::new("last-words").await;
+    let mut manager = world.manager(&Setup::default());
+    manager.ready("[+] machines: 0 listed").await;
+    world.make("apple");
+    let vms: Api<VirtualMachine> = world.api();
+    eventually("a status", LIMIT, async || vms.get("apple").await.unwrap().status?.phase).await;
+    manager.signal(Signal::TERM);
+    assert!(manager.ended().await.success());
+    let events = world.namespace.kubectl(&["get", "events", "--output=jsonpath={.items[*].message}"]);
+    assert!(events.contains("made Pod apple"), "{events:?}");
+}
+
+#[tokio::test]
 async fn a_display_secret_that_was_there_before_the_manager_is_mounted_by_the_first_pod() {
     let world = World::new("secret-first").await;
     let labels = json!({

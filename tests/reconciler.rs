@@ -252,7 +252,7 @@ async fn who_does_not_know_of_a_pod_does_not_write_into_it() {
     let rendered = render(&vm, &nothing, &config, &facts, &TemplateSet::builtin().unwrap()).unwrap();
     let (children, _triggered) = Children::new(world.client.clone(), None, Arc::default());
     let cluster = Cluster::new(world.client, children, Turns::default());
-    let refused = cluster.execute(&vm, &plan(&vm, &nothing, Some(&rendered))).await.1.unwrap_err();
+    let refused = cluster.execute(&vm, &plan(&vm, &nothing, Some(&rendered))).await.result.unwrap_err();
     assert!(refused.is_busy() && refused.to_string() == "apply Pod apple", "{refused}");
     let after = pods.get("apple").await.unwrap();
     assert_eq!((after.uid(), &after.spec), (before.uid(), &before.spec));
@@ -286,7 +286,7 @@ async fn what_is_decided_about_an_object_is_not_done_to_one_that_was_made_since(
         Action::Delete { key, uid: former, why: Why::Superfluous, grace: None },
     ] {
         let plan = Plan { steps: [vec![action.clone()], vec![], vec![]], ..Plan::default() };
-        let refused = cluster.execute(&vm, &plan).await.1.unwrap_err();
+        let refused = cluster.execute(&vm, &plan).await.result.unwrap_err();
         assert!(refused.is_busy() && refused.is_transient(), "{}", Chain(&refused));
     }
     assert_eq!(maps.get("apple").await.unwrap().resource_version(), new.resource_version());
@@ -408,9 +408,11 @@ async fn a_name_that_is_taken_is_not_taken_over() {
 #[tokio::test]
 async fn a_claim_that_somebody_made_for_the_disk_is_used() {
     let world = World::new("own-claim").await;
+    // Also where something else owns it that has filled it.
+    let owner = json!({ "apiVersion": "example.org/v1", "kind": "Importer", "name": "x", "uid": "1b2d6f4e-0000-4000-8000-000000000000" });
     let claim = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-        "metadata": { "name": "apple-core-disk", "annotations": { "theirs": "kept" } },
+        "metadata": { "name": "apple-core-disk", "annotations": { "theirs": "kept" }, "ownerReferences": [owner] },
         "spec": { "accessModes": ["ReadWriteMany"], "resources": { "requests": { "storage": "5Gi" } }, "storageClassName": "x", "volumeName": "pv" },
     });
     world.namespace.apply(&claim.to_string());
@@ -434,6 +436,53 @@ fn own_display_secret(machine: &str) -> Value {
 }
 
 #[tokio::test]
+async fn what_happened_is_told_also_where_the_status_can_not_be_written() {
+    let world = World::new("untold").await;
+    let name = world.namespace.name();
+    let hook = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": { "name": name },
+        "webhooks": [{
+            "name": "nobody.example.org", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+            "clientConfig": { "url": "https://127.0.0.1:1/" },
+            "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": name } },
+            "rules": [{ "apiGroups": ["vmoperator.jdrupes.org"], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": ["vms/status"] }],
+        }],
+    });
+    world.namespace.apply(&hook.to_string());
+    // The API server takes a moment to know of it.
+    let vm = world.make("pear", |vm| vm["spec"]["vm"]["state"] = json!("Stopped")).await;
+    let vms: Api<VirtualMachine> = world.api();
+    let touch = Patch::Merge(json!({ "status": { "phase": "Touched" } }));
+    eventually("the status to be out of reach", LIMIT, async || {
+        vms.patch_status(&vm.name_any(), &PatchParams::default(), &touch).await.is_err().then_some(())
+    })
+    .await;
+    world.make("apple", |_| ()).await;
+    world.event("apple", "SuccessfulCreate").await;
+    let phase = vms.get("apple").await.unwrap().status.unwrap().phase;
+    world.namespace.kubectl(&["delete", "validatingwebhookconfiguration", name]);
+    assert_eq!(phase, None, "the status was written");
+}
+
+/// As the documentation of the releases before names it.
+#[tokio::test]
+async fn a_persons_display_secret_may_have_the_name_that_a_generated_one_has() {
+    let world = World::new("secret-name").await;
+    let mut theirs = own_display_secret("apple");
+    theirs["metadata"]["name"] = json!("apple-display-secret");
+    world.namespace.apply(&theirs.to_string());
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    world.report("apple", true, "Started").await;
+    let vm = world.ready("apple", "Running").await;
+    assert_eq!(condition(&vm, "RestartRequired"), None);
+    let secret = world.api::<Secret>().get("apple-display-secret").await.unwrap();
+    assert_eq!(secret.data.unwrap()["display-password"].0, b"hello");
+    assert!(secret.metadata.owner_references.is_none());
+}
+
+#[tokio::test]
 async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
     let world = World::new("secret").await;
     world.make("apple", |_| ()).await;
@@ -442,6 +491,10 @@ async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
     let generated = secrets.get("apple-display-secret").await.unwrap().data.unwrap();
     assert_eq!(generated["display-password"].0.len(), 32);
     assert_eq!(generated["password-expiry"].0, b"now");
+    world.make("pear", |_| ()).await;
+    world.ready("pear", "Starting").await;
+    let pears = secrets.get("pear-display-secret").await.unwrap().data.unwrap();
+    assert_ne!(pears["display-password"], generated["display-password"]);
 
     let theirs = own_display_secret("apple");
     world.namespace.apply(&theirs.to_string());

@@ -1,15 +1,25 @@
 //! Events, written one after the other when there is nothing else to tell: no machine waits for its event, and a thousand
 //! machines that are made at once have their Pods before the API server is kept busy with a thousand events.
 
-use std::{collections::HashMap, time::Duration};
-
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::{
-    Client,
-    runtime::events::{Event, Recorder, Reporter},
+use std::{
+    collections::HashMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    time::Duration,
 };
+
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event as K8sEvent},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+    runtime::events::{Event, EventType, Reporter},
+};
+use serde_json::json;
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, oneshot},
     time::{Instant, timeout_at},
 };
 use tracing::warn;
@@ -23,27 +33,38 @@ const WAITING: usize = 10_000;
 const QUIET: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// For how long a recorder remembers what it was told.
-const REMEMBERED: Duration = Duration::from_mins(6);
-
 /// The API server takes no longer note, in bytes
 /// (<https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/>).
 const LONGEST_NOTE: usize = 1024;
 
-/// Takes events and writes them when there is time. What still waits when the manager ends is lost.
-pub struct Teller(mpsc::Sender<(Event, ObjectReference)>);
+/// For how long what was told is counted when it is told again, as client-go does it.
+const REMEMBERED: Duration = Duration::from_mins(6);
+
+/// Takes events and writes them when there is time.
+pub struct Teller(mpsc::Sender<Word>);
+
+enum Word {
+    Tell(Box<Event>, ObjectReference),
+    /// Write what was told so far, now, and say so.
+    Flush(oneshot::Sender<()>),
+}
 
 impl Teller {
     /// Writes events in the name of `reporter`.
     pub fn start(client: Client, reporter: Reporter) -> Self {
-        let mut recorders = Recorders { client, reporter, by_note: HashMap::new() };
-        let (sender, mut receiver) = mpsc::channel::<(Event, ObjectReference)>(WAITING);
+        let mut recorder = Recorder { client, reporter, told: HashMap::new() };
+        let (sender, mut receiver) = mpsc::channel::<Word>(WAITING);
         tokio::spawn(async move {
             while let Some(first) = receiver.recv().await {
-                for (event, regarding) in burst(first, &mut receiver).await {
-                    let recorder = recorders.of(event.note.as_deref().unwrap_or_default());
-                    if let Err(error) = recorder.publish(&event, &regarding).await {
-                        warn!(vm = regarding.name, error = %Chain(&error), "an event could not be written");
+                for word in burst(first, &mut receiver, |word| matches!(word, Word::Flush(_))).await {
+                    match word {
+                        Word::Tell(event, regarding) => {
+                            if let Err(error) = recorder.publish(*event, &regarding).await {
+                                warn!(vm = regarding.name, error = %Chain(&error), "an event could not be written");
+                            }
+                        }
+                        // Who asked may have no more time.
+                        Word::Flush(done) => drop(done.send(())),
                     }
                 }
             }
@@ -56,35 +77,93 @@ impl Teller {
         if let Some(note) = &mut event.note {
             note.truncate(note.floor_char_boundary(LONGEST_NOTE));
         }
-        if let Err(error) = self.0.try_send((event, regarding)) {
+        if let Err(error) = self.0.try_send(Word::Tell(Box::new(event), regarding)) {
             warn!(%error, "an event was dropped");
+        }
+    }
+
+    /// Returns when all that was told is written.
+    pub async fn flush(&self) {
+        let (done, is_done) = oneshot::channel();
+        if self.0.send(Word::Flush(done)).await.is_ok() {
+            let _ = is_done.await;
         }
     }
 }
 
-/// A recorder counts what it is told again within six minutes, and takes for the same what has the same reason, whatever it notes. So
-/// there is one for each note.
-struct Recorders {
+/// Writes events, and counts what it is told again. Unlike the recorder of kube and that of client-go it takes two events for the
+/// same only if their notes are, and it remembers no more than it needs of each.
+struct Recorder {
     client: Client,
     reporter: Reporter,
-    by_note: HashMap<String, (Recorder, Instant)>,
+    told: HashMap<u64, Told>,
 }
 
-impl Recorders {
-    fn of(&mut self, note: &str) -> &Recorder {
-        self.by_note.retain(|_, (_, used)| used.elapsed() < REMEMBERED);
-        let new = || Recorder::new(self.client.clone(), self.reporter.clone());
-        let (recorder, used) = self.by_note.entry(note.to_owned()).or_insert_with(|| (new(), Instant::now()));
-        *used = Instant::now();
-        recorder
+struct Told {
+    name: String,
+    count: i32,
+    last: Instant,
+}
+
+impl Recorder {
+    async fn publish(&mut self, event: Event, regarding: &ObjectReference) -> Result<(), kube::Error> {
+        let namespace = regarding.namespace.as_deref().unwrap_or("default");
+        let events: Api<K8sEvent> = Api::namespaced(self.client.clone(), namespace);
+        let type_ = match event.type_ {
+            EventType::Normal => "Normal",
+            EventType::Warning => "Warning",
+        };
+        let mut hasher = DefaultHasher::new();
+        (&regarding.uid, &regarding.name, namespace, type_, &event.reason, &event.action, &event.note)
+            .hash(&mut hasher);
+        let key = hasher.finish();
+        let time = MicroTime(Timestamp::now());
+        self.told.retain(|_, told| told.last.elapsed() < REMEMBERED);
+        if let Some(told) = self.told.get_mut(&key) {
+            told.count += 1;
+            told.last = Instant::now();
+            let patch = Patch::Merge(json!({ "series": { "count": told.count, "lastObservedTime": time } }));
+            match events.patch_metadata(&told.name, &PatchParams::default(), &patch).await {
+                Ok(_) => return Ok(()),
+                // Somebody has deleted it.
+                Err(kube::Error::Api(answer)) if answer.code == 404 => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let subject = regarding.name.as_deref().unwrap_or(&self.reporter.controller);
+        // As kube and client-go call them.
+        let name = format!("{subject}.{:x}", time.0.as_nanosecond());
+        let instance = self.reporter.instance.as_ref().unwrap_or(&self.reporter.controller);
+        let new = K8sEvent {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                namespace: Some(namespace.to_owned()),
+                ..ObjectMeta::default()
+            },
+            action: Some(event.action),
+            event_time: Some(time),
+            note: event.note,
+            reason: Some(event.reason),
+            regarding: Some(regarding.clone()),
+            related: event.secondary,
+            reporting_controller: Some(self.reporter.controller.clone()),
+            reporting_instance: Some(instance.clone()),
+            type_: Some(type_.to_owned()),
+            ..K8sEvent::default()
+        };
+        events.create(&PostParams::default(), &new).await?;
+        self.told.insert(key, Told { name, count: 1, last: Instant::now() });
+        Ok(())
     }
 }
 
-/// What is told without a pause, as long as the first can wait.
-async fn burst<T>(first: T, receiver: &mut mpsc::Receiver<T>) -> Vec<T> {
+/// What is told without a pause, as long as the first can wait and nobody is in a hurry.
+async fn burst<T>(first: T, receiver: &mut mpsc::Receiver<T>, hurries: impl Fn(&T) -> bool) -> Vec<T> {
     let end = Instant::now() + PATIENCE;
     let mut burst = vec![first];
-    while let Ok(Some(next)) = timeout_at(end.min(Instant::now() + QUIET), receiver.recv()).await {
+    while !burst.last().is_some_and(&hurries)
+        && let Ok(Some(next)) = timeout_at(end.min(Instant::now() + QUIET), receiver.recv()).await
+    {
         burst.push(next);
     }
     burst
@@ -92,8 +171,6 @@ async fn burst<T>(first: T, receiver: &mut mpsc::Receiver<T>) -> Vec<T> {
 
 #[cfg(test)]
 mod tests {
-    use kube::runtime::events::EventType;
-
     use super::*;
 
     #[test]
@@ -107,7 +184,8 @@ mod tests {
             secondary: None,
         };
         Teller(sender).tell(event, ObjectReference::default());
-        assert_eq!(receiver.try_recv().unwrap().0.note, Some("€".repeat(341)));
+        let Ok(Word::Tell(event, _)) = receiver.try_recv() else { panic!("nothing told") };
+        assert_eq!(event.note, Some("€".repeat(341)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -130,11 +208,13 @@ mod tests {
             }
         });
         let first = receiver.recv().await.unwrap();
-        assert_eq!(burst(first, &mut receiver).await, [1, 2, 3]);
+        assert_eq!(burst(first, &mut receiver, |_| false).await, [1, 2, 3]);
         let first = receiver.recv().await.unwrap();
         let began = Instant::now();
-        let long = burst(first, &mut receiver).await;
+        let long = burst(first, &mut receiver, |_| false).await;
         assert_eq!((long.first(), began.elapsed()), (Some(&4), PATIENCE));
         assert!(long.len() > 100, "{}", long.len());
+        let first = receiver.recv().await.unwrap();
+        assert_eq!(burst(first, &mut receiver, |number| *number == first + 2).await, [first, first + 1, first + 2]);
     }
 }

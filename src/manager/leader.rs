@@ -53,7 +53,7 @@ const RETRY: Duration = Duration::from_millis(500);
 /// How long a request about the lease may take: there is time for a second one before [`DEADLINE`].
 const REQUEST: Duration = Duration::from_secs(2);
 /// How long giving the lease back may take; others find out without it too, only later.
-const RELEASE: Duration = Duration::from_millis(400);
+pub(super) const RELEASE: Duration = Duration::from_millis(400);
 
 /// Until when writes are let through.
 ///

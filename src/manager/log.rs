@@ -1,11 +1,17 @@
 //! The log, and with the feature `otel` traces where somebody collects them.
 
 use std::io::{self, IsTerminal};
+#[cfg(any(test, feature = "otel"))]
+use std::time::Duration;
 
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 /// What is logged unless RUST_LOG says otherwise.
 const DEFAULT: &str = "info,kube_runtime=warn";
+
+/// How long the last spans may take when the program ends.
+#[cfg(any(test, feature = "otel"))]
+pub(super) const LAST: Duration = Duration::from_millis(100);
 
 /// How the log looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +83,7 @@ impl Log {
 
 #[cfg(feature = "otel")]
 mod traces {
-    use std::{env, sync::mpsc, thread, time::Duration};
+    use std::{env, sync::mpsc, thread};
 
     use opentelemetry::trace::TracerProvider as _;
     use opentelemetry_otlp::SpanExporter;
@@ -89,9 +95,6 @@ mod traces {
     use tracing::Subscriber;
     use tracing_opentelemetry::OpenTelemetryLayer;
     use tracing_subscriber::registry::LookupSpan;
-
-    /// How long the last spans may take: the whole program ends within a second.
-    const LAST: Duration = Duration::from_millis(300);
 
     /// Traces that are being sent.
     pub struct Traces(SdkTracerProvider);
@@ -139,7 +142,7 @@ mod traces {
                 let _ = done.send(());
             });
             // A collector that does not answer must not hold up the end.
-            let _ = wait.recv_timeout(LAST);
+            let _ = wait.recv_timeout(super::LAST);
         }
     }
 }

@@ -23,7 +23,7 @@ use tracing::{debug, warn};
 use crate::{
     api::VirtualMachine,
     cluster::{
-        ActionError, Cluster,
+        ActionError, Cluster, Executed,
         events::Teller,
         packed::PackedMachine,
         watch::{Chain, Children, Unseen, WatchError},
@@ -145,7 +145,7 @@ impl Reconciler {
         let plan = plan(&vm, &observed, rendered.ok().filter(|_| unwatched.is_none()));
         this.cluster.children.metrics.planned(rendered.ok(), &plan);
         // Writes.
-        let (refusals, result) = this.cluster.execute(&vm, &plan).await;
+        let Executed { done, refusals, result } = this.cluster.execute(&vm, &plan).await;
         if let (true, Ok(rendered)) = (asked, rendered) {
             children.expect(needed(rendered));
         }
@@ -167,7 +167,9 @@ impl Reconciler {
             observed = this.cluster.children.observe(&vm, Timestamp::now());
         }
         let wanted = status(&vm, &observed, &plan, rendered, &outcome, ways.source(&vm));
-        let news = events(&vm, &observed, &plan, rendered.ok(), &outcome, &wanted, result.is_ok());
+        let news = events(&vm, &observed, &plan, rendered.ok(), &outcome, &wanted, &done);
+        // Before the status is written: what that says is not news any more.
+        this.tell(&vm, news);
         let mut written = None;
         if vm.metadata.deletion_timestamp.is_none() && differs(&vm, &wanted) {
             written = this.write_status(&vm, &wanted).await?;
@@ -175,7 +177,6 @@ impl Reconciler {
         if plan.power.write_stopped {
             this.cluster.write_stopped(&vm).await.map_err(ReconcileError::Spec)?;
         }
-        this.tell(&vm, news);
         debug!("reconciled");
         result?;
         if let Some(error) = unwatched {
@@ -205,7 +206,7 @@ impl Reconciler {
         let plan = plan(vm, &observed, Some(rendered));
         let wanted = status(vm, &observed, &plan, Ok(rendered), outcome, ways.source(vm));
         let idle = plan.steps.iter().all(Vec::is_empty) && !plan.power.write_stopped && !differs(vm, &wanted);
-        if !idle || !events(vm, &observed, &plan, Some(rendered), outcome, &wanted, true).is_empty() {
+        if !idle || !events(vm, &observed, &plan, Some(rendered), outcome, &wanted, &[]).is_empty() {
             return None;
         }
         self.written.settle(vm);

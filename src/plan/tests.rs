@@ -72,7 +72,8 @@ fn nothing_is_done_when_all_is_as_it_should_be() {
 #[test]
 fn the_power_table() {
     let going = |object: &mut Value| object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:59:50Z");
-    let ended = |object: &mut Value| object["status"] = json!({ "phase": "Failed" });
+    let since = json!({ "type": "Ready", "status": "False", "lastTransitionTime": "2027-01-15T08:00:00Z" });
+    let ended = |object: &mut Value| object["status"] = json!({ "phase": "Failed", "conditions": [since] });
     let theirs = |object: &mut Value| {
         object["metadata"]["ownerReferences"] = json!([{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "x" }])
     };
@@ -191,46 +192,58 @@ fn a_pod_that_should_be_gone_is_waited_for_and_said() {
 
 #[test]
 fn pods_that_end_are_made_again_later_and_later() {
-    let ended = |age: i64| {
+    let seconds = SignedDuration::from_secs;
+    // A Pod that lived so long, by a clock of the cluster that is behind ours by so much.
+    let ended = |lived: i64, behind: i64| {
         cluster(
             &vm(|_| ()),
             on_pod(move |pod| {
-                pod["status"] = json!({ "phase": "Failed" });
-                pod["metadata"]["creationTimestamp"] = json!((noon() - SignedDuration::from_secs(age)).to_string());
+                let end = noon() - seconds(behind);
+                let state = json!({ "terminated": { "exitCode": 1, "finishedAt": end.to_string() } });
+                pod["status"] =
+                    json!({ "phase": "Failed", "containerStatuses": [{ "name": "vm-runner", "state": state }] });
+                pod["metadata"]["creationTimestamp"] = json!((end - seconds(lived)).to_string());
             }),
         )
     };
-    let after = |count: u32, uid: &str| {
-        let retry = json!({ "count": count, "podUid": uid, "next": "2027-01-15T07:00:00Z" });
+    let after = |count: u32, uid: &str, next: i64| {
+        let retry = json!({ "count": count, "podUid": uid, "next": (noon() + seconds(next)).to_string() });
         vm(|vm| vm["status"] = json!({ "retry": retry }))
     };
-    for (before, age, count, pause) in [
-        (None, 4, 1, Some(6)),
-        (Some((1, "Pod-apple")), 4, 1, Some(6)),
-        (Some((1, "another")), 4, 2, Some(16)),
-        (Some((3, "another")), 4, 4, Some(76)),
-        (Some((60, "another")), 4, 61, Some(296)),
-        (Some((2, "Pod-apple")), 20, 2, None),
-        (Some((5, "another")), 601, 1, None),
-        // Our clock has been put back by a day, and may be put right again.
-        (None, -86_400, 1, Some(300)),
+    let (here, day) = ("Pod-apple", 86_400);
+    for (before, lived, behind, count, pause) in [
+        (None, 4, 0, 1, Some(6)),
+        (Some((1, here, 6)), 4, 0, 1, Some(6)),
+        (Some((1, "another", -20)), 4, 0, 2, Some(16)),
+        (Some((3, "another", -20)), 4, 0, 4, Some(76)),
+        (Some((60, "another", -20)), 4, 0, 61, Some(296)),
+        (Some((2, here, 0)), 4, 0, 2, None),
+        (Some((2, here, -1)), 4, 0, 2, None),
+        (Some((5, "another", -20)), 601, 0, 1, None),
+        // The node refused it at once.
+        (Some((1, "another", -20)), 0, 0, 2, Some(20)),
+        // Our clock is ahead of the cluster's, or behind.
+        (Some((3, "another", -20)), 1, 700, 4, Some(79)),
+        (None, 4, -day, 1, Some(6)),
+        // It has been put back by a day since the Pod was seen to have ended, and may be put right again.
+        (Some((1, here, day)), 4, -day, 1, Some(10)),
     ] {
-        let vm = before.map_or_else(|| vm(|_| ()), |(count, uid)| after(count, uid));
-        let observed = ended(age);
+        let vm = before.map_or_else(|| vm(|_| ()), |(count, uid, next)| after(count, uid, next));
+        let observed = ended(lived, behind);
         let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
-        assert_eq!(plan.retry.map(|retry| retry.count), Some(count), "{before:?}");
-        assert_eq!(plan.again_after, pause.map(Duration::from_secs), "{before:?}");
-        assert_eq!(plan.steps.concat().is_empty(), pause.is_some(), "{before:?}");
+        assert_eq!(plan.retry.map(|retry| retry.count), Some(count), "{before:?} {lived} {behind}");
+        assert_eq!(plan.again_after, pause.map(Duration::from_secs), "{before:?} {lived} {behind}");
+        assert_eq!(plan.steps.concat().is_empty(), pause.is_some(), "{before:?} {lived} {behind}");
     }
 }
 
 #[test]
 fn a_pod_that_lives_long_enough_makes_the_earlier_ones_forgotten() {
-    let retry = json!({ "count": 3, "podUid": "another", "next": "2027-01-15T07:00:00Z" });
-    let vm = vm(|vm| vm["status"] = json!({ "retry": retry }));
     for (age, count, pause) in [(4, Some(3), Some(300)), (400, Some(3), Some(200)), (600, None, None)] {
-        let since = (noon() - SignedDuration::from_secs(age)).to_string();
-        let observed = cluster(&vm, on_pod(move |pod| pod["metadata"]["creationTimestamp"] = json!(since)));
+        let next = (noon() - SignedDuration::from_secs(age)).to_string();
+        let retry = json!({ "count": 3, "podUid": "another", "next": next });
+        let vm = vm(|vm| vm["status"] = json!({ "retry": retry }));
+        let observed = cluster(&vm, |_, _| ());
         let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
         assert_eq!(plan.retry.map(|retry| retry.count), count, "{age}");
         assert_eq!(plan.again_after, pause.map(Duration::from_secs), "{age}");
@@ -239,26 +252,24 @@ fn a_pod_that_lives_long_enough_makes_the_earlier_ones_forgotten() {
 
 #[test]
 fn what_lives_beside_a_pod_that_ended_changes_nothing_about_the_next_try() {
-    let retry = json!({ "count": 3, "podUid": "another", "next": "2027-01-15T07:00:00Z" });
-    let vm = vm(|vm| vm["status"] = json!({ "retry": retry }));
-    let mut objects = rendered(&vm, &nothing());
+    let mut objects = rendered(&vm(|_| ()), &nothing());
     let mut helper = objects.iter().find(|object| object.key.kind == "ConfigMap").unwrap().clone();
     helper.lifetime = Lifetime::Running;
     helper.key.name = "helper".into();
     Arc::make_mut(&mut helper.value)["metadata"]["name"] = json!("helper");
     objects.push(helper.clone());
     objects.insert(0, Rendered { key: ObjectKey { name: "another".into(), ..helper.key.clone() }, ..helper });
-    for age in [4, 700] {
-        let observed = applied(&objects, |kind, object| {
-            let age = if kind == "Pod" { 4 } else { age };
-            object["metadata"]["creationTimestamp"] = json!((noon() - SignedDuration::from_secs(age)).to_string());
-            if kind == "Pod" {
-                object["status"] = json!({ "phase": "Failed" });
-            }
-        });
+    let observed = applied(&objects, |kind, object| {
+        if kind == "Pod" {
+            object["status"] = json!({ "phase": "Failed" });
+        }
+    });
+    // Whether the one before it was long ago or not.
+    for next in ["2027-01-15T07:59:00Z", "2027-01-15T07:00:00Z"] {
+        let vm = vm(|vm| vm["status"] = json!({ "retry": { "count": 3, "podUid": "another", "next": next } }));
         let plan = plan(&vm, &observed, Some(&objects));
-        assert_eq!(plan.retry.map(|retry| retry.count), Some(4), "{age}");
-        assert_eq!(plan.again_after, Some(Duration::from_secs(76)), "{age}");
+        assert_eq!(plan.retry.map(|retry| retry.count), Some(4), "{next}");
+        assert_eq!(plan.again_after, Some(Duration::from_secs(80)), "{next}");
     }
 }
 
@@ -391,6 +402,22 @@ fn a_secret_that_somebody_changed_is_left_alone_and_the_pod_hears_of_it() {
     });
     // The Pod's annotation makes the kubelet refresh what it mounts.
     assert_eq!(decide(&vm, &observed), [r#"1 label Pod apple {"annotations":{"vmrunner.jdrupes.org/dpVersion":"0"}}"#]);
+}
+
+#[test]
+fn a_persons_secret_of_the_generated_ones_name_is_theirs_also_while_a_pod_mounts_it() {
+    let vm = vm(|_| ());
+    let theirs = |observed: Observed| {
+        let mut objects = observed.objects;
+        let secret = objects.iter_mut().find(|object| object.key.kind == "Secret").unwrap();
+        let secret = Arc::make_mut(secret);
+        secret.labels.remove("app.kubernetes.io/managed-by");
+        (secret.owners, secret.owned) = (vec![], None);
+        Observed { objects, ..observed }
+    };
+    let running = theirs(cluster(&vm, |_, _| ()));
+    let plan = plan(&vm, &running, Some(&rendered(&vm, &running)));
+    assert_eq!((short(&plan), plan.waits, plan.pending), (vec![], vec![], vec![]));
 }
 
 #[test]

@@ -543,7 +543,8 @@ fn display_secret(vm: &VirtualMachine, observed: &Observed, facts: &Facts) -> Di
     let is_set = set.iter().any(|secret| secret.key.name == generated);
     // So does one that the Pod mounts: without it the runner, started again in that Pod, would find no password.
     let mut pods = observed.objects.iter().filter(|object| object.key.is_pod() && object.deleting.is_none());
-    let is_mounted = pods.any(|pod| mounts(pod, &generated));
+    // Unless it is a person's that has its name.
+    let is_mounted = !theirs.iter().any(|it| it.key.name == generated) && pods.any(|pod| mounts(pod, &generated));
     let generate = is_set || is_mounted || (theirs.is_empty() && vm.spec.vm.display.spice.generate_secret);
     // One that is as it was made has no version, or each first start would end with a change of the Pod.
     let as_made = as_made.into_iter().filter(|_| generate).map(|secret| (secret, None));

@@ -46,7 +46,7 @@ const WARNINGS: [&str; 11] = [
     "WatchFailed",
 ];
 
-/// What is new. `wanted` is the status that was derived, also from `outcome`; `done`: the plan was carried out to its end.
+/// What is new. `wanted` is the status that was derived, also from `outcome`; `done` is what of the plan was done.
 pub fn events(
     vm: &VirtualMachine,
     observed: &Observed,
@@ -54,19 +54,16 @@ pub fn events(
     rendered: Option<&[Rendered]>,
     outcome: &Outcome,
     wanted: &Value,
-    done: bool,
+    done: &[&Action],
 ) -> Vec<News> {
-    let mut news = Vec::new();
-    if done {
-        news.extend(plan.steps.iter().flatten().filter_map(|action| acted(&vm.name_any(), action)));
-        // Who looks at the machine later finds that its state is Stopped.
-        news.extend(plan.power.write_stopped.then(|| News {
-            warning: false,
-            reason: GUEST_SHUTDOWN.into(),
-            note: "the guest has shut down, and so spec.vm.state becomes Stopped".into(),
-            action: "Stop",
-        }));
-    }
+    let mut news: Vec<News> = done.iter().filter_map(|action| acted(&vm.name_any(), action)).collect();
+    // Who looks at the machine later finds that its state is Stopped.
+    news.extend(plan.power.write_stopped.then(|| News {
+        warning: false,
+        reason: GUEST_SHUTDOWN.into(),
+        note: "the guest has shut down, and so spec.vm.state becomes Stopped".into(),
+        action: "Stop",
+    }));
     news.extend(conditions_changed(vm, wanted));
     news.extend(templates_changed(vm, wanted));
     if let Some(rendered) = rendered {
@@ -139,6 +136,7 @@ fn conditions_changed(vm: &VirtualMachine, wanted: &Value) -> Vec<News> {
         let (warning, tell, reason) = match type_ {
             READY if WARNINGS.contains(&reason) => (true, !same_reason || !same_message, reason),
             READY if reason == GUEST_SHUTDOWN => (false, !same_reason, reason),
+            READY if reason == "PodSucceeded" => (false, !same_reason || !same_message, reason),
             POWER_UNMANAGED => (true, !same_reason, type_),
             RESTART_REQUIRED => (false, !same_message, type_),
             _ => (false, false, reason),

@@ -94,15 +94,14 @@ fn the_cause_comes_from_the_pod() {
         ),
         (
             json!({ "phase": "Failed", "reason": "Evicted", "message": "disk pressure" }),
-            "Failed false Ready=False Restarting",
+            "Failed false Ready=False PodFailed",
         ),
+        (json!({ "phase": "Succeeded" }), "Starting false Ready=False PodSucceeded"),
     ] {
         let observed = pod(pod_status.clone());
         let derived = derive(&vm(|_| ()), &observed);
-        if expected.contains("Failed false") {
-            assert!(short(&derived).starts_with("Failed"), "{derived}");
-        } else {
-            assert_eq!(short(&derived), expected, "{pod_status}");
+        assert_eq!(short(&derived), expected, "{pod_status}");
+        if pod_status["phase"].is_null() {
             // A runner that was killed has reported last that all is well.
             if pod_status["containerStatuses"][0]["name"] == "vm-runner" {
                 assert_eq!(short(&derive(&reported(true, |_| ()), &observed)), expected, "{pod_status}");
@@ -120,6 +119,27 @@ fn a_pod_that_should_be_gone_tells_of_its_node() {
     });
     for vm in [vm(|_| ()), stopped()] {
         assert!(short(&derive(&vm, &going)).ends_with("false Ready=False NodeNotResponding"));
+    }
+}
+
+#[test]
+fn a_predecessors_pod_that_ends_is_said() {
+    let former = |deleting: Option<&'static str>| {
+        cluster(move |kind, object| {
+            if kind == "Pod" {
+                object["metadata"]["ownerReferences"][0]["uid"] = json!("former-uid");
+                object["metadata"]["deletionTimestamp"] = json!(deleting);
+            }
+        })
+    };
+    for (vm, deleting, expected) in [
+        (stopped(), None, "Stopping false Ready=False Stopping"),
+        (stopped(), Some("2027-01-16T07:00:00Z"), "Stopping false Ready=False Stopping"),
+        (stopped(), Some("2027-01-15T07:00:00Z"), "Stopping false Ready=False NodeNotResponding"),
+        (vm(|_| ()), Some("2027-01-16T07:00:00Z"), "Stopping false Ready=False WaitingForDeletion"),
+        (vm(|_| ()), Some("2027-01-15T07:00:00Z"), "Stopping false Ready=False NodeNotResponding"),
+    ] {
+        assert_eq!(short(&derive(&vm, &former(deleting))), expected, "{deleting:?}");
     }
 }
 
@@ -242,7 +262,7 @@ fn each_thing_that_is_wrong_with_a_claim_is_told_once() {
         let plan = plan(vm, observed, Some(&rendered));
         let outcome = Outcome::default();
         let wanted = status(vm, observed, &plan, Ok(&rendered), &outcome, Source::default());
-        let news = events::events(vm, observed, &plan, Some(&rendered), &outcome, &wanted, true);
+        let news = events::events(vm, observed, &plan, Some(&rendered), &outcome, &wanted, &[]);
         let news = news.into_iter().filter(|news| news.reason == "ShrinkRefused").map(|news| news.note).collect();
         (news, wanted)
     };
@@ -352,7 +372,8 @@ fn what_is_news() {
         let rendered = rendered(vm, observed);
         let plan = plan(vm, observed, Some(&rendered));
         let wanted = status(vm, observed, &plan, Ok(&rendered), &Outcome::default(), Source::default());
-        let news = events::events(vm, observed, &plan, Some(&rendered), &Outcome::default(), &wanted, true);
+        let done: Vec<_> = plan.steps.iter().flatten().collect();
+        let news = events::events(vm, observed, &plan, Some(&rendered), &Outcome::default(), &wanted, &done);
         news.into_iter().map(|news| format!("{} {}: {}", news.warning, news.reason, news.note)).collect::<Vec<_>>()
     };
     assert_eq!(news(&vm(|_| ()), &nothing()), ["false SuccessfulCreate: made Pod apple"]);

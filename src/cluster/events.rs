@@ -171,6 +171,14 @@ async fn burst<T>(first: T, receiver: &mut mpsc::Receiver<T>, hurries: impl Fn(&
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::{
+        Router,
+        http::{Method, StatusCode},
+    };
+    use serde_json::Value;
+
     use super::*;
 
     #[test]
@@ -186,6 +194,42 @@ mod tests {
         Teller(sender).tell(event, ObjectReference::default());
         let Ok(Word::Tell(event, _)) = receiver.try_recv() else { panic!("nothing told") };
         assert_eq!(event.note, Some("€".repeat(341)));
+    }
+
+    #[tokio::test]
+    async fn what_is_told_again_is_counted_and_another_note_is_another_event() {
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let answer = {
+            let asked = asked.clone();
+            move |method: Method, body: String| async move {
+                let body: Value = serde_json::from_str(&body).unwrap();
+                let what = if body["note"].is_null() { &body["series"]["count"] } else { &body["note"] };
+                asked.lock().unwrap().push(format!("{method} {what}"));
+                // The third is not there any more.
+                if body["series"]["count"] == 3 {
+                    (StatusCode::NOT_FOUND, "")
+                } else {
+                    (StatusCode::OK, r#"{"metadata":{}}"#)
+                }
+            }
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(axum::serve(listener, Router::new().fallback(answer)).into_future());
+        let client = Client::try_from(kube::Config::new(format!("http://{address}").parse().unwrap())).unwrap();
+        let mut recorder = Recorder { client, reporter: "test".into(), told: HashMap::new() };
+        for note in ["a", "a", "b", "a", "b"] {
+            let event = Event {
+                type_: EventType::Normal,
+                reason: "Same".into(),
+                note: Some(note.into()),
+                action: "Test".into(),
+                secondary: None,
+            };
+            recorder.publish(event, &ObjectReference::default()).await.unwrap();
+        }
+        let expected = ["POST \"a\"", "PATCH 2", "POST \"b\"", "PATCH 3", "POST \"a\"", "PATCH 2"];
+        assert_eq!(*asked.lock().unwrap(), expected);
     }
 
     #[tokio::test(start_paused = true)]

@@ -234,7 +234,7 @@ impl Cluster {
         {
             let found = arrived.object.unpack();
             let ours = found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default());
-            let value = if object.lifetime == Lifetime::Keep {
+            let value = if object.lifetime == Lifetime::Keep && (key.is_claim() || found.owners.is_empty()) {
                 let other = found.vm().filter(|other| found.is_ours() && *other != vm.name_any());
                 if let Some(other) = other {
                     return Err(ActionError::Shared { key: key.clone(), vm: other.to_owned() });
@@ -370,11 +370,11 @@ impl Cluster {
     }
 
     /// Sets `spec.vm.state` to Stopped: the guest shut itself down, and nobody applies that field. Not if the machine was
-    /// changed meanwhile; then it is decided anew.
+    /// changed meanwhile; then it is decided anew. Returns whether it did.
     ///
     /// # Errors
     /// What the API server says.
-    pub async fn write_stopped(&self, vm: &VirtualMachine) -> Result<(), kube::Error> {
+    pub async fn write_stopped(&self, vm: &VirtualMachine) -> Result<bool, kube::Error> {
         let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &of(vm));
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
         let patch = json!({
@@ -384,10 +384,10 @@ impl Cluster {
         match api.patch(&vm.name_any(), &parameters, &Patch::Merge(&patch)).await {
             Ok(_) => {
                 self.children.metrics.wrote("spec", "VirtualMachine");
-                Ok(())
+                Ok(true)
             }
             // The watch tells what is new.
-            Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(()),
+            Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(false),
             Err(error) => Err(error),
         }
     }

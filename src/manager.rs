@@ -39,7 +39,7 @@ use axum::http::{Response, header::RETRY_AFTER};
 use futures::{
     FutureExt, Stream, StreamExt, TryStreamExt,
     channel::oneshot,
-    future::{join_all, ready},
+    future::{join_all, ready, select},
     stream,
 };
 use kube::{
@@ -275,7 +275,7 @@ async fn manage(
                 biased;
                 () = stopped(stop.clone()) => {
                     // The next manager finds in the status what was told.
-                    let _ = timeout(LAST_EVENTS, teller.flush()).await;
+                    let _ = timeout(LAST_EVENTS, select(pin!(teller.flush()), &mut work)).await;
                     fence.close();
                     if timeout(LAST_WRITES, work).await.is_err() {
                         warn!("some machines are still in work; the next manager goes on with them");

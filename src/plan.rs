@@ -273,7 +273,8 @@ fn grace_until_now(found: &Object, now: Timestamp) -> i64 {
 /// conditions changed. One without any never began.
 fn lived(pod: &Object) -> SignedDuration {
     let items = |list: &str| pod.status[list].as_array().into_iter().flatten();
-    let ends = items("containerStatuses").map(|item| &item["state"]["terminated"]["finishedAt"]);
+    let containers = ["initContainerStatuses", "containerStatuses"].into_iter().flat_map(items);
+    let ends = containers.map(|item| &item["state"]["terminated"]["finishedAt"]);
     let changes = items("conditions").map(|item| &item["lastTransitionTime"]);
     let times = ends.chain(changes).filter_map(|time| time.as_str()?.parse::<Timestamp>().ok());
     let end = times.max().zip(pod.created).map(|(end, created)| end.duration_since(created));
@@ -317,8 +318,8 @@ impl Plan {
                 if object.key.is_pod()
                     && let Some(retry) = &self.retry
                 {
-                    // It was made about then, by this clock.
-                    let success = retry.next.0 + SUCCESS;
+                    // It was made about then, by this clock; anything later is none of it.
+                    let success = retry.next.0.min(observed.now) + SUCCESS;
                     if success > observed.now {
                         self.look_again(success, observed);
                     } else {
@@ -402,17 +403,20 @@ impl Plan {
         let (first, longest) = RETRY;
         let lived = lived(found);
         let retry = self.retry.take();
-        let known = retry.as_ref().filter(|retry| retry.pod_uid == found.uid);
+        // All that have ended wait for the same time.
+        let waits = |uid: &str| observed.objects.iter().any(|other| other.uid == uid && has_ended(other));
+        let known = retry.as_ref().filter(|retry| retry.pod_uid == found.uid || waits(&retry.pod_uid));
         let count = match (known, &retry) {
             (Some(retry), _) => retry.count,
-            (None, Some(retry)) if lived <= SUCCESS => retry.count + 1,
+            (None, Some(retry)) if lived <= SUCCESS => retry.count.saturating_add(1),
             _ => 1,
         };
         let pause = first.saturating_mul(1 << (count - 1).min(10)).min(longest);
         // The machine's clock may be another one than the API server's and the node's, and it may jump.
         let next = known.map_or(observed.now + (pause - lived).max(SignedDuration::ZERO), |retry| retry.next.0);
         let next = next.min(observed.now + pause);
-        self.retry = Some(Retry { count, pod_uid: found.uid.clone(), next: Time(next) });
+        let pod_uid = known.map_or(&found.uid, |retry| &retry.pod_uid).clone();
+        self.retry = Some(Retry { count, pod_uid, next: Time(next) });
         if next > observed.now {
             self.waits.push(Wait::Retry(found.key.clone()));
             self.look_again(next, observed);

@@ -88,9 +88,10 @@ pub fn status(
     let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !is_over && !pod.is_some_and(is_lost);
     // Where the machine was made again, its predecessor's may still be there.
     let former = plan.waits.iter().find_map(|wait| match wait {
-        Wait::Gone(key) | Wait::Overdue(key) if key.is_pod() && pod.is_none() => observed.get(key).map(AsRef::as_ref),
+        Wait::Gone(key) | Wait::Overdue(key) if key.is_pod() && key.name == vm.name_any() => observed.get(key),
         _ => None,
     });
+    let former = former.map(AsRef::as_ref).filter(|former| pod.is_none() && former.is_ours());
     let phase = phase(plan.power.wanted, up, pod.or(former));
 
     let mut new =
@@ -378,8 +379,9 @@ fn ready(
             let (reason, message) = cause(vm, pod)
                 .unwrap_or_else(|| ("Starting", "waiting for the runner to report that the guest runs".into()));
             let retry = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid);
-            let retry =
-                retry.map(|retry| format!("; try {} is at {}", retry.count + 1, retry.next.0.strftime("%FT%TZ")));
+            let retry = retry.map(|retry| {
+                format!("; try {} is at {}", retry.count.saturating_add(1), retry.next.0.strftime("%FT%TZ"))
+            });
             (false, reason, message + &retry.unwrap_or_default())
         }
         (Wanted::Up, None) => match (rendered, plan.waits.first()) {

@@ -460,6 +460,14 @@ async fn what_happened_is_told_also_where_the_status_can_not_be_written() {
     .await;
     world.make("apple", |_| ()).await;
     world.event("apple", "SuccessfulCreate").await;
+    // Nor is it forgotten that a Pod is to be made again; what is told with each try is counted.
+    let pod = world.api::<Pod>().get("apple").await.unwrap();
+    world.pod_status("apple", json!({ "phase": "Failed", "reason": "OutOfcpu" })).await;
+    world.pod_when("apple", "a new one", |new| new.uid() != pod.uid()).await;
+    let events = world.api::<Event>().list(&Default::default()).await.unwrap().items;
+    let failed = || events.iter().filter(|event| event.reason.as_deref() == Some("PodFailed"));
+    let counts: Vec<_> = failed().map(|event| event.series.as_ref().and_then(|series| series.count)).collect();
+    assert!(counts.len() == 1 && counts[0] >= Some(2), "{counts:?}");
     let phase = vms.get("apple").await.unwrap().status.unwrap().phase;
     world.namespace.kubectl(&["delete", "validatingwebhookconfiguration", name]);
     assert_eq!(phase, None, "the status was written");

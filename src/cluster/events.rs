@@ -118,10 +118,11 @@ impl Recorder {
             .hash(&mut hasher);
         let key = hasher.finish();
         let time = MicroTime(Timestamp::now());
-        self.told.retain(|_, told| told.last.elapsed() < REMEMBERED);
+        let now = Instant::now();
+        self.told.retain(|_, told| now.duration_since(told.last) < REMEMBERED);
         if let Some(told) = self.told.get_mut(&key) {
             told.count += 1;
-            told.last = Instant::now();
+            told.last = now;
             let patch = Patch::Merge(json!({ "series": { "count": told.count, "lastObservedTime": time } }));
             match events.patch_metadata(&told.name, &PatchParams::default(), &patch).await {
                 Ok(_) => return Ok(()),
@@ -152,7 +153,7 @@ impl Recorder {
             ..K8sEvent::default()
         };
         events.create(&PostParams::default(), &new).await?;
-        self.told.insert(key, Told { name, count: 1, last: Instant::now() });
+        self.told.insert(key, Told { name, count: 1, last: now });
         Ok(())
     }
 }

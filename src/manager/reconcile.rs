@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::{
-    api::VirtualMachine,
+    api::{VirtualMachine, status::Retry},
     cluster::{
         ActionError, Cluster, Executed,
         events::Teller,
@@ -36,7 +36,7 @@ use crate::{
     render::{Facts, Rendered, Rendering, TemplateError},
     status::{
         Failure, Outcome, Source, differs,
-        events::{News, events},
+        events::{News, events, stopped as stopped_by_guest},
         noted, status,
     },
 };
@@ -83,6 +83,8 @@ pub struct Reconciler {
     pub written: Written,
     /// Failures in a row.
     failures: Mutex<HashMap<ObjectRef<PackedMachine>, u32>>,
+    /// When Pods that ended are made again, where that could not be written.
+    retries: Mutex<HashMap<ObjectRef<PackedMachine>, Retry>>,
 }
 
 impl Reconciler {
@@ -93,7 +95,8 @@ impl Reconciler {
         templates: watch::Receiver<Arc<InForce>>,
         teller: Arc<Teller>,
     ) -> Self {
-        Self { cluster, config, templates, teller, written: Written::default(), failures: Mutex::default() }
+        let (written, failures, retries) = (Written::default(), Mutex::default(), Mutex::default());
+        Self { cluster, config, templates, teller, written, failures, retries }
     }
 
     /// Brings a machine to where its spec wants it. What we know of it is taken when this is called, not when it is first polled.
@@ -114,6 +117,7 @@ impl Reconciler {
         this: Arc<Self>,
     ) -> Result<Action, ReconcileError> {
         let Some(vm) = newer.or_else(|| packed.read().ok().map(Arc::new)) else { return Ok(Action::await_change()) };
+        let vm = this.with_retry(&packed, vm);
         // Reads: what the watches keep. Only at the start the API server is asked, of a few machines with something new.
         let children = &this.cluster.children;
         let complete = children.complete();
@@ -167,22 +171,29 @@ impl Reconciler {
             observed = this.cluster.children.observe(&vm, Timestamp::now());
         }
         let wanted = status(&vm, &observed, &plan, rendered, &outcome, ways.source(&vm));
-        let news = events(&vm, &observed, &plan, rendered.ok(), &outcome, &wanted, &done);
+        let news = events(&vm, &observed, rendered.ok(), &outcome, &wanted, &done);
         // Before the status is written: what that says is not news any more.
         this.tell(&vm, news);
-        let mut written = None;
-        if vm.metadata.deletion_timestamp.is_none() && differs(&vm, &wanted) {
-            written = this.write_status(&vm, &wanted).await?;
-        }
-        if plan.power.write_stopped {
-            this.cluster.write_stopped(&vm).await.map_err(ReconcileError::Spec)?;
+        let written = if vm.metadata.deletion_timestamp.is_none() && differs(&vm, &wanted) {
+            this.write_status(&vm, &wanted).await
+        } else {
+            Ok(None)
+        };
+        this.keep_retry(&packed, plan.retry.clone().filter(|_| written.is_err()));
+        let written = written?;
+        // It names the version that the status was of.
+        if plan.power.write_stopped
+            && written.is_none()
+            && this.cluster.write_stopped(&vm).await.map_err(ReconcileError::Spec)?
+        {
+            this.tell(&vm, vec![stopped_by_guest()]);
         }
         debug!("reconciled");
         result?;
         if let Some(error) = unwatched {
             return Err(error.into());
         }
-        this.lock_failures().remove(&ObjectRef::from_obj(&*packed));
+        lock(&this.failures).remove(&ObjectRef::from_obj(&*packed));
         let mut again_after = plan.again_after;
         if let (Some(vm), Ok(rendering), Outcome { failure: None, refusals, .. }) = (written, &rendering, &outcome)
             && refusals.is_empty()
@@ -206,7 +217,7 @@ impl Reconciler {
         let plan = plan(vm, &observed, Some(rendered));
         let wanted = status(vm, &observed, &plan, Ok(rendered), outcome, ways.source(vm));
         let idle = plan.steps.iter().all(Vec::is_empty) && !plan.power.write_stopped && !differs(vm, &wanted);
-        if !idle || !events(vm, &observed, &plan, Some(rendered), outcome, &wanted, &[]).is_empty() {
+        if !idle || !events(vm, &observed, Some(rendered), outcome, &wanted, &[]).is_empty() {
             return None;
         }
         self.written.settle(vm);
@@ -215,7 +226,7 @@ impl Reconciler {
 
     /// When to try again after a failure: later and later, each machine for itself.
     pub fn retry(vm: Arc<PackedMachine>, error: &ReconcileError, this: Arc<Self>) -> Action {
-        let mut failures = this.lock_failures();
+        let mut failures = lock(&this.failures);
         let count = failures.entry(ObjectRef::from_obj(&*vm)).or_default();
         let (first, longest) = BACKOFF;
         let pause = first.saturating_mul(1 << (*count).min(10)).min(longest);
@@ -228,16 +239,31 @@ impl Reconciler {
     pub fn forget(&self, name: &str, namespace: &str) {
         let vm = ObjectRef::new(name).within(namespace);
         self.written.forget(&vm);
-        self.lock_failures().remove(&vm);
+        lock(&self.failures).remove(&vm);
+        lock(&self.retries).remove(&vm);
     }
 
-    fn lock_failures(&self) -> MutexGuard<'_, HashMap<ObjectRef<PackedMachine>, u32>> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The machine with the retry that its status should say.
+    fn with_retry(&self, packed: &PackedMachine, mut vm: Arc<VirtualMachine>) -> Arc<VirtualMachine> {
+        if let Some(retry) = lock(&self.retries).get(&ObjectRef::from_obj(packed)) {
+            Arc::make_mut(&mut vm).status.get_or_insert_default().retry = Some(retry.clone());
+        }
+        vm
+    }
+
+    /// Remembers a retry, or none.
+    fn keep_retry(&self, packed: &PackedMachine, retry: Option<Retry>) {
+        let vm = ObjectRef::from_obj(packed);
+        let mut retries = lock(&self.retries);
+        match retry {
+            Some(retry) => drop(retries.insert(vm, retry)),
+            None => drop(retries.remove(&vm)),
+        }
     }
 
     /// How often in a row a machine has failed.
     fn failures(&self, vm: &PackedMachine) -> u32 {
-        self.lock_failures().get(&ObjectRef::from_obj(vm)).copied().unwrap_or_default()
+        lock(&self.failures).get(&ObjectRef::from_obj(vm)).copied().unwrap_or_default()
     }
 
     /// Returns the machine as it is then, unless it was deleted or changed meanwhile: then the watch will tell.
@@ -274,6 +300,11 @@ impl Reconciler {
             self.teller.tell(event, regarding.clone());
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each statement leaves what is kept complete.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Ways {

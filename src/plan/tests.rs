@@ -251,6 +251,42 @@ fn a_pod_that_lives_long_enough_makes_the_earlier_ones_forgotten() {
 }
 
 #[test]
+fn a_retry_that_is_no_time_of_ours_does_no_harm() {
+    // Others can write the status, too.
+    for (next, pause) in [("9999-12-30T21:59:00Z", Some(300)), ("0001-01-01T00:00:00Z", None)] {
+        let vm = vm(|vm| {
+            vm["status"] = json!({ "retry": { "count": 4_000_000_000_u32, "podUid": "another", "next": next } })
+        });
+        for phase in ["Running", "Failed"] {
+            let observed = cluster(&vm, on_pod(|pod| pod["status"] = json!({ "phase": phase })));
+            let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
+            let pause = if phase == "Failed" { Some(300) } else { pause };
+            assert_eq!(plan.again_after, pause.map(Duration::from_secs), "{next} {phase}");
+        }
+    }
+}
+
+#[test]
+fn several_pods_that_ended_wait_for_one_time() {
+    let mut objects = rendered(&vm(|_| ()), &nothing());
+    let mut second = objects.iter().find(|object| object.key.is_pod()).unwrap().clone();
+    second.key.name = "second".into();
+    Arc::make_mut(&mut second.value)["metadata"]["name"] = json!("second");
+    objects.push(second);
+    let observed = applied(&objects, on_pod(|pod| pod["status"] = json!({ "phase": "Failed" })));
+    let mut status = json!({});
+    let mut retries = Vec::new();
+    for _ in 0..3 {
+        let vm = vm(|vm| vm["status"] = status.clone());
+        let plan = plan(&vm, &observed, Some(&objects));
+        status = json!({ "retry": plan.retry });
+        retries.push(plan.retry);
+    }
+    assert_eq!(retries[0].as_ref().map(|retry| retry.count), Some(1));
+    assert!(retries.windows(2).all(|pair| pair[0] == pair[1]), "{retries:?}");
+}
+
+#[test]
 fn what_lives_beside_a_pod_that_ended_changes_nothing_about_the_next_try() {
     let mut objects = rendered(&vm(|_| ()), &nothing());
     let mut helper = objects.iter().find(|object| object.key.kind == "ConfigMap").unwrap().clone();

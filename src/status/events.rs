@@ -1,7 +1,7 @@
 //! Events: for each thing that a person would ask about, told once.
 //!
-//! Derived from what was done and from what the status says anew, so that nothing is told twice and a restart of the manager
-//! tells nothing.
+//! Derived from what was done and from what the status says anew, so that a restart of the manager tells nothing. What is told
+//! again, because the status could not be written, is counted.
 
 use kube::ResourceExt;
 use serde_json::Value;
@@ -13,7 +13,7 @@ use crate::{
         conditions::{self, POWER_UNMANAGED, READY, RESTART_REQUIRED, STORAGE_READY},
     },
     observed::Observed,
-    plan::{Action, Plan, Why},
+    plan::{Action, Why},
     power::GUEST_SHUTDOWN,
     render::Rendered,
 };
@@ -50,20 +50,12 @@ const WARNINGS: [&str; 11] = [
 pub fn events(
     vm: &VirtualMachine,
     observed: &Observed,
-    plan: &Plan,
     rendered: Option<&[Rendered]>,
     outcome: &Outcome,
     wanted: &Value,
     done: &[&Action],
 ) -> Vec<News> {
     let mut news: Vec<News> = done.iter().filter_map(|action| acted(&vm.name_any(), action)).collect();
-    // Who looks at the machine later finds that its state is Stopped.
-    news.extend(plan.power.write_stopped.then(|| News {
-        warning: false,
-        reason: GUEST_SHUTDOWN.into(),
-        note: "the guest has shut down, and so spec.vm.state becomes Stopped".into(),
-        action: "Stop",
-    }));
     news.extend(conditions_changed(vm, wanted));
     news.extend(templates_changed(vm, wanted));
     if let Some(rendered) = rendered {
@@ -85,6 +77,16 @@ pub fn events(
         }
     }
     news
+}
+
+/// `spec.vm.state` was written: who looks at the machine later finds that it is Stopped.
+pub fn stopped() -> News {
+    News {
+        warning: false,
+        reason: GUEST_SHUTDOWN.into(),
+        note: "the guest has shut down, and so spec.vm.state becomes Stopped".into(),
+        action: "Stop",
+    }
 }
 
 fn current(vm: &VirtualMachine) -> &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition] {

@@ -262,7 +262,7 @@ fn each_thing_that_is_wrong_with_a_claim_is_told_once() {
         let plan = plan(vm, observed, Some(&rendered));
         let outcome = Outcome::default();
         let wanted = status(vm, observed, &plan, Ok(&rendered), &outcome, Source::default());
-        let news = events::events(vm, observed, &plan, Some(&rendered), &outcome, &wanted, &[]);
+        let news = events::events(vm, observed, Some(&rendered), &outcome, &wanted, &[]);
         let news = news.into_iter().filter(|news| news.reason == "ShrinkRefused").map(|news| news.note).collect();
         (news, wanted)
     };
@@ -373,7 +373,7 @@ fn what_is_news() {
         let plan = plan(vm, observed, Some(&rendered));
         let wanted = status(vm, observed, &plan, Ok(&rendered), &Outcome::default(), Source::default());
         let done: Vec<_> = plan.steps.iter().flatten().collect();
-        let news = events::events(vm, observed, &plan, Some(&rendered), &Outcome::default(), &wanted, &done);
+        let news = events::events(vm, observed, Some(&rendered), &Outcome::default(), &wanted, &done);
         news.into_iter().map(|news| format!("{} {}: {}", news.warning, news.reason, news.note)).collect::<Vec<_>>()
     };
     assert_eq!(news(&vm(|_| ()), &nothing()), ["false SuccessfulCreate: made Pod apple"]);

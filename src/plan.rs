@@ -411,7 +411,7 @@ impl Plan {
             (None, Some(retry)) if lived <= SUCCESS => retry.count.saturating_add(1),
             _ => 1,
         };
-        let pause = first.saturating_mul(1 << (count - 1).min(10)).min(longest);
+        let pause = first.saturating_mul(1 << count.saturating_sub(1).min(10)).min(longest);
         // The machine's clock may be another one than the API server's and the node's, and it may jump.
         let next = known.map_or(observed.now + (pause - lived).max(SignedDuration::ZERO), |retry| retry.next.0);
         let next = next.min(observed.now + pause);

@@ -39,7 +39,7 @@ use axum::http::{Response, header::RETRY_AFTER};
 use futures::{
     FutureExt, Stream, StreamExt, TryStreamExt,
     channel::oneshot,
-    future::{join_all, ready, select},
+    future::{Either, join_all, ready, select},
     stream,
 };
 use kube::{
@@ -275,9 +275,16 @@ async fn manage(
                 biased;
                 () = stopped(stop.clone()) => {
                     // The next manager finds in the status what was told.
-                    let _ = timeout(LAST_EVENTS, select(pin!(teller.flush()), &mut work)).await;
+                    let flushed = pin!(timeout(LAST_EVENTS, teller.flush()));
+                    let in_work = match select(flushed, &mut work).await {
+                        Either::Left(_) => true,
+                        Either::Right((_, flushed)) => {
+                            let _ = flushed.await;
+                            false
+                        }
+                    };
                     fence.close();
-                    if timeout(LAST_WRITES, work).await.is_err() {
+                    if in_work && timeout(LAST_WRITES, work).await.is_err() {
                         warn!("some machines are still in work; the next manager goes on with them");
                     }
                 }

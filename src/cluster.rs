@@ -9,7 +9,11 @@ pub mod listing;
 pub mod packed;
 pub mod watch;
 
-use std::{error::Error as _, fmt::Debug, sync::Arc};
+use std::{
+    error::Error as _,
+    fmt::Debug,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use futures::future::join_all;
 use kube::{
@@ -62,6 +66,11 @@ impl Default for Turns {
 /// How many requests are under way at once. Each has a connection of its own, which is dear to begin and takes memory on both
 /// sides; a few dozens keep any API server busy.
 const REQUESTS: usize = 32;
+
+/// Locks what is complete after each statement of whoever holds it: a panic elsewhere does not make it wrong.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// How the execution of a plan went.
 #[derive(Debug)]

@@ -39,7 +39,7 @@ use axum::http::{Response, header::RETRY_AFTER};
 use futures::{
     FutureExt, Stream, StreamExt, TryStreamExt,
     channel::oneshot,
-    future::{Either, join_all, ready, select},
+    future::{join_all, maybe_done, pending, ready},
     stream,
 };
 use kube::{
@@ -270,21 +270,17 @@ async fn manage(
             if let Some(cluster) = trying {
                 tokio::spawn(loader.follow(known, cluster, settings.clone(), teller.clone()));
             }
-            let mut work = pin!(join_all(works));
+            let mut work = pin!(maybe_done(join_all(works)));
             tokio::select! {
                 biased;
                 () = stopped(stop.clone()) => {
                     // The next manager finds in the status what was told.
-                    let flushed = pin!(timeout(LAST_EVENTS, teller.flush()));
-                    let in_work = match select(flushed, &mut work).await {
-                        Either::Left(_) => true,
-                        Either::Right((_, flushed)) => {
-                            let _ = flushed.await;
-                            false
-                        }
-                    };
+                    tokio::select! {
+                        _ = timeout(LAST_EVENTS, teller.flush()) => {}
+                        () = async { (&mut work).await; pending().await } => {}
+                    }
                     fence.close();
-                    if in_work && timeout(LAST_WRITES, work).await.is_err() {
+                    if timeout(LAST_WRITES, work).await.is_err() {
                         warn!("some machines are still in work; the next manager goes on with them");
                     }
                 }
@@ -557,7 +553,7 @@ mod tests {
     use tower::{Layer, ServiceExt};
 
     use super::*;
-    use crate::cluster::watch::Chain;
+    use crate::{cluster::watch::Chain, test_support::played};
 
     #[test]
     fn the_manager_ends_within_a_second() {
@@ -577,13 +573,6 @@ mod tests {
         assert!(!Chain(&write().await).to_string().contains("does not lead"));
     }
 
-    async fn client_of(server: Router, fence: Fence) -> Client {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        tokio::spawn(axum::serve(listener, server).into_future());
-        fenced(kube::Config::new(format!("http://{address}").parse().unwrap()), fence).unwrap()
-    }
-
     /// An API server that is busy twice. Returns how often it was asked, and whether that ended well.
     async fn ask(at_first: impl Fn(&Fence) + Clone + Send + Sync + 'static) -> (usize, bool) {
         let (fence, asked) = (Fence::default(), Arc::new(AtomicUsize::new(0)));
@@ -598,7 +587,7 @@ mod tests {
                 if times <= 2 { (StatusCode::SERVICE_UNAVAILABLE, "") } else { (StatusCode::OK, "{}") }
             }
         };
-        let client = client_of(Router::new().fallback(answer), fence).await;
+        let client = fenced(played(Router::new().fallback(answer)).await, fence).unwrap();
         let request = axum::http::Request::post("/x").body(Vec::new()).unwrap();
         let done = client.request::<serde_json::Value>(request).await.is_ok();
         (asked.load(Ordering::SeqCst), done)
@@ -611,12 +600,12 @@ mod tests {
             let arrived = arrived.clone();
             move || async move {
                 arrived.notify_one();
-                std::future::pending::<StatusCode>().await
+                pending::<StatusCode>().await
             }
         };
         let fence = Fence::default();
         fence.open();
-        let client = client_of(Router::new().fallback(answer), fence).await;
+        let client = fenced(played(Router::new().fallback(answer)).await, fence).unwrap();
         let request = axum::http::Request::post("/x").body(Vec::new()).unwrap();
         let asked = tokio::spawn(async move { client.request::<serde_json::Value>(request).await });
         arrived.notified().await;

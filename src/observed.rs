@@ -171,6 +171,12 @@ impl Object {
         .and_then(Value::as_str)
     }
 
+    /// The condition of that type in the object's status, if it has that status.
+    pub fn condition(&self, type_: &str, status: &str) -> Option<&Value> {
+        let mut conditions = self.status["conditions"].as_array().into_iter().flatten();
+        conditions.find(|item| item["type"] == type_ && item["status"] == status)
+    }
+
     /// Whether [`FIELD_MANAGER`] still owns every field of what it rendered. It does not when somebody else has changed or
     /// removed one since: the API server moves a changed field to whoever changed it. So a drift is seen without comparing
     /// values, which the API server may have normalised.

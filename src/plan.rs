@@ -385,7 +385,9 @@ impl Plan {
             Some(end) if end <= observed.now => self.waits.push(Wait::Overdue(found.key.clone())),
             end => {
                 self.waits.push(Wait::Gone(found.key.clone()));
-                end.into_iter().for_each(|end| self.look_again(end, observed));
+                if let Some(end) = end {
+                    self.look_again(end, observed);
+                }
             }
         }
     }
@@ -406,11 +408,9 @@ impl Plan {
         // All that have ended wait for the same time.
         let waits = |uid: &str| observed.objects.iter().any(|other| other.uid == uid && has_ended(other));
         let known = retry.as_ref().filter(|retry| retry.pod_uid == found.uid || waits(&retry.pod_uid));
-        let count = match (known, &retry) {
-            (Some(retry), _) => retry.count,
-            (None, Some(retry)) if lived <= SUCCESS => retry.count.saturating_add(1),
-            _ => 1,
-        };
+        let failed_before = retry.as_ref().filter(|_| lived <= SUCCESS);
+        let next_count = || failed_before.map_or(1, |retry| retry.count.saturating_add(1));
+        let count = known.map_or_else(next_count, |retry| retry.count);
         let pause = first.saturating_mul(1 << count.saturating_sub(1).min(10)).min(longest);
         // The machine's clock may be another one than the API server's and the node's, and it may jump.
         let next = known.map_or(observed.now + (pause - lived).max(SignedDuration::ZERO), |retry| retry.next.0);

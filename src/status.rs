@@ -68,6 +68,15 @@ pub struct Source<'a> {
     pub refused: Option<&'a TemplateError>,
 }
 
+/// The Pods that a machine may be in.
+#[derive(Clone, Copy)]
+struct Pods<'a> {
+    /// The machine's.
+    own: Option<&'a Object>,
+    /// Where it has none: that of an earlier machine of its name, which must end first.
+    former: Option<&'a Object>,
+}
+
 /// Derives the manager's part of a machine's status.
 pub fn status(
     vm: &VirtualMachine,
@@ -86,16 +95,10 @@ pub fn status(
     };
     let is_over = pod.is_some_and(|pod| plan::has_ended(pod) || is_down(pod));
     let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !is_over && !pod.is_some_and(is_lost);
-    // Where the machine was made again, its predecessor's may still be there.
-    let former = plan.waits.iter().find_map(|wait| match wait {
-        Wait::Gone(key) | Wait::Overdue(key) if key.is_pod() && key.name == vm.name_any() => observed.get(key),
-        _ => None,
-    });
-    let former = former.map(AsRef::as_ref).filter(|former| pod.is_none() && former.is_ours());
-    let phase = phase(plan.power.wanted, up, pod.or(former));
+    let pods = Pods { own: pod, former: former(vm, observed, plan).filter(|_| pod.is_none()) };
+    let phase = phase(plan.power.wanted, up, pods.own.or(pods.former));
 
-    let mut new =
-        vec![templates_valid(rendered, source.refused), ready(vm, up, (pod, former), plan, rendered, outcome)];
+    let mut new = vec![templates_valid(rendered, source.refused), ready(vm, up, pods, plan, rendered, outcome)];
     // The runner lists what QEMU takes at its start only.
     let theirs = vm.status.iter().flat_map(|status| &status.pending_changes);
     let theirs = theirs.filter(|change| reported(RUNNING) && !change.path.starts_with(plan::pending::PREFIX));
@@ -235,6 +238,16 @@ fn is_looked_for(kind: &TypeMeta, rendered: &[Rendered]) -> bool {
         || rendered.iter().any(|object| is_same_resource(&object.key.types(), kind))
 }
 
+/// The Pod of an earlier machine of that name, which the plan waits for.
+fn former<'a>(vm: &VirtualMachine, observed: &'a Observed, plan: &Plan) -> Option<&'a Object> {
+    let name = vm.name_any();
+    let awaited = plan.waits.iter().find_map(|wait| match wait {
+        Wait::Gone(key) | Wait::Overdue(key) if key.is_pod() && key.name == name => observed.get(key),
+        _ => None,
+    });
+    awaited.map(AsRef::as_ref).filter(|pod| pod.is_ours())
+}
+
 fn phase(wanted: Wanted, up: bool, pod: Option<&Object>) -> &'static str {
     match (wanted, pod) {
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => "Stopping",
@@ -267,10 +280,8 @@ fn is_down(pod: &Object) -> bool {
 /// (<https://kubernetes.io/docs/concepts/architecture/nodes/#node-controller>); the kubelet itself says both or neither, but for
 /// a readiness gate.
 fn is_lost(pod: &Object) -> bool {
-    let conditions = || pod.status["conditions"].as_array().into_iter().flatten();
-    let is = |type_: &str, status: &str| conditions().find(|item| item["type"] == type_ && item["status"] == status);
-    is("ContainersReady", "True").is_some()
-        && is("Ready", "False").is_some_and(|ready| ready["reason"] != "ReadinessGatesNotReady")
+    pod.condition("ContainersReady", "True").is_some()
+        && pod.condition("Ready", "False").is_some_and(|ready| ready["reason"] != "ReadinessGatesNotReady")
 }
 
 /// The fields of the status that the manager applied.
@@ -339,7 +350,7 @@ fn templates_valid(rendered: Result<&[Rendered], &TemplateError>, refused: Optio
 fn ready(
     vm: &VirtualMachine,
     up: bool,
-    (pod, former): (Option<&Object>, Option<&Object>),
+    Pods { own: pod, former }: Pods<'_>,
     plan: &Plan,
     rendered: Result<&[Rendered], &TemplateError>,
     outcome: &Outcome,
@@ -427,30 +438,25 @@ fn unanswered(plan: &Plan, pod: Option<&Object>) -> Option<String> {
 
 /// Why a Pod is going, if the cluster removes it.
 fn disruption(pod: &Object) -> String {
-    let conditions = pod.status["conditions"].as_array().into_iter().flatten();
-    let mut disruptions = conditions.filter(|item| item["type"] == "DisruptionTarget" && item["status"] == "True");
-    disruptions
-        .next()
-        .map(|item| format!(" ({}: {})", text(&item["reason"]), text(&item["message"])))
-        .unwrap_or_default()
+    let disruption = pod.condition("DisruptionTarget", "True");
+    disruption.map(|item| format!(" ({}: {})", text(&item["reason"]), text(&item["message"]))).unwrap_or_default()
 }
 
 /// Why a Pod that is there does not run its guest: what its conditions and its containers say.
 fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
-    let scheduled = pod.status["conditions"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .find(|condition| condition["type"] == "PodScheduled" && condition["status"] == "False");
-    if let Some(condition) = scheduled {
+    if let Some(condition) = pod.condition("PodScheduled", "False") {
         return Some(("Unschedulable", text(&condition["message"])));
     }
-    if matches!(pod.text(Part::Status, "/phase"), Some("Succeeded")) {
-        return Some(("PodSucceeded", "its containers have ended".into()));
-    }
-    if matches!(pod.text(Part::Status, "/phase"), Some("Failed")) {
-        let reason = pod.text(Part::Status, "/reason").unwrap_or("PodFailed");
-        return Some(("PodFailed", format!("{reason}: {}", pod.text(Part::Status, "/message").unwrap_or_default())));
+    match pod.text(Part::Status, "/phase") {
+        Some("Succeeded") => return Some(("PodSucceeded", "its containers have ended".into())),
+        Some("Failed") => {
+            let reason = pod.text(Part::Status, "/reason").unwrap_or("PodFailed");
+            return Some((
+                "PodFailed",
+                format!("{reason}: {}", pod.text(Part::Status, "/message").unwrap_or_default()),
+            ));
+        }
+        _ => {}
     }
     let containers =
         ["initContainerStatuses", "containerStatuses"].into_iter().filter_map(|list| pod.status[list].as_array());

@@ -96,3 +96,12 @@ fn field_set(value: &Value) -> Value {
         _ => json!({}),
     }
 }
+
+/// An API server that answers as a test wants it.
+#[cfg(feature = "manager")]
+pub(crate) async fn played(server: axum::Router) -> kube::Config {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(axum::serve(listener, server).into_future());
+    kube::Config::new(format!("http://{address}").parse().unwrap())
+}

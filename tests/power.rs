@@ -350,7 +350,11 @@ async fn a_machine_deleted_and_made_again_at_once_waits_for_the_old_pod() {
     let again = world.make("apple", on_node).await;
     world.ready("apple", "WaitingForDeletion").await;
     assert_eq!(world.api::<Pod>().get("apple").await.unwrap().uid(), pod.uid());
-    world.pod_when("apple", "going", is_going).await;
+    // The garbage collector of a new cluster looks every 30 s for kinds that it does not know yet.
+    eventually("the Pod to go", 3 * LIMIT, async || {
+        is_going(&world.api::<Pod>().get("apple").await.unwrap()).then_some(())
+    })
+    .await;
     world.pod_has_ended("apple").await;
     let new = world.pod_when("apple", "a new one", |new| new.uid() != pod.uid()).await;
     assert_eq!(new.owner_references()[0].uid, again.uid().unwrap());

@@ -137,46 +137,19 @@ impl Seen {
         let wrong = |error: TemplateError| FileError::template(settings.templates.as_deref(), &error);
         let set = library.get(vm.template_set()).map_err(wrong)?;
         let facts = Facts { display_password: "(random)".into() };
-        let mut observed = Observed::nothing(Timestamp::now());
-        let mut kinds: HashSet<TypeMeta> = HashSet::new();
-        let mut current = Vec::new();
-        // The display's secret may be a person's, also where none is rendered.
-        let secrets = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };
-        match list(client, vm, &secrets).await {
-            Ok(objects) => {
-                kinds.insert(secrets);
-                observed.objects.extend(objects.iter().cloned().map(trimmed));
-                current.extend(objects);
-            }
-            Err(kube::Error::Api(answer)) if answer.code == 403 => {}
-            Err(error) => return Err(unlisted(&secrets, &error)),
-        }
+        let mut listing = Listing::of(client, vm);
         // What there is decides what is rendered (old names of claims, secrets of people): twice is enough.
+        listing.look(check::builtin_kinds().iter().cloned()).await?;
         for _ in 0..2 {
-            let rendered = render(vm, &observed, config, &facts, set).map_err(wrong)?;
+            let rendered = render(vm, &listing.observed, config, &facts, set).map_err(wrong)?;
             for kind in rendered.iter().map(|object| object.key.types()) {
-                if kinds.insert(kind.clone()) {
-                    let objects = list(client, vm, &kind).await.map_err(|error| unlisted(&kind, &error))?;
-                    observed.objects.extend(objects.iter().cloned().map(trimmed));
-                    current.extend(objects);
-                }
+                listing.add(&kind).await.map_err(|error| unlisted(&kind, &error))?;
             }
         }
-        let rendered = render(vm, &observed, config, &facts, set).map_err(wrong)?;
+        let rendered = render(vm, &listing.observed, config, &facts, set).map_err(wrong)?;
         // What no template makes any more.
-        let mut unseen = Vec::new();
-        let others = check::builtin_kinds().iter().cloned().chain(noted(vm, &rendered));
-        for kind in others.filter(|kind| !kinds.contains(kind)) {
-            match list(client, vm, &kind).await {
-                Ok(objects) => {
-                    observed.objects.extend(objects.iter().cloned().map(trimmed));
-                    current.extend(objects);
-                }
-                Err(kube::Error::Api(answer)) if answer.code == 404 => {}
-                Err(kube::Error::Api(answer)) if answer.code == 403 => unseen.push(kind.kind),
-                Err(error) => return Err(unlisted(&kind, &error)),
-            }
-        }
+        listing.look(noted(vm, &rendered)).await?;
+        let Listing { observed, current, unseen, .. } = listing;
         let plan = plan(vm, &observed, Some(&rendered));
         let mut forbidden: Vec<String> = storage(vm, &observed, &rendered, &[])
             .filter(|storage| ["ShrinkRefused", "ChangeRefused"].contains(&storage.reason.as_str()))
@@ -196,6 +169,46 @@ impl Seen {
             types.is_some_and(|types| types.kind == key.kind && types.api_version == key.api_version)
                 && object.name_any() == key.name
         })
+    }
+}
+
+/// A machine's objects, as far as they were listed.
+struct Listing<'a> {
+    client: &'a Client,
+    vm: &'a VirtualMachine,
+    kinds: HashSet<TypeMeta>,
+    observed: Observed,
+    current: Vec<DynamicObject>,
+    unseen: Vec<String>,
+}
+
+impl<'a> Listing<'a> {
+    fn of(client: &'a Client, vm: &'a VirtualMachine) -> Self {
+        let observed = Observed::nothing(Timestamp::now());
+        Self { client, vm, kinds: HashSet::new(), observed, current: Vec::new(), unseen: Vec::new() }
+    }
+
+    /// Lists a kind that was not listed yet.
+    async fn add(&mut self, kind: &TypeMeta) -> kube::Result<()> {
+        if !self.kinds.contains(kind) {
+            let objects = list(self.client, self.vm, kind).await?;
+            self.kinds.insert(kind.clone());
+            self.observed.objects.extend(objects.iter().cloned().map(trimmed));
+            self.current.extend(objects);
+        }
+        Ok(())
+    }
+
+    /// Lists kinds of which there may be objects; what may not be listed is noted.
+    async fn look(&mut self, kinds: impl IntoIterator<Item = TypeMeta>) -> Result<(), Failure> {
+        for kind in kinds {
+            match self.add(&kind).await {
+                Err(kube::Error::Api(answer)) if answer.code == 404 => {}
+                Err(kube::Error::Api(answer)) if answer.code == 403 => self.unseen.push(kind.kind),
+                result => result.map_err(|error| unlisted(&kind, &error))?,
+            }
+        }
+        Ok(())
     }
 }
 

@@ -181,6 +181,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::test_support::played;
 
     #[test]
     fn a_note_is_as_long_as_the_api_server_takes_it() {
@@ -214,10 +215,7 @@ mod tests {
                 }
             }
         };
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        tokio::spawn(axum::serve(listener, Router::new().fallback(answer)).into_future());
-        let client = Client::try_from(kube::Config::new(format!("http://{address}").parse().unwrap())).unwrap();
+        let client = Client::try_from(played(Router::new().fallback(answer)).await).unwrap();
         let mut recorder = Recorder { client, reporter: "test".into(), told: HashMap::new() };
         for note in ["a", "a", "b", "a", "b"] {
             let event = Event {

@@ -4,7 +4,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use k8s_openapi::{NamespaceResourceScope, jiff::Timestamp};
@@ -16,6 +16,7 @@ use kube::{
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Value, value::RawValue};
 
+use super::lock;
 use crate::{
     api::{VirtualMachine, full_name},
     observed::{FIELD_MANAGER, Json, Object},
@@ -90,7 +91,7 @@ impl Shapes {
             Some(owner) => Cow::Owned(fields.replace(owner.as_str(), &OWNER.to_string())),
             None => Cow::Borrowed(fields),
         };
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.0);
         if let Some(known) = known.get(shape.as_ref()) {
             return known.clone();
         }

@@ -11,7 +11,7 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -34,6 +34,7 @@ use tracing::{debug, warn};
 
 use super::{
     listing::{self, listed_and_watched},
+    lock,
     packed::{Arrived, Meta, Packed, PackedMachine, Place, Sent, Shapes, Whole},
 };
 use crate::{
@@ -128,11 +129,6 @@ pub struct WatchError {
     pub kind: String,
     /// What the API server says.
     pub message: String,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is kept here is complete after each statement; a panic elsewhere does not make it wrong.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Children {

@@ -15,7 +15,7 @@
 
 use std::{
     pin::pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -38,7 +38,10 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{log::Said, metrics::Metrics};
-use crate::{cluster::watch::Chain, observed::FIELD_MANAGER};
+use crate::{
+    cluster::{lock, watch::Chain},
+    observed::FIELD_MANAGER,
+};
 
 /// The name of the lease.
 pub const NAME: &str = "vm-operator";
@@ -76,7 +79,7 @@ pub struct Closed;
 
 impl Fence {
     fn set(&self, passage: Passage) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = passage;
+        *lock(&self.0) = passage;
     }
 
     /// Lets everything through.
@@ -94,7 +97,7 @@ impl Fence {
     /// # Errors
     /// [`Closed`]
     pub fn check(&self, now: Instant) -> Result<(), Closed> {
-        match *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        match *lock(&self.0) {
             Passage::Open => Ok(()),
             Passage::Until(end) if now < end => Ok(()),
             Passage::Closed | Passage::Until(_) => Err(Closed),

@@ -1,8 +1,6 @@
 //! The log, and with the feature `otel` traces where somebody collects them.
 
 use std::io::{self, IsTerminal};
-#[cfg(any(test, feature = "otel"))]
-use std::time::Duration;
 
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -11,7 +9,7 @@ const DEFAULT: &str = "info,kube_runtime=warn";
 
 /// How long the last spans may take when the program ends.
 #[cfg(any(test, feature = "otel"))]
-pub(super) const LAST: Duration = Duration::from_millis(100);
+pub(super) const LAST: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// How the log looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

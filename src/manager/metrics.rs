@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fs,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -26,7 +26,7 @@ use prometheus_client::{
 use super::reconcile::ReconcileError;
 use crate::{
     api::{VirtualMachine, conditions},
-    cluster::ActionError,
+    cluster::{ActionError, lock},
     plan::{Action, Plan},
     render::Rendered,
 };
@@ -68,11 +68,6 @@ pub struct Metrics {
     queue: Mutex<HashSet<String>>,
     work: Mutex<HashMap<u64, Instant>>,
     number: AtomicU64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each statement leaves what is kept here complete.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn now() -> i64 {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -25,6 +25,7 @@ use crate::{
     cluster::{
         ActionError, Cluster, Executed,
         events::Teller,
+        lock,
         packed::PackedMachine,
         watch::{Chain, Children, Unseen, WatchError},
     },
@@ -81,10 +82,17 @@ pub struct Reconciler {
     teller: Arc<Teller>,
     /// What the watch of the machines may not have told yet.
     pub written: Written,
+    /// The machines that could not be brought to where they should be.
+    troubles: Mutex<HashMap<ObjectRef<PackedMachine>, Trouble>>,
+}
+
+/// What is remembered of a machine until it is as it should be.
+#[derive(Clone, Debug, Default)]
+struct Trouble {
     /// Failures in a row.
-    failures: Mutex<HashMap<ObjectRef<PackedMachine>, u32>>,
-    /// When Pods that ended are made again, where that could not be written.
-    retries: Mutex<HashMap<ObjectRef<PackedMachine>, Retry>>,
+    failures: u32,
+    /// What its status should say of the next try, if that could not be written.
+    retry: Option<Retry>,
 }
 
 impl Reconciler {
@@ -95,8 +103,7 @@ impl Reconciler {
         templates: watch::Receiver<Arc<InForce>>,
         teller: Arc<Teller>,
     ) -> Self {
-        let (written, failures, retries) = (Written::default(), Mutex::default(), Mutex::default());
-        Self { cluster, config, templates, teller, written, failures, retries }
+        Self { cluster, config, templates, teller, written: Written::default(), troubles: Mutex::default() }
     }
 
     /// Brings a machine to where its spec wants it. What we know of it is taken when this is called, not when it is first polled.
@@ -116,8 +123,14 @@ impl Reconciler {
         newer: Option<Arc<VirtualMachine>>,
         this: Arc<Self>,
     ) -> Result<Action, ReconcileError> {
-        let Some(vm) = newer.or_else(|| packed.read().ok().map(Arc::new)) else { return Ok(Action::await_change()) };
-        let vm = this.with_retry(&packed, vm);
+        let Some(mut vm) = newer.or_else(|| packed.read().ok().map(Arc::new)) else {
+            return Ok(Action::await_change());
+        };
+        let name = ObjectRef::from_obj(&*packed);
+        let Trouble { failures, retry } = lock(&this.troubles).get(&name).cloned().unwrap_or_default();
+        if retry.is_some() {
+            Arc::make_mut(&mut vm).status.get_or_insert_default().retry = retry;
+        }
         // Reads: what the watches keep. Only at the start the API server is asked, of a few machines with something new.
         let children = &this.cluster.children;
         let complete = children.complete();
@@ -153,7 +166,6 @@ impl Reconciler {
         if let (true, Ok(rendered)) = (asked, rendered) {
             children.expect(needed(rendered));
         }
-        let failures = this.failures(&packed);
         // What lasts may need a person, too: a webhook that does not answer, for one.
         let tells = |error: &&ActionError| !error.is_transient() || (failures >= SILENT && !error.is_busy());
         let failure = match (result.as_ref().err().filter(tells), &unwatched) {
@@ -179,7 +191,10 @@ impl Reconciler {
         } else {
             Ok(None)
         };
-        this.keep_retry(&packed, plan.retry.clone().filter(|_| written.is_err()));
+        let unwritten = plan.retry.clone().filter(|_| written.is_err());
+        if unwritten.is_some() || failures > 0 {
+            lock(&this.troubles).entry(name.clone()).or_default().retry = unwritten;
+        }
         let written = written?;
         // It names the version that the status was of.
         if plan.power.write_stopped
@@ -193,7 +208,7 @@ impl Reconciler {
         if let Some(error) = unwatched {
             return Err(error.into());
         }
-        lock(&this.failures).remove(&ObjectRef::from_obj(&*packed));
+        lock(&this.troubles).remove(&name);
         let mut again_after = plan.again_after;
         if let (Some(vm), Ok(rendering), Outcome { failure: None, refusals, .. }) = (written, &rendering, &outcome)
             && refusals.is_empty()
@@ -226,8 +241,8 @@ impl Reconciler {
 
     /// When to try again after a failure: later and later, each machine for itself.
     pub fn retry(vm: Arc<PackedMachine>, error: &ReconcileError, this: Arc<Self>) -> Action {
-        let mut failures = lock(&this.failures);
-        let count = failures.entry(ObjectRef::from_obj(&*vm)).or_default();
+        let mut troubles = lock(&this.troubles);
+        let count = &mut troubles.entry(ObjectRef::from_obj(&*vm)).or_default().failures;
         let (first, longest) = BACKOFF;
         let pause = first.saturating_mul(1 << (*count).min(10)).min(longest);
         *count += 1;
@@ -239,31 +254,7 @@ impl Reconciler {
     pub fn forget(&self, name: &str, namespace: &str) {
         let vm = ObjectRef::new(name).within(namespace);
         self.written.forget(&vm);
-        lock(&self.failures).remove(&vm);
-        lock(&self.retries).remove(&vm);
-    }
-
-    /// The machine with the retry that its status should say.
-    fn with_retry(&self, packed: &PackedMachine, mut vm: Arc<VirtualMachine>) -> Arc<VirtualMachine> {
-        if let Some(retry) = lock(&self.retries).get(&ObjectRef::from_obj(packed)) {
-            Arc::make_mut(&mut vm).status.get_or_insert_default().retry = Some(retry.clone());
-        }
-        vm
-    }
-
-    /// Remembers a retry, or none.
-    fn keep_retry(&self, packed: &PackedMachine, retry: Option<Retry>) {
-        let vm = ObjectRef::from_obj(packed);
-        let mut retries = lock(&self.retries);
-        match retry {
-            Some(retry) => drop(retries.insert(vm, retry)),
-            None => drop(retries.remove(&vm)),
-        }
-    }
-
-    /// How often in a row a machine has failed.
-    fn failures(&self, vm: &PackedMachine) -> u32 {
-        lock(&self.failures).get(&ObjectRef::from_obj(vm)).copied().unwrap_or_default()
+        lock(&self.troubles).remove(&vm);
     }
 
     /// Returns the machine as it is then, unless it was deleted or changed meanwhile: then the watch will tell.
@@ -300,11 +291,6 @@ impl Reconciler {
             self.teller.tell(event, regarding.clone());
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each statement leaves what is kept complete.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Ways {

@@ -4,7 +4,7 @@ use std::{
     fmt::Write,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -22,6 +22,7 @@ use tokio::{
 };
 
 use super::metrics::Metrics;
+use crate::cluster::lock;
 
 /// How long the manager's main loop may take to answer. It never waits for anything but events, so this is long.
 const ANSWER: Duration = Duration::from_secs(3);
@@ -62,7 +63,7 @@ impl Health {
 
     /// Says how it stands with a part.
     pub fn set(&self, part: &str, progress: Progress) {
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parts = lock(&self.parts);
         match parts.iter_mut().find(|(name, _)| name == part) {
             Some((_, known)) => *known = progress,
             None => parts.push((part.to_owned(), progress)),
@@ -71,7 +72,7 @@ impl Health {
 
     /// Whether the manager is of use, and the reasons.
     fn ready(&self) -> (bool, String) {
-        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let parts = lock(&self.parts);
         let mut text = String::new();
         for (name, progress) in &*parts {
             // As the API server's own probes look.

@@ -8,7 +8,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -17,7 +17,10 @@ use kube::{
     runtime::reflector::{ObjectRef, Store},
 };
 
-use crate::{api::VirtualMachine, cluster::packed::PackedMachine};
+use crate::{
+    api::VirtualMachine,
+    cluster::{lock, packed::PackedMachine},
+};
 
 /// What was written of each machine.
 #[derive(Default)]
@@ -31,12 +34,12 @@ struct Last {
 impl Written {
     /// Takes in the answer to a write.
     pub fn insert(&self, vm: Arc<VirtualMachine>) {
-        self.lock().insert(key(&*vm), Last { vm, settled: false });
+        lock(&self.0).insert(key(&*vm), Last { vm, settled: false });
     }
 
     /// Notes that our write, as which the machine is given, leaves nothing to do.
     pub fn settle(&self, vm: &VirtualMachine) {
-        if let Some(last) = self.lock().get_mut(&key(vm)).filter(|last| is_same(&last.vm.metadata, &vm.metadata)) {
+        if let Some(last) = lock(&self.0).get_mut(&key(vm)).filter(|last| is_same(&last.vm.metadata, &vm.metadata)) {
             last.settled = true;
         }
     }
@@ -46,7 +49,7 @@ impl Written {
     pub fn newer(&self, vm: &PackedMachine) -> Option<Arc<VirtualMachine>> {
         let version =
             |meta: &ObjectMeta| meta.resource_version.as_ref().and_then(|version| version.parse::<u64>().ok());
-        let (mut written, key) = (self.lock(), key(vm));
+        let (mut written, key) = (lock(&self.0), key(vm));
         let ours = written.get(&key)?.vm.clone();
         if ours.metadata.uid == vm.meta().uid && version(&ours.metadata) > version(vm.meta()) {
             return Some(ours);
@@ -58,7 +61,7 @@ impl Written {
     /// Whether the watch tells of nothing but our write, which left nothing to do. Then the store has what we know, so that it
     /// is forgotten here; in the midst of a list it has not yet, and the machine is looked at.
     pub fn has_settled(&self, told: &PackedMachine, store: &Store<PackedMachine>) -> bool {
-        let (mut written, key) = (self.lock(), key(told));
+        let (mut written, key) = (lock(&self.0), key(told));
         let settled = written.get(&key).is_some_and(|last| last.settled && is_same(&last.vm.metadata, told.meta()))
             && store.get(&key).is_some_and(|kept| is_same(kept.meta(), told.meta()));
         if settled {
@@ -69,11 +72,7 @@ impl Written {
 
     /// Drops what was remembered of a machine that is gone.
     pub fn forget(&self, vm: &ObjectRef<PackedMachine>) {
-        self.lock().remove(vm);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectRef<PackedMachine>, Last>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).remove(vm);
     }
 }
 

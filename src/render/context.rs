@@ -455,8 +455,7 @@ fn resolve_claim(
 /// The bytes that are on a claim's volume when a Pod mounts it: some volumes grow only then
 /// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#resizing-a-volume-containing-a-file-system>).
 fn room(claim: &observed::Object) -> Option<u64> {
-    let mut conditions = claim.status["conditions"].as_array().into_iter().flatten();
-    if conditions.any(|item| item["type"] == "FileSystemResizePending" && item["status"] == "True") {
+    if claim.condition("FileSystemResizePending", "True").is_some() {
         return plan::claim_size(&claim.spec);
     }
     Quantity::bytes_of(claim.status.pointer("/capacity/storage")?)

@@ -17,8 +17,8 @@ use super::{
     manager::{Manager, install_crds},
 };
 
-/// How long a test waits for anything. The garbage collector of a new cluster looks every 30 s for kinds that it does not know yet.
-pub const LIMIT: Duration = Duration::from_secs(75);
+/// How long a test waits for anything.
+pub const LIMIT: Duration = Duration::from_secs(30);
 
 /// A namespace with a running manager.
 pub struct World {

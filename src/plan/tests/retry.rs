@@ -1,0 +1,123 @@
+//! When a Pod that has ended is made again.
+
+use super::*;
+
+#[test]
+fn pods_that_end_are_made_again_later_and_later() {
+    let seconds = SignedDuration::from_secs;
+    // A Pod that lived so long, by a clock of the cluster that is behind ours by so much.
+    let ended = |lived: i64, behind: i64| {
+        cluster(
+            &vm(|_| ()),
+            on_pod(move |pod| {
+                let end = noon() - seconds(behind);
+                let state = json!({ "terminated": { "exitCode": 1, "finishedAt": end.to_string() } });
+                pod["status"] =
+                    json!({ "phase": "Failed", "containerStatuses": [{ "name": "vm-runner", "state": state }] });
+                pod["metadata"]["creationTimestamp"] = json!((end - seconds(lived)).to_string());
+            }),
+        )
+    };
+    let after = |count: u32, uid: &str, next: i64| {
+        let retry = json!({ "count": count, "podUid": uid, "next": (noon() + seconds(next)).to_string() });
+        vm(|vm| vm["status"] = json!({ "retry": retry }))
+    };
+    let (here, day) = ("Pod-apple", 86_400);
+    for (before, lived, behind, count, pause) in [
+        (None, 4, 0, 1, Some(6)),
+        (Some((1, here, 6)), 4, 0, 1, Some(6)),
+        (Some((1, "another", -20)), 4, 0, 2, Some(16)),
+        (Some((3, "another", -20)), 4, 0, 4, Some(76)),
+        (Some((60, "another", -20)), 4, 0, 61, Some(296)),
+        (Some((2, here, 0)), 4, 0, 2, None),
+        (Some((2, here, -1)), 4, 0, 2, None),
+        (Some((5, "another", -20)), 601, 0, 1, None),
+        // The node refused it at once.
+        (Some((1, "another", -20)), 0, 0, 2, Some(20)),
+        // Our clock is ahead of the cluster's, or behind.
+        (Some((3, "another", -20)), 1, 700, 4, Some(79)),
+        (None, 4, -day, 1, Some(6)),
+        // It has been put back by a day since the Pod was seen to have ended, and may be put right again.
+        (Some((1, here, day)), 4, -day, 1, Some(10)),
+    ] {
+        let vm = before.map_or_else(|| vm(|_| ()), |(count, uid, next)| after(count, uid, next));
+        let observed = ended(lived, behind);
+        let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
+        assert_eq!(plan.retry.map(|retry| retry.count), Some(count), "{before:?} {lived} {behind}");
+        assert_eq!(plan.again_after, pause.map(Duration::from_secs), "{before:?} {lived} {behind}");
+        assert_eq!(plan.steps.concat().is_empty(), pause.is_some(), "{before:?} {lived} {behind}");
+    }
+}
+
+#[test]
+fn a_pod_that_lives_long_enough_makes_the_earlier_ones_forgotten() {
+    for (age, count, pause) in [(4, Some(3), Some(300)), (400, Some(3), Some(200)), (600, None, None)] {
+        let next = (noon() - SignedDuration::from_secs(age)).to_string();
+        let retry = json!({ "count": 3, "podUid": "another", "next": next });
+        let vm = vm(|vm| vm["status"] = json!({ "retry": retry }));
+        let observed = cluster(&vm, |_, _| ());
+        let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
+        assert_eq!(plan.retry.map(|retry| retry.count), count, "{age}");
+        assert_eq!(plan.again_after, pause.map(Duration::from_secs), "{age}");
+    }
+}
+
+#[test]
+fn a_retry_that_is_not_ours_does_no_harm() {
+    // Others can write the status, too.
+    for (next, pause) in [("9999-12-30T21:59:00Z", Some(300)), ("0001-01-01T00:00:00Z", None)] {
+        for (count, uid) in [(u32::MAX, "another"), (0, "Pod-apple")] {
+            let vm = vm(|vm| vm["status"] = json!({ "retry": { "count": count, "podUid": uid, "next": next } }));
+            let plan_of = |phase: &'static str| {
+                let observed = cluster(&vm, on_pod(move |pod| pod["status"] = json!({ "phase": phase })));
+                plan(&vm, &observed, Some(&rendered(&vm, &observed)))
+            };
+            assert_eq!(plan_of("Running").again_after, pause.map(Duration::from_secs), "{next} {count}");
+            let again = plan_of("Failed").again_after.unwrap_or_default();
+            assert!(again <= Duration::from_mins(5), "{next} {count}: {again:?}");
+        }
+    }
+}
+
+#[test]
+fn several_pods_that_ended_wait_for_one_time() {
+    let mut objects = rendered(&vm(|_| ()), &nothing());
+    let mut second = objects.iter().find(|object| object.key.is_pod()).unwrap().clone();
+    second.key.name = "second".into();
+    Arc::make_mut(&mut second.value)["metadata"]["name"] = json!("second");
+    objects.push(second);
+    let observed = applied(&objects, on_pod(|pod| pod["status"] = json!({ "phase": "Failed" })));
+    let mut status = json!({});
+    let mut retries = Vec::new();
+    for _ in 0..3 {
+        let vm = vm(|vm| vm["status"] = status.clone());
+        let plan = plan(&vm, &observed, Some(&objects));
+        status = json!({ "retry": plan.retry });
+        retries.push(plan.retry);
+    }
+    assert_eq!(retries[0].as_ref().map(|retry| retry.count), Some(1));
+    assert!(retries.windows(2).all(|pair| pair[0] == pair[1]), "{retries:?}");
+}
+
+#[test]
+fn what_lives_beside_a_pod_that_ended_changes_nothing_about_the_next_try() {
+    let mut objects = rendered(&vm(|_| ()), &nothing());
+    let mut helper = objects.iter().find(|object| object.key.kind == "ConfigMap").unwrap().clone();
+    helper.lifetime = Lifetime::Running;
+    helper.key.name = "helper".into();
+    Arc::make_mut(&mut helper.value)["metadata"]["name"] = json!("helper");
+    objects.push(helper.clone());
+    objects.insert(0, Rendered { key: ObjectKey { name: "another".into(), ..helper.key.clone() }, ..helper });
+    let observed = applied(&objects, |kind, object| {
+        if kind == "Pod" {
+            object["status"] = json!({ "phase": "Failed" });
+        }
+    });
+    // Whether the one before it was long ago or not.
+    for next in ["2027-01-15T07:59:00Z", "2027-01-15T07:00:00Z"] {
+        let vm = vm(|vm| vm["status"] = json!({ "retry": { "count": 3, "podUid": "another", "next": next } }));
+        let plan = plan(&vm, &observed, Some(&objects));
+        assert_eq!(plan.retry.map(|retry| retry.count), Some(4), "{next}");
+        assert_eq!(plan.again_after, Some(Duration::from_secs(80)), "{next}");
+    }
+}

@@ -243,11 +243,12 @@ impl Cluster {
         {
             let found = arrived.object.unpack();
             let ours = found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default());
-            let value = if object.lifetime == Lifetime::Keep && (key.is_claim() || found.owners.is_empty()) {
-                let other = found.vm().filter(|other| found.is_ours() && *other != vm.name_any());
-                if let Some(other) = other {
-                    return Err(ActionError::Shared { key: key.clone(), vm: other.to_owned() });
-                }
+            let kept = object.lifetime == Lifetime::Keep;
+            let other = found.vm().filter(|other| kept && found.is_ours() && *other != vm.name_any());
+            if let Some(other) = other {
+                return Err(ActionError::Shared { key: key.clone(), vm: other.to_owned() });
+            }
+            let value = if kept && key.is_claim() {
                 // A claim that somebody made under the name that the disk will have is meant to be the disk.
                 plan::as_existing(object, &found, false).value
             } else if ours && key.is_pod() {

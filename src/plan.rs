@@ -195,6 +195,17 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
             |object: &&Arc<Object>| makes_pods(object) && object.was_made_for(&uid) && !is_rendered(object, rendered);
         plan.waits.extend(observed.objects.iter().filter(is_left).map(|object| Wait::Gone(object.key.clone())));
     }
+    // Of an earlier machine of that name, where the templates call the Pod otherwise: it has the disks.
+    let is_former = |object: &&Arc<Object>| {
+        object.key.is_pod()
+            && object.key.name == vm.name_any()
+            && object.is_ours()
+            && !object.belongs_to(&uid)
+            && !running.iter().any(|(rendered, _)| rendered.key == object.key)
+    };
+    if let (Wanted::Up, Some(former)) = (plan.power.wanted, observed.objects.iter().find(is_former)) {
+        plan.wait_for_end(former, observed);
+    }
     let may_start = plan.waits.is_empty();
     // The Pod, if it is not what is rendered, nor made by that.
     let is_maker = |(object, life): &(&Rendered, Life<'_>)| !object.key.is_pod() && matches!(life, Life::Alive(_));
@@ -232,6 +243,7 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
 fn life<'a>(object: &Rendered, observed: &'a Observed, uid: &str) -> Life<'a> {
     match observed.get(&object.key) {
         None => Life::Absent,
+        Some(found) if object.lifetime == Lifetime::Keep && !object.key.is_claim() && !found.is_ours() => Life::NotOurs,
         Some(found) if object.lifetime != Lifetime::Keep && !found.belongs_to(uid) => {
             // One whose machine was deleted is on its way out; the watch tells when it is gone.
             if found.deleting.is_some() || found.is_ours() { Life::Going(found) } else { Life::NotOurs }
@@ -265,7 +277,9 @@ fn makes_pods(object: &Object) -> bool {
 /// shortened once more.
 fn grace_until_now(found: &Object, now: Timestamp) -> i64 {
     let given = SignedDuration::from_secs(found.grace.unwrap_or_default());
-    let since = found.deleting.map_or(0, |end| now.duration_since(end - given).as_secs());
+    // The API server takes any number for the period.
+    let asked = found.deleting.and_then(|end| end.checked_sub(given).ok());
+    let since = asked.map_or(0, |asked| now.duration_since(asked).as_secs());
     since.max(0) + NO_GRACE
 }
 
@@ -381,7 +395,7 @@ impl Plan {
     }
 
     fn wait_for_end(&mut self, found: &Object, observed: &Observed) {
-        match found.deleting.map(|end| end + OVERDUE) {
+        match found.deleting.map(|end| end.checked_add(OVERDUE).unwrap_or(Timestamp::MAX)) {
             Some(end) if end <= observed.now => self.waits.push(Wait::Overdue(found.key.clone())),
             end => {
                 self.waits.push(Wait::Gone(found.key.clone()));

@@ -326,6 +326,11 @@ async fn twenty_rounds_of_flux_and_kubectl_while_people_start_and_stop() {
         let changed = 1 + round % 2;
         world.change("apple", json!({ "spec": { "vm": { "currentCpus": changed } } })).await;
     }
+    let map: Api<ConfigMap> = world.api();
+    eventually("the last change in the ConfigMap", LIMIT, async || {
+        map.get("apple").await.unwrap().data?["config.yaml"].contains("currentCpus: 2").then_some(())
+    })
+    .await;
     // And then nothing.
     writes_nothing(&world, "apple", async || {}).await;
 }

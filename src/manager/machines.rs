@@ -95,25 +95,30 @@ pub fn watch(
     health: (Arc<Health>, String),
     teller: Arc<Teller>,
 ) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send + use<> {
-    let mut listed = Some(listed);
+    let (mut listed, store) = (Some(listed), writer.as_reader());
     let tell = move |vm: &_, error: &_| tell(&teller, vm, error);
     let mut reader = Reader::new(metrics, health, tell);
     let machines = listed_and_watched(api(&client, namespace), watcher::Config::default());
     // Some are read while others arrive.
     let (sender, arriving) = mpsc::channel(ARRIVING);
     tokio::spawn(machines.map(Ok).forward(sender));
-    arriving
-        .filter_map(move |event| ready(reader.take(event).map(Ok)))
-        .reflect(writer)
-        .skip_while(move |event| {
-            let done = matches!(event, Ok(Event::InitDone));
-            if done && let Some(listed) = listed.take() {
-                // Nobody waits any more when the manager ends.
-                let _ = listed.send(());
-            }
-            ready(!done)
+    arriving.filter_map(move |event| ready(reader.take(event).map(Ok))).reflect(writer).flat_map(move |event| {
+        stream::iter(match event {
+            // The store has what is listed when all is: who looks before that sees what was.
+            Ok(Event::Init | Event::InitApply(_)) => vec![],
+            Ok(Event::InitDone) => match listed.take() {
+                Some(listed) => {
+                    // Nobody waits any more when the manager ends.
+                    let _ = listed.send(());
+                    vec![]
+                }
+                // Listed again: whatever changed meanwhile.
+                None => store.state().into_iter().map(|vm| Ok(Arc::unwrap_or_clone(vm))).collect(),
+            },
+            Ok(Event::Apply(vm) | Event::Delete(vm)) => vec![Ok(vm)],
+            Err(error) => vec![Err(error)],
         })
-        .touched_objects()
+    })
 }
 
 /// What is to be looked at for another reason than a change of the machine: when all machines are `listed` in the store, each

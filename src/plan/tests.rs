@@ -193,6 +193,50 @@ fn a_pod_that_should_be_gone_is_waited_for_and_said() {
 }
 
 #[test]
+fn a_pod_that_ends_in_an_absurd_time_can_be_forced() {
+    let of = |end: &'static str| {
+        cluster(
+            &vm(|_| ()),
+            on_pod(move |pod| {
+                pod["metadata"]["deletionTimestamp"] = json!(end);
+                pod["metadata"]["deletionGracePeriodSeconds"] = json!(i64::MAX);
+            }),
+        )
+    };
+    let forced = vm(|vm| vm["metadata"]["annotations"] = json!({ "vmoperator.jdrupes.org/forceStop": "Pod-apple" }));
+    assert_eq!(decide(&forced, &of("2149-01-01T00:00:00Z")), ["0 delete Pod apple Force Some(1)", GONE]);
+    assert_eq!(decide(&vm(|_| ()), &of("9999-12-30T22:00:00Z")), [GONE]);
+}
+
+#[test]
+fn the_pod_of_an_earlier_machine_is_waited_for_whatever_the_new_one_calls_its_own() {
+    let mut objects = rendered(&vm(|_| ()), &nothing());
+    let observed = applied(&objects, |kind, object| {
+        if kind == "Pod" {
+            object["metadata"]["ownerReferences"][0]["uid"] = json!("earlier");
+        }
+    });
+    let pod = objects.iter_mut().find(|object| object.key.is_pod()).unwrap();
+    pod.key.name = "apple-vm".into();
+    Arc::make_mut(&mut pod.value)["metadata"]["name"] = json!("apple-vm");
+    assert_eq!(short(&plan(&vm(|_| ()), &observed, Some(&objects))), [GONE]);
+}
+
+#[test]
+fn what_is_kept_but_no_claim_is_not_taken_from_others() {
+    let mut objects = rendered(&vm(|_| ()), &nothing());
+    let map = objects.iter_mut().find(|object| object.key.kind == "ConfigMap").unwrap();
+    map.lifetime = Lifetime::Keep;
+    let observed = applied(&objects, |kind, object| {
+        if kind == "ConfigMap" {
+            object["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("somebody");
+        }
+    });
+    let waits = plan(&vm(|_| ()), &observed, Some(&objects)).waits;
+    assert!(matches!(&waits[..], [Wait::NotOurs(key)] if key.kind == "ConfigMap"), "{waits:?}");
+}
+
+#[test]
 fn a_pod_is_not_made_while_its_disk_is_going() {
     let running = vm(|_| ());
     let mut observed = cluster(&running, |kind, object| {

@@ -155,6 +155,13 @@ pub fn pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Ob
     pods.clone().find(|pod| pod.key.name == name && pod.belongs_to(&uid)).or_else(|| pods.find(|pod| indirect(pod)))
 }
 
+/// The Pod of an earlier machine of that name: it goes, but its guest may still run.
+pub(crate) fn predecessor<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
+    let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
+    let mut pods = observed.objects.iter().filter(|object| object.key.is_pod() && object.key.name == name);
+    pods.find(|pod| pod.is_ours() && !pod.belongs_to(&uid))
+}
+
 /// Whether a Pod is what releases before 3.4 made of a machine, by a StatefulSet of its name. It does not say that it is a
 /// runner's.
 fn is_of_the_oldest(vm: &str, pod: &Object) -> bool {
@@ -195,23 +202,20 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
             |object: &&Arc<Object>| makes_pods(object) && object.was_made_for(&uid) && !is_rendered(object, rendered);
         plan.waits.extend(observed.objects.iter().filter(is_left).map(|object| Wait::Gone(object.key.clone())));
     }
-    // Of an earlier machine of that name, where the templates call the Pod otherwise: it has the disks.
-    let is_former = |object: &&Arc<Object>| {
-        object.key.is_pod()
-            && object.key.name == vm.name_any()
-            && object.is_ours()
-            && !object.belongs_to(&uid)
-            && !running.iter().any(|(rendered, _)| rendered.key == object.key)
-    };
-    if let (Wanted::Up, Some(former)) = (plan.power.wanted, observed.objects.iter().find(is_former)) {
-        plan.wait_for_end(former, observed);
+    // Where the templates call the Pod otherwise, the predecessor's still has the disks.
+    let is_rendered_too = |pod: &Object| running.iter().any(|(object, _)| object.key == pod.key);
+    if let Some(predecessor) = predecessor(vm, observed)
+        && plan.power.wanted == Wanted::Up
+        && !is_rendered_too(predecessor)
+    {
+        plan.wait_for_end(predecessor, observed);
     }
     let may_start = plan.waits.is_empty();
     // The Pod, if it is not what is rendered, nor made by that.
     let is_maker = |(object, life): &(&Rendered, Life<'_>)| !object.key.is_pod() && matches!(life, Life::Alive(_));
     let former = pod(vm, observed).filter(|pod| {
         let is_made = !pod.belongs_to(&uid) && staying.is_empty() && running.iter().any(is_maker);
-        !is_made && !running.iter().any(|(object, _)| object.key == pod.key)
+        !is_made && !is_rendered_too(pod)
     });
     if let Some(former) = former {
         plan.end_oldest(vm, former, rendered.is_some());

@@ -238,14 +238,12 @@ fn is_looked_for(kind: &TypeMeta, rendered: &[Rendered]) -> bool {
         || rendered.iter().any(|object| is_same_resource(&object.key.types(), kind))
 }
 
-/// The Pod of an earlier machine of that name, which the plan waits for.
+/// The Pod of an earlier machine of that name, if the plan waits for it.
 fn former<'a>(vm: &VirtualMachine, observed: &'a Observed, plan: &Plan) -> Option<&'a Object> {
-    let name = vm.name_any();
-    let awaited = plan.waits.iter().find_map(|wait| match wait {
-        Wait::Gone(key) | Wait::Overdue(key) if key.is_pod() && key.name == name => observed.get(key),
-        _ => None,
-    });
-    awaited.map(AsRef::as_ref).filter(|pod| pod.is_ours())
+    let is_awaited = |pod: &&Object| {
+        plan.waits.iter().any(|wait| matches!(wait, Wait::Gone(key) | Wait::Overdue(key) if *key == pod.key))
+    };
+    plan::predecessor(vm, observed).map(AsRef::as_ref).filter(is_awaited)
 }
 
 fn phase(wanted: Wanted, up: bool, pod: Option<&Object>) -> &'static str {

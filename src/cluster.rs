@@ -31,9 +31,10 @@ use self::{
     watch::{Chain, Children},
 };
 use crate::{
-    api::VirtualMachine,
+    api::{VirtualMachine, status::Halted},
     observed::{FIELD_MANAGER, resource},
     plan::{self, Action, Plan},
+    power::{self, GUEST_SHUTDOWN_ANNOTATION},
     render::{Lifetime, ObjectKey, Rendered, Update},
     status,
 };
@@ -242,7 +243,10 @@ impl Cluster {
             && let Some(arrived) = self.look(&of(vm), key).await.map_err(failed)?
         {
             let found = arrived.object.unpack();
-            let ours = found.belongs_to(vm.metadata.uid.as_deref().unwrap_or_default());
+            let uid = vm.metadata.uid.as_deref().unwrap_or_default();
+            // What an earlier machine of another name has left is not this one's.
+            let is_named = found.vm() == Some(&vm.name_any());
+            let ours = found.belongs_to(uid) && (is_named || !found.owners.is_empty());
             let kept = object.lifetime == Lifetime::Keep;
             let other = found.vm().filter(|other| kept && found.is_ours() && *other != vm.name_any());
             if let Some(other) = other {
@@ -379,16 +383,19 @@ impl Cluster {
         }
     }
 
-    /// Sets `spec.vm.state` to Stopped: the guest shut itself down, and nobody applies that field. Not if the machine was
+    /// Sets `spec.vm.state` to Stopped and notes for which shutdown of the guest, if nobody applies that field. Not if the machine was
     /// changed meanwhile; then it is decided anew. Returns whether it did.
     ///
     /// # Errors
     /// What the API server says.
-    pub async fn write_stopped(&self, vm: &VirtualMachine) -> Result<bool, kube::Error> {
+    pub async fn write_stopped(&self, vm: &VirtualMachine, halted: &Halted) -> Result<bool, kube::Error> {
         let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &of(vm));
         let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
         let patch = json!({
-            "metadata": { "uid": vm.metadata.uid, "resourceVersion": vm.metadata.resource_version },
+            "metadata": {
+                "uid": vm.metadata.uid, "resourceVersion": vm.metadata.resource_version,
+                "annotations": { GUEST_SHUTDOWN_ANNOTATION: power::stamp(halted) },
+            },
             "spec": { "vm": { "state": "Stopped" } },
         });
         match api.patch(&vm.name_any(), &parameters, &Patch::Merge(&patch)).await {

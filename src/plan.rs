@@ -28,7 +28,7 @@ use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    api::{PendingChange, Quantity, VirtualMachine, status::Retry},
+    api::{APP_NAME, PendingChange, Quantity, VirtualMachine, status::Retry},
     observed::{Json, Object, Observed, Part},
     power::{self, FORCE_STOP_ANNOTATION, Power, RESTARTED_ANNOTATION, Wanted, power},
     render::{
@@ -125,8 +125,10 @@ pub enum Wait {
     Gone(ObjectKey),
     /// An object of that name is not ours and must go away.
     NotOurs(ObjectKey),
-    /// An object should be gone already: its node does not answer.
+    /// A Pod should be gone already: its node does not answer.
     Overdue(ObjectKey),
+    /// A Pod should be gone already: it has ended, but something keeps it.
+    Kept(ObjectKey),
     /// A Pod that ended is made again a little later.
     Retry(ObjectKey),
 }
@@ -239,7 +241,9 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
             (true, _) => Why::Stop,
             (false, _) => Why::Superfluous,
         };
-        plan.steps[2].push(delete(object, why));
+        // What the guest runs in hangs on nothing else: refused objects do not keep a machine up that should be down.
+        let step = if lives_while_running(object) { 0 } else { 2 };
+        plan.steps[step].push(delete(object, why));
     }
     plan
 }
@@ -261,6 +265,13 @@ fn life<'a>(object: &Rendered, observed: &'a Observed, uid: &str) -> Life<'a> {
 /// Whether it is a Pod whose containers have ended for good.
 pub(crate) fn has_ended(object: &Object) -> bool {
     object.key.is_pod() && matches!(object.text(Part::Status, "/phase"), Some("Succeeded" | "Failed"))
+}
+
+/// Whether a container of a Pod may run, as far as its kubelet has said.
+fn may_run(pod: &Object) -> bool {
+    let containers = pod.status["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let are_over = !containers.is_empty() && containers.iter().all(|item| !item["state"]["terminated"].is_null());
+    pod.text(Part::Spec, "/nodeName").is_some() && !has_ended(pod) && !are_over
 }
 
 /// Whether an object was made to go with the machine's power.
@@ -350,7 +361,7 @@ impl Plan {
                 // Where the machine does not say what to request, that follows from its current CPUs and memory, and those are
                 // live: nothing that the guest has waits for a restart.
                 if vm.spec.resources.is_none() {
-                    self.pending.retain(|change| !change.path.contains("].resources."));
+                    self.pending.retain(|change| !is_request_of_runner(change));
                 }
             }
             (Wanted::Up, Life::Ended(found)) => self.ended(found, observed),
@@ -400,7 +411,10 @@ impl Plan {
 
     fn wait_for_end(&mut self, found: &Object, observed: &Observed) {
         match found.deleting.map(|end| end.checked_add(OVERDUE).unwrap_or(Timestamp::MAX)) {
-            Some(end) if end <= observed.now => self.waits.push(Wait::Overdue(found.key.clone())),
+            Some(end) if end <= observed.now => {
+                let wait = if may_run(found) { Wait::Overdue } else { Wait::Kept };
+                self.waits.push(wait(found.key.clone()));
+            }
             end => {
                 self.waits.push(Wait::Gone(found.key.clone()));
                 if let Some(end) = end {
@@ -493,6 +507,13 @@ impl Plan {
             }
         }
     }
+}
+
+/// Whether the runner is to have other CPUs or memory than it has.
+fn is_request_of_runner(change: &PendingChange) -> bool {
+    let requests = format!("{}Pod/spec.containers[{APP_NAME}].resources.requests.", pending::PREFIX);
+    let what = change.path.strip_prefix(&requests);
+    matches!(what, Some("cpu" | "memory")) && change.current.is_some() && change.wanted.is_some()
 }
 
 /// The object with the restart that it was made after.

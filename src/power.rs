@@ -16,7 +16,9 @@
 //! Who created or patched the machine with another operation than Apply owns the CRD's default like what they wrote; what a
 //! client-side apply (kubectl, Argo CD) wrote is in its annotation, so where `state` is not in there, it set none.
 //!
-//! *Halting* touches nothing: the Pod goes only after the memory is written, so a crash in between forgets nothing.
+//! *Halting* touches nothing: the Pod goes only after the memory is written, so a crash in between forgets nothing. And the state
+//! is written together with the shutdown that it is for: where the two are there and `state` is Running, somebody has started the
+//! machine since.
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time},
@@ -40,6 +42,8 @@ use crate::{
 pub const RESTARTED_ANNOTATION: &str = "vmoperator.jdrupes.org/restartedAt";
 /// The UID of a Pod that is not to wait for its guest any longer when it ends.
 pub const FORCE_STOP_ANNOTATION: &str = "vmoperator.jdrupes.org/forceStop";
+/// The time of the guest's shutdown for which the manager set the state to Stopped.
+pub const GUEST_SHUTDOWN_ANNOTATION: &str = "vmoperator.jdrupes.org/guestShutdownAt";
 /// The field manager of our own commands. What a person commands is not what Git wants.
 pub const COMMAND_MANAGER: &str = "vm-operator-cli";
 /// What the runner says of a guest that shut itself down.
@@ -98,15 +102,20 @@ pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power
         |halted: Option<Halted>| halted.filter(|_| reported).map(|halted| Halted { released: true, ..halted });
     let up = |halted| Power { wanted: Wanted::Up, halted, ..Power::default() };
     let down = |halted| Power { halted, ..Power::default() };
-    let halting = || {
+    let memory = || {
         let generation = vm.metadata.generation.unwrap_or_default();
-        let restarted_at = restart.cloned();
-        let halted = Halted { by: "guest".into(), time: Time(now), generation, restarted_at, released: false };
-        Power { wanted: Wanted::Halting, halted: Some(halted), ..Power::default() }
+        Halted { by: "guest".into(), time: Time(now), generation, restarted_at: restart.cloned(), released: false }
+    };
+    let halting = || Power { wanted: Wanted::Halting, halted: Some(memory()), ..Power::default() };
+    // Who stops the machine knows of the shutdown: the next start is none that it could undo.
+    let stopped = |halted: Option<Halted>| down(release(halted.or_else(|| shut_down.then(memory))));
+    let is_kept_down = |halted: &Halted| {
+        let is_restarted = restart.is_some() && halted.restarted_at.as_ref() != restart;
+        !halted.released && !is_restarted && vm.annotations().get(GUEST_SHUTDOWN_ANNOTATION) != Some(&stamp(halted))
     };
     match vm.spec.vm.state {
         PowerState::Running => match halted {
-            Some(halted) if !halted.released && (restart.is_none() || halted.restarted_at.as_ref() == restart) => {
+            Some(halted) if is_kept_down(&halted) => {
                 Power { write_stopped: setter != Setter::Applier, ..down(Some(halted)) }
             }
             None if shut_down => halting(),
@@ -119,11 +128,16 @@ pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power
             match (was_up, shut_down && halted.is_none()) {
                 (true, false) => Power { unmanaged: true, ..up(release(halted)) },
                 (true, true) => halting(),
-                (false, _) => down(release(halted)),
+                (false, _) => stopped(halted),
             }
         }
-        PowerState::Stopped => down(release(halted)),
+        PowerState::Stopped => stopped(halted),
     }
+}
+
+/// The time of a shutdown as the annotation has it: that of the status, in whole seconds.
+pub fn stamp(halted: &Halted) -> String {
+    halted.time.0.strftime("%FT%TZ").to_string()
 }
 
 /// Whether the Pod was made before the restart that the machine's annotation asks for. The Pod carries the text that was

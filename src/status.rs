@@ -89,9 +89,10 @@ pub fn status(
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let pod = plan::pod(vm, observed).map(AsRef::as_ref);
     // Where there is no Pod, or its runner has not reported yet, nobody but us can say that nothing runs.
+    let was_killed = pod.is_some_and(|pod| was_killed(pod, current));
     let reported = |type_| {
-        conditions::find(current, type_).is_some_and(|_| !ours(vm, type_))
-            && pod.is_some_and(|pod| is_report_of(vm, pod))
+        let stands = |condition: &Condition| !ours(vm, type_) && !(was_killed && condition.status == "True");
+        conditions::find(current, type_).is_some_and(stands) && pod.is_some_and(|pod| is_report_of(vm, pod))
     };
     let is_over = pod.is_some_and(|pod| plan::has_ended(pod) || is_down(pod));
     let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !is_over && !pod.is_some_and(is_lost);
@@ -241,7 +242,9 @@ fn is_looked_for(kind: &TypeMeta, rendered: &[Rendered]) -> bool {
 /// The Pod of an earlier machine of that name, if the plan waits for it.
 fn former<'a>(vm: &VirtualMachine, observed: &'a Observed, plan: &Plan) -> Option<&'a Object> {
     let is_awaited = |pod: &&Object| {
-        plan.waits.iter().any(|wait| matches!(wait, Wait::Gone(key) | Wait::Overdue(key) if *key == pod.key))
+        plan.waits
+            .iter()
+            .any(|wait| matches!(wait, Wait::Gone(key) | Wait::Overdue(key) | Wait::Kept(key) if *key == pod.key))
     };
     plan::predecessor(vm, observed).map(AsRef::as_ref).filter(is_awaited)
 }
@@ -271,6 +274,21 @@ fn is_down(pod: &Object) -> bool {
     containers
         .filter(|container| container["name"] == APP_NAME)
         .any(|container| state(container, "waiting") || state(container, "terminated"))
+}
+
+/// Whether the runner ended after it had said that its guest runs, so that nobody but us can take that back. The times of both are
+/// the node's, and what says so anew is a runner that was started since.
+fn was_killed(pod: &Object, current: &[Condition]) -> bool {
+    let running = conditions::find(current, RUNNING).filter(|running| running.status == "True");
+    let Some(since) = running.map(|running| running.last_transition_time.0) else { return false };
+    let containers = pod.status["containerStatuses"].as_array().into_iter().flatten();
+    let ended = |container: &Value| {
+        let state = &container["state"];
+        let last = if state["waiting"].is_null() { state } else { &container["lastState"] };
+        last.pointer("/terminated/finishedAt").and_then(|time| time.as_str()?.parse::<Timestamp>().ok())
+    };
+    plan::has_ended(pod)
+        || containers.filter(|container| container["name"] == APP_NAME).filter_map(ended).any(|end| since < end)
 }
 
 /// Whether the Pod's node does not answer, so that nobody knows whether the guest runs. The node controller then says that the Pod
@@ -359,23 +377,23 @@ fn ready(
     });
     let (status, reason, message) = match (plan.power.wanted, pod) {
         _ if let Some(failure) = &outcome.failure => (false, failure.reason, failure.message.clone()),
-        (Wanted::Up, _) if let Some(key) = taken => {
+        _ if let Some(key) = taken => {
             (false, "NameTaken", format!("{key} exists and is not this machine's: delete or rename one of the two"))
         }
-        (_, None) if let Some(message) = unanswered(plan, former) => (false, "NodeNotResponding", message),
+        (_, None) if let Some((reason, message)) = unanswered(plan, former) => (false, reason, message),
         (Wanted::Down, None) if let Some(former) = former => {
             (false, "Stopping", format!("waiting for {} of an earlier machine of this name to end", former.key))
         }
         (Wanted::Down, None) => stopped(&plan.power),
         (Wanted::Down | Wanted::Halting, pod) => match unanswered(plan, pod) {
-            Some(message) => (false, "NodeNotResponding", message),
+            Some((reason, message)) => (false, reason, message),
             None if plan.power.wanted == Wanted::Halting => {
                 (false, "Stopping", "the guest has shut itself down; its Pod goes next".into())
             }
             None => (false, "Stopping", "waiting for the guest to power down".into()),
         },
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => match unanswered(plan, Some(pod)) {
-            Some(message) => (false, "NodeNotResponding", message),
+            Some((reason, message)) => (false, reason, message),
             None => (
                 false,
                 "Restarting",
@@ -383,7 +401,7 @@ fn ready(
             ),
         },
         (Wanted::Up, Some(_)) if up => (true, "Running", "the machine runs, as the spec says".into()),
-        (Wanted::Up, Some(_)) if let Some(message) = unanswered(plan, pod) => (false, "NodeNotResponding", message),
+        (Wanted::Up, Some(_)) if let Some((reason, message)) = unanswered(plan, pod) => (false, reason, message),
         (Wanted::Up, Some(pod)) => {
             let (reason, message) = cause(vm, pod)
                 .unwrap_or_else(|| ("Starting", "waiting for the runner to report that the guest runs".into()));
@@ -395,9 +413,10 @@ fn ready(
         }
         (Wanted::Up, None) => match (rendered, plan.waits.first()) {
             (Err(error), _) => (false, "TemplateError", error.to_string()),
-            (Ok(_), Some(Wait::Gone(key) | Wait::Overdue(key) | Wait::NotOurs(key) | Wait::Retry(key))) => {
-                (false, "WaitingForDeletion", format!("waiting for {key} to be gone"))
-            }
+            (
+                Ok(_),
+                Some(Wait::Gone(key) | Wait::Overdue(key) | Wait::Kept(key) | Wait::NotOurs(key) | Wait::Retry(key)),
+            ) => (false, "WaitingForDeletion", format!("waiting for {key} to be gone")),
             (Ok(_), None) => (false, "Starting", "waiting for the Pod to start".into()),
         },
     };
@@ -416,22 +435,30 @@ fn stopped(power: &Power) -> (bool, &'static str, String) {
     }
 }
 
-/// A Pod whose node does not answer, or that should be gone.
-fn unanswered(plan: &Plan, pod: Option<&Object>) -> Option<String> {
+/// A Pod whose node does not answer, or that should be gone: a reason and what to do.
+fn unanswered(plan: &Plan, pod: Option<&Object>) -> Option<(&'static str, String)> {
     let pod = pod?;
     let (name, node) = (&pod.key.name, pod.text(Part::Spec, "/nodeName").unwrap_or("?"));
+    let since = || pod.deleting.map(|time| time.strftime("%FT%TZ").to_string()).unwrap_or_default();
+    if plan.waits.contains(&Wait::Kept(pod.key.clone())) {
+        let message = format!(
+            "Pod {name} should have gone at {}; nothing runs in it any more, but something keeps it: see its metadata.finalizers",
+            since()
+        );
+        return Some(("PodNotRemoved", message));
+    }
     let head = if plan.waits.contains(&Wait::Overdue(pod.key.clone())) {
-        let since = pod.deleting.map(|time| time.strftime("%FT%TZ").to_string()).unwrap_or_default();
-        format!("Pod {name} should have ended at {since}, but node {node} does not say so")
+        format!("Pod {name} should have ended at {}, but node {node} does not say so", since())
     } else if is_lost(pod) {
         format!("node {node}, on which Pod {name} runs, does not answer")
     } else {
         return None;
     };
-    Some(format!(
+    let message = format!(
         "{head}; the guest may still run there, so nothing is started elsewhere. If the node is really down, say so: \
          kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-    ))
+    );
+    Some(("NodeNotResponding", message))
 }
 
 /// Why a Pod is going, if the cluster removes it.
@@ -472,6 +499,10 @@ fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
         let waiting = &container["state"]["waiting"];
         match waiting["reason"].as_str() {
             None | Some("ContainerCreating" | "PodInitializing") => {}
+            // The kubelet says why, and then, in turns, only that it waits.
+            Some("ImagePullBackOff") if let Some(said) = said_before(vm, "ImagePullFailed") => {
+                return Some(("ImagePullFailed", said));
+            }
             Some(reason @ ("ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull")) => {
                 return Some(("ImagePullFailed", format!("{name}: {reason}: {}", text(&waiting["message"]))));
             }
@@ -483,6 +514,12 @@ fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let running = conditions::find(current, RUNNING).filter(|_| !ours(vm, RUNNING) && is_report_of(vm, pod))?;
     (running.status == "False" && running.reason == "QemuFailed").then(|| ("RunnerFailed", running.message.clone()))
+}
+
+/// What the condition Ready says already for that reason.
+fn said_before(vm: &VirtualMachine, reason: &str) -> Option<String> {
+    let ready = conditions::find(&vm.status.as_ref()?.conditions, READY)?;
+    (ready.reason == reason).then(|| ready.message.clone())
 }
 
 fn text(value: &Value) -> String {

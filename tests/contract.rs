@@ -561,6 +561,34 @@ async fn what_the_runner_said_of_the_guest_ends_with_the_pod() {
 }
 
 #[tokio::test]
+async fn a_runner_that_is_killed_takes_nothing_back_and_so_the_manager_does() {
+    let world = World::new("killed-runner").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    world.report("apple", true, "Started").await;
+    world.ready("apple", "Running").await;
+    let container = |state: &str, detail: Value| {
+        json!({ "phase": "Running", "containerStatuses": [{
+            "name": "vm-runner", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": { state: detail },
+        }] })
+    };
+    let killed = json!({ "exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:10:00Z" });
+    world.pod_status("apple", container("terminated", killed)).await;
+    let vm = world.ready("apple", "RunnerFailed").await;
+    let is_false =
+        |vm: &VirtualMachine, type_: &str| condition(vm, type_).is_some_and(|(status, ..)| status == "False");
+    assert!(is_false(&vm, "Running") && is_false(&vm, "Booted"), "{vm:?}");
+    assert_eq!(json!(vm.status.unwrap().cpus), json!(0));
+
+    // The node starts it again, and it speaks for itself.
+    world.pod_status("apple", container("running", json!({}))).await;
+    world.report("apple", true, "Started").await;
+    let vm = world.ready("apple", "Running").await;
+    assert_eq!(condition(&vm, "Running").unwrap().1, "Started");
+    assert_eq!(json!(vm.status.unwrap().cpus), json!(1));
+}
+
+#[tokio::test]
 async fn a_pool_is_an_object_of_its_own() {
     let world = World::new("pools").await;
     let pool = |spec: Value| json!({ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmPool", "metadata": { "name": "desktops" }, "spec": spec });

@@ -23,7 +23,7 @@ use support::{
 };
 use vm_operator::{
     api::{PowerState, VirtualMachine},
-    power::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION},
+    power::{self, FORCE_STOP_ANNOTATION, GUEST_SHUTDOWN_ANNOTATION, RESTARTED_ANNOTATION},
 };
 
 const NODE: &str = "played";
@@ -78,6 +78,8 @@ async fn a_guest_that_shuts_down_stays_down_and_the_state_says_so_where_nobody_a
     world.pod_has_ended("apple").await;
     let vm = world.machine_when("apple", "stopped", |vm| vm.spec.vm.state == PowerState::Stopped).await;
     assert!(vm.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some("vm-operator")));
+    let halted = vm.status.as_ref().unwrap().halted.as_ref().unwrap();
+    assert_eq!(vm.annotations()[GUEST_SHUTDOWN_ANNOTATION], power::stamp(halted), "written together with the state");
     world.event("apple", "GuestShutdown").await;
     let vm = world.ready("apple", "StoppedAsRequested").await;
     assert!(vm.status.unwrap().halted.is_none_or(|halted| halted.released));

@@ -26,6 +26,7 @@ use support::{
     manager::{Manager, Setup, install_crds, quiet},
     proxy::{Faults, Proxy},
 };
+use tempfile::NamedTempFile;
 use vm_operator::api::VirtualMachine;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -35,6 +36,8 @@ struct World {
     cluster: &'static Cluster,
     namespace: TestNamespace,
     client: Client,
+    /// What its managers may do.
+    kubeconfig: NamedTempFile,
 }
 
 impl World {
@@ -48,11 +51,11 @@ impl World {
         let namespace = cluster.namespace(test).await;
         let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });
         namespace.apply(&account.to_string());
-        Self { cluster, client: cluster.client().await, namespace }
+        Self { cluster, client: cluster.client().await, kubeconfig: namespace.managers_kubeconfig(), namespace }
     }
 
     fn manager(&self, setup: &Setup<'_>) -> Manager {
-        Manager::with(self.cluster.kubeconfig(), Some(self.namespace.name()), setup)
+        Manager::with(self.kubeconfig.path(), Some(self.namespace.name()), setup)
     }
 
     fn api<K>(&self) -> Api<K>

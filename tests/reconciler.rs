@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use support::{
     cluster::{Cluster as TestCluster, XTASK, eventually},
     manager::Manager,
-    world::{LIMIT, World, machine},
+    world::{LIMIT, World, condition, machine},
 };
 use vm_operator::{
     api::{VirtualMachine, conditions},
@@ -381,7 +381,7 @@ async fn what_a_new_configuration_does_without_goes_also_while_no_manager_runs()
     assert!(services.get_opt("apple").await.unwrap().is_some());
     drop(world.manager);
     let never = "/Manager:\n  /Controller:\n    /Reconciler: {loadBalancerService: false}\n";
-    world.manager = Manager::start_with(world.cluster.kubeconfig(), world.namespace.name(), &[], never);
+    world.manager = Manager::start_with(world.kubeconfig.path(), world.namespace.name(), &[], never);
     eventually("the Service to be gone", LIMIT, async || {
         services.get_opt("apple").await.unwrap().is_none().then_some(())
     })
@@ -403,6 +403,41 @@ async fn a_name_that_is_taken_is_not_taken_over() {
 
     world.namespace.kubectl(&["delete", "configmap", "apple"]);
     world.ready("apple", "Starting").await;
+
+    // What an earlier machine of another name has left is not this one's either.
+    let labels = json!({
+        "app.kubernetes.io/managed-by": "vm-operator", "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "plum",
+    });
+    let left = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "pear", "labels": labels } });
+    world.namespace.apply(&left.to_string());
+    world.make("pear", |_| ()).await;
+    world.ready("pear", "NameTaken").await;
+    assert!(world.api::<ConfigMap>().get("pear").await.unwrap().data.is_none());
+}
+
+#[tokio::test]
+async fn what_a_template_keeps_is_not_taken_from_others() {
+    let template = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {{ vm.metadata.name ~ '-notes' }}\n  annotations: {vmoperator.jdrupes.org/lifetime: keep}\ndata: {ours: 'yes'}\n";
+    let world = World::with_templates("kept", &[("notes.yaml.j2", template)]).await;
+    let theirs = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "apple-notes" }, "data": { "theirs": "yes" },
+    });
+    world.namespace.apply(&theirs.to_string());
+    let data = async |name: &str| world.api::<ConfigMap>().get(name).await.unwrap().data.unwrap();
+    world.make("apple", |_| ()).await;
+    let message = condition(&world.ready("apple", "NameTaken").await, "Ready").unwrap().2;
+    assert!(message.starts_with("ConfigMap apple-notes exists and is not this machine's"), "{message}");
+    assert_eq!(data("apple-notes").await.into_keys().collect::<Vec<_>>(), ["theirs"]);
+
+    // What it kept itself is its own again.
+    world.make("pear", |_| ()).await;
+    world.ready("pear", "Starting").await;
+    world.api::<VirtualMachine>().delete("pear", &DeleteParams::default()).await.unwrap();
+    world.no_pod("pear").await;
+    world.namespace.kubectl(&["patch", "configmap", "pear-notes", "--type=merge", r#"--patch={"data":{"ours":"no"}}"#]);
+    world.make("pear", |_| ()).await;
+    world.ready("pear", "Starting").await;
+    assert_eq!(data("pear-notes").await["ours"], "yes");
 }
 
 #[tokio::test]

@@ -74,7 +74,7 @@ async fn events(world: &World, reason: &str) -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn a_changed_folder_is_in_force_at_once_and_no_pod_is_touched() {
-    let world = World::new("hot").await;
+    let world = World::with_templates("hot", &[]).await;
     for name in ["apple", "pear"] {
         world.make(name, |_| {}).await;
         world.ready(name, "Starting").await;
@@ -175,7 +175,7 @@ async fn what_made_the_pod_goes_before_another_is_made_though_no_manager_ran_mea
 
 #[tokio::test]
 async fn a_block_of_the_pod_waits_for_the_next_start() {
-    let world = World::new("block").await;
+    let world = World::with_templates("block", &[]).await;
     world.make("apple", |_| {}).await;
     let uid = world.pod_when("apple", "there", |_| true).await.uid();
     let template = "{% extends \"builtin/pod.yaml.j2\" %}\n{% block labels %}\n    live: \"1\"\n{% endblock %}\n\
@@ -187,7 +187,7 @@ async fn a_block_of_the_pod_waits_for_the_next_start() {
 
 #[tokio::test]
 async fn what_is_broken_is_never_used() {
-    let world = World::new("broken").await;
+    let world = World::with_templates("broken", &[]).await;
     world.make("apple", |_| {}).await;
     world.ready("apple", "Starting").await;
     let pod = pod(&world, "apple").await;
@@ -372,7 +372,7 @@ fn what_the_commands_say_of_folders() {
 
 #[tokio::test]
 async fn every_recipe_is_what_an_api_server_takes() {
-    let world = World::new("recipes").await;
+    let world = World::with_templates("recipes", &[]).await;
     for (name, folder) in recipes() {
         world.namespace.apply(&kubectl_vm(&["templates", "pack", "--set", &name], &folder));
         world
@@ -421,7 +421,7 @@ fn set(name: &str, set: &str, data: Value) -> ConfigMap {
 
 #[tokio::test]
 async fn a_machine_chooses_a_set_and_its_values() {
-    let world = World::new("sets").await;
+    let world = World::with_templates("sets", &[]).await;
     world
         .make("apple", |vm| {
             vm["spec"]["templates"] = json!({ "set": "guarded" });
@@ -464,7 +464,7 @@ async fn a_machine_chooses_a_set_and_its_values() {
 
 #[tokio::test]
 async fn a_difference_is_shown_with_what_it_means() {
-    let world = World::new("diff").await;
+    let world = World::with_templates("diff", &[]).await;
     world.make("apple", |_| {}).await;
     world.ready("apple", "Starting").await;
     let diff = |arguments: &[&str]| world.namespace.kubectl_vm(&[&["diff"], arguments].concat());

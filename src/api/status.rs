@@ -151,7 +151,7 @@ pub struct Halted {
     /// The machine's restart annotation at that time. Another one starts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarted_at: Option<String>,
-    /// It was started since, but the report that halted it still stands; it does not halt it again.
+    /// It was stopped or started since, but the report that halted it still stands; it does not halt it again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub released: bool,
 }

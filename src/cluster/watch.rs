@@ -11,7 +11,7 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -268,7 +268,7 @@ impl Children {
             false => self.list::<true>(kind, namespace.as_deref(), &how).await,
         });
         match try_join_all(lists).await {
-            Ok(lists) => lists.into_iter().flatten().for_each(|arrived| self.keep(arrived, false)),
+            Ok(lists) => lists.into_iter().flatten().for_each(|arrived| self.take_answer(arrived)),
             Err(error) => {
                 debug!(error = %Chain(&error), "the objects of one machine can't be asked for");
                 return false;
@@ -289,23 +289,31 @@ impl Children {
 
     /// Takes in what the API server answered to a write, so that the next decision does not wait for the watch to tell it.
     pub(super) fn insert(&self, arrived: Arrived) {
-        self.keep(arrived, true);
+        let objects = lock(&self.objects);
+        // What was known before and is not in the list is gone.
+        if !lock(&self.uids).contains(&self.hasher.hash_one(&arrived.object.uid))
+            && let Some(list) = lock(&self.lists).get_mut(&arrived.object.key.types())
+        {
+            list.answered.insert(arrived.object.uid.clone());
+        }
+        self.keep(objects, arrived);
     }
 
-    fn keep(&self, Arrived { vm, object }: Arrived, answered: bool) {
-        let Some(vm) = vm else { return };
-        let mut objects = lock(&self.objects);
-        if lock(&self.gone).contains(&object.uid) {
-            return;
+    /// Takes in what the API server answered to [`Children::ask`], unless the watch of the kind has told all by now: an answer
+    /// that was slow may show what is gone since.
+    fn take_answer(&self, arrived: Arrived) {
+        let objects = lock(&self.objects);
+        let kind = arrived.object.key.types();
+        let is_watched =
+            lock(&self.kinds).get(&kind).is_some_and(|state| !matches!(*state.borrow(), State::Failed { .. }));
+        let is_told = is_watched && !lock(&self.lists).contains_key(&kind);
+        if !is_told {
+            self.keep(objects, arrived);
         }
-        // What was known before and is not in the list is gone.
-        let is_new = !lock(&self.uids).contains(&self.hasher.hash_one(&object.uid));
-        if answered
-            && is_new
-            && let Some(list) = lock(&self.lists).get_mut(&object.key.types())
-        {
-            list.answered.insert(object.uid.clone());
-        }
+    }
+
+    fn keep(&self, mut objects: MutexGuard<'_, HashMap<Place, Vec<Packed>>>, Arrived { vm, object }: Arrived) {
+        let Some(vm) = vm.filter(|_| !lock(&self.gone).contains(&object.uid)) else { return };
         let objects = objects.entry(vm).or_default();
         if find(objects, &object.key).is_none_or(|known| known.version <= object.version) {
             self.put(objects, object);
@@ -404,10 +412,13 @@ impl Children {
                 self.update(arrived);
             }
             Event::InitDone => {
-                // What is answered in between is newer than the list.
-                let is_listed = |uid: &str| lock(&self.lists).get(kind).is_some_and(|list| list.listed.contains(uid));
-                let unlisted = self.select(|known| is_of(&known.key, kind) && !is_listed(&known.uid));
-                let List { answered, .. } = lock(&self.lists).remove(kind).unwrap_or_default();
+                let (unlisted, answered) = {
+                    // What is answered in between is newer than the list.
+                    let objects = lock(&self.objects);
+                    let List { listed, answered } = lock(&self.lists).remove(kind).unwrap_or_default();
+                    let is_unlisted = |known: &Packed| is_of(&known.key, kind) && !listed.contains(&known.uid);
+                    (select(&objects, is_unlisted), answered)
+                };
                 let (doubted, gone): (Vec<_>, Vec<_>) =
                     unlisted.into_iter().partition(|(_, uid)| answered.contains(uid));
                 self.doubt(kind.clone(), doubted.into_iter().map(|(_, uid)| uid).collect());
@@ -431,11 +442,9 @@ impl Children {
         false
     }
 
-    /// What is known of that sort: the machine and the UID.
+    /// What is known of that sort.
     fn select(&self, which: impl Fn(&Packed) -> bool) -> Vec<(Place, Box<str>)> {
-        let objects = lock(&self.objects);
-        let known = objects.iter().flat_map(|(vm, objects)| objects.iter().map(move |known| (vm, known)));
-        known.filter(|(_, known)| which(known)).map(|(vm, known)| (vm.clone(), known.uid.clone())).collect()
+        select(&lock(&self.objects), which)
     }
 
     /// Removes these objects later, if nobody tells of them until then.
@@ -519,9 +528,12 @@ impl Children {
         {
             let mut objects = lock(&self.objects);
             let Some(of_vm) = objects.get_mut(vm) else { return };
-            // One of the same name that was made since stays.
-            let Some(index) = of_vm.iter().position(|known| *known.uid == *uid) else { return };
-            of_vm.swap_remove(index);
+            // One of the same name that was made since stays. What is watched in two versions of its API is there twice.
+            let count = of_vm.len();
+            of_vm.retain(|known| *known.uid != *uid);
+            if of_vm.len() == count {
+                return;
+            }
             lock(&self.uids).remove(&self.hasher.hash_one(uid));
             if of_vm.is_empty() {
                 objects.remove(vm);
@@ -535,6 +547,12 @@ impl Children {
         // Nobody listens any more when the manager ends.
         let _ = self.trigger.unbounded_send(ObjectRef::new(vm).within(namespace));
     }
+}
+
+/// The machines and the UIDs of objects of that sort.
+fn select(objects: &HashMap<Place, Vec<Packed>>, which: impl Fn(&Packed) -> bool) -> Vec<(Place, Box<str>)> {
+    let known = objects.iter().flat_map(|(vm, objects)| objects.iter().map(move |known| (vm, known)));
+    known.filter(|(_, known)| which(known)).map(|(vm, known)| (vm.clone(), known.uid.clone())).collect()
 }
 
 fn api<K>(client: &Client, namespace: Option<&str>, resource: &ApiResource) -> Api<K>

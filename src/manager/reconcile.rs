@@ -199,7 +199,8 @@ impl Reconciler {
         // It names the version that the status was of.
         if plan.power.write_stopped
             && written.is_none()
-            && this.cluster.write_stopped(&vm).await.map_err(ReconcileError::Spec)?
+            && let Some(halted) = &plan.power.halted
+            && this.cluster.write_stopped(&vm, halted).await.map_err(ReconcileError::Spec)?
         {
             this.tell(&vm, vec![stopped_by_guest()]);
         }

@@ -181,13 +181,33 @@ fn a_forced_stop_shortens_the_grace_of_that_pod_only() {
 
 #[test]
 fn a_pod_that_should_be_gone_is_waited_for_and_said() {
-    let going =
-        |end: &'static str| cluster(&vm(|_| ()), on_pod(move |pod| pod["metadata"]["deletionTimestamp"] = json!(end)));
+    let going_with = |end: &'static str, edit: fn(&mut Value)| {
+        let going = move |pod: &mut Value| {
+            pod["metadata"]["deletionTimestamp"] = json!(end);
+            edit(pod);
+        };
+        cluster(&vm(|_| ()), on_pod(going))
+    };
+    let going = |end| going_with(end, on_node);
     let plan_of = |observed: &Observed| plan(&stopped(), observed, Some(&rendered(&stopped(), observed)));
     let early = plan_of(&going("2027-01-15T07:59:40Z"));
     assert_eq!((short(&early), early.again_after), (vec![GONE.to_owned()], Some(Duration::from_secs(10))));
     let late = plan_of(&going("2027-01-15T07:59:30Z"));
     assert_eq!((short(&late), late.again_after), (vec![GONE.replace("Gone", "Overdue")], None));
+    // Nothing runs in it: it hangs on something else than its node.
+    for edit in [
+        |_: &mut Value| (),
+        |pod: &mut Value| {
+            on_node(pod);
+            pod["status"]["phase"] = json!("Failed");
+        },
+        |pod: &mut Value| {
+            on_node(pod);
+            pod["status"]["containerStatuses"] = json!([{ "state": { "terminated": { "exitCode": 0 } } }]);
+        },
+    ] {
+        assert_eq!(short(&plan_of(&going_with("2027-01-15T07:59:30Z", edit))), [GONE.replace("Gone", "Kept")]);
+    }
     let put_back = plan_of(&going("2027-01-16T07:59:40Z"));
     assert_eq!((short(&put_back), put_back.again_after), (vec![GONE.to_owned()], Some(Duration::from_secs(300))));
 }
@@ -234,6 +254,18 @@ fn what_is_kept_but_no_claim_is_not_taken_from_others() {
     });
     let waits = plan(&vm(|_| ()), &observed, Some(&objects)).waits;
     assert!(matches!(&waits[..], [Wait::NotOurs(key)] if key.kind == "ConfigMap"), "{waits:?}");
+}
+
+#[test]
+fn a_pod_that_is_not_rendered_any_more_is_ended_before_anything_can_be_refused() {
+    let observed = cluster(&vm(|_| ()), |_, _| ());
+    let mut objects = rendered(&stopped(), &observed);
+    objects.retain(|object| !object.key.is_pod());
+    let map = objects.iter_mut().find(|object| object.key.kind == "ConfigMap").unwrap();
+    map.hash = "other".into();
+    let steps = plan(&stopped(), &observed, Some(&objects)).steps;
+    let has = |kind: &str, action: &Action| matches!(action, Action::Delete { key, .. } if key.kind == kind);
+    assert!(steps[0].iter().any(|action| has("Pod", action)), "{steps:?}");
 }
 
 #[test]
@@ -313,6 +345,12 @@ fn live_cpus_leave_nothing_to_wait_for() {
     assert_eq!(
         pending(&with(requests("1"), 2), &with(requests("2"), 1)),
         ["objects/Pod/spec.containers[vm-runner].resources.requests.cpu"]
+    );
+    let limited = json!({ "requests": { "cpu": "1", "memory": "1Gi" }, "limits": { "memory": "2Gi" } });
+    assert_eq!(
+        pending(&with(limited, 2), &with(Value::Null, 2)),
+        ["objects/Pod/spec.containers[vm-runner].resources.limits"],
+        "what the machine does not ask for any more"
     );
 }
 
@@ -447,7 +485,7 @@ fn templates_that_make_the_pod_otherwise_wait_until_it_has_ended() {
     let waiting = plan_of(&running, &observed);
     assert_eq!(short(&waiting), [GONE]);
     assert_eq!(waiting.pending[0].path, "objects/StatefulSet/apple");
-    assert_eq!(short(&plan_of(&restarted, &observed)), ["2 delete Pod apple Restart None", GONE]);
+    assert_eq!(short(&plan_of(&restarted, &observed)), ["0 delete Pod apple Restart None", GONE]);
     let mut observed = observed;
     // Whatever else lives while the machine runs.
     let map = observed.objects.iter().find(|object| object.key.kind == "ConfigMap").unwrap();
@@ -476,12 +514,12 @@ fn templates_that_make_the_pod_otherwise_wait_until_it_has_ended() {
     observed.objects.extend(made.objects.into_iter().filter(|object| object.key.is_pod()));
     assert_eq!(short(&plan_of(&running, &observed)), [""; 0], "as it should be");
     assert_eq!(decide(&running, &observed), [gone("apple-0")]);
-    assert_eq!(decide(&restarted, &observed), ["2 delete StatefulSet apple".to_owned(), gone("apple-0")]);
-    assert_eq!(decide(&stopped(), &observed), ["2 delete StatefulSet apple"]);
+    assert_eq!(decide(&restarted, &observed), ["0 delete StatefulSet apple".to_owned(), gone("apple-0")]);
+    assert_eq!(decide(&stopped(), &observed), ["0 delete StatefulSet apple"]);
     // Its Pod is lost: it may make it anew any moment, so it must be gone before there is another.
     observed.objects.retain(|object| !object.key.is_pod());
     let gone = GONE.replace("v1", "apps/v1").replace("Pod", "StatefulSet");
-    assert_eq!(decide(&running, &observed), ["2 delete StatefulSet apple", &gone]);
+    assert_eq!(decide(&running, &observed), ["0 delete StatefulSet apple", &gone]);
     assert_eq!(short(&plan(&running, &observed, None)), [""; 0], "what can't be rendered can't be made anew");
     for object in observed.objects.iter_mut().filter(|object| object.key.kind == "StatefulSet") {
         Arc::make_mut(object).deleting = Some(noon());
@@ -660,7 +698,7 @@ fn broken_templates_prune_nothing_and_kill_no_guest_but_the_power_button_works()
     let running = vm(|_| ());
     let observed = cluster(&running, |_, _| ());
     assert_eq!(short(&plan(&running, &observed, None)), [""; 0]);
-    assert_eq!(short(&plan(&stopped(), &observed, None)), ["2 delete Pod apple"]);
+    assert_eq!(short(&plan(&stopped(), &observed, None)), ["0 delete Pod apple"]);
     let restarted = vm(|vm| vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" }));
     assert_eq!(short(&plan(&restarted, &observed, None)), [""; 0], "nothing can be made anew");
 }

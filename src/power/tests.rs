@@ -93,6 +93,34 @@ fn a_machine_that_was_started_again_is_not_halted_by_the_old_report() {
 }
 
 #[test]
+fn a_start_after_the_state_was_written_is_not_undone() {
+    let status = |halted: &Value| {
+        let mut status = shut_down("Pod-apple");
+        status["halted"] = halted.clone();
+        status
+    };
+    let halted: Value = serde_json::from_str(HALTED).unwrap();
+    let mut started = machine("Running", Some("Update"), status(&halted));
+    let mut noted = |time: &str| {
+        started.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), time.into());
+        let power = decide(&started, &with_pod());
+        (power.wanted, power.write_stopped, power.halted.is_some_and(|halted| halted.released))
+    };
+    assert_eq!(noted("2027-01-14T07:00:00Z"), (Wanted::Down, true, false), "that was another shutdown");
+    assert_eq!(noted("2027-01-15T07:00:00Z"), (Wanted::Up, false, true));
+
+    // Who stops it while the report stands may start it again before its Pod has gone.
+    for setter in [None, Some("Update"), Some("Apply")] {
+        let mut status = shut_down("Pod-apple");
+        status["power"] = json!("Stopped");
+        let stopped = decide(&machine("Stopped", setter, status.clone()), &with_pod());
+        assert_eq!((stopped.wanted, stopped.halted.as_ref().map(|halted| halted.released)), (Wanted::Down, Some(true)));
+        status["halted"] = json!(stopped.halted);
+        assert_eq!(decide(&machine("Running", setter, status), &with_pod()).wanted, Wanted::Up);
+    }
+}
+
+#[test]
 fn without_guest_shutdown_stops_a_shutdown_is_nothing_to_remember() {
     let mut vm = machine("Running", None, shut_down("Pod-apple"));
     vm.spec.guest_shutdown_stops = false;

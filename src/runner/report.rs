@@ -377,7 +377,12 @@ impl Reporter {
             None => {
                 let status = api.get_status(name).await?.status.unwrap_or_default();
                 let password_serial = status.display_password_serial.unwrap_or_default();
-                before.insert(Before { conditions: status.conditions, password_serial })
+                let mut conditions = status.conditions;
+                if last.is_none() {
+                    // What an earlier runner has said of its guest does not go on, even if it is said again.
+                    conditions.retain(|condition| condition.type_ != conditions::RUNNING);
+                }
+                before.insert(Before { conditions, password_serial })
             }
         };
         let document = document(report, name, pod_uid.as_deref(), before, Timestamp::now());

@@ -32,7 +32,7 @@ pub struct News {
 }
 
 /// Reasons of the condition Ready that say that something is wrong.
-const WARNINGS: [&str; 11] = [
+const WARNINGS: [&str; 12] = [
     "ApplyFailed",
     "ContainerWaiting",
     "Evicted",
@@ -40,6 +40,7 @@ const WARNINGS: [&str; 11] = [
     "NameTaken",
     "NodeNotResponding",
     "PodFailed",
+    "PodNotRemoved",
     "RunnerFailed",
     "TemplateError",
     "Unschedulable",

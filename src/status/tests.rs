@@ -111,15 +111,82 @@ fn the_cause_comes_from_the_pod() {
 }
 
 #[test]
+fn the_kubelets_words_about_an_image_are_said_once() {
+    let pull = |reason: &str, message: &str| {
+        let state = json!({ "waiting": { "reason": reason, "message": message } });
+        pod(json!({ "containerStatuses": [{ "name": "vm-runner", "state": state }] }))
+    };
+    let ready = |status: &Value| {
+        status["conditions"].as_array().unwrap().iter().find(|item| item["type"] == READY).unwrap().clone()
+    };
+    let mut machine = vm(|_| ());
+    let first = derive(&machine, &pull("ErrImagePull", "not found"));
+    assert_eq!(ready(&first)["message"], "vm-runner: ErrImagePull: not found");
+    machine.status = serde_json::from_value(first.clone()).unwrap();
+    let then = derive(&machine, &pull("ImagePullBackOff", "Back-off pulling image"));
+    assert_eq!(ready(&then), ready(&first));
+    let other = derive(&machine, &pull("ErrImagePull", "denied"));
+    assert_eq!(ready(&other)["message"], "vm-runner: ErrImagePull: denied");
+}
+
+#[test]
 fn a_pod_that_should_be_gone_tells_of_its_node() {
     let going = cluster(|kind, object| {
         if kind == "Pod" {
             object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:00:00Z");
+            object["spec"]["nodeName"] = json!("node-1");
         }
     });
     for vm in [vm(|_| ()), stopped()] {
         assert!(short(&derive(&vm, &going)).ends_with("false Ready=False NodeNotResponding"));
     }
+    let kept = cluster(|kind, object| {
+        if kind == "Pod" {
+            object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:00:00Z");
+        }
+    });
+    for vm in [vm(|_| ()), stopped()] {
+        let status = derive(&vm, &kept);
+        assert!(short(&status).ends_with("false Ready=False PodNotRemoved"));
+        assert!(status.to_string().contains("see its metadata.finalizers") && !status.to_string().contains("taint"));
+    }
+}
+
+#[test]
+fn what_a_runner_said_that_was_killed_does_not_stand() {
+    let mut vm = reported(true, |vm| {
+        vm["status"]["cpus"] = json!(2);
+        let said = &mut vm["status"]["conditions"];
+        for type_ in [BOOTED, CONSOLE_CONNECTED] {
+            let mut other = said[0].clone();
+            other["type"] = json!(type_);
+            said.as_array_mut().unwrap().push(other);
+        }
+    });
+    let running = |vm: &VirtualMachine, pod_status: Value| {
+        let status = derive(vm, &pod(pod_status));
+        let conditions = status["conditions"].as_array().unwrap().clone();
+        let taken: Vec<_> = conditions.iter().filter(|item| item["message"] == "no guest is running").collect();
+        (taken.iter().map(|item| text(&item["type"])).collect::<Vec<_>>().join(" "), status["cpus"].clone())
+    };
+    let container = |state: Value, last: Value| json!({ "containerStatuses": [{ "name": "vm-runner", "state": state, "lastState": last }] });
+    let ended = |at: &str| json!({ "terminated": { "exitCode": 137, "finishedAt": at } });
+    let waiting = json!({ "waiting": { "reason": "CrashLoopBackOff" } });
+    let (before, after) = ("2027-01-15T06:59:00Z", "2027-01-15T07:00:01Z");
+    let all = ("Booted ConsoleConnected Running".to_owned(), json!(0));
+    let none = (String::new(), Value::Null);
+    assert_eq!(running(&vm, container(ended(after), Value::Null)), all);
+    assert_eq!(running(&vm, container(waiting.clone(), ended(after))), all);
+    assert_eq!(running(&vm, json!({ "phase": "Failed" })), all);
+    // It has said so since, but the kubelet has not yet.
+    assert_eq!(running(&vm, container(ended(before), Value::Null)), none);
+    assert_eq!(running(&vm, container(waiting, ended(before))), none);
+    assert_eq!(running(&vm, container(json!({ "waiting": { "reason": "ContainerCreating" } }), Value::Null)), none);
+    assert_eq!(running(&vm, container(json!({ "running": {} }), ended(after))), none);
+    // That its guest shut down stands: it is not to be started again.
+    let said = &mut vm.status.as_mut().unwrap().conditions[0];
+    (said.status, said.reason) = ("False".into(), "GuestShutdown".into());
+    assert!(!running(&vm, json!({ "phase": "Failed" })).0.contains("Running"));
 }
 
 #[test]
@@ -129,6 +196,7 @@ fn a_predecessors_pod_that_ends_is_said() {
             if kind == "Pod" {
                 object["metadata"]["ownerReferences"][0]["uid"] = json!("former-uid");
                 object["metadata"]["deletionTimestamp"] = json!(deleting);
+                object["spec"]["nodeName"] = json!("node-1");
             }
         })
     };

@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use tempfile::NamedTempFile;
 
 pub use super::requests::Requests;
 
@@ -220,9 +221,23 @@ impl TestNamespace {
         (output.status.code().expect("an exit code"), String::from_utf8(text).expect("text"))
     }
 
+    /// A kubeconfig of the manager that is deployed here, with the rights that it has then.
+    pub fn managers_kubeconfig(&self) -> NamedTempFile {
+        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
+        for file in ["manager-service-account.yaml", "manager-role.yaml"] {
+            self.kubectl(&["apply", "--filename", &deploy.join(file).to_string_lossy()]);
+        }
+        let text = std::fs::read_to_string(self.cluster.kubeconfig()).expect("the cluster's kubeconfig");
+        let mut kubeconfig: serde_json::Value = serde_yaml::from_str(&text).expect("the cluster's kubeconfig");
+        kubeconfig["users"][0]["user"]["as"] = format!("system:serviceaccount:{}:vm-operator", self.name).into();
+        let file = NamedTempFile::new().expect("a temporary file");
+        std::fs::write(file.path(), kubeconfig.to_string()).expect("writing a kubeconfig");
+        file
+    }
+
     /// Applies manifests to it, given as YAML or JSON.
     pub fn apply(&self, manifests: &str) -> String {
-        let file = tempfile::NamedTempFile::with_suffix(".yaml").expect("a temporary file");
+        let file = NamedTempFile::with_suffix(".yaml").expect("a temporary file");
         std::fs::write(file.path(), manifests).expect("writing manifests");
         self.kubectl(&["apply", "--filename", &file.path().to_string_lossy()])
     }

@@ -10,6 +10,7 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
+use tempfile::NamedTempFile;
 use vm_operator::api::{VirtualMachine, conditions};
 
 use super::{
@@ -28,6 +29,8 @@ pub struct World {
     pub namespace: TestNamespace,
     /// A client.
     pub client: Client,
+    /// What the manager may do.
+    pub kubeconfig: NamedTempFile,
     /// The manager.
     pub manager: Manager,
 }
@@ -35,27 +38,35 @@ pub struct World {
 impl World {
     /// With the built-in templates.
     pub async fn new(test: &str) -> Self {
-        Self::with_templates(test, &[]).await
+        Self::with_configuration(test, "").await
     }
 
-    /// With templates over the built-in ones.
+    /// With templates over the built-in ones. The manager may make objects of all kinds.
     pub async fn with_templates(test: &str, templates: &[(&str, &str)]) -> Self {
-        Self::start(test, templates, "").await
+        Self::start(test, templates, "", true).await
     }
 
     /// With a configuration.
     pub async fn with_configuration(test: &str, configuration: &str) -> Self {
-        Self::start(test, &[], configuration).await
+        Self::start(test, &[], configuration, false).await
     }
 
-    async fn start(test: &str, templates: &[(&str, &str)], configuration: &str) -> Self {
+    async fn start(test: &str, templates: &[(&str, &str)], configuration: &str, every_kind: bool) -> Self {
         let cluster = Cluster::control_plane();
         install_crds(cluster).await;
         let namespace = cluster.namespace(test).await;
         let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });
         namespace.apply(&account.to_string());
-        let manager = Manager::start_with(cluster.kubeconfig(), namespace.name(), templates, configuration);
-        Self { cluster, client: cluster.client().await, namespace, manager }
+        let kubeconfig = namespace.managers_kubeconfig();
+        if every_kind {
+            let all = json!([{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["*"] }]);
+            let role = json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": { "name": "all" }, "rules": all });
+            namespace.apply(&role.to_string());
+            let manager = format!("--serviceaccount={namespace}:vm-operator");
+            namespace.kubectl(&["create", "rolebinding", "all", "--role=all", &manager]);
+        }
+        let manager = Manager::start_with(kubeconfig.path(), namespace.name(), templates, configuration);
+        Self { cluster, client: cluster.client().await, namespace, kubeconfig, manager }
     }
 
     /// The objects of a kind.

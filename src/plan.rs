@@ -8,7 +8,7 @@
 //! | the machine | there is none | it lives | it has ended | it is going | it is somebody else's |
 //! |---|---|---|---|---|---|
 //! | should run | make it | leave it | make it anew, later and later | wait | refuse |
-//! | should run, a restart is asked for | make it | delete it, make it anew | delete it, make it anew | wait | refuse |
+//! | should run, a restart is asked for, or its guest stays down | make it | delete it, make it anew | delete it, make it anew | wait | refuse |
 //! | should be down | nothing | delete it | delete it | wait | nothing |
 //! | is halting (its guest has shut down) | nothing | leave it | leave it | wait | nothing |
 //!
@@ -320,8 +320,13 @@ impl Plan {
     fn stays(&self, vm: &VirtualMachine, object: &Object, can_be_made_anew: bool, no_pod: bool) -> bool {
         let is_over = self.power.wanted == Wanted::Up
             && can_be_made_anew
-            && (no_pod && makes_pods(object) || has_ended(object) || power::is_restart_wanted(vm, object));
+            && (no_pod && makes_pods(object) || has_ended(object) || self.is_made_anew(vm, object));
         lives_while_running(object) && self.power.wanted != Wanted::Down && !is_over
+    }
+
+    /// Whether an object that lives while the machine runs is ended so that it can be made again.
+    fn is_made_anew(&self, vm: &VirtualMachine, object: &Object) -> bool {
+        self.power.anew || power::is_restart_wanted(vm, object)
     }
 
     /// An object that lives while the machine runs: the table above.
@@ -340,7 +345,7 @@ impl Plan {
                 let object = with_restart(object, restart);
                 self.steps[1].push(Action::Apply { object, uid: None });
             }
-            (Wanted::Up, Life::Alive(found) | Life::Ended(found)) if power::is_restart_wanted(vm, found) => {
+            (Wanted::Up, Life::Alive(found) | Life::Ended(found)) if self.is_made_anew(vm, found) => {
                 self.replace(found, Why::Restart, observed);
             }
             (Wanted::Up, Life::Alive(found)) => {
@@ -388,7 +393,7 @@ impl Plan {
     fn end_oldest(&mut self, vm: &VirtualMachine, pod: &Object, can_be_made_anew: bool) {
         let why = match self.power.wanted {
             Wanted::Down => Why::Stop,
-            Wanted::Up if can_be_made_anew && power::is_restart_wanted(vm, pod) => Why::Restart,
+            Wanted::Up if can_be_made_anew && self.is_made_anew(vm, pod) => Why::Restart,
             _ => return,
         };
         if !is_of_the_oldest(&vm.name_any(), pod) || pod.deleting.is_some() {

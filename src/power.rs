@@ -72,6 +72,8 @@ pub struct Power {
     pub halted: Option<Halted>,
     /// Nobody sets `state`, so the last one stays in effect.
     pub unmanaged: bool,
+    /// It should run, but the guest of its Pod has shut down and stays down: only another Pod starts it.
+    pub anew: bool,
     /// `spec.vm.state` should become Stopped: the guest shut itself down and nobody applies that field.
     pub write_stopped: bool,
 }
@@ -100,7 +102,12 @@ pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power
     // As long as the report stands it must not be taken for a new one.
     let release =
         |halted: Option<Halted>| halted.filter(|_| reported).map(|halted| Halted { released: true, ..halted });
-    let up = |halted| Power { wanted: Wanted::Up, halted, ..Power::default() };
+    let named = status.and_then(|status| status.pod_uid.as_ref());
+    let is_its_report = pod.is_some_and(|pod| named == Some(&pod.uid));
+    let up = |halted: Option<Halted>| {
+        let anew = halted.is_some() && is_its_report;
+        Power { wanted: Wanted::Up, anew, halted, ..Power::default() }
+    };
     let down = |halted| Power { halted, ..Power::default() };
     let memory = || {
         let generation = vm.metadata.generation.unwrap_or_default();

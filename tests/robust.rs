@@ -19,9 +19,9 @@ use support::{
     manager::{Manager, install_crds},
     proxy::{Faults, Proxy},
     webhook::Webhook,
-    world::{condition, machine},
+    world::{condition, machine, report},
 };
-use vm_operator::api::VirtualMachine;
+use vm_operator::api::{PowerState, VirtualMachine};
 
 /// How long a test waits for an end state.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -320,6 +320,79 @@ async fn a_manager_that_is_killed_at_any_moment_ends_where_an_undisturbed_one_do
     for (claim, first) in first_claims {
         assert_eq!(claims.get(&claim).await.unwrap().uid().unwrap(), first, "claim {claim} was made anew");
     }
+}
+
+/// Guests shut down while the manager is killed, and people start some of them while none runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_after_a_guests_shutdown_is_never_taken_back_and_the_others_stay_down() {
+    let kills = count("VM_OPERATOR_TEST_KILLS", 25);
+    let cluster = Cluster::control_plane();
+    let client = cluster.client().await;
+    let namespace = namespace(cluster, "shutdowns").await;
+    let (vms, pods): (Api<VirtualMachine>, Api<Pod>) = (api(&client, &namespace), api(&client, &namespace));
+    let names: Vec<String> = (0..6).map(name).collect();
+    for name in &names {
+        let mut vm = machine(name);
+        vm["spec"]["guestShutdownStops"] = json!(true);
+        vms.create(&PostParams::default(), &serde_json::from_value(vm).unwrap()).await.unwrap();
+    }
+    let start = async |name: &str| {
+        let running = Patch::Merge(json!({ "spec": { "vm": { "state": "Running" } } }));
+        vms.patch(name, &PatchParams::default(), &running).await.unwrap();
+    };
+    let ready = async |name: &str, wanted: &str| {
+        eventually(&format!("{name} to be {wanted}"), LIMIT, async || {
+            let vm = vms.get(name).await.unwrap();
+            let is = condition(&vm, "Ready").is_some_and(|(_, reason, _)| reason == wanted);
+            (is && vm.metadata.generation == vm.status.as_ref().unwrap().observed_generation).then_some(vm)
+        })
+        .await
+    };
+    let mut random = fastrand::Rng::with_seed(5);
+    let (mut started, mut down) = (0, 0);
+    for _ in 0..kills.div_ceil(3) {
+        let manager = Manager::start_with(cluster.kubeconfig(), namespace.name(), &[], "");
+        let mut former = BTreeMap::new();
+        for name in &names {
+            start(name).await;
+            ready(name, "Starting").await;
+            former.insert(name.clone(), pods.get(name).await.unwrap().uid());
+            report(&client, namespace.name(), name, true, "Started").await;
+        }
+        let life = Duration::from_millis(random.u64(0..300));
+        let shutdowns =
+            join_all(names.iter().map(|name| report(&client, namespace.name(), name, false, "GuestShutdown")));
+        futures::future::join(shutdowns, tokio::time::sleep(life)).await;
+        drop(manager);
+        let mut starts = BTreeMap::new();
+        for name in &names {
+            let is_stopped = vms.get(name).await.unwrap().spec.vm.state == PowerState::Stopped;
+            if is_stopped && random.bool() {
+                start(name).await;
+                starts.insert(name.clone(), ());
+            }
+        }
+        let _manager = Manager::start_with(cluster.kubeconfig(), namespace.name(), &[], "");
+        for name in &names {
+            if starts.contains_key(name) {
+                let vm = ready(name, "Starting").await;
+                assert_eq!(vm.spec.vm.state, PowerState::Running);
+                eventually("another Pod", LIMIT, async || {
+                    let pod = pods.get_opt(name).await.unwrap();
+                    pod.filter(|pod| pod.metadata.deletion_timestamp.is_none() && pod.uid() != former[name])
+                })
+                .await;
+                started += 1;
+            } else {
+                let vm = ready(name, "StoppedAsRequested").await;
+                assert_eq!(vm.spec.vm.state, PowerState::Stopped);
+                assert!(pods.get_opt(name).await.unwrap().is_none());
+                down += 1;
+            }
+        }
+    }
+    println!("{started} started while no manager ran, {down} stayed down");
+    assert!(started > 0 && down > 0, "{started} {down}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -257,6 +257,29 @@ fn what_is_kept_but_no_claim_is_not_taken_from_others() {
 }
 
 #[test]
+fn a_machine_that_is_started_while_its_guest_stays_down_gets_another_pod() {
+    let started = |pod_uid: &'static str| {
+        vm(move |vm| {
+            vm["spec"]["guestShutdownStops"] = json!(true);
+            vm["status"] = json!({
+                "podUid": pod_uid,
+                "halted": { "by": "guest", "time": "2027-01-15T07:00:00Z", "generation": 3, "released": true },
+                "conditions": [{
+                    "type": "Running", "status": "False", "reason": "GuestShutdown", "message": "",
+                    "lastTransitionTime": "2027-01-15T07:00:00Z",
+                }],
+            });
+        })
+    };
+    let alive = cluster(&vm(|_| ()), |_, _| ());
+    let pod = |vm: &VirtualMachine| {
+        decide(vm, &alive).into_iter().filter(|action| action.contains("delete")).collect::<Vec<_>>()
+    };
+    assert_eq!(pod(&started("Pod-apple")), ["0 delete Pod apple Restart None"]);
+    assert_eq!(pod(&started("another")), [""; 0]);
+}
+
+#[test]
 fn a_pod_that_is_not_rendered_any_more_is_ended_before_anything_can_be_refused() {
     let observed = cluster(&vm(|_| ()), |_, _| ());
     let mut objects = rendered(&stopped(), &observed);

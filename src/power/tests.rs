@@ -104,10 +104,11 @@ fn a_start_after_the_state_was_written_is_not_undone() {
     let mut noted = |time: &str| {
         started.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), time.into());
         let power = decide(&started, &with_pod());
-        (power.wanted, power.write_stopped, power.halted.is_some_and(|halted| halted.released))
+        (power.wanted, power.write_stopped, power.halted.is_some_and(|halted| halted.released), power.anew)
     };
-    assert_eq!(noted("2027-01-14T07:00:00Z"), (Wanted::Down, true, false), "that was another shutdown");
-    assert_eq!(noted("2027-01-15T07:00:00Z"), (Wanted::Up, false, true));
+    assert_eq!(noted("2027-01-14T07:00:00Z"), (Wanted::Down, true, false, false), "that was another shutdown");
+    assert_eq!(noted("2027-01-15T07:00:00Z"), (Wanted::Up, false, true, true));
+    assert!(!decide(&started, &nothing()).anew, "its Pod has gone already");
 
     // Who stops it while the report stands may start it again before its Pod has gone.
     for setter in [None, Some("Update"), Some("Apply")] {

@@ -135,22 +135,7 @@ impl World {
 
     /// Plays the runner of the machine's Pod: reports whether the guest runs.
     pub async fn report(&self, name: &str, running: bool, reason: &str) {
-        let pod = self.api::<Pod>().get(name).await.unwrap();
-        let condition = |type_: &str| {
-            json!({
-                "type": type_, "status": if running { "True" } else { "False" }, "reason": reason, "message": "told by a test",
-                "lastTransitionTime": "2026-01-01T00:00:00Z",
-            })
-        };
-        let report = json!({
-            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": name },
-            "status": {
-                "podUid": pod.uid(), "cpus": i32::from(running), "ram": if running { "1000000000" } else { "0" },
-                "conditions": [condition("Running"), condition("Booted")],
-            },
-        });
-        let parameters = PatchParams::apply("vm-runner").force();
-        self.api::<VirtualMachine>().patch_status(name, &parameters, &Patch::Apply(&report)).await.unwrap();
+        report(&self.client, self.namespace.name(), name, running, reason).await;
     }
 
     /// Plays the scheduler: puts a Pod on a node.
@@ -187,6 +172,26 @@ impl World {
         })
         .await
     }
+}
+
+/// Plays the runner of a machine's Pod: reports whether the guest runs.
+pub async fn report(client: &Client, namespace: &str, name: &str, running: bool, reason: &str) {
+    let pod = Api::<Pod>::namespaced(client.clone(), namespace).get(name).await.unwrap();
+    let condition = |type_: &str| {
+        json!({
+            "type": type_, "status": if running { "True" } else { "False" }, "reason": reason, "message": "told by a test",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    };
+    let report = json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": name },
+        "status": {
+            "podUid": pod.uid(), "cpus": i32::from(running), "ram": if running { "1000000000" } else { "0" },
+            "conditions": [condition("Running"), condition("Booted")],
+        },
+    });
+    let vms = Api::<VirtualMachine>::namespaced(client.clone(), namespace);
+    vms.patch_status(name, &PatchParams::apply("vm-runner").force(), &Patch::Apply(&report)).await.unwrap();
 }
 
 /// What a condition of a machine says: status, reason, message.

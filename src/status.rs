@@ -91,8 +91,9 @@ pub fn status(
     // Where there is no Pod, or its runner has not reported yet, nobody but us can say that nothing runs.
     let was_killed = pod.is_some_and(|pod| was_killed(pod, current));
     let reported = |type_| {
-        let stands = |condition: &Condition| !ours(vm, type_) && !(was_killed && condition.status == "True");
-        conditions::find(current, type_).is_some_and(stands) && pod.is_some_and(|pod| is_report_of(vm, pod))
+        let is_over = |condition: &Condition| was_killed && condition.status == "True";
+        conditions::find(current, type_).is_some_and(|condition| !ours(vm, type_) && !is_over(condition))
+            && pod.is_some_and(|pod| is_report_of(vm, pod))
     };
     let is_over = pod.is_some_and(|pod| plan::has_ended(pod) || is_down(pod));
     let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !is_over && !pod.is_some_and(is_lost);

@@ -340,7 +340,8 @@ async fn what_tools_look_for_on_objects() {
     let world = World::new("tool-labels").await;
     let mut manifest = everything("apple");
     manifest["metadata"]["labels"] = json!({
-        "tier": "web", "argocd.argoproj.io/instance": "app", "kustomize.toolkit.fluxcd.io/name": "x", "helm.sh/chart": "x",
+        "tier": "web", "argocd.argoproj.io/instance": "app", "kustomize.toolkit.fluxcd.io/name": "x",
+        "helm.toolkit.fluxcd.io/name": "x", "helm.sh/chart": "x",
         "app.kubernetes.io/instance": "the-application",
     });
     manifest["spec"]["vm"]["state"] = json!("Running");

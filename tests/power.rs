@@ -5,6 +5,7 @@
 
 mod support;
 
+use k8s_openapi::jiff::SignedDuration;
 use k8s_openapi::{
     api::{
         apps::v1::StatefulSet,
@@ -258,8 +259,34 @@ async fn a_pod_that_fails_is_made_again_after_a_pause_and_the_next_try_is_said()
     let note = world.event("apple", "PodFailed").await.message;
     assert!(note.as_deref().is_some_and(|note| note.contains("; try 2 is at 20")), "{note:?}");
     // Where it had ended already, the API server does not wait for the kubelet.
-    world.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
+    let second = world.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
     world.ready("apple", "Starting").await;
+
+    // The pause doubles, until one lives for long enough.
+    let failed = async |pod: &Pod, lived: i64| {
+        let end = pod.metadata.creation_timestamp.as_ref().unwrap().0 + SignedDuration::from_secs(lived);
+        let state = json!({ "terminated": { "exitCode": 1, "finishedAt": end.to_string() } });
+        let container = json!({ "name": "vm-runner", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state });
+        world.pod_status("apple", json!({ "phase": "Failed", "containerStatuses": [container] })).await;
+        let vm = world
+            .machine_when("apple", "failed again", |vm| {
+                vm.status
+                    .as_ref()
+                    .unwrap()
+                    .retry
+                    .as_ref()
+                    .is_some_and(|retry| Some(&retry.pod_uid) == pod.metadata.uid.as_ref())
+            })
+            .await;
+        let retry = vm.status.unwrap().retry.unwrap();
+        (retry.count, retry.next.0.duration_since(end))
+    };
+    let (count, pause) = failed(&second, 1).await;
+    assert_eq!(count, 2);
+    assert!(pause > SignedDuration::from_secs(10), "{pause:?}");
+    let third = world.pod_when("apple", "a third one", |pod| pod.uid() != second.uid()).await;
+    world.ready("apple", "Starting").await;
+    assert_eq!(failed(&third, 601).await.0, 1);
 }
 
 #[tokio::test]
@@ -527,6 +554,16 @@ async fn a_disk_grows_where_its_class_allows_it_and_never_shrinks() {
     }
     world.event("plum", "GrowthRefused").await;
     world.event("pear", "ShrinkRefused").await;
+
+    // A person may let it grow, too; what the machine asks for is less then, and nothing shrinks.
+    let by_hand = r#"--patch={"spec":{"resources":{"requests":{"storage":"3Gi"}}}}"#;
+    world.namespace.kubectl(&["patch", "pvc", "apple-core-disk", by_hand]);
+    let is_said = |vm: &VirtualMachine| condition(vm, "StorageReady").is_some_and(|it| it.1 == "ShrinkRefused");
+    world.machine_when("apple", "said to have a larger disk", is_said).await;
+    world.change("apple", json!({ "spec": { "vm": { "currentCpus": 2 } } })).await;
+    let has_looked = |vm: &VirtualMachine| vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation;
+    world.machine_when("apple", "looked at", |vm| has_looked(vm) && is_said(vm)).await;
+    assert_eq!(size_of(&world, "apple-core-disk").await, "3Gi");
 }
 
 #[tokio::test]

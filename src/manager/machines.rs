@@ -95,14 +95,23 @@ pub fn watch(
     health: (Arc<Health>, String),
     teller: Arc<Teller>,
 ) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send + use<> {
-    let (mut listed, store) = (Some(listed), writer.as_reader());
     let tell = move |vm: &_, error: &_| tell(&teller, vm, error);
     let mut reader = Reader::new(metrics, health, tell);
     let machines = listed_and_watched(api(&client, namespace), watcher::Config::default());
     // Some are read while others arrive.
     let (sender, arriving) = mpsc::channel(ARRIVING);
     tokio::spawn(machines.map(Ok).forward(sender));
-    arriving.filter_map(move |event| ready(reader.take(event).map(Ok))).reflect(writer).flat_map(move |event| {
+    changed(arriving.filter_map(move |event| ready(reader.take(event))), writer, listed)
+}
+
+/// The machines that change and go once they are `listed`, each when the store has it so.
+fn changed(
+    events: impl Stream<Item = Event<PackedMachine>> + Send,
+    writer: Writer<PackedMachine>,
+    listed: oneshot::Sender<()>,
+) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send {
+    let (mut listed, store) = (Some(listed), writer.as_reader());
+    events.map(Ok).reflect(writer).flat_map(move |event| {
         stream::iter(match event {
             // The store has what is listed when all is: who looks before that sees what was.
             Ok(Event::Init | Event::InitApply(_)) => vec![],
@@ -337,6 +346,39 @@ mod tests {
         let mended = reader.take(Ok(Event::Apply(arrived("bad", good))));
         assert!(matches!(mended, Some(Event::Apply(vm)) if vm.name_any() == "bad"));
         assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 1"));
+    }
+
+    #[tokio::test]
+    async fn what_is_listed_again_is_looked_at_as_it_is_then() {
+        let machine = |name: &str, cpus: u32| {
+            let vm =
+                json!({ "metadata": { "name": name, "namespace": "ns" }, "spec": { "vm": { "maximumCpus": cpus } } });
+            PackedMachine::from(&serde_json::from_value::<VirtualMachine>(vm).unwrap())
+        };
+        let (send, events) = unbounded();
+        let send = |event| send.unbounded_send(event).unwrap();
+        let (listed, mut is_listed) = oneshot::channel();
+        let (store, writer) = reflector::store();
+        let mut looked_at = pin!(changed(events, writer, listed));
+        for event in [Event::Init, Event::InitApply(machine("apple", 1)), Event::InitDone] {
+            send(event);
+        }
+        assert!(
+            looked_at.next().now_or_never().is_none(),
+            "all are looked at when the queue hears that they are listed"
+        );
+        assert_eq!(is_listed.try_recv(), Ok(Some(())));
+        for event in [Event::Init, Event::InitApply(machine("apple", 2)), Event::InitApply(machine("pear", 2))] {
+            send(event);
+        }
+        assert!(looked_at.next().now_or_never().is_none(), "the store has them only when all are listed");
+        send(Event::InitDone);
+        for _ in 0..2 {
+            let name = looked_at.next().now_or_never().unwrap().unwrap().unwrap().name_any();
+            let kept = store.get(&ObjectRef::new(&name).within("ns")).unwrap().read().unwrap();
+            assert_eq!(kept.spec.vm.maximum_cpus, Some(2), "{name}");
+        }
+        assert!(looked_at.next().now_or_never().is_none());
     }
 
     #[tokio::test]

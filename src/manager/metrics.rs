@@ -8,7 +8,7 @@ use std::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use prometheus_client::{
@@ -22,6 +22,7 @@ use prometheus_client::{
     },
     registry::{Metric, Registry},
 };
+use tokio::time::Instant;
 
 use super::reconcile::ReconcileError;
 use crate::{

@@ -175,4 +175,22 @@ mod tests {
         let _pings = answers.await.unwrap();
         assert_eq!(health.alive(Duration::from_millis(1)).await, Err("the main loop does not answer".into()));
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_machine_that_is_stuck_is_no_life() {
+        let metrics = Arc::new(Metrics::new());
+        let (health, mut pings) = Health::new(metrics.clone());
+        tokio::spawn(async move {
+            while let Some(ping) = pings.recv().await {
+                ping.send(()).unwrap();
+            }
+        });
+        let work = metrics.begin("apple");
+        tokio::time::advance(LONGEST_WORK).await;
+        assert_eq!(health.alive(ANSWER).await, Ok(()));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(health.alive(ANSWER).await, Err("one machine has been in work for 601 s".into()));
+        drop(work);
+        assert_eq!(health.alive(ANSWER).await, Ok(()));
+    }
 }

@@ -39,7 +39,7 @@ use axum::http::{Response, header::RETRY_AFTER};
 use futures::{
     FutureExt, Stream, StreamExt, TryStreamExt,
     channel::oneshot,
-    future::{join_all, maybe_done, pending, ready},
+    future::{join, join_all, maybe_done, pending, ready},
     stream,
 };
 use kube::{
@@ -69,6 +69,7 @@ use tracing::{Instrument, error, error_span, info, warn};
 
 use self::{
     leader::{Election, Fence, State},
+    machines::FirstLooks,
     metrics::Metrics,
     reconcile::Reconciler,
     reload::Followed,
@@ -235,16 +236,24 @@ async fn manage(
                 let reconciler =
                     Arc::new(Reconciler::new(cluster, settings.clone(), templates.clone(), teller.clone()));
                 // Somebody waits for those that were made while no manager ran, and alone they are quickly done.
-                let unseen = async {
-                    let unseen = machines::unseen(&client, namespace.as_deref()).await;
-                    let looks = unseen.into_iter().map(|vm| look(vm, reconciler.clone(), &metrics, stop.clone()));
-                    join_all(looks).await;
+                let (first_looks, ended) = FirstLooks::new();
+                let mut first = {
+                    let (client, namespace, metrics) = (client.clone(), namespace.clone(), metrics.clone());
+                    let (first_looks, reconciler, stop) = (first_looks.clone(), reconciler.clone(), stop.clone());
+                    Box::pin(maybe_done(async move {
+                        let unseen = machines::unseen(&client, namespace.as_deref()).await;
+                        let looks = unseen.into_iter().map(|vm| {
+                            let name = ObjectRef::from_obj(&*vm);
+                            first_looks.during(name, look(vm, reconciler.clone(), &metrics, stop.clone()))
+                        });
+                        join_all(looks).await;
+                    }))
                 };
-                // What is not done in that time is done like the rest.
+                // What is not done in that time goes on beside the rest.
                 tokio::select! {
                     biased;
                     () = stopped(stop.clone()) => {}
-                    _ = timeout_at(first_looks_until, unseen) => {}
+                    _ = timeout_at(first_looks_until, &mut first) => {}
                 }
                 // They are listed while the machines are, not after them.
                 children.expect(usual.iter().cloned());
@@ -262,9 +271,10 @@ async fn manage(
                 );
                 let changed = stream::select(again(settings.clone(), store.clone()), again(templates.clone(), store.clone()));
                 let (looked, looks) = watch::channel(0);
-                let triggered =
-                    machines::at_start(is_listed, lists, looks, store.clone(), stream::select(triggered, changed));
-                works.push(work((machines, store, triggered), reconciler, metrics.clone(), looked, stop.clone()));
+                let triggered = stream::select(stream::select(triggered, ended), changed);
+                let triggered = machines::at_start(is_listed, lists, looks, store.clone(), triggered);
+                let work = work((machines, store, triggered), reconciler, metrics.clone(), (first_looks, looked), stop.clone());
+                works.push(join(first, work));
             }
             metrics.machines_from(move || stores.iter().flat_map(Store::state).filter_map(|vm| vm.read().ok()).collect());
             if let Some(cluster) = trying {
@@ -309,7 +319,7 @@ async fn work(
     ),
     reconciler: Arc<Reconciler>,
     metrics: Arc<Metrics>,
-    looked: watch::Sender<usize>,
+    (first_looks, looked): (FirstLooks, watch::Sender<usize>),
     stop: watch::Receiver<bool>,
 ) {
     let woke = |metrics: &Arc<Metrics>| {
@@ -331,8 +341,13 @@ async fn work(
         .run(
             move |vm, reconciler| {
                 let looked = looked.clone();
-                look(vm, reconciler, &counted, ending.clone())
-                    .inspect(move |_| looked.send_modify(|looked| *looked += 1))
+                // One look at a time: when that one ends there is another.
+                let look = if first_looks.is_under_way(&ObjectRef::from_obj(&*vm)) {
+                    ready(Ok(Action::await_change())).left_future()
+                } else {
+                    look(vm, reconciler, &counted, ending.clone()).right_future()
+                };
+                look.inspect(move |_| looked.send_modify(|looked| *looked += 1))
             },
             |_, error: &Infallible, _| match *error {},
             reconciler,

@@ -7,10 +7,10 @@
 //! ```
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashSet},
     future::ready,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -45,6 +45,7 @@ use crate::{
     cluster::{
         events::Teller,
         listing::{self, listed_and_watched},
+        lock,
         packed::{PackedMachine, Unreadable},
         watch::{Chain, URGENT},
     },
@@ -70,6 +71,38 @@ pub async fn unseen(client: &Client, namespace: Option<&str>) -> Vec<Arc<PackedM
             debug!(error = %Chain(&error), "the machines that nobody has seen can't be asked for");
             vec![]
         }
+    }
+}
+
+/// The looks at machines that no manager has seen, which begin before anything is listed. One may last, for a webhook that does
+/// not answer: then nobody else looks at its machine until it ends.
+#[derive(Clone)]
+pub struct FirstLooks {
+    under_way: Arc<Mutex<HashSet<ObjectRef<PackedMachine>>>>,
+    ended: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
+}
+
+impl FirstLooks {
+    /// The stream tells which machines must be looked at again, because such a look has ended.
+    pub fn new() -> (Self, mpsc::UnboundedReceiver<ObjectRef<PackedMachine>>) {
+        let (ended, looks) = mpsc::unbounded();
+        (Self { under_way: Arc::default(), ended }, looks)
+    }
+
+    /// Notes that a look at a machine lasts as long as this. It has begun when this is called, not when it is first polled.
+    pub fn during(&self, vm: ObjectRef<PackedMachine>, look: impl Future) -> impl Future<Output = ()> {
+        lock(&self.under_way).insert(vm.clone());
+        async move {
+            look.await;
+            lock(&self.under_way).remove(&vm);
+            // Nobody listens any more when the manager ends.
+            let _ = self.ended.unbounded_send(vm);
+        }
+    }
+
+    /// Whether such a look at the machine lasts.
+    pub fn is_under_way(&self, vm: &ObjectRef<PackedMachine>) -> bool {
+        lock(&self.under_way).contains(vm)
     }
 }
 
@@ -379,6 +412,22 @@ mod tests {
             assert_eq!(kept.spec.vm.maximum_cpus, Some(2), "{name}");
         }
         assert!(looked_at.next().now_or_never().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_first_look_that_lasts_is_the_only_one_and_another_comes_when_it_ends() {
+        let apple = || ObjectRef::new("apple").within("ns");
+        let (first_looks, mut ended) = FirstLooks::new();
+        let (end, is_ended) = oneshot::channel::<()>();
+        let mut look = pin!(first_looks.during(apple(), is_ended));
+        assert!(first_looks.is_under_way(&apple()), "it has begun before it is polled");
+        assert!(!first_looks.is_under_way(&ObjectRef::new("pear").within("ns")));
+        assert!(look.as_mut().now_or_never().is_none());
+        assert!(ended.try_recv().is_err());
+        end.send(()).unwrap();
+        look.await;
+        assert!(!first_looks.is_under_way(&apple()));
+        assert_eq!(ended.next().now_or_never(), Some(Some(apple())));
     }
 
     #[tokio::test]

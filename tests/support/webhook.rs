@@ -84,6 +84,11 @@ impl Webhook {
         self.shared.answers.send_replace(answers);
     }
 
+    /// As if nobody had asked yet.
+    pub fn forget(&self) {
+        self.shared.asked.lock().unwrap().clear();
+    }
+
     /// The names of all objects that it was asked about, sorted.
     pub fn asked(&self) -> Vec<String> {
         let mut asked = self.shared.asked.lock().unwrap().clone();

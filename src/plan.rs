@@ -267,11 +267,10 @@ pub(crate) fn has_ended(object: &Object) -> bool {
     object.key.is_pod() && matches!(object.text(Part::Status, "/phase"), Some("Succeeded" | "Failed"))
 }
 
-/// Whether a container of a Pod may run, as far as its kubelet has said.
+/// Whether a container of a Pod may run, as far as its kubelet has said. One that has ended may have been started again since: only
+/// the Pod's phase is the last word.
 fn may_run(pod: &Object) -> bool {
-    let containers = pod.status["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let are_over = !containers.is_empty() && containers.iter().all(|item| !item["state"]["terminated"].is_null());
-    pod.text(Part::Spec, "/nodeName").is_some() && !has_ended(pod) && !are_over
+    pod.text(Part::Spec, "/nodeName").is_some() && !has_ended(pod)
 }
 
 /// Whether an object was made to go with the machine's power.

@@ -22,7 +22,7 @@
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time},
-    jiff::Timestamp,
+    jiff::{SignedDuration, Timestamp},
 };
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -92,7 +92,6 @@ enum Setter {
 /// Decides about a machine. `pod` is the Pod of the machine, if there is one.
 pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power {
     let status = vm.status.as_ref();
-    let halted = status.and_then(|status| status.halted.clone());
     let restart = vm.annotations().get(RESTARTED_ANNOTATION);
     let setter = setter(vm);
     let reported = has_shut_down(vm, pod);
@@ -103,22 +102,37 @@ pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power
     let release =
         |halted: Option<Halted>| halted.filter(|_| reported).map(|halted| Halted { released: true, ..halted });
     let named = status.and_then(|status| status.pod_uid.as_ref());
-    let is_its_report = pod.is_some_and(|pod| named == Some(&pod.uid));
+    // What is remembered of an earlier Pod's guest says nothing of this shutdown: it was started since.
+    let is_of_report = |halted: &Halted| halted.pod_uid.is_none() || halted.pod_uid.as_ref() == named;
+    let halted = status.and_then(|status| status.halted.clone()).filter(|halted| !reported || is_of_report(halted));
+    // One that is going already makes way by itself.
+    let is_its_report = pod.is_some_and(|pod| named == Some(&pod.uid) && pod.deleting.is_none());
     let up = |halted: Option<Halted>| {
         let anew = halted.is_some() && is_its_report;
         Power { wanted: Wanted::Up, anew, halted, ..Power::default() }
     };
     let down = |halted| Power { halted, ..Power::default() };
+    let noted = vm.annotations().get(GUEST_SHUTDOWN_ANNOTATION);
     let memory = || {
+        // Two shutdowns within a second are two.
+        let is_noted = noted.is_some_and(|noted| *noted == whole_seconds(now));
+        let now = if is_noted { now + SignedDuration::from_secs(1) } else { now };
         let generation = vm.metadata.generation.unwrap_or_default();
-        Halted { by: "guest".into(), time: Time(now), generation, restarted_at: restart.cloned(), released: false }
+        Halted {
+            by: "guest".into(),
+            time: Time(now),
+            generation,
+            pod_uid: named.cloned(),
+            restarted_at: restart.cloned(),
+            released: false,
+        }
     };
     let halting = || Power { wanted: Wanted::Halting, halted: Some(memory()), ..Power::default() };
     // Who stops the machine knows of the shutdown: the next start is none that it could undo.
     let stopped = |halted: Option<Halted>| down(release(halted.or_else(|| shut_down.then(memory))));
     let is_kept_down = |halted: &Halted| {
         let is_restarted = restart.is_some() && halted.restarted_at.as_ref() != restart;
-        !halted.released && !is_restarted && vm.annotations().get(GUEST_SHUTDOWN_ANNOTATION) != Some(&stamp(halted))
+        !halted.released && !is_restarted && noted != Some(&stamp(halted))
     };
     match vm.spec.vm.state {
         PowerState::Running => match halted {
@@ -144,7 +158,11 @@ pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power
 
 /// The time of a shutdown as the annotation has it: that of the status, in whole seconds.
 pub fn stamp(halted: &Halted) -> String {
-    halted.time.0.strftime("%FT%TZ").to_string()
+    whole_seconds(halted.time.0)
+}
+
+fn whole_seconds(time: Timestamp) -> String {
+    time.strftime("%FT%TZ").to_string()
 }
 
 /// Whether the Pod was made before the restart that the machine's annotation asks for. The Pod carries the text that was

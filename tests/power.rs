@@ -76,11 +76,13 @@ async fn a_guest_that_shuts_down_stays_down_and_the_state_says_so_where_nobody_a
     up(&world, "apple", on_node_and_stays_down).await;
     world.report("apple", false, "GuestShutdown").await;
     world.pod_when("apple", "going", is_going).await;
+    let is_halted = |vm: &VirtualMachine| vm.status.as_ref().unwrap().halted.is_some();
+    let halted = world.machine_when("apple", "halted", is_halted).await.status.unwrap().halted.unwrap();
     world.pod_has_ended("apple").await;
     let vm = world.machine_when("apple", "stopped", |vm| vm.spec.vm.state == PowerState::Stopped).await;
     assert!(vm.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some("vm-operator")));
-    let halted = vm.status.as_ref().unwrap().halted.as_ref().unwrap();
-    assert_eq!(vm.annotations()[GUEST_SHUTDOWN_ANNOTATION], power::stamp(halted), "written together with the state");
+    assert_eq!(vm.annotations()[GUEST_SHUTDOWN_ANNOTATION], power::stamp(&halted), "written together with the state");
+    assert!(world.manager.log().contains("wrote the spec"));
     world.event("apple", "GuestShutdown").await;
     let vm = world.ready("apple", "StoppedAsRequested").await;
     assert!(vm.status.unwrap().halted.is_none_or(|halted| halted.released));

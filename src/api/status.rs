@@ -148,6 +148,9 @@ pub struct Halted {
     pub time: Time,
     /// The generation of the spec that it was halted under.
     pub generation: i64,
+    /// The UID of the Pod whose guest that was, where the runner says it. A shutdown in another Pod is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
     /// The machine's restart annotation at that time. Another one starts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarted_at: Option<String>,

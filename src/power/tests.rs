@@ -93,6 +93,23 @@ fn a_machine_that_was_started_again_is_not_halted_by_the_old_report() {
 }
 
 #[test]
+fn a_guest_that_shuts_down_before_the_last_shutdown_is_forgotten_stays_down() {
+    // It was started, but the manager ended before it could write that, and the new Pod's guest has shut down since.
+    for released in [false, true] {
+        let mut status = shut_down("Pod-apple");
+        status["halted"] = json!({
+            "by": "guest", "time": "2027-01-15T07:00:00Z", "generation": 3, "podUid": "the one before", "released": released,
+        });
+        let mut vm = machine("Running", Some("Update"), status);
+        vm.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), "2027-01-15T07:00:00Z".into());
+        let power = decide(&vm, &with_pod());
+        let halted = power.halted.unwrap();
+        assert_eq!((power.wanted, power.anew, halted.released), (Wanted::Halting, false, false));
+        assert_eq!(halted.pod_uid.as_deref(), Some("Pod-apple"));
+    }
+}
+
+#[test]
 fn a_start_after_the_state_was_written_is_not_undone() {
     let status = |halted: &Value| {
         let mut status = shut_down("Pod-apple");
@@ -109,6 +126,26 @@ fn a_start_after_the_state_was_written_is_not_undone() {
     assert_eq!(noted("2027-01-14T07:00:00Z"), (Wanted::Down, true, false, false), "that was another shutdown");
     assert_eq!(noted("2027-01-15T07:00:00Z"), (Wanted::Up, false, true, true));
     assert!(!decide(&started, &nothing()).anew, "its Pod has gone already");
+    let going = applied(&rendered(&vm(|_| ()), &nothing()), |kind, object| {
+        if kind == "Pod" {
+            object["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:10:00Z");
+        }
+    });
+    assert!(!decide(&started, &going).anew, "its Pod goes already");
+
+    // Another shutdown in the same second is another one.
+    let noon_exactly = Halted {
+        by: String::new(),
+        time: Time(noon()),
+        generation: 0,
+        pod_uid: None,
+        restarted_at: None,
+        released: false,
+    };
+    let mut again = machine("Running", Some("Update"), shut_down("Pod-apple"));
+    again.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), stamp(&noon_exactly));
+    again.status.as_mut().unwrap().halted = decide(&again, &with_pod()).halted;
+    assert_eq!(decide(&again, &with_pod()).wanted, Wanted::Down);
 
     // Who stops it while the report stands may start it again before its Pod has gone.
     for setter in [None, Some("Update"), Some("Apply")] {

@@ -400,6 +400,7 @@ impl Cluster {
         });
         match api.patch(&vm.name_any(), &parameters, &Patch::Merge(&patch)).await {
             Ok(_) => {
+                info!(state = "Stopped", "wrote the spec");
                 self.children.metrics.wrote("spec", "VirtualMachine");
                 Ok(true)
             }

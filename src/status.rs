@@ -475,31 +475,25 @@ fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
     }
     match pod.text(Part::Status, "/phase") {
         Some("Succeeded") => return Some(("PodSucceeded", "its containers have ended".into())),
-        Some("Failed") => {
-            let reason = pod.text(Part::Status, "/reason").unwrap_or("PodFailed");
-            return Some((
-                "PodFailed",
-                format!("{reason}: {}", pod.text(Part::Status, "/message").unwrap_or_default()),
-            ));
-        }
+        Some("Failed") => return Some(("PodFailed", failed(pod))),
         _ => {}
     }
-    let containers =
-        ["initContainerStatuses", "containerStatuses"].into_iter().filter_map(|list| pod.status[list].as_array());
-    for container in containers.flatten() {
+    for container in containers(pod) {
         let name = text(&container["name"]);
-        let last = &container["lastState"]["terminated"];
-        let ended = Some(&container["state"]["terminated"]).filter(|state| state.is_object()).unwrap_or(last);
-        if ended.is_object() && ended["exitCode"] != 0 {
-            let words = text(&ended["message"]);
-            return Some((
-                "RunnerFailed",
-                format!("{name} ended with exit code {}: {}", ended["exitCode"], words.trim()),
-            ));
+        let ended = ended(container);
+        if let Some(ended) = ended.filter(|ended| ended["exitCode"] != 0) {
+            return Some(("RunnerFailed", end_of(&name, ended)));
         }
         let waiting = &container["state"]["waiting"];
         match waiting["reason"].as_str() {
             None | Some("ContainerCreating" | "PodInitializing") => {}
+            // The kubelet's word for each pause before a container is started again
+            // (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy>).
+            Some("CrashLoopBackOff") if ended.is_some() && name == APP_NAME => {
+                let message =
+                    "the guest has shut down; its node starts it again after a pause, which grows up to 5 min";
+                return Some(("Starting", message.into()));
+            }
             // The kubelet says why, and then, in turns, only that it waits.
             Some("ImagePullBackOff") if let Some(said) = said_before(vm, "ImagePullFailed") => {
                 return Some(("ImagePullFailed", said));
@@ -515,6 +509,37 @@ fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let running = conditions::find(current, RUNNING).filter(|_| !ours(vm, RUNNING) && is_report_of(vm, pod))?;
     (running.status == "False" && running.reason == "QemuFailed").then(|| ("RunnerFailed", running.message.clone()))
+}
+
+fn containers(pod: &Object) -> impl Iterator<Item = &Value> {
+    ["initContainerStatuses", "containerStatuses"].into_iter().filter_map(|list| pod.status[list].as_array()).flatten()
+}
+
+/// How a container ended that has, or how it did the last time.
+fn ended(container: &Value) -> Option<&Value> {
+    [&container["state"]["terminated"], &container["lastState"]["terminated"]].into_iter().find(|it| it.is_object())
+}
+
+/// How a container ended, in words: its own, which are the end of its log if it had none for that.
+fn end_of(name: &str, ended: &Value) -> String {
+    let (reason, words) = (text(&ended["reason"]), text(&ended["message"]));
+    // These say no more than the exit code.
+    let reason = Some(reason).filter(|reason| !["", "Error", "Completed"].contains(&reason.as_str()));
+    let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+    let words = Some(words.trim()).filter(|words| !words.is_empty()).map(|words| format!(": {words}"));
+    format!("{name} ended with exit code {}{reason}{}", ended["exitCode"], words.unwrap_or_default())
+}
+
+/// Why a Pod has failed: the cluster's words, or how its containers ended.
+fn failed(pod: &Object) -> String {
+    let said: Vec<&str> = ["/reason", "/message"].iter().filter_map(|part| pod.text(Part::Status, part)).collect();
+    if !said.is_empty() {
+        return said.join(": ");
+    }
+    let ends = containers(pod).filter_map(|it| Some((text(&it["name"]), ended(it)?)));
+    let ends: Vec<String> =
+        ends.filter(|(_, ended)| ended["exitCode"] != 0).map(|(name, ended)| end_of(&name, ended)).collect();
+    if ends.is_empty() { "its containers have ended".into() } else { ends.join("; ") }
 }
 
 /// What the condition Ready says already for that reason.

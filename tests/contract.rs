@@ -575,6 +575,7 @@ async fn a_runner_that_is_killed_takes_nothing_back_and_so_the_manager_does() {
     let killed = json!({ "exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:10:00Z" });
     world.pod_status("apple", container("terminated", killed)).await;
     let vm = world.ready("apple", "RunnerFailed").await;
+    assert_eq!(condition(&vm, "Ready").unwrap().2, "vm-runner ended with exit code 137 (OOMKilled)");
     let is_false =
         |vm: &VirtualMachine, type_: &str| condition(vm, type_).is_some_and(|(status, ..)| status == "False");
     assert!(is_false(&vm, "Running") && is_false(&vm, "Booted"), "{vm:?}");
@@ -582,6 +583,7 @@ async fn a_runner_that_is_killed_takes_nothing_back_and_so_the_manager_does() {
 
     // The node starts it again, and it speaks for itself.
     world.pod_status("apple", container("running", json!({}))).await;
+    world.ready("apple", "Starting").await;
     world.report("apple", true, "Started").await;
     let vm = world.ready("apple", "Running").await;
     assert_eq!(condition(&vm, "Running").unwrap().1, "Started");

@@ -433,11 +433,18 @@ async fn what_a_template_keeps_is_not_taken_from_others() {
     world.make("pear", |_| ()).await;
     world.ready("pear", "Starting").await;
     world.api::<VirtualMachine>().delete("pear", &DeleteParams::default()).await.unwrap();
-    world.no_pod("pear").await;
+    // A new cluster's garbage collector learns of new kinds every half minute.
+    eventually("the Pod to be gone", 3 * LIMIT, async || {
+        world.api::<Pod>().get_opt("pear").await.unwrap().is_none().then_some(())
+    })
+    .await;
     world.namespace.kubectl(&["patch", "configmap", "pear-notes", "--type=merge", r#"--patch={"data":{"ours":"no"}}"#]);
     world.make("pear", |_| ()).await;
     world.ready("pear", "Starting").await;
-    assert_eq!(data("pear-notes").await["ours"], "yes");
+    eventually("the ConfigMap to be as rendered", LIMIT, async || {
+        (data("pear-notes").await["ours"] == "yes").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -41,14 +41,13 @@ use crate::{
         conditions::{self, CONSOLE_CONNECTED, READY, RUNNING},
     },
     files::FileError,
+    power::COMMAND_MANAGER,
     runner_config::{
         self,
         paths::{EXPIRY_FILE, NEVER, PASSWORD_FILE},
     },
 };
 
-/// Who writes a new password.
-const FIELD_MANAGER: &str = "kubectl-vm";
 /// How long a runner may take to set a new password. A kubelet that is not told takes a minute and a half to show it.
 const LIMIT: Duration = Duration::from_secs(120);
 /// A wait that needs no word.
@@ -327,7 +326,7 @@ impl Machine<'_> {
 }
 
 fn params() -> PatchParams {
-    PatchParams::apply(FIELD_MANAGER)
+    PatchParams::apply(COMMAND_MANAGER)
 }
 
 /// Who got the present password.

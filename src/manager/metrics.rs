@@ -124,9 +124,13 @@ impl Metrics {
             errors: add(
                 all,
                 "vm_operator_reconcile_errors",
-                "Failed looks at a machine; reason is the API server's, or NameTaken, Shared (a claim), Answer, Watch, Connection",
+                "Failed looks at a machine; reason is the API server's, or NameTaken, Shared (a claim), Answer (one that can't be understood), Watch (of a kind of object), Connection (no answer)",
             ),
-            machines: add(all, "vm_operator_machines", "VirtualMachines by the phase in their status; leader only"),
+            machines: add(
+                all,
+                "vm_operator_machines",
+                "VirtualMachines by the phase in their status, Pending if nobody has looked at them yet; leader only",
+            ),
             not_ready: add(
                 all,
                 "vm_operator_machines_not_ready",
@@ -201,6 +205,8 @@ impl Metrics {
                 drop(counters.get_or_create(&[(label, (*value).into())]));
             }
         };
+        // Whoever stands by has refused none.
+        metrics.templates_good.set(1);
         begin(&metrics.reconciles, "result", &["again", "done", "failed"]);
         begin(&metrics.config_loads, "result", &["failure", "success"]);
         begin(&metrics.errors, "reason", &["Connection"]);

@@ -32,10 +32,9 @@ pub struct News {
 }
 
 /// Reasons of the condition Ready that say that something is wrong.
-const WARNINGS: [&str; 12] = [
+const WARNINGS: [&str; 11] = [
     "ApplyFailed",
     "ContainerWaiting",
-    "Evicted",
     "ImagePullFailed",
     "NameTaken",
     "NodeNotResponding",
@@ -101,7 +100,7 @@ fn acted(name: &str, action: &Action) -> Option<News> {
         }
         Action::Delete { key, why, .. } if key.is_pod() && key.name == name => match why {
             Why::Stop => ("SuccessfulDelete", format!("Pod {name} is asked to end"), "Stop"),
-            Why::Restart => ("Restarting", format!("a restart is asked for; Pod {name} is asked to end"), "Restart"),
+            Why::Restart => ("Restarting", format!("Pod {name} is asked to end, and is made again"), "Restart"),
             Why::Ended => ("Restarting", format!("Pod {name} has ended and is made again"), "Restart"),
             Why::Force => ("Forced", format!("Pod {name} ends without waiting for its guest"), "Stop"),
             Why::Superfluous => return None,

@@ -96,7 +96,19 @@ fn the_cause_comes_from_the_pod() {
             json!({ "phase": "Failed", "reason": "Evicted", "message": "disk pressure" }),
             "Failed false Ready=False PodFailed",
         ),
+        (json!({ "phase": "Failed" }), "Failed false Ready=False PodFailed"),
         (json!({ "phase": "Succeeded" }), "Starting false Ready=False PodSucceeded"),
+        // The guest shuts itself down again and again.
+        (
+            json!({ "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } },
+                "lastState": { "terminated": { "exitCode": 0, "reason": "Completed" } } }] }),
+            "Starting false Ready=False Starting",
+        ),
+        (
+            json!({ "containerStatuses": [{ "name": "exporter", "state": { "waiting": { "reason": "CrashLoopBackOff" } },
+                "lastState": { "terminated": { "exitCode": 0, "reason": "Completed" } } }] }),
+            "Starting false Ready=False ContainerWaiting",
+        ),
     ] {
         let observed = pod(pod_status.clone());
         let derived = derive(&vm(|_| ()), &observed);
@@ -107,6 +119,34 @@ fn the_cause_comes_from_the_pod() {
                 assert_eq!(short(&derive(&reported(true, |_| ()), &observed)), expected, "{pod_status}");
             }
         }
+    }
+}
+
+#[test]
+fn how_a_runner_ended_is_said_in_the_kubelets_words() {
+    let said = |pod_status: Value| {
+        let status = derive(&vm(|_| ()), &pod(pod_status));
+        let ready = status["conditions"].as_array().unwrap().iter().find(|item| item["type"] == READY).unwrap();
+        ready["message"].as_str().unwrap().split("; try ").next().unwrap().to_owned()
+    };
+    let killed = json!({ "exitCode": 137, "reason": "OOMKilled", "message": "guest: up\n" });
+    let failed = json!({ "exitCode": 1, "reason": "Error" });
+    let runner = |state: &str, ended: &Value| json!([{ "name": "vm-runner", state: { "terminated": ended } }]);
+    for (pod_status, expected) in [
+        (
+            json!({ "containerStatuses": runner("state", &killed) }),
+            "vm-runner ended with exit code 137 (OOMKilled): guest: up",
+        ),
+        (json!({ "containerStatuses": runner("lastState", &failed) }), "vm-runner ended with exit code 1"),
+        (
+            json!({ "phase": "Failed", "containerStatuses": runner("state", &killed) }),
+            "vm-runner ended with exit code 137 (OOMKilled): guest: up",
+        ),
+        (json!({ "phase": "Failed", "reason": "Evicted", "message": "disk pressure" }), "Evicted: disk pressure"),
+        (json!({ "phase": "Failed", "message": "Pod was rejected" }), "Pod was rejected"),
+        (json!({ "phase": "Failed" }), "its containers have ended"),
+    ] {
+        assert_eq!(said(pod_status), expected);
     }
 }
 

@@ -141,7 +141,7 @@ impl Manager {
 
     /// What it has written so far, from its log.
     pub fn writes(&self) -> Vec<String> {
-        let words = [" applied ", " labelled ", " deleted ", " wrote the status "];
+        let words = [" applied ", " labelled ", " deleted ", " wrote the status", " wrote the spec "];
         self.log().lines().filter(|line| words.iter().any(|word| line.contains(word))).map(str::to_owned).collect()
     }
 

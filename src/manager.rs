@@ -264,12 +264,14 @@ async fn manage(
                 };
                 let (store, writer) = reflector::store::<PackedMachine>();
                 stores.push(store.clone());
+                let mended = again(children.mended.subscribe(), store.clone());
                 known.push((store.clone(), children));
                 let (listed, is_listed) = oneshot::channel();
                 let machines = machines::watch(
                     client.clone(), namespace.as_deref(), writer, listed, metrics.clone(), (health.clone(), part), teller.clone(),
                 );
                 let changed = stream::select(again(settings.clone(), store.clone()), again(templates.clone(), store.clone()));
+                let changed = stream::select(changed, mended);
                 let (looked, looks) = watch::channel(0);
                 let triggered = stream::select(stream::select(triggered, ended), changed);
                 let triggered = machines::at_start(is_listed, lists, looks, store.clone(), triggered);
@@ -393,13 +395,13 @@ fn look(
     look.instrument(span)
 }
 
-/// All machines, each time that something has changed by which all are rendered.
+/// All machines, each time that something has changed that may matter to each.
 fn again<T: Send + Sync + 'static>(
-    mut settings: watch::Receiver<Arc<T>>,
+    mut something: watch::Receiver<T>,
     store: Store<PackedMachine>,
 ) -> impl Stream<Item = ObjectRef<PackedMachine>> + Send {
-    settings.mark_unchanged();
-    let changes = stream::unfold(settings, async |mut settings| Some((settings.changed().await.ok()?, settings)));
+    something.mark_unchanged();
+    let changes = stream::unfold(something, async |mut something| Some((something.changed().await.ok()?, something)));
     changes.flat_map(move |()| stream::iter(store.state()).map(|vm| ObjectRef::from_obj(&*vm)))
 }
 
@@ -634,11 +636,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_api_server_that_is_busy_says_when_to_come_again_but_not_much_later() {
         // Busy twice. Returns how long that took.
-        let ask = async |after: &'static str| {
+        let ask = async |busy_status: StatusCode, after: &'static str| {
             let asked = Arc::new(AtomicUsize::new(0));
             let api = tower::service_fn(move |_: axum::http::Request<Body>| {
                 let busy = asked.fetch_add(1, Ordering::SeqCst) < 2;
-                let status = if busy { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
+                let status = if busy { busy_status } else { StatusCode::OK };
                 ready(
                     Response::builder()
                         .status(status)
@@ -652,9 +654,11 @@ mod tests {
             assert_eq!(answer.unwrap().status(), StatusCode::OK);
             start.elapsed().as_secs()
         };
-        assert_eq!(ask("3").await, 6);
-        assert_eq!(ask("600").await, 2 * PATIENCE.as_secs());
-        assert_eq!(ask("tomorrow").await, 0, "by itself it waits far less than a second");
+        for status in [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT] {
+            assert_eq!(ask(status, "3").await, 6);
+            assert_eq!(ask(status, "600").await, 2 * PATIENCE.as_secs());
+            assert_eq!(ask(status, "tomorrow").await, 0, "by itself it waits far less than a second");
+        }
     }
 
     #[tokio::test]

@@ -18,7 +18,7 @@ use support::{
     cluster::eventually,
     world::{LIMIT, World, pod},
 };
-use vm_operator::api::VirtualMachine;
+use vm_operator::{api::VirtualMachine, power::COMMAND_MANAGER};
 
 #[tokio::test]
 async fn display_secret() {
@@ -141,6 +141,10 @@ async fn the_file_that_a_viewer_connects_with() {
         (first.join().unwrap(), second.join().unwrap())
     });
     assert_eq!((first.0, &first), (0, &second));
+    // Flux makes its own what is written by any name that begins with kubectl, and takes back what is not in Git.
+    let secret = world.api::<Secret>().get("apple-display-secret").await.unwrap();
+    let managers: Vec<&str> = secret.managed_fields().iter().filter_map(|entry| entry.manager.as_deref()).collect();
+    assert!(managers.contains(&COMMAND_MANAGER) && !managers.contains(&"kubectl-vm"), "{managers:?}");
     assert!(!first.1.contains("sesame"), "{}", first.1);
 
     // The one of a load balancer, and the Pod's.

@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, ResourceExt,
-    api::{Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
 };
 use serde_json::{Value, json};
 use support::{
@@ -163,6 +163,42 @@ async fn a_machine_in_git_shows_no_difference_after_everything_was_used() {
     world.report("no", false, "GuestShutdown").await;
     world.machine_when("no", "stopped by us", |vm| vm.spec.vm.state == PowerState::Stopped).await;
     world.ready("no", "StoppedAsRequested").await;
+    no_difference(&world, &manifest).await;
+    // Another CD, a user, a password; a stop that does not wait for the guest.
+    start(&world, "no").await;
+    manifest["spec"]["vm"]["disks"][2]["cdrom"]["image"] = json!("on.iso");
+    vms(&world).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    world.change("no", json!({ "spec": { "vm": { "display": { "loggedInUser": "jane" } } } })).await;
+    let password = r#"--patch={"stringData":{"display-password":"yes","password-expiry":"never"}}"#;
+    world.namespace.kubectl(&["patch", "secret", "no-display-secret", password]);
+    world.ready("no", "Running").await;
+    no_difference(&world, &manifest).await;
+    let uid = world.api::<Pod>().get("no").await.unwrap().uid();
+    world.change("no", json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/forceStop": uid } } })).await;
+    set_state(&world, "no", "vm-operator-cli", "Stopped").await;
+    world.ready("no", "StoppedAsRequested").await;
+    no_difference(&world, &manifest).await;
+    // Other templates.
+    start(&world, "no").await;
+    let version = |vm: &VirtualMachine| vm.status.as_ref().unwrap().templates.as_ref().unwrap().version.clone();
+    let before = version(&vms(&world).get("no").await.unwrap());
+    let more = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ vm.metadata.name ~ '-more' }}}\n";
+    world.manager.templates(&[("more.yaml.j2", more)]);
+    world.machine_when("no", "rendered anew", |vm| version(vm) != before).await;
+    no_difference(&world, &manifest).await;
+    // Left without its resource, and adopted when Git makes that again.
+    let uid = world.api::<Pod>().get("no").await.unwrap().uid();
+    let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
+    vms(&world).delete("no", &orphan).await.unwrap();
+    eventually("it to be gone", LIMIT, async || vms(&world).get_opt("no").await.unwrap().is_none().then_some(())).await;
+    let made = vms(&world).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    let pod = world
+        .pod_when("no", "owned again", |pod| {
+            pod.owner_references().iter().any(|it| Some(&it.uid) == made.uid().as_ref())
+        })
+        .await;
+    assert_eq!(pod.uid(), uid);
+    world.machine_when("no", "up", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
     no_difference(&world, &manifest).await;
 }
 

@@ -16,7 +16,7 @@ use support::{
     requests::Request,
 };
 use vm_operator::{
-    api::{VirtualMachine, conditions},
+    api::{PowerState, VirtualMachine, conditions},
     files,
 };
 
@@ -441,6 +441,16 @@ async fn what_happens_to_a_machine_in_its_life() {
     // Its disks outlive it.
     namespace.kubectl(&["delete", "vm", "demo"]);
     gone(&pods, "demo").await;
+
+    // The state that nobody applies becomes Stopped when the guest shuts down.
+    manifest["spec"]["cloudInit"]["userData"]["poweroff-after-boot"] = true.into();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), manifest.to_string()).unwrap();
+    namespace.kubectl(&["create", "--filename", file.path().to_str().unwrap()]);
+    let vm = when("the state to say so", &|vm| reason(vm, conditions::READY) == "StoppedAsRequested").await;
+    assert_eq!(vm.spec.vm.state, PowerState::Stopped);
+    assert!(pods.get_opt("demo").await.unwrap().is_none());
+    namespace.kubectl(&["delete", "vm", "demo"]);
     let claims = namespace.kubectl(&["get", "pvc", "--output=name", "--selector=app.kubernetes.io/instance=demo"]);
     assert_eq!(claims.lines().count(), 2, "{claims}");
 }
@@ -560,6 +570,18 @@ async fn what_is_changed_under_a_running_guest_and_who_ends_it() {
     when("it to be up again", &|vm| is(vm, conditions::BOOTED)).await;
     starts("guest: starts=2").await;
 
+    // A claim is deleted under it: the guest runs on, and with the restart that a person asks for there is a new one.
+    let uid = || namespace.kubectl(&["get", "pvc", "demo-data-disk", "--output=jsonpath={.metadata.uid}"]);
+    let deleted = uid();
+    namespace.kubectl(&["delete", "pvc", "demo-data-disk", "--wait=false"]);
+    let vm = when("it to be said", &|vm| reason(vm, conditions::STORAGE_READY) == "ClaimDeleting").await;
+    assert!(is(&vm, conditions::RUNNING) && uid() == deleted);
+    namespace.kubectl(&["annotate", "vm", "demo", "vmoperator.jdrupes.org/restartedAt=monday"]);
+    let second = another(&second.metadata.uid).await;
+    when("it to be up with another disk", &|vm| is(vm, conditions::BOOTED)).await;
+    starts("guest: starts=3").await;
+    assert_ne!(uid(), deleted);
+
     // Its node is drained: it waits, says for what, and starts with the node.
     manifest["spec"]["cloudInit"]["userData"]["ignore-power-button"] = true.into();
     namespace.apply(&manifest.to_string());
@@ -570,7 +592,7 @@ async fn what_is_changed_under_a_running_guest_and_who_ends_it() {
     cluster.kubectl(&["uncordon", node.trim()]);
     let third = another(&second.metadata.uid).await;
     when("it to be up once more", &|vm| is(vm, conditions::BOOTED)).await;
-    starts("guest: starts=3").await;
+    starts("guest: starts=4").await;
 
     // It does not listen any more, and a person does not want to wait for the time-out.
     namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", r#"{"spec":{"vm":{"state":"Stopped"}}}"#]);

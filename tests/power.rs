@@ -191,7 +191,9 @@ async fn a_pod_that_is_going_is_waited_for_and_a_person_can_shorten_that() {
     let going = world.pod_when("apple", "going", is_going).await;
     assert_eq!(going.metadata.deletion_grace_period_seconds, Some(905));
     let vm = world.ready("apple", "Stopping").await;
-    assert_eq!(vm.status.unwrap().phase.as_deref(), Some("Stopping"));
+    assert_eq!(condition(&vm, "Running").unwrap().0, "True");
+    let status = vm.status.unwrap();
+    assert_eq!((status.phase.as_deref(), status.ready), (Some("Stopping"), Some(true)));
 
     annotate(&world, "apple", FORCE_STOP_ANNOTATION, "another Pod").await;
     annotate(&world, "apple", FORCE_STOP_ANNOTATION, &pod.uid().unwrap()).await;
@@ -260,6 +262,8 @@ async fn a_pod_that_fails_is_made_again_after_a_pause_and_the_next_try_is_said()
     assert!(message.starts_with("Evicted: the node was low on memory; try 2 is at "), "{message}");
     let note = world.event("apple", "PodFailed").await.message;
     assert!(note.as_deref().is_some_and(|note| note.contains("; try 2 is at 20")), "{note:?}");
+    world.described("apple", &["PodFailed", "Evicted: the node was low on memory; try 2 is at 20"]).await;
+    assert_eq!((condition(&vm, "Running").unwrap().0.as_str(), vm.status.unwrap().ready), ("False", Some(false)));
     // Where it had ended already, the API server does not wait for the kubelet.
     let second = world.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
     world.ready("apple", "Starting").await;
@@ -380,6 +384,7 @@ async fn a_machine_deleted_and_made_again_at_once_waits_for_the_old_pod() {
     vms.delete("apple", &DeleteParams::default()).await.unwrap();
     let again = world.make("apple", on_node).await;
     world.ready("apple", "WaitingForDeletion").await;
+    world.described("apple", &["WaitingForDeletion", "waiting for Pod apple to be gone"]).await;
     assert_eq!(world.api::<Pod>().get("apple").await.unwrap().uid(), pod.uid());
     // The garbage collector of a new cluster looks every 30 s for kinds that it does not know yet.
     eventually("the Pod to go", 3 * LIMIT, async || {
@@ -598,7 +603,8 @@ async fn a_claim_that_is_deleted_under_its_machine_is_said_and_made_anew_with_th
         })
         .await;
     assert_eq!(condition(&vm, "Ready").unwrap().1, "Running");
-    world.event("apple", "ClaimDeleting").await;
+    let gone = "claim apple-core-disk is being deleted: it goes, with its data, when no Pod uses it any more";
+    world.described("apple", &["SuccessfulCreate", "ClaimDeleting", gone]).await;
     annotate(&world, "apple", RESTARTED_ANNOTATION, "now").await;
     world.pod_when("apple", "going", is_going).await;
     world.pod_has_ended("apple").await;
@@ -649,6 +655,7 @@ async fn a_node_can_be_drained_and_its_machine_waits_for_another() {
     let vm = world.ready("apple", "Restarting").await;
     let (_, _, message) = condition(&vm, "Ready").unwrap();
     assert!(message.contains("EvictionByEvictionAPI"), "{message}");
+    world.described("apple", &["Restarting", "waiting for the old Pod to be gone", "EvictionByEvictionAPI"]).await;
     world.pod_has_ended("apple").await;
     let said = drain.await.unwrap().expect("kubectl drain");
     assert!(said.contains("evicted"), "{said}");

@@ -6,10 +6,14 @@ mod support;
 
 use std::{
     fs,
+    pin::pin,
     time::{Duration, Instant},
 };
 
-use futures::future::join_all;
+use futures::{
+    StreamExt,
+    future::{join_all, ready},
+};
 use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{ConfigMap, Pod, Service},
@@ -18,6 +22,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client, ResourceExt,
     api::{ListParams, Patch, PatchParams, PostParams},
+    runtime::{WatchStreamExt, watcher::watch_object},
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -27,6 +32,7 @@ use support::{
     proxy::{Faults, Proxy},
 };
 use tempfile::NamedTempFile;
+use tokio::time::timeout;
 use vm_operator::api::VirtualMachine;
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -90,6 +96,12 @@ impl World {
         standby.ready("standing by for").await;
         let leads = |manager: &Manager| manager.metric("vm_operator_leader");
         assert_eq!((leads(&leader), leads(&standby)), (Some(1.0), Some(0.0)));
+        // What an alert asks of each.
+        for manager in [&leader, &standby] {
+            for what in ["config", "templates"] {
+                assert_eq!(manager.metric(&format!("vm_operator_{what}_last_load_successful")), Some(1.0), "{what}");
+            }
+        }
         (leader, standby)
     }
 }
@@ -124,10 +136,16 @@ async fn a_leader_that_is_told_to_end_gives_way() {
     let world = World::new("stopped").await;
     let (mut leader, mut standby) = world.two().await;
     let first = world.holder().await;
+    let lease = watch_object(world.api::<Lease>(), "vm-operator").default_backoff();
+    let mut holders = pin!(lease.filter_map(async |lease| lease.ok()??.spec?.holder_identity));
+    assert_eq!(holders.next().await, first.0);
     leader.signal(Signal::TERM);
     let since = Instant::now();
     assert!(leader.ended().await.success());
     eprintln!("SIGTERM to exit: {} ms", since.elapsed().as_millis());
+    let mut holders = pin!(holders.skip_while(|holder| ready(first.0.as_ref() == Some(holder))));
+    let next = timeout(LIMIT, holders.next()).await.unwrap();
+    assert_eq!(next.as_deref(), Some(""), "it is given back, so that nobody waits for its end");
     standby.ready("[+] machines: 0 listed").await;
     eprintln!("The next one leads and has listed the machines {} ms after SIGTERM", since.elapsed().as_millis());
     world.make("apple");

@@ -69,6 +69,8 @@ pub struct Children {
     uids: Mutex<HashSet<u64>>,
     hasher: RandomState,
     trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
+    /// Changes when a kind can be watched that could not.
+    pub mended: watch::Sender<()>,
 }
 
 /// More deletions than can happen between a request and its answer.
@@ -154,6 +156,7 @@ impl Children {
             uids: Mutex::default(),
             hasher: RandomState::new(),
             trigger,
+            mended: watch::Sender::new(()),
         };
         (Arc::new(children), triggered)
     }
@@ -365,8 +368,10 @@ impl Children {
                         if !matches!(event, Event::Init | Event::InitApply(_)) {
                             said.over();
                         }
-                        if children.take(&kind, event) {
-                            sender.send_replace(State::Complete);
+                        if children.take(&kind, event)
+                            && matches!(sender.send_replace(State::Complete), State::Failed { .. })
+                        {
+                            children.mended.send_replace(());
                         }
                     }
                     Err(error) => {

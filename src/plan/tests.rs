@@ -294,6 +294,18 @@ fn a_machine_that_is_started_while_its_guest_stays_down_gets_another_pod() {
 }
 
 #[test]
+fn another_version_of_the_manager_writes_nothing() {
+    let vm = vm(|_| ());
+    let of_another = cluster(&vm, |_, object| {
+        if let Some(version) = object["metadata"]["annotations"].get_mut(VERSION_ANNOTATION) {
+            *version = json!("0.0.1");
+        }
+    });
+    assert!(of_another.objects.iter().any(|object| object.annotations[VERSION_ANNOTATION] == "0.0.1"));
+    assert_eq!(decide(&vm, &of_another), [""; 0]);
+}
+
+#[test]
 fn a_pod_that_is_not_rendered_any_more_is_ended_before_anything_can_be_refused() {
     let observed = cluster(&vm(|_| ()), |_, _| ());
     let mut objects = rendered(&stopped(), &observed);

@@ -25,7 +25,7 @@ use tempfile::TempDir;
 pub struct Faults {
     /// 429 with Retry-After, the request does not arrive.
     pub too_many: u8,
-    /// 503, the request does not arrive.
+    /// 503 with Retry-After, the request does not arrive.
     pub unavailable: u8,
     /// 500 though the request arrived and was carried out.
     pub lost_answer: u8,
@@ -126,7 +126,7 @@ fn status(code: u16, reason: &str) -> Value {
 
 fn refusal(code: u16, reason: &str) -> Response {
     let response = Response::builder().status(code).header("content-type", "application/json");
-    let response = if code == 429 { response.header("retry-after", "1") } else { response };
+    let response = if [429, 503].contains(&code) { response.header("retry-after", "1") } else { response };
     response.body(Body::from(status(code, reason).to_string())).unwrap()
 }
 

@@ -161,6 +161,15 @@ impl World {
         self.api::<Pod>().delete(name, &parameters).await.unwrap();
     }
 
+    /// Waits until `kubectl describe vm` says all of that.
+    pub async fn described(&self, name: &str, words: &[&str]) {
+        eventually(&format!("kubectl describe vm {name} to say {words:?}"), LIMIT, async || {
+            let said = self.namespace.kubectl(&["describe", "vm", name]);
+            words.iter().all(|word| said.contains(word)).then_some(())
+        })
+        .await;
+    }
+
     /// Waits for an event about the machine.
     pub async fn event(&self, name: &str, reason: &str) -> Event {
         let api: Api<Event> = self.api();

@@ -111,7 +111,7 @@ impl Manager {
             .args(["run", "--listen", "127.0.0.1:0", "--templates"])
             .arg(&overlay)
             .args(namespace.map(|namespace| format!("--namespace={namespace}")))
-            .arg("--config")
+            .arg("-c")
             .arg(config.join("config.yaml"))
             .args(setup.arguments)
             .env("KUBECONFIG", kubeconfig)

@@ -236,19 +236,17 @@ async fn manage(
                 let reconciler =
                     Arc::new(Reconciler::new(cluster, settings.clone(), templates.clone(), teller.clone()));
                 // Somebody waits for those that were made while no manager ran, and alone they are quickly done.
-                let (first_looks, ended) = FirstLooks::new();
-                let mut first = {
-                    let (client, namespace, metrics) = (client.clone(), namespace.clone(), metrics.clone());
-                    let (first_looks, reconciler, stop) = (first_looks.clone(), reconciler.clone(), stop.clone());
-                    Box::pin(maybe_done(async move {
-                        let unseen = machines::unseen(&client, namespace.as_deref()).await;
-                        let looks = unseen.into_iter().map(|vm| {
-                            let name = ObjectRef::from_obj(&*vm);
-                            first_looks.during(name, look(vm, reconciler.clone(), &metrics, stop.clone()))
-                        });
-                        join_all(looks).await;
-                    }))
+                let unseen = tokio::select! {
+                    biased;
+                    () = stopped(stop.clone()) => None,
+                    unseen = timeout_at(first_looks_until, machines::unseen(&client, namespace.as_deref())) => unseen.ok(),
                 };
+                let first_looks = FirstLooks::new(children.trigger.clone());
+                let looks = unseen.into_iter().flatten().map(|vm| {
+                    let name = ObjectRef::from_obj(&*vm);
+                    first_looks.during(name, look(vm, reconciler.clone(), &metrics, stop.clone()))
+                });
+                let mut first = Box::pin(maybe_done(join_all(looks)));
                 // What is not done in that time goes on beside the rest.
                 tokio::select! {
                     biased;
@@ -273,8 +271,8 @@ async fn manage(
                 let changed = stream::select(again(settings.clone(), store.clone()), again(templates.clone(), store.clone()));
                 let changed = stream::select(changed, mended);
                 let (looked, looks) = watch::channel(0);
-                let triggered = stream::select(stream::select(triggered, ended), changed);
-                let triggered = machines::at_start(is_listed, lists, looks, store.clone(), triggered);
+                let triggered =
+                    machines::at_start(is_listed, lists, looks, store.clone(), stream::select(triggered, changed));
                 let work = work((machines, store, triggered), reconciler, metrics.clone(), (first_looks, looked), stop.clone());
                 works.push(join(first, work));
             }

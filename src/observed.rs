@@ -177,6 +177,12 @@ impl Object {
         conditions.find(|item| item["type"] == type_ && item["status"] == status)
     }
 
+    /// What a Pod's kubelet says of its containers, those that run before the others too.
+    pub fn containers(&self) -> impl Iterator<Item = &Value> {
+        let lists = ["initContainerStatuses", "containerStatuses"].into_iter();
+        lists.filter_map(|list| self.status[list].as_array()).flatten()
+    }
+
     /// Whether [`FIELD_MANAGER`] still owns every field of what it rendered. It does not when somebody else has changed or
     /// removed one since: the API server moves a changed field to whoever changed it. So a drift is seen without comparing
     /// values, which the API server may have normalised.

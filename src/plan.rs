@@ -300,10 +300,9 @@ fn grace_until_now(found: &Object, now: Timestamp) -> i64 {
 /// How long a Pod lived that has ended, by what the cluster says: until the last of its containers ended, or the last of its
 /// conditions changed. One without any never began.
 fn lived(pod: &Object) -> SignedDuration {
-    let items = |list: &str| pod.status[list].as_array().into_iter().flatten();
-    let containers = ["initContainerStatuses", "containerStatuses"].into_iter().flat_map(items);
-    let ends = containers.map(|item| &item["state"]["terminated"]["finishedAt"]);
-    let changes = items("conditions").map(|item| &item["lastTransitionTime"]);
+    let ends = pod.containers().map(|item| &item["state"]["terminated"]["finishedAt"]);
+    let conditions = pod.status["conditions"].as_array().into_iter().flatten();
+    let changes = conditions.map(|item| &item["lastTransitionTime"]);
     let times = ends.chain(changes).filter_map(|time| time.as_str()?.parse::<Timestamp>().ok());
     let end = times.max().zip(pod.created).map(|(end, created)| end.duration_since(created));
     end.unwrap_or_default().max(SignedDuration::ZERO)

@@ -34,7 +34,7 @@ use crate::{
         status::Halted,
     },
     observed::Object,
-    status,
+    status::{self, whole_seconds},
 };
 
 /// A new text here restarts the machine (or starts one whose guest shut itself down), as `kubectl rollout restart` does it
@@ -159,10 +159,6 @@ pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power
 /// The time of a shutdown as the annotation has it: that of the status, in whole seconds.
 pub fn stamp(halted: &Halted) -> String {
     whole_seconds(halted.time.0)
-}
-
-fn whole_seconds(time: Timestamp) -> String {
-    time.strftime("%FT%TZ").to_string()
 }
 
 /// Whether the Pod was made before the restart that the machine's annotation asks for. The Pod carries the text that was

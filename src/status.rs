@@ -157,12 +157,12 @@ pub fn status(
     }
     if let Some(halted) = &plan.power.halted {
         let mut halted_json = json!(halted);
-        halted_json["time"] = whole_seconds(halted.time.0);
+        halted_json["time"] = json!(whole_seconds(halted.time.0));
         status.insert("halted".into(), halted_json);
     }
     if let Some(retry) = &plan.retry {
         let mut retry_json = json!(retry);
-        retry_json["next"] = whole_seconds(retry.next.0);
+        retry_json["next"] = json!(whole_seconds(retry.next.0));
         status.insert("retry".into(), retry_json);
     }
     if !plan.pending.is_empty() {
@@ -344,13 +344,13 @@ fn owns_more(owned: &Value, wanted: &Value) -> bool {
 }
 
 /// A time with whole seconds, as the API server keeps it: anything finer would differ for ever.
-fn whole_seconds(time: Timestamp) -> Value {
-    json!(time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
+pub fn whole_seconds(time: Timestamp) -> String {
+    time.strftime("%FT%TZ").to_string()
 }
 
 fn with_whole_seconds(mut list: Value, conditions: &[Condition]) -> Value {
     for (item, condition) in list.as_array_mut().into_iter().flatten().zip(conditions) {
-        item["lastTransitionTime"] = whole_seconds(condition.last_transition_time.0);
+        item["lastTransitionTime"] = json!(whole_seconds(condition.last_transition_time.0));
     }
     list
 }
@@ -407,9 +407,8 @@ fn ready(
             let (reason, message) = cause(vm, pod)
                 .unwrap_or_else(|| ("Starting", "waiting for the runner to report that the guest runs".into()));
             let retry = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid);
-            let retry = retry.map(|retry| {
-                format!("; try {} is at {}", retry.count.saturating_add(1), retry.next.0.strftime("%FT%TZ"))
-            });
+            let retry = retry
+                .map(|retry| format!("; try {} is at {}", retry.count.saturating_add(1), whole_seconds(retry.next.0)));
             (false, reason, message + &retry.unwrap_or_default())
         }
         (Wanted::Up, None) => match (rendered, plan.waits.first()) {
@@ -440,7 +439,7 @@ fn stopped(power: &Power) -> (bool, &'static str, String) {
 fn unanswered(plan: &Plan, pod: Option<&Object>) -> Option<(&'static str, String)> {
     let pod = pod?;
     let (name, node) = (&pod.key.name, pod.text(Part::Spec, "/nodeName").unwrap_or("?"));
-    let since = || pod.deleting.map(|time| time.strftime("%FT%TZ").to_string()).unwrap_or_default();
+    let since = || pod.deleting.map(whole_seconds).unwrap_or_default();
     if plan.waits.contains(&Wait::Kept(pod.key.clone())) {
         let message = format!(
             "Pod {name} should have gone at {}; nothing runs in it any more, but something keeps it: see its metadata.finalizers",
@@ -478,7 +477,8 @@ fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
         Some("Failed") => return Some(("PodFailed", failed(pod))),
         _ => {}
     }
-    for container in containers(pod) {
+    let mut shut_down = None;
+    for container in pod.containers() {
         let name = text(&container["name"]);
         let ended = ended(container);
         if let Some(ended) = ended.filter(|ended| ended["exitCode"] != 0) {
@@ -492,7 +492,7 @@ fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
             Some("CrashLoopBackOff") if ended.is_some() && name == APP_NAME => {
                 let message =
                     "the guest has shut down; its node starts it again after a pause, which grows up to 5 min";
-                return Some(("Starting", message.into()));
+                shut_down = Some(("Starting", message.to_owned()));
             }
             // The kubelet says why, and then, in turns, only that it waits.
             Some("ImagePullBackOff") if let Some(said) = said_before(vm, "ImagePullFailed") => {
@@ -506,13 +506,12 @@ fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
             }
         }
     }
+    if shut_down.is_some() {
+        return shut_down;
+    }
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let running = conditions::find(current, RUNNING).filter(|_| !ours(vm, RUNNING) && is_report_of(vm, pod))?;
     (running.status == "False" && running.reason == "QemuFailed").then(|| ("RunnerFailed", running.message.clone()))
-}
-
-fn containers(pod: &Object) -> impl Iterator<Item = &Value> {
-    ["initContainerStatuses", "containerStatuses"].into_iter().filter_map(|list| pod.status[list].as_array()).flatten()
 }
 
 /// How a container ended that has, or how it did the last time.
@@ -536,7 +535,7 @@ fn failed(pod: &Object) -> String {
     if !said.is_empty() {
         return said.join(": ");
     }
-    let ends = containers(pod).filter_map(|it| Some((text(&it["name"]), ended(it)?)));
+    let ends = pod.containers().filter_map(|it| Some((text(&it["name"]), ended(it)?)));
     let ends: Vec<String> =
         ends.filter(|(_, ended)| ended["exitCode"] != 0).map(|(name, ended)| end_of(&name, ended)).collect();
     if ends.is_empty() { "its containers have ended".into() } else { ends.join("; ") }

@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
+    api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use support::{
@@ -188,9 +188,7 @@ async fn a_machine_in_git_shows_no_difference_after_everything_was_used() {
     no_difference(&world, &manifest).await;
     // Left without its resource, and adopted when Git makes that again.
     let uid = world.api::<Pod>().get("no").await.unwrap().uid();
-    let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
-    vms(&world).delete("no", &orphan).await.unwrap();
-    eventually("it to be gone", LIMIT, async || vms(&world).get_opt("no").await.unwrap().is_none().then_some(())).await;
+    world.orphan("no").await;
     let made = vms(&world).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
     let pod = world
         .pod_when("no", "owned again", |pod| {

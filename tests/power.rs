@@ -15,7 +15,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Resource, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
+    api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use support::{
@@ -82,8 +82,8 @@ async fn a_guest_that_shuts_down_stays_down_and_the_state_says_so_where_nobody_a
     let vm = world.machine_when("apple", "stopped", |vm| vm.spec.vm.state == PowerState::Stopped).await;
     assert!(vm.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some("vm-operator")));
     assert_eq!(vm.annotations()[GUEST_SHUTDOWN_ANNOTATION], power::stamp(&halted), "written together with the state");
-    assert!(world.manager.log().contains("wrote the spec"));
     world.event("apple", "GuestShutdown").await;
+    assert!(world.manager.log().contains("wrote the spec"));
     let vm = world.ready("apple", "StoppedAsRequested").await;
     assert!(vm.status.unwrap().halted.is_none_or(|halted| halted.released));
     assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
@@ -340,11 +340,7 @@ async fn a_machine_deleted_without_its_pod_is_adopted_when_it_is_made_again() {
     })
     .await;
     let told = world.api::<ConfigMap>().get("apple-cloud-init").await.unwrap().data;
-    let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
-    let vms: Api<VirtualMachine> = world.api();
-    vms.delete("apple", &orphan).await.unwrap();
-    eventually("the machine to be gone", LIMIT, async || vms.get_opt("apple").await.unwrap().is_none().then_some(()))
-        .await;
+    world.orphan("apple").await;
     world.pod_when("apple", "without an owner", |pod| pod.owner_references().is_empty() && !is_going(pod)).await;
     let again = world
         .make("apple", |vm| {
@@ -447,11 +443,7 @@ async fn stays_up_without_state(world: &World, name: &str, apply: impl AsyncFn(&
     assert_eq!((same.uid(), is_going(&same)), (pod.uid(), false));
 
     // Made again without it, it is adopted as it is.
-    let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
-    let vms: Api<VirtualMachine> = world.api();
-    vms.delete(name, &orphan).await.unwrap();
-    eventually("the machine to be gone", LIMIT, async || vms.get_opt(name).await.unwrap().is_none().then_some(()))
-        .await;
+    world.orphan(name).await;
     apply(&manifest).await;
     let vm = world.machine_when(name, "PowerUnmanaged", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
     let adopted = world

@@ -68,7 +68,8 @@ pub struct Children {
     /// Hashes of the UIDs of all known objects: what is new need not be looked for among other machines' objects.
     uids: Mutex<HashSet<u64>>,
     hasher: RandomState,
-    trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
+    /// Hears which machines must be looked at.
+    pub trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
     /// Changes when a kind can be watched that could not.
     pub mended: watch::Sender<()>,
 }

@@ -79,24 +79,24 @@ pub async fn unseen(client: &Client, namespace: Option<&str>) -> Vec<Arc<PackedM
 #[derive(Clone)]
 pub struct FirstLooks {
     under_way: Arc<Mutex<HashSet<ObjectRef<PackedMachine>>>>,
-    ended: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
+    trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
 }
 
 impl FirstLooks {
-    /// The stream tells which machines must be looked at again, because such a look has ended.
-    pub fn new() -> (Self, mpsc::UnboundedReceiver<ObjectRef<PackedMachine>>) {
-        let (ended, looks) = mpsc::unbounded();
-        (Self { under_way: Arc::default(), ended }, looks)
+    /// The trigger hears which machines must be looked at again, because such a look has ended.
+    pub fn new(trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>) -> Self {
+        Self { under_way: Arc::default(), trigger }
     }
 
     /// Notes that a look at a machine lasts as long as this. It has begun when this is called, not when it is first polled.
-    pub fn during(&self, vm: ObjectRef<PackedMachine>, look: impl Future) -> impl Future<Output = ()> {
-        lock(&self.under_way).insert(vm.clone());
+    pub fn during<F: Future>(&self, vm: ObjectRef<PackedMachine>, look: F) -> impl Future<Output = ()> + use<F> {
+        let Self { under_way, trigger } = self.clone();
+        lock(&under_way).insert(vm.clone());
         async move {
             look.await;
-            lock(&self.under_way).remove(&vm);
+            lock(&under_way).remove(&vm);
             // Nobody listens any more when the manager ends.
-            let _ = self.ended.unbounded_send(vm);
+            let _ = trigger.unbounded_send(vm);
         }
     }
 
@@ -417,7 +417,8 @@ mod tests {
     #[tokio::test]
     async fn a_first_look_that_lasts_is_the_only_one_and_another_comes_when_it_ends() {
         let apple = || ObjectRef::new("apple").within("ns");
-        let (first_looks, mut ended) = FirstLooks::new();
+        let (trigger, mut ended) = mpsc::unbounded();
+        let first_looks = FirstLooks::new(trigger);
         let (end, is_ended) = oneshot::channel::<()>();
         let mut look = pin!(first_looks.during(apple(), is_ended));
         assert!(first_looks.is_under_way(&apple()), "it has begun before it is polled");

@@ -90,7 +90,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All begin at zero.
+    /// Nothing has happened yet.
     pub fn new() -> Self {
         let mut registry = Registry::default();
         let all = &mut registry;
@@ -145,7 +145,7 @@ impl Metrics {
             in_work: add(
                 all,
                 "vm_operator_machines_in_work",
-                "Machines that are being looked at, 16 at most of each namespace that is named",
+                "Machines that are being looked at, of each namespace that is named 16 at most, and at the start 8 more",
             ),
             unreadable: add(
                 all,

@@ -105,6 +105,13 @@ fn the_cause_comes_from_the_pod() {
             "Starting false Ready=False Starting",
         ),
         (
+            json!({ "containerStatuses": [
+                { "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } }, "lastState": { "terminated": { "exitCode": 0 } } },
+                { "name": "exporter", "state": { "waiting": { "reason": "ImagePullBackOff" } } },
+            ] }),
+            "Starting false Ready=False ImagePullFailed",
+        ),
+        (
             json!({ "containerStatuses": [{ "name": "exporter", "state": { "waiting": { "reason": "CrashLoopBackOff" } },
                 "lastState": { "terminated": { "exitCode": 0, "reason": "Completed" } } }] }),
             "Starting false Ready=False ContainerWaiting",

@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams, PropagationPolicy},
 };
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
@@ -89,6 +89,18 @@ impl World {
     pub async fn change(&self, name: &str, patch: Value) {
         let parameters = PatchParams { field_manager: Some("test".into()), ..PatchParams::default() };
         self.api::<VirtualMachine>().patch(name, &parameters, &Patch::Merge(patch)).await.unwrap();
+    }
+
+    /// Deletes a machine without what it has (`--cascade=orphan`).
+    pub async fn orphan(&self, name: &str) {
+        let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
+        let api: Api<VirtualMachine> = self.api();
+        api.delete(name, &orphan).await.unwrap();
+        // The garbage collector of a new cluster looks every 30 s for kinds that it does not know yet.
+        eventually(&format!("{name} to be gone"), 3 * LIMIT, async || {
+            api.get_opt(name).await.unwrap().is_none().then_some(())
+        })
+        .await;
     }
 
     /// Waits until the condition Ready has the reason, and returns the machine.

@@ -134,16 +134,8 @@ fn a_start_after_the_state_was_written_is_not_undone() {
     assert!(!decide(&started, &going).anew, "its Pod goes already");
 
     // Another shutdown in the same second is another one.
-    let noon_exactly = Halted {
-        by: String::new(),
-        time: Time(noon()),
-        generation: 0,
-        pod_uid: None,
-        restarted_at: None,
-        released: false,
-    };
     let mut again = machine("Running", Some("Update"), shut_down("Pod-apple"));
-    again.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), stamp(&noon_exactly));
+    again.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), whole_seconds(noon()));
     again.status.as_mut().unwrap().halted = decide(&again, &with_pod()).halted;
     assert_eq!(decide(&again, &with_pod()).wanted, Wanted::Down);
 

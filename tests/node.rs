@@ -408,6 +408,18 @@ async fn what_happens_to_a_machine_in_its_life() {
     let pending: Vec<String> = vm.status.unwrap().pending_changes.into_iter().map(|change| change.path).collect();
     assert!(pending.contains(&"config.yaml/vm.maximumRam".to_owned()), "{pending:?}");
 
+    // The state is taken out of what is applied: nobody says how it should be, and it stays as it is.
+    let without = {
+        let mut without = manifest.clone();
+        without["spec"]["vm"].as_object_mut().unwrap().remove("state");
+        without
+    };
+    namespace.apply(&without.to_string());
+    let vm = when("PowerUnmanaged", &|vm| reason(vm, conditions::POWER_UNMANAGED) == "StateNotSet").await;
+    assert!(up(&vm) && vm.spec.vm.state == PowerState::Stopped);
+    namespace.apply(&manifest.to_string());
+    when("it to be managed again", &|vm| up(vm) && reason(vm, conditions::POWER_UNMANAGED).is_empty()).await;
+
     // The resource goes and comes; the guest does not notice.
     namespace.kubectl(&["delete", "vm", "demo", "--cascade=orphan"]);
     namespace.apply(&manifest.to_string());
@@ -519,6 +531,12 @@ async fn what_is_changed_under_a_running_guest_and_who_ends_it() {
     let claim =
         || namespace.kubectl(&["get", "pvc", "demo-data-disk", "--output=jsonpath={.spec.resources.requests.storage}"]);
     eventually("the claim to grow", LIMIT, async || (claim().trim() == "32Mi").then_some(())).await;
+    let mut smaller = manifest.clone();
+    smaller["spec"]["vm"]["disks"][1]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] = "8Mi".into();
+    namespace.apply(&smaller.to_string());
+    when("the shrinking to be refused", &|vm| reason(vm, conditions::STORAGE_READY) == "ShrinkRefused").await;
+    assert_eq!(claim().trim(), "32Mi");
+    namespace.apply(&manifest.to_string());
     when("the password", &|vm| serial(vm) > before).await;
     let address = first.status.as_ref().unwrap().pod_ip.clone().unwrap();
     assert_eq!(vm.status.unwrap().addresses.unwrap()[0].address, address);
@@ -612,7 +630,7 @@ async fn what_is_changed_under_a_running_guest_and_who_ends_it() {
 #[tokio::test]
 async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let Stage { namespace, machines, pods, .. } = Stage::set("pod-network").await;
+    let Stage { cluster, namespace, machines, pods } = Stage::set("pod-network").await;
     let client = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "client" },
         "spec": { "containers": [{
@@ -651,7 +669,11 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
         let console = namespace.kubectl(&["logs", "demo"]);
         let own = format!("guest: address={}", pod.status.unwrap().pod_ip.unwrap());
         assert!(console.contains(&own), "{own}:\n{console}");
-        namespace.kubectl(&["delete", "vm", "demo"]);
-        gone(&pods, "demo").await;
+        if privileged.is_none() {
+            namespace.kubectl(&["delete", "vm", "demo"]);
+            gone(&pods, "demo").await;
+        }
     }
+    // The namespace goes with the guest that runs in it.
+    cluster.kubectl(&["delete", "namespace", namespace.name(), "--timeout=180s"]);
 }

@@ -515,3 +515,38 @@ async fn a_difference_is_shown_with_what_it_means() {
     let (code, text) = diff(&["pear"]);
     assert!(code == 3 && text.contains("pear"), "{code} {text}");
 }
+
+#[tokio::test]
+async fn a_kind_that_can_not_be_watched_is_said_and_the_machine_can_be_stopped() {
+    let mut world = World::new("unwatched").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    drop(world.manager);
+    let nowhere = "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: x}\n";
+    world.manager = Manager::start(world.cluster, &world.namespace, &[("policy.yaml.j2", nowhere)]);
+    let vm = world.ready("apple", "WatchFailed").await;
+    let message = condition(&vm, "Ready").unwrap().2;
+    assert!(message.starts_with("CiliumNetworkPolicy objects can't be watched: "), "{message}");
+    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    world.no_pod("apple").await;
+    assert!(world.api::<ConfigMap>().get_opt("apple").await.unwrap().is_some());
+
+    // The kind comes later.
+    world.change("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
+    world.ready("apple", "WatchFailed").await;
+    let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "ciliumnetworkpolicies.cilium.io" },
+        "spec": {
+            "group": "cilium.io", "scope": "Namespaced",
+            "names": { "kind": "CiliumNetworkPolicy", "plural": "ciliumnetworkpolicies", "singular": "ciliumnetworkpolicy" },
+            "versions": [{ "name": "v2", "served": true, "storage": true, "schema": { "openAPIV3Schema": schema } }],
+        },
+    });
+    world.namespace.apply(&definition.to_string());
+    world.ready("apple", "Starting").await;
+    world.pod_when("apple", "made", |_| true).await;
+    world.namespace.kubectl(&["get", "ciliumnetworkpolicies", "x"]);
+    world.cluster.kubectl(&["delete", "customresourcedefinition", "ciliumnetworkpolicies.cilium.io"]);
+}

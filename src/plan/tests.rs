@@ -1,3 +1,4 @@
+mod claims;
 mod retry;
 
 use super::*;
@@ -626,114 +627,6 @@ fn an_object_that_is_known_in_two_versions_is_one() {
 }
 
 #[test]
-fn a_bound_claim_keeps_what_can_not_change_and_only_grows() {
-    let small = vm(|_| ());
-    let bound = |size: &'static str| {
-        move |kind: &str, object: &mut Value| {
-            if kind == "PersistentVolumeClaim" && object["spec"]["volumeMode"] == "Block" {
-                object["spec"] = json!({
-                    "accessModes": ["ReadWriteMany"], "volumeMode": "Block", "volumeName": "pv-1", "storageClassName": "fast",
-                    "resources": { "requests": { "storage": size } },
-                });
-            }
-        }
-    };
-    let with_size = |size: &str| {
-        let size = size.to_owned();
-        vm(move |vm| {
-            vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] =
-                json!(size)
-        })
-    };
-    for (wanted, actual, expected) in [("2Gi", "1Gi", "2Gi"), ("1Gi", "4Gi", "4Gi"), ("500Mi", "1Gi", "1Gi")] {
-        let after = with_size(wanted);
-        let observed = cluster(&small, bound(actual));
-        let plan = plan(&after, &observed, Some(&rendered(&after, &observed)));
-        let claims: Vec<_> = plan.steps[0]
-            .iter()
-            .filter_map(|action| match action {
-                Action::Apply { object, .. } if object.key.name == "apple-core-disk" => Some(&object.value["spec"]),
-                _ => None,
-            })
-            .collect();
-        for spec in claims {
-            assert_eq!(
-                *spec,
-                json!({
-                    "accessModes": ["ReadWriteMany"], "volumeMode": "Block", "storageClassName": "fast",
-                    "resources": { "requests": { "storage": expected } },
-                }),
-                "{wanted} {actual}"
-            );
-        }
-    }
-}
-
-#[test]
-fn a_growth_that_was_refused_is_asked_for_again_when_the_spec_changes_and_keeps_no_other_disk_small() {
-    let with_sizes = |core: &str, data: &str, status: Value| {
-        let claim = |name: &str, size: &str| {
-            let spec = json!({ "resources": { "requests": { "storage": size } } });
-            json!({ "volumeClaimTemplate": { "metadata": { "name": name }, "spec": spec } })
-        };
-        let disks = json!([claim("core", core), claim("data", data)]);
-        vm(move |vm| {
-            vm["spec"]["vm"]["disks"] = disks;
-            vm["status"] = status;
-        })
-    };
-    let observed = cluster(&with_sizes("1Gi", "1Gi", Value::Null), |kind, object| {
-        if kind == "PersistentVolumeClaim" {
-            object["spec"]["volumeName"] = json!("pv");
-        }
-    });
-    let grown = |generation: i64, reason: &str| {
-        let message =
-            "claim apple-other-disk has lost its volume; claim apple-core-disk can't grow from 1Gi to 2Gi: no";
-        let vm = with_sizes(
-            "2Gi",
-            "3Gi",
-            json!({ "conditions": [{
-            "type": "StorageReady", "status": "False", "reason": reason, "message": message,
-            "observedGeneration": generation, "lastTransitionTime": "2027-01-15T07:00:00Z",
-        }] }),
-        );
-        let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
-        let sizes = plan.steps[0].iter().filter_map(|action| match action {
-            Action::Apply { object, .. } if object.key.is_claim() => {
-                let size = object.value["spec"]["resources"]["requests"]["storage"].as_str()?;
-                Some(format!("{} {size}", object.key.name))
-            }
-            _ => None,
-        });
-        sizes.filter(|claim| !claim.ends_with("1Gi")).collect::<Vec<_>>()
-    };
-    for reason in ["GrowthRefused", "ClaimLost"] {
-        assert_eq!(grown(3, reason), ["apple-data-disk 3Gi"], "{reason}");
-        assert_eq!(grown(2, reason), ["apple-core-disk 2Gi", "apple-data-disk 3Gi"], "{reason}");
-    }
-}
-
-#[test]
-fn a_claim_that_was_bound_since_is_not_applied_again() {
-    let vm = vm(|vm| {
-        vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["selector"] =
-            json!({ "matchLabels": { "a": "b" } });
-    });
-    let observed = cluster(&vm, |kind, object| {
-        if kind == "PersistentVolumeClaim" {
-            // The binder and the defaults of the class add to the spec; nobody owns that.
-            object["spec"]["volumeName"] = json!("pv-1");
-            object["spec"]["storageClassName"] = json!("fast");
-            object["spec"].as_object_mut().unwrap().remove("selector");
-            let fields = object.pointer_mut("/metadata/managedFields/0/fieldsV1/f:spec").unwrap();
-            fields.as_object_mut().unwrap().remove("f:selector");
-        }
-    });
-    assert_eq!(decide(&vm, &observed), [""; 0]);
-}
-
-#[test]
 fn what_is_not_rendered_any_more_goes_but_never_a_claim() {
     let with = vm(|vm| vm["spec"]["cloudInit"] = json!({}));
     let without = vm(|vm| vm["spec"]["vm"]["disks"] = json!([]));
@@ -770,17 +663,4 @@ fn a_machine_made_again_adopts_what_its_predecessor_left() {
     let actions = decide(&vm, &observed);
     assert_eq!(actions.len(), 1, "{actions:?}");
     assert!(actions[0].starts_with(r#"1 label Pod apple {"ownerReferences":"#));
-}
-
-#[test]
-fn old_claims_are_used_instead_of_new_ones() {
-    let vm = vm(|_| ());
-    let observed = cluster(&vm, |kind, object| {
-        if kind == "PersistentVolumeClaim" && object["spec"]["volumeMode"] == "Block" {
-            object["metadata"]["name"] = json!("core-disk-apple-0");
-        }
-    });
-    let actions = decide(&vm, &observed);
-    assert!(!actions.iter().any(|action| action.starts_with("0 make")), "{actions:?}");
-    assert!(TemplateSet::builtin().is_ok());
 }

@@ -1,0 +1,133 @@
+//! Disks on a real API server: claims that grow, are kept, and belong to one machine.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
+
+mod support;
+
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
+use kube::{Resource, ResourceExt};
+use serde_json::{Value, json};
+use support::world::{World, condition};
+use vm_operator::api::VirtualMachine;
+
+/// Gives a claim a volume, as an administrator can.
+async fn bind(world: &World, claim: &str, size: &str, class: Option<&str>) {
+    let namespace = world.namespace.name();
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": format!("{namespace}-{claim}") },
+        "spec": {
+            "capacity": { "storage": size }, "accessModes": ["ReadWriteOnce"], "storageClassName": class,
+            "volumeMode": if claim.ends_with("-disk") { "Block" } else { "Filesystem" },
+            "claimRef": { "namespace": namespace, "name": claim }, "hostPath": { "path": "/nowhere" },
+        },
+    });
+    world.namespace.apply(&volume.to_string());
+}
+
+fn disk(size: &str) -> Value {
+    json!({ "spec": { "vm": { "disks": [{ "volumeClaimTemplate": {
+        "metadata": { "name": "core" }, "spec": { "resources": { "requests": { "storage": size } } },
+    } }] } } })
+}
+
+async fn size_of(world: &World, claim: &str) -> String {
+    let claim = world.api::<PersistentVolumeClaim>().get(claim).await.unwrap();
+    claim.spec.unwrap().resources.unwrap().requests.unwrap()["storage"].0.clone()
+}
+
+#[tokio::test]
+async fn a_disk_grows_where_its_class_allows_it_and_never_shrinks() {
+    let world = World::new("growth").await;
+    for (name, allowed) in [("grows", true), ("stays", false)] {
+        let class = json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": name },
+            "provisioner": "example.org/none", "allowVolumeExpansion": allowed,
+        });
+        world.namespace.apply(&class.to_string());
+    }
+    for (name, class, wanted, reason, size) in [
+        ("apple", "grows", "2Gi", "Resizing", "2Gi"),
+        ("plum", "stays", "2Gi", "GrowthRefused", "1Gi"),
+        ("pear", "grows", "500Mi", "ShrinkRefused", "1Gi"),
+    ] {
+        world
+            .make(name, |vm| {
+                vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["storageClassName"] = json!(class);
+            })
+            .await;
+        world.ready(name, "Starting").await;
+        let claim = format!("{name}-core-disk");
+        bind(&world, &claim, "1Gi", Some(class)).await;
+        bind(&world, &format!("{name}-runner-data"), "1Mi", None).await;
+        world
+            .machine_when(name, "bound", |vm| {
+                condition(vm, "StorageReady").is_some_and(|storage| storage.1 == "ClaimsBound")
+            })
+            .await;
+        let mut change = disk(wanted);
+        change["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["storageClassName"] = json!(class);
+        change["spec"]["vm"]["currentCpus"] = json!(1);
+        world.change(name, change).await;
+        let vm = world
+            .machine_when(name, reason, |vm| {
+                vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation
+                    && condition(vm, "StorageReady").is_some_and(|storage| storage.1 == reason)
+            })
+            .await;
+        assert_eq!(size_of(&world, &claim).await, size, "{vm:?}");
+        assert_eq!(condition(&vm, "Ready").unwrap().1, "Starting", "a disk's size holds up nothing");
+        let config = world.api::<ConfigMap>().get(name).await.unwrap().data.unwrap();
+        assert!(config["config.yaml"].contains("currentCpus: 1"));
+    }
+    world.event("plum", "GrowthRefused").await;
+    world.event("pear", "ShrinkRefused").await;
+
+    // A person may let it grow, too; what the machine asks for is less then, and nothing shrinks.
+    let by_hand = r#"--patch={"spec":{"resources":{"requests":{"storage":"3Gi"}}}}"#;
+    world.namespace.kubectl(&["patch", "pvc", "apple-core-disk", by_hand]);
+    let is_said = |vm: &VirtualMachine| condition(vm, "StorageReady").is_some_and(|it| it.1 == "ShrinkRefused");
+    world.machine_when("apple", "said to have a larger disk", is_said).await;
+    world.change("apple", json!({ "spec": { "vm": { "currentCpus": 2 } } })).await;
+    let has_looked = |vm: &VirtualMachine| vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation;
+    world.machine_when("apple", "looked at", |vm| has_looked(vm) && is_said(vm)).await;
+    assert_eq!(size_of(&world, "apple-core-disk").await, "3Gi");
+}
+
+#[tokio::test]
+async fn a_disk_that_is_not_used_any_more_is_kept_and_named() {
+    let world = World::new("kept").await;
+    world.make("apple", |_| ()).await;
+    world.ready("apple", "Starting").await;
+    world.change("apple", json!({ "spec": { "vm": { "disks": [] } } })).await;
+    let event = world.event("apple", "DiskKept").await;
+    assert!(event.message.unwrap().contains("apple-core-disk"));
+    assert!(!is_deleted(&world.api::<PersistentVolumeClaim>().get("apple-core-disk").await.unwrap()));
+    let vm = world.api::<VirtualMachine>().get("apple").await.unwrap();
+    assert!(condition(&vm, "StorageReady").unwrap().2.contains("apple-core-disk"), "{vm:?}");
+}
+
+fn is_deleted(claim: &PersistentVolumeClaim) -> bool {
+    claim.meta().deletion_timestamp.is_some()
+}
+
+#[tokio::test]
+async fn two_machines_can_not_use_one_claim() {
+    let world = World::new("shared").await;
+    // Both names come to a-b-core-disk.
+    let with_disk = |name: &'static str| {
+        move |vm: &mut Value| {
+            vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["metadata"]["name"] = json!(name);
+        }
+    };
+    world.make("a", with_disk("b-core")).await;
+    world.ready("a", "Starting").await;
+    world.make("a-b", with_disk("core")).await;
+    let vm = world.ready("a-b", "NameTaken").await;
+    let (_, _, message) = condition(&vm, "Ready").unwrap();
+    assert!(message.starts_with("PersistentVolumeClaim a-b-core-disk belongs to the machine a: "), "{message}");
+    assert_eq!(
+        world.api::<PersistentVolumeClaim>().get("a-b-core-disk").await.unwrap().labels()["app.kubernetes.io/instance"],
+        "a"
+    );
+    assert!(world.api::<Pod>().get_opt("a-b").await.unwrap().is_none());
+}

@@ -9,11 +9,7 @@ pub mod listing;
 pub mod packed;
 pub mod watch;
 
-use std::{
-    error::Error as _,
-    fmt::Debug,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{borrow::Cow, error::Error as _, fmt::Debug, sync::Arc};
 
 use futures::future::join_all;
 use kube::{
@@ -28,13 +24,14 @@ use tracing::{info, warn};
 
 use self::{
     packed::{Arrived, Meta, Sent, Whole},
-    watch::{Chain, Children},
+    watch::Children,
 };
 use crate::{
     api::{VirtualMachine, status::Halted},
     observed::{FIELD_MANAGER, resource},
     plan::{self, Action, Plan},
     power::{self, GUEST_SHUTDOWN_ANNOTATION},
+    process::ErrorChain,
     render::{Lifetime, ObjectKey, Rendered, Update},
     status,
 };
@@ -67,11 +64,6 @@ impl Default for Turns {
 /// How many requests are under way at once. Each has a connection of its own, which is dear to begin and takes memory on both
 /// sides; a few dozens keep any API server busy.
 const REQUESTS: usize = 32;
-
-/// Locks what is complete after each statement of whoever holds it: a panic elsewhere does not make it wrong.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// How the execution of a plan went.
 #[derive(Debug)]
@@ -130,6 +122,16 @@ impl ActionError {
         }
     }
 
+    /// What the metric `vm_operator_reconcile_errors` calls the error.
+    pub fn label(&self) -> Cow<'static, str> {
+        match self {
+            Self::NameTaken(_) => "NameTaken".into(),
+            Self::Shared { .. } => "Shared".into(),
+            Self::Answer { .. } => "Answer".into(),
+            Self::Api { source, .. } => api_label(source),
+        }
+    }
+
     /// The reason of the condition Ready.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -141,6 +143,15 @@ impl ActionError {
     /// Whether the API server asks for patience, or somebody else was faster: no more must be written because of that.
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::Api { source, .. } if is_busy(source))
+    }
+}
+
+/// What the metric `vm_operator_reconcile_errors` calls an error of a request: the API server's reason, or `Connection` without an answer.
+pub fn api_label(error: &kube::Error) -> Cow<'static, str> {
+    match error {
+        kube::Error::Api(status) if status.reason.is_empty() => status.code.to_string().into(),
+        kube::Error::Api(status) => status.reason.clone().into(),
+        _ => "Connection".into(),
     }
 }
 
@@ -195,7 +206,7 @@ impl Cluster {
                     (Action::Apply { object, uid: Some(_) }, Err(error))
                         if object.key.is_claim() && !error.is_transient() =>
                     {
-                        warn!(object = %object.key, error = %Chain(&error), "the claim stays as it is");
+                        warn!(object = %object.key, error = %ErrorChain(&error), "the claim stays as it is");
                         let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                         executed.refusals.push((object.key.clone(), said));
                     }

@@ -36,6 +36,11 @@ pub mod status;
 #[cfg(test)]
 mod test_support;
 
+// Ground: what the programs need of their own process.
+#[cfg(feature = "manager")]
+pub mod metrics;
+pub mod process;
+
 // Reads and writes.
 #[cfg(feature = "cli")]
 pub mod cli;

@@ -13,7 +13,6 @@
 pub mod leader;
 pub mod log;
 pub mod machines;
-pub mod metrics;
 pub mod reconcile;
 pub mod reload;
 pub mod sandbox;
@@ -26,7 +25,6 @@ use std::{
     convert::Infallible,
     fs,
     future::Future,
-    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     pin::pin,
@@ -53,7 +51,6 @@ use kube::{
     },
 };
 use tokio::{
-    signal::unix::{SignalKind, signal},
     sync::watch,
     time::{Instant, timeout, timeout_at},
 };
@@ -70,7 +67,6 @@ use tracing::{Instrument, error, error_span, info, warn};
 use self::{
     leader::{Election, Fence, State},
     machines::FirstLooks,
-    metrics::Metrics,
     reconcile::Reconciler,
     reload::Followed,
     templates::Loader,
@@ -81,6 +77,8 @@ use crate::{
     cluster::{Cluster, Turns, events::Teller, listing::beginning_with_lists, packed::PackedMachine, watch::Children},
     config::{Config, ReconcilerConfig, Scope},
     files::{self, FileError},
+    metrics::Metrics,
+    process::signals::{self, terminated},
 };
 
 /// How many machines are worked on at once. Each has several requests to make, so with these there is always one whose turn it
@@ -127,7 +125,7 @@ pub struct Options {
 /// If the configuration can't be used, no API server is configured, the address can't be listened on, or the lease was lost:
 /// then this process must not go on, and what restarts it makes it a candidate again.
 pub async fn run(options: Options) -> anyhow::Result<()> {
-    let stop = signals().context("wait for signals")?;
+    let stop = signals::termination().context("wait for signals")?;
     let metrics = Arc::new(Metrics::new());
     let (health, mut pings) = Health::new(metrics.clone());
     if let Some(address) = options.listen {
@@ -148,27 +146,6 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             Some(ping) = pings.recv() => drop(ping.send(())),
         }
     }
-}
-
-/// Becomes true when the process is told to end.
-fn signals() -> io::Result<watch::Receiver<bool>> {
-    let (sender, receiver) = watch::channel(false);
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        sender.send_replace(true);
-        // Further signals mean nothing more.
-        sender.closed().await;
-    });
-    Ok(receiver)
-}
-
-async fn stopped(mut stop: watch::Receiver<bool>) {
-    // Without a sender the process is ending anyway.
-    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 async fn manage(
@@ -208,7 +185,7 @@ async fn manage(
     let state = election.as_ref().map(Election::state);
     tokio::select! {
         biased;
-        () = stopped(stop.clone()) => {}
+        () = terminated(stop.clone()) => {}
         loader = async {
             lead(state.clone(), &health).await?;
             info!(namespaces = %scope, version = env!("CARGO_PKG_VERSION"), "managing");
@@ -238,7 +215,7 @@ async fn manage(
                 // Somebody waits for those that were made while no manager ran, and alone they are quickly done.
                 let unseen = tokio::select! {
                     biased;
-                    () = stopped(stop.clone()) => None,
+                    () = terminated(stop.clone()) => None,
                     unseen = timeout_at(first_looks_until, machines::unseen(&client, namespace.as_deref())) => unseen.ok(),
                 };
                 let first_looks = FirstLooks::new(children.trigger.clone());
@@ -250,7 +227,7 @@ async fn manage(
                 // What is not done in that time goes on beside the rest.
                 tokio::select! {
                     biased;
-                    () = stopped(stop.clone()) => {}
+                    () = terminated(stop.clone()) => {}
                     _ = timeout_at(first_looks_until, &mut first) => {}
                 }
                 // They are listed while the machines are, not after them.
@@ -283,7 +260,7 @@ async fn manage(
             let mut work = pin!(maybe_done(join_all(works)));
             tokio::select! {
                 biased;
-                () = stopped(stop.clone()) => {
+                () = terminated(stop.clone()) => {
                     // The next manager finds in the status what was told.
                     tokio::select! {
                         _ = timeout(LAST_EVENTS, teller.flush()) => {}
@@ -337,7 +314,7 @@ async fn work(
     Controller::for_stream(machines, store)
         .with_config(controller::Config::default().concurrency(CONCURRENCY))
         .reconcile_on(triggered)
-        .graceful_shutdown_on(stopped(stop))
+        .graceful_shutdown_on(terminated(stop))
         .run(
             move |vm, reconciler| {
                 let looked = looked.clone();
@@ -385,7 +362,7 @@ fn look(
             Err(_) if *stop.borrow() => Action::await_change(),
             Err(error) => {
                 let action = Reconciler::retry(vm, &error, reconciler);
-                work.failed(&error);
+                work.failed(error.label());
                 action
             }
         })
@@ -568,7 +545,7 @@ mod tests {
     use tower::{Layer, ServiceExt};
 
     use super::*;
-    use crate::{cluster::watch::Chain, test_support::played};
+    use crate::{process::ErrorChain, test_support::played};
 
     #[test]
     fn the_manager_ends_within_a_second() {
@@ -582,10 +559,10 @@ mod tests {
         let fence = Fence::default();
         let maps: Api<ConfigMap> = Api::default_namespaced(fenced(config, fence.clone()).unwrap());
         let write = async || maps.create(&PostParams::default(), &ConfigMap::default()).await.unwrap_err();
-        assert!(Chain(&write().await).to_string().contains("does not lead"));
-        assert!(!Chain(&maps.get("apple").await.unwrap_err()).to_string().contains("does not lead"));
+        assert!(ErrorChain(&write().await).to_string().contains("does not lead"));
+        assert!(!ErrorChain(&maps.get("apple").await.unwrap_err()).to_string().contains("does not lead"));
         fence.open();
-        assert!(!Chain(&write().await).to_string().contains("does not lead"));
+        assert!(!ErrorChain(&write().await).to_string().contains("does not lead"));
     }
 
     /// An API server that is busy twice. Returns how often it was asked, and whether that ended well.
@@ -628,7 +605,7 @@ mod tests {
         tokio::time::pause();
         let answer = tokio::time::timeout(2 * ANSWER, asked).await.expect("an end to it");
         let error = answer.unwrap().unwrap_err();
-        assert!(Chain(&error).to_string().contains("timed out"), "{}", Chain(&error));
+        assert!(ErrorChain(&error).to_string().contains("timed out"), "{}", ErrorChain(&error));
     }
 
     #[tokio::test(start_paused = true)]

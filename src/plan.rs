@@ -313,6 +313,15 @@ fn delete(found: &Object, why: Why) -> Action {
 }
 
 impl Plan {
+    /// Whether an object is applied or labelled.
+    pub fn writes(&self, key: &ObjectKey) -> bool {
+        self.steps.iter().flatten().any(|action| match action {
+            Action::Apply { object, .. } => object.key == *key,
+            Action::Label { key: labelled, .. } => labelled == key,
+            Action::Delete { .. } => false,
+        })
+    }
+
     /// Whether an object that is not rendered is left alone: a guest is killed by no templates, only by what people want. A
     /// restart takes what can be made anew, and where there is no Pod, what made it keeps no guest.
     fn stays(&self, vm: &VirtualMachine, object: &Object, can_be_made_anew: bool, no_pod: bool) -> bool {

@@ -20,7 +20,6 @@ pub mod config;
 pub mod console;
 pub mod control;
 pub mod files;
-pub mod follow;
 pub mod guest_agent;
 pub mod lines;
 pub mod logging;
@@ -40,18 +39,17 @@ use std::{
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kube::Client;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::watch,
-    time::timeout,
-};
+use tokio::{sync::watch, time::timeout};
 use tracing::{info, warn};
 
-use crate::runner_config::paths;
+use crate::{
+    process::{ErrorChain, signals},
+    runner_config::paths,
+};
 use agent::Agent;
 use files::RuntimeDir;
 use logging::Logging;
-use machine::{Places, chain};
+use machine::Places;
 use report::{Reporter, Resource};
 
 /// How long the last report may take. The Pod's grace period is the powerdown timeout and 5 s.
@@ -201,7 +199,7 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
         Action::Run(arguments) => {
             let outcome = run_roles(&arguments, logging).await;
             if let Err(error) = &outcome {
-                leave_message(&arguments.termination_log, &chain(error));
+                leave_message(&arguments.termination_log, &ErrorChain(error).to_string());
             }
             outcome
         }
@@ -238,7 +236,7 @@ async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(),
     let (places, configuration) = open(arguments)?;
     let config = &configuration.config;
     info!(vm = config.vm.name, namespace = config.namespace, role = ?arguments.role, "vm-runner {}", env!("CARGO_PKG_VERSION"));
-    let term = term()?;
+    let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;
     if arguments.role == Role::Machine {
         return Ok(machine::run(&places, term).await?);
     }
@@ -256,7 +254,7 @@ async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(),
             outcome = agent.run(term) => {
                 if let Err(error) = outcome {
                     // The guest does not need it.
-                    warn!(error = %chain(&error), "the agent has ended");
+                    warn!(error = %ErrorChain(&error), "the agent has ended");
                 }
                 machine.await.map_err(Error::from)
             }
@@ -269,24 +267,6 @@ async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(),
         warn!("the last status could not be written in time");
     }
     outcome
-}
-
-/// Becomes true with SIGTERM or SIGINT.
-fn term() -> Result<watch::Receiver<bool>, Error> {
-    let error = |source| Error::System("wait for signals", source);
-    let mut terminate = signal(SignalKind::terminate()).map_err(error)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(error)?;
-    let (sender, receiver) = watch::channel(false);
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        sender.send_replace(true);
-        // The receivers must not take the end of this task for the signal.
-        sender.closed().await;
-    });
-    Ok(receiver)
 }
 
 async fn client(target: StatusTarget) -> Result<Option<Client>, Error> {

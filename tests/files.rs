@@ -48,7 +48,7 @@ mod monitoring {
     };
 
     use serde_json::{Value, json};
-    use vm_operator::manager::metrics::Metrics;
+    use vm_operator::metrics::Metrics;
 
     fn read(path: &str) -> String {
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()

@@ -26,12 +26,13 @@ use vm_operator::{
     api::{VirtualMachine, conditions},
     cluster::{
         Cluster, Turns,
-        watch::{Chain, Children, URGENT},
+        watch::{Children, URGENT},
     },
     config::ReconcilerConfig,
     manager::machines,
     observed::Observed,
     plan::{Action, Plan, Why, plan},
+    process::ErrorChain,
     render::{Facts, TemplateSet, render},
 };
 
@@ -287,7 +288,7 @@ async fn what_is_decided_about_an_object_is_not_done_to_one_that_was_made_since(
     ] {
         let plan = Plan { steps: [vec![action.clone()], vec![], vec![]], ..Plan::default() };
         let refused = cluster.execute(&vm, &plan).await.result.unwrap_err();
-        assert!(refused.is_busy() && refused.is_transient(), "{}", Chain(&refused));
+        assert!(refused.is_busy() && refused.is_transient(), "{}", ErrorChain(&refused));
     }
     assert_eq!(maps.get("apple").await.unwrap().resource_version(), new.resource_version());
 }

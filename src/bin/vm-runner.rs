@@ -5,7 +5,10 @@ use std::{io::IsTerminal, process::ExitCode};
 
 use clap::Parser;
 use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
-use vm_operator::runner::{Arguments, LogFormat, logging::Logging, machine::chain, run};
+use vm_operator::{
+    process::ErrorChain,
+    runner::{Arguments, LogFormat, logging::Logging, run},
+};
 
 // One thread: the runner waits most of the time, and each thread costs memory in each Pod.
 #[tokio::main(flavor = "current_thread")]
@@ -22,7 +25,7 @@ async fn main() -> ExitCode {
     match run(arguments, logging).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{}", chain(&error));
+            tracing::error!("{}", ErrorChain(&error));
             ExitCode::FAILURE
         }
     }

@@ -24,7 +24,7 @@ use tokio::{
 };
 use tracing::warn;
 
-use super::watch::Chain;
+use crate::process::ErrorChain;
 
 /// How many events may wait. More are dropped: whoever has so many reads none of them.
 const WAITING: usize = 10_000;
@@ -60,7 +60,7 @@ impl Teller {
                     match word {
                         Word::Tell(event, regarding) => {
                             if let Err(error) = recorder.publish(*event, &regarding).await {
-                                warn!(vm = regarding.name, error = %Chain(&error), "an event could not be written");
+                                warn!(vm = regarding.name, error = %ErrorChain(&error), "an event could not be written");
                             }
                         }
                         // Who asked may have no more time.

@@ -16,10 +16,10 @@ use kube::{
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Value, value::RawValue};
 
-use super::lock;
 use crate::{
     api::{VirtualMachine, full_name},
     observed::{FIELD_MANAGER, Json, Object},
+    process::lock,
     render::ObjectKey,
 };
 

@@ -34,13 +34,13 @@ use tracing::{debug, warn};
 
 use super::{
     listing::{self, listed_and_watched},
-    lock,
     packed::{Arrived, Meta, Packed, PackedMachine, Place, Sent, Shapes, Whole},
 };
 use crate::{
     api::VirtualMachine,
-    manager::{log::Said, metrics::Metrics},
+    metrics::Metrics,
     observed::Observed,
+    process::{ErrorChain, RepeatFilter, lock},
     render::{ObjectKey, context::selector},
 };
 
@@ -274,7 +274,7 @@ impl Children {
         match try_join_all(lists).await {
             Ok(lists) => lists.into_iter().flatten().for_each(|arrived| self.take_answer(arrived)),
             Err(error) => {
-                debug!(error = %Chain(&error), "the objects of one machine can't be asked for");
+                debug!(error = %ErrorChain(&error), "the objects of one machine can't be asked for");
                 return false;
             }
         }
@@ -357,7 +357,7 @@ impl Children {
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream);
-            let mut said = Said::default();
+            let mut said = RepeatFilter::default();
             let mut is_whole = true;
             while let Some(event) = stream.next().await {
                 match event {
@@ -367,7 +367,7 @@ impl Children {
                         is_whole |= matches!(event, Event::Init);
                         // What comes of a list that breaks off does not mean that all is well.
                         if !matches!(event, Event::Init | Event::InitApply(_)) {
-                            said.over();
+                            said.clear();
                         }
                         if children.take(&kind, event)
                             && matches!(sender.send_replace(State::Complete), State::Failed { .. })
@@ -380,8 +380,8 @@ impl Children {
                         children.expect_list(&kind);
                         lock(&children.troubles).insert(kind.clone(), Instant::now());
                         let lacks = listing::code(&error) == Some(404);
-                        let error = Chain(&error).to_string();
-                        if said.first(&error) {
+                        let error = ErrorChain(&error).to_string();
+                        if said.is_new(&error) {
                             warn!(kind = kind.kind, error, "the watch was cut");
                         }
                         children.metrics.watch_cut(&kind.kind);
@@ -591,27 +591,6 @@ fn event_map<A, B>(event: Event<A>, map: impl Fn(A) -> B) -> Event<B> {
         Event::Init => Event::Init,
         Event::InitApply(object) => Event::InitApply(map(object)),
         Event::InitDone => Event::InitDone,
-    }
-}
-
-/// An error with its causes, on one line.
-pub struct Chain<'a>(pub &'a (dyn std::error::Error + 'static));
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut shown = self.0.to_string();
-        let mut source = self.0.source();
-        while let Some(cause) = source {
-            let text = cause.to_string();
-            // Some errors of libraries repeat their cause.
-            if !shown.contains(&text) {
-                write!(f, ": {text}")?;
-            }
-            shown = text;
-            source = cause.source();
-        }
-        Ok(())
     }
 }
 

@@ -37,10 +37,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{log::Said, metrics::Metrics};
 use crate::{
-    cluster::{lock, watch::Chain},
+    metrics::Metrics,
     observed::FIELD_MANAGER,
+    process::{ErrorChain, RepeatFilter, lock},
 };
 
 /// The name of the lease.
@@ -255,7 +255,7 @@ impl Election {
         let candidate = Candidate { identity, lease: None, since: Instant::now(), renewed: None, failed: None };
         let api = Api::namespaced(client, namespace);
         let task = tokio::spawn(
-            Campaign { api, candidate, fence, state: sender, metrics, said: Said::default() }.run(resigned),
+            Campaign { api, candidate, fence, state: sender, metrics, said: RepeatFilter::default() }.run(resigned),
         );
         Self { state, resign, task }
     }
@@ -287,7 +287,7 @@ struct Campaign {
     fence: Fence,
     state: watch::Sender<State>,
     metrics: Arc<Metrics>,
-    said: Said,
+    said: RepeatFilter,
 }
 
 impl Campaign {
@@ -356,7 +356,7 @@ impl Campaign {
                 self.candidate.saw(Some(written), Instant::now());
                 self.candidate.failed = None;
                 self.candidate.renewed = Some(began);
-                self.said.over();
+                self.said.clear();
                 self.fence.set(Passage::Until(began + DEADLINE));
                 if *self.state.borrow() != State::Leading {
                     info!(identity = self.candidate.identity, "leading");
@@ -387,8 +387,8 @@ impl Campaign {
 
     /// Says what does not work, once.
     fn problem(&mut self, what: &str, error: &(dyn std::error::Error + 'static)) {
-        let message = format!("{what}: {}", Chain(error));
-        if self.said.first(&message) {
+        let message = format!("{what}: {}", ErrorChain(error));
+        if self.said.is_new(&message) {
             warn!(lease = NAME, "{message}");
             self.state.send_if_modified(|state| match state {
                 State::Unknown(problem) => {
@@ -415,7 +415,7 @@ impl Campaign {
         self.metrics.leads(false);
         match self.api.replace(NAME, &parameters, &lease).await {
             Ok(_) => info!("gave the lease back"),
-            Err(error) => warn!(error = %Chain(&error), "the lease could not be given back"),
+            Err(error) => warn!(error = %ErrorChain(&error), "the lease could not be given back"),
         }
     }
 }

@@ -27,26 +27,6 @@ pub struct Log {
     traces: Option<traces::Traces>,
 }
 
-/// The last trouble that was logged: one that lasts is said once, not with each try.
-#[derive(Default)]
-pub struct Said(Option<String>);
-
-impl Said {
-    /// Whether a trouble has not been said yet; then it is to be said now.
-    pub fn first(&mut self, trouble: &str) -> bool {
-        let first = self.0.as_deref() != Some(trouble);
-        if first {
-            self.0 = Some(trouble.to_owned());
-        }
-        first
-    }
-
-    /// It works again. Whether there was any trouble before.
-    pub fn over(&mut self) -> bool {
-        self.0.take().is_some()
-    }
-}
-
 /// Starts the log of the whole program. Must be called in the runtime.
 pub fn start(format: Format) -> Log {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT));

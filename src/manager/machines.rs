@@ -35,21 +35,18 @@ use kube::{
 use tokio::{sync::watch, time::timeout};
 use tracing::{debug, info, warn};
 
-use super::{
-    log::Said,
-    metrics::Metrics,
-    web::{Health, Progress},
-};
+use super::web::{Health, Progress};
 use crate::{
     api::VirtualMachine,
     cluster::{
         events::Teller,
         listing::{self, listed_and_watched},
-        lock,
         packed::{PackedMachine, Unreadable},
-        watch::{Chain, URGENT},
+        watch::URGENT,
     },
+    metrics::Metrics,
     power,
+    process::{ErrorChain, RepeatFilter, lock},
 };
 
 /// For how long at most the others wait for machines with something new when the objects are known.
@@ -68,7 +65,7 @@ pub async fn unseen(client: &Client, namespace: Option<&str>) -> Vec<Arc<PackedM
         Ok(list) if list.items.len() <= URGENT => list.iter().filter_map(|vm| trimmed(vm).ok()).map(Arc::new).collect(),
         Ok(_) => vec![],
         Err(error) => {
-            debug!(error = %Chain(&error), "the machines that nobody has seen can't be asked for");
+            debug!(error = %ErrorChain(&error), "the machines that nobody has seen can't be asked for");
             vec![]
         }
     }
@@ -212,7 +209,7 @@ struct Reader<T> {
     listed: usize,
     /// Whether all were listed once.
     known: bool,
-    said: Said,
+    said: RepeatFilter,
 }
 
 impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
@@ -225,7 +222,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
             counted: 0,
             listed: 0,
             known: false,
-            said: Said::default(),
+            said: RepeatFilter::default(),
         }
     }
 
@@ -251,7 +248,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
             Event::InitDone => {
                 self.count();
                 self.known = true;
-                if self.said.over() {
+                if self.said.clear() {
                     info!(machines = self.listed, "the machines are listed now");
                 }
                 self.ready(Progress::Ready(format!("{} listed", self.listed)));
@@ -292,7 +289,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
 
     /// The watch goes on after a trouble.
     fn works(&mut self) {
-        if self.said.over() {
+        if self.said.clear() {
             info!("the watch of the machines works again");
         }
     }
@@ -315,9 +312,9 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
             let resource = VirtualMachine::plural(&());
             format!("the API server does not know {resource}: apply the CustomResourceDefinitions in crds/")
         } else {
-            Chain(error).to_string()
+            ErrorChain(error).to_string()
         };
-        if !self.said.first(&message) {
+        if !self.said.is_new(&message) {
             return;
         }
         warn!("waiting for the machines: {message}");

@@ -1,6 +1,7 @@
 //! One machine, one page: observe, render, plan, execute, status. No decisions are made here.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     sync::{Arc, Mutex},
     time::Duration,
@@ -23,17 +24,17 @@ use tracing::{debug, warn};
 use crate::{
     api::{VirtualMachine, status::Retry},
     cluster::{
-        ActionError, Cluster, Executed,
+        ActionError, Cluster, Executed, api_label,
         events::Teller,
-        lock,
         packed::PackedMachine,
-        watch::{Chain, Children, Unseen, WatchError},
+        watch::{Children, Unseen, WatchError},
     },
     config::{Kinds, ReconcilerConfig},
     manager::{templates::InForce, written::Written},
     observed::Observed,
     plan::{self, Plan, plan},
     power,
+    process::{ErrorChain, lock},
     render::{Facts, Rendered, Rendering, TemplateError},
     status::{
         Failure, Outcome, Source, differs,
@@ -66,6 +67,17 @@ pub enum ReconcileError {
     /// The status could not be written.
     #[error("write the status")]
     Status(#[source] kube::Error),
+}
+
+impl ReconcileError {
+    /// What the metric `vm_operator_reconcile_errors` calls the error: the API server's reason where there is one.
+    pub fn label(&self) -> Cow<'static, str> {
+        match self {
+            Self::Action(error) => error.label(),
+            Self::Watch(_) => "Watch".into(),
+            Self::Spec(source) | Self::Status(source) => api_label(source),
+        }
+    }
 }
 
 /// How a machine is rendered during one look.
@@ -160,7 +172,7 @@ impl Reconciler {
         let rendered = rendering.as_ref().map(|rendering| rendering.objects.as_slice());
         // Pure. What can't be watched can't be planned; the machine's power can.
         let plan = plan(&vm, &observed, rendered.ok().filter(|_| unwatched.is_none()));
-        this.cluster.children.metrics.planned(rendered.ok(), &plan);
+        this.count(rendered.ok(), &plan);
         // Writes.
         let Executed { done, refusals, result } = this.cluster.execute(&vm, &plan).await;
         if let (true, Ok(rendered)) = (asked, rendered) {
@@ -169,9 +181,9 @@ impl Reconciler {
         // What lasts may need a person, too: a webhook that does not answer, for one.
         let tells = |error: &&ActionError| !error.is_transient() || (failures >= SILENT && !error.is_busy());
         let failure = match (result.as_ref().err().filter(tells), &unwatched) {
-            (Some(error), _) => Some(Failure { reason: error.reason(), message: Chain(error).to_string() }),
+            (Some(error), _) => Some(Failure { reason: error.reason(), message: ErrorChain(error).to_string() }),
             (None, Some(error)) if failures >= SILENT => {
-                Some(Failure { reason: "WatchFailed", message: Chain(error).to_string() })
+                Some(Failure { reason: "WatchFailed", message: ErrorChain(error).to_string() })
             }
             _ => None,
         };
@@ -240,6 +252,15 @@ impl Reconciler {
         Some(plan)
     }
 
+    /// Counts what the plan does not write.
+    fn count(&self, rendered: Option<&[Rendered]>, plan: &Plan) {
+        let metrics = &self.cluster.children.metrics;
+        let Some(rendered) = rendered else { return metrics.template_failed() };
+        for object in rendered.iter().filter(|object| !plan.writes(&object.key)) {
+            metrics.skipped(&object.key.kind);
+        }
+    }
+
     /// When to try again after a failure: later and later, each machine for itself.
     pub fn retry(vm: Arc<PackedMachine>, error: &ReconcileError, this: Arc<Self>) -> Action {
         let mut troubles = lock(&this.troubles);
@@ -247,7 +268,7 @@ impl Reconciler {
         let (first, longest) = BACKOFF;
         let pause = first.saturating_mul(1 << (*count).min(10)).min(longest);
         *count += 1;
-        warn!(error = %Chain(error), tries = *count, again_in = ?pause, "not done yet");
+        warn!(error = %ErrorChain(error), tries = *count, again_in = ?pause, "not done yet");
         Action::requeue(pause)
     }
 

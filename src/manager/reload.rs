@@ -12,12 +12,13 @@ use std::{
     time::Duration,
 };
 
-use futures::StreamExt;
-use inotify::{EventStream, Inotify, WatchMask};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use crate::files::FileError;
+use crate::{
+    files::FileError,
+    process::follow::{Changes, DirectoryWatch},
+};
 
 /// How long nothing must happen before files are read: several that are written together are read once.
 const QUIET: Duration = Duration::from_millis(100);
@@ -81,37 +82,30 @@ pub async fn follow<T: PartialEq>(
     }
 }
 
-/// Begins to watch a folder; returns what waits for a change and the quiet after it.
+/// Watches a folder. The returned future waits for a change and for the quiet after it.
 fn watch(followed: Followed<'_>) -> io::Result<impl Future<Output = ()> + use<>> {
-    let inotify = Inotify::init()?;
-    let anything = WatchMask::CLOSE_WRITE
-        | WatchMask::CREATE
-        | WatchMask::DELETE
-        | WatchMask::DELETE_SELF
-        | WatchMask::MOVED_FROM
-        | WatchMask::MOVED_TO
-        | WatchMask::MOVE_SELF;
+    let watch = DirectoryWatch::new()?;
     let folder = followed.folder();
     let mut nearest = existing(folder);
     loop {
-        match inotify.watches().add(&nearest, anything) {
-            Ok(_) => break,
-            // It went meanwhile.
+        match watch.add(&nearest, Changes::All) {
+            Ok(()) => break,
+            // It was removed meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound && nearest.pop() => {}
             Err(error) => return Err(error),
         }
     }
     let below = if matches!(followed, Followed::Folder(_)) { below(folder) } else { Vec::new() };
     for below in below {
-        match inotify.watches().add(&below, anything) {
+        match watch.add(&below, Changes::All) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }
-    let mut events: EventStream<[u8; 4096]> = inotify.into_event_stream([0; 4096])?;
+    let mut follower = watch.follow()?;
     Ok(async move {
-        events.next().await;
-        let quiet = async { while timeout(QUIET, events.next()).await.is_ok_and(|event| event.is_some()) {} };
+        let _ = follower.changed().await;
+        let quiet = async { while timeout(QUIET, follower.changed()).await.is_ok_and(|change| change.is_ok()) {} };
         let _ = timeout(NO_QUIET, quiet).await;
     })
 }

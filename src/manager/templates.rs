@@ -34,21 +34,17 @@ use tokio::{sync::watch, time::timeout};
 use tracing::{error, info, warn};
 
 use super::{
-    metrics::Metrics,
     reload::{self, Followed},
     sandbox,
 };
 use crate::{
     api::{SET_LABEL, VirtualMachine},
-    cluster::{
-        ActionError, Cluster,
-        events::Teller,
-        packed::PackedMachine,
-        watch::{Chain, Children},
-    },
+    cluster::{ActionError, Cluster, events::Teller, packed::PackedMachine, watch::Children},
     config::ReconcilerConfig,
     files::{self, FileError},
+    metrics::Metrics,
     observed::Observed,
+    process::ErrorChain,
     render::{
         Files, Library, Sources, TemplateError, TemplateSet,
         check::{self, Outcome},
@@ -328,16 +324,16 @@ impl Loader {
             match cluster.try_out(&vm, &check::trial(&object)).await {
                 Ok(()) => {}
                 Err(error) if error.is_transient() => {
-                    warn!(error = %Chain(&error), "the templates can't be tried out now");
+                    warn!(error = %ErrorChain(&error), "the templates can't be tried out now");
                     return Err(None);
                 }
                 Err(ActionError::Api { source, .. }) => {
-                    let message = format!("the API server refuses {}: {}", object.key, Chain(&*source));
+                    let message = format!("the API server refuses {}: {}", object.key, ErrorChain(&*source));
                     let error = TemplateError::refused(&object.template, message);
                     return Err(Some(Refused { error, vm: Some(Box::new(vm)) }));
                 }
                 Err(error) => {
-                    let error = TemplateError::refused(&object.template, Chain(&error).to_string());
+                    let error = TemplateError::refused(&object.template, ErrorChain(&error).to_string());
                     return Err(Some(Refused { error, vm: Some(Box::new(vm)) }));
                 }
             }
@@ -431,7 +427,7 @@ async fn follow_maps(api: Api<ConfigMap>, sender: watch::Sender<Gathered>, liste
                 sender.send_modify(|gathered| drop(gathered.maps.remove(&map.name_any())));
             }
             Err(error) => {
-                warn!(label = SET_LABEL, error = %Chain(&error), "ConfigMaps with template sets can't be watched");
+                warn!(label = SET_LABEL, error = %ErrorChain(&error), "ConfigMaps with template sets can't be watched");
             }
         }
     }

@@ -21,8 +21,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::metrics::Metrics;
-use crate::cluster::lock;
+use crate::{metrics::Metrics, process::lock};
 
 /// How long the manager's main loop may take to answer. It never waits for anything but events, so this is long.
 const ANSWER: Duration = Duration::from_secs(3);

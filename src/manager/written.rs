@@ -17,10 +17,7 @@ use kube::{
     runtime::reflector::{ObjectRef, Store},
 };
 
-use crate::{
-    api::VirtualMachine,
-    cluster::{lock, packed::PackedMachine},
-};
+use crate::{api::VirtualMachine, cluster::packed::PackedMachine, process::lock};
 
 /// What was written of each machine.
 #[derive(Default)]

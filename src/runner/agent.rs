@@ -12,10 +12,11 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
+use crate::process::{ErrorChain, follow::Follower};
+
 use super::{
     config::{self, Configuration},
     files::{FileError, MachineState, Phase, RuntimeDir},
-    follow::Follower,
     guest_agent,
     logging::Logging,
     login::{self, Login},
@@ -97,7 +98,7 @@ impl Agent {
         resource: Resource,
         reports: watch::Sender<Option<Report>>,
     ) -> Result<Self, Error> {
-        let follower = Follower::new(&config_dir, runtime.path())?;
+        let follower = runtime.follow_with(&config_dir)?;
         Ok(Self { config_dir, runtime, configuration, follower, logging, resource, seen: Seen::default(), reports })
     }
 
@@ -214,7 +215,7 @@ impl Agent {
         self.logging.read(&self.config_dir);
         match config::read(&self.config_dir) {
             Ok(configuration) => self.configuration = configuration,
-            Err(error) => warn!(error = %super::machine::chain(&error), "the new configuration is not used"),
+            Err(error) => warn!(error = %ErrorChain(&error), "the new configuration is not used"),
         }
     }
 
@@ -235,7 +236,7 @@ impl Agent {
                 Ok(new) => *session = Some(new),
                 // It ends just now, which machine.json will tell.
                 Err(error @ (monitor::Error::Io(_) | monitor::Error::Closed)) => debug!(%error, "QEMU's monitor"),
-                Err(error) => warn!(error = %super::machine::chain(&error), "cannot speak with QEMU"),
+                Err(error) => warn!(error = %ErrorChain(&error), "cannot speak with QEMU"),
             }
         }
     }
@@ -347,7 +348,7 @@ impl Agent {
                 match self.runtime.note_reset(machine.pid, *counter) {
                     Ok(()) => self.seen.reset_counter = Some(*counter),
                     Err(error) => {
-                        warn!(error = %super::machine::chain(&error), "not reset");
+                        warn!(error = %ErrorChain(&error), "not reset");
                         continue;
                     }
                 }
@@ -358,7 +359,7 @@ impl Agent {
                     info!(change = name, "changed");
                     self.seen.password_changes += u64::from(is_password);
                 }
-                Err(error) => warn!(change = name, error = %super::machine::chain(&error), "not changed"),
+                Err(error) => warn!(change = name, error = %ErrorChain(&error), "not changed"),
             }
         }
         if let Some(password) = &session.known.password {

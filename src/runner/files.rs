@@ -8,7 +8,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{cloud_init::Files, config::Configuration};
-use crate::runner_config::VmSection;
+use crate::{
+    process::follow::{Changes, DirectoryWatch, Follower},
+    runner_config::VmSection,
+};
 
 /// A file that could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +57,19 @@ impl RuntimeDir {
     /// The directory itself.
     pub fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// Reports changes of the files in `written`, and files that appear complete in this directory.
+    ///
+    /// # Errors
+    /// If one of the two does not exist, or the user's limit of inotify instances is reached.
+    pub fn follow_with(&self, written: &Path) -> Result<Follower, FileError> {
+        let error = || FileError::with("follow", written);
+        let watch = DirectoryWatch::new().map_err(error())?;
+        watch.add(&self.0, Changes::Renames).map_err(FileError::with("follow", &self.0))?;
+        // Last, because both may be the same directory.
+        watch.add(written, Changes::Files).map_err(error())?;
+        watch.follow().map_err(error())
     }
 
     /// QEMU's monitor for the role machine.

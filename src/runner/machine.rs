@@ -27,12 +27,14 @@ use super::{
     console,
     control::{Action, Control, Happened},
     files::{End, FileError, MachineState, Phase, RuntimeDir, Started},
-    follow::Follower,
     prepare::{self, Template},
     qmp::Qmp,
     wanted::{Change, cpu_changes},
 };
-use crate::runner_config::{NetworkSection, VmSection};
+use crate::{
+    process::ErrorChain,
+    runner_config::{NetworkSection, VmSection},
+};
 
 /// How long QEMU may take until its monitor answers; with much memory on huge pages it may take some seconds.
 const START: Duration = Duration::from_secs(60);
@@ -158,7 +160,12 @@ pub async fn run(places: &Places, term: watch::Receiver<bool>) -> Result<(), Err
         && !matches!(error, Error::Qemu { .. })
     {
         // It did not come as far as QEMU. The agent reports that in the same way.
-        let phase = Phase::Ended { reason: End::QemuFailed, code: None, last_words: chain(error), held: false };
+        let phase = Phase::Ended {
+            reason: End::QemuFailed,
+            code: None,
+            last_words: ErrorChain(error).to_string(),
+            held: false,
+        };
         let nothing = String::new;
         places.runtime.write_machine(&MachineState {
             pid: 0,
@@ -173,12 +180,6 @@ pub async fn run(places: &Places, term: watch::Receiver<bool>) -> Result<(), Err
         })?;
     }
     outcome
-}
-
-/// An error with its causes, in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 async fn run_until_end(
@@ -261,7 +262,7 @@ fn stays_down(places: &Places, started_with: &Configuration) -> bool {
 async fn hold(places: &Places, started_with: &Configuration, mut term: watch::Receiver<bool>) -> Result<(), Error> {
     let runtime = &places.runtime;
     info!("the guest has shut down and stays down; waiting for the Pod's end");
-    let mut follower = Follower::new(&places.config_dir, runtime.path())?;
+    let mut follower = runtime.follow_with(&places.config_dir)?;
     while stays_down(places, started_with) {
         tokio::select! {
             // An error means that the sender is gone, hence that the program ends.
@@ -380,7 +381,7 @@ async fn plug_cpus(monitor: &mut Qmp, vm: &VmSection) {
         Ok::<_, super::qmp::Error>(())
     };
     if let Err(error) = plugged.await {
-        warn!(error = %chain(&error), "not all CPUs are there");
+        warn!(error = %ErrorChain(&error), "not all CPUs are there");
     }
 }
 

@@ -28,6 +28,7 @@ use crate::{
         conditions::{self, NewCondition, with_times},
     },
     power::FORCE_STOP_ANNOTATION,
+    process::ErrorChain,
 };
 
 /// The field manager.
@@ -342,7 +343,7 @@ impl Reporter {
                         while let Ok(Ok(())) = timeout_at(wait_until, reports.changed()).await {}
                     }
                     Err(error) => {
-                        warn!(error = %super::machine::chain(&error), retry_s = pause.as_secs(), "cannot write the VM's status");
+                        warn!(error = %ErrorChain(&error), retry_s = pause.as_secs(), "cannot write the VM's status");
                         // A newer report is worth an attempt at once, but it must not make a storm of them.
                         tokio::time::sleep(pause).await;
                         pause = (pause * 2).min(PAUSES.1);

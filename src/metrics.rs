@@ -24,12 +24,9 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use super::reconcile::ReconcileError;
 use crate::{
     api::{VirtualMachine, conditions},
-    cluster::{ActionError, lock},
-    plan::{Action, Plan},
-    render::Rendered,
+    process::lock,
 };
 
 type Labels<const N: usize> = [(&'static str, Cow<'static, str>); N];
@@ -258,25 +255,14 @@ impl Metrics {
         lock(&self.work).values().map(Instant::elapsed).max().unwrap_or_default()
     }
 
-    /// What came of a machine's templates, and what follows from that.
-    pub fn planned(&self, rendered: Option<&[Rendered]>, plan: &Plan) {
-        let Some(rendered) = rendered else {
-            self.template_errors.inc();
-            return;
-        };
-        let written: HashSet<_> = plan
-            .steps
-            .iter()
-            .flatten()
-            .filter_map(|action| match action {
-                Action::Apply { object, .. } => Some(&object.key),
-                Action::Label { key, .. } => Some(key),
-                Action::Delete { .. } => None,
-            })
-            .collect();
-        for object in rendered.iter().filter(|object| !written.contains(&object.key)) {
-            self.skipped.get_or_create(&[("kind", object.key.kind.clone().into())]).inc();
-        }
+    /// The templates of a VM could not be rendered.
+    pub fn template_failed(&self) {
+        self.template_errors.inc();
+    }
+
+    /// A rendered object of this kind needs no write.
+    pub fn skipped(&self, kind: &str) {
+        self.skipped.get_or_create(&[("kind", kind.to_owned().into())]).inc();
     }
 
     /// A write succeeded: `apply`, `label`, `delete`, `status` or `spec` (of a machine).
@@ -377,9 +363,9 @@ impl Work {
         self.ended(if again { "again" } else { "done" });
     }
 
-    /// It will be tried again.
-    pub fn failed(self, error: &ReconcileError) {
-        self.metrics.errors.get_or_create(&[("reason", reason(error))]).inc();
+    /// It failed and will be tried again. `reason` is the label of the error.
+    pub fn failed(self, reason: Cow<'static, str>) {
+        self.metrics.errors.get_or_create(&[("reason", reason)]).inc();
         self.ended("failed");
     }
 
@@ -393,25 +379,6 @@ impl Drop for Work {
     // Also when the manager ends in the middle of it.
     fn drop(&mut self) {
         lock(&self.metrics.work).remove(&self.number);
-    }
-}
-
-fn reason(error: &ReconcileError) -> Cow<'static, str> {
-    match error {
-        ReconcileError::Action(ActionError::NameTaken(_)) => "NameTaken".into(),
-        ReconcileError::Action(ActionError::Shared { .. }) => "Shared".into(),
-        ReconcileError::Action(ActionError::Answer { .. }) => "Answer".into(),
-        ReconcileError::Watch(_) => "Watch".into(),
-        ReconcileError::Action(ActionError::Api { source, .. }) => api_reason(source),
-        ReconcileError::Spec(source) | ReconcileError::Status(source) => api_reason(source),
-    }
-}
-
-fn api_reason(error: &kube::Error) -> Cow<'static, str> {
-    match error {
-        kube::Error::Api(status) if status.reason.is_empty() => status.code.to_string().into(),
-        kube::Error::Api(status) => status.reason.clone().into(),
-        _ => "Connection".into(),
     }
 }
 
@@ -448,10 +415,9 @@ mod tests {
     }
 
     #[test]
-    fn errors_have_the_api_servers_reason() {
+    fn errors_are_counted_by_their_reason() {
         let metrics = Arc::new(Metrics::new());
-        let refused = kube::core::Status::failure("no", "Forbidden").with_code(403).boxed();
-        metrics.begin("apple").failed(&ReconcileError::Status(kube::Error::Api(refused)));
+        metrics.begin("apple").failed("Forbidden".into());
         let text = metrics.text();
         assert_eq!(sample(&text, "vm_operator_reconcile_errors_total{reason=\"Forbidden\"}"), 1.0);
         assert_eq!(sample(&text, "vm_operator_reconciles_total{result=\"failed\"}"), 1.0);

@@ -59,7 +59,6 @@ pub const SET_LABEL: &str = "vmoperator.jdrupes.org/template-set";
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Templates", type_ = "string", json_path = ".status.templates.version", priority = 1, description = "The version of the template set that its objects were rendered with"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", priority = 1, description = "Why it is ready or not"),
-    selectable = ".status.observedGeneration",
     validation = Rule::new("self.metadata.name.size() <= 63").message("the name of a VM is used as a label and as a host name: at most 63 characters"),
 )]
 #[serde(rename_all = "camelCase")]

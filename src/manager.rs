@@ -35,9 +35,9 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use axum::http::{Response, header::RETRY_AFTER};
 use futures::{
-    FutureExt, Stream, StreamExt, TryStreamExt,
+    Stream, StreamExt, TryStreamExt,
     channel::oneshot,
-    future::{join, join_all, maybe_done, pending, ready},
+    future::{join_all, maybe_done, pending, ready},
     stream,
 };
 use kube::{
@@ -52,7 +52,7 @@ use kube::{
 };
 use tokio::{
     sync::watch,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, timeout},
 };
 use tower::{
     buffer::BufferLayer,
@@ -66,7 +66,6 @@ use tracing::{Instrument, error, error_span, info, warn};
 
 use self::{
     leader::{Election, Fence, State},
-    machines::FirstLooks,
     reconcile::Reconciler,
     reload::Followed,
     templates::Loader,
@@ -95,8 +94,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(70);
 /// More requests than are ever under way.
 const WAITING: usize = 1024;
-/// For how long at most everything else waits for machines that no manager has seen.
-const FIRST_LOOKS: Duration = Duration::from_secs(2);
 /// How long events that wait, and then writes that are on their way, may take when the manager ends. With what the
 /// [lease](leader) and [traces](log) take that is less than a second.
 const LAST_EVENTS: Duration = Duration::from_millis(150);
@@ -202,7 +199,6 @@ async fn manage(
             if several {
                 health.set(web::MACHINES, Progress::Ready("by namespace".into()));
             }
-            let first_looks_until = Instant::now() + FIRST_LOOKS;
             for namespace in scope.watched() {
                 let part = namespace.as_ref().filter(|_| several);
                 let part = part.map_or(web::MACHINES.to_owned(), |name| format!("{} of {name}", web::MACHINES));
@@ -212,24 +208,6 @@ async fn manage(
                 trying.get_or_insert_with(|| cluster.clone());
                 let reconciler =
                     Arc::new(Reconciler::new(cluster, settings.clone(), templates.clone(), teller.clone()));
-                // Somebody waits for those that were made while no manager ran, and alone they are quickly done.
-                let unseen = tokio::select! {
-                    biased;
-                    () = terminated(stop.clone()) => None,
-                    unseen = timeout_at(first_looks_until, machines::unseen(&client, namespace.as_deref())) => unseen.ok(),
-                };
-                let first_looks = FirstLooks::new(children.trigger.clone());
-                let looks = unseen.into_iter().flatten().map(|vm| {
-                    let name = ObjectRef::from_obj(&*vm);
-                    first_looks.during(name, look(vm, reconciler.clone(), &metrics, stop.clone()))
-                });
-                let mut first = Box::pin(maybe_done(join_all(looks)));
-                // What is not done in that time goes on beside the rest.
-                tokio::select! {
-                    biased;
-                    () = terminated(stop.clone()) => {}
-                    _ = timeout_at(first_looks_until, &mut first) => {}
-                }
                 // They are listed while the machines are, not after them.
                 children.expect(usual.iter().cloned());
                 let lists = {
@@ -247,11 +225,9 @@ async fn manage(
                 );
                 let changed = stream::select(again(settings.clone(), store.clone()), again(templates.clone(), store.clone()));
                 let changed = stream::select(changed, mended);
-                let (looked, looks) = watch::channel(0);
                 let triggered =
-                    machines::at_start(is_listed, lists, looks, store.clone(), stream::select(triggered, changed));
-                let work = work((machines, store, triggered), reconciler, metrics.clone(), (first_looks, looked), stop.clone());
-                works.push(join(first, work));
+                    machines::at_start(is_listed, lists, store.clone(), stream::select(triggered, changed));
+                works.push(work((machines, store, triggered), reconciler, metrics.clone(), stop.clone()));
             }
             metrics.machines_from(move || stores.iter().flat_map(Store::state).filter_map(|vm| vm.read().ok()).collect());
             if let Some(cluster) = trying {
@@ -296,7 +272,6 @@ async fn work(
     ),
     reconciler: Arc<Reconciler>,
     metrics: Arc<Metrics>,
-    (first_looks, looked): (FirstLooks, watch::Sender<usize>),
     stop: watch::Receiver<bool>,
 ) {
     let woke = |metrics: &Arc<Metrics>| {
@@ -316,16 +291,7 @@ async fn work(
         .reconcile_on(triggered)
         .graceful_shutdown_on(terminated(stop))
         .run(
-            move |vm, reconciler| {
-                let looked = looked.clone();
-                // One look at a time: when that one ends there is another.
-                let look = if first_looks.is_under_way(&ObjectRef::from_obj(&*vm)) {
-                    ready(Ok(Action::await_change())).left_future()
-                } else {
-                    look(vm, reconciler, &counted, ending.clone()).right_future()
-                };
-                look.inspect(move |_| looked.send_modify(|looked| *looked += 1))
-            },
+            move |vm, reconciler| look(vm, reconciler, &counted, ending.clone()),
             |_, error: &Infallible, _| match *error {},
             reconciler,
         )

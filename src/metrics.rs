@@ -142,7 +142,7 @@ impl Metrics {
             in_work: add(
                 all,
                 "vm_operator_machines_in_work",
-                "Machines that are being looked at, of each namespace that is named 16 at most, and at the start 8 more",
+                "Machines that are being looked at, of each namespace that is named 16 at most",
             ),
             unreadable: add(
                 all,

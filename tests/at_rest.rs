@@ -77,7 +77,7 @@ async fn nothing_is_asked_at_rest_and_nothing_written_over_a_restart() {
     assert_eq!(requests.writes().total(), 0, "{requests}\n{}", manager.log());
     assert_eq!(versions().await, before_restart);
 
-    // What was changed or made meanwhile is looked at before all is listed, and yet nothing is taken for missing.
+    // What was changed or made while no manager ran is reconciled when all is listed: nothing is taken for missing.
     drop(manager);
     let before = cluster.requests().await;
     let patch = Patch::Merge(json!({ "spec": { "vm": { "maximumCpus": 2 } } }));

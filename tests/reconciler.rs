@@ -24,12 +24,8 @@ use support::{
 };
 use vm_operator::{
     api::{VirtualMachine, conditions},
-    cluster::{
-        Cluster, Turns,
-        watch::{Children, URGENT},
-    },
+    cluster::{Cluster, Turns, watch::Children},
     config::ReconcilerConfig,
-    manager::machines,
     observed::Observed,
     plan::{Action, Plan, Why, plan},
     process::ErrorChain,
@@ -116,17 +112,6 @@ async fn a_machine_that_nobody_has_seen_is_not_healthy() {
     assert_eq!(status.observed_generation, Some(-1));
     assert_eq!((status.cpus, status.ram.as_deref(), status.display_password_serial), (Some(0), Some("0"), Some(0)));
     assert_eq!(conditions::find(&status.conditions, "Ready").unwrap().status, "Unknown");
-
-    // The next manager finds it without listing all.
-    let unseen = async || -> Vec<_> {
-        let found = machines::unseen(&world.client, Some(world.namespace.name())).await;
-        found.iter().map(|vm| vm.name_any()).collect()
-    };
-    assert_eq!(unseen().await, ["apple"]);
-    for number in 1..=URGENT {
-        world.namespace.apply(&machine(&format!("apple{number}")).to_string());
-    }
-    assert!(unseen().await.is_empty(), "of so many it does not wait for each");
 }
 
 #[tokio::test]

@@ -205,8 +205,6 @@ pub struct PackedMachine {
     /// What the watch and the queue look at.
     meta: ObjectMeta,
     text: Box<str>,
-    /// Whether a manager has seen its spec as it is. Of one that has just come, false: that is known when it is read.
-    pub seen: bool,
 }
 
 /// A machine that this version does not understand: the field and what is wrong with it.
@@ -216,9 +214,8 @@ impl From<&VirtualMachine> for PackedMachine {
     fn from(vm: &VirtualMachine) -> Self {
         let ObjectMeta { name, namespace, uid, resource_version, .. } = vm.metadata.clone();
         let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
-        let seen = vm.metadata.generation == vm.status.as_ref().and_then(|status| status.observed_generation);
         // What was read from JSON can be written.
-        Self { meta, text: serde_json::to_string(vm).unwrap_or_default().into(), seen }
+        Self { meta, text: serde_json::to_string(vm).unwrap_or_default().into() }
     }
 }
 
@@ -259,7 +256,7 @@ impl<'de> Deserialize<'de> for PackedMachine {
         let Envelope { metadata } = serde_json::from_str(&text).map_err(D::Error::custom)?;
         let Names { name, namespace, uid, resource_version } = metadata;
         let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
-        Ok(Self { meta, text, seen: false })
+        Ok(Self { meta, text })
     }
 }
 
@@ -342,7 +339,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::VirtualMachineStatus;
 
     fn pod(uid: &str) -> Value {
         json!({
@@ -388,17 +384,14 @@ mod tests {
             "metadata": { "name": "pear", "namespace": "n", "uid": "u", "resourceVersion": "1", "generation": 3 },
             "spec": { "vm": { "maximumCpus": 2, "maximumRam": "1Gi" } },
         });
-        let mut vm: VirtualMachine = serde_json::from_value(vm).unwrap();
+        let vm: VirtualMachine = serde_json::from_value(vm).unwrap();
         let packed = PackedMachine::from(&vm);
         let arrived: PackedMachine = serde_json::from_value(json!(vm)).unwrap();
         for packed in [packed, arrived] {
             let named = [&packed.meta.name, &packed.meta.namespace, &packed.meta.uid, &packed.meta.resource_version];
             assert_eq!(named.map(Option::as_deref), [Some("pear"), Some("n"), Some("u"), Some("1")]);
             assert_eq!(json!(packed.read().unwrap()), json!(vm));
-            assert!(!packed.seen);
         }
-        vm.status = Some(VirtualMachineStatus { observed_generation: Some(3), ..VirtualMachineStatus::default() });
-        assert!(PackedMachine::from(&vm).seen);
     }
 
     #[test]

@@ -15,11 +15,11 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt, TryStreamExt, channel::mpsc, future::try_join_all};
+use futures::{StreamExt, TryStreamExt, channel::mpsc};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client, ResourceExt,
-    api::{ApiResource, ListParams, TypeMeta},
+    api::{ApiResource, TypeMeta},
     core::DynamicResourceScope,
     runtime::{
         reflector::ObjectRef,
@@ -27,14 +27,14 @@ use kube::{
     },
 };
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::watch,
     time::{Instant, sleep},
 };
 use tracing::{debug, warn};
 
 use super::{
     listing::{self, listed_and_watched},
-    packed::{Arrived, Meta, Packed, PackedMachine, Place, Sent, Shapes, Whole},
+    packed::{Arrived, Meta, Packed, PackedMachine, Place, Shapes, Whole},
 };
 use crate::{
     api::VirtualMachine,
@@ -59,8 +59,6 @@ pub struct Children {
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
     /// Of the kinds that are being listed, or may be next, what was told since the list cannot have begun yet.
     lists: Mutex<HashMap<TypeMeta, List>>,
-    /// Who may ask for one machine's objects.
-    asking: Semaphore,
     /// When the watch of a kind had trouble last.
     troubles: Mutex<HashMap<TypeMeta, Instant>>,
     /// UIDs of objects that are known only by an answer that may be newer than the list of their kind.
@@ -76,9 +74,6 @@ pub struct Children {
 
 /// More deletions than can happen between a request and its answer.
 const REMEMBERED: usize = 256;
-
-/// For how many machines at once the API server is asked instead of waiting for the lists. For more, the lists are the shorter way.
-pub const URGENT: usize = 8;
 
 /// For how long an object is believed in that was made while its kind was listed, or was about to be, and that neither the list
 /// nor the watch shows: the list may be older than the object, and the watch that follows then tells of it. Counted from when the
@@ -152,7 +147,6 @@ impl Children {
             kinds: Mutex::default(),
             lists: Mutex::default(),
             troubles: Mutex::default(),
-            asking: Semaphore::new(URGENT),
             doubted: Mutex::default(),
             uids: Mutex::default(),
             hasher: RandomState::new(),
@@ -252,45 +246,6 @@ impl Children {
         Ok(())
     }
 
-    /// Asks the API server for a machine's objects of those kinds that are not known completely yet, because somebody waits for
-    /// this machine. The watches of these kinds need not have begun: [`Children::expect`] them in the end.
-    ///
-    /// The answer is what the API server has in its cache, and so may lack what was written just now: to be sure of that it
-    /// would wait for up to 0.1 s, and a write that hangs on what is old is refused in any case.
-    ///
-    /// Returns whether they are known now. If not, or if there was nothing to ask, [`Children::watch`] says more.
-    pub async fn ask(&self, vm: &VirtualMachine, kinds: impl IntoIterator<Item = TypeMeta>) -> bool {
-        let Ok(_turn) = self.asking.try_acquire() else { return false };
-        let pending: HashSet<TypeMeta> = kinds.into_iter().filter(|kind| !self.knows(kind)).collect();
-        if pending.is_empty() {
-            return false;
-        }
-        let labels = format!("{},app.kubernetes.io/instance={}", selector(), vm.name_any());
-        let (namespace, how) = (vm.namespace(), ListParams::default().labels(&labels).match_any());
-        let lists = pending.iter().map(async |kind| match is_whole(kind) {
-            true => self.list::<false>(kind, namespace.as_deref(), &how).await,
-            false => self.list::<true>(kind, namespace.as_deref(), &how).await,
-        });
-        match try_join_all(lists).await {
-            Ok(lists) => lists.into_iter().flatten().for_each(|arrived| self.take_answer(arrived)),
-            Err(error) => {
-                debug!(error = %ErrorChain(&error), "the objects of one machine can't be asked for");
-                return false;
-            }
-        }
-        true
-    }
-
-    async fn list<const META: bool>(
-        &self,
-        kind: &TypeMeta,
-        namespace: Option<&str>,
-        how: &ListParams,
-    ) -> kube::Result<Vec<Arrived>> {
-        let list = api::<Sent<META>>(&self.client, namespace, &super::resource(kind)).list(how).await?;
-        Ok(list.items.into_iter().map(|object| object.pack(kind, &self.shapes)).collect())
-    }
-
     /// Takes in what the API server answered to a write, so that the next decision does not wait for the watch to tell it.
     pub(super) fn insert(&self, arrived: Arrived) {
         let objects = lock(&self.objects);
@@ -301,19 +256,6 @@ impl Children {
             list.answered.insert(arrived.object.uid.clone());
         }
         self.keep(objects, arrived);
-    }
-
-    /// Takes in what the API server answered to [`Children::ask`], unless the watch of the kind has told all by now: an answer
-    /// that was slow may show what is gone since.
-    fn take_answer(&self, arrived: Arrived) {
-        let objects = lock(&self.objects);
-        let kind = arrived.object.key.types();
-        let is_watched =
-            lock(&self.kinds).get(&kind).is_some_and(|state| !matches!(*state.borrow(), State::Failed { .. }));
-        let is_told = is_watched && !lock(&self.lists).contains_key(&kind);
-        if !is_told {
-            self.keep(objects, arrived);
-        }
     }
 
     fn keep(&self, mut objects: MutexGuard<'_, HashMap<Place, Vec<Packed>>>, Arrived { vm, object }: Arrived) {

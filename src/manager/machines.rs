@@ -1,16 +1,16 @@
 //! The watch of the machines: waits for their CustomResourceDefinition, and steps over a machine that can't be read.
 //!
 //! ```text
-//!  watch ─▶ read, trim, pack ─▶ store ─▶ all listed: those with something new, then all ─┐
-//!                                 └────▶ later: each that changes ──────────────────────┴─▶ queue
+//!  watch ─▶ read, trim, pack ─▶ store ─▶ all listed: all ───────────┐
+//!                                 └────▶ later: each that changes ──┴─▶ queue
 //!                                          (but by a write of ours that settled it)
 //! ```
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::BTreeSet,
     future::ready,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -24,7 +24,6 @@ use futures::{
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Client, Resource,
-    api::ListParams,
     runtime::{
         WatchStreamExt,
         events::{Event as Note, EventType},
@@ -32,8 +31,8 @@ use kube::{
         watcher::{self, Event},
     },
 };
-use tokio::{sync::watch, time::timeout};
-use tracing::{debug, info, warn};
+use tokio::time::timeout;
+use tracing::{info, warn};
 
 use super::web::{Health, Progress};
 use crate::{
@@ -42,66 +41,16 @@ use crate::{
         events::Teller,
         listing::{self, listed_and_watched},
         packed::{PackedMachine, Unreadable},
-        watch::URGENT,
     },
     metrics::Metrics,
     power,
-    process::{ErrorChain, RepeatFilter, lock},
+    process::{ErrorChain, RepeatFilter},
 };
 
-/// For how long at most the others wait for machines with something new when the objects are known.
-const HEAD_START: Duration = Duration::from_millis(200);
 /// How many machines may have arrived that are not read yet.
 const ARRIVING: usize = 100;
-/// For how long at most they wait for the objects to be known.
-const LISTS: Duration = Duration::from_secs(10);
-
-/// The machines of a namespace, or of all (`None`), that no manager has seen yet, if they are few. If they can't be asked for,
-/// they are found when all are listed.
-pub async fn unseen(client: &Client, namespace: Option<&str>) -> Vec<Arc<PackedMachine>> {
-    let limit = u32::try_from(URGENT).unwrap_or(u32::MAX);
-    let how = ListParams::default().fields("status.observedGeneration=-1").limit(limit + 1);
-    match api(client, namespace).list(&how).await {
-        Ok(list) if list.items.len() <= URGENT => list.iter().filter_map(|vm| trimmed(vm).ok()).map(Arc::new).collect(),
-        Ok(_) => vec![],
-        Err(error) => {
-            debug!(error = %ErrorChain(&error), "the machines that nobody has seen can't be asked for");
-            vec![]
-        }
-    }
-}
-
-/// The looks at machines that no manager has seen, which begin before anything is listed. One may last, for a webhook that does
-/// not answer: then nobody else looks at its machine until it ends.
-#[derive(Clone)]
-pub struct FirstLooks {
-    under_way: Arc<Mutex<HashSet<ObjectRef<PackedMachine>>>>,
-    trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
-}
-
-impl FirstLooks {
-    /// The trigger hears which machines must be looked at again, because such a look has ended.
-    pub fn new(trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>) -> Self {
-        Self { under_way: Arc::default(), trigger }
-    }
-
-    /// Notes that a look at a machine lasts as long as this. It has begun when this is called, not when it is first polled.
-    pub fn during<F: Future>(&self, vm: ObjectRef<PackedMachine>, look: F) -> impl Future<Output = ()> + use<F> {
-        let Self { under_way, trigger } = self.clone();
-        lock(&under_way).insert(vm.clone());
-        async move {
-            look.await;
-            lock(&under_way).remove(&vm);
-            // Nobody listens any more when the manager ends.
-            let _ = trigger.unbounded_send(vm);
-        }
-    }
-
-    /// Whether such a look at the machine lasts.
-    pub fn is_under_way(&self, vm: &ObjectRef<PackedMachine>) -> bool {
-        lock(&self.under_way).contains(vm)
-    }
-}
+/// For how long at most the first reconciles wait until the kinds of objects that VMs usually have are listed.
+const OBJECTS_LISTED: Duration = Duration::from_secs(10);
 
 fn api(client: &Client, namespace: Option<&str>) -> Api<PackedMachine> {
     namespace.map_or_else(|| Api::all(client.clone()), |namespace| Api::namespaced(client.clone(), namespace))
@@ -160,41 +109,27 @@ fn changed(
     })
 }
 
-/// What is to be looked at for another reason than a change of the machine: when all machines are `listed` in the store, each
-/// of them, and from then on those that are `triggered`.
+/// The VMs to reconcile for another reason than a change of the VM itself.
 ///
-/// Those with something new come first, as somebody waits for them; the others when the objects are `known` too, for which
-/// each look waits, and so many looks have ended (`looked`) as there are of those. What triggers before that is dropped: the
-/// look that comes then sees it.
+/// When all VMs are `listed` and their objects are (`objects_listed`, for 10 s at most), each VM is reconciled once. From then on
+/// the `triggered` ones are. A trigger that comes earlier is dropped: the first list of a kind would trigger a VM once for each of
+/// its objects, and the reconcile of all VMs that follows sees them anyway.
 pub fn at_start(
     listed: oneshot::Receiver<()>,
-    known: impl Future<Output = ()> + Send + 'static,
-    looked: watch::Receiver<usize>,
+    objects_listed: impl Future<Output = ()> + Send + 'static,
     store: Store<PackedMachine>,
     triggered: impl Stream<Item = ObjectRef<PackedMachine>> + Send,
 ) -> impl Stream<Item = ObjectRef<PackedMachine>> + Send {
     let started = Arc::new(AtomicBool::new(false));
     let passes = started.clone();
-    let first = stream::once(async move {
+    let all = stream::once(async move {
         // If the watch has ended, so does the manager.
         let _ = listed.await;
-        let machines = |store: &Store<PackedMachine>, which: fn(&PackedMachine) -> bool| -> Vec<_> {
-            store.state().iter().filter(|vm| which(vm)).map(|vm| ObjectRef::from_obj(&**vm)).collect()
-        };
-        let news = machines(&store, |vm| !vm.seen);
-        let first = news.len();
-        let rest = stream::once(async move {
-            if first > 0 {
-                let _ = timeout(LISTS, known).await;
-                let mut looked = looked;
-                let _ = timeout(HEAD_START, looked.wait_for(|looked| *looked >= first)).await;
-            }
-            started.store(true, Ordering::Relaxed);
-            stream::iter(machines(&store, |_| true))
-        });
-        stream::iter(news).chain(rest.flatten())
+        let _ = timeout(OBJECTS_LISTED, objects_listed).await;
+        started.store(true, Ordering::Relaxed);
+        stream::iter(store.state()).map(|vm| ObjectRef::from_obj(&*vm))
     });
-    stream::select(first.flatten(), triggered.filter(move |_| ready(passes.load(Ordering::Relaxed))))
+    stream::select(all.flatten(), triggered.filter(move |_| ready(passes.load(Ordering::Relaxed))))
 }
 
 struct Reader<T> {
@@ -412,55 +347,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_first_look_that_lasts_is_the_only_one_and_another_comes_when_it_ends() {
-        let apple = || ObjectRef::new("apple").within("ns");
-        let (trigger, mut ended) = mpsc::unbounded();
-        let first_looks = FirstLooks::new(trigger);
-        let (end, is_ended) = oneshot::channel::<()>();
-        let mut look = pin!(first_looks.during(apple(), is_ended));
-        assert!(first_looks.is_under_way(&apple()), "it has begun before it is polled");
-        assert!(!first_looks.is_under_way(&ObjectRef::new("pear").within("ns")));
-        assert!(look.as_mut().now_or_never().is_none());
-        assert!(ended.try_recv().is_err());
-        end.send(()).unwrap();
-        look.await;
-        assert!(!first_looks.is_under_way(&apple()));
-        assert_eq!(ended.next().now_or_never(), Some(Some(apple())));
-    }
-
-    #[tokio::test]
-    async fn machines_with_something_new_come_first_and_then_all() {
+    async fn at_the_start_each_vm_is_triggered_once_when_all_is_listed() {
         let (store, mut writer) = reflector::store();
         let (trigger, triggered) = unbounded();
-        let (listed, is_listed) = oneshot::channel();
-        let (looked, looks) = watch::channel(0);
-        let (know, known) = oneshot::channel();
-        let known = known.map(|_| ());
-        let mut queue = pin!(at_start(is_listed, known, looks, store, triggered).map(|vm| vm.name));
-        let old = |name: &str| ObjectRef::new(name).within("ns");
-        trigger.unbounded_send(old("old")).unwrap();
-        assert!(queue.next().now_or_never().is_none(), "nothing is listed yet");
-
-        let machine = |name: &str, seen: i64| {
-            let metadata = json!({ "name": name, "namespace": "ns", "generation": 2 });
-            let spec = json!({ "vm": { "maximumCpus": 1 } });
-            let vm = json!({ "metadata": metadata, "spec": spec, "status": { "observedGeneration": seen } });
-            PackedMachine::from(&serde_json::from_value::<VirtualMachine>(vm).unwrap())
-        };
-        let machines = [("old", 2), ("changed", 1), ("older", 2)].map(|(name, seen)| machine(name, seen));
+        let (vms_listed, listed) = oneshot::channel();
+        let (list_objects, objects_listed) = oneshot::channel();
+        let objects_listed = objects_listed.map(|_| ());
+        let mut queue = pin!(at_start(listed, objects_listed, store, triggered).map(|vm| vm.name));
+        let vm = |name: &str| ObjectRef::new(name).within("ns");
         writer.apply_watcher_event(&Event::Init);
-        machines.into_iter().for_each(|vm| writer.apply_watcher_event(&Event::InitApply(vm)));
+        for name in ["apple", "pear"] {
+            let packed = arrived(name, json!({ "vm": { "maximumCpus": 1 } }));
+            writer.apply_watcher_event(&Event::InitApply(packed));
+        }
         writer.apply_watcher_event(&Event::InitDone);
-        listed.send(()).unwrap();
-        assert_eq!(queue.next().await.as_deref(), Some("changed"));
-        looked.send_replace(1);
-        assert!(queue.next().now_or_never().is_none(), "not all is known yet");
-        know.send(()).unwrap();
-        let mut rest: Vec<_> = queue.by_ref().take(3).collect().await;
-        rest.sort();
-        assert_eq!(rest, ["changed", "old", "older"]);
+        trigger.unbounded_send(vm("apple")).unwrap();
+        assert!(queue.next().now_or_never().is_none(), "the VMs are not listed yet");
+        vms_listed.send(()).unwrap();
+        trigger.unbounded_send(vm("pear")).unwrap();
+        assert!(queue.next().now_or_never().is_none(), "the objects are not listed yet");
+        list_objects.send(()).unwrap();
+        let mut all: Vec<_> = queue.by_ref().take(2).collect().await;
+        all.sort();
+        assert_eq!(all, ["apple", "pear"]);
+        assert!(queue.next().now_or_never().is_none(), "what came earlier is dropped");
 
-        trigger.unbounded_send(old("older")).unwrap();
-        assert_eq!(queue.next().await.as_deref(), Some("older"));
+        trigger.unbounded_send(vm("pear")).unwrap();
+        assert_eq!(queue.next().await.as_deref(), Some("pear"));
     }
 }

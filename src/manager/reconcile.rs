@@ -143,18 +143,16 @@ impl Reconciler {
         if retry.is_some() {
             Arc::make_mut(&mut vm).status.get_or_insert_default().retry = retry;
         }
-        // Reads: what the watches keep. Only at the start the API server is asked, of a few machines with something new.
+        // Reads: what the watches keep.
         let children = &this.cluster.children;
         let complete = children.complete();
         let mut observed = children.observe(&vm, Timestamp::now());
         let ways = Ways { config: this.config.borrow().clone(), templates: this.templates.borrow().clone() };
         let mut rendering = ways.render(&vm, &observed);
-        let mut asked = false;
         let mut unwatched = None;
         let unseen: Vec<Unseen>;
         if let Ok(rendered) = &rendering {
-            asked = !packed.seen && children.ask(&vm, needed(&rendered.objects)).await;
-            if !asked && let Err(error) = children.watch(needed(&rendered.objects)).await {
+            if let Err(error) = children.watch(needed(&rendered.objects)).await {
                 if !children.knows(&pods()) {
                     return Err(error.into());
                 }
@@ -162,7 +160,7 @@ impl Reconciler {
             }
             unseen = leftovers(children, &vm, &rendered.objects, &ways.config.allowed_kinds).await;
             // Also if one became complete by itself since: what it told last was not observed.
-            if asked || children.complete() != complete {
+            if children.complete() != complete {
                 observed = children.observe(&vm, Timestamp::now());
                 rendering = ways.render(&vm, &observed);
             }
@@ -175,9 +173,6 @@ impl Reconciler {
         this.count(rendered.ok(), &plan);
         // Writes.
         let Executed { done, refusals, result } = this.cluster.execute(&vm, &plan).await;
-        if let (true, Ok(rendered)) = (asked, rendered) {
-            children.expect(needed(rendered));
-        }
         // What lasts may need a person, too: a webhook that does not answer, for one.
         let tells = |error: &&ActionError| !error.is_transient() || (failures >= SILENT && !error.is_busy());
         let failure = match (result.as_ref().err().filter(tells), &unwatched) {

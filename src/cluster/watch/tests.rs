@@ -92,20 +92,6 @@ async fn what_is_listed_and_can_not_be_read_is_not_gone() {
     assert!(!children.knows(&kind()));
 }
 
-#[tokio::test]
-async fn an_answer_that_is_slower_than_the_list_brings_nothing_back() {
-    let (children, _triggered) = children();
-    children.take_answer(service("before", 1));
-    assert_eq!(known(&children), ["before"], "nothing is watched yet");
-    children.expect([kind()]);
-    children.take(&kind(), Event::Init);
-    children.take_answer(service("meanwhile", 2));
-    assert_eq!(known(&children), ["before", "meanwhile"]);
-    children.take(&kind(), Event::InitDone);
-    children.take_answer(service("late", 3));
-    assert!(known(&children).is_empty());
-}
-
 #[tokio::test(start_paused = true)]
 async fn what_is_made_while_its_kind_is_listed_is_believed_in_until_the_watch_must_have_told_it() {
     let (children, _triggered) = children();

@@ -5,7 +5,7 @@
 //! [`Cluster::write_status`].
 
 pub mod events;
-pub mod listing;
+pub mod list_watch;
 pub mod packed;
 pub mod watch;
 

@@ -55,12 +55,13 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tower::{
+    BoxError,
     buffer::BufferLayer,
     filter::FilterLayer,
-    layer::{layer_fn, util::Stack},
+    layer::util::Stack,
     retry::RetryLayer,
     timeout::TimeoutLayer,
-    util::MapResponseLayer,
+    util::{MapResponseLayer, MapResultLayer},
 };
 use tracing::{Instrument, error, error_span, info, warn};
 
@@ -73,7 +74,7 @@ use self::{
 };
 use crate::{
     api::full_name,
-    cluster::{Cluster, Turns, events::Teller, listing::beginning_with_lists, packed::PackedMachine, watch::Children},
+    cluster::{Cluster, Turns, events::Teller, packed::PackedMachine, watch::Children},
     config::{Config, ReconcilerConfig, Scope},
     files::{self, FileError},
     metrics::Metrics,
@@ -92,6 +93,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long an answer may take to begin. An API server answers within a minute, if it is not told otherwise
 /// (`--request-timeout`); one that lost its power, or the network to it, never does.
 const ANSWER: Duration = Duration::from_secs(70);
+/// How long nothing may come of an answer that has begun, for example of a list. Longer than kube's bound for a watch in which
+/// nothing happens (295 s).
+const SILENCE: Duration = Duration::from_secs(300);
 /// More requests than are ever under way.
 const WAITING: usize = 1024;
 /// How long events that wait, and then writes that are on their way, may take when the manager ends. With what the
@@ -347,10 +351,12 @@ fn again<T: Send + Sync + 'static>(
 }
 
 /// A client whose requests for a change are let through by the fence only, each time that they are sent: what the API server
-/// has no time for is sent again, a little later. Watches [begin with lists](beginning_with_lists).
+/// has no time for is sent again, a little later.
 fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
     // Its own would go on within the fence, and for minutes.
     config.default_retry = false;
+    config.read_timeout = Some(SILENCE);
+    config.reset_reader_on_write = true;
     let check = move |request: axum::http::Request<Body>| {
         if request.method().is_safe() {
             return Ok(request);
@@ -361,7 +367,7 @@ fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
     let checked = limited.with_layer(&FilterLayer::new(check));
     // To send one again takes a clone of the service, which the buffer is.
     let cloned = checked.with_layer(&BufferLayer::new(WAITING));
-    Ok(cloned.with_layer(&persistent()?).with_layer(&layer_fn(beginning_with_lists)).build())
+    Ok(cloned.with_layer(&persistent()?).with_layer(&MapResultLayer::new(no_redirect)).build())
 }
 
 /// Sends again what the API server has no time for.
@@ -380,6 +386,16 @@ fn impatient<B>(mut response: Response<B>) -> Response<B> {
         response.headers_mut().insert(RETRY_AFTER, PATIENCE.as_secs().into());
     }
     response
+}
+
+/// To kube, a redirect to a page for logging in would be a watch that has just ended, and it would begin the next one at once.
+fn no_redirect<B>(answer: Result<Response<B>, BoxError>) -> Result<Response<B>, BoxError> {
+    match answer {
+        Ok(answer) if answer.status().is_redirection() => {
+            Err(format!("the API server answers with {}", answer.status()).into())
+        }
+        answer => answer,
+    }
 }
 
 /// A name that no other process has, nor this one had before: as client-go makes it.
@@ -600,6 +616,14 @@ mod tests {
             assert_eq!(ask(status, "600").await, 2 * PATIENCE.as_secs());
             assert_eq!(ask(status, "tomorrow").await, 0, "by itself it waits far less than a second");
         }
+    }
+
+    #[tokio::test]
+    async fn a_redirect_is_an_error() {
+        let answer = async || (StatusCode::FOUND, [("location", "/login")]);
+        let client = fenced(played(Router::new().fallback(answer)).await, Fence::default()).unwrap();
+        let error = client.request_text(axum::http::Request::get("/x").body(Vec::new()).unwrap()).await.unwrap_err();
+        assert!(ErrorChain(&error).to_string().contains("302 Found"), "{}", ErrorChain(&error));
     }
 
     #[tokio::test]

@@ -301,6 +301,11 @@ pub struct Arrived {
 }
 
 impl<const META: bool> Sent<META> {
+    /// Its UID.
+    pub fn uid(&self) -> &str {
+        &self.wire.metadata.uid
+    }
+
     /// Keeps of it what decisions need: of Pods and claims also what is in them.
     pub fn pack(self, kind: &TypeMeta, shapes: &Shapes) -> Arrived {
         let Wire { metadata, spec, status } = self.wire;

@@ -1,12 +1,36 @@
-//! The objects of the machines, as watches tell them.
+//! The cache of the VMs' objects.
 //!
-//! ```text
-//!  watch of each kind that the templates make ─▶ trim ─▶ Children ─▶ which machine ─▶ reconcile
-//! ```
+//! # Flow
 //!
-//! Which kinds there are is not known here: the first rendering that makes a kind starts its watch, or a machine that has one of
-//! earlier templates. Of Pods and claims spec and status are kept, of everything else only the metadata is asked for, so no secret
-//! ever comes here.
+//! 1. A reconcile names the kinds of objects that it needs ([`Children::watch`]) and waits until they are listed. Which kinds there
+//!    are is not known in advance: the first VM that needs a kind starts its list and watch, for the objects of all VMs.
+//! 2. Each object that is listed, or changes, is packed and put in the cache under the VM that its label
+//!    `app.kubernetes.io/instance` names. The VM is triggered.
+//! 3. What the API server answers to a write of ours is put in the cache at once.
+//! 4. When a list is complete, the objects of its kind that it does not show are removed from the cache.
+//!
+//! # Guarantees
+//!
+//! - When [`Children::watch`] returns without an error, the cache has all objects of these kinds, as recent as etcd was when they
+//!   were listed, or newer.
+//! - A decision never goes by something older than our own last write: what has a lower resourceVersion than the object in the
+//!   cache is dropped, and so is an answer about an object of which the watch has already told that it is gone.
+//! - An object that is created while its kind is listed is not lost. The list may be older than the object, so the API server is
+//!   asked for it.
+//! - No secret comes here: `spec` and `status` are kept of Pods and claims, of everything else only the metadata is asked for.
+//!
+//! # Assumptions
+//!
+//! - The resourceVersions of a kind are numbers that grow
+//!   (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
+//! - While a request is under way, no more than 256 objects are deleted.
+//!
+//! # Caveats
+//!
+//! - While a watch is interrupted the cache is behind. A write says which UID or resourceVersion it is based on, so the API server
+//!   refuses it if that is not true any more.
+//! - If somebody deletes an object that we have just made, and its kind is then listed as a whole before our request is answered,
+//!   the object stays in the cache until its kind is listed again or a write finds that it is gone.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -26,14 +50,11 @@ use kube::{
         watcher::{self, Event},
     },
 };
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep},
-};
+use tokio::{sync::watch, time::sleep};
 use tracing::{debug, warn};
 
 use super::{
-    listing::{self, listed_and_watched},
+    list_watch::{self, list_watch},
     packed::{Arrived, Meta, Packed, PackedMachine, Place, Shapes, Whole},
 };
 use crate::{
@@ -57,12 +78,8 @@ pub struct Children {
     /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
     gone: Mutex<VecDeque<Box<str>>>,
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
-    /// Of the kinds that are being listed, or may be next, what was told since the list cannot have begun yet.
+    /// The kinds that are being listed now.
     lists: Mutex<HashMap<TypeMeta, List>>,
-    /// When the watch of a kind had trouble last.
-    troubles: Mutex<HashMap<TypeMeta, Instant>>,
-    /// UIDs of objects that are known only by an answer that may be newer than the list of their kind.
-    doubted: Mutex<HashSet<Box<str>>>,
     /// Hashes of the UIDs of all known objects: what is new need not be looked for among other machines' objects.
     uids: Mutex<HashSet<u64>>,
     hasher: RandomState,
@@ -75,20 +92,18 @@ pub struct Children {
 /// More deletions than can happen between a request and its answer.
 const REMEMBERED: usize = 256;
 
-/// For how long an object is believed in that was made while its kind was listed, or was about to be, and that neither the list
-/// nor the watch shows: the list may be older than the object, and the watch that follows then tells of it. Counted from when the
-/// watch had trouble last, and longer than from one trouble to the next.
-const DOUBT: Duration = listing::SILENCE.saturating_add(Duration::from_secs(30));
+/// The pause before the API server is asked again whether an object exists.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Only what is rendered may make more watches than these: whoever may write a status must not make any number.
 const MAXIMUM_KINDS: usize = 100;
 
-/// UIDs of objects of a kind.
+/// A list of a kind on its way: UIDs of its objects.
 #[derive(Default)]
 struct List {
-    /// In the list.
+    /// Those that the list has shown so far.
     listed: HashSet<Box<str>>,
-    /// In answers that came meanwhile.
+    /// Those that the API server has named in an answer to a write since the list began.
     answered: HashSet<Box<str>>,
 }
 
@@ -146,8 +161,6 @@ impl Children {
             gone: Mutex::default(),
             kinds: Mutex::default(),
             lists: Mutex::default(),
-            troubles: Mutex::default(),
-            doubted: Mutex::default(),
             uids: Mutex::default(),
             hasher: RandomState::new(),
             trigger,
@@ -249,10 +262,7 @@ impl Children {
     /// Takes in what the API server answered to a write, so that the next decision does not wait for the watch to tell it.
     pub(super) fn insert(&self, arrived: Arrived) {
         let objects = lock(&self.objects);
-        // What was known before and is not in the list is gone.
-        if !lock(&self.uids).contains(&self.hasher.hash_one(&arrived.object.uid))
-            && let Some(list) = lock(&self.lists).get_mut(&arrived.object.key.types())
-        {
+        if let Some(list) = lock(&self.lists).get_mut(&arrived.object.key.types()) {
             list.answered.insert(arrived.object.uid.clone());
         }
         self.keep(objects, arrived);
@@ -287,26 +297,21 @@ impl Children {
         let config = watcher::Config::default().labels(&selector());
         let children = self.clone();
         let (of, packer) = (kind.clone(), self.clone());
-        self.expect_list(&kind);
         let stream = if is_whole(&kind) {
             let api: Api<Whole> = api(&self.client, self.namespace.as_deref(), &resource);
             let pack = move |object: Whole| object.pack(&of, &packer.shapes);
-            listed_and_watched(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
+            list_watch(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
         } else {
             let api: Api<Meta> = api(&self.client, self.namespace.as_deref(), &resource);
             let pack = move |object: Meta| object.pack(&of, &packer.shapes);
-            listed_and_watched(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
+            list_watch(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream);
             let mut said = RepeatFilter::default();
-            let mut is_whole = true;
             while let Some(event) = stream.next().await {
                 match event {
-                    // What can't be read is not gone, and what there is is not known.
-                    Ok(Event::InitDone) if !is_whole => {}
                     Ok(event) => {
-                        is_whole |= matches!(event, Event::Init);
                         // What comes of a list that breaks off does not mean that all is well.
                         if !matches!(event, Event::Init | Event::InitApply(_)) {
                             said.clear();
@@ -318,10 +323,7 @@ impl Children {
                         }
                     }
                     Err(error) => {
-                        is_whole = false;
-                        children.expect_list(&kind);
-                        lock(&children.troubles).insert(kind.clone(), Instant::now());
-                        let lacks = listing::code(&error) == Some(404);
+                        let lacks = list_watch::code(&error) == Some(404);
                         let error = ErrorChain(&error).to_string();
                         if said.is_new(&error) {
                             warn!(kind = kind.kind, error, "the watch was cut");
@@ -342,16 +344,10 @@ impl Children {
         receiver
     }
 
-    /// What is answered from now on may be newer than what there is when the kind is listed next: of that one hears only when it
-    /// has been made.
-    fn expect_list(&self, kind: &TypeMeta) {
-        lock(&self.lists).entry(kind.clone()).or_default();
-    }
-
     /// Takes in what a watch tells. Returns whether the list of the kind is complete now.
     fn take(self: &Arc<Self>, kind: &TypeMeta, event: Event<Arrived>) -> bool {
         match event {
-            Event::Init => lock(&self.lists).entry(kind.clone()).or_default().listed.clear(),
+            Event::Init => drop(lock(&self.lists).insert(kind.clone(), List::default())),
             Event::InitApply(arrived) => {
                 if let Some(list) = lock(&self.lists).get_mut(kind) {
                     list.listed.insert(arrived.object.uid.clone());
@@ -361,26 +357,25 @@ impl Children {
             }
             Event::InitDone => {
                 let (unlisted, answered) = {
-                    // What is answered in between is newer than the list.
+                    // No answer comes in between.
                     let objects = lock(&self.objects);
                     let List { listed, answered } = lock(&self.lists).remove(kind).unwrap_or_default();
                     let is_unlisted = |known: &Packed| is_of(&known.key, kind) && !listed.contains(&known.uid);
                     (select(&objects, is_unlisted), answered)
                 };
-                let (doubted, gone): (Vec<_>, Vec<_>) =
-                    unlisted.into_iter().partition(|(_, uid)| answered.contains(uid));
-                self.doubt(kind.clone(), doubted.into_iter().map(|(_, uid)| uid).collect());
-                gone.into_iter().for_each(|(vm, uid)| self.remove(&vm, uid));
+                let (unsure, gone): (Vec<_>, Vec<_>) =
+                    unlisted.into_iter().partition(|(_, _, uid)| answered.contains(uid));
+                gone.into_iter().for_each(|(vm, _, uid)| self.remove(&vm, uid));
+                if !unsure.is_empty() {
+                    tokio::spawn(self.clone().ask(kind.clone(), unsure));
+                }
                 return true;
             }
             Event::Apply(arrived) => {
-                // Nothing is listed: the watch goes on.
-                lock(&self.lists).remove(kind);
                 self.leave_former(&arrived);
                 self.update(arrived);
             }
             Event::Delete(arrived) => {
-                lock(&self.lists).remove(kind);
                 self.leave_former(&arrived);
                 if let Some(vm) = &arrived.vm {
                     self.remove(vm, arrived.object.uid);
@@ -390,28 +385,23 @@ impl Children {
         false
     }
 
-    /// What is known of that sort.
-    fn select(&self, which: impl Fn(&Packed) -> bool) -> Vec<(Place, Box<str>)> {
-        select(&lock(&self.objects), which)
-    }
-
-    /// Removes these objects later, if nobody tells of them until then.
-    fn doubt(self: &Arc<Self>, kind: TypeMeta, doubted: Vec<Box<str>>) {
-        if doubted.is_empty() {
-            return;
-        }
-        lock(&self.doubted).extend(doubted.iter().cloned());
-        let children = self.clone();
-        tokio::spawn(async move {
-            let mut quiet = Duration::ZERO;
-            while quiet < DOUBT {
-                sleep(DOUBT - quiet).await;
-                quiet = lock(&children.troubles).get(&kind).map_or(DOUBT, Instant::elapsed);
+    /// Asks the API server for objects that it has named in an answer while their kind was listed, and that the list does not
+    /// show: the list may be older than they are. Those that do not exist are removed. Of an object that exists the watch, which
+    /// goes on from the list, will tell when it goes.
+    async fn ask(self: Arc<Self>, kind: TypeMeta, unsure: Vec<Known>) {
+        for (vm, name, uid) in unsure {
+            let objects: Api<Meta> = api(&self.client, Some(&vm.0), &super::resource(&kind));
+            let exists = loop {
+                match objects.get_opt(&name).await {
+                    Ok(found) => break found.is_some_and(|found| *found.uid() == *uid),
+                    Err(error) => debug!(name, error = %ErrorChain(&error), "an object can't be asked for"),
+                }
+                sleep(ASK_AGAIN).await;
+            };
+            if !exists {
+                self.remove(&vm, uid);
             }
-            let gone =
-                children.select(|known| doubted.contains(&known.uid) && lock(&children.doubted).contains(&known.uid));
-            gone.into_iter().for_each(|(vm, uid)| children.remove(&vm, uid));
-        });
+        }
     }
 
     /// An object whose label names another machine than before, or none, is the former one's no more.
@@ -424,14 +414,12 @@ impl Children {
             lock(&self.objects).get(vm).is_some_and(|objects| objects.iter().any(|known| known.uid == *uid))
         });
         if !is_in_place {
-            for (former, uid) in self.select(|known| known.uid == *uid) {
-                self.take_out(&former, &uid);
-            }
+            let former = select(&lock(&self.objects), |known| known.uid == *uid);
+            former.iter().for_each(|(former, _, uid)| self.take_out(former, uid));
         }
     }
 
     fn update(&self, Arrived { vm, object }: Arrived) {
-        lock(&self.doubted).remove(&object.uid);
         let Some(vm) = vm else { return };
         {
             let mut objects = lock(&self.objects);
@@ -455,7 +443,6 @@ impl Children {
     }
 
     fn remove(&self, vm: &Place, uid: Box<str>) {
-        lock(&self.doubted).remove(&uid);
         {
             let mut gone = lock(&self.gone);
             gone.truncate(REMEMBERED - 1);
@@ -467,9 +454,8 @@ impl Children {
 
     /// Removes an object of which the API server says that there is none.
     pub(super) fn is_gone(&self, uid: &str) {
-        for (vm, uid) in self.select(|known| *known.uid == *uid) {
-            self.remove(&vm, uid);
-        }
+        let known = select(&lock(&self.objects), |known| *known.uid == *uid);
+        known.into_iter().for_each(|(vm, _, uid)| self.remove(&vm, uid));
     }
 
     fn take_out(&self, vm: &Place, uid: &str) {
@@ -497,10 +483,15 @@ impl Children {
     }
 }
 
-/// The machines and the UIDs of objects of that sort.
-fn select(objects: &HashMap<Place, Vec<Packed>>, which: impl Fn(&Packed) -> bool) -> Vec<(Place, Box<str>)> {
+/// An object in the cache: its VM, its name and its UID.
+type Known = (Place, String, Box<str>);
+
+fn select(objects: &HashMap<Place, Vec<Packed>>, which: impl Fn(&Packed) -> bool) -> Vec<Known> {
     let known = objects.iter().flat_map(|(vm, objects)| objects.iter().map(move |known| (vm, known)));
-    known.filter(|(_, known)| which(known)).map(|(vm, known)| (vm.clone(), known.uid.clone())).collect()
+    known
+        .filter(|(_, known)| which(known))
+        .map(|(vm, known)| (vm.clone(), known.key.name.clone(), known.uid.clone()))
+        .collect()
 }
 
 fn api<K>(client: &Client, namespace: Option<&str>, resource: &ApiResource) -> Api<K>

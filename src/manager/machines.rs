@@ -16,11 +16,7 @@ use std::{
     time::Duration,
 };
 
-use futures::{
-    Stream, StreamExt,
-    channel::{mpsc, oneshot},
-    stream,
-};
+use futures::{Stream, StreamExt, channel::oneshot, stream};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Api, Client, Resource,
@@ -39,7 +35,7 @@ use crate::{
     api::VirtualMachine,
     cluster::{
         events::Teller,
-        listing::{self, listed_and_watched},
+        list_watch::{self, list_watch},
         packed::{PackedMachine, Unreadable},
     },
     metrics::Metrics,
@@ -47,8 +43,6 @@ use crate::{
     process::{ErrorChain, RepeatFilter},
 };
 
-/// How many machines may have arrived that are not read yet.
-const ARRIVING: usize = 100;
 /// For how long at most the first reconciles wait until the kinds of objects that VMs usually have are listed.
 const OBJECTS_LISTED: Duration = Duration::from_secs(10);
 
@@ -76,11 +70,8 @@ pub fn watch(
 ) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send + use<> {
     let tell = move |vm: &_, error: &_| tell(&teller, vm, error);
     let mut reader = Reader::new(metrics, health, tell);
-    let machines = listed_and_watched(api(&client, namespace), watcher::Config::default());
-    // Some are read while others arrive.
-    let (sender, arriving) = mpsc::channel(ARRIVING);
-    tokio::spawn(machines.map(Ok).forward(sender));
-    changed(arriving.filter_map(move |event| ready(reader.take(event))), writer, listed)
+    let events = list_watch(api(&client, namespace), watcher::Config::default());
+    changed(events.filter_map(move |event| ready(reader.take(event))), writer, listed)
 }
 
 /// The machines that change and go once they are `listed`, each when the store has it so.
@@ -243,7 +234,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
     /// The watch goes on by itself; a trouble that lasts is said once.
     fn failed(&mut self, error: &watcher::Error) {
         self.metrics.watch_cut("VirtualMachine");
-        let message = if listing::code(error) == Some(404) {
+        let message = if list_watch::code(error) == Some(404) {
             let resource = VirtualMachine::plural(&());
             format!("the API server does not know {resource}: apply the CustomResourceDefinitions in crds/")
         } else {

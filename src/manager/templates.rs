@@ -24,10 +24,9 @@ use kube::{
     Api, Client, Resource, ResourceExt,
     core::TypeMeta,
     runtime::{
-        WatchStreamExt,
         events::{Event, EventType},
         reflector::Store,
-        watcher::{self, watcher},
+        watcher,
     },
 };
 use tokio::{sync::watch, time::timeout};
@@ -39,7 +38,7 @@ use super::{
 };
 use crate::{
     api::{SET_LABEL, VirtualMachine},
-    cluster::{ActionError, Cluster, events::Teller, packed::PackedMachine, watch::Children},
+    cluster::{ActionError, Cluster, events::Teller, list_watch::list_watch, packed::PackedMachine, watch::Children},
     config::ReconcilerConfig,
     files::{self, FileError},
     metrics::Metrics,
@@ -409,7 +408,7 @@ fn observed(known: &[Known]) -> impl Iterator<Item = (VirtualMachine, Observed)>
 /// Keeps the ConfigMaps with the label.
 async fn follow_maps(api: Api<ConfigMap>, sender: watch::Sender<Gathered>, listed: watch::Sender<bool>) {
     let config = watcher::Config::default().labels(SET_LABEL);
-    let mut events = std::pin::pin!(watcher(api, config).default_backoff());
+    let mut events = std::pin::pin!(list_watch(api, config));
     let mut listing = Maps::new();
     while let Some(event) = events.next().await {
         match event {

@@ -59,89 +59,76 @@ async fn an_object_that_is_labelled_otherwise_is_not_the_former_machines_any_mor
     assert!(lock(&children.uids).is_empty());
 }
 
-#[tokio::test]
-async fn what_is_listed_and_can_not_be_read_is_not_gone() {
-    let list = json!({ "metadata": { "resourceVersion": "5" }, "items": [
-        { "metadata": {
-            "name": "apple", "namespace": "ns", "uid": "uid of apple", "resourceVersion": "1",
-            "labels": { "app.kubernetes.io/instance": "vm" },
-        } },
-        { "metadata": { "name": null } },
-    ] });
-    let (asked, mut requests) = mpsc::unbounded();
-    let server = tower::service_fn(move |request: axum::http::Request<kube::client::Body>| {
-        let is_watch = request.uri().to_string().contains("watch=true");
-        asked.unbounded_send(is_watch).unwrap();
-        let list = list.to_string();
-        async move {
-            match is_watch {
-                true => std::future::pending().await,
-                false => Ok::<_, std::convert::Infallible>(axum::http::Response::new(axum::body::Body::from(list))),
-            }
-        }
+#[tokio::test(start_paused = true)]
+async fn a_list_that_can_not_be_read_removes_nothing() {
+    let list =
+        json!({ "metadata": { "resourceVersion": "5" }, "items": [{ "metadata": { "name": null } }] }).to_string();
+    let server = tower::service_fn(move |_: axum::http::Request<kube::client::Body>| {
+        std::future::ready(Ok::<_, std::convert::Infallible>(axum::http::Response::new(axum::body::Body::from(
+            list.clone(),
+        ))))
     });
-    let client = Client::new(listing::beginning_with_lists(server), "ns");
-    let (children, _triggered) = Children::new(client, None, Arc::new(Metrics::new()));
+    let (children, _triggered) = Children::new(Client::new(server, "ns"), None, Arc::new(Metrics::new()));
     children.insert(service("apple", 1));
-    children.insert(service("pear", 2));
     let error = children.watch([kind()]).await.unwrap_err();
-    assert!(error.message.contains("watch stream failed"), "{error}");
-    // The watch goes on from the list.
-    while !requests.next().await.unwrap() {}
-    assert_eq!(known(&children), ["apple", "pear"]);
+    assert!(error.message.contains("invalid type: null"), "{error}");
+    assert_eq!(known(&children), ["apple"]);
     assert!(!children.knows(&kind()));
 }
 
+/// Objects that exist, by name, and whose UID is that of [`service`]; of others the API server says so. The first request fails.
+fn children_of(existing: &'static [&'static str]) -> Arc<Children> {
+    let fails = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let server = tower::service_fn(move |request: axum::http::Request<kube::client::Body>| {
+        let name = request.uri().path().rsplit('/').next().unwrap().to_owned();
+        let answer = if fails.swap(false, std::sync::atomic::Ordering::Relaxed) {
+            Err("no connection")
+        } else if existing.contains(&&*name) {
+            let object = json!({ "metadata": { "name": name, "namespace": "ns", "uid": format!("uid of {name}") } });
+            Ok((200, object))
+        } else {
+            Ok((
+                404,
+                json!({ "kind": "Status", "status": "Failure", "message": "not found", "reason": "NotFound", "code": 404 }),
+            ))
+        };
+        std::future::ready(answer.map(|(code, body)| {
+            axum::http::Response::builder().status(code).body(axum::body::Body::from(body.to_string())).unwrap()
+        }))
+    });
+    Children::new(Client::new(server, "ns"), None, Arc::new(Metrics::new())).0
+}
+
 #[tokio::test(start_paused = true)]
-async fn what_is_made_while_its_kind_is_listed_is_believed_in_until_the_watch_must_have_told_it() {
-    let (children, _triggered) = children();
+async fn the_api_server_is_asked_for_what_was_made_while_its_kind_was_listed() {
+    let children = children_of(&["made"]);
     children.insert(service("gone", 1));
     children.take(&kind(), Event::Init);
     children.take(&kind(), Event::InitApply(service("there", 2)));
     children.insert(service("made", 3));
     children.insert(service("made-and-deleted", 4));
     children.take(&kind(), Event::InitDone);
-    assert_eq!(known(&children), ["made", "made-and-deleted", "there"]);
-    children.take(&kind(), Event::Apply(service("made", 3)));
-    sleep(DOUBT * 2).await;
+    assert_eq!(
+        known(&children),
+        ["made", "made-and-deleted", "there"],
+        "at once only those are removed that the list must have"
+    );
+    sleep(ASK_AGAIN * 2).await;
     assert_eq!(known(&children), ["made", "there"]);
 
-    // As long as the watch does not go on it can't tell.
-    children.take(&kind(), Event::Init);
-    children.take(&kind(), Event::InitApply(service("made", 3)));
-    children.take(&kind(), Event::InitApply(service("there", 2)));
-    children.insert(service("untold", 4));
-    children.take(&kind(), Event::InitDone);
-    for _ in 0..5 {
-        lock(&children.troubles).insert(kind(), Instant::now());
-        sleep(DOUBT * 3 / 4).await;
-        assert_eq!(known(&children), ["made", "there", "untold"]);
-    }
-    sleep(DOUBT).await;
-    assert_eq!(known(&children), ["made", "there"]);
-
-    // What was answered before the next list can have begun is in it, or gone. When it has, one hears a little later.
+    // What was answered before the next list began is in it, or gone.
     children.insert(service("earlier", 5));
-    children.expect_list(&kind());
-    children.insert(service("later", 6));
     children.take(&kind(), Event::Init);
     children.take(&kind(), Event::InitApply(service("made", 3)));
     children.take(&kind(), Event::InitDone);
-    assert_eq!(known(&children), ["later", "made"]);
+    assert_eq!(known(&children), ["made"]);
 
-    // After a cut the watch mostly goes on, and nothing is listed.
-    children.expect_list(&kind());
+    // One that is known again can be answered about.
+    children.take(&kind(), Event::Delete(service("made", 6)));
+    children.insert(service("made", 5));
+    assert!(known(&children).is_empty(), "an answer that is slower than the watch brings nothing back");
     children.take(&kind(), Event::Apply(service("made", 7)));
-    assert!(lock(&children.lists).is_empty());
-
-    // What was known before and is not listed is gone, even if it was answered about last. One that is told of again is not.
-    children.expect_list(&kind());
     children.insert(service("made", 8));
-    children.take(&kind(), Event::Init);
-    children.take(&kind(), Event::InitDone);
-    assert!(known(&children).is_empty());
-    children.take(&kind(), Event::Apply(service("made", 9)));
-    children.insert(service("made", 10));
     let objects = lock(&children.objects);
-    assert_eq!(objects.values().flatten().map(|known| known.version).collect::<Vec<_>>(), [10]);
+    assert_eq!(objects.values().flatten().map(|known| known.version).collect::<Vec<_>>(), [8]);
 }

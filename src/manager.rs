@@ -283,10 +283,7 @@ async fn work(
         move |name: &str| metrics.woke(name)
     };
     let (changed, told) = (woke(&metrics), woke(&metrics));
-    let (ours, kept) = (reconciler.clone(), store.clone());
-    let machines = machines
-        .try_filter(move |vm| ready(!ours.written.has_settled(vm, &kept)))
-        .inspect_ok(move |vm| changed(&vm.full_name()));
+    let machines = machines.inspect_ok(move |vm| changed(&vm.full_name()));
     let triggered = triggered.inspect(move |vm| told(&full_name(vm.namespace.as_deref(), &vm.name)));
     let counted = metrics.clone();
     let (ending, known) = (stop.clone(), reconciler.clone());

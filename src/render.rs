@@ -61,45 +61,8 @@ pub fn render(
     facts: &Facts,
     templates: &TemplateSet,
 ) -> Result<Vec<Rendered>, TemplateError> {
-    Rendering::of(vm, observed, config, facts.clone(), templates).map(|rendering| rendering.objects)
-}
-
-/// A machine's objects, and what they hang on.
-pub struct Rendering {
-    /// What [`render`] yields.
-    pub objects: Vec<Rendered>,
-    facts: Facts,
-    context: Context,
-}
-
-impl Rendering {
-    /// Renders a machine.
-    ///
-    /// # Errors
-    /// As [`render`].
-    pub fn of(
-        vm: &VirtualMachine,
-        observed: &Observed,
-        config: &ReconcilerConfig,
-        facts: Facts,
-        templates: &TemplateSet,
-    ) -> Result<Self, TemplateError> {
-        let context = context_of(vm, observed, config, &facts, templates)?;
-        let objects = objects(vm, config, templates, &context.value())?;
-        Ok(Self { objects, facts, context })
-    }
-
-    /// Whether the same configuration, templates and facts yield the same for what there is now.
-    pub fn holds(
-        &self,
-        vm: &VirtualMachine,
-        observed: &Observed,
-        config: &ReconcilerConfig,
-        templates: &TemplateSet,
-    ) -> bool {
-        context_of(vm, observed, config, &self.facts, templates)
-            .is_ok_and(|context| self.context.is_same_for_templates(&context))
-    }
+    let context = context_of(vm, observed, config, facts, templates)?;
+    objects(vm, config, templates, &context.value())
 }
 
 fn context_of(
@@ -195,46 +158,4 @@ pub fn trace<E>(
         let _ = templates.render(name, &context);
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::test_support::{applied, nothing, vm};
-
-    #[test]
-    fn what_is_rendered_holds_until_something_changes_that_a_template_asks_for() {
-        let (config, facts) = (ReconcilerConfig::default(), Facts { display_password: "secret".into() });
-        let with = |files: &[(&str, &str)]| {
-            let files = files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
-            TemplateSet::layered(&files, None).unwrap()
-        };
-        let builtin = with(&[]);
-        let asking = with(&[("asks.yaml.j2", "{% if vm.status.phase %}{% endif %}")]);
-        let status = |phase: &str| vm(|vm| vm["status"] = json!({ "phase": phase }));
-        let of = |set, vm: &VirtualMachine| Rendering::of(vm, &nothing(), &config, facts.clone(), set).unwrap();
-
-        let before = of(&builtin, &vm(|_| ()));
-        let made = applied(&before.objects, |_, _| ());
-        let old_name = applied(&before.objects, |kind, object| {
-            if kind == "PersistentVolumeClaim" {
-                object["metadata"]["name"] = json!("core-disk-apple-0");
-            }
-        });
-        for (vm, observed, holds) in [
-            (vm(|_| ()), &made, true),
-            (status("Starting"), &made, true),
-            (vm(|vm| vm["status"] = json!({ "identity": { "uuid": "u" } })), &made, false),
-            (vm(|vm| vm["spec"]["vm"]["currentCpus"] = json!(1)), &made, false),
-            (vm(|vm| vm["metadata"]["labels"] = json!({ "team": "web" })), &made, false),
-            (vm(|_| ()), &old_name, false),
-        ] {
-            assert_eq!(before.holds(&vm, observed, &config, &builtin), holds, "{vm:?}");
-        }
-        let before = of(&asking, &status("Starting"));
-        assert!(before.holds(&status("Starting"), &nothing(), &config, &asking));
-        assert!(!before.holds(&status("Running"), &nothing(), &config, &asking));
-    }
 }

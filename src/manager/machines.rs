@@ -3,7 +3,6 @@
 //! ```text
 //!  watch ─▶ read, trim, pack ─▶ store ─▶ all listed: all ───────────┐
 //!                                 └────▶ later: each that changes ──┴─▶ queue
-//!                                          (but by a write of ours that settled it)
 //! ```
 
 use std::{

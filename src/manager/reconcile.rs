@@ -35,7 +35,7 @@ use crate::{
     plan::{self, Plan, plan},
     power,
     process::{ErrorChain, lock},
-    render::{Facts, Rendered, Rendering, TemplateError},
+    render::{Facts, Rendered, TemplateError, render},
     status::{
         Failure, Outcome, Source, differs,
         events::{News, events, stopped as stopped_by_guest},
@@ -152,13 +152,13 @@ impl Reconciler {
         let mut unwatched = None;
         let unseen: Vec<Unseen>;
         if let Ok(rendered) = &rendering {
-            if let Err(error) = children.watch(needed(&rendered.objects)).await {
+            if let Err(error) = children.watch(needed(rendered)).await {
                 if !children.knows(&pods()) {
                     return Err(error.into());
                 }
                 unwatched = Some(error);
             }
-            unseen = leftovers(children, &vm, &rendered.objects, &ways.config.allowed_kinds).await;
+            unseen = leftovers(children, &vm, rendered, &ways.config.allowed_kinds).await;
             // Also if one became complete by itself since: what it told last was not observed.
             if children.complete() != complete {
                 observed = children.observe(&vm, Timestamp::now());
@@ -167,7 +167,7 @@ impl Reconciler {
         } else {
             unseen = noted(&vm, &[]).into_iter().map(Unseen::from).collect();
         }
-        let rendered = rendering.as_ref().map(|rendering| rendering.objects.as_slice());
+        let rendered = rendering.as_deref();
         // Pure. What can't be watched can't be planned; the machine's power can.
         let plan = plan(&vm, &observed, rendered.ok().filter(|_| unwatched.is_none()));
         this.count(rendered.ok(), &plan);
@@ -218,33 +218,11 @@ impl Reconciler {
         }
         lock(&this.troubles).remove(&name);
         let mut again_after = plan.again_after;
-        if let (Some(vm), Ok(rendering), Outcome { failure: None, refusals, .. }) = (written, &rendering, &outcome)
-            && refusals.is_empty()
-            && let Some(settled) = this.settle(&vm, rendering, &outcome, &ways)
-        {
-            again_after = settled.again_after;
-        }
         if is_listed {
             // Nothing wakes a machine that has none of them.
             again_after = Some(again_after.map_or(UNSEEN, |pause| pause.min(UNSEEN)));
         }
         Ok(again_after.map_or_else(Action::await_change, Action::requeue))
-    }
-
-    /// Plans as a look would at the machine as our write of its status left it. If that look would write nothing and tell nothing,
-    /// it is not needed: notes that, and returns its plan.
-    fn settle(&self, vm: &VirtualMachine, rendering: &Rendering, outcome: &Outcome, ways: &Ways) -> Option<Plan> {
-        let observed = self.cluster.children.observe(vm, Timestamp::now());
-        ways.templates.of(vm).ok().filter(|set| rendering.holds(vm, &observed, &ways.config, set))?;
-        let rendered = rendering.objects.as_slice();
-        let plan = plan(vm, &observed, Some(rendered));
-        let wanted = status(vm, &observed, &plan, Ok(rendered), outcome, ways.source(vm));
-        let idle = plan.steps.iter().all(Vec::is_empty) && !plan.power.write_stopped && !differs(vm, &wanted);
-        if !idle || !events(vm, &observed, Some(rendered), outcome, &wanted, &[]).is_empty() {
-            return None;
-        }
-        self.written.settle(vm);
-        Some(plan)
     }
 
     /// Counts what the plan does not write.
@@ -311,9 +289,9 @@ impl Reconciler {
 }
 
 impl Ways {
-    fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Rendering, TemplateError> {
+    fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, TemplateError> {
         let facts = Facts { display_password: random() };
-        Rendering::of(vm, observed, &self.config, facts, self.templates.of(vm)?)
+        render(vm, observed, &self.config, &facts, self.templates.of(vm)?)
     }
 
     fn source(&self, vm: &VirtualMachine) -> Source<'_> {

@@ -98,43 +98,6 @@ impl Context {
     pub(super) fn value(&self) -> minijinja::Value {
         Serde(self).into()
     }
-
-    /// Whether templates that have seen this one find the same in another. The machine's status may be another one, unless a
-    /// template has asked for it.
-    pub(super) fn is_same_for_templates(&self, other: &Self) -> bool {
-        let with_status = self.vm.status.1.get().is_some();
-        match (self.text(with_status), other.text(with_status)) {
-            (Ok(one), Ok(other)) => one == other,
-            _ => false,
-        }
-    }
-
-    /// All that templates may find.
-    fn text(&self, with_status: bool) -> Result<String, serde_json::Error> {
-        // All that is not constant; `vm.spec` is in `spec`.
-        let Self {
-            vm,
-            spec,
-            image,
-            resources,
-            disks,
-            runner_data,
-            cloud_init,
-            runner,
-            service,
-            display_secret,
-            labels,
-            pod_labels,
-            values,
-            config,
-            service_account: _,
-            image_repository_claim: _,
-            manager_version: _,
-        } = self;
-        let vm = (&vm.metadata.0, with_status.then_some(&vm.status.0));
-        let found = (vm, spec, image, resources, disks, runner_data, cloud_init, runner, service, display_secret);
-        serde_json::to_string(&(found, labels, pod_labels, values, config))
-    }
 }
 
 /// `vm`. Its `spec` and `status` are large and hardly any template asks for them, so they wait until one does.

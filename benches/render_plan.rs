@@ -11,9 +11,11 @@ use serde_json::{Map, Value, json};
 use vm_operator::{
     api::VirtualMachine,
     config::ReconcilerConfig,
-    observed::{FIELD_MANAGER, Object, Observed},
+    object::Rendered,
+    observed::{Object, Observed},
+    ownership::OBJECT_MANAGER,
     plan::plan,
-    render::{Facts, Rendered, TemplateSet, render},
+    render::{Facts, TemplateSet, render},
 };
 
 // The manager's.
@@ -35,7 +37,7 @@ fn cluster(objects: &[Rendered]) -> Vec<Arc<Object>> {
         let mut value = Value::clone(&object.value);
         value["metadata"]["uid"] = json!(object.key.to_string());
         value["metadata"]["managedFields"] =
-            json!([{ "manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": field_set(&object.value) }]);
+            json!([{ "manager": OBJECT_MANAGER, "operation": "Apply", "fieldsV1": field_set(&object.value) }]);
         let object: DynamicObject = serde_json::from_value(value).unwrap();
         Arc::new(Object::trim(&object.types.clone().unwrap(), object))
     });

@@ -10,6 +10,7 @@ pub mod conditions;
 pub mod crd;
 pub mod pool;
 pub mod quantity;
+pub mod reasons;
 pub mod status;
 
 use std::collections::BTreeMap;
@@ -21,18 +22,11 @@ use serde_json::Value;
 
 pub use pool::{PoolPermission, VmPool, VmPoolSpec};
 pub use quantity::Quantity;
+pub use reasons::Reason;
 pub use status::{Assignment, Identity, ObjectKind, PendingChange, RenderedFrom, VirtualMachineStatus};
 
 /// The API group of both resources.
 pub const GROUP: &str = "vmoperator.jdrupes.org";
-/// The value of `app.kubernetes.io/name` on everything that belongs to a virtual machine.
-pub const APP_NAME: &str = "vm-runner";
-/// The value of `app.kubernetes.io/managed-by` on everything that the manager applies.
-pub const MANAGED_BY: &str = "vm-operator";
-
-/// A ConfigMap with this label in the manager's namespace is a template set; the label's value is the set's name.
-pub const SET_LABEL: &str = "vmoperator.jdrupes.org/template-set";
-
 /// A virtual machine.
 ///
 /// `spec` says what the machine looks like and whether it runs; everything that the operator makes for it (a Pod, claims

@@ -28,7 +28,8 @@ use crate::{
     api::{VirtualMachine, crd},
     config::{Config, ReconcilerConfig},
     files::{self, FileError},
-    render::{Files, Library, Rendered, Sources, TemplateError, TemplateSet, first_start, values::lay_over},
+    object::Rendered,
+    render::{Files, Library, Sources, TemplateError, TemplateSet, first_start, values::lay_over},
 };
 
 /// Works with virtual machines and with the templates that they are rendered from.

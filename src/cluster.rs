@@ -27,13 +27,17 @@ use self::{
     watch::Children,
 };
 use crate::{
-    api::{VirtualMachine, status::Halted},
-    observed::{FIELD_MANAGER, resource},
-    plan::{self, Action, Plan},
-    power::{self, GUEST_SHUTDOWN_ANNOTATION},
+    api::{Reason, VirtualMachine, VirtualMachineStatus, status::Halted},
+    claims::Refusal,
+    object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered, resource},
+    ownership::{OBJECT_MANAGER, STATUS_MANAGER},
+    plan::{
+        Action, Plan,
+        conflict::{Conflict, conflict},
+    },
+    power,
     process::ErrorChain,
-    render::{Lifetime, ObjectKey, Rendered, Update},
-    status,
+    schedule::Persistence,
 };
 
 /// A resourceVersion that no object has, because the first write to an empty etcd has a higher one. With it, an apply makes
@@ -71,7 +75,7 @@ pub struct Executed<'a> {
     /// The actions that succeeded.
     pub done: Vec<&'a Action>,
     /// What the API server said against changes of claims: a machine runs with the disks that there are.
-    pub refusals: Vec<(ObjectKey, String)>,
+    pub refusals: Vec<Refusal>,
     /// The first other error of the first step in which there was one.
     pub result: Result<(), ActionError>,
 }
@@ -113,13 +117,18 @@ pub enum ActionError {
 }
 
 impl ActionError {
-    /// Whether trying again without a change is of use: the API server is busy, or somebody else was faster. Otherwise it
-    /// refused what we sent, and a person must hear of it.
-    pub fn is_transient(&self) -> bool {
+    /// Whether trying again without a change is of use.
+    pub fn persistence(&self) -> Persistence {
         match self {
-            Self::Api { source, .. } => is_transient(source),
-            Self::NameTaken(_) | Self::Shared { .. } | Self::Answer { .. } => false,
+            Self::Api { source, .. } if is_busy(source) => Persistence::Busy,
+            Self::Api { source, .. } if is_transient(source) => Persistence::Transient,
+            Self::Api { .. } | Self::NameTaken(_) | Self::Shared { .. } | Self::Answer { .. } => Persistence::Lasting,
         }
+    }
+
+    /// Whether trying again without a change is of use. Otherwise the API server refused what was sent, and a person must know.
+    pub fn is_transient(&self) -> bool {
+        self.persistence() != Persistence::Lasting
     }
 
     /// What the metric `vm_operator_reconcile_errors` calls the error.
@@ -133,16 +142,11 @@ impl ActionError {
     }
 
     /// The reason of the condition Ready.
-    pub fn reason(&self) -> &'static str {
+    pub fn reason(&self) -> Reason {
         match self {
-            Self::NameTaken(_) | Self::Shared { .. } => "NameTaken",
-            Self::Api { .. } | Self::Answer { .. } => "ApplyFailed",
+            Self::NameTaken(_) | Self::Shared { .. } => Reason::NameTaken,
+            Self::Api { .. } | Self::Answer { .. } => Reason::ApplyFailed,
         }
-    }
-
-    /// Whether the API server asks for patience, or somebody else was faster: no more must be written because of that.
-    pub fn is_busy(&self) -> bool {
-        matches!(self, Self::Api { source, .. } if is_busy(source))
     }
 }
 
@@ -207,8 +211,8 @@ impl Cluster {
                         if object.key.is_claim() && !error.is_transient() =>
                     {
                         warn!(object = %object.key, error = %ErrorChain(&error), "the claim stays as it is");
-                        let said = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-                        executed.refusals.push((object.key.clone(), said));
+                        let answer = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                        executed.refusals.push(Refusal { claim: object.key.clone(), answer });
                     }
                     (_, Err(error)) => executed.result = executed.result.and(Err(error)),
                 }
@@ -248,44 +252,55 @@ impl Cluster {
         // With a UID the API server refuses to apply to an object that was made anew meanwhile. Without one, because an apply
         // merges into whatever has the name, the object must not be there.
         let only = uid.map_or(("resourceVersion", NEVER), |uid| ("uid", uid));
-        let mut applied = self.send(&of(vm), key, &object.value, only).await;
-        if uid.is_none()
-            && matches!(&applied, Err(kube::Error::Api(status)) if status.code == 409)
-            && let Some(arrived) = self.look(&of(vm), key).await.map_err(failed)?
-        {
-            let found = arrived.object.unpack();
-            let uid = vm.metadata.uid.as_deref().unwrap_or_default();
-            // What an earlier machine of another name has left is not this one's.
-            let is_named = found.vm() == Some(&vm.name_any());
-            let ours = found.belongs_to(uid) && (is_named || !found.owners.is_empty());
-            let kept = object.lifetime == Lifetime::Keep;
-            let other = found.vm().filter(|other| kept && found.is_ours() && *other != vm.name_any());
-            if let Some(other) = other {
-                return Err(ActionError::Shared { key: key.clone(), vm: other.to_owned() });
+        let applied = match self.send(&of(vm), key, &object.value, only).await {
+            Err(kube::Error::Api(status)) if uid.is_none() && status.code == 409 => {
+                let answer = kube::Error::Api(status);
+                match self.look(&of(vm), key).await.map_err(failed)? {
+                    Some(found) => return self.apply_to_existing(vm, object, found, answer).await,
+                    None => Err(answer),
+                }
             }
-            let value = if kept && key.is_claim() {
-                // A claim that somebody made under the name that the disk will have is meant to be the disk.
-                plan::as_existing(object, &found, false).value
-            } else if ours && key.is_pod() {
-                // It was not known, perhaps for want of its labels. What else may change of one that runs is for the plan to say.
-                let labels = json!({ "metadata": { "labels": object.value["metadata"]["labels"] } });
-                self.label(&of(vm), key, &found.uid, &labels).await?;
-                return applied.map(drop).map_err(failed);
-            } else if ours && object.update == Update::Once {
-                self.children.insert(arrived);
-                return Ok(());
-            } else if ours {
-                object.value.clone()
-            } else {
-                return Err(ActionError::NameTaken(key.clone()));
-            };
-            applied = self.send(&of(vm), key, &value, ("uid", &found.uid)).await;
+            applied => applied,
+        };
+        self.applied(key, applied.map_err(failed)?);
+        Ok(())
+    }
+
+    /// The object was to be created, but the API server has one of that name.
+    async fn apply_to_existing(
+        &self,
+        vm: &VirtualMachine,
+        object: &Rendered,
+        existing: Arrived,
+        answer: kube::Error,
+    ) -> Result<(), ActionError> {
+        let key = &object.key;
+        let failed = |source| ActionError::Api { what: "apply", key: key.clone(), source: Box::new(source) };
+        let found = existing.object.unpack();
+        match conflict(vm, object, &found) {
+            Conflict::Apply(object) => {
+                let applied = self.send(&of(vm), key, &object.value, ("uid", &found.uid)).await;
+                self.applied(key, applied.map_err(failed)?);
+                Ok(())
+            }
+            Conflict::Label(patch) => {
+                self.label(&of(vm), key, &found.uid, &patch).await?;
+                Err(failed(answer))
+            }
+            Conflict::Keep => {
+                self.children.insert(existing);
+                Ok(())
+            }
+            Conflict::NotOurs => Err(ActionError::NameTaken(key.clone())),
+            Conflict::OtherVm(vm) => Err(ActionError::Shared { key: key.clone(), vm }),
         }
-        let applied = applied.map_err(failed)?;
+    }
+
+    /// Takes in what the API server answered to an apply.
+    fn applied(&self, key: &ObjectKey, applied: Arrived) {
         info!(object = %key, "applied");
         self.children.metrics.wrote("apply", &key.kind);
         self.children.insert(applied);
-        Ok(())
     }
 
     /// Asks the API server whether it would take an object, without making it. Fields that it does not know are an error.
@@ -293,7 +308,7 @@ impl Cluster {
     /// # Errors
     /// Why not.
     pub async fn try_out(&self, vm: &VirtualMachine, object: &Rendered) -> Result<(), ActionError> {
-        let how = PatchParams { dry_run: true, ..PatchParams::apply(FIELD_MANAGER).force().validation_strict() };
+        let how = PatchParams { dry_run: true, ..PatchParams::apply(OBJECT_MANAGER).force().validation_strict() };
         self.patch(&of(vm), &object.key, &how, || Patch::Apply(&*object.value))
             .await
             .map(drop)
@@ -313,7 +328,7 @@ impl Cluster {
             value["metadata"][field] = json!(has);
             Patch::Apply(value)
         };
-        self.patch(namespace, key, &applying(FIELD_MANAGER), body).await
+        self.patch(namespace, key, &applying(OBJECT_MANAGER), body).await
     }
 
     /// Of the answer only what is kept is asked for: that about a secret does not tell it. The body is made when it is sent:
@@ -358,7 +373,7 @@ impl Cluster {
             patch["metadata"]["uid"] = json!(uid);
             Patch::Merge(patch)
         };
-        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        let parameters = PatchParams { field_manager: Some(OBJECT_MANAGER.into()), ..PatchParams::default() };
         let patched = self.patch(namespace, key, &parameters, body).await;
         let patched =
             patched.map_err(|source| ActionError::Api { what: "label", key: key.clone(), source: Box::new(source) })?;
@@ -401,7 +416,7 @@ impl Cluster {
     /// What the API server says.
     pub async fn write_stopped(&self, vm: &VirtualMachine, halted: &Halted) -> Result<bool, kube::Error> {
         let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &of(vm));
-        let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
+        let parameters = PatchParams { field_manager: Some(OBJECT_MANAGER.into()), ..PatchParams::default() };
         let patch = json!({
             "metadata": {
                 "uid": vm.metadata.uid, "resourceVersion": vm.metadata.resource_version,
@@ -426,7 +441,11 @@ impl Cluster {
     ///
     /// # Errors
     /// What the API server says; 409 if the machine has changed, of which the watch tells.
-    pub async fn write_status(&self, vm: &VirtualMachine, wanted: &Value) -> Result<VirtualMachine, kube::Error> {
+    pub async fn write_status(
+        &self,
+        vm: &VirtualMachine,
+        wanted: &VirtualMachineStatus,
+    ) -> Result<VirtualMachine, kube::Error> {
         let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &of(vm));
         let patch = json!({
             "apiVersion": VirtualMachine::api_version(&()),
@@ -436,7 +455,7 @@ impl Cluster {
             },
             "status": wanted,
         });
-        let (name, how) = (vm.name_any(), applying(status::FIELD_MANAGER));
+        let (name, how) = (vm.name_any(), applying(STATUS_MANAGER));
         self.in_turn(api.patch_status(&name, &how, &Patch::Apply(&patch))).await
     }
 }

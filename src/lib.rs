@@ -17,12 +17,18 @@
 #[deny(clippy::disallowed_methods)]
 pub mod api;
 #[deny(clippy::disallowed_methods)]
+pub mod claims;
+#[deny(clippy::disallowed_methods)]
 pub mod config;
 #[cfg(feature = "schema")]
 #[deny(clippy::disallowed_methods)]
 pub mod lint;
 #[deny(clippy::disallowed_methods)]
+pub mod object;
+#[deny(clippy::disallowed_methods)]
 pub mod observed;
+#[deny(clippy::disallowed_methods)]
+pub mod ownership;
 #[deny(clippy::disallowed_methods)]
 pub mod plan;
 #[deny(clippy::disallowed_methods)]
@@ -31,6 +37,8 @@ pub mod power;
 pub mod render;
 #[deny(clippy::disallowed_methods)]
 pub mod runner_config;
+#[deny(clippy::disallowed_methods)]
+pub mod schedule;
 #[deny(clippy::disallowed_methods)]
 pub mod status;
 #[cfg(test)]

@@ -16,8 +16,9 @@ use serde_json::Value;
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
+    object::{CONTAINER_NAME, ObjectKey, Rendered},
     render::{
-        Files, Library, ObjectKey, Rendered, Sources, TemplateError, TemplateSet,
+        Files, Library, Sources, TemplateError, TemplateSet,
         context::TOOL_LABELS,
         first_start,
         outline::{Mention, Outline},
@@ -462,7 +463,7 @@ fn outcome(object: &Rendered, source: &str) -> Vec<Finding> {
         findings.push(locate(finding, source, &object.key.name));
     }
     let containers = object.value.pointer("/spec/containers").and_then(Value::as_array);
-    if object.key.is_pod() && !containers.into_iter().flatten().any(|container| container["name"] == "vm-runner") {
+    if object.key.is_pod() && !containers.into_iter().flatten().any(|container| container["name"] == CONTAINER_NAME) {
         let message = format!(
             "{}: there is no container vm-runner, so no guest: does the block say {{{{ super() }}}}?",
             object.key

@@ -25,7 +25,7 @@ use prometheus_client::{
 use tokio::time::Instant;
 
 use crate::{
-    api::{VirtualMachine, conditions},
+    api::{VirtualMachine, conditions, status::Phase},
     process::lock,
 };
 
@@ -35,9 +35,6 @@ type Counters<const N: usize> = Family<Labels<N>, Counter>;
 type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
 /// Lists all machines.
 type Machines = Box<dyn Fn() -> Vec<VirtualMachine> + Send + Sync>;
-
-/// All phases that a machine can have, so that one without machines shows as 0. Pending: nobody has looked at it yet.
-const PHASES: [&str; 7] = ["Failed", "Pending", "Running", "Starting", "Stopped", "Stopping", "Unknown"];
 
 /// What the manager counts and measures.
 pub struct Metrics {
@@ -312,12 +309,13 @@ impl Metrics {
         if let Some(memory) = resident_memory() {
             self.memory.set(memory);
         }
-        let mut phases: BTreeMap<String, i64> = PHASES.map(|phase| (phase.to_owned(), 0)).into();
+        let mut phases: BTreeMap<String, i64> = Phase::ALL.map(|phase| (phase.as_str().to_owned(), 0)).into();
         let mut reasons: BTreeMap<String, i64> = BTreeMap::new();
         let mut since: BTreeMap<String, i64> = BTreeMap::new();
         for vm in self.list.get().map(|list| list()).unwrap_or_default() {
             let status = vm.status.as_ref();
-            let phase = status.and_then(|status| status.phase.clone()).unwrap_or_else(|| "Pending".into());
+            let phase =
+                status.and_then(|status| status.phase.clone()).unwrap_or_else(|| Phase::Pending.as_str().to_owned());
             *phases.entry(phase).or_default() += 1;
             let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
             if let Some(ready) = conditions::find(conditions, conditions::READY).filter(|ready| ready.status != "True")

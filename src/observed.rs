@@ -5,18 +5,15 @@ use std::{collections::BTreeMap, sync::Arc};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     ResourceExt,
-    core::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta},
+    core::{DynamicObject, TypeMeta},
 };
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::{
-    api::{APP_NAME, MANAGED_BY},
-    render::ObjectKey,
+    object::{APP_NAME, COMPONENT_LABEL, DISPLAY_SECRET, INSTANCE_LABEL, MANAGED_BY, ObjectKey},
+    ownership::{self, OBJECT_MANAGER},
 };
-
-/// The field manager of everything that is rendered.
-pub const FIELD_MANAGER: &str = "vm-operator";
 
 /// One machine's surroundings at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -47,26 +44,9 @@ impl Observed {
     pub fn display_secrets(&self) -> impl Iterator<Item = &Arc<Object>> {
         self.objects.iter().filter(|object| {
             object.key.kind == "Secret"
-                && object.labels.get("app.kubernetes.io/component").is_some_and(|value| value == "display-secret")
+                && object.labels.get(COMPONENT_LABEL).is_some_and(|value| value == DISPLAY_SECRET)
         })
     }
-}
-
-/// The resource of a kind. Its plural is derived from the kind, as all built-in kinds and most others form it.
-pub fn resource(key: &TypeMeta) -> ApiResource {
-    let (group, version) = key.api_version.split_once('/').unwrap_or(("", &key.api_version));
-    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &key.kind))
-}
-
-/// Whether both are one resource, perhaps in two versions of its group, or with the kind spelled in two ways that have one plural.
-pub fn is_same_resource(one: &TypeMeta, other: &TypeMeta) -> bool {
-    // A plural begins as its kind does, and takes long to make.
-    let initial = |types: &TypeMeta| types.kind.chars().next().map(|initial| initial.to_ascii_lowercase());
-    if initial(one) != initial(other) {
-        return false;
-    }
-    let (one, other) = (resource(one), resource(other));
-    one.group == other.group && one.plural == other.plural
 }
 
 /// An object of the cluster, trimmed to what decisions need.
@@ -91,7 +71,7 @@ pub struct Object {
     pub labels: BTreeMap<String, String>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
-    /// The fields that [`FIELD_MANAGER`] applied and still owns, in the form of `managedFields`.
+    /// The fields that [`OBJECT_MANAGER`] applied and still owns, in the form of `managedFields`.
     pub owned: Option<Json>,
     /// The same for fields that it patched: labels and annotations of an object that changes at start.
     pub patched: Option<Json>,
@@ -107,7 +87,7 @@ impl Object {
         let key = ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: object.name_any() };
         let fields = |operation: &str| {
             let ours = object.managed_fields().iter().find(|entry| {
-                entry.manager.as_deref() == Some(FIELD_MANAGER)
+                entry.manager.as_deref() == Some(OBJECT_MANAGER)
                     && entry.operation.as_deref() == Some(operation)
                     && entry.subresource.as_deref().unwrap_or_default().is_empty()
             });
@@ -147,7 +127,7 @@ impl Object {
 
     /// The machine that the object's labels name.
     pub fn vm(&self) -> Option<&str> {
-        self.labels.get("app.kubernetes.io/instance").map(String::as_str)
+        self.labels.get(INSTANCE_LABEL).map(String::as_str)
     }
 
     /// Whether the manager made it.
@@ -183,11 +163,11 @@ impl Object {
         lists.filter_map(|list| self.status[list].as_array()).flatten()
     }
 
-    /// Whether [`FIELD_MANAGER`] still owns every field of what it rendered. It does not when somebody else has changed or
+    /// Whether [`OBJECT_MANAGER`] still owns every field of what it rendered. It does not when somebody else has changed or
     /// removed one since: the API server moves a changed field to whoever changed it. So a drift is seen without comparing
     /// values, which the API server may have normalised.
     pub fn owns_all_of(&self, rendered: &Value) -> bool {
-        self.owned.as_ref().is_some_and(|owned| covers(&owned.value(), rendered, &["apiVersion", "kind"], 0))
+        self.owned.as_ref().is_some_and(|owned| ownership::owns_all_of(&owned.value(), rendered))
     }
 }
 
@@ -222,109 +202,4 @@ pub enum Part {
     Spec,
     /// `status`.
     Status,
-}
-
-/// Whether the field set `owned` (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>) holds
-/// every leaf of `value`. `skip` names fields at the top that are never in a field set.
-fn covers(owned: &Value, value: &Value, skip: &[&str], depth: usize) -> bool {
-    let Some(fields) = owned.as_object() else { return false };
-    // A field without further fields below it is owned as a whole.
-    if depth > 0 && fields.is_empty() {
-        return true;
-    }
-    match value {
-        Value::Object(map) => map.iter().all(|(name, value)| {
-            skip.contains(&name.as_str())
-                || (depth == 1 && ["name", "namespace", "uid"].contains(&name.as_str()) && is_metadata(fields))
-                || fields.get(&format!("f:{name}")).is_some_and(|field| {
-                    let empty = value.as_object().is_some_and(Map::is_empty);
-                    empty || covers(field, value, &[], depth + 1)
-                })
-        }),
-        Value::Array(list) => list.iter().all(|item| {
-            fields.iter().any(|(field, below)| match field.split_once(':') {
-                Some(("k", key)) => is_item(key, item) && covers(below, item, &[], depth + 1),
-                Some(("v", text)) => serde_json::from_str::<Value>(text).is_ok_and(|value| value == *item),
-                _ => false,
-            })
-        }),
-        _ => true,
-    }
-}
-
-/// `metadata` is told by what the manager always sets there; its `name` and `namespace` are not in field sets.
-fn is_metadata(fields: &Map<String, Value>) -> bool {
-    fields.contains_key("f:labels") || fields.contains_key("f:annotations")
-}
-
-/// Whether a list item has the key values; one that the item leaves out was defaulted by the API server.
-fn is_item(key: &str, item: &Value) -> bool {
-    let Ok(Value::Object(key)) = serde_json::from_str::<Value>(key) else { return false };
-    key.iter().all(|(name, value)| item.get(name).is_none_or(|field| field == value))
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn owns(owned: Value, rendered: Value) -> bool {
-        covers(&owned, &rendered, &["apiVersion", "kind"], 0)
-    }
-
-    #[test]
-    fn a_field_that_somebody_else_changed_is_missed() {
-        let rendered = json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": { "name": "x", "namespace": "y", "labels": { "a.b/c": "1" } },
-            "spec": {
-                "containers": [{ "name": "c", "image": "i", "ports": [{ "containerPort": 5900 }], "args": ["a"] }],
-                "nodeSelector": {},
-                "tolerations": [{ "key": "k" }],
-            },
-        });
-        let owned = json!({
-            "f:metadata": { "f:labels": { "f:a.b/c": {} } },
-            "f:spec": {
-                "f:containers": { "k:{\"name\":\"c\"}": {
-                    ".": {}, "f:name": {}, "f:image": {}, "f:args": {},
-                    "f:ports": { "k:{\"containerPort\":5900,\"protocol\":\"TCP\"}": { ".": {}, "f:containerPort": {} } },
-                } },
-                "f:nodeSelector": {},
-                "f:tolerations": {},
-            },
-        });
-        assert!(owns(owned.clone(), rendered.clone()));
-        for gone in [
-            "/f:metadata/f:labels/f:a.b~1c",
-            "/f:spec/f:containers/k:{\"name\":\"c\"}/f:image",
-            "/f:spec/f:containers/k:{\"name\":\"c\"}/f:ports/k:{\"containerPort\":5900,\"protocol\":\"TCP\"}",
-            "/f:spec/f:tolerations",
-        ] {
-            let mut less = owned.clone();
-            let (parent, field) = gone.rsplit_once('/').unwrap();
-            let removed = less.pointer_mut(parent).unwrap().as_object_mut().unwrap().remove(&field.replace("~1", "/"));
-            assert!(removed.is_some(), "{gone}");
-            // The last field of a map that goes takes the map's own entry with it.
-            let mut parent = parent;
-            while let Some((above, field)) = parent.rsplit_once('/')
-                && less.pointer(parent).unwrap().as_object().unwrap().is_empty()
-            {
-                less.pointer_mut(above).unwrap().as_object_mut().unwrap().remove(field);
-                parent = above;
-            }
-            assert!(!owns(less, rendered.clone()), "{gone}");
-        }
-    }
-
-    #[test]
-    fn finalizer_like_sets_are_matched_by_value() {
-        let rendered = json!({ "metadata": { "labels": {}, "list": ["a", "b"] } });
-        assert!(owns(
-            json!({ "f:metadata": { "f:labels": {}, "f:list": { "v:\"a\"": {}, "v:\"b\"": {} } } }),
-            rendered.clone()
-        ));
-        assert!(!owns(json!({ "f:metadata": { "f:labels": {}, "f:list": { "v:\"a\"": {} } } }), rendered));
-    }
 }

@@ -28,16 +28,18 @@ use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    api::{APP_NAME, PendingChange, Quantity, VirtualMachine, status::Retry},
-    observed::{Json, Object, Observed, Part},
-    power::{self, FORCE_STOP_ANNOTATION, Power, RESTARTED_ANNOTATION, Wanted, power},
-    render::{
-        Lifetime, ObjectKey, Rendered, Update, check,
-        output::{HASH_ANNOTATION, LIFETIME_ANNOTATION, VERSION_ANNOTATION},
+    api::{PendingChange, VirtualMachine, status::Retry},
+    claims,
+    object::{
+        COMPONENT_LABEL, CONTAINER_NAME, FORCE_STOP_ANNOTATION, HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime,
+        ObjectKey, RESTARTED_ANNOTATION, Rendered, Update, VERSION_ANNOTATION, is_builtin_kind,
     },
-    status::storage::refusal,
+    observed::{Json, Object, Observed, Part},
+    power::{self, Power, Wanted, power},
 };
 
+pub mod conflict;
+pub mod kinds;
 pub mod pending;
 
 /// How long after its beginning a Pod that ended is made again: at the earliest, and at the latest. The kubelet's numbers for
@@ -149,7 +151,7 @@ pub fn pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Ob
     let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
     let mut pods = observed.objects.iter().filter(|object| object.key.is_pod());
     let is_runner = |pod: &Object| {
-        pod.is_ours() && pod.labels.get("app.kubernetes.io/component").is_some_and(|component| component == "vm-runner")
+        pod.is_ours() && pod.labels.get(COMPONENT_LABEL).is_some_and(|component| component == CONTAINER_NAME)
     };
     // What owns it may be gone already while it ends.
     let is_made = |pod: &Object| pod.key.name != name && !pod.belongs_to(&uid) && is_runner(pod);
@@ -167,7 +169,7 @@ pub(crate) fn predecessor<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Op
 /// Whether a Pod is what releases before 3.4 made of a machine, by a StatefulSet of its name. It does not say that it is a
 /// runner's.
 fn is_of_the_oldest(vm: &str, pod: &Object) -> bool {
-    pod.key.name == format!("{vm}-0") && pod.is_ours() && !pod.labels.contains_key("app.kubernetes.io/component")
+    pod.key.name == format!("{vm}-0") && pod.is_ours() && !pod.labels.contains_key(COMPONENT_LABEL)
 }
 
 /// Decides what to do about a machine's objects.
@@ -281,7 +283,7 @@ fn lives_while_running(object: &Object) -> bool {
 /// Whether an object that is there while the machine runs may be what makes its Pod, such as a StatefulSet. The kinds that the
 /// built-in templates make can't.
 fn makes_pods(object: &Object) -> bool {
-    lives_while_running(object) && !check::builtin_kinds().contains(&object.key.types())
+    lives_while_running(object) && !is_builtin_kind(&object.key.types())
 }
 
 /// The grace period of a Pod that is not to wait for its guest any longer, also of one that is being deleted already. Before
@@ -501,13 +503,13 @@ impl Plan {
             }
             Update::Live if object.key.is_claim() => {
                 // What the cluster refused for the same spec is not asked for again.
-                let wanted = as_existing(object, found, refusal(vm, object, found).is_none());
+                let wanted = claims::as_existing(object, found, claims::refused_growth(vm, object, found).is_none());
                 // What the API server made of the spec is not ours to put back.
                 let mut ours = Value::clone(&object.value);
                 if let Some(spec) = ours["spec"].as_object_mut() {
                     spec.retain(|field, _| wanted.value["spec"].get(field).is_some());
                 }
-                let grows = claim_size(&wanted.value["spec"]) != claim_size(&found.spec);
+                let grows = claims::requested_size(&wanted.value["spec"]) != claims::requested_size(&found.spec);
                 if !same || grows || !found.owns_all_of(&ours) {
                     self.steps[step].push(Action::Apply { object: wanted, uid: Some(found.uid.clone()) });
                 }
@@ -523,7 +525,7 @@ impl Plan {
 
 /// Whether the runner is to have other CPUs or memory than it has.
 fn is_request_of_runner(change: &PendingChange) -> bool {
-    let requests = format!("{}Pod/spec.containers[{APP_NAME}].resources.requests.", pending::PREFIX);
+    let requests = format!("{}Pod/spec.containers[{CONTAINER_NAME}].resources.requests.", pending::PREFIX);
     let what = change.path.strip_prefix(&requests);
     matches!(what, Some("cpu" | "memory")) && change.current.is_some() && change.wanted.is_some()
 }
@@ -583,29 +585,6 @@ fn lost_owners<'a>(object: &'a Rendered, found: &Object) -> Option<&'a Value> {
 fn texts(value: &Value) -> BTreeMap<String, String> {
     let entries = value.as_object().into_iter().flatten();
     entries.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
-}
-
-/// A claim that exists: the API server lets only its size change, and that only if it is bound and grows
-/// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#expanding-persistent-volumes-claims>).
-pub(crate) fn as_existing(object: &Rendered, found: &Object, may_grow: bool) -> Rendered {
-    let mut object = object.clone();
-    let wanted = object.value["spec"].pointer("/resources/requests/storage").cloned();
-    let grows = may_grow && found.is_bound() && claim_size(&object.value["spec"]) > claim_size(&found.spec);
-    let mut spec = found.spec.clone();
-    if let Value::Object(spec) = &mut spec {
-        // Set by the binder; not ours to own.
-        spec.remove("volumeName");
-    }
-    if let (true, Some(wanted), Some(storage)) = (grows, wanted, spec.pointer_mut("/resources/requests/storage")) {
-        *storage = wanted;
-    }
-    Arc::make_mut(&mut object.value)["spec"] = spec;
-    object
-}
-
-/// The size in bytes that a claim's spec asks for.
-pub(crate) fn claim_size(spec: &Value) -> Option<u64> {
-    Quantity::bytes_of(spec.pointer("/resources/requests/storage")?)
 }
 
 /// An object that was rendered once and is not any more. Claims never are. While templates can't be rendered, Pods are: they

@@ -21,35 +21,21 @@
 //! machine since.
 
 use k8s_openapi::{
-    apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time},
+    apimachinery::pkg::apis::meta::v1::Time,
     jiff::{SignedDuration, Timestamp},
 };
 use kube::ResourceExt;
-use serde_json::{Value, json};
 
 use crate::{
     api::{
-        PowerState, VirtualMachine,
+        PowerState, Reason, VirtualMachine,
         conditions::{self, RUNNING},
-        status::Halted,
+        status::{Halted, whole_seconds},
     },
+    object::{GUEST_SHUTDOWN_ANNOTATION, RESTARTED_ANNOTATION},
     observed::Object,
-    status::{self, whole_seconds},
+    ownership::{self, Setter, setter},
 };
-
-/// A new text here restarts the machine (or starts one whose guest shut itself down), as `kubectl rollout restart` does it
-/// with a time.
-pub const RESTARTED_ANNOTATION: &str = "vmoperator.jdrupes.org/restartedAt";
-/// The UID of a Pod that is not to wait for its guest any longer when it ends.
-pub const FORCE_STOP_ANNOTATION: &str = "vmoperator.jdrupes.org/forceStop";
-/// The time of the guest's shutdown for which the manager set the state to Stopped.
-pub const GUEST_SHUTDOWN_ANNOTATION: &str = "vmoperator.jdrupes.org/guestShutdownAt";
-/// The field manager of our own commands. What a person commands is not what Git wants.
-pub const COMMAND_MANAGER: &str = "vm-operator-cli";
-/// What the runner says of a guest that shut itself down.
-pub const GUEST_SHUTDOWN: &str = "GuestShutdown";
-
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// What the machine should do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,17 +62,6 @@ pub struct Power {
     pub anew: bool,
     /// `spec.vm.state` should become Stopped: the guest shut itself down and nobody applies that field.
     pub write_stopped: bool,
-}
-
-/// Who sets `spec.vm.state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Setter {
-    /// It is the CRD's default.
-    Nobody,
-    /// Somebody did once.
-    Somebody,
-    /// Somebody will again, as Git does.
-    Applier,
 }
 
 /// Decides about a machine. `pod` is the Pod of the machine, if there is one.
@@ -180,61 +155,9 @@ pub fn is_report_of(vm: &VirtualMachine, pod: &Object) -> bool {
 fn has_shut_down(vm: &VirtualMachine, pod: Option<&Object>) -> bool {
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     conditions::find(current, RUNNING)
-        .is_some_and(|running| running.status == "False" && running.reason == GUEST_SHUTDOWN)
-        && !status::ours(vm, RUNNING)
+        .is_some_and(|running| running.status == "False" && conditions::reason(running) == Some(Reason::GuestShutdown))
+        && !ownership::owns_condition(vm, RUNNING)
         && pod.is_none_or(|pod| is_report_of(vm, pod))
-}
-
-fn setter(vm: &VirtualMachine) -> Setter {
-    let setters = vm.managed_fields().iter().filter(|entry| sets_state(entry));
-    setters.fold(Setter::Nobody, |setter, entry| {
-        let is_applier =
-            entry.operation.as_deref() == Some("Apply") && entry.manager.as_deref() != Some(COMMAND_MANAGER);
-        if is_applier {
-            Setter::Applier
-        } else if setter == Setter::Nobody {
-            Setter::Somebody
-        } else {
-            setter
-        }
-    })
-}
-
-fn sets_state(entry: &ManagedFieldsEntry) -> bool {
-    entry.fields_v1.as_ref().is_some_and(|fields| fields.0.pointer("/f:spec/f:vm/f:state").is_some())
-}
-
-fn is_client_side_applier(entry: &ManagedFieldsEntry) -> bool {
-    let wrote = entry.fields_v1.as_ref().and_then(|fields| fields.0.pointer("/f:metadata/f:annotations"));
-    wrote.is_some_and(|annotations| annotations.get(format!("f:{LAST_APPLIED}")).is_some())
-}
-
-/// Drops of a machine what no decision needs: who set which field, but for `spec.vm.state` and our part of the status.
-pub fn trim(vm: &mut VirtualMachine) {
-    let state = || Some(FieldsV1(json!({ "f:spec": { "f:vm": { "f:state": {} } } })));
-    let last = vm.annotations_mut().remove(LAST_APPLIED);
-    let last: Option<Value> = last.and_then(|text| serde_json::from_str(&text).ok());
-    let applied_state = last.map(|last| last.pointer("/spec/vm/state").is_some());
-    if vm.annotations().is_empty() {
-        vm.metadata.annotations = None;
-    }
-    let entries = vm.metadata.managed_fields.get_or_insert_default();
-    entries.retain_mut(|entry| {
-        let sets_state = sets_state(entry) && !(applied_state == Some(false) && is_client_side_applier(entry));
-        if sets_state {
-            entry.fields_v1 = state();
-        }
-        sets_state || entry.manager.as_deref() == Some(status::FIELD_MANAGER)
-    });
-    // A client-side apply comes again, too.
-    if applied_state == Some(true) {
-        entries.push(ManagedFieldsEntry {
-            manager: Some(LAST_APPLIED.into()),
-            operation: Some("Apply".into()),
-            fields_v1: state(),
-            ..ManagedFieldsEntry::default()
-        });
-    }
 }
 
 #[cfg(test)]

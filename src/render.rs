@@ -28,11 +28,10 @@ use std::sync::Arc;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
-use crate::{api::VirtualMachine, config::ReconcilerConfig, observed::Observed};
+use crate::{api::VirtualMachine, config::ReconcilerConfig, object::Rendered, observed::Observed};
 
 pub use context::Facts;
 pub use error::TemplateError;
-pub use output::{Lifetime, ObjectKey, Rendered, Update};
 pub use templates::{Files, Library, Sources, TemplateSet};
 
 use context::Context;

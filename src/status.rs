@@ -17,55 +17,72 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use kube::{ResourceExt, core::TypeMeta};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use crate::{
     api::{
-        APP_NAME, ObjectKind, PowerState, VirtualMachine,
+        ObjectKind, PowerState, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
         conditions::{
             self, BOOTED, CONSOLE_CONNECTED, NewCondition, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING,
             TEMPLATES_VALID, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
         },
+        status::{Address, Phase, whole_seconds},
     },
-    observed::{Object, Observed, Part, is_same_resource},
-    plan::{self, Plan, Wait},
-    power::{Power, RESTARTED_ANNOTATION, Wanted, is_report_of},
-    render::{MAXIMUM_OBJECTS, ObjectKey, Rendered, TemplateError, TemplateSet, check},
+    claims::{self, Refusal},
+    object::{CONTAINER_NAME, RESTARTED_ANNOTATION, Rendered},
+    observed::{Object, Observed, Part},
+    ownership::owns_condition,
+    plan::{self, Plan, Wait, kinds},
+    power::{Power, Wanted, is_report_of},
+    render::{TemplateError, TemplateSet},
 };
 
 pub mod events;
-pub mod storage;
-
-/// The field manager of the manager's part of the status.
-pub const FIELD_MANAGER: &str = "vm-operator-status";
 
 /// How the execution of a plan ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// What the API server said against an action, if that will stay so until something changes.
+    /// Why an action failed, if a person must know.
     pub failure: Option<Failure>,
-    /// What it said against changes of claims, which the machine can do without.
-    pub refusals: Vec<(ObjectKey, String)>,
-    /// Kinds of objects that the machine's status names and that could not be looked for.
-    pub unseen: Vec<TypeMeta>,
+    /// What the API server answered to changes of claims that it refused. The VM runs without them.
+    pub refusals: Vec<Refusal>,
+    /// Kinds of objects that the VM's status names and of which the manager does not know the objects.
+    pub unknown_kinds: Vec<TypeMeta>,
 }
 
 /// Why an action failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The reason of the condition Ready: `ApplyFailed`, `NameTaken` where an object is somebody else's, or `WatchFailed`.
-    pub reason: &'static str,
+    /// The reason of the condition Ready.
+    pub reason: Reason,
     /// For a person.
     pub message: String,
 }
 
-/// Where a machine's templates come from.
+/// Where a VM's templates come from.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Source<'a> {
     /// The set that is in force for it.
     pub set: Option<&'a TemplateSet>,
     /// Why a newer version of the set is not.
     pub refused: Option<&'a TemplateError>,
+}
+
+/// A VM after one reconcile: everything that its status and its events are derived from.
+#[derive(Clone, Copy)]
+pub struct Reconciled<'a> {
+    /// The VM, with the status that the API server has.
+    pub vm: &'a VirtualMachine,
+    /// Its objects after the plan was executed.
+    pub observed: &'a Observed,
+    /// What was planned.
+    pub plan: &'a Plan,
+    /// What the templates made of it.
+    pub rendered: Result<&'a [Rendered], &'a TemplateError>,
+    /// How the execution of the plan ended.
+    pub outcome: &'a Outcome,
+    /// Where the templates come from.
+    pub source: Source<'a>,
 }
 
 /// The Pods that a machine may be in.
@@ -77,126 +94,122 @@ struct Pods<'a> {
     former: Option<&'a Object>,
 }
 
-/// Derives the manager's part of a machine's status.
-pub fn status(
-    vm: &VirtualMachine,
-    observed: &Observed,
-    plan: &Plan,
-    rendered: Result<&[Rendered], &TemplateError>,
-    outcome: &Outcome,
-    source: Source<'_>,
-) -> Value {
-    let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+/// Derives the manager's part of a VM's status. Fields that the manager does not write are absent.
+pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
+    let Reconciled { vm, observed, plan, rendered, outcome, source } = *reconciled;
     let pod = plan::pod(vm, observed).map(AsRef::as_ref);
-    // Where there is no Pod, or its runner has not reported yet, nobody but us can say that nothing runs.
-    let was_killed = pod.is_some_and(|pod| was_killed(pod, current));
-    let reported = |type_| {
-        let is_over = |condition: &Condition| was_killed && condition.status == "True";
-        conditions::find(current, type_).is_some_and(|condition| !ours(vm, type_) && !is_over(condition))
-            && pod.is_some_and(|pod| is_report_of(vm, pod))
-    };
-    let is_over = pod.is_some_and(|pod| plan::has_ended(pod) || is_down(pod));
-    let up = reported(RUNNING) && conditions::is_true(current, RUNNING) && !is_over && !pod.is_some_and(is_lost);
+    let guest = Guest::of(vm, pod);
     let pods = Pods { own: pod, former: former(vm, observed, plan).filter(|_| pod.is_none()) };
-    let phase = phase(plan.power.wanted, up, pods.own.or(pods.former));
+    let phase = phase(plan.power.wanted, guest.up, pods.own.or(pods.former));
+    let claims = rendered.map(|rendered| claims::claims(vm, observed, rendered, &outcome.refusals)).unwrap_or_default();
 
-    let mut new = vec![templates_valid(rendered, source.refused), ready(vm, up, pods, plan, rendered, outcome)];
+    let mut new = vec![templates_valid(rendered, source.refused), ready(reconciled, guest.up, pods)];
+    new.extend(restart_required(vm, plan, &guest));
+    new.extend(power_unmanaged(plan));
+    new.extend(rendered.ok().and_then(|rendered| claims::storage_ready(&claims, rendered)));
+    new.extend(without_report(vm, &guest, phase));
+    new.sort_by_key(|condition| condition.type_);
+
+    let is_runner_silent = !guest.reports(RUNNING);
+    let reported = vm.status.as_ref().filter(|_| is_runner_silent);
+    // Another manager's field can't be removed, but it can be set to nothing.
+    let emptied = |is_set: bool| is_set.then(String::new);
+    VirtualMachineStatus {
+        observed_generation: Some(vm.metadata.generation.unwrap_or_default()),
+        phase: Some(phase.as_str().to_owned()),
+        created: Some(pod.is_some()),
+        ready: Some(guest.up),
+        power: Some(if plan.power.wanted == Wanted::Up { PowerState::Running } else { PowerState::Stopped }),
+        conditions: conditions::with_times(new, guest.current, vm.metadata.generation, observed.now),
+        templates: source.set.filter(|_| rendered.is_ok()).map(|set| RenderedFrom {
+            set: vm.template_set().map(str::to_owned),
+            version: Some(set.version().to_owned()),
+        }),
+        object_kinds: object_kinds(vm, observed, rendered.unwrap_or_default(), &outcome.unknown_kinds),
+        claims,
+        halted: plan.power.halted.clone(),
+        retry: plan.retry.clone(),
+        pending_changes: plan.pending.clone(),
+        cpus: is_runner_silent.then_some(0),
+        ram: is_runner_silent.then(|| "0".into()),
+        console_client: emptied(reported.is_some_and(|status| status.console_client.is_some())),
+        logged_in_user: emptied(reported.is_some_and(|status| status.logged_in_user.is_some())),
+        node_name: pod.and_then(|pod| pod.text(Part::Spec, "/nodeName")).map(str::to_owned),
+        addresses: pod.map(addresses).filter(|addresses| !addresses.is_empty()),
+        ..VirtualMachineStatus::default()
+    }
+}
+
+/// What the runner has reported of the guest, as far as it still holds.
+struct Guest<'a> {
+    vm: &'a VirtualMachine,
+    pod: Option<&'a Object>,
+    /// The conditions that the API server has.
+    current: &'a [Condition],
+    was_killed: bool,
+    /// The guest runs.
+    up: bool,
+}
+
+impl<'a> Guest<'a> {
+    fn of(vm: &'a VirtualMachine, pod: Option<&'a Object>) -> Self {
+        let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+        let was_killed = pod.is_some_and(|pod| was_killed(pod, current));
+        let mut guest = Self { vm, pod, current, was_killed, up: false };
+        let is_over = pod.is_some_and(|pod| plan::has_ended(pod) || is_down(pod) || is_lost(pod));
+        guest.up = guest.reports(RUNNING) && conditions::is_true(current, RUNNING) && !is_over;
+        guest
+    }
+
+    /// Whether the runner of this Pod has written the condition, and it still holds. Without a Pod, or before the runner's first
+    /// report, only the manager can say that nothing runs.
+    fn reports(&self, type_: &str) -> bool {
+        let is_over = |condition: &Condition| self.was_killed && condition.status == "True";
+        conditions::find(self.current, type_)
+            .is_some_and(|condition| !owns_condition(self.vm, type_) && !is_over(condition))
+            && self.pod.is_some_and(|pod| is_report_of(self.vm, pod))
+    }
+}
+
+fn restart_required(vm: &VirtualMachine, plan: &Plan, guest: &Guest<'_>) -> Option<NewCondition> {
     // The runner lists what QEMU takes at its start only.
-    let theirs = vm.status.iter().flat_map(|status| &status.pending_changes);
-    let theirs = theirs.filter(|change| reported(RUNNING) && !change.path.starts_with(plan::pending::PREFIX));
-    let paths: Vec<&str> = plan.pending.iter().chain(theirs).map(|change| change.path.as_str()).collect();
-    if !paths.is_empty() {
-        new.push(NewCondition {
-            type_: RESTART_REQUIRED,
-            status: true,
-            reason: "Changed".into(),
-            message: format!("the next start brings: {}", paths.join(", ")),
-        });
-    }
-    if plan.power.unmanaged {
-        new.push(NewCondition {
-            type_: POWER_UNMANAGED,
-            status: true,
-            reason: "StateNotSet".into(),
-            message: "nobody sets spec.vm.state any more, so the machine stays up; to stop it, set state to Running and then \
-                      to Stopped"
-                .into(),
-        });
-    }
-    new.extend(rendered.ok().and_then(|rendered| storage::storage(vm, observed, rendered, &outcome.refusals)));
-    // Of what the runner has said of the guest nothing holds any more once it is gone.
+    let runners = vm.status.iter().flat_map(|status| &status.pending_changes);
+    let runners = runners.filter(|change| guest.reports(RUNNING) && !change.path.starts_with(plan::pending::PREFIX));
+    let paths: Vec<&str> = plan.pending.iter().chain(runners).map(|change| change.path.as_str()).collect();
+    (!paths.is_empty()).then(|| NewCondition {
+        type_: RESTART_REQUIRED,
+        status: true,
+        reason: Reason::Changed,
+        message: format!("the next start brings: {}", paths.join(", ")),
+    })
+}
+
+fn power_unmanaged(plan: &Plan) -> Option<NewCondition> {
+    plan.power.unmanaged.then(|| NewCondition {
+        type_: POWER_UNMANAGED,
+        status: true,
+        reason: Reason::StateNotSet,
+        message: "nobody sets spec.vm.state any more, so the VM stays up; to stop it, set state to Running and then to Stopped"
+            .into(),
+    })
+}
+
+/// The runner's conditions where no runner reports: of a guest that is gone nothing holds any more. A runner that is older than
+/// some of these conditions does not write them.
+fn without_report(vm: &VirtualMachine, guest: &Guest<'_>, phase: Phase) -> Vec<NewCondition> {
+    let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let of_guest = [VMOP_AGENT_CONNECTED, USER_LOGGED_IN, CONSOLE_CONNECTED];
     let of_guest = of_guest.into_iter().filter(|type_| conditions::find(current, type_).is_some());
-    let unknown = [RUNNING, BOOTED].into_iter().filter(|type_| !reported(type_));
-    // A runner that is older than these conditions says nothing of them.
-    for type_ in unknown.chain(of_guest.filter(|_| !reported(RUNNING))) {
-        let message = "no guest is running".into();
-        new.push(NewCondition { type_, status: false, reason: phase.to_owned(), message });
-    }
-    new.sort_by_key(|condition| condition.type_);
-    let conditions = conditions::with_times(new, current, vm.metadata.generation, observed.now);
+    let unknown = [RUNNING, BOOTED].into_iter().filter(|type_| !guest.reports(type_));
+    let condition =
+        |type_| NewCondition { type_, status: false, reason: phase.reason(), message: "no guest is running".into() };
+    unknown.chain(of_guest.filter(|_| !guest.reports(RUNNING))).map(condition).collect()
+}
 
-    let mut status = Map::new();
-    status.insert("observedGeneration".into(), json!(vm.metadata.generation.unwrap_or_default()));
-    status.insert("phase".into(), json!(phase));
-    status.insert("created".into(), json!(pod.is_some()));
-    status.insert("ready".into(), json!(up));
-    let power = if plan.power.wanted == Wanted::Up { PowerState::Running } else { PowerState::Stopped };
-    status.insert("power".into(), json!(power));
-    status.insert("conditions".into(), with_whole_seconds(json!(conditions), &conditions));
-    if let (Ok(_), Some(set)) = (rendered, source.set) {
-        let mut templates = json!({ "version": set.version() });
-        if let Some(name) = vm.template_set() {
-            templates["set"] = json!(name);
-        }
-        status.insert("templates".into(), templates);
-    }
-    let kinds = object_kinds(vm, observed, rendered.unwrap_or_default(), &outcome.unseen);
-    if !kinds.is_empty() {
-        status.insert("objectKinds".into(), json!(kinds));
-    }
-    if let Some(halted) = &plan.power.halted {
-        let mut halted_json = json!(halted);
-        halted_json["time"] = json!(whole_seconds(halted.time.0));
-        status.insert("halted".into(), halted_json);
-    }
-    if let Some(retry) = &plan.retry {
-        let mut retry_json = json!(retry);
-        retry_json["next"] = json!(whole_seconds(retry.next.0));
-        status.insert("retry".into(), retry_json);
-    }
-    if !plan.pending.is_empty() {
-        status.insert("pendingChanges".into(), json!(plan.pending));
-    }
-    if !reported(RUNNING) {
-        status.insert("cpus".into(), json!(0));
-        status.insert("ram".into(), json!("0"));
-        let said = vm.status.as_ref();
-        for (field, said) in [
-            ("consoleClient", said.is_some_and(|status| status.console_client.is_some())),
-            ("loggedInUser", said.is_some_and(|status| status.logged_in_user.is_some())),
-        ] {
-            if said {
-                // Another manager's field cannot be removed, but said otherwise.
-                status.insert(field.into(), json!(""));
-            }
-        }
-    }
-    if let Some(pod) = pod {
-        if let Some(node) = pod.text(Part::Spec, "/nodeName") {
-            status.insert("nodeName".into(), json!(node));
-        }
-        let addresses: Vec<Value> = pod.status["podIPs"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|address| Some(json!({ "type": "PodIP", "address": address["ip"].as_str()? })))
-            .collect();
-        if !addresses.is_empty() {
-            status.insert("addresses".into(), json!(addresses));
-        }
-    }
-    Value::Object(status)
+fn addresses(pod: &Object) -> Vec<Address> {
+    let addresses = pod.status["podIPs"].as_array().into_iter().flatten();
+    let address = |item: &Value| Some(Address { type_: "PodIP".into(), address: item["ip"].as_str()?.to_owned() });
+    addresses.filter_map(address).collect()
 }
 
 /// The kinds of the machine's objects, but for those that are looked for in any case.
@@ -205,39 +218,12 @@ fn object_kinds(
     observed: &Observed,
     rendered: &[Rendered],
     unseen: &[TypeMeta],
-) -> BTreeSet<ObjectKind> {
+) -> Vec<ObjectKind> {
     let uid = vm.uid().unwrap_or_default();
     let there = observed.objects.iter().filter(|object| object.was_made_for(&uid)).map(|object| object.key.types());
-    let left = there.filter(|kind| !is_looked_for(kind, rendered)).chain(unseen.iter().cloned());
-    let made = rendered.iter().map(|object| object.key.types()).filter(|kind| !is_looked_for(kind, &[]));
-    left.chain(made).map(ObjectKind::from).collect()
-}
-
-/// The kinds that the machine's status names, where objects may be that earlier templates have made: but for those that are looked
-/// for because of what is rendered.
-///
-/// A status can be written by others, too. So what no API server can have is left out, because a kind becomes a part of a URL.
-pub fn noted(vm: &VirtualMachine, rendered: &[Rendered]) -> Vec<TypeMeta> {
-    let is_label =
-        |label: &str| !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    let is_name = |name: &str| name.split('.').all(is_label);
-    let is_kind = |kind: &TypeMeta| {
-        let version = kind
-            .api_version
-            .split_once('/')
-            .map_or(kind.api_version.as_str(), |(group, version)| if is_name(group) { version } else { "" });
-        is_label(version) && is_label(&kind.kind)
-    };
-    let kinds = vm.status.iter().flat_map(|status| &status.object_kinds).take(MAXIMUM_OBJECTS).cloned();
-    kinds.map(TypeMeta::from).filter(|kind| is_kind(kind) && !is_looked_for(kind, rendered)).collect()
-}
-
-/// Whether objects of that kind are looked for because all machines have or had some, or because they are rendered.
-fn is_looked_for(kind: &TypeMeta, rendered: &[Rendered]) -> bool {
-    let builtin = check::builtin_kinds();
-    builtin.contains(kind)
-        || builtin.iter().any(|it| is_same_resource(it, kind))
-        || rendered.iter().any(|object| is_same_resource(&object.key.types(), kind))
+    let left = there.filter(|kind| !kinds::is_needed(kind, rendered)).chain(unseen.iter().cloned());
+    let made = rendered.iter().map(|object| object.key.types()).filter(|kind| !kinds::is_needed(kind, &[]));
+    left.chain(made).map(ObjectKind::from).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// The Pod of an earlier machine of that name, if the plan waits for it.
@@ -250,22 +236,16 @@ fn former<'a>(vm: &VirtualMachine, observed: &'a Observed, plan: &Plan) -> Optio
     plan::predecessor(vm, observed).map(AsRef::as_ref).filter(is_awaited)
 }
 
-fn phase(wanted: Wanted, up: bool, pod: Option<&Object>) -> &'static str {
+fn phase(wanted: Wanted, up: bool, pod: Option<&Object>) -> Phase {
     match (wanted, pod) {
-        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => "Stopping",
-        (Wanted::Up, Some(_)) if up => "Running",
-        (Wanted::Up, Some(pod)) if is_lost(pod) => "Unknown",
-        (Wanted::Up, Some(pod)) if pod.text(Part::Status, "/phase") == Some("Failed") => "Failed",
-        (Wanted::Up, _) => "Starting",
-        (Wanted::Down | Wanted::Halting, None) => "Stopped",
-        (Wanted::Down | Wanted::Halting, Some(_)) => "Stopping",
+        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => Phase::Stopping,
+        (Wanted::Up, Some(_)) if up => Phase::Running,
+        (Wanted::Up, Some(pod)) if is_lost(pod) => Phase::Unknown,
+        (Wanted::Up, Some(pod)) if pod.text(Part::Status, "/phase") == Some("Failed") => Phase::Failed,
+        (Wanted::Up, _) => Phase::Starting,
+        (Wanted::Down | Wanted::Halting, None) => Phase::Stopped,
+        (Wanted::Down | Wanted::Halting, Some(_)) => Phase::Stopping,
     }
-}
-
-/// Whether the status that the API server has says something else than `wanted` in what the manager writes.
-pub fn differs(vm: &VirtualMachine, wanted: &Value) -> bool {
-    let current = json!(vm.status);
-    !holds(&current, wanted) || fields(vm).is_some_and(|owned| owns_more(owned, wanted))
 }
 
 /// Whether the runner's container does not run. One that was killed could not report that.
@@ -273,7 +253,7 @@ fn is_down(pod: &Object) -> bool {
     let containers = pod.status["containerStatuses"].as_array().into_iter().flatten();
     let state = |container: &Value, state: &str| !container["state"][state].is_null();
     containers
-        .filter(|container| container["name"] == APP_NAME)
+        .filter(|container| container["name"] == CONTAINER_NAME)
         .any(|container| state(container, "waiting") || state(container, "terminated"))
 }
 
@@ -289,7 +269,7 @@ fn was_killed(pod: &Object, current: &[Condition]) -> bool {
         last.pointer("/terminated/finishedAt").and_then(|time| time.as_str()?.parse::<Timestamp>().ok())
     };
     plan::has_ended(pod)
-        || containers.filter(|container| container["name"] == APP_NAME).filter_map(ended).any(|end| since < end)
+        || containers.filter(|container| container["name"] == CONTAINER_NAME).filter_map(ended).any(|end| since < end)
 }
 
 /// Whether the Pod's node does not answer, so that nobody knows whether the guest runs. The node controller then says that the Pod
@@ -301,142 +281,84 @@ fn is_lost(pod: &Object) -> bool {
         && pod.condition("Ready", "False").is_some_and(|ready| ready["reason"] != "ReadinessGatesNotReady")
 }
 
-/// The fields of the status that the manager applied.
-fn fields(vm: &VirtualMachine) -> Option<&Value> {
-    vm.managed_fields()
-        .iter()
-        .find(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER))
-        .and_then(|entry| entry.fields_v1.as_ref())
-        .map(|fields| &fields.0["f:status"])
-}
-
-/// Whether the manager, not the runner, wrote the condition last. What both say alike is of both
-/// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#conflicts>), but nobody else has our message.
-pub fn ours(vm: &VirtualMachine, type_: &str) -> bool {
-    let key = format!("k:{}", json!({ "type": type_ }));
-    let item = fields(vm).and_then(|fields| fields["f:conditions"].get(&key));
-    item.is_some_and(|item| ["f:status", "f:message"].iter().all(|field| item.get(field).is_some()))
-}
-
-/// `wanted` is contained in `current`; list items with a `type` or an `address` are found by it.
-fn holds(current: &Value, wanted: &Value) -> bool {
-    match (current, wanted) {
-        (Value::Object(current), Value::Object(wanted)) => {
-            wanted.iter().all(|(name, wanted)| current.get(name).is_some_and(|current| holds(current, wanted)))
-        }
-        (Value::Array(current), Value::Array(wanted)) => {
-            wanted.iter().all(|wanted| current.iter().any(|current| holds(current, wanted)))
-        }
-        (current, wanted) => current == wanted,
-    }
-}
-
-/// `owned`, a field set, has a field that `wanted` has not: it must be given up.
-fn owns_more(owned: &Value, wanted: &Value) -> bool {
-    owned.as_object().into_iter().flatten().any(|(field, below)| match (field.split_once(':'), wanted) {
-        (Some(("f", name)), wanted) => wanted.get(name).is_none_or(|wanted| owns_more(below, wanted)),
-        (Some(("k", key)), Value::Array(items)) => {
-            let key: Value = serde_json::from_str(key).unwrap_or_default();
-            items.iter().find(|item| holds(item, &key)).is_none_or(|item| owns_more(below, item))
-        }
-        _ => false,
-    })
-}
-
-/// A time with whole seconds, as the API server keeps it: anything finer would differ for ever.
-pub fn whole_seconds(time: Timestamp) -> String {
-    time.strftime("%FT%TZ").to_string()
-}
-
-fn with_whole_seconds(mut list: Value, conditions: &[Condition]) -> Value {
-    for (item, condition) in list.as_array_mut().into_iter().flatten().zip(conditions) {
-        item["lastTransitionTime"] = json!(whole_seconds(condition.last_transition_time.0));
-    }
-    list
-}
-
 fn templates_valid(rendered: Result<&[Rendered], &TemplateError>, refused: Option<&TemplateError>) -> NewCondition {
     let (status, reason, message) = match (rendered, refused) {
-        (Err(error), _) => (false, "TemplateError", error.to_string()),
-        (Ok(_), Some(error)) => (true, "NewerRefused", format!("newer templates are not used: {error}")),
-        (Ok(_), None) => (true, "Rendered", String::new()),
+        (Err(error), _) => (false, Reason::TemplateError, error.to_string()),
+        (Ok(_), Some(error)) => (true, Reason::NewerRefused, format!("newer templates are not used: {error}")),
+        (Ok(_), None) => (true, Reason::Rendered, String::new()),
     };
-    NewCondition { type_: TEMPLATES_VALID, status, reason: reason.into(), message }
+    NewCondition { type_: TEMPLATES_VALID, status, reason, message }
 }
 
-fn ready(
-    vm: &VirtualMachine,
-    up: bool,
-    Pods { own: pod, former }: Pods<'_>,
-    plan: &Plan,
-    rendered: Result<&[Rendered], &TemplateError>,
-    outcome: &Outcome,
-) -> NewCondition {
+fn ready(reconciled: &Reconciled<'_>, up: bool, Pods { own: pod, former }: Pods<'_>) -> NewCondition {
+    let Reconciled { vm, plan, rendered, outcome, .. } = *reconciled;
     let taken = plan.waits.iter().find_map(|wait| match wait {
         Wait::NotOurs(key) => Some(key),
         _ => None,
     });
     let (status, reason, message) = match (plan.power.wanted, pod) {
         _ if let Some(failure) = &outcome.failure => (false, failure.reason, failure.message.clone()),
-        _ if let Some(key) = taken => {
-            (false, "NameTaken", format!("{key} exists and is not this machine's: delete or rename one of the two"))
-        }
+        _ if let Some(key) = taken => (
+            false,
+            Reason::NameTaken,
+            format!("{key} exists and is not this machine's: delete or rename one of the two"),
+        ),
         (_, None) if let Some((reason, message)) = unanswered(plan, former) => (false, reason, message),
         (Wanted::Down, None) if let Some(former) = former => {
-            (false, "Stopping", format!("waiting for {} of an earlier machine of this name to end", former.key))
+            (false, Reason::Stopping, format!("waiting for {} of an earlier machine of this name to end", former.key))
         }
         (Wanted::Down, None) => stopped(&plan.power),
         (Wanted::Down | Wanted::Halting, pod) => match unanswered(plan, pod) {
             Some((reason, message)) => (false, reason, message),
             None if plan.power.wanted == Wanted::Halting => {
-                (false, "Stopping", "the guest has shut itself down; its Pod goes next".into())
+                (false, Reason::Stopping, "the guest has shut itself down; its Pod goes next".into())
             }
-            None => (false, "Stopping", "waiting for the guest to power down".into()),
+            None => (false, Reason::Stopping, "waiting for the guest to power down".into()),
         },
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => match unanswered(plan, Some(pod)) {
             Some((reason, message)) => (false, reason, message),
             None => (
                 false,
-                "Restarting",
+                Reason::Restarting,
                 format!("waiting for the old Pod to be gone before a new one is made{}", disruption(pod)),
             ),
         },
-        (Wanted::Up, Some(_)) if up => (true, "Running", "the machine runs, as the spec says".into()),
+        (Wanted::Up, Some(_)) if up => (true, Reason::Running, "the machine runs, as the spec says".into()),
         (Wanted::Up, Some(_)) if let Some((reason, message)) = unanswered(plan, pod) => (false, reason, message),
         (Wanted::Up, Some(pod)) => {
             let (reason, message) = cause(vm, pod)
-                .unwrap_or_else(|| ("Starting", "waiting for the runner to report that the guest runs".into()));
+                .unwrap_or_else(|| (Reason::Starting, "waiting for the runner to report that the guest runs".into()));
             let retry = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid);
             let retry = retry
                 .map(|retry| format!("; try {} is at {}", retry.count.saturating_add(1), whole_seconds(retry.next.0)));
             (false, reason, message + &retry.unwrap_or_default())
         }
         (Wanted::Up, None) => match (rendered, plan.waits.first()) {
-            (Err(error), _) => (false, "TemplateError", error.to_string()),
+            (Err(error), _) => (false, Reason::TemplateError, error.to_string()),
             (
                 Ok(_),
                 Some(Wait::Gone(key) | Wait::Overdue(key) | Wait::Kept(key) | Wait::NotOurs(key) | Wait::Retry(key)),
-            ) => (false, "WaitingForDeletion", format!("waiting for {key} to be gone")),
-            (Ok(_), None) => (false, "Starting", "waiting for the Pod to start".into()),
+            ) => (false, Reason::WaitingForDeletion, format!("waiting for {key} to be gone")),
+            (Ok(_), None) => (false, Reason::Starting, "waiting for the Pod to start".into()),
         },
     };
-    NewCondition { type_: READY, status, reason: reason.into(), message }
+    NewCondition { type_: READY, status, reason, message }
 }
 
-fn stopped(power: &Power) -> (bool, &'static str, String) {
+fn stopped(power: &Power) -> (bool, Reason, String) {
     if power.halted.as_ref().is_some_and(|halted| !halted.released) {
         let message = format!(
             "the guest shut itself down and guestShutdownStops is set; to start it, set state to Stopped and then to Running, \
              or give the annotation {RESTARTED_ANNOTATION} a new value"
         );
-        (true, "GuestShutdown", message)
+        (true, Reason::GuestShutdown, message)
     } else {
-        (true, "StoppedAsRequested", "the machine is down, as the spec says".into())
+        (true, Reason::StoppedAsRequested, "the machine is down, as the spec says".into())
     }
 }
 
 /// A Pod whose node does not answer, or that should be gone: a reason and what to do.
-fn unanswered(plan: &Plan, pod: Option<&Object>) -> Option<(&'static str, String)> {
+fn unanswered(plan: &Plan, pod: Option<&Object>) -> Option<(Reason, String)> {
     let pod = pod?;
     let (name, node) = (&pod.key.name, pod.text(Part::Spec, "/nodeName").unwrap_or("?"));
     let since = || pod.deleting.map(whole_seconds).unwrap_or_default();
@@ -445,7 +367,7 @@ fn unanswered(plan: &Plan, pod: Option<&Object>) -> Option<(&'static str, String
             "Pod {name} should have gone at {}; nothing runs in it any more, but something keeps it: see its metadata.finalizers",
             since()
         );
-        return Some(("PodNotRemoved", message));
+        return Some((Reason::PodNotRemoved, message));
     }
     let head = if plan.waits.contains(&Wait::Overdue(pod.key.clone())) {
         format!("Pod {name} should have ended at {}, but node {node} does not say so", since())
@@ -458,7 +380,7 @@ fn unanswered(plan: &Plan, pod: Option<&Object>) -> Option<(&'static str, String
         "{head}; the guest may still run there, so nothing is started elsewhere. If the node is really down, say so: \
          kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
     );
-    Some(("NodeNotResponding", message))
+    Some((Reason::NodeNotResponding, message))
 }
 
 /// Why a Pod is going, if the cluster removes it.
@@ -468,13 +390,13 @@ fn disruption(pod: &Object) -> String {
 }
 
 /// Why a Pod that is there does not run its guest: what its conditions and its containers say.
-fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
+fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(Reason, String)> {
     if let Some(condition) = pod.condition("PodScheduled", "False") {
-        return Some(("Unschedulable", text(&condition["message"])));
+        return Some((Reason::Unschedulable, text(&condition["message"])));
     }
     match pod.text(Part::Status, "/phase") {
-        Some("Succeeded") => return Some(("PodSucceeded", "its containers have ended".into())),
-        Some("Failed") => return Some(("PodFailed", failed(pod))),
+        Some("Succeeded") => return Some((Reason::PodSucceeded, "its containers have ended".into())),
+        Some("Failed") => return Some((Reason::PodFailed, failed(pod))),
         _ => {}
     }
     let mut shut_down = None;
@@ -482,27 +404,27 @@ fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
         let name = text(&container["name"]);
         let ended = ended(container);
         if let Some(ended) = ended.filter(|ended| ended["exitCode"] != 0) {
-            return Some(("RunnerFailed", end_of(&name, ended)));
+            return Some((Reason::RunnerFailed, end_of(&name, ended)));
         }
         let waiting = &container["state"]["waiting"];
         match waiting["reason"].as_str() {
             None | Some("ContainerCreating" | "PodInitializing") => {}
             // The kubelet's word for each pause before a container is started again
             // (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy>).
-            Some("CrashLoopBackOff") if ended.is_some() && name == APP_NAME => {
+            Some("CrashLoopBackOff") if ended.is_some() && name == CONTAINER_NAME => {
                 let message =
                     "the guest has shut down; its node starts it again after a pause, which grows up to 5 min";
-                shut_down = Some(("Starting", message.to_owned()));
+                shut_down = Some((Reason::Starting, message.to_owned()));
             }
             // The kubelet says why, and then, in turns, only that it waits.
-            Some("ImagePullBackOff") if let Some(said) = said_before(vm, "ImagePullFailed") => {
-                return Some(("ImagePullFailed", said));
+            Some("ImagePullBackOff") if let Some(said) = said_before(vm, Reason::ImagePullFailed) => {
+                return Some((Reason::ImagePullFailed, said));
             }
             Some(reason @ ("ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull")) => {
-                return Some(("ImagePullFailed", format!("{name}: {reason}: {}", text(&waiting["message"]))));
+                return Some((Reason::ImagePullFailed, format!("{name}: {reason}: {}", text(&waiting["message"]))));
             }
             Some(reason) => {
-                return Some(("ContainerWaiting", format!("{name}: {reason}: {}", text(&waiting["message"]))));
+                return Some((Reason::ContainerWaiting, format!("{name}: {reason}: {}", text(&waiting["message"]))));
             }
         }
     }
@@ -510,8 +432,10 @@ fn cause(vm: &VirtualMachine, pod: &Object) -> Option<(&'static str, String)> {
         return shut_down;
     }
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let running = conditions::find(current, RUNNING).filter(|_| !ours(vm, RUNNING) && is_report_of(vm, pod))?;
-    (running.status == "False" && running.reason == "QemuFailed").then(|| ("RunnerFailed", running.message.clone()))
+    let running =
+        conditions::find(current, RUNNING).filter(|_| !owns_condition(vm, RUNNING) && is_report_of(vm, pod))?;
+    (running.status == "False" && conditions::reason(running) == Some(Reason::QemuFailed))
+        .then(|| (Reason::RunnerFailed, running.message.clone()))
 }
 
 /// How a container ended that has, or how it did the last time.
@@ -542,9 +466,9 @@ fn failed(pod: &Object) -> String {
 }
 
 /// What the condition Ready says already for that reason.
-fn said_before(vm: &VirtualMachine, reason: &str) -> Option<String> {
+fn said_before(vm: &VirtualMachine, reason: Reason) -> Option<String> {
     let ready = conditions::find(&vm.status.as_ref()?.conditions, READY)?;
-    (ready.reason == reason).then(|| ready.message.clone())
+    (conditions::reason(ready) == Some(reason)).then(|| ready.message.clone())
 }
 
 fn text(value: &Value) -> String {

@@ -9,8 +9,10 @@ use serde_json::{Map, Value, json};
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
-    observed::{FIELD_MANAGER, Object, Observed},
-    render::{Facts, Rendered, TemplateSet, render},
+    object::Rendered,
+    observed::{Object, Observed},
+    ownership::OBJECT_MANAGER,
+    render::{Facts, TemplateSet, render},
 };
 
 /// The time at which everything happens.
@@ -64,7 +66,7 @@ pub(crate) fn applied(objects: &[Rendered], mut edit: impl FnMut(&str, &mut Valu
         value["metadata"]["uid"] = json!(format!("{}-{}", object.key.kind, object.key.name));
         value["metadata"]["creationTimestamp"] = json!("2027-01-15T07:00:00Z");
         value["metadata"]["managedFields"] =
-            json!([{ "manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": field_set(&object.value) }]);
+            json!([{ "manager": OBJECT_MANAGER, "operation": "Apply", "fieldsV1": field_set(&object.value) }]);
         edit(&object.key.kind, &mut value);
         let object: DynamicObject = serde_json::from_value(value).unwrap();
         let types = object.types.clone().unwrap();

@@ -18,7 +18,7 @@ use support::{
     cluster::eventually,
     world::{LIMIT, World, pod},
 };
-use vm_operator::{api::VirtualMachine, power::COMMAND_MANAGER};
+use vm_operator::{api::VirtualMachine, ownership::COMMAND_MANAGER};
 
 #[tokio::test]
 async fn display_secret() {

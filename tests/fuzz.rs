@@ -23,8 +23,9 @@ use vm_operator::{
     api::VirtualMachine,
     config::ReconcilerConfig,
     lint::lint,
+    object::Rendered,
     observed::Observed,
-    render::{Facts, Files, Rendered, Sources, TemplateSet, builtin::BUILTIN, check, render},
+    render::{Facts, Files, Sources, TemplateSet, builtin::BUILTIN, check, render},
 };
 
 /// How long one round may take before it counts as one that does not end. The rendering of a template alone is bounded by its steps to

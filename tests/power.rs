@@ -24,7 +24,8 @@ use support::{
 };
 use vm_operator::{
     api::{PowerState, VirtualMachine},
-    power::{self, FORCE_STOP_ANNOTATION, GUEST_SHUTDOWN_ANNOTATION, RESTARTED_ANNOTATION},
+    object::{FORCE_STOP_ANNOTATION, GUEST_SHUTDOWN_ANNOTATION, RESTARTED_ANNOTATION},
+    power,
 };
 
 const NODE: &str = "played";

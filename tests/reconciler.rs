@@ -30,6 +30,7 @@ use vm_operator::{
     plan::{Action, Plan, Why, plan},
     process::ErrorChain,
     render::{Facts, TemplateSet, render},
+    schedule::Persistence,
 };
 
 /// What kstatus makes of an object.
@@ -239,7 +240,7 @@ async fn who_does_not_know_of_a_pod_does_not_write_into_it() {
     let (children, _triggered) = Children::new(world.client.clone(), None, Arc::default());
     let cluster = Cluster::new(world.client, children, Turns::default());
     let refused = cluster.execute(&vm, &plan(&vm, &nothing, Some(&rendered))).await.result.unwrap_err();
-    assert!(refused.is_busy() && refused.to_string() == "apply Pod apple", "{refused}");
+    assert!(refused.persistence() == Persistence::Busy && refused.to_string() == "apply Pod apple", "{refused}");
     let after = pods.get("apple").await.unwrap();
     assert_eq!((after.uid(), &after.spec), (before.uid(), &before.spec));
     assert_eq!(after.labels()[label], "vm-runner");
@@ -273,7 +274,7 @@ async fn what_is_decided_about_an_object_is_not_done_to_one_that_was_made_since(
     ] {
         let plan = Plan { steps: [vec![action.clone()], vec![], vec![]], ..Plan::default() };
         let refused = cluster.execute(&vm, &plan).await.result.unwrap_err();
-        assert!(refused.is_busy() && refused.is_transient(), "{}", ErrorChain(&refused));
+        assert!(refused.persistence() == Persistence::Busy, "{}", ErrorChain(&refused));
     }
     assert_eq!(maps.get("apple").await.unwrap().resource_version(), new.resource_version());
 }

@@ -29,8 +29,10 @@ use support::{
     world::{LIMIT, World, condition},
 };
 use vm_operator::{
-    api::{SET_LABEL, VirtualMachine, conditions::TEMPLATES_VALID},
-    files, status,
+    api::{VirtualMachine, conditions::TEMPLATES_VALID},
+    files,
+    object::SET_LABEL,
+    ownership,
 };
 
 const POLICY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: {{ vm.metadata.name }}}\nspec:\n  \
@@ -128,7 +130,7 @@ async fn what_templates_made_goes_though_they_changed_while_no_manager_ran() {
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
         "status": { "objectKinds": [gone, pods, policy] },
     }));
-    machines.patch_status("pear", &PatchParams::apply(status::FIELD_MANAGER), &patch).await.unwrap();
+    machines.patch_status("pear", &PatchParams::apply(ownership::STATUS_MANAGER), &patch).await.unwrap();
     world.change("pear", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
 
     let policies: Api<NetworkPolicy> = world.api();

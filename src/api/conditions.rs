@@ -5,6 +5,8 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 
+use super::Reason;
+
 /// The actual state is the wanted one (written by the manager).
 pub const READY: &str = "Ready";
 /// The template set in force renders this VM (written by the manager).
@@ -34,8 +36,8 @@ pub struct NewCondition {
     pub type_: &'static str,
     /// `True` or `False`; a condition that is not known is left out.
     pub status: bool,
-    /// A CamelCase word for programs.
-    pub reason: String,
+    /// Why.
+    pub reason: Reason,
     /// A sentence for people.
     pub message: String,
 }
@@ -56,7 +58,7 @@ pub fn with_times(
             Condition {
                 type_: type_.to_owned(),
                 status: status.to_owned(),
-                reason,
+                reason: reason.as_str().to_owned(),
                 message,
                 last_transition_time: since.unwrap_or(Time(now)),
                 observed_generation: generation,
@@ -70,6 +72,11 @@ pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Conditio
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
+/// The reason of a condition; `None` for a word of another program.
+pub fn reason(condition: &Condition) -> Option<Reason> {
+    Reason::parse(&condition.reason)
+}
+
 /// Whether the condition of that type is there and `True`.
 pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
     find(conditions, type_).is_some_and(|condition| condition.status == "True")
@@ -79,18 +86,18 @@ pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn ready(status: bool, reason: &str) -> NewCondition {
-        NewCondition { type_: READY, status, reason: reason.into(), message: String::new() }
+    fn ready(status: bool, reason: Reason) -> NewCondition {
+        NewCondition { type_: READY, status, reason, message: String::new() }
     }
 
     #[test]
     fn the_time_changes_only_with_the_status() {
         let (monday, tuesday) = (Timestamp::UNIX_EPOCH, Timestamp::from_second(86_400).unwrap());
-        let first = with_times(vec![ready(false, "Starting")], &[], Some(1), monday);
-        let same = with_times(vec![ready(false, "ImagePull")], &first, Some(2), tuesday);
+        let first = with_times(vec![ready(false, Reason::Starting)], &[], Some(1), monday);
+        let same = with_times(vec![ready(false, Reason::ImagePullFailed)], &first, Some(2), tuesday);
         assert_eq!(same[0].last_transition_time, Time(monday));
-        assert_eq!((same[0].reason.as_str(), same[0].observed_generation), ("ImagePull", Some(2)));
-        let other = with_times(vec![ready(true, "Running")], &same, Some(2), tuesday);
+        assert_eq!((same[0].reason.as_str(), same[0].observed_generation), ("ImagePullFailed", Some(2)));
+        let other = with_times(vec![ready(true, Reason::Running)], &same, Some(2), tuesday);
         assert_eq!(other[0].last_transition_time, Time(tuesday));
         assert!(is_true(&other, READY) && !is_true(&same, READY));
     }

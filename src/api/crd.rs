@@ -200,6 +200,16 @@ pub(super) fn pending_changes(generator: &mut SchemaGenerator) -> Schema {
     map_of::<super::PendingChange>(generator, &["path"])
 }
 
+/// Claims as a map by `name`.
+pub(super) fn claims(generator: &mut SchemaGenerator) -> Schema {
+    map_of::<super::status::ClaimStatus>(generator, &["name"])
+}
+
+/// Findings about one claim as a map by `reason`.
+pub(super) fn claim_findings(generator: &mut SchemaGenerator) -> Schema {
+    map_of::<super::status::ClaimFinding>(generator, &["reason"])
+}
+
 /// A list that server-side apply takes for a map
 /// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>).
 fn map_of<T: JsonSchema>(generator: &mut SchemaGenerator, keys: &[&str]) -> Schema {

@@ -3,13 +3,16 @@
 //! Two field managers write here: the manager `vm-operator-status`, the runner `vm-runner`. The lists that both may write
 //! (`conditions`) are maps by key, so each owns its own entries.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    jiff::Timestamp,
+};
 use kube::core::TypeMeta;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{PowerState, crd};
+use super::{PowerState, Reason, crd};
 
 /// The state of a virtual machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
@@ -65,6 +68,10 @@ pub struct VirtualMachineStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crd::pending_changes")]
     pub pending_changes: Vec<PendingChange>,
+    /// The claims that are not as the spec describes them, and those that the VM does not use any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "crd::claims")]
+    pub claims: Vec<ClaimStatus>,
     /// What is the case, for people and for programs (`kubectl wait --for=condition=Ready vm/NAME`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crd::conditions")]
@@ -103,6 +110,54 @@ pub struct VirtualMachineStatus {
     /// Who the machine is given to, if it belongs to a pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assignment: Option<Assignment>,
+}
+
+/// A time in whole seconds, as the API server keeps it.
+pub fn whole_seconds(time: Timestamp) -> String {
+    time.strftime("%FT%TZ").to_string()
+}
+
+/// What a VM does, as one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// No manager has reconciled the VM yet.
+    Pending,
+    /// There is no Pod.
+    Stopped,
+    /// The guest does not run yet.
+    Starting,
+    /// The guest runs.
+    Running,
+    /// The guest is being shut down.
+    Stopping,
+    /// The Pod failed.
+    Failed,
+    /// The VM's node does not answer.
+    Unknown,
+}
+
+impl Phase {
+    /// All phases.
+    pub const ALL: [Self; 7] =
+        [Self::Failed, Self::Pending, Self::Running, Self::Starting, Self::Stopped, Self::Stopping, Self::Unknown];
+
+    /// The same word as a reason, for conditions of which only the phase is known.
+    pub const fn reason(self) -> Reason {
+        match self {
+            Self::Pending => Reason::Pending,
+            Self::Stopped => Reason::Stopped,
+            Self::Starting => Reason::Starting,
+            Self::Running => Reason::Running,
+            Self::Stopping => Reason::Stopping,
+            Self::Failed => Reason::Failed,
+            Self::Unknown => Reason::Unknown,
+        }
+    }
+
+    /// The word in `status.phase`.
+    pub const fn as_str(self) -> &'static str {
+        self.reason().as_str()
+    }
 }
 
 /// A version of a template set.
@@ -216,6 +271,48 @@ pub struct PendingChange {
     pub wanted: Option<Value>,
     /// Why it is not changed while the machine runs.
     pub reason: String,
+}
+
+/// A claim of which the manager has something to report.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimStatus {
+    /// The claim's name.
+    pub name: String,
+    /// The VM does not use the claim any more. The claim and its data are kept.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unused: bool,
+    /// What is different from the spec, or not ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "crd::claim_findings")]
+    pub findings: Vec<ClaimFinding>,
+}
+
+/// Something about a claim.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimFinding {
+    /// What it is: a reason of the condition StorageReady.
+    pub reason: Reason,
+    /// What the claim has: its size, or the names of fields.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current: Option<String>,
+    /// The size that the claim is to have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wanted: Option<String>,
+    /// What the API server answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
+    /// The generation of the spec for which the API server refused the growth. It is asked again for another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<i64>,
+}
+
+impl ClaimFinding {
+    /// Without sizes and without an answer.
+    pub fn of(reason: Reason) -> Self {
+        Self { reason, current: None, wanted: None, answer: None, generation: None }
+    }
 }
 
 /// An assignment of a machine of a pool.

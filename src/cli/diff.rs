@@ -12,13 +12,15 @@ use serde_json::Value;
 
 use super::{Failure, Settings, connect, print, wait_for, yaml};
 use crate::{
-    api::{SET_LABEL, VirtualMachine},
+    api::{Reason, VirtualMachine},
+    claims,
     config::{Config, ReconcilerConfig},
     files::{self, FileError},
-    observed::{FIELD_MANAGER, Object, Observed, resource},
-    plan::{Action, Plan, Wait, Why, plan},
-    render::{Facts, Library, ObjectKey, Rendered, TemplateError, Update, check, output, render},
-    status::{noted, storage::storage},
+    object::{HASH_ANNOTATION, ObjectKey, Rendered, SET_LABEL, Update, VERSION_ANNOTATION, builtin_kinds, resource},
+    observed::{Object, Observed},
+    ownership::OBJECT_MANAGER,
+    plan::{Action, Plan, Wait, Why, kinds, plan},
+    render::{Facts, Library, TemplateError, output, render},
 };
 
 #[derive(Args)]
@@ -139,7 +141,7 @@ impl Seen {
         let facts = Facts { display_password: "(random)".into() };
         let mut listing = Listing::of(client, vm);
         // What there is decides what is rendered (old names of claims, secrets of people): twice is enough.
-        listing.look(check::builtin_kinds().iter().cloned()).await?;
+        listing.look(builtin_kinds()).await?;
         for _ in 0..2 {
             let rendered = render(vm, &listing.observed, config, &facts, set).map_err(wrong)?;
             for kind in rendered.iter().map(|object| object.key.types()) {
@@ -148,14 +150,14 @@ impl Seen {
         }
         let rendered = render(vm, &listing.observed, config, &facts, set).map_err(wrong)?;
         // What no template makes any more.
-        listing.look(noted(vm, &rendered)).await?;
+        listing.look(kinds::from_status(vm, &rendered)).await?;
         let Listing { observed, current, unseen, .. } = listing;
         let plan = plan(vm, &observed, Some(&rendered));
-        let mut forbidden: Vec<String> = storage(vm, &observed, &rendered, &[])
-            .filter(|storage| ["ShrinkRefused", "ChangeRefused"].contains(&storage.reason.as_str()))
-            .map(|storage| storage.message)
-            .into_iter()
-            .collect();
+        let claims = claims::claims(vm, &observed, &rendered, &[]);
+        let findings = claims.iter().flat_map(|claim| claim.findings.iter().map(|finding| (&claim.name, finding)));
+        let refused =
+            findings.filter(|(_, finding)| matches!(finding.reason, Reason::ShrinkRefused | Reason::ChangeRefused));
+        let mut forbidden: Vec<String> = refused.map(|(claim, finding)| claims::sentence(claim, finding)).collect();
         forbidden.extend(plan.waits.iter().filter_map(|wait| match wait {
             Wait::NotOurs(key) => Some(format!("{key} is there and not the manager's: it is not taken over")),
             _ => None,
@@ -291,7 +293,7 @@ async fn show(client: &Client, vm: &VirtualMachine, seen: &Seen, output: &mut Ve
         print(output, &format!("forbidden: {message}\n"));
     }
     for object in seen.rendered.iter().filter(|object| object.update == Update::Once) {
-        let kept = seen.current(&object.key).and_then(|found| found.annotations().get(output::HASH_ANNOTATION));
+        let kept = seen.current(&object.key).and_then(|found| found.annotations().get(HASH_ANNOTATION));
         if kept.is_some_and(|hash| *hash != object.hash) && !object.key.kind.eq("Secret") {
             print(output, &format!("{}: never: it is made once and then left alone\n", object.key));
         }
@@ -302,7 +304,7 @@ async fn show(client: &Client, vm: &VirtualMachine, seen: &Seen, output: &mut Ve
 async fn try_out(client: &Client, vm: &VirtualMachine, object: &Rendered) -> Result<Value, kube::Error> {
     let namespace = vm.namespace().unwrap_or_default();
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource(&object.key.types()));
-    let how = PatchParams { dry_run: true, ..PatchParams::apply(FIELD_MANAGER).force() };
+    let how = PatchParams { dry_run: true, ..PatchParams::apply(OBJECT_MANAGER).force() };
     let applied = api.patch(&object.key.name, &how, &Patch::Apply(&object.value)).await?;
     Ok(serde_json::to_value(applied).unwrap_or_default())
 }
@@ -324,8 +326,8 @@ fn clean(object: &Value) -> Value {
             metadata.remove(field);
         }
         if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
-            annotations.remove(output::HASH_ANNOTATION);
-            annotations.remove(output::VERSION_ANNOTATION);
+            annotations.remove(HASH_ANNOTATION);
+            annotations.remove(VERSION_ANNOTATION);
             if annotations.is_empty() {
                 metadata.remove("annotations");
             }

@@ -41,7 +41,7 @@ use crate::{
         conditions::{self, CONSOLE_CONNECTED, READY, RUNNING},
     },
     files::FileError,
-    power::COMMAND_MANAGER,
+    ownership::COMMAND_MANAGER,
     runner_config::{
         self,
         paths::{EXPIRY_FILE, NEVER, PASSWORD_FILE},

@@ -16,16 +16,17 @@ use similar::{ChangeTag, TextDiff};
 
 use super::{Failure, Files, Format, Settings, first_start, machines, origin, print, yaml};
 use crate::{
-    api::{SET_LABEL, VirtualMachine},
+    api::VirtualMachine,
     config::ReconcilerConfig,
     files::{self, CASES, FileError, SETS},
     lint::{self, Finding, Severity},
+    object::{HASH_ANNOTATION, SET_LABEL, VERSION_ANNOTATION},
     render::{
         Library, Sources,
         builtin::{BLOCKS, BUILTIN},
         check,
         context::VERSION,
-        functions, output, schema,
+        functions, schema,
         values::SCHEMA,
     },
 };
@@ -463,8 +464,7 @@ fn outcome(library: &Library, vm: &VirtualMachine, config: &ReconcilerConfig) ->
         if let Some(metadata) = Arc::make_mut(&mut object.value)["metadata"].as_object_mut()
             && let Some(Value::Object(annotations)) = metadata.get_mut("annotations")
         {
-            annotations
-                .retain(|name, _| ![output::HASH_ANNOTATION, output::VERSION_ANNOTATION].contains(&name.as_str()));
+            annotations.retain(|name, _| ![HASH_ANNOTATION, VERSION_ANNOTATION].contains(&name.as_str()));
             if annotations.is_empty() {
                 metadata.remove("annotations");
             }

@@ -18,9 +18,10 @@ use serde_json::{Value, value::RawValue};
 
 use crate::{
     api::{VirtualMachine, full_name},
-    observed::{FIELD_MANAGER, Json, Object},
+    object::ObjectKey,
+    observed::{Json, Object},
+    ownership::OBJECT_MANAGER,
     process::lock,
-    render::ObjectKey,
 };
 
 /// An object, packed.
@@ -315,7 +316,7 @@ impl<const META: bool> Sent<META> {
         let owners: Vec<String> = metadata.owner_references.into_iter().map(|owner| owner.uid).collect();
         let fields = |operation: &str| {
             let ours = metadata.managed_fields.iter().find(|entry| {
-                entry.manager == FIELD_MANAGER && entry.operation == operation && entry.subresource.is_empty()
+                entry.manager == OBJECT_MANAGER && entry.operation == operation && entry.subresource.is_empty()
             });
             ours.and_then(|entry| entry.fields_v1.as_ref()).map(|fields| shapes.keep(fields.get(), &owners))
         };

@@ -60,9 +60,9 @@ use super::{
 use crate::{
     api::VirtualMachine,
     metrics::Metrics,
+    object::{ObjectKey, selector},
     observed::Observed,
     process::{ErrorChain, RepeatFilter, lock},
-    render::{ObjectKey, context::selector},
 };
 
 /// The objects of all machines of a namespace, or of all namespaces.
@@ -135,7 +135,7 @@ enum State {
 }
 
 /// The objects of a kind can't be watched.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{kind} objects can't be watched: {message}")]
 pub struct WatchError {
     /// The kind.

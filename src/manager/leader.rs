@@ -39,7 +39,7 @@ use tracing::{info, warn};
 
 use crate::{
     metrics::Metrics,
-    observed::FIELD_MANAGER,
+    ownership::OBJECT_MANAGER,
     process::{ErrorChain, RepeatFilter, lock},
 };
 
@@ -344,7 +344,7 @@ impl Campaign {
         let began = Instant::now();
         let left = self.candidate.renewed.map_or(REQUEST, |renewed| (renewed + DEADLINE).duration_since(began));
         let lease = self.candidate.ours();
-        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
+        let parameters = PostParams { field_manager: Some(OBJECT_MANAGER.into()), ..PostParams::default() };
         let request = async {
             match self.candidate.lease {
                 Some(_) => self.api.replace(NAME, &parameters, &lease).await,
@@ -411,7 +411,7 @@ impl Campaign {
         spec.holder_identity = Some(String::new());
         spec.lease_duration_seconds = Some(1);
         spec.renew_time = Some(MicroTime(Timestamp::now()));
-        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..PostParams::default() };
+        let parameters = PostParams { field_manager: Some(OBJECT_MANAGER.into()), ..PostParams::default() };
         self.metrics.leads(false);
         match self.api.replace(NAME, &parameters, &lease).await {
             Ok(_) => info!("gave the lease back"),

@@ -38,7 +38,7 @@ use crate::{
         packed::{PackedMachine, Unreadable},
     },
     metrics::Metrics,
-    power,
+    ownership,
     process::{ErrorChain, RepeatFilter},
 };
 
@@ -52,7 +52,7 @@ fn api(client: &Client, namespace: Option<&str>) -> Api<PackedMachine> {
 /// Of a machine what is kept, if it can be read.
 fn trimmed(vm: &PackedMachine) -> Result<PackedMachine, Unreadable> {
     let mut vm = vm.read()?;
-    power::trim(&mut vm);
+    ownership::trim(&mut vm);
     Ok(PackedMachine::from(&vm))
 }
 

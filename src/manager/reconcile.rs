@@ -1,56 +1,56 @@
-//! One machine, one page: observe, render, plan, execute, status. No decisions are made here.
+//! The driver: one reconcile of one VM, in five steps. It decides nothing.
+//!
+//! | step | what it does | asks the cluster |
+//! |---|---|---|
+//! | observe | the VM as it was last written or watched, its objects, and what the templates make of both | waits for watches that it starts |
+//! | plan | what is to be done: [`crate::plan`] | no |
+//! | execute | does it | writes |
+//! | report | events and the VM's status: [`crate::status`] | writes |
+//! | schedule | when the VM is reconciled again: [`crate::schedule`] | no |
+//!
+//! A step that fails does not take away the later ones: what can be done and said is.
 
 use std::{
     borrow::Cow,
     collections::HashMap,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 use kube::{
     Resource,
-    api::TypeMeta,
     runtime::{
         controller::Action,
-        events::{Event, EventType},
+        events::{Event as ClusterEvent, EventType},
         reflector::ObjectRef,
     },
 };
-use serde_json::Value;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::{
-    api::{VirtualMachine, status::Retry},
+    api::{Reason, VirtualMachine, VirtualMachineStatus, reasons::Effect, status::Retry},
     cluster::{
         ActionError, Cluster, Executed, api_label,
         events::Teller,
         packed::PackedMachine,
-        watch::{Children, Unseen, WatchError},
+        watch::{Unseen, WatchError},
     },
-    config::{Kinds, ReconcilerConfig},
+    config::ReconcilerConfig,
     manager::{templates::InForce, written::Written},
+    object::{Rendered, pods},
     observed::Observed,
-    plan::{self, Plan, plan},
-    power,
+    ownership::{status_differs, trim},
+    plan::{self, Plan, kinds, plan},
     process::{ErrorChain, lock},
-    render::{Facts, Rendered, TemplateError, render},
+    render::{Facts, TemplateError, render},
+    schedule,
     status::{
-        Failure, Outcome, Source, differs,
-        events::{News, events, stopped as stopped_by_guest},
-        noted, status,
+        Failure, Outcome, Reconciled, Source,
+        events::{self, Event, events},
+        status,
     },
 };
-
-/// The first and the longest pause after a failure.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
-
-/// When to look again at a machine some of whose kinds of objects are being listed.
-const UNSEEN: Duration = Duration::from_secs(10);
-
-/// How many failures in a row that may go by themselves are nobody's business.
-const SILENT: u32 = 2;
 
 /// Why a machine could not be brought to where it should be; it is tried again.
 #[derive(Debug, thiserror::Error)]
@@ -80,31 +80,48 @@ impl ReconcileError {
     }
 }
 
-/// How a machine is rendered during one look.
-struct Ways {
+/// The configuration and the templates of one reconcile.
+struct Inputs {
     config: Arc<ReconcilerConfig>,
     templates: Arc<InForce>,
 }
 
-/// What the reconciliation of every machine shares.
+/// What the reconciles of all VMs share.
 pub struct Reconciler {
     cluster: Cluster,
     config: watch::Receiver<Arc<ReconcilerConfig>>,
     templates: watch::Receiver<Arc<InForce>>,
     teller: Arc<Teller>,
-    /// What the watch of the machines may not have told yet.
+    /// VMs as the last writes of their status left them.
     pub written: Written,
-    /// The machines that could not be brought to where they should be.
-    troubles: Mutex<HashMap<ObjectRef<PackedMachine>, Trouble>>,
+    /// The VMs whose last reconcile failed.
+    failing: Mutex<HashMap<ObjectRef<PackedMachine>, Failing>>,
 }
 
-/// What is remembered of a machine until it is as it should be.
+/// What is remembered of a VM while its reconciles fail.
 #[derive(Clone, Debug, Default)]
-struct Trouble {
+struct Failing {
     /// Failures in a row.
-    failures: u32,
-    /// What its status should say of the next try, if that could not be written.
+    count: u32,
+    /// The `status.retry` that could not be written.
     retry: Option<Retry>,
+}
+
+/// What the step *observe* finds.
+struct View {
+    observed: Observed,
+    rendered: Result<Vec<Rendered>, TemplateError>,
+    /// A kind that is rendered and can't be watched.
+    unwatched: Option<WatchError>,
+    /// Kinds that the VM's status names and of which the objects are not known.
+    unknown: Vec<Unseen>,
+}
+
+impl View {
+    /// What is planned for: nothing while a kind is unknown, except the VM's power.
+    fn to_plan(&self) -> Option<&[Rendered]> {
+        self.rendered.as_deref().ok().filter(|_| self.unwatched.is_none())
+    }
 }
 
 impl Reconciler {
@@ -115,114 +132,145 @@ impl Reconciler {
         templates: watch::Receiver<Arc<InForce>>,
         teller: Arc<Teller>,
     ) -> Self {
-        Self { cluster, config, templates, teller, written: Written::default(), troubles: Mutex::default() }
+        Self { cluster, config, templates, teller, written: Written::default(), failing: Mutex::default() }
     }
 
-    /// Brings a machine to where its spec wants it. What we know of it is taken when this is called, not when it is first polled.
+    /// Brings a VM to where its spec wants it. What is known of the VM is taken when this is called, not when the future is first
+    /// polled.
     ///
     /// # Errors
-    /// [`ReconcileError`]; everything that could be done and said was.
+    /// [`ReconcileError`]; everything that could be done and reported was.
     pub fn reconcile(
         packed: Arc<PackedMachine>,
         this: Arc<Self>,
     ) -> impl Future<Output = Result<Action, ReconcileError>> + Send {
-        let newer = this.written.newer(&packed);
-        Self::bring(packed, newer, this)
+        let newest = this.written.newer(&packed).or_else(|| packed.read().ok().map(Arc::new));
+        async move {
+            // The watch has reported that it can't be read.
+            let Some(vm) = newest else { return Ok(Action::await_change()) };
+            this.run(vm, ObjectRef::from_obj(&*packed)).await
+        }
     }
 
-    async fn bring(
-        packed: Arc<PackedMachine>,
-        newer: Option<Arc<VirtualMachine>>,
-        this: Arc<Self>,
-    ) -> Result<Action, ReconcileError> {
-        let Some(mut vm) = newer.or_else(|| packed.read().ok().map(Arc::new)) else {
-            return Ok(Action::await_change());
-        };
-        let name = ObjectRef::from_obj(&*packed);
-        let Trouble { failures, retry } = lock(&this.troubles).get(&name).cloned().unwrap_or_default();
-        if retry.is_some() {
-            Arc::make_mut(&mut vm).status.get_or_insert_default().retry = retry;
+    async fn run(&self, mut vm: Arc<VirtualMachine>, name: ObjectRef<PackedMachine>) -> Result<Action, ReconcileError> {
+        let failing = lock(&self.failing).get(&name).cloned().unwrap_or_default();
+        if failing.retry.is_some() {
+            Arc::make_mut(&mut vm).status.get_or_insert_default().retry = failing.retry;
         }
-        // Reads: what the watches keep.
-        let children = &this.cluster.children;
-        let complete = children.complete();
-        let mut observed = children.observe(&vm, Timestamp::now());
-        let ways = Ways { config: this.config.borrow().clone(), templates: this.templates.borrow().clone() };
-        let mut rendering = ways.render(&vm, &observed);
-        let mut unwatched = None;
-        let unseen: Vec<Unseen>;
-        if let Ok(rendered) = &rendering {
-            if let Err(error) = children.watch(needed(rendered)).await {
-                if !children.knows(&pods()) {
-                    return Err(error.into());
-                }
-                unwatched = Some(error);
-            }
-            unseen = leftovers(children, &vm, rendered, &ways.config.allowed_kinds).await;
-            // Also if one became complete by itself since: what it told last was not observed.
-            if children.complete() != complete {
-                observed = children.observe(&vm, Timestamp::now());
-                rendering = ways.render(&vm, &observed);
-            }
-        } else {
-            unseen = noted(&vm, &[]).into_iter().map(Unseen::from).collect();
-        }
-        let rendered = rendering.as_deref();
-        // Pure. What can't be watched can't be planned; the machine's power can.
-        let plan = plan(&vm, &observed, rendered.ok().filter(|_| unwatched.is_none()));
-        this.count(rendered.ok(), &plan);
-        // Writes.
-        let Executed { done, refusals, result } = this.cluster.execute(&vm, &plan).await;
-        // What lasts may need a person, too: a webhook that does not answer, for one.
-        let tells = |error: &&ActionError| !error.is_transient() || (failures >= SILENT && !error.is_busy());
-        let failure = match (result.as_ref().err().filter(tells), &unwatched) {
-            (Some(error), _) => Some(Failure { reason: error.reason(), message: ErrorChain(error).to_string() }),
-            (None, Some(error)) if failures >= SILENT => {
-                Some(Failure { reason: "WatchFailed", message: ErrorChain(error).to_string() })
-            }
-            _ => None,
+        let inputs = Inputs { config: self.config.borrow().clone(), templates: self.templates.borrow().clone() };
+
+        // 1. Observe. Waits until the kinds that are needed are known.
+        let mut view = self.observe(&vm, &inputs).await?;
+
+        // 2. Plan. Pure.
+        let plan = plan(&vm, &view.observed, view.to_plan());
+        self.count(view.rendered.as_deref().ok(), &plan);
+
+        // 3. Execute. Writes objects.
+        let Executed { done, refusals, result } = self.cluster.execute(&vm, &plan).await;
+        let outcome = Outcome {
+            failure: failure(result.as_ref().err(), view.unwatched.as_ref(), failing.count),
+            refusals,
+            unknown_kinds: view.unknown.iter().map(|unknown| unknown.kind.clone()).collect(),
         };
-        let is_listed = unseen.iter().any(|unseen| unseen.is_listed);
-        let unseen = unseen.into_iter().map(|unseen| unseen.kind).collect();
-        let outcome = Outcome { failure, refusals, unseen };
-        // Pure again, from what there is now, then at most one write.
+
+        // 4. Report. Derives events and the status, then writes them.
         if plan.steps.iter().any(|step| !step.is_empty()) {
-            observed = this.cluster.children.observe(&vm, Timestamp::now());
+            view.observed = self.cluster.children.observe(&vm, Timestamp::now());
         }
-        let wanted = status(&vm, &observed, &plan, rendered, &outcome, ways.source(&vm));
-        let news = events(&vm, &observed, rendered.ok(), &outcome, &wanted, &done);
-        // Before the status is written: what that says is not news any more.
-        this.tell(&vm, news);
-        let written = if vm.metadata.deletion_timestamp.is_none() && differs(&vm, &wanted) {
-            this.write_status(&vm, &wanted).await
-        } else {
-            Ok(None)
+        let reconciled = Reconciled {
+            vm: &vm,
+            observed: &view.observed,
+            plan: &plan,
+            rendered: view.rendered.as_deref(),
+            outcome: &outcome,
+            source: inputs.source(&vm),
         };
-        let unwritten = plan.retry.clone().filter(|_| written.is_err());
-        if unwritten.is_some() || failures > 0 {
-            lock(&this.troubles).entry(name.clone()).or_default().retry = unwritten;
+        let written = self.report(&reconciled, &done).await;
+        self.remember_retry(&name, failing.count, plan.retry.clone().filter(|_| written.is_err()));
+        if !written? {
+            self.stop(&vm, &plan).await?;
         }
-        let written = written?;
-        // It names the version that the status was of.
-        if plan.power.write_stopped
-            && written.is_none()
-            && let Some(halted) = &plan.power.halted
-            && this.cluster.write_stopped(&vm, halted).await.map_err(ReconcileError::Spec)?
-        {
-            this.tell(&vm, vec![stopped_by_guest()]);
-        }
+
+        // 5. Schedule. Pure, but for what is remembered of failures.
         debug!("reconciled");
         result?;
-        if let Some(error) = unwatched {
+        if let Some(error) = view.unwatched {
             return Err(error.into());
         }
-        lock(&this.troubles).remove(&name);
-        let mut again_after = plan.again_after;
-        if is_listed {
-            // Nothing wakes a machine that has none of them.
-            again_after = Some(again_after.map_or(UNSEEN, |pause| pause.min(UNSEEN)));
+        lock(&self.failing).remove(&name);
+        let is_listing = view.unknown.iter().any(|unknown| unknown.is_listed);
+        Ok(schedule::next(plan.again_after, is_listing).map_or_else(Action::await_change, Action::requeue))
+    }
+
+    /// The VM's objects and what the templates make of it. A kind that is rendered for the first time is listed and watched from here
+    /// on, and the view is taken again when it is complete.
+    async fn observe(&self, vm: &VirtualMachine, inputs: &Inputs) -> Result<View, ReconcileError> {
+        let children = &self.cluster.children;
+        let complete = children.complete();
+        let observed = children.observe(vm, Timestamp::now());
+        let rendered = inputs.render(vm, &observed);
+        let Ok(objects) = &rendered else {
+            let unknown = kinds::from_status(vm, &[]).into_iter().map(Unseen::from).collect();
+            return Ok(View { observed, rendered, unwatched: None, unknown });
+        };
+        let unwatched = children.watch(kinds::needed(objects)).await.err();
+        if let Some(error) = unwatched.as_ref().filter(|_| !children.knows(&pods())) {
+            return Err(error.clone().into());
         }
-        Ok(again_after.map_or_else(Action::await_change, Action::requeue))
+        let unknown = self.look_for_leftovers(vm, objects, inputs).await;
+        // Also if a kind became complete by itself since: what its list brought last was not observed.
+        if children.complete() == complete {
+            return Ok(View { observed, rendered, unwatched, unknown });
+        }
+        let observed = children.observe(vm, Timestamp::now());
+        Ok(View { rendered: inputs.render(vm, &observed), observed, unwatched, unknown })
+    }
+
+    /// Looks for objects that earlier templates made of a VM. Only a VM without a Pod waits for them, because what is left may make
+    /// one. Returns the kinds of which nothing is known.
+    async fn look_for_leftovers(&self, vm: &VirtualMachine, objects: &[Rendered], inputs: &Inputs) -> Vec<Unseen> {
+        let kinds = kinds::from_status(vm, objects);
+        if kinds.is_empty() {
+            return Vec::new();
+        }
+        let children = &self.cluster.children;
+        let allowed = &inputs.config.allowed_kinds;
+        let (allowed, refused): (Vec<_>, Vec<_>) =
+            kinds.into_iter().partition(|kind| allowed.allow(&kind.api_version, &kind.kind));
+        let has_pod = plan::pod(vm, &children.observe(vm, Timestamp::now())).is_some();
+        let unknown = children.look_for(allowed, !has_pod).await;
+        unknown.into_iter().chain(refused.into_iter().map(Unseen::from)).collect()
+    }
+
+    /// Records the events and writes the status if it differs. Returns whether the status was written.
+    async fn report(&self, reconciled: &Reconciled<'_>, done: &[&plan::Action]) -> Result<bool, ReconcileError> {
+        let vm = reconciled.vm;
+        let wanted = status(reconciled);
+        // Before the status is written: what is in there already is not new any more.
+        self.record(vm, events(reconciled, &wanted, done));
+        if vm.metadata.deletion_timestamp.is_some() || !status_differs(vm, &wanted) {
+            return Ok(false);
+        }
+        self.write_status(vm, &wanted).await
+    }
+
+    /// Sets `spec.vm.state` to Stopped if the plan says so. Only when the status was not written in the same reconcile: the write names
+    /// the version of the VM that the plan was made for.
+    async fn stop(&self, vm: &VirtualMachine, plan: &Plan) -> Result<(), ReconcileError> {
+        if plan.power.write_stopped
+            && let Some(halted) = &plan.power.halted
+            && self.cluster.write_stopped(vm, halted).await.map_err(ReconcileError::Spec)?
+        {
+            self.record(vm, vec![events::stopped()]);
+        }
+        Ok(())
+    }
+
+    fn remember_retry(&self, name: &ObjectRef<PackedMachine>, failures: u32, unwritten: Option<Retry>) {
+        if unwritten.is_some() || failures > 0 {
+            lock(&self.failing).entry(name.clone()).or_default().retry = unwritten;
+        }
     }
 
     /// Counts what the plan does not write.
@@ -234,51 +282,45 @@ impl Reconciler {
         }
     }
 
-    /// When to try again after a failure: later and later, each machine for itself.
+    /// Schedules the next try after a failure.
     pub fn retry(vm: Arc<PackedMachine>, error: &ReconcileError, this: Arc<Self>) -> Action {
-        let mut troubles = lock(&this.troubles);
-        let count = &mut troubles.entry(ObjectRef::from_obj(&*vm)).or_default().failures;
-        let (first, longest) = BACKOFF;
-        let pause = first.saturating_mul(1 << (*count).min(10)).min(longest);
+        let mut failing = lock(&this.failing);
+        let count = &mut failing.entry(ObjectRef::from_obj(&*vm)).or_default().count;
+        let pause = schedule::back_off(*count);
         *count += 1;
         warn!(error = %ErrorChain(error), tries = *count, again_in = ?pause, "not done yet");
         Action::requeue(pause)
     }
 
-    /// Drops what was remembered of a machine that is gone.
+    /// Drops what was remembered of a VM that is gone.
     pub fn forget(&self, name: &str, namespace: &str) {
         let vm = ObjectRef::new(name).within(namespace);
         self.written.forget(&vm);
-        lock(&self.troubles).remove(&vm);
+        lock(&self.failing).remove(&vm);
     }
 
-    /// Returns the machine as it is then, unless it was deleted or changed meanwhile: then the watch will tell.
-    async fn write_status(
-        &self,
-        vm: &VirtualMachine,
-        wanted: &Value,
-    ) -> Result<Option<Arc<VirtualMachine>>, ReconcileError> {
+    /// Returns whether it was written. It is not if the VM was deleted or changed meanwhile, which the watch reports.
+    async fn write_status(&self, vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> Result<bool, ReconcileError> {
         match self.cluster.write_status(vm, wanted).await {
             Ok(mut written) => {
                 debug!("wrote the status");
                 self.cluster.children.metrics.wrote("status", "VirtualMachine");
-                power::trim(&mut written);
-                let written = Arc::new(written);
-                self.written.insert(written.clone());
-                Ok(Some(written))
+                trim(&mut written);
+                self.written.insert(Arc::new(written));
+                Ok(true)
             }
-            Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(None),
+            Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(false),
             Err(error) => Err(ReconcileError::Status(error)),
         }
     }
 
-    /// Events for what a person would ask about.
-    fn tell(&self, vm: &VirtualMachine, news: Vec<News>) {
+    fn record(&self, vm: &VirtualMachine, events: Vec<Event>) {
         let regarding = ObjectReference { resource_version: None, ..vm.object_ref(&()) };
-        for News { warning, reason, note, action } in news {
-            let event = Event {
-                type_: if warning { EventType::Warning } else { EventType::Normal },
-                reason,
+        for Event { reason, note, action } in events {
+            let is_warning = reason.effect() == Effect::Warning;
+            let event = ClusterEvent {
+                type_: if is_warning { EventType::Warning } else { EventType::Normal },
+                reason: reason.as_str().into(),
                 note: Some(note),
                 action: action.to_owned(),
                 secondary: None,
@@ -288,7 +330,17 @@ impl Reconciler {
     }
 }
 
-impl Ways {
+/// The failure that the status reports, if it is one that a person must know of.
+fn failure(action: Option<&ActionError>, unwatched: Option<&WatchError>, failures_before: u32) -> Option<Failure> {
+    let of_action = |error: &ActionError| (error.persistence(), error.reason(), ErrorChain(error).to_string());
+    let of_watch =
+        |error: &WatchError| (schedule::Persistence::Transient, Reason::WatchFailed, ErrorChain(error).to_string());
+    let failures = action.map(of_action).into_iter().chain(unwatched.map(of_watch));
+    let mut reported = failures.filter(|(persistence, ..)| schedule::is_reported(*persistence, failures_before));
+    reported.next().map(|(_, reason, message)| Failure { reason, message })
+}
+
+impl Inputs {
     fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, TemplateError> {
         let facts = Facts { display_password: random() };
         render(vm, observed, &self.config, &facts, self.templates.of(vm)?)
@@ -297,36 +349,6 @@ impl Ways {
     fn source(&self, vm: &VirtualMachine) -> Source<'_> {
         Source { set: self.templates.of(vm).ok(), refused: self.templates.refusal(vm) }
     }
-}
-
-/// The kinds of which all objects must be known. Pods also where something else makes them: without knowing its Pod nothing can be
-/// said of a machine. Secrets also where none is rendered: the display's may be a person's.
-fn needed(rendered: &[Rendered]) -> impl Iterator<Item = TypeMeta> {
-    let secrets = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };
-    rendered.iter().map(|object| object.key.types()).chain([pods(), secrets])
-}
-
-/// Looks for what earlier templates made of a machine. Nobody waits for it but a machine without a Pod: what is left may make one.
-/// Returns the kinds of which nothing is known.
-async fn leftovers(
-    children: &Arc<Children>,
-    vm: &VirtualMachine,
-    rendered: &[Rendered],
-    allowed: &Kinds,
-) -> Vec<Unseen> {
-    let noted = noted(vm, rendered);
-    if noted.is_empty() {
-        return Vec::new();
-    }
-    let (noted, refused): (Vec<_>, Vec<_>) =
-        noted.into_iter().partition(|kind| allowed.allow(&kind.api_version, &kind.kind));
-    let has_pod = plan::pod(vm, &children.observe(vm, Timestamp::now())).is_some();
-    let unseen = children.look_for(noted, !has_pod).await;
-    unseen.into_iter().chain(refused.into_iter().map(Unseen::from)).collect()
-}
-
-fn pods() -> TypeMeta {
-    TypeMeta { api_version: "v1".into(), kind: "Pod".into() }
 }
 
 /// 128 random bits as text, or nothing where the operating system has none: then no password can be made of them.

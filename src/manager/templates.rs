@@ -37,11 +37,12 @@ use super::{
     sandbox,
 };
 use crate::{
-    api::{SET_LABEL, VirtualMachine},
+    api::VirtualMachine,
     cluster::{ActionError, Cluster, events::Teller, list_watch::list_watch, packed::PackedMachine, watch::Children},
     config::ReconcilerConfig,
     files::{self, FileError},
     metrics::Metrics,
+    object::{SET_LABEL, builtin_kinds},
     observed::Observed,
     process::ErrorChain,
     render::{
@@ -77,7 +78,7 @@ impl InForce {
     /// The kinds of objects that machines have or had, as far as that can be said without them.
     pub fn usual_kinds(&self) -> HashSet<TypeMeta> {
         let of_all = self.library.get(None).map(check::kinds).unwrap_or_default();
-        of_all.union(check::builtin_kinds()).cloned().collect()
+        of_all.into_iter().chain(builtin_kinds()).collect()
     }
 
     /// Why the newest version of a machine's set is not the one that is used.

@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use crate::{
     api::{PendingChange, Quantity},
+    object::Rendered,
     observed::{Json, Object},
-    render::Rendered,
 };
 
 /// What the paths of our changes begin with. The runner has changes of its own, of what is not in the Pod.

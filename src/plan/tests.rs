@@ -421,7 +421,8 @@ fn a_label_of_the_machine_reaches_its_pod_and_leaves_it() {
                 .unwrap();
             let tier = labels.remove("f:tier").unwrap();
             let fields = json!({ "f:metadata": { "f:labels": { "f:tier": tier } } });
-            let entry = json!({ "manager": crate::observed::FIELD_MANAGER, "operation": "Update", "fieldsV1": fields });
+            let entry =
+                json!({ "manager": crate::ownership::OBJECT_MANAGER, "operation": "Update", "fieldsV1": fields });
             pod["metadata"]["managedFields"].as_array_mut().unwrap().push(entry);
         }),
     );

@@ -1,3 +1,5 @@
+use serde_json::{Value, json};
+
 use super::*;
 use crate::{
     api::VirtualMachine,
@@ -162,7 +164,7 @@ fn what_the_manager_said_itself_is_no_report() {
     let mut vm = machine("Running", None, shut_down("Pod-apple"));
     let mut with = |ours: Value| {
         let fields = json!({ "f:status": { "f:conditions": { "k:{\"type\":\"Running\"}": ours } } });
-        let entry = json!([{ "manager": status::FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
+        let entry = json!([{ "manager": ownership::STATUS_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
         vm.metadata.managed_fields = serde_json::from_value(entry).unwrap();
         decide(&vm, &nothing()).wanted
     };
@@ -196,47 +198,4 @@ fn a_pod_that_a_statefulset_made_is_not_asked_for_the_restart() {
         }
     });
     assert_eq!(decide(&vm, &observed).wanted, Wanted::Halting);
-}
-
-#[test]
-fn trimming_keeps_who_sets_the_state() {
-    let entry = |manager: &str, operation: &str, fields: Value| json!({ "manager": manager, "operation": operation, "fieldsV1": fields });
-    let state = json!({ "f:spec": { "f:vm": { "f:state": {}, "f:maximumCpus": {} } } });
-    let other = json!({ "f:spec": { "f:vm": { "f:maximumCpus": {} } } });
-    let by_client = json!({ "f:metadata": { "f:annotations": { format!("f:{LAST_APPLIED}"): {} } }, "f:spec": { "f:vm": { "f:state": {} } } });
-    let last = |text: &str| json!({ LAST_APPLIED: text });
-    for (entries, annotations, expected) in [
-        (json!([]), json!({}), Setter::Nobody),
-        (json!([entry("flux", "Apply", other.clone())]), json!({}), Setter::Nobody),
-        (json!([entry("flux", "Apply", state.clone())]), json!({}), Setter::Applier),
-        (json!([entry("kubectl-edit", "Update", state.clone())]), json!({}), Setter::Somebody),
-        (json!([entry(COMMAND_MANAGER, "Apply", state.clone())]), json!({}), Setter::Somebody),
-        (
-            json!([entry("kubectl-client-side-apply", "Update", state.clone())]),
-            last(r#"{"spec":{"vm":{"state":"Running"}}}"#),
-            Setter::Applier,
-        ),
-        (json!([entry("kubectl-client-side-apply", "Update", other)]), last(r#"{"spec":{"vm":{}}}"#), Setter::Nobody),
-        // The CRD's default is the client's.
-        (
-            json!([entry("argocd-controller", "Update", by_client.clone())]),
-            last(r#"{"spec":{"vm":{}}}"#),
-            Setter::Nobody,
-        ),
-        (
-            json!([entry("argocd-controller", "Update", by_client), entry("kubectl-patch", "Update", state.clone())]),
-            last(r#"{"spec":{"vm":{}}}"#),
-            Setter::Somebody,
-        ),
-    ] {
-        let mut vm = vm(|vm| {
-            vm["metadata"]["managedFields"] = entries.clone();
-            vm["metadata"]["annotations"] = annotations;
-        });
-        trim(&mut vm);
-        assert_eq!(setter(&vm), expected, "{entries}");
-        assert_eq!(vm.metadata.annotations, None);
-        let kept = json!(vm.metadata.managed_fields);
-        assert!(!kept.to_string().contains("maximumCpus"), "{kept}");
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{Arc, LazyLock},
+    sync::Arc,
 };
 
 use kube::core::TypeMeta;
@@ -83,13 +83,6 @@ pub fn kinds(set: &TemplateSet) -> HashSet<TypeMeta> {
     examples().into_iter().flat_map(objects).map(|object| object.key.types()).collect()
 }
 
-/// Those of the built-in templates, which machines have or had whatever the templates are now.
-pub fn builtin_kinds() -> &'static HashSet<TypeMeta> {
-    static KINDS: LazyLock<HashSet<TypeMeta>> =
-        LazyLock::new(|| TemplateSet::builtin().as_ref().map(kinds).unwrap_or_default());
-    &KINDS
-}
-
 /// The object under a name that none has, so that the API server looks at it as at a new one: what can't change of an object
 /// that exists (a Pod, a claim) is no reason to refuse a template.
 pub fn trial(object: &Rendered) -> Rendered {
@@ -127,10 +120,13 @@ fn shape(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::json;
 
     use super::*;
     use crate::{
+        object::BUILTIN_KINDS,
         render::Files,
         test_support::{nothing, vm},
     };
@@ -169,6 +165,14 @@ mod tests {
         assert_eq!(examples().len(), include_str!("examples.yaml").matches("\nkind: VirtualMachine").count());
         let machines = examples().into_iter().map(|vm| (vm, nothing()));
         assert_eq!(check(Some(&set(&[])), &set(&[]), machines, &ReconcilerConfig::default()).unwrap().machines, 2);
+    }
+
+    #[test]
+    fn the_built_in_kinds_are_those_of_the_built_in_templates() {
+        let rendered: BTreeSet<(String, String)> =
+            kinds(&set(&[])).into_iter().map(|kind| (kind.api_version, kind.kind)).collect();
+        let named = BUILTIN_KINDS.map(|(api_version, kind)| (api_version.to_owned(), kind.to_owned()));
+        assert_eq!(rendered, BTreeSet::from(named));
     }
 
     #[test]

@@ -30,15 +30,16 @@ use minijinja::value::{Enumerator, Object, Serde};
 use serde::{Serialize, Serializer, ser::Error as _};
 use serde_json::{Value, json};
 
-use super::output::{digest, labels};
+use super::output::digest;
 use crate::{
     api::{
-        APP_NAME, CloudInit, Disk, Image, Quantity, ServiceMetadata, VirtualMachine, VirtualMachineSpec,
-        VirtualMachineStatus, VolumeClaimTemplate, crd,
+        CloudInit, Disk, Image, ServiceMetadata, VirtualMachine, VirtualMachineSpec, VirtualMachineStatus,
+        VolumeClaimTemplate, crd,
     },
+    claims,
     config::{LoadBalancerService, ReconcilerConfig},
+    object::labels,
     observed::{self, Observed},
-    plan,
     runner_config::{
         CloudInitSection, ConfigFile, DisplaySection, Drive, NetworkSection, RunnerConfig, SpiceSection, VmSection,
         VncSection, paths,
@@ -253,7 +254,7 @@ pub(super) fn build(
         runner: ConfigFile { runner: runner_config(vm, &disks, cloud_init.as_ref().map(|data| data.section.clone())) },
         cloud_init: cloud_init.map(|data| data.files),
         disks,
-        runner_data: json!({ "claimName": claim_name(observed, format!("{name}-runner-data"), &[format!("runner-data-{name}-0"), format!("vmop-runner-data-{name}-0")]) }),
+        runner_data: json!({ "claimName": claims::runner_data_name(&name, observed) }),
         service: service(vm.spec.load_balancer_service.as_ref(), &config.load_balancer_service),
         display_secret: display_secret(vm, observed, facts),
         labels: standard,
@@ -337,14 +338,6 @@ fn current_ram(spec: &VirtualMachineSpec) -> u64 {
     spec.vm.current_ram.as_ref().unwrap_or(&spec.vm.maximum_ram).bytes()
 }
 
-/// The name of a claim: one of the oldest releases where such a claim exists.
-fn claim_name(observed: &Observed, name: String, old: &[String]) -> String {
-    if observed.claim(&name).is_some() {
-        return name;
-    }
-    old.iter().find(|old| observed.claim(old).is_some()).cloned().unwrap_or(name)
-}
-
 fn disks(vm: &str, disks: &[Disk], observed: &Observed) -> Vec<ResolvedDisk> {
     let mut templates = 0;
     let mut resolved = Vec::new();
@@ -382,7 +375,7 @@ fn resolve_claim(
     let metadata = template.metadata.clone().unwrap_or_default();
     // The oldest releases counted the claims, too, whatever their page says of the list of disks.
     let volume = metadata.name.as_ref().map_or_else(|| format!("disk-{index}"), |name| format!("{name}-disk"));
-    let claim_name = claim_name(observed, format!("{vm}-{volume}"), &[format!("{volume}-{vm}-0")]);
+    let claim_name = claims::disk_name(vm, &volume, observed);
     let claim = observed.claim(&claim_name);
     let existing = claim.map(|claim| &claim.spec);
     let mut spec = template.spec.clone().unwrap_or_else(|| json!({}));
@@ -397,8 +390,8 @@ fn resolve_claim(
     let mode = existing.and_then(|existing| existing["volumeMode"].as_str()).or(spec["volumeMode"].as_str());
     let mode = mode.unwrap_or("Block").to_owned();
     // A claim that does not grow, or has not yet, has no room for more.
-    let room = claim.and_then(|claim| room(claim));
-    let size = plan::claim_size(&spec).map(|wanted| room.map_or(wanted, |room| wanted.min(room)));
+    let room = claim.and_then(|claim| claims::size_when_mounted(claim));
+    let size = claims::requested_size(&spec).map(|wanted| room.map_or(wanted, |room| wanted.min(room)));
     ResolvedDisk {
         type_: "claim",
         claim_name,
@@ -413,15 +406,6 @@ fn resolve_claim(
         bootindex: disk.bootindex,
         size,
     }
-}
-
-/// The bytes that are on a claim's volume when a Pod mounts it: some volumes grow only then
-/// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#resizing-a-volume-containing-a-file-system>).
-fn room(claim: &observed::Object) -> Option<u64> {
-    if claim.condition("FileSystemResizePending", "True").is_some() {
-        return plan::claim_size(&claim.spec);
-    }
-    Quantity::bytes_of(claim.status.pointer("/capacity/storage")?)
 }
 
 /// A URL and a path stay, a name is one in the image repository.
@@ -619,11 +603,6 @@ fn display(vm: &VirtualMachine) -> DisplaySection {
         spice,
         vnc: display.vnc.as_ref().map(|vnc| VncSection { port: vnc.port }),
     }
-}
-
-/// The selector that finds all objects of all machines.
-pub fn selector() -> String {
-    format!("app.kubernetes.io/name={APP_NAME}")
 }
 
 #[cfg(test)]

@@ -1,121 +1,20 @@
 //! From what was read to objects: whose they are, how they live, and what is refused.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::{Resource, ResourceExt, core::TypeMeta};
-use serde::{Deserialize, Serialize};
+use kube::{Resource, ResourceExt};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    api::{APP_NAME, MANAGED_BY, VirtualMachine},
+    api::VirtualMachine,
     config::Kinds,
-    observed::is_same_resource,
+    object::{
+        HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, Rendered, UPDATE_ANNOTATION, Update,
+        VERSION_ANNOTATION, labels,
+    },
 };
-
-/// The hash of what was rendered, on each object: an object whose hash is the same need not be applied again.
-pub const HASH_ANNOTATION: &str = "vmoperator.jdrupes.org/rendered";
-/// The manager's version that applied the object last.
-pub const VERSION_ANNOTATION: &str = "vmoperator.jdrupes.org/version";
-/// How long an object lives: see [`Lifetime`].
-pub const LIFETIME_ANNOTATION: &str = "vmoperator.jdrupes.org/lifetime";
-/// How an object changes: see [`Update`].
-pub const UPDATE_ANNOTATION: &str = "vmoperator.jdrupes.org/update";
-
-/// How long an object lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Lifetime {
-    /// From the machine's creation to its deletion.
-    Vm,
-    /// Only while the machine runs.
-    Running,
-    /// Never deleted by us.
-    Keep,
-}
-
-/// How an object that exists changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Update {
-    /// Applied whenever the rendering changes.
-    Live,
-    /// Only labels and annotations are applied, the rest waits for the machine's next start.
-    AtStart,
-    /// Made when missing, then left alone.
-    Once,
-}
-
-/// What an object is called.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct ObjectKey {
-    /// Such as `v1` or `apps/v1`.
-    pub api_version: String,
-    /// Such as `Pod`.
-    pub kind: String,
-    /// The name in the machine's namespace.
-    pub name: String,
-}
-
-impl fmt::Display for ObjectKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind, self.name)
-    }
-}
-
-impl ObjectKey {
-    /// What kind it is.
-    pub fn types(&self) -> TypeMeta {
-        TypeMeta { api_version: self.api_version.clone(), kind: self.kind.clone() }
-    }
-
-    /// Its API group, such as `apps`; of the core group none.
-    pub fn group(&self) -> Option<&str> {
-        self.api_version.split_once('/').map(|(group, _)| group)
-    }
-
-    /// Whether both are the same object, perhaps in two versions of one group
-    /// (<https://kubernetes.io/docs/reference/using-api/#api-groups>).
-    pub fn is_same_object(&self, other: &Self) -> bool {
-        let is_same_kind = || self.kind == other.kind || is_same_resource(&self.types(), &other.types());
-        self.name == other.name && self.group() == other.group() && is_same_kind()
-    }
-
-    /// Whether it is a Pod.
-    pub fn is_pod(&self) -> bool {
-        self.api_version == "v1" && self.kind == "Pod"
-    }
-
-    /// Whether it is a claim, that is, holds a person's data.
-    pub fn is_claim(&self) -> bool {
-        self.api_version == "v1" && self.kind == "PersistentVolumeClaim"
-    }
-
-    /// Whether decisions need what is in it. Of all others only the metadata is asked for and kept.
-    pub fn is_looked_into(&self) -> bool {
-        self.is_pod() || self.is_claim()
-    }
-}
-
-/// An object as a template made it, complete: labels, owner, annotations.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Rendered {
-    /// What it is called.
-    pub key: ObjectKey,
-    /// The file of the template that made it.
-    pub template: String,
-    /// The template's name in its set.
-    pub name: String,
-    /// The files of the patches that changed it.
-    pub patches: Vec<String>,
-    /// How long it lives.
-    pub lifetime: Lifetime,
-    /// How it changes.
-    pub update: Update,
-    /// The hash of all that decides whether it must be applied; also on the object itself.
-    pub hash: String,
-    /// The whole object. Shared, because it is in the plan, too.
-    pub value: Arc<Value>,
-}
 
 /// Whose objects they are, and which they may be.
 pub(super) struct Scope<'a> {
@@ -134,18 +33,6 @@ impl<'a> Scope<'a> {
         });
         Self { namespace: vm.namespace(), labels: labels(&vm.name_any()), owner, kinds }
     }
-}
-
-/// The labels that every object of a machine has.
-pub fn labels(vm: &str) -> BTreeMap<String, String> {
-    [
-        ("app.kubernetes.io/name", APP_NAME),
-        ("app.kubernetes.io/instance", vm),
-        ("app.kubernetes.io/managed-by", MANAGED_BY),
-    ]
-    .into_iter()
-    .map(|(name, value)| (name.to_owned(), value.to_owned()))
-    .collect()
 }
 
 /// What is wrong with what a template rendered.

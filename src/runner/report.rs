@@ -24,10 +24,10 @@ use super::{
 };
 use crate::{
     api::{
-        Identity, PendingChange, VirtualMachine, VirtualMachineStatus,
+        Identity, PendingChange, Reason, VirtualMachine, VirtualMachineStatus,
         conditions::{self, NewCondition, with_times},
     },
-    power::FORCE_STOP_ANNOTATION,
+    object::FORCE_STOP_ANNOTATION,
     process::ErrorChain,
 };
 
@@ -94,14 +94,14 @@ pub struct Report {
 pub fn report(seen: &Seen) -> Option<Report> {
     let machine = seen.machine.as_ref()?;
     let running = running(machine, seen.running)?;
-    let is_running = running.status || running.reason == "Paused";
+    let is_running = running.status || running.reason == Reason::Paused;
     let of_guest = |type_, (status, reason, message): (bool, &str, String)| {
         let (status, reason, message) = if is_running {
             (status, reason, message)
         } else {
             (false, "NotRunning", "The machine does not run.".into())
         };
-        NewCondition { type_, status, reason: reason.into(), message }
+        NewCondition { type_, status, reason: Reason::parse(reason).unwrap_or(Reason::Unknown), message }
     };
     let (agent, user) = login(&seen.login);
     let viewer = seen.viewers.first().filter(|_| is_running);
@@ -172,7 +172,12 @@ fn console(viewer: Option<&Viewer>) -> OfGuest {
 
 fn running(machine: &MachineState, executes: Option<bool>) -> Option<NewCondition> {
     let condition = |status: bool, reason: &str, message: String| {
-        Some(NewCondition { type_: conditions::RUNNING, status, reason: reason.into(), message })
+        Some(NewCondition {
+            type_: conditions::RUNNING,
+            status,
+            reason: Reason::parse(reason).unwrap_or(Reason::Unknown),
+            message,
+        })
     };
     let what = || {
         let MachineState { machine_type, accelerator, accelerator_reason, .. } = machine;
@@ -365,7 +370,7 @@ impl Reporter {
         for condition in &report.conditions {
             if last.is_none_or(|last| !last.conditions.contains(condition)) {
                 let NewCondition { type_, status, reason, message } = condition;
-                info!(condition = type_, status, reason, "{message}");
+                info!(condition = type_, status, reason = reason.as_str(), "{message}");
             }
         }
         let Resource { api, name, pod_uid } = &self.0;

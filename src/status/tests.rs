@@ -1,6 +1,14 @@
-use super::*;
+use serde_json::json;
+
+use super::{
+    events::{Event, events},
+    *,
+};
 use crate::{
-    plan::plan,
+    api::reasons::Effect,
+    object::ObjectKey,
+    ownership::{STATUS_MANAGER, status_differs},
+    plan::{Action, plan},
     test_support::{applied, nothing, rendered, set_by, stopped, vm},
 };
 
@@ -16,9 +24,21 @@ fn pod(pod_status: Value) -> Observed {
     })
 }
 
-fn derive(vm: &VirtualMachine, observed: &Observed) -> Value {
+/// The status and the events of a reconcile whose plan was done, or of one in which nothing was done.
+fn reconcile(vm: &VirtualMachine, observed: &Observed, is_done: bool) -> (VirtualMachineStatus, Vec<Event>) {
     let rendered = rendered(vm, observed);
-    status(vm, observed, &plan(vm, observed, Some(&rendered)), Ok(&rendered), &Outcome::default(), Source::default())
+    let plan = plan(vm, observed, Some(&rendered));
+    let outcome = Outcome::default();
+    let source = Source::default();
+    let reconciled = Reconciled { vm, observed, plan: &plan, rendered: Ok(&rendered), outcome: &outcome, source };
+    let done: Vec<&Action> = plan.steps.iter().flatten().filter(|_| is_done).collect();
+    let wanted = status(&reconciled);
+    let events = events(&reconciled, &wanted, &done);
+    (wanted, events)
+}
+
+fn derive(vm: &VirtualMachine, observed: &Observed) -> Value {
+    json!(reconcile(vm, observed, false).0)
 }
 
 /// Phase, ready, and the condition Ready with its reason.
@@ -373,13 +393,9 @@ fn each_thing_that_is_wrong_with_a_claim_is_told_once() {
         })
     };
     let told = |vm: &VirtualMachine, observed: &Observed| {
-        let rendered = rendered(vm, observed);
-        let plan = plan(vm, observed, Some(&rendered));
-        let outcome = Outcome::default();
-        let wanted = status(vm, observed, &plan, Ok(&rendered), &outcome, Source::default());
-        let news = events::events(vm, observed, Some(&rendered), &outcome, &wanted, &[]);
-        let news = news.into_iter().filter(|news| news.reason == "ShrinkRefused").map(|news| news.note).collect();
-        (news, wanted)
+        let (wanted, events) = reconcile(vm, observed, false);
+        let events = events.into_iter().filter(|event| event.reason == Reason::ShrinkRefused);
+        (events.map(|event| event.note).collect(), json!(wanted))
     };
     let note = |claim: &str| format!("claim apple-{claim}-disk keeps its 2Gi: a volume can't shrink to 1Gi");
     let mut before = Value::Null;
@@ -400,19 +416,20 @@ fn what_was_written_is_not_written_again() {
     let observed = cluster(|_, _| ());
     let first = derive(&vm(|_| ()), &observed);
     let written = vm(|vm| vm["status"] = first.clone());
-    assert!(differs(&vm(|_| ()), &first));
-    assert!(!differs(&written, &derive(&written, &observed)));
+    assert!(status_differs(&vm(|_| ()), &reconcile(&vm(|_| ()), &observed, false).0));
+    assert!(!status_differs(&written, &reconcile(&written, &observed, false).0));
 }
 
 #[test]
 fn a_field_that_is_not_ours_to_say_any_more_is_given_up() {
     let observed = cluster(|_, _| ());
-    let wanted = derive(&reported(true, |_| ()), &observed);
-    let mut vm = vm(|vm| vm["status"] = wanted.clone());
+    let (wanted, _) = reconcile(&reported(true, |_| ()), &observed, false);
+    let mut vm = vm(|vm| vm["status"] = json!(wanted));
     let owned = json!({ "f:status": { "f:phase": {}, "f:cpus": {} } });
     vm.metadata.managed_fields =
-        serde_json::from_value(json!([{ "manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": owned }])).unwrap();
-    assert!(differs(&vm, &wanted));
+        serde_json::from_value(json!([{ "manager": STATUS_MANAGER, "operation": "Apply", "fieldsV1": owned }]))
+            .unwrap();
+    assert!(status_differs(&vm, &wanted));
 }
 
 #[test]
@@ -428,15 +445,15 @@ fn kinds_are_noted_that_are_made_there_or_not_looked_for() {
         object
     };
     let object = |kind: &str| object_of("example.org/v1", kind);
-    let kinds = |observed: &Observed, rendered: &[Rendered], unseen: &[TypeMeta]| {
+    let names = |observed: &Observed, rendered: &[Rendered], unseen: &[TypeMeta]| {
         let kinds = object_kinds(&machine, observed, rendered, unseen);
         kinds.into_iter().map(|kind| kind.kind).collect::<Vec<_>>()
     };
     let nobodys = applied(&[object("There")], |_, object| object["metadata"]["ownerReferences"] = json!([]));
     let there = applied(&[object("There")], |_, _| ());
-    assert_eq!(kinds(&cluster(|_, _| ()), &rendered(&machine, &nothing()), &[]), [""; 0]);
-    assert_eq!(kinds(&there, &[object("Made")], &[kind("Unseen")]), ["Made", "There", "Unseen"]);
-    assert_eq!(kinds(&nobodys, &[], &[]), [""; 0]);
+    assert_eq!(names(&cluster(|_, _| ()), &rendered(&machine, &nothing()), &[]), [""; 0]);
+    assert_eq!(names(&there, &[object("Made")], &[kind("Unseen")]), ["Made", "There", "Unseen"]);
+    assert_eq!(names(&nobodys, &[], &[]), [""; 0]);
     let older = applied(&[object_of("example.org/v1beta1", "Made")], |_, _| ());
     assert_eq!(object_kinds(&machine, &older, &[object("Made")], &[]).len(), 1, "two versions are one");
     let status = json!(object_kinds(&machine, &nothing(), &[object("Made")], &[]));
@@ -448,7 +465,7 @@ fn what_a_status_names_is_looked_for_if_it_can_be_a_kind_and_is_not_looked_for_a
     let rendered = rendered(&vm(|_| ()), &nothing());
     let is_noted = |api_version: &str, kind: &str| {
         let vm = vm(|vm| vm["status"] = json!({ "objectKinds": [{ "apiVersion": api_version, "kind": kind }] }));
-        !noted(&vm, &rendered).is_empty()
+        !kinds::from_status(&vm, &rendered).is_empty()
     };
     for (api_version, kind, expected) in [
         ("networking.k8s.io/v1", "NetworkPolicy", true),
@@ -484,12 +501,10 @@ fn who_says_that_nothing_runs() {
 #[test]
 fn what_is_news() {
     let news = |vm: &VirtualMachine, observed: &Observed| {
-        let rendered = rendered(vm, observed);
-        let plan = plan(vm, observed, Some(&rendered));
-        let wanted = status(vm, observed, &plan, Ok(&rendered), &Outcome::default(), Source::default());
-        let done: Vec<_> = plan.steps.iter().flatten().collect();
-        let news = events::events(vm, observed, Some(&rendered), &Outcome::default(), &wanted, &done);
-        news.into_iter().map(|news| format!("{} {}: {}", news.warning, news.reason, news.note)).collect::<Vec<_>>()
+        let (_, events) = reconcile(vm, observed, true);
+        let is_warning = |event: &Event| event.reason.effect() == Effect::Warning;
+        let events = events.into_iter().map(|event| format!("{} {}: {}", is_warning(&event), event.reason, event.note));
+        events.collect::<Vec<_>>()
     };
     assert_eq!(news(&vm(|_| ()), &nothing()), ["false SuccessfulCreate: made Pod apple"]);
     assert_eq!(news(&stopped(), &cluster(|_, _| ())), ["false SuccessfulDelete: Pod apple is asked to end"]);

@@ -65,16 +65,10 @@ fn a_growth_that_was_refused_is_asked_for_again_when_the_spec_changes_and_keeps_
         }
     });
     let grown = |generation: i64, reason: &str| {
-        let message =
-            "claim apple-other-disk has lost its volume; claim apple-core-disk can't grow from 1Gi to 2Gi: no";
-        let vm = with_sizes(
-            "2Gi",
-            "3Gi",
-            json!({ "conditions": [{
-            "type": "StorageReady", "status": "False", "reason": reason, "message": message,
-            "observedGeneration": generation, "lastTransitionTime": "2027-01-15T07:00:00Z",
-        }] }),
-        );
+        let finding =
+            json!({ "reason": reason, "current": "1Gi", "wanted": "2Gi", "answer": "no", "generation": generation });
+        let claims = json!([{ "name": "apple-core-disk", "findings": [finding] }]);
+        let vm = with_sizes("2Gi", "3Gi", json!({ "claims": claims }));
         let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
         let sizes = plan.steps[0].iter().filter_map(|action| match action {
             Action::Apply { object, .. } if object.key.is_claim() => {
@@ -85,10 +79,10 @@ fn a_growth_that_was_refused_is_asked_for_again_when_the_spec_changes_and_keeps_
         });
         sizes.filter(|claim| !claim.ends_with("1Gi")).collect::<Vec<_>>()
     };
-    for reason in ["GrowthRefused", "ClaimLost"] {
-        assert_eq!(grown(3, reason), ["apple-data-disk 3Gi"], "{reason}");
-        assert_eq!(grown(2, reason), ["apple-core-disk 2Gi", "apple-data-disk 3Gi"], "{reason}");
-    }
+    assert_eq!(grown(3, "GrowthRefused"), ["apple-data-disk 3Gi"]);
+    let both = ["apple-core-disk 2Gi", "apple-data-disk 3Gi"];
+    assert_eq!(grown(2, "GrowthRefused"), both, "another generation of the spec");
+    assert_eq!(grown(3, "GrowthPending"), both, "it was not refused");
 }
 
 #[test]

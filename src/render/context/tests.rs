@@ -59,7 +59,7 @@ fn cd_images() {
 fn of_several_display_secrets_it_is_a_persons_and_the_first_by_name() {
     let secret = |name: &str, managed_by: &str| {
         let labels = json!({
-            "app.kubernetes.io/name": APP_NAME, "app.kubernetes.io/instance": "apple",
+            "app.kubernetes.io/name": crate::object::APP_NAME, "app.kubernetes.io/instance": "apple",
             "app.kubernetes.io/component": "display-secret", "app.kubernetes.io/managed-by": managed_by,
         });
         let object: DynamicObject =
@@ -67,7 +67,7 @@ fn of_several_display_secrets_it_is_a_persons_and_the_first_by_name() {
         let types = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };
         Arc::new(Object::trim(&types, object))
     };
-    let generated = secret("apple-display-secret", crate::api::MANAGED_BY);
+    let generated = secret("apple-display-secret", crate::object::MANAGED_BY);
     let mut objects = vec![generated, secret("mine", "me"), secret("hers", "her")];
     for _ in 0..objects.len() {
         objects.rotate_left(1);

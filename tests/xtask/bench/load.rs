@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use vm_operator::api::VirtualMachine;
 use vm_operator::config::ReconcilerConfig;
-use vm_operator::observed::resource;
-use vm_operator::observed::{FIELD_MANAGER, Observed};
+use vm_operator::object::{HASH_ANNOTATION, Rendered, resource};
+use vm_operator::observed::Observed;
+use vm_operator::ownership::{OBJECT_MANAGER, STATUS_MANAGER};
 use vm_operator::plan::plan;
-use vm_operator::render::output::HASH_ANNOTATION;
-use vm_operator::render::{Facts, Rendered, TemplateSet, render};
-use vm_operator::status::{self, Outcome, Source, status};
+use vm_operator::render::{Facts, TemplateSet, render};
+use vm_operator::status::{Outcome, Reconciled, Source, status};
 
 /// How many machines are worked on at once: enough to keep the API server busy.
 const CONCURRENCY: usize = 32;
@@ -111,11 +111,19 @@ impl Writes {
         let facts = Facts { display_password: "0123456789abcdef0123456789abcdef".into() };
         let rendered = render(vm, &observed, &ReconcilerConfig::default(), &facts, templates)?;
         let plan = plan(vm, &observed, Some(&rendered));
+        let reconciled = Reconciled {
+            vm,
+            observed: &observed,
+            plan: &plan,
+            rendered: Ok(&rendered),
+            outcome: &Outcome::default(),
+            source: Source::default(),
+        };
         let status = json!({
             "apiVersion": VirtualMachine::api_version(&()),
             "kind": VirtualMachine::kind(&()),
             "metadata": { "name": vm.name_any(), "uid": vm.metadata.uid },
-            "status": status(vm, &observed, &plan, Ok(&rendered), &Outcome::default(), Source::default()),
+            "status": status(&reconciled),
         });
         // What a Pod mounts is made before it.
         let (pods, others) = rendered.into_iter().partition(|object| object.key.is_pod());
@@ -126,19 +134,19 @@ impl Writes {
     async fn send(self, client: &Client) -> Result<()> {
         for step in &self.steps {
             let writes = step.iter().map(|object| {
-                self.apply(client, resource(&object.key.types()), &object.key.name, &object.value, FIELD_MANAGER)
+                self.apply(client, resource(&object.key.types()), &object.key.name, &object.value, OBJECT_MANAGER)
             });
             try_join_all(writes).await?;
         }
         let machines = ApiResource::erase::<VirtualMachine>(&());
-        self.apply(client, machines, &self.name, &self.status, status::FIELD_MANAGER).await
+        self.apply(client, machines, &self.name, &self.status, STATUS_MANAGER).await
     }
 
     /// The answer is not looked into.
     async fn apply(&self, client: &Client, of: ApiResource, name: &str, value: &Value, manager: &str) -> Result<()> {
         let request = Request::new(DynamicObject::url_path(&of, Some(&self.namespace)));
         let (parameters, patch) = (PatchParams::apply(manager).force(), Patch::Apply(value));
-        let request = if manager == FIELD_MANAGER {
+        let request = if manager == OBJECT_MANAGER {
             request.patch(name, &parameters, &patch)
         } else {
             request.patch_subresource("status", name, &parameters, &patch)

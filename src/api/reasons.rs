@@ -1,0 +1,197 @@
+//! Why a condition has its status, and what an event is about: every reason, declared once.
+//!
+//! A line of the table below is all that there is to know of a reason: where it is used, whether a person must act, and what it means. The
+//! documentation's table, the events and the commands are made from it. A reason that lacks one of them does not compile.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// What a reason asks of a person.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing is wrong.
+    Fine,
+    /// Nothing is wrong, but a person would ask: an event of type Normal reports it.
+    Notice,
+    /// Something is not as wanted yet, and time mends it. No event.
+    Passing,
+    /// Something is wrong: an event of type Warning reports it.
+    Warning,
+}
+
+macro_rules! reasons {
+    ($($name:ident, $uses:literal, $effect:ident, $meaning:literal;)*) => {
+        /// The reason of a condition or of an event.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Reason {
+            $(#[doc = $meaning] $name,)*
+        }
+
+        impl Reason {
+            /// All reasons, in the order of the documentation.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// The word in conditions and events.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => stringify!($name),)* }
+            }
+
+            /// Where it is used: `TYPE=STATUS` of a condition, or `event`, divided by commas.
+            pub const fn uses(self) -> &'static str {
+                match self { $(Self::$name => $uses,)* }
+            }
+
+            /// What it asks of a person.
+            pub const fn effect(self) -> Effect {
+                match self { $(Self::$name => Effect::$effect,)* }
+            }
+
+            /// What it means, in a sentence.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Self::$name => $meaning,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    Pending, "Ready=Unknown", Passing, "No manager has reconciled the VM yet.";
+    Running, "Ready=True", Fine, "The VM runs, as its spec wants it.";
+    StoppedAsRequested, "Ready=True", Fine, "The VM is down, as its spec wants it.";
+    GuestShutdown, "Ready=True, Running=False, event", Notice, "The guest shut itself down. With `guestShutdownStops` the VM stays down; the message of Ready explains how to start it.";
+    Starting, "Ready=False, Running=False", Passing, "The VM is being started: the manager waits for the Pod, or the runner for QEMU.";
+    Stopping, "Ready=False", Passing, "The guest is being shut down.";
+    Restarting, "Ready=False, event", Passing, "The manager replaces the Pod, because a restart was requested or the Pod has ended.";
+    WaitingForDeletion, "Ready=False", Passing, "An object of an earlier VM with the same name must be gone first.";
+    Unschedulable, "Ready=False, event", Warning, "No node can take the Pod, or a claim is not bound. The message is the scheduler's.";
+    ImagePullFailed, "Ready=False, event", Warning, "The kubelet can't get the container's image. The message is the kubelet's.";
+    ContainerWaiting, "Ready=False, event", Warning, "The kubelet can't start the container. The message is the kubelet's.";
+    RunnerFailed, "Ready=False, event", Warning, "QEMU or the runner failed. The message is the last one that it logged.";
+    PodFailed, "Ready=False, event", Warning, "The Pod failed. The message has the cause and the time of the next try.";
+    PodSucceeded, "Ready=False, event", Notice, "The Pod's containers ended without an error. The message has the time of the next try.";
+    NodeNotResponding, "Ready=False, event", Warning, "The VM's node does not answer, so nobody knows whether the guest still runs.";
+    PodNotRemoved, "Ready=False, event", Warning, "Nothing runs in the Pod any more, but something keeps the object, usually a finalizer.";
+    NameTaken, "Ready=False, event", Warning, "An object with the needed name belongs to someone else. The manager does not take it over.";
+    ApplyFailed, "Ready=False, event", Warning, "The API server refused an object, or could not store it three times in a row, for example because a webhook does not answer. The message is the API server's.";
+    WatchFailed, "Ready=False, event", Warning, "The manager can't watch a kind of object that the templates create, because it lacks the right or the kind does not exist. The VM can still be stopped.";
+    TemplateError, "Ready=False, TemplatesValid=False, event", Warning, "A template can't be rendered. The message has file, line and column.";
+    Rendered, "TemplatesValid=True", Fine, "The templates render this VM.";
+    NewerRefused, "TemplatesValid=True", Fine, "The templates in use render this VM, but newer ones are not used. The message explains why.";
+    Changed, "RestartRequired=True", Fine, "A change waits for the next start. `status.pendingChanges` lists its path, current and wanted value.";
+    ClaimsBound, "StorageReady=True", Fine, "All disks are available.";
+    ClaimLost, "StorageReady=False, event", Warning, "A claim's volume is lost.";
+    ClaimDeleting, "StorageReady=False, event", Warning, "Someone deleted a claim. It is removed, with its data, when no Pod uses it any more.";
+    GrowthRefused, "StorageReady=False, event", Warning, "The API server refused to let a claim grow. The VM runs with the claim as it is.";
+    ShrinkRefused, "StorageReady=False, event", Warning, "The spec wants a claim to be smaller than it is, which no volume can become. The VM runs with the claim as it is.";
+    ChangeRefused, "StorageReady=False, event", Warning, "The spec wants a claim to be different in a way that can't be changed in a claim that exists. The VM runs with the claim as it is.";
+    ClaimPending, "StorageReady=False", Passing, "A claim is not bound to a volume yet.";
+    GrowthPending, "StorageReady=False", Passing, "A claim is not asked to grow yet.";
+    Resizing, "StorageReady=False", Passing, "A claim's volume grows.";
+    StateNotSet, "PowerUnmanaged=True", Fine, "Nobody sets `spec.vm.state`; the VM keeps its last power state.";
+    Started, "Running=True", Fine, "QEMU runs and the guest executes.";
+    Paused, "Running=False", Fine, "QEMU runs, but the guest is paused.";
+    PoweredDown, "Running=False", Fine, "The guest shut down because the runner asked it to.";
+    PoweredOff, "Running=False", Fine, "The guest did not shut down in time, or was not executing, and the runner ended QEMU.";
+    QemuFailed, "Running=False", Warning, "QEMU could not be started, failed, or was ended by somebody other than the runner. The message has its last output.";
+    GuestAgentAnswered, "Booted=True", Fine, "QEMU's guest agent in the guest has answered.";
+    NoGuestAgent, "Booted=False", Fine, "QEMU's guest agent in the guest has not answered yet.";
+    LoginAgentAnswered, "VmopAgentConnected=True", Fine, "The login agent in the guest has answered.";
+    NoLoginAgent, "VmopAgentConnected=False, UserLoggedIn=False", Fine, "The login agent in the guest has not answered yet, so it can't log in anybody.";
+    LoggedIn, "UserLoggedIn=True", Fine, "A user is logged in in the guest. `status.loggedInUser` is the user.";
+    NobodyLoggedIn, "UserLoggedIn=False", Fine, "No user is logged in in the guest.";
+    Refused, "UserLoggedIn", Fine, "The login agent refused the last request. The message is the agent's; the status says whether an earlier user is still logged in.";
+    Connected, "ConsoleConnected=True", Fine, "A viewer is connected to the display. `status.consoleClient` is its address.";
+    NobodyConnected, "ConsoleConnected=False", Fine, "No viewer is connected to the display.";
+    NotRunning, "Booted=False, ConsoleConnected=False, VmopAgentConnected=False, UserLoggedIn=False", Fine, "The VM does not run, so nothing is known of its guest.";
+    Stopped, "Running=False, and conditions of the guest", Fine, "There is no Pod, so no guest runs.";
+    Failed, "Running=False, and conditions of the guest", Warning, "The Pod failed, so no guest runs.";
+    Unknown, "Running=False, and conditions of the guest", Warning, "The VM's node does not answer, so nothing is known of its guest.";
+    SuccessfulCreate, "event", Notice, "The manager created the Pod.";
+    SuccessfulDelete, "event", Notice, "The manager deleted the Pod to stop the VM.";
+    Forced, "event", Notice, "The manager ends the Pod without waiting for the guest.";
+    RestartRequired, "event", Notice, "The condition RestartRequired became True, or other changes wait.";
+    PowerUnmanaged, "event", Warning, "The condition PowerUnmanaged became True.";
+    DiskKept, "event", Notice, "A disk was removed from the spec; its claim still exists.";
+    TemplatesChanged, "event", Notice, "The VM's objects are now rendered with another version of the templates.";
+    TemplatesRefused, "event", Warning, "A newer version of the templates is not used because of this VM. The message explains why.";
+    Unreadable, "event", Warning, "The VM was written under another version of the CustomResourceDefinition, and the manager can't read it.";
+}
+
+impl Reason {
+    /// The reason with that word; `None` for a word of another program.
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|reason| reason.as_str() == word)
+    }
+
+    /// The table of all reasons in the documentation, as Markdown.
+    pub fn markdown() -> String {
+        let rows = Self::ALL.iter().map(|reason| {
+            let effect = match reason.effect() {
+                Effect::Fine => "",
+                Effect::Notice => "event",
+                Effect::Passing => "ends by itself",
+                Effect::Warning => "warning",
+            };
+            format!("| {reason} | {} | {effect} | {} |\n", reason.uses(), reason.meaning())
+        });
+        format!("| reason | condition or event | | meaning |\n|---|---|---|---|\n{}", rows.collect::<String>())
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl Serialize for Reason {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for Reason {
+    /// A word of another version becomes [`Reason::Unknown`]: a status that somebody else wrote must not make the VM unreadable.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        Ok(Self::parse(&word).unwrap_or(Self::Unknown))
+    }
+}
+
+impl JsonSchema for Reason {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Reason".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": "string" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_is_found_by_its_word_and_says_where_it_is_used() {
+        assert!(Reason::ALL.len() > 50);
+        for reason in Reason::ALL {
+            assert_eq!(Reason::parse(reason.as_str()), Some(*reason));
+            assert!(reason.meaning().ends_with('.') && !reason.uses().is_empty(), "{reason}");
+        }
+        assert_eq!(Reason::parse("SomethingElse"), None);
+        assert_eq!(serde_json::from_str::<Reason>("\"SomethingElse\"").unwrap(), Reason::Unknown);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_vm_or_its_storage_is_an_event() {
+        let is_warning = |reason: &&Reason| reason.effect() == Effect::Warning;
+        let conditions =
+            |reason: &&Reason| ["Ready=", "StorageReady="].iter().any(|type_| reason.uses().contains(type_));
+        let warnings: Vec<_> = Reason::ALL.iter().filter(is_warning).filter(conditions).collect();
+        assert_eq!(warnings.len(), 16);
+        assert_eq!(warnings.iter().find(|reason| !reason.uses().contains("event")), None);
+    }
+}

@@ -1,0 +1,300 @@
+//! Who owns which field of an object, as `metadata.managedFields` has it
+//! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>).
+//!
+//! | field manager | what it applies |
+//! |---|---|
+//! | [`OBJECT_MANAGER`] | everything that templates render |
+//! | [`STATUS_MANAGER`] | the manager's part of a VM's status |
+//! | [`RUNNER_MANAGER`] | the runner's part of a VM's status |
+//! | [`COMMAND_MANAGER`] | what a person changes with `kubectl vm` |
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry};
+use kube::ResourceExt;
+use serde_json::{Map, Value, json};
+
+use crate::api::{VirtualMachine, VirtualMachineStatus};
+
+/// The field manager of everything that is rendered.
+pub const OBJECT_MANAGER: &str = "vm-operator";
+/// The field manager of the manager's part of the status.
+pub const STATUS_MANAGER: &str = "vm-operator-status";
+/// The field manager of the runner's part of the status.
+pub const RUNNER_MANAGER: &str = "vm-runner";
+/// The field manager of our own commands. What a person commands is not what Git wants.
+pub const COMMAND_MANAGER: &str = "vm-operator-cli";
+
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// Who sets `spec.vm.state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setter {
+    /// It is the CRD's default.
+    Nobody,
+    /// Somebody did once.
+    Somebody,
+    /// Somebody will again, as Git does.
+    Applier,
+}
+
+/// Whether the field set `owned` holds every leaf of an object.
+pub fn owns_all_of(owned: &Value, object: &Value) -> bool {
+    covers(owned, object, &["apiVersion", "kind"], 0)
+}
+
+/// Who sets `spec.vm.state` of a VM.
+pub fn setter(vm: &VirtualMachine) -> Setter {
+    let setters = vm.managed_fields().iter().filter(|entry| sets_state(entry));
+    setters.fold(Setter::Nobody, |setter, entry| {
+        let is_applier =
+            entry.operation.as_deref() == Some("Apply") && entry.manager.as_deref() != Some(COMMAND_MANAGER);
+        if is_applier {
+            Setter::Applier
+        } else if setter == Setter::Nobody {
+            Setter::Somebody
+        } else {
+            setter
+        }
+    })
+}
+
+fn sets_state(entry: &ManagedFieldsEntry) -> bool {
+    entry.fields_v1.as_ref().is_some_and(|fields| fields.0.pointer("/f:spec/f:vm/f:state").is_some())
+}
+
+fn is_client_side_applier(entry: &ManagedFieldsEntry) -> bool {
+    let wrote = entry.fields_v1.as_ref().and_then(|fields| fields.0.pointer("/f:metadata/f:annotations"));
+    wrote.is_some_and(|annotations| annotations.get(format!("f:{LAST_APPLIED}")).is_some())
+}
+
+/// Drops of a machine what no decision needs: who set which field, but for `spec.vm.state` and our part of the status.
+pub fn trim(vm: &mut VirtualMachine) {
+    let state = || Some(FieldsV1(json!({ "f:spec": { "f:vm": { "f:state": {} } } })));
+    let last = vm.annotations_mut().remove(LAST_APPLIED);
+    let last: Option<Value> = last.and_then(|text| serde_json::from_str(&text).ok());
+    let applied_state = last.map(|last| last.pointer("/spec/vm/state").is_some());
+    if vm.annotations().is_empty() {
+        vm.metadata.annotations = None;
+    }
+    let entries = vm.metadata.managed_fields.get_or_insert_default();
+    entries.retain_mut(|entry| {
+        let sets_state = sets_state(entry) && !(applied_state == Some(false) && is_client_side_applier(entry));
+        if sets_state {
+            entry.fields_v1 = state();
+        }
+        sets_state || entry.manager.as_deref() == Some(STATUS_MANAGER)
+    });
+    // A client-side apply comes again, too.
+    if applied_state == Some(true) {
+        entries.push(ManagedFieldsEntry {
+            manager: Some(LAST_APPLIED.into()),
+            operation: Some("Apply".into()),
+            fields_v1: state(),
+            ..ManagedFieldsEntry::default()
+        });
+    }
+}
+
+/// The fields of the status that the manager applied.
+fn fields(vm: &VirtualMachine) -> Option<&Value> {
+    vm.managed_fields()
+        .iter()
+        .find(|entry| entry.manager.as_deref() == Some(STATUS_MANAGER))
+        .and_then(|entry| entry.fields_v1.as_ref())
+        .map(|fields| &fields.0["f:status"])
+}
+
+/// Whether the manager, not the runner, wrote the condition last. What both say alike is of both
+/// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#conflicts>), but nobody else has our message.
+pub fn owns_condition(vm: &VirtualMachine, type_: &str) -> bool {
+    let key = format!("k:{}", json!({ "type": type_ }));
+    let item = fields(vm).and_then(|fields| fields["f:conditions"].get(&key));
+    item.is_some_and(|item| ["f:status", "f:message"].iter().all(|field| item.get(field).is_some()))
+}
+
+/// `wanted` is contained in `current`; list items with a `type` or an `address` are found by it.
+fn holds(current: &Value, wanted: &Value) -> bool {
+    match (current, wanted) {
+        (Value::Object(current), Value::Object(wanted)) => {
+            wanted.iter().all(|(name, wanted)| current.get(name).is_some_and(|current| holds(current, wanted)))
+        }
+        (Value::Array(current), Value::Array(wanted)) => {
+            wanted.iter().all(|wanted| current.iter().any(|current| holds(current, wanted)))
+        }
+        (current, wanted) => current == wanted,
+    }
+}
+
+/// `owned`, a field set, has a field that `wanted` has not: it must be given up.
+fn owns_more(owned: &Value, wanted: &Value) -> bool {
+    owned.as_object().into_iter().flatten().any(|(field, below)| match (field.split_once(':'), wanted) {
+        (Some(("f", name)), wanted) => wanted.get(name).is_none_or(|wanted| owns_more(below, wanted)),
+        (Some(("k", key)), Value::Array(items)) => {
+            let key: Value = serde_json::from_str(key).unwrap_or_default();
+            items.iter().find(|item| holds(item, &key)).is_none_or(|item| owns_more(below, item))
+        }
+        _ => false,
+    })
+}
+
+/// Whether the status that the API server has says something else than `wanted` in what the manager writes.
+pub fn status_differs(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> bool {
+    let wanted = &json!(wanted);
+    let current = json!(vm.status);
+    !holds(&current, wanted) || fields(vm).is_some_and(|owned| owns_more(owned, wanted))
+}
+
+/// Whether the field set `owned` (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>) holds
+/// every leaf of `value`. `skip` names fields at the top that are never in a field set.
+fn covers(owned: &Value, value: &Value, skip: &[&str], depth: usize) -> bool {
+    let Some(fields) = owned.as_object() else { return false };
+    // A field without further fields below it is owned as a whole.
+    if depth > 0 && fields.is_empty() {
+        return true;
+    }
+    match value {
+        Value::Object(map) => map.iter().all(|(name, value)| {
+            skip.contains(&name.as_str())
+                || (depth == 1 && ["name", "namespace", "uid"].contains(&name.as_str()) && is_metadata(fields))
+                || fields.get(&format!("f:{name}")).is_some_and(|field| {
+                    let empty = value.as_object().is_some_and(Map::is_empty);
+                    empty || covers(field, value, &[], depth + 1)
+                })
+        }),
+        Value::Array(list) => list.iter().all(|item| {
+            fields.iter().any(|(field, below)| match field.split_once(':') {
+                Some(("k", key)) => is_item(key, item) && covers(below, item, &[], depth + 1),
+                Some(("v", text)) => serde_json::from_str::<Value>(text).is_ok_and(|value| value == *item),
+                _ => false,
+            })
+        }),
+        _ => true,
+    }
+}
+
+/// `metadata` is told by what the manager always sets there; its `name` and `namespace` are not in field sets.
+fn is_metadata(fields: &Map<String, Value>) -> bool {
+    fields.contains_key("f:labels") || fields.contains_key("f:annotations")
+}
+
+/// Whether a list item has the key values; one that the item leaves out was defaulted by the API server.
+fn is_item(key: &str, item: &Value) -> bool {
+    let Ok(Value::Object(key)) = serde_json::from_str::<Value>(key) else { return false };
+    key.iter().all(|(name, value)| item.get(name).is_none_or(|field| field == value))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::test_support::vm;
+
+    fn owns(owned: Value, rendered: Value) -> bool {
+        covers(&owned, &rendered, &["apiVersion", "kind"], 0)
+    }
+
+    #[test]
+    fn a_field_that_somebody_else_changed_is_missed() {
+        let rendered = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": "x", "namespace": "y", "labels": { "a.b/c": "1" } },
+            "spec": {
+                "containers": [{ "name": "c", "image": "i", "ports": [{ "containerPort": 5900 }], "args": ["a"] }],
+                "nodeSelector": {},
+                "tolerations": [{ "key": "k" }],
+            },
+        });
+        let owned = json!({
+            "f:metadata": { "f:labels": { "f:a.b/c": {} } },
+            "f:spec": {
+                "f:containers": { "k:{\"name\":\"c\"}": {
+                    ".": {}, "f:name": {}, "f:image": {}, "f:args": {},
+                    "f:ports": { "k:{\"containerPort\":5900,\"protocol\":\"TCP\"}": { ".": {}, "f:containerPort": {} } },
+                } },
+                "f:nodeSelector": {},
+                "f:tolerations": {},
+            },
+        });
+        assert!(owns(owned.clone(), rendered.clone()));
+        for gone in [
+            "/f:metadata/f:labels/f:a.b~1c",
+            "/f:spec/f:containers/k:{\"name\":\"c\"}/f:image",
+            "/f:spec/f:containers/k:{\"name\":\"c\"}/f:ports/k:{\"containerPort\":5900,\"protocol\":\"TCP\"}",
+            "/f:spec/f:tolerations",
+        ] {
+            let mut less = owned.clone();
+            let (parent, field) = gone.rsplit_once('/').unwrap();
+            let removed = less.pointer_mut(parent).unwrap().as_object_mut().unwrap().remove(&field.replace("~1", "/"));
+            assert!(removed.is_some(), "{gone}");
+            // The last field of a map that goes takes the map's own entry with it.
+            let mut parent = parent;
+            while let Some((above, field)) = parent.rsplit_once('/')
+                && less.pointer(parent).unwrap().as_object().unwrap().is_empty()
+            {
+                less.pointer_mut(above).unwrap().as_object_mut().unwrap().remove(field);
+                parent = above;
+            }
+            assert!(!owns(less, rendered.clone()), "{gone}");
+        }
+    }
+
+    #[test]
+    fn finalizer_like_sets_are_matched_by_value() {
+        let rendered = json!({ "metadata": { "labels": {}, "list": ["a", "b"] } });
+        assert!(owns(
+            json!({ "f:metadata": { "f:labels": {}, "f:list": { "v:\"a\"": {}, "v:\"b\"": {} } } }),
+            rendered.clone()
+        ));
+        assert!(!owns(json!({ "f:metadata": { "f:labels": {}, "f:list": { "v:\"a\"": {} } } }), rendered));
+    }
+
+    #[test]
+    fn trimming_keeps_who_sets_the_state() {
+        let entry = |manager: &str, operation: &str, fields: Value| json!({ "manager": manager, "operation": operation, "fieldsV1": fields });
+        let state = json!({ "f:spec": { "f:vm": { "f:state": {}, "f:maximumCpus": {} } } });
+        let other = json!({ "f:spec": { "f:vm": { "f:maximumCpus": {} } } });
+        let by_client = json!({ "f:metadata": { "f:annotations": { format!("f:{LAST_APPLIED}"): {} } }, "f:spec": { "f:vm": { "f:state": {} } } });
+        let last = |text: &str| json!({ LAST_APPLIED: text });
+        for (entries, annotations, expected) in [
+            (json!([]), json!({}), Setter::Nobody),
+            (json!([entry("flux", "Apply", other.clone())]), json!({}), Setter::Nobody),
+            (json!([entry("flux", "Apply", state.clone())]), json!({}), Setter::Applier),
+            (json!([entry("kubectl-edit", "Update", state.clone())]), json!({}), Setter::Somebody),
+            (json!([entry(COMMAND_MANAGER, "Apply", state.clone())]), json!({}), Setter::Somebody),
+            (
+                json!([entry("kubectl-client-side-apply", "Update", state.clone())]),
+                last(r#"{"spec":{"vm":{"state":"Running"}}}"#),
+                Setter::Applier,
+            ),
+            (
+                json!([entry("kubectl-client-side-apply", "Update", other)]),
+                last(r#"{"spec":{"vm":{}}}"#),
+                Setter::Nobody,
+            ),
+            // The CRD's default is the client's.
+            (
+                json!([entry("argocd-controller", "Update", by_client.clone())]),
+                last(r#"{"spec":{"vm":{}}}"#),
+                Setter::Nobody,
+            ),
+            (
+                json!([
+                    entry("argocd-controller", "Update", by_client),
+                    entry("kubectl-patch", "Update", state.clone())
+                ]),
+                last(r#"{"spec":{"vm":{}}}"#),
+                Setter::Somebody,
+            ),
+        ] {
+            let mut vm = vm(|vm| {
+                vm["metadata"]["managedFields"] = entries.clone();
+                vm["metadata"]["annotations"] = annotations;
+            });
+            trim(&mut vm);
+            assert_eq!(setter(&vm), expected, "{entries}");
+            assert_eq!(vm.metadata.annotations, None);
+            let kept = json!(vm.metadata.managed_fields);
+            assert!(!kept.to_string().contains("maximumCpus"), "{kept}");
+        }
+    }
+}

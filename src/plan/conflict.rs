@@ -1,0 +1,135 @@
+//! The manager wanted to create an object, and the API server answered that one of that name exists. What follows?
+//!
+//! The cache did not have the object: it lacks the labels by which objects are watched, or it was created a moment ago.
+//!
+//! | rendered as | the existing object | decision |
+//! |---|---|---|
+//! | `keep` | is labelled as another VM's | [`Conflict::OtherVm`]: refuse |
+//! | a claim | any other | [`Conflict::Apply`]: a claim that somebody made under the disk's name is meant to be the disk; its spec stays |
+//! | a Pod | is this VM's | [`Conflict::Label`]: restore the labels, so that the cache has it; what else may change is for the next plan |
+//! | `once` | is this VM's | [`Conflict::Keep`]: leave it alone |
+//! | anything else | is this VM's | [`Conflict::Apply`]: apply what was rendered |
+//! | anything | is not this VM's | [`Conflict::NotOurs`]: refuse |
+//!
+//! An object is this VM's if it belongs to its UID and, where it has no owner, also names the VM in its label: what an earlier VM of
+//! another name left is not this one's.
+
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use crate::{
+    api::VirtualMachine,
+    claims,
+    object::{Lifetime, Rendered, Update},
+    observed::Object,
+};
+
+/// A decision about an object that exists under the name of one that was to be created.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Conflict {
+    /// Apply this to the existing object.
+    Apply(Rendered),
+    /// Send this merge patch of the metadata; the creation has failed nevertheless.
+    Label(Value),
+    /// The existing object is as good as the rendered one.
+    Keep,
+    /// Refuse: it belongs to somebody else.
+    NotOurs,
+    /// Refuse: it belongs to this other VM.
+    OtherVm(String),
+}
+
+/// Decides by the table above.
+pub fn conflict(vm: &VirtualMachine, rendered: &Rendered, found: &Object) -> Conflict {
+    let is_kept = rendered.lifetime == Lifetime::Keep;
+    if let Some(other) = claims::other_user(vm, found).filter(|_| is_kept) {
+        return Conflict::OtherVm(other.to_owned());
+    }
+    if is_kept && rendered.key.is_claim() {
+        return Conflict::Apply(claims::as_existing(rendered, found, false));
+    }
+    let is_named = found.vm() == Some(&vm.name_any());
+    if !(found.belongs_to(&vm.uid().unwrap_or_default()) && (is_named || !found.owners.is_empty())) {
+        return Conflict::NotOurs;
+    }
+    if rendered.key.is_pod() {
+        return Conflict::Label(json!({ "metadata": { "labels": rendered.value["metadata"]["labels"] } }));
+    }
+    match rendered.update {
+        Update::Once => Conflict::Keep,
+        Update::Live | Update::AtStart => Conflict::Apply(rendered.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{applied, nothing, rendered, vm};
+
+    /// The existing object of that kind as the templates make it, changed by `edit`, and the decision about it.
+    fn decide(kind: &str, update: Option<Update>, edit: impl Fn(&mut Value)) -> (Conflict, Rendered) {
+        let vm = vm(|_| ());
+        let mut wanted = rendered(&vm, &nothing()).into_iter().find(|object| object.key.kind == kind).unwrap();
+        wanted.update = update.unwrap_or(wanted.update);
+        let found = applied(&[wanted.clone()], |_, object| edit(object));
+        (conflict(&vm, &wanted, &found.objects[0]), wanted)
+    }
+
+    fn without_labels(object: &mut Value) {
+        object["metadata"]["labels"] = json!({});
+    }
+
+    fn of_another_uid(object: &mut Value) {
+        object["metadata"]["ownerReferences"][0]["uid"] = json!("another");
+    }
+
+    fn of_pear(object: &mut Value) {
+        object["metadata"]["labels"]["app.kubernetes.io/instance"] = json!("pear");
+    }
+
+    #[test]
+    fn a_claim_is_used_unless_it_is_another_vms() {
+        let (decision, wanted) = decide("PersistentVolumeClaim", None, |claim| {
+            without_labels(claim);
+            claim["spec"]["resources"]["requests"]["storage"] = json!("512Mi");
+        });
+        let Conflict::Apply(applied) = decision else { panic!("{decision:?}") };
+        assert_eq!(applied.value["spec"]["resources"]["requests"]["storage"], "512Mi", "its size stays");
+        assert_eq!(applied.value["metadata"], wanted.value["metadata"]);
+        assert_eq!(decide("PersistentVolumeClaim", None, of_pear).0, Conflict::OtherVm("pear".into()));
+    }
+
+    #[test]
+    fn a_pod_gets_its_labels_back() {
+        let (decision, wanted) = decide("Pod", None, without_labels);
+        let labels = &wanted.value["metadata"]["labels"];
+        assert!(labels.as_object().is_some_and(|labels| !labels.is_empty()));
+        assert_eq!(decision, Conflict::Label(json!({ "metadata": { "labels": labels } })));
+        assert_eq!(decide("Pod", None, of_another_uid).0, Conflict::NotOurs);
+    }
+
+    #[test]
+    fn any_other_object_of_the_vm_is_applied_or_kept() {
+        let (decision, wanted) = decide("ConfigMap", None, without_labels);
+        assert_eq!(decision, Conflict::Apply(wanted));
+        assert_eq!(decide("ConfigMap", Some(Update::Once), without_labels).0, Conflict::Keep);
+        assert_eq!(decide("ConfigMap", None, of_another_uid).0, Conflict::NotOurs);
+    }
+
+    #[test]
+    fn an_object_without_an_owner_must_name_the_vm() {
+        let without_owner = |object: &mut Value| object["metadata"]["ownerReferences"] = json!([]);
+        let (decision, wanted) = decide("ConfigMap", None, without_owner);
+        assert_eq!(decision, Conflict::Apply(wanted));
+        let both = |object: &mut Value| {
+            without_owner(object);
+            of_pear(object);
+        };
+        assert_eq!(decide("ConfigMap", None, both).0, Conflict::NotOurs);
+        let foreign = |object: &mut Value| {
+            without_owner(object);
+            without_labels(object);
+        };
+        assert_eq!(decide("ConfigMap", None, foreign).0, Conflict::NotOurs);
+    }
+}

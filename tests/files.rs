@@ -229,6 +229,106 @@ mod documentation {
         assert!(missing.is_empty(), "docs/templates.md lacks the rows\n{}", missing.join("\n"));
     }
 
+    /// The sources whose messages the page about the log explains, without their unit tests.
+    fn sources_that_log() -> Vec<(String, String)> {
+        fn files(folder: &Path, found: &mut Vec<std::path::PathBuf>) {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    files(&path, found);
+                } else {
+                    found.push(path);
+                }
+            }
+        }
+        let mut found = vec![];
+        files(&root().join("src"), &mut found);
+        let names = found.iter().map(|path| path.strip_prefix(root().join("src")).unwrap().display().to_string());
+        let logging = names.filter(|name| {
+            ["manager", "cluster", "runner", "process"].iter().any(|module| name.starts_with(module))
+                && Path::new(name).extension().is_some_and(|end| end == "rs")
+                && !name.ends_with("tests.rs")
+                && !name.contains("tests/")
+        });
+        let code = |name: &str| fs::read_to_string(root().join("src").join(name)).unwrap();
+        logging.map(|name| (code(&name).split("#[cfg(test)]\nmod ").next().unwrap().to_owned(), name)).collect()
+    }
+
+    /// The message in the arguments of a macro such as `info!`: the first text that is an argument by itself, not the value of a
+    /// key. Placeholders become `...`.
+    fn message(arguments: &str) -> Option<String> {
+        let (mut depth, mut before) = (0, ',');
+        let mut characters = arguments.chars();
+        while let Some(character) = characters.next() {
+            match character {
+                '(' | '[' | '{' => depth += 1,
+                ')' | ']' | '}' if depth == 0 => return None,
+                ')' | ']' | '}' => depth -= 1,
+                '"' => {
+                    let mut text = String::new();
+                    while let Some(character) = characters.next().filter(|character| *character != '"') {
+                        text.push(character);
+                        if character == '\\' {
+                            text.extend(characters.next());
+                        }
+                    }
+                    if depth == 0 && before == ',' {
+                        let mut parts = text.split('{');
+                        let first = parts.next().unwrap().to_owned();
+                        let rest = parts.map(|part| format!("...{}", part.split_once('}').unwrap().1));
+                        return Some(rest.fold(first, |text, part| text + &part));
+                    }
+                }
+                _ => {}
+            }
+            if !character.is_whitespace() {
+                before = character;
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn the_message_of_a_log_line_is_found_in_its_source() {
+        let found = |arguments| message(arguments).unwrap_or_default();
+        assert_eq!(found(r#"vm, error = %Chain(&error), "can't \"go\"")"#), r#"can't \"go\""#);
+        assert_eq!(found(r#"set = name.unwrap_or("all"), to = "x", "{kind}s go: {}", 1)"#), "...s go: ...");
+        assert_eq!(message(r#"%error); info!("later")"#), None);
+    }
+
+    /// Each message that the manager and the runner log for operators is explained, and no message that is not logged any more.
+    #[test]
+    fn the_page_about_the_log_explains_every_message() {
+        let mut logged = std::collections::BTreeSet::new();
+        for (code, name) in sources_that_log() {
+            for level in ["info", "warn", "error"] {
+                let start = format!("{level}!(");
+                for (at, _) in code.match_indices(&start) {
+                    if code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_') {
+                        continue;
+                    }
+                    let message = message(&code[at + start.len()..]);
+                    let message = message.unwrap_or_else(|| panic!("src/{name}: {start} has no message"));
+                    // One that is only a placeholder is described in words.
+                    if message.replace("...", "").chars().any(char::is_alphabetic) {
+                        logged.insert(format!("| {} | `{message}` |", level.to_uppercase()));
+                    }
+                }
+            }
+        }
+        let page = fs::read_to_string(root().join("docs/logging.md")).unwrap();
+        let rows = page
+            .lines()
+            .filter(|line| ["| INFO | `", "| WARN | `", "| ERROR | `"].iter().any(|row| line.starts_with(row)));
+        let explained = rows.map(|row| row.split_inclusive('|').take(3).collect()).collect();
+        let missing: Vec<&String> = logged.difference(&explained).collect();
+        let old: Vec<&String> = explained.difference(&logged).collect();
+        assert!(
+            logged.len() > 40 && missing.is_empty() && old.is_empty(),
+            "docs/logging.md lacks {missing:#?}, and has {old:#?}"
+        );
+    }
+
     #[test]
     fn links_lead_to_files_that_exist() {
         for page in pages() {

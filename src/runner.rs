@@ -1,34 +1,87 @@
-//! The program inside each Pod: drives QEMU and reports the guest's state.
+//! The program `vm-runner`, which runs inside each Pod: it runs QEMU and reports the VM's status.
 //!
 //! ```text
-//!  config.yaml ─▶ config ─▶ prepare ─▶ command ─▶ QEMU ◀─ monitor ─ machine (control decides)
-//!                   │                              ▲ ◀─── monitor ─ agent (wanted decides) ─▶ report ─▶ the VM's status
+//!  config.yaml ─▶ config ─▶ prepare ─▶ command ─▶ QEMU ◀─ monitor ─ machine (lifecycle decides)
+//!                   │                              ▲ ◀─── monitor ─ agent (changes decides) ─▶ report ─▶ the VM's status
 //!                   └── changes ───────────────────┘
 //! ```
 //!
-//! Two roles, which meet only in the runtime directory ([`files`]): [`machine`] has QEMU as its child and needs no
-//! credential; [`agent`] follows the configuration and speaks with the API server. They run in one process, or in two
-//! containers of one Pod. A guest whose agent is missing starts nevertheless, see [`control::AGENT_PATIENCE`].
+//! The runner has two roles. [`machine`] starts QEMU as its child and needs no credential. [`agent`] follows the configuration and
+//! talks to the API server. They run in one process, or in two containers of one Pod (`--role`), and meet only in the runtime directory
+//! ([`runtime_dir`], [`state`]). If the agent is missing, the guest starts nevertheless, see [`lifecycle::AGENT_TIMEOUT`].
 //!
-//! Pure: [`cloud_init`], [`command`], [`control`], [`wanted`], and the derivations in [`login`] and [`report`].
+//! The runner needs no cluster. With a directory that contains a `config.yaml`, this runs a VM whose disk is a file and logs its
+//! status:
+//!
+//! ```text
+//! $ cat /tmp/vm/config.yaml
+//! /Runner:
+//!   namespace: default
+//!   dataDir: /tmp/vm/data
+//!   runtimeDir: /tmp/vm/run
+//!   vm:
+//!     name: apple
+//!     drives:
+//!     - {type: raw, resource: /tmp/vm/disk.img, size: 10737418240}
+//! $ vm-runner run --config-dir /tmp/vm --status log
+//! ```
+//!
+//! Every field of the file is described in [`crate::runner_config`].
+//!
+//! # Modules
+//!
+//! The modules, from the bottom to the top. A module imports only the modules of its row.
+//!
+//! | module | what it does | imports |
+//! |---|---|---|
+//! | `files` | reads and writes single files, with errors that name the file | |
+//! | `cloud_init` | the cloud-init disk | |
+//! | `config` | reads the projected configuration | `cloud_init`, `files` |
+//! | `runtime_dir` | the paths of sockets and files in the runtime directory | `files` |
+//! | `state` | the files that the roles write for each other | `cloud_init`, `config`, `files`, `runtime_dir` |
+//! | `lines` | connections that carry lines | |
+//! | `qmp` | QEMU's monitor | `lines` |
+//! | `guest_agent` | QEMU's guest agent | `lines` |
+//! | `login` | the login agent | `lines` |
+//! | `logging` | the log levels | |
+//! | `console` | the serial console | |
+//! | `accel` | chooses KVM or TCG | `files`, `runtime_dir` |
+//! | `command` | the command lines of QEMU, swtpm and passt | `runtime_dir` |
+//! | `prepare` | creates the files that QEMU needs | `cloud_init`, `command`, `config`, `files`, `runtime_dir` |
+//! | `lifecycle` | decides when to continue, power down, and end QEMU | `qmp`, `state` |
+//! | `changes` | compares the configuration with the running VM | `cloud_init`, `config`, `qmp`, `state` |
+//! | `report` | derives the VM's status | `login`, `qmp`, `state` |
+//! | `status_writer` | writes the VM's status | `report` |
+//! | `programs` | starts programs, and explains their failures | |
+//! | `qemu` | starts and supervises the QEMU process | `changes`, `console`, `lifecycle`, `programs`, `qmp`, `runtime_dir`, `state` |
+//! | `machine` | the machine role | `accel`, `command`, `config`, `files`, `prepare`, `programs`, `qemu`, `runtime_dir`, `state` |
+//! | `agent` | the agent role | `changes`, `config`, `files`, `guest_agent`, `logging`, `login`, `qmp`, `report`, `runtime_dir`, `state`, `status_writer` |
+//!
+//! `cloud_init` (but for its disk), `command`, `lifecycle`, `changes` and `report` are pure, and so are the state machine in `login` and
+//! the rate limit in `status_writer`.
 
 pub mod accel;
 pub mod agent;
+pub mod changes;
 pub mod cloud_init;
 pub mod command;
 pub mod config;
 pub mod console;
-pub mod control;
 pub mod files;
 pub mod guest_agent;
+pub mod lifecycle;
 pub mod lines;
 pub mod logging;
 pub mod login;
 pub mod machine;
 pub mod prepare;
+pub mod programs;
+pub mod qemu;
 pub mod qmp;
 pub mod report;
-pub mod wanted;
+pub mod runtime_dir;
+pub mod state;
+pub mod status_writer;
 
 use std::{
     fs, io,
@@ -46,16 +99,18 @@ use crate::{
     process::{ErrorChain, signals},
     runner_config::paths,
 };
-use agent::Agent;
-use files::RuntimeDir;
+use agent::{Agent, AgentOptions};
+use config::Configuration;
 use logging::Logging;
-use machine::Places;
-use report::{Reporter, Resource};
+use machine::MachineOptions;
+use report::Target;
+use runtime_dir::RuntimeDir;
+use status_writer::{StatusWriter, VmResource};
 
-/// How long the last report may take. The Pod's grace period is the powerdown timeout and 5 s.
-const LAST_REPORT: Duration = Duration::from_secs(4);
+/// The time for writing the last report. The Pod's grace period is the powerdown timeout and 5 s.
+const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// What was typed.
+/// The command line.
 #[derive(Debug, Parser)]
 #[command(
     name = "vm-runner",
@@ -65,21 +120,21 @@ const LAST_REPORT: Duration = Duration::from_secs(4);
 )]
 pub struct Arguments {
     #[command(subcommand)]
-    command: Option<Action>,
+    command: Option<RunnerCommand>,
     #[command(flatten)]
     run: RunArguments,
-    /// How the log looks.
+    /// The format of the log.
     #[arg(long, global = true, value_enum, default_value = "text", env = "VM_RUNNER_LOG_FORMAT")]
     pub log_format: LogFormat,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum RunnerCommand {
     /// Run the virtual machine (the default).
     Run(RunArguments),
-    /// Check the configuration.
+    /// Check the configuration, and print `NAME: ok`.
     Validate(RunArguments),
-    /// Print QEMU's command line, one argument per line. Prepares all that QEMU needs, but does not start it.
+    /// Print QEMU's command line, one argument per line. This creates all files that QEMU needs, but does not start it.
     RenderCommand(RunArguments),
     /// Print the version.
     Version,
@@ -90,19 +145,19 @@ struct RunArguments {
     /// The directory of config.yaml.
     #[arg(long, default_value = paths::CONFIG_DIR, env = "VM_RUNNER_CONFIG_DIR")]
     config_dir: PathBuf,
-    /// The directory where the roles meet [default: runtimeDir of the configuration].
+    /// The directory of sockets and state files, which both roles use [default: runtimeDir in the configuration].
     #[arg(long, env = "VM_RUNNER_RUNTIME_DIR")]
     runtime_dir: Option<PathBuf>,
-    /// What to do: keep the machine, be its agent, or both.
+    /// Run QEMU (machine), apply changes and report the status (agent), or both (all).
     #[arg(long, value_enum, default_value = "all", env = "VM_RUNNER_ROLE")]
     role: Role,
-    /// Where the VM's status goes.
+    /// Where to write the VM's status.
     #[arg(long, value_enum, default_value = "auto", env = "VM_RUNNER_STATUS")]
     status: StatusTarget,
-    /// The UID of the Pod that this runs in, to say so in the status.
+    /// The UID of the Pod that the runner runs in, for the status.
     #[arg(long, env = "POD_UID")]
     pod_uid: Option<String>,
-    /// The directory of further QEMU templates.
+    /// The directory of custom QEMU templates.
     #[arg(long, default_value = prepare::TEMPLATES, env = "VM_RUNNER_TEMPLATES")]
     templates: PathBuf,
     /// The program QEMU.
@@ -114,18 +169,18 @@ struct RunArguments {
     /// The program that connects a network of type pod.
     #[arg(long, default_value = "passt", env = "VM_RUNNER_PASST")]
     passt: String,
-    /// With a network of type pod: the Pod's ports from 1 to this one are the guest's.
+    /// With a network of type pod: forward the Pod's ports from 1 to this one to the guest.
     #[arg(long, default_value_t = 9999, env = "VM_RUNNER_POD_PORTS", value_parser = clap::value_parser!(u16).range(1..))]
     pod_ports: u16,
-    /// Do not start while the display has no password: it would be open.
+    /// Do not start a VM with a display that has no password.
     #[arg(long, env = "VM_RUNNER_REQUIRE_PASSWORD")]
     require_password: bool,
-    /// Where to write why the machine failed, if the file exists.
+    /// The file for the error message if the VM fails. It is written only if it exists.
     #[arg(long, default_value = "/dev/termination-log", env = "VM_RUNNER_TERMINATION_LOG")]
     termination_log: PathBuf,
 }
 
-/// Which of the roles to play.
+/// The role of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Role {
     All,
@@ -133,10 +188,10 @@ enum Role {
     Agent,
 }
 
-/// Where the VM's status goes.
+/// Where to write the VM's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum StatusTarget {
-    /// To the API server of the cluster that the runner runs in; outside one, to the log.
+    /// To the API server of the cluster that the runner runs in. Outside a cluster: to the log.
     Auto,
     /// To the API server of the kubeconfig.
     Kubeconfig,
@@ -144,7 +199,7 @@ enum StatusTarget {
     Log,
 }
 
-/// How the log looks.
+/// The format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// For people.
@@ -159,55 +214,55 @@ pub enum Error {
     /// The configuration cannot be used.
     #[error(transparent)]
     Config(#[from] config::Error),
-    /// A file is not readable or writable.
+    /// A file cannot be read or written.
     #[error(transparent)]
-    File(#[from] files::FileError),
-    /// The machine failed.
+    File(#[from] files::FileAccessError),
+    /// The machine role has failed.
     #[error(transparent)]
     Machine(#[from] machine::Error),
-    /// The agent failed.
+    /// The agent role has failed.
     #[error(transparent)]
     Agent(#[from] agent::Error),
-    /// Signals or the standard output are not usable.
+    /// The standard output or signals cannot be used.
     #[error("cannot {0}")]
     System(&'static str, #[source] io::Error),
-    /// The kubeconfig is not usable.
+    /// The kubeconfig or the Pod's service account cannot be used.
     #[error("cannot use the kubeconfig")]
     Kubeconfig(#[source] kube::Error),
 }
 
-/// Does what was asked for.
+/// Carries out the command.
 ///
 /// # Errors
-/// If the machine fails; the message is in the termination log too.
+/// If the command fails. The command `run` also writes the message to the termination log.
 pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
     let print = |text: &str| {
         io::Write::write_all(&mut io::stdout(), text.as_bytes())
             .map_err(|source| Error::System("write to the standard output", source))
     };
-    match arguments.command.unwrap_or(Action::Run(arguments.run)) {
-        Action::Version => print(concat!("vm-runner ", env!("CARGO_PKG_VERSION"), "\n")),
-        Action::Validate(arguments) => {
+    match arguments.command.unwrap_or(RunnerCommand::Run(arguments.run)) {
+        RunnerCommand::Version => print(concat!("vm-runner ", env!("CARGO_PKG_VERSION"), "\n")),
+        RunnerCommand::Validate(arguments) => {
             let configuration = config::read(&arguments.config_dir)?;
             print(&format!("{}: ok\n", configuration.config.vm.name))
         }
-        Action::RenderCommand(arguments) => {
-            let (places, _) = open(&arguments)?;
-            let command = machine::render_command(&places).await?;
+        RunnerCommand::RenderCommand(arguments) => {
+            let configuration = config::read(&arguments.config_dir)?;
+            let command = machine::render_command(&machine_options(&arguments, &configuration)?).await?;
             print(&format!("{}\n", command.join("\n")))
         }
-        Action::Run(arguments) => {
+        RunnerCommand::Run(arguments) => {
             let outcome = run_roles(&arguments, logging).await;
             if let Err(error) = &outcome {
-                leave_message(&arguments.termination_log, &ErrorChain(error).to_string());
+                write_termination_message(&arguments.termination_log, &ErrorChain(error).to_string());
             }
             outcome
         }
     }
 }
 
-/// For `kubectl describe pod`: the kubelet shows at most 4096 bytes of the file, which it makes.
-fn leave_message(path: &Path, message: &str) {
+/// Writes a message for `kubectl describe pod`. The kubelet creates the file, and shows at most 4096 bytes of it.
+fn write_termination_message(path: &Path, message: &str) {
     if path.exists()
         && let Err(error) = fs::write(path, message)
     {
@@ -215,10 +270,9 @@ fn leave_message(path: &Path, message: &str) {
     }
 }
 
-fn open(arguments: &RunArguments) -> Result<(Places, config::Configuration), Error> {
-    let configuration = config::read(&arguments.config_dir)?;
+fn machine_options(arguments: &RunArguments, configuration: &Configuration) -> Result<MachineOptions, Error> {
     let runtime = arguments.runtime_dir.as_deref().unwrap_or(Path::new(&configuration.config.runtime_dir));
-    let places = Places {
+    Ok(MachineOptions {
         config_dir: arguments.config_dir.clone(),
         templates: arguments.templates.clone(),
         runtime: RuntimeDir::open(runtime)?,
@@ -227,48 +281,59 @@ fn open(arguments: &RunArguments) -> Result<(Places, config::Configuration), Err
         passt: arguments.passt.clone(),
         pod_ports: arguments.pod_ports,
         require_password: arguments.require_password,
-    };
-    Ok((places, configuration))
+    })
 }
 
 async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(), Error> {
     logging.read(&arguments.config_dir);
-    let (places, configuration) = open(arguments)?;
-    let config = &configuration.config;
-    info!(vm = config.vm.name, namespace = config.namespace, role = ?arguments.role, "vm-runner {}", env!("CARGO_PKG_VERSION"));
+    let configuration = config::read(&arguments.config_dir)?;
+    let options = machine_options(arguments, &configuration)?;
+    let vm = format!("{}/{}", configuration.config.namespace, configuration.config.vm.name);
+    info!(vm, role = ?arguments.role, "vm-runner {}", env!("CARGO_PKG_VERSION"));
     let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;
     if arguments.role == Role::Machine {
-        return Ok(machine::run(&places, term).await?);
+        return Ok(machine::run(&options, term).await?);
     }
 
     let client = client(arguments.status).await?;
-    let resource = Resource::new(client, &config.namespace, &config.vm.name, arguments.pod_uid.clone());
+    let target = Target { name: configuration.config.vm.name.clone(), pod_uid: arguments.pod_uid.clone() };
+    let resource = VmResource::new(client, &configuration.config.namespace, target);
     let (reports, receiver) = watch::channel(None);
-    let reporting = tokio::spawn(Reporter::new(resource.clone()).follow(receiver));
-    let mut agent =
-        Agent::new(places.config_dir.clone(), places.runtime.clone(), configuration, logging, resource, reports)?;
-    let outcome = if arguments.role == Role::All {
-        let mut machine = pin!(machine::run(&places, term.clone()));
-        tokio::select! {
-            outcome = &mut machine => outcome.map_err(Error::from),
-            outcome = agent.run(term) => {
-                if let Err(error) = outcome {
-                    // The guest does not need it.
-                    warn!(error = %ErrorChain(&error), "the agent has ended");
-                }
-                machine.await.map_err(Error::from)
-            }
-        }
-    } else {
-        agent.run(term).await.map_err(Error::from)
+    let writing = tokio::spawn(StatusWriter::new(resource.clone()).follow(receiver));
+    let agent_options = AgentOptions {
+        config_dir: options.config_dir.clone(),
+        runtime: options.runtime.clone(),
+        configuration,
+        logging,
+        resource,
     };
-    agent.last_look();
-    if timeout(LAST_REPORT, reporting).await.is_err() {
+    let mut agent = Agent::new(agent_options, reports)?;
+    let outcome = match arguments.role {
+        Role::Agent => agent.run(term).await.map_err(Error::from),
+        Role::Machine | Role::All => run_both_roles(&options, &mut agent, term).await,
+    };
+    agent.report_end();
+    if timeout(LAST_REPORT_TIMEOUT, writing).await.is_err() {
         warn!("the last status could not be written in time");
     }
     outcome
 }
 
+/// Runs both roles until the machine role ends. The guest continues without the agent if the agent fails.
+async fn run_both_roles(options: &MachineOptions, agent: &mut Agent, term: watch::Receiver<bool>) -> Result<(), Error> {
+    let mut machine = pin!(machine::run(options, term.clone()));
+    tokio::select! {
+        outcome = &mut machine => outcome.map_err(Error::from),
+        outcome = agent.run(term) => {
+            if let Err(error) = outcome {
+                warn!(error = %ErrorChain(&error), "the agent has failed");
+            }
+            machine.await.map_err(Error::from)
+        }
+    }
+}
+
+/// The client of the API server that gets the status. `None`: the status is only logged.
 async fn client(target: StatusTarget) -> Result<Option<Client>, Error> {
     match target {
         StatusTarget::Log => Ok(None),
@@ -276,7 +341,7 @@ async fn client(target: StatusTarget) -> Result<Option<Client>, Error> {
         StatusTarget::Auto => match kube::Config::incluster() {
             Ok(config) => Client::try_from(config).map(Some).map_err(Error::Kubeconfig),
             Err(error) => {
-                info!(reason = %error, "no API server: the status is only logged");
+                info!(reason = %error, "the runner is not in a cluster: the status is only logged");
                 Ok(None)
             }
         },

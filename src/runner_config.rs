@@ -1,7 +1,10 @@
-//! What the manager hands to the runner: the file `config.yaml` and the places in the Pod where the two meet.
+//! The configuration that the manager writes for the runner: the file `config.yaml`, and the paths in the Pod that both use.
 //!
-//! Both sides use these types: the manager to write the file ([`crate::render`]), the runner to read it. The format is that
-//! of the runners that existing users have (section `/Runner`); what is new is optional for them.
+//! The types are plain data. The manager writes the file with them, the runner reads it; a person can write the file by hand
+//! to run a VM without a cluster. Only `namespace` and `vm.name` have no default. The format is that of earlier runners
+//! (section `/Runner`); fields that earlier runners do not have are optional.
+//!
+//! Sizes are quantities such as `4Gi`, `4 GiB`, `512M` or a number of bytes.
 
 use std::collections::BTreeMap;
 
@@ -10,33 +13,34 @@ use serde_json::Value;
 
 use crate::api::{Accelerator, Firmware, Quantity};
 
-/// Where things are in the runner's container.
+/// Paths in the runner's container, and the names of files there.
 pub mod paths {
-    /// The projected configuration: `config.yaml`, `logging.properties`, `display-password`, `password-expiry`.
+    /// The directory of the projected configuration: `config.yaml`, `logging.properties`, [`PASSWORD_FILE`], [`EXPIRY_FILE`],
+    /// [`CLOUD_INIT_DIR`].
     pub const CONFIG_DIR: &str = "/etc/opt/vmrunner";
-    /// The file, and the key of a display secret, with the display's password. Empty or not there: it has none.
+    /// The file with the display's password, and the key in a display Secret. Empty or missing: the display has no password.
     pub const PASSWORD_FILE: &str = "display-password";
-    /// The file, and the key of a display secret, that says when the password ends: `never`, `now`, `+n` seconds from when it is set,
-    /// or seconds since 1970. Empty or not there: never.
+    /// The file with the time when the password expires, and the key in a display Secret: `never`, `now`, `+N` (N seconds from the
+    /// moment when the runner sets the password), or Unix time in seconds. Empty or missing: never.
     pub const EXPIRY_FILE: &str = "password-expiry";
-    /// The end of a password that has none.
+    /// The value of [`EXPIRY_FILE`] for a password that does not expire.
     pub const NEVER: &str = "never";
-    /// Below [`CONFIG_DIR`]: `meta-data`, `user-data`, `network-config`.
+    /// The directory of the cloud-init files `meta-data`, `user-data` and `network-config`, in [`CONFIG_DIR`].
     pub const CLOUD_INIT_DIR: &str = "cloud-init";
-    /// The machine's own small volume: firmware variables, TPM state, the copied QEMU template, the UUID of old machines.
+    /// The volume for the VM's own data: firmware variables, TPM state, UUID, machine type, the copy of the QEMU template.
     pub const DATA_DIR: &str = "/var/local/vm-data";
-    /// Sockets and state files that the roles of the runner share; gone with the Pod.
+    /// The directory of sockets and state files, which both roles of the runner use. It is deleted with the Pod.
     pub const RUNTIME_DIR: &str = "/run/vm-runner";
-    /// The image repository, mounted read-only.
+    /// The volume with CD images, mounted read-only.
     pub const IMAGE_REPOSITORY: &str = "/var/local/vmop-image-repository";
-    /// Claims with a file system: a disk is the file `disk.img` in a folder of this one, named like the disk.
+    /// The directory where claims with a file system are mounted. A disk is the file `disk.img` in a subdirectory with the disk's name.
     pub const DISK_DIR: &str = "/var/local/vm-disks";
 }
 
 /// The file `config.yaml`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct ConfigFile {
-    /// The runner's section. Other sections belong to other programs.
+    /// The runner's section. The runner ignores other sections.
     #[serde(rename = "/Runner")]
     pub runner: RunnerConfig,
 }
@@ -45,216 +49,222 @@ pub struct ConfigFile {
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct RunnerConfig {
-    /// Default: [`paths::DATA_DIR`].
+    /// The directory of the VM's own data, which must survive restarts. Default: [`paths::DATA_DIR`].
     #[serde(default = "data_dir")]
     pub data_dir: String,
-    /// Default: [`paths::RUNTIME_DIR`].
+    /// The directory of sockets and state files; its path has at most 80 bytes. Default: [`paths::RUNTIME_DIR`].
     #[serde(default = "runtime_dir")]
     pub runtime_dir: String,
-    /// The QEMU template's name in the runner's image. Absent: the standard template.
+    /// The name of a QEMU template in the runner's image. Default: `standard.yaml.j2`, which is built in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// false: a copy of the template in the data directory, made at the first start, is used.
+    /// false: the VM keeps the QEMU template of its first start, as a copy in the data directory. Default: true.
     #[serde(default = "yes")]
     pub update_template: bool,
-    /// The VM's namespace.
+    /// The VM's namespace. Without a cluster it is only a name for the log.
     pub namespace: String,
-    /// The UID of the resource. One that was deleted and made again hears anew of the machine that runs.
+    /// The UID of the VirtualMachine. If it changes while the VM runs, the runner reports the whole status again, because the
+    /// VirtualMachine was deleted and created again. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_uid: Option<String>,
-    /// Whether a shutdown that the guest made leaves the machine down.
+    /// true: the VM stays down after the guest has shut itself down. false: the runner ends, so that the kubelet starts the VM again.
+    /// Default: false.
     #[serde(default)]
     pub guest_shutdown_stops: bool,
-    /// When it grows, the machine is reset.
+    /// When this number grows, the agent resets the VM. Default: 0.
     #[serde(default)]
     pub reset_counter: u64,
-    /// Data for cloud-init; the files in [`paths::CLOUD_INIT_DIR`] come before it.
+    /// The cloud-init data. Files in [`paths::CLOUD_INIT_DIR`] have precedence. Default: none, and without files no cloud-init disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_init: Option<CloudInitSection>,
-    /// The machine.
+    /// The VM's hardware.
     pub vm: VmSection,
 }
 
-/// Data for cloud-init.
+/// The cloud-init data (NoCloud).
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct CloudInitSection {
-    /// `meta-data`.
+    /// `meta-data`. Default: `instance-id` and `local-hostname` are the VM's name.
     #[serde(default)]
     pub meta_data: BTreeMap<String, Value>,
-    /// `user-data`; `{}` when absent.
+    /// `user-data`: a text, or the content of a cloud-config. Default: an empty cloud-config.
     #[serde(default)]
     pub user_data: Value,
-    /// `network-config`.
+    /// `network-config`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_config: Option<Value>,
 }
 
-/// The machine.
+/// The VM's hardware.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VmSection {
     /// The VM's name.
     pub name: String,
-    /// The machine's UUID. Absent: the one in the data directory, made at the first start.
+    /// The VM's UUID. Default: generated at the first start and kept in the data directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// QEMU's machine type with its version. Absent: the newest `pc-q35` of this QEMU; the status tells which.
+    /// QEMU's machine type with its version, such as `pc-q35-7.2`. Default: QEMU's newest `pc-q35` at the first start, kept in the
+    /// data directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_type: Option<String>,
-    /// Whether there is a TPM.
+    /// Whether the VM has a TPM 2.0. Default: false.
     #[serde(default)]
     pub use_tpm: bool,
-    /// The firmware.
+    /// The firmware. Default: `uefi`.
     #[serde(default)]
     pub firmware: Firmware,
-    /// Whether the firmware shows a boot menu.
+    /// Whether the firmware shows a boot menu for 5 s. Default: false.
     #[serde(default)]
     pub boot_menu: bool,
-    /// Seconds that the guest may take to power down.
-    #[serde(default = "powerdown_timeout")]
+    /// The time in seconds that the guest has to power down. After that the runner ends QEMU. Default: 900.
+    #[serde(default = "default_powerdown_timeout")]
     pub powerdown_timeout: u64,
-    /// QEMU's CPU model.
+    /// QEMU's CPU model. `host` is the node's CPU with KVM, and `max` with TCG. Default: `host`.
     #[serde(default = "host")]
     pub cpu_model: String,
-    /// The most CPUs.
+    /// The number of CPUs that the running VM can get at most. Default: 1.
     #[serde(default = "one")]
     pub maximum_cpus: u32,
-    /// Sockets; 0: left out, as the next three.
+    /// The number of sockets. 0: QEMU calculates it. Default: 0.
     #[serde(default)]
     pub sockets: u32,
-    /// Dies in a socket.
+    /// The number of dies in a socket. 0: QEMU calculates it. Default: 0.
     #[serde(default)]
     pub dies_per_socket: u32,
-    /// Cores on a die.
+    /// The number of cores on a die. 0: QEMU calculates it. Default: 0.
     #[serde(default)]
     pub cores_per_die: u32,
-    /// Threads of a core.
+    /// The number of threads of a core. 0: QEMU calculates it. Default: 0.
     #[serde(default)]
     pub threads_per_core: u32,
-    /// The CPUs that the guest has now.
+    /// The number of CPUs now, between 1 and `maximumCpus`. It can change while the VM runs. Default: 1.
     #[serde(default = "one")]
     pub current_cpus: u32,
-    /// The most memory.
+    /// The memory that the running VM can get at most. Default: 1 GB (10⁹ bytes).
     #[serde(default = "one_gigabyte")]
     pub maximum_ram: Quantity,
-    /// The memory that the guest has now. Absent: all.
+    /// The memory now, at most `maximumRam`. It can change while the VM runs. Default: `maximumRam`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_ram: Option<Quantity>,
-    /// What executes the guest's instructions.
+    /// The accelerator: `auto`, `kvm` or `tcg`. Default: `auto`.
     #[serde(default)]
     pub accelerator: Accelerator,
-    /// The base of the real time clock.
+    /// The base of the real-time clock, as in QEMU's option `-rtc`: `utc`, `localtime` or a time. Default: `utc`.
     #[serde(default = "utc")]
     pub rtc_base: String,
-    /// The clock that drives it.
+    /// The clock that drives the real-time clock, as in QEMU's option `-rtc`: `host`, `rt` or `vm`. Default: `rt`.
     #[serde(default = "rt")]
     pub rtc_clock: String,
-    /// The network interfaces.
+    /// The network interfaces. Default: none.
     #[serde(default)]
     pub network: Vec<NetworkSection>,
-    /// The drives, in the order of the VM's `disks`.
+    /// The drives, in the order of the VM's `disks`. Default: none.
     #[serde(default)]
     pub drives: Vec<Drive>,
-    /// The display.
+    /// The display. Default: none.
     #[serde(default)]
     pub display: DisplaySection,
 }
 
-/// A network interface.
+/// A network interface. Its `type` is `tap`, `user` or `pod`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum NetworkSection {
     /// An interface on a bridge of the node.
     Tap {
-        /// The card that the guest sees.
+        /// The QEMU device of the network card, such as `virtio-net` or `e1000e`.
         device: String,
-        /// The bridge.
+        /// The name of the bridge.
         bridge: String,
-        /// The MAC address.
+        /// The MAC address. Default: derived from the VM's UUID and the interface's position.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mac: Option<String>,
     },
-    /// QEMU's user networking.
+    /// QEMU's user networking. The guest reaches the network through the Pod; nothing can connect to the guest.
     User {
-        /// The card that the guest sees.
+        /// The QEMU device of the network card, such as `virtio-net` or `e1000e`.
         device: String,
-        /// The network that the guest sees.
+        /// The network that the guest sees, such as `10.0.2.0/24`. Default: QEMU's.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         net: Option<String>,
-        /// The MAC address.
+        /// The MAC address. Default: derived from the VM's UUID and the interface's position.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mac: Option<String>,
     },
-    /// The Pod's own network.
+    /// The Pod's own network, through passt. The guest uses the Pod's address. A VM can have at most one such interface.
     Pod {
-        /// The card that the guest sees.
+        /// The QEMU device of the network card, such as `virtio-net` or `e1000e`.
         device: String,
-        /// The MAC address.
+        /// The MAC address. Default: derived from the VM's UUID and the interface's position.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mac: Option<String>,
     },
 }
 
 impl NetworkSection {
-    /// The MAC address, if the configuration says one.
+    /// The MAC address in the configuration, if there is one.
     pub fn mac(&self) -> Option<&str> {
         let (Self::Tap { mac, .. } | Self::User { mac, .. } | Self::Pod { mac, .. }) = self;
         mac.as_deref()
     }
 
-    /// Says which MAC address it is.
+    /// Sets the MAC address.
     pub fn set_mac(&mut self, address: String) {
         let (Self::Tap { mac, .. } | Self::User { mac, .. } | Self::Pod { mac, .. }) = self;
         *mac = Some(address);
     }
 }
 
-/// A drive.
+/// A drive. Its `type` is `raw` or `ide-cd`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub enum Drive {
-    /// A disk without a format of its own.
+    /// A disk: a block device or a file without a format of its own.
     Raw {
-        /// A block device (`/dev/NAME-disk`) or a file.
+        /// The path of the block device (`/dev/NAME-disk`) or of the file.
         resource: String,
-        /// The place in the boot order.
+        /// The position in the boot order; 0 is first. Default: if no drive has one, the order of the drives; else the drive is
+        /// not in the boot order.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bootindex: Option<u32>,
-        /// The size that a file has at least when the machine starts, in bytes: it is made, or grows.
+        /// The size of a file in bytes. At the start the runner creates the file, or enlarges a smaller one. Default: the file or device
+        /// must exist, and keeps its size.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         size: Option<u64>,
     },
     /// A CD drive.
     IdeCd {
-        /// The CD's path or URL; empty: no CD.
+        /// The path or URL (http, https, ftp, ftps) of the CD image. Empty: no CD. It can change while the VM runs.
         file: String,
-        /// The place in the boot order.
+        /// The position in the boot order; 0 is first. Default: if no drive has one, the order of the drives; else the drive is
+        /// not in the boot order.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bootindex: Option<u32>,
     },
 }
 
-/// The display.
+/// The display. It has either `spice` or `vnc`, or neither: then the VM has no display.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct DisplaySection {
-    /// Screens.
+    /// The number of screens. Default: 1.
     #[serde(default = "one")]
     pub outputs: u32,
-    /// The user to log in in the guest.
+    /// The user that the login agent logs in. It can change while the VM runs. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logged_in_user: Option<String>,
-    /// SPICE; absent with VNC.
+    /// SPICE. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spice: Option<SpiceSection>,
-    /// VNC.
+    /// VNC. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vnc: Option<VncSection>,
 }
 
 impl DisplaySection {
-    /// What a viewer has to speak, as QEMU names it; `None`: there is no display.
+    /// The display's protocol, with QEMU's name: `spice` or `vnc`. `None`: the VM has no display.
     pub fn protocol(&self) -> Option<&'static str> {
         self.vnc.as_ref().map(|_| "vnc").or(self.spice.as_ref().map(|_| "spice"))
     }
@@ -263,15 +273,15 @@ impl DisplaySection {
 /// SPICE.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct SpiceSection {
-    /// The port.
+    /// The TCP port.
     pub port: u16,
-    /// The password; the file `display-password` comes before it.
+    /// The password, which does not expire. The file [`paths::PASSWORD_FILE`] has precedence. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ticket: Option<String>,
-    /// SPICE's `streaming-video`.
+    /// QEMU's option `streaming-video`: `off`, `all` or `filter`. Default: QEMU's.
     #[serde(default, rename = "streaming-video", skip_serializing_if = "Option::is_none")]
     pub streaming_video: Option<String>,
-    /// USB devices that a viewer can redirect.
+    /// The number of USB devices that a viewer can redirect to the guest. Default: 0.
     #[serde(default, rename = "usbRedirects")]
     pub usb_redirects: u32,
 }
@@ -279,22 +289,22 @@ pub struct SpiceSection {
 /// VNC.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct VncSection {
-    /// The port.
+    /// The TCP port, from 5900 on.
     pub port: u16,
 }
 
-/// A projected file's text without the newline that editors and `kubectl create secret --from-file` leave at the end, if there is
-/// any.
+/// The text of a projected file, without newlines at the end: editors and `kubectl create secret --from-file` add one. `None` if the text
+/// is empty.
 pub fn text(content: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(content);
     Some(text.trim_end_matches(['\r', '\n']).to_owned()).filter(|text| !text.is_empty())
 }
 
 impl RunnerConfig {
-    /// Reads `config.yaml`.
+    /// Parses the text of `config.yaml`.
     ///
     /// # Errors
-    /// If it is not YAML, or a field is missing or of the wrong type; the error has line and column.
+    /// If the text is not YAML, or a field is missing or has the wrong type. The error has the line and the column.
     pub fn parse(text: &str) -> Result<Self, serde_yaml::Error> {
         serde_yaml::from_str::<ConfigFile>(text).map(|file| file.runner)
     }
@@ -306,7 +316,9 @@ fn yes() -> bool {
 fn one() -> u32 {
     1
 }
-fn powerdown_timeout() -> u64 {
+
+/// The default of [`VmSection::powerdown_timeout`], in seconds.
+pub fn default_powerdown_timeout() -> u64 {
     900
 }
 fn data_dir() -> String {
@@ -326,4 +338,33 @@ fn rt() -> String {
 }
 fn one_gigabyte() -> Quantity {
     Quantity::from_bytes(1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_with_only_the_names_has_all_defaults() {
+        let config = RunnerConfig::parse("/Runner: { namespace: orchard, vm: { name: apple } }").unwrap();
+        insta::assert_yaml_snapshot!(config);
+    }
+
+    #[test]
+    fn a_file_needs_the_names() {
+        for text in
+            ["/Runner: { vm: { name: apple } }", "/Runner: { namespace: orchard, vm: {} }", "namespace: orchard"]
+        {
+            let error = RunnerConfig::parse(text).unwrap_err().to_string();
+            assert!(error.contains("missing field"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_text_of_a_file_has_no_newline_at_its_end() {
+        assert_eq!(text(b"secret\r\n\n").as_deref(), Some("secret"));
+        assert_eq!(text(b"two\nlines").as_deref(), Some("two\nlines"));
+        assert_eq!(text(b"\n"), None);
+        assert_eq!(text(b""), None);
+    }
 }

@@ -1,7 +1,7 @@
-//! Boots the tiny guest (tests/guest/) with a real QEMU through the real program vm-runner, without a cluster.
+//! Runs the program vm-runner with QEMU and the tiny guest of tests/guest/, without a cluster.
 //!
-//! Needs Debian's qemu-system-x86, qemu-block-extra, ovmf, swtpm, passt, iproute2, busybox-static and what
-//! tests/guest/build.sh names. Emulated, so that it works anywhere.
+//! The tests need Debian's packages qemu-system-x86, qemu-block-extra, ovmf, swtpm, passt, iproute2, busybox-static, and those that
+//! tests/guest/build.sh names. QEMU emulates the CPU (TCG), so the tests need no KVM.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 #[path = "support/runner.rs"]
@@ -23,7 +23,7 @@ use runner::{ADDRESS, RUNNER, Vm, kill, wait_for};
 use serde_json::{Value, json};
 
 #[test]
-fn a_guest_boots_changes_and_powers_down_and_its_disk_stays() {
+fn a_vm_boots_takes_changes_powers_down_and_keeps_its_data() {
     let hardware = json!({
         "firmware": "uefi",
         "useTpm": true,
@@ -46,7 +46,7 @@ fn a_guest_boots_changes_and_powers_down_and_its_disk_stays() {
         runner.console("guest: up");
         runner.logs("condition=\"Booted\" status=true");
 
-        // The running machine gets what the configuration says now.
+        // A change of the configuration takes effect in the running VM.
         vm.change(|config| {
             config["vm"]["currentCpus"] = json!(3);
             config["vm"]["currentRam"] = json!("384 MiB");
@@ -68,8 +68,8 @@ fn a_guest_boots_changes_and_powers_down_and_its_disk_stays() {
         runner.console("guest: up");
         let output = runner.output();
         let first = output.lines().find_map(|line| line.trim_end().split_once("guest: cpus="));
-        assert_eq!(first.unwrap().1, "2", "from the start on");
-        // Also the CPUs of the start can go.
+        assert_eq!(first.unwrap().1, "2", "the number of CPUs at the boot");
+        // CPUs of the boot can be unplugged too.
         vm.change(|config| config["vm"]["currentCpus"] = json!(1));
         runner.console("guest: cpus=1");
         runner.signal("TERM");
@@ -80,15 +80,15 @@ fn a_guest_boots_changes_and_powers_down_and_its_disk_stays() {
     assert!(vm.path("data/fw-vars.fd").exists() && vm.path("data/tpm").exists());
 }
 
-/// A web server that ends with the test.
+/// A web server that ends when it is dropped.
 struct Server {
     process: Child,
     address: String,
 }
 
 impl Server {
-    fn of(folder: &Path) -> Self {
-        // It takes no port 0; one that was free a moment ago is.
+    fn start(folder: &Path) -> Self {
+        // busybox does not accept port 0, so the test chooses a port that was free a moment ago.
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let address = free.to_string();
         let process = Command::new("busybox").args(["httpd", "-f", "-p", &address, "-h"]).arg(folder).spawn().unwrap();
@@ -118,7 +118,7 @@ fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
             config["resetCounter"] = json!(resets);
         });
     };
-    // The tiny guest's kernel has no driver for this drive; QEMU's open files tell.
+    // The tiny guest has no driver for this drive, so the test looks at the files that QEMU has open.
     runner.opens(&small);
     insert(&large, 0);
     runner.opens(&large);
@@ -130,8 +130,8 @@ fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
     runner.logs("not changed change=\"Insert { id: \\\"cd0\\\", file: \\\"/no/such.iso\\\" }\"");
     insert(&small, 0);
     runner.opens(&small);
-    // From a web server, which QEMU asks for it at once.
-    let server = Server::of(&vm.path(""));
+    // QEMU connects to the web server when the CD is inserted.
+    let server = Server::start(&vm.path(""));
     let url = format!("http://{}/large.iso", server.address);
     insert(&url, 0);
     runner.logs(&format!("changed change=\"Insert {{ id: \\\"cd0\\\", file: \\\"{url}\\\" }}\""));
@@ -150,11 +150,10 @@ fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
 }
 
 #[test]
-fn a_cd_that_the_guest_uses_is_changed_when_the_guest_lets_it_go() {
+fn a_cd_that_the_guest_has_locked_is_changed_when_the_guest_opens_the_tray() {
     let mut vm = Vm::new(json!({}), json!({ "lock-cd": true }));
     let [small, large] = [("small.iso", 64), ("large.iso", 128)].map(|(name, kilobytes)| vm.cd(name, kilobytes));
-    // The tiny guest's kernel has a driver for drives at a SCSI controller only. Nor has the machine a balloon, which keeps nothing
-    // else from being changed.
+    // The tiny guest has a driver only for drives at a SCSI controller. The VM has no balloon, which must not prevent other changes.
     let template = include_str!("../templates/runner/standard.yaml.j2")
         .replace("driver: virtio-balloon-pci", "driver: virtio-rng-pci")
         .replace("  free-page-reporting: true\n  deflate-on-oom: true\n", "")
@@ -195,7 +194,7 @@ fn a_guest_that_shuts_down_by_itself_ends_the_runner_with_success() {
 }
 
 #[test]
-fn a_guest_that_is_to_stay_down_keeps_the_runner_waiting() {
+fn with_guest_shutdown_stops_the_runner_waits_after_the_guests_shutdown() {
     let mut vm = Vm::new(json!({}), json!({ "poweroff-after-boot": true }));
     vm.config["guestShutdownStops"] = json!(true);
     vm.write_config();
@@ -203,7 +202,7 @@ fn a_guest_that_is_to_stay_down_keeps_the_runner_waiting() {
         let runner = vm.start("all");
         runner.logs("condition=\"Running\" status=false reason=\"GuestShutdown\"");
         runner.logs("waiting for the Pod's end");
-        // As if the container were killed; the kubelet starts it again.
+        // The runner is killed here, as if its container were killed. The kubelet starts the container again.
     }
     let mut runner = vm.start("all");
     runner.logs("waiting for the Pod's end");
@@ -213,21 +212,21 @@ fn a_guest_that_is_to_stay_down_keeps_the_runner_waiting() {
 }
 
 #[test]
-fn a_guest_that_is_not_to_stay_down_any_more_is_not_held() {
+fn a_runner_that_waits_ends_when_the_guest_may_start_again() {
     let mut vm = Vm::new(json!({}), json!({ "poweroff-after-boot": true }));
     vm.config["guestShutdownStops"] = json!(true);
     vm.write_config();
     let mut runner = vm.start("all");
     runner.logs("waiting for the Pod's end");
     vm.change(|config| config["guestShutdownStops"] = json!(false));
-    // The kubelet starts it again, and with it the guest.
+    // The kubelet starts the container again, and the runner starts the guest.
     runner.ends_well("GuestShutdown");
     drop(runner);
     vm.start("all").logs("QEMU started");
 }
 
 #[test]
-fn a_reboot_is_no_end() {
+fn a_reboot_does_not_end_the_vm() {
     let vm = Vm::new(json!({}), json!({ "reboot-after-first-boot": true }));
     let mut runner = vm.start("all");
     runner.console("guest: rebooting");
@@ -238,7 +237,7 @@ fn a_reboot_is_no_end() {
 }
 
 #[test]
-fn a_guest_that_does_not_listen_is_powered_off() {
+fn a_guest_that_ignores_the_power_button_is_powered_off() {
     let vm = Vm::new(json!({ "powerdownTimeout": 1 }), json!({ "ignore-power-button": true }));
     let mut runner = vm.start("all");
     runner.console("guest: up");
@@ -248,7 +247,7 @@ fn a_guest_that_does_not_listen_is_powered_off() {
 }
 
 #[test]
-fn a_qemu_that_cannot_start_has_its_last_words_everywhere() {
+fn a_failure_of_qemu_is_in_the_log_the_termination_log_and_the_state() {
     let vm = Vm::new(json!({ "machineType": "pc-q35-99.9" }), json!({}));
     let mut runner = vm.start("all");
     assert_eq!(runner.end().code(), Some(1));
@@ -262,7 +261,7 @@ fn a_qemu_that_cannot_start_has_its_last_words_everywhere() {
 }
 
 #[test]
-fn what_is_missing_is_named_before_qemu_starts() {
+fn a_missing_disk_is_an_error_before_qemu_starts() {
     let vm = Vm::new(json!({ "drives": [{ "type": "raw", "resource": "/dev/no-such-disk" }] }), json!({}));
     let mut runner = vm.start("all");
     assert_eq!(runner.end().code(), Some(1));
@@ -272,15 +271,15 @@ fn what_is_missing_is_named_before_qemu_starts() {
 }
 
 #[test]
-fn an_agent_that_crashes_disturbs_no_guest() {
+fn a_guest_continues_when_its_agent_crashes_and_a_new_one_starts() {
     let vm = Vm::new(json!({}), json!({}));
     let mut machine = vm.start("machine");
     {
         let agent = vm.start("agent");
         agent.logs("the guest runs");
         agent.logs("condition=\"Booted\" status=true");
-        assert!(!agent.output().contains("guest:"), "the console is the machine's");
-        // Killed with the end of its scope.
+        assert!(!agent.output().contains("guest:"), "only the machine role copies the console");
+        // The agent is killed here.
     }
     let mut agent = vm.start("agent");
     agent.logs("condition=\"Running\" status=true");
@@ -305,7 +304,7 @@ fn a_guest_starts_without_an_agent() {
 }
 
 #[test]
-fn the_command_line_can_be_seen_without_a_start() {
+fn render_command_prints_the_command_line_without_starting_qemu() {
     let vm = Vm::new(json!({ "display": { "spice": { "port": 5999, "ticket": "secret" } } }), json!({}));
     let output = Command::new(RUNNER).args(["render-command", "--config-dir"]).arg(vm.path("config")).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -315,7 +314,7 @@ fn the_command_line_can_be_seen_without_a_start() {
 }
 
 #[test]
-fn each_line_of_the_log_can_be_json() {
+fn the_log_can_be_json() {
     let arguments = ["run", "--log-format=json", "--config-dir=/nowhere", "--termination-log=/nowhere"];
     let output = Command::new(RUNNER).args(arguments).output().unwrap();
     let line: Value = serde_json::from_slice(&output.stderr).unwrap();
@@ -323,13 +322,13 @@ fn each_line_of_the_log_can_be_json() {
     assert!(line["message"].as_str().unwrap().contains("/nowhere/config.yaml"), "{line}");
 }
 
-/// A port for a display; QEMU's VNC begins at 5900.
+/// A free port for a display. VNC ports begin at 5900.
 fn free_port() -> u16 {
     (5950..6000).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
 }
 
 #[test]
-fn the_display_takes_the_password_of_the_moment() {
+fn the_display_accepts_only_the_current_password_until_it_expires() {
     let port = free_port();
     let vm = Vm::new(json!({ "display": { "vnc": { "port": port } } }), json!({}));
     let set = |file: &str, text: &str| {
@@ -339,29 +338,29 @@ fn the_display_takes_the_password_of_the_moment() {
     set("display-password", "first");
     set("password-expiry", "never");
     let mut runner = vm.start("all");
-    let only = |password: Option<&str>| {
+    let accepts_only = |password: Option<&str>| {
         for known in ["first", "second"] {
             let right = password == Some(known);
-            let what = format!("{known} to be {}", if right { "right" } else { "wrong" });
+            let what = format!("the password {known} to be {}", if right { "accepted" } else { "refused" });
             wait_for(&what, || (vnc::view(port, known).is_some() == right).then_some(()), || runner.state());
         }
     };
-    only(Some("first"));
+    accepts_only(Some("first"));
     set("display-password", "second");
-    only(Some("second"));
+    accepts_only(Some("second"));
     set("password-expiry", "now");
-    only(None);
+    accepts_only(None);
     set("password-expiry", "+3600");
-    only(Some("second"));
+    accepts_only(Some("second"));
     set("password-expiry", "1000000000");
-    only(None);
+    accepts_only(None);
     set("password-expiry", "4000000000");
-    only(Some("second"));
+    accepts_only(Some("second"));
     let viewer = vnc::view(port, "second").unwrap();
-    runner.says_last("ConsoleConnected", "The display is shown at 127.0.0.1.");
+    runner.says_last("ConsoleConnected", "A viewer at 127.0.0.1 is connected to the display.");
     drop(viewer);
-    runner.says_last("ConsoleConnected", "Nobody looks at the display.");
-    // While it runs it says more, if it is told to.
+    runner.says_last("ConsoleConnected", "No viewer is connected to the display.");
+    // The log levels change while the VM runs.
     assert!(!runner.log().contains("DEBUG"), "{}", runner.log());
     set("logging.properties", "org.jdrupes.vmoperator.level=FINE");
     runner.logs("levels=vm_operator=debug,info");
@@ -371,12 +370,12 @@ fn the_display_takes_the_password_of_the_moment() {
 }
 
 #[test]
-fn a_display_that_had_a_password_is_never_open() {
+fn a_display_that_had_a_password_is_never_started_without_one() {
     let port = free_port();
     let vm = Vm::new(json!({ "display": { "vnc": { "port": port } } }), json!({}));
     fs::write(vm.path("config/display-password"), "first").unwrap();
     vm.start("all").logs("QEMU started");
-    // The container is started again, once in vain for another reason, and then twice after its Secret has gone.
+    // The container is started again: once with another error, and then twice after the Secret was deleted.
     vm.change(|config| config["template"] = json!("nowhere"));
     vm.start("all").logs("QEMU failed");
     vm.write_config();
@@ -391,7 +390,7 @@ fn a_display_that_had_a_password_is_never_open() {
 }
 
 #[test]
-fn a_display_whose_secret_has_no_password_is_not_open() {
+fn a_display_that_must_have_a_password_is_not_started_without_one() {
     let port = free_port();
     let vm = Vm::new(json!({ "display": { "vnc": { "port": port } } }), json!({}));
     let start = || {
@@ -408,7 +407,7 @@ fn a_display_whose_secret_has_no_password_is_not_open() {
 }
 
 #[test]
-fn a_user_is_logged_in_and_who_looks_at_the_display_is_named() {
+fn the_status_names_the_user_who_is_logged_in_and_the_viewer() {
     let port = (5900..5950).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
     let display = json!({ "spice": { "port": port, "ticket": "ticket" }, "loggedInUser": "alice" });
     let vm = Vm::new(json!({ "display": display }), json!({}));
@@ -418,34 +417,34 @@ fn a_user_is_logged_in_and_who_looks_at_the_display_is_named() {
         let agent = vm.start("agent");
         machine.console("guest: login alice");
         agent.says_last("VmopAgentConnected", "The login agent answers.");
-        agent.says_last("UserLoggedIn", "alice was logged in.");
+        agent.says_last("UserLoggedIn", "alice is logged in.");
         assert!(spice::view(("127.0.0.1", port), "wrong").is_err());
         let viewer = spice::view(("127.0.0.1", port), "ticket").unwrap();
-        agent.says_last("ConsoleConnected", "The display is shown at 127.0.0.1.");
+        agent.says_last("ConsoleConnected", "A viewer at 127.0.0.1 is connected to the display.");
         drop(viewer);
-        agent.says_last("ConsoleConnected", "Nobody looks at the display.");
+        agent.says_last("ConsoleConnected", "No viewer is connected to the display.");
         log_in(json!("root"));
-        agent.says_last("UserLoggedIn", "alice was logged in; then the login agent refused: 501 root does not log in");
+        agent.says_last("UserLoggedIn", "alice is logged in; then the login agent refused: 501 root does not log in");
         log_in(Value::Null);
         machine.console("guest: logout");
-        agent.says_last("UserLoggedIn", "No user was logged in.");
-        // Killed with the end of its scope.
+        agent.says_last("UserLoggedIn", "No user is logged in.");
+        // The agent is killed here.
     }
-    // The next one finds the guest's agent, and a viewer, as they are.
+    // The next agent finds the login agent and a viewer that are connected already.
     let _viewer = spice::view(("127.0.0.1", port), "ticket").unwrap();
     log_in(json!("bob"));
     let mut agent = vm.start("agent");
     machine.console("guest: login bob");
-    agent.says_last("UserLoggedIn", "bob was logged in.");
-    agent.says_last("ConsoleConnected", "The display is shown at 127.0.0.1.");
-    // A Pod's containers are told to end at the same time.
+    agent.says_last("UserLoggedIn", "bob is logged in.");
+    agent.says_last("ConsoleConnected", "A viewer at 127.0.0.1 is connected to the display.");
+    // All containers of a Pod receive SIGTERM at the same time.
     agent.signal("TERM");
     machine.signal("TERM");
     machine.ends_well("PoweredDown");
     assert!(agent.end().success());
-    agent.says_last("Running", "The guest has shut down, as it was asked to.");
-    agent.says_last("UserLoggedIn", "The machine does not run.");
-    agent.says_last("ConsoleConnected", "The machine does not run.");
+    agent.says_last("Running", "The guest has shut down, as the runner asked it to.");
+    agent.says_last("UserLoggedIn", "The VM does not run.");
+    agent.says_last("ConsoleConnected", "The VM does not run.");
 }
 
 #[test]
@@ -465,7 +464,7 @@ fn a_guest_with_a_pod_network_has_the_pods_address_and_its_ports() {
         || runner.state(),
     );
     assert_eq!(page.trim(), "hugo hello from the guest");
-    // The ports up to the last, also those that only root may have, but not the display's: that is QEMU's.
+    // passt listens on all ports, also on privileged ones, except on the display's port. There QEMU listens.
     let listening = runner.in_its_network(&["ss", "--no-header", "--listening", "--tcp", "--numeric", "--processes"]);
     let owner = |port: u16| {
         let line = listening.lines().find(|line| line.contains(&format!(":{port} ")));
@@ -477,20 +476,20 @@ fn a_guest_with_a_pod_network_has_the_pods_address_and_its_ports() {
         assert!(owner(port).starts_with(program), "{port}: {:?}", owner(port));
     }
 
-    // A guest is not ended for its network.
+    // The guest continues without its network.
     let runner_pid = runner.child.id();
     let children = fs::read_to_string(format!("/proc/{runner_pid}/task/{runner_pid}/children")).unwrap();
     let mut children = children.split_whitespace().map(|pid| pid.parse::<u32>().unwrap());
     let is_passt = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().starts_with("passt");
     kill(children.find(is_passt).expect("passt among the runner's children"), "KILL").unwrap();
-    runner.logs("the guest is without what this program did until its next start");
+    runner.logs("the guest continues without it until its next start");
     runner.signal("TERM");
     runner.console("guest: power button");
     runner.ends_well("PoweredDown");
 }
 
 #[test]
-fn a_helper_that_is_missing_or_fails_is_named() {
+fn the_error_names_a_helper_that_is_missing_or_fails() {
     let vm = Vm::new(json!({ "network": [{ "type": "pod", "device": "virtio-net" }] }), json!({}));
     let script = |name: &str, text: &str| {
         let file = vm.path(name);
@@ -498,7 +497,7 @@ fn a_helper_that_is_missing_or_fails_is_named() {
         fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
         file
     };
-    // As passt without its rights, which makes its socket before it finds out; and QEMU goes on without a network.
+    // passt without its rights creates its socket before it fails, and QEMU starts without a network.
     let fails_late = script(
         "fails-late",
         "while [ $1 != --socket ]; do shift; done
@@ -516,7 +515,7 @@ fn a_helper_that_is_missing_or_fails_is_named() {
         "fails-late ended (exit status: 1): Failed to sandbox process, exiting\na pod network needs a container that";
     for (program, why) in [
         (Path::new("/no/passt"), "cannot start /no/passt (install it in the runner's image)"),
-        (Path::new("/bin/false"), "/bin/false ended (exit status: 1): without a word"),
+        (Path::new("/bin/false"), "/bin/false ended (exit status: 1): no output"),
         (&fails_late, late),
     ] {
         let mut command = Command::new("env");

@@ -1,4 +1,4 @@
-//! The program inside each Pod: runs one virtual machine.
+//! The program that runs one virtual machine, inside its Pod or from a file.
 #![forbid(unsafe_code)]
 
 use std::{io::IsTerminal, process::ExitCode};
@@ -10,12 +10,12 @@ use vm_operator::{
     runner::{Arguments, LogFormat, logging::Logging, run},
 };
 
-// One thread: the runner waits most of the time, and each thread costs memory in each Pod.
+// The runner waits most of the time, so one thread is enough. Each thread costs memory in each Pod.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let (logging, filter) = Logging::new(std::env::var("VM_RUNNER_LOG").ok().as_deref());
-    // The standard output is the guest's console.
+    // The log goes to the standard error, because the standard output is the guest's console.
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let registry = tracing_subscriber::registry().with(filter);
     match arguments.log_format {

@@ -1,8 +1,8 @@
-//! What executes the guest's instructions: KVM, or emulation (TCG).
+//! Chooses the accelerator, which executes the guest's instructions: KVM, or emulation (TCG).
 //!
-//! That `/dev/kvm` opens does not mean that KVM works: in some nested or sandboxed environments it runs real mode but no
-//! kernel, or refuses the CPU model. So KVM is tried: QEMU runs a tiny firmware that goes the way of every kernel into long
-//! mode and there leaves through QEMU's `isa-debug-exit` device
+//! KVM may not work although `/dev/kvm` can be opened. In some nested or sandboxed environments KVM executes real mode but cannot
+//! run a kernel, or it refuses the CPU model. So the runner tries KVM: it starts a QEMU with a tiny firmware, which switches to
+//! long mode like a kernel, and then ends QEMU through the device `isa-debug-exit`
 //! (<https://www.qemu.org/docs/master/specs/index.html>; the exit code is twice the written value plus one).
 
 use std::{fs, io, path::Path, process::Stdio, time::Duration};
@@ -10,21 +10,24 @@ use std::{fs, io, path::Path, process::Stdio, time::Duration};
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
-use super::files::{FileError, RuntimeDir, write_atomically};
+use super::{
+    files::{FileAccessError, write_atomically},
+    runtime_dir::RuntimeDir,
+};
 use crate::api::Accelerator;
 
-/// Long enough for a busy node; where KVM works it takes less than 0.1 s.
-const TRIAL: Duration = Duration::from_secs(5);
-/// The value 0x2a, as `isa-debug-exit` turns it into an exit code.
-const SUCCESS: i32 = 0x2a << 1 | 1;
+/// The time for the trial. It takes less than 0.1 s if KVM works; a busy node may need more.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The exit code for the value 0x2a, which the firmware writes to `isa-debug-exit`.
+const TRIAL_SUCCESS: i32 = 0x2a << 1 | 1;
 
 /// The firmware is mapped to the last 64 KiB below 1 MiB (and below 4 GiB, where the CPU starts).
 const FIRMWARE_SIZE: usize = 64 << 10;
-/// Where a CPU starts, within the firmware.
+/// The offset in the firmware where a CPU starts.
 const RESET_VECTOR: usize = 0xfff0;
 /// `jmp 0xf000:0`
 const RESET_CODE: [u8; 5] = [0xea, 0x00, 0x00, 0x00, 0xf0];
-/// The program, with its GDT at 0x70 and the GDT's pseudo-descriptor at 0x88.
+/// The firmware's program, with its GDT at 0x70 and the GDT's pseudo-descriptor at 0x88.
 #[rustfmt::skip]
 const PROGRAM: [u8; 142] = [
     0xfa, 0xfc,                                     // cli; cld
@@ -45,7 +48,7 @@ const PROGRAM: [u8; 142] = [
     0x0f, 0x22, 0xc0,                               // cr0 |= PG | PE
     0x66, 0xea, 0x5f, 0x00, 0x0f, 0x00, 0x08, 0x00, // jmp 8:0xf005f
     0x66, 0xb8, 0x10, 0x00, 0x8e, 0xd8,             // here in long mode: ds = 16
-    0x31, 0xc0, 0x0f, 0xa2,                         // cpuid(0), which a hypervisor has to answer
+    0x31, 0xc0, 0x0f, 0xa2,                         // cpuid(0), which the hypervisor must emulate
     0xb0, 0x2a, 0xe6, 0xf4,                         // out 0xf4, 0x2a
     0xf4, 0xeb, 0xfd,                               // hlt, for ever
     0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, // GDT: null,
@@ -54,47 +57,59 @@ const PROGRAM: [u8; 142] = [
     0x17, 0x00, 0x70, 0x00, 0x0f, 0x00,             // its size - 1 and address
 ];
 
-/// Why there is no accelerator.
+/// Why no accelerator could be chosen.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// KVM was asked for by name, and does not work.
-    #[error("the accelerator kvm was asked for, but {0}; use auto or tcg, or a node with working KVM")]
+    /// The configuration demands KVM, and KVM does not work.
+    #[error("the configuration demands the accelerator kvm, but {0}; use auto or tcg, or a node with working KVM")]
     NoKvm(String),
-    /// The firmware or the outcome cannot be written.
+    /// The trial's firmware or its result cannot be written.
     #[error(transparent)]
-    File(#[from] FileError),
-    /// QEMU is not there.
+    File(#[from] FileAccessError),
+    /// QEMU cannot be started.
     #[error("cannot start {qemu}")]
     Qemu {
         /// The program.
         qemu: String,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// What was chosen, and why.
+/// The accelerator and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// `kvm` or `tcg`, as QEMU and the VM's status name them.
+    /// `kvm` or `tcg`. QEMU and the VM's status use the same names.
     pub accelerator: &'static str,
-    /// Why, for people.
+    /// Why this accelerator, for people.
     pub reason: String,
 }
 
-/// The outcome of a trial, as it is kept: it depends on the node and on the CPU model, and both can change only with the
-/// Pod, as the runtime directory does.
+/// The result of a trial, which is kept in the runtime directory. It depends on the node and the CPU model. The node changes only
+/// with the Pod, and the runtime directory is deleted with the Pod.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Trial {
+    /// The CPU model that was tried.
     cpu_model: String,
-    /// `None`: KVM works.
+    /// What does not work. `None`: KVM works.
     problem: Option<String>,
 }
 
-/// Chooses the accelerator.
+impl Trial {
+    fn read(runtime: &RuntimeDir, cpu_model: &str) -> Option<Self> {
+        let trial: Self = serde_json::from_slice(&fs::read(runtime.kvm_trial()).ok()?).ok()?;
+        (trial.cpu_model == cpu_model).then_some(trial)
+    }
+
+    fn write(&self, runtime: &RuntimeDir) -> Result<(), FileAccessError> {
+        write_atomically(&runtime.kvm_trial(), &serde_json::to_vec(self).unwrap_or_default())
+    }
+}
+
+/// Chooses the accelerator. Starts a trial of KVM if the choice depends on it and this Pod has not made one yet.
 ///
 /// # Errors
-/// If KVM is asked for by name and does not work, or the trial cannot be made.
+/// If the configuration demands KVM and KVM does not work, or QEMU cannot be started.
 pub async fn choose(wanted: Accelerator, cpu_model: &str, qemu: &str, runtime: &RuntimeDir) -> Result<Choice, Error> {
     let problem = match wanted {
         Accelerator::Tcg => None,
@@ -106,35 +121,33 @@ pub async fn choose(wanted: Accelerator, cpu_model: &str, qemu: &str, runtime: &
 fn decide(wanted: Accelerator, problem: Option<String>) -> Result<Choice, String> {
     let choice = |accelerator, reason: &str| Choice { accelerator, reason: reason.into() };
     match (wanted, problem) {
-        (Accelerator::Tcg, _) => Ok(choice("tcg", "asked for")),
-        (Accelerator::Kvm, None) => Ok(choice("kvm", "asked for")),
+        (Accelerator::Tcg, _) => Ok(choice("tcg", "as configured")),
+        (Accelerator::Kvm, None) => Ok(choice("kvm", "as configured")),
         (Accelerator::Kvm, Some(problem)) => Err(problem),
         (Accelerator::Auto, None) => Ok(choice("kvm", "KVM works here")),
         (Accelerator::Auto, Some(problem)) => Ok(choice("tcg", &problem)),
     }
 }
 
-/// What is wrong with KVM; `None`: nothing.
+/// Returns what does not work with KVM, or `None` if KVM works.
 async fn try_kvm(cpu_model: &str, qemu: &str, runtime: &RuntimeDir) -> Result<Option<String>, Error> {
     if let Err(error) = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         return Ok(Some(format!("/dev/kvm cannot be opened ({error})")));
     }
-    let kept = fs::read(runtime.kvm_trial()).ok().and_then(|text| serde_json::from_slice::<Trial>(&text).ok());
-    if let Some(kept) = kept
-        && kept.cpu_model == cpu_model
-    {
-        return Ok(kept.problem);
+    if let Some(trial) = Trial::read(runtime, cpu_model) {
+        return Ok(trial.problem);
     }
-    let firmware = runtime.path().join("kvm-trial.bin");
+    let firmware = runtime.kvm_trial_firmware();
     write_atomically(&firmware, &trial_firmware())?;
     let problem = run_trial("kvm", cpu_model, qemu, &firmware).await?;
-    // Not needed any more; that it stays would be no harm.
+    // A file that stays does no harm.
     let _ = fs::remove_file(&firmware);
     let trial = Trial { cpu_model: cpu_model.into(), problem };
-    write_atomically(&runtime.kvm_trial(), &serde_json::to_vec(&trial).unwrap_or_default())?;
+    trial.write(runtime)?;
     Ok(trial.problem)
 }
 
+/// Runs the trial. Returns what does not work, or `None`.
 async fn run_trial(accelerator: &str, cpu_model: &str, qemu: &str, firmware: &Path) -> Result<Option<String>, Error> {
     let child = Command::new(qemu)
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-m", "16"])
@@ -147,19 +160,23 @@ async fn run_trial(accelerator: &str, cpu_model: &str, qemu: &str, firmware: &Pa
         .kill_on_drop(true)
         .spawn()
         .map_err(|source| Error::Qemu { qemu: qemu.into(), source })?;
-    let output = match tokio::time::timeout(TRIAL, child.wait_with_output()).await {
-        Err(_) => return Ok(Some("KVM opens, but a trial program did not come to its end in it".into())),
+    let output = match tokio::time::timeout(TRIAL_TIMEOUT, child.wait_with_output()).await {
+        Err(_) => return Ok(Some("/dev/kvm can be opened, but a trial program did not end in time".into())),
         Ok(Err(source)) => return Err(Error::Qemu { qemu: qemu.into(), source }),
         Ok(Ok(output)) => output,
     };
-    if output.status.code() == Some(SUCCESS) {
+    if output.status.code() == Some(TRIAL_SUCCESS) {
         return Ok(None);
     }
-    let words = String::from_utf8_lossy(&output.stderr);
-    let words = words.lines().find(|line| !line.contains("warning:")).unwrap_or_default();
-    let words = words.strip_prefix(qemu).and_then(|words| words.strip_prefix(": ")).unwrap_or(words);
-    let words = words.strip_prefix("error: ").unwrap_or(words);
-    Ok(Some(format!("KVM opens, but does not run a trial program ({words})")))
+    let message = first_message(qemu, &String::from_utf8_lossy(&output.stderr));
+    Ok(Some(format!("/dev/kvm can be opened, but KVM does not run a trial program ({message})")))
+}
+
+/// The first line on QEMU's standard error that is not a warning, without QEMU's own name.
+fn first_message(qemu: &str, stderr: &str) -> String {
+    let line = stderr.lines().find(|line| !line.contains("warning:")).unwrap_or_default();
+    let line = line.strip_prefix(qemu).and_then(|line| line.strip_prefix(": ")).unwrap_or(line);
+    line.strip_prefix("error: ").unwrap_or(line).to_owned()
 }
 
 fn trial_firmware() -> Vec<u8> {
@@ -174,23 +191,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gets_what() {
+    fn the_accelerator_follows_from_the_configuration_and_the_trial() {
         let broken = || Some("KVM is broken".to_owned());
         for (wanted, problem, expected) in [
             (Accelerator::Auto, None, Ok(("kvm", "KVM works here"))),
             (Accelerator::Auto, broken(), Ok(("tcg", "KVM is broken"))),
-            (Accelerator::Kvm, None, Ok(("kvm", "asked for"))),
+            (Accelerator::Kvm, None, Ok(("kvm", "as configured"))),
             (Accelerator::Kvm, broken(), Err("KVM is broken".to_owned())),
-            (Accelerator::Tcg, None, Ok(("tcg", "asked for"))),
+            (Accelerator::Tcg, None, Ok(("tcg", "as configured"))),
         ] {
             let expected = expected.map(|(accelerator, reason)| Choice { accelerator, reason: reason.into() });
             assert_eq!(decide(wanted, problem), expected, "{wanted:?}");
         }
     }
 
-    /// The program is right: emulation, which works everywhere, runs it to its end.
+    /// Emulation works everywhere, so this shows that the firmware is correct.
     #[tokio::test]
-    async fn the_trial_program_ends_where_it_should() {
+    async fn the_trial_firmware_reaches_its_end() {
         let dir = tempfile::tempdir().unwrap();
         let firmware = dir.path().join("trial.bin");
         fs::write(&firmware, trial_firmware()).unwrap();
@@ -199,15 +216,22 @@ mod tests {
         assert!(problem.contains("no-such-cpu"), "{problem}");
     }
 
-    #[tokio::test]
-    async fn a_trial_is_made_once() {
+    #[test]
+    fn the_result_of_a_trial_is_used_again_for_the_same_cpu_model() {
         let dir = tempfile::tempdir().unwrap();
         let runtime = RuntimeDir::open(dir.path()).unwrap();
+        assert_eq!(Trial::read(&runtime, "host"), None);
         let trial = Trial { cpu_model: "host".into(), problem: Some("as last time".into()) };
-        fs::write(runtime.kvm_trial(), serde_json::to_vec(&trial).unwrap()).unwrap();
-        if Path::new("/dev/kvm").exists() {
-            let choice = choose(Accelerator::Auto, "host", "no-such-qemu", &runtime).await.unwrap();
-            assert_eq!(choice.reason, "as last time");
-        }
+        trial.write(&runtime).unwrap();
+        assert_eq!(Trial::read(&runtime, "host"), Some(trial));
+        assert_eq!(Trial::read(&runtime, "max"), None);
+    }
+
+    #[test]
+    fn the_message_of_qemu_is_its_first_error() {
+        let stderr = "qemu: warning: slow\nqemu: error: no such CPU\nmore\n";
+        assert_eq!(first_message("qemu", stderr), "no such CPU");
+        assert_eq!(first_message("qemu", "qemu: killed"), "killed");
+        assert_eq!(first_message("qemu", ""), "");
     }
 }

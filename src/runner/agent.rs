@@ -1,5 +1,7 @@
-//! The role agent: applies the configuration to the running machine, continues the guest when that is done, and reports the
-//! VM's status. It may come and go while the guest runs: nothing that it knows is needed by the next one.
+//! The agent role: applies the configuration to the running QEMU, continues the guest after that, and reports the VM's status.
+//!
+//! An agent may end and another one may start while the guest runs. Each one finds out from QEMU and the files of the runtime
+//! directory what it needs to know.
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -12,197 +14,213 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use crate::process::{ErrorChain, follow::Follower};
-
 use super::{
+    changes::{Actual, Change, Desired, DisplayPassword, cd_drives, changes, pending},
     config::{self, Configuration},
-    files::{FileError, MachineState, Phase, RuntimeDir},
+    files::FileAccessError,
     guest_agent,
     logging::Logging,
-    login::{self, Login},
+    login::{LoginPort, LoginState},
     qmp::{
-        self as monitor, ChangeMedium, Event, ExpirePassword, Qmp, QueryBlock, QuerySpice, QueryVnc, SetPassword,
-        Viewer,
+        ChangeMedium, Error as QmpError, Event, ExpirePassword, Qmp, QueryBlock, QuerySpice, QueryVnc, SetPassword,
+        Viewer, Viewers,
     },
-    report::{Report, Resource, Seen, report},
-    wanted::{Change, Known, Wanted, cd_drives, changes, pending},
+    report::{Observation, Report},
+    runtime_dir::RuntimeDir,
+    state::{LastReset, MachineState, Phase},
+    status_writer::VmResource,
 };
+use crate::process::{ErrorChain, follow::Follower};
 
 /// The names of the agents' ports in the QEMU template.
-const GUEST_AGENT: &str = "guest-agent";
-const LOGIN_AGENT: &str = "vmop-agent";
+const GUEST_AGENT_PORT: &str = "guest-agent";
+const LOGIN_AGENT_PORT: &str = "vmop-agent";
+
+/// The time between two attempts to connect to QEMU's monitor.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// While the guest powers down, how often the agent asks the API server for a forced stop, and how long it waits for the answer.
+const FORCED_STOP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// After SIGTERM, how often the agent tries to connect to a QEMU that does not answer.
+const ATTEMPTS_AFTER_TERM: u32 = 3;
 
 /// Why the agent ends.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The configuration cannot be used.
+    /// The directories cannot be watched.
     #[error(transparent)]
-    Config(#[from] config::Error),
-    /// The directories cannot be followed.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// Changes of the directories are not told any more.
-    #[error("the configuration cannot be followed any more")]
-    Follow(#[source] io::Error),
+    File(#[from] FileAccessError),
+    /// The kernel does not report changes of the directories any more.
+    #[error("cannot watch the configuration any more")]
+    Watch(#[source] io::Error),
+}
+
+/// What an agent needs.
+pub struct AgentOptions {
+    /// The directory of `config.yaml`.
+    pub config_dir: PathBuf,
+    /// The runtime directory.
+    pub runtime: RuntimeDir,
+    /// The configuration as it was read at the start.
+    pub configuration: Configuration,
+    /// The log levels, which follow a file in the configuration directory.
+    pub logging: Logging,
+    /// The VM in the API server.
+    pub resource: VmResource,
 }
 
 /// The agent.
 pub struct Agent {
-    config_dir: PathBuf,
-    runtime: RuntimeDir,
-    configuration: Configuration,
+    options: AgentOptions,
     follower: Follower,
-    logging: Logging,
-    resource: Resource,
-    seen: Seen,
+    observation: Observation,
     reports: watch::Sender<Option<Report>>,
 }
 
-/// A conversation with one QEMU.
+/// The connections to one QEMU process.
 struct Session {
     monitor: Qmp,
-    known: Known,
-    question: Option<JoinHandle<io::Result<Value>>>,
-    login: Option<login::Port>,
-    /// Since the guest was asked to go: when to ask whether a person will not wait for it.
-    powering_down: Option<Interval>,
+    actual: Actual,
+    /// The task that asks the guest agent for the guest's operating system.
+    guest_question: Option<JoinHandle<io::Result<Value>>>,
+    login: Option<LoginPort>,
+    /// When to ask the API server for a forced stop, while the guest powers down.
+    forced_stop_check: Option<Interval>,
 }
 
-/// Before the next attempt to speak with a QEMU that could not be spoken with.
-const RETRY: Duration = Duration::from_secs(1);
-
-/// While a guest powers down, how often the agent asks whether a person will not wait for it.
-const ASK: Duration = Duration::from_secs(5);
-
-/// Once the Pod is to end, how often the agent looks for a QEMU that does not answer, with [`RETRY`] in between.
-const LAST_WORDS: u32 = 3;
-
-/// What the agent waits for.
-enum Next {
+/// What the agent reacts to.
+enum Input {
     Retry,
-    Files(io::Result<()>),
-    Event(Result<Event, monitor::Error>),
-    Guest(Option<Value>),
-    Login(io::Result<String>),
-    Ask,
+    FilesChanged(io::Result<()>),
+    Qemu(Result<Event, QmpError>),
+    GuestAnswer(Option<Value>),
+    LoginLine(io::Result<String>),
+    CheckForcedStop,
 }
 
 impl Agent {
-    /// # Errors
-    /// If the configuration cannot be read, or its directory cannot be followed.
-    pub fn new(
-        config_dir: PathBuf,
-        runtime: RuntimeDir,
-        configuration: Configuration,
-        logging: Logging,
-        resource: Resource,
-        reports: watch::Sender<Option<Report>>,
-    ) -> Result<Self, Error> {
-        let follower = runtime.follow_with(&config_dir)?;
-        Ok(Self { config_dir, runtime, configuration, follower, logging, resource, seen: Seen::default(), reports })
-    }
-
-    /// Works until the future is dropped, or `term` is true and there is no QEMU to speak with; then [`Agent::last_look`] is
-    /// due. In a container of its own the agent hears of the Pod's end at once, while the guest may still power down.
+    /// Starts to watch the directories. The agent sends its reports to `reports`.
     ///
     /// # Errors
-    /// If the files cannot be followed any more.
+    /// If a directory cannot be watched.
+    pub fn new(options: AgentOptions, reports: watch::Sender<Option<Report>>) -> Result<Self, Error> {
+        let follower = options.runtime.follow_with(&options.config_dir)?;
+        Ok(Self { options, follower, observation: Observation::default(), reports })
+    }
+
+    /// Works until the future is dropped, or until `term` is true and there is no QEMU to connect to. The caller then calls
+    /// [`Agent::report_end`].
+    ///
+    /// An agent in a container of its own receives SIGTERM at the same time as the machine role. It continues while the guest powers
+    /// down.
+    ///
+    /// # Errors
+    /// If the kernel does not report changes of the directories any more.
     pub async fn run(&mut self, mut term: watch::Receiver<bool>) -> Result<(), Error> {
         let mut session = None;
-        let mut patience = LAST_WORDS;
-        self.look_at_machine(&mut session).await;
+        let mut attempts = ATTEMPTS_AFTER_TERM;
+        self.update_session(&mut session).await;
         loop {
-            self.tell();
-            // The role machine writes how QEMU ended after the end, unless it was killed.
-            if session.is_none() && *term.borrow() && (patience == 0 || !self.machine_is_up()) {
+            self.send_report();
+            // The machine role writes how QEMU ended after its end. If the machine role was killed, the state stays Running, so the number
+            // of attempts is limited.
+            if session.is_none() && *term.borrow() && (attempts == 0 || !self.qemu_is_running()) {
                 return Ok(());
             }
-            let next = match &mut session {
-                None => tokio::select! {
-                    Ok(()) = term.changed() => continue,
-                    changed = self.follower.changed() => Next::Files(changed),
-                    () = sleep(RETRY), if self.machine_is_up() => Next::Retry,
-                },
-                Some(Session { monitor, question, login, powering_down, .. }) => tokio::select! {
-                    biased;
-                    // First: that a port was closed counts for what was said before, not for a greeting that came since.
-                    event = monitor.event() => Next::Event(event),
-                    changed = self.follower.changed() => Next::Files(changed),
-                    answer = answer(question) => Next::Guest(answer),
-                    line = hear(login) => Next::Login(line),
-                    () = due(powering_down) => Next::Ask,
-                },
-            };
-            match next {
-                Next::Retry => {
-                    if *term.borrow() {
-                        patience -= 1;
-                    }
-                    self.look_at_machine(&mut session).await;
-                }
-                Next::Files(changed) => {
-                    changed.map_err(Error::Follow)?;
-                    self.read_configuration();
-                    self.look_at_machine(&mut session).await;
-                    if let Some(session) = &mut session {
-                        self.apply(session).await;
-                        self.log_in(session).await;
-                    }
-                }
-                Next::Event(Ok(event)) => {
-                    if let Some(session) = &mut session {
-                        self.event(event, session).await;
-                    }
-                }
-                Next::Event(Err(error)) => {
-                    debug!(%error, "QEMU's monitor");
-                    session = None;
-                    self.seen.running = None;
-                    self.look_at_machine(&mut session).await;
-                }
-                Next::Guest(os_info) => {
-                    if let Some(session) = &mut session {
-                        session.question = None;
-                    }
-                    if os_info.is_some() {
-                        info!("the guest agent answers");
-                        self.seen.os_info = os_info;
-                    }
-                }
-                Next::Ask => {
-                    if let Some(session) = &mut session {
-                        self.end_if_forced(session).await;
-                    }
-                }
-                Next::Login(line) => {
-                    if let Some(session) = &mut session {
-                        match line {
-                            Ok(line) => self.seen.login.hear(&line),
-                            Err(error) => {
-                                warn!(%error, "cannot hear the login agent any more");
-                                self.give_up_login(session);
-                            }
-                        }
-                        self.log_in(session).await;
-                    }
-                }
+            let Some(input) = self.next_input(&mut session, &mut term).await else { continue };
+            if matches!(input, Input::Retry) && *term.borrow() {
+                attempts -= 1;
             }
+            self.process(input, &mut session).await?;
         }
     }
 
-    /// Takes in how the machine ended, for the last report.
-    pub fn last_look(mut self) {
-        self.seen.machine = self.runtime.read_machine();
-        self.tell();
+    /// Waits for the next input. `None`: the runner has received SIGTERM.
+    async fn next_input(&mut self, session: &mut Option<Session>, term: &mut watch::Receiver<bool>) -> Option<Input> {
+        match session {
+            None => {
+                let qemu_is_running = self.qemu_is_running();
+                tokio::select! {
+                    Ok(()) = term.changed() => None,
+                    changed = self.follower.changed() => Some(Input::FilesChanged(changed)),
+                    () = sleep(RETRY_INTERVAL), if qemu_is_running => Some(Input::Retry),
+                }
+            }
+            Some(Session { monitor, guest_question, login, forced_stop_check, actual: _ }) => Some(tokio::select! {
+                biased;
+                // Events come first: the event that the login agent has closed its port must not be processed after the greeting
+                // of the next login agent.
+                event = monitor.event() => Input::Qemu(event),
+                changed = self.follower.changed() => Input::FilesChanged(changed),
+                answer = guest_answer(guest_question) => Input::GuestAnswer(answer),
+                line = login_line(login) => Input::LoginLine(line),
+                () = tick(forced_stop_check) => Input::CheckForcedStop,
+            }),
+        }
     }
 
-    fn tell(&mut self) {
-        let machine = self.seen.machine.as_ref();
-        self.seen.pending = machine.map(|machine| pending(machine, &self.configuration)).unwrap_or_default();
-        self.seen.resource_uid.clone_from(&self.configuration.config.resource_uid);
-        let new = report(&self.seen);
+    async fn process(&mut self, input: Input, session: &mut Option<Session>) -> Result<(), Error> {
+        match input {
+            Input::Retry => self.update_session(session).await,
+            Input::FilesChanged(changed) => {
+                changed.map_err(Error::Watch)?;
+                self.read_configuration();
+                self.update_session(session).await;
+                if let Some(session) = session {
+                    self.apply(session).await;
+                    self.request_login(session).await;
+                }
+            }
+            Input::Qemu(Ok(event)) => {
+                if let Some(session) = session {
+                    self.process_event(event, session).await;
+                }
+            }
+            Input::Qemu(Err(error)) => {
+                debug!(%error, "QEMU's monitor");
+                *session = None;
+                self.observation.is_executing = None;
+                self.update_session(session).await;
+            }
+            Input::GuestAnswer(os_info) => {
+                if let Some(session) = session {
+                    session.guest_question = None;
+                }
+                if os_info.is_some() {
+                    info!("the guest agent answers");
+                    self.observation.os_info = os_info;
+                }
+            }
+            Input::CheckForcedStop => {
+                if let Some(session) = session {
+                    self.quit_if_forced(session).await;
+                }
+            }
+            Input::LoginLine(line) => {
+                if let Some(session) = session {
+                    self.process_login_line(line, session).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports how QEMU has ended. This is the agent's last report.
+    pub fn report_end(mut self) {
+        self.observation.machine = MachineState::read(&self.options.runtime);
+        self.send_report();
+    }
+
+    fn send_report(&mut self) {
+        let Configuration { config, .. } = &self.options.configuration;
+        let machine = self.observation.machine.as_ref();
+        self.observation.pending =
+            machine.map(|machine| pending(machine, &self.options.configuration)).unwrap_or_default();
+        self.observation.resource_uid.clone_from(&config.resource_uid);
+        let new = Report::derive(&self.observation);
         self.reports.send_if_modified(|last| {
-            // Between two looks at the machine nothing may be known; what was told stays.
+            // If nothing is known at the moment, the last report stays.
             let modified = new.is_some() && *last != new;
             if modified {
                 *last = new;
@@ -212,174 +230,226 @@ impl Agent {
     }
 
     fn read_configuration(&mut self) {
-        self.logging.read(&self.config_dir);
-        match config::read(&self.config_dir) {
-            Ok(configuration) => self.configuration = configuration,
-            Err(error) => warn!(error = %ErrorChain(&error), "the new configuration is not used"),
-        }
-    }
-
-    /// Reads what the machine role tells, and begins a conversation when a QEMU can be spoken with.
-    async fn look_at_machine(&mut self, session: &mut Option<Session>) {
-        let machine = self.runtime.read_machine();
-        let pid = |machine: &Option<MachineState>| machine.as_ref().map(|machine| machine.pid);
-        if pid(&machine) != pid(&self.seen.machine) {
-            // Another QEMU.
-            *session = None;
-            self.seen = Seen { password_changes: self.seen.password_changes, ..Seen::default() };
-        }
-        self.seen.machine = machine;
-        if !self.machine_is_up() {
-            *session = None;
-        } else if session.is_none() {
-            match self.begin().await {
-                Ok(new) => *session = Some(new),
-                // It ends just now, which machine.json will tell.
-                Err(error @ (monitor::Error::Io(_) | monitor::Error::Closed)) => debug!(%error, "QEMU's monitor"),
-                Err(error) => warn!(error = %ErrorChain(&error), "cannot speak with QEMU"),
+        self.options.logging.read(&self.options.config_dir);
+        match config::read(&self.options.config_dir) {
+            Ok(configuration) => self.options.configuration = configuration,
+            Err(error) => {
+                warn!(error = %ErrorChain(&error), "cannot use the new configuration; the last good one stays in use")
             }
         }
     }
 
-    fn machine_is_up(&self) -> bool {
-        self.seen.machine.as_ref().is_some_and(|machine| machine.phase == Phase::Running)
+    /// Reads the state that the machine role has written. Ends the session if it was one with an earlier QEMU, and begins one if QEMU
+    /// listens.
+    async fn update_session(&mut self, session: &mut Option<Session>) {
+        let machine = MachineState::read(&self.options.runtime);
+        let pid = |machine: &Option<MachineState>| machine.as_ref().map(|machine| machine.pid);
+        if pid(&machine) != pid(&self.observation.machine) {
+            *session = None;
+            let password_changes = self.observation.password_changes;
+            self.observation = Observation { password_changes, ..Observation::default() };
+        }
+        self.observation.machine = machine;
+        if !self.qemu_is_running() {
+            *session = None;
+        } else if session.is_none() {
+            match self.begin_session().await {
+                Ok(new) => *session = Some(new),
+                // QEMU is about to end, and the machine role will write that.
+                Err(error @ (QmpError::Io(_) | QmpError::Closed)) => debug!(%error, "QEMU's monitor"),
+                Err(error) => warn!(error = %ErrorChain(&error), "cannot connect to QEMU's monitor"),
+            }
+        }
     }
 
-    async fn begin(&mut self) -> Result<Session, monitor::Error> {
-        let monitor = Qmp::connect(&self.runtime.agent_monitor()).await?;
-        // A reset that was asked for while no agent was there is carried out now, one that was done is not done again.
-        let machine = self.seen.machine.as_ref();
-        let done = machine.and_then(|machine| self.runtime.last_reset(machine.pid));
-        let started = machine.and_then(|machine| Some(machine.started_with.as_ref()?.reset_counter));
-        let reset_counter = done.or(started).or(Some(self.configuration.config.reset_counter));
-        self.seen.reset_counter = reset_counter;
-        let known = Known { reset_counter, ..Known::default() };
-        let login = self.connect_login().await;
-        let mut session = Session { monitor, known, question: None, login, powering_down: None };
-        self.apply(&mut session).await;
-        let state = session.monitor.execute(qmp::query_status {}).await?;
-        if state.status == qmp::RunState::prelaunch {
-            session.monitor.execute(qmp::cont {}).await?;
-            info!("the guest runs");
-            self.seen.running = Some(true);
-        } else {
-            self.seen.running = Some(state.running);
-        }
-        let ports = session.monitor.execute(qmp::query_chardev {}).await?;
-        let is_open = |name: &str| ports.iter().any(|port| port.label == name && port.frontend_open);
-        if is_open(GUEST_AGENT) {
-            self.ask_guest(&mut session);
-        }
-        self.seen.login = if is_open(LOGIN_AGENT) { Login::found_open() } else { Login::default() };
-        self.log_in(&mut session).await;
-        let viewers = match self.configuration.config.vm.display.protocol() {
-            Some("vnc") => session.monitor.execute(QueryVnc {}).await,
-            Some(_) => session.monitor.execute(QuerySpice {}).await,
-            None => Ok(monitor::Viewers::default()),
+    fn qemu_is_running(&self) -> bool {
+        self.observation.machine.as_ref().is_some_and(|machine| machine.phase == Phase::Running)
+    }
+
+    async fn begin_session(&mut self) -> Result<Session, QmpError> {
+        let monitor = Qmp::connect(&self.options.runtime.agent_monitor()).await?;
+        let reset_counter = self.last_reset_counter();
+        self.observation.reset_counter = Some(reset_counter);
+        let mut session = Session {
+            monitor,
+            actual: Actual { reset_counter: Some(reset_counter), ..Actual::default() },
+            guest_question: None,
+            login: self.connect_login().await,
+            forced_stop_check: None,
         };
-        match viewers {
-            Ok(viewers) => self.seen.viewers = viewers.clients.into_iter().filter(Viewer::is_main).collect(),
-            // A template of the user's may have no display.
-            Err(error) => debug!(%error, "the display"),
-        }
+        self.apply(&mut session).await;
+        self.continue_guest(&mut session).await?;
+        self.find_guest_agents(&mut session).await?;
+        self.find_viewers(&mut session).await;
         Ok(session)
     }
 
-    async fn end_if_forced(&self, session: &mut Session) {
-        match timeout(ASK, self.resource.is_forced()).await {
+    /// The counter of the last reset, from an earlier agent or from QEMU's start. An agent that starts later carries out a reset that was
+    /// asked for meanwhile, and does not repeat one.
+    fn last_reset_counter(&self) -> u64 {
+        let machine = self.observation.machine.as_ref();
+        let reset = machine.and_then(|machine| LastReset::read(&self.options.runtime, machine.pid));
+        let started = machine.and_then(|machine| machine.started_with.as_ref());
+        reset
+            .map(|reset| reset.counter)
+            .or(started.map(|started| started.reset_counter))
+            .unwrap_or(self.options.configuration.config.reset_counter)
+    }
+
+    /// Continues a guest that has not run yet.
+    async fn continue_guest(&mut self, session: &mut Session) -> Result<(), QmpError> {
+        let state = session.monitor.execute(qmp::query_status {}).await?;
+        let has_not_run_yet = state.status == qmp::RunState::prelaunch;
+        if has_not_run_yet {
+            session.monitor.execute(qmp::cont {}).await?;
+            info!("the guest runs");
+        }
+        self.observation.is_executing = Some(state.running || has_not_run_yet);
+        Ok(())
+    }
+
+    /// Finds out which agents in the guest have opened their ports.
+    async fn find_guest_agents(&mut self, session: &mut Session) -> Result<(), QmpError> {
+        let ports = session.monitor.execute(qmp::query_chardev {}).await?;
+        let is_open = |name: &str| ports.iter().any(|port| port.label == name && port.frontend_open);
+        if is_open(GUEST_AGENT_PORT) {
+            self.ask_guest_agent(session);
+        }
+        self.observation.login =
+            if is_open(LOGIN_AGENT_PORT) { LoginState::connected() } else { LoginState::default() };
+        self.request_login(session).await;
+        Ok(())
+    }
+
+    async fn find_viewers(&mut self, session: &mut Session) {
+        let viewers = match self.options.configuration.config.vm.display.protocol() {
+            Some("vnc") => session.monitor.execute(QueryVnc {}).await,
+            Some(_) => session.monitor.execute(QuerySpice {}).await,
+            None => Ok(Viewers::default()),
+        };
+        match viewers {
+            Ok(viewers) => self.observation.viewers = viewers.clients.into_iter().filter(Viewer::is_main).collect(),
+            // A custom QEMU template may have no display.
+            Err(error) => debug!(%error, "cannot find out who is connected to the display"),
+        }
+    }
+
+    /// Ends QEMU if a person has asked for a forced stop.
+    async fn quit_if_forced(&self, session: &mut Session) {
+        match timeout(FORCED_STOP_INTERVAL, self.options.resource.is_stop_forced()).await {
             Ok(Ok(true)) => {
-                warn!("a person does not want to wait for the guest; QEMU is ended");
+                warn!("a forced stop was requested; ending QEMU without waiting for the guest");
                 if let Err(error) = session.monitor.execute(qmp::quit {}).await {
                     debug!(%error, "QEMU's monitor");
                 }
             }
             Ok(Ok(false)) => {}
-            Ok(Err(error)) => debug!(%error, "cannot ask whether the guest is to be waited for"),
-            Err(_) => debug!("no answer whether the guest is to be waited for"),
+            Ok(Err(error)) => debug!(%error, "cannot ask the API server for a forced stop"),
+            Err(_) => debug!("the API server does not say whether a forced stop was requested"),
         }
     }
 
-    /// Until the port is opened anew.
-    fn give_up_login(&mut self, session: &mut Session) {
-        session.login = None;
-        self.seen.login = Login::default();
+    async fn process_login_line(&mut self, line: io::Result<String>, session: &mut Session) {
+        match line {
+            Ok(line) => self.observation.login.receive(&line),
+            Err(error) => {
+                warn!(%error, "cannot read from the login agent any more");
+                self.disconnect_login(session);
+            }
+        }
+        self.request_login(session).await;
     }
 
-    async fn connect_login(&self) -> Option<login::Port> {
-        match login::Port::connect(&self.runtime.vmop_agent()).await {
+    /// Closes the connection to the login agent. The agent connects again when the guest opens the port again.
+    fn disconnect_login(&mut self, session: &mut Session) {
+        session.login = None;
+        self.observation.login = LoginState::default();
+    }
+
+    async fn connect_login(&self) -> Option<LoginPort> {
+        match LoginPort::connect(&self.options.runtime.vmop_agent()).await {
             Ok(port) => Some(port),
             Err(error) => {
-                debug!(%error, "no port for a login agent");
+                debug!(%error, "QEMU has no port for a login agent");
                 None
             }
         }
     }
 
-    /// Tells the login agent what it does not know yet.
-    async fn log_in(&mut self, session: &mut Session) {
+    /// Sends the next request to the login agent, if there is one.
+    async fn request_login(&mut self, session: &mut Session) {
         let Some(port) = &mut session.login else { return };
-        if let Some(line) = self.seen.login.next(self.configuration.config.vm.display.logged_in_user.as_deref()) {
-            info!(line, "to the login agent");
-            if let Err(error) = port.tell(&line).await {
-                warn!(%error, "cannot tell the login agent");
-                self.give_up_login(session);
+        let user = self.options.configuration.config.vm.display.logged_in_user.as_deref();
+        if let Some(line) = self.observation.login.next_request(user) {
+            info!(line, "sending a request to the login agent");
+            if let Err(error) = port.send(&line).await {
+                warn!(%error, "cannot send to the login agent");
+                self.disconnect_login(session);
             }
         }
     }
 
-    fn ask_guest(&self, session: &mut Session) {
-        let socket = self.runtime.guest_agent();
-        session.question = Some(tokio::spawn(async move { guest_agent::os_info(&socket).await }));
+    fn ask_guest_agent(&self, session: &mut Session) {
+        let socket = self.options.runtime.guest_agent();
+        session.guest_question = Some(tokio::spawn(async move { guest_agent::os_info(&socket).await }));
     }
 
-    /// Brings the machine to what the configuration wants. A change that QEMU refuses is logged and tried again with the
-    /// next change of the configuration; it keeps nothing else from being changed.
+    /// Changes QEMU to what the configuration says. If QEMU refuses a change, the agent logs that and continues with the others; it
+    /// tries again when the configuration changes.
     async fn apply(&mut self, session: &mut Session) {
-        if let Err(error) = self.look_at_hardware(session).await {
-            // The connection broke, which the next wait for an event tells too.
+        if let Err(error) = self.query_hardware(session).await {
+            // The connection is broken, which the next wait for an event returns too.
             debug!(%error, "QEMU's monitor");
             return;
         }
-        let wanted = Wanted::from(&self.configuration);
-        for change in changes(&wanted, &session.known) {
-            let name = format!("{change:?}");
-            // Before it is done: a guest must not be reset twice.
-            if let (Change::Reset(counter), Some(machine)) = (&change, &self.seen.machine) {
-                match self.runtime.note_reset(machine.pid, *counter) {
-                    Ok(()) => self.seen.reset_counter = Some(*counter),
-                    Err(error) => {
-                        warn!(error = %ErrorChain(&error), "not reset");
-                        continue;
-                    }
-                }
-            }
-            let is_password = matches!(change, Change::Password(..));
-            match carry_out(change, session).await {
-                Ok(()) => {
-                    info!(change = name, "changed");
-                    self.seen.password_changes += u64::from(is_password);
-                }
-                Err(error) => warn!(change = name, error = %ErrorChain(&error), "not changed"),
-            }
+        for change in changes(&Desired::from(&self.options.configuration), &session.actual) {
+            self.apply_change(change, session).await;
         }
-        if let Some(password) = &session.known.password {
-            self.seen.password_expiry = Some(password.expiry.clone());
+        if let Some(password) = &session.actual.password {
+            self.observation.password_expiry = Some(password.expiry.clone());
         }
-        if let Err(error) = self.look_at_hardware(session).await {
-            debug!(%error, "QEMU");
+        if let Err(error) = self.query_hardware(session).await {
+            debug!(%error, "QEMU's monitor");
         }
     }
 
-    async fn look_at_hardware(&mut self, session: &mut Session) -> Result<(), monitor::Error> {
-        session.known.slots = session.monitor.cpu_slots().await?;
-        let present = session.known.slots.iter().filter(|slot| slot.occupant.is_some()).count();
-        self.seen.cpus = u32::try_from(present).unwrap_or(u32::MAX);
-        session.known.cds = cd_drives(&session.monitor.execute(QueryBlock {}).await?);
-        self.seen.ram = match session.monitor.execute(qmp::query_balloon {}).await {
+    async fn apply_change(&mut self, change: Change, session: &mut Session) {
+        let name = format!("{change:?}");
+        if let Change::Reset(counter) = change
+            && let Err(error) = self.note_reset(counter)
+        {
+            warn!(error = %ErrorChain(&error), "cannot note the reset, so it is not carried out");
+            return;
+        }
+        let is_password = matches!(change, Change::Password(_));
+        match carry_out(change, session).await {
+            Ok(()) => {
+                info!(change = name, "changed");
+                self.observation.password_changes += u64::from(is_password);
+            }
+            Err(error) => warn!(change = name, error = %ErrorChain(&error), "not changed"),
+        }
+    }
+
+    /// Writes the reset's counter before the reset, so that no agent repeats it.
+    fn note_reset(&mut self, counter: u64) -> Result<(), FileAccessError> {
+        if let Some(machine) = &self.observation.machine {
+            LastReset { pid: machine.pid, counter }.write(&self.options.runtime)?;
+            self.observation.reset_counter = Some(counter);
+        }
+        Ok(())
+    }
+
+    async fn query_hardware(&mut self, session: &mut Session) -> Result<(), QmpError> {
+        session.actual.slots = session.monitor.cpu_slots().await?;
+        let present = session.actual.slots.iter().filter(|slot| slot.occupant.is_some()).count();
+        self.observation.cpus = u32::try_from(present).unwrap_or(u32::MAX);
+        session.actual.cds = cd_drives(&session.monitor.execute(QueryBlock {}).await?);
+        self.observation.ram = match session.monitor.execute(qmp::query_balloon {}).await {
             Ok(balloon) => u64::try_from(balloon.actual).unwrap_or_default(),
-            // A template of the user's has no balloon: the guest has all its memory.
-            Err(monitor::Error::Refused { .. }) => {
-                let started = self.seen.machine.as_ref().and_then(|machine| machine.started_with.as_ref());
+            // A custom QEMU template may have no balloon. The guest has all memory then.
+            Err(QmpError::Refused { .. }) => {
+                let started = self.observation.machine.as_ref().and_then(|machine| machine.started_with.as_ref());
                 started.map(|started| started.vm.maximum_ram.bytes()).unwrap_or_default()
             }
             Err(error) => return Err(error),
@@ -387,56 +457,58 @@ impl Agent {
         Ok(())
     }
 
-    async fn event(&mut self, event: Event, session: &mut Session) {
+    async fn process_event(&mut self, event: Event, session: &mut Session) {
         match event {
-            Event::Resume => self.seen.running = Some(true),
-            Event::Stop => self.seen.running = Some(false),
+            Event::Resume => self.observation.is_executing = Some(true),
+            Event::Stop => self.observation.is_executing = Some(false),
             Event::Powerdown => {
-                // It comes again each time that the button is pressed.
-                session.powering_down.get_or_insert_with(|| interval_at(Instant::now() + ASK, ASK));
+                // The machine role presses the power button several times.
+                let first = Instant::now() + FORCED_STOP_INTERVAL;
+                session.forced_stop_check.get_or_insert_with(|| interval_at(first, FORCED_STOP_INTERVAL));
             }
             Event::Reset { .. } => {
-                session.question = None;
-                self.seen.os_info = None;
+                session.guest_question = None;
+                self.observation.os_info = None;
             }
-            Event::BalloonChange { actual } => self.seen.ram = actual,
-            Event::VserportChange { id, open } if id == GUEST_AGENT => {
-                // An agent that leaves says nothing about the guest: it may be upgraded.
+            Event::BalloonChange { actual } => self.observation.ram = actual,
+            Event::VserportChange { id, open } if id == GUEST_AGENT_PORT => {
+                // A guest agent that closes its port says nothing about the guest: the package may be upgraded.
                 if open {
-                    self.ask_guest(session);
+                    self.ask_guest_agent(session);
                 }
             }
-            Event::VserportChange { id, open } if id == LOGIN_AGENT => {
-                // One that comes says so itself.
+            Event::VserportChange { id, open } if id == LOGIN_AGENT_PORT => {
+                // A login agent that opens its port sends a greeting.
                 if !open {
-                    self.seen.login = Login::default();
+                    self.observation.login = LoginState::default();
                 } else if session.login.is_none() {
                     session.login = self.connect_login().await;
                 }
             }
-            Event::ViewerCame { client } => {
+            Event::ViewerConnected { client } => {
                 if client.is_main() {
-                    self.seen.viewers.push(client);
+                    self.observation.viewers.push(client);
                 }
             }
-            Event::ViewerWent { client } => {
-                self.seen.viewers.retain(|viewer| !viewer.is(&client));
+            Event::ViewerDisconnected { client } => {
+                self.observation.viewers.retain(|viewer| !viewer.is_same_connection(&client));
             }
-            // The guest has opened the tray that it had locked: now the CD can be changed.
+            // The guest has opened a tray that it had locked, so the CD can be changed now.
             Event::DeviceTrayMoved { open: true } => self.apply(session).await,
             Event::DeviceDeleted { .. } => {
-                if let Err(error) = self.look_at_hardware(session).await {
-                    debug!(%error, "QEMU");
+                if let Err(error) = self.query_hardware(session).await {
+                    debug!(%error, "QEMU's monitor");
                 }
             }
-            // The end is told by the machine role, which knows whether it was asked for.
-            Event::VserportChange { .. } | Event::DeviceTrayMoved { .. } | Event::Shutdown { .. } | Event::Other => {}
+            // The machine role writes QEMU's end, because it knows whether the runner has received SIGTERM.
+            Event::Shutdown { .. } => {}
+            Event::VserportChange { .. } | Event::DeviceTrayMoved { .. } | Event::Other => {}
         }
     }
 }
 
-/// The answer to an open question; never, if there is none.
-async fn answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> Option<Value> {
+/// The answer to a question to the guest agent, or `None` if there is no answer. Never returns without a question.
+async fn guest_answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> Option<Value> {
     match question {
         Some(handle) => match handle.await {
             Ok(Ok(answer)) => Some(answer),
@@ -450,25 +522,25 @@ async fn answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> Option<
     }
 }
 
-/// When it is time to ask; never, while the guest is not asked to go.
-async fn due(powering_down: &mut Option<Interval>) {
-    match powering_down {
+/// The next tick of an interval. Never returns without an interval.
+async fn tick(interval: &mut Option<Interval>) {
+    match interval {
         Some(interval) => drop(interval.tick().await),
         None => futures::future::pending().await,
     }
 }
 
-/// What the login agent says; never, if there is no port for one.
-async fn hear(login: &mut Option<login::Port>) -> io::Result<String> {
+/// The login agent's next line. Never returns without a port.
+async fn login_line(login: &mut Option<LoginPort>) -> io::Result<String> {
     match login {
-        Some(port) => port.hear().await,
+        Some(port) => port.receive().await,
         None => futures::future::pending().await,
     }
 }
 
-#[allow(deprecated, reason = "the crate's types have fields that QEMU has given up")]
-async fn carry_out(change: Change, session: &mut Session) -> Result<(), monitor::Error> {
-    let Session { monitor, known, .. } = session;
+#[allow(deprecated, reason = "the crate's types have fields that are deprecated in QEMU")]
+async fn carry_out(change: Change, session: &mut Session) -> Result<(), QmpError> {
+    let Session { monitor, actual, .. } = session;
     match change {
         Change::Plug { id, slot } => monitor.plug(id, slot).await?,
         Change::Unplug { id } => {
@@ -476,39 +548,39 @@ async fn carry_out(change: Change, session: &mut Session) -> Result<(), monitor:
         }
         Change::Balloon(bytes) => {
             monitor.execute(qmp::balloon { value: i64::try_from(bytes).unwrap_or(i64::MAX) }).await?;
-            known.ram = Some(bytes);
+            actual.ram = Some(bytes);
         }
-        Change::Password(protocol, password) => {
+        Change::Password(DisplayPassword { protocol, password }) => {
             monitor.execute(SetPassword { protocol, password: &password.secret }).await?;
-            // Only now: setting a password makes it valid for ever.
+            // This order is necessary: `set_password` removes the expiry.
             monitor.execute(ExpirePassword { protocol, time: &password.expiry }).await?;
-            known.password = Some(password);
+            actual.password = Some(password);
         }
         Change::Insert { id, file } => {
             let medium = ChangeMedium { id: &id, filename: &file, format: "raw", read_only_mode: "read-only" };
             monitor.execute(medium).await?;
-            forget_first_medium(monitor, &id).await;
+            close_first_image(monitor, &id).await;
         }
         Change::Eject { id } => {
             let tray = qmp::blockdev_open_tray { id: Some(id.clone()), device: None, force: Some(false) };
             monitor.execute(tray).await?;
             monitor.execute(qmp::blockdev_remove_medium { id: id.clone() }).await?;
             monitor.execute(qmp::blockdev_close_tray { id: Some(id.clone()), device: None }).await?;
-            forget_first_medium(monitor, &id).await;
+            close_first_image(monitor, &id).await;
         }
         Change::Reset(counter) => {
-            known.reset_counter = Some(counter);
+            actual.reset_counter = Some(counter);
             monitor.execute(qmp::system_reset {}).await?;
         }
     }
     Ok(())
 }
 
-/// The image that QEMU was started with has a name of its own and stays open, though it is in no drive any more.
-async fn forget_first_medium(monitor: &mut Qmp, id: &str) {
+/// Closes the image of QEMU's start. It has a node name in the template, so QEMU keeps it open although it is in no drive any more.
+async fn close_first_image(monitor: &mut Qmp, id: &str) {
     let node = qmp::blockdev_del { node_name: format!("{id}-image") };
     if let Err(error) = monitor.execute(node).await {
-        // It is gone already, or a template of the user's names it otherwise.
-        debug!(id, %error, "the first medium");
+        // It is closed already, or a custom QEMU template gives it another name.
+        debug!(drive = id, %error, "cannot close the first image");
     }
 }

@@ -1,4 +1,4 @@
-//! The disk that cloud-init reads: NoCloud data in a FAT file system with the label CIDATA
+//! The cloud-init disk: NoCloud data in a FAT file system with the label CIDATA
 //! (<https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html>).
 
 use std::io::{self, Read, Seek, Write};
@@ -9,9 +9,9 @@ use sha2::{Digest, Sha256};
 
 use crate::runner_config::CloudInitSection;
 
-/// The content of the three files.
+/// The content of the files on the disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Files {
+pub struct CloudInitFiles {
     /// `meta-data`.
     pub meta_data: Option<Vec<u8>>,
     /// `user-data`.
@@ -20,9 +20,10 @@ pub struct Files {
     pub network_config: Option<Vec<u8>>,
 }
 
-impl Files {
-    /// What goes on the disk: the files that were projected, and for what is missing the section of the configuration.
-    /// `None`: there is no cloud-init data, hence no disk. cloud-init needs the first two files, so they are always there.
+impl CloudInitFiles {
+    /// Chooses the files: the projected ones, and for each missing file the section of the configuration. Returns `None` if there
+    /// is no cloud-init data at all; the VM then has no cloud-init disk. Otherwise the first two files exist, because cloud-init
+    /// needs them. `vm` is the VM's name, which is the default of `instance-id` and `local-hostname`.
     pub fn choose(projected: Self, section: Option<&CloudInitSection>, vm: &str) -> Option<Self> {
         if section.is_none() && projected == Self::default() {
             return None;
@@ -41,7 +42,7 @@ impl Files {
         })
     }
 
-    /// Eight hexadecimal digits that are others when the guest is told something else.
+    /// A short hash of the content: eight hexadecimal digits.
     pub fn digest(&self) -> String {
         let mut hash = Sha256::new();
         for (name, content) in self.entries() {
@@ -59,14 +60,14 @@ impl Files {
             .filter_map(|(name, content)| Some((name, content.as_deref()?)))
     }
 
-    /// How large the disk has to be: the content rounded up to clusters, and room for the tables. The smallest size is what
-    /// mkfs tools take for FAT12 with usual geometry.
+    /// The size of the disk in bytes: the content rounded up to clusters, and space for the allocation tables. The smallest size
+    /// is that of mkfs tools for FAT12 with the usual geometry.
     pub fn disk_size(&self) -> u64 {
         let clusters: u64 = self.entries().map(|(_, content)| (content.len() as u64).next_multiple_of(4096)).sum();
         (clusters + clusters / 64 + (256 << 10)).next_multiple_of(64 << 10)
     }
 
-    /// Writes the disk. `disk` has [`Files::disk_size`] zero bytes.
+    /// Writes the file system to `disk`, which must have [`CloudInitFiles::disk_size`] zero bytes.
     ///
     /// # Errors
     /// If `disk` cannot be written.
@@ -81,7 +82,7 @@ impl Files {
     }
 }
 
-/// A text is passed on as it is (it may be a script or a MIME archive); anything else is cloud-config.
+/// A text is not changed, because it may be a script or a MIME archive. Anything else is cloud-config.
 fn user_data(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -91,7 +92,7 @@ fn user_data(value: &Value) -> String {
 }
 
 fn yaml(value: &impl serde::Serialize) -> String {
-    // JSON values cannot fail to become YAML.
+    // Every JSON value can be written as YAML.
     serde_yaml::to_string(value).unwrap_or_default()
 }
 
@@ -111,7 +112,7 @@ mod tests {
         .unwrap()
     }
 
-    fn read_back(files: &Files) -> Vec<(String, String)> {
+    fn read_back(files: &CloudInitFiles) -> Vec<(String, String)> {
         let mut disk = Cursor::new(vec![0; usize::try_from(files.disk_size()).unwrap()]);
         files.write_disk(&mut disk).unwrap();
         disk.rewind().unwrap();
@@ -131,8 +132,8 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_holds_what_the_configuration_says() {
-        let files = Files::choose(Files::default(), Some(&section()), "vm1").unwrap();
+    fn the_disk_contains_the_data_of_the_configuration() {
+        let files = CloudInitFiles::choose(CloudInitFiles::default(), Some(&section()), "vm1").unwrap();
         assert_eq!(
             read_back(&files),
             [
@@ -143,23 +144,23 @@ mod tests {
     }
 
     #[test]
-    fn projected_files_come_first() {
-        let projected = Files { user_data: Some(b"#!/bin/sh\n".to_vec()), ..Files::default() };
-        let files = Files::choose(projected, Some(&section()), "vm1").unwrap();
+    fn projected_files_have_precedence_over_the_configuration() {
+        let projected = CloudInitFiles { user_data: Some(b"#!/bin/sh\n".to_vec()), ..CloudInitFiles::default() };
+        let files = CloudInitFiles::choose(projected, Some(&section()), "vm1").unwrap();
         assert_eq!(files.user_data.as_deref(), Some(&b"#!/bin/sh\n"[..]));
         assert_eq!(files.meta_data.as_deref(), Some(&b"instance-id: vm1\nlocal-hostname: hugo\n"[..]));
     }
 
     #[test]
-    fn no_data_no_disk() {
-        assert_eq!(Files::choose(Files::default(), None, "vm1"), None);
+    fn without_data_there_is_no_disk() {
+        assert_eq!(CloudInitFiles::choose(CloudInitFiles::default(), None, "vm1"), None);
     }
 
     #[test]
-    fn a_large_file_fits() {
+    fn the_disk_is_large_enough_for_files_of_any_size() {
         for size in [0, 1, 4096, 1 << 20, 20 << 20] {
             let content = "x".repeat(size);
-            let files = Files {
+            let files = CloudInitFiles {
                 meta_data: Some(b"{}".to_vec()),
                 user_data: Some(content.clone().into_bytes()),
                 network_config: Some(b"version: 2\n".to_vec()),

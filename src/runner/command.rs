@@ -1,47 +1,48 @@
-//! From the configuration and what was found on this machine to QEMU's command line. Pure.
+//! The command lines of QEMU, swtpm and passt. Pure.
 //!
-//! The command line is a template that users can replace. It renders a YAML list; see `templates/runner/standard.yaml.j2`
-//! for its rules. Whatever a template interpolates is written as JSON (minijinja does that for names that end in
-//! `.yaml.j2`), so no value can become another argument.
+//! QEMU's command line is rendered from a template, which users can replace. A template renders a YAML list of arguments;
+//! `templates/runner/standard.yaml.j2` describes the rules. Every value that a template inserts is written as JSON (minijinja does
+//! that for names that end in `.yaml.j2`), so no value can become another argument.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig, value::Serde};
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::files::RuntimeDir;
-use crate::runner_config::{Drive, NetworkSection, RunnerConfig, VmSection};
+use super::runtime_dir::RuntimeDir;
+use crate::runner_config::{DisplaySection, Drive, NetworkSection, RunnerConfig, VmSection};
 
-/// The template that is used if the configuration names none.
+/// The name of the template that is used if the configuration names none.
 pub const STANDARD: &str = "standard.yaml.j2";
-/// The templates that are built in.
+/// The built-in templates, by name.
 const BUILT_IN: [(&str, &str); 1] = [(STANDARD, include_str!("../../templates/runner/standard.yaml.j2"))];
 
-/// Instructions that a template may take: some hundred times what the standard template needs for a large machine.
+/// The most instructions of the template engine that a template may execute: some hundred times what the standard template needs
+/// for a large VM.
 const FUEL: u64 = 1_000_000;
-/// q35's SATA controller has six ports.
+/// The most CD drives: the SATA controller of q35 has six ports.
 const CD_PORTS: usize = 6;
-/// Eight slots of eight functions.
+/// The most disks: eight PCI slots with eight functions each.
 const DISK_ADDRESSES: usize = 64;
-/// Four slots of eight functions.
+/// The most networks: four PCI slots with eight functions each.
 const NETWORK_ADDRESSES: usize = 32;
 
 /// Why there is no command line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The configuration asks for what the runner cannot do.
+    /// The runner cannot do what the configuration describes.
     #[error("{0}")]
     Unsupported(String),
-    /// The template is wrong.
+    /// The template engine cannot render the template.
     #[error("{name}:{line}: {what}")]
     Template {
         /// The template's name.
         name: String,
         /// The line, from 1; 0 if unknown.
         line: usize,
-        /// The template engine's words.
+        /// The template engine's message.
         what: String,
     },
     /// What the template renders is not YAML.
@@ -49,7 +50,7 @@ pub enum Error {
     Yaml {
         /// The template's name.
         name: String,
-        /// The parser's words.
+        /// The parser's message.
         what: String,
     },
     /// What the template renders is not a list of arguments.
@@ -57,47 +58,56 @@ pub enum Error {
     Shape {
         /// The template's name.
         name: String,
-        /// What it renders.
+        /// What it renders instead.
         what: String,
     },
 }
 
-/// What was found or made on this machine before QEMU can start.
+/// What `prepare` has found or made on the node, and the command line needs.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct Prepared {
     /// QEMU's machine type with its version.
     pub machine_type: String,
     /// `kvm` or `tcg`.
     pub accelerator: &'static str,
-    /// The machine's UUID.
+    /// The VM's UUID.
     pub uuid: String,
-    /// UEFI's code and the machine's own variables; `None`: QEMU's BIOS.
+    /// The UEFI firmware. `None`: QEMU's own BIOS.
     pub firmware: Option<Firmware>,
-    /// The cloud-init disk.
+    /// The path of the cloud-init disk's image, if there is one.
     pub cloud_init_disk: Option<String>,
-    /// Whether each of the raw drives is a block device, in their order.
+    /// For each raw drive, in their order: whether it is a block device.
     pub block_devices: Vec<bool>,
-    /// Whether the display wants a password.
+    /// Whether the display has a password.
     pub display_password: bool,
 }
 
-/// UEFI's files.
+/// The files of a UEFI firmware.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Firmware {
-    /// The code.
+    /// The path of the code, in the runner's image.
     pub code: String,
-    /// The variables.
+    /// The path of the VM's own variables.
     pub vars: String,
-    /// Whether it is a build with Secure Boot.
+    /// Whether the firmware has Secure Boot.
     pub secure: bool,
 }
 
-/// What a template sees. All keys are always there, so a template can ask for any of them.
+/// A QEMU template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template {
+    /// The name.
+    pub name: String,
+    /// The text.
+    pub text: String,
+}
+
+/// The variables of a template. Every key always exists, so that a template can test it.
 #[derive(Debug, Serialize)]
 struct Context<'a> {
     /// The section `vm` of the configuration.
     vm: &'a VmSection,
-    machine: Machine<'a>,
+    machine: MachineContext<'a>,
     firmware: FirmwareContext<'a>,
     disks: Vec<DiskContext<'a>>,
     cds: Vec<CdContext<'a>>,
@@ -109,7 +119,7 @@ struct Context<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct Machine<'a> {
+struct MachineContext<'a> {
     #[serde(rename = "type")]
     type_: &'a str,
     accelerator: &'a str,
@@ -137,9 +147,9 @@ struct DiskContext<'a> {
 #[derive(Debug, Serialize)]
 struct CdContext<'a> {
     id: String,
-    /// `None`: the drive is empty.
+    /// The path or URL of the image. `None`: the drive is empty.
     image: Option<&'a str>,
-    /// For a URL.
+    /// The protocol of a URL; `None` for a path.
     protocol: Option<&'a str>,
     bootindex: Option<u32>,
     bus: String,
@@ -154,7 +164,7 @@ struct NetworkContext<'a> {
     mac: String,
     bridge: Option<&'a str>,
     net: Option<&'a str>,
-    /// passt's.
+    /// The socket of passt, for a network of type pod.
     socket: Option<String>,
     address: String,
 }
@@ -189,36 +199,36 @@ struct Sockets {
     tpm: Option<String>,
 }
 
-/// A built-in template.
+/// The text of a built-in template.
 pub fn built_in(name: &str) -> Option<&'static str> {
     BUILT_IN.iter().find(|(built_in, _)| *built_in == name).map(|(_, text)| *text)
 }
 
-/// QEMU's arguments.
+/// QEMU's arguments, without the program's name.
 ///
 /// # Errors
-/// If the configuration asks for something that does not exist yet, or the template is wrong.
+/// If the runner does not support something in the configuration, or the template is wrong.
 pub fn qemu(
     config: &RunnerConfig,
-    facts: &Facts,
+    prepared: &Prepared,
     runtime: &RuntimeDir,
-    name: &str,
-    template: &str,
+    template: &Template,
 ) -> Result<Vec<String>, Error> {
-    let context = context(config, facts, runtime)?;
-    let arguments = arguments(name, &render(name, template, &context)?)?;
-    // Templates that are older than this type make something else of it.
+    let context = context(config, prepared, runtime)?;
+    let arguments = arguments(&template.name, &render(template, &context)?)?;
+    // A template that is older than this type of network would connect the guest to another network.
+    let name = &template.name;
     for socket in context.networks.iter().filter_map(|network| network.socket.as_deref()) {
         if !arguments.iter().any(|argument| argument.contains(socket)) {
             return Err(Error::Unsupported(format!(
-                "the QEMU template {name} has nothing for a network of type pod: see how the built-in one connects {socket}"
+                "the QEMU template {name} does not support networks of type pod: see how the built-in template connects {socket}"
             )));
         }
     }
     Ok(arguments)
 }
 
-/// The TPM emulator's arguments (swtpm(8)). It ends with QEMU's connection.
+/// The arguments of the TPM emulator (swtpm(8)). It ends when QEMU closes the connection.
 pub fn swtpm(state_dir: &Path, runtime: &RuntimeDir) -> Vec<String> {
     vec![
         "socket".into(),
@@ -233,32 +243,41 @@ pub fn swtpm(state_dir: &Path, runtime: &RuntimeDir) -> Vec<String> {
     ]
 }
 
-/// Files that passt may have open for itself and for connections, besides one for each port.
+/// The number of open files that passt needs for itself and for connections.
 const PASST_FILES: u64 = 1000;
 
-/// The last port that is forwarded to a guest with a pod network, if ports up to `wanted` are asked for: passt needs two open
-/// files for each, and starts with all of them or not at all.
-pub fn last_port(wanted: u16, open_files: Option<u64>) -> u16 {
+/// The last port that passt can forward to the guest, at most `desired`. passt needs two open files for each port, and it does not
+/// start if it cannot open all of them. `open_files` is the limit of open files; `None`: there is no limit.
+pub fn last_port(desired: u16, open_files: Option<u64>) -> u16 {
     let possible = open_files.map_or(u64::MAX, |limit| limit.saturating_sub(PASST_FILES) / 2);
-    wanted.min(u16::try_from(possible).unwrap_or(u16::MAX)).max(1)
+    desired.min(u16::try_from(possible).unwrap_or(u16::MAX)).max(1)
 }
 
-/// passt's arguments (passt(1)). It gives the guest the Pod's own address, and the connections that come in for it on the ports
-/// up to `last_port`. It ends with QEMU's connection.
-pub fn passt(vm: &VmSection, last_port: u16, user: (u32, u32), runtime: &RuntimeDir) -> Vec<String> {
-    // QEMU itself listens on these.
+/// A user and a group, as numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct UserAndGroup {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
+/// The arguments of passt (passt(1)). passt gives the guest the Pod's own address, and forwards connections to the ports from 1 to
+/// `last_port` to the guest. It ends when QEMU closes the connection. `run_as` is the user that the runner runs as.
+pub fn passt(vm: &VmSection, last_port: u16, run_as: UserAndGroup, runtime: &RuntimeDir) -> Vec<String> {
+    // QEMU itself listens on the display's port.
     let display = vm.display.spice.iter().map(|spice| spice.port).chain(vm.display.vnc.iter().map(|vnc| vnc.port));
     let ports = display.fold(format!("1-{last_port}"), |ports, port| format!("{ports},~{port}"));
     vec![
         "--foreground".into(),
         "--one-off".into(),
         "--quiet".into(),
-        // The user that it is. Root would become nobody, which needs capabilities; passt gives up all rights in either case.
+        // As root, passt would become the user nobody by default, for which it needs capabilities. It drops all rights in any case.
         "--runas".into(),
-        format!("{}:{}", user.0, user.1),
+        format!("{}:{}", run_as.uid, run_as.gid),
         "--socket".into(),
         runtime.passt().display().to_string(),
-        // The guest's gateway is a way into the network, not to what listens on localhost in the Pod.
+        // By default passt would forward the guest's connections to its gateway to programs that listen on localhost in the Pod.
         "--no-map-gw".into(),
         "--tcp-ports".into(),
         ports.clone(),
@@ -267,71 +286,102 @@ pub fn passt(vm: &VmSection, last_port: u16, user: (u32, u32), runtime: &Runtime
     ]
 }
 
-fn context<'a>(config: &'a RunnerConfig, facts: &'a Facts, runtime: &RuntimeDir) -> Result<Context<'a>, Error> {
+fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &RuntimeDir) -> Result<Context<'a>, Error> {
     let vm = &config.vm;
-    let (disks, cds) = drives(&vm.drives, &facts.block_devices)?;
-    let networks = vm
-        .network
-        .iter()
-        .zip(macs(&vm.network, &facts.uuid))
-        .enumerate()
-        .map(|(index, (network, mac))| network_context(index, network, mac, runtime))
-        .collect::<Result<Vec<_>, _>>()?;
-    if networks.iter().filter(|network| network.type_ == "pod").count() > 1 {
-        return Err(Error::Unsupported("there is more than one network of type pod, but a Pod has one address".into()));
-    }
-    let socket = |path: std::path::PathBuf| path.display().to_string();
+    let DriveContexts { disks, cds } = drives(&vm.drives, &prepared.block_devices)?;
+    let networks = networks(vm, &prepared.uuid, runtime)?;
     Ok(Context {
         vm,
-        machine: Machine {
-            type_: &facts.machine_type,
-            accelerator: facts.accelerator,
-            // Emulation has no host to pass through; `max` is all that it can do.
-            cpu_model: if facts.accelerator == "tcg" && vm.cpu_model == "host" { "max" } else { &vm.cpu_model },
-            uuid: &facts.uuid,
-            memory: vm.maximum_ram.bytes(),
-        },
-        firmware: FirmwareContext {
-            code: facts.firmware.as_ref().map(|firmware| firmware.code.as_str()),
-            vars: facts.firmware.as_ref().map(|firmware| firmware.vars.as_str()),
-            secure: facts.firmware.as_ref().is_some_and(|firmware| firmware.secure),
-        },
+        machine: machine_context(vm, prepared),
+        firmware: firmware_context(prepared.firmware.as_ref()),
         disks,
         cds,
-        cloud_init_disk: facts.cloud_init_disk.as_deref(),
+        cloud_init_disk: prepared.cloud_init_disk.as_deref(),
         uses_bridge: networks.iter().any(|network| network.type_ == "tap"),
         networks,
-        display: DisplayContext {
-            outputs: vm.display.outputs,
-            password: facts.display_password,
-            spice: vm.display.spice.as_ref().map(|spice| SpiceContext {
-                port: spice.port,
-                streaming_video: spice.streaming_video.as_deref(),
-                usb_redirects: spice.usb_redirects,
-            }),
-            vnc: vm.display.vnc.as_ref().map(|vnc| VncContext { port: vnc.port }),
-        },
-        sockets: Sockets {
-            monitor: socket(runtime.monitor()),
-            agent: socket(runtime.agent_monitor()),
-            serial: socket(runtime.serial()),
-            guest_agent: socket(runtime.guest_agent()),
-            vmop_agent: socket(runtime.vmop_agent()),
-            tpm: vm.use_tpm.then(|| socket(runtime.tpm())),
-        },
+        display: display_context(&vm.display, prepared.display_password),
+        sockets: sockets(runtime, vm.use_tpm),
     })
 }
 
-/// Drives are named and addressed by their place among those of their kind.
-fn drives<'a>(drives: &'a [Drive], block: &[bool]) -> Result<(Vec<DiskContext<'a>>, Vec<CdContext<'a>>), Error> {
+fn machine_context<'a>(vm: &'a VmSection, prepared: &'a Prepared) -> MachineContext<'a> {
+    MachineContext {
+        type_: &prepared.machine_type,
+        accelerator: prepared.accelerator,
+        // TCG cannot pass the host's CPU through. `max` is the CPU with all features that it can emulate.
+        cpu_model: if prepared.accelerator == "tcg" && vm.cpu_model == "host" { "max" } else { &vm.cpu_model },
+        uuid: &prepared.uuid,
+        memory: vm.maximum_ram.bytes(),
+    }
+}
+
+fn firmware_context(firmware: Option<&Firmware>) -> FirmwareContext<'_> {
+    FirmwareContext {
+        code: firmware.map(|firmware| firmware.code.as_str()),
+        vars: firmware.map(|firmware| firmware.vars.as_str()),
+        secure: firmware.is_some_and(|firmware| firmware.secure),
+    }
+}
+
+fn display_context(display: &DisplaySection, password: bool) -> DisplayContext<'_> {
+    DisplayContext {
+        outputs: display.outputs,
+        password,
+        spice: display.spice.as_ref().map(|spice| SpiceContext {
+            port: spice.port,
+            streaming_video: spice.streaming_video.as_deref(),
+            usb_redirects: spice.usb_redirects,
+        }),
+        vnc: display.vnc.as_ref().map(|vnc| VncContext { port: vnc.port }),
+    }
+}
+
+fn sockets(runtime: &RuntimeDir, use_tpm: bool) -> Sockets {
+    let text = |path: PathBuf| path.display().to_string();
+    Sockets {
+        monitor: text(runtime.monitor()),
+        agent: text(runtime.agent_monitor()),
+        serial: text(runtime.serial()),
+        guest_agent: text(runtime.guest_agent()),
+        vmop_agent: text(runtime.vmop_agent()),
+        tpm: use_tpm.then(|| text(runtime.tpm())),
+    }
+}
+
+fn networks<'a>(vm: &'a VmSection, uuid: &str, runtime: &RuntimeDir) -> Result<Vec<NetworkContext<'a>>, Error> {
+    if vm.network.len() > NETWORK_ADDRESSES {
+        return Err(Error::Unsupported(format!("there are more than {NETWORK_ADDRESSES} networks")));
+    }
+    let networks: Vec<_> = vm
+        .network
+        .iter()
+        .zip(macs(&vm.network, uuid))
+        .enumerate()
+        .map(|(index, (network, mac))| network_context(index, network, mac, runtime))
+        .collect();
+    if networks.iter().filter(|network| network.type_ == "pod").count() > 1 {
+        return Err(Error::Unsupported("there is more than one network of type pod, but a Pod has one address".into()));
+    }
+    Ok(networks)
+}
+
+#[derive(Debug)]
+struct DriveContexts<'a> {
+    disks: Vec<DiskContext<'a>>,
+    cds: Vec<CdContext<'a>>,
+}
+
+/// Names and addresses the drives by their position among the drives of the same type. `block` says for each disk whether it is a
+/// block device.
+fn drives<'a>(drives: &'a [Drive], block: &[bool]) -> Result<DriveContexts<'a>, Error> {
     let (mut disks, mut cds) = (Vec::new(), Vec::new());
-    // Without an order the drives are tried in theirs. Left to itself, the firmware goes by PCI addresses and may end in
-    // whatever is not meant to boot.
-    let ordered = drives.iter().any(|drive| match drive {
+    // If no drive has a place in the boot order, the order is that of the drives. Without any order the firmware would use the order
+    // of the PCI addresses, and might boot from a device that is not meant for that.
+    let has_boot_order = drives.iter().any(|drive| match drive {
         Drive::Raw { bootindex, .. } | Drive::IdeCd { bootindex, .. } => bootindex.is_some(),
     });
     for (place, drive) in (0..).zip(drives) {
-        let by_place = if ordered { None } else { Some(place) };
+        let by_place = if has_boot_order { None } else { Some(place) };
         match drive {
             Drive::Raw { resource, bootindex, size: _ } => {
                 let index = disks.len();
@@ -355,14 +405,19 @@ fn drives<'a>(drives: &'a [Drive], block: &[bool]) -> Result<(Vec<DiskContext<'a
             }
         }
     }
-    for (kind, number, most) in [("disks", disks.len(), DISK_ADDRESSES), ("CD drives", cds.len(), CD_PORTS)] {
-        if number > most {
-            return Err(Error::Unsupported(format!("there are {number} {kind}, but only {most} are possible")));
-        }
-    }
-    Ok((disks, cds))
+    check_number("disks", disks.len(), DISK_ADDRESSES)?;
+    check_number("CD drives", cds.len(), CD_PORTS)?;
+    Ok(DriveContexts { disks, cds })
 }
 
+fn check_number(kind: &str, number: usize, most: usize) -> Result<(), Error> {
+    if number > most {
+        return Err(Error::Unsupported(format!("there are {number} {kind}, but only {most} are possible")));
+    }
+    Ok(())
+}
+
+/// The protocol of a CD image's URL; `None` if `file` is a path.
 fn url_protocol(file: &str) -> Result<Option<&str>, Error> {
     match file.split_once("://") {
         None => Ok(None),
@@ -379,29 +434,27 @@ fn network_context<'a>(
     network: &'a NetworkSection,
     mac: String,
     runtime: &RuntimeDir,
-) -> Result<NetworkContext<'a>, Error> {
+) -> NetworkContext<'a> {
     let (type_, device, bridge, net) = match network {
         NetworkSection::Tap { device, bridge, .. } => ("tap", device, Some(bridge.as_str()), None),
         NetworkSection::User { device, net, .. } => ("user", device, None, net.as_deref()),
         NetworkSection::Pod { device, .. } => ("pod", device, None, None),
     };
-    if index >= NETWORK_ADDRESSES {
-        return Err(Error::Unsupported(format!("there are more than {NETWORK_ADDRESSES} networks")));
-    }
-    Ok(NetworkContext {
+    NetworkContext {
         id: format!("net{index}"),
         type_,
-        // Users write the short names; the long ones say that it is a PCI card.
+        // Users write the short name. QEMU needs the name of the PCI device.
         device: if device == "virtio-net" { "virtio-net-pci" } else { device },
         mac,
         bridge,
         net,
         socket: (type_ == "pod").then(|| runtime.passt().display().to_string()),
         address: address(0x10, index),
-    })
+    }
 }
 
-/// The MAC addresses that the guest sees, in the order of the networks: no two are the same, unless the configuration says so.
+/// The MAC addresses of the guest's network cards, in the order of the networks. A network without an address gets one that no other
+/// network has.
 pub fn macs(networks: &[NetworkSection], uuid: &str) -> Vec<String> {
     let mut taken: Vec<String> = networks.iter().filter_map(|network| Some(network.mac()?.to_lowercase())).collect();
     let mut mac = |(index, network): (usize, &NetworkSection)| match network.mac() {
@@ -419,8 +472,8 @@ pub fn macs(networks: &[NetworkSection], uuid: &str) -> Vec<String> {
     networks.iter().enumerate().map(&mut mac).collect()
 }
 
-/// A MAC address for a network that was given none: the same at each start, and different from other machines', or two of
-/// them on one bridge would get each other's packets. 52:54:00 is what QEMU's own default begins with.
+/// A MAC address for a network that has none in the configuration. It is the same at each start, and differs from those of other VMs;
+/// otherwise two VMs on one bridge would receive each other's packets. 52:54:00 is the prefix of QEMU's own defaults.
 fn derived_mac(uuid: &str, index: usize, attempt: u32) -> String {
     let hash = match attempt {
         0 => Sha256::digest(format!("{uuid}/{index}")),
@@ -429,12 +482,12 @@ fn derived_mac(uuid: &str, index: usize, attempt: u32) -> String {
     format!("52:54:00:{:02x}:{:02x}:{:02x}", hash[0], hash[1], hash[2])
 }
 
-/// A PCI address on the root bus: eight functions in each slot from `first` on.
+/// The PCI address on the root bus of the device with this index: eight functions in each slot, starting at slot `first`.
 fn address(first: usize, index: usize) -> String {
     format!("{:x}.{}", first + index / 8, index % 8)
 }
 
-fn render(name: &str, template: &str, context: &Context<'_>) -> Result<String, Error> {
+fn render(Template { name, text }: &Template, context: &Context<'_>) -> Result<String, Error> {
     let error = |error: minijinja::Error| {
         let what = error.detail().map_or_else(|| error.kind().to_string(), |what| format!("{}: {what}", error.kind()));
         Error::Template { name: error.name().unwrap_or(name).to_owned(), line: error.line().unwrap_or_default(), what }
@@ -444,17 +497,18 @@ fn render(name: &str, template: &str, context: &Context<'_>) -> Result<String, E
     environment.set_fuel(Some(FUEL));
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(error)?);
     environment.add_filter("opt", |text: String| text.replace(',', ",,"));
-    for (built_in, text) in BUILT_IN {
-        // A user's template can extend the one that is built in, whatever its own name is.
-        environment.add_template_owned(format!("builtin/{built_in}"), text).map_err(error)?;
+    for (built_in, built_in_text) in BUILT_IN {
+        // A custom template can extend a built-in one under this name, even if both have the same name otherwise.
+        environment.add_template_owned(format!("builtin/{built_in}"), built_in_text).map_err(error)?;
     }
-    environment.add_template_owned(name.to_owned(), template.to_owned()).map_err(error)?;
+    environment.add_template_owned(name.clone(), text.clone()).map_err(error)?;
     environment
         .get_template(name)
         .and_then(|template| template.render(minijinja::Value::from(Serde(context))))
         .map_err(error)
 }
 
+/// Reads the rendered YAML list of the template `name`.
 fn arguments(name: &str, yaml: &str) -> Result<Vec<String>, Error> {
     let shape = |what: String| Error::Shape { name: name.to_owned(), what };
     let value: Value =

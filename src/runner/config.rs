@@ -1,20 +1,25 @@
-//! Reads what is projected into the Pod: `config.yaml`, cloud-init's files, the display's password.
+//! Reads the files that the kubelet projects into the Pod: `config.yaml`, the cloud-init files, the display's password. The
+//! directory can also be a plain one: the runner then runs a VM from files, without a cluster.
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
-use super::{cloud_init, files::FileError};
-use crate::runner_config::{self, RunnerConfig, paths};
+use super::{
+    cloud_init::CloudInitFiles,
+    files::{FileAccessError, read_optional, read_optional_text},
+};
+use crate::runner_config::{RunnerConfig, VmSection, paths};
 
-/// Why the configuration cannot be used.
+/// Why the runner cannot use the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file is not readable.
+    /// A file cannot be read.
     #[error(transparent)]
-    File(#[from] FileError),
-    /// `config.yaml` is not what it should be. Shaped like a compiler's message, for editors and people.
+    File(#[from] FileAccessError),
+    /// `config.yaml` is not YAML, or a field is missing or has the wrong type. The message has the form of a compiler's message,
+    /// which editors understand.
     #[error("{}:{line}:{column}: {what}", path.display())]
     Content {
         /// The file.
@@ -23,85 +28,92 @@ pub enum Error {
         line: usize,
         /// The column, from 1.
         column: usize,
-        /// The parser's words.
+        /// The parser's message.
         what: String,
     },
-    /// The parts do not fit together.
+    /// Two fields contradict each other.
     #[error("{}: {what}", path.display())]
     Contradiction {
         /// The file.
         path: PathBuf,
-        /// What, and what to do.
+        /// The contradiction and how to solve it.
         what: String,
     },
 }
 
-/// The display's password with the time that it expires, as users write it: `now`, `never`, `+SECONDS` or Unix time.
+/// The display's password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Password {
     /// The password.
     pub secret: String,
-    /// The time.
+    /// When the password expires: `now`, `never`, `+SECONDS` from the moment when it is set, or Unix time in seconds.
     pub expiry: String,
 }
 
-/// Without the secret: this may reach a log.
+/// Leaves the secret out, because the output may get into a log.
 impl std::fmt::Debug for Password {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Password").field("expiry", &self.expiry).finish_non_exhaustive()
     }
 }
 
-/// All that is projected.
+/// The content of all files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Configuration {
     /// `config.yaml`.
     pub config: RunnerConfig,
-    /// The display's password. `None`: it has none.
+    /// The display's password. `None`: the display has no password.
     pub password: Option<Password>,
-    /// What the guest is told. `None`: it gets no disk with cloud-init's data.
-    pub cloud_init: Option<cloud_init::Files>,
+    /// The cloud-init data. `None`: the guest gets no cloud-init disk.
+    pub cloud_init: Option<CloudInitFiles>,
 }
 
-/// Reads the configuration.
+/// Reads the configuration from a directory with the layout of [`paths::CONFIG_DIR`]. All files but `config.yaml` are optional.
 ///
 /// # Errors
-/// If `config.yaml` is missing or wrong, or one of the files is not readable.
+/// If `config.yaml` is missing or wrong, or one of the files cannot be read.
 pub fn read(dir: &Path) -> Result<Configuration, Error> {
     let path = dir.join("config.yaml");
-    let text = fs::read_to_string(&path).map_err(FileError::with("read", &path))?;
+    let text = fs::read_to_string(&path).map_err(FileAccessError::with("read", &path))?;
     let config = parse(&path, &text)?;
-    let secret = optional_text(&dir.join(paths::PASSWORD_FILE))?
+    let secret = read_optional_text(&dir.join(paths::PASSWORD_FILE))?
         .or_else(|| config.vm.display.spice.as_ref().and_then(|spice| spice.ticket.clone()));
     let password = match secret {
-        // Without a time the password is good: that is what a ticket in the configuration was for.
+        // The old `ticket` in the configuration has no time and never expires.
         Some(secret) => Some(Password {
             secret,
-            expiry: optional_text(&dir.join(paths::EXPIRY_FILE))?.unwrap_or_else(|| paths::NEVER.into()),
+            expiry: read_optional_text(&dir.join(paths::EXPIRY_FILE))?.unwrap_or_else(|| paths::NEVER.into()),
         }),
         None => None,
     };
-    let projected = cloud_init_files(dir)?;
-    let cloud_init = cloud_init::Files::choose(projected, config.cloud_init.as_ref(), &config.vm.name);
+    let projected = projected_cloud_init(dir)?;
+    let cloud_init = CloudInitFiles::choose(projected, config.cloud_init.as_ref(), &config.vm.name);
     Ok(Configuration { config, password, cloud_init })
 }
 
 /// Parses and checks `config.yaml`.
 ///
 /// # Errors
-/// If it is not YAML, has a field missing or of the wrong type, or fields that contradict each other.
+/// If the text is not YAML, a field is missing or has the wrong type, or two fields contradict each other. `path` is only for the
+/// error.
 pub fn parse(path: &Path, text: &str) -> Result<RunnerConfig, Error> {
     let config = RunnerConfig::parse(text).map_err(|error| {
         let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
-        // The parser repeats the place at the end of its message.
+        // The parser repeats the position at the end of its message.
         let what = error.to_string();
         let what = what.split_once(" at line ").map_or(what.as_str(), |(what, _)| what).to_owned();
         Error::Content { path: path.to_owned(), line, column, what }
     })?;
-    let vm = &config.vm;
-    let contradiction = |what: String| Err(Error::Contradiction { path: path.to_owned(), what });
+    match contradiction(&config.vm) {
+        Some(what) => Err(Error::Contradiction { path: path.to_owned(), what }),
+        None => Ok(config),
+    }
+}
+
+/// The first contradiction between fields.
+fn contradiction(vm: &VmSection) -> Option<String> {
     if vm.current_cpus == 0 || vm.current_cpus > vm.maximum_cpus {
-        return contradiction(format!(
+        return Some(format!(
             "vm.currentCpus is {}, but must be between 1 and vm.maximumCpus, which is {}",
             vm.current_cpus, vm.maximum_cpus
         ));
@@ -109,42 +121,24 @@ pub fn parse(path: &Path, text: &str) -> Result<RunnerConfig, Error> {
     if let Some(current) = &vm.current_ram
         && current.bytes() > vm.maximum_ram.bytes()
     {
-        return contradiction(format!(
+        return Some(format!(
             "vm.currentRam is {current}, but must not be more than vm.maximumRam, which is {}",
             vm.maximum_ram
         ));
     }
     if vm.display.spice.is_some() && vm.display.vnc.is_some() {
-        return contradiction("vm.display has both spice and vnc: remove one of them".into());
+        return Some("vm.display has both spice and vnc: remove one of them".into());
     }
-    Ok(config)
+    None
 }
 
-/// Reads cloud-init's files, as far as there are any.
-///
-/// # Errors
-/// If one is there but not readable.
-fn cloud_init_files(dir: &Path) -> Result<cloud_init::Files, FileError> {
+fn projected_cloud_init(dir: &Path) -> Result<CloudInitFiles, FileAccessError> {
     let dir = dir.join(paths::CLOUD_INIT_DIR);
-    Ok(cloud_init::Files {
-        meta_data: optional(&dir.join("meta-data"))?,
-        user_data: optional(&dir.join("user-data"))?,
-        network_config: optional(&dir.join("network-config"))?,
+    Ok(CloudInitFiles {
+        meta_data: read_optional(&dir.join("meta-data"))?,
+        user_data: read_optional(&dir.join("user-data"))?,
+        network_config: read_optional(&dir.join("network-config"))?,
     })
-}
-
-/// A file's content; `None` if there is no such file.
-pub(super) fn optional(path: &Path) -> Result<Option<Vec<u8>>, FileError> {
-    match fs::read(path) {
-        Ok(content) => Ok(Some(content)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(FileError::with("read", path)(error)),
-    }
-}
-
-/// A file's text.
-pub(super) fn optional_text(path: &Path) -> Result<Option<String>, FileError> {
-    Ok(optional(path)?.and_then(|content| runner_config::text(&content)))
 }
 
 #[cfg(test)]
@@ -158,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_and_where() {
+    fn an_error_names_the_place_and_the_problem() {
         assert!(parse(Path::new("config.yaml"), MINIMAL).is_ok());
         let wrong = [
             "/Runner: [1",
@@ -173,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_password_comes_from_the_secret_then_from_the_ticket() {
+    fn the_file_with_the_password_has_precedence_over_the_ticket() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         write("config.yaml", MINIMAL);
@@ -188,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_named() {
+    fn the_error_for_a_missing_file_names_it() {
         let error = read(Path::new("/nowhere")).unwrap_err();
         assert_eq!(error.to_string(), "cannot read /nowhere/config.yaml");
     }

@@ -1,7 +1,7 @@
-//! The guest's serial console: copied to the standard output (so that `kubectl logs` shows the guest boot), kept in a log of
-//! limited size, and shared by any number of clients of a socket.
+//! The guest's serial console. The runner copies it to the standard output, so that `kubectl logs` shows how the guest boots. It
+//! also keeps a log of limited size, and serves any number of clients on a socket.
 //!
-//! QEMU's chardevs have one reader each, so the runner is that reader.
+//! A QEMU chardev has only one client, so the runner is that client.
 
 use std::{
     fs::File,
@@ -15,12 +15,12 @@ use tokio::{
     sync::{broadcast, mpsc},
 };
 
-/// The log is moved aside when it has this size; so there are the last 128 to 256 KiB of what the guest wrote.
+/// At this size in bytes the log is renamed and a new one starts. So the last 128 to 256 KiB of the guest's output are kept.
 const LOG_SIZE: u64 = 128 << 10;
-/// Chunks that a slow client may be behind before it loses some.
-const BEHIND: usize = 64;
+/// The number of chunks that are buffered for a slow client. If there are more, the client loses the oldest.
+const CLIENT_BUFFER: usize = 64;
 
-/// A log of limited size: `NAME`, and what was before it in `NAME.1`.
+/// A log of limited size: the file `NAME`, and the part before it in `NAME.1`.
 struct Log {
     path: PathBuf,
     file: File,
@@ -42,20 +42,21 @@ impl Log {
     }
 }
 
-/// Copies the console until QEMU ends.
+/// Copies the console until QEMU closes it. `serial` is the connection to QEMU, `socket` the path of the socket for clients, and
+/// `log` the path of the log.
 ///
 /// # Errors
-/// If the sockets cannot be used; what is only a convenience (the log, the clients) fails alone.
+/// If `serial` or `socket` cannot be used. If the log or a client fails, the function continues without it.
 pub async fn serve(serial: UnixStream, socket: &Path, log: &Path) -> io::Result<()> {
-    // One that a container before this one has left.
+    // An earlier container of the Pod may have left its socket.
     let _ = std::fs::remove_file(socket);
     let listener = UnixListener::bind(socket)?;
     let (mut read, write) = serial.into_split();
-    let (output, _) = broadcast::channel(BEHIND);
+    let (output, _) = broadcast::channel(CLIENT_BUFFER);
     let (input, typed) = mpsc::channel(1);
     let mut stdout = tokio::io::stdout();
-    let mut log = Log::new(log).inspect_err(|error| tracing::warn!(%error, "no console log")).ok();
-    let typing = tokio::spawn(type_in(write, typed));
+    let mut log = Log::new(log).inspect_err(|error| tracing::warn!(%error, "cannot write the console log")).ok();
+    let forwarding = tokio::spawn(forward_input(write, typed));
     let mut buffer = vec![0; 4096];
     loop {
         tokio::select! {
@@ -70,25 +71,26 @@ pub async fn serve(serial: UnixStream, socket: &Path, log: &Path) -> io::Result<
                 if let Some(file) = &mut log
                     && let Err(error) = file.write(bytes)
                 {
-                    tracing::warn!(%error, "the console log ends");
+                    tracing::warn!(%error, "cannot write the console log any more");
                     log = None;
                 }
                 if output.receiver_count() > 0 {
-                    // Fails only if the last one has just left.
+                    // This fails only if the last client has just disconnected.
                     let _ = output.send(bytes.to_vec());
                 }
             }
             client = listener.accept() => {
                 let (client, _) = client?;
-                tokio::spawn(attend(client, output.subscribe(), input.clone()));
+                tokio::spawn(serve_client(client, output.subscribe(), input.clone()));
             }
         }
     }
-    typing.abort();
+    forwarding.abort();
     Ok(())
 }
 
-async fn type_in(mut write: OwnedWriteHalf, mut typed: mpsc::Receiver<Vec<u8>>) {
+/// Writes what clients send to the guest.
+async fn forward_input(mut write: OwnedWriteHalf, mut typed: mpsc::Receiver<Vec<u8>>) {
     while let Some(bytes) = typed.recv().await {
         if write.write_all(&bytes).await.is_err() {
             return;
@@ -96,14 +98,15 @@ async fn type_in(mut write: OwnedWriteHalf, mut typed: mpsc::Receiver<Vec<u8>>) 
     }
 }
 
-async fn attend(client: UnixStream, mut output: broadcast::Receiver<Vec<u8>>, input: mpsc::Sender<Vec<u8>>) {
+/// Sends the guest's output to a client, and the client's input to the guest.
+async fn serve_client(client: UnixStream, mut output: broadcast::Receiver<Vec<u8>>, input: mpsc::Sender<Vec<u8>>) {
     let (mut read, mut write) = client.into_split();
     let mut buffer = [0; 256];
     loop {
         tokio::select! {
             chunk = output.recv() => match chunk {
                 Ok(bytes) => if write.write_all(&bytes).await.is_err() { return },
-                // A slow terminal sees a gap, not a guest that waits for it.
+                // A slow client misses output. The guest must not wait for it.
                 Err(broadcast::error::RecvError::Lagged(_)) => {}
                 Err(broadcast::error::RecvError::Closed) => return,
             },
@@ -120,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_has_a_limit_and_keeps_the_end() {
+    fn the_log_has_a_size_limit_and_keeps_the_latest_output() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console.log");
         let mut log = Log::new(&path).unwrap();
@@ -136,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn clients_share_the_console() {
+    async fn all_clients_see_the_output_and_can_send_input() {
         let dir = tempfile::tempdir().unwrap();
         let (mut qemu, serial) = UnixStream::pair().unwrap();
         let (socket, log) = (dir.path().join("console.sock"), dir.path().join("console.log"));
@@ -153,7 +156,7 @@ mod tests {
             }
         };
         let (mut one, mut two) = (connect().await, connect().await);
-        // What a client types arrives in the guest; after that the client is known to be attended.
+        // Input of a client arrives in the guest. After that it is certain that the client is served.
         let mut typed = [0; 3];
         for client in [&mut one, &mut two] {
             client.write_all(b"ls\n").await.unwrap();

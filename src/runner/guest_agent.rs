@@ -1,4 +1,4 @@
-//! QEMU's guest agent: a program in the guest that answers questions about it
+//! QEMU's guest agent: a program in the guest that answers questions about the guest
 //! (<https://www.qemu.org/docs/master/interop/qemu-ga-ref.html>).
 
 use std::{io, path::Path, time::Duration};
@@ -8,22 +8,24 @@ use serde_json::{Value, json};
 
 use super::lines::JsonLines;
 
-/// A guest that is busy booting may be slow.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Attempts after the guest's port was opened.
+/// The time for one attempt. A guest that boots may be slow.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Attempts after the guest agent has opened its port.
 const ATTEMPTS: u32 = 6;
 
-/// The operating system that the guest's agent tells of.
+/// Asks the guest agent for the guest's operating system. Returns the answer of `guest-get-osinfo`, or an empty object if the agent
+/// does not have this command or forbids it.
 ///
-/// The channel is shared by all who ever spoke with this agent, so first both are synchronized: the marker byte ends what
-/// an earlier conversation has left in the agent's parser, and answers are skipped until the one with our number.
+/// The port may still contain parts of an earlier connection, so the runner synchronizes first: the marker byte resets the
+/// agent's parser, and the runner skips answers until the one with its own number
+/// (<https://www.qemu.org/docs/master/interop/qemu-ga-ref.html#command-QGA-qapi-schema.guest-sync-delimited>).
 ///
 /// # Errors
-/// If the agent does not answer in several attempts.
+/// If the agent does not answer in several attempts. The error is that of the last attempt.
 pub async fn os_info(socket: &Path) -> io::Result<Value> {
     let mut attempt = 1;
     loop {
-        let error = match tokio::time::timeout(PATIENCE, ask(socket, attempt)).await {
+        let error = match tokio::time::timeout(ANSWER_TIMEOUT, ask(socket, attempt)).await {
             Ok(Ok(info)) => return Ok(info),
             Ok(Err(error)) => error,
             Err(_) => io::ErrorKind::TimedOut.into(),
@@ -44,7 +46,7 @@ async fn ask(socket: &Path, id: u32) -> io::Result<Value> {
     lines.send(&[], &execute(&qga::guest_get_osinfo {})).await?;
     let mut answer = receive(&mut lines).await?;
     match answer.get("error") {
-        // An agent that is older than this command, or one that forbids it. It is there, which says that the guest is up.
+        // The agent is older than this command, or its configuration forbids it. That it answers says that the guest is up.
         Some(_) => Ok(json!({})),
         None => Ok(answer["return"].take()),
     }
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_an_earlier_conversation_left_is_skipped() {
+    async fn answers_to_an_earlier_connection_are_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("qga");
         let listener = UnixListener::bind(&socket).unwrap();

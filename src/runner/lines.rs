@@ -1,4 +1,4 @@
-//! Lines over a Unix socket, plain or with a JSON message each: what QMP and the protocols of the guest's agents have in common.
+//! Connections that carry lines of text, or one JSON message per line. QMP and the protocols of the guest's agents use them.
 
 use std::{io, path::Path};
 
@@ -17,11 +17,11 @@ use tokio_util::{
     codec::{AnyDelimiterCodec, AnyDelimiterCodecError, FramedRead},
 };
 
-/// The longest JSON message that is read. The peer is QEMU or even the guest: a bug or an attack there must not cost the node
-/// its memory. The longest answers that are expected have some kilobytes.
+/// The longest JSON message in bytes. The peer is QEMU or the guest; this limit keeps a bug or an attack there from using up the
+/// node's memory. Real answers have at most some kilobytes.
 const LONGEST_LINE: usize = 1 << 20;
 
-/// A connection that carries lines.
+/// A connection that carries lines of text.
 #[derive(Debug)]
 pub struct Lines {
     read: FramedRead<OwnedReadHalf, AnyDelimiterCodec>,
@@ -29,18 +29,18 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Connects to a socket. No line may have more than `longest` bytes.
+    /// Connects to a Unix socket. A line of the peer may have at most `longest` bytes.
     ///
     /// # Errors
-    /// If nobody listens there.
+    /// If no program listens on the socket.
     pub async fn connect(socket: &Path, longest: usize) -> io::Result<Self> {
         let (read, write) = UnixStream::connect(socket).await?.into_split();
         let codec = AnyDelimiterCodec::new_with_max_length(b"\n".to_vec(), b"\n".to_vec(), longest);
-        // The codec's own default is 8 KiB; an idle connection should not cost that.
+        // The codec's default is 8 KiB, which is too much for a connection that is idle most of the time.
         Ok(Self { read: FramedRead::with_capacity(read, codec, 1024), write })
     }
 
-    /// Sends what ends with the end of a line.
+    /// Sends bytes, which must end with a newline.
     ///
     /// # Errors
     /// If the connection is broken.
@@ -48,17 +48,17 @@ impl Lines {
         self.write.write_all(line).await
     }
 
-    /// The next line; `None` at the end of the connection. No line is lost if the future is dropped.
+    /// Returns the next line, or `None` at the end of the connection. Cancel safe: no line is lost if the future is dropped.
     ///
     /// # Errors
-    /// If the connection is broken, or the line is longer than any that is expected.
+    /// If the connection is broken, or the line is too long.
     pub async fn receive(&mut self) -> io::Result<Option<Bytes>> {
         match self.read.next().await {
             None => Ok(None),
             Some(Ok(line)) => Ok(Some(line)),
             Some(Err(AnyDelimiterCodecError::Io(error))) => Err(error),
             Some(Err(AnyDelimiterCodecError::MaxChunkLengthExceeded)) => {
-                Err(io::Error::new(io::ErrorKind::InvalidData, "the peer sent a line that is too long"))
+                Err(io::Error::new(io::ErrorKind::InvalidData, "the peer has sent a line that is too long"))
             }
         }
     }
@@ -69,15 +69,15 @@ impl Lines {
 pub struct JsonLines(Lines);
 
 impl JsonLines {
-    /// Connects to a socket.
+    /// Connects to a Unix socket.
     ///
     /// # Errors
-    /// If nobody listens there.
+    /// If no program listens on the socket.
     pub async fn connect(socket: &Path) -> io::Result<Self> {
         Lines::connect(socket, LONGEST_LINE).await.map(Self)
     }
 
-    /// Sends a message. `prefix` goes before it (the guest agent's protocol knows a marker byte there).
+    /// Sends a message. `prefix` is sent before it: the guest agent's protocol has a marker byte there.
     ///
     /// # Errors
     /// If the connection is broken.
@@ -88,11 +88,11 @@ impl JsonLines {
         self.0.send(&line).await
     }
 
-    /// The next message; `None` at the end of the connection. Empty lines and a leading marker byte (0xFF) are skipped.
-    /// No message is lost if the future is dropped.
+    /// Returns the next message, or `None` at the end of the connection. Skips empty lines and everything up to a marker byte
+    /// (0xFF). Cancel safe: no message is lost if the future is dropped.
     ///
     /// # Errors
-    /// If the connection is broken or the peer does not send JSON.
+    /// If the connection is broken, or the peer does not send JSON.
     pub async fn receive(&mut self) -> io::Result<Option<Value>> {
         while let Some(line) = self.0.receive().await? {
             let text = line.trim_ascii();

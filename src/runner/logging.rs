@@ -1,30 +1,34 @@
-//! What the runner logs: the levels in the file `logging.properties`, which is the VM's `spec.loggingProperties`.
+//! The runner's log levels. They come from the file `logging.properties`, which has the content of the VM's
+//! `spec.loggingProperties`.
 //!
-//! Existing users write the properties of `java.util.logging` there. Of these the levels have a meaning here: that of the
-//! root, `.level`, and those of names that begin with `org.jdrupes.vmoperator`, of which the most talkative counts for the
-//! runner's own messages. The environment variable `VM_RUNNER_LOG` comes before the file. (Its form is that of [`Targets`],
-//! not of the richer `EnvFilter`, whose regular expressions are a megabyte in each Pod.)
+//! Existing users write properties of `java.util.logging` there. The runner uses only the levels: `.level` is the level of
+//! all messages. Of the levels of names that begin with `org.jdrupes.vmoperator`, the most verbose one is the level of the runner's
+//! own messages.
+//!
+//! The environment variable `VM_RUNNER_LOG` has precedence over the file. It has the syntax of [`Targets`]. The more powerful
+//! `EnvFilter` is not used, because its regular expressions need a megabyte of memory in each Pod.
 
 use std::{fs, path::Path};
 
 use tracing::{Level, info, level_filters::LevelFilter};
 use tracing_subscriber::{Registry, filter::Targets, reload};
 
-/// The file's name in the directory of the configuration.
+/// The file's name in the configuration directory.
 const FILE: &str = "logging.properties";
-/// The runner that existing users have logs under names that begin so.
+/// The prefix of the names under which the runner of existing users logs.
 const RUNNER: &str = "org.jdrupes.vmoperator";
 
-/// Keeps what is logged as the file says.
+/// Applies the file's levels whenever the file changes.
 #[derive(Debug)]
 pub struct Logging {
-    /// `None`: what the environment says stays.
+    /// `None`: the environment variable is set, so the levels never change.
     handle: Option<reload::Handle<Targets, Registry>>,
     current: Targets,
 }
 
 impl Logging {
-    /// Begins with what `environment` says, such as `info,vm_operator=debug`, or with `info`.
+    /// Starts with the levels in `environment`, such as `info,vm_operator=debug`, or with `info`. Returns the layer that filters
+    /// the log.
     pub fn new(environment: Option<&str>) -> (Self, reload::Layer<Targets, Registry>) {
         let fixed = environment.and_then(|text| text.parse().ok());
         let is_fixed = fixed.is_some();
@@ -33,19 +37,19 @@ impl Logging {
         (Self { handle: Some(handle).filter(|_| !is_fixed), current }, layer)
     }
 
-    /// Reads the file; without one, the levels are those of an empty one.
+    /// Reads the file again. A missing file is the same as an empty one.
     pub fn read(&mut self, config_dir: &Path) {
         let Some(handle) = &self.handle else { return };
         let new = levels(&fs::read_to_string(config_dir.join(FILE)).unwrap_or_default());
         if new != self.current && handle.reload(new.clone()).is_ok() {
-            info!(levels = %new, "{FILE}");
+            info!(levels = %new, "new log levels");
             self.current = new;
         }
     }
 }
 
-/// The levels in a file. Its lines are few and simple; a library for the whole format brings regular expressions, which cost
-/// a megabyte in each Pod.
+/// Parses the levels in a file. A library for the whole format would need regular expressions, which need a megabyte of memory
+/// in each Pod.
 fn levels(properties: &str) -> Targets {
     let set = |line: &str| {
         let (name, value) = line.split_once(['=', ':'])?;
@@ -67,7 +71,7 @@ fn levels(properties: &str) -> Targets {
     }
 }
 
-/// <https://docs.oracle.com/en/java/javase/21/docs/api/java.logging/java/util/logging/Level.html>
+/// Maps a level of `java.util.logging` (<https://docs.oracle.com/en/java/javase/21/docs/api/java.logging/java/util/logging/Level.html>).
 fn level(name: &str) -> Option<LevelFilter> {
     Some(match name {
         "OFF" => LevelFilter::OFF,
@@ -85,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_of_java_are_levels_here() {
+    fn the_levels_of_java_are_mapped() {
         let levels = |text: &str| levels(text).to_string();
         assert_eq!(levels(""), "info");
         assert_eq!(levels(".level=WARNING\n"), "warn");

@@ -1,18 +1,19 @@
-//! The login agent: a program in the guest that logs a user in and out of the desktop when it is told to.
+//! The login agent: a program in the guest that logs a user in to the desktop, or out, when the runner asks for it.
 //!
-//! It listens on the virtio port `org.jdrupes.vmop_agent.0`. Both sides write lines of text; the agent's begin with a code of
-//! three digits:
+//! The agent opens the virtio port `org.jdrupes.vmop_agent.0`. Both sides send lines of text. The agent's lines begin with a code
+//! of three digits:
 //!
-//! | who | line | meaning |
+//! | sender | line | meaning |
 //! |---|---|---|
-//! | agent | `220 ...` | it is there (said once, when it opens its port) |
+//! | agent | `220 ...` | the agent is ready (sent once, when it opens its port) |
 //! | runner | `login USER` | log the user in |
-//! | agent | `201 ...` | done |
-//! | runner | `logout` | log out whoever is logged in |
-//! | agent | `202 ...` | done, or a user has logged out |
-//! | agent | `4.. ...`, `5.. ...` | no, with the reason |
+//! | agent | `201 ...` | the user is logged in |
+//! | runner | `logout` | log out the user who is logged in |
+//! | agent | `202 ...` | no user is logged in: after a `logout`, or because the user has logged out |
+//! | agent | `4.. ...`, `5.. ...` | the agent refuses the request, with the reason |
 //!
-//! A user who logs out is not logged in again until somebody asks for that, or the agent starts anew.
+//! The runner sends one request at a time. It does not log a user in again who has logged out, until the configuration names another
+//! user or the agent starts again.
 
 use std::{io, path::Path, time::Duration};
 
@@ -21,114 +22,116 @@ use tracing::debug;
 
 use super::lines::Lines;
 
-/// What is known of the agent and its user.
+/// What the runner knows about the login agent and its user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Login {
-    /// Whether there is an agent.
+pub struct LoginState {
+    /// Whether the agent is there.
     pub connected: bool,
-    /// Who is logged in.
+    /// The user who is logged in.
     pub user: Option<String>,
-    /// Why the agent did not do what it was told last.
+    /// The agent's answer, if it has refused the last request.
     pub refusal: Option<String>,
-    asked: Option<Order>,
-    done: Option<Order>,
+    /// The request that the agent has not answered yet.
+    pending: Option<Request>,
+    /// The last request that the agent has answered.
+    answered: Option<Request>,
 }
 
-/// What the agent was told: the user to log in, or nobody.
-type Order = Option<String>;
+/// A request to the agent: the user to log in, or `None` for a logout.
+type Request = Option<String>;
 
-impl Login {
-    /// A port that is open when the conversation begins: its agent was greeted by somebody before us.
-    pub fn found_open() -> Self {
+impl LoginState {
+    /// The state for an agent that has already sent its `220`, maybe to an earlier runner process.
+    pub fn connected() -> Self {
         Self { connected: true, ..Self::default() }
     }
 
-    /// What to tell the agent, who does one thing after the other.
-    pub fn next(&mut self, wanted: Option<&str>) -> Option<String> {
-        let order = wanted.filter(|user| !user.is_empty()).map(str::to_owned);
-        if !self.connected || self.asked.is_some() || self.done.as_ref().unwrap_or(&None) == &order {
+    /// Returns the line to send now, if the agent does not have the desired user yet. `desired_user` comes from the configuration.
+    pub fn next_request(&mut self, desired_user: Option<&str>) -> Option<String> {
+        let request = desired_user.filter(|user| !user.is_empty()).map(str::to_owned);
+        if !self.connected || self.pending.is_some() || self.answered.as_ref().unwrap_or(&None) == &request {
             return None;
         }
-        let Some(user) = &order else {
-            self.asked = Some(order);
+        let Some(user) = &request else {
+            self.pending = Some(request);
             return Some("logout".into());
         };
         if user.chars().any(char::is_control) {
             self.refusal = Some(format!("{user:?} cannot be the name of a user"));
-            self.done = Some(order);
+            self.answered = Some(request);
             return None;
         }
         let line = format!("login {user}");
-        self.asked = Some(order);
+        self.pending = Some(request);
         Some(line)
     }
 
-    /// Takes in a line of the agent's.
-    pub fn hear(&mut self, line: &str) {
+    /// Updates the state with a line that the agent has sent.
+    pub fn receive(&mut self, line: &str) {
         let code = line.get(..3).filter(|code| code.bytes().all(|byte| byte.is_ascii_digit()));
         match code {
-            Some("220") => *self = Self::found_open(),
+            Some("220") => *self = Self::connected(),
             Some("201") => {
-                if let Some(order) = self.asked.take() {
+                if let Some(request) = self.pending.take() {
                     self.refusal = None;
-                    self.user.clone_from(&order);
-                    self.done = Some(order);
+                    self.user.clone_from(&request);
+                    self.answered = Some(request);
                 } else {
-                    debug!(line, "the login agent speaks of a user that it was not asked for");
+                    debug!(line, "the login agent reports a login that nobody has requested");
                 }
             }
             Some("202") => {
                 self.user = None;
-                // A login that is under way ends what was there before.
-                if self.asked == Some(None) {
+                // While a login is pending, this is only the logout of the previous user.
+                if self.pending == Some(None) {
                     self.refusal = None;
-                    self.done = self.asked.take();
+                    self.answered = self.pending.take();
                 }
             }
             Some(code) if code.starts_with(['4', '5']) => {
-                if let Some(order) = self.asked.take() {
+                if let Some(request) = self.pending.take() {
                     self.refusal = Some(line.to_owned());
-                    self.done = Some(order);
+                    self.answered = Some(request);
                 } else {
-                    debug!(line, "the login agent refuses what nobody asked for");
+                    debug!(line, "the login agent refuses a request that nobody has sent");
                 }
             }
-            _ => debug!(line, "the login agent"),
+            _ => debug!(line, "unknown line from the login agent"),
         }
     }
 }
 
-/// The longest line of an agent. It is a program in the guest, which nobody has to trust.
+/// The longest line of an agent in bytes. The agent is a program in the guest, so the runner does not trust it.
 const LONGEST_LINE: usize = 4096;
-/// How long a line may take to be taken. The port holds some hundreds of them for a guest that does not read.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The time for sending a line. If the guest does not read, the port can buffer some hundred lines.
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The agent's port. It is open for as long as QEMU runs, or the agent's greeting would be lost.
+/// A connection to the agent's port. The runner keeps it open as long as QEMU runs; otherwise it would miss the agent's `220`.
 #[derive(Debug)]
-pub struct Port(Lines);
+pub struct LoginPort(Lines);
 
-impl Port {
+impl LoginPort {
     /// Connects to the port's socket.
     ///
     /// # Errors
-    /// If QEMU does not listen there: a template of the user's may have left the port out.
+    /// If QEMU does not listen on the socket: a custom QEMU template may not have the port.
     pub async fn connect(socket: &Path) -> io::Result<Self> {
         Lines::connect(socket, LONGEST_LINE).await.map(Self)
     }
 
-    /// Tells the agent something.
+    /// Sends a line to the agent.
     ///
     /// # Errors
-    /// If the connection is broken, or the guest does not read.
-    pub async fn tell(&mut self, line: &str) -> io::Result<()> {
-        timeout(PATIENCE, self.0.send(format!("{line}\n").as_bytes())).await?
+    /// If the connection is broken, or the guest does not read for a second while the port's buffer is full.
+    pub async fn send(&mut self, line: &str) -> io::Result<()> {
+        timeout(SEND_TIMEOUT, self.0.send(format!("{line}\n").as_bytes())).await?
     }
 
-    /// What the agent says next. Nothing is lost if the future is dropped.
+    /// Returns the agent's next line. Cancel safe: no line is lost if the future is dropped.
     ///
     /// # Errors
-    /// If the connection is broken or ends, or the agent sends more than a line can be.
-    pub async fn hear(&mut self) -> io::Result<String> {
+    /// If the connection is broken or has ended, or the line is too long.
+    pub async fn receive(&mut self) -> io::Result<String> {
         let line = self.0.receive().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
         Ok(String::from_utf8_lossy(&line).trim().to_owned())
     }
@@ -139,68 +142,81 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_guest_that_does_not_listen_or_does_not_stop_holds_nobody_up() {
+    async fn a_guest_that_does_not_read_or_sends_without_end_cannot_block_the_runner() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("port");
         let listener = tokio::net::UnixListener::bind(&socket).unwrap();
-        let mut port = Port::connect(&socket).await.unwrap();
+        let mut port = LoginPort::connect(&socket).await.unwrap();
         let (mut guest, _) = listener.accept().await.unwrap();
-        let mut told = 0;
-        while port.tell("login alice").await.is_ok() {
-            told += 1;
-            assert!(told < 1_000_000, "somebody reads");
+        let mut sent = 0;
+        while port.send("login alice").await.is_ok() {
+            sent += 1;
+            assert!(sent < 1_000_000, "nobody reads, but sending never fails");
         }
         let long = [b'x'; LONGEST_LINE + 1];
         tokio::io::AsyncWriteExt::write_all(&mut guest, &long).await.unwrap();
-        assert_eq!(port.hear().await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(port.receive().await.unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
-    /// Plays a conversation: `> x` is what we want, `< x` what the agent says; what we tell it is noted.
-    fn told(conversation: &[&str]) -> (Login, Vec<String>) {
-        let (mut login, mut wanted, mut told) = (Login::default(), None, Vec::new());
-        for step in conversation {
+    /// Replays a dialogue. A step `> x` sets the desired user, `< x` is a line of the agent. Returns the last state and all lines
+    /// that the runner has sent.
+    fn replay(dialogue: &[&str]) -> (LoginState, Vec<String>) {
+        let (mut login, mut desired_user, mut sent) = (LoginState::default(), None, Vec::new());
+        for step in dialogue {
             match step.split_at(2) {
-                ("> ", "") => wanted = None,
-                ("> ", user) => wanted = Some(user),
-                (_, line) => login.hear(line),
+                ("> ", "") => desired_user = None,
+                ("> ", user) => desired_user = Some(user),
+                (_, line) => login.receive(line),
             }
-            told.extend(login.next(wanted));
+            sent.extend(login.next_request(desired_user));
         }
-        (login, told)
+        (login, sent)
     }
 
     #[test]
-    fn users_are_logged_in_and_out_one_after_the_other() {
-        let orders = |conversation: &[&str]| told(conversation).1.join(", ");
-        assert_eq!(orders(&["> alice"]), "", "nobody is there");
-        assert_eq!(orders(&["< 220 hello"]), "", "nobody is wanted");
-        assert_eq!(orders(&["> alice", "< 220 hello"]), "login alice");
-        assert_eq!(orders(&["< 220", "> alice", "> bob"]), "login alice", "it is busy");
-        assert_eq!(orders(&["< 220", "> alice", "> bob", "< 110 soon", "< 201"]), "login alice, login bob");
-        assert_eq!(orders(&["< 220", "> alice", "< 201", "> "]), "login alice, logout");
-        assert_eq!(orders(&["< 220", "> alice", "< 201", "< 202"]), "login alice", "she went by herself");
-        assert_eq!(orders(&["< 220", "> alice", "< 201", "< 202", "< 500"]), "login alice", "nor is she asked for now");
-        assert_eq!(orders(&["< 220", "> alice", "< 500", "< 500"]), "login alice", "it says no twice");
-        assert_eq!(orders(&["< 220", "> alice", "< 201", "< 220"]), "login alice, login alice", "another boot");
-        assert_eq!(orders(&["< 220", "> al\nlogout"]), "", "one line is one order");
+    fn the_runner_sends_one_request_at_a_time_and_only_when_the_desired_user_changes() {
+        let requests = |dialogue: &[&str]| replay(dialogue).1.join(", ");
+        assert_eq!(requests(&["> alice"]), "", "the agent is not connected");
+        assert_eq!(requests(&["< 220 hello"]), "", "no user is desired");
+        assert_eq!(requests(&["> alice", "< 220 hello"]), "login alice");
+        assert_eq!(requests(&["< 220", "> alice", "> bob"]), "login alice", "the agent has not answered yet");
+        assert_eq!(requests(&["< 220", "> alice", "> bob", "< 110 soon", "< 201"]), "login alice, login bob");
+        assert_eq!(requests(&["< 220", "> alice", "< 201", "> "]), "login alice, logout");
+        assert_eq!(requests(&["< 220", "> alice", "< 201", "< 202"]), "login alice", "the user has logged out");
+        assert_eq!(
+            requests(&["< 220", "> alice", "< 201", "< 202", "< 500"]),
+            "login alice",
+            "a refusal without a request"
+        );
+        assert_eq!(requests(&["< 220", "> alice", "< 500", "< 500"]), "login alice", "two refusals of one request");
+        assert_eq!(
+            requests(&["< 220", "> alice", "< 201", "< 220"]),
+            "login alice, login alice",
+            "the guest has booted again"
+        );
+        assert_eq!(requests(&["< 220", "> al\nlogout"]), "", "a name cannot contain a second request");
     }
 
     #[test]
-    fn what_is_known_of_the_user() {
-        let known = |conversation: &[&str]| {
-            let Login { connected, user, refusal, .. } = told(conversation).0;
+    fn the_state_follows_the_answers_of_the_agent() {
+        let known = |dialogue: &[&str]| {
+            let LoginState { connected, user, refusal, .. } = replay(dialogue).0;
             (connected, user.unwrap_or_default(), refusal.unwrap_or_default())
         };
         let is = |connected, user: &str, refusal: &str| (connected, user.to_owned(), refusal.to_owned());
         assert_eq!(known(&[]), is(false, "", ""));
         assert_eq!(known(&["< 220", "> alice"]), is(true, "", ""));
         assert_eq!(known(&["< 220", "> alice", "< 201"]), is(true, "alice", ""));
-        assert_eq!(known(&["< 220", "> alice", "< 202", "< 201"]), is(true, "alice", ""), "bob went for her");
+        assert_eq!(
+            known(&["< 220", "> alice", "< 202", "< 201"]),
+            is(true, "alice", ""),
+            "the previous user was logged out for her"
+        );
         assert_eq!(known(&["< 220", "> alice", "< 201", "< 202"]), is(true, "", ""));
         assert_eq!(known(&["< 220", "> alice", "< 501 who?"]), is(true, "", "501 who?"));
         assert_eq!(known(&["< 220", "> alice", "< 501 who?", "> bob", "< 201"]), is(true, "bob", ""));
         assert_eq!(known(&["< 220", "> alice", "< 201", "> ", "< 202"]), is(true, "", ""));
-        assert_eq!(known(&["< 220", "< 201", "< ü", "< 2"]), is(true, "", ""), "noise");
+        assert_eq!(known(&["< 220", "< 201", "< ü", "< 2"]), is(true, "", ""), "unknown lines change nothing");
         assert_eq!(known(&["< 220", "> "]).2, "");
         assert_eq!(known(&["< 220", "> a\u{7}"]), is(true, "", r#""a\u{7}" cannot be the name of a user"#));
     }

@@ -1,7 +1,7 @@
-//! What has to be there before QEMU starts: the machine's identity, its firmware variables, its disks. All file work.
+//! Prepares the files that QEMU needs at its start: the VM's identity, the firmware variables, the disks, the QEMU template.
 //!
-//! The data directory outlives the Pod. What it holds is the machine's own: `uuid.txt`, `machine-type`, `fw-vars.fd` (the
-//! UEFI variables), `tpm/`, and a copy of the QEMU template if that is to be kept.
+//! The VM's own data is in the data directory, which outlives the Pod: `uuid.txt`, `machine-type`, `fw-vars.fd` (the UEFI variables),
+//! `tpm/`, and the copy of the QEMU template if the configuration has `updateTemplate: false`.
 
 use std::{
     fs, io,
@@ -13,73 +13,71 @@ use tokio::process::Command;
 use tracing::info;
 
 use super::{
-    cloud_init,
-    command::{self, Facts, Firmware},
-    config::{self, Configuration, optional_text},
-    files::{FileError, RuntimeDir, write_atomically},
+    cloud_init::CloudInitFiles,
+    command::{self, Firmware, Prepared, Template},
+    config::Configuration,
+    files::{FileAccessError, create_directory, read_optional, read_optional_text, write_atomically},
+    runtime_dir::RuntimeDir,
 };
 use crate::{
     api,
     runner_config::{Drive, RunnerConfig},
 };
 
-/// Where the image keeps its QEMU templates.
+/// The directory of custom QEMU templates in the runner's image.
 pub const TEMPLATES: &str = "/opt/vmrunner/templates";
-/// Where Debian's package ovmf keeps its files.
+/// The directory of the UEFI firmware of Debian's package ovmf.
 const OVMF: &str = "/usr/share/OVMF";
 
-/// What is missing.
+/// Why something that QEMU needs is missing.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file is not readable or writable.
+    /// A file cannot be read or written.
     #[error(transparent)]
-    File(#[from] FileError),
-    /// The configuration cannot be read.
-    #[error(transparent)]
-    Config(#[from] config::Error),
+    File(#[from] FileAccessError),
     /// The template does not exist.
     #[error("there is no QEMU template {name}: it is neither built in ({}) nor in {TEMPLATES}", command::STANDARD)]
     NoTemplate {
-        /// Its name.
+        /// The template's name.
         name: String,
     },
-    /// The firmware is not in the image.
+    /// The runner's image does not have the firmware.
     #[error("the firmware {kind} is not installed: looked for {tried}; use another one, or a runner image that has it")]
     NoFirmware {
-        /// What was asked for.
+        /// The firmware in the configuration.
         kind: String,
-        /// Where.
+        /// The paths where it could be.
         tried: String,
     },
-    /// The variables belong to a firmware of another size.
+    /// The VM's variables are those of a firmware of another size.
     #[error(
         "{} has {size} bytes, but the variables of the firmware {kind} have another size; choose the firmware that the \
-         machine was made with, or remove the file (UEFI boot entries and Secure Boot keys are lost then)",
+         VM was created with, or remove the file (UEFI boot entries and Secure Boot keys are lost then)",
         path.display()
     )]
     OtherFirmware {
-        /// What was asked for.
+        /// The firmware in the configuration.
         kind: String,
-        /// The machine's variables.
+        /// The file with the VM's variables.
         path: PathBuf,
-        /// Their size.
+        /// Its size in bytes.
         size: u64,
     },
     /// A disk does not exist.
     #[error("the disk {path} does not exist: check the Pod's volumeDevices and volumeMounts")]
     NoDisk {
-        /// The disk.
+        /// The path of the disk.
         path: String,
     },
-    /// QEMU cannot say what it knows.
+    /// QEMU cannot be started to list its machine types.
     #[error("cannot run {qemu}")]
     Qemu {
         /// The program.
         qemu: String,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is no machine type to choose from.
+    /// QEMU's list of machine types has no `pc-q35`.
     #[error("{qemu} knows no pc-q35 machine type; set the machine type in the configuration")]
     NoMachineType {
         /// The program.
@@ -87,29 +85,20 @@ pub enum Error {
     },
 }
 
-/// A QEMU template.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template {
-    /// Its name.
-    pub name: String,
-    /// Its text.
-    pub text: String,
-}
-
-/// Makes everything that QEMU needs, and says what there is.
+/// Creates everything that QEMU needs and that does not exist yet. `accelerator` is `kvm` or `tcg`, `qemu` the program.
 ///
 /// # Errors
-/// If something is missing or cannot be made; the error names it.
+/// If something is missing or cannot be created. The error names it.
 pub async fn prepare(
     Configuration { config, password, cloud_init }: &Configuration,
     runtime: &RuntimeDir,
     accelerator: &'static str,
     qemu: &str,
-) -> Result<Facts, Error> {
+) -> Result<Prepared, Error> {
     let data = Path::new(&config.data_dir);
-    fs::create_dir_all(data).map_err(FileError::with("make", data))?;
+    create_directory(data)?;
     let vm = &config.vm;
-    Ok(Facts {
+    Ok(Prepared {
         machine_type: machine_type(vm.machine_type.as_deref(), data, qemu).await?,
         accelerator,
         uuid: uuid(vm.uuid.as_deref(), data)?,
@@ -120,55 +109,58 @@ pub async fn prepare(
     })
 }
 
-/// The QEMU template. The first is kept in the data directory if the configuration says so.
+/// Reads the QEMU template: the copy in the data directory, if the configuration has `updateTemplate: false` and there is one; else the
+/// file in `directory`, else the built-in template. With `updateTemplate: false` the function also makes the copy.
 ///
 /// # Errors
-/// If there is none of that name, or it cannot be read or kept.
+/// If there is no template of that name, or it cannot be read or copied.
 pub fn template(config: &RunnerConfig, directory: &Path) -> Result<Template, Error> {
     let name = config.template.as_deref().unwrap_or(command::STANDARD);
-    let kept = Path::new(&config.data_dir).join(format!("template-{}", name.replace('/', "-")));
+    let copy = Path::new(&config.data_dir).join(format!("template-{}", name.replace('/', "-")));
     if !config.update_template
-        && let Some(text) = read_text(&kept)?
+        && let Some(text) = read_text(&copy)?
     {
         return Ok(Template { name: name.into(), text });
     }
-    // A name is not a path: what else is in the image is no template.
+    // A name with a slash would be a path to any file in the image.
     let found = if name.contains('/') { None } else { read_text(&directory.join(name))? };
     let text = found
         .or_else(|| command::built_in(name).map(str::to_owned))
         .ok_or_else(|| Error::NoTemplate { name: name.into() })?;
     if !config.update_template {
         let data = Path::new(&config.data_dir);
-        fs::create_dir_all(data).map_err(FileError::with("make", data))?;
-        write_atomically(&kept, text.as_bytes())?;
+        create_directory(data)?;
+        write_atomically(&copy, text.as_bytes())?;
     }
     Ok(Template { name: name.into(), text })
 }
 
-fn read_text(path: &Path) -> Result<Option<String>, FileError> {
-    Ok(config::optional(path)?.map(|text| String::from_utf8_lossy(&text).into_owned()))
+fn read_text(path: &Path) -> Result<Option<String>, FileAccessError> {
+    Ok(read_optional(path)?.map(|text| String::from_utf8_lossy(&text).into_owned()))
 }
 
+/// The UUID in the configuration, or the one in the data directory, which is generated at the first start.
 fn uuid(configured: Option<&str>, data: &Path) -> Result<String, Error> {
     if let Some(uuid) = configured {
         return Ok(uuid.to_owned());
     }
     let path = data.join("uuid.txt");
-    if let Some(uuid) = optional_text(&path)? {
+    if let Some(uuid) = read_optional_text(&path)? {
         return Ok(uuid);
     }
     let source = Path::new("/proc/sys/kernel/random/uuid");
-    let uuid = fs::read_to_string(source).map_err(FileError::with("read", source))?.trim().to_owned();
+    let uuid = fs::read_to_string(source).map_err(FileAccessError::with("read", source))?.trim().to_owned();
     write_atomically(&path, uuid.as_bytes())?;
     Ok(uuid)
 }
 
+/// The machine type in the configuration, or the one in the data directory: QEMU's newest at the first start.
 async fn machine_type(configured: Option<&str>, data: &Path, qemu: &str) -> Result<String, Error> {
     if let Some(machine_type) = configured {
         return Ok(machine_type.to_owned());
     }
     let path = data.join("machine-type");
-    if let Some(machine_type) = optional_text(&path)? {
+    if let Some(machine_type) = read_optional_text(&path)? {
         return Ok(machine_type);
     }
     let output = Command::new(qemu)
@@ -182,7 +174,7 @@ async fn machine_type(configured: Option<&str>, data: &Path, qemu: &str) -> Resu
     Ok(machine_type)
 }
 
-/// The newest of the list that `-machine help` prints.
+/// The newest `pc-q35` in QEMU's answer to `-machine help`.
 fn newest_q35(help: &str) -> Option<String> {
     help.lines()
         .filter_map(|line| line.split_whitespace().next())
@@ -195,12 +187,12 @@ fn newest_q35(help: &str) -> Option<String> {
         .map(|(_, name)| name.to_owned())
 }
 
-/// Code and template of the variables, for each firmware in the order of preference. The small files are gone in Debian 13;
-/// guests do not notice which of both it is.
+/// The files of the code and of the initial variables, in the order of preference. Debian 13 has only the large files; guests do
+/// not notice the difference.
 fn firmware_files(kind: api::Firmware) -> &'static [(&'static str, &'static str)] {
     const SMALL: (&str, &str) = ("OVMF_CODE.fd", "OVMF_VARS.fd");
     const LARGE: (&str, &str) = ("OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd");
-    // Variables with Microsoft's keys, that Linux distributions and Windows are signed for.
+    // The variables contain Microsoft's keys, with which Linux distributions and Windows are signed.
     const SMALL_SECURE: (&str, &str) = ("OVMF_CODE.secboot.fd", "OVMF_VARS.ms.fd");
     const LARGE_SECURE: (&str, &str) = ("OVMF_CODE_4M.secboot.fd", "OVMF_VARS_4M.ms.fd");
     match kind {
@@ -212,6 +204,8 @@ fn firmware_files(kind: api::Firmware) -> &'static [(&'static str, &'static str)
     }
 }
 
+/// Chooses the firmware among the installed ones, and creates the VM's variables at its first start. `ovmf` is the directory of the
+/// firmware files.
 fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path) -> Result<Option<Firmware>, Error> {
     let files = firmware_files(kind);
     if files.is_empty() {
@@ -230,13 +224,13 @@ fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path) -> Result<Option<Firm
     };
     let own = data.join("fw-vars.fd");
     let (code, _) = match size(&own) {
-        // The machine stays with the size of its variables, whatever is preferred by now.
+        // The VM's variables exist: the firmware must be the one with variables of that size.
         Some(own_size) => installed
             .iter()
             .find(|(_, vars)| size(vars) == Some(own_size))
             .ok_or_else(|| Error::OtherFirmware { kind: name, path: own.clone(), size: own_size })?,
         None => {
-            let vars = fs::read(&first.1).map_err(FileError::with("read", &first.1))?;
+            let vars = fs::read(&first.1).map_err(FileAccessError::with("read", &first.1))?;
             write_atomically(&own, &vars)?;
             first
         }
@@ -248,7 +242,8 @@ fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path) -> Result<Option<Firm
     }))
 }
 
-fn cloud_init_disk(files: Option<&cloud_init::Files>, runtime: &RuntimeDir) -> Result<Option<String>, Error> {
+/// Writes the cloud-init disk, if there is cloud-init data. Returns its path.
+fn cloud_init_disk(files: Option<&CloudInitFiles>, runtime: &RuntimeDir) -> Result<Option<String>, Error> {
     let Some(files) = files else {
         return Ok(None);
     };
@@ -258,37 +253,40 @@ fn cloud_init_disk(files: Option<&cloud_init::Files>, runtime: &RuntimeDir) -> R
         disk.set_len(files.disk_size())?;
         files.write_disk(disk)
     };
-    write().map_err(FileError::with("write", &path))?;
+    write().map_err(FileAccessError::with("write", &path))?;
     Ok(Some(path.display().to_string()))
 }
 
-/// Finds out which disks are block devices, and gives files the size that they should have at least: one that does not exist is
-/// made, one whose claim has grown grows. What a guest has written is never cut off.
+/// Finds out which disks are block devices. Creates disk files that do not exist and have a size in the configuration, and enlarges
+/// disk files that are smaller than that. A file is never made smaller, because the guest's data would be lost.
 fn disks(drives: &[Drive]) -> Result<Vec<bool>, Error> {
     let raw = drives.iter().filter_map(|drive| match drive {
         Drive::Raw { resource, size, bootindex: _ } => Some((Path::new(resource), *size)),
         Drive::IdeCd { .. } => None,
     });
-    raw.map(|(path, size)| match (fs::metadata(path), size) {
+    raw.map(|(path, size)| is_block_device(path, size)).collect()
+}
+
+fn is_block_device(path: &Path, size: Option<u64>) -> Result<bool, Error> {
+    match (fs::metadata(path), size) {
         (Ok(metadata), Some(size)) if metadata.is_file() && metadata.len() < size => {
-            let file = fs::File::options().write(true).open(path).map_err(FileError::with("open", path))?;
-            file.set_len(size).map_err(FileError::with("enlarge", path))?;
-            info!(disk = %path.display(), before = metadata.len(), bytes = size, "the disk has grown");
+            let file = fs::File::options().write(true).open(path).map_err(FileAccessError::with("open", path))?;
+            file.set_len(size).map_err(FileAccessError::with("enlarge", path))?;
+            info!(disk = %path.display(), before = metadata.len(), bytes = size, "enlarged the disk's file");
             Ok(false)
         }
         (Ok(metadata), _) => Ok(metadata.file_type().is_block_device()),
         (Err(error), Some(size)) if error.kind() == io::ErrorKind::NotFound => {
-            // Sparse: takes room as the guest writes. The claim's size is the limit.
-            let file = fs::File::create_new(path).map_err(FileError::with("make", path))?;
-            file.set_len(size).map_err(FileError::with("make", path))?;
+            // The file is sparse: it needs space on the claim only when the guest writes.
+            let file = fs::File::create_new(path).map_err(FileAccessError::with("create", path))?;
+            file.set_len(size).map_err(FileAccessError::with("create", path))?;
             Ok(false)
         }
         (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
             Err(Error::NoDisk { path: path.display().to_string() })
         }
-        (Err(error), _) => Err(FileError::with("read", path)(error).into()),
-    })
-    .collect()
+        (Err(error), _) => Err(FileAccessError::with("read", path)(error).into()),
+    }
 }
 
 #[cfg(test)]
@@ -296,26 +294,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_machine_type_is_a_number_not_a_text() {
+    fn machine_types_are_compared_by_their_numbers() {
         let help = "Supported machines are:\nq35   PC (alias of pc-q35-10.0)\npc-q35-9.2  PC\npc-q35-10.0  PC\npc-q35-4.0.1 PC\nmicrovm\n";
         assert_eq!(newest_q35(help).as_deref(), Some("pc-q35-10.0"));
         assert_eq!(newest_q35("microvm"), None);
     }
 
     #[tokio::test]
-    async fn a_machine_keeps_its_type_when_qemu_has_a_newer_one() {
+    async fn a_vm_keeps_its_machine_type_when_qemu_has_a_newer_one() {
         let data = tempfile::tempdir().unwrap();
         let get = async |configured, qemu| machine_type(configured, data.path(), qemu).await.unwrap();
         let newest = get(None, "qemu-system-x86_64").await;
         assert!(newest.starts_with("pc-q35-"), "{newest}");
-        assert_eq!(get(None, "no-such-qemu").await, newest, "kept from the first start on");
+        assert_eq!(get(None, "no-such-qemu").await, newest, "the type of the first start is kept");
         fs::write(data.path().join("machine-type"), "pc-q35-2.4\n").unwrap();
         assert_eq!(get(None, "qemu-system-x86_64").await, "pc-q35-2.4");
-        assert_eq!(get(Some("pc-q35-7.2"), "qemu-system-x86_64").await, "pc-q35-7.2", "what the status says counts");
+        assert_eq!(
+            get(Some("pc-q35-7.2"), "qemu-system-x86_64").await,
+            "pc-q35-7.2",
+            "the configuration has precedence"
+        );
     }
 
     #[test]
-    fn a_uuid_is_made_once() {
+    fn a_uuid_is_generated_once() {
         let data = tempfile::tempdir().unwrap();
         let first = uuid(None, data.path()).unwrap();
         assert_eq!(first.len(), 36);
@@ -324,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn firmware_variables_are_the_machines_own() {
+    fn a_vm_keeps_its_firmware_variables_and_a_firmware_that_fits_them() {
         let (data, ovmf) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let put = |name: &str, content: &str| fs::write(ovmf.path().join(name), content).unwrap();
         let get = |kind| firmware(kind, data.path(), ovmf.path());
@@ -335,12 +337,12 @@ mod tests {
         put("OVMF_CODE_4M.fd", "code");
         put("OVMF_VARS_4M.fd", "large");
         let large = get(api::Firmware::Uefi).unwrap().unwrap();
-        assert!(large.code.ends_with("OVMF_CODE_4M.fd"), "falls back to what is installed");
+        assert!(large.code.ends_with("OVMF_CODE_4M.fd"), "only the large firmware is installed");
         fs::write(&large.vars, "LARGE").unwrap();
 
         put("OVMF_CODE.fd", "code");
         put("OVMF_VARS.fd", "small!");
-        assert_eq!(get(api::Firmware::Uefi).unwrap(), Some(large.clone()), "stays with what it began with");
+        assert_eq!(get(api::Firmware::Uefi).unwrap(), Some(large.clone()), "the firmware must fit the variables");
         assert_eq!(fs::read_to_string(&large.vars).unwrap(), "LARGE");
 
         fs::write(&large.vars, "neither of both").unwrap();
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_are_found_or_made() {
+    fn disk_files_are_created_and_enlarged_but_never_made_smaller() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.img").display().to_string();
         let drive = |size| [Drive::Raw { resource: path.clone(), bootindex: None, size }];
@@ -357,16 +359,16 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
         fs::write(&path, "what the guest wrote").unwrap();
         assert_eq!(disks(&drive(Some(2 << 20))).unwrap(), [false]);
-        assert_eq!(fs::metadata(&path).unwrap().len(), 2 << 20, "its claim has grown");
+        assert_eq!(fs::metadata(&path).unwrap().len(), 2 << 20, "the claim has grown");
         for size in [Some(1 << 20), None] {
             assert_eq!(disks(&drive(size)).unwrap(), [false]);
-            assert_eq!(fs::metadata(&path).unwrap().len(), 2 << 20, "nothing is cut off");
+            assert_eq!(fs::metadata(&path).unwrap().len(), 2 << 20, "the file is not made smaller");
         }
         assert!(fs::read(&path).unwrap().starts_with(b"what the guest wrote\0"));
     }
 
     #[test]
-    fn a_template_is_kept_where_that_is_wanted() {
+    fn with_update_template_false_the_first_template_is_kept() {
         let (data, image) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let config = |update: bool, name: &str| {
             RunnerConfig::parse(&format!(

@@ -1,7 +1,7 @@
-//! QEMU's monitor protocol: one connection, commands typed by the `qapi` crate, events as far as the runner acts on them.
+//! A connection to QEMU's monitor, with the protocol QMP (<https://www.qemu.org/docs/master/interop/qmp-spec.html>).
 //!
-//! Protocol: <https://www.qemu.org/docs/master/interop/qmp-spec.html>. The crate's own stream is not used, because it ends
-//! with the first event or enum value that is newer than the crate; here an unknown event is [`Event::Other`].
+//! The types of most commands come from the crate `qapi`. Its stream is not used, because it fails at the first event or enum
+//! value that is newer than the crate. Here an unknown event is [`Event::Other`].
 
 use std::{collections::VecDeque, io, path::Path, time::Duration};
 
@@ -14,55 +14,55 @@ use serde_json::{Map, Value, json};
 
 use super::lines::JsonLines;
 
-/// How long QEMU may take for an answer. It answers in milliseconds unless its main loop hangs (on dead storage, say).
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The time that QEMU has to answer. It answers in milliseconds unless its main loop hangs, for example on failed storage.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What can go wrong with a monitor.
+/// Why a command or an event cannot be exchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The connection broke: usually QEMU ended.
-    #[error("the connection to QEMU's monitor broke")]
+    /// The connection is broken. Usually QEMU has ended.
+    #[error("the connection to QEMU's monitor is broken")]
     Io(#[from] io::Error),
-    /// QEMU ended.
+    /// QEMU has closed the connection, or the peer is not QEMU.
     #[error("QEMU closed its monitor")]
     Closed,
-    /// QEMU refused the command.
+    /// QEMU has refused the command.
     #[error("QEMU refused {command}: {reason}")]
     Refused {
         /// The command's name.
         command: &'static str,
-        /// QEMU's words.
+        /// QEMU's message.
         reason: String,
     },
-    /// The answer has not the form that the command's answers have.
-    #[error("QEMU's answer to {command} is not understood")]
+    /// The answer has an unexpected form.
+    #[error("QEMU's answer to {command} has an unexpected form")]
     Answer {
         /// The command's name.
         command: &'static str,
-        /// Why.
+        /// What differs.
         source: serde_json::Error,
     },
-    /// No answer.
-    #[error("QEMU did not answer {command} within {} s", PATIENCE.as_secs())]
+    /// QEMU has not answered in time.
+    #[error("QEMU did not answer {command} within {} s", ANSWER_TIMEOUT.as_secs())]
     Timeout {
         /// The command's name.
         command: &'static str,
     },
 }
 
-/// An event of QEMU. Not all that there are, only those that mean something to the runner.
+/// An event of QEMU. Only the events that the runner uses have a variant of their own.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "event", content = "data", rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Event {
-    /// The guest runs (again).
+    /// The guest executes, for the first time or again.
     Resume,
     /// The guest is paused.
     Stop,
-    /// The guest's power button was pressed.
+    /// The VM's power button was pressed.
     Powerdown,
     /// QEMU is about to end.
     Shutdown {
-        /// Whether the guest did it.
+        /// Whether the guest caused it.
         guest: bool,
         /// `guest-shutdown`, `guest-reset`, `guest-panic`, `host-qmp-quit`, `host-signal`, ...
         #[serde(default)]
@@ -70,75 +70,75 @@ pub enum Event {
     },
     /// The guest was reset.
     Reset {
-        /// Whether the guest did it.
+        /// Whether the guest caused it.
         guest: bool,
     },
-    /// The balloon has another size.
+    /// The size of the balloon has changed.
     BalloonChange {
         /// The memory that the guest has, in bytes.
         actual: u64,
     },
     /// A program in the guest opened or closed a port.
     VserportChange {
-        /// The port.
+        /// The name of the port's device.
         id: String,
-        /// Which of both.
+        /// Whether the port is open now.
         open: bool,
     },
-    /// A device is gone.
+    /// A device was removed.
     DeviceDeleted {
-        /// The device, if it had a name.
+        /// The device's name, if it had one.
         #[serde(default)]
         device: Option<String>,
     },
-    /// The tray of a CD drive moved.
+    /// The tray of a CD drive was opened or closed.
     DeviceTrayMoved {
         /// Whether it is open now.
         #[serde(rename = "tray-open")]
         open: bool,
     },
-    /// A viewer of the display was let in: with SPICE once for each of its channels.
+    /// A viewer has connected to the display and was authenticated. With SPICE there is an event for each channel.
     #[serde(rename = "SPICE_INITIALIZED", alias = "VNC_INITIALIZED")]
-    ViewerCame {
-        /// Who.
+    ViewerConnected {
+        /// The viewer's connection.
         client: Viewer,
     },
-    /// A connection to the display is gone.
+    /// A connection to the display has ended.
     #[serde(rename = "SPICE_DISCONNECTED", alias = "VNC_DISCONNECTED")]
-    ViewerWent {
-        /// Who.
+    ViewerDisconnected {
+        /// The viewer's connection.
         client: Viewer,
     },
-    /// Another one.
+    /// Any other event.
     #[serde(other, deserialize_with = "ignore")]
     Other,
 }
 
-/// A connection of a viewer to the display.
+/// A viewer's connection to the display.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Viewer {
     /// The viewer's address.
     pub host: String,
-    /// Its port.
+    /// The viewer's port.
     #[serde(alias = "service")]
     pub port: String,
-    /// The kind of SPICE's channel; a VNC viewer has one connection only.
+    /// The type of the SPICE channel. Absent with VNC, where a viewer has only one connection.
     #[serde(default)]
     pub channel_type: Option<u8>,
 }
 
 impl Viewer {
-    /// SPICE's main channel, which each viewer has once (`SPICE_CHANNEL_MAIN` in spice-protocol).
-    const MAIN: u8 = 1;
+    /// The main channel of SPICE, of which each viewer has one (`SPICE_CHANNEL_MAIN` in spice-protocol).
+    const MAIN_CHANNEL: u8 = 1;
 
-    /// Whether this is the connection that stands for its viewer.
+    /// Whether this is the viewer's main connection. Each viewer has exactly one.
     pub fn is_main(&self) -> bool {
-        self.channel_type.is_none_or(|channel| channel == Self::MAIN)
+        self.channel_type.is_none_or(|channel| channel == Self::MAIN_CHANNEL)
     }
 
     /// Whether both are the same connection.
-    pub fn is(&self, other: &Self) -> bool {
+    pub fn is_same_connection(&self, other: &Self) -> bool {
         (&self.host, &self.port) == (&other.host, &other.port)
     }
 }
@@ -147,8 +147,8 @@ fn ignore<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<(), D::Er
     serde::de::IgnoredAny::deserialize(deserializer).map(|_| ())
 }
 
-/// `set_password`: <https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-ui.set_password>. (The crate's
-/// type for it needs another variant for each protocol; its sibling below cannot be serialized at all.)
+/// `set_password`: <https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-ui.set_password>. The crate's
+/// type has a variant for each protocol, and its type for `expire_password` cannot be serialized at all.
 #[derive(Debug, Serialize)]
 pub struct SetPassword<'a> {
     /// `spice` or `vnc`.
@@ -166,15 +166,15 @@ pub struct ExpirePassword<'a> {
     pub time: &'a str,
 }
 
-/// `query-block`, as JSON: the crate's type does not know values that are newer than it.
+/// `query-block`. The answer stays JSON, because the crate's type rejects values that are newer than the crate.
 #[derive(Debug, Serialize)]
 pub struct QueryBlock {}
 
-/// `query-spice`, of which only the viewers are of interest.
+/// `query-spice`. Only the viewers in the answer are used.
 #[derive(Debug, Serialize)]
 pub struct QuerySpice {}
 
-/// `query-vnc`, of which only the viewers are of interest.
+/// `query-vnc`. Only the viewers in the answer are used.
 #[derive(Debug, Serialize)]
 pub struct QueryVnc {}
 
@@ -186,22 +186,23 @@ pub struct Viewers {
     pub clients: Vec<Viewer>,
 }
 
-/// `blockdev-change-medium`: opens the tray, inserts, closes. Of a tray that the guest has locked it asks the guest to open
-/// it, and refuses (<https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-block.blockdev-change-medium>).
+/// `blockdev-change-medium`: opens the tray, inserts the image, closes the tray. If the guest has locked the tray, QEMU asks the
+/// guest to open it, and refuses the command
+/// (<https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-block.blockdev-change-medium>).
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ChangeMedium<'a> {
-    /// The drive.
+    /// The name of the drive's device.
     pub id: &'a str,
-    /// The image.
+    /// The path or URL of the image.
     pub filename: &'a str,
-    /// `raw`: an image's content must not be taken for a format.
+    /// `raw`. With another value QEMU would guess the format from the content, which is not trusted.
     pub format: &'a str,
     /// `read-only`.
     pub read_only_mode: &'a str,
 }
 
-/// Names the commands that are written here, with what QEMU answers.
+/// Gives the commands of this module their names and the types of their answers.
 macro_rules! commands {
     ($($command:ty = $name:literal -> $answer:ty;)*) => {
         $(impl Command for $command {
@@ -221,14 +222,14 @@ commands! {
     ChangeMedium<'_> = "blockdev-change-medium" -> qapi::Empty;
 }
 
-/// A place for a CPU, as `query-hotpluggable-cpus` tells.
+/// A slot for a CPU, from the answer of `query-hotpluggable-cpus`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Slot {
+pub struct CpuSlot {
     /// The CPU's type.
     pub type_: String,
-    /// Where it is: socket, die, core, thread.
+    /// Its position: socket, die, core, thread.
     pub properties: Map<String, Value>,
-    /// The CPU in it, as a path in QEMU's object tree.
+    /// The CPU in the slot, as a path in QEMU's object tree. `None`: the slot is empty.
     pub occupant: Option<String>,
 }
 
@@ -241,14 +242,14 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects and negotiates.
+    /// Connects to the monitor and negotiates its capabilities.
     ///
     /// # Errors
-    /// If nobody listens, or it is no QMP server.
+    /// If no program listens on the socket, or the program is not a QMP server.
     pub async fn connect(socket: &Path) -> Result<Self, Error> {
         let mut lines = JsonLines::connect(socket).await?;
-        // The greeting. QEMU sends it when it accepts the connection; a second client would wait for it for ever.
-        let greeting = tokio::time::timeout(PATIENCE, lines.receive())
+        // QEMU sends a greeting when it accepts the connection. It does not accept a second client, which would wait for ever.
+        let greeting = tokio::time::timeout(ANSWER_TIMEOUT, lines.receive())
             .await
             .map_err(|_| Error::Timeout { command: "a connection" })??;
         if greeting.is_none_or(|greeting| greeting.get("QMP").is_none()) {
@@ -259,10 +260,11 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Executes a command. Events that arrive meanwhile are kept for [`Qmp::event`].
+    /// Executes a command. Events that arrive before the answer are kept for [`Qmp::event`].
     ///
     /// # Errors
-    /// If the connection breaks, QEMU refuses, or does not answer in time; after the last the connection is still good.
+    /// If the connection breaks, QEMU refuses the command, or QEMU does not answer in time. After a timeout the connection can still
+    /// be used.
     pub async fn execute<C: Command>(&mut self, command: C) -> Result<C::Ok, Error> {
         let name = C::NAME;
         self.last_id += 1;
@@ -271,7 +273,7 @@ impl Qmp {
             self.lines.send(&[], &json!({ "execute": name, "arguments": command, "id": id })).await?;
             loop {
                 let message = self.lines.receive().await?.ok_or(Error::Closed)?;
-                // An answer with another number belongs to a command that was given up on.
+                // An answer with another number belongs to an earlier command that has timed out.
                 if message.get("event").is_some() {
                     self.events.push_back(event(message));
                 } else if message.get("id").and_then(Value::as_u64) == Some(id) {
@@ -279,19 +281,19 @@ impl Qmp {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, exchange).await.unwrap_or(Err(Error::Timeout { command: name }))
+        tokio::time::timeout(ANSWER_TIMEOUT, exchange).await.unwrap_or(Err(Error::Timeout { command: name }))
     }
 
-    /// The places for CPUs. None where the machine has a fixed number.
+    /// Returns the slots for CPUs. The list is empty if the machine type has a fixed number of CPUs.
     ///
     /// # Errors
     /// If the connection breaks, or QEMU does not answer in time.
-    pub async fn cpu_slots(&mut self) -> Result<Vec<Slot>, Error> {
+    pub async fn cpu_slots(&mut self) -> Result<Vec<CpuSlot>, Error> {
         let slots = match self.execute(qmp::query_hotpluggable_cpus {}).await {
             Err(Error::Refused { .. }) => Vec::new(),
             slots => slots?,
         };
-        let slot = |slot: qmp::HotpluggableCPU| Slot {
+        let slot = |slot: qmp::HotpluggableCPU| CpuSlot {
             properties: match serde_json::to_value(&slot.props) {
                 Ok(Value::Object(properties)) => properties,
                 _ => Map::new(),
@@ -302,19 +304,19 @@ impl Qmp {
         Ok(slots.into_iter().map(slot).collect())
     }
 
-    /// Plugs a CPU.
+    /// Plugs a CPU with the name `id` into a slot.
     ///
     /// # Errors
     /// As for [`Qmp::execute`].
-    pub async fn plug(&mut self, id: String, slot: Slot) -> Result<(), Error> {
+    pub async fn plug(&mut self, id: String, slot: CpuSlot) -> Result<(), Error> {
         let (bus, driver) = (None, slot.type_);
         self.execute(qmp::device_add { driver, id: Some(id), bus, arguments: slot.properties }).await.map(|_| ())
     }
 
-    /// The next event. No event is lost if the future is dropped.
+    /// Returns the next event. Cancel safe: no event is lost if the future is dropped.
     ///
     /// # Errors
-    /// If the connection breaks or ends.
+    /// If the connection is broken or has ended.
     pub async fn event(&mut self) -> Result<Event, Error> {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -345,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_that_mean_something_and_others() {
+    fn events_are_parsed_and_unknown_events_are_no_error() {
         let parse = |text: &str| event(serde_json::from_str(text).unwrap());
         let time = r#""timestamp": {"seconds": 1, "microseconds": 2}"#;
         assert_eq!(parse(&format!(r#"{{{time}, "event": "RESUME"}}"#)), Event::Resume);
@@ -355,7 +357,7 @@ mod tests {
             )),
             Event::Shutdown { guest: true, reason: "guest-shutdown".into() }
         );
-        // A reason that this crate does not know is still a reason.
+        // The crate `qapi` does not know this reason.
         assert_eq!(
             parse(&format!(r#"{{"event": "SHUTDOWN", {time}, "data": {{"guest": false, "reason": "new"}}}}"#)),
             Event::Shutdown { guest: false, reason: "new".into() }
@@ -377,18 +379,18 @@ mod tests {
             "client": {"port": "40000", "channel-type": 1, "connection-id": 7, "family": "ipv4", "host": "10.0.0.7",
                 "channel-id": 0, "tls": false}}}"#;
         let viewer = Viewer { host: "10.0.0.7".into(), port: "40000".into(), channel_type: Some(1) };
-        assert_eq!(parse(spice), Event::ViewerCame { client: viewer.clone() });
+        assert_eq!(parse(spice), Event::ViewerConnected { client: viewer.clone() });
         let vnc = r#"{"event": "VNC_DISCONNECTED", "data": {
             "server": {"auth": "vnc", "family": "ipv4", "service": "5900", "host": "0.0.0.0", "websocket": false},
             "client": {"family": "ipv4", "service": "40000", "host": "10.0.0.7", "websocket": false}}}"#;
-        assert_eq!(parse(vnc), Event::ViewerWent { client: Viewer { channel_type: None, ..viewer } });
+        assert_eq!(parse(vnc), Event::ViewerDisconnected { client: Viewer { channel_type: None, ..viewer } });
         assert_eq!(parse(&format!(r#"{{"event": "POWERDOWN", {time}}}"#)), Event::Powerdown);
         assert_eq!(parse(r#"{"event": "RTC_CHANGE", "data": {"offset": 78}}"#), Event::Other);
         assert_eq!(parse(r#"{"event": "FROM_THE_FUTURE"}"#), Event::Other);
     }
 
     #[test]
-    fn a_refusal_has_qemus_words() {
+    fn a_refusal_contains_the_message_of_qemu() {
         let message = json!({ "error": { "class": "GenericError", "desc": "CPU hotplug is off" }, "id": 1 });
         let error = answer::<qapi::qmp::cont>(message).unwrap_err();
         assert_eq!(error.to_string(), "QEMU refused cont: CPU hotplug is off");

@@ -1,12 +1,12 @@
 use super::*;
 
-/// The runtime directory of the snapshots; it does not have to exist for a command line.
+/// The runtime directory in the command lines.
 fn runtime() -> RuntimeDir {
     RuntimeDir::open(&std::env::temp_dir().join("vmr-command-tests")).unwrap()
 }
 
-fn facts() -> Facts {
-    Facts {
+fn prepared() -> Prepared {
+    Prepared {
         machine_type: "pc-q35-7.2".into(),
         accelerator: "kvm",
         uuid: "b0e3a5a4-0000-4000-8000-3e1f6e1d0001".into(),
@@ -21,7 +21,7 @@ fn config(vm: &str) -> RunnerConfig {
     RunnerConfig::parse(&format!("/Runner:\n  namespace: ns1\n  vm:\n    name: vm1\n{vm}")).unwrap()
 }
 
-/// One line for an option with its value, as people read a command line.
+/// The arguments with one line for each option and its value.
 fn lines(arguments: &[String]) -> String {
     let mut text = String::new();
     for argument in arguments {
@@ -31,17 +31,25 @@ fn lines(arguments: &[String]) -> String {
     text.trim_start().replace(&runtime().path().display().to_string(), "RUN")
 }
 
-fn standard(vm: &str, facts: &Facts) -> String {
-    lines(&qemu(&config(vm), facts, &runtime(), STANDARD, built_in(STANDARD).unwrap()).unwrap())
+fn template(name: &str, text: &str) -> Template {
+    Template { name: name.into(), text: text.into() }
+}
+
+fn standard_template() -> Template {
+    template(STANDARD, built_in(STANDARD).unwrap())
+}
+
+fn standard(vm: &str, prepared: &Prepared) -> String {
+    lines(&qemu(&config(vm), prepared, &runtime(), &standard_template()).unwrap())
 }
 
 fn failure(vm: &str) -> String {
-    qemu(&config(vm), &facts(), &runtime(), STANDARD, built_in(STANDARD).unwrap()).unwrap_err().to_string()
+    qemu(&config(vm), &prepared(), &runtime(), &standard_template()).unwrap_err().to_string()
 }
 
 #[test]
-fn a_small_machine() {
-    insta::assert_snapshot!(standard("", &Facts { accelerator: "tcg", ..facts() }));
+fn a_small_vm() {
+    insta::assert_snapshot!(standard("", &Prepared { accelerator: "tcg", ..prepared() }));
 }
 
 #[test]
@@ -69,19 +77,19 @@ fn a_desktop_with_everything() {
     - { type: ide-cd, file: /var/local/vmop-image-repository/b.iso }
     display: { outputs: 2, spice: { port: 5901, streaming-video: filter, usbRedirects: 2 } }
 "#;
-    let facts = Facts {
+    let prepared = Prepared {
         firmware: Some(Firmware { code: "/ovmf/code.fd".into(), vars: "/data/vars.fd".into(), secure: true }),
         cloud_init_disk: Some("/run/cloud-init.img".into()),
         block_devices: vec![true, false],
-        ..facts()
+        ..prepared()
     };
-    insta::assert_snapshot!(standard(vm, &facts));
+    insta::assert_snapshot!(standard(vm, &prepared));
 }
 
 #[test]
 fn vnc_without_a_password() {
-    let facts = Facts { display_password: false, ..facts() };
-    let text = standard("    display: { vnc: { port: 5901 } }\n", &facts);
+    let prepared = Prepared { display_password: false, ..prepared() };
+    let text = standard("    display: { vnc: { port: 5901 } }\n", &prepared);
     assert!(text.contains("\n-vnc :1\n") || text.ends_with("\n-vnc :1"), "{text}");
     assert!(text.contains("virtio-vga") && !text.contains("spice"), "{text}");
 }
@@ -93,7 +101,7 @@ fn a_pod_network_is_a_connection_to_passt() {
     - { type: user, device: virtio-net }
     - { type: pod, device: e1000e, mac: "02:16:3e:33:58:10" }
 "#;
-    let text = standard(vm, &facts());
+    let text = standard(vm, &prepared());
     let network = text.lines().filter(|line| line.contains("net1")).collect::<Vec<_>>().join("\n");
     insta::assert_snapshot!(network, @r#"
     -netdev {"addr":{"path":"RUN/passt.sock","type":"unix"},"id":"net1","server":false,"type":"stream"}
@@ -102,8 +110,8 @@ fn a_pod_network_is_a_connection_to_passt() {
 }
 
 #[test]
-fn passt_forwards_all_ports_but_the_displays() {
-    let arguments = |vm: &str| lines(&passt(&config(vm).vm, 9999, (0, 0), &runtime()));
+fn passt_forwards_all_ports_except_that_of_the_display() {
+    let arguments = |vm: &str| lines(&passt(&config(vm).vm, 9999, UserAndGroup { uid: 0, gid: 0 }, &runtime()));
     insta::assert_snapshot!(arguments(""), @"
     --foreground
     --one-off
@@ -120,7 +128,7 @@ fn passt_forwards_all_ports_but_the_displays() {
 }
 
 #[test]
-fn no_more_ports_are_forwarded_than_files_can_be_open() {
+fn the_limit_of_open_files_limits_the_forwarded_ports() {
     assert_eq!(last_port(9999, None), 9999);
     assert_eq!(last_port(9999, Some(1 << 20)), 9999);
     assert_eq!(last_port(u16::MAX, Some(1 << 20)), u16::MAX);
@@ -130,9 +138,9 @@ fn no_more_ports_are_forwarded_than_files_can_be_open() {
 }
 
 #[test]
-fn many_disks_have_addresses_of_their_own() {
+fn up_to_64_disks_have_addresses_of_their_own() {
     let drives: String = (0..64).map(|n| format!("    - {{ type: raw, resource: /dev/d{n} }}\n")).collect();
-    let text = standard(&format!("    drives:\n{drives}"), &facts());
+    let text = standard(&format!("    drives:\n{drives}"), &prepared());
     for address in ["8.0", "8.7", "9.0", "f.7"] {
         assert_eq!(text.matches(&format!(r#""addr":"{address}""#)).count(), 1, "{address}");
     }
@@ -143,9 +151,9 @@ fn many_disks_have_addresses_of_their_own() {
 }
 
 #[test]
-fn drives_boot_in_their_order_unless_it_is_given() {
+fn the_boot_order_is_that_of_the_drives_unless_the_configuration_has_one() {
     let order = |drives: &str| {
-        let text = standard(&format!("    drives: [{drives}]\n"), &facts());
+        let text = standard(&format!("    drives: [{drives}]\n"), &prepared());
         let device = |line: &str| serde_json::from_str::<Value>(line.strip_prefix("-device ")?).ok();
         let drives = text.lines().filter_map(device).filter(|device| device["id"] != Value::Null);
         let of = |device: Value| Some(format!("{}:{}", device["id"].as_str()?, device["bootindex"].as_u64()?));
@@ -156,28 +164,23 @@ fn drives_boot_in_their_order_unless_it_is_given() {
 }
 
 #[test]
-fn no_text_becomes_another_argument() {
+fn no_value_can_become_another_argument() {
     for text in ["x,readonly=on", "a: b", "- -x", "\"", "'", "\n- -x", "{{ 1 }}", "---", "\u{2028}", "🦀", "#", "\\"]
     {
         let drive = serde_json::to_string(text).unwrap();
         let config = config(&format!("    drives: [{{ type: raw, resource: {drive} }}]\n"));
-        let arguments = qemu(&config, &facts(), &runtime(), STANDARD, built_in(STANDARD).unwrap()).unwrap();
+        let arguments = qemu(&config, &prepared(), &runtime(), &standard_template()).unwrap();
         let image = arguments.iter().find(|argument| argument.contains("disk0-image")).unwrap();
         let image: Value = serde_json::from_str(image).unwrap();
         assert_eq!(image["file"]["filename"], text);
-        let plain = qemu(
-            &self::config("    drives: [{ type: raw, resource: x }]\n"),
-            &facts(),
-            &runtime(),
-            STANDARD,
-            built_in(STANDARD).unwrap(),
-        );
-        assert_eq!(arguments.len(), plain.unwrap().len());
+        let plain = self::config("    drives: [{ type: raw, resource: x }]\n");
+        let plain = qemu(&plain, &prepared(), &runtime(), &standard_template()).unwrap();
+        assert_eq!(arguments.len(), plain.len());
     }
 }
 
 #[test]
-fn what_is_not_possible_is_said() {
+fn an_unsupported_configuration_is_an_error_with_the_reason() {
     insta::assert_snapshot!(
         failure("    network: [{ type: pod, device: virtio-net }, { type: pod, device: virtio-net }]\n"),
         @"there is more than one network of type pod, but a Pod has one address"
@@ -189,9 +192,10 @@ fn what_is_not_possible_is_said() {
 }
 
 #[test]
-fn wrong_templates() {
-    let try_it =
-        |template: &str| qemu(&config(""), &facts(), &runtime(), "own.yaml.j2", template).unwrap_err().to_string();
+fn the_error_for_a_wrong_template_names_the_problem() {
+    let error_of = |text: &str| {
+        qemu(&config(""), &prepared(), &runtime(), &template("own.yaml.j2", text)).unwrap_err().to_string()
+    };
     let wrong = [
         "- a\n- {{ machine.typ }}",
         "- a\n{% if %}",
@@ -200,18 +204,18 @@ fn wrong_templates() {
         "- 'a",
         "{% for i in range(10000) %}{% for j in range(10000) %}x{% endfor %}{% endfor %}",
     ];
-    insta::assert_snapshot!(wrong.map(try_it).join("\n"));
+    insta::assert_snapshot!(wrong.map(error_of).join("\n"));
 }
 
 #[test]
-fn a_template_can_change_one_block_of_the_standard() {
-    let template = "{% extends 'builtin/standard.yaml.j2' %}{% block networks %}- -nic\n- none\n{% endblock %}";
-    let arguments = qemu(&config(""), &facts(), &runtime(), "own.yaml.j2", template).unwrap();
+fn a_template_can_replace_one_block_of_the_standard_template() {
+    let text = "{% extends 'builtin/standard.yaml.j2' %}{% block networks %}- -nic\n- none\n{% endblock %}";
+    let arguments = qemu(&config(""), &prepared(), &runtime(), &template("own.yaml.j2", text)).unwrap();
     assert!(lines(&arguments).contains("\n-nic none\n"));
 }
 
 #[test]
-fn a_mac_address_of_ones_own() {
+fn a_derived_mac_address_depends_on_the_vm_and_the_network() {
     assert_eq!(derived_mac("a", 0, 0), derived_mac("a", 0, 0));
     assert_ne!(derived_mac("a", 0, 0), derived_mac("a", 1, 0));
     assert_ne!(derived_mac("a", 0, 0), derived_mac("b", 0, 0));
@@ -219,19 +223,19 @@ fn a_mac_address_of_ones_own() {
 }
 
 #[test]
-fn no_two_networks_have_the_same_address() {
+fn a_derived_mac_address_avoids_those_in_the_configuration() {
     let user = |mac: Option<String>| NetworkSection::User { device: "virtio-net".into(), net: None, mac };
     let kept = derived_mac("u", 0, 0);
     assert_eq!(macs(&[user(None)], "u"), [kept.as_str()]);
-    // One was put before the one that got its address as the first.
+    // A network was added before the one that had this derived address, and the address is now in the configuration.
     let both = macs(&[user(None), user(Some(kept.to_uppercase()))], "u");
     assert_eq!(both, [derived_mac("u", 0, 1), kept.to_uppercase()]);
 }
 
 #[test]
-fn a_template_that_is_older_than_pod_networks_is_not_used_for_one() {
+fn a_template_without_support_for_pod_networks_is_refused_for_one() {
     let old = built_in(STANDARD).unwrap().replace(r#"network.type == "pod""#, "false");
     let vm = config("    network: [{ type: pod, device: virtio-net }]\n");
-    let error = qemu(&vm, &facts(), &runtime(), "old.yaml.j2", &old).unwrap_err().to_string();
-    assert!(error.starts_with("the QEMU template old.yaml.j2 has nothing for a network of type pod"), "{error}");
+    let error = qemu(&vm, &prepared(), &runtime(), &template("old.yaml.j2", &old)).unwrap_err().to_string();
+    assert!(error.starts_with("the QEMU template old.yaml.j2 does not support networks of type pod"), "{error}");
 }

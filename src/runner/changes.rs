@@ -1,0 +1,401 @@
+//! Compares the configuration with the running VM. [`changes`] returns what the agent changes in the running QEMU, [`pending`] what
+//! takes effect at QEMU's next start. Pure.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    config::{Configuration, Password},
+    qmp::CpuSlot,
+    state::{MachineState, StartedWith},
+};
+use crate::{
+    api::PendingChange,
+    runner_config::{Drive, VmSection},
+};
+
+/// The part of the configuration that can change while QEMU runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Desired {
+    /// The number of CPUs.
+    pub cpus: usize,
+    /// The memory in bytes.
+    pub ram: u64,
+    /// The password of the display, if there is a display and it has one.
+    pub password: Option<DisplayPassword>,
+    /// The images in the CD drives, in the order of the drives. `None`: an empty drive.
+    pub cds: Vec<Option<String>>,
+    /// The counter of resets. If it is higher than before, the agent resets the VM.
+    pub reset_counter: u64,
+}
+
+/// The password of a display.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DisplayPassword {
+    /// The display's protocol: `spice` or `vnc`.
+    pub protocol: &'static str,
+    /// The password.
+    pub password: Password,
+}
+
+impl From<&Configuration> for Desired {
+    fn from(Configuration { config, password, .. }: &Configuration) -> Self {
+        let vm = &config.vm;
+        Self {
+            cpus: usize::try_from(vm.current_cpus).unwrap_or(usize::MAX),
+            ram: vm.current_ram.as_ref().unwrap_or(&vm.maximum_ram).bytes(),
+            password: vm
+                .display
+                .protocol()
+                .zip(password.clone())
+                .map(|(protocol, password)| DisplayPassword { protocol, password }),
+            cds: cds(&vm.drives),
+            reset_counter: config.reset_counter,
+        }
+    }
+}
+
+fn cds(drives: &[Drive]) -> Vec<Option<String>> {
+    let cds = drives.iter().filter_map(|drive| match drive {
+        Drive::IdeCd { file, .. } => Some(Some(file.clone()).filter(|file| !file.is_empty())),
+        Drive::Raw { .. } => None,
+    });
+    cds.collect()
+}
+
+/// A CD drive of the running QEMU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CdDrive {
+    /// The name of its device in the QEMU template: `cd` and its position among the CD drives.
+    pub id: String,
+    /// The path or URL of the image. `None`: the drive is empty.
+    pub file: Option<String>,
+}
+
+/// The CD drives in an answer of `query-block`.
+pub fn cd_drives(blocks: &Value) -> Vec<CdDrive> {
+    let drives = blocks.as_array().into_iter().flatten().filter_map(|block| {
+        // The device's name, or the path in QEMU's object tree.
+        let id = block["qdev"].as_str()?.rsplit('/').next()?;
+        id.strip_prefix("cd")?.parse::<usize>().ok()?;
+        Some(CdDrive { id: id.to_owned(), file: block["inserted"]["file"].as_str().map(str::to_owned) })
+    });
+    drives.collect()
+}
+
+/// What this agent knows about the running QEMU.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Actual {
+    /// The slots for CPUs.
+    pub slots: Vec<CpuSlot>,
+    /// The memory in bytes that this agent has set. `None`: this agent has not set it yet.
+    pub ram: Option<u64>,
+    /// The password that this agent has set.
+    pub password: Option<Password>,
+    /// The CD drives.
+    pub cds: Vec<CdDrive>,
+    /// The counter of resets at QEMU's start or at the last reset.
+    pub reset_counter: Option<u64>,
+}
+
+/// A change of the running QEMU.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// `device_add` of a CPU.
+    Plug {
+        /// The name of the CPU's device.
+        id: String,
+        /// The slot.
+        slot: CpuSlot,
+    },
+    /// `device_del` of a CPU. This is only a request: the guest must release the CPU.
+    Unplug {
+        /// The name of the CPU's device.
+        id: String,
+    },
+    /// `balloon`.
+    Balloon(u64),
+    /// `set_password` and `expire_password`.
+    Password(DisplayPassword),
+    /// `blockdev-change-medium`.
+    Insert {
+        /// The name of the drive's device.
+        id: String,
+        /// The path or URL of the image.
+        file: String,
+    },
+    /// `blockdev-remove-medium`, after opening the tray.
+    Eject {
+        /// The name of the drive's device.
+        id: String,
+    },
+    /// `system_reset`, with the counter of resets that asks for it.
+    Reset(u64),
+}
+
+/// The prefix of the names of CPUs that the runner has plugged. Only a CPU with a name can be unplugged; those of QEMU's start have
+/// none. With the standard template QEMU starts with one CPU.
+const CPU_PREFIX: &str = "vmop-cpu-";
+/// The path of devices with a name in QEMU's object tree.
+const NAMED: &str = "/machine/peripheral/";
+
+/// The changes that bring QEMU to the desired state, in order. The reset comes last, so that the guest boots with the other changes.
+pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
+    let mut changes = cpu_changes(desired.cpus, &actual.slots);
+    if actual.ram != Some(desired.ram) {
+        changes.push(Change::Balloon(desired.ram));
+    }
+    if let Some(display) = &desired.password
+        && actual.password.as_ref() != Some(&display.password)
+    {
+        changes.push(Change::Password(display.clone()));
+    }
+    for (number, file) in desired.cds.iter().enumerate() {
+        let id = format!("cd{number}");
+        // A drive that QEMU does not have yet is a pending change.
+        match actual.cds.iter().find(|cd| cd.id == id).map(|cd| &cd.file) {
+            Some(inserted) if inserted != file => changes.push(match file.clone() {
+                Some(file) => Change::Insert { id, file },
+                None => Change::Eject { id },
+            }),
+            _ => {}
+        }
+    }
+    if actual.reset_counter.is_some_and(|last| desired.reset_counter > last) {
+        changes.push(Change::Reset(desired.reset_counter));
+    }
+    changes
+}
+
+/// The changes of the configuration that take effect at QEMU's next start.
+pub fn pending(machine: &MachineState, configuration: &Configuration) -> Vec<PendingChange> {
+    let Some(started) = &machine.started_with else { return Vec::new() };
+    let desired = StartedWith::from(configuration);
+    let mut pending = pending_fields(machine, &started.vm, &desired.vm);
+    if started.template != desired.template {
+        let text = |text: &Option<String>| text.clone().map(Value::String);
+        pending.push(PendingChange {
+            path: "config.yaml/template".into(),
+            current: text(&started.template),
+            wanted: text(&desired.template),
+            reason: QEMU_START.into(),
+        });
+    }
+    if started.cloud_init != desired.cloud_init {
+        pending.push(PendingChange {
+            path: "cloud-init".into(),
+            // The data may contain secrets, and a hash would help to guess them.
+            current: None,
+            wanted: None,
+            reason: "the guest reads it when it boots".into(),
+        });
+    }
+    pending
+}
+
+/// Why a change of the command line is pending.
+const QEMU_START: &str = "QEMU reads it at its start";
+
+/// The pending changes in the section `vm`.
+fn pending_fields(machine: &MachineState, started: &VmSection, desired: &VmSection) -> Vec<PendingChange> {
+    let (started, desired) = (start_fields(started, machine), start_fields(desired, machine));
+    let names = started.keys().chain(desired.keys().filter(|name| !started.contains_key(*name)));
+    names
+        .filter(|name| started.get(*name) != desired.get(*name))
+        .map(|name| PendingChange {
+            path: format!("config.yaml/vm.{name}"),
+            current: started.get(name).cloned(),
+            wanted: desired.get(name).cloned(),
+            reason: QEMU_START.into(),
+        })
+        .collect()
+}
+
+/// The fields of the section `vm` that matter only at QEMU's start.
+fn start_fields(vm: &VmSection, machine: &MachineState) -> Map<String, Value> {
+    let mut vm = vm.clone();
+    // The agent changes CPUs, memory, CDs and the logged in user in the running VM, and the machine role reads the powerdown timeout when
+    // it needs it.
+    vm.drives.iter_mut().for_each(|drive| {
+        if let Drive::IdeCd { file, .. } = drive {
+            file.clear();
+        }
+    });
+    vm.display.logged_in_user = None;
+    // A VM without an identity in the configuration has chosen its own. It is no change if the configuration contains it later.
+    vm.uuid = Some(vm.uuid.unwrap_or_else(|| machine.uuid.clone()).to_lowercase());
+    vm.machine_type.get_or_insert_with(|| machine.machine_type.clone());
+    for (network, own) in vm.network.iter_mut().zip(&machine.macs) {
+        network.set_mac(network.mac().unwrap_or(own).to_lowercase());
+    }
+    let Value::Object(mut fields) = json!(vm) else { return Map::new() };
+    for live in ["name", "currentCpus", "currentRam", "powerdownTimeout"] {
+        fields.remove(live);
+    }
+    fields
+}
+
+/// The changes that lead to the desired number of CPUs. QEMU lists the highest slot first; the runner plugs and unplugs CPUs at the
+/// high end.
+pub fn cpu_changes(desired: usize, slots: &[CpuSlot]) -> Vec<Change> {
+    let present = slots.iter().filter(|slot| slot.occupant.is_some()).count();
+    let numbered = || slots.iter().rev().enumerate();
+    if desired >= present {
+        numbered()
+            .filter(|(_, slot)| slot.occupant.is_none())
+            .take(desired - present)
+            .map(|(number, slot)| Change::Plug { id: format!("{CPU_PREFIX}{number}"), slot: slot.clone() })
+            .collect()
+    } else {
+        slots
+            .iter()
+            .filter_map(|slot| slot.occupant.as_deref()?.strip_prefix(NAMED))
+            .filter(|id| id.starts_with(CPU_PREFIX))
+            .take(present - desired)
+            .map(|id| Change::Unplug { id: id.to_owned() })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        runner::{cloud_init::CloudInitFiles, state::Phase},
+        runner_config::RunnerConfig,
+    };
+
+    /// Slots, given from the lowest to the highest by the names of their CPUs: `-` is a CPU without a name, an empty text an empty slot.
+    fn slots(occupants: &[&str]) -> Vec<CpuSlot> {
+        let slot = |(number, occupant): (usize, &&str)| CpuSlot {
+            type_: "max-x86_64-cpu".into(),
+            properties: json!({ "core-id": number }).as_object().unwrap().clone(),
+            occupant: match *occupant {
+                "" => None,
+                "-" => Some(format!("/machine/unattached/device[{number}]")),
+                id => Some(format!("{NAMED}{id}")),
+            },
+        };
+        occupants.iter().enumerate().map(slot).rev().collect()
+    }
+
+    fn cpus(desired: usize, occupants: &[&str]) -> Vec<String> {
+        cpu_changes(desired, &slots(occupants))
+            .into_iter()
+            .map(|change| match change {
+                Change::Plug { id, slot } => format!("+{id}@{}", slot.properties["core-id"]),
+                Change::Unplug { id } => format!("-{id}"),
+                other => panic!("{other:?}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn cpus_are_plugged_and_unplugged_at_the_high_end() {
+        assert_eq!(cpus(2, &["-", "-", "", ""]), [""; 0]);
+        assert_eq!(cpus(4, &["-", "-", "", ""]), ["+vmop-cpu-2@2", "+vmop-cpu-3@3"]);
+        assert_eq!(cpus(3, &["-", "-", "", "vmop-cpu-3"]), [""; 0]);
+        assert_eq!(cpus(2, &["-", "-", "vmop-cpu-2", "vmop-cpu-3"]), ["-vmop-cpu-3", "-vmop-cpu-2"]);
+        assert_eq!(cpus(1, &["-", "-", "vmop-cpu-2", ""]), ["-vmop-cpu-2"], "CPUs of QEMU's start cannot be unplugged");
+        assert_eq!(cpus(9, &["-", ""]), ["+vmop-cpu-1@1"], "no more than there are slots");
+    }
+
+    fn password(expiry: &str) -> DisplayPassword {
+        DisplayPassword { protocol: "spice", password: Password { secret: "s".into(), expiry: expiry.into() } }
+    }
+
+    fn desired() -> Desired {
+        Desired { cpus: 1, ram: 1 << 30, password: Some(password("now")), cds: vec![None], reset_counter: 3 }
+    }
+
+    #[test]
+    fn a_new_agent_sets_everything_once_and_then_only_what_differs() {
+        let mut actual = Actual { slots: slots(&["-", ""]), ..Actual::default() };
+        assert_eq!(changes(&desired(), &actual), [Change::Balloon(1 << 30), Change::Password(password("now"))]);
+        let set = password("now").password;
+        actual = Actual { ram: Some(1 << 30), password: Some(set), reset_counter: Some(3), ..actual };
+        assert_eq!(changes(&desired(), &actual), []);
+        let mut desired = desired();
+        desired.reset_counter = 4;
+        desired.ram = 1 << 29;
+        assert_eq!(changes(&desired, &actual), [Change::Balloon(1 << 29), Change::Reset(4)]);
+        desired.password = Some(password("+10"));
+        let all = [Change::Balloon(1 << 29), Change::Password(password("+10")), Change::Reset(4)];
+        assert_eq!(changes(&desired, &actual), all);
+    }
+
+    #[test]
+    fn a_cd_is_changed_only_in_a_drive_that_qemu_has() {
+        let blocks = json!([
+            { "device": "", "qdev": "cd0", "tray_open": false, "inserted": { "file": "/a.iso" } },
+            { "device": "", "qdev": "/machine/peripheral/cd1", "tray_open": false },
+            { "device": "", "qdev": "/machine/peripheral/disk0/virtio-backend", "inserted": { "file": "/dev/x" } },
+        ]);
+        let actual =
+            Actual { ram: Some(1 << 30), cds: cd_drives(&blocks), reset_counter: Some(3), ..Actual::default() };
+        let with = |cds: &[&str]| {
+            let cds = cds.iter().map(|file| Some((*file).to_owned()).filter(|file| !file.is_empty())).collect();
+            changes(&Desired { cpus: 0, password: None, cds, ..desired() }, &actual)
+        };
+        let (cd0, cd1) = ("cd0".to_owned(), "cd1".to_owned());
+        assert_eq!(with(&["/a.iso", "", "/third.iso"]), []);
+        assert_eq!(with(&["/b.iso", ""]), [Change::Insert { id: cd0.clone(), file: "/b.iso".into() }]);
+        assert_eq!(
+            with(&["", "/a.iso"]),
+            [Change::Eject { id: cd0 }, Change::Insert { id: cd1, file: "/a.iso".into() }]
+        );
+    }
+
+    #[test]
+    fn changes_that_qemu_takes_only_at_its_start_are_pending() {
+        let config = |edit: fn(&mut Value)| {
+            let mut config = json!({
+                "namespace": "orchard",
+                "template": "standard",
+                "cloudInit": { "userData": { "packages": ["vim"] } },
+                "vm": {
+                    "name": "apple", "maximumCpus": 2, "currentCpus": 1, "maximumRam": "1 GiB",
+                    "network": [{ "type": "user", "device": "virtio-net" }],
+                    "drives": [{ "type": "raw", "resource": "/dev/a" }, { "type": "ide-cd", "file": "/a.iso" }],
+                },
+            });
+            edit(&mut config);
+            let config: RunnerConfig = serde_json::from_value(config).unwrap();
+            let cloud_init =
+                CloudInitFiles::choose(CloudInitFiles::default(), config.cloud_init.as_ref(), &config.vm.name);
+            Configuration { config, password: None, cloud_init }
+        };
+        let machine = MachineState {
+            pid: 1,
+            machine_type: "pc-q35-9.2".into(),
+            accelerator: "tcg".into(),
+            accelerator_reason: String::new(),
+            uuid: "c0ffee00-0000-4000-8000-000000000001".into(),
+            macs: vec!["52:54:00:00:00:01".into()],
+            started_with: Some(StartedWith::from(&config(|_| ()))),
+            phase: Phase::Running,
+        };
+        let paths = |edit: fn(&mut Value)| {
+            let pending = pending(&machine, &config(edit));
+            pending.into_iter().map(|change| change.path.replace("config.yaml/", "")).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(paths(|config| config["vm"]["maximumCpus"] = json!(4)), "vm.maximumCpus");
+        assert_eq!(paths(|config| config["vm"]["firmware"] = json!("bios")), "vm.firmware");
+        assert_eq!(paths(|config| config["vm"]["drives"] = json!([])), "vm.drives");
+        assert_eq!(paths(|config| config["vm"]["network"][0]["device"] = json!("e1000")), "vm.network");
+        assert_eq!(paths(|config| config["vm"]["network"][0]["mac"] = json!("52:54:00:00:00:02")), "vm.network");
+        assert_eq!(paths(|config| config["vm"]["uuid"] = json!("another")), "vm.uuid");
+        assert_eq!(paths(|config| config["template"] = json!("mine")), "template");
+        assert_eq!(paths(|config| config["cloudInit"]["userData"] = json!("#!/bin/sh")), "cloud-init");
+        let live = |config: &mut Value| {
+            let vm = &mut config["vm"];
+            vm["currentCpus"] = json!(2);
+            vm["currentRam"] = json!("512 MiB");
+            vm["drives"][1]["file"] = json!("/b.iso");
+            // These are the running VM's own values.
+            vm["uuid"] = json!("C0FFEE00-0000-4000-8000-000000000001");
+            vm["machineType"] = json!("pc-q35-9.2");
+            vm["network"][0]["mac"] = json!("52:54:00:00:00:01");
+        };
+        assert_eq!(paths(live), "");
+    }
+}

@@ -1,0 +1,319 @@
+//! The life cycle of a QEMU process as a state machine. The input is an event and the time, the output is what to do. Pure.
+//!
+//! | stage | meaning | next stage |
+//! |---|---|---|
+//! | Paused | QEMU listens on its monitors, the guest has not run yet | Running when the agent continues the guest, or after [`AGENT_TIMEOUT`] |
+//! | Running | the guest runs | PoweringDown at SIGTERM |
+//! | PoweringDown | the runner presses the power button, every [`PRESS_AGAIN`] | Quitting after the powerdown timeout |
+//! | Quitting | the runner has sent `quit` to QEMU | Killing after [`QUIT_TIMEOUT`] |
+//! | Killing | the runner has killed QEMU | |
+//!
+//! QEMU's exit ends the life cycle in each stage; [`Lifecycle::end_reason`] says why.
+
+use std::time::{Duration, Instant};
+
+use super::{qmp, state::EndReason};
+
+/// The time that the agent has to set the display's password and to continue the guest. After that the machine role continues the
+/// guest, because the guest is more important than its display. The display is not open then: SPICE and VNC refuse every viewer as
+/// long as no password is set.
+pub const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time between two presses of the power button. A guest in its firmware or boot loader ignores a press; a guest that shuts down
+/// ignores further ones.
+pub const PRESS_AGAIN: Duration = Duration::from_secs(10);
+/// The time that QEMU has to end after `quit`. It flushes its disks.
+pub const QUIT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// An input of the state machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// QEMU's monitor has sent an event.
+    Qemu(qmp::Event),
+    /// The runner has received SIGTERM.
+    Terminate {
+        /// The time that the guest has to power down.
+        timeout: Duration,
+    },
+    /// The time of [`Lifecycle::wake_at`] has come.
+    Timer,
+}
+
+/// What the runner must do with QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QemuAction {
+    /// QMP `cont`.
+    Continue,
+    /// QMP `system_powerdown`.
+    Powerdown,
+    /// QMP `quit`.
+    Quit,
+    /// SIGKILL.
+    Kill,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Paused { until: Instant },
+    Running,
+    PoweringDown { until: Instant, press_at: Instant },
+    Quitting { until: Instant },
+    Killing,
+}
+
+/// The life cycle, from the moment when QEMU listens on its monitors.
+#[derive(Debug)]
+pub struct Lifecycle {
+    stage: Stage,
+    /// The reason in QEMU's event SHUTDOWN, if it has sent one.
+    shutdown: Option<String>,
+    /// Whether the runner has received SIGTERM.
+    is_stopping: bool,
+}
+
+impl Lifecycle {
+    /// The life cycle of a QEMU whose guest has not run yet.
+    pub fn new(now: Instant) -> Self {
+        Self { stage: Stage::Paused { until: now + AGENT_TIMEOUT }, shutdown: None, is_stopping: false }
+    }
+
+    /// When the caller must call [`Lifecycle::next`] with [`Input::Timer`], if there is no other input before.
+    pub fn wake_at(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Paused { until } | Stage::Quitting { until } => Some(until),
+            Stage::PoweringDown { until, press_at } => Some(until.min(press_at)),
+            Stage::Running | Stage::Killing => None,
+        }
+    }
+
+    /// Whether the runner has received SIGTERM.
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping
+    }
+
+    /// Processes an input. Returns what the runner must do now.
+    pub fn next(&mut self, input: Input, now: Instant) -> Option<QemuAction> {
+        match input {
+            Input::Qemu(event) => self.qemu_event(event, now),
+            Input::Terminate { timeout } => self.terminate(timeout, now),
+            Input::Timer => self.timer(now),
+        }
+    }
+
+    fn qemu_event(&mut self, event: qmp::Event, now: Instant) -> Option<QemuAction> {
+        match event {
+            qmp::Event::Resume => {
+                if matches!(self.stage, Stage::Paused { .. }) {
+                    self.stage = Stage::Running;
+                }
+            }
+            qmp::Event::Shutdown { guest: _, reason } => {
+                // The agent has sent `quit`, because a person has set the annotation for a forced stop.
+                if reason == "host-qmp-quit" && matches!(self.stage, Stage::PoweringDown { .. }) {
+                    self.stage = Stage::Quitting { until: now + QUIT_TIMEOUT };
+                }
+                self.shutdown = Some(reason);
+            }
+            // QEMU does not end at a reset. The other events are for the agent.
+            qmp::Event::Reset { .. }
+            | qmp::Event::Stop
+            | qmp::Event::Powerdown
+            | qmp::Event::BalloonChange { .. }
+            | qmp::Event::VserportChange { .. }
+            | qmp::Event::DeviceDeleted { .. }
+            | qmp::Event::DeviceTrayMoved { .. }
+            | qmp::Event::ViewerConnected { .. }
+            | qmp::Event::ViewerDisconnected { .. }
+            | qmp::Event::Other => {}
+        }
+        None
+    }
+
+    fn terminate(&mut self, timeout: Duration, now: Instant) -> Option<QemuAction> {
+        self.is_stopping = true;
+        match self.stage {
+            // No operating system runs that could react to the power button.
+            Stage::Paused { .. } => Some(self.quit(now)),
+            Stage::Running => {
+                self.stage = Stage::PoweringDown { until: now + timeout, press_at: now + PRESS_AGAIN };
+                Some(QemuAction::Powerdown)
+            }
+            Stage::PoweringDown { .. } | Stage::Quitting { .. } | Stage::Killing => None,
+        }
+    }
+
+    fn timer(&mut self, now: Instant) -> Option<QemuAction> {
+        match self.stage {
+            Stage::Paused { until } if now >= until => {
+                // The stage changes now and not at the event RESUME; otherwise the next input could continue the guest again.
+                self.stage = Stage::Running;
+                Some(QemuAction::Continue)
+            }
+            Stage::PoweringDown { until, .. } if now >= until => Some(self.quit(now)),
+            Stage::PoweringDown { until, press_at } if now >= press_at => {
+                self.stage = Stage::PoweringDown { until, press_at: now + PRESS_AGAIN };
+                Some(QemuAction::Powerdown)
+            }
+            Stage::Quitting { until } if now >= until => {
+                self.stage = Stage::Killing;
+                Some(QemuAction::Kill)
+            }
+            Stage::Paused { .. }
+            | Stage::Running
+            | Stage::PoweringDown { .. }
+            | Stage::Quitting { .. }
+            | Stage::Killing => None,
+        }
+    }
+
+    fn quit(&mut self, now: Instant) -> QemuAction {
+        self.stage = Stage::Quitting { until: now + QUIT_TIMEOUT };
+        QemuAction::Quit
+    }
+
+    /// Why QEMU has ended. `success` says whether its exit code is 0. QEMU's reasons are those of `ShutdownCause` in
+    /// <https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html>.
+    pub fn end_reason(&self, success: bool) -> EndReason {
+        match (self.stage, self.shutdown.as_deref()) {
+            (Stage::Quitting { .. } | Stage::Killing, _) => EndReason::PoweredOff,
+            (_, Some("guest-shutdown")) if self.is_stopping => EndReason::PoweredDown,
+            (_, Some("guest-shutdown")) if success => EndReason::GuestShutdown,
+            // QEMU has crashed, the guest has panicked, or somebody has ended QEMU by its monitor or its display.
+            (Stage::Paused { .. } | Stage::Running | Stage::PoweringDown { .. }, _) => EndReason::QemuFailed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A life cycle with a clock that the test sets.
+    struct Scenario {
+        start: Instant,
+        now: Instant,
+        lifecycle: Lifecycle,
+    }
+
+    impl Scenario {
+        fn new() -> Self {
+            let start = Instant::now();
+            Self { start, now: start, lifecycle: Lifecycle::new(start) }
+        }
+        fn at(&mut self, seconds: u64) -> &mut Self {
+            self.now = self.start + Duration::from_secs(seconds);
+            self
+        }
+        fn input(&mut self, input: Input) -> Option<QemuAction> {
+            self.lifecycle.next(input, self.now)
+        }
+        fn event(&mut self, event: qmp::Event) -> Option<QemuAction> {
+            self.input(Input::Qemu(event))
+        }
+        fn terminate(&mut self) -> Option<QemuAction> {
+            self.input(Input::Terminate { timeout: Duration::from_secs(25) })
+        }
+        fn timer(&mut self) -> Option<QemuAction> {
+            self.input(Input::Timer)
+        }
+        fn running() -> Self {
+            let mut scenario = Self::new();
+            assert_eq!(scenario.event(qmp::Event::Resume), None);
+            assert_eq!(scenario.lifecycle.wake_at(), None);
+            scenario
+        }
+        fn shutdown(&mut self, guest: bool, reason: &str) {
+            assert_eq!(self.event(qmp::Event::Shutdown { guest, reason: reason.into() }), None);
+        }
+    }
+
+    #[test]
+    fn at_sigterm_the_runner_presses_the_power_button() {
+        let mut scenario = Scenario::running();
+        assert_eq!(scenario.at(100).terminate(), Some(QemuAction::Powerdown));
+        assert_eq!(scenario.at(101).terminate(), None, "a second SIGTERM changes nothing");
+        scenario.at(103).shutdown(true, "guest-shutdown");
+        assert_eq!(scenario.lifecycle.end_reason(true), EndReason::PoweredDown);
+    }
+
+    #[test]
+    fn a_guest_that_ignores_the_power_button_is_powered_off() {
+        let mut scenario = Scenario::running();
+        assert_eq!(scenario.at(0).terminate(), Some(QemuAction::Powerdown));
+        assert_eq!(scenario.at(9).timer(), None);
+        assert_eq!(scenario.at(10).timer(), Some(QemuAction::Powerdown), "the guest may have been in its boot loader");
+        assert_eq!(scenario.at(20).timer(), Some(QemuAction::Powerdown));
+        assert_eq!(scenario.at(25).timer(), Some(QemuAction::Quit));
+        assert_eq!(scenario.at(26).timer(), None);
+        assert_eq!(scenario.at(28).timer(), Some(QemuAction::Kill));
+        assert_eq!(scenario.lifecycle.wake_at(), None);
+        assert_eq!(scenario.lifecycle.end_reason(false), EndReason::PoweredOff);
+    }
+
+    #[test]
+    fn a_quit_by_the_runner_is_not_a_shutdown_of_the_guest() {
+        let mut scenario = Scenario::running();
+        scenario.at(0).terminate();
+        scenario.at(25).timer();
+        scenario.shutdown(false, "host-qmp-quit");
+        assert_eq!(scenario.lifecycle.end_reason(true), EndReason::PoweredOff);
+    }
+
+    #[test]
+    fn while_the_guest_powers_down_the_agent_may_end_qemu() {
+        let mut scenario = Scenario::running();
+        scenario.at(0).terminate();
+        scenario.at(6).shutdown(false, "host-qmp-quit");
+        assert_eq!(scenario.lifecycle.end_reason(true), EndReason::PoweredOff);
+        assert_eq!(scenario.at(9).timer(), Some(QemuAction::Kill), "QEMU may hang on its storage");
+        let mut scenario = Scenario::running();
+        scenario.at(6).shutdown(false, "host-qmp-quit");
+        assert_eq!(
+            scenario.lifecycle.end_reason(true),
+            EndReason::QemuFailed,
+            "nobody has asked the guest to power down"
+        );
+    }
+
+    #[test]
+    fn a_shutdown_without_sigterm_is_the_guests_own() {
+        let mut scenario = Scenario::running();
+        scenario.at(100).shutdown(true, "guest-shutdown");
+        assert_eq!(scenario.lifecycle.end_reason(true), EndReason::GuestShutdown);
+    }
+
+    #[test]
+    fn every_other_end_is_a_failure() {
+        let mut scenario = Scenario::running();
+        assert_eq!(scenario.lifecycle.end_reason(false), EndReason::QemuFailed);
+        scenario.event(qmp::Event::Reset { guest: true });
+        assert_eq!(scenario.lifecycle.end_reason(true), EndReason::QemuFailed, "a reset does not announce an end");
+        for reason in ["guest-panic", "host-signal", "host-error", "from-the-future"] {
+            let mut scenario = Scenario::running();
+            scenario.shutdown(false, reason);
+            assert_eq!(scenario.lifecycle.end_reason(true), EndReason::QemuFailed, "{reason}");
+        }
+    }
+
+    #[test]
+    fn without_an_agent_the_machine_role_continues_the_guest() {
+        let mut scenario = Scenario::new();
+        assert_eq!(scenario.at(9).timer(), None);
+        assert_eq!(scenario.at(10).timer(), Some(QemuAction::Continue));
+        assert_eq!(scenario.at(20).timer(), None, "only once");
+        assert_eq!(scenario.terminate(), Some(QemuAction::Powerdown));
+    }
+
+    #[test]
+    fn a_guest_that_has_not_run_is_ended_without_the_power_button() {
+        let mut scenario = Scenario::new();
+        assert_eq!(scenario.at(1).terminate(), Some(QemuAction::Quit));
+        assert_eq!(scenario.at(4).timer(), Some(QemuAction::Kill));
+    }
+
+    #[test]
+    fn with_a_timeout_of_zero_qemu_is_ended_at_once() {
+        let mut scenario = Scenario::running();
+        assert_eq!(scenario.input(Input::Terminate { timeout: Duration::ZERO }), Some(QemuAction::Powerdown));
+        assert_eq!(scenario.timer(), Some(QemuAction::Quit));
+    }
+}

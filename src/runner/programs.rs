@@ -1,0 +1,191 @@
+//! The programs that the runner starts: how they are started, what they wrote last, and what a person can do about well-known
+//! failures.
+
+use std::{
+    collections::VecDeque,
+    fs, io,
+    path::Path,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, BufReader},
+    process::{Child, ChildStderr, Command},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tracing::debug;
+
+/// The time that a program has until it listens on its socket. QEMU may need some seconds for much memory on huge pages.
+pub const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time between two attempts to find a socket that a program is about to create.
+pub const RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// The number of lines that are kept of a program's standard error.
+const KEPT_LINES: usize = 20;
+
+/// Why a program does not work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The program cannot be started.
+    #[error("cannot start {program}{}", start_hint(source))]
+    Start {
+        /// The program.
+        program: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A program that QEMU is connected to has ended before QEMU.
+    #[error("{program} ended ({status}): {last}{}", hint(last))]
+    Ended {
+        /// The program.
+        program: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// The last line that it wrote on its standard error.
+        last: String,
+    },
+}
+
+fn start_hint(source: &io::Error) -> &'static str {
+    if source.kind() == io::ErrorKind::NotFound { " (install it in the runner's image)" } else { "" }
+}
+
+/// What to do if passt fails.
+const UNCONFINED: &str = "\na pod network needs a container that is privileged or has the seccomp and AppArmor profiles Unconfined, and a node that lets users make user namespaces";
+
+/// Parts of messages of QEMU and passt, and what to do about them.
+const HINTS: [(&str, &str); 9] = [
+    ("block-curl not found", "\na CD image from a URL needs the package qemu-block-extra in the runner's image"),
+    ("no option group 'spice'", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
+    ("-spice: invalid option", "\nthis QEMU has no SPICE: install qemu-system-modules-spice, or use display.vnc"),
+    (
+        "unsupported machine type",
+        "\nthis runner's QEMU does not have the VM's machine type: use a runner image with a QEMU at least as new as the one that the VM was created with",
+    ),
+    ("Failed to get \"write\" lock", "\nanother process uses the disk; a VM must run only once"),
+    (
+        "bridge helper failed",
+        "\nthe Pod needs hostNetwork, CAP_NET_ADMIN, /dev/net/tun, and the bridge in /etc/qemu/bridge.conf",
+    ),
+    ("user namespace", UNCONFINED),
+    ("Failed to sandbox process", UNCONFINED),
+    ("Cannot allocate memory", "\nthe node or the container does not have enough memory for vm.maximumRam"),
+];
+
+/// What to do about a well-known message of a program, on a line of its own. Empty for other messages.
+pub fn hint(message: &str) -> &'static str {
+    HINTS.iter().find(|(pattern, _)| message.contains(pattern)).map_or("", |(_, hint)| hint)
+}
+
+/// Starts a program in a process group of its own. It is killed when the child is dropped.
+///
+/// # Errors
+/// If the program cannot be started.
+pub fn start(program: &str, arguments: &[String]) -> Result<Child, Error> {
+    debug!(program, ?arguments, "command line");
+    Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        // A terminal sends Ctrl-C only to the runner, which then asks the guest to power down.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|source| Error::Start { program: program.to_owned(), source })
+}
+
+/// Passes each line of a program's standard error to `log`, and returns the last lines when the program has closed it.
+pub async fn last_lines(stderr: Option<ChildStderr>, log: impl Fn(&str)) -> String {
+    match stderr {
+        Some(stderr) => keep_last_lines(stderr, log).await,
+        None => String::new(),
+    }
+}
+
+async fn keep_last_lines(stderr: impl AsyncRead + Unpin, log: impl Fn(&str)) -> String {
+    let mut last = VecDeque::with_capacity(KEPT_LINES);
+    let mut lines = BufReader::with_capacity(1024, stderr).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        log(&line);
+        if last.len() == KEPT_LINES {
+            last.pop_front();
+        }
+        last.push_back(line);
+    }
+    Vec::from(last).join("\n")
+}
+
+/// The programs that QEMU is connected to: the TPM emulator and passt. They end when QEMU closes the connection, or when this is
+/// dropped.
+///
+/// A program that ends while the guest runs is not started again, because QEMU would not connect to it again. The guest continues
+/// without it: what runs there may not need it, and only the VM's owner can decide about a restart.
+#[derive(Default)]
+pub struct Helpers(JoinSet<Error>);
+
+impl Helpers {
+    /// Starts a program and waits until its socket exists, because QEMU does not wait for it.
+    ///
+    /// # Errors
+    /// If the program cannot be started, does not create its socket in time, or a helper ends before that.
+    pub async fn start(&mut self, program: &str, arguments: &[String], socket: &Path) -> Result<(), Error> {
+        // An earlier container of the Pod may have left its socket.
+        let _ = fs::remove_file(socket);
+        let child = start(program, arguments)?;
+        self.0.spawn(wait_for_end(program.to_owned(), child));
+        let socket_exists = timeout(START_TIMEOUT, async {
+            while !socket.exists() {
+                sleep(RETRY_INTERVAL).await;
+            }
+        });
+        tokio::select! {
+            result = socket_exists => result.map_err(|_| Error::Start {
+                program: program.to_owned(),
+                source: io::Error::other("it has not created its socket"),
+            }),
+            Some(error) = self.ended() => Err(error),
+        }
+    }
+
+    /// Waits until a helper ends. `None`: no helper runs.
+    pub async fn ended(&mut self) -> Option<Error> {
+        self.0.join_next().await?.ok()
+    }
+
+    /// Returns a helper that has ended already, without waiting.
+    pub fn try_ended(&mut self) -> Option<Error> {
+        self.0.try_join_next()?.ok()
+    }
+}
+
+async fn wait_for_end(program: String, mut child: Child) -> Error {
+    let lines = last_lines(child.stderr.take(), |line| debug!(program, "{line}")).await;
+    let last = lines.lines().last().unwrap_or("no output").to_owned();
+    match child.wait().await {
+        Ok(status) => Error::Ended { program, status, last },
+        Err(source) => Error::Start { program, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_the_last_lines_of_a_program_are_kept() {
+        let text: String = (1..=50).map(|number| format!("line {number}\n")).collect();
+        let logged = std::cell::Cell::new(0);
+        let last = keep_last_lines(text.as_bytes(), |_| logged.set(logged.get() + 1)).await;
+        assert_eq!(logged.get(), 50);
+        assert_eq!(last.lines().count(), KEPT_LINES);
+        assert!(last.starts_with("line 31\n") && last.ends_with("line 50"), "{last}");
+    }
+
+    #[test]
+    fn a_well_known_message_has_a_hint() {
+        assert!(hint("qemu: unsupported machine type\nUse -machine help").contains("use a runner image"));
+        assert_eq!(hint("something else"), "");
+    }
+}

@@ -1,0 +1,239 @@
+//! The QEMU process: starts it, supervises it until its end, and carries out what [`Lifecycle`] decides.
+
+use std::{
+    fs,
+    process::ExitStatus,
+    time::{Duration, Instant},
+};
+
+use qapi::qmp;
+use tokio::{
+    net::UnixStream,
+    process::Child,
+    sync::watch,
+    task::JoinHandle,
+    time::{sleep, sleep_until, timeout},
+};
+use tracing::{debug, error, info, warn};
+
+use super::{
+    changes::{Change, cpu_changes},
+    console,
+    lifecycle::{Input, Lifecycle, QemuAction},
+    programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
+    qmp::{Error as QmpError, Qmp},
+    runtime_dir::RuntimeDir,
+    state::EndReason,
+};
+use crate::{process::ErrorChain, runner_config::VmSection};
+
+/// The time for reading the rest of the events, the console, and the standard error after QEMU's end.
+const REST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A QEMU process.
+pub struct Qemu {
+    program: String,
+    child: Child,
+    stderr: JoinHandle<String>,
+    console: Option<JoinHandle<()>>,
+}
+
+/// How QEMU has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct End {
+    /// Why.
+    pub reason: EndReason,
+    /// Its exit status.
+    pub status: ExitStatus,
+}
+
+/// The outcome of [`Qemu::connect`].
+pub enum Connection {
+    /// QEMU listens on its monitor.
+    Monitor(Qmp),
+    /// QEMU has ended before that, or was killed because it did not answer in time.
+    Ended(End),
+}
+
+impl Qemu {
+    /// Starts QEMU.
+    ///
+    /// # Errors
+    /// If the program cannot be started.
+    pub fn start(program: &str, arguments: &[String], runtime: &RuntimeDir) -> Result<Self, Error> {
+        // The sockets of an earlier QEMU must not be taken for those of this one.
+        for socket in [runtime.monitor(), runtime.agent_monitor(), runtime.serial()] {
+            let _ = fs::remove_file(socket);
+        }
+        let mut child = programs::start(program, arguments)?;
+        let stderr = child.stderr.take();
+        let stderr = tokio::spawn(programs::last_lines(stderr, |line| warn!(target: "qemu", "{line}")));
+        Ok(Self { program: program.to_owned(), child, stderr, console: None })
+    }
+
+    /// The process ID.
+    pub fn pid(&self) -> u32 {
+        self.child.id().unwrap_or_default()
+    }
+
+    /// Waits until QEMU listens, connects to its monitor, and starts to copy the serial console.
+    ///
+    /// # Errors
+    /// If the system cannot wait for the process or kill it.
+    pub async fn connect(&mut self, runtime: &RuntimeDir) -> Result<Connection, Error> {
+        let connected = tokio::select! {
+            status = self.child.wait() => {
+                let status = status.map_err(|source| self.error(source))?;
+                return Ok(Connection::Ended(End { reason: EndReason::QemuFailed, status }));
+            }
+            connected = timeout(START_TIMEOUT, connect_sockets(runtime)) => connected,
+        };
+        let Ok(Sockets { monitor, serial }) = connected else {
+            error!("QEMU does not answer on its monitor");
+            let status = self.kill().await?;
+            return Ok(Connection::Ended(End { reason: EndReason::QemuFailed, status }));
+        };
+        let (socket, log) = (runtime.console(), runtime.console_log());
+        self.console = Some(tokio::spawn(async move {
+            if let Err(error) = console::serve(serial, &socket, &log).await {
+                warn!(%error, "cannot copy the serial console any more");
+            }
+        }));
+        Ok(Connection::Monitor(monitor))
+    }
+
+    /// Kills QEMU and waits for its end.
+    ///
+    /// # Errors
+    /// If the system cannot do that.
+    pub async fn kill(&mut self) -> Result<ExitStatus, Error> {
+        self.child.kill().await.map_err(|source| self.error(source))?;
+        self.child.wait().await.map_err(|source| self.error(source))
+    }
+
+    /// Supervises QEMU until it ends. [`Lifecycle`] decides what to do; this function collects its inputs and carries out its
+    /// actions. `powerdown_timeout` returns the time that the guest has to power down, when `term` becomes true.
+    ///
+    /// # Errors
+    /// If the system cannot wait for the process.
+    pub async fn supervise(
+        &mut self,
+        mut monitor: Qmp,
+        helpers: &mut Helpers,
+        mut term: watch::Receiver<bool>,
+        powerdown_timeout: impl Fn() -> Duration,
+    ) -> Result<End, Error> {
+        let mut lifecycle = Lifecycle::new(Instant::now());
+        let mut monitor_is_open = true;
+        let status = loop {
+            let wake_at = lifecycle.wake_at();
+            let input = tokio::select! {
+                status = self.child.wait() => break status.map_err(|source| self.error(source))?,
+                event = monitor.event(), if monitor_is_open => match event {
+                    Ok(event) => Input::Qemu(event),
+                    Err(error) => {
+                        // QEMU is about to end; its exit status says how.
+                        debug!(%error, "QEMU's monitor");
+                        monitor_is_open = false;
+                        continue;
+                    }
+                },
+                Some(error) = helpers.ended() => {
+                    report_helper(&error, &mut monitor).await;
+                    continue;
+                }
+                _ = term.wait_for(|is_terminated| *is_terminated), if !lifecycle.is_stopping() => {
+                    let timeout = powerdown_timeout();
+                    info!(timeout_s = timeout.as_secs(), "stopping the VM");
+                    Input::Terminate { timeout }
+                }
+                () = sleep_until(wake_at.unwrap_or_else(Instant::now).into()), if wake_at.is_some() => Input::Timer,
+            };
+            if let Some(action) = lifecycle.next(input, Instant::now())
+                && let Err(error) = self.carry_out(action, &mut monitor).await
+            {
+                warn!(%error, ?action, "QEMU has not carried out the action");
+            }
+        };
+        // Events that QEMU has sent before its end.
+        while let Ok(Ok(event)) = timeout(REST_TIMEOUT, monitor.event()).await {
+            lifecycle.next(Input::Qemu(event), Instant::now());
+        }
+        Ok(End { reason: lifecycle.end_reason(status.success()), status })
+    }
+
+    async fn carry_out(&mut self, action: QemuAction, monitor: &mut Qmp) -> Result<(), QmpError> {
+        info!(?action, "next step of the VM's life cycle");
+        match action {
+            QemuAction::Continue => {
+                warn!("no agent has continued the guest; continuing it without one");
+                monitor.execute(qmp::cont {}).await?;
+            }
+            QemuAction::Powerdown => {
+                monitor.execute(qmp::system_powerdown {}).await?;
+            }
+            QemuAction::Quit => {
+                monitor.execute(qmp::quit {}).await?;
+            }
+            QemuAction::Kill => self.child.start_kill()?,
+        }
+        Ok(())
+    }
+
+    /// The last lines of QEMU's standard error, after QEMU's end. Waits until they are read and the console is copied to its end.
+    pub async fn last_words(&mut self) -> String {
+        if let Some(console) = &mut self.console {
+            let _ = timeout(REST_TIMEOUT, console).await;
+        }
+        // A child of QEMU may keep the pipe open.
+        timeout(REST_TIMEOUT, &mut self.stderr).await.ok().and_then(Result::ok).unwrap_or_default()
+    }
+
+    fn error(&self, source: std::io::Error) -> Error {
+        Error::Start { program: self.program.clone(), source }
+    }
+}
+
+/// Logs that a helper has ended, unless it has ended because QEMU ends. QEMU does not answer then.
+async fn report_helper(error: &Error, monitor: &mut Qmp) {
+    if monitor.execute(qmp::query_status {}).await.is_ok() {
+        error!(%error, "a program that QEMU needs has ended; the guest continues without it until its next start");
+    }
+}
+
+/// Plugs the CPUs that the guest starts with. QEMU itself starts with one CPU, because CPUs of its start cannot be unplugged.
+pub async fn plug_cpus(monitor: &mut Qmp, vm: &VmSection) {
+    if let Err(error) = try_plug_cpus(monitor, vm).await {
+        warn!(error = %ErrorChain(&error), "cannot plug all CPUs");
+    }
+}
+
+async fn try_plug_cpus(monitor: &mut Qmp, vm: &VmSection) -> Result<(), QmpError> {
+    let slots = monitor.cpu_slots().await?;
+    for change in cpu_changes(usize::try_from(vm.current_cpus).unwrap_or(usize::MAX), &slots) {
+        if let Change::Plug { id, slot } = change {
+            monitor.plug(id, slot).await?;
+        }
+    }
+    Ok(())
+}
+
+struct Sockets {
+    monitor: Qmp,
+    serial: UnixStream,
+}
+
+async fn connect_sockets(runtime: &RuntimeDir) -> Sockets {
+    let serial = loop {
+        match UnixStream::connect(runtime.serial()).await {
+            Ok(serial) => break serial,
+            Err(_) => sleep(RETRY_INTERVAL).await,
+        }
+    };
+    loop {
+        match Qmp::connect(&runtime.monitor()).await {
+            Ok(monitor) => return Sockets { monitor, serial },
+            Err(_) => sleep(RETRY_INTERVAL).await,
+        }
+    }
+}

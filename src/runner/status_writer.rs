@@ -1,0 +1,209 @@
+//! Writes the runner's part of the VM's status, and reads the one thing that the runner needs from the API server.
+//!
+//! The runner uses server-side apply with the field manager `vm-runner`. Each apply contains the whole report, because a field
+//! that is missing in it is removed. Conditions are a map by type, so those of the manager do not change.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+use tracing::{info, warn};
+
+use super::report::{Report, StatusBefore, Target};
+use crate::{
+    api::{
+        VirtualMachine,
+        conditions::{self, NewCondition},
+    },
+    object::FORCE_STOP_ANNOTATION,
+    process::ErrorChain,
+};
+
+/// The field manager of the runner's status.
+const FIELD_MANAGER: &str = "vm-runner";
+
+/// The back-off after a failed write: the first pause, which doubles with each failure, and the longest one.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// The limit of writes, because a guest can cause reports at will: [`BURST`] reports at once, then one every [`INTERVAL`].
+const BURST: u32 = 10;
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The time that the memory must stay the same before it is written. While QEMU changes the balloon, it reports a new size every
+/// second.
+const RAM_SETTLE_TIME: Duration = Duration::from_secs(3);
+
+/// The VirtualMachine in the API server.
+#[derive(Clone, Debug)]
+pub struct VmResource {
+    /// `None`: there is no API server, so the status is only logged.
+    api: Option<Api<VirtualMachine>>,
+    target: Target,
+}
+
+impl VmResource {
+    /// The VM with this namespace and target. Without a client the status is only logged.
+    pub fn new(client: Option<Client>, namespace: &str, target: Target) -> Self {
+        Self { api: client.map(|client| Api::namespaced(client, namespace)), target }
+    }
+
+    /// Whether a person has asked for a forced stop of the runner's Pod.
+    ///
+    /// The manager deletes the Pod again with a shorter grace period then. But a kubelet that already waits for the end of the Pod keeps
+    /// the first grace period (<https://github.com/kubernetes/kubernetes/issues/83916>), and it does not refresh projected files any
+    /// more. So the runner has to ask the API server.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    pub async fn is_stop_forced(&self) -> Result<bool, kube::Error> {
+        let (Some(api), Some(uid)) = (&self.api, &self.target.pod_uid) else { return Ok(false) };
+        Ok(api.get_status(&self.target.name).await?.annotations().get(FORCE_STOP_ANNOTATION) == Some(uid))
+    }
+}
+
+/// Writes the status of one VM.
+pub struct StatusWriter {
+    resource: VmResource,
+    /// The last report that was written.
+    written: Option<Report>,
+    /// `None`: the status must be read first.
+    before: Option<StatusBefore>,
+    pause: Duration,
+    rate_limit: RateLimit,
+}
+
+impl StatusWriter {
+    /// A writer that has not written anything yet.
+    pub fn new(resource: VmResource) -> Self {
+        Self { resource, written: None, before: None, pause: FIRST_PAUSE, rate_limit: RateLimit::new(Instant::now()) }
+    }
+
+    /// Writes each report that differs from the last one, until the sender is dropped and the last report is written. A failed
+    /// write is repeated with a back-off, with the newest report.
+    pub async fn follow(mut self, mut reports: watch::Receiver<Option<Report>>) {
+        loop {
+            let report = reports.borrow_and_update().clone();
+            match report {
+                Some(report) if self.written.as_ref() != Some(&report) => {
+                    self.write_settled(report, &mut reports).await
+                }
+                _ => {
+                    let sender_is_gone = reports.changed().await.is_err();
+                    if sender_is_gone && *reports.borrow() == self.written {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes a report, unless only its memory is new and a newer report comes soon.
+    async fn write_settled(&mut self, report: Report, reports: &mut watch::Receiver<Option<Report>>) {
+        let is_only_ram = self.written.as_ref().is_some_and(|written| report.differs_only_in_ram(written));
+        if is_only_ram && let Ok(Ok(())) = timeout(RAM_SETTLE_TIME, reports.changed()).await {
+            return;
+        }
+        match self.write(&report).await {
+            Ok(()) => {
+                self.written = Some(report);
+                self.pause = FIRST_PAUSE;
+                let next_write = self.rate_limit.count(Instant::now());
+                // The loop reads the newest report afterwards. Once the sender is dropped, the last report is written at once.
+                while let Ok(Ok(())) = timeout_at(next_write, reports.changed()).await {}
+            }
+            Err(error) => {
+                let retry_s = self.pause.as_secs();
+                warn!(error = %ErrorChain(&error), retry_s, "cannot write the VM's status");
+                sleep(self.pause).await;
+                self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+
+    async fn write(&mut self, report: &Report) -> Result<(), kube::Error> {
+        self.log_new_conditions(report);
+        let VmResource { api, target } = &self.resource;
+        let Some(api) = api else { return Ok(()) };
+        if self.written.as_ref().is_some_and(|written| written.resource_uid != report.resource_uid) {
+            // The VM was deleted and created again, so its status is another one.
+            self.before = None;
+        }
+        let before = match &mut self.before {
+            Some(before) => before,
+            None => self.before.insert(read_before(api, &target.name, self.written.is_none()).await?),
+        };
+        let object = report.object(target, before, Timestamp::now());
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        let vm = api.patch_status(&target.name, &params, &Patch::Apply(&object)).await?;
+        before.conditions = vm.status.unwrap_or_default().conditions;
+        Ok(())
+    }
+
+    fn log_new_conditions(&self, report: &Report) {
+        for condition in &report.conditions {
+            if self.written.as_ref().is_none_or(|written| !written.conditions.contains(condition)) {
+                let NewCondition { type_, status, reason, message } = condition;
+                info!(condition = type_, status, reason = reason.as_str(), "{message}");
+            }
+        }
+    }
+}
+
+/// Reads the status of the VM. `is_first_report` says whether this runner has not reported yet.
+async fn read_before(
+    api: &Api<VirtualMachine>,
+    name: &str,
+    is_first_report: bool,
+) -> Result<StatusBefore, kube::Error> {
+    let status = api.get_status(name).await?.status.unwrap_or_default();
+    let mut conditions = status.conditions;
+    if is_first_report {
+        // This is another QEMU process than that of an earlier runner, so the condition gets a new time even if its status is the same.
+        conditions.retain(|condition| condition.type_ != conditions::RUNNING);
+    }
+    Ok(StatusBefore { conditions, password_serial: status.display_password_serial.unwrap_or_default() })
+}
+
+/// Limits the rate of writes: [`BURST`] at once, then one every [`INTERVAL`].
+struct RateLimit {
+    /// When the whole burst is available again.
+    full_at: Instant,
+}
+
+impl RateLimit {
+    fn new(now: Instant) -> Self {
+        Self { full_at: now }
+    }
+
+    /// Counts a write. Returns when the next one is allowed.
+    fn count(&mut self, now: Instant) -> Instant {
+        self.full_at = self.full_at.max(now) + INTERVAL;
+        self.full_at - INTERVAL * BURST
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_burst_of_writes_the_rate_is_limited() {
+        let start = Instant::now() + INTERVAL * BURST;
+        let mut limit = RateLimit::new(start);
+        for number in 1..BURST {
+            assert!(limit.count(start) < start, "write {number} of the burst");
+        }
+        assert_eq!(limit.count(start), start);
+        assert_eq!(limit.count(start), start + INTERVAL);
+        let later = start + INTERVAL * 100;
+        assert!(limit.count(later) < later, "the burst is available again");
+    }
+}

@@ -110,17 +110,22 @@ impl Trial {
 ///
 /// # Errors
 /// If the configuration demands KVM and KVM does not work, or QEMU cannot be started.
-pub async fn choose(wanted: Accelerator, cpu_model: &str, qemu: &str, runtime: &RuntimeDir) -> Result<Choice, Error> {
-    let problem = match wanted {
+pub async fn choose(
+    configured: Accelerator,
+    cpu_model: &str,
+    qemu: &str,
+    runtime: &RuntimeDir,
+) -> Result<Choice, Error> {
+    let problem = match configured {
         Accelerator::Tcg => None,
         Accelerator::Kvm | Accelerator::Auto => try_kvm(cpu_model, qemu, runtime).await?,
     };
-    decide(wanted, problem).map_err(Error::NoKvm)
+    decide(configured, problem).map_err(Error::NoKvm)
 }
 
-fn decide(wanted: Accelerator, problem: Option<String>) -> Result<Choice, String> {
+fn decide(configured: Accelerator, problem: Option<String>) -> Result<Choice, String> {
     let choice = |accelerator, reason: &str| Choice { accelerator, reason: reason.into() };
-    match (wanted, problem) {
+    match (configured, problem) {
         (Accelerator::Tcg, _) => Ok(choice("tcg", "as configured")),
         (Accelerator::Kvm, None) => Ok(choice("kvm", "as configured")),
         (Accelerator::Kvm, Some(problem)) => Err(problem),
@@ -193,7 +198,7 @@ mod tests {
     #[test]
     fn the_accelerator_follows_from_the_configuration_and_the_trial() {
         let broken = || Some("KVM is broken".to_owned());
-        for (wanted, problem, expected) in [
+        for (configured, problem, expected) in [
             (Accelerator::Auto, None, Ok(("kvm", "KVM works here"))),
             (Accelerator::Auto, broken(), Ok(("tcg", "KVM is broken"))),
             (Accelerator::Kvm, None, Ok(("kvm", "as configured"))),
@@ -201,7 +206,7 @@ mod tests {
             (Accelerator::Tcg, None, Ok(("tcg", "as configured"))),
         ] {
             let expected = expected.map(|(accelerator, reason)| Choice { accelerator, reason: reason.into() });
-            assert_eq!(decide(wanted, problem), expected, "{wanted:?}");
+            assert_eq!(decide(configured, problem), expected, "{configured:?}");
         }
     }
 

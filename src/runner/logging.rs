@@ -89,6 +89,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_levels_follow_the_file_unless_the_environment_sets_them() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), ".level=WARNING").unwrap();
+        let (mut logging, _layer) = Logging::new(None);
+        assert_eq!(logging.current.to_string(), "info");
+        logging.read(dir.path());
+        assert_eq!(logging.current.to_string(), "warn");
+        fs::remove_file(dir.path().join(FILE)).unwrap();
+        logging.read(dir.path());
+        assert_eq!(logging.current.to_string(), "info", "no file");
+
+        let (mut fixed, _layer) = Logging::new(Some("debug"));
+        fs::write(dir.path().join(FILE), ".level=WARNING").unwrap();
+        fixed.read(dir.path());
+        assert_eq!(fixed.current.to_string(), "debug");
+    }
+
+    #[test]
     fn the_levels_of_java_are_mapped() {
         let levels = |text: &str| levels(text).to_string();
         assert_eq!(levels(""), "info");

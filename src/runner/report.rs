@@ -331,7 +331,7 @@ mod tests {
             pid: 1,
             machine_type: "pc-q35-7.2".into(),
             accelerator: "tcg".into(),
-            accelerator_reason: "asked for".into(),
+            accelerator_reason: "as configured".into(),
             uuid: "u-1".into(),
             macs: vec!["52:54:00:00:00:01".into()],
             started_with: None,

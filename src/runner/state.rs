@@ -1,4 +1,4 @@
-//! What the two roles tell each other in files of the runtime directory: the state of QEMU, and the last reset.
+//! The files in the runtime directory that one role writes for the other: the state of QEMU, and the last reset.
 
 use std::fs;
 
@@ -190,7 +190,7 @@ mod tests {
             pid: 7,
             machine_type: "pc-q35-7.2".into(),
             accelerator: "tcg".into(),
-            accelerator_reason: "asked for".into(),
+            accelerator_reason: "as configured".into(),
             uuid: "u-1".into(),
             macs: vec!["52:54:00:00:00:01".into()],
             started_with: None,

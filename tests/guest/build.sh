@@ -1,10 +1,10 @@
 #!/bin/bash
-# Builds the tiny guest: Debian's cloud kernel, busybox and QEMU's guest agent on a disk image that boots with UEFI and BIOS.
+# Builds the disk image of the tiny guest: Debian's cloud kernel, busybox and QEMU's guest agent. It boots with UEFI and BIOS.
 #
 #   tests/guest/build.sh OUT.img
 #
-# Nothing is installed and nothing mounted: Debian packages are downloaded and unpacked into a temporary directory, so any
-# user with apt can run it. OUT.img.sum keeps the hash of what the image was made of; with the same inputs nothing is done.
+# The script installs and mounts nothing, so any user with apt can run it: it downloads Debian packages and unpacks them into a
+# temporary directory. OUT.img.sum contains a hash of the inputs. If they have not changed, the script does nothing.
 set -euo pipefail
 
 out=${1:?usage: build.sh OUT.img}
@@ -17,7 +17,7 @@ done
 
 kernel=${GUEST_KERNEL_PACKAGE:-$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9]\)/\1/p' | head -n 1)}
 [ -n "$kernel" ] || { echo "build.sh: apt knows no linux-image-cloud-amd64: run apt-get update, or set GUEST_KERNEL_PACKAGE" >&2; exit 1; }
-# What the guest agent needs at run time. Of the closure of its dependencies only libraries matter.
+# The packages that the guest agent needs at run time. Of all its dependencies only the libraries are needed.
 packages=$(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
 	qemu-guest-agent | grep -E '^(qemu-guest-agent|lib[a-z0-9.+-]*[0-9][a-z0-9]*)$' | grep -vE 'perl|gdbm|^libdb|-s1$|acl|crypt|^libmd|bz2|lzma' | sort -u)
 packages="$packages $kernel busybox-static grub-pc-bin grub-efi-amd64-bin"
@@ -43,7 +43,7 @@ mkdir -p "$root"/{bin,sbin,usr/sbin,usr/bin,etc,lib/modules/"$version"}
 cp "$(find all -path "*bin/busybox" -type f)" "$root/bin/busybox"
 install -m 755 "$here/init" "$root/init"
 
-# Modules that exist, with what they need; what is missing is built in.
+# The modules with their dependencies. A module that does not exist is built in.
 modules=$work/all/lib/modules/$version
 for name in virtio_pci virtio_blk virtio_console virtio_net virtio_balloon virtio-rng button evdev vfat nls_cp437 nls_iso8859-1 \
 	nls_ascii nls_utf8 ahci virtio_scsi sr_mod isofs; do
@@ -57,7 +57,7 @@ find "$root/lib/modules" -name '*.ko.xz' -exec busybox unxz {} +
 cp "$modules"/modules.builtin "$modules"/modules.order "$root/lib/modules/$version/"
 busybox depmod -b "$root" "$version"
 
-# The guest agent with the libraries that its own loader finds for it.
+# The guest agent, with the libraries that its loader finds.
 agent=$(find all -name qemu-ga -type f)
 loader=$(find all -name 'ld-linux-x86-64.so.2' | head -n 1)
 libraries=$(find all -name '*.so*' -printf '%h\n' | sort -u | sed "s|^|$work/|" | paste -sd:)
@@ -76,8 +76,8 @@ END
 
 (cd "$root" && find . | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0) | zstd -q -19 -T0 >initrd
 
-# The disk: a partition table by hand (three lines of it), GRUB for BIOS in the gap behind it, an EFI system partition, and
-# a small raw partition for the guest's count of its starts.
+# The disk: a partition table (written by hand), GRUB for BIOS in the gap after it, an EFI system partition, and a small raw
+# partition in which the guest counts its starts.
 grub=all/usr/lib/grub
 grub-mkimage -d $grub/i386-pc -O i386-pc -p /grub -c "$here/grub.cfg" -o core.img biosdisk part_msdos fat search_fs_file linux
 grub-mkimage -d $grub/x86_64-efi -O x86_64-efi -p /grub -c "$here/grub.cfg" -o bootx64.efi part_msdos fat search_fs_file linux
@@ -91,7 +91,7 @@ truncate -s $(((raw_start + raw_sectors) * 512)) disk.img
 number() { # four bytes, little endian
 	printf '\\x%02x\\x%02x\\x%02x\\x%02x' $(($1 & 255)) $(($1 >> 8 & 255)) $(($1 >> 16 & 255)) $(($1 >> 24 & 255))
 }
-entry() { # status type start sectors; LBA only: CHS is set to its maximum
+entry() { # arguments: status type start sectors. The CHS fields have their maximum, so only LBA counts
 	printf "\\x$1\\xfe\\xff\\xff\\x$2\\xfe\\xff\\xff$(number "$3")$(number "$4")"
 }
 write() { dd of=disk.img conv=notrunc bs=1 seek="$1" status=none; }
@@ -105,7 +105,7 @@ mmd -i "$esp" ::/EFI ::/EFI/BOOT
 mcopy -i "$esp" bootx64.efi ::/EFI/BOOT/BOOTX64.EFI
 mcopy -i "$esp" "all/boot/vmlinuz-$version" ::/vmlinuz
 mcopy -i "$esp" initrd ::/initrd
-# The last step is a rename: whoever reads the image at the same time has the old one or the new one, never a half.
+# The last step is a rename, so that another process never reads an incomplete image.
 cp --sparse=always disk.img "$target.new"
 mv "$target.new" "$target"
 printf '%s\n' "$sum" >"$target.sum"

@@ -11,6 +11,7 @@ pub mod crd;
 pub mod pool;
 pub mod quantity;
 pub mod reasons;
+mod schema;
 pub mod status;
 
 use std::collections::BTreeMap;
@@ -72,7 +73,7 @@ pub struct VirtualMachineSpec {
     pub node_selector: Option<BTreeMap<String, String>>,
     /// Scheduling constraints; as in a Pod (`kubectl explain pod.spec.affinity`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::any_object")]
+    #[schemars(schema_with = "schema::any_object")]
     pub affinity: Option<Value>,
     /// The template for QEMU's command line.
     #[serde(default)]
@@ -83,7 +84,7 @@ pub struct VirtualMachineSpec {
     /// What the templates find as `values`, over the defaults of their set and of the manager. Which there are, the template
     /// set says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::any_object")]
+    #[schemars(schema_with = "schema::any_object")]
     pub template_values: Option<Value>,
     /// What a shutdown that the guest itself made means. false: the machine starts again. true: it stays down until
     /// somebody starts it.
@@ -154,15 +155,15 @@ pub enum PullPolicy {
 pub struct Resources {
     /// The most that the container may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::resource_list")]
+    #[schemars(schema_with = "schema::resource_list")]
     pub limits: Option<BTreeMap<String, Value>>,
     /// What is set aside for the container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::resource_list")]
+    #[schemars(schema_with = "schema::resource_list")]
     pub requests: Option<BTreeMap<String, Value>>,
     /// Names of entries of the Pod's `resourceClaims`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "crd::any_object_list")]
+    #[schemars(schema_with = "schema::any_object_list")]
     pub claims: Vec<Value>,
 }
 
@@ -224,21 +225,21 @@ pub struct ServiceMetadata {
 
 /// Data for cloud-init (<https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html>).
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
-#[schemars(transform = crd::either_data_or_source)]
+#[schemars(transform = schema::either_data_or_source)]
 #[serde(rename_all = "camelCase")]
 pub struct CloudInit {
     /// The `meta-data`. `instance-id` defaults to a hash of the machine's namespace and name and of all of this data,
     /// `local-hostname` to the machine's name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    #[schemars(schema_with = "crd::any_map")]
+    #[schemars(schema_with = "schema::any_map")]
     pub meta_data: BTreeMap<String, Value>,
     /// The `user-data`, passed on unchecked. `#cloud-config` is put before it, unless it is a text that begins with `#`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::any")]
+    #[schemars(schema_with = "schema::any")]
     pub user_data: Option<Value>,
     /// The `network-config`, passed on unchecked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::any")]
+    #[schemars(schema_with = "schema::any")]
     pub network_config: Option<Value>,
     /// Takes the `user-data` from a Secret or ConfigMap of this namespace. It is mounted into the Pod and never read by the
     /// manager.
@@ -485,7 +486,7 @@ pub struct TapNetwork {
     pub bridge: Option<String>,
     /// The MAC address. Absent: made once and kept for the machine's life.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::mac_address")]
+    #[schemars(schema_with = "schema::mac_address")]
     pub mac: Option<String>,
 }
 
@@ -508,7 +509,7 @@ pub struct PodNetwork {
     pub device: Option<String>,
     /// The MAC address. Absent: made once and kept for the machine's life.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::mac_address")]
+    #[schemars(schema_with = "schema::mac_address")]
     pub mac: Option<String>,
 }
 
@@ -536,7 +537,7 @@ pub struct VolumeClaimTemplate {
     pub metadata: Option<ClaimMetadata>,
     /// The claim's spec (`kubectl explain pvc.spec`). `accessModes` defaults to ReadWriteOnce, `volumeMode` to Block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::claim_spec")]
+    #[schemars(schema_with = "schema::claim_spec")]
     pub spec: Option<Value>,
 }
 

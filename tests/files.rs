@@ -2,6 +2,9 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "this is test code")]
 
+#[path = "files/structure.rs"]
+mod structure;
+
 use std::{fs, path::Path, process::Command};
 
 /// `crds/` is made from the types.

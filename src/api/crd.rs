@@ -1,8 +1,7 @@
 //! From the Rust types to the CustomResourceDefinitions in `crds/`.
 
 use kube::CustomResourceExt;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{VirtualMachine, VmPool};
 
@@ -79,148 +78,10 @@ fn tidy(schema: &mut Value, in_list: bool) {
     }
 }
 
-/// `userData` and `networkConfig` come either from the resource itself or from elsewhere. Not as CEL, which can't see fields
-/// without a type.
-pub(super) fn either_data_or_source(schema: &mut Schema) {
-    let not_both = |field: &str| json!({ "not": { "required": [field, format!("{field}From")] } });
-    schema.insert("allOf".into(), json!([not_both("userData"), not_both("networkConfig")]));
-}
-
-/// Any JSON value.
-pub(super) fn any(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "x-kubernetes-preserve-unknown-fields": true })
-}
-
-/// Any JSON object.
-pub(super) fn any_object(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
-}
-
-/// A list of JSON objects.
-pub(super) fn any_object_list(generator: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "array", "maxItems": 64, "items": any_object(generator) })
-}
-
-/// An object whose values are anything.
-pub(super) fn any_map(generator: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "object", "additionalProperties": any(generator) })
-}
-
-/// A map of resource names to amounts, as Kubernetes checks them.
-pub(super) fn resource_list(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "object",
-        "additionalProperties": {
-            "x-kubernetes-int-or-string": true,
-            "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
-        },
-    })
-}
-
-/// A claim's spec: what the manager itself looks at is checked, the rest is for the API server.
-pub(super) fn claim_spec(generator: &mut SchemaGenerator) -> Schema {
-    let resources = resource_list(generator);
-    json_schema!({
-        "type": "object",
-        "x-kubernetes-preserve-unknown-fields": true,
-        "properties": {
-            "accessModes": {
-                "type": "array",
-                "maxItems": 4,
-                "items": { "type": "string", "enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"] },
-            },
-            "volumeMode": { "type": "string", "enum": ["Block", "Filesystem"] },
-            "storageClassName": { "type": "string" },
-            "resources": {
-                "type": "object",
-                "x-kubernetes-preserve-unknown-fields": true,
-                "properties": { "requests": resources, "limits": resources },
-            },
-        },
-    })
-}
-
-/// A MAC address of a single station: the lowest bit of the first octet is 0 (IEEE 802).
-pub(super) fn mac_address(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "pattern": "^[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}$" })
-}
-
-/// Conditions as a map by type
-/// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>).
-pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
-    let text = |description: &str| json!({ "type": "string", "description": description });
-    let mut properties = Map::new();
-    properties.insert("type".into(), text("What the condition is about."));
-    properties.insert(
-        "status".into(),
-        json!({ "type": "string", "enum": ["True", "False", "Unknown"], "description": "Whether it holds." }),
-    );
-    properties.insert("reason".into(), text("Why, in a word for programs."));
-    properties.insert("message".into(), text("Why, in a sentence for people."));
-    properties.insert(
-        "lastTransitionTime".into(),
-        json!({ "type": "string", "format": "date-time", "description": "When the status changed." }),
-    );
-    properties.insert(
-        "observedGeneration".into(),
-        json!({ "type": "integer", "format": "int64", "description": "The generation of the spec that it was derived from." }),
-    );
-    json_schema!({
-        "type": "array",
-        "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": ["type"],
-        "items": { "type": "object", "required": ["type", "status", "reason", "lastTransitionTime"], "properties": properties },
-    })
-}
-
-/// Addresses as a map by address.
-pub(super) fn addresses(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "array",
-        "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": ["address"],
-        "items": {
-            "type": "object",
-            "required": ["address", "type"],
-            "properties": {
-                "address": { "type": "string", "description": "The address." },
-                "type": { "type": "string", "description": "What kind of address it is: PodIP." },
-            },
-        },
-    })
-}
-
-/// Kinds as a map by all that they have.
-pub(super) fn object_kinds(generator: &mut SchemaGenerator) -> Schema {
-    map_of::<super::ObjectKind>(generator, &["apiVersion", "kind"])
-}
-
-/// Changes that wait for the next start, from the manager and from the runner: a map by `path`.
-pub(super) fn pending_changes(generator: &mut SchemaGenerator) -> Schema {
-    map_of::<super::PendingChange>(generator, &["path"])
-}
-
-/// Claims as a map by `name`.
-pub(super) fn claims(generator: &mut SchemaGenerator) -> Schema {
-    map_of::<super::status::ClaimStatus>(generator, &["name"])
-}
-
-/// Findings about one claim as a map by `reason`.
-pub(super) fn claim_findings(generator: &mut SchemaGenerator) -> Schema {
-    map_of::<super::status::ClaimFinding>(generator, &["reason"])
-}
-
-/// A list that server-side apply takes for a map
-/// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>).
-fn map_of<T: JsonSchema>(generator: &mut SchemaGenerator, keys: &[&str]) -> Schema {
-    let mut schema = generator.subschema_for::<Vec<T>>();
-    schema.insert("x-kubernetes-list-type".into(), json!("map"));
-    schema.insert("x-kubernetes-list-map-keys".into(), json!(keys));
-    schema
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::Map;
+
     use super::*;
 
     fn each(schema: &Value, in_list: bool, check: &mut dyn FnMut(&Map<String, Value>, bool)) {

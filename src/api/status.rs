@@ -8,11 +8,11 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::core::TypeMeta;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{PowerState, Reason, crd};
+use super::{PowerState, Reason, schema};
 
 /// The state of a virtual machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
@@ -40,7 +40,7 @@ pub struct VirtualMachineStatus {
     /// The kinds of objects that the machine's templates make besides those of the built-in ones: where the manager looks for what
     /// no template makes any more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "crd::object_kinds")]
+    #[schemars(schema_with = "object_kinds")]
     pub object_kinds: Vec<ObjectKind>,
     /// Set while the machine stays down because its guest shut itself down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,7 +56,7 @@ pub struct VirtualMachineStatus {
     pub node_name: Option<String>,
     /// The machine's addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::addresses")]
+    #[schemars(schema_with = "schema::addresses")]
     pub addresses: Option<Vec<Address>>,
     /// What stays the same over starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,15 +66,15 @@ pub struct VirtualMachineStatus {
     pub reset_count: Option<u32>,
     /// Changes of the spec that arrive with the next start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "crd::pending_changes")]
+    #[schemars(schema_with = "pending_changes")]
     pub pending_changes: Vec<PendingChange>,
     /// The claims that are not as the spec describes them, and those that the VM does not use any more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "crd::claims")]
+    #[schemars(schema_with = "claims")]
     pub claims: Vec<ClaimStatus>,
     /// What is the case, for people and for programs (`kubectl wait --for=condition=Ready vm/NAME`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "crd::conditions")]
+    #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
     /// The runner's version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -105,11 +105,31 @@ pub struct VirtualMachineStatus {
     pub display_password_expiry: Option<String>,
     /// The guest's operating system, as QEMU's guest agent tells it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::any_object")]
+    #[schemars(schema_with = "schema::any_object")]
     pub osinfo: Option<Value>,
     /// Who the machine is given to, if it belongs to a pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assignment: Option<Assignment>,
+}
+
+/// Kinds as a map by all that they have.
+fn object_kinds(generator: &mut SchemaGenerator) -> Schema {
+    schema::map_of::<ObjectKind>(generator, &["apiVersion", "kind"])
+}
+
+/// Changes that wait for the next start, from the manager and from the runner: a map by `path`.
+fn pending_changes(generator: &mut SchemaGenerator) -> Schema {
+    schema::map_of::<PendingChange>(generator, &["path"])
+}
+
+/// Claims as a map by `name`.
+fn claims(generator: &mut SchemaGenerator) -> Schema {
+    schema::map_of::<ClaimStatus>(generator, &["name"])
+}
+
+/// Findings about one claim as a map by `reason`.
+fn claim_findings(generator: &mut SchemaGenerator) -> Schema {
+    schema::map_of::<ClaimFinding>(generator, &["reason"])
 }
 
 /// A time in whole seconds, as the API server keeps it.
@@ -263,11 +283,11 @@ pub struct PendingChange {
     pub path: String,
     /// What the running machine has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::any")]
+    #[schemars(schema_with = "schema::any")]
     pub current: Option<Value>,
     /// What it will have after the next start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crd::any")]
+    #[schemars(schema_with = "schema::any")]
     pub wanted: Option<Value>,
     /// Why it is not changed while the machine runs.
     pub reason: String,
@@ -284,7 +304,7 @@ pub struct ClaimStatus {
     pub unused: bool,
     /// What is different from the spec, or not ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "crd::claim_findings")]
+    #[schemars(schema_with = "claim_findings")]
     pub findings: Vec<ClaimFinding>,
 }
 

@@ -122,7 +122,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     }
 
     // At rest nothing is written. The kubelet, the garbage collector and the API server itself look at objects now and then;
-    // that we do not even do that is shown where we are alone, in tests/at_rest.rs.
+    // that we do not even do that is shown where we are alone, in tests/api_server/at_rest.rs.
     let before = quiet(cluster).await;
     tokio::time::sleep(REST).await;
     let requests = cluster.requests().await.since(&before).only(is_of_machines).writes();

@@ -2,10 +2,13 @@
 //!
 //! The first test that asks for a cluster starts it, all tests of the process share it, and it ends with the process,
 //! however that ends: its supervisor (`cargo xtask cluster run`) waits on a pipe that only this process holds.
-//! With KUBECONFIG set nothing is started and that cluster is used.
+//! With KUBECONFIG set no shared cluster is started: that cluster is used. A test that needs a whole cluster starts an
+//! [`OwnCluster`], which ends with the test.
 
 use std::fmt;
+
 use std::io::{BufRead, BufReader, Write};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,8 +33,10 @@ pub struct Cluster {
     kubeconfig: PathBuf,
     /// Its directory, if it is one of ours.
     dir: Option<PathBuf>,
-    /// The pipe to the supervisor, if this process has started it. Its end is the end of the cluster.
-    orders: Option<Mutex<ChildStdin>>,
+    /// Whether this process has started it.
+    is_started_here: bool,
+    /// The pipe to the supervisor of a cluster that this process has started. When it is closed, the cluster ends.
+    orders: Mutex<Option<ChildStdin>>,
 }
 
 impl Cluster {
@@ -53,14 +58,9 @@ impl Cluster {
             let kubeconfig = PathBuf::from(path);
             // One that `cargo xtask cluster up` has started takes images.
             let dir = kubeconfig.parent().filter(|dir| dir.join("state.json").exists()).map(Path::to_owned);
-            return Self { kubeconfig, dir, orders: None };
+            return Self { kubeconfig, dir, is_started_here: false, orders: Mutex::new(None) };
         }
         Self::start(args)
-    }
-
-    /// A cluster for one test that needs the whole of it. It ends with the process too.
-    pub fn of_its_own(args: &[&str]) -> &'static Self {
-        Box::leak(Box::new(Self::start(args)))
     }
 
     fn start(args: &[&str]) -> Self {
@@ -71,7 +71,12 @@ impl Cluster {
         let (child, orders) = start(&dir, args).unwrap_or_else(|error| panic!("{error}"));
         // It ends with our pipe; to wait for it would be to wait for ourselves.
         drop(child);
-        Self { kubeconfig: dir.join("kubeconfig"), dir: Some(dir), orders: Some(Mutex::new(orders)) }
+        Self {
+            kubeconfig: dir.join("kubeconfig"),
+            dir: Some(dir),
+            is_started_here: true,
+            orders: Mutex::new(Some(orders)),
+        }
     }
 
     /// The path of the kubeconfig.
@@ -122,9 +127,9 @@ impl Cluster {
     }
 
     fn order(&self, line: &str) {
-        if let Some(orders) = &self.orders {
-            // A supervisor that is gone has said why.
-            let _ = writeln!(orders.lock().expect("no panic while writing a line"), "{line}");
+        if let Some(orders) = &mut *self.orders.lock().expect("no panic while writing a line") {
+            // A supervisor that has ended has printed its reason.
+            let _ = writeln!(orders, "{line}");
         }
     }
 
@@ -164,6 +169,33 @@ impl Cluster {
     /// What the API server has been asked for so far.
     pub async fn requests(&self) -> Requests {
         Requests::ask(&self.client().await).await.expect("the API server's metrics")
+    }
+}
+
+/// A cluster that one test has for itself. It ends with the test: hold it for as long as its namespaces.
+pub struct OwnCluster(&'static Cluster);
+
+impl OwnCluster {
+    /// An API server without Kubernetes' controllers: there is no garbage collection, and a namespace has no default
+    /// service account.
+    pub fn api_server() -> Self {
+        // A namespace refers to its cluster for as long as the process lives.
+        Self(Box::leak(Box::new(Cluster::start(&["--api-server"]))))
+    }
+}
+
+impl Deref for OwnCluster {
+    type Target = &'static Cluster;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl Drop for OwnCluster {
+    fn drop(&mut self) {
+        let orders = self.0.orders.lock().map(|mut orders| orders.take());
+        drop(orders);
     }
 }
 
@@ -273,7 +305,7 @@ impl Drop for TestNamespace {
             self.describe();
         }
         self.cluster.order(&format!("{} {}", if failed { "failed" } else { "passed" }, self.name));
-        if self.cluster.orders.is_none() {
+        if !self.cluster.is_started_here {
             let _ = self.cluster.try_kubectl(&["delete", "namespace", &self.name, "--wait=false"]);
         }
     }

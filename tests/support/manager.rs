@@ -176,6 +176,29 @@ impl Manager {
         kill_process(Pid::from_child(&self.process), signal).expect("a process to signal");
     }
 
+    /// Waits until it has nothing to do: in two seconds it has begun no reconcile and written nothing.
+    pub async fn idle(&self) {
+        let work = || {
+            let (_, metrics) = self.get("/metrics")?;
+            let is_work = |line: &&str| {
+                line.starts_with("vm_operator_reconciles_total") || line.starts_with("vm_operator_writes_total")
+            };
+            let counts: Vec<String> = metrics.lines().filter(is_work).map(str::to_owned).collect();
+            let is_waiting = ["waiting", "in_work"]
+                .iter()
+                .any(|what| self.metric(&format!("vm_operator_machines_{what}")) != Some(0.0));
+            (!is_waiting && !counts.is_empty()).then_some(counts)
+        };
+        let mut before = None;
+        eventually("the manager to have nothing to do", Duration::from_secs(60), async || {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let now = work();
+            let last = std::mem::replace(&mut before, now);
+            (last.is_some() && last == before).then_some(())
+        })
+        .await;
+    }
+
     /// Waits until it has ended by itself.
     pub async fn ended(&mut self) -> ExitStatus {
         eventually("the manager to end", Duration::from_secs(30), async || self.process.try_wait().expect("its status"))

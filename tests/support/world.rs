@@ -43,16 +43,26 @@ impl World {
 
     /// With templates over the built-in ones. The manager may make objects of all kinds.
     pub async fn with_templates(test: &str, templates: &[(&str, &str)]) -> Self {
-        Self::start(test, templates, "", true).await
+        Self::start(Cluster::control_plane(), test, templates, "", true).await
     }
 
     /// With a configuration.
     pub async fn with_configuration(test: &str, configuration: &str) -> Self {
-        Self::start(test, &[], configuration, false).await
+        Self::start(Cluster::control_plane(), test, &[], configuration, false).await
     }
 
-    async fn start(test: &str, templates: &[(&str, &str)], configuration: &str, every_kind: bool) -> Self {
-        let cluster = Cluster::control_plane();
+    /// On another cluster than the shared one.
+    pub async fn on(cluster: &'static Cluster, test: &str) -> Self {
+        Self::start(cluster, test, &[], "", false).await
+    }
+
+    async fn start(
+        cluster: &'static Cluster,
+        test: &str,
+        templates: &[(&str, &str)],
+        configuration: &str,
+        every_kind: bool,
+    ) -> Self {
         install_crds(cluster).await;
         let namespace = cluster.namespace(test).await;
         let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });

@@ -1,8 +1,4 @@
 //! The manager as a process: who leads, how it ends, what it says of itself, and what it reads again.
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "this is test code")]
-
-mod support;
 
 use std::{
     fs,
@@ -10,6 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::support::{
+    cluster::{Cluster, OwnCluster, TestNamespace, eventually},
+    manager::{Manager, Setup, install_crds},
+    proxy::{Faults, Proxy},
+};
 use futures::{
     StreamExt,
     future::{join_all, ready},
@@ -26,11 +27,6 @@ use kube::{
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::{
-    cluster::{Cluster, TestNamespace, eventually},
-    manager::{Manager, Setup, install_crds, quiet},
-    proxy::{Faults, Proxy},
-};
 use tempfile::NamedTempFile;
 use tokio::time::timeout;
 use vm_operator::api::VirtualMachine;
@@ -266,7 +262,7 @@ async fn a_clock_that_jumps_changes_nothing() {
         })
         .await;
     }
-    quiet(world.cluster).await;
+    manager.idle().await;
     assert_eq!(pods.get("apple").await.unwrap().metadata.uid, uid);
     assert_eq!(world.holder().await, first, "nobody else has taken over, and it has not given up");
     assert_eq!(manager.log().matches("deleted object=Pod apple").count(), 4);
@@ -430,7 +426,7 @@ async fn the_metrics_tell_what_happened() {
     assert!(line["span"]["id"].is_u64() && line["level"] == "INFO" && line["message"] == "applied", "{line}");
 }
 
-/// Needs the feature: `cargo test --features dev,otel --test process traces`.
+/// Needs the feature: `cargo test --features dev,otel --test api_server traces`.
 #[cfg(feature = "otel")]
 #[tokio::test]
 async fn traces_go_to_whoever_collects_them() {
@@ -474,9 +470,9 @@ fn old_definition() -> Value {
 
 #[tokio::test]
 async fn the_definition_comes_later_and_a_machine_that_can_not_be_read_is_left_alone() {
-    // The other tests need the definitions.
-    let cluster = Cluster::of_its_own(&["--control-plane"]);
-    let world = World::of(cluster, "definition").await;
+    // An API server of its own: the other tests need the definitions.
+    let cluster = OwnCluster::api_server();
+    let world = World::of(*cluster, "definition").await;
     let manager = world.manager(&Setup::default());
     let missing = "[-] machines: the API server does not know vms: apply the CustomResourceDefinitions in crds/";
     eventually("readyz to say what is missing", LIMIT, async || {
@@ -534,11 +530,11 @@ async fn the_definition_comes_later_and_a_machine_that_can_not_be_read_is_left_a
 
 #[tokio::test]
 async fn several_namespaces_or_all_are_managed_by_one() {
-    // All includes what other tests do.
-    let cluster = Cluster::of_its_own(&["--control-plane"]);
-    install_crds(cluster).await;
+    // An API server of its own: a manager of all namespaces would manage those of the other tests.
+    let cluster = OwnCluster::api_server();
+    install_crds(*cluster).await;
     let (one, two, three) =
-        (World::of(cluster, "one").await, World::of(cluster, "two").await, World::of(cluster, "three").await);
+        (World::of(*cluster, "one").await, World::of(*cluster, "two").await, World::of(*cluster, "three").await);
     for world in [&one, &two, &three] {
         world.make("apple");
     }

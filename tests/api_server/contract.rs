@@ -1,19 +1,15 @@
 //! What existing users' manifests, disks and scripts rely on, on a real API server: each row of the reference.
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
 
-mod support;
-
+use crate::support::{
+    cluster::eventually,
+    world::{LIMIT, World, condition, machine, pod},
+};
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
 use kube::{
     Api, CustomResourceExt, ResourceExt,
     api::{DynamicObject, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use support::{
-    cluster::eventually,
-    world::{LIMIT, World, condition, machine, pod},
-};
 use vm_operator::api::{VirtualMachine, VmPool};
 
 /// The section `/Runner` of the configuration that the runner gets.
@@ -477,7 +473,7 @@ async fn claims_of_the_oldest_releases_are_used() {
 #[tokio::test]
 async fn a_policy_keeps_users_from_what_the_administrators_choose() {
     let world = World::new("policy").await;
-    let page = include_str!("../docs/security.md");
+    let page = include_str!("../../docs/security.md");
     let policy = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
     let name = world.namespace.name();
     let policy =

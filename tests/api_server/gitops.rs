@@ -1,11 +1,11 @@
 //! Machines in Git: what Flux, Argo CD, kubectl and other appliers do to them, played as those tools do it.
 //!
 //! No tool must ever see a difference that it did not make, and none must stop a machine by accident.
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
 
-mod support;
-
+use crate::support::{
+    cluster::eventually,
+    world::{LIMIT, World, condition, machine},
+};
 use k8s_openapi::{
     api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod},
     apimachinery::pkg::apis::meta::v1::FieldsV1,
@@ -15,10 +15,6 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use support::{
-    cluster::eventually,
-    world::{LIMIT, World, condition, machine},
-};
 use vm_operator::api::{PowerState, VirtualMachine};
 
 /// The name under which Flux applies.

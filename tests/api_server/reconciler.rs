@@ -1,8 +1,4 @@
 //! The manager on a real API server: what it makes, changes, leaves alone and says. Pods stay pending here.
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
-
-mod support;
 
 use std::{
     io::Write,
@@ -10,6 +6,11 @@ use std::{
     sync::Arc,
 };
 
+use crate::support::{
+    cluster::{Cluster as TestCluster, XTASK, eventually},
+    manager::Manager,
+    world::{LIMIT, World, condition, machine},
+};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
@@ -17,11 +18,6 @@ use kube::{
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use support::{
-    cluster::{Cluster as TestCluster, XTASK, eventually},
-    manager::Manager,
-    world::{LIMIT, World, condition, machine},
-};
 use vm_operator::{
     api::{VirtualMachine, conditions},
     cluster::{Cluster, Turns, watch::Children},
@@ -73,7 +69,7 @@ async fn kubectl_and_kstatus_know_when_to_wait() {
 #[tokio::test]
 async fn the_documented_example_yields_the_documented_objects() {
     let world = World::new("example").await;
-    let example = include_str!("../example/local-path/test-vm.yaml").replace("namespace: vmop-demo", "");
+    let example = include_str!("../../example/local-path/test-vm.yaml").replace("namespace: vmop-demo", "");
     world.namespace.apply(&example);
     world.ready("test-vm", "Starting").await;
 

@@ -1,16 +1,12 @@
 //! The display's secret on a real API server: a person's before a generated one.
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
 
-mod support;
-
-use k8s_openapi::api::core::v1::{Pod, Secret};
-use kube::{Api, ResourceExt};
-use serde_json::{Value, json};
-use support::{
+use crate::support::{
     cluster::eventually,
     world::{LIMIT, World, condition},
 };
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
 
 /// A display secret that a person made.
 fn own_display_secret(machine: &str) -> Value {

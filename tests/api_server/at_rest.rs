@@ -1,19 +1,15 @@
 //! That a cluster in which nothing changes hears nothing from us. Alone with an API server, because that counts the requests
 //! of all: the garbage collector, for one, asks for the owners of what it finds, now and then much later.
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
-
-mod support;
 
 use std::time::Duration;
 
-use kube::{Api, ResourceExt, api::Patch};
-use serde_json::json;
-use support::{
-    cluster::{Cluster, Requests, eventually},
+use crate::support::{
+    cluster::{Cluster, OwnCluster, Requests, eventually},
     manager::{Manager, install_crds, is_of_machines, quiet},
     requests::Request,
 };
+use kube::{Api, ResourceExt, api::Patch};
+use serde_json::json;
 use vm_operator::api::VirtualMachine;
 
 /// Makes no object, and rendering take so long that the objects of a machine are listed meanwhile.
@@ -29,7 +25,9 @@ async fn of_machines(cluster: &Cluster, before: &Requests) -> Requests {
 
 #[tokio::test]
 async fn nothing_is_asked_at_rest_and_nothing_written_over_a_restart() {
-    let cluster = Cluster::of_its_own(&["--api-server"]);
+    // An API server of its own: it counts the requests of all its clients.
+    let own = OwnCluster::api_server();
+    let cluster = *own;
     install_crds(cluster).await;
     let namespace = cluster.namespace("at-rest").await;
     namespace.apply(

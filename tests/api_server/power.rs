@@ -1,10 +1,10 @@
 //! Power and fencing on a real API server. What a cluster with a node would do is played: the runner's reports and
 //! the kubelet's words. A Pod that is bound to a node stays until its kubelet has ended it, so these Pods are bound to one.
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
 
-mod support;
-
+use crate::support::{
+    cluster::eventually,
+    world::{LIMIT, World, condition, machine},
+};
 use k8s_openapi::jiff::SignedDuration;
 use k8s_openapi::{
     api::{
@@ -18,10 +18,6 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use support::{
-    cluster::eventually,
-    world::{LIMIT, World, condition, machine},
-};
 use vm_operator::{
     api::{PowerState, VirtualMachine},
     object::{FORCE_STOP_ANNOTATION, GUEST_SHUTDOWN_ANNOTATION, RESTARTED_ANNOTATION},

@@ -1,13 +1,9 @@
 //! Disks on a real API server: claims that grow, are kept, and belong to one machine.
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
 
-mod support;
-
+use crate::support::world::{World, condition};
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
-use support::world::{World, condition};
 use vm_operator::api::VirtualMachine;
 
 /// Gives a claim a volume, as an administrator can.

@@ -1,12 +1,15 @@
 //! Surroundings that fail: an API server that cuts, refuses and loses answers, and a manager that is killed at any moment.
 //! What is left in the end is what would have been without.
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "this is test code")]
-
-mod support;
 
 use std::{collections::BTreeMap, time::Duration};
 
+use crate::support::{
+    cluster::{Cluster, TestNamespace, eventually},
+    manager::{Manager, install_crds},
+    proxy::{Faults, Proxy},
+    webhook::Webhook,
+    world::{condition, machine, report},
+};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret};
 use kube::{
@@ -14,13 +17,6 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use support::{
-    cluster::{Cluster, TestNamespace, eventually},
-    manager::{Manager, install_crds},
-    proxy::{Faults, Proxy},
-    webhook::Webhook,
-    world::{condition, machine, report},
-};
 use vm_operator::api::{PowerState, VirtualMachine};
 
 /// How long a test waits for an end state.

@@ -1,9 +1,9 @@
 //! Who gets to a machine's display, on a real API server: the display secret, and the file that a viewer connects with.
-#![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
 
-mod support;
-
+use crate::support::{
+    cluster::eventually,
+    world::{LIMIT, World, pod},
+};
 use k8s_openapi::{
     ByteString,
     api::core::v1::{Pod, Secret, Service},
@@ -14,10 +14,6 @@ use kube::{
 };
 use serde_json::{Value, json};
 use std::{fs, os::unix::fs::PermissionsExt};
-use support::{
-    cluster::eventually,
-    world::{LIMIT, World, pod},
-};
 use vm_operator::{api::VirtualMachine, ownership::COMMAND_MANAGER};
 
 #[tokio::test]

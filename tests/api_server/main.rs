@@ -1,0 +1,44 @@
+//! The manager on a real API server. The tests play the runner, the kubelet and the people; Pods stay pending.
+//!
+//! All tests share one control plane, which starts with the first of them and ends with this program. Each test has a
+//! namespace of its own, and mostly a manager of its own that manages that namespace. A test that changes what belongs to
+//! the whole cluster, or counts the requests of all clients, starts an API server of its own and says why.
+//!
+//! As many tests run at once as the machine has cores. One module or test: `cargo test --features dev --test api_server NAME`.
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "this is test code"
+)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+// What a VM becomes: its objects, its status and events, what is put back and what is refused.
+mod reconciler;
+// What existing manifests, disks and scripts rely on: images, resources, claims, cloud-init, the runner's configuration.
+mod contract;
+// Start, stop and restart. Two Pods of one VM never run at the same time.
+mod power;
+// Disks: claims grow, are kept, and belong to one VM.
+mod disks;
+
+// The display's secret, made by a person or by the manager.
+mod secrets;
+// The display's password and the file that a viewer opens.
+mod display;
+
+// VMs in Git: what Flux, Argo CD, kubectl and other appliers do to them.
+mod gitops;
+// Templates that change while the manager runs, 60 ways to break one, the cookbook, `kubectl vm diff`.
+mod templates;
+
+// The manager as a process: election, end, configuration, namespaces, metrics, log.
+mod process;
+// A manager with nothing to do sends no requests, and a restart writes nothing.
+mod at_rest;
+// The API server cuts connections, refuses and loses answers; the manager is killed.
+mod robust;

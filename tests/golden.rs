@@ -1,14 +1,19 @@
-//! What is rendered, and what is said where nothing can be.
+//! What a VM becomes: its objects, the plan and its status, or the error.
 //!
-//! Golden cases: each folder in `tests/golden` is a machine and what it becomes.
+//! Golden cases: each folder in `tests/golden` is one case. A new case is a new folder and needs no Rust.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `vm.yaml` | the machine |
+//! | `vm.yaml` | the VM; what the runner has reported is in its `status` |
 //! | `config.yaml` | the manager's configuration (optional) |
-//! | `observed.yaml` | objects that exist already (optional) |
 //! | `templates/` | the operator's templates, with named sets in `sets/` (optional) |
-//! | `expected.snap` | all rendered objects and the plan, or the error; `cargo insta test --accept` writes it |
+//! | `applied.yaml` | the VM as it was when its objects were applied: they exist as the built-in templates render them (optional) |
+//! | `observed.yaml` | objects that exist already, or what is different from those of `applied.yaml` (optional) |
+//! | `expected.snap` | what is expected; `cargo insta test --accept --test golden` writes it |
+//!
+//! `expected.snap` has three parts. The first holds the rendered objects, or the error. `# plan` holds what is done, what is
+//! waited for, what changes with the next start, and when the manager looks again. `# status` holds the manager's part of the
+//! status. If the VM or the configuration can't be read, there is nothing but that error.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "this is test code")]
@@ -17,6 +22,7 @@
 mod breakages;
 
 use std::{
+    error::Error,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -24,54 +30,162 @@ use std::{
 
 use k8s_openapi::jiff::Timestamp;
 use kube::{ResourceExt, core::DynamicObject};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use vm_operator::{
-    api::VirtualMachine,
-    config::Config,
+    api::{PowerState, VirtualMachine},
+    config::{Config, ReconcilerConfig},
     files,
-    observed::{Object, Observed},
-    render::{Facts, Library, Sources, render},
+    observed::{FIELD_MANAGER, Object, Observed},
+    plan::{Action, Plan, plan},
+    render::{Facts, Library, Lifetime, Rendered, Sources, TemplateError, TemplateSet, render},
+    status::{Outcome, Source, status},
 };
+
+/// The time at which every VM is reconciled.
+const NOW: &str = "2026-01-01T12:00:00Z";
+/// The time at which the objects of `applied.yaml` were made.
+const APPLIED: &str = "2026-01-01T11:00:00Z";
+
+/// An error with all its causes.
+fn chain(error: &dyn Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {}", chain(cause)))
+}
 
 fn read(path: PathBuf) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-fn observed(text: Option<String>) -> Vec<Arc<Object>> {
-    text.iter()
-        .flat_map(|text| serde_yaml::Deserializer::from_str(text))
-        .map(|document| DynamicObject::deserialize(document).unwrap())
-        .map(|object| {
-            let types = object.types.clone().unwrap();
-            Arc::new(Object::trim(&types, object))
-        })
-        .collect()
+/// A VM; what is wrong with the file is the error.
+fn vm(file: &str, text: &str) -> Result<VirtualMachine, String> {
+    let mut vm: VirtualMachine = serde_yaml::from_str(text).map_err(|error| format!("{file}: {}", chain(&error)))?;
+    let uid = format!("uid-of-{}", vm.name_any());
+    vm.metadata.uid.get_or_insert(uid);
+    Ok(vm)
+}
+
+/// The field set of an object that the manager has applied: a list of objects is a map by its key, as in Pods and metadata.
+fn field_set(value: &Value) -> Value {
+    let fields = |map: &Map<String, Value>| -> Value {
+        map.iter().map(|(name, value)| (format!("f:{name}"), field_set(value))).collect::<Map<_, _>>().into()
+    };
+    match value {
+        Value::Array(items) => {
+            let keys = ["uid", "mountPath", "devicePath", "containerPort", "name"];
+            let key = |item: &Value| {
+                let name = keys.into_iter().find(|key| item.get(key).is_some())?;
+                Some(format!("k:{}", json!({ name: item[name] })))
+            };
+            items.iter().filter_map(|item| Some((key(item)?, field_set(item)))).collect::<Map<_, _>>().into()
+        }
+        Value::Object(map) => fields(map),
+        _ => json!({}),
+    }
+}
+
+/// An object as the API server has it when the manager has applied it.
+fn applied(object: &Rendered) -> Value {
+    let mut stored = Value::clone(&object.value);
+    stored["metadata"]["uid"] = json!(format!("uid-of-{}-{}", object.key.kind, object.key.name));
+    stored["metadata"]["creationTimestamp"] = json!(APPLIED);
+    let fields = field_set(&object.value);
+    stored["metadata"]["managedFields"] =
+        json!([{ "manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
+    stored
+}
+
+/// Adds the objects of `observed.yaml`; one that exists already is merged with what is said of it there.
+fn add_observed(objects: &mut Vec<Value>, text: &str) {
+    for document in serde_yaml::Deserializer::from_str(text) {
+        let observed = Value::deserialize(document).unwrap();
+        let name = |object: &Value| (object["kind"].clone(), object["metadata"]["name"].clone());
+        match objects.iter_mut().find(|object| name(object) == name(&observed)) {
+            Some(object) => json_patch::merge(object, &observed),
+            None => objects.push(observed),
+        }
+    }
+}
+
+fn trimmed(object: &Value) -> Arc<Object> {
+    let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
+    let types = object.types.clone().unwrap();
+    Arc::new(Object::trim(&types, object))
+}
+
+fn yaml(value: impl Serialize) -> String {
+    serde_saphyr::to_string(&serde_json::to_value(value).unwrap()).unwrap()
+}
+
+/// The plan as YAML; an object that is applied is named only, because the first part of the snapshot holds it.
+fn describe(plan: &Plan) -> String {
+    let action = |action: &Action| match action {
+        Action::Apply { object, uid: None } => json!({ "create": object.key.to_string() }),
+        Action::Apply { object, uid: Some(uid) } => json!({ "apply": object.key.to_string(), "uid": uid }),
+        Action::Label { key, uid, patch } => json!({ "label": key.to_string(), "uid": uid, "patch": patch }),
+        Action::Delete { key, uid, why, grace } => {
+            json!({ "delete": key.to_string(), "uid": uid, "why": format!("{why:?}"), "grace": grace })
+        }
+    };
+    let Plan { power, steps, waits, again_after, pending, retry } = plan;
+    yaml(json!({
+        "power": format!("{power:?}"),
+        "steps": steps.iter().map(|step| step.iter().map(action).collect::<Vec<_>>()).collect::<Vec<_>>(),
+        "waits": waits.iter().map(|wait| format!("{wait:?}")).collect::<Vec<_>>(),
+        "pending": pending,
+        "again_after": again_after.map(|pause| format!("{pause:?}")),
+        "retry": retry,
+    }))
 }
 
 /// What a case becomes, as text.
 fn outcome(case: &Path) -> String {
-    let mut vm: VirtualMachine = serde_yaml::from_str(&read(case.join("vm.yaml")).unwrap()).unwrap();
-    let uid = format!("uid-of-{}", vm.name_any());
-    vm.metadata.uid.get_or_insert(uid);
-    let config = Config::parse(&read(case.join("config.yaml")).unwrap_or_default()).unwrap();
-    let observed = Observed { objects: observed(read(case.join("observed.yaml"))), now: Timestamp::UNIX_EPOCH };
-    let facts = Facts { display_password: "(random)".into() };
+    outcome_or_error(case).unwrap_or_else(|error| format!("error: {error}\n"))
+}
+
+fn outcome_or_error(case: &Path) -> Result<String, String> {
+    let config = Config::parse(&read(case.join("config.yaml")).unwrap_or_default())
+        .map_err(|error| format!("config.yaml: {}", chain(&error)))?;
+    let config: &ReconcilerConfig = &config.reconciler;
     let folder = case.join("templates");
     let sources = if folder.exists() { files::sources(&folder).unwrap() } else { Sources::default() };
-    let set = vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref());
-    let objects = Library::new(&sources)
-        .get(set)
-        .and_then(|templates| render(&vm, &observed, &config.reconciler, &facts, templates));
-    match objects {
+    let library = Library::new(&sources);
+    let set_of =
+        |vm: &VirtualMachine| library.get(vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref()));
+    let facts = Facts { display_password: "(random)".into() };
+    let now: Timestamp = NOW.parse().unwrap();
+
+    let mut objects: Vec<Value> = Vec::new();
+    if let Some(text) = read(case.join("applied.yaml")) {
+        let former = vm("applied.yaml", &text)?;
+        let builtin = TemplateSet::builtin().map_err(|error| error.to_string())?;
+        let rendered = render(&former, &Observed::nothing(now), config, &facts, &builtin)
+            .map_err(|error| format!("applied.yaml: {error}"))?;
+        let exists =
+            |object: &&Rendered| object.lifetime != Lifetime::Running || former.spec.vm.state == PowerState::Running;
+        objects = rendered.iter().filter(exists).map(applied).collect();
+    }
+    if let Some(text) = read(case.join("observed.yaml")) {
+        add_observed(&mut objects, &text);
+    }
+    let observed = Observed { objects: objects.iter().map(trimmed).collect(), now };
+
+    let vm = vm("vm.yaml", &read(case.join("vm.yaml")).unwrap())?;
+    let rendered: Result<Vec<Rendered>, TemplateError> =
+        set_of(&vm).and_then(|templates| render(&vm, &observed, config, &facts, templates));
+    let plan = plan(&vm, &observed, rendered.as_deref().ok());
+    let source = Source { set: set_of(&vm).ok(), refused: None };
+    let status = status(&vm, &observed, &plan, rendered.as_deref(), &Outcome::default(), source);
+    let objects: String = match &rendered {
         Err(error) => format!("error: {error}\n"),
         Ok(objects) => objects
             .iter()
             .map(|object| {
-                let yaml = serde_saphyr::to_string(&object.value).unwrap();
+                let yaml = yaml(&*object.value);
                 format!("---\n# {} ({:?}, {:?})\n{yaml}", object.template, object.lifetime, object.update)
             })
             .collect(),
-    }
+    };
+    Ok(format!("{objects}---\n# plan\n{}---\n# status\n{}", describe(&plan), yaml(&status)))
 }
 
 /// What is said of each broken set, without a cluster.

@@ -526,11 +526,6 @@ mod tests {
     use super::*;
     use crate::{process::ErrorChain, test_support::played};
 
-    #[test]
-    fn the_manager_ends_within_a_second() {
-        assert!(LAST_EVENTS + LAST_WRITES + leader::RELEASE + log::LAST < Duration::from_secs(1));
-    }
-
     #[tokio::test]
     async fn who_does_not_lead_can_read_and_not_write() {
         // Nobody answers there.

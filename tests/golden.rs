@@ -22,7 +22,6 @@
 mod breakages;
 
 use std::{
-    error::Error,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -38,6 +37,7 @@ use vm_operator::{
     files,
     observed::{FIELD_MANAGER, Object, Observed},
     plan::{Action, Plan, plan},
+    process::ErrorChain,
     render::{Facts, Library, Lifetime, Rendered, Sources, TemplateError, TemplateSet, render},
     status::{Outcome, Source, status},
 };
@@ -47,18 +47,14 @@ const NOW: &str = "2026-01-01T12:00:00Z";
 /// The time at which the objects of `applied.yaml` were made.
 const APPLIED: &str = "2026-01-01T11:00:00Z";
 
-/// An error with all its causes.
-fn chain(error: &dyn Error) -> String {
-    error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {}", chain(cause)))
-}
-
 fn read(path: PathBuf) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
 /// A VM; what is wrong with the file is the error.
 fn vm(file: &str, text: &str) -> Result<VirtualMachine, String> {
-    let mut vm: VirtualMachine = serde_yaml::from_str(text).map_err(|error| format!("{file}: {}", chain(&error)))?;
+    let mut vm: VirtualMachine =
+        serde_yaml::from_str(text).map_err(|error| format!("{file}: {}", ErrorChain(&error)))?;
     let uid = format!("uid-of-{}", vm.name_any());
     vm.metadata.uid.get_or_insert(uid);
     Ok(vm)
@@ -144,7 +140,7 @@ fn outcome(case: &Path) -> String {
 
 fn outcome_or_error(case: &Path) -> Result<String, String> {
     let config = Config::parse(&read(case.join("config.yaml")).unwrap_or_default())
-        .map_err(|error| format!("config.yaml: {}", chain(&error)))?;
+        .map_err(|error| format!("config.yaml: {}", ErrorChain(&error)))?;
     let config: &ReconcilerConfig = &config.reconciler;
     let folder = case.join("templates");
     let sources = if folder.exists() { files::sources(&folder).unwrap() } else { Sources::default() };

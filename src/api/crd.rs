@@ -102,10 +102,13 @@ mod tests {
     #[test]
     fn no_default_inside_a_list_and_nothing_is_nullable() {
         for (name, crd) in crds() {
+            let mut checked = 0;
             each(&crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"], false, &mut |schema, in_list| {
                 assert!(!(in_list && schema.contains_key("default")), "{name}: {schema:?}");
                 assert!(!schema.contains_key("nullable"), "{name}: {schema:?}");
+                checked += usize::from(in_list);
             });
+            assert!(checked > 2, "{name}: {checked} schemas in lists");
         }
     }
 
@@ -113,6 +116,7 @@ mod tests {
     fn every_field_is_explained() {
         let (_, crd) = &crds()[0];
         let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let mut checked = 0;
         each(&schema["properties"]["spec"], false, &mut |schema, _| {
             if let Some(Value::Object(fields)) = schema.get("properties") {
                 for (name, field) in fields.iter().filter(|(name, _)| {
@@ -120,9 +124,11 @@ mod tests {
                         .contains(&name.as_str())
                 }) {
                     assert!(field.get("description").is_some(), "{name}");
+                    checked += 1;
                 }
             }
         });
+        assert!(checked > 50, "{checked}");
     }
 
     #[test]

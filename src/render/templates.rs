@@ -594,7 +594,8 @@ mod tests {
         let library = Library::new(&sources);
         let good = library.get(Some("good")).unwrap();
         assert_eq!(good.render("a.yaml.j2", &context! {}).unwrap(), "base and more");
-        assert!(good.names().all(|name| name != "b.yaml.j2"));
+        assert!(good.names().any(|name| name == "a.yaml.j2"));
+        assert!(!good.names().any(|name| name == "b.yaml.j2"));
         assert_eq!(library.get(None).unwrap().render("b.yaml.j2", &context! {}).unwrap(), "base b");
         insta::assert_snapshot!(library.get(Some("bad")).unwrap_err(), @"sets/bad/lib/x.j2:1:7: syntax error: unexpected end of block");
         insta::assert_snapshot!(library.get(Some("ugly")).unwrap_err(), @r#"spec.templates.set: no template set is named "ugly": there are bad, good"#);

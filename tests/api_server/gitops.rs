@@ -392,7 +392,9 @@ async fn what_tools_look_for_on_objects() {
     assert_eq!(pod.labels()["app.kubernetes.io/instance"], "apple");
     assert_eq!(pod.owner_references()[0].controller, Some(true), "or kubectl drain refuses");
     // Claims have no owner and the instance label, so Argo CD and Flux could take them for something to prune.
-    for claim in world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap() {
+    let claims = world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items;
+    assert_eq!(claims.len(), 3, "two disks and the runner's data");
+    for claim in claims {
         let annotations = claim.annotations();
         assert_eq!(annotations["argocd.argoproj.io/sync-options"], "Prune=false,Delete=false", "{annotations:?}");
         assert_eq!(annotations["argocd.argoproj.io/compare-options"], "IgnoreExtraneous");

@@ -17,7 +17,7 @@ use futures::{
 };
 use k8s_openapi::api::{
     coordination::v1::Lease,
-    core::v1::{ConfigMap, Pod, Service},
+    core::v1::{ConfigMap, Event, Pod, Service},
 };
 use k8s_openapi::jiff::Timestamp;
 use kube::{
@@ -188,7 +188,12 @@ async fn one_that_is_told_to_end_before_it_has_begun_ends() {
     .await;
     manager.signal(Signal::TERM);
     assert!(manager.ended().await.success());
-    assert!(!manager.log().contains("compiled"), "{}", manager.log());
+    let is_compiled = |manager: &Manager| manager.log().contains("compiled");
+    assert!(!is_compiled(&manager), "{}", manager.log());
+    // Once the list is whole, that is what comes next.
+    proxy.calm();
+    let manager = Manager::start_with(&proxy.kubeconfig(), world.namespace.name(), &[], "");
+    eventually("the templates to be compiled", LIMIT, async || is_compiled(&manager).then_some(())).await;
 }
 
 #[tokio::test]
@@ -214,6 +219,7 @@ async fn a_leader_that_slept_too_long_writes_nothing_any_more() {
     assert_eq!(leader.ended().await.code(), Some(1));
     let after = leader.log().split_off(written.len());
     assert!(after.contains("this manager must not go on"), "{after}");
+    assert!(standby.log().contains("applied"), "this is how a write is logged: {}", standby.log());
     assert!(!after.contains("applied"), "{after}");
 }
 
@@ -326,7 +332,7 @@ async fn a_changed_configuration_is_taken_and_a_broken_one_is_not() {
 }
 
 #[tokio::test]
-async fn what_waits_to_be_told_is_told_when_the_manager_ends() {
+async fn a_manager_that_ends_writes_its_events_and_then_gives_its_lease_back() {
     let world = World::new("last-words").await;
     let mut manager = world.manager(&Setup::default());
     manager.ready("[+] machines: 0 listed").await;
@@ -335,8 +341,19 @@ async fn what_waits_to_be_told_is_told_when_the_manager_ends() {
     eventually("a status", LIMIT, async || vms.get("apple").await.unwrap().status?.phase).await;
     manager.signal(Signal::TERM);
     assert!(manager.ended().await.success());
-    let events = world.namespace.kubectl(&["get", "events", "--output=jsonpath={.items[*].message}"]);
-    assert!(events.contains("made Pod apple"), "{events:?}");
+    let events = world.api::<Event>().list(&ListParams::default()).await.unwrap();
+    let is_made = |event: &&Event| event.message.as_deref() == Some("made Pod apple");
+    let event = events.iter().find(is_made).unwrap_or_else(|| panic!("{events:?}"));
+    let lease = world.api::<Lease>().get("vm-operator").await.unwrap();
+    assert_eq!(lease.spec.as_ref().unwrap().holder_identity.as_deref(), Some(""));
+    // All objects of an API server are written in one order (https://etcd.io/docs/v3.6/learning/data_model/).
+    fn revision(object: &impl ResourceExt) -> u64 {
+        object.resource_version().unwrap().parse().unwrap()
+    }
+    let (vm, pod) = (vms.get("apple").await.unwrap(), world.pod("apple").await);
+    let last = revision(&lease);
+    let written = [revision(event), revision(&vm), revision(&pod)];
+    assert!(written.iter().all(|revision| *revision < last), "{written:?} {last}");
 }
 
 #[tokio::test]

@@ -155,7 +155,7 @@ mod monitoring {
     }
 
     #[test]
-    fn the_dashboard_and_the_alerts_name_metrics_and_labels_that_there_are() {
+    fn the_dashboard_and_the_alerts_name_metrics_and_labels_that_exist() {
         let described = described();
         let dashboard: Value = serde_json::from_str(&read("deploy/monitoring/dashboard.json")).unwrap();
         let mut shown = BTreeSet::new();

@@ -370,7 +370,7 @@ fn round(seed: u64) -> Became {
 }
 
 #[test]
-fn nothing_panics_hangs_or_comes_through() {
+fn fuzzed_templates_and_vms_never_panic_hang_or_break_the_rules() {
     let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
     let first = if seconds.is_some() { fastrand::u64(..u64::MAX / 2) } else { 0 };
     let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(5));

@@ -186,7 +186,7 @@ fn outcome_or_error(case: &Path) -> Result<String, String> {
 
 /// What is said of each broken set, without a cluster.
 #[test]
-fn every_breakage_is_named() {
+fn every_broken_template_set_has_its_error() {
     let vm = serde_yaml::from_str(include_str!("golden/tap/vm.yaml")).unwrap();
     let mut said = String::new();
     for breakage in breakages::breakages() {
@@ -202,7 +202,7 @@ fn every_breakage_is_named() {
 }
 
 #[test]
-fn every_case_becomes_what_it_did() {
+fn every_golden_case_matches_its_snapshot() {
     insta::with_settings!({
         prepend_module_to_snapshot => false,
         omit_expression => true,

@@ -24,7 +24,7 @@ async fn of_machines(cluster: &Cluster, before: &Requests) -> Requests {
 }
 
 #[tokio::test]
-async fn nothing_is_asked_at_rest_and_nothing_written_over_a_restart() {
+async fn a_manager_at_rest_sends_no_requests_and_a_restart_writes_nothing() {
     // An API server of its own: it counts the requests of all its clients.
     let own = OwnCluster::api_server();
     let cluster = *own;

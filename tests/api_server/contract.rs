@@ -24,7 +24,7 @@ fn claim(world_claims: &[PersistentVolumeClaim], name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn image() {
+async fn the_pod_uses_the_image_that_the_spec_or_the_configuration_names() {
     let world = World::with_configuration(
         "image",
         r#""/Manager": {"/Controller": {"/Reconciler": {runnerImage: "example.org/default:1"}}}"#,
@@ -64,7 +64,7 @@ async fn image() {
 }
 
 #[tokio::test]
-async fn resources_and_overcommit() {
+async fn the_pod_requests_its_resources_divided_by_the_overcommit() {
     for (test, configuration, cpu, memory) in [
         ("overcommit-default", "", "1", "3435973836"),
         (
@@ -95,7 +95,7 @@ async fn resources_and_overcommit() {
 }
 
 #[tokio::test]
-async fn scheduling() {
+async fn node_selector_affinity_and_node_name_reach_the_pod() {
     let world = World::new("scheduling").await;
     let affinity = json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [
         { "matchExpressions": [{ "key": "kvm", "operator": "Exists" }] },
@@ -112,7 +112,7 @@ async fn scheduling() {
 }
 
 #[tokio::test]
-async fn every_object_says_whose_it_is() {
+async fn every_object_has_the_labels_and_the_owner_of_its_vm() {
     let world = World::new("labels").await;
     world
         .make("apple", |vm| {
@@ -163,7 +163,7 @@ async fn every_object_says_whose_it_is() {
 }
 
 #[tokio::test]
-async fn load_balancer_service() {
+async fn a_load_balancer_service_has_the_configured_labels_and_is_deleted_when_not_wanted() {
     let world = World::with_configuration(
         "service",
         r#""/Manager": {"/Controller": {"/Reconciler": {loadBalancerService: {labels: {a: "1", b: "2"}, annotations: {c: "3", e: "6"}}}}}"#,
@@ -212,7 +212,7 @@ async fn load_balancer_service() {
 }
 
 #[tokio::test]
-async fn what_the_runner_is_told() {
+async fn the_runners_configuration_holds_what_the_spec_says() {
     let world = World::new("runner").await;
     world
         .make("apple", |vm| {
@@ -313,7 +313,7 @@ async fn what_the_runner_is_told() {
 }
 
 #[tokio::test]
-async fn cloud_init_data_of_other_objects_are_mounted() {
+async fn cloud_init_data_from_other_objects_is_mounted() {
     let world = World::new("data-from").await;
     let pod = pod(&world, "apple", |vm| {
         vm["spec"]["cloudInit"] = json!({
@@ -350,7 +350,7 @@ async fn the_instance_id_changes_with_the_content_and_with_nothing_else() {
 }
 
 #[tokio::test]
-async fn defaults() {
+async fn fields_that_are_not_set_have_the_documented_defaults() {
     let world = World::new("defaults").await;
     let mut vm = machine("apple");
     vm["spec"] = json!({ "vm": { "maximumCpus": 1, "networks": [{ "tap": {} }] } });
@@ -395,7 +395,7 @@ async fn defaults() {
 }
 
 #[tokio::test]
-async fn claims_and_their_names() {
+async fn every_disk_has_a_claim_with_the_documented_name() {
     let world = World::with_configuration(
         "claims",
         r#""/Manager": {"/Controller": {"/Reconciler": {runnerDataPvc: {storageClassName: local-path}}}}"#,
@@ -499,7 +499,7 @@ async fn a_policy_keeps_users_from_what_the_administrators_choose() {
 }
 
 #[tokio::test]
-async fn what_other_components_say_of_a_machine_stays() {
+async fn status_fields_of_other_components_are_kept() {
     let world = World::new("others").await;
     world.make("apple", |vm| vm["spec"]["pools"] = json!(["desktops"])).await;
     world.ready("apple", "Starting").await;
@@ -518,7 +518,7 @@ async fn what_other_components_say_of_a_machine_stays() {
 }
 
 #[tokio::test]
-async fn what_the_runner_said_of_the_guest_ends_with_the_pod() {
+async fn conditions_about_the_guest_become_false_when_its_pod_is_gone() {
     let world = World::new("gone").await;
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
@@ -557,7 +557,7 @@ async fn what_the_runner_said_of_the_guest_ends_with_the_pod() {
 }
 
 #[tokio::test]
-async fn a_runner_that_is_killed_takes_nothing_back_and_so_the_manager_does() {
+async fn the_manager_corrects_the_conditions_of_a_runner_that_was_killed() {
     let world = World::new("killed-runner").await;
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
@@ -587,7 +587,7 @@ async fn a_runner_that_is_killed_takes_nothing_back_and_so_the_manager_does() {
 }
 
 #[tokio::test]
-async fn a_pool_is_an_object_of_its_own() {
+async fn a_pool_has_defaults_and_its_permissions_are_validated() {
     let world = World::new("pools").await;
     let pool = |spec: Value| json!({ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmPool", "metadata": { "name": "desktops" }, "spec": spec });
     world.namespace.apply(&pool(json!({ "permissions": [{ "role": "users" }] })).to_string());
@@ -619,7 +619,7 @@ async fn a_pool_is_an_object_of_its_own() {
 }
 
 #[tokio::test]
-async fn what_is_deployed_is_of_one_namespace_and_the_example_is_taken() {
+async fn the_deployment_stays_in_one_namespace_and_the_example_works() {
     let world = World::new("deploy").await;
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("example/local-path");
     let manifests = world.cluster.kubectl(&["kustomize", &folder.to_string_lossy()]);

@@ -90,7 +90,7 @@ async fn a_disk_grows_where_its_class_allows_it_and_never_shrinks() {
 }
 
 #[tokio::test]
-async fn a_disk_that_is_not_used_any_more_is_kept_and_named() {
+async fn the_claim_of_a_removed_disk_is_kept_and_reported() {
     let world = World::new("kept").await;
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
@@ -107,7 +107,7 @@ fn is_deleted(claim: &PersistentVolumeClaim) -> bool {
 }
 
 #[tokio::test]
-async fn two_machines_can_not_use_one_claim() {
+async fn two_vms_can_not_use_one_claim() {
     let world = World::new("shared").await;
     // Both names come to a-b-core-disk.
     let with_disk = |name: &'static str| {

@@ -17,7 +17,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use vm_operator::{api::VirtualMachine, ownership::COMMAND_MANAGER};
 
 #[tokio::test]
-async fn display_secret() {
+async fn a_generated_display_secret_keeps_the_password_that_a_person_sets() {
     let world = World::new("display-secret").await;
     let without = pod(&world, "without", |vm| {
         vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } });
@@ -60,7 +60,7 @@ async fn display_secret() {
 }
 
 #[tokio::test]
-async fn the_file_that_a_viewer_connects_with() {
+async fn kubectl_vm_display_writes_a_connection_file() {
     let world = World::new("viewer").await;
     let display = |arguments: &[&str]| world.namespace.kubectl_vm(&[&["display"], arguments].concat());
     assert_eq!(display(&["apple"]).0, 1);

@@ -133,7 +133,7 @@ fn compare(path: &str, git: &Value, live: &Value, different: &mut Vec<String>) {
 }
 
 #[tokio::test]
-async fn a_machine_in_git_shows_no_difference_after_everything_was_used() {
+async fn a_vm_in_git_shows_no_difference_after_every_feature_was_used() {
     let world = World::new("no-difference").await;
     let mut manifest = everything("no");
     manifest["spec"]["guestShutdownStops"] = json!(true);
@@ -213,7 +213,7 @@ async fn a_client_side_apply_finds_nothing_to_do() {
 }
 
 #[tokio::test]
-async fn flux_stops_no_machine_that_git_does_not_speak_of() {
+async fn flux_stops_no_vm_whose_state_is_not_in_git() {
     let world = World::new("flux").await;
     let manifest = everything("apple");
     vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
@@ -241,7 +241,7 @@ async fn flux_stops_no_machine_that_git_does_not_speak_of() {
 }
 
 #[tokio::test]
-async fn power_that_git_says_is_git_s() {
+async fn a_power_state_in_git_wins_over_a_persons() {
     let world = World::new("git-power").await;
     let mut manifest = everything("apple");
     manifest["spec"]["vm"]["state"] = json!("Running");
@@ -257,7 +257,7 @@ async fn power_that_git_says_is_git_s() {
 }
 
 #[tokio::test]
-async fn appliers_who_each_own_their_part_do_not_fight_and_we_write_nothing_at_rest() {
+async fn appliers_of_different_fields_do_not_fight_and_the_manager_writes_nothing_at_rest() {
     let world = World::new("appliers").await;
     let mut git = everything("apple");
     git["spec"]["vm"]["state"] = json!("Running");
@@ -366,7 +366,7 @@ async fn twenty_rounds_of_flux_and_kubectl_while_people_start_and_stop() {
 }
 
 #[tokio::test]
-async fn what_tools_look_for_on_objects() {
+async fn objects_have_the_labels_and_annotations_that_gitops_tools_need() {
     let world = World::new("tool-labels").await;
     let mut manifest = everything("apple");
     manifest["metadata"]["labels"] = json!({

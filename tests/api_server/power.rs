@@ -68,7 +68,7 @@ fn is_going(pod: &Pod) -> bool {
 }
 
 #[tokio::test]
-async fn a_guest_that_shuts_down_stays_down_and_the_state_says_so_where_nobody_applies_it() {
+async fn a_guest_that_shuts_down_stays_down_and_the_manager_sets_the_state_to_stopped() {
     let world = world("guest-shutdown").await;
     up(&world, "apple", on_node_and_stays_down).await;
     world.report("apple", false, "GuestShutdown").await;
@@ -90,7 +90,7 @@ async fn a_guest_that_shuts_down_stays_down_and_the_state_says_so_where_nobody_a
 }
 
 #[tokio::test]
-async fn what_git_applies_is_left_to_git_and_the_guest_stays_down() {
+async fn a_guest_that_shuts_down_stays_down_though_git_applies_running() {
     let world = world("latch").await;
     let mut manifest = machine("apple");
     on_node_and_stays_down(&mut manifest);
@@ -125,7 +125,7 @@ async fn what_git_applies_is_left_to_git_and_the_guest_stays_down() {
 }
 
 #[tokio::test]
-async fn a_report_of_an_earlier_pod_counts_for_nothing() {
+async fn a_report_about_an_earlier_pod_is_ignored() {
     let world = world("stale").await;
     up(&world, "apple", on_node_and_stays_down).await;
     let old = world.api::<Pod>().get("apple").await.unwrap();
@@ -157,7 +157,7 @@ async fn the_restart_annotation_replaces_the_pod_once() {
 }
 
 #[tokio::test]
-async fn start_stop_start_ends_started_and_two_pods_never_live() {
+async fn start_stop_start_ends_running_with_one_pod() {
     let world = world("quick").await;
     let first = up(&world, "apple", on_node).await;
     for state in ["Stopped", "Running", "Stopped", "Running", "Running"] {
@@ -181,7 +181,7 @@ async fn start_stop_start_ends_started_and_two_pods_never_live() {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_going_is_waited_for_and_a_person_can_shorten_that() {
+async fn the_manager_waits_for_a_pod_that_is_being_deleted_and_a_person_can_force_its_end() {
     let world = world("fencing").await;
     let pod = up(&world, "apple", on_node).await;
     set_state(&world, "apple", "Stopped").await;
@@ -209,7 +209,7 @@ async fn a_pod_that_is_going_is_waited_for_and_a_person_can_shorten_that() {
 }
 
 #[tokio::test]
-async fn a_node_that_does_not_answer_is_named_and_nothing_is_started_elsewhere() {
+async fn a_node_that_does_not_respond_is_named_and_no_second_pod_is_started() {
     let world = world("overdue").await;
     let pod = up(&world, "apple", on_node).await;
     // What the node controller says of the Pods of a node that it does not hear any more, and the kubelet when it is back.
@@ -245,7 +245,7 @@ async fn a_node_that_does_not_answer_is_named_and_nothing_is_started_elsewhere()
 }
 
 #[tokio::test]
-async fn a_pod_that_fails_is_made_again_after_a_pause_and_the_next_try_is_said() {
+async fn a_pod_that_fails_is_recreated_with_back_off_and_the_status_names_the_next_try() {
     let world = world("failed").await;
     let first = up(&world, "apple", on_node).await;
     world
@@ -293,7 +293,7 @@ async fn a_pod_that_fails_is_made_again_after_a_pause_and_the_next_try_is_said()
 }
 
 #[tokio::test]
-async fn the_cause_of_a_machine_that_does_not_come_up_is_said() {
+async fn the_ready_condition_names_why_a_vm_does_not_start() {
     let world = world("causes").await;
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
@@ -329,7 +329,7 @@ async fn the_cause_of_a_machine_that_does_not_come_up_is_said() {
 }
 
 #[tokio::test]
-async fn a_machine_deleted_without_its_pod_is_adopted_when_it_is_made_again() {
+async fn a_vm_deleted_without_its_pod_adopts_it_when_recreated() {
     let world = world("orphan").await;
     let pod = up(&world, "apple", |vm| {
         on_node(vm);
@@ -370,7 +370,7 @@ async fn a_machine_deleted_without_its_pod_is_adopted_when_it_is_made_again() {
 }
 
 #[tokio::test]
-async fn a_machine_deleted_and_made_again_at_once_waits_for_the_old_pod() {
+async fn a_vm_recreated_at_once_waits_for_the_old_pod() {
     let world = world("again").await;
     let pod = up(&world, "apple", on_node).await;
     let vms: Api<VirtualMachine> = world.api();
@@ -407,7 +407,7 @@ async fn a_pod_of_somebody_else_is_not_taken_over() {
 }
 
 #[tokio::test]
-async fn taking_the_state_out_of_git_stops_nothing() {
+async fn removing_the_state_from_git_stops_no_vm() {
     let world = world("unmanaged").await;
     let vms: Api<VirtualMachine> = world.api();
     let git = PatchParams::apply("git").force();
@@ -417,7 +417,7 @@ async fn taking_the_state_out_of_git_stops_nothing() {
 
 /// To a client-side apply the CRD's default is a field that it has set.
 #[tokio::test]
-async fn taking_the_state_out_of_what_kubectl_applies_stops_nothing() {
+async fn removing_the_state_from_a_kubectl_manifest_stops_no_vm() {
     let world = world("unmanaged-kubectl").await;
     stays_up_without_state(&world, "pear", async |manifest: &Value| drop(world.namespace.apply(&manifest.to_string())))
         .await;
@@ -458,7 +458,7 @@ async fn stays_up_without_state(world: &World, name: &str, apply: impl AsyncFn(&
 }
 
 #[tokio::test]
-async fn what_a_restart_would_bring_is_listed() {
+async fn pending_changes_list_what_a_restart_would_change() {
     let world = world("pending").await;
     let image = up(&world, "apple", on_node).await.spec.unwrap().containers.remove(0).image;
     world
@@ -480,7 +480,7 @@ async fn what_a_restart_would_bring_is_listed() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_deleted_under_its_machine_is_said_and_made_anew_with_the_next_start() {
+async fn a_claim_that_is_deleted_under_a_running_vm_is_reported_and_recreated_at_the_next_start() {
     let world = world("claim-deleted").await;
     up(&world, "apple", on_node).await;
     let claims: Api<PersistentVolumeClaim> = world.api();
@@ -502,7 +502,7 @@ async fn a_claim_that_is_deleted_under_its_machine_is_said_and_made_anew_with_th
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_can_be_drained_and_its_machine_waits_for_another() {
+async fn a_node_can_be_drained_and_the_vm_waits_for_another_node() {
     let world = World::new("drain").await;
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "drained" } });
     world.namespace.apply(&node.to_string());
@@ -533,7 +533,7 @@ async fn a_node_can_be_drained_and_its_machine_waits_for_another() {
 
 /// Before version 3.4 a StatefulSet made the Pod and the claims.
 #[tokio::test]
-async fn what_the_oldest_releases_run_is_taken_over_without_two_pods() {
+async fn a_vm_of_the_oldest_releases_is_taken_over_without_a_second_pod() {
     let world = World::new("oldest").await;
     let labels = json!({
         "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple", "app.kubernetes.io/managed-by": "vm-operator",
@@ -576,7 +576,7 @@ async fn what_the_oldest_releases_run_is_taken_over_without_two_pods() {
 }
 
 #[tokio::test]
-async fn a_namespace_that_is_deleted_goes_with_its_machines() {
+async fn a_namespace_with_vms_can_be_deleted() {
     let world = World::new("deleted").await;
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;

@@ -111,7 +111,7 @@ fn machine(name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_leader_that_is_killed_is_followed() {
+async fn a_standby_takes_over_when_the_leader_is_killed() {
     let world = World::new("killed").await;
     let (mut leader, standby) = world.two().await;
     world.make("before");
@@ -128,7 +128,7 @@ async fn a_leader_that_is_killed_is_followed() {
 }
 
 #[tokio::test]
-async fn a_leader_that_is_told_to_end_gives_way() {
+async fn a_leader_that_gets_sigterm_releases_its_lease_and_a_standby_takes_over() {
     let world = World::new("stopped").await;
     let (mut leader, mut standby) = world.two().await;
     let first = world.holder().await;
@@ -154,7 +154,7 @@ async fn a_leader_that_is_told_to_end_gives_way() {
 }
 
 #[tokio::test]
-async fn one_that_ends_in_the_middle_of_work_leaves_it_to_the_next() {
+async fn a_leader_that_ends_in_the_middle_of_work_leaves_it_to_the_next() {
     const MACHINES: usize = 200;
     let world = World::new("busy").await;
     let (mut leader, _standby) = world.two().await;
@@ -177,7 +177,7 @@ async fn one_that_ends_in_the_middle_of_work_leaves_it_to_the_next() {
 
 /// Whoever can't list the ConfigMaps with template sets waits for them, but not when it is told to end.
 #[tokio::test]
-async fn one_that_is_told_to_end_before_it_has_begun_ends() {
+async fn a_manager_that_gets_sigterm_before_its_first_list_ends() {
     let world = World::new("not-begun").await;
     let proxy = Proxy::start(world.client.clone(), 7, Faults { half_lists: u8::MAX, ..Faults::default() }).await;
     let mut manager = Manager::start_with(&proxy.kubeconfig(), world.namespace.name(), &[], "");
@@ -197,7 +197,7 @@ async fn one_that_is_told_to_end_before_it_has_begun_ends() {
 }
 
 #[tokio::test]
-async fn one_that_stands_by_ends_at_once_and_leaves_the_lease() {
+async fn a_standby_that_gets_sigterm_ends_and_leaves_the_lease() {
     let world = World::new("standby").await;
     let (_leader, mut standby) = world.two().await;
     let first = world.holder().await;
@@ -207,7 +207,7 @@ async fn one_that_stands_by_ends_at_once_and_leaves_the_lease() {
 }
 
 #[tokio::test]
-async fn a_leader_that_slept_too_long_writes_nothing_any_more() {
+async fn a_leader_that_was_suspended_past_its_lease_writes_nothing() {
     let world = World::new("slept").await;
     let (mut leader, standby) = world.two().await;
     leader.signal(Signal::STOP);
@@ -292,7 +292,7 @@ fn labelled(value: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_changed_configuration_is_taken_and_a_broken_one_is_not() {
+async fn a_changed_configuration_is_used_and_a_broken_one_is_not() {
     let world = World::new("config").await;
     let manager = world.manager(&Setup::default());
     manager.ready("[+] config: defaults").await;
@@ -332,7 +332,7 @@ async fn a_changed_configuration_is_taken_and_a_broken_one_is_not() {
 }
 
 #[tokio::test]
-async fn a_manager_that_ends_writes_its_events_and_then_gives_its_lease_back() {
+async fn a_manager_that_ends_writes_its_events_and_then_releases_its_lease() {
     let world = World::new("last-words").await;
     let mut manager = world.manager(&Setup::default());
     manager.ready("[+] machines: 0 listed").await;
@@ -385,7 +385,7 @@ async fn a_configuration_that_is_broken_from_the_start_ends_the_manager() {
 }
 
 #[tokio::test]
-async fn the_metrics_tell_what_happened() {
+async fn metrics_and_log_report_what_happened() {
     let world = World::new("metrics").await;
     let undefined = "{% if vm.metadata.name == 'bad' %}{{ nothing.here }}{% endif %}\n";
     let mut manager = world.manager(&Setup { templates: &[("a.yaml.j2", undefined)], ..Setup::default() });
@@ -446,7 +446,7 @@ async fn the_metrics_tell_what_happened() {
 /// Needs the feature: `cargo test --features dev,otel --test api_server traces`.
 #[cfg(feature = "otel")]
 #[tokio::test]
-async fn traces_go_to_whoever_collects_them() {
+async fn traces_are_sent_to_the_configured_endpoint() {
     let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
     let collect = async move |body: axum::body::Bytes| drop(sender.send(body));
     let collector = axum::Router::new().route("/v1/traces", axum::routing::post(collect));
@@ -486,7 +486,7 @@ fn old_definition() -> Value {
 }
 
 #[tokio::test]
-async fn the_definition_comes_later_and_a_machine_that_can_not_be_read_is_left_alone() {
+async fn the_manager_waits_for_the_crd_and_leaves_unreadable_vms_alone() {
     // An API server of its own: the other tests need the definitions.
     let cluster = OwnCluster::api_server();
     let world = World::of(*cluster, "definition").await;
@@ -546,7 +546,7 @@ async fn the_definition_comes_later_and_a_machine_that_can_not_be_read_is_left_a
 }
 
 #[tokio::test]
-async fn several_namespaces_or_all_are_managed_by_one() {
+async fn one_manager_manages_several_namespaces_or_all() {
     // An API server of its own: a manager of all namespaces would manage those of the other tests.
     let cluster = OwnCluster::api_server();
     install_crds(*cluster).await;
@@ -580,7 +580,7 @@ async fn several_namespaces_or_all_are_managed_by_one() {
 }
 
 #[tokio::test]
-async fn which_namespace_is_managed_is_said_in_four_places_of_which_the_nearest_counts() {
+async fn the_namespace_comes_from_flag_variable_file_or_kubeconfig_in_that_order() {
     let worlds = join_all(["flag", "variable", "file", "kubeconfig"].map(World::new)).await;
     let name = |number: usize| worlds[number].namespace.name();
     let mut context: Value =
@@ -606,7 +606,7 @@ async fn which_namespace_is_managed_is_said_in_four_places_of_which_the_nearest_
 }
 
 #[tokio::test]
-async fn each_line_of_the_log_can_be_json() {
+async fn every_line_of_the_log_is_json_if_asked_for() {
     let world = World::new("json").await;
     let mut manager = world.manager(&Setup { arguments: &["--log-format=json"], ..Setup::default() });
     world.make("apple");

@@ -97,7 +97,7 @@ async fn the_documented_example_yields_the_documented_objects() {
 }
 
 #[tokio::test]
-async fn a_machine_that_nobody_has_seen_is_not_healthy() {
+async fn a_vm_that_no_manager_has_reconciled_is_not_healthy() {
     let world = World::new("unseen").await;
     world.make("seen", |_| ()).await;
     world.ready("seen", "Starting").await;
@@ -128,7 +128,7 @@ async fn stopping_removes_the_pod_and_keeps_the_claims() {
 }
 
 #[tokio::test]
-async fn deleting_cascades_but_keeps_the_claims_also_while_no_manager_runs() {
+async fn deleting_a_vm_deletes_all_but_its_claims_even_without_a_manager() {
     let World { namespace, client, manager, .. } = {
         let world = World::new("deleting").await;
         world.make("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
@@ -151,7 +151,7 @@ async fn deleting_cascades_but_keeps_the_claims_also_while_no_manager_runs() {
 }
 
 #[tokio::test]
-async fn a_live_change_reaches_the_configuration_and_tells_the_pod() {
+async fn a_live_change_reaches_the_config_map_and_annotates_the_pod() {
     let world = World::new("live").await;
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
@@ -183,7 +183,7 @@ async fn a_live_change_reaches_the_configuration_and_tells_the_pod() {
 }
 
 #[tokio::test]
-async fn a_change_of_the_pod_waits_and_says_so() {
+async fn a_change_of_the_pod_waits_for_a_restart_and_sets_restart_required() {
     let world = World::new("pending").await;
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
@@ -214,7 +214,7 @@ async fn a_change_of_the_pod_waits_and_says_so() {
 }
 
 #[tokio::test]
-async fn who_does_not_know_of_a_pod_does_not_write_into_it() {
+async fn a_manager_that_does_not_know_a_pod_does_not_change_it() {
     let world = World::new("unknown-pod").await;
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
@@ -243,7 +243,7 @@ async fn who_does_not_know_of_a_pod_does_not_write_into_it() {
 }
 
 #[tokio::test]
-async fn what_is_decided_about_an_object_is_not_done_to_one_that_was_made_since() {
+async fn an_action_is_refused_if_the_object_was_recreated_meanwhile() {
     let world = World::new("uid").await;
     let vm = world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
@@ -276,7 +276,7 @@ async fn what_is_decided_about_an_object_is_not_done_to_one_that_was_made_since(
 }
 
 #[tokio::test]
-async fn what_others_change_of_ours_is_put_back_and_what_is_theirs_stays() {
+async fn changes_of_managed_fields_are_reverted_and_other_fields_are_kept() {
     let world = World::new("drift").await;
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
@@ -295,7 +295,7 @@ async fn what_others_change_of_ours_is_put_back_and_what_is_theirs_stays() {
 }
 
 #[tokio::test]
-async fn labels_of_the_machine_come_to_its_pod_and_go_again() {
+async fn labels_of_the_vm_are_added_to_its_pod_and_removed_again() {
     let world = World::new("labels").await;
     // A Service can be there before the machine is started.
     let service = json!({
@@ -324,7 +324,7 @@ async fn labels_of_the_machine_come_to_its_pod_and_go_again() {
 }
 
 #[tokio::test]
-async fn a_pod_that_loses_its_machines_label_gets_it_back() {
+async fn a_pod_that_loses_its_instance_label_gets_it_back() {
     let world = World::new("unlabelled").await;
     world.make("apple", |_| ()).await;
     world.ready("apple", "Starting").await;
@@ -340,7 +340,7 @@ async fn a_pod_that_loses_its_machines_label_gets_it_back() {
 }
 
 #[tokio::test]
-async fn what_a_new_configuration_does_without_goes_also_while_no_manager_runs() {
+async fn an_object_that_a_new_configuration_does_not_need_is_deleted_when_the_manager_starts() {
     let mut world = World::new("no-service").await;
     world.make("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
     world.ready("apple", "Starting").await;
@@ -356,7 +356,7 @@ async fn what_a_new_configuration_does_without_goes_also_while_no_manager_runs()
 }
 
 #[tokio::test]
-async fn a_name_that_is_taken_is_not_taken_over() {
+async fn an_object_of_somebody_else_with_the_same_name_is_not_changed() {
     let world = World::new("taken").await;
     let theirs =
         json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "apple" }, "data": { "a": "b" } });
@@ -383,7 +383,7 @@ async fn a_name_that_is_taken_is_not_taken_over() {
 }
 
 #[tokio::test]
-async fn what_a_template_keeps_is_not_taken_from_others() {
+async fn an_object_with_lifetime_keep_is_not_taken_from_others() {
     let template = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {{ vm.metadata.name ~ '-notes' }}\n  annotations: {vmoperator.jdrupes.org/lifetime: keep}\ndata: {ours: 'yes'}\n";
     let world = World::with_templates("kept", &[("notes.yaml.j2", template)]).await;
     let theirs = json!({
@@ -415,7 +415,7 @@ async fn what_a_template_keeps_is_not_taken_from_others() {
 }
 
 #[tokio::test]
-async fn a_claim_that_somebody_made_for_the_disk_is_used() {
+async fn a_claim_that_a_person_made_for_a_disk_is_used() {
     let world = World::new("own-claim").await;
     // Also where something else owns it that has filled it.
     let owner = json!({ "apiVersion": "example.org/v1", "kind": "Importer", "name": "x", "uid": "1b2d6f4e-0000-4000-8000-000000000000" });
@@ -434,7 +434,7 @@ async fn a_claim_that_somebody_made_for_the_disk_is_used() {
 }
 
 #[tokio::test]
-async fn what_happened_is_told_also_where_the_status_can_not_be_written() {
+async fn events_are_written_even_if_the_status_can_not_be_written() {
     let world = World::new("untold").await;
     let name = world.namespace.name();
     let hook = json!({
@@ -472,7 +472,7 @@ async fn what_happened_is_told_also_where_the_status_can_not_be_written() {
 }
 
 #[tokio::test]
-async fn any_text_reaches_the_guest_as_it_was_written() {
+async fn any_text_in_cloud_init_data_reaches_the_guest_unchanged() {
     let world = World::new("texts").await;
     let text = "quotes \" ' \\ colon: # dash\n---\n...\ttab \u{2028} \u{85} 😀 {{ 7 * 7 }} {% raw %}";
     world
@@ -491,7 +491,7 @@ async fn any_text_reaches_the_guest_as_it_was_written() {
 }
 
 #[tokio::test]
-async fn bad_input_is_refused_at_once_and_named() {
+async fn the_api_server_refuses_invalid_vms_and_names_the_field() {
     let world = World::new("bad-input").await;
     let refused = |edit: &dyn Fn(&mut Value)| {
         let mut vm = machine("apple");
@@ -571,7 +571,7 @@ async fn bad_input_is_refused_at_once_and_named() {
 }
 
 #[tokio::test]
-async fn a_template_that_can_not_be_compiled_is_said_and_touches_nothing() {
+async fn a_template_that_can_not_be_compiled_is_reported_and_changes_nothing() {
     let world =
         World::with_templates("broken-set", &[("pod.yaml.j2", "kind: Pod\nmetadata: {name: {{ vm.metadata.name }\n")])
             .await;
@@ -593,7 +593,7 @@ async fn a_template_that_can_not_be_compiled_is_said_and_touches_nothing() {
 }
 
 #[tokio::test]
-async fn a_template_that_fails_for_one_machine_does_not_hold_up_another() {
+async fn a_template_that_fails_for_one_vm_does_not_block_another() {
     let undefined = "{% if vm.metadata.name == 'bad' %}\n{{ nothing.here }}\n{% endif %}\n";
     let not_yaml = "{% if vm.metadata.name == 'worse' %}\na: [1\n{% endif %}\n";
     let world = World::with_templates("broken-one", &[("a.yaml.j2", undefined), ("b.yaml.j2", not_yaml)]).await;
@@ -639,7 +639,7 @@ async fn a_template_sees_the_status_that_follows_from_it() {
 }
 
 #[tokio::test]
-async fn an_object_that_the_api_server_refuses_is_said() {
+async fn an_object_that_the_api_server_refuses_is_reported() {
     let world = World::new("refused").await;
     world.make("apple", |vm| vm["spec"]["nodeSelector"] = json!({ "not a label": "x" })).await;
     let vm = world.ready("apple", "ApplyFailed").await;

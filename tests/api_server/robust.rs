@@ -211,7 +211,7 @@ fn settled(state: &BTreeMap<String, Value>) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_api_server_that_cuts_refuses_and_forgets_changes_nothing_in_the_end() {
+async fn faults_of_the_api_server_change_nothing_in_the_end() {
     let machines = count("VM_OPERATOR_TEST_MACHINES", 60);
     let cluster = Cluster::control_plane();
     let client = cluster.client().await;
@@ -244,7 +244,7 @@ async fn an_api_server_that_cuts_refuses_and_forgets_changes_nothing_in_the_end(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_a_list_makes_nothing_seem_gone() {
+async fn a_truncated_list_makes_no_object_seem_deleted() {
     let cluster = Cluster::control_plane();
     let client = cluster.client().await;
     let all = |deed: Deed| (0..5).map(move |machine| (machine, deed));
@@ -274,11 +274,11 @@ async fn half_a_list_makes_nothing_seem_gone() {
     assert!(others.is_empty(), "{others:?}");
     let injected = proxy.injected();
     assert!(injected["half a list"] >= 5 * 3, "{injected:?}");
-    assert!(manager.log().contains("the list can't be read to its end"), "{}", manager.log());
+    assert!(manager.log().contains("failed to perform initial object list"), "{}", manager.log());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_manager_that_is_killed_at_any_moment_ends_where_an_undisturbed_one_does() {
+async fn a_manager_that_is_killed_at_any_moment_reaches_the_same_end_state() {
     let kills = count("VM_OPERATOR_TEST_KILLS", 25);
     let machines = 12;
     let deeds = deeds(42, machines, 8 * kills);
@@ -329,7 +329,7 @@ async fn a_manager_that_is_killed_at_any_moment_ends_where_an_undisturbed_one_do
 
 /// Guests shut down while the manager is killed, and people start some of them while none runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_start_after_a_guests_shutdown_is_never_taken_back_and_the_others_stay_down() {
+async fn a_start_after_a_guest_shutdown_is_never_undone_and_the_other_vms_stay_down() {
     let kills = count("VM_OPERATOR_TEST_KILLS", 25);
     let cluster = Cluster::control_plane();
     let client = cluster.client().await;
@@ -411,7 +411,7 @@ async fn a_start_after_a_guests_shutdown_is_never_taken_back_and_the_others_stay
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_admission_that_is_slow_holds_up_nobody_else_and_one_that_fails_is_said() {
+async fn a_slow_admission_webhook_blocks_no_other_vm_and_a_failing_one_is_reported() {
     let cluster = Cluster::control_plane();
     let namespace = namespace(cluster, "admission").await;
     let client = cluster.client().await;

@@ -71,7 +71,7 @@ async fn events(world: &World, reason: &str) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn a_changed_folder_is_in_force_at_once_and_no_pod_is_touched() {
+async fn changed_templates_are_used_at_once_and_no_pod_is_changed() {
     let world = World::with_templates("hot", &[]).await;
     for name in ["apple", "pear"] {
         world.make(name, |_| {}).await;
@@ -99,7 +99,7 @@ async fn a_changed_folder_is_in_force_at_once_and_no_pod_is_touched() {
 }
 
 #[tokio::test]
-async fn what_templates_made_goes_though_they_changed_while_no_manager_ran() {
+async fn objects_of_removed_templates_are_deleted_even_if_no_manager_ran_meanwhile() {
     let mut world = World::with_templates("leftover", &[("network-policy.yaml.j2", POLICY)]).await;
     for name in ["apple", "pear"] {
         world.make(name, |_| {}).await;
@@ -146,7 +146,7 @@ async fn what_templates_made_goes_though_they_changed_while_no_manager_ran() {
 }
 
 #[tokio::test]
-async fn what_made_the_pod_goes_before_another_is_made_though_no_manager_ran_meanwhile() {
+async fn the_stateful_set_that_made_the_pod_is_deleted_before_a_new_pod_is_made() {
     let template = fs::read_to_string("example/templates/stateful-set/pod.yaml.j2").unwrap();
     let mut world = World::with_templates("maker", &[("pod.yaml.j2", &template)]).await;
     world.make("apple", |_| {}).await;
@@ -172,7 +172,7 @@ async fn what_made_the_pod_goes_before_another_is_made_though_no_manager_ran_mea
 }
 
 #[tokio::test]
-async fn a_block_of_the_pod_waits_for_the_next_start() {
+async fn a_changed_block_of_the_pod_changes_its_labels_at_once_and_waits_with_the_rest() {
     let world = World::with_templates("block", &[]).await;
     world.make("apple", |_| {}).await;
     let uid = world.pod_when("apple", "there", |_| true).await.uid();
@@ -184,7 +184,7 @@ async fn a_block_of_the_pod_waits_for_the_next_start() {
 }
 
 #[tokio::test]
-async fn what_is_broken_is_never_used() {
+async fn broken_templates_are_never_used() {
     let world = World::with_templates("broken", &[]).await;
     world.make("apple", |_| {}).await;
     world.ready("apple", "Starting").await;
@@ -248,7 +248,7 @@ fn kubectl_vm(arguments: &[&str], folder: &Path) -> String {
 }
 
 #[test]
-fn every_recipe_is_short_and_clean_and_makes_what_it_should() {
+fn every_recipe_of_the_cookbook_is_short_and_passes_lint_and_its_tests() {
     assert!(recipes().len() >= 11);
     for (name, folder) in recipes() {
         let lines: usize = files::files(&folder).unwrap().values().map(|text| text.lines().count()).sum();
@@ -260,7 +260,7 @@ fn every_recipe_is_short_and_clean_and_makes_what_it_should() {
 
 /// The first part of the page about templates, done word by word in an empty directory.
 #[test]
-fn the_five_minutes_of_the_page_are_true() {
+fn the_five_minutes_of_the_documentation_work_as_written() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = fs::read_to_string(root.join("docs/templates.md")).unwrap();
     let section = page.split("## Five minutes").nth(1).unwrap().split("\n## ").next().unwrap();
@@ -307,7 +307,7 @@ fn said(folder: &Path, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn what_the_commands_say_of_folders() {
+fn commands_on_template_folders_print_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let file = folder.path().join(name);
@@ -369,7 +369,7 @@ fn what_the_commands_say_of_folders() {
 }
 
 #[tokio::test]
-async fn every_recipe_is_what_an_api_server_takes() {
+async fn every_recipe_is_accepted_by_an_api_server() {
     let world = World::with_templates("recipes", &[]).await;
     for (name, folder) in recipes() {
         world.namespace.apply(&kubectl_vm(&["templates", "pack", "--set", &name], &folder));
@@ -418,7 +418,7 @@ fn set(name: &str, set: &str, data: Value) -> ConfigMap {
 }
 
 #[tokio::test]
-async fn a_machine_chooses_a_set_and_its_values() {
+async fn a_vm_chooses_a_template_set_and_values() {
     let world = World::with_templates("sets", &[]).await;
     world
         .make("apple", |vm| {
@@ -461,7 +461,7 @@ async fn a_machine_chooses_a_set_and_its_values() {
 }
 
 #[tokio::test]
-async fn a_difference_is_shown_with_what_it_means() {
+async fn kubectl_vm_diff_shows_each_change_and_when_it_takes_effect() {
     let world = World::with_templates("diff", &[]).await;
     world.make("apple", |_| {}).await;
     world.ready("apple", "Starting").await;
@@ -515,7 +515,7 @@ async fn a_difference_is_shown_with_what_it_means() {
 }
 
 #[tokio::test]
-async fn a_kind_that_can_not_be_watched_is_said_and_the_machine_can_be_stopped() {
+async fn a_kind_that_can_not_be_watched_is_reported_and_the_vm_can_be_stopped() {
     // An API server of its own: a kind that comes and goes makes the garbage collector of all tests pause.
     let cluster = OwnCluster::api_server();
     let mut world = World::on(*cluster, "unwatched").await;

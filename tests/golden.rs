@@ -35,11 +35,13 @@ use vm_operator::{
     api::{PowerState, VirtualMachine},
     config::{Config, ReconcilerConfig},
     files,
-    observed::{FIELD_MANAGER, Object, Observed},
+    object::{Lifetime, Rendered},
+    observed::{Object, Observed},
+    ownership::OBJECT_MANAGER,
     plan::{Action, Plan, plan},
     process::ErrorChain,
-    render::{Facts, Library, Lifetime, Rendered, Sources, TemplateError, TemplateSet, render},
-    status::{Outcome, Source, status},
+    render::{Facts, Library, Sources, TemplateError, TemplateSet, render},
+    status::{Outcome, Reconciled, Source, status},
 };
 
 /// The time at which every VM is reconciled.
@@ -86,7 +88,7 @@ fn applied(object: &Rendered) -> Value {
     stored["metadata"]["creationTimestamp"] = json!(APPLIED);
     let fields = field_set(&object.value);
     stored["metadata"]["managedFields"] =
-        json!([{ "manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
+        json!([{ "manager": OBJECT_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
     stored
 }
 
@@ -170,7 +172,10 @@ fn outcome_or_error(case: &Path) -> Result<String, String> {
         set_of(&vm).and_then(|templates| render(&vm, &observed, config, &facts, templates));
     let plan = plan(&vm, &observed, rendered.as_deref().ok());
     let source = Source { set: set_of(&vm).ok(), refused: None };
-    let status = status(&vm, &observed, &plan, rendered.as_deref(), &Outcome::default(), source);
+    let outcome = Outcome::default();
+    let (vm, observed) = (&vm, &observed);
+    let status =
+        status(&Reconciled { vm, observed, plan: &plan, rendered: rendered.as_deref(), outcome: &outcome, source });
     let objects: String = match &rendered {
         Err(error) => format!("error: {error}\n"),
         Ok(objects) => objects

@@ -211,7 +211,11 @@ fn every_golden_case_matches_its_snapshot() {
     insta::with_settings!({
         prepend_module_to_snapshot => false,
         omit_expression => true,
-        filters => vec![(env!("CARGO_PKG_VERSION").replace('.', r"\.").as_str(), "VERSION")],
+        filters => vec![
+            (env!("CARGO_PKG_VERSION").replace('.', r"\.").as_str(), "VERSION"),
+            // The version of a template set changes with each change of a built-in template, if only of a comment.
+            (r"(?m)^  version: [0-9a-f]{8}$", "  version: (hash)"),
+        ],
     }, {
         insta::glob!("golden/*/vm.yaml", |vm| {
             let case = vm.parent().unwrap();

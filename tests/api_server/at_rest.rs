@@ -17,7 +17,7 @@ const SLOW: (&str, &str) =
     ("slow.yaml.j2", "{% for i in range(150) %}{% for j in range(1000) %}{% endfor %}{% endfor %}");
 /// How long nothing may happen.
 const REST: Duration = Duration::from_secs(60);
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 async fn of_machines(cluster: &Cluster, before: &Requests) -> Requests {
     cluster.requests().await.since(before).only(is_of_machines)

@@ -31,7 +31,7 @@ use tempfile::NamedTempFile;
 use tokio::time::timeout;
 use vm_operator::api::VirtualMachine;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A namespace for managers.
 struct World {

@@ -18,8 +18,8 @@ use super::{
     manager::{Manager, install_crds},
 };
 
-/// How long a test waits for anything.
-pub const LIMIT: Duration = Duration::from_secs(30);
+/// How long a test waits for anything. Only a machine that is busy with other things comes near to it; no test asserts a time.
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// A namespace with a running manager.
 pub struct World {

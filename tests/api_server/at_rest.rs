@@ -30,9 +30,7 @@ async fn a_manager_at_rest_sends_no_requests_and_a_restart_writes_nothing() {
     let cluster = *own;
     install_crds(cluster).await;
     let namespace = cluster.namespace("at-rest").await;
-    namespace.apply(
-        &json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } }).to_string(),
-    );
+    namespace.create_runners_account().await;
     let manager = Manager::start(cluster, &namespace, &[SLOW]);
     let machines: Api<VirtualMachine> = Api::namespaced(cluster.client().await, namespace.name());
     for state in ["Running", "Stopped"] {

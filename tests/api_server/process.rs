@@ -51,9 +51,8 @@ impl World {
 
     async fn of(cluster: &'static Cluster, test: &str) -> Self {
         let namespace = cluster.namespace(test).await;
-        let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });
-        namespace.apply(&account.to_string());
-        Self { cluster, client: cluster.client().await, kubeconfig: namespace.managers_kubeconfig(), namespace }
+        namespace.create_runners_account().await;
+        Self { cluster, client: cluster.client().await, kubeconfig: namespace.managers_kubeconfig().await, namespace }
     }
 
     fn manager(&self, setup: &Setup<'_>) -> Manager {

@@ -30,8 +30,7 @@ fn count(variable: &str, default: usize) -> usize {
 async fn namespace(cluster: &'static Cluster, name: &str) -> TestNamespace {
     install_crds(cluster).await;
     let namespace = cluster.namespace(name).await;
-    let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });
-    namespace.apply(&account.to_string());
+    namespace.create_runners_account().await;
     namespace
 }
 

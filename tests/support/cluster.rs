@@ -16,9 +16,10 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
-use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ObjectMeta, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use serde::Deserialize;
 use tempfile::NamedTempFile;
 
 pub use super::requests::Requests;
@@ -253,11 +254,30 @@ impl TestNamespace {
         (output.status.code().expect("an exit code"), String::from_utf8(text).expect("text"))
     }
 
-    /// A kubeconfig of the manager that is deployed here, with the rights that it has then.
-    pub fn managers_kubeconfig(&self) -> NamedTempFile {
-        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
-        for file in ["manager-service-account.yaml", "manager-role.yaml"] {
-            self.kubectl(&["apply", "--filename", &deploy.join(file).to_string_lossy()]);
+    /// Creates objects of built-in kinds in it, given as YAML or JSON. Unlike [`apply`](Self::apply) it needs no kubectl,
+    /// which asks the API server for all kinds and their schemas first.
+    pub async fn create(&self, manifests: &str) {
+        let client = self.cluster.client().await;
+        for document in serde_yaml::Deserializer::from_str(manifests) {
+            let object = DynamicObject::deserialize(document).expect("an object");
+            let types = object.types.as_ref().expect("apiVersion and kind");
+            let kind = ApiResource::from_gvk(&types.try_into().expect("a group and a version"));
+            let api = Api::<DynamicObject>::namespaced_with(client.clone(), &self.name, &kind);
+            api.create(&PostParams::default(), &object).await.unwrap_or_else(|error| panic!("{types:?}: {error}"));
+        }
+    }
+
+    /// Creates the service account of the runners, which their Pods name.
+    pub async fn create_runners_account(&self) {
+        self.create(r#"{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "vm-runner"}}"#).await;
+    }
+
+    /// A kubeconfig of the manager that is deployed here, with the permissions that it has then.
+    pub async fn managers_kubeconfig(&self) -> NamedTempFile {
+        for manifests in
+            [include_str!("../../deploy/manager-service-account.yaml"), include_str!("../../deploy/manager-role.yaml")]
+        {
+            self.create(manifests).await;
         }
         let text = std::fs::read_to_string(self.cluster.kubeconfig()).expect("the cluster's kubeconfig");
         let mut kubeconfig: serde_json::Value = serde_yaml::from_str(&text).expect("the cluster's kubeconfig");

@@ -10,10 +10,7 @@ use std::{
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -24,27 +21,27 @@ use kube::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tokio::sync::Mutex;
 
 use super::cluster::{Cluster, Requests, TestNamespace, eventually};
 pub use super::requests::is_of_machines;
 
 /// Makes the resources known to the cluster.
 pub async fn install_crds(cluster: &Cluster) {
-    // Once for each cluster of the process.
-    static INSTALLED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-    {
-        let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
-        if !installed.contains(cluster.kubeconfig()) {
-            let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
-            cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "--filename", &crds.to_string_lossy()]);
-            installed.insert(cluster.kubeconfig().to_owned());
-        }
+    // Once for each cluster of the process; the other tests wait until the first one has done it.
+    static INSTALLED: Mutex<BTreeSet<PathBuf>> = Mutex::const_new(BTreeSet::new());
+    let mut installed = INSTALLED.lock().await;
+    if installed.contains(cluster.kubeconfig()) {
+        return;
     }
+    let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("crds");
+    cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "--filename", &crds.to_string_lossy()]);
     let api: Api<CustomResourceDefinition> = Api::all(cluster.client().await);
     for name in ["vms.vmoperator.jdrupes.org", "vmpools.vmoperator.jdrupes.org"] {
         let established = await_condition(api.clone(), name, is_crd_established());
         tokio::time::timeout(Duration::from_secs(30), established).await.expect("the CRDs in time").expect("the CRDs");
     }
+    installed.insert(cluster.kubeconfig().to_owned());
 }
 
 /// Waits until what the last writes caused has been looked at: two counts in a row are the same.

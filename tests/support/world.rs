@@ -65,15 +65,10 @@ impl World {
     ) -> Self {
         install_crds(cluster).await;
         let namespace = cluster.namespace(test).await;
-        let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "vm-runner" } });
-        namespace.apply(&account.to_string());
-        let kubeconfig = namespace.managers_kubeconfig();
+        namespace.create_runners_account().await;
+        let kubeconfig = namespace.managers_kubeconfig().await;
         if every_kind {
-            let all = json!([{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["*"] }]);
-            let role = json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": { "name": "all" }, "rules": all });
-            namespace.apply(&role.to_string());
-            let manager = format!("--serviceaccount={namespace}:vm-operator");
-            namespace.kubectl(&["create", "rolebinding", "all", "--role=all", &manager]);
+            namespace.create(&every_kind_for_the_manager(namespace.name())).await;
         }
         let manager = Manager::start_with(kubeconfig.path(), namespace.name(), templates, configuration);
         Self { cluster, client: cluster.client().await, namespace, kubeconfig, manager }
@@ -203,6 +198,21 @@ impl World {
         })
         .await
     }
+}
+
+/// A role for objects of all kinds, and its binding to the manager.
+fn every_kind_for_the_manager(namespace: &str) -> String {
+    let metadata = json!({ "name": "every-kind" });
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata,
+        "rules": [{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["*"] }],
+    });
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "every-kind" },
+        "subjects": [{ "kind": "ServiceAccount", "name": "vm-operator", "namespace": namespace }],
+    });
+    format!("{role}\n---\n{binding}\n")
 }
 
 /// Plays the runner of a machine's Pod: reports whether the guest runs.

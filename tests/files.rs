@@ -213,6 +213,14 @@ mod documentation {
         }
     }
 
+    /// The table of reasons is the one that the enum makes.
+    #[test]
+    fn the_page_about_vms_explains_every_reason() {
+        let page = fs::read_to_string(root().join("docs/virtual-machines.md")).unwrap();
+        let table = vm_operator::api::Reason::markdown();
+        assert!(page.contains(&table), "docs/virtual-machines.md lacks this table:\n{table}");
+    }
+
     /// What is a table in the code is the same table in the documentation.
     #[test]
     #[cfg(feature = "schema")]

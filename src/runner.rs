@@ -57,8 +57,8 @@
 //! | `machine` | the machine role | `accel`, `command`, `config`, `files`, `prepare`, `programs`, `qemu`, `runtime_dir`, `state` |
 //! | `agent` | the agent role | `changes`, `config`, `files`, `guest_agent`, `logging`, `login`, `qmp`, `report`, `runtime_dir`, `state`, `status_writer` |
 //!
-//! `cloud_init` (but for its disk), `command`, `lifecycle`, `changes` and `report` are pure, and so are the state machine in `login` and
-//! the rate limit in `status_writer`.
+//! `cloud_init` (but for its disk), `command`, `lifecycle`, `changes` and `report` are pure, and so are `LoginState` in `login` and
+//! `RateLimit` in `status_writer`.
 
 pub mod accel;
 pub mod agent;

@@ -167,6 +167,15 @@ mod tests {
     }
 
     #[test]
+    fn the_example_in_the_documentation_of_the_runner_is_a_valid_configuration() {
+        let lines = include_str!("../runner.rs").lines().map(|line| line.strip_prefix("//! ").unwrap_or_default());
+        let example: Vec<&str> =
+            lines.skip_while(|line| *line != "/Runner:").take_while(|line| !line.starts_with('$')).collect();
+        let config = parse(Path::new("config.yaml"), &example.join("\n")).unwrap();
+        assert_eq!((config.vm.name.as_str(), config.vm.drives.len()), ("apple", 1));
+    }
+
+    #[test]
     fn the_file_with_the_password_has_precedence_over_the_ticket() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();

@@ -1,5 +1,5 @@
-//! That a cluster in which nothing changes hears nothing from us. Alone with an API server, because that counts the requests
-//! of all: the garbage collector, for one, asks for the owners of what it finds, now and then much later.
+//! A manager sends no requests while nothing changes, and a manager that starts again writes nothing. The API server is used by
+//! nobody else, because it counts the requests of all clients; the garbage collector, for example, reads owners at any time.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use kube::{Api, ResourceExt, api::Patch};
 use serde_json::json;
 use vm_operator::api::VirtualMachine;
 
-/// Makes no object, and rendering take so long that the objects of a machine are listed meanwhile.
+/// A template that renders no object but takes so long that the objects of a VM are listed meanwhile.
 const SLOW: (&str, &str) =
     ("slow.yaml.j2", "{% for i in range(150) %}{% for j in range(1000) %}{% endfor %}{% endfor %}");
-/// How long nothing may happen.
+/// For how long no request may be sent.
 const REST: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(60);
 

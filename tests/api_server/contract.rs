@@ -1,4 +1,4 @@
-//! What existing users' manifests, disks and scripts rely on, on a real API server: each row of the reference.
+//! What existing manifests, disks and scripts rely on: the rows of `docs/compatibility.md` that need an API server only.
 
 use crate::support::{
     cluster::eventually,

@@ -1,4 +1,4 @@
-//! Disks on a real API server: claims that grow, are kept, and belong to one machine.
+//! The claims of disks: they grow, they are kept, and each belongs to one VM.
 
 use crate::support::world::{World, condition};
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
@@ -6,7 +6,7 @@ use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 use vm_operator::api::VirtualMachine;
 
-/// Gives a claim a volume, as an administrator can.
+/// Binds a claim to a new volume, as an administrator can.
 async fn bind(world: &World, claim: &str, size: &str, class: Option<&str>) {
     let namespace = world.namespace.name();
     let volume = json!({

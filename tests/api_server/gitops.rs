@@ -1,6 +1,6 @@
-//! Machines in Git: what Flux, Argo CD, kubectl and other appliers do to them, played as those tools do it.
+//! VMs in Git: the tests send the requests that Flux, Argo CD, kubectl and other appliers send.
 //!
-//! No tool must ever see a difference that it did not make, and none must stop a machine by accident.
+//! A tool must never see a difference that it did not cause, and it must not stop a VM by accident.
 
 use crate::support::{
     cluster::eventually,
@@ -20,8 +20,8 @@ use vm_operator::api::{PowerState, VirtualMachine};
 /// The name under which Flux applies.
 const FLUX: &str = "kustomize-controller";
 
-/// A machine with everything that a tool could stumble over: names that YAML 1.1 takes for something else, quantities in
-/// other units, lists whose items have defaults.
+/// A VM with everything that could confuse a tool: texts that YAML 1.1 reads as another type, quantities in other units, lists
+/// whose items have defaults.
 fn everything(name: &str) -> Value {
     let mut vm = machine(name);
     vm["metadata"]["labels"] = json!({ "tier": "no", "app.kubernetes.io/part-of": "on" });
@@ -90,13 +90,13 @@ fn merge(into: &mut Value, from: &Value) {
     }
 }
 
-/// What a machine is and does: its spec, and its Pod.
+/// The spec of a VM and the UID of its Pod.
 async fn life(world: &World, name: &str) -> (Value, Option<String>) {
     let pod = world.api::<Pod>().get_opt(name).await.unwrap();
     (json!(vms(world).get(name).await.unwrap().spec), pod.and_then(|pod| pod.uid()))
 }
 
-/// Somebody starts a machine, and its guest is up.
+/// Starts a VM and reports that its guest runs.
 async fn start(world: &World, name: &str) {
     set_state(world, name, "vm-operator-cli", "Running").await;
     world.ready(name, "Starting").await;
@@ -104,7 +104,7 @@ async fn start(world: &World, name: &str) {
     world.ready(name, "Running").await;
 }
 
-/// Nothing that a tool compares is different: a server-side dry run changes nothing, a client-side apply has nothing to do.
+/// No tool sees a difference: a server-side dry run changes nothing, and a comparison with the manifest finds nothing.
 async fn no_difference(world: &World, manifest: &Value) {
     let name = manifest["metadata"]["name"].as_str().unwrap();
     let live = vms(world).get(name).await.unwrap();
@@ -301,7 +301,7 @@ async fn appliers_of_different_fields_do_not_fight_and_the_manager_writes_nothin
     .await;
 }
 
-/// The manager writes nothing about the machine while that is done, and what it is stays.
+/// The manager writes nothing about the VM while `done` runs, and the VM and its Pod stay the same.
 async fn writes_nothing(world: &World, name: &str, done: impl AsyncFnOnce()) {
     settled(world, "first").await;
     let (written, life_before) = (world.manager.writes(), life(world, name).await);
@@ -315,7 +315,7 @@ async fn writes_nothing(world: &World, name: &str, done: impl AsyncFnOnce()) {
     );
 }
 
-/// What happened before was looked at: a machine that is made now has its Pod.
+/// Waits until the manager has handled everything before: a VM that is created now has its Pod.
 async fn settled(world: &World, name: &str) {
     world.make(name, |_| ()).await;
     world.ready(name, "Starting").await;
@@ -361,7 +361,7 @@ async fn twenty_rounds_of_flux_and_kubectl_while_people_start_and_stop() {
         map.get("apple").await.unwrap().data?["config.yaml"].contains("currentCpus: 2").then_some(())
     })
     .await;
-    // And then nothing.
+    // After that the manager writes nothing.
     writes_nothing(&world, "apple", async || {}).await;
 }
 

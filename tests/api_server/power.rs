@@ -1,5 +1,5 @@
-//! Power and fencing on a real API server. What a cluster with a node would do is played: the runner's reports and
-//! the kubelet's words. A Pod that is bound to a node stays until its kubelet has ended it, so these Pods are bound to one.
+//! Start, stop and restart, and that two Pods of a VM never run at once. The tests play the runner and the kubelet. A Pod that
+//! is bound to a node is not gone until its kubelet removes it, so these Pods are bound to a node without a kubelet.
 
 use crate::support::{
     cluster::eventually,
@@ -26,7 +26,7 @@ use vm_operator::{
 
 const NODE: &str = "played";
 
-/// A world with a node on which nothing runs.
+/// A namespace with a manager, and a node without a kubelet.
 async fn world(test: &str) -> World {
     let world = World::new(test).await;
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
@@ -54,7 +54,7 @@ async fn annotate(world: &World, name: &str, annotation: &str, value: &str) {
     world.change(name, json!({ "metadata": { "annotations": { annotation: value } } })).await;
 }
 
-/// A machine that is up, as far as anybody can tell.
+/// Creates a VM, reports that its guest runs, and returns its Pod.
 async fn up(world: &World, name: &str, edit: impl FnOnce(&mut Value)) -> Pod {
     world.make(name, edit).await;
     world.ready(name, "Starting").await;

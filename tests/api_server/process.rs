@@ -1,4 +1,4 @@
-//! The manager as a process: who leads, how it ends, what it says of itself, and what it reads again.
+//! The manager as a process: election, end, probes, metrics, log, and a configuration that changes.
 
 use std::{
     fs,
@@ -174,7 +174,7 @@ async fn a_leader_that_ends_in_the_middle_of_work_leaves_it_to_the_next() {
     eventually("all Pods", LIMIT, async || (count().await == MACHINES).then_some(())).await;
 }
 
-/// Whoever can't list the ConfigMaps with template sets waits for them, but not when it is told to end.
+/// A manager that can't list the ConfigMaps with template sets waits for them, but ends when it gets SIGTERM.
 #[tokio::test]
 async fn a_manager_that_gets_sigterm_before_its_first_list_ends() {
     let world = World::new("not-begun").await;
@@ -222,7 +222,7 @@ async fn a_leader_that_was_suspended_past_its_lease_writes_nothing() {
     assert!(!after.contains("applied"), "{after}");
 }
 
-/// Its own clock is all that a manager could be wrong about: the API server's, which is in each object, stays right.
+/// Only the manager's own clock jumps: the times in objects are the API server's.
 #[tokio::test]
 async fn a_clock_that_jumps_changes_nothing() {
     let world = World::new("clock").await;

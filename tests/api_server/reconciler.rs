@@ -1,4 +1,4 @@
-//! The manager on a real API server: what it makes, changes, leaves alone and says. Pods stay pending here.
+//! What the manager creates, changes, leaves alone and reports. Pods stay pending.
 
 use std::{
     io::Write,
@@ -29,7 +29,7 @@ use vm_operator::{
     schedule::Persistence,
 };
 
-/// What kstatus makes of an object.
+/// The status that the library kstatus computes for an object.
 fn kstatus(object: &str) -> String {
     let mut child = Command::new(XTASK).arg("kstatus").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(object.as_bytes()).unwrap();

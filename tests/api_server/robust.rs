@@ -1,5 +1,5 @@
-//! Surroundings that fail: an API server that cuts, refuses and loses answers, and a manager that is killed at any moment.
-//! What is left in the end is what would have been without.
+//! Faults: an API server that cuts connections, refuses requests and loses answers, and a manager that is killed at any moment.
+//! The end state is the same as without faults.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -22,7 +22,7 @@ use vm_operator::api::{PowerState, VirtualMachine};
 /// How long a test waits for an end state.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// How much is done: the environment can ask for more than every run needs.
+/// The size of a test: a variable of the environment can ask for more than the default.
 fn count(variable: &str, default: usize) -> usize {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
@@ -42,7 +42,7 @@ where
     Api::namespaced(client.clone(), namespace.name())
 }
 
-/// Something that somebody does to a machine.
+/// Something that a person does to a VM.
 #[derive(Clone, Copy, Debug)]
 enum Deed {
     Make,
@@ -53,7 +53,7 @@ enum Deed {
     Delete,
 }
 
-/// What people do, in order: the same for the same seed.
+/// A random sequence of what people do; the same for the same seed.
 fn deeds(seed: u64, machines: usize, length: usize) -> Vec<(usize, Deed)> {
     let mut random = fastrand::Rng::with_seed(seed);
     let made = (0..machines).map(|machine| (machine, Deed::Make));
@@ -104,7 +104,7 @@ async fn act(client: &Client, namespace: &TestNamespace, machine: usize, deed: D
     let _ = vms.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await;
 }
 
-/// All that is left, without what differs from one run to another by nature: a Pod is made from the spec of its moment.
+/// The objects of a namespace, without what differs between two runs: a Pod, for example, is made from the spec at that time.
 async fn end_state(client: &Client, namespace: &TestNamespace) -> BTreeMap<String, Value> {
     let mut state = BTreeMap::new();
     let mut uids = BTreeMap::new();
@@ -141,7 +141,7 @@ async fn end_state(client: &Client, namespace: &TestNamespace) -> BTreeMap<Strin
     state
 }
 
-/// Waits until what is left is `expected`.
+/// Waits until the objects are `expected`.
 async fn reaches(
     client: &Client,
     namespace: &TestNamespace,
@@ -166,7 +166,7 @@ async fn reaches(
     panic!("not the end state of an undisturbed run; expected\n{}", differences.join("\n"));
 }
 
-/// The end state of these deeds without any disturbance.
+/// The end state after these actions without any fault.
 async fn undisturbed(cluster: &'static Cluster, test: &str, deeds: &[(usize, Deed)]) -> BTreeMap<String, Value> {
     let client = cluster.client().await;
     let namespace = namespace(cluster, test).await;
@@ -188,7 +188,7 @@ async fn undisturbed(cluster: &'static Cluster, test: &str, deeds: &[(usize, Dee
     state
 }
 
-/// Each machine is where it should be, as far as that is possible without a node.
+/// Whether every VM has reached its final state, as far as that is possible without a node.
 fn settled(state: &BTreeMap<String, Value>) -> bool {
     let machines: Vec<_> = state.iter().filter(|(name, _)| name.starts_with("VirtualMachine ")).collect();
     !machines.is_empty()
@@ -326,7 +326,7 @@ async fn a_manager_that_is_killed_at_any_moment_reaches_the_same_end_state() {
     }
 }
 
-/// Guests shut down while the manager is killed, and people start some of them while none runs.
+/// Guests shut down while the manager is killed, and people start some of the VMs while no manager runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_after_a_guest_shutdown_is_never_undone_and_the_other_vms_stay_down() {
     let kills = count("VM_OPERATOR_TEST_KILLS", 25);

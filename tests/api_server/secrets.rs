@@ -1,4 +1,4 @@
-//! The display's secret on a real API server: a person's before a generated one.
+//! The display's secret: one that a person made takes precedence over a generated one.
 
 use crate::support::{
     cluster::eventually,
@@ -19,7 +19,7 @@ fn own_display_secret(machine: &str) -> Value {
     })
 }
 
-/// As the documentation of the releases before names it.
+/// The documentation of earlier releases uses this name.
 #[tokio::test]
 async fn a_persons_display_secret_may_have_the_name_that_a_generated_one_has() {
     let world = World::new("secret-name").await;

@@ -1,4 +1,4 @@
-//! Templates that change while the manager runs: what is good is used at once, what is not changes nothing.
+//! Templates that change while the manager runs: good ones are used at once, broken ones change nothing.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! What can be wrong with a template set: a table, for the tests of what is said and of what is done.
+//! Broken template sets: a table for the tests of the error messages and for the tests of what the manager does with them.
 
 use k8s_openapi::jiff::Timestamp;
 use vm_operator::{
@@ -8,18 +8,18 @@ use vm_operator::{
     render::{TemplateSet, check::check},
 };
 
-/// A way in which a set is broken.
+/// A broken template set.
 pub struct Breakage {
     /// What is wrong.
     pub what: &'static str,
     /// The set's files.
     pub files: Vec<(&'static str, String)>,
-    /// What only the manager finds, because it has an API server and bounds what a process may take; and what is said.
+    /// The error, if only the manager finds it: it has an API server, and renders in a process with bounded memory and time.
     pub in_cluster: Option<&'static str>,
 }
 
 impl Breakage {
-    /// What is said of it without a cluster, if that can be seen with this machine.
+    /// The error that is found without a cluster by rendering the set for this VM, if there is one.
     pub fn said(&self, vm: &VirtualMachine) -> Option<String> {
         if self.in_cluster.is_some_and(|says| says.contains("too much memory")) {
             return None; // and nothing else would be said any more
@@ -43,7 +43,7 @@ fn in_cluster(what: &'static str, text: impl Into<String>, says: &'static str) -
     Breakage { in_cluster: Some(says), ..broken(what, FILE, text) }
 }
 
-/// The file with what is broken, where it does not matter which.
+/// The broken file, where its name does not matter.
 const FILE: &str = "x.yaml.j2";
 
 fn object(kind: &str, api_version: &str, rest: &str) -> String {
@@ -68,7 +68,7 @@ pub fn breakages() -> Vec<Breakage> {
             .map(|(from, to)| format!("{to}: &{to} [{}]\n", vec![format!("*{from}"); 9].join(", ")))
             .collect::<String>();
     vec![
-        // What the template language does not take.
+        // What the template language refuses.
         broken("an expression without its end", FILE, "a: {{ b }"),
         broken("a block without its end", FILE, "a: 1\n{% if true %}\nb: 2\n"),
         broken("a statement that there is not", FILE, "{% import_yaml 'x' %}"),
@@ -83,7 +83,7 @@ pub fn breakages() -> Vec<Breakage> {
         broken("a quantity that is none", FILE, "a: {{ '4Gx' | quantity }}"),
         broken("a division by zero", FILE, "a: {{ 1 / 0 }}"),
         broken("a machine that the set itself refuses", FILE, "{{ fail('no machine is called ' ~ vm.metadata.name) }}"),
-        // What is not there.
+        // What does not exist.
         broken("a missing include", FILE, "{% include 'lib/nothing.j2' %}"),
         broken("a missing parent", "pod.yaml.j2", "{% extends 'builtin/pods.yaml.j2' %}"),
         broken("a missing import", FILE, "{% from 'lib/nothing.j2' import x %}{{ x() }}"),
@@ -147,7 +147,7 @@ pub fn breakages() -> Vec<Breakage> {
         broken("a schema that is not JSON", "values.schema.json", "{\"required\": [}"),
         broken("a schema that is none", "values.schema.json", r#"{"type": "sting"}"#),
         broken("values that do not fit", "values.schema.json", r#"{"required": ["size"]}"#),
-        // What only the manager can tell.
+        // What only the manager finds.
         in_cluster(
             "a text that is doubled forty times",
             doubled,

@@ -26,13 +26,13 @@ pub use super::requests::Requests;
 
 /// The program that builds and runs clusters.
 pub const XTASK: &str = env!("CARGO_BIN_EXE_xtask");
-/// A small image that each cluster with a node has: busybox, which waits for its end unless told otherwise.
+/// A small image that every cluster with a node has: busybox. Without a command it waits until it is ended.
 pub const TOOLS_IMAGE: &str = "localhost/vm-operator-tools:1";
 
-/// A cluster that tests may use as they like, each in a namespace of its own.
+/// A cluster that tests share; each uses a namespace of its own.
 pub struct Cluster {
     kubeconfig: PathBuf,
-    /// Its directory, if it is one of ours.
+    /// Its directory, if `cargo xtask cluster` started it.
     dir: Option<PathBuf>,
     /// Whether this process has started it.
     is_started_here: bool,
@@ -57,7 +57,7 @@ impl Cluster {
         if let Some(path) = std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()) {
             eprintln!("Using the cluster of KUBECONFIG={}", path.to_string_lossy());
             let kubeconfig = PathBuf::from(path);
-            // One that `cargo xtask cluster up` has started takes images.
+            // Images can be imported into a cluster that `cargo xtask cluster up` has started.
             let dir = kubeconfig.parent().filter(|dir| dir.join("state.json").exists()).map(Path::to_owned);
             return Self { kubeconfig, dir, is_started_here: false, orders: Mutex::new(None) };
         }
@@ -70,7 +70,7 @@ impl Cluster {
         let dir =
             Path::new(env!("CARGO_MANIFEST_DIR")).join(format!(".dev/test-clusters/{}-{number}", std::process::id()));
         let (child, orders) = start(&dir, args).unwrap_or_else(|error| panic!("{error}"));
-        // It ends with our pipe; to wait for it would be to wait for ourselves.
+        // The supervisor ends when this process closes the pipe, so this process can't wait for it.
         drop(child);
         Self {
             kubeconfig: dir.join("kubeconfig"),
@@ -85,12 +85,12 @@ impl Cluster {
         &self.kubeconfig
     }
 
-    /// The directory of the cluster with its logs, if it is one of ours.
+    /// The directory of the cluster with its logs, if `cargo xtask cluster` started it.
     pub fn dir(&self) -> Option<&Path> {
         self.dir.as_deref()
     }
 
-    /// How to reach the cluster.
+    /// The client configuration for the cluster.
     pub async fn config(&self) -> Config {
         let kubeconfig = Kubeconfig::read_from(&self.kubeconfig).expect("the cluster's kubeconfig");
         Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
@@ -105,8 +105,8 @@ impl Cluster {
 
     /// A new namespace for a test, ready for Pods.
     ///
-    /// Hold it until the test's end: if the test panics, or never gets there, the cluster's logs are kept. The
-    /// namespace dies with the cluster; in one that is not ours it is deleted.
+    /// Hold it until the end of the test: if the test panics or does not end, the cluster's logs are kept. The namespace
+    /// ends with the cluster; in a cluster that this process did not start it is deleted.
     pub async fn namespace(&'static self, test: &str) -> TestNamespace {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -134,12 +134,12 @@ impl Cluster {
         }
     }
 
-    /// Runs kubectl; panics with what it says when it fails.
+    /// Runs kubectl; panics with its standard error if it fails.
     pub fn kubectl(&self, args: &[&str]) -> String {
         self.try_kubectl(args).unwrap_or_else(|error| panic!("kubectl {}: {error}", args.join(" ")))
     }
 
-    /// Runs kubectl; what it says on standard error is the error.
+    /// Runs kubectl; its standard error is the error.
     pub fn try_kubectl(&self, args: &[&str]) -> Result<String, String> {
         let output = Command::new(XTASK)
             .args(["kubectl", "--"])
@@ -155,7 +155,7 @@ impl Cluster {
         }
     }
 
-    /// Makes images known to the node. A cluster that is not ours must be able to pull them.
+    /// Imports images into the node. A cluster that `cargo xtask cluster` did not start must be able to pull them.
     pub fn import(&self, archives: &[&Path]) {
         let Some(dir) = &self.dir else { return };
         let output = Command::new(XTASK)
@@ -167,7 +167,7 @@ impl Cluster {
         assert!(output.status.success(), "importing images: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// What the API server has been asked for so far.
+    /// The requests that the API server has counted so far.
     pub async fn requests(&self) -> Requests {
         Requests::ask(&self.client().await).await.expect("the API server's metrics")
     }
@@ -220,7 +220,7 @@ pub fn start(dir: &Path, args: &[&str]) -> Result<(std::process::Child, ChildStd
     Ok((child, orders))
 }
 
-/// A namespace that one test has for itself.
+/// A namespace for one test.
 pub struct TestNamespace {
     cluster: &'static Cluster,
     name: String,
@@ -301,11 +301,11 @@ impl fmt::Display for TestNamespace {
     }
 }
 
-/// What a node says of itself: its taints and those conditions that hold.
+/// The taints and the true conditions of each node.
 const NODES: &str = r#"jsonpath={range .items[*]}{.metadata.name}: {range .status.conditions[?(@.status=="True")]}{.type} {end}{.spec.taints[*].key}{"\n"}{end}"#;
 
 impl TestNamespace {
-    /// Prints what is there and what happened. What a test waited for in vain seldom says why it did not come.
+    /// Prints the objects and events of the namespace. They often say why a test has waited in vain.
     fn describe(&self) {
         for args in [
             &["get", "nodes", "--output", NODES][..],
@@ -331,7 +331,7 @@ impl Drop for TestNamespace {
     }
 }
 
-/// Asks until there is an answer; panics when the limit is reached.
+/// Calls `check` until it returns something; panics when the limit is reached.
 pub async fn eventually<T>(what: &str, limit: Duration, mut check: impl AsyncFnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -343,7 +343,7 @@ pub async fn eventually<T>(what: &str, limit: Duration, mut check: impl AsyncFnM
     }
 }
 
-/// Deletes an object, if it is there.
+/// Deletes an object, if it exists.
 pub async fn delete<K>(api: &Api<K>, name: &str)
 where
     K: Clone + fmt::Debug + serde::de::DeserializeOwned,

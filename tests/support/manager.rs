@@ -1,4 +1,4 @@
-//! The real manager, as a process beside the test.
+//! The real manager, as a child process of the test.
 #![allow(dead_code, reason = "each test program uses its own part")]
 #![allow(clippy::expect_used, clippy::print_stderr, reason = "this is test code")]
 
@@ -26,7 +26,7 @@ use tokio::sync::Mutex;
 use super::cluster::{Cluster, Requests, TestNamespace, eventually};
 pub use super::requests::is_of_machines;
 
-/// Makes the resources known to the cluster.
+/// Applies the CustomResourceDefinitions.
 pub async fn install_crds(cluster: &Cluster) {
     // Once for each cluster of the process; the other tests wait until the first one has done it.
     static INSTALLED: Mutex<BTreeSet<PathBuf>> = Mutex::const_new(BTreeSet::new());
@@ -44,7 +44,7 @@ pub async fn install_crds(cluster: &Cluster) {
     installed.insert(cluster.kubeconfig().to_owned());
 }
 
-/// Waits until what the last writes caused has been looked at: two counts in a row are the same.
+/// Waits until no client sends requests about VMs any more: within two seconds the API server's counts do not change.
 pub async fn quiet(cluster: &Cluster) -> Requests {
     let mut before = cluster.requests().await;
     eventually("quiet", Duration::from_secs(60), async || {
@@ -56,7 +56,7 @@ pub async fn quiet(cluster: &Cluster) -> Requests {
     before
 }
 
-/// A manager that ends with the test.
+/// A manager. It ends when this is dropped.
 pub struct Manager {
     process: Child,
     folder: TempDir,
@@ -67,7 +67,7 @@ pub struct Manager {
 pub struct Setup<'a> {
     /// Templates, as name and text.
     pub templates: &'a [(&'a str, &'a str)],
-    /// The configuration; none: there is no file.
+    /// The configuration file's text; `None`: there is no file.
     pub config: Option<&'a str>,
     /// Further arguments.
     pub arguments: &'a [&'a str],
@@ -81,9 +81,9 @@ impl Manager {
         Self::start_with(cluster.kubeconfig(), namespace.name(), templates, "")
     }
 
-    /// The same for the API server that a kubeconfig names, with the text of a configuration file.
+    /// The same for the API server of a kubeconfig, with the text of a configuration file.
     pub fn start_with(kubeconfig: &Path, namespace: &str, templates: &[(&str, &str)], configuration: &str) -> Self {
-        // One that is started after another was killed need not wait for its lease.
+        // With the same identity a manager need not wait for the lease of one that was killed.
         let arguments = &["--identity=the-only-one"];
         Self::with(
             kubeconfig,
@@ -92,7 +92,7 @@ impl Manager {
         )
     }
 
-    /// Starts a manager for a namespace; none: it is not told on its command line.
+    /// Starts a manager for a namespace; `None`: its command line names no namespace.
     pub fn with(kubeconfig: &Path, namespace: Option<&str>, setup: &Setup<'_>) -> Self {
         let folder = TempDir::new().expect("a temporary folder");
         let overlay = folder.path().join("templates");
@@ -126,23 +126,23 @@ impl Manager {
         mount(&self.folder.path().join("config"), &[("config.yaml", text)]);
     }
 
-    /// Changes the templates as the kubelet does; a name may have folders in it, as the `items` of a volume have.
+    /// Changes the templates as the kubelet does; a name may contain folders, as the `items` of a volume may.
     pub fn templates(&self, files: &[(&str, &str)]) {
         mount(&self.folder.path().join("templates"), files);
     }
 
-    /// What it has logged so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// What it has written so far, from its log.
+    /// The lines of its log about writes to the API server.
     pub fn writes(&self) -> Vec<String> {
         let words = [" applied ", " labelled ", " deleted ", " wrote the status", " wrote the spec "];
         self.log().lines().filter(|line| words.iter().any(|word| line.contains(word))).map(str::to_owned).collect()
     }
 
-    /// What it answers to a GET: status and text. `None` while it does not listen.
+    /// Its answer to a GET request: status and text. `None` while it does not listen.
     pub fn get(&self, path: &str) -> Option<(u16, String)> {
         let log = self.log();
         let address = log.lines().find_map(|line| line.rsplit_once("probes and metrics address=")).map(|(_, it)| it)?;
@@ -154,7 +154,7 @@ impl Manager {
         Some((head.split(' ').nth(1)?.parse().ok()?, text.to_owned()))
     }
 
-    /// Waits until it says that it is ready, with this text.
+    /// Waits until `/readyz` answers 200 with this text.
     pub async fn ready(&self, text: &str) {
         eventually(&format!("readyz to say {text:?}"), Duration::from_secs(60), async || {
             self.get("/readyz").filter(|(status, answer)| *status == 200 && answer.contains(text)).map(drop)
@@ -162,7 +162,7 @@ impl Manager {
         .await;
     }
 
-    /// The value of a metric with its labels, as it is written.
+    /// The value of a metric; `name` includes the labels as `/metrics` prints them.
     pub fn metric(&self, name: &str) -> Option<f64> {
         let (_, text) = self.get("/metrics")?;
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.parse().ok()
@@ -173,7 +173,7 @@ impl Manager {
         kill_process(Pid::from_child(&self.process), signal).expect("a process to signal");
     }
 
-    /// Waits until it has nothing to do: in two seconds it has begun no reconcile and written nothing.
+    /// Waits until it is idle: within two seconds it neither reconciles nor writes anything.
     pub async fn idle(&self) {
         let work = || {
             let (_, metrics) = self.get("/metrics")?;
@@ -196,14 +196,14 @@ impl Manager {
         .await;
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until its process has ended.
     pub async fn ended(&mut self) -> ExitStatus {
         eventually("the manager to end", Duration::from_secs(30), async || self.process.try_wait().expect("its status"))
             .await
     }
 }
 
-/// Puts files into a folder as the kubelet does with a ConfigMap: a link to all of them is replaced.
+/// Writes files into a folder as the kubelet does for a ConfigMap: it replaces the symbolic link to the folder of all files.
 fn mount(folder: &Path, files: &[(&str, &str)]) {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let version = format!("..{}", NUMBER.fetch_add(1, Ordering::Relaxed));

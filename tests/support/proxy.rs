@@ -1,4 +1,4 @@
-//! An API server that has a bad day: a proxy before a real one that cuts watches, refuses, and loses answers.
+//! A proxy in front of the API server that cuts watches, refuses requests and loses answers.
 #![allow(dead_code, reason = "each test program uses its own part")]
 #![allow(clippy::unwrap_used, reason = "this is test code")]
 
@@ -20,20 +20,20 @@ use kube::Client;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How bad the day is: of 100 requests, how many meet which fault.
+/// Which faults the proxy injects: of 100 requests, how many meet each of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     /// 429 with Retry-After, the request does not arrive.
     pub too_many: u8,
     /// 503 with Retry-After, the request does not arrive.
     pub unavailable: u8,
-    /// 500 though the request arrived and was carried out.
+    /// 500, although the API server has carried out the request.
     pub lost_answer: u8,
-    /// A watch begins with an event that says 410: it must list again.
+    /// A watch begins with the error 410: the client must list again.
     pub gone: u8,
-    /// The longest that a watch lives; as long as it likes when `None`.
+    /// The longest time before a watch is cut; `None`: never.
     pub watch: Option<Duration>,
-    /// How many answers to lists of all of a kind break off in their middle.
+    /// How many lists of each kind are truncated in the middle.
     pub half_lists: u8,
 }
 
@@ -48,9 +48,9 @@ struct Shared {
     client: Client,
     faults: Mutex<Option<Faults>>,
     random: Mutex<fastrand::Rng>,
-    /// Writes that the API server carried out, by method and path.
+    /// Writes that the API server carried out and answered, by method and path.
     writes: Mutex<BTreeMap<String, u32>>,
-    /// Lists that were asked for, in the same way.
+    /// Lists, by method and path.
     lists: Mutex<BTreeMap<String, u8>>,
     injected: Mutex<BTreeMap<&'static str, u32>>,
 }
@@ -81,27 +81,27 @@ impl Proxy {
         Self { shared, folder, task }
     }
 
-    /// A kubeconfig that leads here.
+    /// A kubeconfig for the proxy.
     pub fn kubeconfig(&self) -> PathBuf {
         Path::join(self.folder.path(), "kubeconfig")
     }
 
-    /// From now on everything passes.
+    /// Injects no faults from now on.
     pub fn calm(&self) {
         *self.shared.faults.lock().unwrap() = None;
     }
 
-    /// Writes that were carried out and answered, by method and path: one whose answer was lost has to be made again.
+    /// Writes that were carried out and answered, by method and path. A write whose answer was lost is not counted.
     pub fn writes(&self) -> BTreeMap<String, u32> {
         self.shared.writes.lock().unwrap().clone()
     }
 
-    /// How often all of a kind were listed, by method and path.
+    /// How often each kind was listed, by method and path.
     pub fn lists(&self) -> BTreeMap<String, u8> {
         self.shared.lists.lock().unwrap().clone()
     }
 
-    /// How often which fault was made.
+    /// How often each fault was injected.
     pub fn injected(&self) -> BTreeMap<&'static str, u32> {
         self.shared.injected.lock().unwrap().clone()
     }
@@ -137,7 +137,7 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let is_watch = asks("watch=true");
     let is_write = parts.method != http::Method::GET;
     let of_all = ["vms", "pods", "persistentvolumeclaims", "configmaps", "secrets", "services"];
-    // Not of one machine, and not of those that are asked for first.
+    // Only lists of all objects of a kind, not those with a selector.
     let is_list = !asks("fieldSelector=")
         && !asks("instance%3D")
         && !is_write
@@ -194,7 +194,7 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         let (head, body) = answer.into_parts();
         let text = body.collect().await.unwrap().to_bytes();
         let half = stream::iter([Ok(text.slice(..text.len() / 2))]);
-        // Later, so that the half is sent.
+        // After a pause, so that the first half is sent.
         let broken = stream::once(async {
             tokio::time::sleep(Duration::from_millis(20)).await;
             Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe))

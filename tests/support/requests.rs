@@ -1,12 +1,12 @@
-//! What the API server has been asked for, by its own count.
+//! The requests that an API server has counted.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use kube::Client;
 
-/// How often the API server was asked for what; watches and what is no resource excluded, and what it asks itself: every three
-/// minutes it lists the Services of all namespaces, to see that their ports are taken
+/// How many requests of each kind the API server has received. Not counted are watches, requests that are not about resources,
+/// and the API server's own: every three minutes it lists the Services of all namespaces to check their ports
 /// (<https://github.com/kubernetes/kubernetes/blob/v1.36.0/pkg/registry/core/service/portallocator/controller/repair.go>).
 #[derive(Clone, Debug, Default)]
 pub struct Requests(BTreeMap<Request, u64>);
@@ -23,7 +23,7 @@ pub struct Request {
 }
 
 impl Requests {
-    /// All that there were so far.
+    /// All requests so far.
     pub async fn ask(client: &Client) -> kube::Result<Self> {
         let request = http::Request::get("/metrics").body(vec![]).map_err(kube::Error::HttpError)?;
         Ok(Self::parse(&client.request_text(request).await?))
@@ -58,7 +58,7 @@ impl Requests {
         Self(counts)
     }
 
-    /// What has come in since `before`.
+    /// The requests since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self(
             self.0
@@ -69,7 +69,7 @@ impl Requests {
         )
     }
 
-    /// Only the requests that `keep` says.
+    /// Only the requests for which `keep` returns true.
     pub fn only(&self, keep: impl Fn(&Request) -> bool) -> Self {
         Self(
             self.0
@@ -85,12 +85,12 @@ impl Requests {
         self.only(|request| !matches!(request.verb.as_str(), "GET" | "LIST"))
     }
 
-    /// Each kind of request, and how many there were.
+    /// Each kind of request with its number.
     pub fn iter(&self) -> impl Iterator<Item = (&Request, u64)> {
         self.0.iter().map(|(request, count)| (request, *count))
     }
 
-    /// How many there are.
+    /// The number of requests.
     pub fn total(&self) -> u64 {
         self.0.values().sum()
     }
@@ -106,8 +106,8 @@ impl fmt::Display for Requests {
     }
 }
 
-/// Whether a request is about machines or what they are made of. Events of the core group are other controllers'; ours are
-/// of `events.k8s.io`.
+/// Whether a request is about VMs or their objects. The manager's events are of the group `events.k8s.io`; those of the core
+/// group are written by other controllers.
 pub fn is_of_machines(request: &Request) -> bool {
     let resources = ["vms", "vms/status", "configmaps", "secrets", "persistentvolumeclaims", "services", "pods"];
     resources.contains(&request.resource.as_str()) || (request.resource == "events" && request.group == "events.k8s.io")

@@ -1,4 +1,4 @@
-//! A validating admission webhook that answers when the test lets it.
+//! A validating admission webhook that waits with its answers until the test allows them.
 #![allow(dead_code, reason = "each test program uses its own part")]
 #![allow(clippy::unwrap_used, reason = "this is test code")]
 
@@ -35,7 +35,7 @@ struct Shared {
 }
 
 impl Webhook {
-    /// One that does not answer yet.
+    /// A webhook that does not answer yet.
     pub async fn start() -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
@@ -56,7 +56,7 @@ impl Webhook {
         Self { address, authority: certificate.pem(), shared }
     }
 
-    /// The configuration that makes the API server ask it about new Pods of these machines of a namespace.
+    /// The configuration with which the API server asks it about new Pods of these VMs in a namespace.
     pub fn configuration(&self, namespace: &str, machines: &[&str], timeout_seconds: u8) -> Value {
         json!({
             "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
@@ -79,12 +79,12 @@ impl Webhook {
         })
     }
 
-    /// Whether it answers: all that it was asked and all that it will be.
+    /// Sets whether it answers; this applies to requests that wait and to later ones.
     pub fn answer(&self, answers: bool) {
         self.shared.answers.send_replace(answers);
     }
 
-    /// As if nobody had asked yet.
+    /// Forgets the requests so far.
     pub fn forget(&self) {
         self.shared.asked.lock().unwrap().clear();
     }

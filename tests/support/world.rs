@@ -1,4 +1,5 @@
-//! A namespace with a running manager, and players of what an API server alone does not have: the runner, the kubelet.
+//! A namespace with a running manager. The test plays the parts that an API server alone lacks: the runner, the scheduler and
+//! the kubelet.
 #![allow(dead_code, reason = "each test program uses its own part")]
 #![allow(clippy::unwrap_used, reason = "this is test code")]
 
@@ -29,7 +30,7 @@ pub struct World {
     pub namespace: TestNamespace,
     /// A client.
     pub client: Client,
-    /// What the manager may do.
+    /// A kubeconfig with the manager's permissions.
     pub kubeconfig: NamedTempFile,
     /// The manager.
     pub manager: Manager,
@@ -83,32 +84,32 @@ impl World {
         Api::namespaced(self.client.clone(), self.namespace.name())
     }
 
-    /// Makes a machine.
+    /// Creates a VM.
     pub async fn make(&self, name: &str, edit: impl FnOnce(&mut Value)) -> VirtualMachine {
         let mut vm = machine(name);
         edit(&mut vm);
         self.api().create(&PostParams::default(), &serde_json::from_value(vm).unwrap()).await.unwrap()
     }
 
-    /// Changes a machine as `kubectl patch` does, but under a name that Flux leaves alone.
+    /// Patches a VM as `kubectl patch` does, but as another field manager, which Flux ignores.
     pub async fn change(&self, name: &str, patch: Value) {
         let parameters = PatchParams { field_manager: Some("test".into()), ..PatchParams::default() };
         self.api::<VirtualMachine>().patch(name, &parameters, &Patch::Merge(patch)).await.unwrap();
     }
 
-    /// Deletes a machine without what it has (`--cascade=orphan`).
+    /// Deletes a VM without its objects (`--cascade=orphan`).
     pub async fn orphan(&self, name: &str) {
         let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
         let api: Api<VirtualMachine> = self.api();
         api.delete(name, &orphan).await.unwrap();
-        // The garbage collector of a new cluster looks every 30 s for kinds that it does not know yet.
+        // The garbage collector of a new cluster discovers new kinds only every 30 s.
         eventually(&format!("{name} to be gone"), 3 * LIMIT, async || {
             api.get_opt(name).await.unwrap().is_none().then_some(())
         })
         .await;
     }
 
-    /// Waits until the condition Ready has the reason, and returns the machine.
+    /// Waits until the condition Ready has the reason, and returns the VM.
     pub async fn ready(&self, name: &str, reason: &str) -> VirtualMachine {
         let api: Api<VirtualMachine> = self.api();
         eventually(&format!("{name} to be {reason}"), LIMIT, async || {
@@ -119,7 +120,7 @@ impl World {
         .await
     }
 
-    /// Waits until the machine is as asked.
+    /// Waits until `check` is true for the VM.
     pub async fn machine_when(
         &self,
         name: &str,
@@ -134,14 +135,14 @@ impl World {
         .await
     }
 
-    /// Waits until the machine's Pod is as asked.
+    /// Waits until `check` is true for the Pod.
     pub async fn pod_when(&self, name: &str, what: &str, mut check: impl FnMut(&Pod) -> bool) -> Pod {
         let api: Api<Pod> = self.api();
         eventually(&format!("Pod {name}: {what}"), LIMIT, async || api.get_opt(name).await.unwrap().filter(&mut check))
             .await
     }
 
-    /// Waits until there is no Pod of that name.
+    /// Waits until no Pod of that name exists.
     pub async fn no_pod(&self, name: &str) {
         let api: Api<Pod> = self.api();
         eventually(&format!("Pod {name} to be gone"), LIMIT, async || {
@@ -150,12 +151,12 @@ impl World {
         .await;
     }
 
-    /// Plays the runner of the machine's Pod: reports whether the guest runs.
+    /// Plays the runner of the VM's Pod: reports whether the guest runs.
     pub async fn report(&self, name: &str, running: bool, reason: &str) {
         report(&self.client, self.namespace.name(), name, running, reason).await;
     }
 
-    /// Plays the scheduler: puts a Pod on a node.
+    /// Plays the scheduler: binds a Pod to a node.
     pub async fn bind(&self, pod: &str, node: &str) {
         let binding = json!({
             "apiVersion": "v1", "kind": "Binding", "metadata": { "name": pod, "namespace": self.namespace.name() },
@@ -166,19 +167,19 @@ impl World {
         self.client.request::<Value>(request).await.unwrap();
     }
 
-    /// Plays the kubelet: says how a Pod is.
+    /// Plays the kubelet: patches the status of a Pod.
     pub async fn pod_status(&self, name: &str, status: Value) {
         let patch = json!({ "status": status });
         self.api::<Pod>().patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
-    /// Plays the kubelet: a Pod that is being deleted has ended.
+    /// Plays the kubelet: removes a Pod that is being deleted.
     pub async fn pod_has_ended(&self, name: &str) {
         let parameters = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         self.api::<Pod>().delete(name, &parameters).await.unwrap();
     }
 
-    /// Waits until `kubectl describe vm` says all of that.
+    /// Waits until `kubectl describe vm` prints all of that.
     pub async fn described(&self, name: &str, words: &[&str]) {
         eventually(&format!("kubectl describe vm {name} to say {words:?}"), LIMIT, async || {
             let said = self.namespace.kubectl(&["describe", "vm", name]);
@@ -187,7 +188,7 @@ impl World {
         .await;
     }
 
-    /// Waits for an event about the machine.
+    /// Waits for an event about the VM.
     pub async fn event(&self, name: &str, reason: &str) -> Event {
         let api: Api<Event> = self.api();
         eventually(&format!("event {reason} of {name}"), LIMIT, async || {
@@ -215,7 +216,7 @@ fn every_kind_for_the_manager(namespace: &str) -> String {
     format!("{role}\n---\n{binding}\n")
 }
 
-/// Plays the runner of a machine's Pod: reports whether the guest runs.
+/// Plays the runner of a VM's Pod: reports whether the guest runs.
 pub async fn report(client: &Client, namespace: &str, name: &str, running: bool, reason: &str) {
     let pod = Api::<Pod>::namespaced(client.clone(), namespace).get(name).await.unwrap();
     let condition = |type_: &str| {
@@ -235,13 +236,13 @@ pub async fn report(client: &Client, namespace: &str, name: &str, running: bool,
     vms.patch_status(name, &PatchParams::apply("vm-runner").force(), &Patch::Apply(&report)).await.unwrap();
 }
 
-/// What a condition of a machine says: status, reason, message.
+/// Status, reason and message of a condition of a VM.
 pub fn condition(vm: &VirtualMachine, type_: &str) -> Option<(String, String, String)> {
     let condition = conditions::find(&vm.status.as_ref()?.conditions, type_)?;
     Some((condition.status.clone(), condition.reason.clone(), condition.message.clone()))
 }
 
-/// A machine that runs, with a disk.
+/// A VM with a disk, whose state is Running.
 pub fn machine(name: &str) -> Value {
     json!({
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
@@ -253,7 +254,7 @@ pub fn machine(name: &str) -> Value {
     })
 }
 
-/// Makes a machine; its Pod, once there is one.
+/// Creates a VM, waits for its Pod, and returns the Pod.
 pub async fn pod(world: &World, name: &str, edit: impl FnOnce(&mut Value)) -> Value {
     world.make(name, edit).await;
     world.ready(name, "Starting").await;

@@ -18,8 +18,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "this is test code")]
 
-#[path = "support/breakages.rs"]
-mod breakages;
+#[path = "support/broken_sets.rs"]
+mod broken_sets;
 
 use std::{
     fs,
@@ -194,16 +194,16 @@ fn outcome_or_error(case: &Path) -> Result<String, String> {
 fn every_broken_template_set_has_its_error() {
     let vm = serde_yaml::from_str(include_str!("golden/tap/vm.yaml")).unwrap();
     let mut said = String::new();
-    for breakage in breakages::breakages() {
-        let what = breakage.what;
-        let says = match (breakage.said(&vm), breakage.in_cluster) {
+    for broken_set in broken_sets::broken_sets() {
+        let what = broken_set.what;
+        let says = match (broken_set.error(&vm), broken_set.manager_error) {
             (Some(error), None) => error,
             (None, Some(_)) => "(the manager says so)".to_owned(),
             (said, _) => panic!("{what}: {said:?}"),
         };
         said.push_str(&format!("{what}\n    {says}\n"));
     }
-    insta::assert_snapshot!("breakages", said);
+    insta::assert_snapshot!("broken_sets", said);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::ListParams};
 use support::{
     cluster::{Cluster, TestNamespace, XTASK, eventually},
-    manager::{install_crds, is_of_machines, quiet},
+    manager::{install_crds, is_about_vms, wait_until_quiet},
     requests::Request,
 };
 use vm_operator::{
@@ -123,9 +123,9 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
 
     // At rest nothing is written. The kubelet, the garbage collector and the API server itself look at objects now and then;
     // that we do not even do that is shown where we are alone, in tests/api_server/at_rest.rs.
-    let before = quiet(cluster).await;
+    let before = wait_until_quiet(cluster).await;
     tokio::time::sleep(REST).await;
-    let requests = cluster.requests().await.since(&before).only(is_of_machines).writes();
+    let requests = cluster.requests().await.since(&before).only(is_about_vms).writes();
     assert_eq!(requests.total(), 0, "{requests}");
 
     // A manager that starts anew writes nothing about its machines.
@@ -134,7 +134,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=120s"]);
     let log = async || namespace.kubectl(&["logs", "deployment/vm-operator"]);
     eventually("the new manager to work", LIMIT, async || log().await.contains("managing").then_some(())).await;
-    let ours = |request: &Request| ["APPLY", "PATCH"].contains(&request.verb.as_str()) && is_of_machines(request);
+    let ours = |request: &Request| ["APPLY", "PATCH"].contains(&request.verb.as_str()) && is_about_vms(request);
     let writes = cluster
         .requests()
         .await

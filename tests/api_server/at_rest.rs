@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::support::{
     cluster::{Cluster, OwnCluster, Requests, eventually},
-    manager::{Manager, install_crds, is_of_machines, quiet},
+    manager::{Manager, install_crds, is_about_vms, wait_until_quiet},
     requests::Request,
 };
 use kube::{Api, ResourceExt, api::Patch};
@@ -19,8 +19,8 @@ const SLOW: (&str, &str) =
 const REST: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(60);
 
-async fn of_machines(cluster: &Cluster, before: &Requests) -> Requests {
-    cluster.requests().await.since(before).only(is_of_machines)
+async fn requests_about_vms(cluster: &Cluster, before: &Requests) -> Requests {
+    cluster.requests().await.since(before).only(is_about_vms)
 }
 
 #[tokio::test]
@@ -48,9 +48,9 @@ async fn a_manager_at_rest_sends_no_requests_and_a_restart_writes_nothing() {
         .await;
     }
 
-    let before = quiet(cluster).await;
+    let before = wait_until_quiet(cluster).await;
     tokio::time::sleep(REST).await;
-    let requests = of_machines(cluster, &before).await;
+    let requests = requests_about_vms(cluster, &before).await;
     assert_eq!(requests.total(), 0, "{requests}\n{}", manager.log());
 
     let versions = async || {
@@ -69,7 +69,7 @@ async fn a_manager_at_rest_sends_no_requests_and_a_restart_writes_nothing() {
         (manager.log().matches("reconciled").count() >= 2).then_some(())
     })
     .await;
-    let requests = of_machines(cluster, &before).await;
+    let requests = requests_about_vms(cluster, &before).await;
     assert_eq!(requests.writes().total(), 0, "{requests}\n{}", manager.log());
     assert_eq!(versions().await, before_restart);
 
@@ -92,7 +92,7 @@ async fn a_manager_at_rest_sends_no_requests_and_a_restart_writes_nothing() {
     .await;
     // An event is told when there is time.
     let counts = |request: &Request| request.verb != "LIST" && request.resource != "events";
-    let requests = of_machines(cluster, &before).await.only(counts);
+    let requests = requests_about_vms(cluster, &before).await.only(counts);
     let sent: Vec<_> =
         requests.iter().map(|(request, count)| (request.verb.as_str(), request.resource.as_str(), count)).collect();
     let expected = [

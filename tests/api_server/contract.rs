@@ -2,7 +2,7 @@
 
 use crate::support::{
     cluster::eventually,
-    world::{LIMIT, World, condition, machine, pod},
+    managed_namespace::{LIMIT, ManagedNamespace, condition, create_vm_and_pod, vm_manifest},
 };
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
 use kube::{
@@ -13,19 +13,19 @@ use serde_json::{Value, json};
 use vm_operator::api::{VirtualMachine, VmPool};
 
 /// The section `/Runner` of the configuration that the runner gets.
-async fn runner(world: &World, name: &str) -> Value {
-    let data = world.api::<ConfigMap>().get(name).await.unwrap().data.unwrap();
+async fn runner(ns: &ManagedNamespace, name: &str) -> Value {
+    let data = ns.api::<ConfigMap>().get(name).await.unwrap().data.unwrap();
     let config: Value = serde_yaml::from_str(&data["config.yaml"]).unwrap();
     config["/Runner"].clone()
 }
 
-fn claim(world_claims: &[PersistentVolumeClaim], name: &str) -> Value {
-    json!(world_claims.iter().find(|claim| claim.name_any() == name).unwrap_or_else(|| panic!("no claim {name}")))
+fn claim(claims: &[PersistentVolumeClaim], name: &str) -> Value {
+    json!(claims.iter().find(|claim| claim.name_any() == name).unwrap_or_else(|| panic!("no claim {name}")))
 }
 
 #[tokio::test]
 async fn the_pod_uses_the_image_that_the_spec_or_the_configuration_names() {
-    let world = World::with_configuration(
+    let ns = ManagedNamespace::with_configuration(
         "image",
         r#""/Manager": {"/Controller": {"/Reconciler": {runnerImage: "example.org/default:1"}}}"#,
     )
@@ -46,7 +46,7 @@ async fn the_pod_uses_the_image_that_the_spec_or_the_configuration_names() {
             "Always",
         ),
     ] {
-        let pod = pod(&world, name, |vm| {
+        let pod = create_vm_and_pod(&ns, name, |vm| {
             if !image.is_null() {
                 vm["spec"]["image"] = image;
             }
@@ -74,8 +74,8 @@ async fn the_pod_requests_its_resources_divided_by_the_overcommit() {
             "4Gi",
         ),
     ] {
-        let world = World::with_configuration(test, configuration).await;
-        let pod = pod(&world, "apple", |vm| {
+        let ns = ManagedNamespace::with_configuration(test, configuration).await;
+        let pod = create_vm_and_pod(&ns, "apple", |vm| {
             vm["spec"]["vm"]["maximumCpus"] = json!(4);
             vm["spec"]["vm"]["currentCpus"] = json!(2);
             vm["spec"]["vm"]["maximumRam"] = json!("8 GiB");
@@ -87,43 +87,42 @@ async fn the_pod_requests_its_resources_divided_by_the_overcommit() {
         assert_eq!(requests["cpu"], cpu);
         assert!(requests["memory"] == memory || requests["memory"] == bytes, "{requests}");
     }
-    let world = World::new("resources").await;
+    let ns = ManagedNamespace::new("resources").await;
     let own = json!({ "requests": { "cpu": "100m" }, "limits": { "memory": "1Gi" } });
-    let pod = pod(&world, "apple", |vm| vm["spec"]["resources"] = own.clone()).await;
+    let pod = create_vm_and_pod(&ns, "apple", |vm| vm["spec"]["resources"] = own.clone()).await;
     let found = &pod["spec"]["containers"][0]["resources"];
     assert_eq!((&found["requests"]["cpu"], &found["limits"]["memory"]), (&json!("100m"), &json!("1Gi")));
 }
 
 #[tokio::test]
 async fn node_selector_affinity_and_node_name_reach_the_pod() {
-    let world = World::new("scheduling").await;
+    let ns = ManagedNamespace::new("scheduling").await;
     let affinity = json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [
         { "matchExpressions": [{ "key": "kvm", "operator": "Exists" }] },
     ] } } });
-    let pod = pod(&world, "apple", |vm| {
+    let pod = create_vm_and_pod(&ns, "apple", |vm| {
         vm["spec"]["nodeSelector"] = json!({ "disk": "fast" });
         vm["spec"]["affinity"] = affinity.clone();
     })
     .await;
     assert_eq!(pod["spec"]["nodeSelector"], json!({ "disk": "fast" }));
     assert_eq!(pod["spec"]["affinity"], affinity);
-    let named = self::pod(&world, "plum", |vm| vm["spec"]["nodeName"] = json!("node-7")).await;
+    let named = create_vm_and_pod(&ns, "plum", |vm| vm["spec"]["nodeName"] = json!("node-7")).await;
     assert_eq!(named["spec"]["nodeName"], "node-7");
 }
 
 #[tokio::test]
 async fn every_object_has_the_labels_and_the_owner_of_its_vm() {
-    let world = World::new("labels").await;
-    world
-        .make("apple", |vm| {
-            vm["spec"]["cloudInit"] = json!({});
-            vm["spec"]["loadBalancerService"] = json!({});
-        })
-        .await;
-    let vm = world.ready("apple", "Starting").await;
+    let ns = ManagedNamespace::new("labels").await;
+    ns.create_vm("apple", |vm| {
+        vm["spec"]["cloudInit"] = json!({});
+        vm["spec"]["loadBalancerService"] = json!({});
+    })
+    .await;
+    let vm = ns.vm_with_reason("apple", "Starting").await;
     let selector =
         "app.kubernetes.io/name=vm-runner,app.kubernetes.io/instance=apple,app.kubernetes.io/managed-by=vm-operator";
-    let found = world.namespace.kubectl(&[
+    let found = ns.namespace.kubectl(&[
         "get",
         "pods,configmaps,secrets,services,persistentvolumeclaims",
         "--selector",
@@ -164,22 +163,21 @@ async fn every_object_has_the_labels_and_the_owner_of_its_vm() {
 
 #[tokio::test]
 async fn a_load_balancer_service_has_the_configured_labels_and_is_deleted_when_not_wanted() {
-    let world = World::with_configuration(
+    let ns = ManagedNamespace::with_configuration(
         "service",
         r#""/Manager": {"/Controller": {"/Reconciler": {loadBalancerService: {labels: {a: "1", b: "2"}, annotations: {c: "3", e: "6"}}}}}"#,
     )
     .await;
-    world
-        .make("apple", |vm| {
-            vm["spec"]["loadBalancerService"] =
-                json!({ "labels": { "b": "", "d": "4" }, "annotations": { "c": "5", "e": "" } });
-            vm["spec"]["vm"]["display"] = json!({ "spice": { "port": 5910 } });
-        })
-        .await;
-    world.ready("apple", "Starting").await;
-    world.make("plum", |_| ()).await;
-    world.ready("plum", "Starting").await;
-    let service = json!(world.api::<Service>().get("apple").await.unwrap());
+    ns.create_vm("apple", |vm| {
+        vm["spec"]["loadBalancerService"] =
+            json!({ "labels": { "b": "", "d": "4" }, "annotations": { "c": "5", "e": "" } });
+        vm["spec"]["vm"]["display"] = json!({ "spice": { "port": 5910 } });
+    })
+    .await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.create_vm("plum", |_| ()).await;
+    ns.vm_with_reason("plum", "Starting").await;
+    let service = json!(ns.api::<Service>().get("apple").await.unwrap());
     let labels = &service["metadata"]["labels"];
     assert_eq!((&labels["a"], &labels["b"], &labels["d"]), (&json!("1"), &Value::Null, &json!("4")));
     let annotations = &service["metadata"]["annotations"];
@@ -188,34 +186,34 @@ async fn a_load_balancer_service_has_the_configured_labels_and_is_deleted_when_n
     let port = &service["spec"]["ports"][0];
     assert_eq!((&port["name"], &port["port"]), (&json!("spice"), &json!(5910)));
     assert_eq!(service["spec"]["selector"]["app.kubernetes.io/instance"], "apple");
-    assert!(world.api::<Service>().get_opt("plum").await.unwrap().is_none(), "only where it is asked for");
+    assert!(ns.api::<Service>().get_opt("plum").await.unwrap().is_none(), "only where it is asked for");
     // A change of the labels is live, and so is the end.
-    world.change("apple", json!({ "spec": { "loadBalancerService": { "labels": { "d": "6" } } } })).await;
+    ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": { "labels": { "d": "6" } } } })).await;
     eventually("the label", LIMIT, async || {
-        (world.api::<Service>().get("apple").await.unwrap().labels()["d"] == "6").then_some(())
+        (ns.api::<Service>().get("apple").await.unwrap().labels()["d"] == "6").then_some(())
     })
     .await;
-    world.change("apple", json!({ "spec": { "loadBalancerService": null } })).await;
+    ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": null } })).await;
     eventually("no Service", LIMIT, async || {
-        world.api::<Service>().get_opt("apple").await.unwrap().is_none().then_some(())
+        ns.api::<Service>().get_opt("apple").await.unwrap().is_none().then_some(())
     })
     .await;
 
-    let never = World::with_configuration(
+    let never = ManagedNamespace::with_configuration(
         "no-service",
         r#""/Manager": {"/Controller": {"/Reconciler": {loadBalancerService: false}}}"#,
     )
     .await;
-    never.make("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
-    never.ready("apple", "Starting").await;
+    never.create_vm("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
+    never.vm_with_reason("apple", "Starting").await;
     assert!(never.api::<Service>().get_opt("apple").await.unwrap().is_none());
 }
 
 #[tokio::test]
 async fn the_runners_configuration_holds_what_the_spec_says() {
-    let world = World::new("runner").await;
-    world
-        .make("apple", |vm| {
+    let ns = ManagedNamespace::new("runner").await;
+    ns
+        .create_vm("apple", |vm| {
             let spec = &mut vm["spec"];
             spec["guestShutdownStops"] = json!(true);
             spec["runnerTemplate"] = json!({ "source": "my-template", "update": false });
@@ -242,15 +240,15 @@ async fn the_runners_configuration_holds_what_the_spec_says() {
             });
         })
         .await;
-    world.ready("apple", "Starting").await;
-    let mut runner = runner(&world, "apple").await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let mut runner = runner(&ns, "apple").await;
     assert!(runner["cloudInit"]["metaData"]["instance-id"].as_str().unwrap().starts_with("i-"));
     runner["cloudInit"]["metaData"]["instance-id"] = json!("ID");
     for (pointer, expected) in [
         ("/dataDir", json!("/var/local/vm-data")),
         ("/template", json!("my-template")),
         ("/updateTemplate", json!(false)),
-        ("/namespace", json!(world.namespace.name())),
+        ("/namespace", json!(ns.namespace.name())),
         ("/guestShutdownStops", json!(true)),
         ("/resetCounter", json!(7)),
         (
@@ -297,9 +295,9 @@ async fn the_runners_configuration_holds_what_the_spec_says() {
     ] {
         assert_eq!(runner.pointer(pointer), Some(&expected), "{pointer}");
     }
-    let data = world.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap();
+    let data = ns.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap();
     assert_eq!(data["logging.properties"], "level=FINE");
-    let pod = json!(world.api::<Pod>().get("apple").await.unwrap());
+    let pod = json!(ns.api::<Pod>().get("apple").await.unwrap());
     assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 65);
     assert_eq!(pod["spec"]["serviceAccountName"], "vm-runner");
     let container = &pod["spec"]["containers"][0];
@@ -314,8 +312,8 @@ async fn the_runners_configuration_holds_what_the_spec_says() {
 
 #[tokio::test]
 async fn cloud_init_data_from_other_objects_is_mounted() {
-    let world = World::new("data-from").await;
-    let pod = pod(&world, "apple", |vm| {
+    let ns = ManagedNamespace::new("data-from").await;
+    let pod = create_vm_and_pod(&ns, "apple", |vm| {
         vm["spec"]["cloudInit"] = json!({
             "userDataFrom": { "configMapKeyRef": { "name": "my-map", "key": "user.yaml" } },
             "networkConfigFrom": { "secretKeyRef": { "name": "my-secret", "key": "net.yaml" } },
@@ -331,31 +329,31 @@ async fn cloud_init_data_from_other_objects_is_mounted() {
         assert!(mounted.contains(&expected), "no {expected} in {mounted:?}");
         assert_eq!(json!(mounted).to_string().matches(path).count(), 1, "{path}");
     }
-    assert!(world.api::<Secret>().get_opt("apple-cloud-init").await.unwrap().is_none());
+    assert!(ns.api::<Secret>().get_opt("apple-cloud-init").await.unwrap().is_none());
 }
 
 #[tokio::test]
 async fn the_instance_id_changes_with_the_content_and_with_nothing_else() {
-    let world = World::new("instance-id").await;
-    world.make("apple", |vm| vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } })).await;
-    world.ready("apple", "Starting").await;
-    let id = async || runner(&world, "apple").await["cloudInit"]["metaData"]["instance-id"].clone();
+    let ns = ManagedNamespace::new("instance-id").await;
+    ns.create_vm("apple", |vm| vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } })).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let id = async || runner(&ns, "apple").await["cloudInit"]["metaData"]["instance-id"].clone();
     let first = id().await;
-    world.report("apple", true, "Started").await;
-    world.change("apple", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
-    world.ready("apple", "Running").await;
+    ns.report("apple", true, "Started").await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
+    ns.vm_with_reason("apple", "Running").await;
     assert_eq!(id().await, first);
-    world.change("apple", json!({ "spec": { "cloudInit": { "userData": { "a": 2 } } } })).await;
+    ns.patch_vm("apple", json!({ "spec": { "cloudInit": { "userData": { "a": 2 } } } })).await;
     eventually("another instance-id", LIMIT, async || (id().await != first).then_some(())).await;
 }
 
 #[tokio::test]
 async fn fields_that_are_not_set_have_the_documented_defaults() {
-    let world = World::new("defaults").await;
-    let mut vm = machine("apple");
+    let ns = ManagedNamespace::new("defaults").await;
+    let mut vm = vm_manifest("apple");
     vm["spec"] = json!({ "vm": { "maximumCpus": 1, "networks": [{ "tap": {} }] } });
-    world.namespace.apply(&vm.to_string());
-    let stored = world.ready("apple", "StoppedAsRequested").await;
+    ns.namespace.apply(&vm.to_string());
+    let stored = ns.vm_with_reason("apple", "StoppedAsRequested").await;
     let spec = json!(stored.spec);
     for (pointer, expected) in [
         ("/guestShutdownStops", json!(false)),
@@ -377,7 +375,7 @@ async fn fields_that_are_not_set_have_the_documented_defaults() {
     ] {
         assert_eq!(spec.pointer(pointer), Some(&expected), "{pointer}");
     }
-    let runner = runner(&world, "apple").await;
+    let runner = runner(&ns, "apple").await;
     assert_eq!(runner["vm"]["maximumRam"], "1000000000");
     assert_eq!(runner["vm"]["network"][0]["bridge"], "br0");
     let status = stored.status.unwrap();
@@ -386,17 +384,17 @@ async fn fields_that_are_not_set_have_the_documented_defaults() {
         (Some(0), Some("0"), Some(false), Some(false))
     );
 
-    let mut vm = machine("plum");
+    let mut vm = vm_manifest("plum");
     vm["spec"] = json!({ "vm": { "cpuTopology": { "coresPerDie": 4 }, "currentCpus": 4, "firmware": "uefi-4m" } });
-    world.namespace.apply(&vm.to_string());
-    let spec = world.ready("plum", "StoppedAsRequested").await.spec.vm;
+    ns.namespace.apply(&vm.to_string());
+    let spec = ns.vm_with_reason("plum", "StoppedAsRequested").await.spec.vm;
     let expected = json!({ "sockets": 1, "diesPerSocket": 0, "coresPerDie": 4, "threadsPerCore": 0 });
     assert_eq!((json!(spec.cpu_topology), json!(spec.firmware)), (expected, json!("uefi-4m")));
 }
 
 #[tokio::test]
 async fn every_disk_has_a_claim_with_the_documented_name() {
-    let world = World::with_configuration(
+    let ns = ManagedNamespace::with_configuration(
         "claims",
         r#""/Manager": {"/Controller": {"/Reconciler": {runnerDataPvc: {storageClassName: local-path}}}}"#,
     )
@@ -407,14 +405,13 @@ async fn every_disk_has_a_claim_with_the_documented_name() {
             "storageClassName": "", "selector": { "matchLabels": { "a": "b" } }, "resources": { "requests": { "storage": "40Gi" } },
         } } })
     };
-    world
-        .make("apple", |vm| {
-            vm["spec"]["vm"]["disks"] =
-                json!([{ "cdrom": { "image": "" } }, template(None), template(Some("system")), template(None)]);
-        })
-        .await;
-    world.ready("apple", "Starting").await;
-    let claims = world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items;
+    ns.create_vm("apple", |vm| {
+        vm["spec"]["vm"]["disks"] =
+            json!([{ "cdrom": { "image": "" } }, template(None), template(Some("system")), template(None)]);
+    })
+    .await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let claims = ns.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items;
     let mut names: Vec<String> = claims.iter().map(ResourceExt::name_any).collect();
     names.sort();
     assert_eq!(names, ["apple-disk-0", "apple-disk-2", "apple-runner-data", "apple-system-disk"]);
@@ -427,7 +424,7 @@ async fn every_disk_has_a_claim_with_the_documented_name() {
     assert_eq!(data["spec"]["storageClassName"], "local-path");
     assert_eq!(data["spec"]["accessModes"], json!(["ReadWriteOnce"]));
     assert_eq!(data["spec"]["resources"]["requests"]["storage"], "1Mi");
-    let pod = json!(world.api::<Pod>().get("apple").await.unwrap());
+    let pod = json!(ns.api::<Pod>().get("apple").await.unwrap());
     let devices = json!(["/dev/disk-0", "/dev/system-disk", "/dev/disk-2"]);
     let found: Vec<&Value> = pod["spec"]["containers"][0]["volumeDevices"]
         .as_array()
@@ -440,7 +437,7 @@ async fn every_disk_has_a_claim_with_the_documented_name() {
 
 #[tokio::test]
 async fn claims_of_the_oldest_releases_are_used() {
-    let world = World::new("old-claims").await;
+    let ns = ManagedNamespace::new("old-claims").await;
     let labels = json!({
         "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple", "app.kubernetes.io/managed-by": "vm-operator",
     });
@@ -450,9 +447,9 @@ async fn claims_of_the_oldest_releases_are_used() {
             "spec": { "accessModes": ["ReadWriteOnce"], "volumeMode": if name.contains("data") { "Filesystem" } else { "Block" },
                 "resources": { "requests": { "storage": "1Gi" } } },
         });
-        world.namespace.apply(&claim.to_string());
+        ns.namespace.apply(&claim.to_string());
     }
-    let pod = pod(&world, "apple", |vm| {
+    let pod = create_vm_and_pod(&ns, "apple", |vm| {
         let disks = vm["spec"]["vm"]["disks"].as_array_mut().unwrap();
         disks.push(json!({ "cdrom": { "image": "" } }));
         disks.push(json!({ "volumeClaimTemplate": { "spec": { "resources": { "requests": { "storage": "1Gi" } } } } }));
@@ -466,24 +463,24 @@ async fn claims_of_the_oldest_releases_are_used() {
         .collect();
     used.sort_unstable();
     assert_eq!(used, ["core-disk-apple-0", "disk-1-apple-0", "vmop-image-repository", "vmop-runner-data-apple-0"]);
-    assert_eq!(world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len(), 3);
+    assert_eq!(ns.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len(), 3);
 }
 
 /// The policy that the page about security shows.
 #[tokio::test]
 async fn a_policy_keeps_users_from_what_the_administrators_choose() {
-    let world = World::new("policy").await;
+    let ns = ManagedNamespace::new("policy").await;
     let page = include_str!("../../docs/security.md");
     let policy = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
-    let name = world.namespace.name();
+    let name = ns.namespace.name();
     let policy =
         policy.replace("metadata.name: vms}", &format!("metadata.name: {name}}}")).replace("vms-of-users", name);
-    world.namespace.apply(&policy);
+    ns.namespace.apply(&policy);
     let refused = async |edit: &dyn Fn(&mut Value)| {
-        let mut vm = machine("apple");
+        let mut vm = vm_manifest("apple");
         edit(&mut vm);
         let parameters = PostParams { dry_run: true, ..PostParams::default() };
-        let made = world.api::<VirtualMachine>().create(&parameters, &serde_json::from_value(vm).unwrap()).await;
+        let made = ns.api::<VirtualMachine>().create(&parameters, &serde_json::from_value(vm).unwrap()).await;
         made.err().map(|error| error.to_string())
     };
     // The API server takes up a policy when it has compiled it.
@@ -495,23 +492,23 @@ async fn a_policy_keeps_users_from_what_the_administrators_choose() {
     let message = refused(&|vm| vm["spec"]["vm"]["networks"] = json!([{ "tap": {} }])).await.unwrap();
     assert!(message.contains("no guest is in the node's network here"), "{message}");
     assert_eq!(refused(&|vm| vm["spec"]["vm"]["networks"] = json!([{ "user": {} }])).await, None);
-    world.cluster.kubectl(&["delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", name]);
+    ns.cluster.kubectl(&["delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", name]);
 }
 
 #[tokio::test]
 async fn status_fields_of_other_components_are_kept() {
-    let world = World::new("others").await;
-    world.make("apple", |vm| vm["spec"]["pools"] = json!(["desktops"])).await;
-    world.ready("apple", "Starting").await;
+    let ns = ManagedNamespace::new("others").await;
+    ns.create_vm("apple", |vm| vm["spec"]["pools"] = json!(["desktops"])).await;
+    ns.vm_with_reason("apple", "Starting").await;
     let assignment = json!({ "pool": "desktops", "user": "alice", "lastUsed": "2026-01-01T00:00:00Z" });
     let theirs = json!({ "status": { "consoleUser": "alice", "assignment": assignment } });
     let as_console = PatchParams { field_manager: Some("console".into()), ..PatchParams::default() };
-    let vms = world.api::<VirtualMachine>();
+    let vms = ns.api::<VirtualMachine>();
     vms.patch_status("apple", &as_console, &Patch::Merge(theirs)).await.unwrap();
-    world.report("apple", true, "Started").await;
-    world.ready("apple", "Running").await;
-    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
-    let vm = world.ready("apple", "StoppedAsRequested").await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    let vm = ns.vm_with_reason("apple", "StoppedAsRequested").await;
     assert_eq!(vm.spec.pools, ["desktops"]);
     let status = json!(vm.status.unwrap());
     assert_eq!((&status["consoleUser"], &status["assignment"]), (&json!("alice"), &assignment));
@@ -519,14 +516,14 @@ async fn status_fields_of_other_components_are_kept() {
 
 #[tokio::test]
 async fn conditions_about_the_guest_become_false_when_its_pod_is_gone() {
-    let world = World::new("gone").await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    world.report("apple", true, "Started").await;
-    world.ready("apple", "Running").await;
+    let ns = ManagedNamespace::new("gone").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
     let pod = json!({ "phase": "Running", "podIP": "10.0.0.8", "podIPs": [{ "ip": "10.0.0.8" }, { "ip": "fd00::8" }] });
-    world.pod_status("apple", pod).await;
-    let vm = world.machine_when("apple", "addressed", |vm| vm.status.as_ref().unwrap().addresses.is_some()).await;
+    ns.patch_pod_status("apple", pod).await;
+    let vm = ns.vm_when("apple", "addressed", |vm| vm.status.as_ref().unwrap().addresses.is_some()).await;
     let addresses = json!([{ "type": "PodIP", "address": "10.0.0.8" }, { "type": "PodIP", "address": "fd00::8" }]);
     assert_eq!(json!(vm.status.unwrap().addresses), addresses);
     // The runner was killed with its Pod: its last words are of a guest that somebody uses.
@@ -540,12 +537,12 @@ async fn conditions_about_the_guest_become_false_when_its_pod_is_gone() {
         "status": { "conditions": said, "consoleClient": "10.0.0.7", "loggedInUser": "alice", "displayPasswordSerial": 3 },
     });
     let as_runner = PatchParams::apply("vm-runner-guest").force();
-    let vms = world.api::<VirtualMachine>();
+    let vms = ns.api::<VirtualMachine>();
     vms.patch_status("apple", &as_runner, &Patch::Apply(&report)).await.unwrap();
-    world.namespace.kubectl(&["delete", "pod", "apple", "--force", "--grace-period=0"]);
-    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
-    let vm = world
-        .machine_when("apple", "without a user", |vm| {
+    ns.namespace.kubectl(&["delete", "pod", "apple", "--force", "--grace-period=0"]);
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    let vm = ns
+        .vm_when("apple", "without a user", |vm| {
             ["VmopAgentConnected", "UserLoggedIn", "ConsoleConnected"]
                 .iter()
                 .all(|type_| condition(vm, type_).is_some_and(|(status, ..)| status == "False"))
@@ -558,19 +555,19 @@ async fn conditions_about_the_guest_become_false_when_its_pod_is_gone() {
 
 #[tokio::test]
 async fn the_manager_corrects_the_conditions_of_a_runner_that_was_killed() {
-    let world = World::new("killed-runner").await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    world.report("apple", true, "Started").await;
-    world.ready("apple", "Running").await;
+    let ns = ManagedNamespace::new("killed-runner").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
     let container = |state: &str, detail: Value| {
         json!({ "phase": "Running", "containerStatuses": [{
             "name": "vm-runner", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": { state: detail },
         }] })
     };
     let killed = json!({ "exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:10:00Z" });
-    world.pod_status("apple", container("terminated", killed)).await;
-    let vm = world.ready("apple", "RunnerFailed").await;
+    ns.patch_pod_status("apple", container("terminated", killed)).await;
+    let vm = ns.vm_with_reason("apple", "RunnerFailed").await;
     assert_eq!(condition(&vm, "Ready").unwrap().2, "vm-runner ended with exit code 137 (OOMKilled)");
     let is_false =
         |vm: &VirtualMachine, type_: &str| condition(vm, type_).is_some_and(|(status, ..)| status == "False");
@@ -578,26 +575,26 @@ async fn the_manager_corrects_the_conditions_of_a_runner_that_was_killed() {
     assert_eq!(json!(vm.status.unwrap().cpus), json!(0));
 
     // The node starts it again, and it speaks for itself.
-    world.pod_status("apple", container("running", json!({}))).await;
-    world.ready("apple", "Starting").await;
-    world.report("apple", true, "Started").await;
-    let vm = world.ready("apple", "Running").await;
+    ns.patch_pod_status("apple", container("running", json!({}))).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.report("apple", true, "Started").await;
+    let vm = ns.vm_with_reason("apple", "Running").await;
     assert_eq!(condition(&vm, "Running").unwrap().1, "Started");
     assert_eq!(json!(vm.status.unwrap().cpus), json!(1));
 }
 
 #[tokio::test]
 async fn a_pool_has_defaults_and_its_permissions_are_validated() {
-    let world = World::new("pools").await;
+    let ns = ManagedNamespace::new("pools").await;
     let pool = |spec: Value| json!({ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmPool", "metadata": { "name": "desktops" }, "spec": spec });
-    world.namespace.apply(&pool(json!({ "permissions": [{ "role": "users" }] })).to_string());
-    let pools = world.api::<VmPool>();
+    ns.namespace.apply(&pool(json!({ "permissions": [{ "role": "users" }] })).to_string());
+    let pools = ns.api::<VmPool>();
     let found = pools.get("desktops").await.unwrap().spec;
     assert_eq!((found.retention.as_str(), found.login_on_assignment), ("PT1h", false));
     // Defaults in lists are for the reader, or they would be changes of what Git applied.
     assert_eq!(found.permissions[0].may, None);
     let permissions = json!([{ "user": "alice", "may": ["accessConsole", "start"] }]);
-    world.namespace.apply(
+    ns.namespace.apply(
         &pool(json!({ "retention": "2026-12-24T18:00:00Z", "loginOnAssignment": true, "permissions": permissions }))
             .to_string(),
     );
@@ -607,33 +604,30 @@ async fn a_pool_has_defaults_and_its_permissions_are_validated() {
         [json!([{ "user": "alice", "role": "users" }]), json!([{}]), json!([{ "user": "alice", "may": ["fly"] }])]
     {
         let pool = serde_json::from_value::<DynamicObject>(pool(json!({ "permissions": wrong }))).unwrap();
-        let refused = Api::<DynamicObject>::namespaced_with(
-            world.client.clone(),
-            world.namespace.name(),
-            &VmPool::api_resource(),
-        )
-        .patch("desktops", &PatchParams::apply("test").force(), &Patch::Apply(&pool))
-        .await;
+        let refused =
+            Api::<DynamicObject>::namespaced_with(ns.client.clone(), ns.namespace.name(), &VmPool::api_resource())
+                .patch("desktops", &PatchParams::apply("test").force(), &Patch::Apply(&pool))
+                .await;
         assert!(refused.is_err_and(|error| error.to_string().contains("spec.permissions[0]")), "{wrong}");
     }
 }
 
 #[tokio::test]
 async fn the_deployment_stays_in_one_namespace_and_the_example_works() {
-    let world = World::new("deploy").await;
+    let ns = ManagedNamespace::new("deploy").await;
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("example/local-path");
-    let manifests = world.cluster.kubectl(&["kustomize", &folder.to_string_lossy()]);
+    let manifests = ns.cluster.kubectl(&["kustomize", &folder.to_string_lossy()]);
     for text in manifests.split("\n---\n") {
         let object: Value = serde_yaml::from_str(text).unwrap();
         assert_eq!(object["metadata"]["namespace"], "vmop-demo", "{text}");
     }
-    world.namespace.apply(&manifests.replace("vmop-demo", world.namespace.name()));
-    let claim = json!(world.api::<PersistentVolumeClaim>().get("vmop-image-repository").await.unwrap());
+    ns.namespace.apply(&manifests.replace("vmop-demo", ns.namespace.name()));
+    let claim = json!(ns.api::<PersistentVolumeClaim>().get("vmop-image-repository").await.unwrap());
     assert_eq!(claim["spec"]["storageClassName"], "local-path");
     assert_eq!(claim["spec"]["resources"]["requests"]["storage"], "10Gi");
-    let configuration = world.api::<ConfigMap>().get("vm-operator").await.unwrap().data.unwrap();
+    let configuration = ns.api::<ConfigMap>().get("vm-operator").await.unwrap().data.unwrap();
     assert!(configuration["config.yaml"].contains("storageClassName: local-path"), "{configuration:?}");
     let machine = std::fs::read_to_string(folder.join("test-vm.yaml")).unwrap();
-    world.namespace.apply(&machine.replace("vmop-demo", world.namespace.name()));
-    world.ready("test-vm", "Starting").await;
+    ns.namespace.apply(&machine.replace("vmop-demo", ns.namespace.name()));
+    ns.vm_with_reason("test-vm", "Starting").await;
 }

@@ -1,14 +1,14 @@
 //! The claims of disks: they grow, they are kept, and each belongs to one VM.
 
-use crate::support::world::{World, condition};
+use crate::support::managed_namespace::{ManagedNamespace, condition};
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 use vm_operator::api::VirtualMachine;
 
 /// Binds a claim to a new volume, as an administrator can.
-async fn bind(world: &World, claim: &str, size: &str, class: Option<&str>) {
-    let namespace = world.namespace.name();
+async fn bind(ns: &ManagedNamespace, claim: &str, size: &str, class: Option<&str>) {
+    let namespace = ns.namespace.name();
     let volume = json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": format!("{namespace}-{claim}") },
         "spec": {
@@ -17,7 +17,7 @@ async fn bind(world: &World, claim: &str, size: &str, class: Option<&str>) {
             "claimRef": { "namespace": namespace, "name": claim }, "hostPath": { "path": "/nowhere" },
         },
     });
-    world.namespace.apply(&volume.to_string());
+    ns.namespace.apply(&volume.to_string());
 }
 
 fn disk(size: &str) -> Value {
@@ -26,79 +26,75 @@ fn disk(size: &str) -> Value {
     } }] } } })
 }
 
-async fn size_of(world: &World, claim: &str) -> String {
-    let claim = world.api::<PersistentVolumeClaim>().get(claim).await.unwrap();
+async fn size_of(ns: &ManagedNamespace, claim: &str) -> String {
+    let claim = ns.api::<PersistentVolumeClaim>().get(claim).await.unwrap();
     claim.spec.unwrap().resources.unwrap().requests.unwrap()["storage"].0.clone()
 }
 
 #[tokio::test]
 async fn a_disk_grows_where_its_class_allows_it_and_never_shrinks() {
-    let world = World::new("growth").await;
+    let ns = ManagedNamespace::new("growth").await;
     for (name, allowed) in [("grows", true), ("stays", false)] {
         let class = json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": name },
             "provisioner": "example.org/none", "allowVolumeExpansion": allowed,
         });
-        world.namespace.apply(&class.to_string());
+        ns.namespace.apply(&class.to_string());
     }
     for (name, class, wanted, reason, size) in [
         ("apple", "grows", "2Gi", "Resizing", "2Gi"),
         ("plum", "stays", "2Gi", "GrowthRefused", "1Gi"),
         ("pear", "grows", "500Mi", "ShrinkRefused", "1Gi"),
     ] {
-        world
-            .make(name, |vm| {
-                vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["storageClassName"] = json!(class);
-            })
-            .await;
-        world.ready(name, "Starting").await;
+        ns.create_vm(name, |vm| {
+            vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["storageClassName"] = json!(class);
+        })
+        .await;
+        ns.vm_with_reason(name, "Starting").await;
         let claim = format!("{name}-core-disk");
-        bind(&world, &claim, "1Gi", Some(class)).await;
-        bind(&world, &format!("{name}-runner-data"), "1Mi", None).await;
-        world
-            .machine_when(name, "bound", |vm| {
-                condition(vm, "StorageReady").is_some_and(|storage| storage.1 == "ClaimsBound")
-            })
+        bind(&ns, &claim, "1Gi", Some(class)).await;
+        bind(&ns, &format!("{name}-runner-data"), "1Mi", None).await;
+        ns.vm_when(name, "bound", |vm| condition(vm, "StorageReady").is_some_and(|storage| storage.1 == "ClaimsBound"))
             .await;
         let mut change = disk(wanted);
         change["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["storageClassName"] = json!(class);
         change["spec"]["vm"]["currentCpus"] = json!(1);
-        world.change(name, change).await;
-        let vm = world
-            .machine_when(name, reason, |vm| {
+        ns.patch_vm(name, change).await;
+        let vm = ns
+            .vm_when(name, reason, |vm| {
                 vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation
                     && condition(vm, "StorageReady").is_some_and(|storage| storage.1 == reason)
             })
             .await;
-        assert_eq!(size_of(&world, &claim).await, size, "{vm:?}");
+        assert_eq!(size_of(&ns, &claim).await, size, "{vm:?}");
         assert_eq!(condition(&vm, "Ready").unwrap().1, "Starting", "a disk's size holds up nothing");
-        let config = world.api::<ConfigMap>().get(name).await.unwrap().data.unwrap();
+        let config = ns.api::<ConfigMap>().get(name).await.unwrap().data.unwrap();
         assert!(config["config.yaml"].contains("currentCpus: 1"));
     }
-    world.event("plum", "GrowthRefused").await;
-    world.event("pear", "ShrinkRefused").await;
+    ns.wait_for_event("plum", "GrowthRefused").await;
+    ns.wait_for_event("pear", "ShrinkRefused").await;
 
     // A person may let it grow, too; what the machine asks for is less then, and nothing shrinks.
     let by_hand = r#"--patch={"spec":{"resources":{"requests":{"storage":"3Gi"}}}}"#;
-    world.namespace.kubectl(&["patch", "pvc", "apple-core-disk", by_hand]);
+    ns.namespace.kubectl(&["patch", "pvc", "apple-core-disk", by_hand]);
     let is_said = |vm: &VirtualMachine| condition(vm, "StorageReady").is_some_and(|it| it.1 == "ShrinkRefused");
-    world.machine_when("apple", "said to have a larger disk", is_said).await;
-    world.change("apple", json!({ "spec": { "vm": { "currentCpus": 2 } } })).await;
+    ns.vm_when("apple", "said to have a larger disk", is_said).await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "currentCpus": 2 } } })).await;
     let has_looked = |vm: &VirtualMachine| vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation;
-    world.machine_when("apple", "looked at", |vm| has_looked(vm) && is_said(vm)).await;
-    assert_eq!(size_of(&world, "apple-core-disk").await, "3Gi");
+    ns.vm_when("apple", "looked at", |vm| has_looked(vm) && is_said(vm)).await;
+    assert_eq!(size_of(&ns, "apple-core-disk").await, "3Gi");
 }
 
 #[tokio::test]
 async fn the_claim_of_a_removed_disk_is_kept_and_reported() {
-    let world = World::new("kept").await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    world.change("apple", json!({ "spec": { "vm": { "disks": [] } } })).await;
-    let event = world.event("apple", "DiskKept").await;
+    let ns = ManagedNamespace::new("kept").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "disks": [] } } })).await;
+    let event = ns.wait_for_event("apple", "DiskKept").await;
     assert!(event.message.unwrap().contains("apple-core-disk"));
-    assert!(!is_deleted(&world.api::<PersistentVolumeClaim>().get("apple-core-disk").await.unwrap()));
-    let vm = world.api::<VirtualMachine>().get("apple").await.unwrap();
+    assert!(!is_deleted(&ns.api::<PersistentVolumeClaim>().get("apple-core-disk").await.unwrap()));
+    let vm = ns.api::<VirtualMachine>().get("apple").await.unwrap();
     assert!(condition(&vm, "StorageReady").unwrap().2.contains("apple-core-disk"), "{vm:?}");
 }
 
@@ -108,22 +104,22 @@ fn is_deleted(claim: &PersistentVolumeClaim) -> bool {
 
 #[tokio::test]
 async fn two_vms_can_not_use_one_claim() {
-    let world = World::new("shared").await;
+    let ns = ManagedNamespace::new("shared").await;
     // Both names come to a-b-core-disk.
     let with_disk = |name: &'static str| {
         move |vm: &mut Value| {
             vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["metadata"]["name"] = json!(name);
         }
     };
-    world.make("a", with_disk("b-core")).await;
-    world.ready("a", "Starting").await;
-    world.make("a-b", with_disk("core")).await;
-    let vm = world.ready("a-b", "NameTaken").await;
+    ns.create_vm("a", with_disk("b-core")).await;
+    ns.vm_with_reason("a", "Starting").await;
+    ns.create_vm("a-b", with_disk("core")).await;
+    let vm = ns.vm_with_reason("a-b", "NameTaken").await;
     let (_, _, message) = condition(&vm, "Ready").unwrap();
     assert!(message.starts_with("PersistentVolumeClaim a-b-core-disk belongs to the machine a: "), "{message}");
     assert_eq!(
-        world.api::<PersistentVolumeClaim>().get("a-b-core-disk").await.unwrap().labels()["app.kubernetes.io/instance"],
+        ns.api::<PersistentVolumeClaim>().get("a-b-core-disk").await.unwrap().labels()["app.kubernetes.io/instance"],
         "a"
     );
-    assert!(world.api::<Pod>().get_opt("a-b").await.unwrap().is_none());
+    assert!(ns.api::<Pod>().get_opt("a-b").await.unwrap().is_none());
 }

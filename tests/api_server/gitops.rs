@@ -4,7 +4,7 @@
 
 use crate::support::{
     cluster::eventually,
-    world::{LIMIT, World, condition, machine},
+    managed_namespace::{LIMIT, ManagedNamespace, condition, vm_manifest},
 };
 use k8s_openapi::{
     api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod},
@@ -23,7 +23,7 @@ const FLUX: &str = "kustomize-controller";
 /// A VM with everything that could confuse a tool: texts that YAML 1.1 reads as another type, quantities in other units, lists
 /// whose items have defaults.
 fn everything(name: &str) -> Value {
-    let mut vm = machine(name);
+    let mut vm = vm_manifest(name);
     vm["metadata"]["labels"] = json!({ "tier": "no", "app.kubernetes.io/part-of": "on" });
     vm["spec"]["nodeSelector"] = json!({ "y": "n" });
     vm["spec"]["cloudInit"] = json!({ "metaData": { "x": "1e3" }, "userData": { "runcmd": ["0x10", "yes"] } });
@@ -38,21 +38,21 @@ fn everything(name: &str) -> Value {
     vm
 }
 
-fn vms(world: &World) -> Api<VirtualMachine> {
-    world.api()
+fn vms(ns: &ManagedNamespace) -> Api<VirtualMachine> {
+    ns.api()
 }
 
-async fn set_state(world: &World, name: &str, manager: &str, state: &str) {
+async fn set_state(ns: &ManagedNamespace, name: &str, manager: &str, state: &str) {
     let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
     let patch = json!({ "spec": { "vm": { "state": state } } });
-    vms(world).patch(name, &parameters, &Patch::Merge(patch)).await.unwrap();
+    vms(ns).patch(name, &parameters, &Patch::Merge(patch)).await.unwrap();
 }
 
 /// What Flux's kustomize-controller does at each sync: it makes fields of managers whose name begins with `kubectl` its own
 /// (github.com/fluxcd/pkg, ssa/patch.go), then applies with force.
-async fn flux(world: &World, manifest: &Value) {
+async fn flux(ns: &ManagedNamespace, manifest: &Value) {
     let name = manifest["metadata"]["name"].as_str().unwrap();
-    let mut vm = vms(world).get(name).await.unwrap();
+    let mut vm = vms(ns).get(name).await.unwrap();
     let entries = vm.metadata.managed_fields.take().unwrap_or_default();
     let is_taken = |manager: Option<&str>, subresource: Option<&str>| {
         let manager = manager.unwrap_or_default();
@@ -76,9 +76,9 @@ async fn flux(world: &World, manifest: &Value) {
         let patch: json_patch::Patch =
             serde_json::from_value(json!([{ "op": "replace", "path": "/metadata/managedFields", "value": rest }]))
                 .unwrap();
-        vms(world).patch(name, &PatchParams::default(), &Patch::<Value>::Json(patch)).await.unwrap();
+        vms(ns).patch(name, &PatchParams::default(), &Patch::<Value>::Json(patch)).await.unwrap();
     }
-    vms(world).patch(name, &PatchParams::apply(FLUX).force(), &Patch::Apply(manifest)).await.unwrap();
+    vms(ns).patch(name, &PatchParams::apply(FLUX).force(), &Patch::Apply(manifest)).await.unwrap();
 }
 
 fn merge(into: &mut Value, from: &Value) {
@@ -91,29 +91,29 @@ fn merge(into: &mut Value, from: &Value) {
 }
 
 /// The spec of a VM and the UID of its Pod.
-async fn life(world: &World, name: &str) -> (Value, Option<String>) {
-    let pod = world.api::<Pod>().get_opt(name).await.unwrap();
-    (json!(vms(world).get(name).await.unwrap().spec), pod.and_then(|pod| pod.uid()))
+async fn life(ns: &ManagedNamespace, name: &str) -> (Value, Option<String>) {
+    let pod = ns.api::<Pod>().get_opt(name).await.unwrap();
+    (json!(vms(ns).get(name).await.unwrap().spec), pod.and_then(|pod| pod.uid()))
 }
 
 /// Starts a VM and reports that its guest runs.
-async fn start(world: &World, name: &str) {
-    set_state(world, name, "vm-operator-cli", "Running").await;
-    world.ready(name, "Starting").await;
-    world.report(name, true, "Started").await;
-    world.ready(name, "Running").await;
+async fn start(ns: &ManagedNamespace, name: &str) {
+    set_state(ns, name, "vm-operator-cli", "Running").await;
+    ns.vm_with_reason(name, "Starting").await;
+    ns.report(name, true, "Started").await;
+    ns.vm_with_reason(name, "Running").await;
 }
 
 /// No tool sees a difference: a server-side dry run changes nothing, and a comparison with the manifest finds nothing.
-async fn no_difference(world: &World, manifest: &Value) {
+async fn no_difference(ns: &ManagedNamespace, manifest: &Value) {
     let name = manifest["metadata"]["name"].as_str().unwrap();
-    let live = vms(world).get(name).await.unwrap();
+    let live = vms(ns).get(name).await.unwrap();
     let dry = PatchParams { dry_run: true, ..PatchParams::apply(FLUX).force() };
-    let after = vms(world).patch(name, &dry, &Patch::Apply(manifest)).await.unwrap();
+    let after = vms(ns).patch(name, &dry, &Patch::Apply(manifest)).await.unwrap();
     assert_eq!(json!(after.spec), json!(live.spec), "server-side dry run");
     assert_eq!(after.metadata.resource_version, live.metadata.resource_version);
     // As Argo CD compares without a dry run: what is in Git, path by path, with lists as a whole.
-    let raw = world.namespace.kubectl(&["get", "vm", name, "--output=json"]);
+    let raw = ns.namespace.kubectl(&["get", "vm", name, "--output=json"]);
     let raw: Value = serde_json::from_str(&raw).unwrap();
     let mut different = Vec::new();
     compare("spec", &manifest["spec"], &raw["spec"], &mut different);
@@ -134,153 +134,151 @@ fn compare(path: &str, git: &Value, live: &Value, different: &mut Vec<String>) {
 
 #[tokio::test]
 async fn a_vm_in_git_shows_no_difference_after_every_feature_was_used() {
-    let world = World::new("no-difference").await;
+    let ns = ManagedNamespace::new("no-difference").await;
     let mut manifest = everything("no");
     manifest["spec"]["guestShutdownStops"] = json!(true);
-    vms(&world).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
-    world.ready("no", "StoppedAsRequested").await;
-    no_difference(&world, &manifest).await;
-    start(&world, "no").await;
-    no_difference(&world, &manifest).await;
-    world.change("no", json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/restartedAt": "now" } } })).await;
-    world.pod_when("no", "a new one", |pod| pod.annotations().contains_key("vmoperator.jdrupes.org/restartedAt")).await;
-    set_state(&world, "no", "vm-operator-cli", "Stopped").await;
-    world.ready("no", "StoppedAsRequested").await;
-    no_difference(&world, &manifest).await;
+    vms(&ns).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    ns.vm_with_reason("no", "StoppedAsRequested").await;
+    no_difference(&ns, &manifest).await;
+    start(&ns, "no").await;
+    no_difference(&ns, &manifest).await;
+    ns.patch_vm("no", json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/restartedAt": "now" } } })).await;
+    ns.pod_when("no", "a new one", |pod| pod.annotations().contains_key("vmoperator.jdrupes.org/restartedAt")).await;
+    set_state(&ns, "no", "vm-operator-cli", "Stopped").await;
+    ns.vm_with_reason("no", "StoppedAsRequested").await;
+    no_difference(&ns, &manifest).await;
     // A reset, a live change, a disk that is to grow.
-    world.change("no", json!({ "spec": { "vm": { "resetCount": 1, "currentCpus": 1 } } })).await;
+    ns.patch_vm("no", json!({ "spec": { "vm": { "resetCount": 1, "currentCpus": 1 } } })).await;
     manifest["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] =
         json!("2Gi");
-    vms(&world).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
-    world.ready("no", "StoppedAsRequested").await;
-    no_difference(&world, &manifest).await;
+    vms(&ns).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    ns.vm_with_reason("no", "StoppedAsRequested").await;
+    no_difference(&ns, &manifest).await;
     // The guest shuts itself down, and then we write the state, which nobody applies.
-    start(&world, "no").await;
-    world.report("no", false, "GuestShutdown").await;
-    world.machine_when("no", "stopped by us", |vm| vm.spec.vm.state == PowerState::Stopped).await;
-    world.ready("no", "StoppedAsRequested").await;
-    no_difference(&world, &manifest).await;
+    start(&ns, "no").await;
+    ns.report("no", false, "GuestShutdown").await;
+    ns.vm_when("no", "stopped by us", |vm| vm.spec.vm.state == PowerState::Stopped).await;
+    ns.vm_with_reason("no", "StoppedAsRequested").await;
+    no_difference(&ns, &manifest).await;
     // Another CD, a user, a password; a stop that does not wait for the guest.
-    start(&world, "no").await;
+    start(&ns, "no").await;
     manifest["spec"]["vm"]["disks"][2]["cdrom"]["image"] = json!("on.iso");
-    vms(&world).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
-    world.change("no", json!({ "spec": { "vm": { "display": { "loggedInUser": "jane" } } } })).await;
+    vms(&ns).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    ns.patch_vm("no", json!({ "spec": { "vm": { "display": { "loggedInUser": "jane" } } } })).await;
     let password = r#"--patch={"stringData":{"display-password":"yes","password-expiry":"never"}}"#;
-    world.namespace.kubectl(&["patch", "secret", "no-display-secret", password]);
-    world.ready("no", "Running").await;
-    no_difference(&world, &manifest).await;
-    let uid = world.api::<Pod>().get("no").await.unwrap().uid();
-    world.change("no", json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/forceStop": uid } } })).await;
-    set_state(&world, "no", "vm-operator-cli", "Stopped").await;
-    world.ready("no", "StoppedAsRequested").await;
-    no_difference(&world, &manifest).await;
+    ns.namespace.kubectl(&["patch", "secret", "no-display-secret", password]);
+    ns.vm_with_reason("no", "Running").await;
+    no_difference(&ns, &manifest).await;
+    let uid = ns.api::<Pod>().get("no").await.unwrap().uid();
+    ns.patch_vm("no", json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/forceStop": uid } } })).await;
+    set_state(&ns, "no", "vm-operator-cli", "Stopped").await;
+    ns.vm_with_reason("no", "StoppedAsRequested").await;
+    no_difference(&ns, &manifest).await;
     // Other templates.
-    start(&world, "no").await;
+    start(&ns, "no").await;
     let version = |vm: &VirtualMachine| vm.status.as_ref().unwrap().templates.as_ref().unwrap().version.clone();
-    let before = version(&vms(&world).get("no").await.unwrap());
+    let before = version(&vms(&ns).get("no").await.unwrap());
     let more = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ vm.metadata.name ~ '-more' }}}\n";
-    world.manager.templates(&[("more.yaml.j2", more)]);
-    world.machine_when("no", "rendered anew", |vm| version(vm) != before).await;
-    no_difference(&world, &manifest).await;
+    ns.manager.change_templates(&[("more.yaml.j2", more)]);
+    ns.vm_when("no", "rendered anew", |vm| version(vm) != before).await;
+    no_difference(&ns, &manifest).await;
     // Left without its resource, and adopted when Git makes that again.
-    let uid = world.api::<Pod>().get("no").await.unwrap().uid();
-    world.orphan("no").await;
-    let made = vms(&world).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
-    let pod = world
+    let uid = ns.api::<Pod>().get("no").await.unwrap().uid();
+    ns.delete_and_orphan("no").await;
+    let made = vms(&ns).patch("no", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    let pod = ns
         .pod_when("no", "owned again", |pod| {
             pod.owner_references().iter().any(|it| Some(&it.uid) == made.uid().as_ref())
         })
         .await;
     assert_eq!(pod.uid(), uid);
-    world.machine_when("no", "up", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
-    no_difference(&world, &manifest).await;
+    ns.vm_when("no", "up", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
+    no_difference(&ns, &manifest).await;
 }
 
 #[tokio::test]
 async fn a_client_side_apply_finds_nothing_to_do() {
-    let world = World::new("client-side").await;
+    let ns = ManagedNamespace::new("client-side").await;
     let mut manifest = everything("yes");
     manifest["spec"]["vm"]["state"] = json!("Running");
     let text = manifest.to_string();
-    world.namespace.apply(&text);
-    world.ready("yes", "Starting").await;
+    ns.namespace.apply(&text);
+    ns.vm_with_reason("yes", "Starting").await;
     for _ in 0..3 {
-        let said = world.namespace.apply(&text);
+        let said = ns.namespace.apply(&text);
         assert!(said.contains("unchanged"), "{said}");
     }
-    let vm = vms(&world).get("yes").await.unwrap();
+    let vm = vms(&ns).get("yes").await.unwrap();
     assert_eq!(vm.metadata.generation, Some(1));
 }
 
 #[tokio::test]
 async fn flux_stops_no_vm_whose_state_is_not_in_git() {
-    let world = World::new("flux").await;
+    let ns = ManagedNamespace::new("flux").await;
     let manifest = everything("apple");
-    vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
-    world.ready("apple", "StoppedAsRequested").await;
+    vms(&ns).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
     // Whoever starts it: our command, or a bare kubectl, whose fields Flux takes over and removes.
     for manager in ["vm-operator-cli", "kubectl-patch", "kubectl-edit"] {
-        set_state(&world, "apple", "vm-operator-cli", "Stopped").await;
-        world.ready("apple", "StoppedAsRequested").await;
-        set_state(&world, "apple", manager, "Running").await;
-        world.ready("apple", "Starting").await;
-        let pod = world.api::<Pod>().get("apple").await.unwrap().uid();
+        set_state(&ns, "apple", "vm-operator-cli", "Stopped").await;
+        ns.vm_with_reason("apple", "StoppedAsRequested").await;
+        set_state(&ns, "apple", manager, "Running").await;
+        ns.vm_with_reason("apple", "Starting").await;
+        let pod = ns.api::<Pod>().get("apple").await.unwrap().uid();
         for _ in 0..3 {
-            flux(&world, &manifest).await;
+            flux(&ns, &manifest).await;
         }
-        let vm = world
-            .machine_when("apple", "observed", |vm| {
+        let vm = ns
+            .vm_when("apple", "observed", |vm| {
                 vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation
             })
             .await;
         assert_eq!(vm.status.unwrap().power, Some(PowerState::Running), "{manager}");
-        assert_eq!(world.api::<Pod>().get("apple").await.unwrap().uid(), pod, "{manager}");
+        assert_eq!(ns.api::<Pod>().get("apple").await.unwrap().uid(), pod, "{manager}");
         // The field may have lost its owner; Running, then Stopped, decides in any case.
-        set_state(&world, "apple", "vm-operator-cli", "Running").await;
+        set_state(&ns, "apple", "vm-operator-cli", "Running").await;
     }
 }
 
 #[tokio::test]
 async fn a_power_state_in_git_wins_over_a_persons() {
-    let world = World::new("git-power").await;
+    let ns = ManagedNamespace::new("git-power").await;
     let mut manifest = everything("apple");
     manifest["spec"]["vm"]["state"] = json!("Running");
-    vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
-    world.ready("apple", "Starting").await;
-    set_state(&world, "apple", "vm-operator-cli", "Stopped").await;
-    world.ready("apple", "StoppedAsRequested").await;
-    flux(&world, &manifest).await;
-    world.ready("apple", "Starting").await;
+    vms(&ns).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    ns.vm_with_reason("apple", "Starting").await;
+    set_state(&ns, "apple", "vm-operator-cli", "Stopped").await;
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    flux(&ns, &manifest).await;
+    ns.vm_with_reason("apple", "Starting").await;
     manifest["spec"]["vm"]["state"] = json!("Stopped");
-    flux(&world, &manifest).await;
-    world.ready("apple", "StoppedAsRequested").await;
+    flux(&ns, &manifest).await;
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
 }
 
 #[tokio::test]
 async fn appliers_of_different_fields_do_not_fight_and_the_manager_writes_nothing_at_rest() {
-    let world = World::new("appliers").await;
+    let ns = ManagedNamespace::new("appliers").await;
     let mut git = everything("apple");
     git["spec"]["vm"]["state"] = json!("Running");
     let scaler = |cpus: u32| json!({ "apiVersion": git["apiVersion"], "kind": git["kind"], "metadata": { "name": "apple" }, "spec": { "vm": { "currentCpus": cpus } } });
-    let map: Api<ConfigMap> = world.api();
+    let map: Api<ConfigMap> = ns.api();
     let injected = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "apple", "labels": { "injected": "yes" } },
         "data": { "injected": "yes" },
     });
-    vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&git)).await.unwrap();
-    world.ready("apple", "Starting").await;
+    vms(&ns).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&git)).await.unwrap();
+    ns.vm_with_reason("apple", "Starting").await;
     for round in 0..20 {
-        vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&git)).await.unwrap();
-        vms(&world).patch("apple", &PatchParams::apply("scaler"), &Patch::Apply(scaler(1 + round % 2))).await.unwrap();
+        vms(&ns).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&git)).await.unwrap();
+        vms(&ns).patch("apple", &PatchParams::apply("scaler"), &Patch::Apply(scaler(1 + round % 2))).await.unwrap();
         map.patch("apple", &PatchParams::apply("injector"), &Patch::Apply(&injected)).await.unwrap();
         if round % 5 == 0 {
-            world.namespace.apply(&git.to_string());
+            ns.namespace.apply(&git.to_string());
         }
     }
-    let vm = world
-        .machine_when("apple", "observed", |vm| {
-            vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation
-        })
+    let vm = ns
+        .vm_when("apple", "observed", |vm| vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation)
         .await;
     assert_eq!(vm.spec.vm.current_cpus, Some(2));
     let found = eventually("the last change in the ConfigMap", LIMIT, async || {
@@ -291,10 +289,10 @@ async fn appliers_of_different_fields_do_not_fight_and_the_manager_writes_nothin
     assert_eq!(found.data.as_ref().unwrap()["injected"], "yes");
     assert_eq!(found.labels()["injected"], "yes");
     // Now all appliers repeat themselves, as they do at each sync.
-    writes_nothing(&world, "apple", async || {
+    writes_nothing(&ns, "apple", async || {
         for _ in 0..20 {
-            vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&git)).await.unwrap();
-            vms(&world).patch("apple", &PatchParams::apply("scaler"), &Patch::Apply(scaler(2))).await.unwrap();
+            vms(&ns).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&git)).await.unwrap();
+            vms(&ns).patch("apple", &PatchParams::apply("scaler"), &Patch::Apply(scaler(2))).await.unwrap();
             map.patch("apple", &PatchParams::apply("injector"), &Patch::Apply(&injected)).await.unwrap();
         }
     })
@@ -302,13 +300,13 @@ async fn appliers_of_different_fields_do_not_fight_and_the_manager_writes_nothin
 }
 
 /// The manager writes nothing about the VM while `done` runs, and the VM and its Pod stay the same.
-async fn writes_nothing(world: &World, name: &str, done: impl AsyncFnOnce()) {
-    settled(world, "first").await;
-    let (written, life_before) = (world.manager.writes(), life(world, name).await);
+async fn writes_nothing(ns: &ManagedNamespace, name: &str, done: impl AsyncFnOnce()) {
+    settled(ns, "first").await;
+    let (written, life_before) = (ns.manager.logged_writes(), life(ns, name).await);
     done().await;
-    settled(world, "second").await;
-    assert_eq!(life(world, name).await, life_before);
-    let more: Vec<String> = world.manager.writes().into_iter().filter(|line| !written.contains(line)).collect();
+    settled(ns, "second").await;
+    assert_eq!(life(ns, name).await, life_before);
+    let more: Vec<String> = ns.manager.logged_writes().into_iter().filter(|line| !written.contains(line)).collect();
     assert!(
         more.iter().any(|line| line.contains("second")) && more.iter().all(|line| !line.contains(name)),
         "{more:?}"
@@ -316,37 +314,37 @@ async fn writes_nothing(world: &World, name: &str, done: impl AsyncFnOnce()) {
 }
 
 /// Waits until the manager has handled everything before: a VM that is created now has its Pod.
-async fn settled(world: &World, name: &str) {
-    world.make(name, |_| ()).await;
-    world.ready(name, "Starting").await;
+async fn settled(ns: &ManagedNamespace, name: &str) {
+    ns.create_vm(name, |_| ()).await;
+    ns.vm_with_reason(name, "Starting").await;
 }
 
 #[tokio::test]
 async fn twenty_rounds_of_flux_and_kubectl_while_people_start_and_stop() {
-    let world = World::new("rounds").await;
+    let ns = ManagedNamespace::new("rounds").await;
     let manifest = everything("apple");
     let text = manifest.to_string();
-    vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    vms(&ns).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
     let labels = json!({ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
         "metadata": { "name": "apple", "labels": { "second": "applier" } } });
     // Twenty of each.
     for round in 0..40 {
         let wanted = if round % 3 == 0 { PowerState::Stopped } else { PowerState::Running };
         // Through Running, so that the wish is a change even where the field has lost its owner.
-        set_state(&world, "apple", "vm-operator-cli", "Running").await;
-        set_state(&world, "apple", "vm-operator-cli", &format!("{wanted:?}")).await;
+        set_state(&ns, "apple", "vm-operator-cli", "Running").await;
+        set_state(&ns, "apple", "vm-operator-cli", &format!("{wanted:?}")).await;
         let power = |vm: &VirtualMachine| {
             let status = vm.status.as_ref().unwrap();
             status.power == Some(wanted) && status.observed_generation == vm.metadata.generation
         };
-        world.machine_when("apple", "as somebody wants it", power).await;
+        ns.vm_when("apple", "as somebody wants it", power).await;
         match round % 2 {
-            0 => flux(&world, &manifest).await,
-            _ => drop(world.namespace.apply(&text)),
+            0 => flux(&ns, &manifest).await,
+            _ => drop(ns.namespace.apply(&text)),
         }
-        vms(&world).patch("apple", &PatchParams::apply("second"), &Patch::Apply(&labels)).await.unwrap();
-        world.machine_when("apple", "still as somebody wants it", power).await;
-        let exists = world
+        vms(&ns).patch("apple", &PatchParams::apply("second"), &Patch::Apply(&labels)).await.unwrap();
+        ns.vm_when("apple", "still as somebody wants it", power).await;
+        let exists = ns
             .api::<Pod>()
             .get_opt("apple")
             .await
@@ -354,20 +352,20 @@ async fn twenty_rounds_of_flux_and_kubectl_while_people_start_and_stop() {
             .is_some_and(|pod| pod.metadata.deletion_timestamp.is_none());
         assert_eq!(exists, wanted == PowerState::Running, "round {round}");
         let changed = 1 + round % 2;
-        world.change("apple", json!({ "spec": { "vm": { "currentCpus": changed } } })).await;
+        ns.patch_vm("apple", json!({ "spec": { "vm": { "currentCpus": changed } } })).await;
     }
-    let map: Api<ConfigMap> = world.api();
+    let map: Api<ConfigMap> = ns.api();
     eventually("the last change in the ConfigMap", LIMIT, async || {
         map.get("apple").await.unwrap().data?["config.yaml"].contains("currentCpus: 2").then_some(())
     })
     .await;
     // After that the manager writes nothing.
-    writes_nothing(&world, "apple", async || {}).await;
+    writes_nothing(&ns, "apple", async || {}).await;
 }
 
 #[tokio::test]
 async fn objects_have_the_labels_and_annotations_that_gitops_tools_need() {
-    let world = World::new("tool-labels").await;
+    let ns = ManagedNamespace::new("tool-labels").await;
     let mut manifest = everything("apple");
     manifest["metadata"]["labels"] = json!({
         "tier": "web", "argocd.argoproj.io/instance": "app", "kustomize.toolkit.fluxcd.io/name": "x",
@@ -375,9 +373,9 @@ async fn objects_have_the_labels_and_annotations_that_gitops_tools_need() {
         "app.kubernetes.io/instance": "the-application",
     });
     manifest["spec"]["vm"]["state"] = json!("Running");
-    vms(&world).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
-    let vm = world.ready("apple", "Starting").await;
-    let pod = world.api::<Pod>().get("apple").await.unwrap();
+    vms(&ns).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    let vm = ns.vm_with_reason("apple", "Starting").await;
+    let pod = ns.api::<Pod>().get("apple").await.unwrap();
     let labels: Vec<&str> = pod.labels().keys().map(String::as_str).collect();
     assert_eq!(
         labels,
@@ -392,7 +390,7 @@ async fn objects_have_the_labels_and_annotations_that_gitops_tools_need() {
     assert_eq!(pod.labels()["app.kubernetes.io/instance"], "apple");
     assert_eq!(pod.owner_references()[0].controller, Some(true), "or kubectl drain refuses");
     // Claims have no owner and the instance label, so Argo CD and Flux could take them for something to prune.
-    let claims = world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items;
+    let claims = ns.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items;
     assert_eq!(claims.len(), 3, "two disks and the runner's data");
     for claim in claims {
         let annotations = claim.annotations();

@@ -3,7 +3,7 @@
 
 use crate::support::{
     cluster::eventually,
-    world::{LIMIT, World, condition, machine},
+    managed_namespace::{LIMIT, ManagedNamespace, condition, vm_manifest},
 };
 use k8s_openapi::jiff::SignedDuration;
 use k8s_openapi::{
@@ -27,14 +27,11 @@ use vm_operator::{
 const NODE: &str = "played";
 
 /// A namespace with a manager, and a node without a kubelet.
-async fn world(test: &str) -> World {
-    let world = World::new(test).await;
+async fn ns(test: &str) -> ManagedNamespace {
+    let ns = ManagedNamespace::new(test).await;
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
-    Api::<Node>::all(world.client.clone())
-        .patch(NODE, &PatchParams::apply("test"), &Patch::Apply(&node))
-        .await
-        .unwrap();
-    world
+    Api::<Node>::all(ns.client.clone()).patch(NODE, &PatchParams::apply("test"), &Patch::Apply(&node)).await.unwrap();
+    ns
 }
 
 fn on_node(vm: &mut Value) {
@@ -46,21 +43,21 @@ fn on_node_and_stays_down(vm: &mut Value) {
     vm["spec"]["guestShutdownStops"] = json!(true);
 }
 
-async fn set_state(world: &World, name: &str, state: &str) {
-    world.change(name, json!({ "spec": { "vm": { "state": state } } })).await;
+async fn set_state(ns: &ManagedNamespace, name: &str, state: &str) {
+    ns.patch_vm(name, json!({ "spec": { "vm": { "state": state } } })).await;
 }
 
-async fn annotate(world: &World, name: &str, annotation: &str, value: &str) {
-    world.change(name, json!({ "metadata": { "annotations": { annotation: value } } })).await;
+async fn annotate(ns: &ManagedNamespace, name: &str, annotation: &str, value: &str) {
+    ns.patch_vm(name, json!({ "metadata": { "annotations": { annotation: value } } })).await;
 }
 
 /// Creates a VM, reports that its guest runs, and returns its Pod.
-async fn up(world: &World, name: &str, edit: impl FnOnce(&mut Value)) -> Pod {
-    world.make(name, edit).await;
-    world.ready(name, "Starting").await;
-    world.report(name, true, "Started").await;
-    world.ready(name, "Running").await;
-    world.api::<Pod>().get(name).await.unwrap()
+async fn up(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) -> Pod {
+    ns.create_vm(name, edit).await;
+    ns.vm_with_reason(name, "Starting").await;
+    ns.report(name, true, "Started").await;
+    ns.vm_with_reason(name, "Running").await;
+    ns.api::<Pod>().get(name).await.unwrap()
 }
 
 fn is_going(pod: &Pod) -> bool {
@@ -69,71 +66,71 @@ fn is_going(pod: &Pod) -> bool {
 
 #[tokio::test]
 async fn a_guest_that_shuts_down_stays_down_and_the_manager_sets_the_state_to_stopped() {
-    let world = world("guest-shutdown").await;
-    up(&world, "apple", on_node_and_stays_down).await;
-    world.report("apple", false, "GuestShutdown").await;
-    world.pod_when("apple", "going", is_going).await;
+    let ns = ns("guest-shutdown").await;
+    up(&ns, "apple", on_node_and_stays_down).await;
+    ns.report("apple", false, "GuestShutdown").await;
+    ns.pod_when("apple", "going", is_going).await;
     let is_halted = |vm: &VirtualMachine| vm.status.as_ref().unwrap().halted.is_some();
-    let halted = world.machine_when("apple", "halted", is_halted).await.status.unwrap().halted.unwrap();
-    world.pod_has_ended("apple").await;
-    let vm = world.machine_when("apple", "stopped", |vm| vm.spec.vm.state == PowerState::Stopped).await;
+    let halted = ns.vm_when("apple", "halted", is_halted).await.status.unwrap().halted.unwrap();
+    ns.remove_pod("apple").await;
+    let vm = ns.vm_when("apple", "stopped", |vm| vm.spec.vm.state == PowerState::Stopped).await;
     assert!(vm.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some("vm-operator")));
     assert_eq!(vm.annotations()[GUEST_SHUTDOWN_ANNOTATION], power::stamp(&halted), "written together with the state");
-    world.event("apple", "GuestShutdown").await;
-    assert!(world.manager.log().contains("wrote the spec"));
-    let vm = world.ready("apple", "StoppedAsRequested").await;
+    ns.wait_for_event("apple", "GuestShutdown").await;
+    assert!(ns.manager.log().contains("wrote the spec"));
+    let vm = ns.vm_with_reason("apple", "StoppedAsRequested").await;
     assert!(vm.status.unwrap().halted.is_none_or(|halted| halted.released));
-    assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+    assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none());
 
-    set_state(&world, "apple", "Running").await;
-    world.ready("apple", "Starting").await;
+    set_state(&ns, "apple", "Running").await;
+    ns.vm_with_reason("apple", "Starting").await;
 }
 
 #[tokio::test]
 async fn a_guest_that_shuts_down_stays_down_though_git_applies_running() {
-    let world = world("latch").await;
-    let mut manifest = machine("apple");
+    let ns = ns("latch").await;
+    let mut manifest = vm_manifest("apple");
     on_node_and_stays_down(&mut manifest);
     let git = PatchParams::apply("git").force();
-    let vms: Api<VirtualMachine> = world.api();
+    let vms: Api<VirtualMachine> = ns.api();
     vms.patch("apple", &git, &Patch::Apply(&manifest)).await.unwrap();
-    world.ready("apple", "Starting").await;
-    world.report("apple", true, "Started").await;
-    world.ready("apple", "Running").await;
-    world.report("apple", false, "GuestShutdown").await;
-    world.pod_when("apple", "going", is_going).await;
-    world.pod_has_ended("apple").await;
-    let vm = world.ready("apple", "GuestShutdown").await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
+    ns.report("apple", false, "GuestShutdown").await;
+    ns.pod_when("apple", "going", is_going).await;
+    ns.remove_pod("apple").await;
+    let vm = ns.vm_with_reason("apple", "GuestShutdown").await;
     let (status, _, message) = condition(&vm, "Ready").unwrap();
     assert_eq!(status, "True");
     assert!(message.contains(RESTARTED_ANNOTATION), "{message}");
     assert_eq!(vm.status.unwrap().halted.unwrap().by, "guest");
-    world.event("apple", "GuestShutdown").await;
+    ns.wait_for_event("apple", "GuestShutdown").await;
 
     // Git says Running again and again; a change of something else is no start either.
     manifest["spec"]["vm"]["currentCpus"] = json!(1);
     for _ in 0..3 {
         vms.patch("apple", &git, &Patch::Apply(&manifest)).await.unwrap();
     }
-    let vm = world.ready("apple", "GuestShutdown").await;
+    let vm = ns.vm_with_reason("apple", "GuestShutdown").await;
     assert_eq!(vm.spec.vm.state, PowerState::Running);
-    assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+    assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none());
 
-    annotate(&world, "apple", RESTARTED_ANNOTATION, "2026-11-21T10:00:00Z").await;
-    let vm = world.ready("apple", "Starting").await;
+    annotate(&ns, "apple", RESTARTED_ANNOTATION, "2026-11-21T10:00:00Z").await;
+    let vm = ns.vm_with_reason("apple", "Starting").await;
     assert!(vm.status.unwrap().halted.is_none_or(|halted| halted.released));
 }
 
 #[tokio::test]
 async fn a_report_about_an_earlier_pod_is_ignored() {
-    let world = world("stale").await;
-    up(&world, "apple", on_node_and_stays_down).await;
-    let old = world.api::<Pod>().get("apple").await.unwrap();
-    world.api::<Pod>().delete("apple", &DeleteParams::default()).await.unwrap();
-    world.ready("apple", "Restarting").await;
-    world.pod_has_ended("apple").await;
-    world.pod_when("apple", "a new one", |pod| pod.uid() != old.uid()).await;
-    let vm = world.ready("apple", "Starting").await;
+    let ns = ns("stale").await;
+    up(&ns, "apple", on_node_and_stays_down).await;
+    let old = ns.api::<Pod>().get("apple").await.unwrap();
+    ns.api::<Pod>().delete("apple", &DeleteParams::default()).await.unwrap();
+    ns.vm_with_reason("apple", "Restarting").await;
+    ns.remove_pod("apple").await;
+    ns.pod_when("apple", "a new one", |pod| pod.uid() != old.uid()).await;
+    let vm = ns.vm_with_reason("apple", "Starting").await;
     assert_eq!(condition(&vm, "Running").unwrap().0, "False", "the old runner's word is gone");
     let status = vm.status.unwrap();
     assert_eq!((status.ready, status.cpus), (Some(false), Some(0)));
@@ -141,37 +138,37 @@ async fn a_report_about_an_earlier_pod_is_ignored() {
 
 #[tokio::test]
 async fn the_restart_annotation_replaces_the_pod_once() {
-    let world = world("restart").await;
-    let first = up(&world, "apple", on_node).await;
-    annotate(&world, "apple", RESTARTED_ANNOTATION, "2026-11-21T10:00:00Z").await;
-    world.pod_when("apple", "going", is_going).await;
-    world.ready("apple", "Restarting").await;
-    world.event("apple", "Restarting").await;
-    world.pod_has_ended("apple").await;
-    let second = world.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
+    let ns = ns("restart").await;
+    let first = up(&ns, "apple", on_node).await;
+    annotate(&ns, "apple", RESTARTED_ANNOTATION, "2026-11-21T10:00:00Z").await;
+    ns.pod_when("apple", "going", is_going).await;
+    ns.vm_with_reason("apple", "Restarting").await;
+    ns.wait_for_event("apple", "Restarting").await;
+    ns.remove_pod("apple").await;
+    let second = ns.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
     assert_eq!(second.annotations()[RESTARTED_ANNOTATION], "2026-11-21T10:00:00Z");
     // A change that makes the manager look again.
-    world.change("apple", json!({ "metadata": { "labels": { "tier": "web" } } })).await;
-    let pod = world.pod_when("apple", "labelled", |pod| pod.labels().contains_key("tier")).await;
+    ns.patch_vm("apple", json!({ "metadata": { "labels": { "tier": "web" } } })).await;
+    let pod = ns.pod_when("apple", "labelled", |pod| pod.labels().contains_key("tier")).await;
     assert_eq!((pod.uid(), is_going(&pod)), (second.uid(), false));
 }
 
 #[tokio::test]
 async fn start_stop_start_ends_running_with_one_pod() {
-    let world = world("quick").await;
-    let first = up(&world, "apple", on_node).await;
+    let ns = ns("quick").await;
+    let first = up(&ns, "apple", on_node).await;
     for state in ["Stopped", "Running", "Stopped", "Running", "Running"] {
-        set_state(&world, "apple", state).await;
+        set_state(&ns, "apple", state).await;
     }
-    let pod = world.api::<Pod>().get("apple").await.unwrap();
+    let pod = ns.api::<Pod>().get("apple").await.unwrap();
     assert_eq!(pod.uid(), first.uid());
     if is_going(&pod) {
-        world.pod_has_ended("apple").await;
+        ns.remove_pod("apple").await;
     }
-    let pod = world.pod_when("apple", "there to stay", |pod| !is_going(pod)).await;
+    let pod = ns.pod_when("apple", "there to stay", |pod| !is_going(pod)).await;
     // What was said while the first one was going is not the last word.
-    let vm = world
-        .machine_when("apple", "wanted up", |vm| {
+    let vm = ns
+        .vm_when("apple", "wanted up", |vm| {
             vm.status.as_ref().unwrap().power == Some(PowerState::Running)
                 && condition(vm, "Ready")
                     .is_some_and(|(_, reason, _)| ["Running", "Starting"].contains(&reason.as_str()))
@@ -182,97 +179,98 @@ async fn start_stop_start_ends_running_with_one_pod() {
 
 #[tokio::test]
 async fn the_manager_waits_for_a_pod_that_is_being_deleted_and_a_person_can_force_its_end() {
-    let world = world("fencing").await;
-    let pod = up(&world, "apple", on_node).await;
-    set_state(&world, "apple", "Stopped").await;
-    let going = world.pod_when("apple", "going", is_going).await;
+    let ns = ns("fencing").await;
+    let pod = up(&ns, "apple", on_node).await;
+    set_state(&ns, "apple", "Stopped").await;
+    let going = ns.pod_when("apple", "going", is_going).await;
     assert_eq!(going.metadata.deletion_grace_period_seconds, Some(905));
-    let vm = world.ready("apple", "Stopping").await;
+    let vm = ns.vm_with_reason("apple", "Stopping").await;
     assert_eq!(condition(&vm, "Running").unwrap().0, "True");
     let status = vm.status.unwrap();
     assert_eq!((status.phase.as_deref(), status.ready), (Some("Stopping"), Some(true)));
 
-    annotate(&world, "apple", FORCE_STOP_ANNOTATION, "another Pod").await;
-    annotate(&world, "apple", FORCE_STOP_ANNOTATION, &pod.uid().unwrap()).await;
-    let short =
-        world.pod_when("apple", "going soon", |pod| pod.metadata.deletion_grace_period_seconds < Some(30)).await;
+    annotate(&ns, "apple", FORCE_STOP_ANNOTATION, "another Pod").await;
+    annotate(&ns, "apple", FORCE_STOP_ANNOTATION, &pod.uid().unwrap()).await;
+    let short = ns.pod_when("apple", "going soon", |pod| pod.metadata.deletion_grace_period_seconds < Some(30)).await;
     assert_eq!(short.uid(), pod.uid());
-    world.event("apple", "Forced").await;
-    world.pod_has_ended("apple").await;
-    world.ready("apple", "StoppedAsRequested").await;
+    ns.wait_for_event("apple", "Forced").await;
+    ns.remove_pod("apple").await;
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
     // The annotation speaks of one Pod, not of the next.
-    set_state(&world, "apple", "Running").await;
-    world.ready("apple", "Starting").await;
-    set_state(&world, "apple", "Stopped").await;
-    let going = world.pod_when("apple", "going", is_going).await;
+    set_state(&ns, "apple", "Running").await;
+    ns.vm_with_reason("apple", "Starting").await;
+    set_state(&ns, "apple", "Stopped").await;
+    let going = ns.pod_when("apple", "going", is_going).await;
     assert_eq!(going.metadata.deletion_grace_period_seconds, Some(905));
 }
 
 #[tokio::test]
 async fn a_node_that_does_not_respond_is_named_and_no_second_pod_is_started() {
-    let world = world("overdue").await;
-    let pod = up(&world, "apple", on_node).await;
+    let ns = ns("overdue").await;
+    let pod = up(&ns, "apple", on_node).await;
     // What the node controller says of the Pods of a node that it does not hear any more, and the kubelet when it is back.
     let seen = |ready: &str| json!({ "conditions": [{ "type": "Ready", "status": ready }, { "type": "ContainersReady", "status": "True" }] });
-    world.pod_status("apple", seen("False")).await;
-    let vm = world.ready("apple", "NodeNotResponding").await;
+    ns.patch_pod_status("apple", seen("False")).await;
+    let vm = ns.vm_with_reason("apple", "NodeNotResponding").await;
     let status = vm.status.unwrap();
     assert_eq!((status.phase.as_deref(), status.ready), (Some("Unknown"), Some(false)));
-    world.pod_status("apple", seen("True")).await;
-    world.ready("apple", "Running").await;
+    ns.patch_pod_status("apple", seen("True")).await;
+    ns.vm_with_reason("apple", "Running").await;
     let soon = DeleteParams { grace_period_seconds: Some(1), ..DeleteParams::default() };
-    world.api::<Pod>().delete("apple", &soon).await.unwrap();
-    world.ready("apple", "Restarting").await;
+    ns.api::<Pod>().delete("apple", &soon).await.unwrap();
+    ns.vm_with_reason("apple", "Restarting").await;
     // Only when a kubelet would long have ended it; the manager looks again by itself.
-    let vms: Api<VirtualMachine> = world.api();
+    let vms: Api<VirtualMachine> = ns.api();
     let message = eventually("the node to be doubted", 3 * LIMIT, async || {
         let (_, reason, message) = condition(&vms.get("apple").await.unwrap(), "Ready")?;
         (reason == "NodeNotResponding").then_some(message)
     })
     .await;
     assert!(message.contains("Pod apple should have ended at ") && message.contains("taint node played "), "{message}");
-    let events: Api<Event> = world.api();
+    let events: Api<Event> = ns.api();
     let event = eventually("an event of that", LIMIT, async || {
         let events = events.list(&Default::default()).await.unwrap();
         events.into_iter().find(|event| event.message.as_deref() == Some(&message))
     })
     .await;
     assert_eq!((event.type_.as_deref(), event.reason.as_deref()), (Some("Warning"), Some("NodeNotResponding")));
-    let pods = world.api::<Pod>().list(&Default::default()).await.unwrap().items;
+    let pods = ns.api::<Pod>().list(&Default::default()).await.unwrap().items;
     assert_eq!(pods.iter().map(ResourceExt::uid).collect::<Vec<_>>(), [pod.uid()]);
-    world.pod_has_ended("apple").await;
-    world.ready("apple", "Starting").await;
+    ns.remove_pod("apple").await;
+    ns.vm_with_reason("apple", "Starting").await;
 }
 
 #[tokio::test]
 async fn a_pod_that_fails_is_recreated_with_back_off_and_the_status_names_the_next_try() {
-    let world = world("failed").await;
-    let first = up(&world, "apple", on_node).await;
-    world
-        .pod_status("apple", json!({ "phase": "Failed", "reason": "Evicted", "message": "the node was low on memory" }))
-        .await;
-    let vm = world.machine_when("apple", "failed", |vm| vm.status.as_ref().unwrap().retry.is_some()).await;
+    let ns = ns("failed").await;
+    let first = up(&ns, "apple", on_node).await;
+    ns.patch_pod_status(
+        "apple",
+        json!({ "phase": "Failed", "reason": "Evicted", "message": "the node was low on memory" }),
+    )
+    .await;
+    let vm = ns.vm_when("apple", "failed", |vm| vm.status.as_ref().unwrap().retry.is_some()).await;
     let retry = vm.status.as_ref().unwrap().retry.clone().unwrap();
     assert_eq!((retry.count, Some(retry.pod_uid)), (1, first.uid()));
     assert_eq!(vm.status.as_ref().unwrap().phase.as_deref(), Some("Failed"));
     let (_, _, message) = condition(&vm, "Ready").unwrap();
     assert!(message.starts_with("Evicted: the node was low on memory; try 2 is at "), "{message}");
-    let note = world.event("apple", "PodFailed").await.message;
+    let note = ns.wait_for_event("apple", "PodFailed").await.message;
     assert!(note.as_deref().is_some_and(|note| note.contains("; try 2 is at 20")), "{note:?}");
-    world.described("apple", &["PodFailed", "Evicted: the node was low on memory; try 2 is at 20"]).await;
+    ns.wait_for_description("apple", &["PodFailed", "Evicted: the node was low on memory; try 2 is at 20"]).await;
     assert_eq!((condition(&vm, "Running").unwrap().0.as_str(), vm.status.unwrap().ready), ("False", Some(false)));
     // Where it had ended already, the API server does not wait for the kubelet.
-    let second = world.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
-    world.ready("apple", "Starting").await;
+    let second = ns.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
+    ns.vm_with_reason("apple", "Starting").await;
 
     // The pause doubles, until one lives for long enough.
     let failed = async |pod: &Pod, lived: i64| {
         let end = pod.metadata.creation_timestamp.as_ref().unwrap().0 + SignedDuration::from_secs(lived);
         let state = json!({ "terminated": { "exitCode": 1, "finishedAt": end.to_string() } });
         let container = json!({ "name": "vm-runner", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state });
-        world.pod_status("apple", json!({ "phase": "Failed", "containerStatuses": [container] })).await;
-        let vm = world
-            .machine_when("apple", "failed again", |vm| {
+        ns.patch_pod_status("apple", json!({ "phase": "Failed", "containerStatuses": [container] })).await;
+        let vm = ns
+            .vm_when("apple", "failed again", |vm| {
                 vm.status
                     .as_ref()
                     .unwrap()
@@ -287,16 +285,16 @@ async fn a_pod_that_fails_is_recreated_with_back_off_and_the_status_names_the_ne
     let (count, pause) = failed(&second, 1).await;
     assert_eq!(count, 2);
     assert!(pause > SignedDuration::from_secs(10), "{pause:?}");
-    let third = world.pod_when("apple", "a third one", |pod| pod.uid() != second.uid()).await;
-    world.ready("apple", "Starting").await;
+    let third = ns.pod_when("apple", "a third one", |pod| pod.uid() != second.uid()).await;
+    ns.vm_with_reason("apple", "Starting").await;
     assert_eq!(failed(&third, 601).await.0, 1);
 }
 
 #[tokio::test]
 async fn the_ready_condition_names_why_a_vm_does_not_start() {
-    let world = world("causes").await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
+    let ns = ns("causes").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
     let container = |state: Value| {
         json!({ "containerStatuses": [{
         "name": "vm-runner", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state,
@@ -320,39 +318,39 @@ async fn the_ready_condition_names_why_a_vm_does_not_start() {
             "no such machine type",
         ),
     ] {
-        world.pod_status("apple", status).await;
-        let vm = world.ready("apple", reason).await;
+        ns.patch_pod_status("apple", status).await;
+        let vm = ns.vm_with_reason("apple", reason).await;
         let (_, _, message) = condition(&vm, "Ready").unwrap();
         assert!(message.contains(word), "{message}");
     }
-    world.event("apple", "RunnerFailed").await;
+    ns.wait_for_event("apple", "RunnerFailed").await;
 }
 
 #[tokio::test]
 async fn a_vm_deleted_without_its_pod_adopts_it_when_recreated() {
-    let world = world("orphan").await;
-    let pod = up(&world, "apple", |vm| {
+    let ns = ns("orphan").await;
+    let pod = up(&ns, "apple", |vm| {
         on_node(vm);
         vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } });
     })
     .await;
-    let told = world.api::<ConfigMap>().get("apple-cloud-init").await.unwrap().data;
-    world.orphan("apple").await;
-    world.pod_when("apple", "without an owner", |pod| pod.owner_references().is_empty() && !is_going(pod)).await;
-    let again = world
-        .make("apple", |vm| {
+    let told = ns.api::<ConfigMap>().get("apple-cloud-init").await.unwrap().data;
+    ns.delete_and_orphan("apple").await;
+    ns.pod_when("apple", "without an owner", |pod| pod.owner_references().is_empty() && !is_going(pod)).await;
+    let again = ns
+        .create_vm("apple", |vm| {
             on_node(vm);
             vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } });
         })
         .await;
-    let adopted = world
+    let adopted = ns
         .pod_when("apple", "owned again", |pod| {
             pod.owner_references().iter().any(|owner| Some(&owner.uid) == again.uid().as_ref())
         })
         .await;
     assert_eq!((adopted.uid(), is_going(&adopted)), (pod.uid(), false));
     let is_owned = |owners: &[OwnerReference]| owners.iter().any(|owner| Some(&owner.uid) == again.uid().as_ref());
-    let (map, secret) = (world.api::<ConfigMap>(), world.api::<Secret>());
+    let (map, secret) = (ns.api::<ConfigMap>(), ns.api::<Secret>());
     eventually("the ConfigMaps and the Secret to be owned", LIMIT, async || {
         let maps = [map.get("apple").await.unwrap(), map.get("apple-cloud-init").await.unwrap()];
         let secret = secret.get("apple-display-secret").await.unwrap();
@@ -361,89 +359,86 @@ async fn a_vm_deleted_without_its_pod_adopts_it_when_recreated() {
     .await;
     // Its disk is the same, so cloud-init has nothing to do anew.
     assert_eq!(map.get("apple-cloud-init").await.unwrap().data, told);
-    let vm = world
-        .machine_when("apple", "observed", |vm| {
-            vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation
-        })
+    let vm = ns
+        .vm_when("apple", "observed", |vm| vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation)
         .await;
     assert_eq!(condition(&vm, "RestartRequired"), None, "{vm:?}");
 }
 
 #[tokio::test]
 async fn a_vm_recreated_at_once_waits_for_the_old_pod() {
-    let world = world("again").await;
-    let pod = up(&world, "apple", on_node).await;
-    let vms: Api<VirtualMachine> = world.api();
+    let ns = ns("again").await;
+    let pod = up(&ns, "apple", on_node).await;
+    let vms: Api<VirtualMachine> = ns.api();
     vms.delete("apple", &DeleteParams::default()).await.unwrap();
-    let again = world.make("apple", on_node).await;
-    world.ready("apple", "WaitingForDeletion").await;
-    world.described("apple", &["WaitingForDeletion", "waiting for Pod apple to be gone"]).await;
-    assert_eq!(world.api::<Pod>().get("apple").await.unwrap().uid(), pod.uid());
+    let again = ns.create_vm("apple", on_node).await;
+    ns.vm_with_reason("apple", "WaitingForDeletion").await;
+    ns.wait_for_description("apple", &["WaitingForDeletion", "waiting for Pod apple to be gone"]).await;
+    assert_eq!(ns.api::<Pod>().get("apple").await.unwrap().uid(), pod.uid());
     // The garbage collector of a new cluster looks every 30 s for kinds that it does not know yet.
     eventually("the Pod to go", 3 * LIMIT, async || {
-        is_going(&world.api::<Pod>().get("apple").await.unwrap()).then_some(())
+        is_going(&ns.api::<Pod>().get("apple").await.unwrap()).then_some(())
     })
     .await;
-    world.pod_has_ended("apple").await;
-    let new = world.pod_when("apple", "a new one", |new| new.uid() != pod.uid()).await;
+    ns.remove_pod("apple").await;
+    let new = ns.pod_when("apple", "a new one", |new| new.uid() != pod.uid()).await;
     assert_eq!(new.owner_references()[0].uid, again.uid().unwrap());
 }
 
 #[tokio::test]
 async fn a_pod_of_somebody_else_is_not_taken_over() {
-    let world = world("stranger").await;
+    let ns = ns("stranger").await;
     let theirs = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "apple" },
         "spec": { "containers": [{ "name": "x", "image": "x" }] },
     });
-    world.namespace.apply(&theirs.to_string());
-    world.make("apple", |_| ()).await;
-    let vm = world.ready("apple", "NameTaken").await;
+    ns.namespace.apply(&theirs.to_string());
+    ns.create_vm("apple", |_| ()).await;
+    let vm = ns.vm_with_reason("apple", "NameTaken").await;
     assert_eq!(
         condition(&vm, "Ready").unwrap().2,
         "Pod apple exists and is not this machine's: delete or rename one of the two"
     );
-    assert_eq!(world.api::<Pod>().get("apple").await.unwrap().spec.unwrap().containers[0].name, "x");
+    assert_eq!(ns.api::<Pod>().get("apple").await.unwrap().spec.unwrap().containers[0].name, "x");
 }
 
 #[tokio::test]
 async fn removing_the_state_from_git_stops_no_vm() {
-    let world = world("unmanaged").await;
-    let vms: Api<VirtualMachine> = world.api();
+    let ns = ns("unmanaged").await;
+    let vms: Api<VirtualMachine> = ns.api();
     let git = PatchParams::apply("git").force();
     let server_side = async |manifest: &Value| drop(vms.patch("apple", &git, &Patch::Apply(manifest)).await.unwrap());
-    stays_up_without_state(&world, "apple", server_side).await;
+    stays_up_without_state(&ns, "apple", server_side).await;
 }
 
 /// To a client-side apply the CRD's default is a field that it has set.
 #[tokio::test]
 async fn removing_the_state_from_a_kubectl_manifest_stops_no_vm() {
-    let world = world("unmanaged-kubectl").await;
-    stays_up_without_state(&world, "pear", async |manifest: &Value| drop(world.namespace.apply(&manifest.to_string())))
-        .await;
+    let ns = ns("unmanaged-kubectl").await;
+    stays_up_without_state(&ns, "pear", async |manifest: &Value| drop(ns.namespace.apply(&manifest.to_string()))).await;
 }
 
-async fn stays_up_without_state(world: &World, name: &str, apply: impl AsyncFn(&Value)) {
-    let mut manifest = machine(name);
+async fn stays_up_without_state(ns: &ManagedNamespace, name: &str, apply: impl AsyncFn(&Value)) {
+    let mut manifest = vm_manifest(name);
     on_node(&mut manifest);
     apply(&manifest).await;
-    world.ready(name, "Starting").await;
-    world.report(name, true, "Started").await;
-    world.ready(name, "Running").await;
-    let pod = world.api::<Pod>().get(name).await.unwrap();
+    ns.vm_with_reason(name, "Starting").await;
+    ns.report(name, true, "Started").await;
+    ns.vm_with_reason(name, "Running").await;
+    let pod = ns.api::<Pod>().get(name).await.unwrap();
     manifest["spec"]["vm"].as_object_mut().unwrap().remove("state");
     apply(&manifest).await;
-    let vm = world.machine_when(name, "PowerUnmanaged", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
+    let vm = ns.vm_when(name, "PowerUnmanaged", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
     assert_eq!((vm.spec.vm.state, condition(&vm, "Ready").unwrap().1.as_str()), (PowerState::Stopped, "Running"));
-    world.event(name, "PowerUnmanaged").await;
-    let same = world.api::<Pod>().get(name).await.unwrap();
+    ns.wait_for_event(name, "PowerUnmanaged").await;
+    let same = ns.api::<Pod>().get(name).await.unwrap();
     assert_eq!((same.uid(), is_going(&same)), (pod.uid(), false));
 
     // Made again without it, it is adopted as it is.
-    world.orphan(name).await;
+    ns.delete_and_orphan(name).await;
     apply(&manifest).await;
-    let vm = world.machine_when(name, "PowerUnmanaged", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
-    let adopted = world
+    let vm = ns.vm_when(name, "PowerUnmanaged", |vm| condition(vm, "PowerUnmanaged").is_some()).await;
+    let adopted = ns
         .pod_when(name, "owned again", |pod| {
             pod.owner_references().iter().any(|owner| Some(&owner.uid) == vm.uid().as_ref())
         })
@@ -451,82 +446,82 @@ async fn stays_up_without_state(world: &World, name: &str, apply: impl AsyncFn(&
     assert_eq!((adopted.uid(), is_going(&adopted)), (pod.uid(), false));
 
     // As the condition says.
-    set_state(world, name, "Running").await;
-    world.machine_when(name, "managed", |vm| condition(vm, "PowerUnmanaged").is_none()).await;
-    set_state(world, name, "Stopped").await;
-    world.pod_when(name, "going", is_going).await;
+    set_state(ns, name, "Running").await;
+    ns.vm_when(name, "managed", |vm| condition(vm, "PowerUnmanaged").is_none()).await;
+    set_state(ns, name, "Stopped").await;
+    ns.pod_when(name, "going", is_going).await;
 }
 
 #[tokio::test]
 async fn pending_changes_list_what_a_restart_would_change() {
-    let world = world("pending").await;
-    let image = up(&world, "apple", on_node).await.spec.unwrap().containers.remove(0).image;
-    world
-        .change(
-            "apple",
-            json!({ "spec": { "image": { "source": "example.org/other:1" }, "nodeSelector": { "disk": "fast" } } }),
-        )
-        .await;
-    let vm = world.machine_when("apple", "RestartRequired", |vm| condition(vm, "RestartRequired").is_some()).await;
+    let ns = ns("pending").await;
+    let image = up(&ns, "apple", on_node).await.spec.unwrap().containers.remove(0).image;
+    ns.patch_vm(
+        "apple",
+        json!({ "spec": { "image": { "source": "example.org/other:1" }, "nodeSelector": { "disk": "fast" } } }),
+    )
+    .await;
+    let vm = ns.vm_when("apple", "RestartRequired", |vm| condition(vm, "RestartRequired").is_some()).await;
     let pending = vm.status.unwrap().pending_changes;
     let paths: Vec<&str> = pending.iter().map(|change| change.path.as_str()).collect();
     assert_eq!(paths, ["objects/Pod/spec.containers[vm-runner].image", "objects/Pod/spec.nodeSelector"]);
     assert_eq!(pending[0].current, Some(json!(image)));
     assert_eq!(pending[0].wanted, Some(json!("example.org/other:1")));
     assert_eq!(pending[0].reason, "a Pod that exists is not changed here");
-    world.change("apple", json!({ "spec": { "image": null, "nodeSelector": null } })).await;
-    let vm = world.machine_when("apple", "nothing pending", |vm| condition(vm, "RestartRequired").is_none()).await;
+    ns.patch_vm("apple", json!({ "spec": { "image": null, "nodeSelector": null } })).await;
+    let vm = ns.vm_when("apple", "nothing pending", |vm| condition(vm, "RestartRequired").is_none()).await;
     assert_eq!(vm.status.unwrap().pending_changes, []);
 }
 
 #[tokio::test]
 async fn a_claim_that_is_deleted_under_a_running_vm_is_reported_and_recreated_at_the_next_start() {
-    let world = world("claim-deleted").await;
-    up(&world, "apple", on_node).await;
-    let claims: Api<PersistentVolumeClaim> = world.api();
+    let ns = ns("claim-deleted").await;
+    up(&ns, "apple", on_node).await;
+    let claims: Api<PersistentVolumeClaim> = ns.api();
     let old = claims.get("apple-core-disk").await.unwrap().uid();
     claims.delete("apple-core-disk", &DeleteParams::default()).await.unwrap();
-    let vm = world
-        .machine_when("apple", "ClaimDeleting", |vm| {
+    let vm = ns
+        .vm_when("apple", "ClaimDeleting", |vm| {
             condition(vm, "StorageReady").is_some_and(|storage| storage.1 == "ClaimDeleting")
         })
         .await;
     assert_eq!(condition(&vm, "Ready").unwrap().1, "Running");
     let gone = "claim apple-core-disk is being deleted: it goes, with its data, when no Pod uses it any more";
-    world.described("apple", &["SuccessfulCreate", "ClaimDeleting", gone]).await;
-    annotate(&world, "apple", RESTARTED_ANNOTATION, "now").await;
-    world.pod_when("apple", "going", is_going).await;
-    world.pod_has_ended("apple").await;
-    world.pod_when("apple", "a new one", |pod| pod.annotations().contains_key(RESTARTED_ANNOTATION)).await;
+    ns.wait_for_description("apple", &["SuccessfulCreate", "ClaimDeleting", gone]).await;
+    annotate(&ns, "apple", RESTARTED_ANNOTATION, "now").await;
+    ns.pod_when("apple", "going", is_going).await;
+    ns.remove_pod("apple").await;
+    ns.pod_when("apple", "a new one", |pod| pod.annotations().contains_key(RESTARTED_ANNOTATION)).await;
     assert_ne!(claims.get("apple-core-disk").await.unwrap().uid(), old);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_can_be_drained_and_the_vm_waits_for_another_node() {
-    let world = World::new("drain").await;
+    let ns = ManagedNamespace::new("drain").await;
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "drained" } });
-    world.namespace.apply(&node.to_string());
+    ns.namespace.apply(&node.to_string());
     // The machine itself is free to go anywhere.
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    world.bind("apple", "drained").await;
-    world.report("apple", true, "Started").await;
-    world.ready("apple", "Running").await;
-    let first = world.api::<Pod>().get("apple").await.unwrap();
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.bind_pod("apple", "drained").await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
+    let first = ns.api::<Pod>().get("apple").await.unwrap();
 
-    let (cluster, pods) = (world.cluster, world.api::<Pod>());
+    let (cluster, pods) = (ns.cluster, ns.api::<Pod>());
     let drain = tokio::task::spawn_blocking(|| {
         cluster.try_kubectl(&["drain", "drained", "--delete-emptydir-data", "--timeout=60s"])
     });
-    world.pod_when("apple", "evicted", is_going).await;
-    let vm = world.ready("apple", "Restarting").await;
+    ns.pod_when("apple", "evicted", is_going).await;
+    let vm = ns.vm_with_reason("apple", "Restarting").await;
     let (_, _, message) = condition(&vm, "Ready").unwrap();
     assert!(message.contains("EvictionByEvictionAPI"), "{message}");
-    world.described("apple", &["Restarting", "waiting for the old Pod to be gone", "EvictionByEvictionAPI"]).await;
-    world.pod_has_ended("apple").await;
+    ns.wait_for_description("apple", &["Restarting", "waiting for the old Pod to be gone", "EvictionByEvictionAPI"])
+        .await;
+    ns.remove_pod("apple").await;
     let said = drain.await.unwrap().expect("kubectl drain");
     assert!(said.contains("evicted"), "{said}");
-    let second = world.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
+    let second = ns.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
     assert_eq!(second.spec.unwrap().node_name, None, "the scheduler's to decide");
     assert_eq!(pods.list(&Default::default()).await.unwrap().items.len(), 1);
 }
@@ -534,7 +529,7 @@ async fn a_node_can_be_drained_and_the_vm_waits_for_another_node() {
 /// Before version 3.4 a StatefulSet made the Pod and the claims.
 #[tokio::test]
 async fn a_vm_of_the_oldest_releases_is_taken_over_without_a_second_pod() {
-    let world = World::new("oldest").await;
+    let ns = ManagedNamespace::new("oldest").await;
     let labels = json!({
         "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple", "app.kubernetes.io/managed-by": "vm-operator",
     });
@@ -543,47 +538,47 @@ async fn a_vm_of_the_oldest_releases_is_taken_over_without_a_second_pod() {
         "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "apple", "labels": labels },
         "spec": { "selector": { "matchLabels": labels }, "template": { "metadata": { "labels": labels }, "spec": spec } },
     });
-    world.namespace.apply(&set.to_string());
-    let sets: Api<StatefulSet> = world.api();
+    ns.namespace.apply(&set.to_string());
+    let sets: Api<StatefulSet> = ns.api();
     let uid = sets.get("apple").await.unwrap().uid();
     let owner =
         json!([{ "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "apple", "uid": uid, "controller": true }]);
     let metadata = json!({ "name": "apple-0", "labels": labels, "ownerReferences": owner });
     let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
-    world.namespace.apply(&pod.to_string());
+    ns.namespace.apply(&pod.to_string());
     for name in ["core-disk-apple-0", "runner-data-apple-0"] {
         let claim = json!({
             "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name, "labels": labels },
             "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } },
         });
-        world.namespace.apply(&claim.to_string());
+        ns.namespace.apply(&claim.to_string());
     }
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    let pods: Api<Pod> = world.api();
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let pods: Api<Pod> = ns.api();
     assert!(pods.get_opt("apple").await.unwrap().is_none(), "a second one");
     assert!(sets.get_opt("apple").await.unwrap().is_some());
 
-    set_state(&world, "apple", "Stopped").await;
-    world.ready("apple", "StoppedAsRequested").await;
+    set_state(&ns, "apple", "Stopped").await;
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
     assert!(sets.get_opt("apple").await.unwrap().is_none());
     assert!(pods.get_opt("apple-0").await.unwrap().is_none());
-    set_state(&world, "apple", "Running").await;
-    let pod = world.pod_when("apple", "made", |_| true).await;
+    set_state(&ns, "apple", "Running").await;
+    let pod = ns.pod_when("apple", "made", |_| true).await;
     let volumes = json!(pod.spec.unwrap().volumes).to_string();
     assert!(volumes.contains("core-disk-apple-0") && volumes.contains("runner-data-apple-0"), "{volumes}");
-    assert_eq!(world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len(), 2);
+    assert_eq!(ns.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len(), 2);
 }
 
 #[tokio::test]
 async fn a_namespace_with_vms_can_be_deleted() {
-    let world = World::new("deleted").await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(world.client.clone());
-    namespaces.delete(world.namespace.name(), &DeleteParams::default()).await.unwrap();
+    let ns = ManagedNamespace::new("deleted").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(ns.client.clone());
+    namespaces.delete(ns.namespace.name(), &DeleteParams::default()).await.unwrap();
     eventually("the namespace to be gone", std::time::Duration::from_secs(120), async || {
-        namespaces.get_opt(world.namespace.name()).await.unwrap().is_none().then_some(())
+        namespaces.get_opt(ns.namespace.name()).await.unwrap().is_none().then_some(())
     })
     .await;
 }

@@ -34,7 +34,7 @@ use vm_operator::api::VirtualMachine;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A namespace for managers.
-struct World {
+struct ManagersNamespace {
     cluster: &'static Cluster,
     namespace: TestNamespace,
     client: Client,
@@ -42,7 +42,7 @@ struct World {
     kubeconfig: NamedTempFile,
 }
 
-impl World {
+impl ManagersNamespace {
     async fn new(test: &str) -> Self {
         let cluster = Cluster::control_plane();
         install_crds(cluster).await;
@@ -67,8 +67,8 @@ impl World {
         Api::namespaced(self.client.clone(), self.namespace.name())
     }
 
-    fn make(&self, name: &str) {
-        self.namespace.apply(&machine(name).to_string());
+    fn create_vm(&self, name: &str) {
+        self.namespace.apply(&vm_manifest(name).to_string());
     }
 
     /// Waits for the Pod of a machine.
@@ -84,11 +84,11 @@ impl World {
     }
 
     /// A manager that leads and one that stands by.
-    async fn two(&self) -> (Manager, Manager) {
+    async fn leader_and_standby(&self) -> (Manager, Manager) {
         let leader = self.manager(&Setup::default());
-        leader.ready("[+] machines: 0 listed").await;
+        leader.wait_until_ready("[+] machines: 0 listed").await;
         let standby = self.manager(&Setup::default());
-        standby.ready("standing by for").await;
+        standby.wait_until_ready("standing by for").await;
         let leads = |manager: &Manager| manager.metric("vm_operator_leader");
         assert_eq!((leads(&leader), leads(&standby)), (Some(1.0), Some(0.0)));
         // What an alert asks of each.
@@ -101,7 +101,7 @@ impl World {
     }
 }
 
-fn machine(name: &str) -> Value {
+fn vm_manifest(name: &str) -> Value {
     json!({
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
         "metadata": { "name": name },
@@ -111,64 +111,64 @@ fn machine(name: &str) -> Value {
 
 #[tokio::test]
 async fn a_standby_takes_over_when_the_leader_is_killed() {
-    let world = World::new("killed").await;
-    let (mut leader, standby) = world.two().await;
-    world.make("before");
-    world.pod("before").await;
+    let ns = ManagersNamespace::new("killed").await;
+    let (mut leader, standby) = ns.leader_and_standby().await;
+    ns.create_vm("before");
+    ns.pod("before").await;
     leader.signal(Signal::KILL);
     let since = Instant::now();
-    leader.ended().await;
-    world.make("apple");
-    standby.ready("[+] lease: held").await;
+    leader.wait_for_end().await;
+    ns.create_vm("apple");
+    standby.wait_until_ready("[+] lease: held").await;
     eprintln!("The next one leads {:.1} s after SIGKILL", since.elapsed().as_secs_f64());
-    world.pod("apple").await;
+    ns.pod("apple").await;
     eprintln!("A new VM has its Pod {:.1} s after the leader was killed", since.elapsed().as_secs_f64());
     assert_eq!(standby.metric("vm_operator_leader"), Some(1.0));
 }
 
 #[tokio::test]
 async fn a_leader_that_gets_sigterm_releases_its_lease_and_a_standby_takes_over() {
-    let world = World::new("stopped").await;
-    let (mut leader, mut standby) = world.two().await;
-    let first = world.holder().await;
-    let lease = watch_object(world.api::<Lease>(), "vm-operator").default_backoff();
+    let ns = ManagersNamespace::new("stopped").await;
+    let (mut leader, mut standby) = ns.leader_and_standby().await;
+    let first = ns.holder().await;
+    let lease = watch_object(ns.api::<Lease>(), "vm-operator").default_backoff();
     let mut holders = pin!(lease.filter_map(async |lease| lease.ok()??.spec?.holder_identity));
     assert_eq!(holders.next().await, first.0);
     leader.signal(Signal::TERM);
     let since = Instant::now();
-    assert!(leader.ended().await.success());
+    assert!(leader.wait_for_end().await.success());
     eprintln!("SIGTERM to exit: {} ms", since.elapsed().as_millis());
     let mut holders = pin!(holders.skip_while(|holder| ready(first.0.as_ref() == Some(holder))));
     let next = timeout(LIMIT, holders.next()).await.unwrap();
     assert_eq!(next.as_deref(), Some(""), "it is given back, so that nobody waits for its end");
-    standby.ready("[+] machines: 0 listed").await;
+    standby.wait_until_ready("[+] machines: 0 listed").await;
     eprintln!("The next one leads and has listed the machines {} ms after SIGTERM", since.elapsed().as_millis());
-    world.make("apple");
-    world.pod("apple").await;
-    assert_ne!(world.holder().await, first);
+    ns.create_vm("apple");
+    ns.pod("apple").await;
+    assert_ne!(ns.holder().await, first);
 
     standby.signal(Signal::INT);
-    assert!(standby.ended().await.success());
-    assert_eq!(world.holder().await.0.as_deref(), Some(""), "nobody has to wait for one who is not there");
+    assert!(standby.wait_for_end().await.success());
+    assert_eq!(ns.holder().await.0.as_deref(), Some(""), "nobody has to wait for one who is not there");
 }
 
 #[tokio::test]
 async fn a_leader_that_ends_in_the_middle_of_work_leaves_it_to_the_next() {
     const MACHINES: usize = 200;
-    let world = World::new("busy").await;
-    let (mut leader, _standby) = world.two().await;
-    let machines: Api<VirtualMachine> = world.api();
+    let ns = ManagersNamespace::new("busy").await;
+    let (mut leader, _standby) = ns.leader_and_standby().await;
+    let machines: Api<VirtualMachine> = ns.api();
     let make = async |number| {
-        let vm = serde_json::from_value(machine(&format!("apple-{number}"))).unwrap();
+        let vm = serde_json::from_value(vm_manifest(&format!("apple-{number}"))).unwrap();
         machines.create(&PostParams::default(), &vm).await.unwrap()
     };
     join_all((0..MACHINES).map(make)).await;
-    let pods: Api<Pod> = world.api();
+    let pods: Api<Pod> = ns.api();
     let count = async || pods.list(&ListParams::default()).await.unwrap().items.len();
     eventually("some Pods", LIMIT, async || (count().await > 0).then_some(())).await;
     leader.signal(Signal::TERM);
     let since = Instant::now();
-    assert!(leader.ended().await.success());
+    assert!(leader.wait_for_end().await.success());
     eprintln!("SIGTERM to exit: {} ms, with {} of {MACHINES} Pods", since.elapsed().as_millis(), count().await);
     assert!(!leader.log().contains("not done yet"), "an end is no failure");
     eventually("all Pods", LIMIT, async || (count().await == MACHINES).then_some(())).await;
@@ -177,45 +177,45 @@ async fn a_leader_that_ends_in_the_middle_of_work_leaves_it_to_the_next() {
 /// A manager that can't list the ConfigMaps with template sets waits for them, but ends when it gets SIGTERM.
 #[tokio::test]
 async fn a_manager_that_gets_sigterm_before_its_first_list_ends() {
-    let world = World::new("not-begun").await;
-    let proxy = Proxy::start(world.client.clone(), 7, Faults { half_lists: u8::MAX, ..Faults::default() }).await;
-    let mut manager = Manager::start_with(&proxy.kubeconfig(), world.namespace.name(), &[], "");
+    let ns = ManagersNamespace::new("not-begun").await;
+    let proxy = Proxy::start(ns.client.clone(), 7, Faults { half_lists: u8::MAX, ..Faults::default() }).await;
+    let mut manager = Manager::start_with(&proxy.kubeconfig(), ns.namespace.name(), &[], "");
     eventually("a list to be broken", LIMIT, async || {
         manager.log().contains("managing").then_some(())?;
         proxy.injected().contains_key("half a list").then_some(())
     })
     .await;
     manager.signal(Signal::TERM);
-    assert!(manager.ended().await.success());
+    assert!(manager.wait_for_end().await.success());
     let is_compiled = |manager: &Manager| manager.log().contains("compiled");
     assert!(!is_compiled(&manager), "{}", manager.log());
     // Once the list is whole, that is what comes next.
     proxy.calm();
-    let manager = Manager::start_with(&proxy.kubeconfig(), world.namespace.name(), &[], "");
+    let manager = Manager::start_with(&proxy.kubeconfig(), ns.namespace.name(), &[], "");
     eventually("the templates to be compiled", LIMIT, async || is_compiled(&manager).then_some(())).await;
 }
 
 #[tokio::test]
 async fn a_standby_that_gets_sigterm_ends_and_leaves_the_lease() {
-    let world = World::new("standby").await;
-    let (_leader, mut standby) = world.two().await;
-    let first = world.holder().await;
+    let ns = ManagersNamespace::new("standby").await;
+    let (_leader, mut standby) = ns.leader_and_standby().await;
+    let first = ns.holder().await;
     standby.signal(Signal::TERM);
-    assert!(standby.ended().await.success());
-    assert_eq!(world.holder().await, first);
+    assert!(standby.wait_for_end().await.success());
+    assert_eq!(ns.holder().await, first);
 }
 
 #[tokio::test]
 async fn a_leader_that_was_suspended_past_its_lease_writes_nothing() {
-    let world = World::new("slept").await;
-    let (mut leader, standby) = world.two().await;
+    let ns = ManagersNamespace::new("slept").await;
+    let (mut leader, standby) = ns.leader_and_standby().await;
     leader.signal(Signal::STOP);
-    world.make("apple");
-    standby.ready("[+] lease: held").await;
-    world.pod("apple").await;
+    ns.create_vm("apple");
+    standby.wait_until_ready("[+] lease: held").await;
+    ns.pod("apple").await;
     let written = leader.log();
     leader.signal(Signal::CONT);
-    assert_eq!(leader.ended().await.code(), Some(1));
+    assert_eq!(leader.wait_for_end().await.code(), Some(1));
     let after = leader.log().split_off(written.len());
     assert!(after.contains("this manager must not go on"), "{after}");
     assert!(standby.log().contains("applied"), "this is how a write is logged: {}", standby.log());
@@ -225,7 +225,7 @@ async fn a_leader_that_was_suspended_past_its_lease_writes_nothing() {
 /// Only the manager's own clock jumps: the times in objects are the API server's.
 #[tokio::test]
 async fn a_clock_that_jumps_changes_nothing() {
-    let world = World::new("clock").await;
+    let ns = ManagersNamespace::new("clock").await;
     let folder = tempfile::tempdir().unwrap();
     let clock = folder.path().join("clock");
     let jump = |by: &str| {
@@ -241,46 +241,46 @@ async fn a_clock_that_jumps_changes_nothing() {
         ("FAKETIME_NO_CACHE", "1"),
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
     ];
-    let manager = world.manager(&Setup { environment: &environment, ..Setup::default() });
+    let manager = ns.manager(&Setup { environment: &environment, ..Setup::default() });
     let year = Timestamp::now().strftime("%Y-").to_string();
-    world.make("apple");
-    let pods: Api<Pod> = world.api();
-    let mut uid = world.pod("apple").await.metadata.uid;
-    let first = world.holder().await;
+    ns.create_vm("apple");
+    let pods: Api<Pod> = ns.api();
+    let mut uid = ns.pod("apple").await.metadata.uid;
+    let first = ns.holder().await;
     for (number, by) in ["+800d", "-800d", "+800d", "+0"].into_iter().enumerate() {
         jump(by);
         let begin = manager.log().len();
         // A new machine is made as ever, ...
         let other = format!("pear-{number}");
-        world.make(&other);
-        world.pod(&other).await;
+        ns.create_vm(&other);
+        ns.pod(&other).await;
         assert_eq!(manager.log()[begin..].contains(&year), by == "+0", "the clock has jumped by {by}");
         // ... one that is there stays as it is, ...
         assert_eq!(pods.get("apple").await.unwrap().metadata.uid, uid, "{by}");
         // ... and a restart is one restart.
         let at = format!("2026-11-21T10:00:0{number}Z");
         let at = json!({ "metadata": { "annotations": { "vmoperator.jdrupes.org/restartedAt": at } } });
-        let machines: Api<VirtualMachine> = world.api();
+        let machines: Api<VirtualMachine> = ns.api();
         machines.patch("apple", &PatchParams::default(), &Patch::Merge(&at)).await.unwrap();
         uid = eventually(&format!("a new Pod after {by}"), LIMIT, async || {
             pods.get_opt("apple").await.unwrap().map(|pod| pod.metadata.uid).filter(|new| *new != uid)
         })
         .await;
     }
-    manager.idle().await;
+    manager.wait_until_idle().await;
     assert_eq!(pods.get("apple").await.unwrap().metadata.uid, uid);
-    assert_eq!(world.holder().await, first, "nobody else has taken over, and it has not given up");
+    assert_eq!(ns.holder().await, first, "nobody else has taken over, and it has not given up");
     assert_eq!(manager.log().matches("deleted object=Pod apple").count(), 4);
 }
 
 #[tokio::test]
 async fn without_an_election_there_is_no_lease() {
-    let world = World::new("alone").await;
-    let manager = world.manager(&Setup { arguments: &["--leader-election=false"], ..Setup::default() });
-    manager.ready("[+] lease: not used").await;
-    world.make("apple");
-    world.pod("apple").await;
-    assert!(world.api::<Lease>().get_opt("vm-operator").await.unwrap().is_none());
+    let ns = ManagersNamespace::new("alone").await;
+    let manager = ns.manager(&Setup { arguments: &["--leader-election=false"], ..Setup::default() });
+    manager.wait_until_ready("[+] lease: not used").await;
+    ns.create_vm("apple");
+    ns.pod("apple").await;
+    assert!(ns.api::<Lease>().get_opt("vm-operator").await.unwrap().is_none());
 }
 
 /// A configuration whose Services all have a label.
@@ -292,13 +292,13 @@ fn labelled(value: &str) -> String {
 
 #[tokio::test]
 async fn a_changed_configuration_is_used_and_a_broken_one_is_not() {
-    let world = World::new("config").await;
-    let manager = world.manager(&Setup::default());
-    manager.ready("[+] config: defaults").await;
-    let mut vm = machine("apple");
+    let ns = ManagersNamespace::new("config").await;
+    let manager = ns.manager(&Setup::default());
+    manager.wait_until_ready("[+] config: defaults").await;
+    let mut vm = vm_manifest("apple");
     vm["spec"]["loadBalancerService"] = json!({});
-    world.namespace.apply(&vm.to_string());
-    let services: Api<Service> = world.api();
+    ns.namespace.apply(&vm.to_string());
+    let services: Api<Service> = ns.api();
     let team = async |expected: Option<&str>| {
         eventually(&format!("a Service of team {expected:?}"), LIMIT, async || {
             let service = services.get_opt("apple").await.unwrap()?;
@@ -309,21 +309,21 @@ async fn a_changed_configuration_is_used_and_a_broken_one_is_not() {
     team(None).await;
 
     // It appears, changes, breaks, and is mended.
-    manager.configure(&labelled("red"));
+    manager.change_configuration(&labelled("red"));
     team(Some("red")).await;
-    manager.configure(&labelled("blue"));
+    manager.change_configuration(&labelled("blue"));
     team(Some("blue")).await;
     let before = services.get("apple").await.unwrap().resource_version();
-    manager.configure(&labelled("[1"));
+    manager.change_configuration(&labelled("[1"));
     let good = "vm_operator_config_last_load_successful";
     eventually("the broken file to be seen", LIMIT, async || (manager.metric(good) == Some(0.0)).then_some(())).await;
     assert!(manager.log().contains("config/config.yaml:5:24: "), "{}", manager.log());
     assert_eq!(manager.get("/readyz").unwrap().0, 200, "a manager with a good configuration works");
-    manager.configure(&labelled("green").replace("green}", "green}\n      cpuOvercommit: 0"));
+    manager.change_configuration(&labelled("green").replace("green}", "green}\n      cpuOvercommit: 0"));
     let place = "config/config.yaml:6:22: /Manager./Controller./Reconciler.cpuOvercommit: invalid value";
     eventually("the bad value to be seen", LIMIT, async || manager.log().contains(place).then_some(())).await;
     assert_eq!(services.get("apple").await.unwrap().resource_version(), before);
-    manager.configure(&labelled("green"));
+    manager.change_configuration(&labelled("green"));
     team(Some("green")).await;
     assert_eq!(manager.metric(good), Some(1.0));
     assert_eq!(manager.metric("vm_operator_config_loads_total{result=\"failure\"}"), Some(2.0));
@@ -332,24 +332,24 @@ async fn a_changed_configuration_is_used_and_a_broken_one_is_not() {
 
 #[tokio::test]
 async fn a_manager_that_ends_writes_its_events_and_then_releases_its_lease() {
-    let world = World::new("last-words").await;
-    let mut manager = world.manager(&Setup::default());
-    manager.ready("[+] machines: 0 listed").await;
-    world.make("apple");
-    let vms: Api<VirtualMachine> = world.api();
+    let ns = ManagersNamespace::new("last-words").await;
+    let mut manager = ns.manager(&Setup::default());
+    manager.wait_until_ready("[+] machines: 0 listed").await;
+    ns.create_vm("apple");
+    let vms: Api<VirtualMachine> = ns.api();
     eventually("a status", LIMIT, async || vms.get("apple").await.unwrap().status?.phase).await;
     manager.signal(Signal::TERM);
-    assert!(manager.ended().await.success());
-    let events = world.api::<Event>().list(&ListParams::default()).await.unwrap();
+    assert!(manager.wait_for_end().await.success());
+    let events = ns.api::<Event>().list(&ListParams::default()).await.unwrap();
     let is_made = |event: &&Event| event.message.as_deref() == Some("made Pod apple");
     let event = events.iter().find(is_made).unwrap_or_else(|| panic!("{events:?}"));
-    let lease = world.api::<Lease>().get("vm-operator").await.unwrap();
+    let lease = ns.api::<Lease>().get("vm-operator").await.unwrap();
     assert_eq!(lease.spec.as_ref().unwrap().holder_identity.as_deref(), Some(""));
     // All objects of an API server are written in one order (https://etcd.io/docs/v3.6/learning/data_model/).
     fn revision(object: &impl ResourceExt) -> u64 {
         object.resource_version().unwrap().parse().unwrap()
     }
-    let (vm, pod) = (vms.get("apple").await.unwrap(), world.pod("apple").await);
+    let (vm, pod) = (vms.get("apple").await.unwrap(), ns.pod("apple").await);
     let last = revision(&lease);
     let written = [revision(event), revision(&vm), revision(&pod)];
     assert!(written.iter().all(|revision| *revision < last), "{written:?} {last}");
@@ -357,7 +357,7 @@ async fn a_manager_that_ends_writes_its_events_and_then_releases_its_lease() {
 
 #[tokio::test]
 async fn a_display_secret_that_was_there_before_the_manager_is_mounted_by_the_first_pod() {
-    let world = World::new("secret-first").await;
+    let ns = ManagersNamespace::new("secret-first").await;
     let labels = json!({
         "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple",
         "app.kubernetes.io/component": "display-secret",
@@ -365,33 +365,33 @@ async fn a_display_secret_that_was_there_before_the_manager_is_mounted_by_the_fi
     let metadata = json!({ "name": "mine", "labels": labels });
     let data = json!({ "display-password": "mine" });
     let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data });
-    world.namespace.apply(&secret.to_string());
+    ns.namespace.apply(&secret.to_string());
     // Nothing of the machine's own is a Secret.
-    let mut vm = machine("apple");
+    let mut vm = vm_manifest("apple");
     vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } });
-    world.namespace.apply(&vm.to_string());
-    let _manager = world.manager(&Setup::default());
-    let volumes = json!(world.pod("apple").await.spec.unwrap().volumes).to_string();
+    ns.namespace.apply(&vm.to_string());
+    let _manager = ns.manager(&Setup::default());
+    let volumes = json!(ns.pod("apple").await.spec.unwrap().volumes).to_string();
     assert!(volumes.contains(r#""name":"mine""#), "{volumes}");
 }
 
 #[tokio::test]
 async fn a_configuration_that_is_broken_from_the_start_ends_the_manager() {
-    let world = World::new("config-start").await;
-    let mut manager = world.manager(&Setup { config: Some("a: [\n"), ..Setup::default() });
-    assert_eq!(manager.ended().await.code(), Some(1));
+    let ns = ManagersNamespace::new("config-start").await;
+    let mut manager = ns.manager(&Setup { config: Some("a: [\n"), ..Setup::default() });
+    assert_eq!(manager.wait_for_end().await.code(), Some(1));
     assert!(manager.log().contains("config/config.yaml:2:1: "), "{}", manager.log());
 }
 
 #[tokio::test]
 async fn metrics_and_log_report_what_happened() {
-    let world = World::new("metrics").await;
+    let ns = ManagersNamespace::new("metrics").await;
     let undefined = "{% if vm.metadata.name == 'bad' %}{{ nothing.here }}{% endif %}\n";
-    let mut manager = world.manager(&Setup { templates: &[("a.yaml.j2", undefined)], ..Setup::default() });
-    manager.ready("[+] machines: 0 listed").await;
-    world.make("apple");
-    world.make("bad");
-    world.pod("apple").await;
+    let mut manager = ns.manager(&Setup { templates: &[("a.yaml.j2", undefined)], ..Setup::default() });
+    manager.wait_until_ready("[+] machines: 0 listed").await;
+    ns.create_vm("apple");
+    ns.create_vm("bad");
+    ns.pod("apple").await;
     let metric = |name: &str| manager.metric(name);
     let count = |name: &str| metric(name).unwrap_or_default();
     eventually("both machines to be counted", LIMIT, async || {
@@ -419,7 +419,7 @@ async fn metrics_and_log_report_what_happened() {
     // Each line of a look at a machine names it.
     let log = manager.log();
     let lines: Vec<&str> = log.lines().filter(|line| line.contains("object=Pod apple")).collect();
-    let name = format!("vm=\"{}/apple\"", world.namespace);
+    let name = format!("vm=\"{}/apple\"", ns.namespace);
     assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&name) && line.contains(" id=")), "{lines:?}");
 
     for (path, text) in [("/livez", "ok\n"), ("/healthz", "ok\n")] {
@@ -428,9 +428,9 @@ async fn metrics_and_log_report_what_happened() {
 
     // As JSON, too.
     manager.signal(Signal::TERM);
-    assert!(manager.ended().await.success());
-    let manager = world.manager(&Setup { arguments: &["--log-format=json"], ..Setup::default() });
-    world.make("pear");
+    assert!(manager.wait_for_end().await.success());
+    let manager = ns.manager(&Setup { arguments: &["--log-format=json"], ..Setup::default() });
+    ns.create_vm("pear");
     let line = eventually("a line about the Pod", LIMIT, async || {
         let log = manager.log();
         let (complete, _) = log.rsplit_once('\n')?;
@@ -438,7 +438,7 @@ async fn metrics_and_log_report_what_happened() {
         lines.find(|line| line["object"] == "Pod pear")
     })
     .await;
-    assert_eq!(line["span"]["vm"], format!("{}/pear", world.namespace), "{line}");
+    assert_eq!(line["span"]["vm"], format!("{}/pear", ns.namespace), "{line}");
     assert!(line["span"]["id"].is_u64() && line["level"] == "INFO" && line["message"] == "applied", "{line}");
 }
 
@@ -453,18 +453,18 @@ async fn traces_are_sent_to_the_configured_endpoint() {
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, collector).await.unwrap() });
 
-    let world = World::new("traces").await;
+    let ns = ManagersNamespace::new("traces").await;
     let environment = &[("OTEL_EXPORTER_OTLP_ENDPOINT", &*endpoint)];
-    let mut manager = world.manager(&Setup { environment, ..Setup::default() });
-    world.make("apple");
-    world.pod("apple").await;
+    let mut manager = ns.manager(&Setup { environment, ..Setup::default() });
+    ns.create_vm("apple");
+    ns.pod("apple").await;
     // What is still in the program is sent when it ends.
     manager.signal(Signal::TERM);
-    assert!(manager.ended().await.success());
+    assert!(manager.wait_for_end().await.success());
     let trace = tokio::time::timeout(LIMIT, received.recv()).await.unwrap().unwrap();
     // Texts stand in the protocol as they are.
     let text = String::from_utf8_lossy(&trace);
-    for part in ["vm-operator", "reconcile", &format!("{}/apple", world.namespace)] {
+    for part in ["vm-operator", "reconcile", &format!("{}/apple", ns.namespace)] {
         assert!(text.contains(part), "no {part} in {text:?}");
     }
 }
@@ -488,8 +488,8 @@ fn old_definition() -> Value {
 async fn the_manager_waits_for_the_crd_and_leaves_unreadable_vms_alone() {
     // An API server of its own: the other tests need the definitions.
     let cluster = OwnCluster::api_server();
-    let world = World::of(*cluster, "definition").await;
-    let manager = world.manager(&Setup::default());
+    let ns = ManagersNamespace::of(*cluster, "definition").await;
+    let manager = ns.manager(&Setup::default());
     let missing = "[-] machines: the API server does not know vms: apply the CustomResourceDefinitions in crds/";
     eventually("readyz to say what is missing", LIMIT, async || {
         manager.get("/readyz").filter(|(status, text)| *status == 503 && text.contains(missing)).map(drop)
@@ -497,13 +497,13 @@ async fn the_manager_waits_for_the_crd_and_leaves_unreadable_vms_alone() {
     .await;
     assert_eq!(manager.get("/livez").unwrap().0, 200, "waiting is no reason to be restarted");
 
-    world.namespace.apply(&old_definition().to_string());
-    manager.ready("[+] machines: 0 listed").await;
-    let mut strange = machine("strange");
+    ns.namespace.apply(&old_definition().to_string());
+    manager.wait_until_ready("[+] machines: 0 listed").await;
+    let mut strange = vm_manifest("strange");
     strange["spec"]["vm"]["maximumCpus"] = json!("many");
-    world.namespace.apply(&strange.to_string());
-    world.make("apple");
-    world.pod("apple").await;
+    ns.namespace.apply(&strange.to_string());
+    ns.create_vm("apple");
+    ns.pod("apple").await;
     let unreadable = async |count: f64| {
         eventually(&format!("{count} unreadable machines"), LIMIT, async || {
             (manager.metric("vm_operator_machines_unreadable") == Some(count)).then_some(())
@@ -514,17 +514,17 @@ async fn the_manager_waits_for_the_crd_and_leaves_unreadable_vms_alone() {
     eventually("an event", LIMIT, async || {
         let arguments =
             ["get", "events", "--field-selector=reason=Unreadable", "--output=jsonpath={.items[*].message}"];
-        world.namespace.kubectl(&arguments).contains("many").then_some(())
+        ns.namespace.kubectl(&arguments).contains("many").then_some(())
     })
     .await;
-    assert!(world.api::<Pod>().get_opt("strange").await.unwrap().is_none());
+    assert!(ns.api::<Pod>().get_opt("strange").await.unwrap().is_none());
 
     // One that worked and can't be read any more keeps what it has; a manager that starts then is not disturbed either.
-    let maps: Api<ConfigMap> = world.api();
+    let maps: Api<ConfigMap> = ns.api();
     let versions =
-        async || (world.pod("apple").await.resource_version(), maps.get("apple").await.unwrap().resource_version());
+        async || (ns.pod("apple").await.resource_version(), maps.get("apple").await.unwrap().resource_version());
     let before = versions().await;
-    world.namespace.kubectl(&[
+    ns.namespace.kubectl(&[
         "patch",
         "vm",
         "apple",
@@ -533,14 +533,14 @@ async fn the_manager_waits_for_the_crd_and_leaves_unreadable_vms_alone() {
         r#"{"spec":{"vm":{"state":"Sideways"}}}"#,
     ]);
     unreadable(2.0).await;
-    world.make("pear");
-    world.pod("pear").await;
+    ns.create_vm("pear");
+    ns.pod("pear").await;
     drop(manager);
-    let manager = world.manager(&Setup::default());
-    manager.ready("[+] machines: 3 listed").await;
+    let manager = ns.manager(&Setup::default());
+    manager.wait_until_ready("[+] machines: 3 listed").await;
     assert_eq!(manager.metric("vm_operator_machines_unreadable"), Some(2.0));
-    world.make("strange");
-    world.pod("strange").await;
+    ns.create_vm("strange");
+    ns.pod("strange").await;
     assert_eq!(versions().await, before);
 }
 
@@ -549,17 +549,20 @@ async fn one_manager_manages_several_namespaces_or_all() {
     // An API server of its own: a manager of all namespaces would manage those of the other tests.
     let cluster = OwnCluster::api_server();
     install_crds(*cluster).await;
-    let (one, two, three) =
-        (World::of(*cluster, "one").await, World::of(*cluster, "two").await, World::of(*cluster, "three").await);
-    for world in [&one, &two, &three] {
-        world.make("apple");
+    let (one, two, three) = (
+        ManagersNamespace::of(*cluster, "one").await,
+        ManagersNamespace::of(*cluster, "two").await,
+        ManagersNamespace::of(*cluster, "three").await,
+    );
+    for ns in [&one, &two, &three] {
+        ns.create_vm("apple");
     }
     let namespaces = format!("{},{}", one.namespace.name(), two.namespace.name());
     let election = Setup { arguments: &["--leader-election=false"], ..Setup::default() };
     let manager = Manager::with(cluster.kubeconfig(), Some(&namespaces), &election);
-    for world in [&one, &two] {
-        let pod = world.pod("apple").await;
-        assert_eq!(pod.metadata.namespace.as_deref(), Some(world.namespace.name()));
+    for ns in [&one, &two] {
+        let pod = ns.pod("apple").await;
+        assert_eq!(pod.metadata.namespace.as_deref(), Some(ns.namespace.name()));
     }
     // A change in one is not one in the other, though the machines have the same name.
     let patch = json!({ "spec": { "vm": { "state": "Stopped" } } });
@@ -574,22 +577,22 @@ async fn one_manager_manages_several_namespaces_or_all() {
 
     let _manager = Manager::with(cluster.kubeconfig(), Some("*"), &election);
     three.pod("apple").await;
-    two.make("pear");
+    two.create_vm("pear");
     two.pod("pear").await;
 }
 
 #[tokio::test]
 async fn the_namespace_comes_from_flag_variable_file_or_kubeconfig_in_that_order() {
-    let worlds = join_all(["flag", "variable", "file", "kubeconfig"].map(World::new)).await;
-    let name = |number: usize| worlds[number].namespace.name();
+    let namespaces_of_managers = join_all(["flag", "variable", "file", "kubeconfig"].map(ManagersNamespace::new)).await;
+    let name = |number: usize| namespaces_of_managers[number].namespace.name();
     let mut context: Value =
-        serde_yaml::from_str(&fs::read_to_string(worlds[0].cluster.kubeconfig()).unwrap()).unwrap();
+        serde_yaml::from_str(&fs::read_to_string(namespaces_of_managers[0].cluster.kubeconfig()).unwrap()).unwrap();
     context["contexts"][0]["context"]["namespace"] = json!(name(3));
     let kubeconfig = tempfile::NamedTempFile::new().unwrap();
     fs::write(kubeconfig.path(), context.to_string()).unwrap();
     let file = format!("/Manager: {{/Controller: {{namespace: {}}}}}\n", name(2));
     let variable = [("VM_OPERATOR_NAMESPACE", name(1))];
-    for (number, world) in worlds.iter().enumerate() {
+    for (number, ns) in namespaces_of_managers.iter().enumerate() {
         let setup = Setup {
             config: (number <= 2).then_some(&*file),
             environment: if number <= 1 { &variable } else { &[] },
@@ -597,21 +600,21 @@ async fn the_namespace_comes_from_flag_variable_file_or_kubeconfig_in_that_order
             ..Setup::default()
         };
         let manager = Manager::with(kubeconfig.path(), (number == 0).then_some(name(0)), &setup);
-        world.make("apple");
-        world.pod("apple").await;
-        let managing = format!(" managing namespaces={} ", world.namespace);
+        ns.create_vm("apple");
+        ns.pod("apple").await;
+        let managing = format!(" managing namespaces={} ", ns.namespace);
         assert!(manager.log().contains(&managing), "no {managing:?} in {}", manager.log());
     }
 }
 
 #[tokio::test]
 async fn every_line_of_the_log_is_json_if_asked_for() {
-    let world = World::new("json").await;
-    let mut manager = world.manager(&Setup { arguments: &["--log-format=json"], ..Setup::default() });
-    world.make("apple");
-    world.pod("apple").await;
+    let ns = ManagersNamespace::new("json").await;
+    let mut manager = ns.manager(&Setup { arguments: &["--log-format=json"], ..Setup::default() });
+    ns.create_vm("apple");
+    ns.pod("apple").await;
     manager.signal(Signal::TERM);
-    assert!(manager.ended().await.success());
+    assert!(manager.wait_for_end().await.success());
     let log = manager.log();
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     for line in &lines {
@@ -621,5 +624,5 @@ async fn every_line_of_the_log_is_json_if_asked_for() {
     }
     let is_made = |line: &&Value| (&line["message"], &line["object"]) == (&json!("applied"), &json!("Pod apple"));
     let made = lines.iter().find(is_made).expect(&log);
-    assert_eq!(made["span"]["vm"], format!("{}/apple", world.namespace));
+    assert_eq!(made["span"]["vm"], format!("{}/apple", ns.namespace));
 }

@@ -8,8 +8,8 @@ use std::{
 
 use crate::support::{
     cluster::{Cluster as TestCluster, XTASK, eventually},
+    managed_namespace::{LIMIT, ManagedNamespace, condition, vm_manifest},
     manager::Manager,
-    world::{LIMIT, World, condition, machine},
 };
 use k8s_openapi::api::core::v1::{ConfigMap, Event, PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::jiff::Timestamp;
@@ -40,40 +40,40 @@ fn kstatus(object: &str) -> String {
 
 #[tokio::test]
 async fn kubectl_and_kstatus_know_when_to_wait() {
-    let world = World::new("kstatus").await;
+    let ns = ManagedNamespace::new("kstatus").await;
     let cluster = TestCluster::control_plane();
     let alone = cluster.namespace("kstatus-alone").await;
-    alone.apply(&machine("apple").to_string());
+    alone.apply(&vm_manifest("apple").to_string());
     let unseen = alone.kubectl(&["get", "vm", "apple", "--output=json"]);
     assert_eq!(kstatus(&unseen), "InProgress", "no manager has looked at it");
 
-    let get = || world.namespace.kubectl(&["get", "vm", "apple", "--output=json"]);
+    let get = || ns.namespace.kubectl(&["get", "vm", "apple", "--output=json"]);
     let wait = |limit: &str| {
-        let namespace = world.namespace.name();
+        let namespace = ns.namespace.name();
         cluster.try_kubectl(&["wait", "vm/apple", "--for=condition=Ready", limit, "--namespace", namespace])
     };
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
     assert_eq!(kstatus(&get()), "InProgress");
     assert!(wait("--timeout=1s").unwrap_err().contains("timed out"));
-    world.report("apple", true, "Started").await;
+    ns.report("apple", true, "Started").await;
     wait("--timeout=30s").unwrap();
     assert_eq!(kstatus(&get()), "Current");
     // What was said of the former spec is not taken for an answer.
-    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
     wait("--timeout=30s").unwrap();
-    assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+    assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none());
     assert_eq!(kstatus(&get()), "Current");
 }
 
 #[tokio::test]
 async fn the_documented_example_yields_the_documented_objects() {
-    let world = World::new("example").await;
+    let ns = ManagedNamespace::new("example").await;
     let example = include_str!("../../example/local-path/test-vm.yaml").replace("namespace: vmop-demo", "");
-    world.namespace.apply(&example);
-    world.ready("test-vm", "Starting").await;
+    ns.namespace.apply(&example);
+    ns.vm_with_reason("test-vm", "Starting").await;
 
-    let names = world.namespace.kubectl(&[
+    let names = ns.namespace.kubectl(&[
         "get", "pods,configmaps,secrets,persistentvolumeclaims,services",
         "--selector=app.kubernetes.io/name=vm-runner,app.kubernetes.io/instance=test-vm,app.kubernetes.io/managed-by=vm-operator",
         "--output=name",
@@ -90,20 +90,20 @@ async fn the_documented_example_yields_the_documented_objects() {
             "secret/test-vm-display-secret",
         ]
     );
-    let pod = world.api::<Pod>().get("test-vm").await.unwrap();
+    let pod = ns.api::<Pod>().get("test-vm").await.unwrap();
     assert_eq!(pod.owner_references()[0].controller, Some(true));
-    let columns = world.namespace.kubectl(&["get", "vms"]);
+    let columns = ns.namespace.kubectl(&["get", "vms"]);
     assert!(columns.starts_with("NAME      STATE     PHASE      READY   CPUS   RAM"), "{columns}");
 }
 
 #[tokio::test]
 async fn a_vm_that_no_manager_has_reconciled_is_not_healthy() {
-    let world = World::new("unseen").await;
-    world.make("seen", |_| ()).await;
-    world.ready("seen", "Starting").await;
-    drop(world.manager);
-    world.namespace.apply(&machine("apple").to_string());
-    let vms = Api::<VirtualMachine>::namespaced(world.client.clone(), world.namespace.name());
+    let ns = ManagedNamespace::new("unseen").await;
+    ns.create_vm("seen", |_| ()).await;
+    ns.vm_with_reason("seen", "Starting").await;
+    drop(ns.manager);
+    ns.namespace.apply(&vm_manifest("apple").to_string());
+    let vms = Api::<VirtualMachine>::namespaced(ns.client.clone(), ns.namespace.name());
     let vm = vms.get("apple").await.unwrap();
     let status = vm.status.unwrap();
     assert_eq!(status.observed_generation, Some(-1));
@@ -113,27 +113,27 @@ async fn a_vm_that_no_manager_has_reconciled_is_not_healthy() {
 
 #[tokio::test]
 async fn stopping_removes_the_pod_and_keeps_the_claims() {
-    let world = World::new("stopping").await;
-    world.make("apple", |_| ()).await;
-    let running = world.ready("apple", "Starting").await;
+    let ns = ManagedNamespace::new("stopping").await;
+    ns.create_vm("apple", |_| ()).await;
+    let running = ns.vm_with_reason("apple", "Starting").await;
     assert_eq!(running.status.unwrap().created, Some(true));
-    let claims = world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len();
+    let claims = ns.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len();
 
-    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
-    let stopped = world.ready("apple", "StoppedAsRequested").await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    let stopped = ns.vm_with_reason("apple", "StoppedAsRequested").await;
     assert_eq!(stopped.status.unwrap().phase.as_deref(), Some("Stopped"));
-    assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
-    assert_eq!(world.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len(), claims);
-    assert!(world.api::<ConfigMap>().get_opt("apple").await.unwrap().is_some());
+    assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+    assert_eq!(ns.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len(), claims);
+    assert!(ns.api::<ConfigMap>().get_opt("apple").await.unwrap().is_some());
 }
 
 #[tokio::test]
 async fn deleting_a_vm_deletes_all_but_its_claims_even_without_a_manager() {
-    let World { namespace, client, manager, .. } = {
-        let world = World::new("deleting").await;
-        world.make("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
-        world.ready("apple", "Starting").await;
-        world
+    let ManagedNamespace { namespace, client, manager, .. } = {
+        let ns = ManagedNamespace::new("deleting").await;
+        ns.create_vm("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
+        ns.vm_with_reason("apple", "Starting").await;
+        ns
     };
     drop(manager);
     let selector = "--selector=app.kubernetes.io/instance=apple";
@@ -152,16 +152,16 @@ async fn deleting_a_vm_deletes_all_but_its_claims_even_without_a_manager() {
 
 #[tokio::test]
 async fn a_live_change_reaches_the_config_map_and_annotates_the_pod() {
-    let world = World::new("live").await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    let pods: Api<Pod> = world.api();
+    let ns = ManagedNamespace::new("live").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let pods: Api<Pod> = ns.api();
     let made = pods.get("apple").await.unwrap();
     let version = |pod: &Pod| pod.annotations().get("vmrunner.jdrupes.org/cmVersion").cloned();
     let configured = async |cpus: u32| {
-        world.change("apple", json!({ "spec": { "vm": { "currentCpus": cpus } } })).await;
-        world.ready("apple", "Starting").await;
-        let config = world.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap();
+        ns.patch_vm("apple", json!({ "spec": { "vm": { "currentCpus": cpus } } })).await;
+        ns.vm_with_reason("apple", "Starting").await;
+        let config = ns.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap();
         assert!(config["config.yaml"].contains(&format!("currentCpus: {cpus}")), "{config:?}");
     };
 
@@ -172,69 +172,69 @@ async fn a_live_change_reaches_the_config_map_and_annotates_the_pod() {
         "no kubelet mounts it yet"
     );
 
-    world.bind("apple", "node-1").await;
-    let bound = world.pod_when("apple", "told on its node", |pod| version(pod) != version(&made)).await;
+    ns.bind_pod("apple", "node-1").await;
+    let bound = ns.pod_when("apple", "told on its node", |pod| version(pod) != version(&made)).await;
     configured(2).await;
-    let changed = world.pod_when("apple", "told", |pod| version(pod) != version(&bound)).await;
+    let changed = ns.pod_when("apple", "told", |pod| version(pod) != version(&bound)).await;
     assert_eq!(version(&changed), version(&made), "the configuration is what it was");
-    world.change("apple", json!({ "spec": { "loggingProperties": ".level=FINE" } })).await;
-    let changed = world.pod_when("apple", "told of the log", |pod| version(pod) != version(&made)).await;
+    ns.patch_vm("apple", json!({ "spec": { "loggingProperties": ".level=FINE" } })).await;
+    let changed = ns.pod_when("apple", "told of the log", |pod| version(pod) != version(&made)).await;
     assert_eq!(changed.uid(), made.uid(), "the Pod is the same");
 }
 
 #[tokio::test]
 async fn a_change_of_the_pod_waits_for_a_restart_and_sets_restart_required() {
-    let world = World::new("pending").await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    let before = world.api::<Pod>().get("apple").await.unwrap().uid();
+    let ns = ManagedNamespace::new("pending").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let before = ns.api::<Pod>().get("apple").await.unwrap().uid();
 
-    world.change("apple", json!({ "spec": { "image": { "source": "example.org/other:1" } } })).await;
-    let api: Api<VirtualMachine> = world.api();
+    ns.patch_vm("apple", json!({ "spec": { "image": { "source": "example.org/other:1" } } })).await;
+    let api: Api<VirtualMachine> = ns.api();
     eventually("RestartRequired", LIMIT, async || {
         conditions::is_true(&api.get("apple").await.unwrap().status?.conditions, conditions::RESTART_REQUIRED)
             .then_some(())
     })
     .await;
-    assert_eq!(world.api::<Pod>().get("apple").await.unwrap().uid(), before);
+    assert_eq!(ns.api::<Pod>().get("apple").await.unwrap().uid(), before);
     // Events are written in the order in which they were told: whatever the looks since the first have told is there.
-    world.event("apple", "RestartRequired").await;
-    let events = world.api::<Event>().list(&Default::default()).await.unwrap().items;
+    ns.wait_for_event("apple", "RestartRequired").await;
+    let events = ns.api::<Event>().list(&Default::default()).await.unwrap().items;
     let made: Vec<&Event> = events.iter().filter(|event| event.reason.as_deref() == Some("SuccessfulCreate")).collect();
     assert!(made.len() == 1 && made[0].series.is_none(), "{made:?}");
     assert_eq!((made[0].type_.as_deref(), made[0].message.as_deref()), (Some("Normal"), Some("made Pod apple")));
 
-    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
-    world.ready("apple", "StoppedAsRequested").await;
-    world.change("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
-    let vm = world.ready("apple", "Starting").await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
+    let vm = ns.vm_with_reason("apple", "Starting").await;
     assert!(conditions::find(&vm.status.unwrap().conditions, conditions::RESTART_REQUIRED).is_none());
-    let pod = world.api::<Pod>().get("apple").await.unwrap();
+    let pod = ns.api::<Pod>().get("apple").await.unwrap();
     assert_eq!(pod.spec.unwrap().containers[0].image.as_deref(), Some("example.org/other:1"));
 }
 
 #[tokio::test]
 async fn a_manager_that_does_not_know_a_pod_does_not_change_it() {
-    let world = World::new("unknown-pod").await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    drop(world.manager);
-    let pods: Api<Pod> = Api::namespaced(world.client.clone(), world.namespace.name());
+    let ns = ManagedNamespace::new("unknown-pod").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    drop(ns.manager);
+    let pods: Api<Pod> = Api::namespaced(ns.client.clone(), ns.namespace.name());
     // Why it may be that nobody knows of it.
     let label = "app.kubernetes.io/name";
     let patch = Patch::Merge(json!({ "metadata": { "labels": { label: null } } }));
     let before = pods.patch("apple", &PatchParams::default(), &patch).await.unwrap();
 
     // An image is what a running Pod would take.
-    let vms: Api<VirtualMachine> = Api::namespaced(world.client.clone(), world.namespace.name());
+    let vms: Api<VirtualMachine> = Api::namespaced(ns.client.clone(), ns.namespace.name());
     let mut vm = vms.get("apple").await.unwrap();
     vm.spec.image = serde_json::from_value(json!({ "source": "example.org/other:1" })).unwrap();
     let (nothing, facts) =
         (Observed { objects: vec![], now: Timestamp::now() }, Facts { display_password: "secret".into() });
     let config = ReconcilerConfig::default();
     let rendered = render(&vm, &nothing, &config, &facts, &TemplateSet::builtin().unwrap()).unwrap();
-    let (children, _triggered) = Children::new(world.client.clone(), None, Arc::default());
-    let cluster = Cluster::new(world.client, children, Turns::default());
+    let (children, _triggered) = Children::new(ns.client.clone(), None, Arc::default());
+    let cluster = Cluster::new(ns.client, children, Turns::default());
     let refused = cluster.execute(&vm, &plan(&vm, &nothing, Some(&rendered))).await.result.unwrap_err();
     assert!(refused.persistence() == Persistence::Busy && refused.to_string() == "apply Pod apple", "{refused}");
     let after = pods.get("apple").await.unwrap();
@@ -244,11 +244,11 @@ async fn a_manager_that_does_not_know_a_pod_does_not_change_it() {
 
 #[tokio::test]
 async fn an_action_is_refused_if_the_object_was_recreated_meanwhile() {
-    let world = World::new("uid").await;
-    let vm = world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    drop(world.manager);
-    let maps: Api<ConfigMap> = Api::namespaced(world.client.clone(), world.namespace.name());
+    let ns = ManagedNamespace::new("uid").await;
+    let vm = ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    drop(ns.manager);
+    let maps: Api<ConfigMap> = Api::namespaced(ns.client.clone(), ns.namespace.name());
     let mut map = maps.get("apple").await.unwrap();
     let former = map.uid().unwrap();
     maps.delete("apple", &DeleteParams::default()).await.unwrap();
@@ -261,8 +261,8 @@ async fn an_action_is_refused_if_the_object_was_recreated_meanwhile() {
         render(&vm, &nothing, &ReconcilerConfig::default(), &facts, &TemplateSet::builtin().unwrap()).unwrap();
     let object = rendered.into_iter().find(|object| object.key.kind == "ConfigMap").unwrap();
     let (key, patch) = (object.key.clone(), json!({ "metadata": { "labels": { "x": "y" } } }));
-    let (children, _triggered) = Children::new(world.client.clone(), None, Arc::default());
-    let cluster = Cluster::new(world.client, children, Turns::default());
+    let (children, _triggered) = Children::new(ns.client.clone(), None, Arc::default());
+    let cluster = Cluster::new(ns.client, children, Turns::default());
     for action in [
         Action::Apply { object, uid: Some(former.clone()) },
         Action::Label { key: key.clone(), uid: former.clone(), patch },
@@ -277,10 +277,10 @@ async fn an_action_is_refused_if_the_object_was_recreated_meanwhile() {
 
 #[tokio::test]
 async fn changes_of_managed_fields_are_reverted_and_other_fields_are_kept() {
-    let world = World::new("drift").await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    let maps: Api<ConfigMap> = world.api();
+    let ns = ManagedNamespace::new("drift").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let maps: Api<ConfigMap> = ns.api();
     let wanted = maps.get("apple").await.unwrap().data.unwrap()["config.yaml"].clone();
 
     let patch = json!({ "data": { "config.yaml": "mine now", "theirs": "kept" }, "metadata": { "annotations": { "theirs": "kept" } } });
@@ -296,26 +296,25 @@ async fn changes_of_managed_fields_are_reverted_and_other_fields_are_kept() {
 
 #[tokio::test]
 async fn labels_of_the_vm_are_added_to_its_pod_and_removed_again() {
-    let world = World::new("labels").await;
+    let ns = ManagedNamespace::new("labels").await;
     // A Service can be there before the machine is started.
     let service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": { "name": "web" },
         "spec": { "selector": { "app": "shop" }, "ports": [{ "port": 80 }] },
     });
-    world.namespace.apply(&service.to_string());
-    world
-        .make("apple", |vm| {
-            vm["metadata"]["labels"] = json!({ "app": "shop" });
-            vm["spec"]["vm"]["state"] = "Stopped".into();
-        })
-        .await;
-    world.ready("apple", "StoppedAsRequested").await;
-    world.change("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
-    world.ready("apple", "Starting").await;
-    assert_eq!(world.namespace.kubectl(&["get", "pod", "--selector=app=shop", "--output=name"]).trim(), "pod/apple");
-    let pods: Api<Pod> = world.api();
+    ns.namespace.apply(&service.to_string());
+    ns.create_vm("apple", |vm| {
+        vm["metadata"]["labels"] = json!({ "app": "shop" });
+        vm["spec"]["vm"]["state"] = "Stopped".into();
+    })
+    .await;
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    assert_eq!(ns.namespace.kubectl(&["get", "pod", "--selector=app=shop", "--output=name"]).trim(), "pod/apple");
+    let pods: Api<Pod> = ns.api();
     for (value, expected) in [(json!("web"), Some("web")), (Value::Null, None)] {
-        world.change("apple", json!({ "metadata": { "labels": { "tier": value } } })).await;
+        ns.patch_vm("apple", json!({ "metadata": { "labels": { "tier": value } } })).await;
         eventually("the label", LIMIT, async || {
             (pods.get("apple").await.unwrap().labels().get("tier").map(String::as_str) == expected).then_some(())
         })
@@ -325,30 +324,30 @@ async fn labels_of_the_vm_are_added_to_its_pod_and_removed_again() {
 
 #[tokio::test]
 async fn a_pod_that_loses_its_instance_label_gets_it_back() {
-    let world = World::new("unlabelled").await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    let before = world.api::<Pod>().get("apple").await.unwrap();
-    world.namespace.kubectl(&["label", "pod", "apple", "app.kubernetes.io/instance-"]);
+    let ns = ManagedNamespace::new("unlabelled").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let before = ns.api::<Pod>().get("apple").await.unwrap();
+    ns.namespace.kubectl(&["label", "pod", "apple", "app.kubernetes.io/instance-"]);
     let label = |pod: &Pod| pod.labels().get("app.kubernetes.io/instance").cloned();
-    let after = world.pod_when("apple", "labelled again", |pod| label(pod).as_deref() == Some("apple")).await;
+    let after = ns.pod_when("apple", "labelled again", |pod| label(pod).as_deref() == Some("apple")).await;
     assert_eq!(after.uid(), before.uid());
     // And is known.
-    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
-    world.ready("apple", "StoppedAsRequested").await;
-    assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none());
 }
 
 #[tokio::test]
 async fn an_object_that_a_new_configuration_does_not_need_is_deleted_when_the_manager_starts() {
-    let mut world = World::new("no-service").await;
-    world.make("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
-    world.ready("apple", "Starting").await;
-    let services: Api<Service> = world.api();
+    let mut ns = ManagedNamespace::new("no-service").await;
+    ns.create_vm("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let services: Api<Service> = ns.api();
     assert!(services.get_opt("apple").await.unwrap().is_some());
-    drop(world.manager);
+    drop(ns.manager);
     let never = "/Manager:\n  /Controller:\n    /Reconciler: {loadBalancerService: false}\n";
-    world.manager = Manager::start_with(world.kubeconfig.path(), world.namespace.name(), &[], never);
+    ns.manager = Manager::start_with(ns.kubeconfig.path(), ns.namespace.name(), &[], never);
     eventually("the Service to be gone", LIMIT, async || {
         services.get_opt("apple").await.unwrap().is_none().then_some(())
     })
@@ -357,57 +356,57 @@ async fn an_object_that_a_new_configuration_does_not_need_is_deleted_when_the_ma
 
 #[tokio::test]
 async fn an_object_of_somebody_else_with_the_same_name_is_not_changed() {
-    let world = World::new("taken").await;
+    let ns = ManagedNamespace::new("taken").await;
     let theirs =
         json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "apple" }, "data": { "a": "b" } });
-    world.namespace.apply(&theirs.to_string());
-    world.make("apple", |_| ()).await;
-    let vm = world.ready("apple", "NameTaken").await;
+    ns.namespace.apply(&theirs.to_string());
+    ns.create_vm("apple", |_| ()).await;
+    let vm = ns.vm_with_reason("apple", "NameTaken").await;
     let message = &conditions::find(&vm.status.as_ref().unwrap().conditions, "Ready").unwrap().message;
     assert_eq!(message, "ConfigMap apple exists and is not this machine's: delete or rename one of the two");
-    assert_eq!(world.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap().len(), 1);
-    assert!(world.api::<Pod>().get_opt("apple").await.unwrap().is_none(), "no Pod without what it mounts");
+    assert_eq!(ns.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap().len(), 1);
+    assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none(), "no Pod without what it mounts");
 
-    world.namespace.kubectl(&["delete", "configmap", "apple"]);
-    world.ready("apple", "Starting").await;
+    ns.namespace.kubectl(&["delete", "configmap", "apple"]);
+    ns.vm_with_reason("apple", "Starting").await;
 
     // What an earlier machine of another name has left is not this one's either.
     let labels = json!({
         "app.kubernetes.io/managed-by": "vm-operator", "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "plum",
     });
     let left = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "pear", "labels": labels } });
-    world.namespace.apply(&left.to_string());
-    world.make("pear", |_| ()).await;
-    world.ready("pear", "NameTaken").await;
-    assert!(world.api::<ConfigMap>().get("pear").await.unwrap().data.is_none());
+    ns.namespace.apply(&left.to_string());
+    ns.create_vm("pear", |_| ()).await;
+    ns.vm_with_reason("pear", "NameTaken").await;
+    assert!(ns.api::<ConfigMap>().get("pear").await.unwrap().data.is_none());
 }
 
 #[tokio::test]
 async fn an_object_with_lifetime_keep_is_not_taken_from_others() {
     let template = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {{ vm.metadata.name ~ '-notes' }}\n  annotations: {vmoperator.jdrupes.org/lifetime: keep}\ndata: {ours: 'yes'}\n";
-    let world = World::with_templates("kept", &[("notes.yaml.j2", template)]).await;
+    let ns = ManagedNamespace::with_templates("kept", &[("notes.yaml.j2", template)]).await;
     let theirs = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "apple-notes" }, "data": { "theirs": "yes" },
     });
-    world.namespace.apply(&theirs.to_string());
-    let data = async |name: &str| world.api::<ConfigMap>().get(name).await.unwrap().data.unwrap();
-    world.make("apple", |_| ()).await;
-    let message = condition(&world.ready("apple", "NameTaken").await, "Ready").unwrap().2;
+    ns.namespace.apply(&theirs.to_string());
+    let data = async |name: &str| ns.api::<ConfigMap>().get(name).await.unwrap().data.unwrap();
+    ns.create_vm("apple", |_| ()).await;
+    let message = condition(&ns.vm_with_reason("apple", "NameTaken").await, "Ready").unwrap().2;
     assert!(message.starts_with("ConfigMap apple-notes exists and is not this machine's"), "{message}");
     assert_eq!(data("apple-notes").await.into_keys().collect::<Vec<_>>(), ["theirs"]);
 
     // What it kept itself is its own again.
-    world.make("pear", |_| ()).await;
-    world.ready("pear", "Starting").await;
-    world.api::<VirtualMachine>().delete("pear", &DeleteParams::default()).await.unwrap();
+    ns.create_vm("pear", |_| ()).await;
+    ns.vm_with_reason("pear", "Starting").await;
+    ns.api::<VirtualMachine>().delete("pear", &DeleteParams::default()).await.unwrap();
     // A new cluster's garbage collector learns of new kinds every half minute.
     eventually("the Pod to be gone", 3 * LIMIT, async || {
-        world.api::<Pod>().get_opt("pear").await.unwrap().is_none().then_some(())
+        ns.api::<Pod>().get_opt("pear").await.unwrap().is_none().then_some(())
     })
     .await;
-    world.namespace.kubectl(&["patch", "configmap", "pear-notes", "--type=merge", r#"--patch={"data":{"ours":"no"}}"#]);
-    world.make("pear", |_| ()).await;
-    world.ready("pear", "Starting").await;
+    ns.namespace.kubectl(&["patch", "configmap", "pear-notes", "--type=merge", r#"--patch={"data":{"ours":"no"}}"#]);
+    ns.create_vm("pear", |_| ()).await;
+    ns.vm_with_reason("pear", "Starting").await;
     eventually("the ConfigMap to be as rendered", LIMIT, async || {
         (data("pear-notes").await["ours"] == "yes").then_some(())
     })
@@ -416,7 +415,7 @@ async fn an_object_with_lifetime_keep_is_not_taken_from_others() {
 
 #[tokio::test]
 async fn a_claim_that_a_person_made_for_a_disk_is_used() {
-    let world = World::new("own-claim").await;
+    let ns = ManagedNamespace::new("own-claim").await;
     // Also where something else owns it that has filled it.
     let owner = json!({ "apiVersion": "example.org/v1", "kind": "Importer", "name": "x", "uid": "1b2d6f4e-0000-4000-8000-000000000000" });
     let claim = json!({
@@ -424,10 +423,10 @@ async fn a_claim_that_a_person_made_for_a_disk_is_used() {
         "metadata": { "name": "apple-core-disk", "annotations": { "theirs": "kept" }, "ownerReferences": [owner] },
         "spec": { "accessModes": ["ReadWriteMany"], "resources": { "requests": { "storage": "5Gi" } }, "storageClassName": "x", "volumeName": "pv" },
     });
-    world.namespace.apply(&claim.to_string());
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    let claim = world.api::<PersistentVolumeClaim>().get("apple-core-disk").await.unwrap();
+    ns.namespace.apply(&claim.to_string());
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let claim = ns.api::<PersistentVolumeClaim>().get("apple-core-disk").await.unwrap();
     assert_eq!(claim.labels()["app.kubernetes.io/instance"], "apple");
     assert_eq!(claim.annotations()["theirs"], "kept");
     assert_eq!(claim.spec.unwrap().resources.unwrap().requests.unwrap()["storage"].0, "5Gi");
@@ -435,8 +434,8 @@ async fn a_claim_that_a_person_made_for_a_disk_is_used() {
 
 #[tokio::test]
 async fn events_are_written_even_if_the_status_can_not_be_written() {
-    let world = World::new("untold").await;
-    let name = world.namespace.name();
+    let ns = ManagedNamespace::new("untold").await;
+    let name = ns.namespace.name();
     let hook = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
         "metadata": { "name": name },
@@ -447,60 +446,58 @@ async fn events_are_written_even_if_the_status_can_not_be_written() {
             "rules": [{ "apiGroups": ["vmoperator.jdrupes.org"], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": ["vms/status"] }],
         }],
     });
-    world.namespace.apply(&hook.to_string());
+    ns.namespace.apply(&hook.to_string());
     // The API server takes a moment to know of it.
-    let vm = world.make("pear", |vm| vm["spec"]["vm"]["state"] = json!("Stopped")).await;
-    let vms: Api<VirtualMachine> = world.api();
+    let vm = ns.create_vm("pear", |vm| vm["spec"]["vm"]["state"] = json!("Stopped")).await;
+    let vms: Api<VirtualMachine> = ns.api();
     let touch = Patch::Merge(json!({ "status": { "phase": "Touched" } }));
     eventually("the status to be out of reach", LIMIT, async || {
         vms.patch_status(&vm.name_any(), &PatchParams::default(), &touch).await.is_err().then_some(())
     })
     .await;
-    world.make("apple", |_| ()).await;
-    world.event("apple", "SuccessfulCreate").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.wait_for_event("apple", "SuccessfulCreate").await;
     // Nor is it forgotten that a Pod is to be made again; what is told with each try is counted.
-    let pod = world.api::<Pod>().get("apple").await.unwrap();
-    world.pod_status("apple", json!({ "phase": "Failed", "reason": "OutOfcpu" })).await;
-    world.pod_when("apple", "a new one", |new| new.uid() != pod.uid()).await;
-    let events = world.api::<Event>().list(&Default::default()).await.unwrap().items;
+    let pod = ns.api::<Pod>().get("apple").await.unwrap();
+    ns.patch_pod_status("apple", json!({ "phase": "Failed", "reason": "OutOfcpu" })).await;
+    ns.pod_when("apple", "a new one", |new| new.uid() != pod.uid()).await;
+    let events = ns.api::<Event>().list(&Default::default()).await.unwrap().items;
     let failed = || events.iter().filter(|event| event.reason.as_deref() == Some("PodFailed"));
     let counts: Vec<_> = failed().map(|event| event.series.as_ref().and_then(|series| series.count)).collect();
     assert!(counts.len() == 1 && counts[0] >= Some(2), "{counts:?}");
     let phase = vms.get("apple").await.unwrap().status.unwrap().phase;
-    world.namespace.kubectl(&["delete", "validatingwebhookconfiguration", name]);
+    ns.namespace.kubectl(&["delete", "validatingwebhookconfiguration", name]);
     assert_eq!(phase, None, "the status was written");
 }
 
 #[tokio::test]
 async fn any_text_in_cloud_init_data_reaches_the_guest_unchanged() {
-    let world = World::new("texts").await;
+    let ns = ManagedNamespace::new("texts").await;
     let text = "quotes \" ' \\ colon: # dash\n---\n...\ttab \u{2028} \u{85} 😀 {{ 7 * 7 }} {% raw %}";
-    world
-        .make("apple", |vm| {
-            vm["spec"]["cloudInit"] = json!({ "userData": { "message": text }, "metaData": { "x": text } })
-        })
-        .await;
-    world.ready("apple", "Starting").await;
-    let data = world.api::<Secret>().get("apple-cloud-init").await.unwrap().data.unwrap();
+    ns.create_vm("apple", |vm| {
+        vm["spec"]["cloudInit"] = json!({ "userData": { "message": text }, "metaData": { "x": text } })
+    })
+    .await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let data = ns.api::<Secret>().get("apple-cloud-init").await.unwrap().data.unwrap();
     let user_data = String::from_utf8(data["user-data"].0.clone()).unwrap();
     assert!(user_data.starts_with("#cloud-config\n"));
     assert_eq!(serde_yaml::from_str::<Value>(&user_data).unwrap()["message"], text);
-    let data = world.api::<ConfigMap>().get("apple-cloud-init").await.unwrap().data.unwrap();
+    let data = ns.api::<ConfigMap>().get("apple-cloud-init").await.unwrap().data.unwrap();
     assert_eq!(serde_yaml::from_str::<Value>(&data["meta-data"]).unwrap()["x"], text);
     assert_eq!(serde_yaml::from_str::<Value>(&data["meta-data"]).unwrap()["local-hostname"], "apple");
 }
 
 #[tokio::test]
 async fn the_api_server_refuses_invalid_vms_and_names_the_field() {
-    let world = World::new("bad-input").await;
+    let ns = ManagedNamespace::new("bad-input").await;
     let refused = |edit: &dyn Fn(&mut Value)| {
-        let mut vm = machine("apple");
+        let mut vm = vm_manifest("apple");
         edit(&mut vm);
         let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
         std::fs::write(file.path(), vm.to_string()).unwrap();
-        let arguments = ["--namespace", world.namespace.name(), "create", "--validate=strict", "--filename"];
-        world
-            .cluster
+        let arguments = ["--namespace", ns.namespace.name(), "create", "--validate=strict", "--filename"];
+        ns.cluster
             .try_kubectl(&[&arguments[..], &[&*file.path().to_string_lossy()]].concat())
             .expect_err("the API server took it")
     };
@@ -572,11 +569,13 @@ async fn the_api_server_refuses_invalid_vms_and_names_the_field() {
 
 #[tokio::test]
 async fn a_template_that_can_not_be_compiled_is_reported_and_changes_nothing() {
-    let world =
-        World::with_templates("broken-set", &[("pod.yaml.j2", "kind: Pod\nmetadata: {name: {{ vm.metadata.name }\n")])
-            .await;
-    world.make("apple", |_| ()).await;
-    let vm = world.ready("apple", "TemplateError").await;
+    let ns = ManagedNamespace::with_templates(
+        "broken-set",
+        &[("pod.yaml.j2", "kind: Pod\nmetadata: {name: {{ vm.metadata.name }\n")],
+    )
+    .await;
+    ns.create_vm("apple", |_| ()).await;
+    let vm = ns.vm_with_reason("apple", "TemplateError").await;
     let valid = conditions::find(&vm.status.as_ref().unwrap().conditions, conditions::TEMPLATES_VALID).unwrap();
     assert_eq!(valid.status, "False");
     assert!(
@@ -584,9 +583,9 @@ async fn a_template_that_can_not_be_compiled_is_reported_and_changes_nothing() {
         "{}",
         valid.message
     );
-    assert!(world.api::<ConfigMap>().get_opt("apple").await.unwrap().is_none());
+    assert!(ns.api::<ConfigMap>().get_opt("apple").await.unwrap().is_none());
     eventually("the event", LIMIT, async || {
-        let events = world.namespace.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"]);
+        let events = ns.namespace.kubectl(&["get", "events", "--output=jsonpath={.items[*].reason}"]);
         events.contains("TemplateError").then_some(())
     })
     .await;
@@ -596,30 +595,30 @@ async fn a_template_that_can_not_be_compiled_is_reported_and_changes_nothing() {
 async fn a_template_that_fails_for_one_vm_does_not_block_another() {
     let undefined = "{% if vm.metadata.name == 'bad' %}\n{{ nothing.here }}\n{% endif %}\n";
     let not_yaml = "{% if vm.metadata.name == 'worse' %}\na: [1\n{% endif %}\n";
-    let world = World::with_templates("broken-one", &[("a.yaml.j2", undefined), ("b.yaml.j2", not_yaml)]).await;
+    let ns = ManagedNamespace::with_templates("broken-one", &[("a.yaml.j2", undefined), ("b.yaml.j2", not_yaml)]).await;
     for name in ["bad", "worse", "good"] {
-        world.make(name, |_| ()).await;
+        ns.create_vm(name, |_| ()).await;
     }
-    world.ready("good", "Starting").await;
+    ns.vm_with_reason("good", "Starting").await;
     for (name, message) in [
         ("bad", "a.yaml.j2:2:4: undefined value: `nothing` is undefined"),
         ("worse", "b.yaml.j2: the output is not YAML: did not find expected ',' or ']'"),
     ] {
-        let vm = world.ready(name, "TemplateError").await;
+        let vm = ns.vm_with_reason(name, "TemplateError").await;
         let ready = conditions::find(&vm.status.as_ref().unwrap().conditions, "Ready").unwrap();
         assert!(ready.message.starts_with(message), "{}", ready.message);
-        assert!(world.api::<Pod>().get_opt(name).await.unwrap().is_none());
+        assert!(ns.api::<Pod>().get_opt(name).await.unwrap().is_none());
     }
 }
 
 #[tokio::test]
 async fn an_added_template_makes_an_object_of_any_kind() {
     let policy = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata:\n  name: {{ vm.metadata.name }}\nspec:\n  podSelector: {matchLabels: {{ labels }}}\n";
-    let world = World::with_templates("added", &[("network-policy.yaml.j2", policy)]).await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
+    let ns = ManagedNamespace::with_templates("added", &[("network-policy.yaml.j2", policy)]).await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
     assert_eq!(
-        world.namespace.kubectl(&["get", "networkpolicies", "--output=name"]).trim(),
+        ns.namespace.kubectl(&["get", "networkpolicies", "--output=name"]).trim(),
         "networkpolicy.networking.k8s.io/apple"
     );
 }
@@ -628,9 +627,9 @@ async fn an_added_template_makes_an_object_of_any_kind() {
 async fn a_template_sees_the_status_that_follows_from_it() {
     let seen = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {{ vm.metadata.name ~ '-seen' }}\ndata:\n  phase: {{ \
                 vm.status.phase if vm.status else 'none' }}\n";
-    let world = World::with_templates("sees-status", &[("seen.yaml.j2", seen)]).await;
-    world.make("apple", |_| ()).await;
-    let maps: Api<ConfigMap> = world.api();
+    let ns = ManagedNamespace::with_templates("sees-status", &[("seen.yaml.j2", seen)]).await;
+    ns.create_vm("apple", |_| ()).await;
+    let maps: Api<ConfigMap> = ns.api();
     eventually("the status that was written to be rendered", LIMIT, async || {
         let map = maps.get_opt("apple-seen").await.unwrap()?;
         (map.data?.get("phase")? == "Starting").then_some(())
@@ -640,9 +639,9 @@ async fn a_template_sees_the_status_that_follows_from_it() {
 
 #[tokio::test]
 async fn an_object_that_the_api_server_refuses_is_reported() {
-    let world = World::new("refused").await;
-    world.make("apple", |vm| vm["spec"]["nodeSelector"] = json!({ "not a label": "x" })).await;
-    let vm = world.ready("apple", "ApplyFailed").await;
+    let ns = ManagedNamespace::new("refused").await;
+    ns.create_vm("apple", |vm| vm["spec"]["nodeSelector"] = json!({ "not a label": "x" })).await;
+    let vm = ns.vm_with_reason("apple", "ApplyFailed").await;
     let ready = conditions::find(&vm.status.as_ref().unwrap().conditions, "Ready").unwrap();
     assert!(
         ready.message.contains("apply Pod apple") && ready.message.contains("spec.nodeSelector"),

@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::support::{
     cluster::{Cluster, TestNamespace, eventually},
+    managed_namespace::{condition, report, vm_manifest},
     manager::{Manager, install_crds},
     proxy::{Faults, Proxy},
     webhook::Webhook,
-    world::{condition, machine, report},
 };
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret};
@@ -44,7 +44,7 @@ where
 
 /// Something that a person does to a VM.
 #[derive(Clone, Copy, Debug)]
-enum Deed {
+enum UserAction {
     Make,
     Start,
     Stop,
@@ -54,23 +54,23 @@ enum Deed {
 }
 
 /// A random sequence of what people do; the same for the same seed.
-fn deeds(seed: u64, machines: usize, length: usize) -> Vec<(usize, Deed)> {
+fn user_actions(seed: u64, machines: usize, length: usize) -> Vec<(usize, UserAction)> {
     let mut random = fastrand::Rng::with_seed(seed);
-    let made = (0..machines).map(|machine| (machine, Deed::Make));
+    let made = (0..machines).map(|machine| (machine, UserAction::Make));
     let more = (0..length).map(|_| {
-        let deed = match random.u32(0..12) {
-            0..3 => Deed::Stop,
-            3..6 => Deed::Start,
-            6..8 => Deed::Cpus(random.u32(1..3)),
-            8 => Deed::Label(random.u32(0..4)),
-            9 => Deed::Delete,
-            _ => Deed::Make,
+        let action = match random.u32(0..12) {
+            0..3 => UserAction::Stop,
+            3..6 => UserAction::Start,
+            6..8 => UserAction::Cpus(random.u32(1..3)),
+            8 => UserAction::Label(random.u32(0..4)),
+            9 => UserAction::Delete,
+            _ => UserAction::Make,
         };
         // The first two run through it all, one of them undisturbed, the other with changes that take no restart.
-        match (random.usize(1..machines.max(3)), deed) {
-            (1, Deed::Cpus(_) | Deed::Label(_)) => (1, deed),
-            (1, _) => (1, Deed::Label(random.u32(0..4))),
-            (machine, _) => (machine, deed),
+        match (random.usize(1..machines.max(3)), action) {
+            (1, UserAction::Cpus(_) | UserAction::Label(_)) => (1, action),
+            (1, _) => (1, UserAction::Label(random.u32(0..4))),
+            (machine, _) => (machine, action),
         }
     });
     made.chain(more).collect()
@@ -80,25 +80,25 @@ fn name(machine: usize) -> String {
     format!("vm-{machine}")
 }
 
-async fn act(client: &Client, namespace: &TestNamespace, machine: usize, deed: Deed) {
+async fn carry_out(client: &Client, namespace: &TestNamespace, machine: usize, action: UserAction) {
     let vms: Api<VirtualMachine> = api(client, namespace);
     let name = name(machine);
-    let patch = match deed {
-        Deed::Make => {
-            let mut vm = self::machine(&name);
+    let patch = match action {
+        UserAction::Make => {
+            let mut vm = vm_manifest(&name);
             vm["spec"]["vm"]["powerdownTimeout"] = json!(0);
             let made = vms.create(&PostParams::default(), &serde_json::from_value(vm).unwrap()).await;
             assert!(matches!(&made, Ok(_) | Err(kube::Error::Api(_))), "{made:?}");
             return;
         }
-        Deed::Delete => {
+        UserAction::Delete => {
             let _ = vms.delete(&name, &DeleteParams::default()).await;
             return;
         }
-        Deed::Start => json!({ "spec": { "vm": { "state": "Running" } } }),
-        Deed::Stop => json!({ "spec": { "vm": { "state": "Stopped" } } }),
-        Deed::Cpus(cpus) => json!({ "spec": { "vm": { "currentCpus": cpus } } }),
-        Deed::Label(value) => json!({ "metadata": { "labels": { "tier": value.to_string() } } }),
+        UserAction::Start => json!({ "spec": { "vm": { "state": "Running" } } }),
+        UserAction::Stop => json!({ "spec": { "vm": { "state": "Stopped" } } }),
+        UserAction::Cpus(cpus) => json!({ "spec": { "vm": { "currentCpus": cpus } } }),
+        UserAction::Label(value) => json!({ "metadata": { "labels": { "tier": value.to_string() } } }),
     };
     // One that was deleted before can't be changed.
     let _ = vms.patch(&name, &PatchParams::default(), &Patch::Merge(&patch)).await;
@@ -167,12 +167,16 @@ async fn reaches(
 }
 
 /// The end state after these actions without any fault.
-async fn undisturbed(cluster: &'static Cluster, test: &str, deeds: &[(usize, Deed)]) -> BTreeMap<String, Value> {
+async fn end_state_without_faults(
+    cluster: &'static Cluster,
+    test: &str,
+    actions: &[(usize, UserAction)],
+) -> BTreeMap<String, Value> {
     let client = cluster.client().await;
     let namespace = namespace(cluster, test).await;
     let manager = Manager::start(cluster, &namespace, &[]);
-    for (machine, deed) in deeds {
-        act(&client, &namespace, *machine, *deed).await;
+    for (machine, action) in actions {
+        carry_out(&client, &namespace, *machine, *action).await;
     }
     // The same twice in a row, and everything observed.
     let mut last = BTreeMap::new();
@@ -214,15 +218,15 @@ async fn faults_of_the_api_server_change_nothing_in_the_end() {
     let machines = count("VM_OPERATOR_TEST_MACHINES", 60);
     let cluster = Cluster::control_plane();
     let client = cluster.client().await;
-    let all: Vec<(usize, Deed)> = (0..machines).map(|machine| (machine, Deed::Make)).collect();
-    let expected = undisturbed(cluster, "calm", &all).await;
+    let all: Vec<(usize, UserAction)> = (0..machines).map(|machine| (machine, UserAction::Make)).collect();
+    let expected = end_state_without_faults(cluster, "calm", &all).await;
 
     let namespace = namespace(cluster, "stormy").await;
     let watch = Some(Duration::from_secs(3));
     let faults = Faults { too_many: 10, unavailable: 5, lost_answer: 3, gone: 10, watch, half_lists: 2 };
     let proxy = Proxy::start(client.clone(), 7, faults).await;
     let manager = Manager::start_with(&proxy.kubeconfig(), namespace.name(), &[], "");
-    join_all(all.iter().map(|(machine, deed)| act(&client, &namespace, *machine, *deed))).await;
+    join_all(all.iter().map(|(machine, action)| carry_out(&client, &namespace, *machine, *action))).await;
     reaches(&client, &namespace, &expected, || manager.log()).await;
     proxy.calm();
     reaches(&client, &namespace, &expected, || manager.log()).await;
@@ -246,14 +250,17 @@ async fn faults_of_the_api_server_change_nothing_in_the_end() {
 async fn a_truncated_list_makes_no_object_seem_deleted() {
     let cluster = Cluster::control_plane();
     let client = cluster.client().await;
-    let all = |deed: Deed| (0..5).map(move |machine| (machine, deed));
-    let made: Vec<_> = all(Deed::Make).collect();
-    let changed: Vec<_> = all(Deed::Make).chain(all(Deed::Cpus(1))).collect();
-    let (made, changed) = (undisturbed(cluster, "made", &made).await, undisturbed(cluster, "changed", &changed).await);
+    let all = |action: UserAction| (0..5).map(move |machine| (machine, action));
+    let made: Vec<_> = all(UserAction::Make).collect();
+    let changed: Vec<_> = all(UserAction::Make).chain(all(UserAction::Cpus(1))).collect();
+    let (made, changed) = (
+        end_state_without_faults(cluster, "made", &made).await,
+        end_state_without_faults(cluster, "changed", &changed).await,
+    );
 
     let namespace = namespace(cluster, "halves").await;
     let manager = Manager::start_with(cluster.kubeconfig(), namespace.name(), &[], "");
-    join_all(all(Deed::Make).map(|(machine, deed)| act(&client, &namespace, machine, deed))).await;
+    join_all(all(UserAction::Make).map(|(machine, action)| carry_out(&client, &namespace, machine, action))).await;
     reaches(&client, &namespace, &made, || manager.log()).await;
     drop(manager);
 
@@ -264,7 +271,7 @@ async fn a_truncated_list_makes_no_object_seem_deleted() {
         (lists.len() >= 5 && lists.values().all(|times| *times > 3)).then_some(())
     })
     .await;
-    join_all(all(Deed::Cpus(1)).map(|(machine, deed)| act(&client, &namespace, machine, deed))).await;
+    join_all(all(UserAction::Cpus(1)).map(|(machine, action)| carry_out(&client, &namespace, machine, action))).await;
     reaches(&client, &namespace, &changed, || manager.log()).await;
     let writes: Vec<String> = proxy.writes().into_keys().collect();
     assert_eq!(writes.iter().filter(|what| what.contains("/configmaps/")).count(), 5, "{writes:?}");
@@ -280,14 +287,14 @@ async fn a_truncated_list_makes_no_object_seem_deleted() {
 async fn a_manager_that_is_killed_at_any_moment_reaches_the_same_end_state() {
     let kills = count("VM_OPERATOR_TEST_KILLS", 25);
     let machines = 12;
-    let deeds = deeds(42, machines, 8 * kills);
+    let actions = user_actions(42, machines, 8 * kills);
     let cluster = Cluster::control_plane();
     let client = cluster.client().await;
-    let expected = undisturbed(cluster, "unkilled", &deeds).await;
+    let expected = end_state_without_faults(cluster, "unkilled", &actions).await;
 
     let namespace = namespace(cluster, "killed").await;
     let mut random = fastrand::Rng::with_seed(11);
-    let mut left = deeds.iter();
+    let mut left = actions.iter();
     let (mut first_pods, mut first_claims) = (BTreeMap::new(), BTreeMap::new());
     let pods: Api<Pod> = api(&client, &namespace);
     let claims: Api<PersistentVolumeClaim> = api(&client, &namespace);
@@ -296,8 +303,8 @@ async fn a_manager_that_is_killed_at_any_moment_reaches_the_same_end_state() {
         let life = Duration::from_millis(random.u64(20..900));
         let work = async {
             let mut share: Vec<_> = left.by_ref().take(if round + 1 == kills { usize::MAX } else { 9 }).collect();
-            for (machine, deed) in share.drain(..) {
-                act(&client, &namespace, *machine, *deed).await;
+            for (machine, action) in share.drain(..) {
+                carry_out(&client, &namespace, *machine, *action).await;
             }
         };
         // The manager dies in the middle of what people do, or a little after.
@@ -336,7 +343,7 @@ async fn a_start_after_a_guest_shutdown_is_never_undone_and_the_other_vms_stay_d
     let (vms, pods): (Api<VirtualMachine>, Api<Pod>) = (api(&client, &namespace), api(&client, &namespace));
     let names: Vec<String> = (0..6).map(name).collect();
     for name in &names {
-        let mut vm = machine(name);
+        let mut vm = vm_manifest(name);
         vm["spec"]["guestShutdownStops"] = json!(true);
         vms.create(&PostParams::default(), &serde_json::from_value(vm).unwrap()).await.unwrap();
     }
@@ -439,7 +446,7 @@ async fn a_slow_admission_webhook_blocks_no_other_vm_and_a_failing_one_is_report
     webhook.answer(false);
     webhook.forget();
     let make = async |name: &str| {
-        let vm = serde_json::from_value(machine(name)).unwrap();
+        let vm = serde_json::from_value(vm_manifest(name)).unwrap();
         machines.create(&PostParams::default(), &vm).await.unwrap();
     };
     let has_pod = async |name: &str| pods.get_opt(name).await.unwrap().is_some();
@@ -449,7 +456,7 @@ async fn a_slow_admission_webhook_blocks_no_other_vm_and_a_failing_one_is_report
     }
     let manager = Manager::start(cluster, &namespace, &[]);
     eventually("the webhook to be asked", LIMIT, async || (webhook.asked() == before).then_some(())).await;
-    manager.ready("listed").await;
+    manager.wait_until_ready("listed").await;
     for name in after {
         make(name).await;
     }

@@ -2,7 +2,7 @@
 
 use crate::support::{
     cluster::eventually,
-    world::{LIMIT, World, condition},
+    managed_namespace::{LIMIT, ManagedNamespace, condition},
 };
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{Api, ResourceExt};
@@ -22,43 +22,43 @@ fn own_display_secret(machine: &str) -> Value {
 /// The documentation of earlier releases uses this name.
 #[tokio::test]
 async fn a_persons_display_secret_may_have_the_name_that_a_generated_one_has() {
-    let world = World::new("secret-name").await;
+    let ns = ManagedNamespace::new("secret-name").await;
     let mut theirs = own_display_secret("apple");
     theirs["metadata"]["name"] = json!("apple-display-secret");
-    world.namespace.apply(&theirs.to_string());
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    world.report("apple", true, "Started").await;
-    let vm = world.ready("apple", "Running").await;
+    ns.namespace.apply(&theirs.to_string());
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.report("apple", true, "Started").await;
+    let vm = ns.vm_with_reason("apple", "Running").await;
     assert_eq!(condition(&vm, "RestartRequired"), None);
-    let secret = world.api::<Secret>().get("apple-display-secret").await.unwrap();
+    let secret = ns.api::<Secret>().get("apple-display-secret").await.unwrap();
     assert_eq!(secret.data.unwrap()["display-password"].0, b"hello");
     assert!(secret.metadata.owner_references.is_none());
 }
 
 #[tokio::test]
 async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
-    let world = World::new("secret").await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    let secrets: Api<Secret> = world.api();
+    let ns = ManagedNamespace::new("secret").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let secrets: Api<Secret> = ns.api();
     let generated = secrets.get("apple-display-secret").await.unwrap().data.unwrap();
     assert_eq!(generated["display-password"].0.len(), 32);
     assert_eq!(generated["password-expiry"].0, b"now");
-    world.make("pear", |_| ()).await;
-    world.ready("pear", "Starting").await;
+    ns.create_vm("pear", |_| ()).await;
+    ns.vm_with_reason("pear", "Starting").await;
     let pears = secrets.get("pear-display-secret").await.unwrap().data.unwrap();
     assert_ne!(pears["display-password"], generated["display-password"]);
 
     let theirs = own_display_secret("apple");
-    world.namespace.apply(&theirs.to_string());
+    ns.namespace.apply(&theirs.to_string());
     // The Pod mounts it until it is made anew.
-    let pod = world.api::<Pod>().get("apple").await.unwrap();
-    let vm = world.machine_when("apple", "pending", |vm| condition(vm, "RestartRequired").is_some()).await;
+    let pod = ns.api::<Pod>().get("apple").await.unwrap();
+    let vm = ns.vm_when("apple", "pending", |vm| condition(vm, "RestartRequired").is_some()).await;
     assert!(vm.status.unwrap().pending_changes.iter().any(|change| change.path.contains("volumes")));
     assert_eq!(secrets.get("apple-display-secret").await.unwrap().data.unwrap(), generated);
-    world.namespace.kubectl(&["delete", "pod", "apple", "--wait=false"]);
-    world.pod_when("apple", "a new one", |new| new.uid() != pod.uid()).await;
+    ns.namespace.kubectl(&["delete", "pod", "apple", "--wait=false"]);
+    ns.pod_when("apple", "a new one", |new| new.uid() != pod.uid()).await;
     eventually("the generated secret to go", LIMIT, async || {
         secrets.get_opt("apple-display-secret").await.unwrap().is_none().then_some(())
     })
@@ -68,32 +68,31 @@ async fn a_persons_display_secret_takes_the_place_of_the_generated_one() {
 
 #[tokio::test]
 async fn to_add_or_remove_the_display_secret_takes_a_restart() {
-    let world = World::new("secret-comes").await;
-    world.make("apple", |vm| vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } })).await;
-    world.ready("apple", "Starting").await;
-    let pods: Api<Pod> = world.api();
+    let ns = ManagedNamespace::new("secret-comes").await;
+    ns.create_vm("apple", |vm| vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } })).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let pods: Api<Pod> = ns.api();
     let first = pods.get("apple").await.unwrap().uid();
     let waits = async |expected: bool| {
         let what = if expected { "a change to wait" } else { "nothing to wait" };
-        world
-            .machine_when("apple", what, |vm| {
-                let pending = &vm.status.as_ref().unwrap().pending_changes;
-                condition(vm, "RestartRequired").is_some() == expected
-                    && pending.iter().any(|change| change.path.contains("volumes")) == expected
-            })
-            .await
+        ns.vm_when("apple", what, |vm| {
+            let pending = &vm.status.as_ref().unwrap().pending_changes;
+            condition(vm, "RestartRequired").is_some() == expected
+                && pending.iter().any(|change| change.path.contains("volumes")) == expected
+        })
+        .await
     };
     let secret = own_display_secret("apple");
-    world.namespace.apply(&secret.to_string());
+    ns.namespace.apply(&secret.to_string());
     waits(true).await;
-    world.namespace.kubectl(&["delete", "secret", "mine"]);
+    ns.namespace.kubectl(&["delete", "secret", "mine"]);
     waits(false).await;
     assert_eq!(pods.get("apple").await.unwrap().uid(), first);
     // With it from the start on, the other way round.
-    world.namespace.apply(&secret.to_string());
+    ns.namespace.apply(&secret.to_string());
     waits(true).await;
-    world.namespace.kubectl(&["delete", "pod", "apple", "--wait=false"]);
+    ns.namespace.kubectl(&["delete", "pod", "apple", "--wait=false"]);
     waits(false).await;
-    world.namespace.kubectl(&["delete", "secret", "mine"]);
+    ns.namespace.kubectl(&["delete", "secret", "mine"]);
     waits(true).await;
 }

@@ -8,10 +8,10 @@ use std::{
 };
 
 use crate::support::{
-    breakages::{Breakage, breakages},
+    broken_sets::{BrokenSet, broken_sets},
     cluster::{OwnCluster, eventually},
+    managed_namespace::{LIMIT, ManagedNamespace, condition, vm_manifest},
     manager::Manager,
-    world::{LIMIT, World, condition, machine},
 };
 use k8s_openapi::api::{
     apps::v1::StatefulSet,
@@ -34,13 +34,13 @@ use vm_operator::{
 const POLICY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: {{ vm.metadata.name }}}\nspec:\n  \
                       podSelector: {matchLabels: {{ labels }}}\n  policyTypes: [Ingress]\n";
 
-async fn policy(world: &World, name: &str) -> NetworkPolicy {
-    let api: Api<NetworkPolicy> = world.api();
+async fn policy(ns: &ManagedNamespace, name: &str) -> NetworkPolicy {
+    let api: Api<NetworkPolicy> = ns.api();
     eventually(&format!("the policy of {name}"), LIMIT, async || api.get_opt(name).await.unwrap()).await
 }
 
-async fn pod(world: &World, name: &str) -> Pod {
-    world.pod_when(name, "there", |_| true).await
+async fn pod(ns: &ManagedNamespace, name: &str) -> Pod {
+    ns.pod_when(name, "there", |_| true).await
 }
 
 /// The version of the templates that a machine was rendered with.
@@ -49,9 +49,9 @@ fn version(vm: &VirtualMachine) -> Option<String> {
 }
 
 /// Waits until the manager has refused templates with these words, and returns its line.
-async fn refused(world: &World, words: &str) -> String {
+async fn refused(ns: &ManagedNamespace, words: &str) -> String {
     eventually(&format!("the log to say {words:?}"), LIMIT, async || {
-        let log = world.manager.log();
+        let log = ns.manager.log();
         log.lines()
             .rev()
             .find(|line| line.contains("new templates are not used") && line.contains(words))
@@ -60,8 +60,8 @@ async fn refused(world: &World, words: &str) -> String {
     .await
 }
 
-async fn events(world: &World, reason: &str) -> Vec<(String, String)> {
-    let api: Api<Event> = world.api();
+async fn events(ns: &ManagedNamespace, reason: &str) -> Vec<(String, String)> {
+    let api: Api<Event> = ns.api();
     let events = api.list(&ListParams::default()).await.unwrap();
     let about = |event: Event| {
         let object = event.involved_object;
@@ -72,53 +72,52 @@ async fn events(world: &World, reason: &str) -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn changed_templates_are_used_at_once_and_no_pod_is_changed() {
-    let world = World::with_templates("hot", &[]).await;
+    let ns = ManagedNamespace::with_templates("hot", &[]).await;
     for name in ["apple", "pear"] {
-        world.make(name, |_| {}).await;
-        world.ready(name, "Starting").await;
+        ns.create_vm(name, |_| {}).await;
+        ns.vm_with_reason(name, "Starting").await;
     }
-    let before = pod(&world, "apple").await;
-    let first = version(&world.machine_when("apple", "rendered", |vm| version(vm).is_some()).await).unwrap();
+    let before = pod(&ns, "apple").await;
+    let first = version(&ns.vm_when("apple", "rendered", |vm| version(vm).is_some()).await).unwrap();
 
-    world.manager.templates(&[("network-policy.yaml.j2", POLICY)]);
+    ns.manager.change_templates(&[("network-policy.yaml.j2", POLICY)]);
     for name in ["apple", "pear"] {
-        policy(&world, name).await;
+        policy(&ns, name).await;
     }
-    let second = world.machine_when("apple", "of another version", |vm| version(vm) != Some(first.clone())).await;
-    assert_eq!(pod(&world, "apple").await.metadata, before.metadata);
-    let told =
-        eventually("an event", LIMIT, async || events(&world, "TemplatesChanged").await.into_iter().next()).await;
+    let second = ns.vm_when("apple", "of another version", |vm| version(vm) != Some(first.clone())).await;
+    assert_eq!(pod(&ns, "apple").await.metadata, before.metadata);
+    let told = eventually("an event", LIMIT, async || events(&ns, "TemplatesChanged").await.into_iter().next()).await;
     assert!(told.1.contains(&version(&second).unwrap()) && told.1.contains(&first), "{told:?}");
 
     // Taken away again, what was rendered goes.
-    world.manager.templates(&[]);
-    let policies: Api<NetworkPolicy> = world.api();
+    ns.manager.change_templates(&[]);
+    let policies: Api<NetworkPolicy> = ns.api();
     eventually("no policy", LIMIT, async || policies.get_opt("apple").await.unwrap().is_none().then_some(())).await;
-    world.machine_when("apple", "of the first version", |vm| version(vm) == Some(first.clone())).await;
-    assert_eq!(pod(&world, "apple").await.metadata, before.metadata);
+    ns.vm_when("apple", "of the first version", |vm| version(vm) == Some(first.clone())).await;
+    assert_eq!(pod(&ns, "apple").await.metadata, before.metadata);
 }
 
 #[tokio::test]
 async fn objects_of_removed_templates_are_deleted_even_if_no_manager_ran_meanwhile() {
-    let mut world = World::with_templates("leftover", &[("network-policy.yaml.j2", POLICY)]).await;
+    let mut ns = ManagedNamespace::with_templates("leftover", &[("network-policy.yaml.j2", POLICY)]).await;
     for name in ["apple", "pear"] {
-        world.make(name, |_| {}).await;
-        policy(&world, name).await;
+        ns.create_vm(name, |_| {}).await;
+        policy(&ns, name).await;
     }
     let kinds =
         |vm: &VirtualMachine| vm.status.iter().flat_map(|status| status.object_kinds.clone()).collect::<Vec<_>>();
     for name in ["apple", "pear"] {
-        world.machine_when(name, "told of its policy", |vm| kinds(vm).len() == 1).await;
+        ns.vm_when(name, "told of its policy", |vm| kinds(vm).len() == 1).await;
     }
     let none = tempfile::tempdir().unwrap();
-    let (code, text) = world.namespace.kubectl_vm(&["diff", "apple", "--templates", none.path().to_str().unwrap()]);
+    let (code, text) = ns.namespace.kubectl_vm(&["diff", "apple", "--templates", none.path().to_str().unwrap()]);
     assert_eq!(code, 1, "{text}");
     assert!(text.contains("NetworkPolicy apple: deleted: no template makes it any more"), "{text}");
 
-    world.manager.signal(Signal::TERM);
-    world.manager.ended().await;
+    ns.manager.signal(Signal::TERM);
+    ns.manager.wait_for_end().await;
     // Neither is in the way: a kind that the cluster does not have, and one that would be another word for all Pods.
-    let machines: Api<VirtualMachine> = world.api();
+    let machines: Api<VirtualMachine> = ns.api();
     let gone = json!({ "apiVersion": "cilium.io/v2", "kind": "Gone" });
     let policy = json!({ "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy" });
     let pods = json!({ "apiVersion": "v1", "kind": "pod" });
@@ -127,105 +126,104 @@ async fn objects_of_removed_templates_are_deleted_even_if_no_manager_ran_meanwhi
         "status": { "objectKinds": [gone, pods, policy] },
     }));
     machines.patch_status("pear", &PatchParams::apply(ownership::STATUS_MANAGER), &patch).await.unwrap();
-    world.change("pear", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
+    ns.patch_vm("pear", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
 
-    let policies: Api<NetworkPolicy> = world.api();
-    let before = pod(&world, "pear").await;
-    world.manager = Manager::start(world.cluster, &world.namespace, &[]);
+    let policies: Api<NetworkPolicy> = ns.api();
+    let before = pod(&ns, "pear").await;
+    ns.manager = Manager::start(ns.cluster, &ns.namespace, &[]);
     for name in ["apple", "pear"] {
         eventually("no policy", LIMIT, async || policies.get_opt(name).await.unwrap().is_none().then_some(())).await;
-        world.machine_when(name, "told that there is none", |vm| kinds(vm).iter().all(|it| it.kind == "Gone")).await;
+        ns.vm_when(name, "told that there is none", |vm| kinds(vm).iter().all(|it| it.kind == "Gone")).await;
     }
-    world.ready("pear", "Starting").await;
+    ns.vm_with_reason("pear", "Starting").await;
     // By the next look it is known that there is no such kind.
-    eventually("the kind to be asked for", LIMIT, async || world.manager.log().contains("kind=\"Gone\"").then_some(()))
+    eventually("the kind to be asked for", LIMIT, async || ns.manager.log().contains("kind=\"Gone\"").then_some(()))
         .await;
-    world.change("pear", json!({ "spec": { "vm": { "currentCpus": 2 } } })).await;
-    world.machine_when("pear", "told that it has nothing else", |vm| kinds(vm).is_empty()).await;
-    assert_eq!(pod(&world, "pear").await.uid(), before.uid());
+    ns.patch_vm("pear", json!({ "spec": { "vm": { "currentCpus": 2 } } })).await;
+    ns.vm_when("pear", "told that it has nothing else", |vm| kinds(vm).is_empty()).await;
+    assert_eq!(pod(&ns, "pear").await.uid(), before.uid());
 }
 
 #[tokio::test]
 async fn the_stateful_set_that_made_the_pod_is_deleted_before_a_new_pod_is_made() {
     let template = fs::read_to_string("example/templates/stateful-set/pod.yaml.j2").unwrap();
-    let mut world = World::with_templates("maker", &[("pod.yaml.j2", &template)]).await;
-    world.make("apple", |_| {}).await;
-    world.pod_when("apple-0", "there", |_| true).await;
-    let sets: Api<StatefulSet> = world.api();
+    let mut ns = ManagedNamespace::with_templates("maker", &[("pod.yaml.j2", &template)]).await;
+    ns.create_vm("apple", |_| {}).await;
+    ns.pod_when("apple-0", "there", |_| true).await;
+    let sets: Api<StatefulSet> = ns.api();
     let is_noted =
         |vm: &VirtualMachine| vm.status.iter().flat_map(|it| &it.object_kinds).any(|it| it.kind == "StatefulSet");
-    world.machine_when("apple", "told of it", is_noted).await;
+    ns.vm_when("apple", "told of it", is_noted).await;
 
-    world.manager.signal(Signal::TERM);
-    world.manager.ended().await;
-    world.change("apple", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
+    ns.manager.signal(Signal::TERM);
+    ns.manager.wait_for_end().await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
     // As if its Pod had just been lost.
     let none = Patch::Merge(json!({ "spec": { "replicas": 0 } }));
     sets.patch("apple", &PatchParams::default(), &none).await.unwrap();
-    world.no_pod("apple-0").await;
-    world.manager = Manager::start(world.cluster, &world.namespace, &[]);
-    pod(&world, "apple").await;
+    ns.wait_for_no_pod("apple-0").await;
+    ns.manager = Manager::start(ns.cluster, &ns.namespace, &[]);
+    pod(&ns, "apple").await;
     assert!(sets.get_opt("apple").await.unwrap().is_none());
-    let log = world.manager.log();
+    let log = ns.manager.log();
     let at = |what: &str| log.find(what).unwrap_or_else(|| panic!("{what} is not in\n{log}"));
     assert!(at("deleted object=StatefulSet apple") < at("applied object=Pod apple"), "{log}");
 }
 
 #[tokio::test]
 async fn a_changed_block_of_the_pod_changes_its_labels_at_once_and_waits_with_the_rest() {
-    let world = World::with_templates("block", &[]).await;
-    world.make("apple", |_| {}).await;
-    let uid = world.pod_when("apple", "there", |_| true).await.uid();
+    let ns = ManagedNamespace::with_templates("block", &[]).await;
+    ns.create_vm("apple", |_| {}).await;
+    let uid = ns.pod_when("apple", "there", |_| true).await.uid();
     let template = "{% extends \"builtin/pod.yaml.j2\" %}\n{% block labels %}\n    live: \"1\"\n{% endblock %}\n\
                     {% block scheduling %}\n{{ super() }}\n  priority: 0\n{% endblock %}\n";
-    world.manager.templates(&[("pod.yaml.j2", template)]);
-    let pod = world.pod_when("apple", "labelled", |pod| pod.labels().contains_key("live")).await;
+    ns.manager.change_templates(&[("pod.yaml.j2", template)]);
+    let pod = ns.pod_when("apple", "labelled", |pod| pod.labels().contains_key("live")).await;
     assert_eq!(pod.uid(), uid);
 }
 
 #[tokio::test]
 async fn broken_templates_are_never_used() {
-    let world = World::with_templates("broken", &[]).await;
-    world.make("apple", |_| {}).await;
-    world.ready("apple", "Starting").await;
-    let pod = pod(&world, "apple").await;
-    let good = version(&world.machine_when("apple", "rendered", |vm| version(vm).is_some()).await);
-    let vm = world.api::<VirtualMachine>().get("apple").await.unwrap();
-    for breakage in breakages() {
-        let said = breakage.said(&vm);
-        let Breakage { what, files, in_cluster } = breakage;
+    let ns = ManagedNamespace::with_templates("broken", &[]).await;
+    ns.create_vm("apple", |_| {}).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let pod = pod(&ns, "apple").await;
+    let good = version(&ns.vm_when("apple", "rendered", |vm| version(vm).is_some()).await);
+    let vm = ns.api::<VirtualMachine>().get("apple").await.unwrap();
+    for broken_set in broken_sets() {
+        let said = broken_set.error(&vm);
+        let BrokenSet { what, files, manager_error } = broken_set;
         let mut files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
-        let words = in_cluster.or(said.as_deref()).unwrap();
+        let words = manager_error.or(said.as_deref()).unwrap();
         // Whatever is good beside it is not used either.
         files.push(("network-policy.yaml.j2", POLICY));
-        world.manager.templates(&files);
-        let line = refused(&world, words).await;
-        let vm = world
-            .machine_when("apple", &format!("told of {what}"), |vm| {
+        ns.manager.change_templates(&files);
+        let line = refused(&ns, words).await;
+        let vm = ns
+            .vm_when("apple", &format!("told of {what}"), |vm| {
                 condition(vm, TEMPLATES_VALID).is_some_and(|(_, _, message)| message.contains(words))
             })
             .await;
         let (status, reason, message) = condition(&vm, TEMPLATES_VALID).unwrap();
         assert_eq!((status.as_str(), reason.as_str()), ("True", "NewerRefused"), "{what}: {message}\n{line}");
         assert_eq!(version(&vm), good, "{what}");
-        assert_eq!(world.manager.metric("vm_operator_templates_last_load_successful"), Some(0.0), "{what}");
+        assert_eq!(ns.manager.metric("vm_operator_templates_last_load_successful"), Some(0.0), "{what}");
     }
-    let policies: Api<NetworkPolicy> = world.api();
+    let policies: Api<NetworkPolicy> = ns.api();
     assert!(policies.list(&ListParams::default()).await.unwrap().items.is_empty());
-    let told =
-        eventually("an event", LIMIT, async || events(&world, "TemplatesRefused").await.into_iter().next()).await;
+    let told = eventually("an event", LIMIT, async || events(&ns, "TemplatesRefused").await.into_iter().next()).await;
     assert_eq!(told.0, "VirtualMachine apple");
 
     // A machine that changes meanwhile is served with the last good set.
-    world.change("apple", json!({ "spec": { "loadBalancerService": {} } })).await;
-    let services: Api<Service> = world.api();
+    ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": {} } })).await;
+    let services: Api<Service> = ns.api();
     eventually("a Service", LIMIT, async || services.get_opt("apple").await.unwrap()).await;
     // And as soon as it is mended all is well.
-    world.manager.templates(&[("network-policy.yaml.j2", POLICY)]);
-    policy(&world, "apple").await;
-    world.machine_when("apple", "content", |vm| condition(vm, TEMPLATES_VALID).unwrap().1 == "Rendered").await;
-    assert_eq!(pod.uid(), self::pod(&world, "apple").await.uid());
-    assert_eq!(world.manager.metric("vm_operator_templates_last_load_successful"), Some(1.0));
+    ns.manager.change_templates(&[("network-policy.yaml.j2", POLICY)]);
+    policy(&ns, "apple").await;
+    ns.vm_when("apple", "content", |vm| condition(vm, TEMPLATES_VALID).unwrap().1 == "Rendered").await;
+    assert_eq!(pod.uid(), self::pod(&ns, "apple").await.uid());
+    assert_eq!(ns.manager.metric("vm_operator_templates_last_load_successful"), Some(1.0));
 }
 
 /// The folders of the cookbook.
@@ -314,7 +312,7 @@ fn commands_on_template_folders_print_what_is_wrong() {
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, text).unwrap();
     };
-    let vm = machine("apple");
+    let vm = vm_manifest("apple");
     write("vm.yaml", &vm.to_string());
     let said = |arguments: &[&str]| said(folder.path(), arguments);
 
@@ -370,11 +368,11 @@ fn commands_on_template_folders_print_what_is_wrong() {
 
 #[tokio::test]
 async fn every_recipe_is_accepted_by_an_api_server() {
-    let world = World::with_templates("recipes", &[]).await;
+    let ns = ManagedNamespace::with_templates("recipes", &[]).await;
     for (name, folder) in recipes() {
-        world.namespace.apply(&kubectl_vm(&["templates", "pack", "--set", &name], &folder));
-        world
-            .make(&name, |vm| {
+        ns.namespace.apply(&kubectl_vm(&["templates", "pack", "--set", &name], &folder));
+        ns
+            .create_vm(&name, |vm| {
                 vm["spec"]["templates"] = json!({ "set": name });
                 // What is nothing without a choice.
                 vm["spec"]["templateValues"] = json!({
@@ -384,7 +382,7 @@ async fn every_recipe_is_accepted_by_an_api_server() {
             .await;
     }
     for (name, _) in recipes() {
-        let vm = world.ready(&name, "Starting").await;
+        let vm = ns.vm_with_reason(&name, "Starting").await;
         let (status, reason, message) = condition(&vm, TEMPLATES_VALID).unwrap();
         assert_eq!((status.as_str(), reason.as_str()), ("True", "Rendered"), "{name}: {message}");
         assert_eq!(vm.status.unwrap().templates.unwrap().set, Some(name));
@@ -397,18 +395,17 @@ async fn every_recipe_is_accepted_by_an_api_server() {
         ("statefulset", "stateful-set"),
     ] {
         let owner = "--output=jsonpath={.metadata.ownerReferences[0].kind}";
-        assert_eq!(world.namespace.kubectl(&["get", kind, name, owner]), "VirtualMachine");
+        assert_eq!(ns.namespace.kubectl(&["get", kind, name, owner]), "VirtualMachine");
     }
-    let part = |name: &str, path: &str| {
-        world.namespace.kubectl(&["get", "pod", name, &format!("--output=jsonpath={{{path}}}")])
-    };
+    let part =
+        |name: &str, path: &str| ns.namespace.kubectl(&["get", "pod", name, &format!("--output=jsonpath={{{path}}}")]);
     assert_eq!(part("node-pool", ".spec.nodeSelector.example\\.org/pool"), "vms");
     assert_eq!(part("metrics-sidecar", ".spec.containers[*].name"), "vm-runner metrics");
     assert_eq!(part("second-network", ".metadata.annotations.k8s\\.v1\\.cni\\.cncf\\.io/networks"), "blue");
     assert_eq!(part("gpu-and-usb", ".spec.containers[0].resources.limits.example\\.org/gpu"), "1");
     assert_eq!(part("import-disk", ".spec.initContainers[0].env[0].value"), "http://example.org/x");
     assert_eq!(part("resource-classes", ".spec.containers[0].resources.requests.cpu"), "500m");
-    let pods: Api<Pod> = world.api();
+    let pods: Api<Pod> = ns.api();
     assert!(pods.get_opt("stateful-set").await.unwrap().is_none());
 }
 
@@ -419,31 +416,30 @@ fn set(name: &str, set: &str, data: Value) -> ConfigMap {
 
 #[tokio::test]
 async fn a_vm_chooses_a_template_set_and_values() {
-    let world = World::with_templates("sets", &[]).await;
-    world
-        .make("apple", |vm| {
-            vm["spec"]["templates"] = json!({ "set": "guarded" });
-            vm["spec"]["templateValues"] = json!({ "policyTypes": ["Egress"] });
-        })
-        .await;
-    world.make("pear", |_| {}).await;
-    let vm = world.machine_when("apple", "without a set", |vm| condition(vm, TEMPLATES_VALID).is_some()).await;
+    let ns = ManagedNamespace::with_templates("sets", &[]).await;
+    ns.create_vm("apple", |vm| {
+        vm["spec"]["templates"] = json!({ "set": "guarded" });
+        vm["spec"]["templateValues"] = json!({ "policyTypes": ["Egress"] });
+    })
+    .await;
+    ns.create_vm("pear", |_| {}).await;
+    let vm = ns.vm_when("apple", "without a set", |vm| condition(vm, TEMPLATES_VALID).is_some()).await;
     let (status, _, message) = condition(&vm, TEMPLATES_VALID).unwrap();
     assert_eq!(
         (status.as_str(), message.as_str()),
         ("False", "spec.templates.set: no template set is named \"guarded\": there are none")
     );
 
-    let maps: Api<ConfigMap> = world.api();
+    let maps: Api<ConfigMap> = ns.api();
     let policy_of_values = POLICY.replace("[Ingress]", "{{ values.policyTypes }}");
     let data = json!({ "network-policy.yaml.j2": policy_of_values, "values.yaml": "policyTypes: [Ingress]" });
     maps.create(&PostParams::default(), &set("templates-guarded", "guarded", data)).await.unwrap();
-    let found = policy(&world, "apple").await;
+    let found = policy(&ns, "apple").await;
     assert_eq!(found.spec.unwrap().policy_types.unwrap(), ["Egress"]);
-    let vm = world.machine_when("apple", "rendered", |vm| version(vm).is_some()).await;
+    let vm = ns.vm_when("apple", "rendered", |vm| version(vm).is_some()).await;
     assert_eq!(vm.status.unwrap().templates.unwrap().set.as_deref(), Some("guarded"));
-    world.ready("pear", "Starting").await;
-    let policies: Api<NetworkPolicy> = world.api();
+    ns.vm_with_reason("pear", "Starting").await;
+    let policies: Api<NetworkPolicy> = ns.api();
     assert!(policies.get_opt("pear").await.unwrap().is_none());
 
     // One that is broken is said on the ConfigMap, too; one that goes while it is used stays.
@@ -451,21 +447,21 @@ async fn a_vm_chooses_a_template_set_and_values() {
     map.data.as_mut().unwrap().insert("x.yaml.j2".into(), "{% if %}".into());
     maps.replace("templates-guarded", &PostParams::default(), &map).await.unwrap();
     let told = eventually("an event", LIMIT, async || {
-        events(&world, "TemplatesRefused").await.into_iter().find(|(about, _)| about == "ConfigMap templates-guarded")
+        events(&ns, "TemplatesRefused").await.into_iter().find(|(about, _)| about == "ConfigMap templates-guarded")
     })
     .await;
     assert!(told.1.contains("sets/guarded/x.yaml.j2:1:7"), "{told:?}");
     maps.delete("templates-guarded", &Default::default()).await.unwrap();
-    refused(&world, "the set is gone, but 1 machines use it").await;
+    refused(&ns, "the set is gone, but 1 machines use it").await;
     assert!(policies.get_opt("apple").await.unwrap().is_some());
 }
 
 #[tokio::test]
 async fn kubectl_vm_diff_shows_each_change_and_when_it_takes_effect() {
-    let world = World::with_templates("diff", &[]).await;
-    world.make("apple", |_| {}).await;
-    world.ready("apple", "Starting").await;
-    let diff = |arguments: &[&str]| world.namespace.kubectl_vm(&[&["diff"], arguments].concat());
+    let ns = ManagedNamespace::with_templates("diff", &[]).await;
+    ns.create_vm("apple", |_| {}).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let diff = |arguments: &[&str]| ns.namespace.kubectl_vm(&[&["diff"], arguments].concat());
     assert_eq!(diff(&["apple"]), (0, String::new()));
 
     let folder = tempfile::tempdir().unwrap();
@@ -486,10 +482,10 @@ async fn kubectl_vm_diff_shows_each_change_and_when_it_takes_effect() {
     }
 
     // From a file, and with what the cluster can't do.
-    world.change("apple", json!({ "spec": { "loadBalancerService": {} } })).await;
-    let services: Api<Service> = world.api();
+    ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": {} } })).await;
+    let services: Api<Service> = ns.api();
     eventually("a Service", LIMIT, async || services.get_opt("apple").await.unwrap()).await;
-    let mut vm = machine("apple");
+    let mut vm = vm_manifest("apple");
     vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] = json!("1Mi");
     vm["spec"]["vm"]["maximumCpus"] = json!(1);
     let file = folder.path().join("vm.yaml");
@@ -506,9 +502,9 @@ async fn kubectl_vm_diff_shows_each_change_and_when_it_takes_effect() {
         assert!(text.contains(part), "{part:?} in\n{text}");
     }
     // Nothing of it was done.
-    let policies: Api<NetworkPolicy> = world.api();
+    let policies: Api<NetworkPolicy> = ns.api();
     assert!(policies.get_opt("apple").await.unwrap().is_none());
-    let diff = |arguments: &[&str]| world.namespace.kubectl_vm(&[&["diff"], arguments].concat());
+    let diff = |arguments: &[&str]| ns.namespace.kubectl_vm(&[&["diff"], arguments].concat());
     assert_eq!(diff(&["apple"]), (0, String::new()));
     let (code, text) = diff(&["pear"]);
     assert!(code == 3 && text.contains("pear"), "{code} {text}");
@@ -518,22 +514,22 @@ async fn kubectl_vm_diff_shows_each_change_and_when_it_takes_effect() {
 async fn a_kind_that_can_not_be_watched_is_reported_and_the_vm_can_be_stopped() {
     // An API server of its own: a kind that comes and goes makes the garbage collector of all tests pause.
     let cluster = OwnCluster::api_server();
-    let mut world = World::on(*cluster, "unwatched").await;
-    world.make("apple", |_| ()).await;
-    world.ready("apple", "Starting").await;
-    drop(world.manager);
+    let mut ns = ManagedNamespace::on(*cluster, "unwatched").await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    drop(ns.manager);
     let nowhere = "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: x}\n";
-    world.manager = Manager::start(world.cluster, &world.namespace, &[("policy.yaml.j2", nowhere)]);
-    let vm = world.ready("apple", "WatchFailed").await;
+    ns.manager = Manager::start(ns.cluster, &ns.namespace, &[("policy.yaml.j2", nowhere)]);
+    let vm = ns.vm_with_reason("apple", "WatchFailed").await;
     let message = condition(&vm, "Ready").unwrap().2;
     assert!(message.starts_with("CiliumNetworkPolicy objects can't be watched: "), "{message}");
-    world.change("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
-    world.no_pod("apple").await;
-    assert!(world.api::<ConfigMap>().get_opt("apple").await.unwrap().is_some());
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    ns.wait_for_no_pod("apple").await;
+    assert!(ns.api::<ConfigMap>().get_opt("apple").await.unwrap().is_some());
 
     // The kind comes later.
-    world.change("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
-    world.ready("apple", "WatchFailed").await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
+    ns.vm_with_reason("apple", "WatchFailed").await;
     let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     let definition = json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
@@ -544,8 +540,8 @@ async fn a_kind_that_can_not_be_watched_is_reported_and_the_vm_can_be_stopped() 
             "versions": [{ "name": "v2", "served": true, "storage": true, "schema": { "openAPIV3Schema": schema } }],
         },
     });
-    world.namespace.apply(&definition.to_string());
-    world.ready("apple", "Starting").await;
-    world.pod_when("apple", "made", |_| true).await;
-    world.namespace.kubectl(&["get", "ciliumnetworkpolicies", "x"]);
+    ns.namespace.apply(&definition.to_string());
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.pod_when("apple", "made", |_| true).await;
+    ns.namespace.kubectl(&["get", "ciliumnetworkpolicies", "x"]);
 }

@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use tokio::sync::Mutex;
 
 use super::cluster::{Cluster, Requests, TestNamespace, eventually};
-pub use super::requests::is_of_machines;
+pub use super::requests::is_about_vms;
 
 /// Applies the CustomResourceDefinitions.
 pub async fn install_crds(cluster: &Cluster) {
@@ -45,12 +45,12 @@ pub async fn install_crds(cluster: &Cluster) {
 }
 
 /// Waits until no client sends requests about VMs any more: within two seconds the API server's counts do not change.
-pub async fn quiet(cluster: &Cluster) -> Requests {
+pub async fn wait_until_quiet(cluster: &Cluster) -> Requests {
     let mut before = cluster.requests().await;
     eventually("quiet", Duration::from_secs(60), async || {
         tokio::time::sleep(Duration::from_secs(2)).await;
         let last = std::mem::replace(&mut before, cluster.requests().await);
-        (before.since(&last).only(is_of_machines).total() == 0).then_some(())
+        (before.since(&last).only(is_about_vms).total() == 0).then_some(())
     })
     .await;
     before
@@ -122,12 +122,12 @@ impl Manager {
     }
 
     /// Changes the configuration as the kubelet does.
-    pub fn configure(&self, text: &str) {
+    pub fn change_configuration(&self, text: &str) {
         mount(&self.folder.path().join("config"), &[("config.yaml", text)]);
     }
 
     /// Changes the templates as the kubelet does; a name may contain folders, as the `items` of a volume may.
-    pub fn templates(&self, files: &[(&str, &str)]) {
+    pub fn change_templates(&self, files: &[(&str, &str)]) {
         mount(&self.folder.path().join("templates"), files);
     }
 
@@ -137,7 +137,7 @@ impl Manager {
     }
 
     /// The lines of its log about writes to the API server.
-    pub fn writes(&self) -> Vec<String> {
+    pub fn logged_writes(&self) -> Vec<String> {
         let words = [" applied ", " labelled ", " deleted ", " wrote the status", " wrote the spec "];
         self.log().lines().filter(|line| words.iter().any(|word| line.contains(word))).map(str::to_owned).collect()
     }
@@ -155,7 +155,7 @@ impl Manager {
     }
 
     /// Waits until `/readyz` answers 200 with this text.
-    pub async fn ready(&self, text: &str) {
+    pub async fn wait_until_ready(&self, text: &str) {
         eventually(&format!("readyz to say {text:?}"), Duration::from_secs(60), async || {
             self.get("/readyz").filter(|(status, answer)| *status == 200 && answer.contains(text)).map(drop)
         })
@@ -174,7 +174,7 @@ impl Manager {
     }
 
     /// Waits until it is idle: within two seconds it neither reconciles nor writes anything.
-    pub async fn idle(&self) {
+    pub async fn wait_until_idle(&self) {
         let work = || {
             let (_, metrics) = self.get("/metrics")?;
             let is_work = |line: &&str| {
@@ -197,7 +197,7 @@ impl Manager {
     }
 
     /// Waits until its process has ended.
-    pub async fn ended(&mut self) -> ExitStatus {
+    pub async fn wait_for_end(&mut self) -> ExitStatus {
         eventually("the manager to end", Duration::from_secs(30), async || self.process.try_wait().expect("its status"))
             .await
     }

@@ -35,7 +35,7 @@ use self::load::{Raw, Seen};
 use self::process::{Manager, Usage};
 use crate::binaries::Binaries;
 use crate::components;
-use crate::requests::{Requests, is_of_machines};
+use crate::requests::{Requests, is_about_vms};
 use crate::setup::{self, Purpose};
 use crate::tools::{dev_dir, make_dir, read, remove, root, run, run_loud, write};
 
@@ -380,7 +380,7 @@ impl Drop for Running {
 }
 
 fn counted(requests: &Requests) -> BTreeMap<String, u64> {
-    let of_machines = requests.only(is_of_machines);
+    let of_machines = requests.only(is_about_vms);
     of_machines.iter().map(|(request, count)| (format!("{} {}", request.verb, request.resource), count)).collect()
 }
 

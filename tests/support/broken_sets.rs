@@ -9,19 +9,19 @@ use vm_operator::{
 };
 
 /// A broken template set.
-pub struct Breakage {
+pub struct BrokenSet {
     /// What is wrong.
     pub what: &'static str,
     /// The set's files.
     pub files: Vec<(&'static str, String)>,
     /// The error, if only the manager finds it: it has an API server, and renders in a process with bounded memory and time.
-    pub in_cluster: Option<&'static str>,
+    pub manager_error: Option<&'static str>,
 }
 
-impl Breakage {
+impl BrokenSet {
     /// The error that is found without a cluster by rendering the set for this VM, if there is one.
-    pub fn said(&self, vm: &VirtualMachine) -> Option<String> {
-        if self.in_cluster.is_some_and(|says| says.contains("too much memory")) {
+    pub fn error(&self, vm: &VirtualMachine) -> Option<String> {
+        if self.manager_error.is_some_and(|says| says.contains("too much memory")) {
             return None; // and nothing else would be said any more
         }
         let files = self.files.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect();
@@ -35,12 +35,12 @@ impl Breakage {
     }
 }
 
-fn broken(what: &'static str, file: &'static str, text: impl Into<String>) -> Breakage {
-    Breakage { what, files: vec![(file, text.into())], in_cluster: None }
+fn broken(what: &'static str, file: &'static str, text: impl Into<String>) -> BrokenSet {
+    BrokenSet { what, files: vec![(file, text.into())], manager_error: None }
 }
 
-fn in_cluster(what: &'static str, text: impl Into<String>, says: &'static str) -> Breakage {
-    Breakage { in_cluster: Some(says), ..broken(what, FILE, text) }
+fn refused_by_manager(what: &'static str, text: impl Into<String>, says: &'static str) -> BrokenSet {
+    BrokenSet { manager_error: Some(says), ..broken(what, FILE, text) }
 }
 
 /// The broken file, where its name does not matter.
@@ -55,7 +55,7 @@ fn config_map(metadata: &str) -> String {
 }
 
 /// All of them.
-pub fn breakages() -> Vec<Breakage> {
+pub fn broken_sets() -> Vec<BrokenSet> {
     let patch = |text: &str| format!("target: {{kind: Pod}}\n{text}");
     let many =
         "{% for i in range(100) %}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c{{ i }}}\n{% endfor %}";
@@ -148,23 +148,31 @@ pub fn breakages() -> Vec<Breakage> {
         broken("a schema that is none", "values.schema.json", r#"{"type": "sting"}"#),
         broken("values that do not fit", "values.schema.json", r#"{"required": ["size"]}"#),
         // What only the manager finds.
-        in_cluster(
+        refused_by_manager(
             "a text that is doubled forty times",
             doubled,
             "x.yaml.j2: it can't be rendered: it takes too much memory or time",
         ),
-        in_cluster(
+        refused_by_manager(
             "an unknown field",
             object("Service", "v1", "spec: {ports: [{port: 1}], seletor: {}}"),
             ".spec.seletor: field not declared in schema",
         ),
-        in_cluster("a wrong type", object("Service", "v1", "spec: {ports: [{port: many}]}"), ".spec.ports"),
-        in_cluster(
+        refused_by_manager("a wrong type", object("Service", "v1", "spec: {ports: [{port: many}]}"), ".spec.ports"),
+        refused_by_manager(
             "a value that is not allowed",
             object("Service", "v1", "spec: {ports: [{port: 100000}]}"),
             "must be between 1 and 65535",
         ),
-        in_cluster("a label that is none", config_map("{name: x, labels: {a: 'b c'}}"), "a valid label must be"),
-        in_cluster("a kind that is not there", object("Thing", "x.cilium.io/v1", ""), "the API server refuses Thing"),
+        refused_by_manager(
+            "a label that is none",
+            config_map("{name: x, labels: {a: 'b c'}}"),
+            "a valid label must be",
+        ),
+        refused_by_manager(
+            "a kind that is not there",
+            object("Thing", "x.cilium.io/v1", ""),
+            "the API server refuses Thing",
+        ),
     ]
 }

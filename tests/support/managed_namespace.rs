@@ -23,7 +23,7 @@ use super::{
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// A namespace with a running manager.
-pub struct World {
+pub struct ManagedNamespace {
     /// The cluster.
     pub cluster: &'static Cluster,
     /// The namespace.
@@ -36,7 +36,7 @@ pub struct World {
     pub manager: Manager,
 }
 
-impl World {
+impl ManagedNamespace {
     /// With the built-in templates.
     pub async fn new(test: &str) -> Self {
         Self::with_configuration(test, "").await
@@ -85,23 +85,24 @@ impl World {
     }
 
     /// Creates a VM.
-    pub async fn make(&self, name: &str, edit: impl FnOnce(&mut Value)) -> VirtualMachine {
-        let mut vm = machine(name);
+    pub async fn create_vm(&self, name: &str, edit: impl FnOnce(&mut Value)) -> VirtualMachine {
+        let mut vm = vm_manifest(name);
         edit(&mut vm);
         self.api().create(&PostParams::default(), &serde_json::from_value(vm).unwrap()).await.unwrap()
     }
 
     /// Patches a VM as `kubectl patch` does, but as another field manager, which Flux ignores.
-    pub async fn change(&self, name: &str, patch: Value) {
+    pub async fn patch_vm(&self, name: &str, patch: Value) {
         let parameters = PatchParams { field_manager: Some("test".into()), ..PatchParams::default() };
         self.api::<VirtualMachine>().patch(name, &parameters, &Patch::Merge(patch)).await.unwrap();
     }
 
     /// Deletes a VM without its objects (`--cascade=orphan`).
-    pub async fn orphan(&self, name: &str) {
-        let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
+    pub async fn delete_and_orphan(&self, name: &str) {
+        let parameters =
+            DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
         let api: Api<VirtualMachine> = self.api();
-        api.delete(name, &orphan).await.unwrap();
+        api.delete(name, &parameters).await.unwrap();
         // The garbage collector of a new cluster discovers new kinds only every 30 s.
         eventually(&format!("{name} to be gone"), 3 * LIMIT, async || {
             api.get_opt(name).await.unwrap().is_none().then_some(())
@@ -110,7 +111,7 @@ impl World {
     }
 
     /// Waits until the condition Ready has the reason, and returns the VM.
-    pub async fn ready(&self, name: &str, reason: &str) -> VirtualMachine {
+    pub async fn vm_with_reason(&self, name: &str, reason: &str) -> VirtualMachine {
         let api: Api<VirtualMachine> = self.api();
         eventually(&format!("{name} to be {reason}"), LIMIT, async || {
             let vm = api.get(name).await.unwrap();
@@ -121,7 +122,7 @@ impl World {
     }
 
     /// Waits until `check` is true for the VM.
-    pub async fn machine_when(
+    pub async fn vm_when(
         &self,
         name: &str,
         what: &str,
@@ -143,7 +144,7 @@ impl World {
     }
 
     /// Waits until no Pod of that name exists.
-    pub async fn no_pod(&self, name: &str) {
+    pub async fn wait_for_no_pod(&self, name: &str) {
         let api: Api<Pod> = self.api();
         eventually(&format!("Pod {name} to be gone"), LIMIT, async || {
             api.get_opt(name).await.unwrap().is_none().then_some(())
@@ -157,7 +158,7 @@ impl World {
     }
 
     /// Plays the scheduler: binds a Pod to a node.
-    pub async fn bind(&self, pod: &str, node: &str) {
+    pub async fn bind_pod(&self, pod: &str, node: &str) {
         let binding = json!({
             "apiVersion": "v1", "kind": "Binding", "metadata": { "name": pod, "namespace": self.namespace.name() },
             "target": { "apiVersion": "v1", "kind": "Node", "name": node },
@@ -168,19 +169,19 @@ impl World {
     }
 
     /// Plays the kubelet: patches the status of a Pod.
-    pub async fn pod_status(&self, name: &str, status: Value) {
+    pub async fn patch_pod_status(&self, name: &str, status: Value) {
         let patch = json!({ "status": status });
         self.api::<Pod>().patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
     /// Plays the kubelet: removes a Pod that is being deleted.
-    pub async fn pod_has_ended(&self, name: &str) {
+    pub async fn remove_pod(&self, name: &str) {
         let parameters = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         self.api::<Pod>().delete(name, &parameters).await.unwrap();
     }
 
     /// Waits until `kubectl describe vm` prints all of that.
-    pub async fn described(&self, name: &str, words: &[&str]) {
+    pub async fn wait_for_description(&self, name: &str, words: &[&str]) {
         eventually(&format!("kubectl describe vm {name} to say {words:?}"), LIMIT, async || {
             let said = self.namespace.kubectl(&["describe", "vm", name]);
             words.iter().all(|word| said.contains(word)).then_some(())
@@ -189,7 +190,7 @@ impl World {
     }
 
     /// Waits for an event about the VM.
-    pub async fn event(&self, name: &str, reason: &str) -> Event {
+    pub async fn wait_for_event(&self, name: &str, reason: &str) -> Event {
         let api: Api<Event> = self.api();
         eventually(&format!("event {reason} of {name}"), LIMIT, async || {
             let events = api.list(&Default::default()).await.unwrap();
@@ -243,7 +244,7 @@ pub fn condition(vm: &VirtualMachine, type_: &str) -> Option<(String, String, St
 }
 
 /// A VM with a disk, whose state is Running.
-pub fn machine(name: &str) -> Value {
+pub fn vm_manifest(name: &str) -> Value {
     json!({
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
         "metadata": { "name": name },
@@ -255,8 +256,8 @@ pub fn machine(name: &str) -> Value {
 }
 
 /// Creates a VM, waits for its Pod, and returns the Pod.
-pub async fn pod(world: &World, name: &str, edit: impl FnOnce(&mut Value)) -> Value {
-    world.make(name, edit).await;
-    world.ready(name, "Starting").await;
-    json!(world.api::<Pod>().get(name).await.unwrap())
+pub async fn create_vm_and_pod(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) -> Value {
+    ns.create_vm(name, edit).await;
+    ns.vm_with_reason(name, "Starting").await;
+    json!(ns.api::<Pod>().get(name).await.unwrap())
 }

@@ -12,11 +12,11 @@
 
 pub mod leader;
 pub mod log;
-pub mod machines;
 pub mod reconcile;
 pub mod reload;
 pub mod sandbox;
 pub mod templates;
+pub mod vms;
 pub mod web;
 pub mod written;
 
@@ -66,15 +66,15 @@ use tower::{
 use tracing::{Instrument, error, error_span, info, warn};
 
 use self::{
-    leader::{Election, Fence, State},
+    leader::{Election, Fence, LeaderState},
     reconcile::Reconciler,
     reload::Followed,
     templates::Loader,
-    web::{Health, Progress},
+    web::{Health, Readiness},
 };
 use crate::{
     api::full_name,
-    cluster::{Cluster, Turns, events::Teller, packed::PackedMachine, watch::Children},
+    cluster::{Cluster, Turns, events::EventRecorder, packed::PackedVm, watch::Children},
     config::{Config, ReconcilerConfig, Scope},
     files::{self, FileError},
     metrics::Metrics,
@@ -180,7 +180,7 @@ async fn manage(
     } else {
         fence.open();
         metrics.leads(true);
-        health.set(web::LEASE, Progress::Ready("not used".into()));
+        health.set(web::LEASE, Readiness::Ready("not used".into()));
         None
     };
     let state = election.as_ref().map(Election::state);
@@ -193,7 +193,7 @@ async fn manage(
             anyhow::Ok(Loader::start(&client, &own, options.templates, metrics.clone()).await)
         } => {
             let loader = loader?;
-            let teller = Arc::new(Teller::start(client.clone(), reporter));
+            let recorder = Arc::new(EventRecorder::start(client.clone(), reporter));
             let templates = loader.in_force();
             let turns = Turns::default();
             let (mut works, mut stores, mut known) = (Vec::new(), Vec::new(), Vec::new());
@@ -201,17 +201,17 @@ async fn manage(
             let usual = templates.borrow().usual_kinds();
             let several = scope.watched().len() > 1;
             if several {
-                health.set(web::MACHINES, Progress::Ready("by namespace".into()));
+                health.set(web::MACHINES, Readiness::Ready("by namespace".into()));
             }
             for namespace in scope.watched() {
                 let part = namespace.as_ref().filter(|_| several);
                 let part = part.map_or(web::MACHINES.to_owned(), |name| format!("{} of {name}", web::MACHINES));
-                health.set(&part, Progress::Waiting("not listed yet".into()));
+                health.set(&part, Readiness::Waiting("not listed yet".into()));
                 let (children, triggered) = Children::new(client.clone(), namespace.clone(), metrics.clone());
                 let cluster = Cluster::new(client.clone(), children.clone(), turns.clone());
                 trying.get_or_insert_with(|| cluster.clone());
                 let reconciler =
-                    Arc::new(Reconciler::new(cluster, settings.clone(), templates.clone(), teller.clone()));
+                    Arc::new(Reconciler::new(cluster, settings.clone(), templates.clone(), recorder.clone()));
                 // They are listed while the machines are, not after them.
                 children.expect(usual.iter().cloned());
                 let lists = {
@@ -219,23 +219,23 @@ async fn manage(
                     // Of a kind that can't be listed the machines tell that need it.
                     async move { drop(children.watch(usual).await) }
                 };
-                let (store, writer) = reflector::store::<PackedMachine>();
+                let (store, writer) = reflector::store::<PackedVm>();
                 stores.push(store.clone());
                 let mended = again(children.mended.subscribe(), store.clone());
                 known.push((store.clone(), children));
                 let (listed, is_listed) = oneshot::channel();
-                let machines = machines::watch(
-                    client.clone(), namespace.as_deref(), writer, listed, metrics.clone(), (health.clone(), part), teller.clone(),
+                let machines = vms::watch(
+                    client.clone(), namespace.as_deref(), writer, listed, metrics.clone(), (health.clone(), part), recorder.clone(),
                 );
                 let changed = stream::select(again(settings.clone(), store.clone()), again(templates.clone(), store.clone()));
                 let changed = stream::select(changed, mended);
                 let triggered =
-                    machines::at_start(is_listed, lists, store.clone(), stream::select(triggered, changed));
+                    vms::at_start(is_listed, lists, store.clone(), stream::select(triggered, changed));
                 works.push(work((machines, store, triggered), reconciler, metrics.clone(), stop.clone()));
             }
             metrics.machines_from(move || stores.iter().flat_map(Store::state).filter_map(|vm| vm.read().ok()).collect());
             if let Some(cluster) = trying {
-                tokio::spawn(loader.follow(known, cluster, settings.clone(), teller.clone()));
+                tokio::spawn(loader.follow(known, cluster, settings.clone(), recorder.clone()));
             }
             let mut work = pin!(maybe_done(join_all(works)));
             tokio::select! {
@@ -243,7 +243,7 @@ async fn manage(
                 () = terminated(stop.clone()) => {
                     // The next manager finds in the status what was told.
                     tokio::select! {
-                        _ = timeout(LAST_EVENTS, teller.flush()) => {}
+                        _ = timeout(LAST_EVENTS, recorder.flush()) => {}
                         () = async { (&mut work).await; pending().await } => {}
                     }
                     fence.close();
@@ -270,9 +270,9 @@ async fn manage(
 /// Reconciles machines until told to stop; then finishes those in work.
 async fn work(
     (machines, store, triggered): (
-        impl Stream<Item = kube::runtime::watcher::Result<PackedMachine>> + Send + 'static,
-        Store<PackedMachine>,
-        impl Stream<Item = ObjectRef<PackedMachine>> + Send + 'static,
+        impl Stream<Item = kube::runtime::watcher::Result<PackedVm>> + Send + 'static,
+        Store<PackedVm>,
+        impl Stream<Item = ObjectRef<PackedVm>> + Send + 'static,
     ),
     reconciler: Arc<Reconciler>,
     metrics: Arc<Metrics>,
@@ -309,7 +309,7 @@ async fn work(
 
 /// One look at one machine, counted and with its name on each line that is logged.
 fn look(
-    vm: Arc<PackedMachine>,
+    vm: Arc<PackedVm>,
     reconciler: Arc<Reconciler>,
     metrics: &Arc<Metrics>,
     stop: watch::Receiver<bool>,
@@ -340,8 +340,8 @@ fn look(
 /// All machines, each time that something has changed that may matter to each.
 fn again<T: Send + Sync + 'static>(
     mut something: watch::Receiver<T>,
-    store: Store<PackedMachine>,
-) -> impl Stream<Item = ObjectRef<PackedMachine>> + Send {
+    store: Store<PackedVm>,
+) -> impl Stream<Item = ObjectRef<PackedVm>> + Send {
     something.mark_unchanged();
     let changes = stream::unfold(something, async |mut something| Some((something.changed().await.ok()?, something)));
     changes.flat_map(move |()| stream::iter(store.state()).map(|vm| ObjectRef::from_obj(&*vm)))
@@ -402,8 +402,8 @@ fn identity() -> String {
 }
 
 /// Returns when this manager leads; without an election, at once.
-async fn lead(state: Option<watch::Receiver<State>>, health: &Health) -> anyhow::Result<()> {
-    let listing = || health.set(web::MACHINES, Progress::Waiting("not listed yet".into()));
+async fn lead(state: Option<watch::Receiver<LeaderState>>, health: &Health) -> anyhow::Result<()> {
+    let listing = || health.set(web::MACHINES, Readiness::Waiting("not listed yet".into()));
     let Some(mut state) = state else {
         listing();
         return Ok(());
@@ -411,30 +411,30 @@ async fn lead(state: Option<watch::Receiver<State>>, health: &Health) -> anyhow:
     loop {
         let now = state.borrow_and_update().clone();
         match now {
-            State::Unknown(problem) => {
+            LeaderState::Unknown(problem) => {
                 let why = problem.unwrap_or_else(|| "not read yet".into());
-                health.set(web::LEASE, Progress::Waiting(why));
+                health.set(web::LEASE, Readiness::Waiting(why));
             }
-            State::Standby(leader) => {
-                health.set(web::LEASE, Progress::Ready(format!("standing by for {leader}")));
-                health.set(web::MACHINES, Progress::Ready("not needed while standing by".into()));
+            LeaderState::Standby(leader) => {
+                health.set(web::LEASE, Readiness::Ready(format!("standing by for {leader}")));
+                health.set(web::MACHINES, Readiness::Ready("not needed while standing by".into()));
             }
-            State::Leading => {
-                health.set(web::LEASE, Progress::Ready("held".into()));
+            LeaderState::Leading => {
+                health.set(web::LEASE, Readiness::Ready("held".into()));
                 listing();
                 return Ok(());
             }
-            State::Lost(why) => bail!(why),
+            LeaderState::Lost(why) => bail!(why),
         }
         state.changed().await.context("the election ended")?;
     }
 }
 
 /// Returns when this manager does not lead any more, with the reason.
-async fn lost(state: Option<watch::Receiver<State>>) -> String {
+async fn lost(state: Option<watch::Receiver<LeaderState>>) -> String {
     let Some(mut state) = state else { return std::future::pending().await };
-    match state.wait_for(|state| matches!(state, State::Lost(_))).await.as_deref() {
-        Ok(State::Lost(why)) => why.clone(),
+    match state.wait_for(|state| matches!(state, LeaderState::Lost(_))).await.as_deref() {
+        Ok(LeaderState::Lost(why)) => why.clone(),
         _ => "the election ended".to_owned(),
     }
 }
@@ -492,13 +492,13 @@ impl Settings {
             self.warn(format!("{logging} is not read: RUST_LOG says what is logged, --log-format how it looks"));
         }
         self.metrics.config_loaded(true);
-        self.health.set(web::CONFIG, Progress::Ready(name));
+        self.health.set(web::CONFIG, Readiness::Ready(name));
     }
 
     fn bad(&self, error: &FileError) {
         error!(%error, "the configuration can't be used; the last good one stays in force");
         self.metrics.config_loaded(false);
-        self.health.set(web::CONFIG, Progress::Ready(format!("the last good one stays in force: {error}")));
+        self.health.set(web::CONFIG, Readiness::Ready(format!("the last good one stays in force: {error}")));
     }
 
     fn warn(&mut self, message: String) {

@@ -1,5 +1,7 @@
-//! Events, written one after the other when there is nothing else to tell: no machine waits for its event, and a thousand
-//! machines that are made at once have their Pods before the API server is kept busy with a thousand events.
+//! Kubernetes events, written in the background.
+//!
+//! No reconcile waits for an event to be written, and events are written one at a time, after a pause in which none was recorded.
+//! So 1,000 VMs that are created at once have their Pods before the API server gets 1,000 events.
 
 use std::{
     collections::HashMap,
@@ -26,45 +28,46 @@ use tracing::warn;
 
 use crate::process::ErrorChain;
 
-/// How many events may wait. More are dropped: whoever has so many reads none of them.
+/// How many events may wait to be written. More are dropped: nobody reads so many.
 const WAITING: usize = 10_000;
 
-/// For how long nothing new must be told before events are written, and how long the first waits at most.
+/// For how long no event must be recorded before events are written.
 const QUIET: Duration = Duration::from_millis(250);
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long an event waits at most for that pause.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// The API server takes no longer note, in bytes
+/// The longest note that the API server accepts, in bytes
 /// (<https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/>).
 const LONGEST_NOTE: usize = 1024;
 
-/// For how long what was told is counted when it is told again, as client-go does it.
+/// For how long the same event is counted instead of written anew, as in client-go.
 const REMEMBERED: Duration = Duration::from_mins(6);
 
-/// Takes events and writes them when there is time.
-pub struct Teller(mpsc::Sender<Word>);
+/// Takes events and writes them in the background.
+pub struct EventRecorder(mpsc::Sender<Request>);
 
-enum Word {
-    Tell(Box<Event>, ObjectReference),
-    /// Write what was told so far, now, and say so.
+enum Request {
+    Record(Box<Event>, ObjectReference),
+    /// Write all events so far at once, and answer when that is done.
     Flush(oneshot::Sender<()>),
 }
 
-impl Teller {
+impl EventRecorder {
     /// Writes events in the name of `reporter`.
     pub fn start(client: Client, reporter: Reporter) -> Self {
-        let mut recorder = Recorder { client, reporter, told: HashMap::new() };
-        let (sender, mut receiver) = mpsc::channel::<Word>(WAITING);
+        let mut writer = Writer { client, reporter, written: HashMap::new() };
+        let (sender, mut receiver) = mpsc::channel::<Request>(WAITING);
         tokio::spawn(async move {
             while let Some(first) = receiver.recv().await {
-                for word in burst(first, &mut receiver, |word| matches!(word, Word::Flush(_))).await {
-                    match word {
-                        Word::Tell(event, regarding) => {
-                            if let Err(error) = recorder.publish(*event, &regarding).await {
+                for request in burst(first, &mut receiver, |request| matches!(request, Request::Flush(_))).await {
+                    match request {
+                        Request::Record(event, regarding) => {
+                            if let Err(error) = writer.write(*event, &regarding).await {
                                 warn!(vm = regarding.name, error = %ErrorChain(&error), "an event could not be written");
                             }
                         }
-                        // Who asked may have no more time.
-                        Word::Flush(done) => drop(done.send(())),
+                        // The receiver may have been dropped after a timeout.
+                        Request::Flush(done) => drop(done.send(())),
                     }
                 }
             }
@@ -72,41 +75,43 @@ impl Teller {
         Self(sender)
     }
 
-    /// Tells of something that happened to an object.
-    pub fn tell(&self, mut event: Event, regarding: ObjectReference) {
+    /// Records an event about an object. A note that is too long is cut.
+    pub fn record(&self, mut event: Event, regarding: ObjectReference) {
         if let Some(note) = &mut event.note {
             note.truncate(note.floor_char_boundary(LONGEST_NOTE));
         }
-        if let Err(error) = self.0.try_send(Word::Tell(Box::new(event), regarding)) {
+        if let Err(error) = self.0.try_send(Request::Record(Box::new(event), regarding)) {
             warn!(%error, "an event was dropped");
         }
     }
 
-    /// Returns when all that was told is written.
+    /// Returns when all events that were recorded so far are written.
     pub async fn flush(&self) {
         let (done, is_done) = oneshot::channel();
-        if self.0.send(Word::Flush(done)).await.is_ok() {
+        if self.0.send(Request::Flush(done)).await.is_ok() {
             let _ = is_done.await;
         }
     }
 }
 
-/// Writes events, and counts what it is told again. Unlike the recorder of kube and that of client-go it takes two events for the
-/// same only if their notes are, and it remembers no more than it needs of each.
-struct Recorder {
+/// Writes events. The same event within [`REMEMBERED`] is counted in its series instead of written anew. Unlike the recorders of
+/// kube and client-go, two events are the same only if their notes are too, and no more is kept of each than a hash, its name and
+/// its count.
+struct Writer {
     client: Client,
     reporter: Reporter,
-    told: HashMap<u64, Told>,
+    /// By the hash of what makes two events the same.
+    written: HashMap<u64, Written>,
 }
 
-struct Told {
+struct Written {
     name: String,
     count: i32,
     last: Instant,
 }
 
-impl Recorder {
-    async fn publish(&mut self, event: Event, regarding: &ObjectReference) -> Result<(), kube::Error> {
+impl Writer {
+    async fn write(&mut self, event: Event, regarding: &ObjectReference) -> Result<(), kube::Error> {
         let namespace = regarding.namespace.as_deref().unwrap_or("default");
         let events: Api<K8sEvent> = Api::namespaced(self.client.clone(), namespace);
         let type_ = match event.type_ {
@@ -119,20 +124,20 @@ impl Recorder {
         let key = hasher.finish();
         let time = MicroTime(Timestamp::now());
         let now = Instant::now();
-        self.told.retain(|_, told| now.duration_since(told.last) < REMEMBERED);
-        if let Some(told) = self.told.get_mut(&key) {
-            told.count += 1;
-            told.last = now;
-            let patch = Patch::Merge(json!({ "series": { "count": told.count, "lastObservedTime": time } }));
-            match events.patch_metadata(&told.name, &PatchParams::default(), &patch).await {
+        self.written.retain(|_, written| now.duration_since(written.last) < REMEMBERED);
+        if let Some(written) = self.written.get_mut(&key) {
+            written.count += 1;
+            written.last = now;
+            let patch = Patch::Merge(json!({ "series": { "count": written.count, "lastObservedTime": time } }));
+            match events.patch_metadata(&written.name, &PatchParams::default(), &patch).await {
                 Ok(_) => return Ok(()),
-                // Somebody has deleted it.
+                // The event was deleted; write it anew.
                 Err(kube::Error::Api(answer)) if answer.code == 404 => {}
                 Err(error) => return Err(error),
             }
         }
         let subject = regarding.name.as_deref().unwrap_or(&self.reporter.controller);
-        // As kube and client-go call them.
+        // The form of name that kube and client-go use.
         let name = format!("{subject}.{:x}", time.0.as_nanosecond());
         let instance = self.reporter.instance.as_ref().unwrap_or(&self.reporter.controller);
         let new = K8sEvent {
@@ -153,16 +158,16 @@ impl Recorder {
             ..K8sEvent::default()
         };
         events.create(&PostParams::default(), &new).await?;
-        self.told.insert(key, Told { name, count: 1, last: now });
+        self.written.insert(key, Written { name, count: 1, last: now });
         Ok(())
     }
 }
 
-/// What is told without a pause, as long as the first can wait and nobody is in a hurry.
-async fn burst<T>(first: T, receiver: &mut mpsc::Receiver<T>, hurries: impl Fn(&T) -> bool) -> Vec<T> {
-    let end = Instant::now() + PATIENCE;
+/// Collects items until none comes for [`QUIET`], for [`LONGEST_WAIT`] at most, or until one is urgent.
+async fn burst<T>(first: T, receiver: &mut mpsc::Receiver<T>, is_urgent: impl Fn(&T) -> bool) -> Vec<T> {
+    let end = Instant::now() + LONGEST_WAIT;
     let mut burst = vec![first];
-    while !burst.last().is_some_and(&hurries)
+    while !burst.last().is_some_and(&is_urgent)
         && let Ok(Some(next)) = timeout_at(end.min(Instant::now() + QUIET), receiver.recv()).await
     {
         burst.push(next);
@@ -184,7 +189,7 @@ mod tests {
     use crate::test_support::played;
 
     #[test]
-    fn a_note_is_as_long_as_the_api_server_takes_it() {
+    fn a_note_is_cut_to_what_the_api_server_accepts() {
         let (sender, mut receiver) = mpsc::channel(1);
         let event = Event {
             type_: EventType::Warning,
@@ -193,13 +198,13 @@ mod tests {
             action: "Test".into(),
             secondary: None,
         };
-        Teller(sender).tell(event, ObjectReference::default());
-        let Ok(Word::Tell(event, _)) = receiver.try_recv() else { panic!("nothing told") };
+        EventRecorder(sender).record(event, ObjectReference::default());
+        let Ok(Request::Record(event, _)) = receiver.try_recv() else { panic!("no event") };
         assert_eq!(event.note, Some("€".repeat(341)));
     }
 
     #[tokio::test]
-    async fn what_is_told_again_is_counted_and_another_note_is_another_event() {
+    async fn the_same_event_is_counted_and_another_note_is_another_event() {
         let asked: Arc<Mutex<Vec<String>>> = Arc::default();
         let answer = {
             let asked = asked.clone();
@@ -207,7 +212,7 @@ mod tests {
                 let body: Value = serde_json::from_str(&body).unwrap();
                 let what = if body["note"].is_null() { &body["series"]["count"] } else { &body["note"] };
                 asked.lock().unwrap().push(format!("{method} {what}"));
-                // The third is not there any more.
+                // The event was deleted before its third time.
                 if body["series"]["count"] == 3 {
                     (StatusCode::NOT_FOUND, "")
                 } else {
@@ -216,7 +221,7 @@ mod tests {
             }
         };
         let client = Client::try_from(played(Router::new().fallback(answer)).await).unwrap();
-        let mut recorder = Recorder { client, reporter: "test".into(), told: HashMap::new() };
+        let mut writer = Writer { client, reporter: "test".into(), written: HashMap::new() };
         for note in ["a", "a", "b", "a", "b"] {
             let event = Event {
                 type_: EventType::Normal,
@@ -225,14 +230,14 @@ mod tests {
                 action: "Test".into(),
                 secondary: None,
             };
-            recorder.publish(event, &ObjectReference::default()).await.unwrap();
+            writer.write(event, &ObjectReference::default()).await.unwrap();
         }
         let expected = ["POST \"a\"", "PATCH 2", "POST \"b\"", "PATCH 3", "POST \"a\"", "PATCH 2"];
         assert_eq!(*asked.lock().unwrap(), expected);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn events_wait_for_a_pause_but_not_for_ever() {
+    async fn events_wait_for_a_pause_but_not_forever() {
         let (sender, mut receiver) = mpsc::channel(WAITING);
         tokio::spawn(async move {
             for number in 1.. {
@@ -255,7 +260,7 @@ mod tests {
         let first = receiver.recv().await.unwrap();
         let began = Instant::now();
         let long = burst(first, &mut receiver, |_| false).await;
-        assert_eq!((long.first(), began.elapsed()), (Some(&4), PATIENCE));
+        assert_eq!((long.first(), began.elapsed()), (Some(&4), LONGEST_WAIT));
         assert!(long.len() > 100, "{}", long.len());
         let first = receiver.recv().await.unwrap();
         assert_eq!(burst(first, &mut receiver, |number| *number == first + 2).await, [first, first + 1, first + 2]);

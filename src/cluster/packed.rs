@@ -202,7 +202,7 @@ impl<const META: bool> Resource for Sent<META> {
 /// A machine as it comes and as it is kept. It is read later: one that this version does not understand must not stop the
 /// watch of all others.
 #[derive(Clone, Debug)]
-pub struct PackedMachine {
+pub struct PackedVm {
     /// What the watch and the queue look at.
     meta: ObjectMeta,
     text: Box<str>,
@@ -211,7 +211,7 @@ pub struct PackedMachine {
 /// A machine that this version does not understand: the field and what is wrong with it.
 pub type Unreadable = serde_path_to_error::Error<serde_json::Error>;
 
-impl From<&VirtualMachine> for PackedMachine {
+impl From<&VirtualMachine> for PackedVm {
     fn from(vm: &VirtualMachine) -> Self {
         let ObjectMeta { name, namespace, uid, resource_version, .. } = vm.metadata.clone();
         let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
@@ -220,7 +220,7 @@ impl From<&VirtualMachine> for PackedMachine {
     }
 }
 
-impl PackedMachine {
+impl PackedVm {
     /// Namespace and name, for people.
     pub fn full_name(&self) -> String {
         full_name(self.meta.namespace.as_deref(), self.meta.name.as_deref().unwrap_or_default())
@@ -239,7 +239,7 @@ impl PackedMachine {
     }
 }
 
-impl<'de> Deserialize<'de> for PackedMachine {
+impl<'de> Deserialize<'de> for PackedVm {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         struct Envelope {
@@ -261,7 +261,7 @@ impl<'de> Deserialize<'de> for PackedMachine {
     }
 }
 
-impl Resource for PackedMachine {
+impl Resource for PackedVm {
     type DynamicType = ();
     type Scope = NamespaceResourceScope;
 
@@ -391,8 +391,8 @@ mod tests {
             "spec": { "vm": { "maximumCpus": 2, "maximumRam": "1Gi" } },
         });
         let vm: VirtualMachine = serde_json::from_value(vm).unwrap();
-        let packed = PackedMachine::from(&vm);
-        let arrived: PackedMachine = serde_json::from_value(json!(vm)).unwrap();
+        let packed = PackedVm::from(&vm);
+        let arrived: PackedVm = serde_json::from_value(json!(vm)).unwrap();
         for packed in [packed, arrived] {
             let named = [&packed.meta.name, &packed.meta.namespace, &packed.meta.uid, &packed.meta.resource_version];
             assert_eq!(named.map(Option::as_deref), [Some("pear"), Some("n"), Some("u"), Some("1")]);
@@ -403,7 +403,7 @@ mod tests {
     #[test]
     fn a_machine_that_can_not_be_read_says_why() {
         let vm = json!({ "metadata": { "name": "pear" }, "spec": { "vm": { "maximumCpus": "many" } } });
-        let arrived: PackedMachine = serde_json::from_value(vm).unwrap();
+        let arrived: PackedVm = serde_json::from_value(vm).unwrap();
         assert_eq!(
             arrived.read().unwrap_err().to_string(),
             r#"spec.vm.maximumCpus: invalid type: string "many", expected u32"#

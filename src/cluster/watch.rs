@@ -55,7 +55,7 @@ use tracing::{debug, warn};
 
 use super::{
     list_watch::{self, list_watch},
-    packed::{Arrived, Meta, Packed, PackedMachine, Place, Shapes, Whole},
+    packed::{Arrived, Meta, Packed, PackedVm, Place, Shapes, Whole},
 };
 use crate::{
     api::VirtualMachine,
@@ -77,14 +77,14 @@ pub struct Children {
     pub(super) shapes: Shapes,
     /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
     gone: Mutex<VecDeque<Box<str>>>,
-    kinds: Mutex<HashMap<TypeMeta, watch::Receiver<State>>>,
+    kinds: Mutex<HashMap<TypeMeta, watch::Receiver<WatchState>>>,
     /// The kinds that are being listed now.
     lists: Mutex<HashMap<TypeMeta, List>>,
     /// Hashes of the UIDs of all known objects: what is new need not be looked for among other machines' objects.
     uids: Mutex<HashSet<u64>>,
     hasher: RandomState,
     /// Hears which machines must be looked at.
-    pub trigger: mpsc::UnboundedSender<ObjectRef<PackedMachine>>,
+    pub trigger: mpsc::UnboundedSender<ObjectRef<PackedVm>>,
     /// Changes when a kind can be watched that could not.
     pub mended: watch::Sender<()>,
 }
@@ -124,7 +124,7 @@ impl From<TypeMeta> for Unseen {
 
 /// How far the watch of a kind is.
 #[derive(Clone, Debug, PartialEq)]
-enum State {
+enum WatchState {
     Listing,
     Complete,
     Failed {
@@ -150,7 +150,7 @@ impl Children {
         client: Client,
         namespace: Option<String>,
         metrics: Arc<Metrics>,
-    ) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<PackedMachine>>) {
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<PackedVm>>) {
         let (trigger, triggered) = mpsc::unbounded();
         let children = Self {
             client,
@@ -180,7 +180,7 @@ impl Children {
 
     /// How many kinds are known completely. What was observed when there were fewer may lack objects that exist.
     pub fn complete(&self) -> usize {
-        lock(&self.kinds).values().filter(|state| *state.borrow() == State::Complete).count()
+        lock(&self.kinds).values().filter(|state| *state.borrow() == WatchState::Complete).count()
     }
 
     /// Begins to watch these kinds, because they will be needed.
@@ -194,15 +194,15 @@ impl Children {
     /// How far the watch of a kind is, which begins here if there is none.
     fn state_of<'a>(
         self: &Arc<Self>,
-        watched: &'a mut HashMap<TypeMeta, watch::Receiver<State>>,
+        watched: &'a mut HashMap<TypeMeta, watch::Receiver<WatchState>>,
         kind: TypeMeta,
-    ) -> &'a watch::Receiver<State> {
+    ) -> &'a watch::Receiver<WatchState> {
         watched.entry(kind.clone()).or_insert_with(|| self.start(kind))
     }
 
     /// Whether this kind is known completely.
     pub fn knows(&self, kind: &TypeMeta) -> bool {
-        lock(&self.kinds).get(kind).is_some_and(|state| *state.borrow() == State::Complete)
+        lock(&self.kinds).get(kind).is_some_and(|state| *state.borrow() == WatchState::Complete)
     }
 
     /// Begins to watch kinds of which there may be objects, as long as there are not too many, and with `wait` waits until it is
@@ -223,12 +223,12 @@ impl Children {
                 continue;
             };
             if wait {
-                let _ = state.wait_for(|state| *state != State::Listing).await;
+                let _ = state.wait_for(|state| *state != WatchState::Listing).await;
             }
             match *state.borrow() {
-                State::Complete | State::Failed { lacks: true, .. } => {}
-                State::Listing => unseen.push(Unseen { kind, is_listed: true }),
-                State::Failed { .. } => unseen.push(kind.into()),
+                WatchState::Complete | WatchState::Failed { lacks: true, .. } => {}
+                WatchState::Listing => unseen.push(Unseen { kind, is_listed: true }),
+                WatchState::Failed { .. } => unseen.push(kind.into()),
             }
         }
         unseen
@@ -245,14 +245,14 @@ impl Children {
             let mut watched = lock(&self.kinds);
             for kind in kinds {
                 let state = self.state_of(&mut watched, kind.clone());
-                if *state.borrow() != State::Complete {
+                if *state.borrow() != WatchState::Complete {
                     pending.push((kind, state.clone()));
                 }
             }
         }
         for (kind, mut state) in pending {
-            let state = state.wait_for(|state| *state != State::Listing).await.map(|state| state.clone());
-            if let Ok(State::Failed { message, .. }) = state {
+            let state = state.wait_for(|state| *state != WatchState::Listing).await.map(|state| state.clone());
+            if let Ok(WatchState::Failed { message, .. }) = state {
                 return Err(WatchError { kind: kind.kind, message });
             }
         }
@@ -291,8 +291,8 @@ impl Children {
     }
 
     /// Starts the watch of a kind.
-    fn start(self: &Arc<Self>, kind: TypeMeta) -> watch::Receiver<State> {
-        let (sender, receiver) = watch::channel(State::Listing);
+    fn start(self: &Arc<Self>, kind: TypeMeta) -> watch::Receiver<WatchState> {
+        let (sender, receiver) = watch::channel(WatchState::Listing);
         let resource = super::resource(&kind);
         let config = watcher::Config::default().labels(&selector());
         let children = self.clone();
@@ -317,7 +317,7 @@ impl Children {
                             said.clear();
                         }
                         if children.take(&kind, event)
-                            && matches!(sender.send_replace(State::Complete), State::Failed { .. })
+                            && matches!(sender.send_replace(WatchState::Complete), WatchState::Failed { .. })
                         {
                             children.mended.send_replace(());
                         }
@@ -331,9 +331,9 @@ impl Children {
                         children.metrics.watch_cut(&kind.kind);
                         // A watch that once was complete goes on from where it was.
                         sender.send_if_modified(|state| {
-                            let failed = *state != State::Complete;
+                            let failed = *state != WatchState::Complete;
                             if failed {
-                                *state = State::Failed { message: error, lacks };
+                                *state = WatchState::Failed { message: error, lacks };
                             }
                             failed
                         });

@@ -229,7 +229,7 @@ impl Candidate {
 
 /// How an election stands.
 #[derive(Clone, Debug, PartialEq)]
-pub enum State {
+pub enum LeaderState {
     /// Not known yet, and perhaps why.
     Unknown(Option<String>),
     /// Another manager leads.
@@ -242,7 +242,7 @@ pub enum State {
 
 /// A candidacy that goes on beside what the manager does.
 pub struct Election {
-    state: watch::Receiver<State>,
+    state: watch::Receiver<LeaderState>,
     resign: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -250,7 +250,7 @@ pub struct Election {
 impl Election {
     /// Stands for election under a name that no other process has now. While it leads, the fence is open.
     pub fn start(client: Client, namespace: &str, identity: String, fence: Fence, metrics: Arc<Metrics>) -> Self {
-        let (sender, state) = watch::channel(State::Unknown(None));
+        let (sender, state) = watch::channel(LeaderState::Unknown(None));
         let (resign, resigned) = oneshot::channel();
         let candidate = Candidate { identity, lease: None, since: Instant::now(), renewed: None, failed: None };
         let api = Api::namespaced(client, namespace);
@@ -261,7 +261,7 @@ impl Election {
     }
 
     /// How it stands, now and later.
-    pub fn state(&self) -> watch::Receiver<State> {
+    pub fn state(&self) -> watch::Receiver<LeaderState> {
         self.state.clone()
     }
 
@@ -285,7 +285,7 @@ struct Campaign {
     api: Api<Lease>,
     candidate: Candidate,
     fence: Fence,
-    state: watch::Sender<State>,
+    state: watch::Sender<LeaderState>,
     metrics: Arc<Metrics>,
     said: RepeatFilter,
 }
@@ -302,7 +302,7 @@ impl Campaign {
                 Step::Lost(why) => {
                     self.fence.close();
                     self.metrics.leads(false);
-                    self.state.send_replace(State::Lost(why.to_owned()));
+                    self.state.send_replace(LeaderState::Lost(why.to_owned()));
                     return;
                 }
                 Step::Wait(time) => tokio::select! {
@@ -331,7 +331,7 @@ impl Campaign {
         if let Some(holder) = holder.filter(|holder| !holder.is_empty() && *holder != self.candidate.identity)
             && self.candidate.renewed.is_none()
         {
-            let standby = State::Standby(holder.to_owned());
+            let standby = LeaderState::Standby(holder.to_owned());
             if *self.state.borrow() != standby {
                 info!(leader = holder, "standing by");
                 self.state.send_replace(standby);
@@ -358,10 +358,10 @@ impl Campaign {
                 self.candidate.renewed = Some(began);
                 self.said.clear();
                 self.fence.set(Passage::Until(began + DEADLINE));
-                if *self.state.borrow() != State::Leading {
+                if *self.state.borrow() != LeaderState::Leading {
                     info!(identity = self.candidate.identity, "leading");
                     self.metrics.leads(true);
-                    self.state.send_replace(State::Leading);
+                    self.state.send_replace(LeaderState::Leading);
                 }
             }
             // Somebody was faster, or what we know is old.
@@ -391,7 +391,7 @@ impl Campaign {
         if self.said.is_new(&message) {
             warn!(lease = NAME, "{message}");
             self.state.send_if_modified(|state| match state {
-                State::Unknown(problem) => {
+                LeaderState::Unknown(problem) => {
                     *problem = Some(message);
                     true
                 }

@@ -32,8 +32,8 @@ use crate::{
     api::{Reason, VirtualMachine, VirtualMachineStatus, reasons::Effect, status::Retry},
     cluster::{
         ActionError, Cluster, Executed, api_label,
-        events::Teller,
-        packed::PackedMachine,
+        events::EventRecorder,
+        packed::PackedVm,
         watch::{Unseen, WatchError},
     },
     config::ReconcilerConfig,
@@ -91,11 +91,11 @@ pub struct Reconciler {
     cluster: Cluster,
     config: watch::Receiver<Arc<ReconcilerConfig>>,
     templates: watch::Receiver<Arc<InForce>>,
-    teller: Arc<Teller>,
+    recorder: Arc<EventRecorder>,
     /// VMs as the last writes of their status left them.
     pub written: Written,
     /// The VMs whose last reconcile failed.
-    failing: Mutex<HashMap<ObjectRef<PackedMachine>, Failing>>,
+    failing: Mutex<HashMap<ObjectRef<PackedVm>, Failing>>,
 }
 
 /// What is remembered of a VM while its reconciles fail.
@@ -130,9 +130,9 @@ impl Reconciler {
         cluster: Cluster,
         config: watch::Receiver<Arc<ReconcilerConfig>>,
         templates: watch::Receiver<Arc<InForce>>,
-        teller: Arc<Teller>,
+        recorder: Arc<EventRecorder>,
     ) -> Self {
-        Self { cluster, config, templates, teller, written: Written::default(), failing: Mutex::default() }
+        Self { cluster, config, templates, recorder, written: Written::default(), failing: Mutex::default() }
     }
 
     /// Brings a VM to where its spec wants it. What is known of the VM is taken when this is called, not when the future is first
@@ -141,7 +141,7 @@ impl Reconciler {
     /// # Errors
     /// [`ReconcileError`]; everything that could be done and reported was.
     pub fn reconcile(
-        packed: Arc<PackedMachine>,
+        packed: Arc<PackedVm>,
         this: Arc<Self>,
     ) -> impl Future<Output = Result<Action, ReconcileError>> + Send {
         let newest = this.written.newer(&packed).or_else(|| packed.read().ok().map(Arc::new));
@@ -152,7 +152,7 @@ impl Reconciler {
         }
     }
 
-    async fn run(&self, mut vm: Arc<VirtualMachine>, name: ObjectRef<PackedMachine>) -> Result<Action, ReconcileError> {
+    async fn run(&self, mut vm: Arc<VirtualMachine>, name: ObjectRef<PackedVm>) -> Result<Action, ReconcileError> {
         let failing = lock(&self.failing).get(&name).cloned().unwrap_or_default();
         if failing.retry.is_some() {
             Arc::make_mut(&mut vm).status.get_or_insert_default().retry = failing.retry;
@@ -267,7 +267,7 @@ impl Reconciler {
         Ok(())
     }
 
-    fn remember_retry(&self, name: &ObjectRef<PackedMachine>, failures: u32, unwritten: Option<Retry>) {
+    fn remember_retry(&self, name: &ObjectRef<PackedVm>, failures: u32, unwritten: Option<Retry>) {
         if unwritten.is_some() || failures > 0 {
             lock(&self.failing).entry(name.clone()).or_default().retry = unwritten;
         }
@@ -283,7 +283,7 @@ impl Reconciler {
     }
 
     /// Schedules the next try after a failure.
-    pub fn retry(vm: Arc<PackedMachine>, error: &ReconcileError, this: Arc<Self>) -> Action {
+    pub fn retry(vm: Arc<PackedVm>, error: &ReconcileError, this: Arc<Self>) -> Action {
         let mut failing = lock(&this.failing);
         let count = &mut failing.entry(ObjectRef::from_obj(&*vm)).or_default().count;
         let pause = schedule::back_off(*count);
@@ -325,7 +325,7 @@ impl Reconciler {
                 action: action.to_owned(),
                 secondary: None,
             };
-            self.teller.tell(event, regarding.clone());
+            self.recorder.record(event, regarding.clone());
         }
     }
 }

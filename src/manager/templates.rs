@@ -38,7 +38,7 @@ use super::{
 };
 use crate::{
     api::VirtualMachine,
-    cluster::{ActionError, Cluster, events::Teller, list_watch::list_watch, packed::PackedMachine, watch::Children},
+    cluster::{ActionError, Cluster, events::EventRecorder, list_watch::list_watch, packed::PackedVm, watch::Children},
     config::ReconcilerConfig,
     files::{self, FileError},
     metrics::Metrics,
@@ -114,7 +114,7 @@ impl Gathered {
 }
 
 /// The machines and their objects, as the watches of a namespace know them.
-pub type Known = (Store<PackedMachine>, Arc<Children>);
+pub type Known = (Store<PackedVm>, Arc<Children>);
 
 /// Follows folder and ConfigMaps, and puts what is good in force.
 pub struct Loader {
@@ -206,7 +206,7 @@ impl Loader {
         known: Vec<Known>,
         cluster: Cluster,
         config: watch::Receiver<Arc<ReconcilerConfig>>,
-        teller: Arc<Teller>,
+        recorder: Arc<EventRecorder>,
     ) {
         let known = Arc::new(known);
         let (mut again, mut was_unreadable) = (false, false);
@@ -225,7 +225,7 @@ impl Loader {
             was_unreadable = is_unreadable;
             let started = Instant::now();
             let config = config.borrow().clone();
-            again = self.take(&now, &sources, &known, &cluster, &config, &teller).await;
+            again = self.take(&now, &sources, &known, &cluster, &config, &recorder).await;
             self.last = sources;
             info!(took = ?started.elapsed(), "the templates were looked at");
         }
@@ -239,7 +239,7 @@ impl Loader {
         known: &Arc<Vec<Known>>,
         cluster: &Cluster,
         config: &Arc<ReconcilerConfig>,
-        teller: &Teller,
+        recorder: &EventRecorder,
     ) -> bool {
         let old = self.sender.borrow().clone();
         // All of it anew: the sets of a folder belong together, and compiling takes a moment only.
@@ -248,7 +248,7 @@ impl Loader {
         let mut again = false;
         if let Some(error) = &now.unreadable {
             new.refused.insert(None, error.clone());
-            self.refuse(None, error, None, now, teller);
+            self.refuse(None, error, None, now, recorder);
         }
         for (name, set) in compiled.all() {
             let before = old.library.all().find(|(old, _)| *old == name).and_then(|(_, set)| set.as_ref().ok());
@@ -263,7 +263,7 @@ impl Loader {
                 Err(why) => {
                     let error = match why {
                         Some(Refused { error, vm }) => {
-                            self.refuse(name.as_deref(), &error, vm.as_deref(), now, teller);
+                            self.refuse(name.as_deref(), &error, vm.as_deref(), now, recorder);
                             error
                         }
                         None => {
@@ -288,7 +288,7 @@ impl Loader {
                     &format!("sets/{name}"),
                     format!("the set is gone, but {users} machines use it; the manager keeps it until it ends"),
                 );
-                self.refuse(Some(name), &error, None, now, teller);
+                self.refuse(Some(name), &error, None, now, recorder);
                 new.refused.insert(Some(name.to_owned()), error);
                 new.library.put(Some(name), set.clone());
             } else {
@@ -356,7 +356,7 @@ impl Loader {
         error: &TemplateError,
         vm: Option<&VirtualMachine>,
         now: &Gathered,
-        teller: &Teller,
+        recorder: &EventRecorder,
     ) {
         let machine = vm.map(VirtualMachine::full_name);
         error!(set = set.unwrap_or("(all)"), vm = machine, %error, "new templates are not used; the last good ones stay in force");
@@ -370,10 +370,10 @@ impl Loader {
             secondary: None,
         };
         if let Some(vm) = vm {
-            teller.tell(event(), ObjectReference { resource_version: None, ..vm.object_ref(&()) });
+            recorder.record(event(), ObjectReference { resource_version: None, ..vm.object_ref(&()) });
         }
         if let Some(map) = set.and_then(|set| now.map_of(set)) {
-            teller.tell(
+            recorder.record(
                 event(),
                 ObjectReference {
                     api_version: Some("v1".into()),

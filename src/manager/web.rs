@@ -31,7 +31,7 @@ const LONGEST_WORK: Duration = Duration::from_secs(600);
 
 /// How far the manager is with one of the things that it needs to be of use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum Readiness {
     /// It waits for this.
     Waiting(String),
     /// It is done; this is how it stands.
@@ -42,7 +42,7 @@ pub enum Progress {
 pub struct Health {
     metrics: Arc<Metrics>,
     pings: mpsc::Sender<oneshot::Sender<()>>,
-    parts: Mutex<Vec<(String, Progress)>>,
+    parts: Mutex<Vec<(String, Readiness)>>,
 }
 
 /// The part of the readiness that is the configuration.
@@ -56,12 +56,12 @@ impl Health {
     /// Nothing is ready yet. The main loop answers to what it receives.
     pub fn new(metrics: Arc<Metrics>) -> (Arc<Self>, mpsc::Receiver<oneshot::Sender<()>>) {
         let (pings, receiver) = mpsc::channel(1);
-        let parts = [CONFIG, LEASE, MACHINES].map(|part| (part.to_owned(), Progress::Waiting("not begun".into())));
+        let parts = [CONFIG, LEASE, MACHINES].map(|part| (part.to_owned(), Readiness::Waiting("not begun".into())));
         (Arc::new(Self { metrics, pings, parts: Mutex::new(parts.into()) }), receiver)
     }
 
     /// Says how it stands with a part.
-    pub fn set(&self, part: &str, progress: Progress) {
+    pub fn set(&self, part: &str, progress: Readiness) {
         let mut parts = lock(&self.parts);
         match parts.iter_mut().find(|(name, _)| name == part) {
             Some((_, known)) => *known = progress,
@@ -76,11 +76,11 @@ impl Health {
         for (name, progress) in &*parts {
             // As the API server's own probes look.
             let _ = match progress {
-                Progress::Ready(how) => writeln!(text, "[+] {name}: {how}"),
-                Progress::Waiting(why) => writeln!(text, "[-] {name}: {why}"),
+                Readiness::Ready(how) => writeln!(text, "[+] {name}: {how}"),
+                Readiness::Waiting(why) => writeln!(text, "[-] {name}: {why}"),
             };
         }
-        (parts.iter().all(|(_, progress)| matches!(progress, Progress::Ready(_))), text)
+        (parts.iter().all(|(_, progress)| matches!(progress, Readiness::Ready(_))), text)
     }
 
     /// Whether the manager still gets on with its work: the loop answers, and no machine is looked at for ever.
@@ -149,15 +149,15 @@ mod tests {
     #[test]
     fn ready_is_when_all_parts_are() {
         let (health, _pings) = Health::new(Arc::new(Metrics::new()));
-        health.set(CONFIG, Progress::Ready("defaults".into()));
-        health.set(MACHINES, Progress::Ready("listed".into()));
+        health.set(CONFIG, Readiness::Ready("defaults".into()));
+        health.set(MACHINES, Readiness::Ready("listed".into()));
         assert_eq!(
             health.ready(),
             (false, "[+] config: defaults\n[-] lease: not begun\n[+] machines: listed\n".to_owned())
         );
-        health.set(LEASE, Progress::Ready("held".into()));
+        health.set(LEASE, Readiness::Ready("held".into()));
         assert!(health.ready().0);
-        health.set("machines of another namespace", Progress::Waiting("not listed yet".into()));
+        health.set("machines of another namespace", Readiness::Waiting("not listed yet".into()));
         assert!(!health.ready().0);
     }
 

@@ -9,11 +9,11 @@ use std::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, ResourceExt, runtime::reflector::ObjectRef};
 
-use crate::{api::VirtualMachine, cluster::packed::PackedMachine, process::lock};
+use crate::{api::VirtualMachine, cluster::packed::PackedVm, process::lock};
 
 /// What the API server answered to our last write of each VM.
 #[derive(Default)]
-pub struct Written(Mutex<HashMap<ObjectRef<PackedMachine>, Arc<VirtualMachine>>>);
+pub struct Written(Mutex<HashMap<ObjectRef<PackedVm>, Arc<VirtualMachine>>>);
 
 impl Written {
     /// Keeps the answer to a write.
@@ -23,7 +23,7 @@ impl Written {
 
     /// The VM as we wrote it, if that is newer than the one at hand. Otherwise the answer is forgotten: so it must be asked for in
     /// the same step in which the one at hand is taken out of the store.
-    pub fn newer(&self, vm: &PackedMachine) -> Option<Arc<VirtualMachine>> {
+    pub fn newer(&self, vm: &PackedVm) -> Option<Arc<VirtualMachine>> {
         let version =
             |meta: &ObjectMeta| meta.resource_version.as_ref().and_then(|version| version.parse::<u64>().ok());
         let (mut written, key) = (lock(&self.0), key(vm));
@@ -36,12 +36,12 @@ impl Written {
     }
 
     /// Drops what was kept of a VM that is gone.
-    pub fn forget(&self, vm: &ObjectRef<PackedMachine>) {
+    pub fn forget(&self, vm: &ObjectRef<PackedVm>) {
         lock(&self.0).remove(vm);
     }
 }
 
-fn key(vm: &impl ResourceExt) -> ObjectRef<PackedMachine> {
+fn key(vm: &impl ResourceExt) -> ObjectRef<PackedVm> {
     ObjectRef::new(&vm.name_any()).within(&vm.namespace().unwrap_or_default())
 }
 
@@ -55,8 +55,8 @@ mod tests {
         crate::test_support::vm(|vm| vm["metadata"]["resourceVersion"] = json!(version))
     }
 
-    fn packed(version: &str) -> PackedMachine {
-        PackedMachine::from(&vm(version))
+    fn packed(version: &str) -> PackedVm {
+        PackedVm::from(&vm(version))
     }
 
     #[test]
@@ -70,6 +70,6 @@ mod tests {
         // A VM of the same name that was created since is another one.
         written.insert(Arc::new(vm("8")));
         let anew = crate::test_support::vm(|vm| vm["metadata"]["uid"] = json!("another"));
-        assert!(written.newer(&PackedMachine::from(&anew)).is_none());
+        assert!(written.newer(&PackedVm::from(&anew)).is_none());
     }
 }

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 
 /// No request is ever sent to it.
-fn children() -> (Arc<Children>, mpsc::UnboundedReceiver<ObjectRef<PackedMachine>>) {
+fn children() -> (Arc<Children>, mpsc::UnboundedReceiver<ObjectRef<PackedVm>>) {
     let nobody = tower::service_fn(async |_: axum::http::Request<kube::client::Body>| {
         Err::<axum::http::Response<kube::client::Body>, _>("nobody is asked")
     });

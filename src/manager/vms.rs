@@ -29,13 +29,13 @@ use kube::{
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::web::{Health, Progress};
+use super::web::{Health, Readiness};
 use crate::{
     api::VirtualMachine,
     cluster::{
-        events::Teller,
+        events::EventRecorder,
         list_watch::{self, list_watch},
-        packed::{PackedMachine, Unreadable},
+        packed::{PackedVm, Unreadable},
     },
     metrics::Metrics,
     ownership,
@@ -45,15 +45,15 @@ use crate::{
 /// For how long at most the first reconciles wait until the kinds of objects that VMs usually have are listed.
 const OBJECTS_LISTED: Duration = Duration::from_secs(10);
 
-fn api(client: &Client, namespace: Option<&str>) -> Api<PackedMachine> {
+fn api(client: &Client, namespace: Option<&str>) -> Api<PackedVm> {
     namespace.map_or_else(|| Api::all(client.clone()), |namespace| Api::namespaced(client.clone(), namespace))
 }
 
 /// Of a machine what is kept, if it can be read.
-fn trimmed(vm: &PackedMachine) -> Result<PackedMachine, Unreadable> {
+fn trimmed(vm: &PackedVm) -> Result<PackedVm, Unreadable> {
     let mut vm = vm.read()?;
     ownership::trim(&mut vm);
-    Ok(PackedMachine::from(&vm))
+    Ok(PackedVm::from(&vm))
 }
 
 /// The machines of a namespace, or of all (`None`), as they change and go once they are `listed`. They are kept in the store
@@ -61,13 +61,13 @@ fn trimmed(vm: &PackedMachine) -> Result<PackedMachine, Unreadable> {
 pub fn watch(
     client: Client,
     namespace: Option<&str>,
-    writer: Writer<PackedMachine>,
+    writer: Writer<PackedVm>,
     listed: oneshot::Sender<()>,
     metrics: Arc<Metrics>,
     health: (Arc<Health>, String),
-    teller: Arc<Teller>,
-) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send + use<> {
-    let tell = move |vm: &_, error: &_| tell(&teller, vm, error);
+    recorder: Arc<EventRecorder>,
+) -> impl Stream<Item = watcher::Result<PackedVm>> + Send + use<> {
+    let tell = move |vm: &_, error: &_| tell(&recorder, vm, error);
     let mut reader = Reader::new(metrics, health, tell);
     let events = list_watch(api(&client, namespace), watcher::Config::default());
     changed(events.filter_map(move |event| ready(reader.take(event))), writer, listed)
@@ -75,10 +75,10 @@ pub fn watch(
 
 /// The machines that change and go once they are `listed`, each when the store has it so.
 fn changed(
-    events: impl Stream<Item = Event<PackedMachine>> + Send,
-    writer: Writer<PackedMachine>,
+    events: impl Stream<Item = Event<PackedVm>> + Send,
+    writer: Writer<PackedVm>,
     listed: oneshot::Sender<()>,
-) -> impl Stream<Item = watcher::Result<PackedMachine>> + Send {
+) -> impl Stream<Item = watcher::Result<PackedVm>> + Send {
     let (mut listed, store) = (Some(listed), writer.as_reader());
     events.map(Ok).reflect(writer).flat_map(move |event| {
         stream::iter(match event {
@@ -107,9 +107,9 @@ fn changed(
 pub fn at_start(
     listed: oneshot::Receiver<()>,
     objects_listed: impl Future<Output = ()> + Send + 'static,
-    store: Store<PackedMachine>,
-    triggered: impl Stream<Item = ObjectRef<PackedMachine>> + Send,
-) -> impl Stream<Item = ObjectRef<PackedMachine>> + Send {
+    store: Store<PackedVm>,
+    triggered: impl Stream<Item = ObjectRef<PackedVm>> + Send,
+) -> impl Stream<Item = ObjectRef<PackedVm>> + Send {
     let started = Arc::new(AtomicBool::new(false));
     let passes = started.clone();
     let all = stream::once(async move {
@@ -137,7 +137,7 @@ struct Reader<T> {
     said: RepeatFilter,
 }
 
-impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
+impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
     fn new(metrics: Arc<Metrics>, health: (Arc<Health>, String), tell: T) -> Self {
         Self {
             metrics,
@@ -152,7 +152,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
     }
 
     /// What the store is to hear of an event.
-    fn take(&mut self, event: watcher::Result<Event<PackedMachine>>) -> Option<Event<PackedMachine>> {
+    fn take(&mut self, event: watcher::Result<Event<PackedVm>>) -> Option<Event<PackedVm>> {
         let event = match event {
             Ok(event) => event,
             Err(error) => {
@@ -176,7 +176,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
                 if self.said.clear() {
                     info!(machines = self.listed, "the machines are listed now");
                 }
-                self.ready(Progress::Ready(format!("{} listed", self.listed)));
+                self.ready(Readiness::Ready(format!("{} listed", self.listed)));
                 Some(Event::InitDone)
             }
             Event::Apply(vm) => {
@@ -196,7 +196,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
     }
 
     /// Of a machine what is kept, if it can be read.
-    fn read(&mut self, vm: &PackedMachine) -> Option<PackedMachine> {
+    fn read(&mut self, vm: &PackedVm) -> Option<PackedVm> {
         let name = vm.full_name();
         match trimmed(vm) {
             Ok(read) => {
@@ -225,7 +225,7 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
         self.metrics.unreadable(count - std::mem::replace(&mut self.counted, count));
     }
 
-    fn ready(&self, progress: Progress) {
+    fn ready(&self, progress: Readiness) {
         let (health, part) = &self.health;
         health.set(part, progress);
     }
@@ -245,13 +245,13 @@ impl<T: FnMut(&PackedMachine, &Unreadable)> Reader<T> {
         warn!("waiting for the machines: {message}");
         // A manager that has listed them once goes on with what it knows.
         if !self.known {
-            self.ready(Progress::Waiting(message));
+            self.ready(Readiness::Waiting(message));
         }
     }
 }
 
 /// An event where a person who wonders about the machine will look.
-fn tell(teller: &Teller, vm: &PackedMachine, error: &Unreadable) {
+fn tell(recorder: &EventRecorder, vm: &PackedVm, error: &Unreadable) {
     let note = format!("this version of the manager can't read the machine and leaves it as it is: {error}");
     let event = Note {
         type_: EventType::Warning,
@@ -260,7 +260,7 @@ fn tell(teller: &Teller, vm: &PackedMachine, error: &Unreadable) {
         action: "Read".into(),
         secondary: None,
     };
-    teller.tell(event, ObjectReference { resource_version: None, ..vm.object_ref(&()) });
+    recorder.record(event, ObjectReference { resource_version: None, ..vm.object_ref(&()) });
 }
 
 #[cfg(test)]
@@ -273,7 +273,7 @@ mod tests {
 
     use super::*;
 
-    fn arrived(name: &str, spec: Value) -> PackedMachine {
+    fn arrived(name: &str, spec: Value) -> PackedVm {
         serde_json::from_value(json!({ "metadata": { "name": name, "namespace": "ns" }, "spec": spec })).unwrap()
     }
 
@@ -308,7 +308,7 @@ mod tests {
         let machine = |name: &str, cpus: u32| {
             let vm =
                 json!({ "metadata": { "name": name, "namespace": "ns" }, "spec": { "vm": { "maximumCpus": cpus } } });
-            PackedMachine::from(&serde_json::from_value::<VirtualMachine>(vm).unwrap())
+            PackedVm::from(&serde_json::from_value::<VirtualMachine>(vm).unwrap())
         };
         let (send, events) = unbounded();
         let send = |event| send.unbounded_send(event).unwrap();

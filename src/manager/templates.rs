@@ -25,7 +25,6 @@ use kube::{
     core::TypeMeta,
     runtime::{
         events::{Event, EventType},
-        reflector::Store,
         watcher,
     },
 };
@@ -33,12 +32,13 @@ use tokio::{sync::watch, time::timeout};
 use tracing::{error, info, warn};
 
 use super::{
+    namespace::Known,
     reload::{self, Followed},
     sandbox,
 };
 use crate::{
     api::VirtualMachine,
-    cluster::{ActionError, Cluster, events::EventRecorder, list_watch::list_watch, packed::PackedVm, watch::Children},
+    cluster::{ActionError, Cluster, events::EventRecorder, list_watch::list_watch},
     config::ReconcilerConfig,
     files::{self, FileError},
     metrics::Metrics,
@@ -113,8 +113,27 @@ impl Gathered {
     }
 }
 
-/// The machines and their objects, as the watches of a namespace know them.
-pub type Known = (Store<PackedVm>, Arc<Children>);
+/// What a new set is checked with before it is put in force.
+pub struct Checks {
+    /// The VMs that are rendered with it.
+    pub known: Arc<[Known]>,
+    /// Where their objects are tried out.
+    pub cluster: Cluster,
+    /// The configuration, as it changes.
+    pub config: watch::Receiver<Arc<ReconcilerConfig>>,
+    /// Writes events about a refused set.
+    pub recorder: Arc<EventRecorder>,
+}
+
+impl Checks {
+    fn vms(&self) -> impl Iterator<Item = VirtualMachine> {
+        self.known.iter().flat_map(Known::vms)
+    }
+
+    fn observed(&self) -> impl Iterator<Item = (VirtualMachine, Observed)> + Send {
+        self.known.iter().flat_map(Known::observed)
+    }
+}
 
 /// Follows folder and ConfigMaps, and puts what is good in force.
 pub struct Loader {
@@ -201,14 +220,7 @@ impl Loader {
     }
 
     /// Goes on with what changes, checking it against the machines that are known then.
-    pub async fn follow(
-        mut self,
-        known: Vec<Known>,
-        cluster: Cluster,
-        config: watch::Receiver<Arc<ReconcilerConfig>>,
-        recorder: Arc<EventRecorder>,
-    ) {
-        let known = Arc::new(known);
+    pub async fn follow(mut self, checks: Checks) {
         let (mut again, mut was_unreadable) = (false, false);
         loop {
             if again {
@@ -224,23 +236,14 @@ impl Loader {
             }
             was_unreadable = is_unreadable;
             let started = Instant::now();
-            let config = config.borrow().clone();
-            again = self.take(&now, &sources, &known, &cluster, &config, &recorder).await;
+            again = self.take(&now, &sources, &checks).await;
             self.last = sources;
             info!(took = ?started.elapsed(), "the templates were looked at");
         }
     }
 
     /// Looks at each set that has changed. Returns whether something could not be looked at and must be later.
-    async fn take(
-        &self,
-        now: &Gathered,
-        sources: &Sources,
-        known: &Arc<Vec<Known>>,
-        cluster: &Cluster,
-        config: &Arc<ReconcilerConfig>,
-        recorder: &EventRecorder,
-    ) -> bool {
+    async fn take(&self, now: &Gathered, sources: &Sources, checks: &Checks) -> bool {
         let old = self.sender.borrow().clone();
         // All of it anew: the sets of a folder belong together, and compiling takes a moment only.
         let compiled = Library::new(sources);
@@ -248,14 +251,14 @@ impl Loader {
         let mut again = false;
         if let Some(error) = &now.unreadable {
             new.refused.insert(None, error.clone());
-            self.refuse(None, error, None, now, recorder);
+            self.refuse(&Refusal { set: None, error, vm: None }, now, &checks.recorder);
         }
         for (name, set) in compiled.all() {
             let before = old.library.all().find(|(old, _)| *old == name).and_then(|(_, set)| set.as_ref().ok());
             let (name, set) = (name.map(str::to_owned), set.clone());
             let checked = match set {
                 Ok(set) if before.is_some_and(|before| before.version() == set.version()) => Ok(set),
-                Ok(set) => self.check(name.as_deref(), before.cloned(), set, known, cluster, config).await,
+                Ok(set) => self.check(name.as_deref(), before.cloned(), set, checks).await,
                 Err(error) => Err(Some(Refused { error, vm: None })),
             };
             let kept = match checked {
@@ -263,7 +266,11 @@ impl Loader {
                 Err(why) => {
                     let error = match why {
                         Some(Refused { error, vm }) => {
-                            self.refuse(name.as_deref(), &error, vm.as_deref(), now, recorder);
+                            self.refuse(
+                                &Refusal { set: name.as_deref(), error: &error, vm: vm.as_deref() },
+                                now,
+                                &checks.recorder,
+                            );
                             error
                         }
                         None => {
@@ -282,13 +289,13 @@ impl Loader {
             if compiled.all().any(|(compiled, _)| compiled == Some(name)) {
                 continue;
             }
-            let users = machines(known).filter(|vm| vm.template_set() == Some(name)).count();
+            let users = checks.vms().filter(|vm| vm.template_set() == Some(name)).count();
             if users > 0 {
                 let error = TemplateError::refused(
                     &format!("sets/{name}"),
                     format!("the set is gone, but {users} machines use it; the manager keeps it until it ends"),
                 );
-                self.refuse(Some(name), &error, None, now, recorder);
+                self.refuse(&Refusal { set: Some(name), error: &error, vm: None }, now, &checks.recorder);
                 new.refused.insert(Some(name.to_owned()), error);
                 new.library.put(Some(name), set.clone());
             } else {
@@ -306,12 +313,11 @@ impl Loader {
         name: Option<&str>,
         before: Option<TemplateSet>,
         set: TemplateSet,
-        known: &Arc<Vec<Known>>,
-        cluster: &Cluster,
-        config: &Arc<ReconcilerConfig>,
+        checks: &Checks,
     ) -> Result<TemplateSet, Option<Refused>> {
-        let users = || observed(known).filter(|(vm, _)| vm.template_set() == name);
-        let Outcome { machines, changed, samples } = match sandbox::check(before.as_ref(), &set, users, config).await {
+        let config = checks.config.borrow().clone();
+        let users = || checks.observed().filter(|(vm, _)| vm.template_set() == name);
+        let Outcome { machines, changed, samples } = match sandbox::check(before.as_ref(), &set, users, &config).await {
             Ok(outcome) => outcome,
             Err(sandbox::Failure::Refused(error, vm)) => return Err(Some(Refused { error, vm })),
             Err(sandbox::Failure::Io(error)) => {
@@ -321,7 +327,7 @@ impl Loader {
         };
         let tried = samples.len();
         for (vm, object) in samples {
-            match cluster.try_out(&vm, &check::trial(&object)).await {
+            match checks.cluster.try_out(&vm, &check::trial(&object)).await {
                 Ok(()) => {}
                 Err(error) if error.is_transient() => {
                     warn!(error = %ErrorChain(&error), "the templates can't be tried out now");
@@ -350,14 +356,8 @@ impl Loader {
     }
 
     /// Says where people look that the newest templates are not used.
-    fn refuse(
-        &self,
-        set: Option<&str>,
-        error: &TemplateError,
-        vm: Option<&VirtualMachine>,
-        now: &Gathered,
-        recorder: &EventRecorder,
-    ) {
+    fn refuse(&self, refusal: &Refusal<'_>, now: &Gathered, recorder: &EventRecorder) {
+        let Refusal { set, error, vm } = *refusal;
         let machine = vm.map(VirtualMachine::full_name);
         error!(set = set.unwrap_or("(all)"), vm = machine, %error, "new templates are not used; the last good ones stay in force");
         let with = machine.map(|machine| format!(" (seen with {machine})")).unwrap_or_default();
@@ -392,18 +392,13 @@ struct Refused {
     vm: Option<Box<VirtualMachine>>,
 }
 
-fn machines(known: &[Known]) -> impl Iterator<Item = VirtualMachine> {
-    known.iter().flat_map(|(store, _)| store.state()).filter_map(|vm| vm.read().ok())
-}
-
-fn observed(known: &[Known]) -> impl Iterator<Item = (VirtualMachine, Observed)> {
-    known.iter().flat_map(|(store, children)| store.state().into_iter().map(move |vm| (vm, children))).filter_map(
-        |(vm, children)| {
-            let vm = vm.read().ok()?;
-            let observed = children.observe(&vm, Timestamp::now());
-            Some((vm, observed))
-        },
-    )
+/// A set that is not put in force.
+struct Refusal<'a> {
+    /// Its name; `None`: the set of all VMs that name none.
+    set: Option<&'a str>,
+    error: &'a TemplateError,
+    /// The VM with which the error was seen.
+    vm: Option<&'a VirtualMachine>,
 }
 
 /// Keeps the ConfigMaps with the label.

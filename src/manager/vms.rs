@@ -29,7 +29,7 @@ use kube::{
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::web::{Health, Readiness};
+use super::web::{HealthPart, Readiness};
 use crate::{
     api::VirtualMachine,
     cluster::{
@@ -45,10 +45,6 @@ use crate::{
 /// For how long at most the first reconciles wait until the kinds of objects that VMs usually have are listed.
 const OBJECTS_LISTED: Duration = Duration::from_secs(10);
 
-fn api(client: &Client, namespace: Option<&str>) -> Api<PackedVm> {
-    namespace.map_or_else(|| Api::all(client.clone()), |namespace| Api::namespaced(client.clone(), namespace))
-}
-
 /// Of a machine what is kept, if it can be read.
 fn trimmed(vm: &PackedVm) -> Result<PackedVm, Unreadable> {
     let mut vm = vm.read()?;
@@ -56,21 +52,36 @@ fn trimmed(vm: &PackedVm) -> Result<PackedVm, Unreadable> {
     Ok(PackedVm::from(&vm))
 }
 
-/// The machines of a namespace, or of all (`None`), as they change and go once they are `listed`. They are kept in the store
-/// of `writer`; how far they are is said as that part of the health.
-pub fn watch(
-    client: Client,
-    namespace: Option<&str>,
-    writer: Writer<PackedVm>,
-    listed: oneshot::Sender<()>,
-    metrics: Arc<Metrics>,
-    health: (Arc<Health>, String),
-    recorder: Arc<EventRecorder>,
-) -> impl Stream<Item = watcher::Result<PackedVm>> + Send + use<> {
-    let tell = move |vm: &_, error: &_| tell(&recorder, vm, error);
-    let mut reader = Reader::new(metrics, health, tell);
-    let events = list_watch(api(&client, namespace), watcher::Config::default());
-    changed(events.filter_map(move |event| ready(reader.take(event))), writer, listed)
+/// The watch of the VMs of a namespace.
+pub struct VmWatch {
+    /// The client.
+    pub client: Client,
+    /// The namespace; `None`: all.
+    pub namespace: Option<String>,
+    /// Counts VMs that cannot be read, and interrupted watches.
+    pub metrics: Arc<Metrics>,
+    /// Reports how far the list is.
+    pub health: HealthPart,
+    /// Writes an event about each VM that cannot be read.
+    pub recorder: Arc<EventRecorder>,
+}
+
+impl VmWatch {
+    /// The VMs that change or go after all of them have been `listed`. The store of `writer` keeps them.
+    pub fn start(
+        self,
+        writer: Writer<PackedVm>,
+        listed: oneshot::Sender<()>,
+    ) -> impl Stream<Item = watcher::Result<PackedVm>> + Send + use<> {
+        let Self { client, namespace, metrics, health, recorder } = self;
+        let mut reader = Reader::new(metrics, health, move |vm: &_, error: &_| record_unreadable(&recorder, vm, error));
+        let api = match namespace {
+            Some(namespace) => Api::namespaced(client, &namespace),
+            None => Api::all(client),
+        };
+        let events = list_watch(api, watcher::Config::default());
+        changed(events.filter_map(move |event| ready(reader.take(event))), writer, listed)
+    }
 }
 
 /// The machines that change and go once they are `listed`, each when the store has it so.
@@ -124,7 +135,7 @@ pub fn at_start(
 
 struct Reader<T> {
     metrics: Arc<Metrics>,
-    health: (Arc<Health>, String),
+    health: HealthPart,
     /// Tells whoever looks at the machine that it can't be read.
     tell: T,
     /// Machines that can't be read now.
@@ -138,7 +149,7 @@ struct Reader<T> {
 }
 
 impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
-    fn new(metrics: Arc<Metrics>, health: (Arc<Health>, String), tell: T) -> Self {
+    fn new(metrics: Arc<Metrics>, health: HealthPart, tell: T) -> Self {
         Self {
             metrics,
             health,
@@ -176,7 +187,7 @@ impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
                 if self.said.clear() {
                     info!(machines = self.listed, "the machines are listed now");
                 }
-                self.ready(Readiness::Ready(format!("{} listed", self.listed)));
+                self.health.set(Readiness::Ready(format!("{} listed", self.listed)));
                 Some(Event::InitDone)
             }
             Event::Apply(vm) => {
@@ -225,11 +236,6 @@ impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
         self.metrics.unreadable(count - std::mem::replace(&mut self.counted, count));
     }
 
-    fn ready(&self, progress: Readiness) {
-        let (health, part) = &self.health;
-        health.set(part, progress);
-    }
-
     /// The watch goes on by itself; a trouble that lasts is said once.
     fn failed(&mut self, error: &watcher::Error) {
         self.metrics.watch_cut("VirtualMachine");
@@ -245,13 +251,13 @@ impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
         warn!("waiting for the machines: {message}");
         // A manager that has listed them once goes on with what it knows.
         if !self.known {
-            self.ready(Readiness::Waiting(message));
+            self.health.set(Readiness::Waiting(message));
         }
     }
 }
 
 /// An event where a person who wonders about the machine will look.
-fn tell(recorder: &EventRecorder, vm: &PackedVm, error: &Unreadable) {
+fn record_unreadable(recorder: &EventRecorder, vm: &PackedVm, error: &Unreadable) {
     let note = format!("this version of the manager can't read the machine and leaves it as it is: {error}");
     let event = Note {
         type_: EventType::Warning,
@@ -272,6 +278,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::manager::web::Health;
 
     fn arrived(name: &str, spec: Value) -> PackedVm {
         serde_json::from_value(json!({ "metadata": { "name": name, "namespace": "ns" }, "spec": spec })).unwrap()
@@ -283,7 +290,7 @@ mod tests {
         let (health, _) = Health::new(metrics.clone());
         let (unreadable, told) = std::sync::mpsc::channel();
         let tell = |_: &_, error: &Unreadable| unreadable.send(error.to_string()).unwrap();
-        let health = (health, "machines".to_owned());
+        let health = HealthPart { health, name: "machines".to_owned() };
         let mut reader = Reader::new(metrics, health, tell);
         let (good, bad) = (json!({ "vm": { "maximumCpus": 1 } }), json!({ "vm": { "maximumCpus": "many" } }));
         assert!(matches!(reader.take(Ok(Event::Init)), Some(Event::Init)));

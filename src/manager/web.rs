@@ -21,6 +21,8 @@ use tokio::{
     time::timeout,
 };
 
+use tracing::error;
+
 use crate::{metrics::Metrics, process::lock};
 
 /// How long the manager's main loop may take to answer. It never waits for anything but events, so this is long.
@@ -101,11 +103,40 @@ impl Health {
     }
 }
 
-/// Listens on an address. `[::]` stands for all addresses, also on a host without IPv6.
+/// Part of the readiness that belongs to one of several watches.
+#[derive(Clone)]
+pub struct HealthPart {
+    /// The whole.
+    pub health: Arc<Health>,
+    /// Which part.
+    pub name: String,
+}
+
+impl HealthPart {
+    /// Reports the state of this part.
+    pub fn set(&self, readiness: Readiness) {
+        self.health.set(&self.name, readiness);
+    }
+}
+
+/// Listens on an address and answers in the background until the process ends. Returns the address with the port that was taken.
+/// `[::]` stands for all addresses, also on a host without IPv6.
 ///
 /// # Errors
-/// If the address can't be had.
-pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+/// If the address cannot be listened on.
+pub async fn start(address: SocketAddr, health: Arc<Health>) -> io::Result<SocketAddr> {
+    let listener = listen(address).await?;
+    let address = listener.local_addr()?;
+    let server = axum::serve(listener, routes(health));
+    tokio::spawn(async move {
+        if let Err(error) = server.await {
+            error!(%error, "probes and metrics are not answered any more");
+        }
+    });
+    Ok(address)
+}
+
+async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     match TcpListener::bind(address).await {
         Err(error) if address.ip() == IpAddr::from([0; 16]) && error.kind() != io::ErrorKind::AddrInUse => {
             TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
@@ -114,11 +145,7 @@ pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// Answers until the process ends.
-///
-/// # Errors
-/// If the socket fails.
-pub async fn serve(listener: TcpListener, health: Arc<Health>) -> io::Result<()> {
+fn routes(health: Arc<Health>) -> Router {
     let live = |State(health): State<Arc<Health>>| async move {
         match health.alive(ANSWER).await {
             Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
@@ -133,13 +160,12 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) -> io::Result<()>
         let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         ([(CONTENT_TYPE, kind)], health.metrics.text()).into_response()
     };
-    let routes = Router::new()
+    Router::new()
         .route("/livez", get(live))
         .route("/healthz", get(live))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
-        .with_state(health);
-    axum::serve(listener, routes).await
+        .with_state(health)
 }
 
 #[cfg(test)]

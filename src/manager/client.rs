@@ -1,0 +1,206 @@
+//! The client through which the manager works.
+//!
+//! ```text
+//!  request ─▶ redirect is an error ─▶ retry (429, 503, 504) ─▶ fence: may we write? ─▶ timeout ─▶ API server
+//! ```
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use axum::http::{Request, Response, header::RETRY_AFTER};
+use kube::{
+    Client,
+    client::{Body, ClientBuilder, retry::RetryPolicy},
+};
+use tokio::time::Instant;
+use tower::{
+    BoxError,
+    buffer::BufferLayer,
+    filter::FilterLayer,
+    layer::util::Stack,
+    retry::RetryLayer,
+    timeout::TimeoutLayer,
+    util::{MapResponseLayer, MapResultLayer},
+};
+
+use super::leader::Fence;
+
+/// How a request is sent again if the API server is busy (429, 503, 504) and does not say when: the first and the longest pause,
+/// and how often. After that the request fails, so that one VM does not hold up others.
+const RETRY: (Duration, Duration, u32) = (Duration::from_millis(50), Duration::from_secs(1), 4);
+/// The longest pause that `Retry-After` may ask for. An API server asks for a second, but a proxy before it may ask for many
+/// minutes.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(10);
+/// How long an answer may take to begin. By default an API server ends a request after a minute (`--request-timeout`); one that
+/// has lost its power or its network never answers.
+const ANSWER: Duration = Duration::from_secs(70);
+/// How long nothing may come of an answer that has begun, for example a list. Longer than kube's bound for a silent watch (295 s).
+const SILENCE: Duration = Duration::from_secs(300);
+/// How many requests may wait in the client: more than there ever are.
+const WAITING: usize = 1024;
+
+/// A client that sends a write only while the fence is open. The fence is asked each time that the write is sent, also when it is
+/// sent again.
+///
+/// # Errors
+/// If the configuration cannot be used, for example because a certificate is invalid.
+pub fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> {
+    // Kube would send again without asking the fence, for minutes.
+    config.default_retry = false;
+    config.read_timeout = Some(SILENCE);
+    config.reset_reader_on_write = true;
+    let check = move |request: Request<Body>| {
+        if request.method().is_safe() {
+            return Ok(request);
+        }
+        fence.check(Instant::now()).map(|()| request)
+    };
+    let limited = ClientBuilder::try_from(config)?.with_layer(&TimeoutLayer::new(ANSWER));
+    let checked = limited.with_layer(&FilterLayer::new(check));
+    // A retry needs a clone of the service, which the buffer makes possible.
+    let cloneable = checked.with_layer(&BufferLayer::new(WAITING));
+    Ok(cloneable.with_layer(&retrying()?).with_layer(&MapResultLayer::new(no_redirect)).build())
+}
+
+type Retrying<B> = Stack<MapResponseLayer<fn(Response<B>) -> Response<B>>, RetryLayer<RetryPolicy>>;
+
+fn retrying<B>() -> anyhow::Result<Retrying<B>> {
+    let (first, longest, times) = RETRY;
+    let policy = RetryPolicy::new(first, longest, times, true).context("RETRY is no policy")?;
+    Ok(Stack::new(MapResponseLayer::new(limit_retry_after), RetryLayer::new(policy)))
+}
+
+fn limit_retry_after<B>(mut response: Response<B>) -> Response<B> {
+    let asked = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if asked.is_some_and(|seconds| seconds > LONGEST_RETRY_AFTER.as_secs()) {
+        response.headers_mut().insert(RETRY_AFTER, LONGEST_RETRY_AFTER.as_secs().into());
+    }
+    response
+}
+
+/// To kube, a redirect to a login page would be a watch that has just ended, and it would begin the next one at once.
+fn no_redirect<B>(answer: Result<Response<B>, BoxError>) -> Result<Response<B>, BoxError> {
+    match answer {
+        Ok(answer) if answer.status().is_redirection() => {
+            Err(format!("the API server answers with {}", answer.status()).into())
+        }
+        answer => answer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::{pending, ready},
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+    };
+
+    use axum::{Router, http::StatusCode};
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::{Api, api::PostParams};
+    use tower::{Layer, ServiceExt};
+
+    use super::*;
+    use crate::{process::ErrorChain, test_support::played};
+
+    #[tokio::test]
+    async fn a_manager_that_does_not_lead_reads_and_does_not_write() {
+        // Nobody answers there.
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let fence = Fence::default();
+        let maps: Api<ConfigMap> = Api::default_namespaced(fenced(config, fence.clone()).unwrap());
+        let write = async || maps.create(&PostParams::default(), &ConfigMap::default()).await.unwrap_err();
+        assert!(ErrorChain(&write().await).to_string().contains("does not lead"));
+        assert!(!ErrorChain(&maps.get("apple").await.unwrap_err()).to_string().contains("does not lead"));
+        fence.open();
+        assert!(!ErrorChain(&write().await).to_string().contains("does not lead"));
+    }
+
+    /// An API server that is busy twice. Returns how often it was asked, and whether that ended well.
+    async fn ask(at_first: impl Fn(&Fence) + Clone + Send + Sync + 'static) -> (usize, bool) {
+        let (fence, asked) = (Fence::default(), Arc::new(AtomicUsize::new(0)));
+        fence.open();
+        let answer = {
+            let (fence, asked) = (fence.clone(), asked.clone());
+            move || async move {
+                let times = asked.fetch_add(1, Ordering::SeqCst) + 1;
+                if times == 1 {
+                    at_first(&fence);
+                }
+                if times <= 2 { (StatusCode::SERVICE_UNAVAILABLE, "") } else { (StatusCode::OK, "{}") }
+            }
+        };
+        let client = fenced(played(Router::new().fallback(answer)).await, fence).unwrap();
+        let request = Request::post("/x").body(Vec::new()).unwrap();
+        let done = client.request::<serde_json::Value>(request).await.is_ok();
+        (asked.load(Ordering::SeqCst), done)
+    }
+
+    #[tokio::test]
+    async fn an_api_server_that_never_answers_is_given_up() {
+        let arrived = Arc::new(tokio::sync::Notify::new());
+        let answer = {
+            let arrived = arrived.clone();
+            move || async move {
+                arrived.notify_one();
+                pending::<StatusCode>().await
+            }
+        };
+        let fence = Fence::default();
+        fence.open();
+        let client = fenced(played(Router::new().fallback(answer)).await, fence).unwrap();
+        let request = Request::post("/x").body(Vec::new()).unwrap();
+        let asked = tokio::spawn(async move { client.request::<serde_json::Value>(request).await });
+        arrived.notified().await;
+        // From here on each pause is skipped.
+        tokio::time::pause();
+        let answer = tokio::time::timeout(2 * ANSWER, asked).await.expect("an end to it");
+        let error = answer.unwrap().unwrap_err();
+        assert!(ErrorChain(&error).to_string().contains("timed out"), "{}", ErrorChain(&error));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_busy_api_server_says_when_to_retry_up_to_a_limit() {
+        // Busy twice. Returns how long that took.
+        let ask = async |busy_status: StatusCode, after: &'static str| {
+            let asked = Arc::new(AtomicUsize::new(0));
+            let api = tower::service_fn(move |_: Request<Body>| {
+                let busy = asked.fetch_add(1, Ordering::SeqCst) < 2;
+                let status = if busy { busy_status } else { StatusCode::OK };
+                ready(
+                    Response::builder()
+                        .status(status)
+                        .header(RETRY_AFTER, after)
+                        .body(())
+                        .map_err(tower::BoxError::from),
+                )
+            });
+            let start = Instant::now();
+            let answer = retrying().unwrap().layer(api).oneshot(Request::new(Body::empty())).await;
+            assert_eq!(answer.unwrap().status(), StatusCode::OK);
+            start.elapsed().as_secs()
+        };
+        for status in [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT] {
+            assert_eq!(ask(status, "3").await, 6);
+            assert_eq!(ask(status, "600").await, 2 * LONGEST_RETRY_AFTER.as_secs());
+            assert_eq!(ask(status, "tomorrow").await, 0, "by itself it waits far less than a second");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_redirect_is_an_error() {
+        let answer = async || (StatusCode::FOUND, [("location", "/login")]);
+        let client = fenced(played(Router::new().fallback(answer)).await, Fence::default()).unwrap();
+        let error = client.request_text(Request::get("/x").body(Vec::new()).unwrap()).await.unwrap_err();
+        assert!(ErrorChain(&error).to_string().contains("302 Found"), "{}", ErrorChain(&error));
+    }
+
+    #[tokio::test]
+    async fn a_retry_passes_the_fence_again() {
+        assert_eq!(ask(|_| ()).await, (3, true));
+        assert_eq!(ask(Fence::close).await, (1, false));
+    }
+}

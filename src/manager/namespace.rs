@@ -1,0 +1,245 @@
+//! One watched namespace, or all namespaces: its VMs, their objects, and the queue from which they are reconciled.
+//!
+//! ```text
+//!  watch of the VMs ───────────────────────────────────┐
+//!  watch of their objects ─────────────────────────────┼─▶ queue, one entry for each VM ─▶ reconcile
+//!  configuration, templates, a kind that works again ──┘
+//! ```
+
+use std::{convert::Infallible, future::ready, sync::Arc};
+
+use futures::{
+    FutureExt, Stream, StreamExt, TryStreamExt,
+    channel::{mpsc, oneshot},
+    future::BoxFuture,
+    stream,
+};
+use k8s_openapi::jiff::Timestamp;
+use kube::{
+    Client,
+    runtime::{
+        Controller,
+        controller::{self, Action},
+        reflector::{self, ObjectRef, Store},
+    },
+};
+use tokio::sync::watch;
+use tracing::{Instrument as _, error_span};
+
+use super::{
+    reconcile::Reconciler,
+    templates::InForce,
+    vms::{self, VmWatch},
+    web::{self, Health, HealthPart, Readiness},
+};
+use crate::{
+    api::{VirtualMachine, full_name},
+    cluster::{Cluster, Turns, events::EventRecorder, packed::PackedVm, watch::Children},
+    config::ReconcilerConfig,
+    metrics::Metrics,
+    observed::Observed,
+    process::signals::terminated,
+};
+
+/// How many VMs of a namespace are reconciled at once. Each makes several requests one after the other; with 16 there is always
+/// one that may send. More would only take memory.
+const CONCURRENCY: u16 = 16;
+
+/// What all namespaces share.
+#[derive(Clone)]
+pub struct Shared {
+    /// The client, whose writes pass the fence.
+    pub client: Client,
+    /// The configuration, as it changes.
+    pub config: watch::Receiver<Arc<ReconcilerConfig>>,
+    /// The template sets, as they change.
+    pub templates: watch::Receiver<Arc<InForce>>,
+    /// Writes events.
+    pub recorder: Arc<EventRecorder>,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// Reports how far each namespace is.
+    pub health: Arc<Health>,
+    /// Bounds the requests of all namespaces together.
+    pub turns: Turns,
+    /// Becomes true when the manager is told to end.
+    pub termination: watch::Receiver<bool>,
+}
+
+/// The VMs and objects of a namespace, as the watches know them.
+#[derive(Clone)]
+pub struct Known {
+    /// The VMs.
+    pub vms: Store<PackedVm>,
+    /// Their objects.
+    pub children: Arc<Children>,
+}
+
+impl Known {
+    /// All VMs.
+    pub fn vms(&self) -> impl Iterator<Item = VirtualMachine> + use<> {
+        self.vms.state().into_iter().filter_map(|vm| vm.read().ok())
+    }
+
+    /// All VMs with their objects.
+    pub fn observed(&self) -> impl Iterator<Item = (VirtualMachine, Observed)> + use<'_> {
+        self.vms().map(|vm| {
+            let observed = self.children.observe(&vm, Timestamp::now());
+            (vm, observed)
+        })
+    }
+}
+
+/// A namespace whose VMs are watched and reconciled.
+pub struct Namespace {
+    /// What is known of it.
+    pub known: Known,
+    /// Writes to it.
+    pub cluster: Cluster,
+    /// Reconciles its VMs until the manager is told to end, and then finishes those that are being reconciled.
+    pub work: BoxFuture<'static, ()>,
+}
+
+impl Namespace {
+    /// Begins to list and watch the objects of a namespace (`None`: of all). The VMs are listed and reconciled by
+    /// [`Namespace::work`]. `is_only` says whether the manager watches no other namespace.
+    pub fn start(shared: &Shared, namespace: Option<String>, is_only: bool) -> Self {
+        let name = match &namespace {
+            Some(name) if !is_only => format!("{} of {name}", web::MACHINES),
+            _ => web::MACHINES.to_owned(),
+        };
+        let health = HealthPart { health: shared.health.clone(), name };
+        health.set(Readiness::Waiting("not listed yet".into()));
+        let (children, triggered) = Children::new(shared.client.clone(), namespace.clone(), shared.metrics.clone());
+        let cluster = Cluster::new(shared.client.clone(), children.clone(), shared.turns.clone());
+        let (vms, writer) = reflector::store::<PackedVm>();
+        let known = Known { vms, children };
+        let usual = shared.templates.borrow().usual_kinds();
+        // They are listed while the VMs are.
+        known.children.expect(usual.iter().cloned());
+        let objects_listed = {
+            let children = known.children.clone();
+            // If a kind can't be listed, the VMs that need it report that.
+            async move { drop(children.watch(usual).await) }
+        };
+        let (listed, is_listed) = oneshot::channel();
+        let watch = VmWatch {
+            client: shared.client.clone(),
+            namespace,
+            metrics: shared.metrics.clone(),
+            health,
+            recorder: shared.recorder.clone(),
+        };
+        let vms = watch.start(writer, listed);
+        let triggered =
+            vms::at_start(is_listed, objects_listed, known.vms.clone(), triggers(shared, &known, triggered));
+        let reconciler = Arc::new(Reconciler::new(
+            cluster.clone(),
+            shared.config.clone(),
+            shared.templates.clone(),
+            shared.recorder.clone(),
+        ));
+        let queue = Queue { store: known.vms.clone(), reconciler, shared: shared.clone() };
+        Self { known, cluster, work: queue.work(vms, triggered).boxed() }
+    }
+}
+
+/// The VMs to reconcile because something else than the VM changed.
+fn triggers(
+    shared: &Shared,
+    known: &Known,
+    objects: mpsc::UnboundedReceiver<ObjectRef<PackedVm>>,
+) -> impl Stream<Item = ObjectRef<PackedVm>> + Send + 'static {
+    let all = |changes| all_after(changes, known.vms.clone());
+    stream::select_all([
+        objects.boxed(),
+        all(changes(shared.config.clone())),
+        all(changes(shared.templates.clone())),
+        all(changes(known.children.mended.subscribe())),
+    ])
+}
+
+/// An item for each change from now on.
+fn changes<T: Send + Sync + 'static>(mut value: watch::Receiver<T>) -> stream::BoxStream<'static, ()> {
+    value.mark_unchanged();
+    stream::unfold(value, async |mut value| Some((value.changed().await.ok()?, value))).boxed()
+}
+
+/// All VMs, after each change.
+fn all_after(
+    changes: stream::BoxStream<'static, ()>,
+    vms: Store<PackedVm>,
+) -> stream::BoxStream<'static, ObjectRef<PackedVm>> {
+    changes.flat_map(move |()| stream::iter(vms.state()).map(|vm| ObjectRef::from_obj(&*vm))).boxed()
+}
+
+/// The VMs of a namespace that wait to be reconciled, each once.
+struct Queue {
+    store: Store<PackedVm>,
+    reconciler: Arc<Reconciler>,
+    shared: Shared,
+}
+
+impl Queue {
+    async fn work(
+        self,
+        vms: impl Stream<Item = kube::runtime::watcher::Result<PackedVm>> + Send + 'static,
+        triggered: impl Stream<Item = ObjectRef<PackedVm>> + Send + 'static,
+    ) {
+        let Self { store, reconciler, shared } = self;
+        let (changed, other) = (shared.metrics.clone(), shared.metrics.clone());
+        let vms = vms.inspect_ok(move |vm| changed.woke(&vm.full_name()));
+        let triggered = triggered.inspect(move |vm| other.woke(&full_name(vm.namespace.as_deref(), &vm.name)));
+        let (metrics, termination) = (shared.metrics.clone(), shared.termination.clone());
+        let remembered = reconciler.clone();
+        Controller::for_stream(vms, store)
+            .with_config(controller::Config::default().concurrency(CONCURRENCY))
+            .reconcile_on(triggered)
+            .graceful_shutdown_on(terminated(shared.termination))
+            .run(
+                move |vm, reconciler| reconcile(vm, reconciler, &metrics, termination.clone()),
+                |_, error: &Infallible, _| match *error {},
+                reconciler,
+            )
+            .for_each(|result| {
+                // Failures are logged by the reconcile. This VM was deleted while it was in the queue.
+                if let Err(controller::Error::ObjectNotFound(vm)) = result {
+                    shared.metrics.forgot(&full_name(vm.namespace.as_deref(), &vm.name));
+                    remembered.forget(&vm.name, vm.namespace.as_deref().unwrap_or_default());
+                }
+                ready(())
+            })
+            .await;
+    }
+}
+
+/// One reconcile of one VM. It is counted, and each line that it logs has the VM's name. The VM is taken from the store when this
+/// is called, not when the future is first polled.
+fn reconcile(
+    vm: Arc<PackedVm>,
+    reconciler: Arc<Reconciler>,
+    metrics: &Arc<Metrics>,
+    termination: watch::Receiver<bool>,
+) -> impl Future<Output = Result<Action, Infallible>> + Send + use<> {
+    let name = vm.full_name();
+    let work = metrics.begin(&name);
+    // A span of the highest level exists whatever is filtered.
+    let span = error_span!("reconcile", vm = name, id = work.number);
+    let reconciled = Reconciler::reconcile(vm.clone(), reconciler.clone());
+    let reconcile = async move {
+        Ok(match reconciled.await {
+            Ok(action) => {
+                work.done(action != Action::await_change());
+                action
+            }
+            // The fence is closed. The next leader does what is left.
+            Err(_) if *termination.borrow() => Action::await_change(),
+            Err(error) => {
+                let action = Reconciler::retry(vm, &error, reconciler);
+                work.failed(error.label());
+                action
+            }
+        })
+    };
+    reconcile.instrument(span)
+}

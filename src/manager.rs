@@ -9,6 +9,7 @@
 //! back and ends. The next leader does what is left, as after a crash.
 
 mod client;
+pub mod debug;
 pub mod leader;
 mod leadership;
 pub mod log;
@@ -31,12 +32,13 @@ use tokio::{sync::watch, time::timeout};
 use tracing::{info, warn};
 
 use self::{
+    debug::DebugRecords,
     leader::Fence,
     leadership::{Candidacy, Leadership},
     namespace::{Namespace, Shared},
     settings::Settings,
     templates::{Checks, Loader},
-    web::{Health, Readiness},
+    web::{Endpoints, Health, Readiness},
 };
 use crate::{
     cluster::{Turns, events::EventRecorder},
@@ -61,6 +63,8 @@ pub struct Options {
     pub templates: Option<PathBuf>,
     /// Where probes and metrics are answered; `None`: nowhere.
     pub listen: Option<SocketAddr>,
+    /// Whether what the manager knows of each VM can be read there, too.
+    pub debug_endpoint: bool,
     /// Whether to work only while holding the lease.
     pub leader_election: bool,
     /// The manager's name in the lease; `None`: a new one each time. Two processes that run at once must not have the same.
@@ -76,11 +80,13 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let termination = signals::termination().context("wait for signals")?;
     let metrics = Arc::new(Metrics::new());
     let (health, mut pings) = Health::new(metrics.clone());
+    let debug = DebugRecords::new(options.debug_endpoint);
     if let Some(address) = options.listen {
-        let address = web::start(address, health.clone()).await.with_context(|| format!("listen on {address}"))?;
+        let endpoints = Endpoints { health: health.clone(), debug: debug.clone() };
+        let address = endpoints.start(address).await.with_context(|| format!("listen on {address}"))?;
         info!(%address, "listening for probes and metrics");
     }
-    let mut manager = pin!(manage(options, metrics, health, termination));
+    let mut manager = pin!(manage(options, Reports { metrics, health, debug }, termination));
     loop {
         tokio::select! {
             result = &mut manager => return result,
@@ -90,12 +96,15 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     }
 }
 
-async fn manage(
-    options: Options,
+/// Where the manager reports what it does.
+struct Reports {
     metrics: Arc<Metrics>,
     health: Arc<Health>,
-    termination: watch::Receiver<bool>,
-) -> anyhow::Result<()> {
+    debug: DebugRecords,
+}
+
+async fn manage(options: Options, reports: Reports, termination: watch::Receiver<bool>) -> anyhow::Result<()> {
+    let Reports { metrics, health, debug } = reports;
     let (config, at_start) = Settings::follow(options.config, metrics.clone(), health.clone())?;
     let kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
     let places = Places::of(&kubeconfig, options.scope.or(at_start.namespace));
@@ -125,6 +134,7 @@ async fn manage(
             recorder: Arc::new(EventRecorder::start(client, reporter)),
             metrics,
             health,
+            debug,
             turns: Turns::default(),
             termination,
         };
@@ -150,6 +160,7 @@ async fn work(
     }
     let namespaces: Vec<_> = watched.into_iter().map(|name| Namespace::start(&shared, name, is_only)).collect();
     let known: Arc<[_]> = namespaces.iter().map(|namespace| namespace.known.clone()).collect();
+    shared.debug.read_from(known.clone());
     let listed = known.clone();
     shared.metrics.machines_from(move || listed.iter().flat_map(namespace::Known::vms).collect());
     if let Some(Namespace { cluster, .. }) = namespaces.first() {
@@ -172,7 +183,7 @@ async fn work(
             }
             fence.close();
             if timeout(LAST_WRITES, work).await.is_err() {
-                warn!("some machines are still in work; the next manager goes on with them");
+                warn!("some VMs are still being reconciled; the next manager goes on with them");
             }
         }
         why = leadership.lost() => {
@@ -180,7 +191,7 @@ async fn work(
             bail!("{why}: this manager must not go on");
         }
         // The queues end by themselves when the manager is told to end.
-        _ = &mut work => ensure!(*shared.termination.borrow(), "the watch of the machines ended"),
+        _ = &mut work => ensure!(*shared.termination.borrow(), "the watch of the VMs ended"),
     }
     Ok(())
 }

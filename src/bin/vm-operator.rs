@@ -45,6 +45,13 @@ enum Command {
         /// Where probes and metrics are answered, or `off`.
         #[arg(long, env = "VM_OPERATOR_LISTEN", value_name = "ADDRESS", default_value = "[::]:8081")]
         listen: Listen,
+        /// Answer there also what the manager knows and did last: `/debug/vms` and `/debug/vms/NAMESPACE/NAME`. No spec, no
+        /// values and no messages are shown.
+        #[arg(
+            long, env = "VM_OPERATOR_DEBUG_ENDPOINT", value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
+            num_args = 0..=1, default_missing_value = "true", require_equals = true
+        )]
+        debug_endpoint: bool,
         /// Work only while holding the lease `vm-operator`, so that a second manager can stand by.
         #[arg(long, env = "VM_OPERATOR_LEADER_ELECTION", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
         leader_election: bool,
@@ -99,7 +106,7 @@ impl FromStr for Listen {
 }
 
 fn main() -> ExitCode {
-    let Command::Run { config, namespace, templates, listen, leader_election, identity, log_format } =
+    let Command::Run { config, namespace, templates, listen, debug_endpoint, leader_election, identity, log_format } =
         Arguments::parse().command
     else {
         return match sandbox::serve() {
@@ -121,7 +128,7 @@ fn main() -> ExitCode {
     };
     let log = runtime.block_on(async { log::start(log_format.into()) });
     let scope = (!namespace.is_empty()).then(|| Scope::of(namespace));
-    let options = Options { config, scope, templates, listen: listen.0, leader_election, identity };
+    let options = Options { config, scope, templates, listen: listen.0, debug_endpoint, leader_election, identity };
     // As a task: what wakes it comes from other tasks, and to wake a task is cheaper than this thread.
     let result = runtime.block_on(async { tokio::spawn(manager::run(options)).await });
     let code = match result.map_err(anyhow::Error::from).flatten() {

@@ -1,5 +1,7 @@
-//! Objects as they come and as they are kept: text instead of trees. There are seven and more for each machine and those of
-//! one machine are looked into at a time, so memory counts: a tree of maps takes ten times the memory of its text.
+//! Objects as they are received and as they are cached: as text instead of trees.
+//!
+//! Each VM has seven objects or more, and those of one VM are needed at a time, so memory counts: a tree of maps takes ten times the
+//! memory of its text.
 
 use std::{
     borrow::Cow,
@@ -20,14 +22,14 @@ use crate::{
     api::{VirtualMachine, full_name},
     object::ObjectKey,
     observed::{Json, Object},
-    ownership::OBJECT_MANAGER,
+    ownership::{self, OBJECT_MANAGER},
     process::lock,
 };
 
-/// An object, packed.
+/// A cached object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packed {
-    /// What it is called.
+    /// Its key.
     pub key: ObjectKey,
     /// Its UID.
     pub uid: Box<str>,
@@ -42,13 +44,13 @@ pub struct Packed {
 /// Everything else of an [`Object`], in the order of its fields.
 type Rest<T, V> = (Option<Timestamp>, Option<Timestamp>, Option<i64>, Vec<String>, T, T, V, V);
 
-/// Stands for the owner's UID in a field set. JSON does not hold it but escaped.
+/// Stands for the owner's UID in a field set. In JSON this character only occurs escaped.
 const OWNER: char = '\0';
 
 impl Packed {
-    /// The object.
+    /// The object as a tree.
     pub fn unpack(&self) -> Object {
-        // What was written here can be read, and nothing else is ever there.
+        // It was written by `pack`, so it can be read.
         let rest: Rest<BTreeMap<String, String>, Value> = serde_json::from_str(&self.rest).unwrap_or_default();
         let (created, deleting, grace, owners, labels, annotations, spec, status) = rest;
         let fields = |shape: &Option<Arc<str>>| {
@@ -72,8 +74,8 @@ impl Packed {
         }
     }
 
-    /// Whether nothing is different that a decision could hang on. What is in an object other than a Pod or a claim is not
-    /// known here, so any change of it may be one.
+    /// Whether both are the same for every decision. Only metadata is known of objects other than Pods and claims, so any new
+    /// version of those may matter.
     pub fn is_same(&self, other: &Self) -> bool {
         let Self { key, uid, version, owned, patched, rest } = other;
         let known = key.is_looked_into();
@@ -82,7 +84,7 @@ impl Packed {
     }
 }
 
-/// Field sets, each kept once: the machines' objects differ in what is in the fields, hardly in which fields there are.
+/// Field sets, each kept once: the objects of VMs differ in the values of their fields, but hardly in which fields they have.
 #[derive(Default)]
 pub struct Shapes(Mutex<HashSet<Arc<str>>>);
 
@@ -96,7 +98,7 @@ impl Shapes {
         if let Some(known) = known.get(shape.as_ref()) {
             return known.clone();
         }
-        // A new one is rare, so this is the time to drop those that nobody has any more.
+        // A new one is rare, so this is a good time to drop those that no object has any more.
         known.retain(|shape| Arc::strong_count(shape) > 1);
         let shape: Arc<str> = shape.into();
         known.insert(shape.clone());
@@ -104,10 +106,11 @@ impl Shapes {
     }
 }
 
-/// An object as it comes from the API server: what is not looked into is never made into a tree.
+/// An object as the API server sends it. Parts that are not needed are never parsed into a tree. With `META` only the metadata is
+/// requested.
 #[derive(Clone, Debug)]
 pub struct Sent<const META: bool> {
-    /// What a watch looks at.
+    /// What kube's watcher needs.
     meta: ObjectMeta,
     wire: Wire,
 }
@@ -199,24 +202,26 @@ impl<const META: bool> Resource for Sent<META> {
     }
 }
 
-/// A machine as it comes and as it is kept. It is read later: one that this version does not understand must not stop the
-/// watch of all others.
+/// A VM as it is received and as it is kept. It is parsed later, because a VM that this version does not understand must not stop
+/// the watch of all others.
 #[derive(Clone, Debug)]
 pub struct PackedVm {
-    /// What the watch and the queue look at.
+    /// What the watch and the queue need.
     meta: ObjectMeta,
     text: Box<str>,
 }
 
-/// A machine that this version does not understand: the field and what is wrong with it.
+/// Why this version does not understand a VM: the field, and what is wrong with it.
 pub type Unreadable = serde_path_to_error::Error<serde_json::Error>;
 
-impl From<&VirtualMachine> for PackedVm {
-    fn from(vm: &VirtualMachine) -> Self {
+impl From<VirtualMachine> for PackedVm {
+    /// Keeps what decisions need ([`ownership::trim`]).
+    fn from(mut vm: VirtualMachine) -> Self {
+        ownership::trim(&mut vm);
         let ObjectMeta { name, namespace, uid, resource_version, .. } = vm.metadata.clone();
         let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
-        // What was read from JSON can be written.
-        Self { meta, text: serde_json::to_string(vm).unwrap_or_default().into() }
+        // It was read from JSON, so it can be written.
+        Self { meta, text: serde_json::to_string(&vm).unwrap_or_default().into() }
     }
 }
 
@@ -226,13 +231,13 @@ impl PackedVm {
         full_name(self.meta.namespace.as_deref(), self.meta.name.as_deref().unwrap_or_default())
     }
 
-    /// The machine.
+    /// The VM.
     ///
     /// # Errors
-    /// If this version does not understand it. What was packed from a machine can always be read.
+    /// If this version does not understand it. A `PackedVm` that was made from a [`VirtualMachine`] can always be read.
     pub fn read(&self) -> Result<VirtualMachine, Unreadable> {
         serde_json::from_str(&self.text).or_else(|_| {
-            // Again, and slower, but knowing the field.
+            // Parse it again, more slowly, to know the field.
             let value: Value = serde_json::from_str(&self.text).unwrap_or_default();
             serde_path_to_error::deserialize(value)
         })
@@ -290,13 +295,13 @@ impl Resource for PackedVm {
     }
 }
 
-/// A machine's namespace and name.
-pub type Place = (Box<str>, Box<str>);
+/// A VM's namespace and name.
+pub type VmName = (Box<str>, Box<str>);
 
-/// An object that came, and the machine that its labels name.
+/// A received object, and the VM that its label names.
 pub struct Arrived {
-    /// The machine.
-    pub vm: Option<Place>,
+    /// The VM.
+    pub vm: Option<VmName>,
     /// The object.
     pub object: Packed,
 }
@@ -307,7 +312,7 @@ impl<const META: bool> Sent<META> {
         &self.wire.metadata.uid
     }
 
-    /// Keeps of it what decisions need: of Pods and claims also what is in them.
+    /// Keeps what decisions need: the metadata, and `spec` and `status` of Pods and claims.
     pub fn pack(self, kind: &TypeMeta, shapes: &Shapes) -> Arrived {
         let Wire { metadata, spec, status } = self.wire;
         let key =
@@ -333,7 +338,7 @@ impl<const META: bool> Sent<META> {
             content(spec),
             content(status),
         );
-        // Maps of texts and JSON can always be written.
+        // Maps of strings and JSON can always be written.
         let rest = serde_json::to_string(&rest).unwrap_or_default().into();
         let version = metadata.resource_version.parse().unwrap_or_default();
         Arrived { vm, object: Packed { key, uid: metadata.uid.into(), version, owned, patched, rest } }
@@ -384,16 +389,17 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_was_packed_is_the_same() {
+    fn a_packed_vm_is_the_same() {
         let vm = json!({
             "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
             "metadata": { "name": "pear", "namespace": "n", "uid": "u", "resourceVersion": "1", "generation": 3 },
             "spec": { "vm": { "maximumCpus": 2, "maximumRam": "1Gi" } },
         });
         let vm: VirtualMachine = serde_json::from_value(vm).unwrap();
-        let packed = PackedVm::from(&vm);
-        let arrived: PackedVm = serde_json::from_value(json!(vm)).unwrap();
-        for packed in [packed, arrived] {
+        let received: PackedVm = serde_json::from_value(json!(vm)).unwrap();
+        let mut trimmed = vm.clone();
+        ownership::trim(&mut trimmed);
+        for (packed, vm) in [(PackedVm::from(vm.clone()), trimmed), (received, vm)] {
             let named = [&packed.meta.name, &packed.meta.namespace, &packed.meta.uid, &packed.meta.resource_version];
             assert_eq!(named.map(Option::as_deref), [Some("pear"), Some("n"), Some("u"), Some("1")]);
             assert_eq!(json!(packed.read().unwrap()), json!(vm));
@@ -401,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_can_not_be_read_says_why() {
+    fn a_vm_that_can_not_be_read_names_the_field() {
         let vm = json!({ "metadata": { "name": "pear" }, "spec": { "vm": { "maximumCpus": "many" } } });
         let arrived: PackedVm = serde_json::from_value(vm).unwrap();
         assert_eq!(

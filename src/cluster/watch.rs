@@ -55,7 +55,7 @@ use tracing::{debug, warn};
 
 use super::{
     list_watch::{self, list_watch},
-    packed::{Arrived, Meta, Packed, PackedVm, Place, Shapes, Whole},
+    packed::{Arrived, Meta, Packed, PackedVm, Shapes, VmName, Whole},
 };
 use crate::{
     api::VirtualMachine,
@@ -65,40 +65,41 @@ use crate::{
     process::{ErrorChain, RepeatFilter, lock},
 };
 
-/// The objects of all machines of a namespace, or of all namespaces.
+/// The objects of the VMs of a namespace, or of all namespaces.
 pub struct Children {
     client: Client,
     namespace: Option<String>,
     /// Counts what is watched and written.
     pub metrics: Arc<Metrics>,
-    /// By the machine's namespace and name; a machine has so few that they are looked through.
-    objects: Mutex<HashMap<Place, Vec<Packed>>>,
-    /// Field sets of all of them.
+    /// By the VM's namespace and name. A VM has so few objects that a list is searched quickly.
+    objects: Mutex<HashMap<VmName, Vec<Packed>>>,
+    /// The field sets of all objects.
     pub(super) shapes: Shapes,
-    /// UIDs of objects that went last: the answer to a write may come after the watch has told that the object is gone.
+    /// UIDs of the objects that were deleted last: an answer to a write may arrive after the watch has reported the deletion.
     gone: Mutex<VecDeque<Box<str>>>,
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<WatchState>>>,
     /// The kinds that are being listed now.
     lists: Mutex<HashMap<TypeMeta, List>>,
-    /// Hashes of the UIDs of all known objects: what is new need not be looked for among other machines' objects.
+    /// Hashes of the UIDs of all cached objects. A new object need not be searched under other VMs.
     uids: Mutex<HashSet<u64>>,
     hasher: RandomState,
-    /// Hears which machines must be looked at.
+    /// Receives the VMs that must be reconciled.
     pub trigger: mpsc::UnboundedSender<ObjectRef<PackedVm>>,
-    /// Changes when a kind can be watched that could not.
-    pub mended: watch::Sender<()>,
+    /// Changes when a kind can be watched that could not be watched before.
+    pub recovered: watch::Sender<()>,
 }
 
-/// More deletions than can happen between a request and its answer.
+/// How many deleted objects are remembered: more than can be deleted between a request and its answer.
 const REMEMBERED: usize = 256;
 
 /// The pause before the API server is asked again whether an object exists.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
-/// Only what is rendered may make more watches than these: whoever may write a status must not make any number.
+/// How many kinds are watched because a status names them. Rendered kinds are watched in any number, but whoever can write a status
+/// must not be able to start any number of watches.
 const MAXIMUM_KINDS: usize = 100;
 
-/// A list of a kind on its way: UIDs of its objects.
+/// A list of a kind that is being received: UIDs of its objects.
 #[derive(Default)]
 struct List {
     /// Those that the list has shown so far.
@@ -107,30 +108,30 @@ struct List {
     answered: HashSet<Box<str>>,
 }
 
-/// A kind of which is not known what there is.
-pub struct Unseen {
+/// A kind of which the objects are not known.
+pub struct UnknownKind {
     /// The kind.
     pub kind: TypeMeta,
-    /// Soon it will be.
+    /// Whether it is being listed, so that they soon will be.
     pub is_listed: bool,
 }
 
-impl From<TypeMeta> for Unseen {
-    /// One that is not even looked for.
+impl From<TypeMeta> for UnknownKind {
+    /// A kind that is not listed.
     fn from(kind: TypeMeta) -> Self {
         Self { kind, is_listed: false }
     }
 }
 
-/// How far the watch of a kind is.
+/// The state of the watch of a kind.
 #[derive(Clone, Debug, PartialEq)]
 enum WatchState {
     Listing,
     Complete,
     Failed {
         message: String,
-        /// The API server does not have the kind, so there are no such objects.
-        lacks: bool,
+        /// Whether the API server does not have the kind, so that there are no such objects.
+        is_missing: bool,
     },
 }
 
@@ -145,7 +146,7 @@ pub struct WatchError {
 }
 
 impl Children {
-    /// Nothing is watched yet. The stream tells which machines must be looked at.
+    /// Watches nothing yet. The stream has the VMs that must be reconciled.
     pub fn new(
         client: Client,
         namespace: Option<String>,
@@ -164,12 +165,12 @@ impl Children {
             uids: Mutex::default(),
             hasher: RandomState::new(),
             trigger,
-            mended: watch::Sender::new(()),
+            recovered: watch::Sender::new(()),
         };
         (Arc::new(children), triggered)
     }
 
-    /// What there is of a machine.
+    /// The objects of a VM.
     pub fn observe(&self, vm: &VirtualMachine, now: Timestamp) -> Observed {
         let place = (vm.namespace().unwrap_or_default().into(), vm.name_any().into());
         let objects = lock(&self.objects)
@@ -178,12 +179,12 @@ impl Children {
         Observed { objects: objects.unwrap_or_default(), now }
     }
 
-    /// How many kinds are known completely. What was observed when there were fewer may lack objects that exist.
+    /// How many kinds are known completely. An observation made when there were fewer may lack objects that exist.
     pub fn complete(&self) -> usize {
         lock(&self.kinds).values().filter(|state| *state.borrow() == WatchState::Complete).count()
     }
 
-    /// Begins to watch these kinds, because they will be needed.
+    /// Begins to list and watch these kinds, because they will be needed.
     pub fn expect(self: &Arc<Self>, kinds: impl IntoIterator<Item = TypeMeta>) {
         let mut watched = lock(&self.kinds);
         for kind in kinds {
@@ -191,7 +192,7 @@ impl Children {
         }
     }
 
-    /// How far the watch of a kind is, which begins here if there is none.
+    /// The state of the watch of a kind, which is started if there is none.
     fn state_of<'a>(
         self: &Arc<Self>,
         watched: &'a mut HashMap<TypeMeta, watch::Receiver<WatchState>>,
@@ -205,9 +206,9 @@ impl Children {
         lock(&self.kinds).get(kind).is_some_and(|state| *state.borrow() == WatchState::Complete)
     }
 
-    /// Begins to watch kinds of which there may be objects, as long as there are not too many, and with `wait` waits until it is
-    /// known which there are. Returns those of which that is not known.
-    pub async fn look_for(self: &Arc<Self>, kinds: Vec<TypeMeta>, wait: bool) -> Vec<Unseen> {
+    /// Begins to list and watch kinds of which there may be objects, up to 100 kinds. With `wait` it waits until they are
+    /// listed. Returns the kinds of which the objects are not known.
+    pub async fn look_for(self: &Arc<Self>, kinds: Vec<TypeMeta>, wait: bool) -> Vec<UnknownKind> {
         let states: Vec<_> = {
             let mut watched = lock(&self.kinds);
             let mut state = |kind: &TypeMeta| {
@@ -216,29 +217,29 @@ impl Children {
             };
             kinds.into_iter().map(|kind| (state(&kind), kind)).collect()
         };
-        let mut unseen = Vec::new();
+        let mut unknown = Vec::new();
         for (state, kind) in states {
             let Some(mut state) = state else {
-                unseen.push(kind.into());
+                unknown.push(kind.into());
                 continue;
             };
             if wait {
                 let _ = state.wait_for(|state| *state != WatchState::Listing).await;
             }
             match *state.borrow() {
-                WatchState::Complete | WatchState::Failed { lacks: true, .. } => {}
-                WatchState::Listing => unseen.push(Unseen { kind, is_listed: true }),
-                WatchState::Failed { .. } => unseen.push(kind.into()),
+                WatchState::Complete | WatchState::Failed { is_missing: true, .. } => {}
+                WatchState::Listing => unknown.push(UnknownKind { kind, is_listed: true }),
+                WatchState::Failed { .. } => unknown.push(kind.into()),
             }
         }
-        unseen
+        unknown
     }
 
-    /// Makes sure that these kinds are watched and known completely.
+    /// Returns when these kinds are watched and known completely.
     ///
     /// # Errors
-    /// If the API server refuses the watch of a kind, for want of a right or because it has no such kind. The watch goes on
-    /// trying.
+    /// If the API server refuses the watch of a kind, because the manager lacks the right or the API server lacks the kind. The watch
+    /// goes on trying.
     pub async fn watch(self: &Arc<Self>, kinds: impl IntoIterator<Item = TypeMeta>) -> Result<(), WatchError> {
         let mut pending = Vec::new();
         {
@@ -259,7 +260,7 @@ impl Children {
         Ok(())
     }
 
-    /// Takes in what the API server answered to a write, so that the next decision does not wait for the watch to tell it.
+    /// Puts the answer to a write in the cache, so that the next decision does not have to wait for the watch.
     pub(super) fn insert(&self, arrived: Arrived) {
         let objects = lock(&self.objects);
         if let Some(list) = lock(&self.lists).get_mut(&arrived.object.key.types()) {
@@ -268,7 +269,7 @@ impl Children {
         self.keep(objects, arrived);
     }
 
-    fn keep(&self, mut objects: MutexGuard<'_, HashMap<Place, Vec<Packed>>>, Arrived { vm, object }: Arrived) {
+    fn keep(&self, mut objects: MutexGuard<'_, HashMap<VmName, Vec<Packed>>>, Arrived { vm, object }: Arrived) {
         let Some(vm) = vm.filter(|_| !lock(&self.gone).contains(&object.uid)) else { return };
         let objects = objects.entry(vm).or_default();
         if find(objects, &object.key).is_none_or(|known| known.version <= object.version) {
@@ -312,28 +313,28 @@ impl Children {
             while let Some(event) = stream.next().await {
                 match event {
                     Ok(event) => {
-                        // What comes of a list that breaks off does not mean that all is well.
+                        // A list that breaks off begins with events too, so these do not show that the watch works.
                         if !matches!(event, Event::Init | Event::InitApply(_)) {
                             said.clear();
                         }
                         if children.take(&kind, event)
                             && matches!(sender.send_replace(WatchState::Complete), WatchState::Failed { .. })
                         {
-                            children.mended.send_replace(());
+                            children.recovered.send_replace(());
                         }
                     }
                     Err(error) => {
-                        let lacks = list_watch::code(&error) == Some(404);
+                        let is_missing = list_watch::code(&error) == Some(404);
                         let error = ErrorChain(&error).to_string();
                         if said.is_new(&error) {
                             warn!(kind = kind.kind, error, "the watch was cut");
                         }
                         children.metrics.watch_cut(&kind.kind);
-                        // A watch that once was complete goes on from where it was.
+                        // A watch that was complete once goes on from where it was.
                         sender.send_if_modified(|state| {
                             let failed = *state != WatchState::Complete;
                             if failed {
-                                *state = WatchState::Failed { message: error, lacks };
+                                *state = WatchState::Failed { message: error, is_missing };
                             }
                             failed
                         });
@@ -344,7 +345,7 @@ impl Children {
         receiver
     }
 
-    /// Takes in what a watch tells. Returns whether the list of the kind is complete now.
+    /// Puts an event of a watch in the cache. Returns whether the list of the kind is complete now.
     fn take(self: &Arc<Self>, kind: &TypeMeta, event: Event<Arrived>) -> bool {
         match event {
             Event::Init => drop(lock(&self.lists).insert(kind.clone(), List::default())),
@@ -404,7 +405,7 @@ impl Children {
         }
     }
 
-    /// An object whose label names another machine than before, or none, is the former one's no more.
+    /// Removes an object from the VM that its label named before, if it now names another VM or none.
     fn leave_former(&self, Arrived { vm, object }: &Arrived) {
         let uid = &object.uid;
         if !lock(&self.uids).contains(&self.hasher.hash_one(uid)) {
@@ -425,7 +426,7 @@ impl Children {
             let mut objects = lock(&self.objects);
             let objects = objects.entry(vm.clone()).or_default();
             let known = find(objects, &object.key);
-            // What we wrote ourselves is known already, perhaps even newer.
+            // The answer to our own write is in the cache already, perhaps a newer one.
             if known.is_some_and(|known| known.uid == object.uid && known.version >= object.version) {
                 return;
             }
@@ -439,30 +440,30 @@ impl Children {
                 return;
             }
         }
-        self.wake(&vm);
+        self.trigger(&vm);
     }
 
-    fn remove(&self, vm: &Place, uid: Box<str>) {
+    fn remove(&self, vm: &VmName, uid: Box<str>) {
         {
             let mut gone = lock(&self.gone);
             gone.truncate(REMEMBERED - 1);
             gone.push_front(uid.clone());
         }
-        // An answer that comes now finds it among what is gone, and one that came just before is taken out, too.
+        // In this order: an answer that comes from now on is dropped, and one that came just before is removed.
         self.take_out(vm, &uid);
     }
 
-    /// Removes an object of which the API server says that there is none.
+    /// Removes an object that does not exist any more, as the API server answered.
     pub(super) fn is_gone(&self, uid: &str) {
         let known = select(&lock(&self.objects), |known| *known.uid == *uid);
         known.into_iter().for_each(|(vm, _, uid)| self.remove(&vm, uid));
     }
 
-    fn take_out(&self, vm: &Place, uid: &str) {
+    fn take_out(&self, vm: &VmName, uid: &str) {
         {
             let mut objects = lock(&self.objects);
             let Some(of_vm) = objects.get_mut(vm) else { return };
-            // One of the same name that was made since stays. What is watched in two versions of its API is there twice.
+            // An object of the same name that was created since stays. A kind that is watched in two versions of its API has two entries.
             let count = of_vm.len();
             of_vm.retain(|known| *known.uid != *uid);
             if of_vm.len() == count {
@@ -473,20 +474,20 @@ impl Children {
                 objects.remove(vm);
             }
         }
-        self.wake(vm);
+        self.trigger(vm);
     }
 
-    fn wake(&self, (namespace, vm): &Place) {
+    fn trigger(&self, (namespace, vm): &VmName) {
         debug!(vm, namespace, "an object changed");
-        // Nobody listens any more when the manager ends.
+        // When the manager ends nobody receives this.
         let _ = self.trigger.unbounded_send(ObjectRef::new(vm).within(namespace));
     }
 }
 
 /// An object in the cache: its VM, its name and its UID.
-type Known = (Place, String, Box<str>);
+type Known = (VmName, String, Box<str>);
 
-fn select(objects: &HashMap<Place, Vec<Packed>>, which: impl Fn(&Packed) -> bool) -> Vec<Known> {
+fn select(objects: &HashMap<VmName, Vec<Packed>>, which: impl Fn(&Packed) -> bool) -> Vec<Known> {
     let known = objects.iter().flat_map(|(vm, objects)| objects.iter().map(move |known| (vm, known)));
     known
         .filter(|(_, known)| which(known))
@@ -516,7 +517,7 @@ fn find<'a>(objects: &'a [Packed], key: &ObjectKey) -> Option<&'a Packed> {
     objects.iter().find(|object| object.key == *key)
 }
 
-/// The same event of something else.
+/// The same event about another type.
 fn event_map<A, B>(event: Event<A>, map: impl Fn(A) -> B) -> Event<B> {
     match event {
         Event::Apply(object) => Event::Apply(map(object)),

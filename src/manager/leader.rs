@@ -1,17 +1,17 @@
-//! Who of several managers works: the one that holds a Lease.
+//! Leader election: of several managers, the one that holds a Lease works.
 //!
 //! ```text
-//!  watch of the lease ─▶ facts (who holds it, for how long it has not changed by our own clock) ─▶ decide ─▶ take / renew / wait
+//!  watch of the lease ─▶ inputs (who holds it, and since when it has not changed, by our own clock) ─▶ decide ─▶ write / wait
 //! ```
 //!
-//! As in client-go, no clock is compared with another machine's: a candidate counts from when it saw the lease change. A
-//! write carries the resourceVersion that it is based on, so of several candidates one wins, and one that saw too little
-//! takes nothing. A leader counts from before its last successful renewal and is out [`DEADLINE`] later, while others wait for
-//! the whole [`LEASE`]; between the two whatever it still had on its way to the API server arrives. That it writes nothing
-//! after its time is seen to by the [`Fence`] in its client, not by those who write.
+//! As in client-go, clocks of different machines are never compared: a candidate measures the time since it saw the lease change. A
+//! write carries the resourceVersion that it is based on, so of several candidates one succeeds, and a candidate whose view is old
+//! takes nothing. A leader stops [`DEADLINE`] after the start of its last successful renewal, while others wait for the whole
+//! [`LEASE`]. In the time between the two, requests that are still under way arrive. The [`Fence`] in the leader's client ensures that
+//! it writes nothing later; the code that writes need not care.
 //!
-//! Of the libraries for this, kube-lease-manager is the one that fits kube 5; it compares wall clocks, takes over without
-//! a resourceVersion and does not watch the lease.
+//! Of the libraries for this, kube-lease-manager works with kube 5. It compares wall clocks, takes a lease over without a
+//! resourceVersion and does not watch the lease.
 
 use std::{
     pin::pin,
@@ -45,62 +45,60 @@ use crate::{
 
 /// The name of the lease.
 pub const NAME: &str = "vm-operator";
-/// How long others wait for a leader that says nothing.
+/// How long other managers wait for a leader that does not renew.
 const LEASE: Duration = Duration::from_secs(12);
-/// How long a leader works without a successful renewal.
+/// How long a leader works after its last successful renewal began.
 const DEADLINE: Duration = Duration::from_secs(8);
 /// How often a leader renews.
 const RENEW: Duration = Duration::from_secs(4);
 /// The pause after a failure.
 const RETRY: Duration = Duration::from_millis(500);
-/// How long a request about the lease may take: there is time for a second one before [`DEADLINE`].
+/// How long a request about the lease may take. There is time for a second one before [`DEADLINE`].
 const REQUEST: Duration = Duration::from_secs(2);
-/// How long giving the lease back may take; others find out without it too, only later.
+/// How long giving the lease back may take. Without it another manager leads too, only later.
 pub(super) const RELEASE: Duration = Duration::from_millis(400);
 
-/// Until when writes are let through.
-///
-/// It stands in the client, so that nobody who writes has to think of it.
+/// Decides whether a write may be sent. It is part of the client, so the code that writes need not check.
 #[derive(Clone, Debug, Default)]
-pub struct Fence(Arc<Mutex<Passage>>);
+pub struct Fence(Arc<Mutex<FenceState>>);
 
 #[derive(Clone, Copy, Debug, Default)]
-enum Passage {
+enum FenceState {
     #[default]
     Closed,
     Until(Instant),
     Open,
 }
 
-/// What a request is told that came too late.
+/// The error of a write that the fence refused.
 #[derive(Debug, thiserror::Error)]
 #[error("this manager does not lead")]
-pub struct Closed;
+pub struct NotLeading;
 
 impl Fence {
-    fn set(&self, passage: Passage) {
-        *lock(&self.0) = passage;
+    fn set(&self, state: FenceState) {
+        *lock(&self.0) = state;
     }
 
-    /// Lets everything through.
+    /// Lets all writes through.
     pub fn open(&self) {
-        self.set(Passage::Open);
+        self.set(FenceState::Open);
     }
 
-    /// Lets nothing through any more; what is on its way arrives.
+    /// Refuses all writes from now on. Those under way arrive.
     pub fn close(&self) {
-        self.set(Passage::Closed);
+        self.set(FenceState::Closed);
     }
 
-    /// Whether a write is let through.
+    /// Lets a write through.
     ///
     /// # Errors
-    /// [`Closed`]
-    pub fn check(&self, now: Instant) -> Result<(), Closed> {
+    /// [`NotLeading`] if the fence is closed.
+    pub fn check(&self, now: Instant) -> Result<(), NotLeading> {
         match *lock(&self.0) {
-            Passage::Open => Ok(()),
-            Passage::Until(end) if now < end => Ok(()),
-            Passage::Closed | Passage::Until(_) => Err(Closed),
+            FenceState::Open => Ok(()),
+            FenceState::Until(end) if now < end => Ok(()),
+            FenceState::Closed | FenceState::Until(_) => Err(NotLeading),
         }
     }
 }
@@ -113,58 +111,58 @@ enum Holder {
     Another,
 }
 
-/// What a decision depends on. All times are measured with our own clock.
+/// What the decision depends on. All times are measured with our own clock.
 #[derive(Clone, Copy, Debug)]
-struct Facts {
+struct Inputs {
     holder: Holder,
-    /// For how long the lease has been as it is.
+    /// How long the lease has not changed.
     unchanged: Duration,
-    /// For how long its holder asks to be waited for.
+    /// How long others must wait for its holder.
     lasts: Duration,
-    /// How long ago our last successful write of it began; `None` if we do not lead.
+    /// How long ago our last successful write began; `None` if we do not lead.
     renewed: Option<Duration>,
-    /// How long ago our last try failed, if it did.
+    /// How long ago our last write failed, if it did.
     failed: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Step {
-    /// Write the lease with our name.
+    /// Write the lease, with our name as its holder.
     Write,
-    /// Look again after this time, or when the lease changes.
+    /// Decide again after this time, or when the lease changes.
     Wait(Duration),
     /// We do not lead any more.
     Lost(&'static str),
 }
 
-fn decide(facts: Facts) -> Step {
-    let pause = facts.failed.map_or(Duration::ZERO, |failed| RETRY.saturating_sub(failed));
+fn decide(inputs: Inputs) -> Step {
+    let pause = inputs.failed.map_or(Duration::ZERO, |failed| RETRY.saturating_sub(failed));
     let write_in = |due: Duration| if due.is_zero() { Step::Write } else { Step::Wait(due) };
-    match (facts.renewed, facts.holder) {
+    match (inputs.renewed, inputs.holder) {
         (Some(_), Holder::Another) => Step::Lost("another manager took the lease"),
         (Some(renewed), _) if renewed >= DEADLINE => Step::Lost("the lease could not be renewed"),
-        // Never waits past the deadline.
-        (Some(renewed), Holder::Us) if facts.failed.is_some() => write_in(pause.min(DEADLINE - renewed)),
+        // Not longer than to the deadline.
+        (Some(renewed), Holder::Us) if inputs.failed.is_some() => write_in(pause.min(DEADLINE - renewed)),
         (Some(renewed), Holder::Us) => write_in(RENEW.saturating_sub(renewed)),
-        // Somebody deleted the lease or emptied it: say that we are still here.
+        // Somebody deleted the lease or its holder: take it again.
         (Some(renewed), Holder::Nobody) => write_in(pause.min(DEADLINE - renewed)),
-        // The taking was answered too late, or the process before us had our name: it has ended, so there is nobody to wait for.
+        // Our write was answered too late, or an earlier process had our name. That process has ended, so there is no need to wait.
         (None, Holder::Nobody | Holder::Us) => write_in(pause),
-        (None, Holder::Another) => write_in(pause.max(facts.lasts.saturating_sub(facts.unchanged))),
+        (None, Holder::Another) => write_in(pause.max(inputs.lasts.saturating_sub(inputs.unchanged))),
     }
 }
 
-/// What a candidate knows.
+/// What this manager knows of the lease.
 struct Candidate {
     identity: String,
-    /// The lease, or that there is none, and since when.
+    /// The lease, if it exists, and since when it has not changed.
     lease: Option<Lease>,
     since: Instant,
     renewed: Option<Instant>,
     failed: Option<Instant>,
 }
 
-/// What others read of a lease; labels and the like change nothing.
+/// The part of a lease that counts. A change of its labels is no renewal.
 fn spec(lease: Option<&Lease>) -> Option<&LeaseSpec> {
     lease.and_then(|lease| lease.spec.as_ref())
 }
@@ -174,7 +172,7 @@ fn version(lease: &Lease) -> u64 {
 }
 
 impl Candidate {
-    fn facts(&self, now: Instant) -> Facts {
+    fn inputs(&self, now: Instant) -> Inputs {
         let spec = spec(self.lease.as_ref());
         let holder = match spec.and_then(|spec| spec.holder_identity.as_deref()).filter(|name| !name.is_empty()) {
             None => Holder::Nobody,
@@ -182,7 +180,7 @@ impl Candidate {
             Some(_) => Holder::Another,
         };
         let lasts = spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
-        Facts {
+        Inputs {
             holder,
             unchanged: now.saturating_duration_since(self.since),
             lasts: lasts.map_or(LEASE, Duration::from_secs),
@@ -191,8 +189,8 @@ impl Candidate {
         }
     }
 
-    fn saw(&mut self, lease: Option<Lease>, now: Instant) {
-        // The watch tells what we wrote after the API server has answered to it.
+    fn observe(&mut self, lease: Option<Lease>, now: Instant) {
+        // The watch shows our own write after the API server has answered to it.
         if let (Some(known), Some(seen)) = (&self.lease, &lease)
             && version(seen) < version(known)
         {
@@ -204,7 +202,7 @@ impl Candidate {
         self.lease = lease;
     }
 
-    /// The lease as it is to be written: ours.
+    /// The lease with us as its holder.
     fn ours(&self) -> Lease {
         let mut lease = self.lease.clone().unwrap_or_else(|| Lease {
             metadata: ObjectMeta {
@@ -227,10 +225,10 @@ impl Candidate {
     }
 }
 
-/// How an election stands.
+/// The state of an election.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LeaderState {
-    /// Not known yet, and perhaps why.
+    /// Not known yet, and the reason if there is one.
     Unknown(Option<String>),
     /// Another manager leads.
     Standby(String),
@@ -240,7 +238,7 @@ pub enum LeaderState {
     Lost(String),
 }
 
-/// A candidacy that goes on beside what the manager does.
+/// An election that goes on in the background.
 pub struct Election {
     state: watch::Receiver<LeaderState>,
     resign: oneshot::Sender<()>,
@@ -248,27 +246,27 @@ pub struct Election {
 }
 
 impl Election {
-    /// Stands for election under a name that no other process has now. While it leads, the fence is open.
+    /// Stands for election under a name that no other process has now. The fence is open while this manager leads.
     pub fn start(client: Client, namespace: &str, identity: String, fence: Fence, metrics: Arc<Metrics>) -> Self {
         let (sender, state) = watch::channel(LeaderState::Unknown(None));
         let (resign, resigned) = oneshot::channel();
         let candidate = Candidate { identity, lease: None, since: Instant::now(), renewed: None, failed: None };
         let api = Api::namespaced(client, namespace);
         let task = tokio::spawn(
-            Campaign { api, candidate, fence, state: sender, metrics, said: RepeatFilter::default() }.run(resigned),
+            Campaign { api, candidate, fence, state: sender, metrics, repeats: RepeatFilter::default() }.run(resigned),
         );
         Self { state, resign, task }
     }
 
-    /// How it stands, now and later.
+    /// The state, as it changes.
     pub fn state(&self) -> watch::Receiver<LeaderState> {
         self.state.clone()
     }
 
-    /// Gives the lease back, if it is ours, so that another manager need not wait for its end.
+    /// Gives the lease back, if we hold it, so that another manager need not wait until it expires.
     pub async fn resign(self) {
         let _ = self.resign.send(());
-        // It may be in the middle of a request.
+        // A request may be under way.
         let mut task = self.task;
         match timeout(RELEASE, &mut task).await {
             Ok(Ok(())) => {}
@@ -287,16 +285,16 @@ struct Campaign {
     fence: Fence,
     state: watch::Sender<LeaderState>,
     metrics: Arc<Metrics>,
-    said: RepeatFilter,
+    repeats: RepeatFilter,
 }
 
 impl Campaign {
     async fn run(mut self, mut resigned: oneshot::Receiver<()>) {
         let mut lease = pin!(watch_object(self.api.clone(), NAME).default_backoff());
-        // Until the lease was read nothing is decided.
+        // Nothing is decided before the lease was read once.
         let mut known = false;
         loop {
-            let step = if known { decide(self.candidate.facts(Instant::now())) } else { Step::Wait(LEASE) };
+            let step = if known { decide(self.candidate.inputs(Instant::now())) } else { Step::Wait(LEASE) };
             match step {
                 Step::Write => self.write().await,
                 Step::Lost(why) => {
@@ -306,17 +304,17 @@ impl Campaign {
                     return;
                 }
                 Step::Wait(time) => tokio::select! {
-                    // In this order: who is told to end does not take a lease that has just become free.
+                    // In this order, so that a manager that ends does not take a lease that has just become free.
                     biased;
                     _ = &mut resigned => return self.release().await,
                     Some(event) = lease.next() => match event {
                         Ok(lease) => {
                             known = true;
-                            self.saw(lease);
+                            self.observe(lease);
                         }
                         Err(error) => {
                             self.metrics.watch_cut("Lease");
-                            self.problem("the lease can't be watched", &error);
+                            self.report("the lease can't be watched", &error);
                         }
                     },
                     () = sleep(time) => {}
@@ -325,8 +323,8 @@ impl Campaign {
         }
     }
 
-    fn saw(&mut self, lease: Option<Lease>) {
-        self.candidate.saw(lease, Instant::now());
+    fn observe(&mut self, lease: Option<Lease>) {
+        self.candidate.observe(lease, Instant::now());
         let holder = spec(self.candidate.lease.as_ref()).and_then(|spec| spec.holder_identity.as_deref());
         if let Some(holder) = holder.filter(|holder| !holder.is_empty() && *holder != self.candidate.identity)
             && self.candidate.renewed.is_none()
@@ -353,23 +351,23 @@ impl Campaign {
         };
         match timeout(left.min(REQUEST), request).await {
             Ok(Ok(written)) => {
-                self.candidate.saw(Some(written), Instant::now());
+                self.candidate.observe(Some(written), Instant::now());
                 self.candidate.failed = None;
                 self.candidate.renewed = Some(began);
-                self.said.clear();
-                self.fence.set(Passage::Until(began + DEADLINE));
+                self.repeats.clear();
+                self.fence.set(FenceState::Until(began + DEADLINE));
                 if *self.state.borrow() != LeaderState::Leading {
                     info!(identity = self.candidate.identity, "leading");
                     self.metrics.leads(true);
                     self.state.send_replace(LeaderState::Leading);
                 }
             }
-            // Somebody was faster, or what we know is old.
+            // Another candidate was faster, or our view is old.
             Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 404 | 409) => {
                 match timeout(left.min(REQUEST), self.api.get_opt(NAME)).await {
-                    Ok(Ok(lease)) => self.saw(lease),
-                    Ok(Err(error)) => self.problem("the lease can't be read", &error),
-                    Err(_) => self.problem("the lease can't be read", &Late),
+                    Ok(Ok(lease)) => self.observe(lease),
+                    Ok(Err(error)) => self.report("the lease can't be read", &error),
+                    Err(_) => self.report("the lease can't be read", &NoAnswer),
                 }
                 self.candidate.failed = Some(Instant::now());
             }
@@ -377,18 +375,18 @@ impl Campaign {
                 let doing = if self.candidate.renewed.is_some() { "renewed" } else { "taken" };
                 self.metrics.lease_failed();
                 match outcome {
-                    Ok(Err(error)) => self.problem(&format!("the lease can't be {doing}"), &error),
-                    _ => self.problem(&format!("the lease can't be {doing}"), &Late),
+                    Ok(Err(error)) => self.report(&format!("the lease can't be {doing}"), &error),
+                    _ => self.report(&format!("the lease can't be {doing}"), &NoAnswer),
                 }
                 self.candidate.failed = Some(Instant::now());
             }
         }
     }
 
-    /// Says what does not work, once.
-    fn problem(&mut self, what: &str, error: &(dyn std::error::Error + 'static)) {
+    /// Reports a problem, once.
+    fn report(&mut self, what: &str, error: &(dyn std::error::Error + 'static)) {
         let message = format!("{what}: {}", ErrorChain(error));
-        if self.said.is_new(&message) {
+        if self.repeats.is_new(&message) {
             warn!(lease = NAME, "{message}");
             self.state.send_if_modified(|state| match state {
                 LeaderState::Unknown(problem) => {
@@ -422,7 +420,7 @@ impl Campaign {
 
 #[derive(Debug, thiserror::Error)]
 #[error("the API server did not answer in time")]
-struct Late;
+struct NoAnswer;
 
 #[cfg(test)]
 mod tests {
@@ -433,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_from_which_facts() {
+    fn each_situation_has_its_decision() {
         use Holder::{Another, Nobody, Us};
         use Step::{Wait, Write};
         const TAKEN: Step = Step::Lost("another manager took the lease");
@@ -463,8 +461,8 @@ mod tests {
             ((Another, s(0), s(12), Some(s(1)), None), TAKEN),
         ];
         for ((holder, unchanged, lasts, renewed, failed), expected) in table {
-            let facts = Facts { holder, unchanged, lasts, renewed, failed };
-            assert_eq!(decide(facts), expected, "{facts:?}");
+            let inputs = Inputs { holder, unchanged, lasts, renewed, failed };
+            assert_eq!(decide(inputs), expected, "{inputs:?}");
         }
     }
 
@@ -499,24 +497,24 @@ mod tests {
         // Renewed in the far past or the far future, by the other machine's clock.
         for (version, renewed) in [(1, 0), (2, 99_999_999_999)] {
             let now = start + s(version);
-            candidate.saw(Some(lease(version, "other", renewed)), now);
-            assert_eq!(decide(candidate.facts(now)), Step::Wait(LEASE));
+            candidate.observe(Some(lease(version, "other", renewed)), now);
+            assert_eq!(decide(candidate.inputs(now)), Step::Wait(LEASE));
         }
-        // What does not concern the lease itself does not count as a sign of life.
-        candidate.saw(Some(lease(3, "other", 99_999_999_999)), start + s(9));
-        assert_eq!(decide(candidate.facts(start + s(2) + LEASE)), Step::Write);
+        // A change of the metadata is no renewal.
+        candidate.observe(Some(lease(3, "other", 99_999_999_999)), start + s(9));
+        assert_eq!(decide(candidate.inputs(start + s(2) + LEASE)), Step::Write);
     }
 
     #[test]
-    fn an_old_event_does_not_make_a_leader_doubt() {
+    fn an_old_event_does_not_end_the_leadership() {
         let now = Instant::now();
         let mut candidate = candidate(now);
-        candidate.saw(Some(lease(5, "us", 1)), now);
+        candidate.observe(Some(lease(5, "us", 1)), now);
         candidate.renewed = Some(now);
-        candidate.saw(Some(lease(4, "other", 1)), now);
-        assert_eq!(decide(candidate.facts(now)), Step::Wait(RENEW));
-        candidate.saw(Some(lease(6, "other", 1)), now);
-        assert!(matches!(decide(candidate.facts(now)), Step::Lost(_)));
+        candidate.observe(Some(lease(4, "other", 1)), now);
+        assert_eq!(decide(candidate.inputs(now)), Step::Wait(RENEW));
+        candidate.observe(Some(lease(6, "other", 1)), now);
+        assert!(matches!(decide(candidate.inputs(now)), Step::Lost(_)));
     }
 
     #[test]
@@ -537,7 +535,7 @@ mod tests {
     fn the_fence_closes_by_itself() {
         let (fence, now) = (Fence::default(), Instant::now());
         assert!(fence.check(now).is_err());
-        fence.set(Passage::Until(now + DEADLINE));
+        fence.set(FenceState::Until(now + DEADLINE));
         assert!(fence.check(now).is_ok());
         assert!(fence.check(now + DEADLINE).is_err());
         fence.open();

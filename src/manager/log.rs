@@ -1,4 +1,4 @@
-//! The log, and with the feature `otel` traces where somebody collects them.
+//! The log and, with the feature `otel`, traces.
 
 use std::io::{self, IsTerminal};
 
@@ -7,11 +7,11 @@ use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::Subs
 /// What is logged unless RUST_LOG says otherwise.
 const DEFAULT: &str = "info,kube_runtime=warn";
 
-/// How long the last spans may take when the program ends.
+/// How long sending the last spans may take when the program ends.
 #[cfg(any(test, feature = "otel"))]
 pub(super) const LAST: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// How the log looks.
+/// The format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Lines for people.
@@ -20,14 +20,14 @@ pub enum Format {
     Json,
 }
 
-/// What must be done for the log when the program ends.
+/// The running log; [`Log::end`] must be called when the program ends.
 #[must_use]
 pub struct Log {
     #[cfg(feature = "otel")]
     traces: Option<traces::Traces>,
 }
 
-/// Starts the log of the whole program. Must be called in the runtime.
+/// Starts the log of the whole program. Must be called in the tokio runtime.
 pub fn start(format: Format) -> Log {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT));
     let lines = fmt::layer().with_ansi(io::stderr().is_terminal()).with_writer(io::stderr);
@@ -50,7 +50,7 @@ pub fn start(format: Format) -> Log {
 }
 
 impl Log {
-    /// Sends what was not sent yet.
+    /// Sends the spans that were not sent yet.
     pub fn end(self) {
         #[cfg(feature = "otel")]
         if let Some(traces) = self.traces {
@@ -74,10 +74,10 @@ mod traces {
     use tracing_opentelemetry::OpenTelemetryLayer;
     use tracing_subscriber::registry::LookupSpan;
 
-    /// Traces that are being sent.
+    /// Sends traces in the background.
     pub struct Traces(SdkTracerProvider);
 
-    /// Begins if the standard variables say where to
+    /// Starts if the standard variables name a collector
     /// (<https://opentelemetry.io/docs/specs/otel/protocol/exporter/>).
     pub fn start<S>() -> Option<(OpenTelemetryLayer<S, SdkTracer>, Traces)>
     where
@@ -89,8 +89,7 @@ mod traces {
         let exporter = match SpanExporter::builder().with_http().build() {
             Ok(exporter) => exporter,
             Err(error) => {
-                // There is no log yet that this could go to.
-                return complain(&error);
+                return print_error(&error);
             }
         };
         let mut resource = Resource::builder();
@@ -105,14 +104,14 @@ mod traces {
         Some((layer, Traces(provider)))
     }
 
-    #[allow(clippy::print_stderr, reason = "the log begins after this")]
-    fn complain<T>(error: &dyn std::error::Error) -> Option<T> {
+    #[allow(clippy::print_stderr, reason = "the log has not started yet")]
+    fn print_error<T>(error: &dyn std::error::Error) -> Option<T> {
         eprintln!("no traces: {error}");
         None
     }
 
     impl Traces {
-        /// Sends what was not sent yet.
+        /// Sends the spans that were not sent yet.
         pub fn end(self) {
             let (done, wait) = mpsc::channel();
             thread::spawn(move || {

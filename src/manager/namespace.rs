@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tracing::{Instrument as _, error_span};
 
 use super::{
+    debug::DebugRecords,
     reconcile::Reconciler,
     templates::InForce,
     vms::{self, VmWatch},
@@ -60,6 +61,8 @@ pub struct Shared {
     pub metrics: Arc<Metrics>,
     /// Reports how far each namespace is.
     pub health: Arc<Health>,
+    /// Keeps what was done last, for people.
+    pub debug: DebugRecords,
     /// Bounds the requests of all namespaces together.
     pub turns: Turns,
     /// Becomes true when the manager is told to end.
@@ -138,6 +141,7 @@ impl Namespace {
             shared.config.clone(),
             shared.templates.clone(),
             shared.recorder.clone(),
+            shared.debug.clone(),
         ));
         let queue = Queue { store: known.vms.clone(), reconciler, shared: shared.clone() };
         Self { known, cluster, work: queue.work(vms, triggered).boxed() }
@@ -155,7 +159,7 @@ fn triggers(
         objects.boxed(),
         all(changes(shared.config.clone())),
         all(changes(shared.templates.clone())),
-        all(changes(known.children.mended.subscribe())),
+        all(changes(known.children.recovered.subscribe())),
     ])
 }
 

@@ -34,10 +34,10 @@ use crate::{
         ActionError, Cluster, Executed, api_label,
         events::EventRecorder,
         packed::PackedVm,
-        watch::{Unseen, WatchError},
+        watch::{UnknownKind, WatchError},
     },
     config::ReconcilerConfig,
-    manager::{templates::InForce, written::Written},
+    manager::{debug::DebugRecords, templates::InForce, written::Written},
     object::{Rendered, pods},
     observed::Observed,
     ownership::{status_differs, trim},
@@ -92,6 +92,7 @@ pub struct Reconciler {
     config: watch::Receiver<Arc<ReconcilerConfig>>,
     templates: watch::Receiver<Arc<InForce>>,
     recorder: Arc<EventRecorder>,
+    debug: DebugRecords,
     /// VMs as the last writes of their status left them.
     pub written: Written,
     /// The VMs whose last reconcile failed.
@@ -114,7 +115,7 @@ struct View {
     /// A kind that is rendered and can't be watched.
     unwatched: Option<WatchError>,
     /// Kinds that the VM's status names and of which the objects are not known.
-    unknown: Vec<Unseen>,
+    unknown: Vec<UnknownKind>,
 }
 
 impl View {
@@ -131,8 +132,9 @@ impl Reconciler {
         config: watch::Receiver<Arc<ReconcilerConfig>>,
         templates: watch::Receiver<Arc<InForce>>,
         recorder: Arc<EventRecorder>,
+        debug: DebugRecords,
     ) -> Self {
-        Self { cluster, config, templates, recorder, written: Written::default(), failing: Mutex::default() }
+        Self { cluster, config, templates, recorder, debug, written: Written::default(), failing: Mutex::default() }
     }
 
     /// Brings a VM to where its spec wants it. What is known of the VM is taken when this is called, not when the future is first
@@ -165,6 +167,7 @@ impl Reconciler {
         // 2. Plan. Pure.
         let plan = plan(&vm, &view.observed, view.to_plan());
         self.count(view.rendered.as_deref().ok(), &plan);
+        self.debug.planned(&vm, view.rendered.as_deref(), &plan);
 
         // 3. Execute. Writes objects.
         let Executed { done, refusals, result } = self.cluster.execute(&vm, &plan).await;
@@ -200,7 +203,9 @@ impl Reconciler {
         }
         lock(&self.failing).remove(&name);
         let is_listing = view.unknown.iter().any(|unknown| unknown.is_listed);
-        Ok(schedule::next(plan.again_after, is_listing).map_or_else(Action::await_change, Action::requeue))
+        let next = schedule::next(plan.again_after, is_listing);
+        self.debug.succeeded(&vm, next);
+        Ok(next.map_or_else(Action::await_change, Action::requeue))
     }
 
     /// The VM's objects and what the templates make of it. A kind that is rendered for the first time is listed and watched from here
@@ -211,7 +216,7 @@ impl Reconciler {
         let observed = children.observe(vm, Timestamp::now());
         let rendered = inputs.render(vm, &observed);
         let Ok(objects) = &rendered else {
-            let unknown = kinds::from_status(vm, &[]).into_iter().map(Unseen::from).collect();
+            let unknown = kinds::from_status(vm, &[]).into_iter().map(UnknownKind::from).collect();
             return Ok(View { observed, rendered, unwatched: None, unknown });
         };
         let unwatched = children.watch(kinds::needed(objects)).await.err();
@@ -229,7 +234,7 @@ impl Reconciler {
 
     /// Looks for objects that earlier templates made of a VM. Only a VM without a Pod waits for them, because what is left may make
     /// one. Returns the kinds of which nothing is known.
-    async fn look_for_leftovers(&self, vm: &VirtualMachine, objects: &[Rendered], inputs: &Inputs) -> Vec<Unseen> {
+    async fn look_for_leftovers(&self, vm: &VirtualMachine, objects: &[Rendered], inputs: &Inputs) -> Vec<UnknownKind> {
         let kinds = kinds::from_status(vm, objects);
         if kinds.is_empty() {
             return Vec::new();
@@ -240,7 +245,7 @@ impl Reconciler {
             kinds.into_iter().partition(|kind| allowed.allow(&kind.api_version, &kind.kind));
         let has_pod = plan::pod(vm, &children.observe(vm, Timestamp::now())).is_some();
         let unknown = children.look_for(allowed, !has_pod).await;
-        unknown.into_iter().chain(refused.into_iter().map(Unseen::from)).collect()
+        unknown.into_iter().chain(refused.into_iter().map(UnknownKind::from)).collect()
     }
 
     /// Records the events and writes the status if it differs. Returns whether the status was written.
@@ -289,12 +294,14 @@ impl Reconciler {
         let pause = schedule::back_off(*count);
         *count += 1;
         warn!(error = %ErrorChain(error), tries = *count, again_in = ?pause, "not done yet");
+        this.debug.failed(vm.full_name(), error, *count, pause);
         Action::requeue(pause)
     }
 
     /// Drops what was remembered of a VM that is gone.
     pub fn forget(&self, name: &str, namespace: &str) {
         let vm = ObjectRef::new(name).within(namespace);
+        self.debug.forget(name, namespace);
         self.written.forget(&vm);
         lock(&self.failing).remove(&vm);
     }

@@ -1,7 +1,7 @@
 //! Files that are read again when they change.
 //!
 //! ```text
-//!  inotify of the folder ─▶ quiet for a moment ─▶ load ─▶ another result than last time? ─▶ tell
+//!  inotify of the folder ─▶ quiet for a moment ─▶ load ─▶ result differs from the last one? ─▶ report
 //! ```
 
 use std::{
@@ -20,11 +20,11 @@ use crate::{
     process::follow::{Changes, DirectoryWatch},
 };
 
-/// How long nothing must happen before files are read: several that are written together are read once.
+/// How long nothing must change before files are read, so that several that are written together are read once.
 const QUIET: Duration = Duration::from_millis(100);
-/// After which time they are read though there is no quiet: a folder in which others write all the time.
+/// When files are read anyway, for a folder in which other programs write all the time.
 const NO_QUIET: Duration = Duration::from_secs(2);
-/// How often files are read where the kernel does not tell of changes.
+/// How often files are read where inotify does not work.
 const POLL: Duration = Duration::from_secs(60);
 
 /// What to follow.
@@ -32,7 +32,7 @@ const POLL: Duration = Duration::from_secs(60);
 pub enum Followed<'a> {
     /// A file, whatever else is beside it.
     File(&'a Path),
-    /// A folder, to its depth.
+    /// A folder with all its subfolders.
     Folder(&'a Path),
 }
 
@@ -45,7 +45,7 @@ impl Followed<'_> {
     }
 }
 
-/// Loads again whenever something in the folder has changed, and tells each result that is another than the one before.
+/// Loads again whenever something in the folder has changed, and reports each result that differs from the last one.
 ///
 /// A projected volume of a ConfigMap is replaced by renaming the symbolic link `..data` in its folder; an editor writes or
 /// renames the file. A folder that is not there yet, or that is replaced, is found by its parent.
@@ -53,11 +53,11 @@ pub async fn follow<T: PartialEq>(
     followed: Followed<'_>,
     mut last: Result<T, FileError>,
     mut load: impl FnMut() -> Result<T, FileError>,
-    mut tell: impl FnMut(&Result<T, FileError>),
+    mut report: impl FnMut(&Result<T, FileError>),
 ) -> std::convert::Infallible {
-    let mut said = false;
+    let mut is_logged = false;
     loop {
-        // In this order: a change while we load is told by the new watch.
+        // In this order, so that the new watch sees a change that happens during the load.
         let changed = watch(followed);
         let result = load();
         let same = match (&last, &result) {
@@ -66,13 +66,13 @@ pub async fn follow<T: PartialEq>(
             _ => false,
         };
         if !same {
-            tell(&result);
+            report(&result);
             last = result;
         }
         match changed {
             Ok(changed) => changed.await,
             Err(error) => {
-                if !std::mem::replace(&mut said, true) {
+                if !std::mem::replace(&mut is_logged, true) {
                     let folder = followed.folder().display();
                     warn!(%folder, %error, "changes of files are only seen once a minute: inotify does not work here");
                 }

@@ -1,12 +1,11 @@
-//! Checks templates that nobody has rendered yet in a process of its own, so that what takes all memory or never ends takes
-//! nothing else with it.
+//! Checks new templates in a separate process, so that a template which takes all memory or never ends does no harm to the manager.
 //!
 //! ```text
-//!  manager ── job, then a machine a line (JSON) ──▶ vm-operator check-templates ── outcome or refusal (JSON) ──▶ manager
+//!  manager ── job, then one VM a line (JSON) ──▶ vm-operator check-templates ── outcome or refusal (JSON) ──▶ manager
 //! ```
 //!
-//! The template engine counts steps and [`render`](crate::render) bounds the output, but a text that is joined with itself again
-//! and again stays within both until memory ends.
+//! The template engine counts steps and [`render`](crate::render) limits the output, but a text that is joined with itself again and
+//! again stays within both limits until memory ends.
 
 use std::{
     io::{self, BufRead, BufReader, Write},
@@ -29,26 +28,26 @@ use crate::{
     },
 };
 
-/// The command of the program that does the work.
+/// The subcommand of this program that checks.
 pub const COMMAND: &str = "check-templates";
-/// How much memory a check may take, in bytes.
+/// The memory that a check may take, in bytes.
 const MEMORY: u64 = 256 << 20;
-/// How long it may compute, in seconds, and how long it may take.
+/// The CPU time that a check may take, in seconds, and the time.
 const CPU: u64 = 60;
 const TIME: Duration = Duration::from_secs(120);
 
-/// What is to be checked; the machines follow.
+/// What to check. The VMs follow.
 #[derive(Serialize, Deserialize)]
 struct Job {
     old: Option<Layers>,
     new: Layers,
     config: ReconcilerConfig,
-    /// Only say what is rendered, each time before it is.
+    /// Only print the name of each template before it is rendered.
     trace: bool,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Machine {
+struct CheckedVm {
     vm: VirtualMachine,
     observed: Observed,
 }
@@ -64,7 +63,7 @@ enum Report {
 pub enum Failure {
     /// The templates can't be used.
     Refused(TemplateError, Option<Box<VirtualMachine>>),
-    /// The check itself could not be made.
+    /// The check itself could not run.
     Io(io::Error),
 }
 
@@ -74,14 +73,14 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// [`check::check`] in a process of its own.
+/// Runs [`check::check`] in a separate process.
 ///
 /// # Errors
-/// If the set is refused, also because rendering takes too much; or if there is no process to be had.
+/// If the set is refused, also because rendering takes too much memory or time. Or if the process cannot be started.
 pub async fn check<M>(
     old: Option<&TemplateSet>,
     new: &TemplateSet,
-    machines: impl Fn() -> M,
+    vms: impl Fn() -> M,
     config: &ReconcilerConfig,
 ) -> Result<Outcome, Failure>
 where
@@ -93,35 +92,35 @@ where
         config: config.clone(),
         trace,
     };
-    let (status, output) = run(&job(false), machines()).await?;
+    let (status, output) = run(&job(false), vms()).await?;
     if let (Some(0), Ok(report)) = (status.code(), serde_json::from_slice(&output)) {
         return match report {
             Report::Checked(outcome) => Ok(outcome),
             Report::Refused(Refusal { vm, error }) => Err(Failure::Refused(error, Some(vm))),
         };
     }
-    // It did not get to its end. Once more, to see where.
-    let (again, said) = run(&job(true), machines()).await?;
-    let said = String::from_utf8_lossy(&said);
-    let last = said.lines().last().filter(|_| !again.success()).unwrap_or("(a template)\t");
-    let (place, machine) = last.split_once('\t').unwrap_or((last, ""));
+    // The process did not finish. Run it again to find the template.
+    let (again, printed) = run(&job(true), vms()).await?;
+    let printed = String::from_utf8_lossy(&printed);
+    let last = printed.lines().last().filter(|_| !again.success()).unwrap_or("(a template)\t");
+    let (place, vm) = last.split_once('\t').unwrap_or((last, ""));
     let mut error = TemplateError::refused(place, format!("it can't be rendered: {}", ended(status)));
-    if !machine.is_empty() {
-        error.message += &format!(" (machine {machine})");
+    if !vm.is_empty() {
+        error.message += &format!(" (VM {vm})");
     }
     Err(Failure::Refused(error, None))
 }
 
 fn ended(status: ExitStatus) -> String {
-    let limits = format!("{} MiB of memory and {CPU} s are the most that all machines together may take", MEMORY >> 20);
+    let limits = format!("{} MiB of memory and {CPU} s are the most that all VMs together may take", MEMORY >> 20);
     format!("it takes too much memory or time ({status}); {limits}")
 }
 
 async fn run(
     job: &Job,
-    machines: impl Iterator<Item = (VirtualMachine, Observed)> + Send,
+    vms: impl Iterator<Item = (VirtualMachine, Observed)> + Send,
 ) -> io::Result<(ExitStatus, Vec<u8>)> {
-    // The program itself, also when its file was replaced meanwhile.
+    // This very program, even if its file was replaced meanwhile.
     let mut child = Command::new("/proc/self/exe")
         .arg(COMMAND)
         .env_clear()
@@ -135,34 +134,34 @@ async fn run(
         let mut line = serde_json::to_vec(job)?;
         line.push(b'\n');
         input.write_all(&line).await?;
-        for (vm, observed) in machines {
+        for (vm, observed) in vms {
             line.clear();
-            serde_json::to_writer(&mut line, &Machine { vm, observed })?;
+            serde_json::to_writer(&mut line, &CheckedVm { vm, observed })?;
             line.push(b'\n');
             input.write_all(&line).await?;
         }
         io::Result::Ok(())
     };
-    // Both at once: each may have to wait for the other.
+    // At the same time, because each may have to wait for the other.
     let work = async { tokio::join!(feed, child.wait_with_output()) };
     let (fed, output) = timeout(TIME, work).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
     let output = output?;
     match fed {
-        // It ended before it had read everything; its status says why.
+        // The process ended before it had read everything. Its exit status says why.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
         _ => Ok((output.status, output.stdout)),
     }
 }
 
-/// The other side: reads a job and machines, and writes the report. The whole of the program's life.
+/// The other process: reads a job and VMs from standard input and writes the report.
 ///
 /// # Errors
-/// If there is nobody to speak to.
+/// If standard input or output fails.
 pub fn serve() -> io::Result<()> {
     let (input, output) = (BufReader::new(io::stdin().lock()), io::stdout().lock());
     setrlimit(Resource::Data, Rlimit { current: Some(MEMORY), maximum: Some(MEMORY) })?;
     setrlimit(Resource::Cpu, Rlimit { current: Some(CPU), maximum: Some(CPU) })?;
-    // What would be left of it are secrets.
+    // A core dump could contain secrets.
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     work(input, output)
 }
@@ -171,17 +170,17 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     let mut lines = input.lines();
     let job = lines.next().ok_or(io::ErrorKind::UnexpectedEof)??;
     let Job { old, new, config, trace } = serde_json::from_str(&job)?;
-    let machines = lines.map_while(Result::ok).filter_map(|line| {
-        let Machine { vm, observed } = serde_json::from_str(&line).ok()?;
+    let vms = lines.map_while(Result::ok).filter_map(|line| {
+        let CheckedVm { vm, observed } = serde_json::from_str(&line).ok()?;
         Some((vm, observed))
     });
-    // Both have been compiled before.
+    // The manager has compiled both before.
     let compiled = |layers| TemplateSet::compile(layers).map_err(io::Error::other);
     let new = compiled(new)?;
     if trace {
-        // Whether something is an error is not the question here.
+        // Errors do not matter here.
         let facts = Facts { display_password: String::new() };
-        for (vm, observed) in machines {
+        for (vm, observed) in vms {
             let say = |file: &str| {
                 writeln!(output, "{file}\t{}", vm.full_name())?;
                 output.flush()
@@ -191,7 +190,7 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
         return Ok(());
     }
     let old = old.map(compiled).transpose()?;
-    let report = match check::check(old.as_ref(), &new, machines, &config) {
+    let report = match check::check(old.as_ref(), &new, vms, &config) {
         Ok(outcome) => Report::Checked(outcome),
         Err(refusal) => Report::Refused(refusal),
     };

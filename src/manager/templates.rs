@@ -1,12 +1,12 @@
-//! The template sets in force, and how a new one takes their place while the manager runs.
+//! The template sets in force, and how a changed one replaces the old one while the manager runs.
 //!
 //! ```text
 //!  folder (a mounted ConfigMap) ──┐
-//!  ConfigMaps with the label ─────┼─▶ Sources ─▶ compiled ─▶ every machine rendered ─▶ dry run ─▶ in force ─▶ every machine
-//!                                 │                └── refused: the last good set stays, and it is said why
+//!  ConfigMaps with the label ─────┼─▶ Sources ─▶ compiled ─▶ every VM rendered ─▶ dry run ─▶ in force ─▶ every VM reconciled
+//!                                 │                └── refused: the last good set stays, and the reason is reported
 //! ```
 //!
-//! A set is used as a whole or not at all; one that is refused does not hold up another.
+//! A set is used as a whole or not at all. A set that is refused does not hold up another one.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -52,22 +52,22 @@ use crate::{
     },
 };
 
-/// How long the ConfigMaps may take to be listed at the start. Machines whose set is not there yet wait.
+/// How long the manager waits at its start for the list of the ConfigMaps. VMs whose set is not known yet wait longer.
 const FIRST_LIST: Duration = Duration::from_secs(10);
-/// When a check that could not be made is tried again.
+/// When a check that could not run is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// The template sets by which machines are rendered.
+/// The template sets with which VMs are rendered.
 #[derive(Debug)]
 pub struct InForce {
     /// The sets.
     pub library: Library,
-    /// Newer versions of sets that can't be used, and why: by the set's name, `None` for that of all machines.
+    /// Newer versions of sets that cannot be used, and why. By the set's name; `None` is the set of VMs that name none.
     pub refused: BTreeMap<Option<String>, TemplateError>,
 }
 
 impl InForce {
-    /// The set of a machine.
+    /// The set of a VM.
     ///
     /// # Errors
     /// Why there is none.
@@ -75,19 +75,19 @@ impl InForce {
         self.library.get(vm.template_set())
     }
 
-    /// The kinds of objects that machines have or had, as far as that can be said without them.
+    /// The kinds of objects that VMs usually have or had.
     pub fn usual_kinds(&self) -> HashSet<TypeMeta> {
         let of_all = self.library.get(None).map(check::kinds).unwrap_or_default();
         of_all.into_iter().chain(builtin_kinds()).collect()
     }
 
-    /// Why the newest version of a machine's set is not the one that is used.
+    /// Why the newest version of a VM's set is not used.
     pub fn refusal(&self, vm: &VirtualMachine) -> Option<&TemplateError> {
         self.refused.get(&vm.template_set().map(str::to_owned))
     }
 }
 
-/// The ConfigMaps that hold named sets, each with the name of its set.
+/// The ConfigMaps with named sets: name of the ConfigMap, name of its set, files.
 type Maps = BTreeMap<String, (String, Files)>;
 
 /// Where templates come from.
@@ -107,7 +107,7 @@ impl Gathered {
         sources
     }
 
-    /// The ConfigMap of a set, for whoever must be told.
+    /// The ConfigMap of a set, for events.
     fn map_of(&self, set: &str) -> Option<&str> {
         self.maps.iter().find(|(_, (name, _))| name == set).map(|(map, _)| map.as_str())
     }
@@ -135,18 +135,19 @@ impl Checks {
     }
 }
 
-/// Follows folder and ConfigMaps, and puts what is good in force.
+/// Follows the folder and the ConfigMaps, and puts sets in force.
 pub struct Loader {
     gathered: watch::Receiver<Gathered>,
     sender: watch::Sender<Arc<InForce>>,
-    /// What was compiled last, good or not.
+    /// What was compiled last, whether it is in force or not.
     last: Sources,
     metrics: Arc<Metrics>,
     namespace: String,
 }
 
 impl Loader {
-    /// Reads everything and begins to follow it. What is good is in force at once: no machine is known yet to check it against.
+    /// Reads all sets and begins to follow them. Sets that compile are in force at once: no VM is known yet with which they could be
+    /// checked.
     pub async fn start(client: &Client, namespace: &str, folder: Option<PathBuf>, metrics: Arc<Metrics>) -> Self {
         let (sender, mut gathered) = watch::channel(Gathered::default());
         if let Some(folder) = folder {
@@ -173,10 +174,7 @@ impl Loader {
         let maps = Api::namespaced(client.clone(), namespace);
         tokio::spawn(follow_maps(maps, sender.clone(), listed));
         if timeout(FIRST_LIST, ready.wait_for(|ready| *ready)).await.is_err() {
-            warn!(
-                label = SET_LABEL,
-                "the ConfigMaps with template sets can't be listed yet; machines that use one wait"
-            );
+            warn!(label = SET_LABEL, "the ConfigMaps with template sets can't be listed yet; VMs that use one wait");
         }
         let now = gathered.borrow_and_update().clone();
         let sources = now.sources();
@@ -184,18 +182,18 @@ impl Loader {
         if let (Some(error), None) = (&now.unreadable, &now.folder) {
             in_force.library.put(None, Err(error.clone()));
         }
-        // No machine is known yet. What no machine survives is found with the examples.
+        // No VM is known yet, but the examples show a set that never ends or takes all memory.
         let library = in_force.library.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?)));
-        let mut deadly = Vec::new();
+        let mut harmful = Vec::new();
         for (name, set) in library.filter(|(_, set)| *set.layers() != Layers::default()) {
             let examples = || check::examples().into_iter().map(|vm| (vm, Observed::nothing(Timestamp::now())));
             if let Err(sandbox::Failure::Refused(error, None)) =
                 sandbox::check(None, set, examples, &ReconcilerConfig::default()).await
             {
-                deadly.push((name.map(str::to_owned), error));
+                harmful.push((name.map(str::to_owned), error));
             }
         }
-        for (name, error) in deadly {
+        for (name, error) in harmful {
             in_force.library.put(name.as_deref(), Err(error));
         }
         let mut good = true;
@@ -205,7 +203,7 @@ impl Loader {
                 Ok(set) => info!(set = name, version = set.version(), templates = set.names().count(), "compiled"),
                 Err(error) => {
                     good = false;
-                    error!(set = name, %error, "the templates can't be used; machines are left as they are until this is mended");
+                    error!(set = name, %error, "the templates can't be used; VMs are left as they are until this is corrected");
                 }
             }
         }
@@ -214,12 +212,12 @@ impl Loader {
         Self { gathered, sender, last: sources, metrics, namespace: namespace.to_owned() }
     }
 
-    /// What is in force, now and later.
+    /// The sets in force, as they change.
     pub fn in_force(&self) -> watch::Receiver<Arc<InForce>> {
         self.sender.subscribe()
     }
 
-    /// Goes on with what changes, checking it against the machines that are known then.
+    /// Follows changes. A changed set is checked with the VMs that are known then.
     pub async fn follow(mut self, checks: Checks) {
         let (mut again, mut was_unreadable) = (false, false);
         loop {
@@ -242,10 +240,11 @@ impl Loader {
         }
     }
 
-    /// Looks at each set that has changed. Returns whether something could not be looked at and must be later.
+    /// Checks each set that has changed and puts it in force, or refuses it. Returns whether a check could not run and must be
+    /// repeated.
     async fn take(&self, now: &Gathered, sources: &Sources, checks: &Checks) -> bool {
         let old = self.sender.borrow().clone();
-        // All of it anew: the sets of a folder belong together, and compiling takes a moment only.
+        // All sets are compiled anew: the sets of a folder belong together, and compiling is fast.
         let compiled = Library::new(sources);
         let mut new = InForce { library: Library::new(&Sources::default()), refused: BTreeMap::new() };
         let mut again = false;
@@ -284,7 +283,7 @@ impl Loader {
             };
             new.library.put(name.as_deref(), kept);
         }
-        // A set that goes while machines use it stays as long as the manager runs.
+        // A set that is deleted while VMs use it stays in force as long as the manager runs.
         for (name, set) in old.library.all().filter_map(|(name, set)| Some((name?, set))) {
             if compiled.all().any(|(compiled, _)| compiled == Some(name)) {
                 continue;
@@ -293,7 +292,7 @@ impl Loader {
             if users > 0 {
                 let error = TemplateError::refused(
                     &format!("sets/{name}"),
-                    format!("the set is gone, but {users} machines use it; the manager keeps it until it ends"),
+                    format!("the set is gone, but {users} VMs use it; the manager keeps it until it ends"),
                 );
                 self.refuse(&Refusal { set: Some(name), error: &error, vm: None }, now, &checks.recorder);
                 new.refused.insert(Some(name.to_owned()), error);
@@ -307,7 +306,7 @@ impl Loader {
         again
     }
 
-    /// Renders the set's machines with it and tries out what would change. `None`: the API server could not be asked.
+    /// Renders the VMs of the set and tries the objects that would change with a dry run. `Err(None)`: the check could not run.
     async fn check(
         &self,
         name: Option<&str>,
@@ -321,7 +320,7 @@ impl Loader {
             Ok(outcome) => outcome,
             Err(sandbox::Failure::Refused(error, vm)) => return Err(Some(Refused { error, vm })),
             Err(sandbox::Failure::Io(error)) => {
-                error!(%error, "there is no process to be had in which templates can be checked");
+                error!(%error, "the process that checks templates can't be started");
                 return Err(None);
             }
         };
@@ -355,7 +354,7 @@ impl Loader {
         Ok(set)
     }
 
-    /// Says where people look that the newest templates are not used.
+    /// Reports that the newest version of a set is not used: in the log and with events.
     fn refuse(&self, refusal: &Refusal<'_>, now: &Gathered, recorder: &EventRecorder) {
         let Refusal { set, error, vm } = *refusal;
         let machine = vm.map(VirtualMachine::full_name);
@@ -401,7 +400,7 @@ struct Refusal<'a> {
     vm: Option<&'a VirtualMachine>,
 }
 
-/// Keeps the ConfigMaps with the label.
+/// Follows the ConfigMaps with the label.
 async fn follow_maps(api: Api<ConfigMap>, sender: watch::Sender<Gathered>, listed: watch::Sender<bool>) {
     let config = watcher::Config::default().labels(SET_LABEL);
     let mut events = std::pin::pin!(list_watch(api, config));

@@ -1,8 +1,8 @@
-//! The watch of the machines: waits for their CustomResourceDefinition, and steps over a machine that can't be read.
+//! The watch of the VMs. It waits for their CustomResourceDefinition, and skips a VM that cannot be read.
 //!
 //! ```text
-//!  watch ─▶ read, trim, pack ─▶ store ─▶ all listed: all ───────────┐
-//!                                 └────▶ later: each that changes ──┴─▶ queue
+//!  list, watch ─▶ read, trim, pack ─▶ store ─▶ all listed: each VM once ──┐
+//!                                       └────▶ later: each that changes ──┴─▶ queue
 //! ```
 
 use std::{
@@ -38,19 +38,11 @@ use crate::{
         packed::{PackedVm, Unreadable},
     },
     metrics::Metrics,
-    ownership,
     process::{ErrorChain, RepeatFilter},
 };
 
 /// For how long at most the first reconciles wait until the kinds of objects that VMs usually have are listed.
 const OBJECTS_LISTED: Duration = Duration::from_secs(10);
-
-/// Of a machine what is kept, if it can be read.
-fn trimmed(vm: &PackedVm) -> Result<PackedVm, Unreadable> {
-    let mut vm = vm.read()?;
-    ownership::trim(&mut vm);
-    Ok(PackedVm::from(&vm))
-}
 
 /// The watch of the VMs of a namespace.
 pub struct VmWatch {
@@ -84,7 +76,7 @@ impl VmWatch {
     }
 }
 
-/// The machines that change and go once they are `listed`, each when the store has it so.
+/// The VMs that change or go after they have been `listed`, each when the store shows it.
 fn changed(
     events: impl Stream<Item = Event<PackedVm>> + Send,
     writer: Writer<PackedVm>,
@@ -93,15 +85,15 @@ fn changed(
     let (mut listed, store) = (Some(listed), writer.as_reader());
     events.map(Ok).reflect(writer).flat_map(move |event| {
         stream::iter(match event {
-            // The store has what is listed when all is: who looks before that sees what was.
+            // The store shows a list only when it is complete.
             Ok(Event::Init | Event::InitApply(_)) => vec![],
             Ok(Event::InitDone) => match listed.take() {
                 Some(listed) => {
-                    // Nobody waits any more when the manager ends.
+                    // When the manager ends nobody waits for this.
                     let _ = listed.send(());
                     vec![]
                 }
-                // Listed again: whatever changed meanwhile.
+                // A later list: any VM may have changed meanwhile.
                 None => store.state().into_iter().map(|vm| Ok(Arc::unwrap_or_clone(vm))).collect(),
             },
             Ok(Event::Apply(vm) | Event::Delete(vm)) => vec![Ok(vm)],
@@ -136,33 +128,33 @@ pub fn at_start(
 struct Reader<T> {
     metrics: Arc<Metrics>,
     health: HealthPart,
-    /// Tells whoever looks at the machine that it can't be read.
-    tell: T,
-    /// Machines that can't be read now.
-    names: BTreeSet<String>,
-    /// How many of them are in the metric.
+    /// Called with each VM that cannot be read.
+    report: T,
+    /// Full names of the VMs that cannot be read now.
+    unreadable: BTreeSet<String>,
+    /// How many of them the metric counts.
     counted: i64,
     listed: usize,
-    /// Whether all were listed once.
-    known: bool,
-    said: RepeatFilter,
+    /// Whether all VMs have been listed once.
+    is_listed: bool,
+    repeats: RepeatFilter,
 }
 
 impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
-    fn new(metrics: Arc<Metrics>, health: HealthPart, tell: T) -> Self {
+    fn new(metrics: Arc<Metrics>, health: HealthPart, report: T) -> Self {
         Self {
             metrics,
             health,
-            tell,
-            names: BTreeSet::new(),
+            report,
+            unreadable: BTreeSet::new(),
             counted: 0,
             listed: 0,
-            known: false,
-            said: RepeatFilter::default(),
+            is_listed: false,
+            repeats: RepeatFilter::default(),
         }
     }
 
-    /// What the store is to hear of an event.
+    /// The event for the store.
     fn take(&mut self, event: watcher::Result<Event<PackedVm>>) -> Option<Event<PackedVm>> {
         let event = match event {
             Ok(event) => event,
@@ -173,7 +165,7 @@ impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
         };
         match event {
             Event::Init => {
-                self.names.clear();
+                self.unreadable.clear();
                 self.listed = 0;
                 Some(Event::Init)
             }
@@ -183,60 +175,60 @@ impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
             }
             Event::InitDone => {
                 self.count();
-                self.known = true;
-                if self.said.clear() {
-                    info!(machines = self.listed, "the machines are listed now");
+                self.is_listed = true;
+                if self.repeats.clear() {
+                    info!(machines = self.listed, "the VMs are listed now");
                 }
                 self.health.set(Readiness::Ready(format!("{} listed", self.listed)));
                 Some(Event::InitDone)
             }
             Event::Apply(vm) => {
                 self.works();
-                // What cannot be read cannot be brought anywhere: as if it were not there. Nothing of it is deleted.
+                // A VM that cannot be read is not reconciled, as if it did not exist. None of its objects is deleted.
                 let event = self.read(&vm).map_or(Event::Delete(vm), Event::Apply);
                 self.count();
                 Some(event)
             }
             Event::Delete(vm) => {
                 self.works();
-                self.names.remove(&vm.full_name());
+                self.unreadable.remove(&vm.full_name());
                 self.count();
                 Some(Event::Delete(vm))
             }
         }
     }
 
-    /// Of a machine what is kept, if it can be read.
+    /// The part of a VM that is kept, if it can be read. Reports it otherwise.
     fn read(&mut self, vm: &PackedVm) -> Option<PackedVm> {
         let name = vm.full_name();
-        match trimmed(vm) {
+        match vm.read().map(PackedVm::from) {
             Ok(read) => {
-                self.names.remove(&name);
+                self.unreadable.remove(&name);
                 Some(read)
             }
             Err(error) => {
-                warn!(vm = name, %error, "this machine can't be read and is left as it is");
-                self.names.insert(name);
-                (self.tell)(vm, &error);
+                warn!(vm = name, %error, "this VM can't be read and is left as it is");
+                self.unreadable.insert(name);
+                (self.report)(vm, &error);
                 None
             }
         }
     }
 
-    /// The watch goes on after a trouble.
+    /// An event came, so the watch works.
     fn works(&mut self) {
-        if self.said.clear() {
-            info!("the watch of the machines works again");
+        if self.repeats.clear() {
+            info!("the watch of the VMs works again");
         }
     }
 
-    /// Other namespaces are watched by others and count in the same metric.
+    /// Updates the metric, which the watches of other namespaces change too.
     fn count(&mut self) {
-        let count = i64::try_from(self.names.len()).unwrap_or(i64::MAX);
+        let count = i64::try_from(self.unreadable.len()).unwrap_or(i64::MAX);
         self.metrics.unreadable(count - std::mem::replace(&mut self.counted, count));
     }
 
-    /// The watch goes on by itself; a trouble that lasts is said once.
+    /// The watch goes on by itself. A problem that lasts is logged once.
     fn failed(&mut self, error: &watcher::Error) {
         self.metrics.watch_cut("VirtualMachine");
         let message = if list_watch::code(error) == Some(404) {
@@ -245,20 +237,20 @@ impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
         } else {
             ErrorChain(error).to_string()
         };
-        if !self.said.is_new(&message) {
+        if !self.repeats.is_new(&message) {
             return;
         }
-        warn!("waiting for the machines: {message}");
-        // A manager that has listed them once goes on with what it knows.
-        if !self.known {
+        warn!("waiting for the VMs: {message}");
+        // A manager that has listed the VMs once goes on with what it knows.
+        if !self.is_listed {
             self.health.set(Readiness::Waiting(message));
         }
     }
 }
 
-/// An event where a person who wonders about the machine will look.
+/// Records an event of the VM.
 fn record_unreadable(recorder: &EventRecorder, vm: &PackedVm, error: &Unreadable) {
-    let note = format!("this version of the manager can't read the machine and leaves it as it is: {error}");
+    let note = format!("this version of the manager can't read the VM and leaves it as it is: {error}");
     let event = Note {
         type_: EventType::Warning,
         reason: "Unreadable".into(),
@@ -285,13 +277,13 @@ mod tests {
     }
 
     #[test]
-    fn one_that_can_not_be_read_is_as_if_it_were_not_there() {
+    fn a_vm_that_can_not_be_read_is_skipped() {
         let metrics = Arc::new(Metrics::new());
         let (health, _) = Health::new(metrics.clone());
-        let (unreadable, told) = std::sync::mpsc::channel();
-        let tell = |_: &_, error: &Unreadable| unreadable.send(error.to_string()).unwrap();
+        let (sender, reported) = std::sync::mpsc::channel();
+        let report = |_: &_, error: &Unreadable| sender.send(error.to_string()).unwrap();
         let health = HealthPart { health, name: "machines".to_owned() };
-        let mut reader = Reader::new(metrics, health, tell);
+        let mut reader = Reader::new(metrics, health, report);
         let (good, bad) = (json!({ "vm": { "maximumCpus": 1 } }), json!({ "vm": { "maximumCpus": "many" } }));
         assert!(matches!(reader.take(Ok(Event::Init)), Some(Event::Init)));
         assert!(reader.take(Ok(Event::InitApply(arrived("bad", bad.clone())))).is_none());
@@ -299,9 +291,9 @@ mod tests {
         assert!(matches!(listed, Some(Event::InitApply(vm)) if vm.name_any() == "good"));
         assert!(matches!(reader.take(Ok(Event::InitDone)), Some(Event::InitDone)));
         assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 1"));
-        assert!(told.try_recv().unwrap().contains("many"));
+        assert!(reported.try_recv().unwrap().contains("many"));
 
-        // What was readable and is not any more is forgotten; what is again is there.
+        // A VM that becomes unreadable leaves the store, one that becomes readable enters it.
         let changed = reader.take(Ok(Event::Apply(arrived("good", bad))));
         assert!(matches!(changed, Some(Event::Delete(vm)) if vm.name_any() == "good"));
         assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 2"));
@@ -311,36 +303,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_listed_again_is_looked_at_as_it_is_then() {
-        let machine = |name: &str, cpus: u32| {
+    async fn vms_that_are_listed_again_are_reconciled_as_they_are_then() {
+        let vm = |name: &str, cpus: u32| {
             let vm =
                 json!({ "metadata": { "name": name, "namespace": "ns" }, "spec": { "vm": { "maximumCpus": cpus } } });
-            PackedVm::from(&serde_json::from_value::<VirtualMachine>(vm).unwrap())
+            PackedVm::from(serde_json::from_value::<VirtualMachine>(vm).unwrap())
         };
         let (send, events) = unbounded();
         let send = |event| send.unbounded_send(event).unwrap();
         let (listed, mut is_listed) = oneshot::channel();
         let (store, writer) = reflector::store();
-        let mut looked_at = pin!(changed(events, writer, listed));
-        for event in [Event::Init, Event::InitApply(machine("apple", 1)), Event::InitDone] {
+        let mut reconciled = pin!(changed(events, writer, listed));
+        for event in [Event::Init, Event::InitApply(vm("apple", 1)), Event::InitDone] {
             send(event);
         }
         assert!(
-            looked_at.next().now_or_never().is_none(),
-            "all are looked at when the queue hears that they are listed"
+            reconciled.next().now_or_never().is_none(),
+            "the queue is told that all are listed, and reconciles all"
         );
         assert_eq!(is_listed.try_recv(), Ok(Some(())));
-        for event in [Event::Init, Event::InitApply(machine("apple", 2)), Event::InitApply(machine("pear", 2))] {
+        for event in [Event::Init, Event::InitApply(vm("apple", 2)), Event::InitApply(vm("pear", 2))] {
             send(event);
         }
-        assert!(looked_at.next().now_or_never().is_none(), "the store has them only when all are listed");
+        assert!(reconciled.next().now_or_never().is_none(), "the store has them only when all are listed");
         send(Event::InitDone);
         for _ in 0..2 {
-            let name = looked_at.next().now_or_never().unwrap().unwrap().unwrap().name_any();
+            let name = reconciled.next().now_or_never().unwrap().unwrap().unwrap().name_any();
             let kept = store.get(&ObjectRef::new(&name).within("ns")).unwrap().read().unwrap();
             assert_eq!(kept.spec.vm.maximum_cpus, Some(2), "{name}");
         }
-        assert!(looked_at.next().now_or_never().is_none());
+        assert!(reconciled.next().now_or_never().is_none());
     }
 
     #[tokio::test]

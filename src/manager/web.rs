@@ -1,4 +1,4 @@
-//! What the manager answers over HTTP: probes and metrics.
+//! What the manager answers over HTTP: probes, metrics and, if that is wanted, what it knows of each VM.
 
 use std::{
     fmt::Write,
@@ -10,7 +10,7 @@ use std::{
 
 use axum::{
     Router,
-    extract::State,
+    extract::{Path, State},
     http::{StatusCode, header::CONTENT_TYPE},
     response::IntoResponse,
     routing::get,
@@ -23,46 +23,46 @@ use tokio::{
 
 use tracing::error;
 
+use super::debug::DebugRecords;
 use crate::{metrics::Metrics, process::lock};
 
-/// How long the manager's main loop may take to answer. It never waits for anything but events, so this is long.
+/// How long the manager's main loop may take to answer. It never blocks, so this is long.
 const ANSWER: Duration = Duration::from_secs(3);
-/// How long one look at one machine may take. Each of its requests ends after a minute or so; this is so long because there is
-/// nothing that a restart would do better.
+/// How long one reconcile may take. Each of its requests ends after about a minute. This is long because a restart would not help.
 const LONGEST_WORK: Duration = Duration::from_secs(600);
 
-/// How far the manager is with one of the things that it needs to be of use.
+/// The state of a part that the manager needs to be ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// It waits for this.
+    /// Not ready, and why.
     Waiting(String),
-    /// It is done; this is how it stands.
+    /// Ready, and how.
     Ready(String),
 }
 
-/// What the probes are told.
+/// What the probes report.
 pub struct Health {
     metrics: Arc<Metrics>,
     pings: mpsc::Sender<oneshot::Sender<()>>,
     parts: Mutex<Vec<(String, Readiness)>>,
 }
 
-/// The part of the readiness that is the configuration.
+/// Part of the readiness: the configuration.
 pub const CONFIG: &str = "config";
-/// The part that is the election.
+/// Part of the readiness: the election.
 pub const LEASE: &str = "lease";
-/// The part that is the list of the machines.
+/// Part of the readiness: the list of the VMs.
 pub const MACHINES: &str = "machines";
 
 impl Health {
-    /// Nothing is ready yet. The main loop answers to what it receives.
+    /// Nothing is ready yet. The main loop must answer the pings that it receives.
     pub fn new(metrics: Arc<Metrics>) -> (Arc<Self>, mpsc::Receiver<oneshot::Sender<()>>) {
         let (pings, receiver) = mpsc::channel(1);
         let parts = [CONFIG, LEASE, MACHINES].map(|part| (part.to_owned(), Readiness::Waiting("not begun".into())));
         (Arc::new(Self { metrics, pings, parts: Mutex::new(parts.into()) }), receiver)
     }
 
-    /// Says how it stands with a part.
+    /// Reports the state of a part.
     pub fn set(&self, part: &str, progress: Readiness) {
         let mut parts = lock(&self.parts);
         match parts.iter_mut().find(|(name, _)| name == part) {
@@ -71,12 +71,12 @@ impl Health {
         }
     }
 
-    /// Whether the manager is of use, and the reasons.
+    /// Whether all parts are ready, and the state of each.
     fn ready(&self) -> (bool, String) {
         let parts = lock(&self.parts);
         let mut text = String::new();
         for (name, progress) in &*parts {
-            // As the API server's own probes look.
+            // In the format of the API server's own probes.
             let _ = match progress {
                 Readiness::Ready(how) => writeln!(text, "[+] {name}: {how}"),
                 Readiness::Waiting(why) => writeln!(text, "[-] {name}: {why}"),
@@ -85,19 +85,19 @@ impl Health {
         (parts.iter().all(|(_, progress)| matches!(progress, Readiness::Ready(_))), text)
     }
 
-    /// Whether the manager still gets on with its work: the loop answers, and no machine is looked at for ever.
-    async fn alive(&self, patience: Duration) -> Result<(), String> {
+    /// Whether the manager makes progress: the main loop answers, and no reconcile takes too long.
+    async fn alive(&self, limit: Duration) -> Result<(), String> {
         let ping = async {
             let (answer, answered) = oneshot::channel();
             self.pings.send(answer).await.ok()?;
             answered.await.ok()
         };
-        if timeout(patience, ping).await.ok().flatten().is_none() {
+        if timeout(limit, ping).await.ok().flatten().is_none() {
             return Err("the main loop does not answer".into());
         }
         let longest = self.metrics.longest_work();
         if longest > LONGEST_WORK {
-            return Err(format!("one machine has been in work for {} s", longest.as_secs()));
+            return Err(format!("one VM has been reconciled for {} s", longest.as_secs()));
         }
         Ok(())
     }
@@ -119,21 +119,47 @@ impl HealthPart {
     }
 }
 
-/// Listens on an address and answers in the background until the process ends. Returns the address with the port that was taken.
-/// `[::]` stands for all addresses, also on a host without IPv6.
-///
-/// # Errors
-/// If the address cannot be listened on.
-pub async fn start(address: SocketAddr, health: Arc<Health>) -> io::Result<SocketAddr> {
-    let listener = listen(address).await?;
-    let address = listener.local_addr()?;
-    let server = axum::serve(listener, routes(health));
-    tokio::spawn(async move {
-        if let Err(error) = server.await {
-            error!(%error, "probes and metrics are not answered any more");
-        }
-    });
-    Ok(address)
+/// What is answered over HTTP.
+pub struct Endpoints {
+    /// Probes and metrics.
+    pub health: Arc<Health>,
+    /// What the manager knows of each VM, if it keeps that.
+    pub debug: DebugRecords,
+}
+
+impl Endpoints {
+    /// Listens on an address and answers in the background until the process ends. Returns the address with the port that was
+    /// taken. `[::]` stands for all addresses, also on a host without IPv6.
+    ///
+    /// # Errors
+    /// If the address cannot be listened on.
+    pub async fn start(self, address: SocketAddr) -> io::Result<SocketAddr> {
+        let listener = listen(address).await?;
+        let address = listener.local_addr()?;
+        let server = axum::serve(listener, self.routes());
+        tokio::spawn(async move {
+            if let Err(error) = server.await {
+                error!(%error, "probes and metrics are not answered any more");
+            }
+        });
+        Ok(address)
+    }
+
+    fn routes(self) -> Router {
+        let probes = probes(self.health);
+        if self.debug.is_on() { probes.merge(debug(self.debug)) } else { probes }
+    }
+}
+
+fn debug(records: DebugRecords) -> Router {
+    let json =
+        |value: &serde_json::Value| ([(CONTENT_TYPE, "application/json")], format!("{value:#}\n")).into_response();
+    let all = move |State(records): State<DebugRecords>| async move { json(&records.vms()) };
+    let one = move |State(records): State<DebugRecords>, Path((namespace, name)): Path<(String, String)>| async move {
+        let vm = records.vm(&namespace, &name);
+        vm.map_or_else(|| StatusCode::NOT_FOUND.into_response(), |vm| json(&vm))
+    };
+    Router::new().route("/debug/vms", get(all)).route("/debug/vms/{namespace}/{name}", get(one)).with_state(records)
 }
 
 async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
@@ -145,7 +171,7 @@ async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-fn routes(health: Arc<Health>) -> Router {
+fn probes(health: Arc<Health>) -> Router {
     let live = |State(health): State<Arc<Health>>| async move {
         match health.alive(ANSWER).await {
             Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
@@ -173,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_is_when_all_parts_are() {
+    fn the_manager_is_ready_when_all_parts_are() {
         let (health, _pings) = Health::new(Arc::new(Metrics::new()));
         health.set(CONFIG, Readiness::Ready("defaults".into()));
         health.set(MACHINES, Readiness::Ready("listed".into()));
@@ -188,7 +214,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn alive_is_who_answers() {
+    async fn there_is_no_debug_endpoint_unless_it_is_wanted() {
+        let status = async |is_wanted, path: &str| {
+            let (health, _pings) = Health::new(Arc::new(Metrics::new()));
+            let routes = Endpoints { health, debug: DebugRecords::new(is_wanted) }.routes();
+            let request = axum::http::Request::get(path).body(axum::body::Body::empty()).unwrap();
+            tower::ServiceExt::oneshot(routes, request).await.unwrap().status()
+        };
+        for path in ["/debug/vms", "/debug/vms/orchard/apple"] {
+            assert_eq!(status(false, path).await, StatusCode::NOT_FOUND);
+        }
+        assert_eq!(status(true, "/debug/vms").await, StatusCode::OK);
+        assert_eq!(status(true, "/debug/vms/orchard/apple").await, StatusCode::NOT_FOUND, "no such VM");
+        assert_eq!(status(true, "/metrics").await, StatusCode::OK);
+    }
+
+    #[tokio::test]
+    async fn a_main_loop_that_answers_is_alive() {
         let (health, mut pings) = Health::new(Arc::new(Metrics::new()));
         let answers = tokio::spawn(async move {
             let ping = pings.recv().await.unwrap();
@@ -196,13 +238,13 @@ mod tests {
             pings
         });
         assert_eq!(health.alive(ANSWER).await, Ok(()));
-        // From now on nobody takes the pings.
+        // From now on nobody answers the pings.
         let _pings = answers.await.unwrap();
         assert_eq!(health.alive(Duration::from_millis(1)).await, Err("the main loop does not answer".into()));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_machine_that_is_stuck_is_no_life() {
+    async fn a_reconcile_that_is_stuck_is_not_alive() {
         let metrics = Arc::new(Metrics::new());
         let (health, mut pings) = Health::new(metrics.clone());
         tokio::spawn(async move {
@@ -214,7 +256,7 @@ mod tests {
         tokio::time::advance(LONGEST_WORK).await;
         assert_eq!(health.alive(ANSWER).await, Ok(()));
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(health.alive(ANSWER).await, Err("one machine has been in work for 601 s".into()));
+        assert_eq!(health.alive(ANSWER).await, Err("one VM has been reconciled for 601 s".into()));
         drop(work);
         assert_eq!(health.alive(ANSWER).await, Ok(()));
     }

@@ -56,7 +56,7 @@ mod tests {
     }
 
     fn packed(version: &str) -> PackedVm {
-        PackedVm::from(&vm(version))
+        PackedVm::from(vm(version))
     }
 
     #[test]
@@ -70,6 +70,6 @@ mod tests {
         // A VM of the same name that was created since is another one.
         written.insert(Arc::new(vm("8")));
         let anew = crate::test_support::vm(|vm| vm["metadata"]["uid"] = json!("another"));
-        assert!(written.newer(&PackedVm::from(&anew)).is_none());
+        assert!(written.newer(&PackedVm::from(anew)).is_none());
     }
 }

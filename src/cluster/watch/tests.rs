@@ -35,22 +35,23 @@ fn known(children: &Children) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn an_object_that_is_labelled_otherwise_is_not_the_former_machines_any_more() {
+async fn an_object_whose_label_names_another_vm_leaves_the_former_one() {
     let (children, mut triggered) = children();
-    let mut woken = || -> Vec<_> { std::iter::from_fn(|| triggered.try_recv().ok()).map(|vm| vm.name).collect() };
-    let place = |vm: &str| ("ns".into(), vm.into());
-    let has = |vm| lock(&children.objects).contains_key(&place(vm));
+    let mut triggered_vms =
+        || -> Vec<_> { std::iter::from_fn(|| triggered.try_recv().ok()).map(|vm| vm.name).collect() };
+    let name = |vm: &str| ("ns".into(), vm.into());
+    let has = |vm| lock(&children.objects).contains_key(&name(vm));
     children.take(&kind(), Event::Apply(service("apple", 1)));
-    assert_eq!((woken(), has("vm")), (vec!["vm".to_owned()], true));
+    assert_eq!((triggered_vms(), has("vm")), (vec!["vm".to_owned()], true));
     children.take(&kind(), Event::Apply(of(None, "apple", 2)));
-    assert_eq!((woken(), has("vm")), (vec!["vm".to_owned()], false));
+    assert_eq!((triggered_vms(), has("vm")), (vec!["vm".to_owned()], false));
     children.take(&kind(), Event::Apply(service("apple", 3)));
-    woken();
+    triggered_vms();
     children.take(&kind(), Event::Apply(of(Some("other"), "apple", 4)));
-    assert_eq!((woken(), has("vm"), has("other")), (vec!["vm".to_owned(), "other".to_owned()], false, true));
+    assert_eq!((triggered_vms(), has("vm"), has("other")), (vec!["vm".to_owned(), "other".to_owned()], false, true));
     children.take(&kind(), Event::Delete(of(None, "apple", 5)));
-    assert_eq!((woken(), has("other")), (vec!["other".to_owned()], false));
-    // Told by a list, too.
+    assert_eq!((triggered_vms(), has("other")), (vec!["other".to_owned()], false));
+    // The same in a list.
     children.take(&kind(), Event::Apply(service("pear", 6)));
     children.take(&kind(), Event::Init);
     children.take(&kind(), Event::InitApply(of(None, "pear", 7)));

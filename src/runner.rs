@@ -30,32 +30,32 @@
 //!
 //! # Modules
 //!
-//! The modules, from the bottom to the top. A module imports only the modules of its row.
+//! The modules read downwards: each imports only modules above it in this table, namely those in its row.
 //!
-//! | module | what it does | imports |
+//! | module | imports | what it does |
 //! |---|---|---|
-//! | `files` | reads and writes single files, with errors that name the file | |
-//! | `cloud_init` | the cloud-init disk | |
-//! | `config` | reads the projected configuration | `cloud_init`, `files` |
-//! | `runtime_dir` | the paths of sockets and files in the runtime directory | `files` |
-//! | `state` | the files that the roles write for each other | `cloud_init`, `config`, `files`, `runtime_dir` |
-//! | `lines` | connections that carry lines | |
-//! | `qmp` | QEMU's monitor | `lines` |
-//! | `guest_agent` | QEMU's guest agent | `lines` |
-//! | `login` | the login agent | `lines` |
-//! | `logging` | the log levels | |
-//! | `console` | the serial console | |
-//! | `accel` | chooses KVM or TCG | `files`, `runtime_dir` |
-//! | `command` | the command lines of QEMU, swtpm and passt | `runtime_dir` |
-//! | `prepare` | creates the files that QEMU needs | `cloud_init`, `command`, `config`, `files`, `runtime_dir` |
-//! | `lifecycle` | decides when to continue, power down, and end QEMU | `qmp`, `state` |
-//! | `changes` | compares the configuration with the running VM | `cloud_init`, `config`, `qmp`, `state` |
-//! | `report` | derives the VM's status | `login`, `qmp`, `state` |
-//! | `status_writer` | writes the VM's status | `report` |
-//! | `programs` | starts programs, and explains their failures | |
-//! | `qemu` | starts and supervises the QEMU process | `changes`, `console`, `lifecycle`, `programs`, `qmp`, `runtime_dir`, `state` |
-//! | `machine` | the machine role | `accel`, `command`, `config`, `files`, `prepare`, `programs`, `qemu`, `runtime_dir`, `state` |
-//! | `agent` | the agent role | `changes`, `config`, `files`, `guest_agent`, `logging`, `login`, `qmp`, `report`, `runtime_dir`, `state`, `status_writer` |
+//! | `files` | | reads and writes single files, with errors that name the file |
+//! | `cloud_init` | | the cloud-init disk |
+//! | `config` | `cloud_init` `files` | reads the projected configuration |
+//! | `runtime_dir` | `files` | the paths of sockets and files in the runtime directory |
+//! | `state` | `cloud_init` `config` `files` `runtime_dir` | the files that the roles write for each other |
+//! | `lines` | | connections that carry lines |
+//! | `qmp` | `lines` | QEMU's monitor |
+//! | `guest_agent` | `lines` | QEMU's guest agent |
+//! | `login` | `lines` | the login agent |
+//! | `logging` | | the log levels |
+//! | `console` | | the serial console |
+//! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
+//! | `command` | `runtime_dir` | the command lines of QEMU, swtpm and passt |
+//! | `prepare` | `cloud_init` `command` `config` `files` `runtime_dir` | creates the files that QEMU needs |
+//! | `lifecycle` | `qmp` `state` | decides when to continue, power down, and end QEMU |
+//! | `changes` | `cloud_init` `config` `qmp` `state` | compares the configuration with the running VM |
+//! | `report` | `login` `qmp` `state` | derives the VM's status |
+//! | `status_writer` | `report` | writes the VM's status |
+//! | `programs` | | starts programs, and explains their failures |
+//! | `qemu` | `changes` `console` `lifecycle` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
+//! | `machine` | `accel` `command` `config` `files` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
+//! | `agent` | `changes` `config` `files` `guest_agent` `logging` `login` `qmp` `report` `runtime_dir` `state` `status_writer` | the agent role |
 //!
 //! `cloud_init` (but for its disk), `command`, `lifecycle`, `changes` and `report` are pure, and so are `LoginState` in `login` and
 //! `RateLimit` in `status_writer`.

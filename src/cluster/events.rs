@@ -26,7 +26,7 @@ use tokio::{
 };
 use tracing::warn;
 
-use crate::process::ErrorChain;
+use crate::{api::full_name, process::ErrorChain};
 
 /// How many events may wait to be written. More are dropped: nobody reads so many.
 const WAITING: usize = 10_000;
@@ -63,7 +63,10 @@ impl EventRecorder {
                     match request {
                         Request::Record(event, regarding) => {
                             if let Err(error) = writer.write(*event, &regarding).await {
-                                warn!(vm = regarding.name, error = %ErrorChain(&error), "an event could not be written");
+                                let ObjectReference { kind, namespace, name, .. } = &regarding;
+                                let name = full_name(namespace.as_deref(), name.as_deref().unwrap_or_default());
+                                let object = format!("{} {name}", kind.as_deref().unwrap_or_default());
+                                warn!(object, error = %ErrorChain(&error), "an event could not be written");
                             }
                         }
                         // The receiver may have been dropped after a timeout.

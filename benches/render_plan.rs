@@ -1,4 +1,4 @@
-//! What a look at one machine costs the manager: render, plan, and both. The budget is 300 µs for both.
+//! What one reconcile of a VM computes: render, plan, and both. The budget for both is 300 µs.
 #![allow(missing_docs, reason = "criterion's macros make functions without")]
 #![allow(clippy::unwrap_used, reason = "this is a benchmark")]
 
@@ -18,12 +18,12 @@ use vm_operator::{
     render::{Facts, TemplateSet, render},
 };
 
-// The manager's.
+// The manager's allocator.
 #[cfg(feature = "manager")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-fn machine() -> VirtualMachine {
+fn vm() -> VirtualMachine {
     let text = include_str!("machine.yaml").replace("NAME", "pear");
     let mut vm: VirtualMachine = serde_yaml::from_str(&text).unwrap();
     vm.metadata.namespace = Some("orchard".into());
@@ -31,7 +31,7 @@ fn machine() -> VirtualMachine {
     vm
 }
 
-/// The objects as they are in a cluster that has them already.
+/// The objects as a cluster has them after they were applied.
 fn cluster(objects: &[Rendered]) -> Vec<Arc<Object>> {
     let objects = objects.iter().map(|object| {
         let mut value = Value::clone(&object.value);
@@ -44,7 +44,7 @@ fn cluster(objects: &[Rendered]) -> Vec<Arc<Object>> {
     objects.collect()
 }
 
-/// The field set of an object; lists as if they were atomic.
+/// The field set of an object, as if lists were atomic.
 fn field_set(value: &Value) -> Value {
     let Value::Object(map) = value else { return json!({}) };
     let fields = map.iter().filter(|(name, _)| !["apiVersion", "kind", "name", "namespace"].contains(&name.as_str()));
@@ -52,16 +52,16 @@ fn field_set(value: &Value) -> Value {
 }
 
 fn benchmarks(criterion: &mut Criterion) {
-    let (vm, config, templates) = (machine(), ReconcilerConfig::default(), TemplateSet::builtin().unwrap());
+    let (vm, config, templates) = (vm(), ReconcilerConfig::default(), TemplateSet::builtin().unwrap());
     let facts = Facts { display_password: "0123456789abcdef0123456789abcdef".into() };
     let render = |observed: &Observed| render(&vm, observed, &config, &facts, &templates).unwrap();
     let empty = Observed { objects: vec![], now: Timestamp::UNIX_EPOCH };
     let full = Observed { objects: cluster(&render(&empty)), now: Timestamp::UNIX_EPOCH };
     let rendered = render(&full);
-    // A machine at rest: this is what each look at one costs when nothing is to be done.
+    // A VM at rest: this is what a reconcile costs when there is nothing to do.
     assert!(plan(&vm, &full, Some(&rendered)).steps.iter().all(Vec::is_empty));
 
-    let mut group = criterion.benchmark_group("one machine");
+    let mut group = criterion.benchmark_group("one VM");
     group.bench_function("render", |bencher| bencher.iter(|| render(black_box(&full))));
     group.bench_function("plan, first start", |bencher| {
         bencher.iter(|| plan(black_box(&vm), &empty, Some(&rendered)));

@@ -402,7 +402,7 @@ impl Cluster {
             }
             Err(kube::Error::Api(status)) if status.code == 404 => {
                 // Its watch may be one that can't tell any more.
-                self.children.is_gone(uid);
+                self.children.remove_missing(uid);
                 Ok(())
             }
             Err(source) => Err(ActionError::Api { what: "delete", key: key.clone(), source: Box::new(source) }),

@@ -159,13 +159,13 @@ async fn work(
         shared.health.set(web::MACHINES, Readiness::Ready("by namespace".into()));
     }
     let namespaces: Vec<_> = watched.into_iter().map(|name| Namespace::start(&shared, name, is_only)).collect();
-    let known: Arc<[_]> = namespaces.iter().map(|namespace| namespace.known.clone()).collect();
-    shared.debug.read_from(known.clone());
-    let listed = known.clone();
-    shared.metrics.machines_from(move || listed.iter().flat_map(namespace::Known::vms).collect());
+    let caches: Arc<[_]> = namespaces.iter().map(|namespace| namespace.caches.clone()).collect();
+    shared.debug.read_from(caches.clone());
+    let listed = caches.clone();
+    shared.metrics.machines_from(move || listed.iter().flat_map(namespace::Caches::vms).collect());
     if let Some(Namespace { cluster, .. }) = namespaces.first() {
         let checks = Checks {
-            known,
+            caches,
             cluster: cluster.clone(),
             config: shared.config.clone(),
             recorder: shared.recorder.clone(),

@@ -1,4 +1,4 @@
-//! The manager.
+//! The program of the manager.
 
 use std::{
     io::Write,
@@ -42,7 +42,7 @@ enum Command {
         /// A folder of templates that lies over the built-in ones.
         #[arg(long, env = "VM_OPERATOR_TEMPLATES", value_name = "DIR")]
         templates: Option<PathBuf>,
-        /// Where probes and metrics are answered, or `off`.
+        /// The address on which probes and metrics are answered, or `off`.
         #[arg(long, env = "VM_OPERATOR_LISTEN", value_name = "ADDRESS", default_value = "[::]:8081")]
         listen: Listen,
         /// Answer there also what the manager knows and did last: `/debug/vms` and `/debug/vms/NAMESPACE/NAME`. No spec, no
@@ -59,7 +59,7 @@ enum Command {
         /// need not wait for the lease of the one before. Default: a new one each time.
         #[arg(long, env = "VM_OPERATOR_IDENTITY", value_name = "NAME")]
         identity: Option<String>,
-        /// How the log looks.
+        /// The format of the log.
         #[arg(long, env = "VM_OPERATOR_LOG_FORMAT", default_value = "text")]
         log_format: LogFormat,
     },
@@ -96,7 +96,7 @@ impl FromStr for Listen {
         if text == "off" {
             return Ok(Self(None));
         }
-        // As other programs write all addresses.
+        // `:8081` stands for all addresses, as in other programs.
         let text = text
             .strip_prefix(':')
             .map_or_else(|| text.to_owned(), |port| format!("[{}]:{port}", Ipv6Addr::UNSPECIFIED));
@@ -117,7 +117,7 @@ fn main() -> ExitCode {
             }
         };
     };
-    // With one thread a machine that takes long to render would hold up all else, the renewal of the lease too.
+    // With one thread a VM that takes long to render would hold up everything else, also the renewal of the lease.
     let threads = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build() {
         Ok(runtime) => runtime,
@@ -129,7 +129,7 @@ fn main() -> ExitCode {
     let log = runtime.block_on(async { log::start(log_format.into()) });
     let scope = (!namespace.is_empty()).then(|| Scope::of(namespace));
     let options = Options { config, scope, templates, listen: listen.0, debug_endpoint, leader_election, identity };
-    // As a task: what wakes it comes from other tasks, and to wake a task is cheaper than this thread.
+    // As a task, because it is woken by other tasks, and waking a task is cheaper than waking this thread.
     let result = runtime.block_on(async { tokio::spawn(manager::run(options)).await });
     let code = match result.map_err(anyhow::Error::from).flatten() {
         Ok(()) => ExitCode::SUCCESS,
@@ -139,7 +139,7 @@ fn main() -> ExitCode {
         }
     };
     log.end();
-    // Whatever is still going on, such as asking for a name, must not hold up the end.
+    // What is still running, such as a DNS query, must not delay the end.
     runtime.shutdown_background();
     code
 }

@@ -185,7 +185,7 @@ impl Children {
     }
 
     /// Begins to list and watch these kinds, because they will be needed.
-    pub fn expect(self: &Arc<Self>, kinds: impl IntoIterator<Item = TypeMeta>) {
+    pub fn begin(self: &Arc<Self>, kinds: impl IntoIterator<Item = TypeMeta>) {
         let mut watched = lock(&self.kinds);
         for kind in kinds {
             self.state_of(&mut watched, kind);
@@ -317,7 +317,7 @@ impl Children {
                         if !matches!(event, Event::Init | Event::InitApply(_)) {
                             said.clear();
                         }
-                        if children.take(&kind, event)
+                        if children.apply_event(&kind, event)
                             && matches!(sender.send_replace(WatchState::Complete), WatchState::Failed { .. })
                         {
                             children.recovered.send_replace(());
@@ -346,7 +346,7 @@ impl Children {
     }
 
     /// Puts an event of a watch in the cache. Returns whether the list of the kind is complete now.
-    fn take(self: &Arc<Self>, kind: &TypeMeta, event: Event<Arrived>) -> bool {
+    fn apply_event(self: &Arc<Self>, kind: &TypeMeta, event: Event<Arrived>) -> bool {
         match event {
             Event::Init => drop(lock(&self.lists).insert(kind.clone(), List::default())),
             Event::InitApply(arrived) => {
@@ -416,7 +416,7 @@ impl Children {
         });
         if !is_in_place {
             let former = select(&lock(&self.objects), |known| known.uid == *uid);
-            former.iter().for_each(|(former, _, uid)| self.take_out(former, uid));
+            former.iter().for_each(|(former, _, uid)| self.drop_object(former, uid));
         }
     }
 
@@ -450,16 +450,16 @@ impl Children {
             gone.push_front(uid.clone());
         }
         // In this order: an answer that comes from now on is dropped, and one that came just before is removed.
-        self.take_out(vm, &uid);
+        self.drop_object(vm, &uid);
     }
 
     /// Removes an object that does not exist any more, as the API server answered.
-    pub(super) fn is_gone(&self, uid: &str) {
+    pub(super) fn remove_missing(&self, uid: &str) {
         let known = select(&lock(&self.objects), |known| *known.uid == *uid);
         known.into_iter().for_each(|(vm, _, uid)| self.remove(&vm, uid));
     }
 
-    fn take_out(&self, vm: &VmName, uid: &str) {
+    fn drop_object(&self, vm: &VmName, uid: &str) {
         {
             let mut objects = lock(&self.objects);
             let Some(of_vm) = objects.get_mut(vm) else { return };

@@ -18,7 +18,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::{Resource, ResourceExt, runtime::reflector::ObjectRef};
 use serde_json::{Value, json};
 
-use super::{namespace::Known, reconcile::ReconcileError};
+use super::{namespace::Caches, reconcile::ReconcileError};
 use crate::{
     api::{VirtualMachine, full_name},
     object::{HASH_ANNOTATION, ObjectKey, Rendered},
@@ -34,7 +34,7 @@ pub struct DebugRecords(Option<Arc<Records>>);
 
 #[derive(Default)]
 struct Records {
-    known: OnceLock<Arc<[Known]>>,
+    caches: OnceLock<Arc<[Caches]>>,
     /// By namespace and name.
     reconciles: Mutex<HashMap<String, LastReconcile>>,
 }
@@ -78,10 +78,10 @@ impl DebugRecords {
         self.0.is_some()
     }
 
-    /// What the caches know is read from here. There is one set of caches in a process.
-    pub fn read_from(&self, known: Arc<[Known]>) {
+    /// The caches are read from here. There is one set of caches in a process.
+    pub fn read_from(&self, caches: Arc<[Caches]>) {
         if let Some(records) = &self.0 {
-            let _ = records.known.set(known);
+            let _ = records.caches.set(caches);
         }
     }
 
@@ -126,7 +126,7 @@ impl DebugRecords {
     pub fn vms(&self) -> Value {
         let Some(records) = &self.0 else { return Value::Null };
         let mut vms: Vec<_> =
-            records.known.get().iter().flat_map(|known| known.iter()).flat_map(Known::observed).collect();
+            records.caches.get().iter().flat_map(|caches| caches.iter()).flat_map(Caches::observed).collect();
         vms.sort_by_key(|(vm, _)| vm.full_name());
         let reconciles = lock(&records.reconciles);
         vms.iter()
@@ -145,8 +145,8 @@ impl DebugRecords {
     pub fn vm(&self, namespace: &str, name: &str) -> Option<Value> {
         let records = self.0.as_ref()?;
         let key = ObjectRef::new(name).within(namespace);
-        let mut known = records.known.get()?.iter();
-        let (vm, children) = known.find_map(|known| Some((known.vms.get(&key)?, &known.children)))?;
+        let mut all = records.caches.get()?.iter();
+        let (vm, children) = all.find_map(|caches| Some((caches.vms.get(&key)?, &caches.children)))?;
         let vm = vm.read().ok()?;
         let observed = children.observe(&vm, Timestamp::now());
         let last = lock(&records.reconciles).get(&vm.full_name()).cloned().unwrap_or_default();

@@ -71,14 +71,14 @@ pub struct Shared {
 
 /// The VMs and objects of a namespace, as the watches know them.
 #[derive(Clone)]
-pub struct Known {
+pub struct Caches {
     /// The VMs.
     pub vms: Store<PackedVm>,
     /// Their objects.
     pub children: Arc<Children>,
 }
 
-impl Known {
+impl Caches {
     /// All VMs.
     pub fn vms(&self) -> impl Iterator<Item = VirtualMachine> + use<> {
         self.vms.state().into_iter().filter_map(|vm| vm.read().ok())
@@ -95,8 +95,8 @@ impl Known {
 
 /// A namespace whose VMs are watched and reconciled.
 pub struct Namespace {
-    /// What is known of it.
-    pub known: Known,
+    /// Its VMs and their objects.
+    pub caches: Caches,
     /// Writes to it.
     pub cluster: Cluster,
     /// Reconciles its VMs until the manager is told to end, and then finishes those that are being reconciled.
@@ -116,12 +116,12 @@ impl Namespace {
         let (children, triggered) = Children::new(shared.client.clone(), namespace.clone(), shared.metrics.clone());
         let cluster = Cluster::new(shared.client.clone(), children.clone(), shared.turns.clone());
         let (vms, writer) = reflector::store::<PackedVm>();
-        let known = Known { vms, children };
+        let caches = Caches { vms, children };
         let usual = shared.templates.borrow().usual_kinds();
         // They are listed while the VMs are.
-        known.children.expect(usual.iter().cloned());
+        caches.children.begin(usual.iter().cloned());
         let objects_listed = {
-            let children = known.children.clone();
+            let children = caches.children.clone();
             // If a kind can't be listed, the VMs that need it report that.
             async move { drop(children.watch(usual).await) }
         };
@@ -135,7 +135,7 @@ impl Namespace {
         };
         let vms = watch.start(writer, listed);
         let triggered =
-            vms::at_start(is_listed, objects_listed, known.vms.clone(), triggers(shared, &known, triggered));
+            vms::at_start(is_listed, objects_listed, caches.vms.clone(), triggers(shared, &caches, triggered));
         let reconciler = Arc::new(Reconciler::new(
             cluster.clone(),
             shared.config.clone(),
@@ -143,23 +143,23 @@ impl Namespace {
             shared.recorder.clone(),
             shared.debug.clone(),
         ));
-        let queue = Queue { store: known.vms.clone(), reconciler, shared: shared.clone() };
-        Self { known, cluster, work: queue.work(vms, triggered).boxed() }
+        let queue = Queue { store: caches.vms.clone(), reconciler, shared: shared.clone() };
+        Self { caches, cluster, work: queue.work(vms, triggered).boxed() }
     }
 }
 
 /// The VMs to reconcile because something else than the VM changed.
 fn triggers(
     shared: &Shared,
-    known: &Known,
+    caches: &Caches,
     objects: mpsc::UnboundedReceiver<ObjectRef<PackedVm>>,
 ) -> impl Stream<Item = ObjectRef<PackedVm>> + Send + 'static {
-    let all = |changes| all_after(changes, known.vms.clone());
+    let all = |changes| all_after(changes, caches.vms.clone());
     stream::select_all([
         objects.boxed(),
         all(changes(shared.config.clone())),
         all(changes(shared.templates.clone())),
-        all(changes(known.children.recovered.subscribe())),
+        all(changes(caches.children.recovered.subscribe())),
     ])
 }
 

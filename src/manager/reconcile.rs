@@ -52,7 +52,7 @@ use crate::{
     },
 };
 
-/// Why a machine could not be brought to where it should be; it is tried again.
+/// Why a VM could not be brought to where it should be; it is tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
     /// A write failed.

@@ -32,7 +32,7 @@ use tokio::{sync::watch, time::timeout};
 use tracing::{error, info, warn};
 
 use super::{
-    namespace::Known,
+    namespace::Caches,
     reload::{self, Followed},
     sandbox,
 };
@@ -116,7 +116,7 @@ impl Gathered {
 /// What a new set is checked with before it is put in force.
 pub struct Checks {
     /// The VMs that are rendered with it.
-    pub known: Arc<[Known]>,
+    pub caches: Arc<[Caches]>,
     /// Where their objects are tried out.
     pub cluster: Cluster,
     /// The configuration, as it changes.
@@ -127,11 +127,11 @@ pub struct Checks {
 
 impl Checks {
     fn vms(&self) -> impl Iterator<Item = VirtualMachine> {
-        self.known.iter().flat_map(Known::vms)
+        self.caches.iter().flat_map(Caches::vms)
     }
 
     fn observed(&self) -> impl Iterator<Item = (VirtualMachine, Observed)> + Send {
-        self.known.iter().flat_map(Known::observed)
+        self.caches.iter().flat_map(Caches::observed)
     }
 }
 
@@ -234,7 +234,7 @@ impl Loader {
             }
             was_unreadable = is_unreadable;
             let started = Instant::now();
-            again = self.take(&now, &sources, &checks).await;
+            again = self.check_all(&now, &sources, &checks).await;
             self.last = sources;
             info!(took = ?started.elapsed(), "the templates were looked at");
         }
@@ -242,7 +242,7 @@ impl Loader {
 
     /// Checks each set that has changed and puts it in force, or refuses it. Returns whether a check could not run and must be
     /// repeated.
-    async fn take(&self, now: &Gathered, sources: &Sources, checks: &Checks) -> bool {
+    async fn check_all(&self, now: &Gathered, sources: &Sources, checks: &Checks) -> bool {
         let old = self.sender.borrow().clone();
         // All sets are compiled anew: the sets of a folder belong together, and compiling is fast.
         let compiled = Library::new(sources);

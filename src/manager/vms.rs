@@ -72,7 +72,7 @@ impl VmWatch {
             None => Api::all(client),
         };
         let events = list_watch(api, watcher::Config::default());
-        changed(events.filter_map(move |event| ready(reader.take(event))), writer, listed)
+        changed(events.filter_map(move |event| ready(reader.read_event(event))), writer, listed)
     }
 }
 
@@ -155,7 +155,7 @@ impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
     }
 
     /// The event for the store.
-    fn take(&mut self, event: watcher::Result<Event<PackedVm>>) -> Option<Event<PackedVm>> {
+    fn read_event(&mut self, event: watcher::Result<Event<PackedVm>>) -> Option<Event<PackedVm>> {
         let event = match event {
             Ok(event) => event,
             Err(error) => {
@@ -285,19 +285,19 @@ mod tests {
         let health = HealthPart { health, name: "machines".to_owned() };
         let mut reader = Reader::new(metrics, health, report);
         let (good, bad) = (json!({ "vm": { "maximumCpus": 1 } }), json!({ "vm": { "maximumCpus": "many" } }));
-        assert!(matches!(reader.take(Ok(Event::Init)), Some(Event::Init)));
-        assert!(reader.take(Ok(Event::InitApply(arrived("bad", bad.clone())))).is_none());
-        let listed = reader.take(Ok(Event::InitApply(arrived("good", good.clone()))));
+        assert!(matches!(reader.read_event(Ok(Event::Init)), Some(Event::Init)));
+        assert!(reader.read_event(Ok(Event::InitApply(arrived("bad", bad.clone())))).is_none());
+        let listed = reader.read_event(Ok(Event::InitApply(arrived("good", good.clone()))));
         assert!(matches!(listed, Some(Event::InitApply(vm)) if vm.name_any() == "good"));
-        assert!(matches!(reader.take(Ok(Event::InitDone)), Some(Event::InitDone)));
+        assert!(matches!(reader.read_event(Ok(Event::InitDone)), Some(Event::InitDone)));
         assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 1"));
         assert!(reported.try_recv().unwrap().contains("many"));
 
         // A VM that becomes unreadable leaves the store, one that becomes readable enters it.
-        let changed = reader.take(Ok(Event::Apply(arrived("good", bad))));
+        let changed = reader.read_event(Ok(Event::Apply(arrived("good", bad))));
         assert!(matches!(changed, Some(Event::Delete(vm)) if vm.name_any() == "good"));
         assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 2"));
-        let mended = reader.take(Ok(Event::Apply(arrived("bad", good))));
+        let mended = reader.read_event(Ok(Event::Apply(arrived("bad", good))));
         assert!(matches!(mended, Some(Event::Apply(vm)) if vm.name_any() == "bad"));
         assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 1"));
     }

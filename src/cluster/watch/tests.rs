@@ -41,21 +41,21 @@ async fn an_object_whose_label_names_another_vm_leaves_the_former_one() {
         || -> Vec<_> { std::iter::from_fn(|| triggered.try_recv().ok()).map(|vm| vm.name).collect() };
     let name = |vm: &str| ("ns".into(), vm.into());
     let has = |vm| lock(&children.objects).contains_key(&name(vm));
-    children.take(&kind(), Event::Apply(service("apple", 1)));
+    children.apply_event(&kind(), Event::Apply(service("apple", 1)));
     assert_eq!((triggered_vms(), has("vm")), (vec!["vm".to_owned()], true));
-    children.take(&kind(), Event::Apply(of(None, "apple", 2)));
+    children.apply_event(&kind(), Event::Apply(of(None, "apple", 2)));
     assert_eq!((triggered_vms(), has("vm")), (vec!["vm".to_owned()], false));
-    children.take(&kind(), Event::Apply(service("apple", 3)));
+    children.apply_event(&kind(), Event::Apply(service("apple", 3)));
     triggered_vms();
-    children.take(&kind(), Event::Apply(of(Some("other"), "apple", 4)));
+    children.apply_event(&kind(), Event::Apply(of(Some("other"), "apple", 4)));
     assert_eq!((triggered_vms(), has("vm"), has("other")), (vec!["vm".to_owned(), "other".to_owned()], false, true));
-    children.take(&kind(), Event::Delete(of(None, "apple", 5)));
+    children.apply_event(&kind(), Event::Delete(of(None, "apple", 5)));
     assert_eq!((triggered_vms(), has("other")), (vec!["other".to_owned()], false));
     // The same in a list.
-    children.take(&kind(), Event::Apply(service("pear", 6)));
-    children.take(&kind(), Event::Init);
-    children.take(&kind(), Event::InitApply(of(None, "pear", 7)));
-    children.take(&kind(), Event::InitDone);
+    children.apply_event(&kind(), Event::Apply(service("pear", 6)));
+    children.apply_event(&kind(), Event::Init);
+    children.apply_event(&kind(), Event::InitApply(of(None, "pear", 7)));
+    children.apply_event(&kind(), Event::InitDone);
     assert!(!has("vm"));
     assert!(lock(&children.uids).is_empty());
 }
@@ -104,11 +104,11 @@ fn children_of(existing: &'static [&'static str]) -> Arc<Children> {
 async fn the_api_server_is_asked_for_what_was_made_while_its_kind_was_listed() {
     let children = children_of(&["made"]);
     children.insert(service("gone", 1));
-    children.take(&kind(), Event::Init);
-    children.take(&kind(), Event::InitApply(service("there", 2)));
+    children.apply_event(&kind(), Event::Init);
+    children.apply_event(&kind(), Event::InitApply(service("there", 2)));
     children.insert(service("made", 3));
     children.insert(service("made-and-deleted", 4));
-    children.take(&kind(), Event::InitDone);
+    children.apply_event(&kind(), Event::InitDone);
     assert_eq!(
         known(&children),
         ["made", "made-and-deleted", "there"],
@@ -119,16 +119,16 @@ async fn the_api_server_is_asked_for_what_was_made_while_its_kind_was_listed() {
 
     // What was answered before the next list began is in it, or gone.
     children.insert(service("earlier", 5));
-    children.take(&kind(), Event::Init);
-    children.take(&kind(), Event::InitApply(service("made", 3)));
-    children.take(&kind(), Event::InitDone);
+    children.apply_event(&kind(), Event::Init);
+    children.apply_event(&kind(), Event::InitApply(service("made", 3)));
+    children.apply_event(&kind(), Event::InitDone);
     assert_eq!(known(&children), ["made"]);
 
     // One that is known again can be answered about.
-    children.take(&kind(), Event::Delete(service("made", 6)));
+    children.apply_event(&kind(), Event::Delete(service("made", 6)));
     children.insert(service("made", 5));
     assert!(known(&children).is_empty(), "an answer that is slower than the watch brings nothing back");
-    children.take(&kind(), Event::Apply(service("made", 7)));
+    children.apply_event(&kind(), Event::Apply(service("made", 7)));
     children.insert(service("made", 8));
     let objects = lock(&children.objects);
     assert_eq!(objects.values().flatten().map(|known| known.version).collect::<Vec<_>>(), [8]);

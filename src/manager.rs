@@ -8,6 +8,7 @@
 //! When it is told to end (SIGTERM, SIGINT) the manager begins no new write, waits a moment for those under way, gives the lease
 //! back and ends. The next leader does what is left, as after a crash.
 
+pub mod caches;
 mod client;
 pub mod debug;
 pub mod leader;
@@ -32,6 +33,7 @@ use tokio::{sync::watch, time::timeout};
 use tracing::{info, warn};
 
 use self::{
+    caches::Caches,
     debug::DebugRecords,
     leader::Fence,
     leadership::{Candidacy, Leadership},
@@ -162,7 +164,7 @@ async fn work(
     let caches: Arc<[_]> = namespaces.iter().map(|namespace| namespace.caches.clone()).collect();
     shared.debug.read_from(caches.clone());
     let listed = caches.clone();
-    shared.metrics.machines_from(move || listed.iter().flat_map(namespace::Caches::vms).collect());
+    shared.metrics.machines_from(move || listed.iter().flat_map(Caches::vms).collect());
     if let Some(Namespace { cluster, .. }) = namespaces.first() {
         let checks = Checks {
             caches,

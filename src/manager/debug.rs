@@ -18,7 +18,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::{Resource, ResourceExt, runtime::reflector::ObjectRef};
 use serde_json::{Value, json};
 
-use super::{namespace::Caches, reconcile::ReconcileError};
+use super::caches::Caches;
 use crate::{
     api::{VirtualMachine, full_name},
     object::{HASH_ANNOTATION, ObjectKey, Rendered},
@@ -101,11 +101,11 @@ impl DebugRecords {
         });
     }
 
-    /// Records that a reconcile failed, and when it is tried again.
-    pub fn failed(&self, vm: String, error: &ReconcileError, tries: u32, pause: Duration) {
+    /// Records that a reconcile failed, with the label of its error, and when it is tried again.
+    pub fn failed(&self, vm: String, error: &str, tries: u32, pause: Duration) {
         self.update(vm, |last| {
             (last.error, last.tries, last.next) =
-                (Some(error.label().into_owned()), tries, Timestamp::now().checked_add(pause).ok());
+                (Some(error.to_owned()), tries, Timestamp::now().checked_add(pause).ok());
         });
     }
 

@@ -14,7 +14,6 @@ use futures::{
     future::BoxFuture,
     stream,
 };
-use k8s_openapi::jiff::Timestamp;
 use kube::{
     Client,
     runtime::{
@@ -27,6 +26,7 @@ use tokio::sync::watch;
 use tracing::{Instrument as _, error_span};
 
 use super::{
+    caches::Caches,
     debug::DebugRecords,
     reconcile::Reconciler,
     templates::InForce,
@@ -34,11 +34,10 @@ use super::{
     web::{self, Health, HealthPart, Readiness},
 };
 use crate::{
-    api::{VirtualMachine, full_name},
+    api::full_name,
     cluster::{Cluster, Turns, events::EventRecorder, packed::PackedVm, watch::Children},
     config::ReconcilerConfig,
     metrics::Metrics,
-    observed::Observed,
     process::signals::terminated,
 };
 
@@ -67,30 +66,6 @@ pub struct Shared {
     pub turns: Turns,
     /// Becomes true when the manager is told to end.
     pub termination: watch::Receiver<bool>,
-}
-
-/// The VMs and objects of a namespace, as the watches know them.
-#[derive(Clone)]
-pub struct Caches {
-    /// The VMs.
-    pub vms: Store<PackedVm>,
-    /// Their objects.
-    pub children: Arc<Children>,
-}
-
-impl Caches {
-    /// All VMs.
-    pub fn vms(&self) -> impl Iterator<Item = VirtualMachine> + use<> {
-        self.vms.state().into_iter().filter_map(|vm| vm.read().ok())
-    }
-
-    /// All VMs with their objects.
-    pub fn observed(&self) -> impl Iterator<Item = (VirtualMachine, Observed)> + use<'_> {
-        self.vms().map(|vm| {
-            let observed = self.children.observe(&vm, Timestamp::now());
-            (vm, observed)
-        })
-    }
 }
 
 /// A namespace whose VMs are watched and reconciled.

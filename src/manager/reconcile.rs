@@ -294,7 +294,7 @@ impl Reconciler {
         let pause = schedule::back_off(*count);
         *count += 1;
         warn!(error = %ErrorChain(error), tries = *count, again_in = ?pause, "not done yet");
-        this.debug.failed(vm.full_name(), error, *count, pause);
+        this.debug.failed(vm.full_name(), &error.label(), *count, pause);
         Action::requeue(pause)
     }
 

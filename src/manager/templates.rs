@@ -32,7 +32,7 @@ use tokio::{sync::watch, time::timeout};
 use tracing::{error, info, warn};
 
 use super::{
-    namespace::Caches,
+    caches::Caches,
     reload::{self, Followed},
     sandbox,
 };

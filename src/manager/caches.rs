@@ -1,0 +1,36 @@
+//! What the manager knows of a namespace without asking the API server.
+
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::reflector::Store;
+
+use crate::{
+    api::VirtualMachine,
+    cluster::{packed::PackedVm, watch::Children},
+    observed::Observed,
+};
+
+/// The VMs and objects of a namespace, as the watches know them.
+#[derive(Clone)]
+pub struct Caches {
+    /// The VMs.
+    pub vms: Store<PackedVm>,
+    /// Their objects.
+    pub children: Arc<Children>,
+}
+
+impl Caches {
+    /// All VMs.
+    pub fn vms(&self) -> impl Iterator<Item = VirtualMachine> + use<> {
+        self.vms.state().into_iter().filter_map(|vm| vm.read().ok())
+    }
+
+    /// All VMs with their objects.
+    pub fn observed(&self) -> impl Iterator<Item = (VirtualMachine, Observed)> + use<'_> {
+        self.vms().map(|vm| {
+            let observed = self.children.observe(&vm, Timestamp::now());
+            (vm, observed)
+        })
+    }
+}

@@ -225,7 +225,7 @@ mod documentation {
     #[test]
     #[cfg(feature = "schema")]
     fn the_page_about_templates_lists_blocks_functions_and_rules() {
-        use vm_operator::{lint::RULES, render::builtin::BLOCKS, render::functions::TABLE};
+        use vm_operator::{lint::Rule, render::builtin::BLOCKS, render::functions::TABLE};
 
         let cell = |text: &str| text.replace('|', "\\|");
         let blocks = BLOCKS
@@ -235,7 +235,7 @@ mod documentation {
             let [usage, about, example, gives] = [it.usage, it.about, it.example, it.gives].map(cell);
             format!("| `{usage}` | {about} | `{example}` | `{gives}` |")
         });
-        let rules = RULES.iter().map(|(rule, about)| format!("| `{rule}` | {about} |"));
+        let rules = Rule::ALL.iter().map(|rule| format!("| `{}` | {} |", rule.name(), rule.about()));
         let page = fs::read_to_string(root().join("docs/templates.md")).unwrap();
         let missing: Vec<String> =
             blocks.chain(functions).chain(rules).filter(|row| !page.contains(&format!("{row}\n"))).collect();

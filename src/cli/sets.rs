@@ -200,7 +200,7 @@ fn counted(number: usize, what: &str) -> String {
 /// A finding with its source, as rustc prints it.
 fn shown(finding: &Finding) -> String {
     let level = if finding.severity == Severity::Error { Level::ERROR } else { Level::WARNING };
-    let title = level.primary_title(finding.message.as_str()).id(finding.rule);
+    let title = level.primary_title(finding.message.as_str()).id(finding.rule.name());
     let source = fs::read_to_string(&finding.file).ok().or_else(|| {
         let name = finding.file.strip_prefix("builtin/")?;
         BUILTIN.iter().find(|(builtin, _)| *builtin == name).map(|(_, text)| (*text).to_owned())

@@ -50,6 +50,8 @@ pub mod metrics;
 pub mod process;
 
 // Reads and writes.
+#[cfg(any(feature = "cli", feature = "manager"))]
+pub mod actions;
 #[cfg(feature = "cli")]
 pub mod cli;
 #[cfg(feature = "manager")]

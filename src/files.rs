@@ -1,4 +1,4 @@
-//! The files that people write for the programs: the manager's configuration and folders of templates.
+//! Files that people write for the programs: the manager's configuration and folders of templates.
 
 use std::{
     fs, io,
@@ -10,7 +10,7 @@ use crate::{
     render::{Files, Sources, TemplateError},
 };
 
-/// A file that can't be used, with the place in it where that is known.
+/// A file that can't be used, with the place of the error in it if that is known.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{}: {message}", file.display(), place(*at))]
 pub struct FileError {
@@ -32,18 +32,18 @@ impl FileError {
         move |error| Self { file: file.to_owned(), at: None, message: error.to_string() }
     }
 
-    /// A file that is not the YAML that it should be; the error counts lines from `lines_before` on.
+    /// A file that is not the expected YAML. The error counts lines from the line after `lines_before`.
     pub fn yaml(file: &Path, error: &serde_yaml::Error, lines_before: usize) -> Self {
         let at = error.location().map(|place| (place.line() + lines_before, place.column()));
         let text = error.to_string();
-        // The place stands before the message already.
+        // The place is printed before the message already.
         let message = at
             .and_then(|(line, column)| text.strip_suffix(&format!(" at line {} column {column}", line - lines_before)))
             .unwrap_or(&text);
         Self { file: file.to_owned(), at, message: message.to_owned() }
     }
 
-    /// An error in a template: in the folder's file, or in the built-in one.
+    /// An error in a template: in the file of the folder if it has one of that name, else in the built-in template.
     pub fn template(folder: Option<&Path>, error: &TemplateError) -> Self {
         let file = folder.map(|folder| folder.join(&error.template)).filter(|file| file.is_file());
         Self {
@@ -74,18 +74,18 @@ pub fn configuration(file: &Path) -> Result<Config, FileError> {
     Config::parse(&text).map_err(|ConfigError(error)| FileError::yaml(file, &error, 0))
 }
 
-/// Where named template sets are in a folder of templates: `sets/NAME`.
+/// The folder for named sets in a folder of templates: `sets/NAME`.
 pub const SETS: &str = "sets";
-/// The folder with a set's own test cases: no templates.
+/// The folder for the test cases of a set. It has no templates.
 pub const CASES: &str = "tests";
 
-/// Reads a folder of templates: its files, those of its sub-folders by their path, and the named sets in `sets/`.
+/// Reads a folder of templates: its own files, those of its subfolders by their paths, and the named sets in `sets/`.
 ///
 /// # Errors
 /// If a file can't be read.
 pub fn sources(folder: &Path) -> Result<Sources, FileError> {
-    let mut sources = divided(files(folder)?);
-    // A set that only takes something away has no file of its own perhaps; it is there all the same.
+    let mut sources = split_sets(files(folder)?);
+    // A named set whose folder is empty exists, too: VMs that choose it get the base.
     for entry in fs::read_dir(folder.join(SETS)).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir()) {
         let name = entry.file_name().to_string_lossy().into_owned();
         if !name.starts_with('.') {
@@ -95,13 +95,13 @@ pub fn sources(folder: &Path) -> Result<Sources, FileError> {
     Ok(sources)
 }
 
-/// The content of a ConfigMap by the paths that its keys stand for.
+/// The files in a ConfigMap, by their paths.
 pub fn unpacked(data: Files) -> Files {
     data.into_iter().map(|(key, text)| (path(&key), text)).collect()
 }
 
-/// The templates for all machines, and those of named sets, by their paths.
-pub fn divided(files: Files) -> Sources {
+/// Separates the templates for all VMs from those of named sets, which are in `sets/NAME/`.
+pub fn split_sets(files: Files) -> Sources {
     let mut sources = Sources::default();
     for (name, text) in files {
         let below = name.strip_prefix(SETS).and_then(|rest| rest.strip_prefix('/'));
@@ -113,7 +113,7 @@ pub fn divided(files: Files) -> Sources {
     sources
 }
 
-/// The files of a folder of templates and of its sub-folders, by their paths.
+/// Reads the files of a folder of templates and of its subfolders, by their paths.
 ///
 /// # Errors
 /// If a file can't be read.
@@ -123,18 +123,18 @@ pub fn files(folder: &Path) -> Result<Files, FileError> {
     Ok(files)
 }
 
-/// What stands for `/` in the keys of a ConfigMap, which have no folders.
+/// Stands for `/` in the keys of a ConfigMap, which have no folders.
 const SLASH: &str = "__";
 
-/// The path that a ConfigMap's key stands for.
+/// The path of the file that a key of a ConfigMap stands for.
 fn path(key: &str) -> String {
     key.replace(SLASH, "/")
 }
 
-/// The key of a ConfigMap that stands for a path.
+/// The key of a ConfigMap that stands for the file of that path.
 ///
 /// # Errors
-/// If there is none: keys are of letters, digits, `-`, `_` and `.`
+/// If no key can stand for it: keys are of letters, digits, `-`, `_` and `.`
 /// (<https://kubernetes.io/docs/concepts/configuration/configmap/#configmap-object>).
 pub fn key(path: &str) -> Result<String, String> {
     let key = path.replace('/', SLASH);
@@ -151,7 +151,7 @@ fn read(folder: &Path, prefix: &str, files: &mut Files) -> Result<(), FileError>
     for entry in fs::read_dir(folder).map_err(FileError::io(folder))? {
         let path = entry.map_err(FileError::io(folder))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // The kubelet keeps the versions of a mounted ConfigMap in folders that begin with a dot.
+        // The kubelet keeps the versions of a mounted ConfigMap in folders whose names begin with a dot.
         if name.starts_with('.') {
             continue;
         }
@@ -175,17 +175,49 @@ mod tests {
 
     #[test]
     fn a_key_stands_for_a_path() {
-        for (name, there) in [
+        for (path, expected) in [
             ("pod.yaml.j2", Ok("pod.yaml.j2")),
             ("sets/desktop/lib/a_b.j2", Ok("sets__desktop__lib__a_b.j2")),
             ("lib/a__b.j2", Err("__")),
             ("a b.j2", Err("' '")),
         ] {
-            let key = key(name);
-            match there {
-                Ok(there) => assert_eq!((key.as_deref(), path(there).as_str()), (Ok(there), name)),
+            let key = key(path);
+            match expected {
+                Ok(expected) => assert_eq!((key.as_deref(), super::path(expected).as_str()), (Ok(expected), path)),
                 Err(why) => assert!(key.as_ref().unwrap_err().contains(why), "{key:?}"),
             }
         }
+    }
+
+    #[test]
+    fn a_folder_is_read_with_its_sets_but_without_cases_and_hidden_files() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in
+            ["a.yaml.j2", "lib/b.j2", "sets/desktop/a.yaml.j2", "sets__desktop__c.j2", ".git/d", "tests/e/vm.yaml"]
+        {
+            let file = folder.path().join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, "").unwrap();
+        }
+        fs::create_dir(folder.path().join("sets/empty")).unwrap();
+        let sources = sources(folder.path()).unwrap();
+        assert_eq!(sources.base.keys().collect::<Vec<_>>(), ["a.yaml.j2", "lib/b.j2"]);
+        let sets: Vec<(&str, Vec<&str>)> = sources
+            .sets
+            .iter()
+            .map(|(name, files)| (name.as_str(), files.keys().map(String::as_str).collect()))
+            .collect();
+        assert_eq!(sets, [("desktop", vec!["a.yaml.j2", "c.j2"]), ("empty", vec![])]);
+    }
+
+    #[test]
+    fn two_files_of_one_path_are_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("lib")).unwrap();
+        for name in ["lib/a.j2", "lib__a.j2"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        let error = files(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("two files are lib/a.j2"), "{error}");
     }
 }

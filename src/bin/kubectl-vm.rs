@@ -1,4 +1,4 @@
-//! The kubectl plugin.
+//! The kubectl plugin: see `vm_operator::cli`.
 fn main() -> std::process::ExitCode {
     vm_operator::cli::main()
 }

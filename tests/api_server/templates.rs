@@ -112,7 +112,7 @@ async fn objects_of_removed_templates_are_deleted_even_if_no_manager_ran_meanwhi
     let none = tempfile::tempdir().unwrap();
     let (code, text) = ns.namespace.kubectl_vm(&["diff", "apple", "--templates", none.path().to_str().unwrap()]);
     assert_eq!(code, 1, "{text}");
-    assert!(text.contains("NetworkPolicy apple: deleted: no template makes it any more"), "{text}");
+    assert!(text.contains("NetworkPolicy apple: deleted: no template renders it any more"), "{text}");
 
     ns.manager.signal(Signal::TERM);
     ns.manager.wait_for_end().await;
@@ -334,7 +334,7 @@ fn commands_on_template_folders_print_what_is_wrong() {
     let mut chooses = vm.clone();
     chooses["spec"]["templates"] = json!({ "set": "desktop" });
     write("b/sets/desktop/tests/one/vm.yaml", &chooses.to_string());
-    assert_eq!(said(&["lint", "b/sets/desktop", "--base", "b"]), "1 file, 2 machines: 0 errors, 0 warnings\n0");
+    assert_eq!(said(&["lint", "b/sets/desktop", "--base", "b"]), "1 file, 2 VMs: 0 errors, 0 warnings\n0");
     let alone = said(&["lint", "b/sets/desktop"]);
     assert!(alone.contains("there is no template \"base/pod.yaml.j2\" in this set"), "{alone}");
     assert_eq!(said(&["templates", "test", "b", "--update"]), "updated desktop/one\n1 case, 0 failed\n0");
@@ -350,7 +350,7 @@ fn commands_on_template_folders_print_what_is_wrong() {
         ),
         (
             &["b/sets/desktop", "--set", "Foo Bar"],
-            "\"Foo Bar\" is no name: up to 63 small letters, digits and - are\n1",
+            "\"Foo Bar\" can't be used as a name: a name has up to 63 small letters, digits and -\n1",
         ),
         (&["b/tests"], "b/tests: there is no template here\n1"),
     ] {
@@ -472,7 +472,7 @@ async fn kubectl_vm_diff_shows_each_change_and_when_it_takes_effect() {
     let (code, text) = diff(&["apple", "--templates", folder.path().to_str().unwrap()]);
     assert_eq!(code, 1, "{text}");
     for part in [
-        "NetworkPolicy apple: made (network-policy.yaml.j2)",
+        "NetworkPolicy apple: created (network-policy.yaml.j2)",
         "+  - Ingress",
         "Pod apple: labels and annotations changed at once",
         "live: \"yes\"",
@@ -493,7 +493,7 @@ async fn kubectl_vm_diff_shows_each_change_and_when_it_takes_effect() {
     let (code, text) = diff(&["--filename", file.to_str().unwrap()]);
     assert_eq!(code, 1, "{text}");
     for part in [
-        "Service apple: deleted: no template makes it any more",
+        "Service apple: deleted: no template renders it any more",
         "ConfigMap apple: changed at once",
         "-        maximumCpus: 2\n+        maximumCpus: 1",
         "forbidden: ",

@@ -1,0 +1,72 @@
+//! `kubectl vm render`: the objects that the manager would make.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::Value;
+
+use super::{
+    input::{Settings, library, read_vms, template_set},
+    output::{Exit, Failure, Output, yaml},
+};
+use crate::{
+    files::FileError,
+    object::{HASH_ANNOTATION, Rendered, VERSION_ANNOTATION},
+    render::{TemplateSet, first_start},
+};
+
+/// What is rendered, and how.
+#[derive(Args)]
+pub(super) struct Options {
+    /// The file with the VirtualMachines; - for standard input. Other resources in it are skipped.
+    #[arg(long, short, value_name = "FILE")]
+    filename: PathBuf,
+    #[command(flatten)]
+    settings: Settings,
+    /// The namespace of VMs that name none.
+    #[arg(long, short, default_value = super::input::DEFAULT_NAMESPACE, value_name = "NS")]
+    namespace: String,
+}
+
+pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let Options { filename, settings, namespace } = options;
+    let folder = settings.templates.as_deref();
+    let (config, library) = (settings.config()?, library(folder)?);
+    for vm in read_vms(filename, namespace)? {
+        let set = template_set(&library, vm.template_set(), folder)?;
+        for object in first_start(&vm, &config, set).map_err(|error| FileError::template(folder, &error))? {
+            write!(output, "---\n{}{}", origin(set, &object), yaml(&object.value)?)?;
+        }
+    }
+    Ok(Exit::Success)
+}
+
+/// Comments that say which files and blocks an object comes from.
+pub(super) fn origin(set: &TemplateSet, object: &Rendered) -> String {
+    let mut text = String::new();
+    for (index, (file, blocks)) in set.lineage(&object.name).iter().enumerate() {
+        let word = if index == 0 { "from" } else { "over" };
+        // The blocks of a built-in template are all that it has.
+        let blocks = if blocks.is_empty() || file.starts_with("builtin/") {
+            String::new()
+        } else {
+            format!(" ({})", blocks.join(", "))
+        };
+        text += &format!("# {word} {file}{blocks}\n");
+    }
+    for file in &object.patches {
+        text += &format!("# changed by {file}\n");
+    }
+    text
+}
+
+/// Removes the annotations that name the release or depend on it.
+pub(super) fn remove_release(object: &mut Value) {
+    let Some(metadata) = object["metadata"].as_object_mut() else { return };
+    let Some(Value::Object(annotations)) = metadata.get_mut("annotations") else { return };
+    annotations.remove(HASH_ANNOTATION);
+    annotations.remove(VERSION_ANNOTATION);
+    if annotations.is_empty() {
+        metadata.remove("annotations");
+    }
+}

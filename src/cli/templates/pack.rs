@@ -1,0 +1,121 @@
+//! `kubectl vm templates pack`: a folder of templates as a ConfigMap.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use serde_json::json;
+
+use super::super::output::{Failure, Output, yaml};
+use crate::{
+    files::{self, FileError},
+    lint,
+    object::SET_LABEL,
+    render::Library,
+};
+
+/// The most that a ConfigMap may hold, in bytes (<https://kubernetes.io/docs/concepts/configuration/configmap/#motivation>).
+const MAXIMUM_SIZE: usize = 1 << 20;
+
+#[derive(Args)]
+pub(in crate::cli) struct Options {
+    /// The folder of templates.
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// Make it the set of that name, for VMs that choose it.
+    #[arg(long, value_name = "NAME")]
+    set: Option<String>,
+    /// The ConfigMap's name. Default: vm-operator-templates, with the set's name after it.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+}
+
+pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<(), Failure> {
+    let Options { folder, set, name } = options;
+    if let Some(text) = set.iter().chain(name).find(|text| !is_name(text)) {
+        return Err(Failure::new(format!(
+            "{text:?} can't be used as a name: a name has up to 63 small letters, digits and -"
+        )));
+    }
+    check(folder, set.is_some())?;
+    let data = data(folder)?;
+    let default = || match set {
+        Some(set) => format!("vm-operator-templates-{set}"),
+        None => "vm-operator-templates".to_owned(),
+    };
+    let mut map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": name.clone().unwrap_or_else(default) },
+        "data": data,
+    });
+    if let Some(set) = set {
+        map["metadata"]["labels"] = json!({ SET_LABEL: set });
+    }
+    write!(output, "{}", yaml(&map)?)
+}
+
+/// Whether a text is the name of a set and of a ConfigMap: a label of RFC 1123.
+fn is_name(text: &str) -> bool {
+    let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    text.len() <= 63
+        && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+        && ends(text.chars().next())
+        && ends(text.chars().next_back())
+}
+
+/// Checks that the folder can be packed, and that its templates compile.
+fn check(folder: &Path, is_named_set: bool) -> Result<(), Failure> {
+    let sources = files::sources(folder)?;
+    if !is_named_set {
+        for (_, compiled) in Library::new(&sources).all() {
+            compiled.as_ref().map_err(|error| FileError::template(Some(folder), error))?;
+        }
+        return Ok(());
+    }
+    // A named set is not compiled, because the base set below it is not known here.
+    if sources.sets.is_empty() {
+        return Ok(());
+    }
+    Err(wrong(folder, "a named set can't have sets in it: pack the folder of each, or the whole without --set"))
+}
+
+/// The files of the folder by their keys in the ConfigMap.
+fn data(folder: &Path) -> Result<BTreeMap<String, String>, Failure> {
+    let mut data = BTreeMap::new();
+    for (path, text) in files::files(folder)?.into_iter().filter(|(path, _)| lint::is_part_of_a_set(path)) {
+        let unusable = |why| Failure::new(format!("{}:1:1: {why}", folder.join(&path).display()));
+        data.insert(files::key(&path).map_err(unusable)?, text);
+    }
+    if data.is_empty() {
+        return Err(wrong(folder, "there is no template here"));
+    }
+    let size: usize = data.iter().map(|(key, text)| key.len() + text.len()).sum();
+    if size > MAXIMUM_SIZE {
+        let folder = folder.display();
+        return Err(Failure::new(format!("{folder}:1:1: a ConfigMap holds 1 MiB, and these files have {size} bytes")));
+    }
+    Ok(data)
+}
+
+fn wrong(folder: &Path, message: &str) -> Failure {
+    Failure::new(format!("{}: {message}", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_a_label_of_rfc_1123() {
+        let longest = "a".repeat(63);
+        for name in ["a", "a-1", "1a", &longest] {
+            assert!(is_name(name), "{name}");
+        }
+        let too_long = "a".repeat(64);
+        for name in ["", "-a", "a-", "A", "a.b", "a b", &too_long] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+}

@@ -367,7 +367,7 @@ fn reason(vm: &VirtualMachine, type_: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_happens_to_a_machine_in_its_life() {
+async fn power_changes_live_changes_resets_and_restarts_reach_the_guest() {
     let _turn = ONE_AT_A_TIME.lock().await;
     let Stage { namespace, machines, pods, .. } = Stage::set("life").await;
     let when = async |what: &str, check: &dyn Fn(&VirtualMachine) -> bool| {
@@ -477,7 +477,7 @@ impl Drop for Uncordon<'_> {
 }
 
 #[tokio::test]
-async fn what_is_changed_under_a_running_guest_and_who_ends_it() {
+async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains_restart_it() {
     let _turn = ONE_AT_A_TIME.lock().await;
     let Stage { cluster, namespace, machines, pods } = Stage::set("changes").await;
     let when = async |what: &str, check: &dyn Fn(&VirtualMachine) -> bool| {

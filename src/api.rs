@@ -1,10 +1,10 @@
-//! What users write and read: the custom resources `VirtualMachine` and `VmPool`.
+//! The custom resources `VirtualMachine` and `VmPool`, which users write and read.
 //!
-//! The doc comments on the fields are what `kubectl explain` prints. Rules that the API server can check stand here as
-//! schema or as CEL; [`crd`] turns all of it into the files in `crds/`.
+//! `kubectl explain` prints the doc comments of the fields. Rules that the API server can check are in the schema or in CEL expressions.
+//! [`crd`] generates the files in `crds/` from this module.
 //!
-//! No field inside a list has a default: the API server would write it into the live object, which then differs from
-//! what is in Git for ever. Such defaults are filled in when rendering ([`crate::render::context`]).
+//! No field inside a list has a default. The API server would write the default into the live object, and the object would differ from
+//! Git for ever. The manager fills in such defaults when it renders ([`crate::render::context`]).
 
 pub mod conditions;
 pub mod crd;
@@ -28,10 +28,11 @@ pub use status::{Assignment, Identity, ObjectKind, PendingChange, RenderedFrom, 
 
 /// The API group of both resources.
 pub const GROUP: &str = "vmoperator.jdrupes.org";
+
 /// A virtual machine.
 ///
-/// `spec` says what the machine looks like and whether it runs; everything that the operator makes for it (a Pod, claims
-/// for its disks, a ConfigMap, ...) is rendered from templates. Its disks outlive it: claims are never deleted.
+/// `spec` describes the VM's hardware and whether it should run. The operator renders all objects of the VM (a Pod, claims for its disks,
+/// a ConfigMap, ...) from templates. Claims are never deleted, so the disks outlive the VM.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[kube(
     group = "vmoperator.jdrupes.org",
@@ -45,27 +46,27 @@ pub const GROUP: &str = "vmoperator.jdrupes.org";
     doc = "A virtual machine that runs in a Pod.",
     category = "all",
     printcolumn(name = "State", type_ = "string", json_path = ".spec.vm.state", description = "The wanted power state"),
-    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "What the machine does now"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "The VM's current state in one word"),
     printcolumn(name = "Ready", type_ = "boolean", json_path = ".status.ready", description = "Whether the guest is up"),
     printcolumn(name = "CPUs", type_ = "integer", json_path = ".status.cpus", description = "CPUs of the running guest"),
     printcolumn(name = "RAM", type_ = "string", json_path = ".status.ram", description = "Memory of the running guest"),
     printcolumn(name = "Node", type_ = "string", json_path = ".status.nodeName", description = "The node it runs on"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0].address", description = "Its first address"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(name = "Templates", type_ = "string", json_path = ".status.templates.version", priority = 1, description = "The version of the template set that its objects were rendered with"),
+    printcolumn(name = "Templates", type_ = "string", json_path = ".status.templates.version", priority = 1, description = "The version of the template set from which its objects were rendered"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", priority = 1, description = "Why it is ready or not"),
     validation = Rule::new("self.metadata.name.size() <= 63").message("the name of a VM is used as a label and as a host name: at most 63 characters"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineSpec {
-    /// The runner's image. Absent: the manager's default.
+    /// The runner's image. Default: the one in the manager's configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<Image>,
-    /// Requests and limits of the runner's container, as in a Pod. Absent: requests follow from the current CPUs and RAM,
-    /// divided by the manager's `cpuOvercommit` and `ramOvercommit`.
+    /// Requests and limits of the runner's container, as in a Pod. Default: the current CPUs and RAM, divided by the manager's
+    /// `cpuOvercommit` and `ramOvercommit`, as requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
-    /// The node to run on, past the scheduler; as in a Pod.
+    /// The node to run on, without asking the scheduler; as in a Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
     /// Labels that a node must have; as in a Pod.
@@ -78,36 +79,35 @@ pub struct VirtualMachineSpec {
     /// The template for QEMU's command line.
     #[serde(default)]
     pub runner_template: RunnerTemplate,
-    /// Which templates its objects are rendered from. Absent: the operator's.
+    /// The templates from which the VM's objects are rendered. Default: the operator's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub templates: Option<Templates>,
-    /// What the templates find as `values`, over the defaults of their set and of the manager. Which there are, the template
-    /// set says.
+    /// Values for the templates (`values`). They override the defaults of the template set and of the manager's configuration. The template
+    /// set defines which values exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any_object")]
     pub template_values: Option<Value>,
-    /// What a shutdown that the guest itself made means. false: the machine starts again. true: it stays down until
-    /// somebody starts it.
+    /// What happens after the guest shuts itself down. false: the VM starts again. true: the VM stays down until someone starts it.
     #[serde(default)]
     pub guest_shutdown_stops: bool,
-    /// If present (even `{}`), a Service of type LoadBalancer is made for the display.
+    /// If present (even `{}`), the manager creates a Service of type LoadBalancer for the display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_balancer_service: Option<ServiceMetadata>,
     /// Data for cloud-init's NoCloud data source, given to the guest as a disk with the label CIDATA.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_init: Option<CloudInit>,
-    /// Who may do what with this machine.
+    /// What users and roles may do with this VM, for programs that offer VMs to users.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub permissions: Vec<VmPermission>,
-    /// The pools that this machine belongs to.
+    /// The pools to which this VM belongs.
     #[serde(default)]
     #[schemars(length(max = 64))]
     pub pools: Vec<String>,
-    /// The runner's logging properties.
+    /// The runner's log levels, in the format of java.util.logging (see docs/logging.md).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logging_properties: Option<String>,
-    /// The machine itself.
+    /// The VM's hardware and power state.
     pub vm: Machine,
 }
 
@@ -157,7 +157,7 @@ pub struct Resources {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::resource_list")]
     pub limits: Option<BTreeMap<String, Value>>,
-    /// What is set aside for the container.
+    /// The resources that are reserved for the container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::resource_list")]
     pub requests: Option<BTreeMap<String, Value>>,
@@ -168,26 +168,26 @@ pub struct Resources {
 }
 
 impl VirtualMachine {
-    /// The name of the template set that it chooses.
+    /// The name of the template set that the VM selects.
     pub fn template_set(&self) -> Option<&str> {
         self.spec.templates.as_ref()?.set.as_deref()
     }
 
-    /// Namespace and name, for people.
+    /// `NAMESPACE/NAME`, for messages and log lines.
     pub fn full_name(&self) -> String {
         full_name(self.namespace().as_deref(), &self.name_any())
     }
 }
 
-/// Namespace and name, for people.
+/// `NAMESPACE/NAME`, for messages and log lines.
 pub fn full_name(namespace: Option<&str>, name: &str) -> String {
     format!("{}/{name}", namespace.unwrap_or_default())
 }
 
-/// The templates of a machine.
+/// The templates of a VM.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 pub struct Templates {
-    /// The name of one of the operator's template sets. Absent: the templates that all machines have.
+    /// The name of one of the operator's template sets. Default: the templates of VMs without a set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub set: Option<String>,
@@ -197,10 +197,10 @@ pub struct Templates {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct RunnerTemplate {
-    /// The template's name in the runner's image. Absent: the runner's standard template.
+    /// The template's name in the runner's image. Default: the runner's standard template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// false: the copy of the template that was made at the first start is kept.
+    /// true: each start uses the template of the runner's image. false: the VM keeps the copy that was made at its first start.
     #[serde(default = "yes")]
     pub update: bool,
 }
@@ -211,7 +211,7 @@ impl Default for RunnerTemplate {
     }
 }
 
-/// Labels and annotations for a Service. They are merged over the manager's; an empty value removes one of the manager's.
+/// Labels and annotations for a Service. They override those of the manager's configuration; an empty value removes an entry.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceMetadata {
@@ -228,21 +228,20 @@ pub struct ServiceMetadata {
 #[schemars(transform = schema::either_data_or_source)]
 #[serde(rename_all = "camelCase")]
 pub struct CloudInit {
-    /// The `meta-data`. `instance-id` defaults to a hash of the machine's namespace and name and of all of this data,
-    /// `local-hostname` to the machine's name.
+    /// The `meta-data`. `instance-id` defaults to a hash of the VM's namespace and name and of all of this data,
+    /// `local-hostname` to the VM's name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::any_map")]
     pub meta_data: BTreeMap<String, Value>,
-    /// The `user-data`, passed on unchecked. `#cloud-config` is put before it, unless it is a text that begins with `#`.
+    /// The `user-data`. It is not checked. It gets a first line `#cloud-config`, unless it is a text that begins with `#`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any")]
     pub user_data: Option<Value>,
-    /// The `network-config`, passed on unchecked.
+    /// The `network-config`. It is not checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any")]
     pub network_config: Option<Value>,
-    /// Takes the `user-data` from a Secret or ConfigMap of this namespace. It is mounted into the Pod and never read by the
-    /// manager.
+    /// Takes the `user-data` from a Secret or ConfigMap of this namespace. The kubelet mounts it into the Pod; the manager never reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data_from: Option<DataSource>,
     /// Takes the `network-config` from a Secret or ConfigMap of this namespace.
@@ -274,7 +273,7 @@ pub struct KeyRef {
     pub key: String,
 }
 
-/// What a user or a role may do with a machine.
+/// What a user or a role may do with a VM.
 #[derive(Clone, Debug, Serialize, Deserialize, KubeSchema, PartialEq, Eq)]
 #[x_kube(validation = Rule::new("has(self.user) != has(self.role)").message("give either user or role"))]
 pub struct VmPermission {
@@ -306,7 +305,7 @@ pub enum VmAction {
     Everything,
 }
 
-/// The machine: CPUs, memory, disks, networks, display.
+/// The VM's power state and hardware: CPUs, memory, disks, networks, display.
 #[derive(Clone, Debug, Serialize, Deserialize, KubeSchema, PartialEq)]
 #[x_kube(
     validation = Rule::new("has(self.maximumCpus) != has(self.cpuTopology)").message("give exactly one of maximumCpus and cpuTopology"),
@@ -318,49 +317,49 @@ pub enum VmAction {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {
-    /// Whether the machine should run. Leave it out of Git if people or commands start and stop the machine.
+    /// Whether the VM should run. Leave this field out of Git if people or programs start and stop the VM.
     #[serde(default)]
     pub state: PowerState,
-    /// The machine's UUID (SMBIOS). Absent: made once and kept for the machine's life.
+    /// The VM's UUID (SMBIOS). Default: generated once and kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"))]
     pub machine_uuid: Option<String>,
-    /// Whether the machine has a TPM 2.0.
+    /// Whether the VM has a TPM 2.0.
     #[serde(default)]
     pub use_tpm: bool,
-    /// The firmware: `bios`; `uefi` (2 MB or, where the runner's image has only that, 4 MB variables), `uefi-4m`;
-    /// `secure`, `secure-4m` with Secure Boot.
+    /// The firmware: `bios`; `uefi` (with 2 MB of variables, or 4 MB if the runner's image has only those); `uefi-4m` (4 MB); `secure` and
+    /// `secure-4m` are the same with Secure Boot.
     #[serde(default)]
     pub firmware: Firmware,
     /// Whether the firmware shows a boot menu.
     #[serde(default)]
     pub boot_menu: bool,
-    /// How long, in seconds, a guest may take to power down before QEMU is ended.
+    /// The time in seconds that the guest has to power down. After that the runner ends QEMU.
     #[serde(default = "powerdown_timeout")]
     #[schemars(range(min = 0, max = 86400))]
     pub powerdown_timeout: u32,
-    /// QEMU's CPU model; `host` where the machine is accelerated by KVM, otherwise the best that QEMU emulates.
+    /// QEMU's CPU model. `host` means the node's CPU with KVM, and the best model that QEMU can emulate with TCG.
     #[serde(default = "host")]
     #[schemars(length(min = 1))]
     pub cpu_model: String,
-    /// `kvm`; `tcg` (emulation); or `auto`: KVM where it works, else TCG.
+    /// `kvm`, `tcg` (emulation), or `auto`: KVM if it works on the node, else TCG.
     #[serde(default)]
     pub accelerator: Accelerator,
-    /// The most CPUs that the running machine can be given.
+    /// The number of CPUs that the running VM can get at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub maximum_cpus: Option<u32>,
     /// The CPUs as sockets, dies, cores, threads, instead of `maximumCpus`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_topology: Option<CpuTopology>,
-    /// The CPUs of the machine; a change is applied to the running machine. Absent: all.
+    /// The current number of CPUs. A change takes effect in the running VM. Default: the maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub current_cpus: Option<u32>,
-    /// The most memory that the running machine can be given, such as `8Gi` or `8 GiB`.
+    /// The memory that the running VM can get at most, such as `8Gi` or `8 GiB`.
     #[serde(default = "one_gigabyte")]
     pub maximum_ram: Quantity,
-    /// The memory of the machine; a change is applied to the running machine. Absent: all.
+    /// The current memory. A change takes effect in the running VM. Default: the maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_ram: Option<Quantity>,
     /// The base of the real time clock: `utc`, `localtime` or a point in time.
@@ -380,13 +379,13 @@ pub struct Machine {
     /// The display.
     #[serde(default)]
     pub display: Display,
-    /// When it grows, the running machine is reset.
+    /// When you increase this number, the runner resets the running VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub reset_count: Option<u32>,
 }
 
-/// Whether a machine should run.
+/// Whether a VM should run.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum PowerState {
@@ -395,7 +394,7 @@ pub enum PowerState {
     Running,
 }
 
-/// The machine's firmware.
+/// The VM's firmware.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs)]
@@ -421,7 +420,7 @@ pub enum Accelerator {
     Tcg,
 }
 
-/// CPUs as QEMU's `-smp` counts them; 0 leaves a level out.
+/// The CPUs as in QEMU's option `-smp`. 0 means that the level does not exist.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuTopology {
@@ -459,16 +458,16 @@ pub struct Network {
     /// An interface on a bridge of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<TapNetwork>,
-    /// QEMU's user networking: the guest reaches out through the Pod, nothing reaches in.
+    /// QEMU's user networking. The guest reaches the network through the Pod; nothing can connect to the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<UserNetwork>,
-    /// The guest answers on the Pod's address, so that Services reach it.
+    /// The guest uses the Pod's address, so Services reach it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodNetwork>,
 }
 
 impl Network {
-    /// The address that the spec gives it.
+    /// The MAC address in the spec, if there is one.
     pub fn mac(&self) -> Option<&str> {
         let tap = self.tap.as_ref().and_then(|tap| tap.mac.as_deref());
         tap.or_else(|| self.pod.as_ref().and_then(|pod| pod.mac.as_deref()))
@@ -484,7 +483,7 @@ pub struct TapNetwork {
     /// The bridge. Default: `br0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<String>,
-    /// The MAC address. Absent: made once and kept for the machine's life.
+    /// The MAC address. Default: generated once and kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::mac_address")]
     pub mac: Option<String>,
@@ -507,7 +506,7 @@ pub struct PodNetwork {
     /// The network card that the guest sees. Default: `virtio-net`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// The MAC address. Absent: made once and kept for the machine's life.
+    /// The MAC address. Default: generated once and kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::mac_address")]
     pub mac: Option<String>,
@@ -517,7 +516,7 @@ pub struct PodNetwork {
 #[derive(Clone, Debug, Serialize, Deserialize, KubeSchema, PartialEq)]
 #[x_kube(validation = Rule::new("has(self.volumeClaimTemplate) != has(self.cdrom)").message("a disk is either a volumeClaimTemplate or a cdrom"))]
 pub struct Disk {
-    /// The claim that holds the disk. It is made if it does not exist, and never deleted.
+    /// The claim that stores the disk. The manager creates it if it does not exist, and never deletes it.
     #[serde(default, rename = "volumeClaimTemplate", skip_serializing_if = "Option::is_none")]
     pub volume_claim_template: Option<VolumeClaimTemplate>,
     /// A CD drive.
@@ -529,7 +528,7 @@ pub struct Disk {
     pub bootindex: Option<u32>,
 }
 
-/// A claim for a disk. For a machine M, the claim is called M-NAME-disk, or M-disk-N without a name.
+/// A claim for a disk. Its name is VM-NAME-disk, or VM-disk-N if the disk has no name (N counts the claims).
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
 pub struct VolumeClaimTemplate {
     /// The disk's name, and labels and annotations for the claim.
@@ -559,8 +558,8 @@ pub struct ClaimMetadata {
 /// A CD drive.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 pub struct Cdrom {
-    /// The CD: a URL, a path in the runner, or a name in the image repository; `""` is an empty drive. Can be changed while
-    /// the machine runs.
+    /// The CD: a URL, a path in the runner, or a name in the image repository; `""` is an empty drive. It can be
+    /// changed while the VM runs.
     pub image: String,
 }
 
@@ -568,7 +567,7 @@ pub struct Cdrom {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Display {
-    /// How many screens the machine has.
+    /// The number of screens.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 16))]
     pub outputs: u32,
@@ -598,19 +597,19 @@ pub struct Spice {
     #[serde(default = "spice_port")]
     #[schemars(range(min = 1, max = 65535))]
     pub port: u16,
-    /// The host that a viewer connects to, for the console file (`kubectl vm display`). Absent: the load balancer, or else the Pod.
+    /// The host in the connection file (`kubectl vm display`). Default: the load balancer's address, or else the Pod's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
-    /// Whether a display secret with a random password is made if there is none.
+    /// Whether the manager creates a display secret with a random password if there is none.
     #[serde(default = "yes")]
     pub generate_secret: bool,
-    /// The URL of the HTTP proxy that a viewer connects through, for the console file.
+    /// The URL of an HTTP proxy for SPICE viewers, for the connection file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_url: Option<String>,
     /// SPICE's `streaming-video`: `off`, `all` or `filter`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub streaming_video: Option<String>,
-    /// How many USB devices a viewer can redirect.
+    /// The number of USB devices that a viewer can redirect.
     #[serde(default = "two")]
     #[schemars(range(min = 0, max = 8))]
     pub usb_redirects: u32,

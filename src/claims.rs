@@ -1,15 +1,15 @@
-//! Claims of a VM: what they are called, how they grow, and what the condition StorageReady reports of them.
+//! The claims of a VM: their names, their growth, and the condition StorageReady.
 //!
-//! A claim holds a person's data, so it is never deleted and never replaced. A difference between a claim and the spec that can't be
-//! brought about is no error: the VM runs with the claim that exists, and the condition says what is different and why.
+//! A claim stores a person's data, so the manager never deletes or replaces it. If a claim can't become as the spec wants it, that is no
+//! error: the VM runs with the claim as it is, and the condition explains the difference.
 //!
 //! ```text
 //!  spec, observed claims ─▶ name (render) ─▶ rendered claim ─▶ as_existing (plan) ─▶ findings ─▶ StorageReady, status.claims, events
 //! ```
 //!
-//! What must be known later, such as a growth that the API server refused, is in `status.claims`.
+//! Facts that later reconciles need, such as a growth that the API server refused, are in `status.claims`.
 
-use std::sync::Arc;
+use std::{cmp::Ordering, sync::Arc};
 
 use kube::ResourceExt;
 use serde_json::Value;
@@ -22,24 +22,24 @@ use crate::{
         status::{ClaimFinding, ClaimStatus},
     },
     object::{ObjectKey, Rendered},
-    observed::{Object, Observed, Part},
+    observed::{Object, Observed},
 };
 
-/// What the API server answered to a change of a claim that it refused.
+/// A change of a claim that the API server refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The claim.
     pub claim: ObjectKey,
-    /// The answer.
+    /// The API server's answer.
     pub answer: String,
 }
 
-/// The name of the claim for a disk's `volume`. A claim that an earlier release named otherwise is used where it exists.
+/// The name of the claim for a disk's `volume`. If a claim exists under the name that an earlier release used, that name.
 pub fn disk_name(vm: &str, volume: &str, observed: &Observed) -> String {
     existing_name(observed, format!("{vm}-{volume}"), &[format!("{volume}-{vm}-0")])
 }
 
-/// The name of the claim for the runner's own data, as [`disk_name`].
+/// The name of the claim for the runner's data; like [`disk_name`].
 pub fn runner_data_name(vm: &str, observed: &Observed) -> String {
     let former = [format!("runner-data-{vm}-0"), format!("vmop-runner-data-{vm}-0")];
     existing_name(observed, format!("{vm}-runner-data"), &former)
@@ -52,12 +52,12 @@ fn existing_name(observed: &Observed, name: String, former: &[String]) -> String
     former.iter().find(|former| observed.claim(former).is_some()).cloned().unwrap_or(name)
 }
 
-/// The size in bytes that a claim's spec asks for.
+/// The size in bytes that a claim's spec requests.
 pub fn requested_size(spec: &Value) -> Option<u64> {
     Quantity::bytes_of(spec.pointer("/resources/requests/storage")?)
 }
 
-/// The size in bytes of the volume when a Pod mounts the claim. Some volumes grow only then
+/// The size in bytes that the volume has when a Pod mounts the claim. Some volumes grow only then
 /// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#resizing-a-volume-containing-a-file-system>).
 pub fn size_when_mounted(claim: &Object) -> Option<u64> {
     if claim.condition("FileSystemResizePending", "True").is_some() {
@@ -66,15 +66,16 @@ pub fn size_when_mounted(claim: &Object) -> Option<u64> {
     Quantity::bytes_of(claim.status.pointer("/capacity/storage")?)
 }
 
-/// The object to apply to a claim that exists. The API server lets only the size of a claim change, and only if the claim is bound and
-/// grows (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#expanding-persistent-volumes-claims>).
+/// The object to apply to a claim that exists: its own spec, with the wanted size if that is a growth and `may_grow`. The API server
+/// allows only the size of a claim to change, and only if the claim is bound and grows
+/// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#expanding-persistent-volumes-claims>).
 pub fn as_existing(wanted: &Rendered, found: &Object, may_grow: bool) -> Rendered {
     let mut object = wanted.clone();
     let size = wanted.value["spec"].pointer("/resources/requests/storage").cloned();
     let grows = may_grow && found.is_bound() && requested_size(&wanted.value["spec"]) > requested_size(&found.spec);
     let mut spec = found.spec.clone();
     if let Value::Object(spec) = &mut spec {
-        // The binder sets it; the manager must not own it.
+        // The volume controller sets this field, so the manager must not own it.
         spec.remove("volumeName");
     }
     if let (true, Some(size), Some(storage)) = (grows, size, spec.pointer_mut("/resources/requests/storage")) {
@@ -84,7 +85,8 @@ pub fn as_existing(wanted: &Rendered, found: &Object, may_grow: bool) -> Rendere
     object
 }
 
-/// The growth of a claim that the API server refused, if the VM's spec and the claim are the same as then. It is not asked for again.
+/// The growth of a claim that the API server refused, if the VM's spec and the claim have not changed since. The manager does not request
+/// it again.
 pub fn refused_growth<'a>(vm: &'a VirtualMachine, wanted: &Rendered, found: &Object) -> Option<&'a ClaimFinding> {
     let claims = vm.status.iter().flat_map(|status| &status.claims);
     let mut findings = claims.filter(|claim| claim.name == found.key.name).flat_map(|claim| &claim.findings);
@@ -97,9 +99,9 @@ pub fn refused_growth<'a>(vm: &'a VirtualMachine, wanted: &Rendered, found: &Obj
     })
 }
 
-/// What `status.claims` reports: the claims with findings, and those that the VM does not use any more. In the order of their names.
+/// Derives `status.claims`: the claims with findings, and those that the VM does not use any more, sorted by name.
 ///
-/// `refusals` are the answers of the API server during this reconcile.
+/// `refusals` are those of this reconcile.
 pub fn claims(
     vm: &VirtualMachine,
     observed: &Observed,
@@ -124,7 +126,8 @@ pub fn claims(
     claims
 }
 
-/// Derives StorageReady from [`claims`]; `None` for a VM without disks. The reason is that of the worst finding.
+/// Derives StorageReady from [`claims`]; `None` for a VM without claims. Its reason is the one of the worst finding: the first in the order
+/// of [`Reason`].
 pub fn storage_ready(claims: &[ClaimStatus], rendered: &[Rendered]) -> Option<NewCondition> {
     if claims.is_empty() && !rendered.iter().any(|object| object.key.is_claim()) {
         return None;
@@ -143,25 +146,25 @@ pub fn storage_ready(claims: &[ClaimStatus], rendered: &[Rendered]) -> Option<Ne
     })
 }
 
-/// What is in `now` and was not in the status before: findings that need a person, and claims that are not used any more.
+/// What is new in `status.claims` and needs an event.
 #[derive(Debug, Default, PartialEq)]
 pub struct NewFindings<'a> {
-    /// The claim and the finding.
+    /// Findings that need a person, each with the name of its claim.
     pub findings: Vec<(&'a str, &'a ClaimFinding)>,
-    /// The names of the claims.
+    /// The names of claims that the VM does not use any more.
     pub unused: Vec<&'a str>,
 }
 
-/// Compares [`claims`] with the VM's status.
-pub fn new_findings<'a>(vm: &VirtualMachine, now: &'a [ClaimStatus]) -> NewFindings<'a> {
+/// Compares the result of [`claims`] with the VM's current status.
+pub fn new_findings<'a>(vm: &VirtualMachine, claims: &'a [ClaimStatus]) -> NewFindings<'a> {
     let before = |name: &str| {
         let mut before = vm.status.iter().flat_map(|status| &status.claims);
         before.find(|claim| claim.name == name)
     };
     let mut new = NewFindings::default();
-    for claim in now {
+    for claim in claims {
         let before = before(&claim.name);
-        // Another generation of the spec does not make a finding new.
+        // A finding is not new because the spec has another generation.
         let is_known = |finding: &ClaimFinding| {
             let mut known = before.into_iter().flat_map(|before| &before.findings);
             known.any(|known| ClaimFinding { generation: finding.generation, ..known.clone() } == *finding)
@@ -175,7 +178,7 @@ pub fn new_findings<'a>(vm: &VirtualMachine, now: &'a [ClaimStatus]) -> NewFindi
     new
 }
 
-/// A finding as a sentence for people.
+/// The sentence about a finding for people.
 pub fn sentence(claim: &str, finding: &ClaimFinding) -> String {
     let (current, wanted) = (
         finding.current.as_deref().unwrap_or("an unknown size"),
@@ -183,12 +186,12 @@ pub fn sentence(claim: &str, finding: &ClaimFinding) -> String {
     );
     match finding.reason {
         Reason::ClaimDeleting => {
-            format!("claim {claim} is being deleted: it goes, with its data, when no Pod uses it any more")
+            format!("claim {claim} is being deleted: it is removed, with its data, when no Pod uses it any more")
         }
         Reason::ClaimLost => format!("claim {claim} has lost its volume"),
         Reason::ClaimPending => format!("claim {claim} has no volume yet"),
         Reason::GrowthRefused => format!(
-            "claim {claim} can't grow from {current} to {wanted}: {} (asked for again when the VM's spec changes)",
+            "claim {claim} can't grow from {current} to {wanted}: {} (tried again when the VM's spec changes)",
             finding.answer.as_deref().unwrap_or("the API server refuses it")
         ),
         Reason::GrowthPending => format!("claim {claim} has {current} and will have {wanted}"),
@@ -201,53 +204,74 @@ pub fn sentence(claim: &str, finding: &ClaimFinding) -> String {
     }
 }
 
-/// Fields of a claim's spec besides its size.
+/// The fields of a claim's spec that can't change in a claim that exists.
 const UNCHANGEABLE: [&str; 6] =
     ["accessModes", "volumeMode", "storageClassName", "selector", "dataSource", "dataSourceRef"];
 
 fn findings(vm: &VirtualMachine, rendered: &Rendered, found: &Object, refusals: &[Refusal]) -> Vec<ClaimFinding> {
-    let plain = ClaimFinding::of;
-    let mut findings = Vec::new();
-    if found.deleting.is_some() {
-        findings.push(plain(Reason::ClaimDeleting));
+    let deleting = found.deleting.map(|_| ClaimFinding::new(Reason::ClaimDeleting));
+    let findings = [
+        deleting,
+        volume_finding(found),
+        size_finding(vm, rendered, found, refusals),
+        change_finding(rendered, found),
+        resize_finding(found),
+    ];
+    findings.into_iter().flatten().collect()
+}
+
+/// The claim has no volume.
+fn volume_finding(found: &Object) -> Option<ClaimFinding> {
+    match found.phase() {
+        Some("Bound") => None,
+        Some("Lost") => Some(ClaimFinding::new(Reason::ClaimLost)),
+        Some(_) | None => Some(ClaimFinding::new(Reason::ClaimPending)),
     }
-    match found.text(Part::Status, "/phase") {
-        Some("Lost") => findings.push(plain(Reason::ClaimLost)),
-        Some("Bound") => {}
-        _ => findings.push(plain(Reason::ClaimPending)),
-    }
+}
+
+/// The spec wants another size than the claim requests.
+fn size_finding(
+    vm: &VirtualMachine,
+    rendered: &Rendered,
+    found: &Object,
+    refusals: &[Refusal],
+) -> Option<ClaimFinding> {
     let wanted = &rendered.value["spec"];
-    let sizes = |reason| ClaimFinding {
+    let with_sizes = |reason| ClaimFinding {
         current: size_text(&found.spec),
         wanted: size_text(wanted),
-        ..ClaimFinding::of(reason)
+        ..ClaimFinding::new(reason)
     };
-    match (requested_size(wanted), requested_size(&found.spec)) {
-        (Some(more), Some(less)) if more > less => {
+    match requested_size(wanted)?.cmp(&requested_size(&found.spec)?) {
+        Ordering::Equal => None,
+        Ordering::Less => Some(with_sizes(Reason::ShrinkRefused)),
+        Ordering::Greater => {
             let refused_now = refusals.iter().find(|refusal| refusal.claim == rendered.key);
             let refused_now = refused_now.map(|refusal| ClaimFinding {
                 answer: Some(refusal.answer.clone()),
                 generation: vm.metadata.generation,
-                ..sizes(Reason::GrowthRefused)
+                ..with_sizes(Reason::GrowthRefused)
             });
             let refused = refused_now.or_else(|| refused_growth(vm, rendered, found).cloned());
-            findings.push(refused.unwrap_or_else(|| sizes(Reason::GrowthPending)));
+            Some(refused.unwrap_or_else(|| with_sizes(Reason::GrowthPending)))
         }
-        (Some(less), Some(more)) if less < more => findings.push(sizes(Reason::ShrinkRefused)),
-        _ => {}
     }
+}
+
+/// The spec wants other values of fields that can't change.
+fn change_finding(rendered: &Rendered, found: &Object) -> Option<ClaimFinding> {
+    let wanted = &rendered.value["spec"];
     let differs = |field: &&str| wanted.get(field).is_some() && wanted.get(field) != found.spec.get(field);
-    let other: Vec<&str> = UNCHANGEABLE.into_iter().filter(differs).collect();
-    if !other.is_empty() {
-        findings.push(ClaimFinding { current: Some(other.join(", ")), ..plain(Reason::ChangeRefused) });
-    }
-    let capacity = found.status.pointer("/capacity/storage").and_then(Quantity::bytes_of);
-    if let (Some(capacity), Some(requested)) = (capacity, requested_size(&found.spec))
-        && capacity < requested
-    {
-        findings.push(ClaimFinding { wanted: size_text(&found.spec), ..plain(Reason::Resizing) });
-    }
-    findings
+    let fields: Vec<&str> = UNCHANGEABLE.into_iter().filter(differs).collect();
+    (!fields.is_empty())
+        .then(|| ClaimFinding { current: Some(fields.join(", ")), ..ClaimFinding::new(Reason::ChangeRefused) })
+}
+
+/// The volume is still smaller than the claim requests.
+fn resize_finding(found: &Object) -> Option<ClaimFinding> {
+    let capacity = found.status.pointer("/capacity/storage").and_then(Quantity::bytes_of)?;
+    let is_smaller = capacity < requested_size(&found.spec)?;
+    is_smaller.then(|| ClaimFinding { wanted: size_text(&found.spec), ..ClaimFinding::new(Reason::Resizing) })
 }
 
 fn size_text(spec: &Value) -> Option<String> {
@@ -255,7 +279,7 @@ fn size_text(spec: &Value) -> Option<String> {
     Some(size.as_str().map_or_else(|| size.to_string(), str::to_owned))
 }
 
-/// The VM that another VM's claim belongs to, by its label. Two VMs can't use one claim.
-pub fn other_user<'a>(vm: &VirtualMachine, claim: &'a Object) -> Option<&'a str> {
+/// The other VM to which a claim belongs, by the claim's label. Two VMs can't use the same claim.
+pub fn other_vm<'a>(vm: &VirtualMachine, claim: &'a Object) -> Option<&'a str> {
     claim.vm().filter(|other| claim.is_ours() && *other != vm.name_any())
 }

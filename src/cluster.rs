@@ -1,8 +1,7 @@
-//! Where objects are read and written: the edge between the plan and the API server.
+//! Reads and writes objects of the API server.
 //!
-//! Reading is watching: [`watch`] keeps every object that carries a machine's labels, so that no decision asks the API
-//! server what a watch has told already. Writing is [`Cluster::execute`], which does what a plan says, and
-//! [`Cluster::write_status`].
+//! Reads come from a cache: [`watch`] keeps every object that has the labels of a VM, so a reconcile at rest sends no request. Writes are
+//! [`Cluster::execute`], which executes a plan, and [`Cluster::write_status`].
 
 pub mod events;
 pub mod list_watch;
@@ -40,84 +39,86 @@ use crate::{
     schedule::Persistence,
 };
 
-/// A resourceVersion that no object has, because the first write to an empty etcd has a higher one. With it, an apply makes
-/// an object that is absent and is refused as a conflict where there is one of that name: the API server compares versions
-/// only with what exists. So a first apply neither merges into somebody else's object nor has to look beforehand.
-const NEVER: &str = "1";
+/// A resourceVersion that no object has: the first write to an empty etcd gets a higher one.
+///
+/// The API server compares the version only with an object that exists. So an apply with this version creates an object that is absent,
+/// and is refused with a conflict if an object with that name exists. It never merges into someone else's object, and the manager need
+/// not read the object first.
+const NO_VERSION: &str = "1";
 
-/// A cluster in which machines are managed, or a part of it.
+/// A cluster, or the namespaces of it, in which the manager manages VMs.
 #[derive(Clone)]
 pub struct Cluster {
-    /// Talks to the API server.
+    /// The client of the API server.
     pub client: Client,
-    /// The objects of its machines.
+    /// The cache of the VMs' objects.
     pub children: Arc<Children>,
-    turns: Turns,
+    limit: RequestLimit,
 }
 
-/// Who may send a request.
+/// Limits the number of simultaneous requests. Clones share the limit.
 #[derive(Clone)]
-pub struct Turns(Arc<Semaphore>);
+pub struct RequestLimit(Arc<Semaphore>);
 
-impl Default for Turns {
+impl Default for RequestLimit {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(REQUESTS)))
     }
 }
 
-/// How many requests are under way at once. Each has a connection of its own, which is dear to begin and takes memory on both
-/// sides; a few dozens keep any API server busy.
+/// The number of simultaneous requests. Each has its own connection, which costs time to open and memory on both sides. A few dozen keep
+/// any API server busy.
 const REQUESTS: usize = 32;
 
-/// How the execution of a plan went.
+/// The result of the execution of a plan.
 #[derive(Debug)]
 pub struct Executed<'a> {
     /// The actions that succeeded.
     pub done: Vec<&'a Action>,
-    /// What the API server said against changes of claims: a machine runs with the disks that there are.
+    /// The changes of claims that the API server refused. They are no errors: the VM runs with its claims as they are.
     pub refusals: Vec<Refusal>,
-    /// The first other error of the first step in which there was one.
+    /// The first other error. Later steps were not executed.
     pub result: Result<(), ActionError>,
 }
 
 /// An action that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ActionError {
-    /// The API server did not do it.
+    /// The request failed.
     #[error("{what} {key}")]
     Api {
-        /// `apply`, `label` or `delete`.
+        /// `apply`, `dry run of`, `label` or `delete`.
         what: &'static str,
         /// The object.
         key: ObjectKey,
-        /// Why.
+        /// The error.
         source: Box<kube::Error>,
     },
-    /// An object of that name is there and does not belong to the machine.
-    #[error("{0} exists and is not this machine's: delete or rename one of the two")]
+    /// An object with that name exists and does not belong to the VM.
+    #[error("{0} exists and does not belong to this VM: delete or rename one of the two")]
     NameTaken(ObjectKey),
-    /// A claim is another machine's disk.
+    /// A claim is the disk of another VM.
     #[error(
-        "{key} belongs to the machine {vm}: two machines can't use one claim; name the disk otherwise, or, when the machine {vm} does not run any more, give the claim's label app.kubernetes.io/instance another value"
+        "{key} belongs to the VM {vm}: two VMs can't use the same claim; give the disk another name, or, if the VM {vm} does not run any more, give the claim's label app.kubernetes.io/instance another value"
     )]
     Shared {
         /// The claim.
         key: ObjectKey,
-        /// The machine that its label names.
+        /// The VM in the claim's label.
         vm: String,
     },
-    /// The API server sent an object that can't be understood.
-    #[error("the API server's answer about {key} can't be understood")]
+    /// The API server's answer can't be parsed.
+    #[error("the API server's answer about {key} can't be parsed")]
     Answer {
         /// The object.
         key: ObjectKey,
-        /// Why.
+        /// The error.
         source: serde_json::Error,
     },
 }
 
 impl ActionError {
-    /// Whether trying again without a change is of use.
+    /// Whether the action may succeed when it is tried again unchanged.
     pub fn persistence(&self) -> Persistence {
         match self {
             Self::Api { source, .. } if is_busy(source) => Persistence::Busy,
@@ -126,7 +127,7 @@ impl ActionError {
         }
     }
 
-    /// Whether trying again without a change is of use. Otherwise the API server refused what was sent, and a person must know.
+    /// Whether the action may succeed when it is tried again unchanged. Otherwise the API server refused it, and a person must know.
     pub fn is_transient(&self) -> bool {
         self.persistence() != Persistence::Lasting
     }
@@ -173,37 +174,38 @@ fn is_busy(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 409 | 410 | 429) || is_another_object(status))
 }
 
-/// Whether a patch was refused because it names the UID of an object that has been made anew since: to the API server a field that
-/// can't be changed.
+/// Whether a patch was refused because the object with its UID was deleted and created again. For the API server this is a change of an
+/// immutable field.
 fn is_another_object(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }
 
-/// With force: what is applied is ours. Without warnings, which nobody would read: to find a key that is there twice, which
-/// can't be in what we send, the API server reads a patch as YAML once more. A field that the kind does not have is an error
-/// all the same.
+/// The parameters of a server-side apply.
+///
+/// With force, because the manager owns everything that it applies. Without validation: the API server would parse the patch a second
+/// time to warn of duplicate keys, which the manager never sends. A field that the kind does not have is an error nevertheless.
 fn applying(field_manager: &str) -> PatchParams {
     PatchParams::apply(field_manager).force().validation_ignore()
 }
 
-/// The namespace of a machine and of all that is made for it.
-fn of(vm: &VirtualMachine) -> String {
+/// The namespace of a VM and of all its objects.
+fn namespace_of(vm: &VirtualMachine) -> String {
     vm.namespace().unwrap_or_default()
 }
 
 impl Cluster {
-    /// The cluster that `client` talks to. All parts of it share the `turns`.
-    pub fn new(client: Client, children: Arc<Children>, turns: Turns) -> Self {
-        Self { client, children, turns }
+    /// The cluster of `client`. All parts of it share the limit of requests.
+    pub fn new(client: Client, children: Arc<Children>, limit: RequestLimit) -> Self {
+        Self { client, children, limit }
     }
 
-    /// Does what the plan says, step by step; the actions of a step go together. After a failure later steps are not begun,
-    /// because a Pod must not be made before what it mounts. What was done is in [`Cluster::children`] when this returns.
+    /// Executes a plan, step by step. The actions of one step are sent at the same time. After a failure the later steps are not executed,
+    /// because a Pod must not be created before the objects that it mounts. When this returns, [`Cluster::children`] contains the results.
     pub async fn execute<'a>(&self, vm: &VirtualMachine, plan: &'a Plan) -> Executed<'a> {
         let mut executed = Executed { done: Vec::new(), refusals: Vec::new(), result: Ok(()) };
         for step in &plan.steps {
-            let results = join_all(step.iter().map(|action| self.act(vm, action))).await;
+            let results = join_all(step.iter().map(|action| self.execute_action(vm, action))).await;
             for (action, result) in step.iter().zip(results) {
                 match (action, result) {
                     (_, Ok(())) => executed.done.push(action),
@@ -224,17 +226,17 @@ impl Cluster {
         executed
     }
 
-    /// Sends a request when it is its turn.
-    async fn in_turn<T>(&self, request: impl Future<Output = T>) -> T {
-        let _turn = self.turns.0.acquire().await;
+    /// Sends a request when the limit allows it.
+    async fn limited<T>(&self, request: impl Future<Output = T>) -> T {
+        let _permit = self.limit.0.acquire().await;
         request.await
     }
 
-    async fn act(&self, vm: &VirtualMachine, action: &Action) -> Result<(), ActionError> {
+    async fn execute_action(&self, vm: &VirtualMachine, action: &Action) -> Result<(), ActionError> {
         match action {
             Action::Apply { object, uid } => self.apply(vm, object, uid.as_deref()).await,
-            Action::Label { key, uid, patch } => self.label(&of(vm), key, uid, patch).await,
-            Action::Delete { key, uid, grace, .. } => self.delete(&of(vm), key, uid, *grace).await,
+            Action::Label { key, uid, patch } => self.label(&namespace_of(vm), key, uid, patch).await,
+            Action::Delete { key, uid, grace, .. } => self.delete(&namespace_of(vm), key, uid, *grace).await,
         }
     }
 
@@ -245,28 +247,28 @@ impl Cluster {
         Api::namespaced_with(self.client.clone(), namespace, &resource(&key.types()))
     }
 
-    /// Applies an object, with force: what a template renders is ours. What it does not render stays whoever's it is.
+    /// Applies a rendered object. Fields that are not rendered stay with their owners.
     async fn apply(&self, vm: &VirtualMachine, object: &Rendered, uid: Option<&str>) -> Result<(), ActionError> {
         let key = &object.key;
         let failed = |source| ActionError::Api { what: "apply", key: key.clone(), source: Box::new(source) };
-        // With a UID the API server refuses to apply to an object that was made anew meanwhile. Without one, because an apply
-        // merges into whatever has the name, the object must not be there.
-        let only = uid.map_or(("resourceVersion", NEVER), |uid| ("uid", uid));
-        let applied = match self.send(&of(vm), key, &object.value, only).await {
+        // With a UID, the API server refuses to apply to an object that was deleted and created again meanwhile. Without one, the object
+        // must not exist, because an apply would merge into it.
+        let condition = uid.map_or(("resourceVersion", NO_VERSION), |uid| ("uid", uid));
+        let applied = match self.apply_if(&namespace_of(vm), key, &object.value, condition).await {
             Err(kube::Error::Api(status)) if uid.is_none() && status.code == 409 => {
                 let answer = kube::Error::Api(status);
-                match self.look(&of(vm), key).await.map_err(failed)? {
+                match self.get(&namespace_of(vm), key).await.map_err(failed)? {
                     Some(found) => return self.apply_to_existing(vm, object, found, answer).await,
                     None => Err(answer),
                 }
             }
             applied => applied,
         };
-        self.applied(key, applied.map_err(failed)?);
+        self.store_applied(key, applied.map_err(failed)?);
         Ok(())
     }
 
-    /// The object was to be created, but the API server has one of that name.
+    /// An object with the name of the one to create exists, and the cache does not have it.
     async fn apply_to_existing(
         &self,
         vm: &VirtualMachine,
@@ -279,12 +281,12 @@ impl Cluster {
         let found = existing.object.unpack();
         match conflict(vm, object, &found) {
             Conflict::Apply(object) => {
-                let applied = self.send(&of(vm), key, &object.value, ("uid", &found.uid)).await;
-                self.applied(key, applied.map_err(failed)?);
+                let applied = self.apply_if(&namespace_of(vm), key, &object.value, ("uid", &found.uid)).await;
+                self.store_applied(key, applied.map_err(failed)?);
                 Ok(())
             }
             Conflict::Label(patch) => {
-                self.label(&of(vm), key, &found.uid, &patch).await?;
+                self.label(&namespace_of(vm), key, &found.uid, &patch).await?;
                 Err(failed(answer))
             }
             Conflict::Keep => {
@@ -296,27 +298,26 @@ impl Cluster {
         }
     }
 
-    /// Takes in what the API server answered to an apply.
-    fn applied(&self, key: &ObjectKey, applied: Arrived) {
+    /// Stores the API server's answer to an apply in the cache.
+    fn store_applied(&self, key: &ObjectKey, applied: Arrived) {
         info!(object = %key, "applied");
         self.children.metrics.wrote("apply", &key.kind);
         self.children.insert(applied);
     }
 
-    /// Asks the API server whether it would take an object, without making it. Fields that it does not know are an error.
+    /// Sends a dry run: would the API server accept the object? Fields that it does not know are an error.
     ///
     /// # Errors
-    /// Why not.
-    pub async fn try_out(&self, vm: &VirtualMachine, object: &Rendered) -> Result<(), ActionError> {
+    /// Why the API server refuses the object, or that it did not answer.
+    pub async fn dry_run(&self, vm: &VirtualMachine, object: &Rendered) -> Result<(), ActionError> {
         let how = PatchParams { dry_run: true, ..PatchParams::apply(OBJECT_MANAGER).force().validation_strict() };
-        self.patch(&of(vm), &object.key, &how, || Patch::Apply(&*object.value))
-            .await
-            .map(drop)
-            .map_err(|source| ActionError::Api { what: "try out", key: object.key.clone(), source: Box::new(source) })
+        self.patch(&namespace_of(vm), &object.key, &how, || Patch::Apply(&*object.value)).await.map(drop).map_err(
+            |source| ActionError::Api { what: "dry run of", key: object.key.clone(), source: Box::new(source) },
+        )
     }
 
-    /// Applies an object if the one that is there has that in its metadata.
-    async fn send(
+    /// Applies an object on the condition that `field` of the existing object's metadata has the value `has`.
+    async fn apply_if(
         &self,
         namespace: &str,
         key: &ObjectKey,
@@ -331,8 +332,8 @@ impl Cluster {
         self.patch(namespace, key, &applying(OBJECT_MANAGER), body).await
     }
 
-    /// Of the answer only what is kept is asked for: that about a secret does not tell it. The body is made when it is sent:
-    /// hundreds may wait for their turn.
+    /// Sends a patch. Of most kinds the answer contains only the metadata, so the content of a Secret never reaches the manager. The body is
+    /// made only when the limit allows the request, because hundreds of requests may wait.
     async fn patch<T: Serialize + Debug>(
         &self,
         namespace: &str,
@@ -341,12 +342,12 @@ impl Cluster {
         body: impl FnOnce() -> Patch<T>,
     ) -> Result<Arrived, kube::Error> {
         let name = &key.name;
-        Ok(if key.is_looked_into() {
+        Ok(if key.needs_content() {
             let request = async { self.objects::<Whole>(namespace, key).patch(name, how, &body()).await };
-            self.pack(key, self.in_turn(request).await?)
+            self.pack(key, self.limited(request).await?)
         } else {
             let request = async { self.objects::<Meta>(namespace, key).patch(name, how, &body()).await };
-            self.pack(key, self.in_turn(request).await?)
+            self.pack(key, self.limited(request).await?)
         })
     }
 
@@ -354,14 +355,14 @@ impl Cluster {
         object.pack(&key.types(), &self.children.shapes)
     }
 
-    /// An object that the watches do not show: its metadata and, of a claim, all of it.
-    async fn look(&self, namespace: &str, key: &ObjectKey) -> Result<Option<Arrived>, kube::Error> {
+    /// Reads an object that the cache does not have: the metadata and, of a claim, the content too.
+    async fn get(&self, namespace: &str, key: &ObjectKey) -> Result<Option<Arrived>, kube::Error> {
         Ok(if key.is_claim() {
-            self.in_turn(self.objects::<Whole>(namespace, key).get_opt(&key.name))
+            self.limited(self.objects::<Whole>(namespace, key).get_opt(&key.name))
                 .await?
                 .map(|object| self.pack(key, object))
         } else {
-            self.in_turn(self.objects::<Meta>(namespace, key).get_opt(&key.name))
+            self.limited(self.objects::<Meta>(namespace, key).get_opt(&key.name))
                 .await?
                 .map(|object| self.pack(key, object))
         })
@@ -390,18 +391,18 @@ impl Cluster {
             grace_period_seconds: grace.and_then(|seconds| seconds.try_into().ok()),
             ..DeleteParams::default()
         };
-        match self.in_turn(self.objects::<Whole>(namespace, key).delete(&key.name, &parameters)).await {
+        match self.limited(self.objects::<Whole>(namespace, key).delete(&key.name, &parameters)).await {
             Ok(answer) => {
                 info!(object = %key, "deleted");
                 self.children.metrics.wrote("delete", &key.kind);
-                // An object that waits for its grace period comes back with its time of deletion.
+                // The API server returns an object that is deleted after its grace period.
                 if let Some(object) = answer.left() {
                     self.children.insert(self.pack(key, object));
                 }
                 Ok(())
             }
             Err(kube::Error::Api(status)) if status.code == 404 => {
-                // Its watch may be one that can't tell any more.
+                // The watch of its kind may have ended and not report that.
                 self.children.remove_missing(uid);
                 Ok(())
             }
@@ -409,13 +410,13 @@ impl Cluster {
         }
     }
 
-    /// Sets `spec.vm.state` to Stopped and notes for which shutdown of the guest, if nobody applies that field. Not if the machine was
-    /// changed meanwhile; then it is decided anew. Returns whether it did.
+    /// Sets `spec.vm.state` to Stopped, and the annotation that identifies the guest's shutdown. Returns false if the VM was changed or
+    /// deleted meanwhile; then the next reconcile decides again.
     ///
     /// # Errors
-    /// What the API server says.
+    /// The error of the request.
     pub async fn write_stopped(&self, vm: &VirtualMachine, halted: &Halted) -> Result<bool, kube::Error> {
-        let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &of(vm));
+        let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &namespace_of(vm));
         let parameters = PatchParams { field_manager: Some(OBJECT_MANAGER.into()), ..PatchParams::default() };
         let patch = json!({
             "metadata": {
@@ -430,23 +431,23 @@ impl Cluster {
                 self.children.metrics.wrote("spec", "VirtualMachine");
                 Ok(true)
             }
-            // The watch tells what is new.
+            // The watch reports the change.
             Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Writes the manager's part of a machine's status, if the machine is still as it was when that was derived: where no
-    /// runner has reported the manager speaks for it, and a report that came meanwhile must not be overwritten.
+    /// Writes the manager's part of a VM's status, on the condition that the VM has not changed since the status was derived: if no runner
+    /// has reported, the manager writes the runner's conditions, and it must not overwrite a report that arrived meanwhile.
     ///
     /// # Errors
-    /// What the API server says; 409 if the machine has changed, of which the watch tells.
+    /// The error of the request; 409 if the VM has changed, which the watch reports.
     pub async fn write_status(
         &self,
         vm: &VirtualMachine,
         wanted: &VirtualMachineStatus,
     ) -> Result<VirtualMachine, kube::Error> {
-        let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &of(vm));
+        let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &namespace_of(vm));
         let patch = json!({
             "apiVersion": VirtualMachine::api_version(&()),
             "kind": VirtualMachine::kind(&()),
@@ -456,6 +457,6 @@ impl Cluster {
             "status": wanted,
         });
         let (name, how) = (vm.name_any(), applying(STATUS_MANAGER));
-        self.in_turn(api.patch_status(&name, &how, &Patch::Apply(&patch))).await
+        self.limited(api.patch_status(&name, &how, &Patch::Apply(&patch))).await
     }
 }

@@ -43,7 +43,7 @@ use self::{
     web::{Endpoints, Health, Readiness},
 };
 use crate::{
-    cluster::{Turns, events::EventRecorder},
+    cluster::{RequestLimit, events::EventRecorder},
     config::Scope,
     metrics::Metrics,
     process::signals::{self, terminated},
@@ -137,7 +137,7 @@ async fn manage(options: Options, reports: Reports, termination: watch::Receiver
             metrics,
             health,
             debug,
-            turns: Turns::default(),
+            limit: RequestLimit::default(),
             termination,
         };
         work(shared, &places.scope, loader, &leadership, &fence).await?;

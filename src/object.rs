@@ -1,8 +1,7 @@
-//! What an object is, whether a template rendered it or the cluster has it: what it is called, how long it lives, how it
-//! changes, and the labels and annotations that say so.
+//! An object of a VM, as a template renders it or as the cluster has it: its key, its lifetime, how it changes, and the labels and
+//! annotations that carry this.
 //!
-//! The annotations `lifetime` and `update` say how an object lives. Templates set them; a Pod is always `running` and
-//! `at-start`, a claim always `keep`.
+//! Templates set the annotations `lifetime` and `update`. A Pod is always `running` and `at-start`, a claim always `keep`.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -17,61 +16,61 @@ pub const CONTAINER_NAME: &str = "vm-runner";
 /// The value of the label `app.kubernetes.io/managed-by` on every object that the manager applies.
 pub const MANAGED_BY: &str = "vm-operator";
 
-/// A ConfigMap with this label in the manager's namespace is a template set; the label's value is the set's name.
+/// A ConfigMap with this label in the manager's namespace is a template set. The label's value is the set's name.
 pub const SET_LABEL: &str = "vmoperator.jdrupes.org/template-set";
-/// The label with the name of the VM that an object belongs to.
+/// The label with the name of the VM to which an object belongs.
 pub const INSTANCE_LABEL: &str = "app.kubernetes.io/instance";
-/// The label that says what part of a VM an object is.
+/// The label with the role of an object, such as `vm-runner` or `display-secret`.
 pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 /// The value of [`COMPONENT_LABEL`] on a display secret.
 pub const DISPLAY_SECRET: &str = "display-secret";
 
-/// The hash of what was rendered, on each object: an object whose hash is the same need not be applied again.
+/// The hash of the rendered object. An object with the same hash need not be applied again.
 pub const HASH_ANNOTATION: &str = "vmoperator.jdrupes.org/rendered";
-/// The manager's version that applied the object last.
+/// The version of the manager that applied the object last.
 pub const VERSION_ANNOTATION: &str = "vmoperator.jdrupes.org/version";
-/// How long an object lives: see [`Lifetime`].
+/// How long an object exists: see [`Lifetime`].
 pub const LIFETIME_ANNOTATION: &str = "vmoperator.jdrupes.org/lifetime";
 /// How an object changes: see [`Update`].
 pub const UPDATE_ANNOTATION: &str = "vmoperator.jdrupes.org/update";
-/// A new text here restarts the machine (or starts one whose guest shut itself down), as `kubectl rollout restart` does it
-/// with a time.
+/// A new value of this annotation restarts the VM, or starts a VM whose guest shut itself down. `kubectl rollout restart` uses a time
+/// in the same way.
 pub const RESTARTED_ANNOTATION: &str = "vmoperator.jdrupes.org/restartedAt";
-/// The UID of a Pod that is not to wait for its guest any longer when it ends.
+/// The UID of a Pod that ends without waiting for its guest.
 pub const FORCE_STOP_ANNOTATION: &str = "vmoperator.jdrupes.org/forceStop";
-/// The time of the guest's shutdown for which the manager set the state to Stopped.
+/// The time of the guest's shutdown for which the manager set `spec.vm.state` to Stopped.
 pub const GUEST_SHUTDOWN_ANNOTATION: &str = "vmoperator.jdrupes.org/guestShutdownAt";
 
-/// How long an object lives.
+/// How long an object exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Lifetime {
-    /// From the machine's creation to its deletion.
+    /// From the VM's creation to its deletion.
     Vm,
-    /// Only while the machine runs.
+    /// Only while the VM runs.
     Running,
-    /// Never deleted by us.
+    /// The manager never deletes it.
     Keep,
 }
 
-/// How an object that exists changes.
+/// How the manager changes an object that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Update {
-    /// Applied whenever the rendering changes.
+    /// It applies the object whenever the rendered object changes.
     Live,
-    /// Only labels and annotations are applied, the rest waits for the machine's next start.
+    /// It changes labels and annotations at once. The rest waits for the VM's next start.
     AtStart,
-    /// Made when missing, then left alone.
+    /// It creates the object when it is missing, and never changes it.
     Once,
 }
 
-/// What an object is called.
+/// API version, kind and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ObjectKey {
     /// Such as `v1` or `apps/v1`.
     pub api_version: String,
     /// Such as `Pod`.
     pub kind: String,
-    /// The name in the machine's namespace.
+    /// The name in the VM's namespace.
     pub name: String,
 }
 
@@ -82,17 +81,17 @@ impl fmt::Display for ObjectKey {
 }
 
 impl ObjectKey {
-    /// What kind it is.
+    /// The API version and the kind.
     pub fn types(&self) -> TypeMeta {
         TypeMeta { api_version: self.api_version.clone(), kind: self.kind.clone() }
     }
 
-    /// Its API group, such as `apps`; of the core group none.
+    /// The API group, such as `apps`; `None` for the core group.
     pub fn group(&self) -> Option<&str> {
         self.api_version.split_once('/').map(|(group, _)| group)
     }
 
-    /// Whether both are the same object, perhaps in two versions of one group
+    /// Whether both keys are of the same object, perhaps in two versions of one group
     /// (<https://kubernetes.io/docs/reference/using-api/#api-groups>).
     pub fn is_same_object(&self, other: &Self) -> bool {
         let is_same_kind = || self.kind == other.kind || is_same_resource(&self.types(), &other.types());
@@ -104,39 +103,39 @@ impl ObjectKey {
         self.api_version == "v1" && self.kind == "Pod"
     }
 
-    /// Whether it is a claim, that is, holds a person's data.
+    /// Whether it is a claim, which stores a person's data.
     pub fn is_claim(&self) -> bool {
         self.api_version == "v1" && self.kind == "PersistentVolumeClaim"
     }
 
-    /// Whether decisions need what is in it. Of all others only the metadata is asked for and kept.
-    pub fn is_looked_into(&self) -> bool {
+    /// Whether decisions need the spec and the status of the object. Of all other kinds the manager requests and keeps only the metadata.
+    pub fn needs_content(&self) -> bool {
         self.is_pod() || self.is_claim()
     }
 }
 
-/// An object as a template made it, complete: labels, owner, annotations.
+/// An object as a template rendered it, complete with labels, owner and annotations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rendered {
-    /// What it is called.
+    /// API version, kind and name.
     pub key: ObjectKey,
-    /// The file of the template that made it.
+    /// The file of the template that rendered it.
     pub template: String,
     /// The template's name in its set.
     pub name: String,
     /// The files of the patches that changed it.
     pub patches: Vec<String>,
-    /// How long it lives.
+    /// How long it exists.
     pub lifetime: Lifetime,
-    /// How it changes.
+    /// How the manager changes it when it exists.
     pub update: Update,
-    /// The hash of all that decides whether it must be applied; also on the object itself.
+    /// The hash of everything that decides whether the object must be applied; also in its [`HASH_ANNOTATION`].
     pub hash: String,
-    /// The whole object. Shared, because it is in the plan, too.
+    /// The whole object. It is shared with the plan.
     pub value: Arc<Value>,
 }
 
-/// The labels that every object of a machine has.
+/// The labels of every object of a VM.
 pub fn labels(vm: &str) -> BTreeMap<String, String> {
     [
         ("app.kubernetes.io/name", APP_NAME),
@@ -148,20 +147,20 @@ pub fn labels(vm: &str) -> BTreeMap<String, String> {
     .collect()
 }
 
-/// The selector that finds all objects of all machines.
+/// The label selector that finds all objects of all VMs.
 pub fn selector() -> String {
     format!("app.kubernetes.io/name={APP_NAME}")
 }
 
-/// The resource of a kind. Its plural is derived from the kind, as all built-in kinds and most others form it.
+/// The resource of a kind. Its plural is derived from the kind by the rule that all built-in kinds and most others follow.
 pub fn resource(key: &TypeMeta) -> ApiResource {
     let (group, version) = key.api_version.split_once('/').unwrap_or(("", &key.api_version));
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &key.kind))
 }
 
-/// Whether both are one resource, perhaps in two versions of its group, or with the kind spelled in two ways that have one plural.
+/// Whether both are the same resource, perhaps in two versions of its group, or with two spellings of the kind that have the same plural.
 pub fn is_same_resource(one: &TypeMeta, other: &TypeMeta) -> bool {
-    // A plural begins as its kind does, and takes long to make.
+    // A plural begins with the same letter as its kind, and takes long to derive.
     let initial = |types: &TypeMeta| types.kind.chars().next().map(|initial| initial.to_ascii_lowercase());
     if initial(one) != initial(other) {
         return false;
@@ -170,17 +169,17 @@ pub fn is_same_resource(one: &TypeMeta, other: &TypeMeta) -> bool {
     one.group == other.group && one.plural == other.plural
 }
 
-/// The kinds of objects that the built-in templates make, as `apiVersion` and `kind`: a VM may have such objects whatever its templates
-/// are now.
+/// The kinds of objects that the built-in templates render, as `apiVersion` and `kind`. A VM may have such objects whatever its current
+/// templates are.
 pub const BUILTIN_KINDS: [(&str, &str); 5] =
     [("v1", "ConfigMap"), ("v1", "PersistentVolumeClaim"), ("v1", "Pod"), ("v1", "Secret"), ("v1", "Service")];
 
-/// [`BUILTIN_KINDS`] as Kubernetes' type.
+/// [`BUILTIN_KINDS`] as [`TypeMeta`].
 pub fn builtin_kinds() -> impl Iterator<Item = TypeMeta> {
     BUILTIN_KINDS.into_iter().map(|(api_version, kind)| TypeMeta { api_version: api_version.into(), kind: kind.into() })
 }
 
-/// Whether the built-in templates make objects of this kind, or of another version of it.
+/// Whether the built-in templates render objects of this kind, or of another version of it.
 pub fn is_builtin_kind(kind: &TypeMeta) -> bool {
     builtin_kinds().any(|builtin| is_same_resource(&builtin, kind))
 }

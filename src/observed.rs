@@ -1,4 +1,4 @@
-//! What the decisions about a machine may depend on: its objects as they are in the cluster, and the time.
+//! The input of all decisions about a VM: its objects as they are in the cluster, and the time.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,32 +15,32 @@ use crate::{
     ownership::{self, OBJECT_MANAGER},
 };
 
-/// One machine's surroundings at one moment.
+/// The objects of one VM at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Observed {
-    /// The objects that carry the machine's labels.
+    /// The objects whose labels name the VM.
     pub objects: Vec<Arc<Object>>,
-    /// The moment.
+    /// The time.
     pub now: Timestamp,
 }
 
 impl Observed {
-    /// Of a machine that has no objects yet.
+    /// A VM without objects.
     pub fn nothing(now: Timestamp) -> Self {
         Self { objects: Vec::new(), now }
     }
 
-    /// The object of that name.
+    /// The object with that key.
     pub fn get(&self, key: &ObjectKey) -> Option<&Arc<Object>> {
         self.objects.iter().find(|object| object.key == *key)
     }
 
-    /// The claim of that name.
+    /// The claim with that name.
     pub fn claim(&self, name: &str) -> Option<&Arc<Object>> {
         self.objects.iter().find(|object| object.key.is_claim() && object.key.name == name)
     }
 
-    /// The machine's display secrets.
+    /// The VM's display secrets.
     pub fn display_secrets(&self) -> impl Iterator<Item = &Arc<Object>> {
         self.objects.iter().filter(|object| {
             object.key.kind == "Secret"
@@ -49,21 +49,21 @@ impl Observed {
     }
 }
 
-/// An object of the cluster, trimmed to what decisions need.
+/// An object of the cluster, reduced to the fields that decisions need.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Object {
-    /// What it is called.
+    /// API version, kind and name.
     pub key: ObjectKey,
     /// Its UID.
     pub uid: String,
     /// Its resourceVersion. These can be compared as numbers
     /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
     pub version: u64,
-    /// When it was made.
+    /// When it was created.
     pub created: Option<Timestamp>,
-    /// Set while it is being deleted.
+    /// Set while the object is being deleted: when its grace period ends.
     pub deleting: Option<Timestamp>,
-    /// While it is being deleted: the grace period in seconds that it was given.
+    /// Set while the object is being deleted: its grace period in seconds.
     pub grace: Option<i64>,
     /// UIDs of its owners.
     pub owners: Vec<String>,
@@ -71,18 +71,18 @@ pub struct Object {
     pub labels: BTreeMap<String, String>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
-    /// The fields that [`OBJECT_MANAGER`] applied and still owns, in the form of `managedFields`.
+    /// The fields that [`OBJECT_MANAGER`] applied and still owns, as a field set of `managedFields`.
     pub owned: Option<Json>,
-    /// The same for fields that it patched: labels and annotations of an object that changes at start.
+    /// The fields that [`OBJECT_MANAGER`] patched and still owns: labels and annotations of objects that change at start.
     pub patched: Option<Json>,
-    /// `spec` of Pods and claims; of others, empty.
+    /// `spec` of a Pod or a claim; null for other kinds.
     pub spec: Value,
-    /// `status` of Pods and claims; of others, empty.
+    /// `status` of a Pod or a claim; null for other kinds.
     pub status: Value,
 }
 
 impl Object {
-    /// Trims an object as the API server sends it.
+    /// Reduces an object of the API server to the fields that decisions need.
     pub fn trim(kind: &TypeMeta, object: DynamicObject) -> Self {
         let key = ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: object.name_any() };
         let fields = |operation: &str| {
@@ -94,7 +94,7 @@ impl Object {
             ours.and_then(|entry| entry.fields_v1.as_ref()).map(|fields| Json::from(&fields.0))
         };
         let (owned, patched) = (fields("Apply"), fields("Update"));
-        let mut data = if key.is_looked_into() { object.data } else { Value::Null };
+        let mut data = if key.needs_content() { object.data } else { Value::Null };
         let mut take = |field: &str| data.get_mut(field).map(Value::take).unwrap_or_default();
         let metadata = object.metadata;
         Self {
@@ -114,70 +114,89 @@ impl Object {
         }
     }
 
-    /// Whether the object belongs to the machine of that UID: it says so, or it is one of ours that nobody owns (its
-    /// machine was deleted without it, and one of that name was made again).
-    pub fn belongs_to(&self, vm_uid: &str) -> bool {
-        if self.owners.is_empty() { self.is_ours() } else { self.owners.iter().any(|owner| owner == vm_uid) }
+    /// Whether the VM with that UID owns the object or may adopt it. It may adopt an object that the manager created and that has no
+    /// owner: `kubectl delete --cascade=orphan` leaves such objects, and a new VM of the same name continues with them.
+    pub fn is_owned_or_adoptable(&self, vm_uid: &str) -> bool {
+        if self.owners.is_empty() { self.is_ours() } else { self.is_owned_by(vm_uid) }
     }
 
-    /// Whether the manager made the object for the machine of that UID, and it goes with the machine.
-    pub fn was_made_for(&self, vm_uid: &str) -> bool {
-        self.is_ours() && self.owners.iter().any(|owner| owner == vm_uid)
+    /// Whether the manager created the object for the VM with that UID. The garbage collector deletes it with the VM.
+    pub fn is_ours_and_owned_by(&self, vm_uid: &str) -> bool {
+        self.is_ours() && self.is_owned_by(vm_uid)
     }
 
-    /// The machine that the object's labels name.
+    fn is_owned_by(&self, uid: &str) -> bool {
+        self.owners.iter().any(|owner| owner == uid)
+    }
+
+    /// The name of the VM in the object's labels.
     pub fn vm(&self) -> Option<&str> {
         self.labels.get(INSTANCE_LABEL).map(String::as_str)
     }
 
-    /// Whether the manager made it.
+    /// Whether the object's labels say that the manager created it.
     pub fn is_ours(&self) -> bool {
         let label = |name: &str| self.labels.get(name).map(String::as_str);
         label("app.kubernetes.io/managed-by") == Some(MANAGED_BY) && label("app.kubernetes.io/name") == Some(APP_NAME)
     }
 
-    /// Whether a claim has its volume.
+    /// Whether a claim is bound to a volume.
     pub fn is_bound(&self) -> bool {
-        self.text(Part::Spec, "/volumeName").is_some_and(|name| !name.is_empty())
+        self.spec_str("/volumeName").is_some_and(|name| !name.is_empty())
     }
 
-    /// A text in the object's spec or status.
-    pub fn text(&self, part: Part, pointer: &str) -> Option<&str> {
-        match part {
-            Part::Spec => &self.spec,
-            Part::Status => &self.status,
-        }
-        .pointer(pointer)
-        .and_then(Value::as_str)
+    /// Whether it is a Pod whose containers have ended for good
+    /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-phase>).
+    pub fn has_ended(&self) -> bool {
+        self.key.is_pod() && matches!(self.phase(), Some("Succeeded" | "Failed"))
     }
 
-    /// The condition of that type in the object's status, if it has that status.
+    /// The phase of a Pod or a claim.
+    pub fn phase(&self) -> Option<&str> {
+        self.status_str("/phase")
+    }
+
+    /// The node to which a Pod is bound.
+    pub fn node_name(&self) -> Option<&str> {
+        self.spec_str("/nodeName")
+    }
+
+    /// A string in the object's spec, by its JSON pointer.
+    pub fn spec_str(&self, pointer: &str) -> Option<&str> {
+        self.spec.pointer(pointer).and_then(Value::as_str)
+    }
+
+    /// A string in the object's status, by its JSON pointer.
+    pub fn status_str(&self, pointer: &str) -> Option<&str> {
+        self.status.pointer(pointer).and_then(Value::as_str)
+    }
+
+    /// The condition with that type and that status (`True`, `False`, `Unknown`) in the object's status.
     pub fn condition(&self, type_: &str, status: &str) -> Option<&Value> {
         let mut conditions = self.status["conditions"].as_array().into_iter().flatten();
         conditions.find(|item| item["type"] == type_ && item["status"] == status)
     }
 
-    /// What a Pod's kubelet says of its containers, those that run before the others too.
-    pub fn containers(&self) -> impl Iterator<Item = &Value> {
+    /// The container statuses of a Pod, init containers included, as the kubelet reports them.
+    pub fn container_statuses(&self) -> impl Iterator<Item = &Value> {
         let lists = ["initContainerStatuses", "containerStatuses"].into_iter();
         lists.filter_map(|list| self.status[list].as_array()).flatten()
     }
 
-    /// Whether [`OBJECT_MANAGER`] still owns every field of what it rendered. It does not when somebody else has changed or
-    /// removed one since: the API server moves a changed field to whoever changed it. So a drift is seen without comparing
-    /// values, which the API server may have normalised.
+    /// Whether [`OBJECT_MANAGER`] owns every field of `rendered`. When another client changes or removes a field, the API server moves
+    /// the ownership to that client. So a drift is detected without comparing values, which the API server may have normalised.
     pub fn owns_all_of(&self, rendered: &Value) -> bool {
         self.owned.as_ref().is_some_and(|owned| ownership::owns_all_of(&owned.value(), rendered))
     }
 }
 
-/// JSON as text, for what is kept of every object and rarely looked into: as a tree of maps it takes ten times the memory.
+/// JSON kept as text, for values that every object has and that are rarely read. A tree of maps needs ten times the memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String")]
 pub struct Json(Arc<str>);
 
 impl Json {
-    /// The tree.
+    /// The parsed JSON; null if the text is not JSON.
     pub fn value(&self) -> Value {
         serde_json::from_str(&self.0).unwrap_or_default()
     }
@@ -193,13 +212,4 @@ impl From<&Value> for Json {
     fn from(value: &Value) -> Self {
         Self(value.to_string().into())
     }
-}
-
-/// A part of an object.
-#[derive(Clone, Copy, Debug)]
-pub enum Part {
-    /// `spec`.
-    Spec,
-    /// `status`.
-    Status,
 }

@@ -1,12 +1,12 @@
-//! Who owns which field of an object, as `metadata.managedFields` has it
+//! Which client owns which field of an object, by `metadata.managedFields`
 //! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>).
 //!
-//! | field manager | what it applies |
+//! | field manager | the fields that it applies |
 //! |---|---|
-//! | [`OBJECT_MANAGER`] | everything that templates render |
+//! | [`OBJECT_MANAGER`] | all rendered objects |
 //! | [`STATUS_MANAGER`] | the manager's part of a VM's status |
 //! | [`RUNNER_MANAGER`] | the runner's part of a VM's status |
-//! | [`COMMAND_MANAGER`] | what a person changes with `kubectl vm` |
+//! | [`COMMAND_MANAGER`] | changes that a person makes with `kubectl vm` |
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry};
 use kube::ResourceExt;
@@ -14,29 +14,31 @@ use serde_json::{Map, Value, json};
 
 use crate::api::{VirtualMachine, VirtualMachineStatus};
 
-/// The field manager of everything that is rendered.
+/// The field manager of all rendered objects.
 pub const OBJECT_MANAGER: &str = "vm-operator";
 /// The field manager of the manager's part of the status.
 pub const STATUS_MANAGER: &str = "vm-operator-status";
 /// The field manager of the runner's part of the status.
 pub const RUNNER_MANAGER: &str = "vm-runner";
-/// The field manager of our own commands. What a person commands is not what Git wants.
+/// The field manager of the commands of `kubectl vm`. Unlike Git, they do not apply a field again.
 pub const COMMAND_MANAGER: &str = "vm-operator-cli";
 
+/// The annotation in which a client-side apply keeps what it applied
+/// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#kubectl-kubernetes-io-last-applied-configuration>).
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Who sets `spec.vm.state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setter {
-    /// It is the CRD's default.
+    /// No client: the value is the CRD's default.
     Nobody,
-    /// Somebody did once.
+    /// A client set it once.
     Somebody,
-    /// Somebody will again, as Git does.
+    /// A client applies it again and again, as a GitOps tool does.
     Applier,
 }
 
-/// Whether the field set `owned` holds every leaf of an object.
+/// Whether the field set `owned` contains every leaf of an object.
 pub fn owns_all_of(owned: &Value, object: &Value) -> bool {
     covers(owned, object, &["apiVersion", "kind"], 0)
 }
@@ -61,12 +63,12 @@ fn sets_state(entry: &ManagedFieldsEntry) -> bool {
     entry.fields_v1.as_ref().is_some_and(|fields| fields.0.pointer("/f:spec/f:vm/f:state").is_some())
 }
 
-fn is_client_side_applier(entry: &ManagedFieldsEntry) -> bool {
+fn is_client_side_apply(entry: &ManagedFieldsEntry) -> bool {
     let wrote = entry.fields_v1.as_ref().and_then(|fields| fields.0.pointer("/f:metadata/f:annotations"));
     wrote.is_some_and(|annotations| annotations.get(format!("f:{LAST_APPLIED}")).is_some())
 }
 
-/// Drops of a machine what no decision needs: who set which field, but for `spec.vm.state` and our part of the status.
+/// Removes from a VM the field sets that no decision needs. It keeps who set `spec.vm.state`, and the manager's part of the status.
 pub fn trim(vm: &mut VirtualMachine) {
     let state = || Some(FieldsV1(json!({ "f:spec": { "f:vm": { "f:state": {} } } })));
     let last = vm.annotations_mut().remove(LAST_APPLIED);
@@ -77,13 +79,13 @@ pub fn trim(vm: &mut VirtualMachine) {
     }
     let entries = vm.metadata.managed_fields.get_or_insert_default();
     entries.retain_mut(|entry| {
-        let sets_state = sets_state(entry) && !(applied_state == Some(false) && is_client_side_applier(entry));
+        let sets_state = sets_state(entry) && !(applied_state == Some(false) && is_client_side_apply(entry));
         if sets_state {
             entry.fields_v1 = state();
         }
         sets_state || entry.manager.as_deref() == Some(STATUS_MANAGER)
     });
-    // A client-side apply comes again, too.
+    // A client-side apply is repeated too, so its client counts as an applier.
     if applied_state == Some(true) {
         entries.push(ManagedFieldsEntry {
             manager: Some(LAST_APPLIED.into()),
@@ -94,8 +96,8 @@ pub fn trim(vm: &mut VirtualMachine) {
     }
 }
 
-/// The fields of the status that the manager applied.
-fn fields(vm: &VirtualMachine) -> Option<&Value> {
+/// The field set of the status that the manager applied.
+fn status_fields(vm: &VirtualMachine) -> Option<&Value> {
     vm.managed_fields()
         .iter()
         .find(|entry| entry.manager.as_deref() == Some(STATUS_MANAGER))
@@ -103,48 +105,49 @@ fn fields(vm: &VirtualMachine) -> Option<&Value> {
         .map(|fields| &fields.0["f:status"])
 }
 
-/// Whether the manager, not the runner, wrote the condition last. What both say alike is of both
-/// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#conflicts>), but nobody else has our message.
+/// Whether the manager, not the runner, wrote the condition last. If both wrote the same value of a field, both own that field
+/// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#conflicts>). The messages always differ, so only the last writer
+/// owns the message.
 pub fn owns_condition(vm: &VirtualMachine, type_: &str) -> bool {
     let key = format!("k:{}", json!({ "type": type_ }));
-    let item = fields(vm).and_then(|fields| fields["f:conditions"].get(&key));
+    let item = status_fields(vm).and_then(|fields| fields["f:conditions"].get(&key));
     item.is_some_and(|item| ["f:status", "f:message"].iter().all(|field| item.get(field).is_some()))
 }
 
-/// `wanted` is contained in `current`; list items with a `type` or an `address` are found by it.
-fn holds(current: &Value, wanted: &Value) -> bool {
+/// Whether `current` contains everything in `wanted`. List items may be in any order.
+fn contains(current: &Value, wanted: &Value) -> bool {
     match (current, wanted) {
         (Value::Object(current), Value::Object(wanted)) => {
-            wanted.iter().all(|(name, wanted)| current.get(name).is_some_and(|current| holds(current, wanted)))
+            wanted.iter().all(|(name, wanted)| current.get(name).is_some_and(|current| contains(current, wanted)))
         }
         (Value::Array(current), Value::Array(wanted)) => {
-            wanted.iter().all(|wanted| current.iter().any(|current| holds(current, wanted)))
+            wanted.iter().all(|wanted| current.iter().any(|current| contains(current, wanted)))
         }
         (current, wanted) => current == wanted,
     }
 }
 
-/// `owned`, a field set, has a field that `wanted` has not: it must be given up.
-fn owns_more(owned: &Value, wanted: &Value) -> bool {
+/// Whether the field set `owned` has a field that `wanted` does not have. An apply without the field gives it up.
+fn has_other_fields(owned: &Value, wanted: &Value) -> bool {
     owned.as_object().into_iter().flatten().any(|(field, below)| match (field.split_once(':'), wanted) {
-        (Some(("f", name)), wanted) => wanted.get(name).is_none_or(|wanted| owns_more(below, wanted)),
+        (Some(("f", name)), wanted) => wanted.get(name).is_none_or(|wanted| has_other_fields(below, wanted)),
         (Some(("k", key)), Value::Array(items)) => {
             let key: Value = serde_json::from_str(key).unwrap_or_default();
-            items.iter().find(|item| holds(item, &key)).is_none_or(|item| owns_more(below, item))
+            items.iter().find(|item| contains(item, &key)).is_none_or(|item| has_other_fields(below, item))
         }
         _ => false,
     })
 }
 
-/// Whether the status that the API server has says something else than `wanted` in what the manager writes.
+/// Whether the manager must write its part of the status: the API server has another one than `wanted`.
 pub fn status_differs(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> bool {
     let wanted = &json!(wanted);
     let current = json!(vm.status);
-    !holds(&current, wanted) || fields(vm).is_some_and(|owned| owns_more(owned, wanted))
+    !contains(&current, wanted) || status_fields(vm).is_some_and(|owned| has_other_fields(owned, wanted))
 }
 
-/// Whether the field set `owned` (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>) holds
-/// every leaf of `value`. `skip` names fields at the top that are never in a field set.
+/// Whether the field set `owned` (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>) contains every
+/// leaf of `value`. `skip` has the top-level fields that are never in a field set.
 fn covers(owned: &Value, value: &Value, skip: &[&str], depth: usize) -> bool {
     let Some(fields) = owned.as_object() else { return false };
     // A field without further fields below it is owned as a whole.
@@ -171,12 +174,13 @@ fn covers(owned: &Value, value: &Value, skip: &[&str], depth: usize) -> bool {
     }
 }
 
-/// `metadata` is told by what the manager always sets there; its `name` and `namespace` are not in field sets.
+/// Whether a field set at depth 1 is that of `metadata`: the manager always sets labels or annotations. `name` and `namespace` are not in
+/// field sets.
 fn is_metadata(fields: &Map<String, Value>) -> bool {
     fields.contains_key("f:labels") || fields.contains_key("f:annotations")
 }
 
-/// Whether a list item has the key values; one that the item leaves out was defaulted by the API server.
+/// Whether a list item has the key's values. The API server added a default for a value that the item does not have.
 fn is_item(key: &str, item: &Value) -> bool {
     let Ok(Value::Object(key)) = serde_json::from_str::<Value>(key) else { return false };
     key.iter().all(|(name, value)| item.get(name).is_none_or(|field| field == value))
@@ -194,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_somebody_else_changed_is_missed() {
+    fn a_field_that_another_client_changed_is_not_owned() {
         let rendered = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": { "name": "x", "namespace": "y", "labels": { "a.b/c": "1" } },
@@ -226,7 +230,7 @@ mod tests {
             let (parent, field) = gone.rsplit_once('/').unwrap();
             let removed = less.pointer_mut(parent).unwrap().as_object_mut().unwrap().remove(&field.replace("~1", "/"));
             assert!(removed.is_some(), "{gone}");
-            // The last field of a map that goes takes the map's own entry with it.
+            // When the last field of a map is removed, the map's own entry is removed too.
             let mut parent = parent;
             while let Some((above, field)) = parent.rsplit_once('/')
                 && less.pointer(parent).unwrap().as_object().unwrap().is_empty()
@@ -239,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn finalizer_like_sets_are_matched_by_value() {
+    fn items_of_a_set_are_matched_by_value() {
         let rendered = json!({ "metadata": { "labels": {}, "list": ["a", "b"] } });
         assert!(owns(
             json!({ "f:metadata": { "f:labels": {}, "f:list": { "v:\"a\"": {}, "v:\"b\"": {} } } }),
@@ -271,7 +275,7 @@ mod tests {
                 last(r#"{"spec":{"vm":{}}}"#),
                 Setter::Nobody,
             ),
-            // The CRD's default is the client's.
+            // The field set of a client-side apply contains the CRD's default.
             (
                 json!([entry("argocd-controller", "Update", by_client.clone())]),
                 last(r#"{"spec":{"vm":{}}}"#),

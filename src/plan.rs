@@ -1,89 +1,90 @@
-//! plan: rendered objects and observed ones become actions.
+//! The plan of one VM: which objects are created, changed and deleted, and what must happen first.
 //!
-//! Pure: every decision about a machine's power and its objects is made here, and each has a test without a cluster.
+//! Pure: all decisions about a VM's objects are made here, and each has a test that needs no cluster.
 //!
-//! Whether the machine should run is [`power`](crate::power)'s answer. What then happens to an object that lives while the
-//! machine runs (its Pod) is this table:
+//! [`power`](crate::power) decides whether the VM should run. For an object with the lifetime `running` (the Pod), that means:
 //!
-//! | the machine | there is none | it lives | it has ended | it is going | it is somebody else's |
+//! | the VM | no object exists | it exists | it has ended | it is being deleted | it belongs to someone else |
 //! |---|---|---|---|---|---|
-//! | should run | make it | leave it | make it anew, later and later | wait | refuse |
-//! | should run, a restart is asked for, or its guest stays down | make it | delete it, make it anew | delete it, make it anew | wait | refuse |
+//! | should run | create it | leave it | create it again, after a growing pause | wait | refuse |
+//! | should run, and a restart is requested or its guest stays down | create it | delete it, create it again | delete it, create it again | wait | refuse |
 //! | should be down | nothing | delete it | delete it | wait | nothing |
-//! | is halting (its guest has shut down) | nothing | leave it | leave it | wait | nothing |
+//! | is halting: its guest has shut down, and the status does not say so yet | nothing | leave it | leave it | wait | nothing |
 //!
-//! A Pod has the machine's name, so the API server itself refuses a second one; a Pod that is going is waited for and never
-//! removed by force: the most that a person can ask for is a grace period of one second
-//! ([`FORCE_STOP_ANNOTATION`]). Two Pods never run one machine. A Pod is not made while something that it may mount is on
-//! its way out or is somebody else's, nor what makes Pods in another way than before while a Pod of the former way lives, or what
-//! may make one: changed templates neither end a guest nor start a second one.
+//! [`Planner::runtime_object`] is this table.
+//!
+//! Two Pods never run the same VM:
+//! - The Pod has the VM's name, so the API server refuses a second one.
+//! - When a Pod is being deleted, the manager waits until it is gone, and never removes it from the API server by force. A person can at
+//!   most shorten its grace period to one second ([`FORCE_STOP_ANNOTATION`]).
+//! - The manager creates no Pod while an object that the Pod may mount is being deleted or belongs to someone else.
+//! - Templates may render a controller (a StatefulSet) instead of the Pod, or the Pod again instead of a controller. The new one is
+//!   created only when the Pod of the old one, and every controller that may create it again, is gone. So changed templates neither end a
+//!   guest nor start a second one.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use k8s_openapi::{
-    apimachinery::pkg::apis::meta::v1::Time,
-    jiff::{SignedDuration, Timestamp},
-};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
     api::{PendingChange, VirtualMachine, status::Retry},
     claims,
     object::{
         COMPONENT_LABEL, CONTAINER_NAME, FORCE_STOP_ANNOTATION, HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime,
-        ObjectKey, RESTARTED_ANNOTATION, Rendered, Update, VERSION_ANNOTATION, is_builtin_kind,
+        ObjectKey, RESTARTED_ANNOTATION, Rendered, Update, is_builtin_kind,
     },
-    observed::{Json, Object, Observed, Part},
+    observed::{Object, Observed},
     power::{self, Power, Wanted, power},
 };
 
 pub mod conflict;
 pub mod kinds;
+mod metadata;
 pub mod pending;
+mod retry;
 
-/// How long after its beginning a Pod that ended is made again: at the earliest, and at the latest. The kubelet's numbers for
-/// containers (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy>).
-const RETRY: (SignedDuration, SignedDuration) = (SignedDuration::from_secs(10), SignedDuration::from_mins(5));
-/// A Pod that lived this long is not one that ends at once.
-const SUCCESS: SignedDuration = SignedDuration::from_mins(10);
-/// How long after its grace period a Pod may need to go. The kubelet itself adds a little
+/// The time after the end of its grace period that a Pod may need until it is gone. The kubelet itself adds a little
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>).
 const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
-/// The grace period of a Pod that is not to wait for its guest, in seconds. With 0 the API server would forget the Pod
-/// before the node has ended it.
-const NO_GRACE: i64 = 1;
-/// A Pod that is to end within this needs no shorter grace period.
+/// The grace period in seconds of a Pod that does not wait for its guest. With 0 the API server would remove the Pod before the node
+/// has ended it.
+const FORCED_GRACE: i64 = 1;
+/// If a Pod ends within this time anyway, its grace period is not shortened.
 const SOON: SignedDuration = SignedDuration::from_secs(10);
+/// The longest time until the VM is reconciled again when the plan waits for a time. Clocks jump, and timers do not jump with them.
+const LONGEST_REQUEUE: SignedDuration = SignedDuration::from_mins(5);
 
-/// What is to be done, in this order; actions of one step do not depend on each other.
+/// What the manager does about one VM.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Whether the machine should run.
+    /// Whether the VM should run.
     pub power: Power,
-    /// What a Pod mounts comes before the Pod, what is not needed any more goes last.
+    /// The actions, in order; those of one step do not depend on each other. First comes what the Pod mounts, then the Pod, then the
+    /// deletion of objects that are not needed any more. Pods are deleted in the first step.
     pub steps: [Vec<Action>; 3],
-    /// What is waited for; the watch wakes us.
+    /// What must happen first. An event of a watch triggers the next reconcile.
     pub waits: Vec<Wait>,
-    /// When to look again though nothing has changed.
-    pub again_after: Option<Duration>,
-    /// What the running machine does not have yet and gets with its next start.
+    /// When to reconcile again even if nothing changes.
+    pub requeue_after: Option<Duration>,
+    /// The changes that take effect at the VM's next start.
     pub pending: Vec<PendingChange>,
-    /// What `status.retry` should say.
+    /// The new `status.retry`.
     pub retry: Option<Retry>,
 }
 
-/// A write.
+/// A write to the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Server-side apply.
+    /// Apply the object (server-side apply).
     Apply {
         /// The object.
         object: Rendered,
-        /// The UID of the existing object; the API server refuses to apply to another one.
+        /// The UID of the existing object; the API server refuses to apply to another one. `None`: create it.
         uid: Option<String>,
     },
-    /// New labels and annotations for an object whose other fields stay as they are.
+    /// Change only the labels, annotations and owners of an existing object.
     Label {
         /// The object.
         key: ObjectKey,
@@ -92,515 +93,490 @@ pub enum Action {
         /// A merge patch of its metadata.
         patch: Value,
     },
-    /// Deletion.
+    /// Delete the object.
     Delete {
         /// The object.
         key: ObjectKey,
         /// Its UID.
         uid: String,
-        /// Why.
-        why: Why,
-        /// The grace period in seconds; the object's own when `None`.
+        /// Why it is deleted.
+        reason: DeleteReason,
+        /// The grace period in seconds; `None`: the object's own.
         grace: Option<i64>,
     },
 }
 
 /// Why an object is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// The machine should be down.
+pub enum DeleteReason {
+    /// The VM should be down.
     Stop,
-    /// Somebody asked for a restart.
+    /// A restart was requested.
     Restart,
-    /// It has ended and is made anew.
+    /// The Pod has ended, and is created again.
     Ended,
-    /// Somebody does not want to wait for the guest.
+    /// A forced stop was requested: the Pod does not wait for its guest.
     Force,
-    /// It is not rendered any more.
-    Superfluous,
+    /// No template renders the object any more.
+    NotRendered,
 }
 
 /// What must happen before the rest can be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// An object that is being deleted must be gone.
+    /// The object is being deleted and must be gone first.
     Gone(ObjectKey),
-    /// An object of that name is not ours and must go away.
+    /// An object with that name belongs to someone else and must be removed first.
     NotOurs(ObjectKey),
-    /// A Pod should be gone already: its node does not answer.
-    Overdue(ObjectKey),
-    /// A Pod should be gone already: it has ended, but something keeps it.
-    Kept(ObjectKey),
-    /// A Pod that ended is made again a little later.
+    /// The Pod should be gone already, but its node does not answer.
+    NodeNotResponding(ObjectKey),
+    /// The Pod should be gone already. It has ended, but something keeps the object, usually a finalizer.
+    NotRemoved(ObjectKey),
+    /// The Pod has ended and is created again later.
     Retry(ObjectKey),
 }
 
-/// What there is under the name of a rendered object.
+impl Wait {
+    /// The object that the plan waits for.
+    pub fn key(&self) -> &ObjectKey {
+        match self {
+            Self::Gone(key)
+            | Self::NotOurs(key)
+            | Self::NodeNotResponding(key)
+            | Self::NotRemoved(key)
+            | Self::Retry(key) => key,
+        }
+    }
+}
+
+impl Plan {
+    /// Whether the plan applies or labels the object.
+    pub fn writes(&self, key: &ObjectKey) -> bool {
+        self.steps.iter().flatten().any(|action| match action {
+            Action::Apply { object, uid: _ } => object.key == *key,
+            Action::Label { key: labelled, uid: _, patch: _ } => labelled == key,
+            Action::Delete { key: _, uid: _, reason: _, grace: _ } => false,
+        })
+    }
+
+    fn requeue_at(&mut self, time: Timestamp, now: Timestamp) {
+        let pause = now.duration_until(time).min(LONGEST_REQUEUE).try_into().ok();
+        self.requeue_after = self.requeue_after.into_iter().chain(pause).min();
+    }
+}
+
+/// What exists under the key of a rendered object.
 #[derive(Clone, Copy)]
-enum Life<'a> {
+enum Existing<'a> {
     Absent,
-    Alive(&'a Arc<Object>),
+    Present(&'a Arc<Object>),
     Ended(&'a Arc<Object>),
-    Going(&'a Arc<Object>),
+    Deleting(&'a Arc<Object>),
     NotOurs,
 }
 
-/// The machine's Pod: the one of its name or, if its templates make what makes the Pod (a StatefulSet), the runner's Pod that
-/// belongs to that.
+/// The VM's Pod: the Pod with its name or, if its templates render a controller (a StatefulSet), the runner's Pod of that controller.
 pub fn pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
     let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
     let mut pods = observed.objects.iter().filter(|object| object.key.is_pod());
     let is_runner = |pod: &Object| {
         pod.is_ours() && pod.labels.get(COMPONENT_LABEL).is_some_and(|component| component == CONTAINER_NAME)
     };
-    // What owns it may be gone already while it ends.
-    let is_made = |pod: &Object| pod.key.name != name && !pod.belongs_to(&uid) && is_runner(pod);
-    let indirect = |pod: &Object| is_made(pod) || is_of_the_oldest(&name, pod);
-    pods.clone().find(|pod| pod.key.name == name && pod.belongs_to(&uid)).or_else(|| pods.find(|pod| indirect(pod)))
+    // The controller that owns a Pod may be gone while the Pod is still ending. So the Pod is not found by its owner.
+    let is_of_controller = |pod: &Object| pod.key.name != name && !pod.is_owned_or_adoptable(&uid) && is_runner(pod);
+    pods.clone()
+        .find(|pod| pod.key.name == name && pod.is_owned_or_adoptable(&uid))
+        .or_else(|| pods.find(|pod| is_of_controller(pod) || is_legacy_statefulset_pod(&name, pod)))
 }
 
-/// The Pod of an earlier machine of that name: it goes, but its guest may still run.
-pub(crate) fn predecessor<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
+/// The Pod of a deleted VM with the same name. It is being deleted too, but its guest may still run.
+pub(crate) fn previous_pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
     let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
     let mut pods = observed.objects.iter().filter(|object| object.key.is_pod() && object.key.name == name);
-    pods.find(|pod| pod.is_ours() && !pod.belongs_to(&uid))
+    pods.find(|pod| pod.is_ours() && !pod.is_owned_or_adoptable(&uid))
 }
 
-/// Whether a Pod is what releases before 3.4 made of a machine, by a StatefulSet of its name. It does not say that it is a
+/// Whether a Pod belongs to the StatefulSet that releases before 3.4 created for a VM. Such a Pod has no label that says that it is a
 /// runner's.
-fn is_of_the_oldest(vm: &str, pod: &Object) -> bool {
+fn is_legacy_statefulset_pod(vm: &str, pod: &Object) -> bool {
     pod.key.name == format!("{vm}-0") && pod.is_ours() && !pod.labels.contains_key(COMPONENT_LABEL)
 }
 
-/// Decides what to do about a machine's objects.
+/// Decides what to do about the objects of a VM.
 ///
-/// `rendered` is `None` while the templates can't be rendered: then nothing is made, changed or pruned, but a machine that
-/// should be down still goes down.
+/// `rendered` is `None` while the templates can't be rendered. Then nothing is created, changed or deleted, except that a VM that should
+/// be down is stopped.
 pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendered]>) -> Plan {
-    let mut plan = Plan::default();
-    // The garbage collector deletes what belongs to a machine that is going.
+    // The garbage collector deletes the objects of a VM that is being deleted.
     if vm.metadata.deletion_timestamp.is_some() {
-        return plan;
+        return Plan::default();
     }
-    plan.power = power(vm, pod(vm, observed).map(AsRef::as_ref), observed.now);
-    // Where something else makes the Pod, it is not for us to make it again.
-    let makes_pod = rendered.is_none_or(|rendered| rendered.iter().any(|object| object.key.is_pod()));
-    let retry = vm.status.as_ref().and_then(|status| status.retry.clone());
-    plan.retry = retry.filter(|_| plan.power.wanted == Wanted::Up && makes_pod);
-    let uid = vm.uid().unwrap_or_default();
-    let (running, standing): (Vec<_>, Vec<_>) = rendered
-        .unwrap_or_default()
-        .iter()
-        .map(|object| (object, life(object, observed, &uid)))
-        .partition(|(object, _)| object.lifetime == Lifetime::Running);
-    for (object, life) in standing {
-        plan.standing(vm, object, life);
+    let mut planner = Planner::new(vm, observed, rendered);
+    planner.permanent_objects();
+    planner.wait_for_controllers();
+    planner.wait_for_previous_pod();
+    planner.runtime_objects();
+    planner.delete_unrendered();
+    planner.plan
+}
+
+/// Plans one VM. Its first methods are the steps of [`plan`].
+struct Planner<'a> {
+    vm: &'a VirtualMachine,
+    uid: String,
+    observed: &'a Observed,
+    rendered: Option<&'a [Rendered]>,
+    pod: Option<&'a Arc<Object>>,
+    plan: Plan,
+}
+
+impl<'a> Planner<'a> {
+    fn new(vm: &'a VirtualMachine, observed: &'a Observed, rendered: Option<&'a [Rendered]>) -> Self {
+        let pod = pod(vm, observed);
+        let power = power(vm, pod.map(AsRef::as_ref), observed.now);
+        // A Pod that a controller creates is created again by the controller, not by the manager.
+        let renders_pod = rendered.is_none_or(|rendered| rendered.iter().any(|object| object.key.is_pod()));
+        let retry = vm.status.as_ref().and_then(|status| status.retry.clone());
+        let retry = retry.filter(|_| power.wanted == Wanted::Up && renders_pod);
+        let plan = Plan { power, retry, ..Plan::default() };
+        Self { vm, uid: vm.uid().unwrap_or_default(), observed, rendered, pod, plan }
     }
-    let superfluous = observed.objects.iter().filter(|object| is_superfluous(object, &uid, rendered));
-    let no_pod = pod(vm, observed).is_none();
-    let (staying, going): (Vec<_>, Vec<_>) =
-        superfluous.partition(|object| plan.stays(vm, object, rendered.is_some(), no_pod));
-    if let (Wanted::Up, true, Some(rendered)) = (plan.power.wanted, no_pod, rendered) {
-        // It may make a Pod any moment, and that would be the second.
-        let is_left =
-            |object: &&Arc<Object>| makes_pods(object) && object.was_made_for(&uid) && !is_rendered(object, rendered);
-        plan.waits.extend(observed.objects.iter().filter(is_left).map(|object| Wait::Gone(object.key.clone())));
+
+    fn is_up_wanted(&self) -> bool {
+        self.plan.power.wanted == Wanted::Up
     }
-    // Where the templates call the Pod otherwise, the predecessor's still has the disks.
-    let is_rendered_too = |pod: &Object| running.iter().any(|(object, _)| object.key == pod.key);
-    if let Some(predecessor) = predecessor(vm, observed)
-        && plan.power.wanted == Wanted::Up
-        && !is_rendered_too(predecessor)
-    {
-        plan.wait_for_end(predecessor, observed);
-    }
-    let may_start = plan.waits.is_empty();
-    // The Pod, if it is not what is rendered, nor made by that.
-    let is_maker = |(object, life): &(&Rendered, Life<'_>)| !object.key.is_pod() && matches!(life, Life::Alive(_));
-    let former = pod(vm, observed).filter(|pod| {
-        let is_made = !pod.belongs_to(&uid) && staying.is_empty() && running.iter().any(is_maker);
-        !is_made && !is_rendered_too(pod)
-    });
-    if let Some(former) = former {
-        plan.end_oldest(vm, former, rendered.is_some());
-    }
-    for (object, life) in running {
-        match (former, life) {
-            (Some(former), Life::Absent) if plan.power.wanted == Wanted::Up => {
-                plan.pending.push(pending::instead_of(object, former));
-                let wait = Wait::Gone(former.key.clone());
-                if !plan.waits.contains(&wait) {
-                    plan.waits.push(wait);
-                }
+
+    /// The objects that exist whether or not the VM runs.
+    fn permanent_objects(&mut self) {
+        for object in self.rendered.into_iter().flatten().filter(|object| object.lifetime != Lifetime::Running) {
+            match self.existing(object) {
+                Existing::Absent => self.plan.steps[0].push(Action::Apply { object: object.clone(), uid: None }),
+                Existing::Present(found) | Existing::Ended(found) => self.change(0, object, found),
+                // A claim that is being deleted exists until its Pod is gone. Then its data is gone too.
+                Existing::Deleting(_) => self.plan.waits.push(Wait::Gone(object.key.clone())),
+                Existing::NotOurs => self.plan.waits.push(Wait::NotOurs(object.key.clone())),
             }
-            _ => plan.running(vm, object, life, may_start, observed),
         }
     }
-    for object in going {
-        let why = match (object.key.is_pod(), plan.power.wanted) {
-            (true, Wanted::Up) if has_ended(object) => Why::Ended,
-            (true, Wanted::Up) => Why::Restart,
-            (true, _) => Why::Stop,
-            (false, _) => Why::Superfluous,
-        };
-        // What the guest runs in hangs on nothing else: refused objects do not keep a machine up that should be down.
-        let step = if lives_while_running(object) { 0 } else { 2 };
-        plan.steps[step].push(delete(object, why));
-    }
-    plan
-}
 
-fn life<'a>(object: &Rendered, observed: &'a Observed, uid: &str) -> Life<'a> {
-    match observed.get(&object.key) {
-        None => Life::Absent,
-        Some(found) if object.lifetime == Lifetime::Keep && !object.key.is_claim() && !found.is_ours() => Life::NotOurs,
-        Some(found) if object.lifetime != Lifetime::Keep && !found.belongs_to(uid) => {
-            // One whose machine was deleted is on its way out; the watch tells when it is gone.
-            if found.deleting.is_some() || found.is_ours() { Life::Going(found) } else { Life::NotOurs }
+    /// Without a Pod, waits for controllers of earlier templates: they could create a second Pod at any time.
+    fn wait_for_controllers(&mut self) {
+        let (true, None, Some(_)) = (self.is_up_wanted(), self.pod, self.rendered) else { return };
+        let left = self.observed.objects.iter().filter(|object| {
+            may_create_pods(object) && object.is_ours_and_owned_by(&self.uid) && !self.is_rendered(&object.key)
+        });
+        let waits: Vec<Wait> = left.map(|object| Wait::Gone(object.key.clone())).collect();
+        self.plan.waits.extend(waits);
+    }
+
+    /// Waits for the Pod of a deleted VM with the same name, which still has the disks. If that Pod has the key of a rendered object,
+    /// [`Self::runtime_object`] waits for it.
+    fn wait_for_previous_pod(&mut self) {
+        if let Some(previous) = previous_pod(self.vm, self.observed)
+            && self.is_up_wanted()
+            && !self.is_runtime_key(&previous.key)
+        {
+            self.wait_until_gone(previous);
         }
-        Some(found) if found.deleting.is_some() => Life::Going(found),
-        Some(found) if has_ended(found) => Life::Ended(found),
-        Some(found) => Life::Alive(found),
     }
-}
 
-/// Whether it is a Pod whose containers have ended for good.
-pub(crate) fn has_ended(object: &Object) -> bool {
-    object.key.is_pod() && matches!(object.text(Part::Status, "/phase"), Some("Succeeded" | "Failed"))
-}
+    /// The objects that exist only while the VM runs.
+    fn runtime_objects(&mut self) {
+        let may_start = self.plan.waits.is_empty();
+        let unrendered_pod = self.unrendered_pod();
+        if let Some(pod) = unrendered_pod {
+            self.delete_legacy_pod(pod);
+        }
+        for object in self.runtime_rendered() {
+            match (unrendered_pod, self.existing(object)) {
+                (Some(pod), Existing::Absent) if self.is_up_wanted() => self.wait_for_unrendered_pod(object, pod),
+                (_, existing) => self.runtime_object(object, existing, may_start),
+            }
+        }
+    }
 
-/// Whether a container of a Pod may run, as far as its kubelet has said. One that has ended may have been started again since: only
-/// the Pod's phase is the last word.
-fn may_run(pod: &Object) -> bool {
-    pod.text(Part::Spec, "/nodeName").is_some() && !has_ended(pod)
-}
+    /// The objects that no template renders any more.
+    fn delete_unrendered(&mut self) {
+        let unrendered: Vec<_> = self.unrendered().filter(|object| !self.is_kept(object)).collect();
+        for object in unrendered {
+            let reason = match (object.key.is_pod(), self.plan.power.wanted) {
+                (true, Wanted::Up) if object.has_ended() => DeleteReason::Ended,
+                (true, Wanted::Up) => DeleteReason::Restart,
+                (true, Wanted::Down | Wanted::Halting) => DeleteReason::Stop,
+                (false, Wanted::Up | Wanted::Down | Wanted::Halting) => DeleteReason::NotRendered,
+            };
+            // What runs the guest is deleted first: a failure of another action must not keep a VM running that should be down.
+            let step = if is_runtime_object(object) { 0 } else { 2 };
+            self.plan.steps[step].push(delete(object, reason));
+        }
+    }
 
-/// Whether an object was made to go with the machine's power.
-fn lives_while_running(object: &Object) -> bool {
-    object.key.is_pod() || object.annotations.get(LIFETIME_ANNOTATION).is_some_and(|lifetime| lifetime == "running")
-}
+    fn runtime_rendered(&self) -> impl Iterator<Item = &'a Rendered> + use<'a> {
+        self.rendered.into_iter().flatten().filter(|object| object.lifetime == Lifetime::Running)
+    }
 
-/// Whether an object that is there while the machine runs may be what makes its Pod, such as a StatefulSet. The kinds that the
-/// built-in templates make can't.
-fn makes_pods(object: &Object) -> bool {
-    lives_while_running(object) && !is_builtin_kind(&object.key.types())
-}
+    fn is_runtime_key(&self, key: &ObjectKey) -> bool {
+        self.runtime_rendered().any(|object| object.key == *key)
+    }
 
-/// The grace period of a Pod that is not to wait for its guest any longer, also of one that is being deleted already. Before
-/// Kubernetes 1.33 the API server counts it from the first request on
-/// (<https://github.com/kubernetes/kubernetes/pull/122646>); a shorter one would end in the past, where the Pod's token is not
-/// valid any more, and its runner has to ask whether it is forced. Where it counts from now on, what is too long then is
-/// shortened once more.
-fn grace_until_now(found: &Object, now: Timestamp) -> i64 {
-    let given = SignedDuration::from_secs(found.grace.unwrap_or_default());
-    // The API server takes any number for the period.
-    let asked = found.deleting.and_then(|end| end.checked_sub(given).ok());
-    let since = asked.map_or(0, |asked| now.duration_since(asked).as_secs());
-    since.max(0) + NO_GRACE
-}
+    fn is_rendered(&self, key: &ObjectKey) -> bool {
+        self.rendered.into_iter().flatten().any(|object| object.key.is_same_object(key))
+    }
 
-/// How long a Pod lived that has ended, by what the cluster says: until the last of its containers ended, or the last of its
-/// conditions changed. One without any never began.
-fn lived(pod: &Object) -> SignedDuration {
-    let ends = pod.containers().map(|item| &item["state"]["terminated"]["finishedAt"]);
-    let conditions = pod.status["conditions"].as_array().into_iter().flatten();
-    let changes = conditions.map(|item| &item["lastTransitionTime"]);
-    let times = ends.chain(changes).filter_map(|time| time.as_str()?.parse::<Timestamp>().ok());
-    let end = times.max().zip(pod.created).map(|(end, created)| end.duration_since(created));
-    end.unwrap_or_default().max(SignedDuration::ZERO)
-}
+    fn existing(&self, object: &Rendered) -> Existing<'a> {
+        let Some(found) = self.observed.get(&object.key) else { return Existing::Absent };
+        if object.lifetime == Lifetime::Keep {
+            if !object.key.is_claim() && !found.is_ours() {
+                return Existing::NotOurs;
+            }
+        } else if !found.is_owned_or_adoptable(&self.uid) {
+            // An object of a deleted VM is being deleted. The watch reports when it is gone.
+            let is_leaving = found.deleting.is_some() || found.is_ours();
+            return if is_leaving { Existing::Deleting(found) } else { Existing::NotOurs };
+        }
+        if found.deleting.is_some() {
+            Existing::Deleting(found)
+        } else if found.has_ended() {
+            Existing::Ended(found)
+        } else {
+            Existing::Present(found)
+        }
+    }
 
-fn delete(found: &Object, why: Why) -> Action {
-    Action::Delete { key: found.key.clone(), uid: found.uid.clone(), why, grace: None }
-}
-
-impl Plan {
-    /// Whether an object is applied or labelled.
-    pub fn writes(&self, key: &ObjectKey) -> bool {
-        self.steps.iter().flatten().any(|action| match action {
-            Action::Apply { object, .. } => object.key == *key,
-            Action::Label { key: labelled, .. } => labelled == key,
-            Action::Delete { .. } => false,
+    /// The objects of the VM that templates rendered once and do not render any more, never claims. While the templates can't be
+    /// rendered: its Pods, which follow the VM's power.
+    fn unrendered(&self) -> impl Iterator<Item = &'a Arc<Object>> {
+        self.observed.objects.iter().filter(|object| {
+            let is_candidate =
+                object.is_ours_and_owned_by(&self.uid) && !object.key.is_claim() && object.deleting.is_none();
+            is_candidate && if self.rendered.is_some() { !self.is_rendered(&object.key) } else { object.key.is_pod() }
         })
     }
 
-    /// Whether an object that is not rendered is left alone: a guest is killed by no templates, only by what people want. A
-    /// restart takes what can be made anew, and where there is no Pod, what made it keeps no guest.
-    fn stays(&self, vm: &VirtualMachine, object: &Object, can_be_made_anew: bool, no_pod: bool) -> bool {
-        let is_over = self.power.wanted == Wanted::Up
-            && can_be_made_anew
-            && (no_pod && makes_pods(object) || has_ended(object) || self.is_made_anew(vm, object));
-        lives_while_running(object) && self.power.wanted != Wanted::Down && !is_over
+    /// Whether an unrendered object is kept. Changed templates never end a guest; only a person does. A restart deletes what can be
+    /// created again. A controller is deleted when it has no Pod, because then it runs no guest.
+    fn is_kept(&self, object: &Object) -> bool {
+        let is_deleted_while_up = self.is_up_wanted()
+            && self.rendered.is_some()
+            && (self.pod.is_none() && may_create_pods(object) || object.has_ended() || self.is_replaced(object));
+        is_runtime_object(object) && self.plan.power.wanted != Wanted::Down && !is_deleted_while_up
     }
 
-    /// Whether an object that lives while the machine runs is ended so that it can be made again.
-    fn is_made_anew(&self, vm: &VirtualMachine, object: &Object) -> bool {
-        self.power.anew || power::is_restart_wanted(vm, object)
+    /// Whether a runtime object is deleted and created again, because a restart is requested or its guest stays down.
+    fn is_replaced(&self, object: &Object) -> bool {
+        self.plan.power.replace_pod || power::is_restart_wanted(self.vm, object)
     }
 
-    /// An object that lives while the machine runs: the table above.
-    fn running(
-        &mut self,
-        vm: &VirtualMachine,
-        object: &Rendered,
-        life: Life<'_>,
-        may_start: bool,
-        observed: &Observed,
-    ) {
-        let is_forced = |found: &Object| vm.annotations().get(FORCE_STOP_ANNOTATION) == Some(&found.uid);
-        let restart = vm.annotations().get(RESTARTED_ANNOTATION);
-        match (self.power.wanted, life) {
-            (Wanted::Up, Life::Absent) if may_start => {
-                let object = with_restart(object, restart);
-                self.steps[1].push(Action::Apply { object, uid: None });
-            }
-            (Wanted::Up, Life::Alive(found) | Life::Ended(found)) if self.is_made_anew(vm, found) => {
-                self.replace(found, Why::Restart, observed);
-            }
-            (Wanted::Up, Life::Alive(found)) => {
-                if object.key.is_pod()
-                    && let Some(retry) = &self.retry
-                {
-                    // It was made about then, by this clock; anything later is none of it.
-                    let success = retry.next.0.min(observed.now) + SUCCESS;
-                    if success > observed.now {
-                        self.look_again(success, observed);
-                    } else {
-                        self.retry = None;
-                    }
-                }
-                // What a restart left on the object stays there, or it would look like a new one.
-                let object = with_restart(object, found.annotations.get(RESTARTED_ANNOTATION));
-                self.change(1, vm, &object, found);
-                // Where the machine does not say what to request, that follows from its current CPUs and memory, and those are
-                // live: nothing that the guest has waits for a restart.
-                if vm.spec.resources.is_none() {
-                    self.pending.retain(|change| !is_request_of_runner(change));
-                }
-            }
-            (Wanted::Up, Life::Ended(found)) => self.ended(found, observed),
-            (Wanted::Down, Life::Alive(found) | Life::Ended(found)) => {
-                let why = if is_forced(found) { Why::Force } else { Why::Stop };
-                self.replace(found, why, observed);
-            }
-            (_, Life::Going(found)) => {
-                let left = found.deleting.map_or(OVERDUE, |end| end.duration_since(observed.now));
-                if is_forced(found) && left > SOON {
-                    self.replace(found, Why::Force, observed);
-                } else {
-                    self.wait_for_end(found, observed);
-                }
-            }
-            (Wanted::Up, Life::NotOurs) => self.waits.push(Wait::NotOurs(object.key.clone())),
-            (Wanted::Up, Life::Absent)
-            | (Wanted::Down, Life::Absent | Life::NotOurs)
-            | (Wanted::Halting, Life::Absent | Life::Alive(_) | Life::Ended(_) | Life::NotOurs) => {}
-        }
+    fn is_forced(&self, pod: &Object) -> bool {
+        self.vm.annotations().get(FORCE_STOP_ANNOTATION) == Some(&pod.uid)
     }
 
-    /// Ends the Pod of a release before 3.4 when that is wanted, and takes away what would make it anew.
-    fn end_oldest(&mut self, vm: &VirtualMachine, pod: &Object, can_be_made_anew: bool) {
-        let why = match self.power.wanted {
-            Wanted::Down => Why::Stop,
-            Wanted::Up if can_be_made_anew && self.is_made_anew(vm, pod) => Why::Restart,
-            _ => return,
+    /// The VM's Pod, if it is neither rendered nor created by a rendered controller.
+    fn unrendered_pod(&self) -> Option<&'a Arc<Object>> {
+        let is_controller =
+            |object: &Rendered| !object.key.is_pod() && matches!(self.existing(object), Existing::Present(_));
+        self.pod.filter(|pod| {
+            let is_of_rendered_controller = !pod.is_owned_or_adoptable(&self.uid)
+                && !self.unrendered().any(|object| self.is_kept(object))
+                && self.runtime_rendered().any(is_controller);
+            !is_of_rendered_controller && !self.is_runtime_key(&pod.key)
+        })
+    }
+
+    /// Deletes the Pod of a release before 3.4 if the VM should be down or is restarted, and the StatefulSet that would create it again.
+    fn delete_legacy_pod(&mut self, pod: &Object) {
+        let reason = match self.plan.power.wanted {
+            Wanted::Down => DeleteReason::Stop,
+            Wanted::Up if self.rendered.is_some() && self.is_replaced(pod) => DeleteReason::Restart,
+            Wanted::Up | Wanted::Halting => return,
         };
-        if !is_of_the_oldest(&vm.name_any(), pod) || pod.deleting.is_some() {
+        if !is_legacy_statefulset_pod(&self.vm.name_any(), pod) || pod.deleting.is_some() {
             return;
         }
-        let key = ObjectKey { api_version: "apps/v1".into(), kind: "StatefulSet".into(), name: vm.name_any() };
-        self.steps[0].push(match pod.owners.first() {
-            // Its Pod goes with it.
-            Some(uid) => Action::Delete { key, uid: uid.clone(), why, grace: None },
-            None => delete(pod, why),
+        let key = ObjectKey { api_version: "apps/v1".into(), kind: "StatefulSet".into(), name: self.vm.name_any() };
+        self.plan.steps[0].push(match pod.owners.first() {
+            // The garbage collector deletes the Pod with its StatefulSet.
+            Some(uid) => Action::Delete { key, uid: uid.clone(), reason, grace: None },
+            None => delete(pod, reason),
         });
-        self.waits.push(Wait::Gone(pod.key.clone()));
+        self.plan.waits.push(Wait::Gone(pod.key.clone()));
     }
 
-    fn replace(&mut self, found: &Object, why: Why, observed: &Observed) {
-        let grace = (why == Why::Force).then(|| grace_until_now(found, observed.now));
-        self.steps[0].push(Action::Delete { key: found.key.clone(), uid: found.uid.clone(), why, grace });
-        self.waits.push(Wait::Gone(found.key.clone()));
-    }
-
-    fn wait_for_end(&mut self, found: &Object, observed: &Observed) {
-        match found.deleting.map(|end| end.checked_add(OVERDUE).unwrap_or(Timestamp::MAX)) {
-            Some(end) if end <= observed.now => {
-                let wait = if may_run(found) { Wait::Overdue } else { Wait::Kept };
-                self.waits.push(wait(found.key.clone()));
-            }
-            end => {
-                self.waits.push(Wait::Gone(found.key.clone()));
-                if let Some(end) = end {
-                    self.look_again(end, observed);
-                }
-            }
+    /// The object is created only when the Pod that other templates created is gone.
+    fn wait_for_unrendered_pod(&mut self, object: &Rendered, pod: &Object) {
+        self.plan.pending.push(pending::created_after_pod(object, pod));
+        let wait = Wait::Gone(pod.key.clone());
+        if !self.plan.waits.contains(&wait) {
+            self.plan.waits.push(wait);
         }
     }
 
-    /// Waits for a time. Clocks jump, and a timer does not jump with them, so it is looked at again before long.
-    fn look_again(&mut self, time: Timestamp, observed: &Observed) {
-        let (_, longest) = RETRY;
-        let pause = observed.now.duration_until(time).min(longest).try_into().ok();
-        self.again_after = self.again_after.into_iter().chain(pause).min();
+    /// The table at the head of this module.
+    fn runtime_object(&mut self, object: &Rendered, existing: Existing<'_>, may_start: bool) {
+        match (self.plan.power.wanted, existing) {
+            (Wanted::Up, Existing::Absent) => {
+                if may_start {
+                    self.create_runtime_object(object);
+                }
+            }
+            (Wanted::Up, Existing::Present(found) | Existing::Ended(found)) if self.is_replaced(found) => {
+                self.delete_and_wait(found, DeleteReason::Restart);
+            }
+            (Wanted::Up, Existing::Present(found)) => self.keep_runtime_object(object, found),
+            (Wanted::Up, Existing::Ended(found)) => self.retry_ended(found),
+            (Wanted::Up, Existing::NotOurs) => self.plan.waits.push(Wait::NotOurs(object.key.clone())),
+            (Wanted::Down, Existing::Present(found) | Existing::Ended(found)) => {
+                let reason = if self.is_forced(found) { DeleteReason::Force } else { DeleteReason::Stop };
+                self.delete_and_wait(found, reason);
+            }
+            (Wanted::Up | Wanted::Down | Wanted::Halting, Existing::Deleting(found)) => self.wait_or_force(found),
+            (Wanted::Down, Existing::Absent | Existing::NotOurs)
+            | (Wanted::Halting, Existing::Absent | Existing::Present(_) | Existing::Ended(_) | Existing::NotOurs) => {}
+        }
     }
 
-    /// A Pod that ended while its machine should run is made anew, after a pause that doubles with each that does not last and
-    /// counts from when it was made.
-    fn ended(&mut self, found: &Object, observed: &Observed) {
-        let (first, longest) = RETRY;
-        let lived = lived(found);
-        let retry = self.retry.take();
-        // All that have ended wait for the same time.
-        let waits = |uid: &str| observed.objects.iter().any(|other| other.uid == uid && has_ended(other));
-        let known = retry.as_ref().filter(|retry| retry.pod_uid == found.uid || waits(&retry.pod_uid));
-        let failed_before = retry.as_ref().filter(|_| lived <= SUCCESS);
-        let next_count = || failed_before.map_or(1, |retry| retry.count.saturating_add(1));
-        let count = known.map_or_else(next_count, |retry| retry.count);
-        let pause = first.saturating_mul(1 << count.saturating_sub(1).min(10)).min(longest);
-        // The machine's clock may be another one than the API server's and the node's, and it may jump.
-        let next = known.map_or(observed.now + (pause - lived).max(SignedDuration::ZERO), |retry| retry.next.0);
-        let next = next.min(observed.now + pause);
-        let pod_uid = known.map_or(&found.uid, |retry| &retry.pod_uid).clone();
-        self.retry = Some(Retry { count, pod_uid, next: Time(next) });
-        if next > observed.now {
-            self.waits.push(Wait::Retry(found.key.clone()));
-            self.look_again(next, observed);
+    fn create_runtime_object(&mut self, object: &Rendered) {
+        let object = metadata::with_restart(object, self.vm.annotations().get(RESTARTED_ANNOTATION));
+        self.plan.steps[1].push(Action::Apply { object, uid: None });
+    }
+
+    fn keep_runtime_object(&mut self, object: &Rendered, found: &Arc<Object>) {
+        if object.key.is_pod() {
+            self.forget_retry_of_lasting_pod();
+        }
+        // The existing object keeps its restart annotation. Another value would look like a new restart.
+        let object = metadata::with_restart(object, found.annotations.get(RESTARTED_ANNOTATION));
+        self.change(1, &object, found);
+        // Without `resources` in the spec, the requests follow from the current CPUs and memory. The guest gets a change of those while
+        // it runs, so nothing waits for a restart.
+        if self.vm.spec.resources.is_none() {
+            self.plan.pending.retain(|change| !pending::is_runner_request(change));
+        }
+    }
+
+    fn forget_retry_of_lasting_pod(&mut self) {
+        let Some(retry) = &self.plan.retry else { return };
+        let now = self.observed.now;
+        match retry::forgotten_at(retry, now) {
+            time if time > now => self.plan.requeue_at(time, now),
+            _ => self.plan.retry = None,
+        }
+    }
+
+    /// The Pod ended although the VM should run. It is created again, after a pause.
+    fn retry_ended(&mut self, found: &Object) {
+        let retry = retry::next(self.plan.retry.take(), found, self.observed);
+        let next = retry.next.0;
+        self.plan.retry = Some(retry);
+        if next > self.observed.now {
+            self.plan.waits.push(Wait::Retry(found.key.clone()));
+            self.plan.requeue_at(next, self.observed.now);
         } else {
-            self.replace(found, Why::Ended, observed);
+            self.delete_and_wait(found, DeleteReason::Ended);
         }
     }
 
-    /// An object that is there whether or not the machine runs.
-    fn standing(&mut self, vm: &VirtualMachine, object: &Rendered, life: Life<'_>) {
-        match life {
-            Life::Absent => self.steps[0].push(Action::Apply { object: object.clone(), uid: None }),
-            Life::Alive(found) | Life::Ended(found) => self.change(0, vm, object, found),
-            // A claim that is going stays until its Pod is gone, with all that is on it.
-            Life::Going(_) => self.waits.push(Wait::Gone(object.key.clone())),
-            Life::NotOurs => self.waits.push(Wait::NotOurs(object.key.clone())),
+    fn delete_and_wait(&mut self, found: &Object, reason: DeleteReason) {
+        let grace = (reason == DeleteReason::Force).then(|| forced_grace(found, self.observed.now));
+        self.plan.steps[0].push(Action::Delete { key: found.key.clone(), uid: found.uid.clone(), reason, grace });
+        self.plan.waits.push(Wait::Gone(found.key.clone()));
+    }
+
+    /// Waits for an object that is being deleted, and shortens its grace period if a forced stop is requested.
+    fn wait_or_force(&mut self, found: &Object) {
+        let left = found.deleting.map_or(OVERDUE, |end| end.duration_since(self.observed.now));
+        if self.is_forced(found) && left > SOON {
+            self.delete_and_wait(found, DeleteReason::Force);
+        } else {
+            self.wait_until_gone(found);
         }
     }
 
-    /// An object that exists: is it as it should be?
-    fn change(&mut self, step: usize, vm: &VirtualMachine, object: &Rendered, found: &Arc<Object>) {
-        let same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
-        match object.update {
-            // Deleted with `--cascade=orphan`, its machine left it without an owner.
-            Update::Once => {
-                if let Some(owners) = lost_owners(object, found) {
-                    let patch = json!({ "metadata": { "ownerReferences": owners } });
-                    self.steps[step].push(Action::Label { key: object.key.clone(), uid: found.uid.clone(), patch });
-                }
+    fn wait_until_gone(&mut self, found: &Object) {
+        let now = self.observed.now;
+        let key = found.key.clone();
+        match found.deleting.map(|end| end.checked_add(OVERDUE).unwrap_or(Timestamp::MAX)) {
+            None => self.plan.waits.push(Wait::Gone(key)),
+            Some(overdue) if overdue > now => {
+                self.plan.waits.push(Wait::Gone(key));
+                self.plan.requeue_at(overdue, now);
             }
+            Some(_) if may_run(found) => self.plan.waits.push(Wait::NodeNotResponding(key)),
+            Some(_) => self.plan.waits.push(Wait::NotRemoved(key)),
+        }
+    }
+
+    /// Changes an existing object if it is not as rendered.
+    fn change(&mut self, step: usize, object: &Rendered, found: &Arc<Object>) {
+        let is_same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
+        let uid = || found.uid.clone();
+        let label = |patch| Action::Label { key: object.key.clone(), uid: uid(), patch };
+        let action = match object.update {
+            // `kubectl delete --cascade=orphan` removed the owner.
+            Update::Once => metadata::missing_owners(object, found)
+                .map(|owners| label(json!({ "metadata": { "ownerReferences": owners } }))),
             Update::AtStart => {
-                if let Some(patch) = labelling(object, found) {
-                    self.steps[step].push(Action::Label { key: object.key.clone(), uid: found.uid.clone(), patch });
+                if !is_same {
+                    self.plan.pending.extend(pending::changes(object, found));
                 }
-                if !same {
-                    self.pending.extend(pending::changes(object, found));
-                }
+                metadata::patch(object, found).map(label)
             }
-            Update::Live if object.key.is_claim() => {
-                // What the cluster refused for the same spec is not asked for again.
-                let wanted = claims::as_existing(object, found, claims::refused_growth(vm, object, found).is_none());
-                // What the API server made of the spec is not ours to put back.
-                let mut ours = Value::clone(&object.value);
-                if let Some(spec) = ours["spec"].as_object_mut() {
-                    spec.retain(|field, _| wanted.value["spec"].get(field).is_some());
-                }
-                let grows = claims::requested_size(&wanted.value["spec"]) != claims::requested_size(&found.spec);
-                if !same || grows || !found.owns_all_of(&ours) {
-                    self.steps[step].push(Action::Apply { object: wanted, uid: Some(found.uid.clone()) });
-                }
-            }
-            Update::Live => {
-                if !same || !found.owns_all_of(&object.value) {
-                    self.steps[step].push(Action::Apply { object: object.clone(), uid: Some(found.uid.clone()) });
-                }
-            }
+            Update::Live if object.key.is_claim() => self.changed_claim(object, found),
+            Update::Live => (!is_same || !found.owns_all_of(&object.value))
+                .then(|| Action::Apply { object: object.clone(), uid: Some(uid()) }),
+        };
+        self.plan.steps[step].extend(action);
+    }
+
+    fn changed_claim(&self, object: &Rendered, found: &Object) -> Option<Action> {
+        // The manager does not repeat what the API server refused for the same spec.
+        let may_grow = claims::refused_growth(self.vm, object, found).is_none();
+        let wanted = claims::as_existing(object, found, may_grow);
+        // The manager does not restore fields of the spec that the existing claim does not have.
+        let mut owned = Value::clone(&object.value);
+        if let Some(spec) = owned["spec"].as_object_mut() {
+            spec.retain(|field, _| wanted.value["spec"].get(field).is_some());
         }
+        let is_same = found.annotations.get(HASH_ANNOTATION) == Some(&object.hash);
+        let grows = claims::requested_size(&wanted.value["spec"]) != claims::requested_size(&found.spec);
+        (!is_same || grows || !found.owns_all_of(&owned))
+            .then(|| Action::Apply { object: wanted, uid: Some(found.uid.clone()) })
     }
 }
 
-/// Whether the runner is to have other CPUs or memory than it has.
-fn is_request_of_runner(change: &PendingChange) -> bool {
-    let requests = format!("{}Pod/spec.containers[{CONTAINER_NAME}].resources.requests.", pending::PREFIX);
-    let what = change.path.strip_prefix(&requests);
-    matches!(what, Some("cpu" | "memory")) && change.current.is_some() && change.wanted.is_some()
+/// Whether a container of a Pod may run, as far as its kubelet has reported. The kubelet may have restarted a container that has ended,
+/// so only the Pod's phase is final.
+fn may_run(pod: &Object) -> bool {
+    pod.node_name().is_some() && !pod.has_ended()
 }
 
-/// The object with the restart that it was made after.
-fn with_restart(object: &Rendered, restart: Option<&String>) -> Rendered {
-    let mut object = object.clone();
-    if let Some(restart) = restart {
-        Arc::make_mut(&mut object.value)["metadata"]["annotations"][RESTARTED_ANNOTATION] = json!(restart);
-    }
-    object
+/// Whether an object exists only while the VM runs.
+fn is_runtime_object(object: &Object) -> bool {
+    object.key.is_pod() || object.annotations.get(LIFETIME_ANNOTATION).is_some_and(|lifetime| lifetime == "running")
 }
 
-/// Annotations that speak of how the whole object was made, so they do not change without it.
-const OF_THE_WHOLE: [&str; 3] = [HASH_ANNOTATION, VERSION_ANNOTATION, RESTARTED_ANNOTATION];
-
-/// Annotations that only make the kubelet look again at what a Pod mounts
-/// (<https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically>). A Pod without
-/// a node mounts nothing yet, so they wait until it has one.
-const FOR_THE_KUBELET: [&str; 2] = ["vmrunner.jdrupes.org/cmVersion", "vmrunner.jdrupes.org/dpVersion"];
-
-/// A merge patch that gives the object the rendered labels, annotations and owner. Its hash stays: it says what the rest was
-/// made from.
-fn labelling(object: &Rendered, found: &Object) -> Option<Value> {
-    let mut metadata = Map::new();
-    let has_kubelet = !found.key.is_pod() || found.text(Part::Spec, "/nodeName").is_some();
-    let waits = |name: &str| OF_THE_WHOLE.contains(&name) || (FOR_THE_KUBELET.contains(&name) && !has_kubelet);
-    let ours: Vec<Value> = [&found.owned, &found.patched].into_iter().flatten().map(Json::value).collect();
-    for (field, current) in [("labels", &found.labels), ("annotations", &found.annotations)] {
-        let wanted = texts(&object.value["metadata"][field]);
-        let mut change: Map<String, Value> = wanted
-            .iter()
-            .filter(|(name, value)| !waits(name) && current.get(*name) != Some(value))
-            .map(|(name, value)| (name.clone(), json!(value)))
-            .collect();
-        let ours = ours.iter().filter_map(|fields| fields["f:metadata"][format!("f:{field}")].as_object());
-        for name in ours.flatten().filter_map(|(name, _)| name.strip_prefix("f:")) {
-            if current.contains_key(name) && !wanted.contains_key(name) && !waits(name) {
-                change.insert(name.to_owned(), Value::Null);
-            }
-        }
-        if !change.is_empty() {
-            metadata.insert(field.to_owned(), Value::Object(change));
-        }
-    }
-    if let Some(owners) = lost_owners(object, found) {
-        metadata.insert("ownerReferences".into(), owners.clone());
-    }
-    (!metadata.is_empty()).then(|| json!({ "metadata": metadata }))
+/// Whether an object may be a controller that creates the VM's Pod, such as a StatefulSet. Objects of the kinds of the built-in templates
+/// are no controllers.
+fn may_create_pods(object: &Object) -> bool {
+    is_runtime_object(object) && !is_builtin_kind(&object.key.types())
 }
 
-/// The rendered owners of an object that has none any more.
-fn lost_owners<'a>(object: &'a Rendered, found: &Object) -> Option<&'a Value> {
-    object.value["metadata"].get("ownerReferences").filter(|_| found.owners.is_empty())
+/// The grace period in seconds of a Pod that is to end now, also if it is being deleted already.
+///
+/// Before Kubernetes 1.33 the API server counts the new period from the first deletion request
+/// (<https://github.com/kubernetes/kubernetes/pull/122646>). So the time since that request is added: with a shorter period the end would
+/// be in the past, the Pod's token would be invalid, and its runner could not ask whether a forced stop is requested. A later version
+/// counts from this request. Then the period is too long, and the next reconcile shortens it once more.
+fn forced_grace(found: &Object, now: Timestamp) -> i64 {
+    let given = SignedDuration::from_secs(found.grace.unwrap_or_default());
+    // The API server accepts any number as a grace period.
+    let requested = found.deleting.and_then(|end| end.checked_sub(given).ok());
+    let since = requested.map_or(0, |requested| now.duration_since(requested).as_secs());
+    since.max(0) + FORCED_GRACE
 }
 
-fn texts(value: &Value) -> BTreeMap<String, String> {
-    let entries = value.as_object().into_iter().flatten();
-    entries.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
-}
-
-/// An object that was rendered once and is not any more. Claims never are. While templates can't be rendered, Pods are: they
-/// go with the machine's power.
-fn is_superfluous(object: &Object, uid: &str, rendered: Option<&[Rendered]>) -> bool {
-    if !object.was_made_for(uid) || object.key.is_claim() || object.deleting.is_some() {
-        return false;
-    }
-    match rendered {
-        Some(rendered) => !is_rendered(object, rendered),
-        None => object.key.is_pod(),
-    }
-}
-
-fn is_rendered(object: &Object, rendered: &[Rendered]) -> bool {
-    rendered.iter().any(|rendered| rendered.key.is_same_object(&object.key))
+fn delete(found: &Object, reason: DeleteReason) -> Action {
+    Action::Delete { key: found.key.clone(), uid: found.uid.clone(), reason, grace: None }
 }
 
 #[cfg(test)]

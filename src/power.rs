@@ -1,24 +1,24 @@
-//! power: should the machine run?
+//! power: whether a VM should run.
 //!
-//! `spec.vm.state` is what somebody wants, but not always all of the answer: a guest that shut itself down may have to stay
-//! down though Git goes on saying Running, and a line that was taken out of Git is not a wish to stop.
+//! Usually `spec.vm.state` decides that. There are two exceptions: a guest that shut itself down may have to stay down although Git still
+//! says Running, and a `state` line that was removed from Git does not mean that the VM is to stop.
 //!
-//! | `state` | who set it | before | then |
+//! | `state` | who set it | what happened before | what follows |
 //! |---|---|---|---|
-//! | Running | | | up |
-//! | Running | | the guest shut itself down, `guestShutdownStops` | halting: remembered in `status.halted`, then down |
-//! | Running | an applier (Git) | halted | down until `state` was Stopped, the restart annotation is new or `halted` is removed |
-//! | Running | nobody who applies | halted | down, and `state` becomes Stopped |
-//! | Stopped | somebody | | down |
-//! | Stopped | nobody (the CRD's default) | it was up, or a Pod of it is found | up, PowerUnmanaged |
-//! | Stopped | nobody | it was down | down |
+//! | Running | any client | | up |
+//! | Running | any client | the guest shut itself down, `guestShutdownStops` is true | halting: the shutdown is written to `status.halted`; then down |
+//! | Running | a client that applies it (Git) | halted | down, until `state` was Stopped, the restart annotation is new or `halted` is removed |
+//! | Running | a client that does not apply it | halted | down, and the manager sets `state` to Stopped |
+//! | Stopped | any client | | down |
+//! | Stopped | nobody (it is the CRD's default) | the VM was up, or it has a Pod | up, PowerUnmanaged |
+//! | Stopped | nobody | the VM was down | down |
 //!
-//! Who created or patched the machine with another operation than Apply owns the CRD's default like what they wrote; what a
-//! client-side apply (kubectl, Argo CD) wrote is in its annotation, so where `state` is not in there, it set none.
+//! If a client creates or changes the VM by another operation than Apply, it also owns the CRD's default. For a client-side apply
+//! (kubectl, Argo CD), the annotation `last-applied-configuration` shows whether the client set `state` ([`crate::ownership`]).
 //!
-//! *Halting* touches nothing: the Pod goes only after the memory is written, so a crash in between forgets nothing. And the state
-//! is written together with the shutdown that it is for: where the two are there and `state` is Running, somebody has started the
-//! machine since.
+//! While the VM is *halting*, the manager changes no object: it deletes the Pod only after the shutdown is in the status, so a crash in
+//! between loses nothing. The manager sets `state` to Stopped in the same write as [`GUEST_SHUTDOWN_ANNOTATION`], which identifies the
+//! shutdown. If the annotation identifies the shutdown in `status.halted` and `state` is Running, a person has started the VM since.
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
@@ -37,7 +37,7 @@ use crate::{
     ownership::{self, Setter, setter},
 };
 
-/// What the machine should do.
+/// What the VM should do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
     /// Run.
@@ -45,113 +45,165 @@ pub enum Wanted {
     /// Not run.
     #[default]
     Down,
-    /// Its guest has shut down, and that must be remembered before anything is done.
+    /// Its guest has shut down, and the status must say so before anything else is done.
     Halting,
 }
 
-/// The answer, and what the answer hangs on.
+/// What the VM should do, and what follows for its status and its spec.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Power {
-    /// What the machine should do.
+    /// What the VM should do.
     pub wanted: Wanted,
-    /// What `status.halted` should say.
+    /// The new `status.halted`.
     pub halted: Option<Halted>,
-    /// Nobody sets `state`, so the last one stays in effect.
+    /// Nobody sets `state`, so the last power state stays in effect.
     pub unmanaged: bool,
-    /// It should run, but the guest of its Pod has shut down and stays down: only another Pod starts it.
-    pub anew: bool,
-    /// `spec.vm.state` should become Stopped: the guest shut itself down and nobody applies that field.
+    /// The VM should run, but the guest in its Pod has shut down and the runner does not start it again: the Pod must be replaced.
+    pub replace_pod: bool,
+    /// `spec.vm.state` should become Stopped, because the guest shut itself down and no client applies that field.
     pub write_stopped: bool,
 }
 
-/// Decides about a machine. `pod` is the Pod of the machine, if there is one.
+/// Decides whether a VM should run. `pod` is the VM's Pod, if it has one.
 pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power {
-    let status = vm.status.as_ref();
-    let restart = vm.annotations().get(RESTARTED_ANNOTATION);
     let setter = setter(vm);
-    let reported = has_shut_down(vm, pod);
-    // What is between the machine and its Pod (a StatefulSet) has the annotation that its Pod has not.
-    let is_restarting = |pod: &Object| pod.belongs_to(&vm.uid().unwrap_or_default()) && is_restart_wanted(vm, pod);
-    let shut_down = reported && vm.spec.guest_shutdown_stops && !pod.is_some_and(is_restarting);
-    // As long as the report stands it must not be taken for a new one.
-    let release =
-        |halted: Option<Halted>| halted.filter(|_| reported).map(|halted| Halted { released: true, ..halted });
-    let named = status.and_then(|status| status.pod_uid.as_ref());
-    // What is remembered of an earlier Pod's guest says nothing of this shutdown: it was started since.
-    let is_of_report = |halted: &Halted| halted.pod_uid.is_none() || halted.pod_uid.as_ref() == named;
-    let halted = status.and_then(|status| status.halted.clone()).filter(|halted| !reported || is_of_report(halted));
-    // One that is going already makes way by itself.
-    let is_its_report = pod.is_some_and(|pod| named == Some(&pod.uid) && pod.deleting.is_none());
-    let up = |halted: Option<Halted>| {
-        let anew = halted.is_some() && is_its_report;
-        Power { wanted: Wanted::Up, anew, halted, ..Power::default() }
-    };
-    let down = |halted| Power { halted, ..Power::default() };
-    let noted = vm.annotations().get(GUEST_SHUTDOWN_ANNOTATION);
-    let memory = || {
-        // Two shutdowns within a second are two.
-        let is_noted = noted.is_some_and(|noted| *noted == whole_seconds(now));
-        let now = if is_noted { now + SignedDuration::from_secs(1) } else { now };
-        let generation = vm.metadata.generation.unwrap_or_default();
-        Halted {
-            by: "guest".into(),
-            time: Time(now),
-            generation,
-            pod_uid: named.cloned(),
-            restarted_at: restart.cloned(),
-            released: false,
-        }
-    };
-    let halting = || Power { wanted: Wanted::Halting, halted: Some(memory()), ..Power::default() };
-    // Who stops the machine knows of the shutdown: the next start is none that it could undo.
-    let stopped = |halted: Option<Halted>| down(release(halted.or_else(|| shut_down.then(memory))));
-    let is_kept_down = |halted: &Halted| {
-        let is_restarted = restart.is_some() && halted.restarted_at.as_ref() != restart;
-        !halted.released && !is_restarted && noted != Some(&stamp(halted))
-    };
+    let shutdown = Shutdown::new(vm, pod, now);
     match vm.spec.vm.state {
-        PowerState::Running => match halted {
-            Some(halted) if is_kept_down(&halted) => {
-                Power { write_stopped: setter != Setter::Applier, ..down(Some(halted)) }
-            }
-            None if shut_down => halting(),
-            halted => up(release(halted)),
-        },
-        PowerState::Stopped if setter == Setter::Nobody => {
-            let before = status.and_then(|status| status.power);
-            let was_up =
-                before.map_or(pod.is_some_and(|pod| pod.deleting.is_none()), |before| before == PowerState::Running);
-            match (was_up, shut_down && halted.is_none()) {
-                (true, false) => Power { unmanaged: true, ..up(release(halted)) },
-                (true, true) => halting(),
-                (false, _) => stopped(halted),
-            }
-        }
-        PowerState::Stopped => stopped(halted),
+        PowerState::Running => shutdown.running(setter),
+        PowerState::Stopped if setter == Setter::Nobody => shutdown.state_not_set(),
+        PowerState::Stopped => shutdown.stopped(),
     }
 }
 
-/// The time of a shutdown as the annotation has it: that of the status, in whole seconds.
+/// What is known of the last shutdown of a VM's guest.
+struct Shutdown<'a> {
+    vm: &'a VirtualMachine,
+    pod: Option<&'a Object>,
+    now: Timestamp,
+    /// The UID of the Pod whose runner reported last.
+    reporting_pod: Option<&'a String>,
+    /// The runner has reported that the guest shut itself down.
+    is_reported: bool,
+    /// The reported shutdown stops the VM.
+    stops: bool,
+    /// `status.halted`, unless it is about an earlier shutdown than the reported one.
+    halted: Option<Halted>,
+}
+
+impl<'a> Shutdown<'a> {
+    fn new(vm: &'a VirtualMachine, pod: Option<&'a Object>, now: Timestamp) -> Self {
+        let status = vm.status.as_ref();
+        let reporting_pod = status.and_then(|status| status.pod_uid.as_ref());
+        let is_reported = has_shut_down(vm, pod);
+        // A Pod that a controller (a StatefulSet) owns has no restart annotation; its controller has it.
+        let is_restarting =
+            |pod: &Object| pod.is_owned_or_adoptable(&vm.uid().unwrap_or_default()) && is_restart_wanted(vm, pod);
+        let stops = is_reported && vm.spec.guest_shutdown_stops && !pod.is_some_and(is_restarting);
+        // If the status is about an earlier Pod's guest, the VM was started since, and the reported shutdown is a new one.
+        let is_of_report = |halted: &Halted| halted.pod_uid.is_none() || halted.pod_uid.as_ref() == reporting_pod;
+        let halted = status.and_then(|status| status.halted.clone());
+        let halted = halted.filter(|halted| !is_reported || is_of_report(halted));
+        Self { vm, pod, now, reporting_pod, is_reported, stops, halted }
+    }
+
+    /// `state` is Running.
+    fn running(self, setter: Setter) -> Power {
+        match &self.halted {
+            Some(halted) if self.keeps_down(halted) => {
+                Power { write_stopped: setter != Setter::Applier, halted: self.halted, ..Power::default() }
+            }
+            None if self.stops => self.halting(),
+            Some(_) | None => self.up(),
+        }
+    }
+
+    /// `state` is Stopped, and someone set it. The person who stops the VM knows of the shutdown, so it does not undo the next start.
+    fn stopped(self) -> Power {
+        let halted = self.halted.clone().or_else(|| self.stops.then(|| self.new_halted()));
+        Power { halted: self.released(halted), ..Power::default() }
+    }
+
+    /// `state` is Stopped only by the CRD's default.
+    fn state_not_set(self) -> Power {
+        let before = self.vm.status.as_ref().and_then(|status| status.power);
+        let has_pod = || self.pod.is_some_and(|pod| pod.deleting.is_none());
+        let was_up = before.map_or_else(has_pod, |before| before == PowerState::Running);
+        match (was_up, self.stops && self.halted.is_none()) {
+            (true, false) => Power { unmanaged: true, ..self.up() },
+            (true, true) => self.halting(),
+            (false, _) => self.stopped(),
+        }
+    }
+
+    fn up(self) -> Power {
+        let halted = self.released(self.halted.clone());
+        // A Pod that is being deleted need not be replaced.
+        let has_reported =
+            |pod: &Object| pod.deleting.is_none() && self.reporting_pod.is_some_and(|uid| *uid == pod.uid);
+        let replace_pod = halted.is_some() && self.pod.is_some_and(has_reported);
+        Power { wanted: Wanted::Up, halted, replace_pod, ..Power::default() }
+    }
+
+    fn halting(&self) -> Power {
+        Power { wanted: Wanted::Halting, halted: Some(self.new_halted()), ..Power::default() }
+    }
+
+    /// Whether a shutdown in the status keeps the VM down.
+    fn keeps_down(&self, halted: &Halted) -> bool {
+        let restart = self.vm.annotations().get(RESTARTED_ANNOTATION);
+        let is_restarted = restart.is_some() && halted.restarted_at.as_ref() != restart;
+        let is_started = self.annotated_shutdown() == Some(&stamp(halted));
+        !halted.released && !is_restarted && !is_started
+    }
+
+    /// The shutdown no longer keeps the VM down. It stays in the status while the runner's report does, or the report would be taken
+    /// for a new shutdown.
+    fn released(&self, halted: Option<Halted>) -> Option<Halted> {
+        halted.filter(|_| self.is_reported).map(|halted| Halted { released: true, ..halted })
+    }
+
+    /// `status.halted` for the reported shutdown.
+    fn new_halted(&self) -> Halted {
+        // The time identifies the shutdown, so two shutdowns in one second must get different times.
+        let is_annotated = self.annotated_shutdown().is_some_and(|time| *time == whole_seconds(self.now));
+        let time = if is_annotated { self.now + SignedDuration::from_secs(1) } else { self.now };
+        Halted {
+            by: "guest".into(),
+            time: Time(time),
+            generation: self.vm.metadata.generation.unwrap_or_default(),
+            pod_uid: self.reporting_pod.cloned(),
+            restarted_at: self.vm.annotations().get(RESTARTED_ANNOTATION).cloned(),
+            released: false,
+        }
+    }
+
+    /// The shutdown for which the manager set `state` to Stopped last.
+    fn annotated_shutdown(&self) -> Option<&'a String> {
+        self.vm.annotations().get(GUEST_SHUTDOWN_ANNOTATION)
+    }
+}
+
+/// The value of [`GUEST_SHUTDOWN_ANNOTATION`] for a shutdown: its time in whole seconds.
 pub fn stamp(halted: &Halted) -> String {
     whole_seconds(halted.time.0)
 }
 
-/// Whether the Pod was made before the restart that the machine's annotation asks for. The Pod carries the text that was
-/// there when it was made, so no clocks are compared.
+/// Whether the Pod was created before the restart that the VM's annotation requests. The Pod carries the annotation's value from the time
+/// of its creation, so no clocks are compared.
 pub fn is_restart_wanted(vm: &VirtualMachine, pod: &Object) -> bool {
     let wanted = vm.annotations().get(RESTARTED_ANNOTATION);
     wanted.is_some_and(|wanted| pod.annotations.get(RESTARTED_ANNOTATION) != Some(wanted))
 }
 
-/// Whether what the runner reported last is about this Pod.
+/// Whether the last report of a runner is about this Pod.
 pub fn is_report_of(vm: &VirtualMachine, pod: &Object) -> bool {
-    // Runners of the old kind do not say it.
+    // Runners of the Java VM-Operator do not report the Pod's UID.
     let reported = vm.status.as_ref().and_then(|status| status.pod_uid.as_ref());
     reported.is_none_or(|reported| *reported == pod.uid)
 }
 
-/// Whether the guest shut itself down, as far as the runner has reported. Where there is no Pod any more, its last report
-/// counts: nobody but the manager makes Pods, and it then takes the condition over.
+/// Whether the runner has reported that the guest shut itself down. Without a Pod the last report counts: only the manager creates Pods,
+/// and after that it owns the condition itself.
 fn has_shut_down(vm: &VirtualMachine, pod: Option<&Object>) -> bool {
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     conditions::find(current, RUNNING)

@@ -1,29 +1,31 @@
-//! When a VM is reconciled again, and which failures a person hears of.
+//! When a VM is reconciled again, and which failures are reported.
 
 use std::time::Duration;
 
 /// The first and the longest pause after a failure.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
-/// When a VM is reconciled again while a kind of its objects is being listed. Nothing else wakes a VM that has no such objects.
+/// The pause until a VM is reconciled again while a kind of its objects is being listed. A VM without objects of that kind gets no event
+/// when the list is complete.
 const WHILE_LISTING: Duration = Duration::from_secs(10);
 
-/// How many failures in a row that may end by themselves are not reported.
+/// The number of transient failures in a row that are not reported.
 const UNREPORTED: u32 = 2;
 
-/// What can be expected of a request that failed, if it is sent again as it is.
+/// Whether a failed request may succeed when the manager sends it again unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persistence {
-    /// The API server asked for a pause, or another client was faster: the next try decides anew.
+    /// The API server asked for a pause, or another client has changed the object. The next reconcile decides again.
     Busy,
-    /// It may succeed: the API server did not answer, or had an error of its own.
+    /// It may succeed: the API server did not answer, or had an internal error.
     Transient,
-    /// It fails again until somebody changes something.
+    /// It fails again until a person changes something.
     Lasting,
 }
 
-/// Whether the VM's status and an event report a failure. `failures_before` counts those in a row before this one. What could pass and
-/// does not may need a person too, for example a webhook that does not answer; what asks for a pause gets no further write.
+/// Whether the VM's status and an event report a failure. `failures_before` is the number of failures in a row before this one. A
+/// transient failure that lasts may need a person too, for example if a webhook does not answer. An API server that is busy gets no
+/// further write.
 pub fn is_reported(persistence: Persistence, failures_before: u32) -> bool {
     match persistence {
         Persistence::Lasting => true,
@@ -38,8 +40,8 @@ pub fn back_off(failures_before: u32) -> Duration {
     first.saturating_mul(1 << failures_before.min(10)).min(longest)
 }
 
-/// When a VM is reconciled again though no watch reports a change; `None`: not at all. `planned` is the plan's own wish.
-pub fn next(planned: Option<Duration>, is_listing: bool) -> Option<Duration> {
+/// The pause until a VM is reconciled again if no watch reports a change; `None`: it is not. `planned` is the plan's pause.
+pub fn requeue_after(planned: Option<Duration>, is_listing: bool) -> Option<Duration> {
     planned.into_iter().chain(is_listing.then_some(WHILE_LISTING)).min()
 }
 
@@ -54,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_that_may_pass_is_reported_when_it_does_not() {
+    fn a_transient_failure_is_reported_after_two_others() {
         let reported = |persistence| [0, 1, 2, 3].map(|before| is_reported(persistence, before));
         assert_eq!(reported(Persistence::Lasting), [true; 4]);
         assert_eq!(reported(Persistence::Transient), [false, false, true, true]);
@@ -62,11 +64,11 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_is_reconciled_again_at_the_earliest_wish() {
+    fn the_shorter_pause_counts() {
         let seconds = Duration::from_secs;
-        assert_eq!(next(None, false), None);
-        assert_eq!(next(Some(seconds(3)), true), Some(seconds(3)));
-        assert_eq!(next(Some(seconds(30)), true), Some(WHILE_LISTING));
-        assert_eq!(next(None, true), Some(WHILE_LISTING));
+        assert_eq!(requeue_after(None, false), None);
+        assert_eq!(requeue_after(Some(seconds(3)), true), Some(seconds(3)));
+        assert_eq!(requeue_after(Some(seconds(30)), true), Some(WHILE_LISTING));
+        assert_eq!(requeue_after(None, true), Some(WHILE_LISTING));
     }
 }

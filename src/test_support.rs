@@ -1,4 +1,4 @@
-//! Machines and clusters for unit tests: everything comes from the real parsing and rendering.
+//! VMs and clusters for unit tests, made with the real parsing and rendering.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::{
     render::{Facts, TemplateSet, render},
 };
 
-/// The time at which everything happens.
+/// The time in all tests.
 pub(crate) fn noon() -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap()
 }
 
-/// A machine called `apple` of the namespace `orchard`, with one disk `core`, changed by `edit`.
+/// The VM `apple` in the namespace `orchard`, with one disk `core`, changed by `edit`.
 pub(crate) fn vm(edit: impl FnOnce(&mut Value)) -> VirtualMachine {
     let mut vm = json!({
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
@@ -34,7 +34,7 @@ pub(crate) fn vm(edit: impl FnOnce(&mut Value)) -> VirtualMachine {
     serde_json::from_value(vm).unwrap()
 }
 
-/// The same machine, down.
+/// The same VM with the state Stopped.
 pub(crate) fn stopped() -> VirtualMachine {
     vm(|vm| {
         vm["spec"]["vm"]["state"] = json!("Stopped");
@@ -42,13 +42,13 @@ pub(crate) fn stopped() -> VirtualMachine {
     })
 }
 
-/// Notes that somebody set the machine's state, by `Apply` or `Update`.
+/// Adds a field set: a client set the VM's state by `operation` (`Apply` or `Update`).
 pub(crate) fn set_by(operation: &str, vm: &mut Value) {
     let fields = json!({ "f:spec": { "f:vm": { "f:state": {} } } });
     vm["metadata"]["managedFields"] = json!([{ "manager": "somebody", "operation": operation, "fieldsV1": fields }]);
 }
 
-/// What the built-in templates make of it.
+/// The VM's objects as the built-in templates render them.
 pub(crate) fn rendered(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
     let facts = Facts { display_password: "secret".into() };
     render(vm, observed, &ReconcilerConfig::default(), &facts, &TemplateSet::builtin().unwrap()).unwrap()
@@ -59,7 +59,7 @@ pub(crate) fn nothing() -> Observed {
     Observed::nothing(noon())
 }
 
-/// A cluster in which these objects were applied, each changed by `edit`.
+/// A cluster with these objects as the manager applied them, each changed by `edit`, which gets its kind.
 pub(crate) fn applied(objects: &[Rendered], mut edit: impl FnMut(&str, &mut Value)) -> Observed {
     let objects = objects.iter().map(|object| {
         let mut value = Value::clone(&object.value);
@@ -87,7 +87,7 @@ fn field_set(value: &Value) -> Value {
             };
             items.iter().filter_map(|item| Some((key(item)?, field_set(item)))).collect::<Map<_, _>>().into()
         }
-        // Not in field sets: the type, and the name in the metadata.
+        // Field sets do not contain the type, nor the name in the metadata.
         Value::Object(map) if map.contains_key("metadata") => {
             let mut map = map.clone();
             map.retain(|name, _| !["apiVersion", "kind"].contains(&name.as_str()));
@@ -99,7 +99,7 @@ fn field_set(value: &Value) -> Value {
     }
 }
 
-/// An API server that answers as a test wants it.
+/// An API server that answers with `server`.
 #[cfg(feature = "manager")]
 pub(crate) async fn played(server: axum::Router) -> kube::Config {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

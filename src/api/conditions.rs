@@ -1,4 +1,4 @@
-//! Condition types and reasons, and the one way to set a condition.
+//! The types of conditions, and how a condition gets its time.
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
@@ -7,36 +7,35 @@ use k8s_openapi::{
 
 use super::Reason;
 
-/// The actual state is the wanted one (written by the manager).
+/// The VM is as its spec wants it (written by the manager).
 pub const READY: &str = "Ready";
 /// The template set in force renders this VM (written by the manager).
 pub const TEMPLATES_VALID: &str = "TemplatesValid";
 /// A change waits for the next start (written by the manager).
 pub const RESTART_REQUIRED: &str = "RestartRequired";
-/// All disks are there as the spec describes them (written by the manager).
+/// All claims are bound and as the spec describes them (written by the manager).
 pub const STORAGE_READY: &str = "StorageReady";
 /// Nobody sets `spec.vm.state`, so the last one stays in effect (written by the manager).
 pub const POWER_UNMANAGED: &str = "PowerUnmanaged";
 /// QEMU runs the guest (written by the runner).
 pub const RUNNING: &str = "Running";
-/// The guest's operating system has answered (written by the runner).
+/// The guest agent has answered (written by the runner).
 pub const BOOTED: &str = "Booted";
-
-/// The login agent in the guest is there (written by the runner).
+/// The login agent in the guest answers (written by the runner).
 pub const VMOP_AGENT_CONNECTED: &str = "VmopAgentConnected";
 /// A user is logged in in the guest (written by the runner).
 pub const USER_LOGGED_IN: &str = "UserLoggedIn";
 /// A viewer is connected to the display (written by the runner).
 pub const CONSOLE_CONNECTED: &str = "ConsoleConnected";
 
-/// A condition as the manager or the runner derives it, before it has a time.
+/// A condition without its time, as the manager or the runner derives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewCondition {
     /// One of the constants of this module.
     pub type_: &'static str,
     /// `True` or `False`; a condition that is not known is left out.
     pub status: bool,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
     /// A sentence for people.
     pub message: String,
@@ -72,12 +71,12 @@ pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Conditio
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
-/// The reason of a condition; `None` for a word of another program.
+/// The reason of a condition; `None` for a reason of another program.
 pub fn reason(condition: &Condition) -> Option<Reason> {
     Reason::parse(&condition.reason)
 }
 
-/// Whether the condition of that type is there and `True`.
+/// Whether the condition of that type exists and is `True`.
 pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
     find(conditions, type_).is_some_and(|condition| condition.status == "True")
 }

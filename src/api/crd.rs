@@ -1,11 +1,11 @@
-//! From the Rust types to the CustomResourceDefinitions in `crds/`.
+//! Generates the CustomResourceDefinitions in `crds/` from the Rust types.
 
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
 use super::{VirtualMachine, VmPool};
 
-/// The CRDs as `crds/NAME.yaml` holds them: file name and content.
+/// The files in `crds/`: name and content.
 ///
 /// # Errors
 /// If a CRD can't be written as YAML.
@@ -33,8 +33,8 @@ pub fn crds() -> Vec<(String, Value)> {
         .collect()
 }
 
-/// The status of a machine that no manager has seen yet: tools that look in between must not call it healthy
-/// (a missing condition counts as healthy for Flux and Argo CD).
+/// The default status: no manager has reconciled the VM yet. It has a condition, because Flux and Argo CD treat a missing condition as
+/// healthy.
 fn initial_status() -> Value {
     json!({
         "observedGeneration": -1,
@@ -48,8 +48,8 @@ fn initial_status() -> Value {
     })
 }
 
-/// Takes out of a schema what Rust's types say and Kubernetes should not hear: `nullable` (an absent field is left out, not
-/// null), formats that the API server does not know, and defaults inside lists.
+/// Removes from a schema what Kubernetes must not have: `nullable` (an absent field is left out, not null), formats that the API server
+/// does not know, and defaults inside lists.
 fn tidy(schema: &mut Value, in_list: bool) {
     match schema {
         Value::Object(map) => {
@@ -64,7 +64,7 @@ fn tidy(schema: &mut Value, in_list: bool) {
             }
             for (key, value) in map {
                 match (key.as_str(), value) {
-                    // A field may be called like a keyword: below `properties` the keys are names.
+                    // Below `properties` the keys are names of fields, which may be equal to a keyword.
                     ("properties", Value::Object(fields)) => fields.values_mut().for_each(|field| tidy(field, in_list)),
                     ("items" | "additionalProperties", value) => tidy(value, true),
                     (_, Value::Object(_)) | (_, Value::Array(_))

@@ -26,7 +26,7 @@ pub struct VmPoolSpec {
     #[serde(default = "one_hour")]
     #[schemars(length(min = 1, max = 64))]
     pub retention: String,
-    /// Whether the user is logged in in the guest when a machine is assigned.
+    /// Whether the login agent logs the user in when a VM is assigned.
     #[serde(default)]
     pub login_on_assignment: bool,
     /// Who may use the pool.
@@ -34,7 +34,7 @@ pub struct VmPoolSpec {
     pub permissions: Vec<PoolPermission>,
 }
 
-/// What a user or a role may do with the machines of a pool.
+/// What a user or a role may do with the VMs of a pool.
 #[derive(Clone, Debug, Serialize, Deserialize, KubeSchema, PartialEq, Eq)]
 #[x_kube(validation = Rule::new("has(self.user) != has(self.role)").message("give either user or role"))]
 pub struct PoolPermission {
@@ -46,7 +46,7 @@ pub struct PoolPermission {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub role: Option<String>,
-    /// What is allowed. Absent: `accessConsole`.
+    /// What is allowed. Default: `accessConsole`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub may: Option<Vec<VmAction>>,

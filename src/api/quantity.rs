@@ -1,4 +1,4 @@
-//! Sizes as users write them: `4Gi` as in Kubernetes, `4 GiB` as in the old manifests, or a number of bytes.
+//! Sizes as users write them: `4Gi` as in Kubernetes, `4 GiB` as in manifests of the Java VM-Operator, or a number of bytes.
 
 use std::{borrow::Cow, fmt};
 
@@ -7,8 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A size in bytes, kept as it was written.
 ///
-/// The text is what goes back to the API server (a normalised value would look like a change to a GitOps tool);
-/// [`Quantity::bytes`] is what is computed with.
+/// The text is kept and sent back to the API server, because a GitOps tool would see a normalised value as a change. Calculations use
+/// [`Quantity::bytes`].
 #[derive(Clone, Debug)]
 pub struct Quantity {
     text: String,
@@ -16,7 +16,7 @@ pub struct Quantity {
     number: bool,
 }
 
-/// A text that is not a size.
+/// The text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a size: write a number with an optional unit, such as 4Gi, 4 GiB, 512M or 1.5G")]
 pub struct InvalidQuantity(pub String);
@@ -76,17 +76,17 @@ impl Quantity {
         Ok(Self { text: text.to_owned(), bytes, number: false })
     }
 
-    /// The bytes of a size in an object of Kubernetes; `None` if it is none.
+    /// The bytes of a quantity in a Kubernetes object; `None` if the value is not a quantity.
     pub fn bytes_of(size: &serde_json::Value) -> Option<u64> {
         Self::deserialize(size).ok().map(|size| size.bytes)
     }
 
-    /// A size of so many bytes, written as the number.
+    /// A size in bytes, written as a plain number.
     pub fn from_bytes(bytes: u64) -> Self {
         Self { text: bytes.to_string(), bytes, number: true }
     }
 
-    /// The size written as runners of the old kind read it: `4 GiB`, or a number of bytes where no unit fits.
+    /// The size in the form that runners of the Java VM-Operator read: `4 GiB`, or a number of bytes where no unit fits.
     pub fn spaced(&self) -> Self {
         let unit = UNITS[..6].iter().rev().find(|(_, factor)| self.bytes > 0 && self.bytes.is_multiple_of(*factor));
         let text =
@@ -94,7 +94,7 @@ impl Quantity {
         Self { text, bytes: self.bytes, number: false }
     }
 
-    /// The size in bytes, fractions of a byte cut off.
+    /// The size in bytes, rounded down.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_of_writing_a_size() {
+    fn sizes_are_parsed() {
         for (text, expected) in [
             ("0", 0),
             ("1000", 1000),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_for_runners_of_the_old_kind() {
+    fn sizes_for_runners_of_the_java_vm_operator() {
         for (text, spaced) in
             [("4Gi", "4 GiB"), ("1536Mi", "1536 MiB"), ("1G", "1000000000"), ("1025", "1025"), ("0", "0")]
         {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_size() {
+    fn other_texts_are_refused() {
         for text in ["", "4Gx", "Gi", "-1", "4  Gi", "4 gi", ".5G", "5.G", "1e3", "16Ei", "4Gi\n", "1.2.3", "0x10", "٣"]
         {
             assert_eq!(bytes(text), None, "{text}");

@@ -1,21 +1,21 @@
-//! Why a condition has its status, and what an event is about: every reason, declared once.
+//! The reasons of conditions and events. Each is declared once.
 //!
-//! A line of the table below is all that there is to know of a reason: where it is used, whether a person must act, and what it means. The
-//! documentation's table, the events and the commands are made from it. A reason that lacks one of them does not compile.
+//! A line of the table below defines a reason: its name, where it is used, whether a person must act, and what it means. The
+//! documentation's table, the events and the commands are derived from it. A reason without one of these does not compile.
 
 use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What a reason asks of a person.
+/// Whether a reason needs a person.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing is wrong.
     Fine,
-    /// Nothing is wrong, but a person would ask: an event of type Normal reports it.
+    /// Nothing is wrong, but people want to know it: an event of type Normal reports it.
     Notice,
-    /// Something is not as wanted yet, and time mends it. No event.
+    /// Something is not as wanted yet, and will be without a person. No event.
     Passing,
     /// Something is wrong: an event of type Warning reports it.
     Warning,
@@ -33,17 +33,17 @@ macro_rules! reasons {
             /// All reasons, in the order of the documentation.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// The word in conditions and events.
+            /// The name in conditions and events.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => stringify!($name),)* }
             }
 
-            /// Where it is used: `TYPE=STATUS` of a condition, or `event`, divided by commas.
+            /// Where it is used: `TYPE=STATUS` of a condition, or `event`, separated by commas.
             pub const fn uses(self) -> &'static str {
                 match self { $(Self::$name => $uses,)* }
             }
 
-            /// What it asks of a person.
+            /// Whether it needs a person.
             pub const fn effect(self) -> Effect {
                 match self { $(Self::$name => Effect::$effect,)* }
             }
@@ -120,9 +120,9 @@ reasons! {
 }
 
 impl Reason {
-    /// The reason with that word; `None` for a word of another program.
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|reason| reason.as_str() == word)
+    /// The reason with that name; `None` for a reason of another program.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|reason| reason.as_str() == name)
     }
 
     /// The table of all reasons in the documentation, as Markdown.
@@ -153,10 +153,11 @@ impl Serialize for Reason {
 }
 
 impl<'de> Deserialize<'de> for Reason {
-    /// A word of another version becomes [`Reason::Unknown`]: a status that somebody else wrote must not make the VM unreadable.
+    /// A reason of another version becomes [`Reason::Unknown`], because a status that another program wrote must not make the VM
+    /// unreadable.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let word = String::deserialize(deserializer)?;
-        Ok(Self::parse(&word).unwrap_or(Self::Unknown))
+        let name = String::deserialize(deserializer)?;
+        Ok(Self::parse(&name).unwrap_or(Self::Unknown))
     }
 }
 
@@ -175,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_is_found_by_its_word_and_says_where_it_is_used() {
+    fn every_reason_is_found_by_its_name_and_says_where_it_is_used() {
         assert!(Reason::ALL.len() > 50);
         for reason in Reason::ALL {
             assert_eq!(Reason::parse(reason.as_str()), Some(*reason));
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_vm_or_its_storage_is_an_event() {
+    fn every_warning_of_ready_and_storage_ready_causes_an_event() {
         let is_warning = |reason: &&Reason| reason.effect() == Effect::Warning;
         let conditions =
             |reason: &&Reason| ["Ready=", "StorageReady="].iter().any(|type_| reason.uses().contains(type_));

@@ -1,10 +1,10 @@
-//! Schemas of fields for which the Rust type does not say all that the API server is to check.
+//! Schemas of fields whose Rust type does not express everything that the API server checks.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, json};
 
-/// `userData` and `networkConfig` come either from the resource itself or from elsewhere. Not as CEL, which can't see fields
-/// without a type.
+/// `userData` and `networkConfig` are each given in the resource or by a reference, not both. This is not a CEL rule, because CEL can't
+/// see fields without a type.
 pub(super) fn either_data_or_source(schema: &mut Schema) {
     let not_both = |field: &str| json!({ "not": { "required": [field, format!("{field}From")] } });
     schema.insert("allOf".into(), json!([not_both("userData"), not_both("networkConfig")]));
@@ -41,7 +41,7 @@ pub(super) fn resource_list(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// A claim's spec: what the manager itself looks at is checked, the rest is for the API server.
+/// A claim's spec. The schema checks the fields that the manager reads; the API server checks the rest.
 pub(super) fn claim_spec(generator: &mut SchemaGenerator) -> Schema {
     let resources = resource_list(generator);
     json_schema!({
@@ -79,7 +79,7 @@ pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
         "status".into(),
         json!({ "type": "string", "enum": ["True", "False", "Unknown"], "description": "Whether it holds." }),
     );
-    properties.insert("reason".into(), text("Why, in a word for programs."));
+    properties.insert("reason".into(), text("Why, as one word for programs."));
     properties.insert("message".into(), text("Why, in a sentence for people."));
     properties.insert(
         "lastTransitionTime".into(),
@@ -87,7 +87,7 @@ pub(super) fn conditions(_: &mut SchemaGenerator) -> Schema {
     );
     properties.insert(
         "observedGeneration".into(),
-        json!({ "type": "integer", "format": "int64", "description": "The generation of the spec that it was derived from." }),
+        json!({ "type": "integer", "format": "int64", "description": "The generation of the spec from which it was derived." }),
     );
     json_schema!({
         "type": "array",
@@ -108,13 +108,13 @@ pub(super) fn addresses(_: &mut SchemaGenerator) -> Schema {
             "required": ["address", "type"],
             "properties": {
                 "address": { "type": "string", "description": "The address." },
-                "type": { "type": "string", "description": "What kind of address it is: PodIP." },
+                "type": { "type": "string", "description": "The kind of the address: PodIP." },
             },
         },
     })
 }
 
-/// A list that server-side apply takes for a map
+/// A list that server-side apply treats as a map
 /// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>).
 pub(super) fn map_of<T: JsonSchema>(generator: &mut SchemaGenerator, keys: &[&str]) -> Schema {
     let mut schema = generator.subschema_for::<Vec<T>>();

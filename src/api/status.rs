@@ -1,7 +1,7 @@
-//! What the manager and the runner report about a machine.
+//! The status of a VM, as the manager and the runner report it.
 //!
-//! Two field managers write here: the manager `vm-operator-status`, the runner `vm-runner`. The lists that both may write
-//! (`conditions`) are maps by key, so each owns its own entries.
+//! Two field managers write the status: the manager writes as `vm-operator-status`, the runner as `vm-runner`. Lists that both write
+//! (`conditions`) are maps by key, so each owns only its own entries.
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
@@ -18,53 +18,52 @@ use super::{PowerState, Reason, schema};
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineStatus {
-    /// The generation of the spec that this status was derived from; -1 before the first time.
+    /// The generation of the spec from which this status was derived; -1 until a manager has reconciled the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// What the machine does, in a word: Stopped, Starting, Running, Stopping, Failed, or Unknown
-    /// while its node does not answer.
+    /// A summary in one word: Stopped, Starting, Running, Stopping, Failed, or Unknown while the VM's node does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Whether the machine's Pod exists.
+    /// Whether the VM's Pod exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created: Option<bool>,
     /// Whether the guest is up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<bool>,
-    /// The last power state that was in effect.
+    /// The power state that was last in effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<PowerState>,
-    /// What the machine's objects were rendered from last.
+    /// The template set and version from which the VM's objects were last rendered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub templates: Option<RenderedFrom>,
-    /// The kinds of objects that the machine's templates make besides those of the built-in ones: where the manager looks for what
-    /// no template makes any more.
+    /// The kinds of objects that the VM's templates create in addition to those of the built-in templates. The manager looks among these
+    /// kinds for objects that no template creates any more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "object_kinds")]
     pub object_kinds: Vec<ObjectKind>,
-    /// Set while the machine stays down because its guest shut itself down.
+    /// Set while the VM stays down because its guest shut itself down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub halted: Option<Halted>,
-    /// Set when a Pod of the machine ended by itself: when the next one is made.
+    /// Set when the VM's Pod ended by itself: when the manager creates the next one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<Retry>,
-    /// The UID of the Pod whose runner reported last. What it reported is not true of any other Pod.
+    /// The UID of the Pod whose runner reported last. The report applies only to this Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    /// The node that the machine runs on.
+    /// The node on which the VM runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
-    /// The machine's addresses.
+    /// The VM's addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::addresses")]
     pub addresses: Option<Vec<Address>>,
-    /// What stays the same over starts.
+    /// Properties that stay the same at each start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
-    /// The `resetCount` that was carried out last.
+    /// The `resetCount` of the last reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reset_count: Option<u32>,
-    /// Changes of the spec that arrive with the next start.
+    /// Changes that take effect at the next start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "pending_changes")]
     pub pending_changes: Vec<PendingChange>,
@@ -72,7 +71,7 @@ pub struct VirtualMachineStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "claims")]
     pub claims: Vec<ClaimStatus>,
-    /// What is the case, for people and for programs (`kubectl wait --for=condition=Ready vm/NAME`).
+    /// The VM's conditions (`kubectl wait --for=condition=Ready vm/NAME`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
@@ -82,37 +81,37 @@ pub struct VirtualMachineStatus {
     /// What executes the guest's instructions: kvm or tcg.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accelerator: Option<String>,
-    /// The running guest's CPUs.
+    /// The number of CPUs of the running guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// The running guest's memory, in bytes.
+    /// The memory of the running guest in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram: Option<String>,
     /// The address of the viewer that is connected to the display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub console_client: Option<String>,
-    /// The user who got the display's current password.
+    /// The user for whom the display's current password was set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub console_user: Option<String>,
     /// The user who is logged in in the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logged_in_user: Option<String>,
-    /// Counts the changes of the display's password.
+    /// The number of times that the runner has set the display's password.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_password_serial: Option<i64>,
-    /// When the display's password that is in force ends, as the display secret says it.
+    /// The expiry of the display's current password, as written in the display secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_password_expiry: Option<String>,
-    /// The guest's operating system, as QEMU's guest agent tells it.
+    /// The guest's operating system, as QEMU's guest agent reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any_object")]
     pub osinfo: Option<Value>,
-    /// Who the machine is given to, if it belongs to a pool.
+    /// The user to whom the VM is assigned, if it belongs to a pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assignment: Option<Assignment>,
 }
 
-/// Kinds as a map by all that they have.
+/// Kinds as a map whose key is all fields.
 fn object_kinds(generator: &mut SchemaGenerator) -> Schema {
     schema::map_of::<ObjectKind>(generator, &["apiVersion", "kind"])
 }
@@ -132,12 +131,12 @@ fn claim_findings(generator: &mut SchemaGenerator) -> Schema {
     schema::map_of::<ClaimFinding>(generator, &["reason"])
 }
 
-/// A time in whole seconds, as the API server keeps it.
+/// A time in whole seconds, as the API server stores it: `2027-01-15T08:00:00Z`.
 pub fn whole_seconds(time: Timestamp) -> String {
     time.strftime("%FT%TZ").to_string()
 }
 
-/// What a VM does, as one word.
+/// A summary of a VM's state in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// No manager has reconciled the VM yet.
@@ -157,11 +156,11 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// All phases.
+    /// All phases, in alphabetical order.
     pub const ALL: [Self; 7] =
         [Self::Failed, Self::Pending, Self::Running, Self::Starting, Self::Stopped, Self::Stopping, Self::Unknown];
 
-    /// The same word as a reason, for conditions of which only the phase is known.
+    /// The reason with the same name, for conditions of which only the phase is known.
     pub const fn reason(self) -> Reason {
         match self {
             Self::Pending => Reason::Pending,
@@ -183,21 +182,21 @@ impl Phase {
 /// A version of a template set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 pub struct RenderedFrom {
-    /// The set that the machine chose.
+    /// The set that the VM selects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set: Option<String>,
-    /// Eight hexadecimal digits that are others when a template changes.
+    /// Eight hexadecimal digits. They change when a template of the set changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
 }
 
-/// A kind of objects.
+/// A kind of object.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectKind {
-    /// Such as `networking.k8s.io/v1`.
+    /// The API version, such as `networking.k8s.io/v1`.
     pub api_version: String,
-    /// Such as `NetworkPolicy`.
+    /// The kind, such as `NetworkPolicy`.
     pub kind: String,
 }
 
@@ -213,59 +212,60 @@ impl From<ObjectKind> for TypeMeta {
     }
 }
 
-/// Why and since when a machine is down though its spec says Running.
+/// Why and since when the VM is down although its spec says Running.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Halted {
-    /// Who halted it: `guest`.
+    /// Who stopped it: `guest`.
     pub by: String,
-    /// When.
+    /// The time of the shutdown.
     pub time: Time,
-    /// The generation of the spec that it was halted under.
+    /// The generation of the spec when the guest shut down.
     pub generation: i64,
-    /// The UID of the Pod whose guest that was, where the runner says it. A shutdown in another Pod is another one.
+    /// The UID of the Pod in which the guest shut down, if the runner reported it. A shutdown in another Pod is a new shutdown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    /// The machine's restart annotation at that time. Another one starts it.
+    /// The value of the restart annotation at that time. Another value starts the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarted_at: Option<String>,
-    /// It was stopped or started since, but the report that halted it still stands; it does not halt it again.
+    /// True if the VM was stopped or started since then while the runner's report of that shutdown is still in the status. The same report
+    /// does not halt the VM again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub released: bool,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde requires a reference")]
 fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// When a Pod that ended by itself is made again.
+/// When the manager creates a Pod again that ended by itself.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Retry {
-    /// How many Pods ended one after the other, none of which lasted.
+    /// The number of Pods in a row that ended soon after they started.
     pub count: u32,
-    /// The UID of the last of them.
+    /// The UID of the last of these Pods.
     pub pod_uid: String,
-    /// When the next one is made.
+    /// When the manager creates the next Pod.
     pub next: Time,
 }
 
-/// An address of a machine.
+/// An address of a VM.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 pub struct Address {
-    /// What kind of address it is: `PodIP`.
+    /// The kind of the address: `PodIP`.
     #[serde(rename = "type")]
     pub type_: String,
     /// The address.
     pub address: String,
 }
 
-/// What a guest must find the same at every start.
+/// Properties of the virtual hardware that must be the same at each start.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Identity {
-    /// The machine's UUID.
+    /// The VM's UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
     /// The MAC addresses, in the order of `networks`.
@@ -276,24 +276,24 @@ pub struct Identity {
     pub machine_type: Option<String>,
 }
 
-/// A change that the running machine does not have yet.
+/// A change that takes effect at the next start.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
 pub struct PendingChange {
-    /// Where, such as `objects/Pod/spec.containers[vm-runner].image`, or `config.yaml/vm.maximumCpus`.
+    /// The path of the field, such as `objects/Pod/spec.containers[vm-runner].image`, or `config.yaml/vm.maximumCpus`.
     pub path: String,
-    /// What the running machine has.
+    /// The value in the running VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any")]
     pub current: Option<Value>,
-    /// What it will have after the next start.
+    /// The value after the next start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any")]
     pub wanted: Option<Value>,
-    /// Why it is not changed while the machine runs.
+    /// Why the value does not change while the VM runs.
     pub reason: String,
 }
 
-/// A claim of which the manager has something to report.
+/// A claim that is not as the spec describes it, or not used any more.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimStatus {
@@ -302,40 +302,40 @@ pub struct ClaimStatus {
     /// The VM does not use the claim any more. The claim and its data are kept.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unused: bool,
-    /// What is different from the spec, or not ready.
+    /// The differences from the spec, and what is not ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "claim_findings")]
     pub findings: Vec<ClaimFinding>,
 }
 
-/// Something about a claim.
+/// A difference between a claim and the spec, or a problem of a claim.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimFinding {
-    /// What it is: a reason of the condition StorageReady.
+    /// The finding, as a reason of the condition StorageReady.
     pub reason: Reason,
-    /// What the claim has: its size, or the names of fields.
+    /// The claim's size, or the names of the fields that differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current: Option<String>,
-    /// The size that the claim is to have.
+    /// The size that the claim will have, or should have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted: Option<String>,
-    /// What the API server answered.
+    /// The API server's answer, if it refused a change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
-    /// The generation of the spec for which the API server refused the growth. It is asked again for another one.
+    /// The generation of the spec for which the API server refused the growth. The manager tries again for another generation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,
 }
 
 impl ClaimFinding {
-    /// Without sizes and without an answer.
-    pub fn of(reason: Reason) -> Self {
+    /// A finding without sizes and without an answer.
+    pub fn new(reason: Reason) -> Self {
         Self { reason, current: None, wanted: None, answer: None, generation: None }
     }
 }
 
-/// An assignment of a machine of a pool.
+/// The assignment of a VM of a pool to a user.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Assignment {
@@ -343,6 +343,6 @@ pub struct Assignment {
     pub pool: String,
     /// The user.
     pub user: String,
-    /// When the user used it last.
+    /// When the user used the VM last.
     pub last_used: Time,
 }

@@ -22,7 +22,7 @@ use crate::{
     api::VirtualMachine,
     object::{HASH_ANNOTATION, ObjectKey, Rendered, Update, resource},
     ownership::OBJECT_MANAGER,
-    plan::{Action, Why},
+    plan::{Action, DeleteReason},
     process::ErrorChain,
     render::output::digest,
 };
@@ -103,7 +103,7 @@ async fn print(
             Action::Label { key, patch, .. } => {
                 write!(output, "{key}: labels and annotations changed at once\n{}", indent(&yaml(patch)?))?;
             }
-            Action::Delete { key, why, .. } => print_deletion(key, why, output)?,
+            Action::Delete { key, reason, .. } => print_deletion(key, reason, output)?,
         }
     }
     print_pending(comparison, output)?;
@@ -137,13 +137,13 @@ async fn print_change(
     }
 }
 
-fn print_deletion(key: &ObjectKey, why: &Why, output: &mut Output<'_>) -> Result<(), Failure> {
-    let why = match why {
-        Why::Stop => "the VM should be stopped",
-        Why::Restart => "a restart is requested",
-        Why::Ended => "it has ended, and is created again",
-        Why::Force => "without waiting for the guest",
-        Why::Superfluous => "no template renders it any more",
+fn print_deletion(key: &ObjectKey, reason: &DeleteReason, output: &mut Output<'_>) -> Result<(), Failure> {
+    let why = match reason {
+        DeleteReason::Stop => "the VM should be stopped",
+        DeleteReason::Restart => "a restart is requested",
+        DeleteReason::Ended => "it has ended, and is created again",
+        DeleteReason::Force => "without waiting for the guest",
+        DeleteReason::NotRendered => "no template renders it any more",
     };
     writeln!(output, "{key}: deleted: {why}")
 }

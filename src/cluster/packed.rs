@@ -78,7 +78,7 @@ impl Packed {
     /// version of those may matter.
     pub fn is_same(&self, other: &Self) -> bool {
         let Self { key, uid, version, owned, patched, rest } = other;
-        let known = key.is_looked_into();
+        let known = key.needs_content();
         let same = self.key == *key && self.uid == *uid && self.rest == *rest;
         self.version == *version || known && same && self.owned == *owned && self.patched == *patched
     }
@@ -317,7 +317,7 @@ impl<const META: bool> Sent<META> {
         let Wire { metadata, spec, status } = self.wire;
         let key =
             ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: metadata.name.clone() };
-        let content = |part: Option<Box<RawValue>>| part.filter(|_| key.is_looked_into());
+        let content = |part: Option<Box<RawValue>>| part.filter(|_| key.needs_content());
         let owners: Vec<String> = metadata.owner_references.into_iter().map(|owner| owner.uid).collect();
         let fields = |operation: &str| {
             let ours = metadata.managed_fields.iter().find(|entry| {

@@ -506,7 +506,7 @@ where
 }
 
 fn is_whole(kind: &TypeMeta) -> bool {
-    ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: String::new() }.is_looked_into()
+    ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: String::new() }.needs_content()
 }
 
 fn is_of(key: &ObjectKey, kind: &TypeMeta) -> bool {

@@ -179,8 +179,8 @@ fn action(action: &Action) -> Value {
     match action {
         Action::Apply { object, uid } => json!({ "apply": object.key.to_string(), "uid": uid }),
         Action::Label { key, uid, patch: _ } => json!({ "label": key.to_string(), "uid": uid }),
-        Action::Delete { key, uid, why, grace } => {
-            json!({ "delete": key.to_string(), "uid": uid, "why": format!("{why:?}"), "graceSeconds": grace })
+        Action::Delete { key, uid, reason, grace } => {
+            json!({ "delete": key.to_string(), "uid": uid, "reason": format!("{reason:?}"), "graceSeconds": grace })
         }
     }
 }
@@ -189,8 +189,8 @@ fn wait(wait: &Wait) -> Value {
     let (why, key) = match wait {
         Wait::Gone(key) => ("Gone", key),
         Wait::NotOurs(key) => ("NotOurs", key),
-        Wait::Overdue(key) => ("Overdue", key),
-        Wait::Kept(key) => ("Kept", key),
+        Wait::NodeNotResponding(key) => ("NodeNotResponding", key),
+        Wait::NotRemoved(key) => ("NotRemoved", key),
         Wait::Retry(key) => ("Retry", key),
     };
     json!({ "for": why, "object": key.to_string() })

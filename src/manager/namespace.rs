@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     api::full_name,
-    cluster::{Cluster, Turns, events::EventRecorder, packed::PackedVm, watch::Children},
+    cluster::{Cluster, RequestLimit, events::EventRecorder, packed::PackedVm, watch::Children},
     config::ReconcilerConfig,
     metrics::Metrics,
     process::signals::terminated,
@@ -63,7 +63,7 @@ pub struct Shared {
     /// Keeps what was done last, for people.
     pub debug: DebugRecords,
     /// Bounds the requests of all namespaces together.
-    pub turns: Turns,
+    pub limit: RequestLimit,
     /// Becomes true when the manager is told to end.
     pub termination: watch::Receiver<bool>,
 }
@@ -89,7 +89,7 @@ impl Namespace {
         let health = HealthPart { health: shared.health.clone(), name };
         health.set(Readiness::Waiting("not listed yet".into()));
         let (children, triggered) = Children::new(shared.client.clone(), namespace.clone(), shared.metrics.clone());
-        let cluster = Cluster::new(shared.client.clone(), children.clone(), shared.turns.clone());
+        let cluster = Cluster::new(shared.client.clone(), children.clone(), shared.limit.clone());
         let (vms, writer) = reflector::store::<PackedVm>();
         let caches = Caches { vms, children };
         let usual = shared.templates.borrow().usual_kinds();

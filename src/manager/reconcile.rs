@@ -1,14 +1,14 @@
-//! The driver: one reconcile of one VM, in five steps. It decides nothing.
+//! The driver: one reconcile of one VM, in five steps. It makes no decisions.
 //!
 //! | step | what it does | asks the cluster |
 //! |---|---|---|
-//! | observe | the VM as it was last written or watched, its objects, and what the templates make of both | waits for watches that it starts |
-//! | plan | what is to be done: [`crate::plan`] | no |
-//! | execute | does it | writes |
-//! | report | events and the VM's status: [`crate::status`] | writes |
-//! | schedule | when the VM is reconciled again: [`crate::schedule`] | no |
+//! | observe | reads the newest known VM and its objects, and renders the templates | waits for watches that it starts |
+//! | plan | decides what to do: [`crate::plan`] | no |
+//! | execute | creates, changes and deletes objects | writes |
+//! | report | records events and writes the VM's status: [`crate::status`] | writes |
+//! | schedule | decides when the VM is reconciled again: [`crate::schedule`] | no |
 //!
-//! A step that fails does not take away the later ones: what can be done and said is.
+//! If a step fails, the later steps still do what they can.
 
 use std::{
     borrow::Cow,
@@ -46,19 +46,19 @@ use crate::{
     render::{Facts, TemplateError, render},
     schedule,
     status::{
-        Failure, Outcome, Reconciled, Source,
+        Outcome, Problem, Reconciled, Source,
         events::{self, Event, events},
         status,
     },
 };
 
-/// Why a VM could not be brought to where it should be; it is tried again.
+/// Why a reconcile failed. It is tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
     /// A write failed.
     #[error(transparent)]
     Action(#[from] ActionError),
-    /// A kind of object can't be watched.
+    /// A kind of objects can't be watched.
     #[error(transparent)]
     Watch(#[from] WatchError),
     /// `spec.vm.state` could not be written.
@@ -93,40 +93,40 @@ pub struct Reconciler {
     templates: watch::Receiver<Arc<InForce>>,
     recorder: Arc<EventRecorder>,
     debug: DebugRecords,
-    /// VMs as the last writes of their status left them.
+    /// The VMs as the last writes of their status returned them.
     pub written: Written,
     /// The VMs whose last reconcile failed.
     failing: Mutex<HashMap<ObjectRef<PackedVm>, Failing>>,
 }
 
-/// What is remembered of a VM while its reconciles fail.
+/// What the reconciler remembers of a VM while its reconciles fail.
 #[derive(Clone, Debug, Default)]
 struct Failing {
-    /// Failures in a row.
+    /// The number of failures in a row.
     count: u32,
     /// The `status.retry` that could not be written.
     retry: Option<Retry>,
 }
 
-/// What the step *observe* finds.
+/// The result of the step *observe*.
 struct View {
     observed: Observed,
     rendered: Result<Vec<Rendered>, TemplateError>,
-    /// A kind that is rendered and can't be watched.
+    /// A rendered kind that can't be watched.
     unwatched: Option<WatchError>,
-    /// Kinds that the VM's status names and of which the objects are not known.
+    /// The kinds in `status.objectKinds` that are not watched.
     unknown: Vec<UnknownKind>,
 }
 
 impl View {
-    /// What is planned for: nothing while a kind is unknown, except the VM's power.
-    fn to_plan(&self) -> Option<&[Rendered]> {
+    /// The objects to plan with; `None` while a rendered kind is not watched. The plan then follows only the VM's power.
+    fn plannable(&self) -> Option<&[Rendered]> {
         self.rendered.as_deref().ok().filter(|_| self.unwatched.is_none())
     }
 }
 
 impl Reconciler {
-    /// Everything is done through `cluster`.
+    /// A reconciler that reads and writes through `cluster`.
     pub fn new(
         cluster: Cluster,
         config: watch::Receiver<Arc<ReconcilerConfig>>,
@@ -137,18 +137,17 @@ impl Reconciler {
         Self { cluster, config, templates, recorder, debug, written: Written::default(), failing: Mutex::default() }
     }
 
-    /// Brings a VM to where its spec wants it. What is known of the VM is taken when this is called, not when the future is first
-    /// polled.
+    /// Makes a VM as its spec wants it. The newest known VM is read when this function is called, not when its future is first polled.
     ///
     /// # Errors
-    /// [`ReconcileError`]; everything that could be done and reported was.
+    /// [`ReconcileError`]. Nevertheless everything that could be done and reported was.
     pub fn reconcile(
         packed: Arc<PackedVm>,
         this: Arc<Self>,
     ) -> impl Future<Output = Result<Action, ReconcileError>> + Send {
         let newest = this.written.newer(&packed).or_else(|| packed.read().ok().map(Arc::new));
         async move {
-            // The watch has reported that it can't be read.
+            // The watch has already reported a VM that can't be read.
             let Some(vm) = newest else { return Ok(Action::await_change()) };
             this.run(vm, ObjectRef::from_obj(&*packed)).await
         }
@@ -161,12 +160,12 @@ impl Reconciler {
         }
         let inputs = Inputs { config: self.config.borrow().clone(), templates: self.templates.borrow().clone() };
 
-        // 1. Observe. Waits until the kinds that are needed are known.
+        // 1. Observe. Waits until the kinds that are needed are listed.
         let mut view = self.observe(&vm, &inputs).await?;
 
         // 2. Plan. Pure.
-        let plan = plan(&vm, &view.observed, view.to_plan());
-        self.count(view.rendered.as_deref().ok(), &plan);
+        let plan = plan(&vm, &view.observed, view.plannable());
+        self.count_skipped(view.rendered.as_deref().ok(), &plan);
         self.debug.planned(&vm, view.rendered.as_deref(), &plan);
 
         // 3. Execute. Writes objects.
@@ -192,10 +191,10 @@ impl Reconciler {
         let written = self.report(&reconciled, &done).await;
         self.remember_retry(&name, failing.count, plan.retry.clone().filter(|_| written.is_err()));
         if !written? {
-            self.stop(&vm, &plan).await?;
+            self.write_stopped(&vm, &plan).await?;
         }
 
-        // 5. Schedule. Pure, but for what is remembered of failures.
+        // 5. Schedule. Pure, except that it forgets earlier failures.
         debug!("reconciled");
         result?;
         if let Some(error) = view.unwatched {
@@ -203,13 +202,13 @@ impl Reconciler {
         }
         lock(&self.failing).remove(&name);
         let is_listing = view.unknown.iter().any(|unknown| unknown.is_listed);
-        let next = schedule::next(plan.again_after, is_listing);
+        let next = schedule::requeue_after(plan.requeue_after, is_listing);
         self.debug.succeeded(&vm, next);
         Ok(next.map_or_else(Action::await_change, Action::requeue))
     }
 
-    /// The VM's objects and what the templates make of it. A kind that is rendered for the first time is listed and watched from here
-    /// on, and the view is taken again when it is complete.
+    /// Reads the VM's objects and renders its templates. A kind that is rendered for the first time is listed and watched from now on; when
+    /// it is listed, the objects are read again.
     async fn observe(&self, vm: &VirtualMachine, inputs: &Inputs) -> Result<View, ReconcileError> {
         let children = &self.cluster.children;
         let complete = children.complete();
@@ -223,8 +222,8 @@ impl Reconciler {
         if let Some(error) = unwatched.as_ref().filter(|_| !children.knows(&pods())) {
             return Err(error.clone().into());
         }
-        let unknown = self.look_for_leftovers(vm, objects, inputs).await;
-        // Also if a kind became complete by itself since: what its list brought last was not observed.
+        let unknown = self.watch_former_kinds(vm, objects, inputs).await;
+        // This is also the case if another reconcile's list has completed meanwhile: its last objects were not read.
         if children.complete() == complete {
             return Ok(View { observed, rendered, unwatched, unknown });
         }
@@ -232,9 +231,9 @@ impl Reconciler {
         Ok(View { rendered: inputs.render(vm, &observed), observed, unwatched, unknown })
     }
 
-    /// Looks for objects that earlier templates made of a VM. Only a VM without a Pod waits for them, because what is left may make
-    /// one. Returns the kinds of which nothing is known.
-    async fn look_for_leftovers(&self, vm: &VirtualMachine, objects: &[Rendered], inputs: &Inputs) -> Vec<UnknownKind> {
+    /// Watches the kinds of which earlier templates may have left objects. Only a VM without a Pod waits for their lists, because such an
+    /// object may be a controller that creates a Pod. Returns the kinds that are not watched.
+    async fn watch_former_kinds(&self, vm: &VirtualMachine, objects: &[Rendered], inputs: &Inputs) -> Vec<UnknownKind> {
         let kinds = kinds::from_status(vm, objects);
         if kinds.is_empty() {
             return Vec::new();
@@ -252,7 +251,7 @@ impl Reconciler {
     async fn report(&self, reconciled: &Reconciled<'_>, done: &[&plan::Action]) -> Result<bool, ReconcileError> {
         let vm = reconciled.vm;
         let wanted = status(reconciled);
-        // Before the status is written: what is in there already is not new any more.
+        // Events are recorded first: after the status is written, they would not be new any more.
         self.record(vm, events(reconciled, &wanted, done));
         if vm.metadata.deletion_timestamp.is_some() || !status_differs(vm, &wanted) {
             return Ok(false);
@@ -260,9 +259,9 @@ impl Reconciler {
         self.write_status(vm, &wanted).await
     }
 
-    /// Sets `spec.vm.state` to Stopped if the plan says so. Only when the status was not written in the same reconcile: the write names
-    /// the version of the VM that the plan was made for.
-    async fn stop(&self, vm: &VirtualMachine, plan: &Plan) -> Result<(), ReconcileError> {
+    /// Sets `spec.vm.state` to Stopped if the plan says so. This is called only if the status was not written in the same reconcile, because
+    /// the write requires the version of the VM for which the plan was made.
+    async fn write_stopped(&self, vm: &VirtualMachine, plan: &Plan) -> Result<(), ReconcileError> {
         if plan.power.write_stopped
             && let Some(halted) = &plan.power.halted
             && self.cluster.write_stopped(vm, halted).await.map_err(ReconcileError::Spec)?
@@ -278,8 +277,8 @@ impl Reconciler {
         }
     }
 
-    /// Counts what the plan does not write.
-    fn count(&self, rendered: Option<&[Rendered]>, plan: &Plan) {
+    /// Counts the rendered objects that the plan does not write.
+    fn count_skipped(&self, rendered: Option<&[Rendered]>, plan: &Plan) {
         let metrics = &self.cluster.children.metrics;
         let Some(rendered) = rendered else { return metrics.template_failed() };
         for object in rendered.iter().filter(|object| !plan.writes(&object.key)) {
@@ -287,7 +286,7 @@ impl Reconciler {
         }
     }
 
-    /// Schedules the next try after a failure.
+    /// Requeues a VM after a failure.
     pub fn retry(vm: Arc<PackedVm>, error: &ReconcileError, this: Arc<Self>) -> Action {
         let mut failing = lock(&this.failing);
         let count = &mut failing.entry(ObjectRef::from_obj(&*vm)).or_default().count;
@@ -298,7 +297,7 @@ impl Reconciler {
         Action::requeue(pause)
     }
 
-    /// Drops what was remembered of a VM that is gone.
+    /// Forgets a VM that is gone.
     pub fn forget(&self, name: &str, namespace: &str) {
         let vm = ObjectRef::new(name).within(namespace);
         self.debug.forget(name, namespace);
@@ -306,7 +305,7 @@ impl Reconciler {
         lock(&self.failing).remove(&vm);
     }
 
-    /// Returns whether it was written. It is not if the VM was deleted or changed meanwhile, which the watch reports.
+    /// Writes the status. Returns false if the VM was deleted or changed meanwhile, which the watch reports.
     async fn write_status(&self, vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> Result<bool, ReconcileError> {
         match self.cluster.write_status(vm, wanted).await {
             Ok(mut written) => {
@@ -337,14 +336,14 @@ impl Reconciler {
     }
 }
 
-/// The failure that the status reports, if it is one that a person must know of.
-fn failure(action: Option<&ActionError>, unwatched: Option<&WatchError>, failures_before: u32) -> Option<Failure> {
+/// The failure that the status reports, if a person must know of it.
+fn failure(action: Option<&ActionError>, unwatched: Option<&WatchError>, failures_before: u32) -> Option<Problem> {
     let of_action = |error: &ActionError| (error.persistence(), error.reason(), ErrorChain(error).to_string());
     let of_watch =
         |error: &WatchError| (schedule::Persistence::Transient, Reason::WatchFailed, ErrorChain(error).to_string());
     let failures = action.map(of_action).into_iter().chain(unwatched.map(of_watch));
     let mut reported = failures.filter(|(persistence, ..)| schedule::is_reported(*persistence, failures_before));
-    reported.next().map(|(_, reason, message)| Failure { reason, message })
+    reported.next().map(|(_, reason, message)| Problem { reason, message })
 }
 
 impl Inputs {
@@ -358,7 +357,7 @@ impl Inputs {
     }
 }
 
-/// 128 random bits as text, or nothing where the operating system has none: then no password can be made of them.
+/// 128 random bits in hexadecimal. Empty if the operating system has no randomness; then no password can be made.
 pub(super) fn random() -> String {
     let mut bits = [0; 16];
     match getrandom::fill(&mut bits) {

@@ -326,7 +326,7 @@ impl Loader {
         };
         let tried = samples.len();
         for (vm, object) in samples {
-            match checks.cluster.try_out(&vm, &check::trial(&object)).await {
+            match checks.cluster.dry_run(&vm, &check::trial(&object)).await {
                 Ok(()) => {}
                 Err(error) if error.is_transient() => {
                     warn!(error = %ErrorChain(&error), "the templates can't be tried out now");

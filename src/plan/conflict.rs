@@ -1,18 +1,18 @@
-//! The manager wanted to create an object, and the API server answered that one of that name exists. What follows?
+//! What the manager does when it wanted to create an object and the API server answered that an object with that name exists.
 //!
-//! The cache did not have the object: it lacks the labels by which objects are watched, or it was created a moment ago.
+//! The manager's cache does not have that object: either it lacks the labels that the watch selects, or it was created a moment ago.
 //!
 //! | rendered as | the existing object | decision |
 //! |---|---|---|
 //! | `keep` | is labelled as another VM's | [`Conflict::OtherVm`]: refuse |
-//! | a claim | any other | [`Conflict::Apply`]: a claim that somebody made under the disk's name is meant to be the disk; its spec stays |
-//! | a Pod | is this VM's | [`Conflict::Label`]: restore the labels, so that the cache has it; what else may change is for the next plan |
+//! | a claim | any other | [`Conflict::Apply`]: a claim with the disk's name is used as the disk, also if a person created it; its spec stays |
+//! | a Pod | is this VM's | [`Conflict::Label`]: restore the labels, so that the watch reports it; the next plan decides about other changes |
 //! | `once` | is this VM's | [`Conflict::Keep`]: leave it alone |
 //! | anything else | is this VM's | [`Conflict::Apply`]: apply what was rendered |
 //! | anything | is not this VM's | [`Conflict::NotOurs`]: refuse |
 //!
-//! An object is this VM's if it belongs to its UID and, where it has no owner, also names the VM in its label: what an earlier VM of
-//! another name left is not this one's.
+//! An object is this VM's if the VM's UID owns it. Without an owner it is this VM's if the manager created it and its label names this
+//! VM: an object that a VM of another name left is not this VM's.
 
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -24,16 +24,16 @@ use crate::{
     observed::Object,
 };
 
-/// A decision about an object that exists under the name of one that was to be created.
+/// The decision about the existing object.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Conflict {
     /// Apply this to the existing object.
     Apply(Rendered),
-    /// Send this merge patch of the metadata; the creation has failed nevertheless.
+    /// Send this merge patch of the metadata. The creation has failed nevertheless.
     Label(Value),
-    /// The existing object is as good as the rendered one.
+    /// Leave the existing object alone.
     Keep,
-    /// Refuse: it belongs to somebody else.
+    /// Refuse: it belongs to someone else.
     NotOurs,
     /// Refuse: it belongs to this other VM.
     OtherVm(String),
@@ -42,14 +42,14 @@ pub enum Conflict {
 /// Decides by the table above.
 pub fn conflict(vm: &VirtualMachine, rendered: &Rendered, found: &Object) -> Conflict {
     let is_kept = rendered.lifetime == Lifetime::Keep;
-    if let Some(other) = claims::other_user(vm, found).filter(|_| is_kept) {
+    if let Some(other) = claims::other_vm(vm, found).filter(|_| is_kept) {
         return Conflict::OtherVm(other.to_owned());
     }
     if is_kept && rendered.key.is_claim() {
         return Conflict::Apply(claims::as_existing(rendered, found, false));
     }
     let is_named = found.vm() == Some(&vm.name_any());
-    if !(found.belongs_to(&vm.uid().unwrap_or_default()) && (is_named || !found.owners.is_empty())) {
+    if !(found.is_owned_or_adoptable(&vm.uid().unwrap_or_default()) && (is_named || !found.owners.is_empty())) {
         return Conflict::NotOurs;
     }
     if rendered.key.is_pod() {

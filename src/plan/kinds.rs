@@ -1,7 +1,7 @@
-//! Which kinds of objects must be known before a VM is planned.
+//! The kinds of objects that the manager must list and watch before it plans a VM.
 //!
-//! No list of kinds is known in advance: templates make objects of any kind. What is rendered now must be known completely, and so must
-//! Pods and Secrets. What earlier templates made is found by the kinds that the VM's status names.
+//! Templates can render objects of any kind, so the kinds are not known in advance. A plan needs all objects of the kinds that are
+//! rendered now, and all Pods and Secrets. Objects that earlier templates rendered are found by the kinds in `status.objectKinds`.
 
 use kube::core::TypeMeta;
 
@@ -11,23 +11,24 @@ use crate::{
     render::MAXIMUM_OBJECTS,
 };
 
-/// The kinds of which all objects must be known. Pods also where something else makes them: without its Pod nothing can be said of a
-/// VM. Secrets also where none is rendered: the display's may be a person's.
+/// The kinds that must be listed and watched before the VM is planned: those of the rendered objects, Pods (a controller may create the
+/// Pod), and Secrets (a person may have created the display secret).
 pub fn needed(rendered: &[Rendered]) -> impl Iterator<Item = TypeMeta> {
     let secrets = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };
     rendered.iter().map(|object| object.key.types()).chain([pods(), secrets])
 }
 
-/// The kinds that the VM's status names, where objects of earlier templates may be, without those that are known because of what is
-/// rendered.
+/// The kinds in `status.objectKinds`, of which earlier templates may have left objects, without the kinds that [`needed`] or the built-in
+/// templates cover.
 ///
-/// Anybody who may write a status may write these. A kind becomes a part of a URL, so what no API server can have is left out.
+/// Everyone who may write the status can write these kinds. A kind becomes a part of a URL, so kinds that no API server can have are
+/// left out.
 pub fn from_status(vm: &VirtualMachine, rendered: &[Rendered]) -> Vec<TypeMeta> {
     let kinds = vm.status.iter().flat_map(|status| &status.object_kinds).take(MAXIMUM_OBJECTS).cloned();
     kinds.map(TypeMeta::from).filter(|kind| is_valid(kind) && !is_needed(kind, rendered)).collect()
 }
 
-/// Whether objects of that kind are known because the built-in templates make them, or because they are rendered.
+/// Whether objects of that kind are watched anyway, because the built-in templates or the VM's templates render them.
 pub fn is_needed(kind: &TypeMeta, rendered: &[Rendered]) -> bool {
     is_builtin_kind(kind) || rendered.iter().any(|object| is_same_resource(&object.key.types(), kind))
 }

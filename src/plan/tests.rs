@@ -3,6 +3,7 @@ mod retry;
 
 use super::*;
 use crate::{
+    object::VERSION_ANNOTATION,
     render::TemplateSet,
     test_support::{applied, noon, nothing, rendered, set_by, stopped, vm},
 };
@@ -15,8 +16,10 @@ fn short(plan: &Plan) -> Vec<String> {
                 format!("{step} {} {}", if uid.is_some() { "change" } else { "make" }, object.key)
             }
             Action::Label { key, patch, .. } => format!("{step} label {key} {}", patch["metadata"]),
-            Action::Delete { key, why: Why::Stop | Why::Superfluous, .. } => format!("{step} delete {key}"),
-            Action::Delete { key, why, grace, .. } => format!("{step} delete {key} {why:?} {grace:?}"),
+            Action::Delete { key, reason: DeleteReason::Stop | DeleteReason::NotRendered, .. } => {
+                format!("{step} delete {key}")
+            }
+            Action::Delete { key, reason, grace, .. } => format!("{step} delete {key} {reason:?} {grace:?}"),
         })
     });
     actions.chain(plan.waits.iter().map(|wait| format!("{wait:?}"))).collect()
@@ -198,15 +201,15 @@ fn a_pod_that_should_be_gone_is_waited_for_and_said() {
     let going = |end| going_with(end, on_node);
     let plan_of = |observed: &Observed| plan(&stopped(), observed, Some(&rendered(&stopped(), observed)));
     let early = plan_of(&going("2027-01-15T07:59:40Z"));
-    assert_eq!((short(&early), early.again_after), (vec![GONE.to_owned()], Some(Duration::from_secs(10))));
+    assert_eq!((short(&early), early.requeue_after), (vec![GONE.to_owned()], Some(Duration::from_secs(10))));
     let late = plan_of(&going("2027-01-15T07:59:30Z"));
-    assert_eq!((short(&late), late.again_after), (vec![GONE.replace("Gone", "Overdue")], None));
+    assert_eq!((short(&late), late.requeue_after), (vec![GONE.replace("Gone", "NodeNotResponding")], None));
     // Its kubelet may have started again what has ended, and not have said so.
     let ended = going_with("2027-01-15T07:59:30Z", |pod| {
         on_node(pod);
         pod["status"]["containerStatuses"] = json!([{ "state": { "terminated": { "exitCode": 0 } } }]);
     });
-    assert_eq!(short(&plan_of(&ended)), [GONE.replace("Gone", "Overdue")]);
+    assert_eq!(short(&plan_of(&ended)), [GONE.replace("Gone", "NodeNotResponding")]);
     // Nothing runs in it: it hangs on something else than its node.
     for edit in [
         |_: &mut Value| (),
@@ -215,10 +218,10 @@ fn a_pod_that_should_be_gone_is_waited_for_and_said() {
             pod["status"]["phase"] = json!("Failed");
         },
     ] {
-        assert_eq!(short(&plan_of(&going_with("2027-01-15T07:59:30Z", edit))), [GONE.replace("Gone", "Kept")]);
+        assert_eq!(short(&plan_of(&going_with("2027-01-15T07:59:30Z", edit))), [GONE.replace("Gone", "NotRemoved")]);
     }
     let put_back = plan_of(&going("2027-01-16T07:59:40Z"));
-    assert_eq!((short(&put_back), put_back.again_after), (vec![GONE.to_owned()], Some(Duration::from_secs(300))));
+    assert_eq!((short(&put_back), put_back.requeue_after), (vec![GONE.to_owned()], Some(Duration::from_secs(300))));
 }
 
 #[test]

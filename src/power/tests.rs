@@ -106,7 +106,7 @@ fn a_guest_that_shuts_down_before_the_last_shutdown_is_forgotten_stays_down() {
         vm.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), "2027-01-15T07:00:00Z".into());
         let power = decide(&vm, &with_pod());
         let halted = power.halted.unwrap();
-        assert_eq!((power.wanted, power.anew, halted.released), (Wanted::Halting, false, false));
+        assert_eq!((power.wanted, power.replace_pod, halted.released), (Wanted::Halting, false, false));
         assert_eq!(halted.pod_uid.as_deref(), Some("Pod-apple"));
     }
 }
@@ -123,17 +123,17 @@ fn a_start_after_the_state_was_written_is_not_undone() {
     let mut noted = |time: &str| {
         started.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), time.into());
         let power = decide(&started, &with_pod());
-        (power.wanted, power.write_stopped, power.halted.is_some_and(|halted| halted.released), power.anew)
+        (power.wanted, power.write_stopped, power.halted.is_some_and(|halted| halted.released), power.replace_pod)
     };
     assert_eq!(noted("2027-01-14T07:00:00Z"), (Wanted::Down, true, false, false), "that was another shutdown");
     assert_eq!(noted("2027-01-15T07:00:00Z"), (Wanted::Up, false, true, true));
-    assert!(!decide(&started, &nothing()).anew, "its Pod has gone already");
+    assert!(!decide(&started, &nothing()).replace_pod, "its Pod has gone already");
     let going = applied(&rendered(&vm(|_| ()), &nothing()), |kind, object| {
         if kind == "Pod" {
             object["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:10:00Z");
         }
     });
-    assert!(!decide(&started, &going).anew, "its Pod goes already");
+    assert!(!decide(&started, &going).replace_pod, "its Pod goes already");
 
     // Another shutdown in the same second is another one.
     let mut again = machine("Running", Some("Update"), shut_down("Pod-apple"));

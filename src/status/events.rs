@@ -1,7 +1,7 @@
-//! Events: for each thing that a person would ask about, recorded once.
+//! The events of one reconcile.
 //!
-//! Derived from what was done and from how the new status differs from the one before, so a restart of the manager records nothing. An
-//! event that is recorded again, because the status could not be written, is counted.
+//! They are derived from the actions that succeeded and from the difference between the new status and the one before. So a restarted
+//! manager records no event again. If the status could not be written, an event is recorded again, and its count increases.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
@@ -14,7 +14,7 @@ use crate::{
         reasons::Effect,
     },
     claims,
-    plan::{Action, Why},
+    plan::{Action, DeleteReason},
 };
 
 /// An event about a VM.
@@ -24,14 +24,14 @@ pub struct Event {
     pub reason: Reason,
     /// A sentence for people.
     pub note: String,
-    /// What the manager did or tried, in a word.
+    /// What the manager did or tried, as one word.
     pub action: &'static str,
 }
 
-/// The events of one reconcile. `wanted` is the status that was derived from it; `done` are the actions of the plan that succeeded.
+/// Derives the events. `wanted` is the new status; `done` are the actions of the plan that succeeded.
 pub fn events(reconciled: &Reconciled<'_>, wanted: &VirtualMachineStatus, done: &[&Action]) -> Vec<Event> {
     let vm = reconciled.vm;
-    let mut events: Vec<Event> = done.iter().filter_map(|action| acted(&vm.name_any(), action)).collect();
+    let mut events: Vec<Event> = done.iter().filter_map(|action| action_done(&vm.name_any(), action)).collect();
     events.extend(conditions_changed(vm, &wanted.conditions));
     events.extend(templates_changed(vm, wanted.templates.as_ref()));
     if reconciled.rendered.is_ok() {
@@ -40,33 +40,40 @@ pub fn events(reconciled: &Reconciled<'_>, wanted: &VirtualMachineStatus, done: 
     events
 }
 
-/// `spec.vm.state` was written: a person who looks at the VM later finds that it is Stopped.
+/// The manager has set `spec.vm.state` to Stopped.
 pub fn stopped() -> Event {
     Event {
         reason: Reason::GuestShutdown,
-        note: "the guest has shut down, and so spec.vm.state becomes Stopped".into(),
+        note: "the guest has shut down, so the manager set spec.vm.state to Stopped".into(),
         action: "Stop",
     }
 }
 
-fn acted(name: &str, action: &Action) -> Option<Event> {
+/// The event about an action on the VM's Pod.
+fn action_done(name: &str, action: &Action) -> Option<Event> {
     let (reason, note, action) = match action {
         Action::Apply { object, uid: None } if object.key.is_pod() && object.key.name == name => {
-            (Reason::SuccessfulCreate, format!("made Pod {name}"), "Start")
+            (Reason::SuccessfulCreate, format!("created Pod {name}"), "Start")
         }
-        Action::Delete { key, why, .. } if key.is_pod() && key.name == name => match why {
-            Why::Stop => (Reason::SuccessfulDelete, format!("Pod {name} is asked to end"), "Stop"),
-            Why::Restart => (Reason::Restarting, format!("Pod {name} is asked to end, and is made again"), "Restart"),
-            Why::Ended => (Reason::Restarting, format!("Pod {name} has ended and is made again"), "Restart"),
-            Why::Force => (Reason::Forced, format!("Pod {name} ends without waiting for its guest"), "Stop"),
-            Why::Superfluous => return None,
+        Action::Delete { key, uid: _, reason, grace: _ } if key.is_pod() && key.name == name => match reason {
+            DeleteReason::Stop => (Reason::SuccessfulDelete, format!("deleted Pod {name} to stop the VM"), "Stop"),
+            DeleteReason::Restart => (
+                Reason::Restarting,
+                format!("deleted Pod {name} to create it again: a restart was requested"),
+                "Restart",
+            ),
+            DeleteReason::Ended => {
+                (Reason::Restarting, format!("deleted Pod {name} to create it again: it has ended"), "Restart")
+            }
+            DeleteReason::Force => (Reason::Forced, format!("Pod {name} ends without waiting for its guest"), "Stop"),
+            DeleteReason::NotRendered => return None,
         },
-        _ => return None,
+        Action::Apply { object: _, uid: _ } | Action::Label { .. } | Action::Delete { .. } => return None,
     };
     Some(Event { reason, note, action })
 }
 
-/// The VM is rendered with another version of its templates than before. The first version is no event.
+/// The VM is rendered with another version of its templates than before. The first version causes no event.
 fn templates_changed(vm: &VirtualMachine, after: Option<&RenderedFrom>) -> Option<Event> {
     let version = |from: &RenderedFrom| {
         let set = from.set.as_deref().map(|set| format!(" of the set {set}")).unwrap_or_default();
@@ -81,16 +88,18 @@ fn templates_changed(vm: &VirtualMachine, after: Option<&RenderedFrom>) -> Optio
     })
 }
 
-/// Claims with new findings, and claims that are not used any more.
+/// New findings about claims, and claims that the VM does not use any more.
 fn claims_changed(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> Vec<Event> {
     let new = claims::new_findings(vm, &wanted.claims);
     let findings = new.findings.iter().map(|(claim, finding)| (finding.reason, claims::sentence(claim, finding)));
-    let kept = |name: &&str| (Reason::DiskKept, format!("claim {name} is not used any more; it and its data are kept"));
+    let kept = |name: &&str| {
+        (Reason::DiskKept, format!("the VM does not use claim {name} any more; the claim and its data are kept"))
+    };
     let event = |(reason, note)| Event { reason, note, action: "Reconcile" };
     findings.chain(new.unused.iter().map(kept)).map(event).collect()
 }
 
-/// Conditions that have another reason than before, or another message where that says what is wrong.
+/// Conditions that have another reason than before, or, if the message describes a problem, another message.
 fn conditions_changed(vm: &VirtualMachine, conditions: &[Condition]) -> Vec<Event> {
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let changed = conditions.iter().filter_map(|condition| {
@@ -99,7 +108,7 @@ fn conditions_changed(vm: &VirtualMachine, conditions: &[Condition]) -> Vec<Even
         let same_reason = before.is_some_and(|before| before.reason == condition.reason);
         let same_message = before.is_some_and(|before| before.message == condition.message);
         let (is_new, reason) = match condition.type_.as_str() {
-            // What it says of a guest that shut down is the same each time.
+            // After a shutdown the message is always the same.
             READY if reason == Reason::GuestShutdown => (!same_reason, reason),
             READY if matches!(reason.effect(), Effect::Warning | Effect::Notice) => {
                 (!same_reason || !same_message, reason)

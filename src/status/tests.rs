@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::{
-    api::reasons::Effect,
+    api::{conditions::READY, reasons::Effect},
     object::ObjectKey,
     ownership::{STATUS_MANAGER, status_differs},
     plan::{Action, plan},
@@ -234,7 +234,7 @@ fn what_a_runner_said_that_was_killed_does_not_stand() {
         let status = derive(vm, &pod(pod_status));
         let conditions = status["conditions"].as_array().unwrap().clone();
         let taken: Vec<_> = conditions.iter().filter(|item| item["message"] == "no guest is running").collect();
-        (taken.iter().map(|item| text(&item["type"])).collect::<Vec<_>>().join(" "), status["cpus"].clone())
+        (taken.iter().map(|item| string(&item["type"])).collect::<Vec<_>>().join(" "), status["cpus"].clone())
     };
     let container = |state: Value, last: Value| json!({ "containerStatuses": [{ "name": "vm-runner", "state": state, "lastState": last }] });
     let ended = |at: &str| json!({ "terminated": { "exitCode": 137, "finishedAt": at } });
@@ -506,8 +506,8 @@ fn what_is_news() {
         let events = events.into_iter().map(|event| format!("{} {}: {}", is_warning(&event), event.reason, event.note));
         events.collect::<Vec<_>>()
     };
-    assert_eq!(news(&vm(|_| ()), &nothing()), ["false SuccessfulCreate: made Pod apple"]);
-    assert_eq!(news(&stopped(), &cluster(|_, _| ())), ["false SuccessfulDelete: Pod apple is asked to end"]);
+    assert_eq!(news(&vm(|_| ()), &nothing()), ["false SuccessfulCreate: created Pod apple"]);
+    assert_eq!(news(&stopped(), &cluster(|_, _| ())), ["false SuccessfulDelete: deleted Pod apple to stop the VM"]);
     let failing = pod(
         json!({ "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "ImagePullBackOff", "message": "no" } } }] }),
     );

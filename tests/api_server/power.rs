@@ -373,7 +373,7 @@ async fn a_vm_recreated_at_once_waits_for_the_old_pod() {
     vms.delete("apple", &DeleteParams::default()).await.unwrap();
     let again = ns.create_vm("apple", on_node).await;
     ns.vm_with_reason("apple", "WaitingForDeletion").await;
-    ns.wait_for_description("apple", &["WaitingForDeletion", "waiting for Pod apple to be gone"]).await;
+    ns.wait_for_description("apple", &["WaitingForDeletion", "waiting until Pod apple is gone"]).await;
     assert_eq!(ns.api::<Pod>().get("apple").await.unwrap().uid(), pod.uid());
     // The garbage collector of a new cluster looks every 30 s for kinds that it does not know yet.
     eventually("the Pod to go", 3 * LIMIT, async || {
@@ -397,7 +397,7 @@ async fn a_pod_of_somebody_else_is_not_taken_over() {
     let vm = ns.vm_with_reason("apple", "NameTaken").await;
     assert_eq!(
         condition(&vm, "Ready").unwrap().2,
-        "Pod apple exists and is not this machine's: delete or rename one of the two"
+        "Pod apple exists and does not belong to this VM: delete or rename one of the two"
     );
     assert_eq!(ns.api::<Pod>().get("apple").await.unwrap().spec.unwrap().containers[0].name, "x");
 }
@@ -467,7 +467,7 @@ async fn pending_changes_list_what_a_restart_would_change() {
     assert_eq!(paths, ["objects/Pod/spec.containers[vm-runner].image", "objects/Pod/spec.nodeSelector"]);
     assert_eq!(pending[0].current, Some(json!(image)));
     assert_eq!(pending[0].wanted, Some(json!("example.org/other:1")));
-    assert_eq!(pending[0].reason, "a Pod that exists is not changed here");
+    assert_eq!(pending[0].reason, "the manager does not change a Pod that exists");
     ns.patch_vm("apple", json!({ "spec": { "image": null, "nodeSelector": null } })).await;
     let vm = ns.vm_when("apple", "nothing pending", |vm| condition(vm, "RestartRequired").is_none()).await;
     assert_eq!(vm.status.unwrap().pending_changes, []);
@@ -486,7 +486,7 @@ async fn a_claim_that_is_deleted_under_a_running_vm_is_reported_and_recreated_at
         })
         .await;
     assert_eq!(condition(&vm, "Ready").unwrap().1, "Running");
-    let gone = "claim apple-core-disk is being deleted: it goes, with its data, when no Pod uses it any more";
+    let gone = "claim apple-core-disk is being deleted: it is removed, with its data, when no Pod uses it any more";
     ns.wait_for_description("apple", &["SuccessfulCreate", "ClaimDeleting", gone]).await;
     annotate(&ns, "apple", RESTARTED_ANNOTATION, "now").await;
     ns.pod_when("apple", "going", is_going).await;
@@ -516,7 +516,7 @@ async fn a_node_can_be_drained_and_the_vm_waits_for_another_node() {
     let vm = ns.vm_with_reason("apple", "Restarting").await;
     let (_, _, message) = condition(&vm, "Ready").unwrap();
     assert!(message.contains("EvictionByEvictionAPI"), "{message}");
-    ns.wait_for_description("apple", &["Restarting", "waiting for the old Pod to be gone", "EvictionByEvictionAPI"])
+    ns.wait_for_description("apple", &["Restarting", "waiting until the old Pod is gone", "EvictionByEvictionAPI"])
         .await;
     ns.remove_pod("apple").await;
     let said = drain.await.unwrap().expect("kubectl drain");

@@ -341,7 +341,7 @@ async fn a_manager_that_ends_writes_its_events_and_then_releases_its_lease() {
     manager.signal(Signal::TERM);
     assert!(manager.wait_for_end().await.success());
     let events = ns.api::<Event>().list(&ListParams::default()).await.unwrap();
-    let is_made = |event: &&Event| event.message.as_deref() == Some("made Pod apple");
+    let is_made = |event: &&Event| event.message.as_deref() == Some("created Pod apple");
     let event = events.iter().find(is_made).unwrap_or_else(|| panic!("{events:?}"));
     let lease = ns.api::<Lease>().get("vm-operator").await.unwrap();
     assert_eq!(lease.spec.as_ref().unwrap().holder_identity.as_deref(), Some(""));

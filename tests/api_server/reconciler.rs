@@ -20,10 +20,10 @@ use kube::{
 use serde_json::{Value, json};
 use vm_operator::{
     api::{VirtualMachine, conditions},
-    cluster::{Cluster, Turns, watch::Children},
+    cluster::{Cluster, RequestLimit, watch::Children},
     config::ReconcilerConfig,
     observed::Observed,
-    plan::{Action, Plan, Why, plan},
+    plan::{Action, DeleteReason, Plan, plan},
     process::ErrorChain,
     render::{Facts, TemplateSet, render},
     schedule::Persistence,
@@ -202,7 +202,7 @@ async fn a_change_of_the_pod_waits_for_a_restart_and_sets_restart_required() {
     let events = ns.api::<Event>().list(&Default::default()).await.unwrap().items;
     let made: Vec<&Event> = events.iter().filter(|event| event.reason.as_deref() == Some("SuccessfulCreate")).collect();
     assert!(made.len() == 1 && made[0].series.is_none(), "{made:?}");
-    assert_eq!((made[0].type_.as_deref(), made[0].message.as_deref()), (Some("Normal"), Some("made Pod apple")));
+    assert_eq!((made[0].type_.as_deref(), made[0].message.as_deref()), (Some("Normal"), Some("created Pod apple")));
 
     ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
     ns.vm_with_reason("apple", "StoppedAsRequested").await;
@@ -234,7 +234,7 @@ async fn a_manager_that_does_not_know_a_pod_does_not_change_it() {
     let config = ReconcilerConfig::default();
     let rendered = render(&vm, &nothing, &config, &facts, &TemplateSet::builtin().unwrap()).unwrap();
     let (children, _triggered) = Children::new(ns.client.clone(), None, Arc::default());
-    let cluster = Cluster::new(ns.client, children, Turns::default());
+    let cluster = Cluster::new(ns.client, children, RequestLimit::default());
     let refused = cluster.execute(&vm, &plan(&vm, &nothing, Some(&rendered))).await.result.unwrap_err();
     assert!(refused.persistence() == Persistence::Busy && refused.to_string() == "apply Pod apple", "{refused}");
     let after = pods.get("apple").await.unwrap();
@@ -262,11 +262,11 @@ async fn an_action_is_refused_if_the_object_was_recreated_meanwhile() {
     let object = rendered.into_iter().find(|object| object.key.kind == "ConfigMap").unwrap();
     let (key, patch) = (object.key.clone(), json!({ "metadata": { "labels": { "x": "y" } } }));
     let (children, _triggered) = Children::new(ns.client.clone(), None, Arc::default());
-    let cluster = Cluster::new(ns.client, children, Turns::default());
+    let cluster = Cluster::new(ns.client, children, RequestLimit::default());
     for action in [
         Action::Apply { object, uid: Some(former.clone()) },
         Action::Label { key: key.clone(), uid: former.clone(), patch },
-        Action::Delete { key, uid: former, why: Why::Superfluous, grace: None },
+        Action::Delete { key, uid: former, reason: DeleteReason::NotRendered, grace: None },
     ] {
         let plan = Plan { steps: [vec![action.clone()], vec![], vec![]], ..Plan::default() };
         let refused = cluster.execute(&vm, &plan).await.result.unwrap_err();
@@ -363,7 +363,7 @@ async fn an_object_of_somebody_else_with_the_same_name_is_not_changed() {
     ns.create_vm("apple", |_| ()).await;
     let vm = ns.vm_with_reason("apple", "NameTaken").await;
     let message = &conditions::find(&vm.status.as_ref().unwrap().conditions, "Ready").unwrap().message;
-    assert_eq!(message, "ConfigMap apple exists and is not this machine's: delete or rename one of the two");
+    assert_eq!(message, "ConfigMap apple exists and does not belong to this VM: delete or rename one of the two");
     assert_eq!(ns.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap().len(), 1);
     assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none(), "no Pod without what it mounts");
 
@@ -392,7 +392,7 @@ async fn an_object_with_lifetime_keep_is_not_taken_from_others() {
     let data = async |name: &str| ns.api::<ConfigMap>().get(name).await.unwrap().data.unwrap();
     ns.create_vm("apple", |_| ()).await;
     let message = condition(&ns.vm_with_reason("apple", "NameTaken").await, "Ready").unwrap().2;
-    assert!(message.starts_with("ConfigMap apple-notes exists and is not this machine's"), "{message}");
+    assert!(message.starts_with("ConfigMap apple-notes exists and does not belong to this VM"), "{message}");
     assert_eq!(data("apple-notes").await.into_keys().collect::<Vec<_>>(), ["theirs"]);
 
     // What it kept itself is its own again.

@@ -44,7 +44,7 @@ fn pods_that_end_are_made_again_later_and_later() {
         let observed = ended(lived, behind);
         let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
         assert_eq!(plan.retry.map(|retry| retry.count), Some(count), "{before:?} {lived} {behind}");
-        assert_eq!(plan.again_after, pause.map(Duration::from_secs), "{before:?} {lived} {behind}");
+        assert_eq!(plan.requeue_after, pause.map(Duration::from_secs), "{before:?} {lived} {behind}");
         assert_eq!(plan.steps.concat().is_empty(), pause.is_some(), "{before:?} {lived} {behind}");
     }
 }
@@ -58,7 +58,7 @@ fn a_pod_that_lives_long_enough_makes_the_earlier_ones_forgotten() {
         let observed = cluster(&vm, |_, _| ());
         let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
         assert_eq!(plan.retry.map(|retry| retry.count), count, "{age}");
-        assert_eq!(plan.again_after, pause.map(Duration::from_secs), "{age}");
+        assert_eq!(plan.requeue_after, pause.map(Duration::from_secs), "{age}");
     }
 }
 
@@ -74,9 +74,9 @@ fn a_retry_that_is_not_ours_does_no_harm() {
                 let observed = cluster(&vm, on_pod(move |pod| pod["status"] = json!({ "phase": phase })));
                 plan(&vm, &observed, Some(&rendered(&vm, &observed)))
             };
-            assert_eq!(plan_of("Running").again_after, pause.map(Duration::from_secs), "{next} {count}");
+            assert_eq!(plan_of("Running").requeue_after, pause.map(Duration::from_secs), "{next} {count}");
             let ended = plan_of("Failed");
-            assert_eq!(ended.again_after, again.map(Duration::from_secs), "{next} {count}");
+            assert_eq!(ended.requeue_after, again.map(Duration::from_secs), "{next} {count}");
             assert_eq!(ended.steps.concat().is_empty(), again.is_some(), "{next} {count}");
         }
     }
@@ -121,6 +121,6 @@ fn what_lives_beside_a_pod_that_ended_changes_nothing_about_the_next_try() {
         let vm = vm(|vm| vm["status"] = json!({ "retry": { "count": 3, "podUid": "another", "next": next } }));
         let plan = plan(&vm, &observed, Some(&objects));
         assert_eq!(plan.retry.map(|retry| retry.count), Some(4), "{next}");
-        assert_eq!(plan.again_after, Some(Duration::from_secs(80)), "{next}");
+        assert_eq!(plan.requeue_after, Some(Duration::from_secs(80)), "{next}");
     }
 }

@@ -1,0 +1,83 @@
+//! Whether the guest of a VM runs: what the runner has reported, and whether that still holds.
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
+use serde_json::Value;
+
+use super::current_conditions;
+use crate::{
+    api::{
+        VirtualMachine,
+        conditions::{self, RUNNING},
+    },
+    object::CONTAINER_NAME,
+    observed::Object,
+    ownership::owns_condition,
+    power::is_report_of,
+};
+
+/// What the runner has reported of the guest.
+pub(super) struct Guest<'a> {
+    vm: &'a VirtualMachine,
+    pod: Option<&'a Object>,
+    /// The conditions that the API server has.
+    pub conditions: &'a [Condition],
+    /// The runner was killed after its last report, so its conditions that are True no longer hold.
+    was_killed: bool,
+    /// The guest runs.
+    pub is_up: bool,
+}
+
+impl<'a> Guest<'a> {
+    /// `pod` is the VM's Pod, if it has one.
+    pub fn new(vm: &'a VirtualMachine, pod: Option<&'a Object>) -> Self {
+        let conditions = current_conditions(vm);
+        let was_killed = pod.is_some_and(|pod| was_killed(pod, conditions));
+        let mut guest = Self { vm, pod, conditions, was_killed, is_up: false };
+        let is_over = pod.is_some_and(|pod| pod.has_ended() || is_runner_down(pod) || is_lost(pod));
+        guest.is_up = guest.reports(RUNNING) && conditions::is_true(conditions, RUNNING) && !is_over;
+        guest
+    }
+
+    /// Whether the runner of the VM's Pod wrote the condition, and it still holds. Without a Pod, or before the runner's first report,
+    /// the manager writes the condition.
+    pub fn reports(&self, type_: &str) -> bool {
+        let is_over = |condition: &Condition| self.was_killed && condition.status == "True";
+        conditions::find(self.conditions, type_)
+            .is_some_and(|condition| !owns_condition(self.vm, type_) && !is_over(condition))
+            && self.pod.is_some_and(|pod| is_report_of(self.vm, pod))
+    }
+}
+
+/// Whether the Pod's node does not answer, so that nobody knows whether the guest runs.
+///
+/// The node controller then sets Ready to False and does not change the container statuses that the kubelet reported last
+/// (<https://kubernetes.io/docs/concepts/architecture/nodes/#node-controller>). The kubelet itself sets Ready and ContainersReady alike,
+/// except for a readiness gate.
+pub(super) fn is_lost(pod: &Object) -> bool {
+    pod.condition("ContainersReady", "True").is_some()
+        && pod.condition("Ready", "False").is_some_and(|ready| ready["reason"] != "ReadinessGatesNotReady")
+}
+
+/// Whether the runner's container does not run. A runner that was killed could not report that.
+fn is_runner_down(pod: &Object) -> bool {
+    let is_in = |status: &Value, state: &str| !status["state"][state].is_null();
+    runner_statuses(pod).any(|status| is_in(status, "waiting") || is_in(status, "terminated"))
+}
+
+/// Whether the runner ended after it had reported that its guest runs. Then only the manager can correct the report. Both times are the
+/// node's. A runner that was started later has reported anew.
+fn was_killed(pod: &Object, conditions: &[Condition]) -> bool {
+    let running = conditions::find(conditions, RUNNING).filter(|running| running.status == "True");
+    let Some(reported) = running.map(|running| running.last_transition_time.0) else { return false };
+    let ended = |status: &Value| {
+        let state = &status["state"];
+        let last = if state["waiting"].is_null() { state } else { &status["lastState"] };
+        last.pointer("/terminated/finishedAt").and_then(|time| time.as_str()?.parse::<Timestamp>().ok())
+    };
+    pod.has_ended() || runner_statuses(pod).filter_map(ended).any(|end| reported < end)
+}
+
+fn runner_statuses(pod: &Object) -> impl Iterator<Item = &Value> {
+    let statuses = pod.status["containerStatuses"].as_array().into_iter().flatten();
+    statuses.filter(|status| status["name"] == CONTAINER_NAME)
+}

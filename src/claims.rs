@@ -283,3 +283,115 @@ fn size_text(spec: &Value) -> Option<String> {
 pub fn other_vm<'a>(vm: &VirtualMachine, claim: &'a Object) -> Option<&'a str> {
     claim.vm().filter(|other| claim.is_ours() && *other != vm.name_any())
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::test_support::{applied, nothing, rendered, vm};
+
+    const CLAIM: &str = "apple-core-disk";
+
+    /// The VM `apple`, whose disk should have 2Gi.
+    fn growing(status: Value) -> VirtualMachine {
+        vm(|vm| {
+            vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] =
+                json!("2Gi");
+            vm["status"] = status;
+        })
+    }
+
+    /// The claims of the VM, bound to volumes of 1Gi.
+    fn bound() -> Observed {
+        applied(&rendered(&vm(|_| ()), &nothing()), |kind, object| {
+            if kind == "PersistentVolumeClaim" {
+                object["spec"]["volumeName"] = json!("pv");
+                object["status"]["phase"] = json!("Bound");
+            }
+        })
+    }
+
+    fn status_of(claims: Value) -> Vec<ClaimStatus> {
+        serde_json::from_value(claims).unwrap()
+    }
+
+    #[test]
+    fn a_refused_growth_is_kept_for_its_generation() {
+        let (first, observed) = (growing(Value::Null), bound());
+        let objects = rendered(&first, &observed);
+        let reported = |vm: &VirtualMachine, refusals: &[Refusal]| claims(vm, &observed, &objects, refusals);
+        let refusal = |name: &str| {
+            let claim = objects.iter().find(|object| object.key.name == name).unwrap().key.clone();
+            [Refusal { claim, answer: "no quota".into() }]
+        };
+        let refused = reported(&first, &refusal(CLAIM));
+        let finding = json!({
+            "reason": "GrowthRefused", "current": "1Gi", "wanted": "2Gi", "answer": "no quota", "generation": 3,
+        });
+        assert_eq!(json!(refused), json!([{ "name": CLAIM, "findings": [finding] }]));
+        let condition = storage_ready(&refused, &objects).unwrap();
+        assert_eq!((condition.status, condition.reason), (false, Reason::GrowthRefused));
+        assert_eq!(
+            condition.message,
+            "claim apple-core-disk can't grow from 1Gi to 2Gi: no quota (tried again when the VM's spec changes)"
+        );
+
+        // The next reconcile does not request the growth, so there is no refusal.
+        let mut later = growing(json!({ "claims": refused }));
+        assert_eq!(reported(&later, &[]), refused);
+        let reasons = |claims: &[ClaimStatus]| -> Vec<Reason> {
+            claims.iter().flat_map(|claim| &claim.findings).map(|finding| finding.reason).collect()
+        };
+        later.metadata.generation = Some(4);
+        assert_eq!(reasons(&reported(&later, &[])), [Reason::GrowthPending]);
+        assert_eq!(reasons(&reported(&first, &refusal("apple-runner-data"))), [Reason::GrowthPending]);
+    }
+
+    #[test]
+    fn storage_ready_has_the_reason_of_the_worst_finding_and_all_sentences() {
+        let objects = rendered(&vm(|_| ()), &nothing());
+        let claims = status_of(json!([
+            { "name": "a", "findings": [{ "reason": "Resizing", "wanted": "3Gi" }] },
+            { "name": "b", "findings": [{ "reason": "ClaimPending" }, { "reason": "ClaimLost" }] },
+            { "name": "c", "unused": true },
+        ]));
+        let condition = storage_ready(&claims, &objects).unwrap();
+        assert_eq!((condition.status, condition.reason), (false, Reason::ClaimLost));
+        assert_eq!(
+            condition.message,
+            "claim b has lost its volume; claim b has no volume yet; claim a is growing to 3Gi; \
+             kept, but not used by this VM any more: c"
+        );
+        let unused = storage_ready(&claims[2..], &[]).unwrap();
+        assert_eq!((unused.status, unused.reason), (true, Reason::ClaimsBound));
+        assert_eq!(unused.message, "kept, but not used by this VM any more: c");
+        let bound = storage_ready(&[], &objects).unwrap();
+        assert_eq!((bound.status, bound.reason, bound.message.as_str()), (true, Reason::ClaimsBound, ""));
+        assert_eq!(storage_ready(&[], &[]), None);
+    }
+
+    #[test]
+    fn new_findings_are_warnings_and_unused_claims_that_the_status_does_not_have() {
+        let growth = |answer: &str, generation: i64| json!({ "reason": "GrowthRefused", "current": "1Gi", "wanted": "2Gi", "answer": answer, "generation": generation });
+        let before = growing(json!({ "claims": [
+            { "name": "same", "findings": [growth("no", 2)] },
+            { "name": "other-answer", "findings": [growth("no", 2)] },
+            { "name": "known-unused", "unused": true },
+            { "name": "unused-now", "findings": [{ "reason": "ClaimPending" }] },
+        ] }));
+        let now = status_of(json!([
+            { "name": "same", "findings": [growth("no", 3)] },
+            { "name": "other-answer", "findings": [growth("still no", 3)] },
+            { "name": "lost", "findings": [{ "reason": "ClaimPending" }, { "reason": "ClaimLost" }] },
+            { "name": "known-unused", "unused": true },
+            { "name": "unused-now", "unused": true },
+        ]));
+        let new = new_findings(&before, &now);
+        let findings: Vec<_> = new.findings.iter().map(|(claim, finding)| (*claim, finding.reason)).collect();
+        assert_eq!(findings, [("other-answer", Reason::GrowthRefused), ("lost", Reason::ClaimLost)]);
+        assert_eq!(new.unused, ["unused-now"]);
+        let after = growing(json!({ "claims": now }));
+        assert_eq!(new_findings(&after, &now), NewFindings::default());
+    }
+}

@@ -120,17 +120,17 @@ fn describe(plan: &Plan) -> String {
         Action::Apply { object, uid: None } => json!({ "create": object.key.to_string() }),
         Action::Apply { object, uid: Some(uid) } => json!({ "apply": object.key.to_string(), "uid": uid }),
         Action::Label { key, uid, patch } => json!({ "label": key.to_string(), "uid": uid, "patch": patch }),
-        Action::Delete { key, uid, why, grace } => {
-            json!({ "delete": key.to_string(), "uid": uid, "why": format!("{why:?}"), "grace": grace })
+        Action::Delete { key, uid, reason, grace } => {
+            json!({ "delete": key.to_string(), "uid": uid, "reason": format!("{reason:?}"), "grace": grace })
         }
     };
-    let Plan { power, steps, waits, again_after, pending, retry } = plan;
+    let Plan { power, steps, waits, requeue_after, pending, retry } = plan;
     yaml(json!({
         "power": format!("{power:?}"),
         "steps": steps.iter().map(|step| step.iter().map(action).collect::<Vec<_>>()).collect::<Vec<_>>(),
         "waits": waits.iter().map(|wait| format!("{wait:?}")).collect::<Vec<_>>(),
         "pending": pending,
-        "again_after": again_after.map(|pause| format!("{pause:?}")),
+        "requeue_after": requeue_after.map(|pause| format!("{pause:?}")),
         "retry": retry,
     }))
 }

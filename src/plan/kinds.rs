@@ -44,3 +44,76 @@ fn is_valid(kind: &TypeMeta) -> bool {
     };
     is_label(version) && is_label(&kind.kind)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::test_support::{nothing, rendered, vm};
+
+    fn kind(api_version: &str, kind: &str) -> TypeMeta {
+        TypeMeta { api_version: api_version.into(), kind: kind.into() }
+    }
+
+    /// The built-in objects of a VM, and one of the kind NetworkPolicy.
+    fn with_policy() -> Vec<Rendered> {
+        let mut objects = rendered(&vm(|_| ()), &nothing());
+        let mut policy = objects[0].clone();
+        (policy.key.api_version, policy.key.kind) = ("networking.k8s.io/v1".into(), "NetworkPolicy".into());
+        objects.push(policy);
+        objects
+    }
+
+    /// The kinds that are watched because `status.objectKinds` names these.
+    fn from(kinds: &[(&str, &str)], rendered: &[Rendered]) -> Vec<TypeMeta> {
+        let kinds: Vec<_> =
+            kinds.iter().map(|(version, kind)| json!({ "apiVersion": version, "kind": kind })).collect();
+        from_status(&vm(|vm| vm["status"] = json!({ "objectKinds": kinds })), rendered)
+    }
+
+    #[test]
+    fn rendered_kinds_pods_and_secrets_are_needed() {
+        let always = [kind("v1", "Pod"), kind("v1", "Secret")];
+        assert_eq!(needed(&[]).collect::<Vec<_>>(), always);
+        let all: Vec<TypeMeta> = needed(&with_policy()).collect();
+        for wanted in [kind("v1", "ConfigMap"), kind("networking.k8s.io/v1", "NetworkPolicy")].iter().chain(&always) {
+            assert!(all.contains(wanted), "{wanted:?}");
+        }
+        assert!(!all.contains(&kind("v1", "Service")), "this VM has none");
+    }
+
+    #[test]
+    fn kinds_of_the_status_are_watched_unless_they_are_watched_anyway() {
+        let kinds = [("networking.k8s.io/v1beta1", "NetworkPolicy"), ("v1", "Service"), ("example.org/v1", "Lamp")];
+        let lamp = kind("example.org/v1", "Lamp");
+        assert_eq!(from(&kinds, &[]), [kind("networking.k8s.io/v1beta1", "NetworkPolicy"), lamp.clone()]);
+        assert_eq!(from(&kinds, &with_policy()), [lamp], "another version of a rendered kind");
+        let many = vec![("example.org/v1", "Lamp"); MAXIMUM_OBJECTS + 1];
+        assert_eq!(from(&many, &[]).len(), MAXIMUM_OBJECTS);
+        assert_eq!(from_status(&vm(|_| ()), &[]), []);
+    }
+
+    #[test]
+    fn only_kinds_that_an_api_server_can_have_are_watched() {
+        for (api_version, kind, expected) in [
+            ("networking.k8s.io/v1", "NetworkPolicy", true),
+            ("example.org/v1alpha1", "HTTPRoute", true),
+            ("v1", "ReplicationController", true),
+            // These kinds are watched for all VMs, however the kind is spelled.
+            ("v1", "Pod", false),
+            ("v1", "pod", false),
+            ("v1", "configmap", false),
+            // These are paths, not kinds.
+            ("example.org/v1/namespaces/x/pods?x=", "Y", false),
+            ("..", "Y", false),
+            ("../v1", "Y", false),
+            ("example..org/v1", "Y", false),
+            ("/v1", "Y", false),
+            ("v1", "a/b", false),
+            ("v1", "", false),
+        ] {
+            assert_eq!(!from(&[(api_version, kind)], &[]).is_empty(), expected, "{api_version} {kind}");
+        }
+    }
+}

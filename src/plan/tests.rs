@@ -8,7 +8,7 @@ use crate::{
     test_support::{applied, noon, nothing, rendered, set_by, stopped, vm},
 };
 
-/// The plan in short: a word for each action and wait.
+/// The plan as short texts: one for each action and wait.
 fn short(plan: &Plan) -> Vec<String> {
     let actions = plan.steps.iter().enumerate().flat_map(|(step, actions)| {
         actions.iter().map(move |action| match action {
@@ -25,7 +25,7 @@ fn short(plan: &Plan) -> Vec<String> {
     actions.chain(plan.waits.iter().map(|wait| format!("{wait:?}"))).collect()
 }
 
-/// A cluster in which all of the machine's objects are there, each changed by `edit`.
+/// A cluster with all objects of the VM, each changed by `edit`.
 fn cluster(vm: &VirtualMachine, edit: impl FnMut(&str, &mut Value)) -> Observed {
     applied(&rendered(vm, &nothing()), edit)
 }
@@ -49,7 +49,7 @@ fn on_node(pod: &mut Value) {
 const GONE: &str = r#"Gone(ObjectKey { api_version: "v1", kind: "Pod", name: "apple" })"#;
 
 #[test]
-fn a_new_machine_gets_what_its_pod_mounts_and_then_its_pod() {
+fn a_new_vm_gets_the_objects_that_its_pod_mounts_and_then_its_pod() {
     assert_eq!(
         decide(&vm(|_| ()), &nothing()),
         [
@@ -63,7 +63,7 @@ fn a_new_machine_gets_what_its_pod_mounts_and_then_its_pod() {
 }
 
 #[test]
-fn a_stopped_machine_gets_everything_but_a_pod() {
+fn a_stopped_vm_gets_all_objects_except_a_pod() {
     assert_eq!(
         decide(&stopped(), &nothing()),
         [
@@ -76,14 +76,14 @@ fn a_stopped_machine_gets_everything_but_a_pod() {
 }
 
 #[test]
-fn nothing_is_done_when_all_is_as_it_should_be() {
+fn nothing_is_done_when_all_objects_are_as_rendered() {
     let vm = vm(|_| ());
     assert_eq!(decide(&vm, &cluster(&vm, |_, _| ())), [""; 0]);
 }
 
 #[test]
-fn the_power_table() {
-    let going = |object: &mut Value| object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:59:50Z");
+fn the_table_of_runtime_objects() {
+    let deleting = |object: &mut Value| object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:59:50Z");
     let since = json!({ "type": "Ready", "status": "False", "lastTransitionTime": "2027-01-15T08:00:00Z" });
     let ended = |object: &mut Value| object["status"] = json!({ "phase": "Failed", "conditions": [since] });
     let theirs = |object: &mut Value| {
@@ -97,19 +97,19 @@ fn the_power_table() {
     for (vm, edit, expected) in [
         (&running, &(|_: &mut Value| ()) as &dyn Fn(&mut Value), &[][..]),
         (&running, &ended, &["0 delete Pod apple Ended None", GONE]),
-        (&running, &going, &[GONE]),
+        (&running, &deleting, &[GONE]),
         (&running, &theirs, &[GONE]),
         (&running, &stranger, &[r#"NotOurs(ObjectKey { api_version: "v1", kind: "Pod", name: "apple" })"#]),
         (&stopped(), &|_| (), &["0 delete Pod apple", GONE]),
         (&stopped(), &ended, &["0 delete Pod apple", GONE]),
-        (&stopped(), &going, &[GONE]),
+        (&stopped(), &deleting, &[GONE]),
         (&stopped(), &stranger, &[]),
     ] {
         assert_eq!(decide(vm, &cluster(&running, on_pod(edit))), expected);
     }
 }
 
-/// A machine whose guest has shut itself down, as the runner reports it.
+/// A VM whose guest has shut itself down, as the runner reports it.
 fn shut_down(edit: impl FnOnce(&mut Value)) -> VirtualMachine {
     vm(|vm| {
         vm["spec"]["guestShutdownStops"] = json!(true);
@@ -122,7 +122,7 @@ fn shut_down(edit: impl FnOnce(&mut Value)) -> VirtualMachine {
 }
 
 #[test]
-fn a_guest_that_shut_itself_down_is_remembered_before_its_pod_goes() {
+fn a_shutdown_is_in_the_status_before_the_pod_is_deleted() {
     let first = shut_down(|_| ());
     let observed = cluster(&first, |_, _| ());
     let plan = plan(&first, &observed, Some(&rendered(&first, &observed)));
@@ -153,12 +153,12 @@ fn a_restart_replaces_the_pod_once() {
     assert_eq!(made[RESTARTED_ANNOTATION], "monday");
     let after = cluster(&vm(|_| ()), on_pod(move |pod| pod["metadata"]["annotations"] = made.clone()));
     assert_eq!(decide(&asked("monday"), &after), [""; 0]);
-    assert_eq!(decide(&vm(|_| ()), &after), [""; 0], "the annotation was taken away");
+    assert_eq!(decide(&vm(|_| ()), &after), [""; 0], "the annotation was removed");
     assert_eq!(decide(&asked("tuesday"), &after), ["0 delete Pod apple Restart None", GONE]);
 }
 
 #[test]
-fn a_forced_stop_shortens_the_grace_of_that_pod_only() {
+fn a_forced_stop_shortens_the_grace_period_of_that_pod_only() {
     let forced = |vm: &mut Value, uid: &str| vm["metadata"]["annotations"] = json!({ FORCE_STOP_ANNOTATION: uid });
     let down = |uid: &'static str| {
         vm(move |vm| {
@@ -167,7 +167,7 @@ fn a_forced_stop_shortens_the_grace_of_that_pod_only() {
             forced(vm, uid);
         })
     };
-    let going = |since: i64, grace: i64| {
+    let deleting = |since: i64, grace: i64| {
         cluster(
             &vm(|_| ()),
             on_pod(move |pod| {
@@ -179,38 +179,42 @@ fn a_forced_stop_shortens_the_grace_of_that_pod_only() {
     };
     let alive = cluster(&vm(|_| ()), |_, _| ());
     assert_eq!(decide(&down("Pod-apple"), &alive), ["0 delete Pod apple Force Some(1)", GONE]);
-    assert_eq!(decide(&down("Pod-apple"), &going(0, 905)), ["0 delete Pod apple Force Some(1)", GONE]);
-    assert_eq!(decide(&down("Pod-apple"), &going(300, 905)), ["0 delete Pod apple Force Some(301)", GONE]);
-    assert_eq!(decide(&down("Pod-apple"), &going(300, 301)), [GONE], "counted from the first request");
-    let anew = going(1, 302);
-    assert_eq!(decide(&down("Pod-apple"), &anew), ["0 delete Pod apple Force Some(2)", GONE], "counted from the last");
-    assert_eq!(decide(&down("Pod-apple"), &going(0, 2)), [GONE]);
-    assert_eq!(decide(&down("another"), &going(0, 905)), [GONE]);
+    assert_eq!(decide(&down("Pod-apple"), &deleting(0, 905)), ["0 delete Pod apple Force Some(1)", GONE]);
+    assert_eq!(decide(&down("Pod-apple"), &deleting(300, 905)), ["0 delete Pod apple Force Some(301)", GONE]);
+    assert_eq!(decide(&down("Pod-apple"), &deleting(300, 301)), [GONE], "counted from the first request");
+    let shortened = deleting(1, 302);
+    assert_eq!(
+        decide(&down("Pod-apple"), &shortened),
+        ["0 delete Pod apple Force Some(2)", GONE],
+        "counted from the last request"
+    );
+    assert_eq!(decide(&down("Pod-apple"), &deleting(0, 2)), [GONE]);
+    assert_eq!(decide(&down("another"), &deleting(0, 905)), [GONE]);
     assert_eq!(decide(&vm(|vm| forced(vm, "Pod-apple")), &alive), [""; 0], "it should run");
 }
 
 #[test]
-fn a_pod_that_should_be_gone_is_waited_for_and_said() {
-    let going_with = |end: &'static str, edit: fn(&mut Value)| {
-        let going = move |pod: &mut Value| {
+fn an_overdue_pod_is_waited_for_and_reported() {
+    let deleting_with = |end: &'static str, edit: fn(&mut Value)| {
+        let deleting = move |pod: &mut Value| {
             pod["metadata"]["deletionTimestamp"] = json!(end);
             edit(pod);
         };
-        cluster(&vm(|_| ()), on_pod(going))
+        cluster(&vm(|_| ()), on_pod(deleting))
     };
-    let going = |end| going_with(end, on_node);
+    let deleting = |end| deleting_with(end, on_node);
     let plan_of = |observed: &Observed| plan(&stopped(), observed, Some(&rendered(&stopped(), observed)));
-    let early = plan_of(&going("2027-01-15T07:59:40Z"));
+    let early = plan_of(&deleting("2027-01-15T07:59:40Z"));
     assert_eq!((short(&early), early.requeue_after), (vec![GONE.to_owned()], Some(Duration::from_secs(10))));
-    let late = plan_of(&going("2027-01-15T07:59:30Z"));
+    let late = plan_of(&deleting("2027-01-15T07:59:30Z"));
     assert_eq!((short(&late), late.requeue_after), (vec![GONE.replace("Gone", "NodeNotResponding")], None));
-    // Its kubelet may have started again what has ended, and not have said so.
-    let ended = going_with("2027-01-15T07:59:30Z", |pod| {
+    // The kubelet may have restarted the container and not reported that yet.
+    let ended = deleting_with("2027-01-15T07:59:30Z", |pod| {
         on_node(pod);
         pod["status"]["containerStatuses"] = json!([{ "state": { "terminated": { "exitCode": 0 } } }]);
     });
     assert_eq!(short(&plan_of(&ended)), [GONE.replace("Gone", "NodeNotResponding")]);
-    // Nothing runs in it: it hangs on something else than its node.
+    // Nothing runs in the Pod, so its node is not the cause.
     for edit in [
         |_: &mut Value| (),
         |pod: &mut Value| {
@@ -218,14 +222,14 @@ fn a_pod_that_should_be_gone_is_waited_for_and_said() {
             pod["status"]["phase"] = json!("Failed");
         },
     ] {
-        assert_eq!(short(&plan_of(&going_with("2027-01-15T07:59:30Z", edit))), [GONE.replace("Gone", "NotRemoved")]);
+        assert_eq!(short(&plan_of(&deleting_with("2027-01-15T07:59:30Z", edit))), [GONE.replace("Gone", "NotRemoved")]);
     }
-    let put_back = plan_of(&going("2027-01-16T07:59:40Z"));
+    let put_back = plan_of(&deleting("2027-01-16T07:59:40Z"));
     assert_eq!((short(&put_back), put_back.requeue_after), (vec![GONE.to_owned()], Some(Duration::from_secs(300))));
 }
 
 #[test]
-fn a_pod_that_ends_in_an_absurd_time_can_be_forced() {
+fn a_pod_with_an_absurd_grace_period_can_be_forced() {
     let of = |end: &'static str| {
         cluster(
             &vm(|_| ()),
@@ -241,7 +245,7 @@ fn a_pod_that_ends_in_an_absurd_time_can_be_forced() {
 }
 
 #[test]
-fn the_pod_of_an_earlier_machine_is_waited_for_whatever_the_new_one_calls_its_own() {
+fn the_pod_of_a_deleted_vm_is_waited_for_even_if_the_new_pod_has_another_name() {
     let mut objects = rendered(&vm(|_| ()), &nothing());
     let observed = applied(&objects, |kind, object| {
         if kind == "Pod" {
@@ -255,13 +259,13 @@ fn the_pod_of_an_earlier_machine_is_waited_for_whatever_the_new_one_calls_its_ow
 }
 
 #[test]
-fn what_is_kept_but_no_claim_is_not_taken_from_others() {
+fn a_kept_object_of_someone_else_is_refused_unless_it_is_a_claim() {
     let mut objects = rendered(&vm(|_| ()), &nothing());
     let map = objects.iter_mut().find(|object| object.key.kind == "ConfigMap").unwrap();
     map.lifetime = Lifetime::Keep;
     let observed = applied(&objects, |kind, object| {
         if kind == "ConfigMap" {
-            object["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("somebody");
+            object["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("someone");
         }
     });
     let waits = plan(&vm(|_| ()), &observed, Some(&objects)).waits;
@@ -269,7 +273,7 @@ fn what_is_kept_but_no_claim_is_not_taken_from_others() {
 }
 
 #[test]
-fn a_machine_that_is_started_while_its_guest_stays_down_gets_another_pod() {
+fn a_vm_that_is_started_while_its_guest_stays_down_gets_another_pod() {
     let started = |pod_uid: &'static str| {
         vm(move |vm| {
             vm["spec"]["guestShutdownStops"] = json!(true);
@@ -290,16 +294,16 @@ fn a_machine_that_is_started_while_its_guest_stays_down_gets_another_pod() {
     assert_eq!(deleted(&started("Pod-apple"), &alive), ["0 delete Pod apple Restart None"]);
     assert_eq!(deleted(&started("another"), &alive), [""; 0]);
 
-    // What lives beside the Pod goes with it once, and not again while the Pod is going.
+    // Other runtime objects are deleted once with the Pod, and not again while the Pod is being deleted.
     let mut objects = rendered(&vm(|_| ()), &nothing());
     objects.iter_mut().find(|object| object.key.kind == "ConfigMap").unwrap().lifetime = Lifetime::Running;
-    let going = applied(&objects, |kind, object| {
+    let deleting = applied(&objects, |kind, object| {
         if kind == "Pod" {
             object["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:10:00Z");
         }
     });
     let vm = started("Pod-apple");
-    assert_eq!(short(&plan(&vm, &going, Some(&objects))), [GONE]);
+    assert_eq!(short(&plan(&vm, &deleting, Some(&objects))), [GONE]);
 }
 
 #[test]
@@ -315,7 +319,7 @@ fn another_version_of_the_manager_writes_nothing() {
 }
 
 #[test]
-fn a_pod_that_is_not_rendered_any_more_is_ended_before_anything_can_be_refused() {
+fn an_unrendered_pod_is_deleted_in_the_first_step() {
     let observed = cluster(&vm(|_| ()), |_, _| ());
     let mut objects = rendered(&stopped(), &observed);
     objects.retain(|object| !object.key.is_pod());
@@ -327,14 +331,14 @@ fn a_pod_that_is_not_rendered_any_more_is_ended_before_anything_can_be_refused()
 }
 
 #[test]
-fn a_pod_is_not_made_while_its_disk_is_going() {
+fn no_pod_is_created_while_its_claim_is_being_deleted() {
     let running = vm(|_| ());
     let mut observed = cluster(&running, |kind, object| {
         if kind == "PersistentVolumeClaim" && object["metadata"]["name"] == "apple-core-disk" {
             object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:59:00Z");
         }
     });
-    assert_eq!(decide(&running, &observed).len(), 1, "the guest goes on");
+    assert_eq!(decide(&running, &observed).len(), 1, "the guest keeps running");
     observed.objects.retain(|object| !object.key.is_pod());
     assert_eq!(
         decide(&running, &observed),
@@ -343,10 +347,10 @@ fn a_pod_is_not_made_while_its_disk_is_going() {
 }
 
 #[test]
-fn a_change_of_the_configuration_is_live_and_the_pod_hears_of_it() {
+fn a_changed_config_map_is_applied_and_the_pod_is_annotated() {
     let before = vm(|_| ());
     let after = vm(|vm| vm["spec"]["vm"]["currentCpus"] = json!(1));
-    // A Pod without a node mounts nothing yet.
+    // A Pod without a node has no volumes yet.
     assert_eq!(decide(&after, &cluster(&before, |_, _| ())), ["0 change ConfigMap apple"]);
     let actions = decide(&after, &cluster(&before, on_pod(on_node)));
     assert_eq!(actions.len(), 2, "{actions:?}");
@@ -358,7 +362,7 @@ fn a_change_of_the_configuration_is_live_and_the_pod_hears_of_it() {
 }
 
 #[test]
-fn a_pod_that_gets_a_node_hears_of_what_changed_before() {
+fn a_pod_that_gets_a_node_is_annotated_with_earlier_changes() {
     let before = vm(|_| ());
     let after = vm(|vm| vm["spec"]["vm"]["currentCpus"] = json!(1));
     let bound = |configured: &VirtualMachine| {
@@ -386,7 +390,7 @@ fn a_change_of_the_pod_waits_for_the_next_start() {
 }
 
 #[test]
-fn live_cpus_leave_nothing_to_wait_for() {
+fn a_live_change_of_cpus_is_not_pending() {
     let with = |resources: Value, cpus: u32| {
         vm(move |vm| {
             vm["spec"]["resources"] = resources;
@@ -408,17 +412,17 @@ fn live_cpus_leave_nothing_to_wait_for() {
     assert_eq!(
         pending(&with(limited, 2), &with(Value::Null, 2)),
         ["objects/Pod/spec.containers[vm-runner].resources.limits"],
-        "what the machine does not ask for any more"
+        "limits that the VM no longer has"
     );
 }
 
 #[test]
-fn a_label_of_the_machine_reaches_its_pod_and_leaves_it() {
+fn a_label_of_the_vm_is_added_to_its_pod_and_removed_again() {
     let (without, with) =
         (vm(|_| ()), vm(|vm| vm["metadata"]["labels"] = json!({ "tier": "web", "helm.sh/chart": "x" })));
     assert_eq!(decide(&with, &cluster(&without, |_, _| ())), [r#"1 label Pod apple {"labels":{"tier":"web"}}"#]);
     assert_eq!(decide(&without, &cluster(&with, |_, _| ())), [r#"1 label Pod apple {"labels":{"tier":null}}"#]);
-    // The API server notes what was patched apart from what was applied.
+    // The API server keeps separate field sets for patched and applied fields.
     let patched = cluster(
         &with,
         on_pod(|pod| {
@@ -438,7 +442,7 @@ fn a_label_of_the_machine_reaches_its_pod_and_leaves_it() {
 }
 
 #[test]
-fn a_field_that_somebody_changed_is_put_back() {
+fn a_field_that_another_client_changed_is_applied_again() {
     let vm = vm(|_| ());
     let observed = cluster(&vm, |kind, object| {
         if kind == "ConfigMap" {
@@ -450,7 +454,7 @@ fn a_field_that_somebody_changed_is_put_back() {
 }
 
 #[test]
-fn a_secret_that_somebody_changed_is_left_alone_and_the_pod_hears_of_it() {
+fn a_changed_secret_is_left_alone_and_the_pod_is_annotated() {
     let vm = vm(|_| ());
     let observed = cluster(&vm, |kind, object| match kind {
         "Secret" => {
@@ -465,7 +469,7 @@ fn a_secret_that_somebody_changed_is_left_alone_and_the_pod_hears_of_it() {
 }
 
 #[test]
-fn a_persons_secret_of_the_generated_ones_name_is_theirs_also_while_a_pod_mounts_it() {
+fn a_persons_secret_with_the_generated_name_is_not_taken_over() {
     let vm = vm(|_| ());
     let theirs = |observed: Observed| {
         let mut objects = observed.objects;
@@ -481,7 +485,7 @@ fn a_persons_secret_of_the_generated_ones_name_is_theirs_also_while_a_pod_mounts
 }
 
 #[test]
-fn a_secret_that_is_not_to_be_generated_any_more_is_not_mounted_by_the_next_pod() {
+fn the_next_pod_does_not_mount_a_secret_that_is_no_longer_generated() {
     let generating = stopped();
     let open = vm(|vm| vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } }));
     let observed = cluster(&generating, |_, _| ());
@@ -501,7 +505,7 @@ fn a_secret_that_is_not_to_be_generated_any_more_is_not_mounted_by_the_next_pod(
 }
 
 #[test]
-fn a_password_that_somebody_set_outlives_the_wish_to_generate_one() {
+fn a_secret_whose_password_a_person_set_is_not_deleted() {
     let generated = vm(|_| ());
     let without = vm(|vm| vm["spec"]["vm"]["display"] = json!({ "spice": { "generateSecret": false } }));
     let deleted = "2 delete Secret apple-display-secret".to_owned();
@@ -517,7 +521,7 @@ fn a_password_that_somebody_set_outlives_the_wish_to_generate_one() {
     assert_eq!(decide(&without, &set), [""; 0]);
 }
 
-/// The machine's Pod as a StatefulSet that replaces its template.
+/// The VM's rendered objects with a StatefulSet instead of the Pod.
 fn by_stateful_set(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
     let mut rendered = rendered(vm, observed);
     let pod = rendered.iter_mut().find(|object| object.key.is_pod()).unwrap();
@@ -529,7 +533,7 @@ fn by_stateful_set(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
 }
 
 #[test]
-fn templates_that_make_the_pod_otherwise_wait_until_it_has_ended() {
+fn templates_that_change_who_creates_the_pod_wait_until_the_old_pod_is_gone() {
     let (running, restarted) = (
         vm(|_| ()),
         vm(|vm| {
@@ -546,7 +550,7 @@ fn templates_that_make_the_pod_otherwise_wait_until_it_has_ended() {
     assert_eq!(waiting.pending[0].path, "objects/StatefulSet/apple");
     assert_eq!(short(&plan_of(&restarted, &observed)), ["0 delete Pod apple Restart None", GONE]);
     let mut observed = observed;
-    // Whatever else lives while the machine runs.
+    // With another runtime object.
     let map = observed.objects.iter().find(|object| object.key.kind == "ConfigMap").unwrap();
     let key = ObjectKey { name: "helper".into(), ..map.key.clone() };
     let mut with_helper = by_stateful_set(&running, &observed);
@@ -557,7 +561,7 @@ fn templates_that_make_the_pod_otherwise_wait_until_it_has_ended() {
     for object in observed.objects.iter_mut().filter(|object| object.key.is_pod()) {
         Arc::make_mut(object).deleting = Some(noon());
     }
-    assert_eq!(short(&plan(&running, &observed, Some(&with_helper))), [GONE], "while it is going, too");
+    assert_eq!(short(&plan(&running, &observed, Some(&with_helper))), [GONE], "also while the Pod is being deleted");
     observed.objects.pop();
     observed.objects.retain(|object| !object.key.is_pod());
     assert_eq!(short(&plan_of(&running, &observed)), ["1 make StatefulSet apple"]);
@@ -575,11 +579,15 @@ fn templates_that_make_the_pod_otherwise_wait_until_it_has_ended() {
     assert_eq!(decide(&running, &observed), [gone("apple-0")]);
     assert_eq!(decide(&restarted, &observed), ["0 delete StatefulSet apple".to_owned(), gone("apple-0")]);
     assert_eq!(decide(&stopped(), &observed), ["0 delete StatefulSet apple"]);
-    // Its Pod is lost: it may make it anew any moment, so it must be gone before there is another.
+    // Without its Pod the StatefulSet may create a new one at any time, so it must be gone before the manager creates one.
     observed.objects.retain(|object| !object.key.is_pod());
     let gone = GONE.replace("v1", "apps/v1").replace("Pod", "StatefulSet");
     assert_eq!(decide(&running, &observed), ["0 delete StatefulSet apple", &gone]);
-    assert_eq!(short(&plan(&running, &observed, None)), [""; 0], "what can't be rendered can't be made anew");
+    assert_eq!(
+        short(&plan(&running, &observed, None)),
+        [""; 0],
+        "objects that can't be rendered can't be created again"
+    );
     for object in observed.objects.iter_mut().filter(|object| object.key.kind == "StatefulSet") {
         Arc::make_mut(object).deleting = Some(noon());
     }
@@ -589,10 +597,10 @@ fn templates_that_make_the_pod_otherwise_wait_until_it_has_ended() {
 }
 
 #[test]
-fn what_the_oldest_releases_started_runs_on_until_it_is_stopped_or_restarted() {
+fn a_legacy_statefulset_pod_runs_until_it_is_stopped_or_restarted() {
     let running = vm(|_| ());
     let restarted = vm(|vm| vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" }));
-    let oldest = |owner: Option<&'static str>, going: bool| {
+    let legacy = |owner: Option<&'static str>, deleting: bool| {
         cluster(
             &running,
             on_pod(move |pod| {
@@ -603,7 +611,7 @@ fn what_the_oldest_releases_started_runs_on_until_it_is_stopped_or_restarted() {
                     Some(owner) => metadata["ownerReferences"][0]["uid"] = json!(owner),
                     None => drop(metadata.remove("ownerReferences")),
                 }
-                if going {
+                if deleting {
                     metadata.insert("deletionTimestamp".into(), json!("2027-01-15T07:59:59Z"));
                 }
             }),
@@ -613,16 +621,16 @@ fn what_the_oldest_releases_started_runs_on_until_it_is_stopped_or_restarted() {
     let gone = gone.as_str();
     for owner in [Some("a-statefulset"), None] {
         let what = if owner.is_some() { "StatefulSet apple" } else { "Pod apple-0" };
-        assert_eq!(decide(&running, &oldest(owner, false)), [gone]);
-        assert_eq!(decide(&stopped(), &oldest(owner, false)), [format!("0 delete {what}").as_str(), gone]);
+        assert_eq!(decide(&running, &legacy(owner, false)), [gone]);
+        assert_eq!(decide(&stopped(), &legacy(owner, false)), [format!("0 delete {what}").as_str(), gone]);
         let restart = format!("0 delete {what} Restart None");
-        assert_eq!(decide(&restarted, &oldest(owner, false)), [restart.as_str(), gone]);
-        assert_eq!(decide(&restarted, &oldest(owner, true)), [gone]);
+        assert_eq!(decide(&restarted, &legacy(owner, false)), [restart.as_str(), gone]);
+        assert_eq!(decide(&restarted, &legacy(owner, true)), [gone]);
     }
 }
 
 #[test]
-fn an_object_that_is_known_in_two_versions_is_one() {
+fn an_object_in_two_api_versions_is_one_object() {
     let vm = vm(|_| ());
     let mut observed = cluster(&vm, |_, _| ());
     let with = |version: &str, key: &ObjectKey| ObjectKey { api_version: version.into(), ..key.clone() };
@@ -636,7 +644,7 @@ fn an_object_that_is_known_in_two_versions_is_one() {
 }
 
 #[test]
-fn what_is_not_rendered_any_more_goes_but_never_a_claim() {
+fn unrendered_objects_are_deleted_except_claims() {
     let with = vm(|vm| vm["spec"]["cloudInit"] = json!({}));
     let without = vm(|vm| vm["spec"]["vm"]["disks"] = json!([]));
     let mut actions = decide(&without, &cluster(&with, |_, _| ()));
@@ -645,23 +653,23 @@ fn what_is_not_rendered_any_more_goes_but_never_a_claim() {
 }
 
 #[test]
-fn broken_templates_prune_nothing_and_kill_no_guest_but_the_power_button_works() {
+fn broken_templates_delete_nothing_and_end_no_guest_but_the_vm_can_be_stopped() {
     let running = vm(|_| ());
     let observed = cluster(&running, |_, _| ());
     assert_eq!(short(&plan(&running, &observed, None)), [""; 0]);
     assert_eq!(short(&plan(&stopped(), &observed, None)), ["0 delete Pod apple"]);
     let restarted = vm(|vm| vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" }));
-    assert_eq!(short(&plan(&restarted, &observed, None)), [""; 0], "nothing can be made anew");
+    assert_eq!(short(&plan(&restarted, &observed, None)), [""; 0], "nothing can be created again");
 }
 
 #[test]
-fn a_machine_that_is_being_deleted_is_left_to_the_garbage_collector() {
-    let going = vm(|vm| vm["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:59:00Z"));
-    assert_eq!(decide(&going, &cluster(&vm(|_| ()), |_, _| ())), [""; 0]);
+fn a_vm_that_is_being_deleted_is_left_to_the_garbage_collector() {
+    let deleting = vm(|vm| vm["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:59:00Z"));
+    assert_eq!(decide(&deleting, &cluster(&vm(|_| ()), |_, _| ())), [""; 0]);
 }
 
 #[test]
-fn a_machine_made_again_adopts_what_its_predecessor_left() {
+fn a_recreated_vm_adopts_orphaned_objects() {
     let vm = vm(|_| ());
     let observed = cluster(
         &vm,

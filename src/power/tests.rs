@@ -10,7 +10,7 @@ use crate::{
 
 const HALTED: &str = r#"{ "by": "guest", "time": "2027-01-15T07:00:00Z", "generation": 3 }"#;
 
-fn machine(state: &str, setter: Option<&str>, status: Value) -> VirtualMachine {
+fn vm_with(state: &str, setter: Option<&str>, status: Value) -> VirtualMachine {
     vm(|vm| {
         vm["spec"]["vm"]["state"] = json!(state);
         vm["spec"]["guestShutdownStops"] = json!(true);
@@ -42,27 +42,27 @@ fn the_table() {
     let was = |power: &str| json!({ "power": power });
     let up = with_pod();
     for (vm, observed, wanted, halted, unmanaged, write_stopped) in [
-        (machine("Running", None, Value::Null), &nothing(), Wanted::Up, false, false, false),
-        (machine("Running", Some("Apply"), Value::Null), &up, Wanted::Up, false, false, false),
-        (machine("Running", None, shut_down("Pod-apple")), &up, Wanted::Halting, true, false, false),
-        (machine("Running", None, shut_down("Pod-apple")), &nothing(), Wanted::Halting, true, false, false),
-        (machine("Running", None, shut_down("the one before")), &up, Wanted::Up, false, false, false),
-        (machine("Running", Some("Apply"), json!({ "halted": halted })), &up, Wanted::Down, true, false, false),
-        (machine("Running", Some("Update"), json!({ "halted": halted })), &up, Wanted::Down, true, false, true),
+        (vm_with("Running", None, Value::Null), &nothing(), Wanted::Up, false, false, false),
+        (vm_with("Running", Some("Apply"), Value::Null), &up, Wanted::Up, false, false, false),
+        (vm_with("Running", None, shut_down("Pod-apple")), &up, Wanted::Halting, true, false, false),
+        (vm_with("Running", None, shut_down("Pod-apple")), &nothing(), Wanted::Halting, true, false, false),
+        (vm_with("Running", None, shut_down("the one before")), &up, Wanted::Up, false, false, false),
+        (vm_with("Running", Some("Apply"), json!({ "halted": halted })), &up, Wanted::Down, true, false, false),
+        (vm_with("Running", Some("Update"), json!({ "halted": halted })), &up, Wanted::Down, true, false, true),
         (
-            machine("Stopped", Some("Update"), json!({ "halted": halted })),
+            vm_with("Stopped", Some("Update"), json!({ "halted": halted })),
             &nothing(),
             Wanted::Down,
             false,
             false,
             false,
         ),
-        (machine("Stopped", Some("Apply"), was("Running")), &up, Wanted::Down, false, false, false),
-        (machine("Stopped", None, was("Running")), &nothing(), Wanted::Up, false, true, false),
-        (machine("Stopped", None, shut_down("Pod-apple")), &up, Wanted::Halting, true, false, false),
-        (machine("Stopped", None, was("Stopped")), &up, Wanted::Down, false, false, false),
-        (machine("Stopped", None, Value::Null), &nothing(), Wanted::Down, false, false, false),
-        (machine("Stopped", None, Value::Null), &up, Wanted::Up, false, true, false),
+        (vm_with("Stopped", Some("Apply"), was("Running")), &up, Wanted::Down, false, false, false),
+        (vm_with("Stopped", None, was("Running")), &nothing(), Wanted::Up, false, true, false),
+        (vm_with("Stopped", None, shut_down("Pod-apple")), &up, Wanted::Halting, true, false, false),
+        (vm_with("Stopped", None, was("Stopped")), &up, Wanted::Down, false, false, false),
+        (vm_with("Stopped", None, Value::Null), &nothing(), Wanted::Down, false, false, false),
+        (vm_with("Stopped", None, Value::Null), &up, Wanted::Up, false, true, false),
     ] {
         let power = decide(&vm, observed);
         let found = (power.wanted, power.halted.is_some(), power.unmanaged, power.write_stopped);
@@ -72,7 +72,7 @@ fn the_table() {
 }
 
 #[test]
-fn a_machine_that_was_started_again_is_not_halted_by_the_old_report() {
+fn a_vm_that_was_started_again_is_not_halted_by_the_old_report() {
     let halted: Value = serde_json::from_str(HALTED).unwrap();
     let report = |halted: &Value| {
         let mut status = shut_down("Pod-apple");
@@ -80,29 +80,29 @@ fn a_machine_that_was_started_again_is_not_halted_by_the_old_report() {
         status
     };
     for observed in [with_pod(), nothing()] {
-        let stopped = decide(&machine("Stopped", Some("Update"), report(&halted)), &observed);
+        let stopped = decide(&vm_with("Stopped", Some("Update"), report(&halted)), &observed);
         assert_eq!(stopped.wanted, Wanted::Down);
         let halted = json!(stopped.halted);
-        let started = decide(&machine("Running", Some("Update"), report(&halted)), &observed);
+        let started = decide(&vm_with("Running", Some("Update"), report(&halted)), &observed);
         assert_eq!(started.wanted, Wanted::Up);
-        assert_eq!(json!(started.halted), halted, "the report still stands");
+        assert_eq!(json!(started.halted), halted, "the report is still in the status");
     }
     let mut status =
         report(&json!({ "by": "guest", "time": "2027-01-15T07:00:00Z", "generation": 3, "released": true }));
     status["podUid"] = json!("the one before");
-    let running = decide(&machine("Running", Some("Update"), status), &with_pod());
+    let running = decide(&vm_with("Running", Some("Update"), status), &with_pod());
     assert_eq!((running.wanted, running.halted), (Wanted::Up, None));
 }
 
 #[test]
-fn a_guest_that_shuts_down_before_the_last_shutdown_is_forgotten_stays_down() {
-    // It was started, but the manager ended before it could write that, and the new Pod's guest has shut down since.
+fn a_new_shutdown_is_recognised_while_an_earlier_one_is_in_the_status() {
+    // The VM was started, but the manager ended before it could write that, and the new Pod's guest has shut down since.
     for released in [false, true] {
         let mut status = shut_down("Pod-apple");
         status["halted"] = json!({
             "by": "guest", "time": "2027-01-15T07:00:00Z", "generation": 3, "podUid": "the one before", "released": released,
         });
-        let mut vm = machine("Running", Some("Update"), status);
+        let mut vm = vm_with("Running", Some("Update"), status);
         vm.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), "2027-01-15T07:00:00Z".into());
         let power = decide(&vm, &with_pod());
         let halted = power.halted.unwrap();
@@ -119,7 +119,7 @@ fn a_start_after_the_state_was_written_is_not_undone() {
         status
     };
     let halted: Value = serde_json::from_str(HALTED).unwrap();
-    let mut started = machine("Running", Some("Update"), status(&halted));
+    let mut started = vm_with("Running", Some("Update"), status(&halted));
     let mut noted = |time: &str| {
         started.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), time.into());
         let power = decide(&started, &with_pod());
@@ -127,41 +127,41 @@ fn a_start_after_the_state_was_written_is_not_undone() {
     };
     assert_eq!(noted("2027-01-14T07:00:00Z"), (Wanted::Down, true, false, false), "that was another shutdown");
     assert_eq!(noted("2027-01-15T07:00:00Z"), (Wanted::Up, false, true, true));
-    assert!(!decide(&started, &nothing()).replace_pod, "its Pod has gone already");
-    let going = applied(&rendered(&vm(|_| ()), &nothing()), |kind, object| {
+    assert!(!decide(&started, &nothing()).replace_pod, "it has no Pod any more");
+    let deleting = applied(&rendered(&vm(|_| ()), &nothing()), |kind, object| {
         if kind == "Pod" {
             object["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:10:00Z");
         }
     });
-    assert!(!decide(&started, &going).replace_pod, "its Pod goes already");
+    assert!(!decide(&started, &deleting).replace_pod, "its Pod is already being deleted");
 
-    // Another shutdown in the same second is another one.
-    let mut again = machine("Running", Some("Update"), shut_down("Pod-apple"));
+    // Another shutdown in the same second is a new shutdown.
+    let mut again = vm_with("Running", Some("Update"), shut_down("Pod-apple"));
     again.annotations_mut().insert(GUEST_SHUTDOWN_ANNOTATION.into(), whole_seconds(noon()));
     again.status.as_mut().unwrap().halted = decide(&again, &with_pod()).halted;
     assert_eq!(decide(&again, &with_pod()).wanted, Wanted::Down);
 
-    // Who stops it while the report stands may start it again before its Pod has gone.
+    // A person who stops the VM while the report is in the status may start it again before its Pod is gone.
     for setter in [None, Some("Update"), Some("Apply")] {
         let mut status = shut_down("Pod-apple");
         status["power"] = json!("Stopped");
-        let stopped = decide(&machine("Stopped", setter, status.clone()), &with_pod());
+        let stopped = decide(&vm_with("Stopped", setter, status.clone()), &with_pod());
         assert_eq!((stopped.wanted, stopped.halted.as_ref().map(|halted| halted.released)), (Wanted::Down, Some(true)));
         status["halted"] = json!(stopped.halted);
-        assert_eq!(decide(&machine("Running", setter, status), &with_pod()).wanted, Wanted::Up);
+        assert_eq!(decide(&vm_with("Running", setter, status), &with_pod()).wanted, Wanted::Up);
     }
 }
 
 #[test]
-fn without_guest_shutdown_stops_a_shutdown_is_nothing_to_remember() {
-    let mut vm = machine("Running", None, shut_down("Pod-apple"));
+fn without_guest_shutdown_stops_a_shutdown_does_not_halt_the_vm() {
+    let mut vm = vm_with("Running", None, shut_down("Pod-apple"));
     vm.spec.guest_shutdown_stops = false;
     assert_eq!(decide(&vm, &with_pod()).wanted, Wanted::Up);
 }
 
 #[test]
-fn what_the_manager_said_itself_is_no_report() {
-    let mut vm = machine("Running", None, shut_down("Pod-apple"));
+fn a_condition_of_the_manager_is_not_a_report_of_the_runner() {
+    let mut vm = vm_with("Running", None, shut_down("Pod-apple"));
     let mut with = |ours: Value| {
         let fields = json!({ "f:status": { "f:conditions": { "k:{\"type\":\"Running\"}": ours } } });
         let entry = json!([{ "manager": ownership::STATUS_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
@@ -169,16 +169,16 @@ fn what_the_manager_said_itself_is_no_report() {
         decide(&vm, &nothing()).wanted
     };
     assert_eq!(with(json!({ ".": {}, "f:status": {}, "f:message": {} })), Wanted::Up);
-    // The runner says it, too: then only the message is its own.
+    // The runner has written the same status, so both own it; only the message is the runner's.
     assert_eq!(with(json!({ ".": {}, "f:status": {} })), Wanted::Halting);
 }
 
 #[test]
-fn only_a_new_restart_starts_what_is_halted() {
+fn only_a_new_restart_annotation_starts_a_halted_vm() {
     let restarted = |restart: Option<&str>| {
         let mut halted: Value = serde_json::from_str(HALTED).unwrap();
         halted["restartedAt"] = json!("monday");
-        let mut vm = machine("Running", Some("Apply"), json!({ "halted": halted }));
+        let mut vm = vm_with("Running", Some("Apply"), json!({ "halted": halted }));
         vm.metadata.annotations =
             restart.map(|restart| [(RESTARTED_ANNOTATION.to_owned(), restart.to_owned())].into_iter().collect());
         decide(&vm, &nothing()).wanted
@@ -187,8 +187,8 @@ fn only_a_new_restart_starts_what_is_halted() {
 }
 
 #[test]
-fn a_pod_that_a_statefulset_made_is_not_asked_for_the_restart() {
-    let mut vm = machine("Running", Some("Apply"), shut_down("Pod-apple-0"));
+fn the_restart_annotation_is_not_compared_with_the_pod_of_a_statefulset() {
+    let mut vm = vm_with("Running", Some("Apply"), shut_down("Pod-apple-0"));
     vm.metadata.annotations = Some([(RESTARTED_ANNOTATION.to_owned(), "monday".to_owned())].into_iter().collect());
     let observed = applied(&rendered(&vm, &nothing()), |kind, object| {
         if kind == "Pod" {

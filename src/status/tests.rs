@@ -24,7 +24,7 @@ fn pod(pod_status: Value) -> Observed {
     })
 }
 
-/// The status and the events of a reconcile whose plan was done, or of one in which nothing was done.
+/// The status and the events of a reconcile whose actions all succeeded (`is_done`) or all failed.
 fn reconcile(vm: &VirtualMachine, observed: &Observed, is_done: bool) -> (VirtualMachineStatus, Vec<Event>) {
     let rendered = rendered(vm, observed);
     let plan = plan(vm, observed, Some(&rendered));
@@ -78,7 +78,7 @@ fn the_table() {
 }
 
 #[test]
-fn a_pod_that_a_statefulset_made_is_the_machines_too() {
+fn the_pod_of_a_statefulset_is_the_vms_pod() {
     let renamed = |owner: &'static str| {
         cluster(move |kind, object| {
             if kind == "Pod" {
@@ -88,12 +88,12 @@ fn a_pod_that_a_statefulset_made_is_the_machines_too() {
         })
     };
     assert_eq!(short(&derive(&reported(true, |_| ()), &renamed("a-statefulset"))), "Running true Ready=True Running");
-    // One of the machine's own of another name is something else.
+    // A Pod with another name that the VM itself owns is not the VM's Pod.
     assert_eq!(short(&derive(&reported(true, |_| ()), &renamed("apple-uid"))), "Starting false Ready=False Starting");
 }
 
 #[test]
-fn the_cause_comes_from_the_pod() {
+fn the_reason_comes_from_the_pod() {
     for (pod_status, expected) in [
         (
             json!({ "conditions": [{ "type": "PodScheduled", "status": "False", "message": "0/1 nodes are available" }] }),
@@ -118,7 +118,7 @@ fn the_cause_comes_from_the_pod() {
         ),
         (json!({ "phase": "Failed" }), "Failed false Ready=False PodFailed"),
         (json!({ "phase": "Succeeded" }), "Starting false Ready=False PodSucceeded"),
-        // The guest shuts itself down again and again.
+        // The guest shuts itself down repeatedly.
         (
             json!({ "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } },
                 "lastState": { "terminated": { "exitCode": 0, "reason": "Completed" } } }] }),
@@ -141,7 +141,7 @@ fn the_cause_comes_from_the_pod() {
         let derived = derive(&vm(|_| ()), &observed);
         assert_eq!(short(&derived), expected, "{pod_status}");
         if pod_status["phase"].is_null() {
-            // A runner that was killed has reported last that all is well.
+            // The last report of a runner that was killed says that the guest runs.
             if pod_status["containerStatuses"][0]["name"] == "vm-runner" {
                 assert_eq!(short(&derive(&reported(true, |_| ()), &observed)), expected, "{pod_status}");
             }
@@ -150,7 +150,7 @@ fn the_cause_comes_from_the_pod() {
 }
 
 #[test]
-fn how_a_runner_ended_is_said_in_the_kubelets_words() {
+fn the_message_says_how_the_runner_ended() {
     let said = |pod_status: Value| {
         let status = derive(&vm(|_| ()), &pod(pod_status));
         let ready = status["conditions"].as_array().unwrap().iter().find(|item| item["type"] == READY).unwrap();
@@ -178,7 +178,7 @@ fn how_a_runner_ended_is_said_in_the_kubelets_words() {
 }
 
 #[test]
-fn the_kubelets_words_about_an_image_are_said_once() {
+fn the_kubelets_message_about_an_image_is_kept() {
     let pull = |reason: &str, message: &str| {
         let state = json!({ "waiting": { "reason": reason, "message": message } });
         pod(json!({ "containerStatuses": [{ "name": "vm-runner", "state": state }] }))
@@ -186,26 +186,26 @@ fn the_kubelets_words_about_an_image_are_said_once() {
     let ready = |status: &Value| {
         status["conditions"].as_array().unwrap().iter().find(|item| item["type"] == READY).unwrap().clone()
     };
-    let mut machine = vm(|_| ());
-    let first = derive(&machine, &pull("ErrImagePull", "not found"));
+    let mut apple = vm(|_| ());
+    let first = derive(&apple, &pull("ErrImagePull", "not found"));
     assert_eq!(ready(&first)["message"], "vm-runner: ErrImagePull: not found");
-    machine.status = serde_json::from_value(first.clone()).unwrap();
-    let then = derive(&machine, &pull("ImagePullBackOff", "Back-off pulling image"));
+    apple.status = serde_json::from_value(first.clone()).unwrap();
+    let then = derive(&apple, &pull("ImagePullBackOff", "Back-off pulling image"));
     assert_eq!(ready(&then), ready(&first));
-    let other = derive(&machine, &pull("ErrImagePull", "denied"));
+    let other = derive(&apple, &pull("ErrImagePull", "denied"));
     assert_eq!(ready(&other)["message"], "vm-runner: ErrImagePull: denied");
 }
 
 #[test]
-fn a_pod_that_should_be_gone_tells_of_its_node() {
-    let going = cluster(|kind, object| {
+fn an_overdue_pod_is_reported_with_its_node_or_its_finalizers() {
+    let deleting = cluster(|kind, object| {
         if kind == "Pod" {
             object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:00:00Z");
             object["spec"]["nodeName"] = json!("node-1");
         }
     });
     for vm in [vm(|_| ()), stopped()] {
-        assert!(short(&derive(&vm, &going)).ends_with("false Ready=False NodeNotResponding"));
+        assert!(short(&derive(&vm, &deleting)).ends_with("false Ready=False NodeNotResponding"));
     }
     let kept = cluster(|kind, object| {
         if kind == "Pod" {
@@ -220,7 +220,7 @@ fn a_pod_that_should_be_gone_tells_of_its_node() {
 }
 
 #[test]
-fn what_a_runner_said_that_was_killed_does_not_stand() {
+fn the_report_of_a_killed_runner_does_not_hold() {
     let mut vm = reported(true, |vm| {
         vm["status"]["cpus"] = json!(2);
         let said = &mut vm["status"]["conditions"];
@@ -245,19 +245,19 @@ fn what_a_runner_said_that_was_killed_does_not_stand() {
     assert_eq!(running(&vm, container(ended(after), Value::Null)), all);
     assert_eq!(running(&vm, container(waiting.clone(), ended(after))), all);
     assert_eq!(running(&vm, json!({ "phase": "Failed" })), all);
-    // It has said so since, but the kubelet has not yet.
+    // The runner has reported since, and the kubelet has not yet.
     assert_eq!(running(&vm, container(ended(before), Value::Null)), none);
     assert_eq!(running(&vm, container(waiting, ended(before))), none);
     assert_eq!(running(&vm, container(json!({ "waiting": { "reason": "ContainerCreating" } }), Value::Null)), none);
     assert_eq!(running(&vm, container(json!({ "running": {} }), ended(after))), none);
-    // That its guest shut down stands: it is not to be started again.
+    // The report that the guest shut down still holds: the VM stays down.
     let said = &mut vm.status.as_mut().unwrap().conditions[0];
     (said.status, said.reason) = ("False".into(), "GuestShutdown".into());
     assert!(!running(&vm, json!({ "phase": "Failed" })).0.contains("Running"));
 }
 
 #[test]
-fn a_predecessors_pod_that_ends_is_said() {
+fn the_pod_of_a_deleted_vm_is_reported() {
     let former = |deleting: Option<&'static str>| {
         cluster(move |kind, object| {
             if kind == "Pod" {
@@ -279,8 +279,8 @@ fn a_predecessors_pod_that_ends_is_said() {
 }
 
 #[test]
-fn a_node_that_does_not_answer_is_said_at_once() {
-    let pod_with = |ready: &str, reason: &str, containers: &str, going: bool| {
+fn a_node_that_does_not_answer_is_reported_at_once() {
+    let pod_with = |ready: &str, reason: &str, containers: &str, deleting: bool| {
         let conditions = json!([
             { "type": "Ready", "status": ready, "reason": reason },
             { "type": "ContainersReady", "status": containers },
@@ -289,7 +289,7 @@ fn a_node_that_does_not_answer_is_said_at_once() {
             if kind == "Pod" {
                 object["spec"]["nodeName"] = json!("node-1");
                 object["status"]["conditions"] = conditions.clone();
-                if going {
+                if deleting {
                     object["metadata"]["deletionTimestamp"] = json!("2027-01-16T07:00:00Z");
                 }
             }
@@ -303,10 +303,10 @@ fn a_node_that_does_not_answer_is_said_at_once() {
     for (vm, observed, expected) in [
         (&up, pod_with("True", "", "True", false), "Running true Ready=True Running"),
         (&up, pod_with("False", "", "True", false), "Unknown false Ready=False NodeNotResponding"),
-        // The cluster asks it to go, but it can't hear that.
+        // The cluster deletes the Pod, but its node does not answer.
         (&up, pod_with("False", "", "True", true), "Stopping false Ready=False NodeNotResponding"),
         (&down, pod_with("False", "", "True", true), "Stopping false Ready=False NodeNotResponding"),
-        // A user's own gate, or a probe: the node answers.
+        // With a readiness gate or a failed probe, the node answers.
         (&up, pod_with("False", "ReadinessGatesNotReady", "True", false), "Running true Ready=True Running"),
         (&up, pod_with("False", "ContainersNotReady", "False", false), "Running true Ready=True Running"),
     ] {
@@ -322,8 +322,8 @@ fn a_node_that_does_not_answer_is_said_at_once() {
 }
 
 #[test]
-fn what_is_wrong_with_a_claim() {
-    let machine = vm(|vm| {
+fn each_finding_about_a_claim_has_a_reason_and_a_message() {
+    let apple = vm(|vm| {
         let template = &mut vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"];
         template["spec"]["accessModes"] = json!(["ReadWriteOncePod"]);
     });
@@ -337,13 +337,13 @@ fn what_is_wrong_with_a_claim() {
                 }
             }
         });
-        let status = derive(&machine, &observed);
+        let status = derive(&apple, &observed);
         let conditions = status["conditions"].as_array().unwrap();
         let storage = conditions.iter().find(|condition| condition["type"] == "StorageReady").unwrap();
         [&storage["reason"], &storage["message"]].map(|text| text.as_str().unwrap().to_owned())
     };
     assert_eq!(with(|_| ())[0], "ClaimsBound");
-    // Nobody said which it should have.
+    // The spec does not set the field.
     assert_eq!(with(|claim| claim["spec"]["volumeMode"] = json!("Filesystem"))[0], "ClaimsBound");
     for (change, reason, message) in [
         (
@@ -373,8 +373,8 @@ fn what_is_wrong_with_a_claim() {
 }
 
 #[test]
-fn each_thing_that_is_wrong_with_a_claim_is_told_once() {
-    let machine = |status: Value| {
+fn each_finding_about_a_claim_causes_one_event() {
+    let apple = |status: Value| {
         vm(|vm| {
             let disk = vm["spec"]["vm"]["disks"][0].clone();
             vm["spec"]["vm"]["disks"] = json!([disk.clone(), disk]);
@@ -383,7 +383,7 @@ fn each_thing_that_is_wrong_with_a_claim_is_told_once() {
         })
     };
     let smaller = |claims: &'static [&str]| {
-        applied(&rendered(&machine(Value::Null), &nothing()), move |kind, object| {
+        applied(&rendered(&apple(Value::Null), &nothing()), move |kind, object| {
             if kind == "PersistentVolumeClaim" {
                 object["status"]["phase"] = json!("Bound");
                 if claims.iter().any(|claim| object["metadata"]["name"] == *claim) {
@@ -392,7 +392,7 @@ fn each_thing_that_is_wrong_with_a_claim_is_told_once() {
             }
         })
     };
-    let told = |vm: &VirtualMachine, observed: &Observed| {
+    let shrink_events = |vm: &VirtualMachine, observed: &Observed| {
         let (wanted, events) = reconcile(vm, observed, false);
         let events = events.into_iter().filter(|event| event.reason == Reason::ShrinkRefused);
         (events.map(|event| event.note).collect(), json!(wanted))
@@ -405,14 +405,14 @@ fn each_thing_that_is_wrong_with_a_claim_is_told_once() {
         (&["apple-core-disk", "apple-data-disk"], vec![note("data")]),
         (&["apple-data-disk"], vec![]),
     ] {
-        let (news, status): (Vec<String>, Value) = told(&machine(before), &smaller(claims));
-        assert_eq!(news, expected, "{claims:?}");
+        let (notes, status): (Vec<String>, Value) = shrink_events(&apple(before), &smaller(claims));
+        assert_eq!(notes, expected, "{claims:?}");
         before = status;
     }
 }
 
 #[test]
-fn what_was_written_is_not_written_again() {
+fn the_same_status_is_not_written_again() {
     let observed = cluster(|_, _| ());
     let first = derive(&vm(|_| ()), &observed);
     let written = vm(|vm| vm["status"] = first.clone());
@@ -421,7 +421,7 @@ fn what_was_written_is_not_written_again() {
 }
 
 #[test]
-fn a_field_that_is_not_ours_to_say_any_more_is_given_up() {
+fn a_field_that_the_manager_no_longer_writes_is_given_up() {
     let observed = cluster(|_, _| ());
     let (wanted, _) = reconcile(&reported(true, |_| ()), &observed, false);
     let mut vm = vm(|vm| vm["status"] = json!(wanted));
@@ -433,11 +433,11 @@ fn a_field_that_is_not_ours_to_say_any_more_is_given_up() {
 }
 
 #[test]
-fn kinds_are_noted_that_are_made_there_or_not_looked_for() {
-    let machine = vm(|_| ());
+fn object_kinds_are_those_of_rendered_existing_and_unknown_objects() {
+    let apple = vm(|_| ());
     let kind = |kind: &str| TypeMeta { api_version: "example.org/v1".into(), kind: kind.into() };
     let object_of = |api_version: &str, kind: &str| {
-        let mut object = rendered(&machine, &nothing()).remove(0);
+        let mut object = rendered(&apple, &nothing()).remove(0);
         object.key = ObjectKey { api_version: api_version.into(), kind: kind.into(), ..object.key };
         let value = std::sync::Arc::make_mut(&mut object.value);
         value["apiVersion"] = json!(api_version);
@@ -445,75 +445,47 @@ fn kinds_are_noted_that_are_made_there_or_not_looked_for() {
         object
     };
     let object = |kind: &str| object_of("example.org/v1", kind);
-    let names = |observed: &Observed, rendered: &[Rendered], unseen: &[TypeMeta]| {
-        let kinds = object_kinds(&machine, observed, rendered, unseen);
+    let names = |observed: &Observed, rendered: &[Rendered], unknown: &[TypeMeta]| {
+        let kinds = object_kinds(&apple, observed, rendered, unknown);
         kinds.into_iter().map(|kind| kind.kind).collect::<Vec<_>>()
     };
-    let nobodys = applied(&[object("There")], |_, object| object["metadata"]["ownerReferences"] = json!([]));
-    let there = applied(&[object("There")], |_, _| ());
-    assert_eq!(names(&cluster(|_, _| ()), &rendered(&machine, &nothing()), &[]), [""; 0]);
-    assert_eq!(names(&there, &[object("Made")], &[kind("Unseen")]), ["Made", "There", "Unseen"]);
-    assert_eq!(names(&nobodys, &[], &[]), [""; 0]);
-    let older = applied(&[object_of("example.org/v1beta1", "Made")], |_, _| ());
-    assert_eq!(object_kinds(&machine, &older, &[object("Made")], &[]).len(), 1, "two versions are one");
-    let status = json!(object_kinds(&machine, &nothing(), &[object("Made")], &[]));
-    assert_eq!(status, json!([{ "apiVersion": "example.org/v1", "kind": "Made" }]));
+    let orphaned = applied(&[object("Existing")], |_, object| object["metadata"]["ownerReferences"] = json!([]));
+    let there = applied(&[object("Existing")], |_, _| ());
+    assert_eq!(names(&cluster(|_, _| ()), &rendered(&apple, &nothing()), &[]), [""; 0]);
+    assert_eq!(names(&there, &[object("Rendered")], &[kind("Unknown")]), ["Existing", "Rendered", "Unknown"]);
+    assert_eq!(names(&orphaned, &[], &[]), [""; 0]);
+    let older = applied(&[object_of("example.org/v1beta1", "Rendered")], |_, _| ());
+    assert_eq!(object_kinds(&apple, &older, &[object("Rendered")], &[]).len(), 1, "two versions are one");
+    let status = json!(object_kinds(&apple, &nothing(), &[object("Rendered")], &[]));
+    assert_eq!(status, json!([{ "apiVersion": "example.org/v1", "kind": "Rendered" }]));
 }
 
 #[test]
-fn what_a_status_names_is_looked_for_if_it_can_be_a_kind_and_is_not_looked_for_anyway() {
-    let rendered = rendered(&vm(|_| ()), &nothing());
-    let is_noted = |api_version: &str, kind: &str| {
-        let vm = vm(|vm| vm["status"] = json!({ "objectKinds": [{ "apiVersion": api_version, "kind": kind }] }));
-        !kinds::from_status(&vm, &rendered).is_empty()
-    };
-    for (api_version, kind, expected) in [
-        ("networking.k8s.io/v1", "NetworkPolicy", true),
-        ("example.org/v1alpha1", "HTTPRoute", true),
-        ("v1", "ReplicationController", true),
-        // All machines have or had such objects, however the kind is spelled.
-        ("v1", "Pod", false),
-        ("v1", "pod", false),
-        ("v1", "configmap", false),
-        // Not a kind but a path.
-        ("example.org/v1/namespaces/x/pods?x=", "Y", false),
-        ("..", "Y", false),
-        ("../v1", "Y", false),
-        ("example..org/v1", "Y", false),
-        ("/v1", "Y", false),
-        ("v1", "a/b", false),
-        ("v1", "", false),
-    ] {
-        assert_eq!(is_noted(api_version, kind), expected, "{api_version} {kind}");
-    }
-}
-
-#[test]
-fn who_says_that_nothing_runs() {
+fn the_manager_writes_running_if_no_runner_reports() {
     let has_running =
         |status: &Value| status["conditions"].as_array().unwrap().iter().any(|item| item["type"] == RUNNING);
-    assert!(has_running(&derive(&vm(|_| ()), &nothing())), "there is no Pod: the manager");
-    assert!(has_running(&derive(&vm(|_| ()), &cluster(|_, _| ()))), "the runner has not reported: the manager");
-    assert!(!has_running(&derive(&reported(true, |_| ()), &cluster(|_, _| ()))), "the runner has: the runner");
-    assert!(has_running(&derive(&reported(true, |_| ()), &nothing())), "the runner has gone: the manager");
+    assert!(has_running(&derive(&vm(|_| ()), &nothing())), "no Pod exists");
+    assert!(has_running(&derive(&vm(|_| ()), &cluster(|_, _| ()))), "the runner has not reported yet");
+    assert!(!has_running(&derive(&reported(true, |_| ()), &cluster(|_, _| ()))), "the runner reports");
+    assert!(has_running(&derive(&reported(true, |_| ()), &nothing())), "the runner is gone");
 }
 
 #[test]
-fn what_is_news() {
-    let news = |vm: &VirtualMachine, observed: &Observed| {
+fn events_are_recorded_once() {
+    let recorded = |vm: &VirtualMachine, observed: &Observed| {
         let (_, events) = reconcile(vm, observed, true);
         let is_warning = |event: &Event| event.reason.effect() == Effect::Warning;
         let events = events.into_iter().map(|event| format!("{} {}: {}", is_warning(&event), event.reason, event.note));
         events.collect::<Vec<_>>()
     };
-    assert_eq!(news(&vm(|_| ()), &nothing()), ["false SuccessfulCreate: created Pod apple"]);
-    assert_eq!(news(&stopped(), &cluster(|_, _| ())), ["false SuccessfulDelete: deleted Pod apple to stop the VM"]);
+    assert_eq!(recorded(&vm(|_| ()), &nothing()), ["false SuccessfulCreate: created Pod apple"]);
+    assert_eq!(recorded(&stopped(), &cluster(|_, _| ())), ["false SuccessfulDelete: deleted Pod apple to stop the VM"]);
     let failing = pod(
         json!({ "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "ImagePullBackOff", "message": "no" } } }] }),
     );
-    let told = "true ImagePullFailed: vm-runner: ImagePullBackOff: no";
-    assert_eq!(news(&vm(|_| ()), &failing), [told]);
-    // What the status says already is not told again.
+    let message = "true ImagePullFailed: vm-runner: ImagePullBackOff: no";
+    assert_eq!(recorded(&vm(|_| ()), &failing), [message]);
+    // What is in the status already causes no event.
     let known = derive(&vm(|_| ()), &failing);
-    assert_eq!(news(&vm(|vm| vm["status"] = known.clone()), &failing), [""; 0]);
+    assert_eq!(recorded(&vm(|vm| vm["status"] = known.clone()), &failing), [""; 0]);
 }

@@ -1,9 +1,9 @@
-//! Claims that exist: what may change of them.
+//! Changes of claims that exist.
 
 use super::*;
 
 #[test]
-fn a_bound_claim_keeps_what_can_not_change_and_only_grows() {
+fn a_bound_claim_keeps_its_spec_and_only_grows() {
     let small = vm(|_| ());
     let bound = |size: &'static str| {
         move |kind: &str, object: &mut Value| {
@@ -49,7 +49,7 @@ fn a_bound_claim_keeps_what_can_not_change_and_only_grows() {
 }
 
 #[test]
-fn a_growth_that_was_refused_is_asked_for_again_when_the_spec_changes_and_keeps_no_other_disk_small() {
+fn a_refused_growth_is_retried_when_the_spec_changes_and_other_claims_grow() {
     let with_sizes = |core: &str, data: &str, status: Value| {
         let claim = |name: &str, size: &str| {
             let spec = json!({ "resources": { "requests": { "storage": size } } });
@@ -88,14 +88,14 @@ fn a_growth_that_was_refused_is_asked_for_again_when_the_spec_changes_and_keeps_
 }
 
 #[test]
-fn a_claim_that_was_bound_since_is_not_applied_again() {
+fn a_claim_that_was_bound_is_not_applied_again() {
     let vm = vm(|vm| {
         vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["selector"] =
             json!({ "matchLabels": { "a": "b" } });
     });
     let observed = cluster(&vm, |kind, object| {
         if kind == "PersistentVolumeClaim" {
-            // The binder and the defaults of the class add to the spec; nobody owns that.
+            // The volume controller and the storage class add fields to the spec, which no field manager owns.
             object["spec"]["volumeName"] = json!("pv-1");
             object["spec"]["storageClassName"] = json!("fast");
             object["spec"].as_object_mut().unwrap().remove("selector");
@@ -107,7 +107,7 @@ fn a_claim_that_was_bound_since_is_not_applied_again() {
 }
 
 #[test]
-fn old_claims_are_used_instead_of_new_ones() {
+fn claims_with_names_of_earlier_releases_are_used() {
     let vm = vm(|_| ());
     let observed = cluster(&vm, |kind, object| {
         if kind == "PersistentVolumeClaim" && object["spec"]["volumeMode"] == "Block" {

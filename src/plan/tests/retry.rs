@@ -1,11 +1,11 @@
-//! When a Pod that has ended is made again.
+//! When a Pod that has ended is created again.
 
 use super::*;
 
 #[test]
-fn pods_that_end_are_made_again_later_and_later() {
+fn pods_that_end_are_created_again_after_a_growing_pause() {
     let seconds = SignedDuration::from_secs;
-    // A Pod that lived so long, by a clock of the cluster that is behind ours by so much.
+    // A Pod that lived `lived` seconds. The cluster's clock is `behind` seconds behind the manager's.
     let ended = |lived: i64, behind: i64| {
         cluster(
             &vm(|_| ()),
@@ -32,12 +32,12 @@ fn pods_that_end_are_made_again_later_and_later() {
         (Some((2, here, 0)), 4, 0, 2, None),
         (Some((2, here, -1)), 4, 0, 2, None),
         (Some((5, "another", -20)), 601, 0, 1, None),
-        // The node refused it at once.
+        // The node refused the Pod at once.
         (Some((1, "another", -20)), 0, 0, 2, Some(20)),
-        // Our clock is ahead of the cluster's, or behind.
+        // The manager's clock is ahead of the cluster's, or behind it.
         (Some((3, "another", -20)), 1, 700, 4, Some(79)),
         (None, 4, -day, 1, Some(6)),
-        // It has been put back by a day since the Pod was seen to have ended, and may be put right again.
+        // The manager's clock was set back by a day after the retry was written.
         (Some((1, here, day)), 4, -day, 1, Some(10)),
     ] {
         let vm = before.map_or_else(|| vm(|_| ()), |(count, uid, next)| after(count, uid, next));
@@ -50,7 +50,7 @@ fn pods_that_end_are_made_again_later_and_later() {
 }
 
 #[test]
-fn a_pod_that_lives_long_enough_makes_the_earlier_ones_forgotten() {
+fn a_pod_that_lives_long_enough_resets_the_pause() {
     for (age, count, pause) in [(4, Some(3), Some(300)), (400, Some(3), Some(200)), (600, None, None)] {
         let next = (noon() - SignedDuration::from_secs(age)).to_string();
         let retry = json!({ "count": 3, "podUid": "another", "next": next });
@@ -63,8 +63,8 @@ fn a_pod_that_lives_long_enough_makes_the_earlier_ones_forgotten() {
 }
 
 #[test]
-fn a_retry_that_is_not_ours_does_no_harm() {
-    // Others can write the status, too.
+fn a_retry_that_another_client_wrote_does_no_harm() {
+    // Other clients can write the status too.
     for (next, pause, again) in
         [("9999-12-30T21:59:00Z", Some(300), [Some(300), Some(10)]), ("0001-01-01T00:00:00Z", None, [Some(300), None])]
     {
@@ -83,7 +83,7 @@ fn a_retry_that_is_not_ours_does_no_harm() {
 }
 
 #[test]
-fn several_pods_that_ended_wait_for_one_time() {
+fn several_ended_pods_wait_for_the_same_time() {
     let mut objects = rendered(&vm(|_| ()), &nothing());
     let mut second = objects.iter().find(|object| object.key.is_pod()).unwrap().clone();
     second.key.name = "second".into();
@@ -103,7 +103,7 @@ fn several_pods_that_ended_wait_for_one_time() {
 }
 
 #[test]
-fn what_lives_beside_a_pod_that_ended_changes_nothing_about_the_next_try() {
+fn other_runtime_objects_do_not_change_the_retry_of_an_ended_pod() {
     let mut objects = rendered(&vm(|_| ()), &nothing());
     let mut helper = objects.iter().find(|object| object.key.kind == "ConfigMap").unwrap().clone();
     helper.lifetime = Lifetime::Running;
@@ -116,7 +116,7 @@ fn what_lives_beside_a_pod_that_ended_changes_nothing_about_the_next_try() {
             object["status"] = json!({ "phase": "Failed" });
         }
     });
-    // Whether the one before it was long ago or not.
+    // With an earlier retry of a minute ago, and of an hour ago.
     for next in ["2027-01-15T07:59:00Z", "2027-01-15T07:00:00Z"] {
         let vm = vm(|vm| vm["status"] = json!({ "retry": { "count": 3, "podUid": "another", "next": next } }));
         let plan = plan(&vm, &observed, Some(&objects));

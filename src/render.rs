@@ -1,24 +1,30 @@
-//! render: a machine, what is observed about it, the configuration and a template set become objects.
+//! render: a VM, its observed objects, the configuration and a template set become the objects that the VM should have.
 //!
 //! ```text
 //!  VirtualMachine ─┐
 //!  Observed        ┼─▶ context ─▶ minijinja ─▶ YAML text ─▶ documents ─▶ patches ─▶ objects (owner, labels, hash; refusals)
 //!  Config, values  │   context.rs  templates.rs              read.rs      patches.rs  output.rs
-//!  Facts ──────────┘               functions.rs, write.rs
+//!  random values ──┘   runner.rs   functions.rs, write.rs
 //! ```
 //!
-//! No clock, no network, no randomness: what is random comes in as [`Facts`]. Nothing here knows which kinds of objects
-//! the templates make.
+//! Rendering uses no clock, no network and no randomness: random values are an argument ([`Facts`]). Nothing here knows which kinds of
+//! objects the templates make.
+//!
+//! The files import each other in one direction: `context` uses `runner`, `cloud_init` and `output`; `templates` uses `functions`,
+//! `outline`, `patches`, `values`, `write` and `builtin`; `error` is below all. `check` is above: it calls [`render`].
 
 pub mod builtin;
 pub mod check;
+pub mod cloud_init;
 pub mod context;
 mod error;
 pub mod functions;
+mod library;
 pub mod outline;
 pub mod output;
 pub mod patches;
 mod read;
+pub mod runner;
 pub mod schema;
 pub mod templates;
 pub mod values;
@@ -32,27 +38,29 @@ use crate::{api::VirtualMachine, config::ReconcilerConfig, object::Rendered, obs
 
 pub use context::Facts;
 pub use error::TemplateError;
-pub use templates::{Files, Library, Sources, TemplateSet};
+pub use library::{Library, Sources};
+pub use templates::{Files, TemplateSet};
 
 use context::Context;
-use output::Wrong;
+use error::OutputError;
 
-/// What a template rendered, on its way to become an object.
+/// A document that a template rendered, before it becomes an object.
 struct Document<'a> {
-    name: &'a str,
-    place: &'a str,
+    /// The template's name in its set.
+    template: &'a str,
     value: serde_json::Value,
+    /// The files of the patches that changed it.
     patches: Vec<String>,
 }
 
-/// How many objects a machine may have: a loop that goes wrong must not fill the cluster.
+/// How many objects a VM may have. A wrong loop in a template must not fill the cluster.
 pub const MAXIMUM_OBJECTS: usize = 64;
 
-/// Renders all objects of a machine, in the order of their templates' names.
+/// Renders all objects of a VM, in the order of their templates' names.
 ///
 /// # Errors
-/// The first template that fails, with its name, line and column; nothing of the set is returned then, because half of a
-/// set must not be applied.
+/// The first template that fails, with its name, line and column. No object is returned then, because half of a set must not be
+/// applied.
 pub fn render(
     vm: &VirtualMachine,
     observed: &Observed,
@@ -60,8 +68,20 @@ pub fn render(
     facts: &Facts,
     templates: &TemplateSet,
 ) -> Result<Vec<Rendered>, TemplateError> {
-    let context = context_of(vm, observed, config, facts, templates)?;
-    objects(vm, config, templates, &context.value())
+    let context = context_of(vm, observed, config, facts, templates)?.value();
+    let mut documents = documents(templates, &context)?;
+    for patch in templates.patches(&context)? {
+        patch.apply(documents.iter_mut().map(|document| (&mut document.value, &mut document.patches)))?;
+    }
+    let scope = output::Scope::of(vm, &config.allowed_kinds);
+    let mut objects: Vec<Rendered> = Vec::with_capacity(documents.len());
+    for document in documents {
+        let template = document.template;
+        let object = object(document, templates, &scope)?;
+        check_addition(&objects, &object).map_err(|error| templates.output_error(template, error))?;
+        objects.push(object);
+    }
+    Ok(objects)
 }
 
 fn context_of(
@@ -75,47 +95,47 @@ fn context_of(
     context::build(vm, observed, config, facts, values).map_err(TemplateError::context)
 }
 
-fn objects(
-    vm: &VirtualMachine,
-    config: &ReconcilerConfig,
-    templates: &TemplateSet,
-    context: &minijinja::Value,
-) -> Result<Vec<Rendered>, TemplateError> {
-    let mut documents: Vec<Document<'_>> = Vec::new();
-    for name in templates.names() {
-        let place = templates.place(name);
-        let rendered =
-            read::documents(&templates.render(name, context)?).map_err(|wrong| templates.wrong(name, wrong))?;
-        documents.extend(rendered.into_iter().map(|value| Document { name, place, value, patches: Vec::new() }));
+fn documents<'a>(templates: &'a TemplateSet, context: &minijinja::Value) -> Result<Vec<Document<'a>>, TemplateError> {
+    let mut documents = Vec::new();
+    for template in templates.names() {
+        let text = templates.render(template, context)?;
+        let values = read::documents(&text).map_err(|error| templates.output_error(template, error))?;
+        documents.extend(values.into_iter().map(|value| Document { template, value, patches: Vec::new() }));
     }
-    for patch in templates.patches(context)? {
-        patch.apply(documents.iter_mut().map(|document| (&mut document.value, &mut document.patches)))?;
-    }
-    let scope = output::Scope::of(vm, &config.allowed_kinds);
-    let mut objects: Vec<Rendered> = Vec::with_capacity(documents.len());
-    for Document { name, place, value, patches } in documents {
-        let object = output::object(place, value, &scope).map_err(|mut wrong| {
-            if !patches.is_empty() {
-                wrong.message += &format!(" (after {})", patches.join(", "));
-            }
-            templates.wrong(name, wrong)
-        })?;
-        let refused = |message| Wrong { message, near: format!("kind: {}", object.key.kind), last: false };
-        if let Some(other) = objects.iter().find(|other| other.key == object.key) {
-            let message = format!("{} is also made by {}", object.key, other.template);
-            return Err(templates.wrong(name, refused(message)));
-        }
-        if objects.len() == MAXIMUM_OBJECTS {
-            let message = format!("a machine may have {MAXIMUM_OBJECTS} objects, not more");
-            return Err(templates.wrong(name, refused(message)));
-        }
-        objects.push(Rendered { name: name.to_owned(), patches, ..object });
-    }
-    Ok(objects)
+    Ok(documents)
 }
 
-/// Renders a machine as if it were made for the first time, without a cluster. One that has no UID yet and no time at which it
-/// was made gets some, because templates may rely on what each machine in a cluster has.
+fn object(
+    document: Document<'_>,
+    templates: &TemplateSet,
+    scope: &output::Scope<'_>,
+) -> Result<Rendered, TemplateError> {
+    let Document { template, value, patches } = document;
+    match output::object(templates.file_of(template), value, scope) {
+        Ok(object) => Ok(Rendered { name: template.to_owned(), patches, ..object }),
+        Err(mut error) => {
+            if !patches.is_empty() {
+                error.message += &format!(" (after {})", patches.join(", "));
+            }
+            Err(templates.output_error(template, error))
+        }
+    }
+}
+
+/// Whether a VM may have the object beside the others.
+fn check_addition(objects: &[Rendered], object: &Rendered) -> Result<(), OutputError> {
+    let refused = |message| Err(OutputError::at(format!("kind: {}", object.key.kind), message));
+    if let Some(other) = objects.iter().find(|other| other.key == object.key) {
+        return refused(format!("{} is also made by {}", object.key, other.template));
+    }
+    if objects.len() == MAXIMUM_OBJECTS {
+        return refused(format!("a VM may have {MAXIMUM_OBJECTS} objects, not more"));
+    }
+    Ok(())
+}
+
+/// Renders a VM as for its first start, without a cluster. If the VM has no UID or creation time, it gets one for the rendering, because
+/// every VM in a cluster has them and templates may use them.
 ///
 /// # Errors
 /// As [`render`].
@@ -126,11 +146,11 @@ pub fn first_start(
 ) -> Result<Vec<Rendered>, TemplateError> {
     let facts = Facts { display_password: "random".into() };
     let mut vm = vm.clone();
-    let is_made_up = vm.metadata.uid.is_none();
+    let has_uid = vm.metadata.uid.is_some();
     vm.metadata.uid.get_or_insert_with(|| "00000000-0000-4000-8000-000000000000".into());
     vm.metadata.creation_timestamp.get_or_insert(Time(Timestamp::UNIX_EPOCH));
     let mut objects = render(&vm, &Observed::nothing(Timestamp::UNIX_EPOCH), config, &facts, templates)?;
-    for object in objects.iter_mut().filter(|_| is_made_up) {
+    for object in objects.iter_mut().filter(|_| !has_uid) {
         if let Some(metadata) = Arc::make_mut(&mut object.value)["metadata"].as_object_mut() {
             metadata.remove("ownerReferences");
         }
@@ -138,7 +158,7 @@ pub fn first_start(
     Ok(objects)
 }
 
-/// Renders a machine's templates one by one and tells each file before it does, so that one that does not end is known.
+/// Renders a VM's templates one by one and calls `before` with the file of each, so that the caller knows which template does not end.
 ///
 /// # Errors
 /// Only those of `before`.
@@ -153,7 +173,7 @@ pub fn trace<E>(
     let Ok(context) = context_of(vm, observed, config, facts, templates) else { return Ok(()) };
     let context = context.value();
     for name in templates.names().chain(templates.patch_names()) {
-        before(templates.place(name))?;
+        before(templates.file_of(name))?;
         let _ = templates.render(name, &context);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Checking a template set against the machines that there are, before it is used.
+//! Checks a new template set against all VMs before it is used.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -9,36 +9,36 @@ use kube::core::TypeMeta;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Facts, Rendered, TemplateError, TemplateSet, first_start, render};
-use crate::{api::VirtualMachine, config::ReconcilerConfig, observed::Observed};
+use super::{Facts, TemplateError, TemplateSet, first_start, render};
+use crate::{api::VirtualMachine, config::ReconcilerConfig, object::Rendered, observed::Observed};
 
-/// How many different objects are tried out on the API server.
+/// How many different objects are applied to the API server as a dry run.
 const SAMPLES: usize = 50;
 
-/// What a set would change.
+/// What a new set would change.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// How many machines were rendered.
+    /// How many VMs were rendered.
     pub machines: usize,
     /// How many of them would change.
     pub changed: usize,
-    /// Of the objects that would change one of each shape, with its machine.
+    /// Of the objects that would change, one of each shape with its VM.
     pub samples: Vec<(VirtualMachine, Rendered)>,
 }
 
-/// Why a set can't be used: a machine that the set in force renders, and this one does not.
+/// A VM that the current set renders and the new set does not.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Refusal {
-    /// The machine.
+    /// The VM.
     pub vm: Box<VirtualMachine>,
-    /// What is wrong.
+    /// The error of the new set.
     pub error: TemplateError,
 }
 
-/// Renders all machines with the set in force and with the one that is to follow it.
+/// Renders all VMs with the current set and with the new one.
 ///
 /// # Errors
-/// The first machine that can be rendered with the old set and not with the new one. Without an old one there is no such.
+/// The first VM that the old set renders and the new one does not. Without an old set there is no such VM.
 pub fn check(
     old: Option<&TemplateSet>,
     new: &TemplateSet,
@@ -52,7 +52,7 @@ pub fn check(
         let before = old.map(|old| render(&vm, &observed, config, &facts, old));
         let after = match render(&vm, &observed, config, &facts, new) {
             Ok(after) => after,
-            // It has a trouble of its own, which its condition shows.
+            // The VM had an error before, which its condition reports.
             Err(_) if !matches!(before, Some(Ok(_))) => continue,
             Err(error) => return Err(Refusal { vm: Box::new(vm), error }),
         };
@@ -71,20 +71,20 @@ pub fn check(
     Ok(outcome)
 }
 
-/// Machines that between them use everything, for whoever has none.
+/// Example VMs that together use every feature, for a check without a cluster's VMs.
 pub fn examples() -> Vec<VirtualMachine> {
     let documents = serde_yaml::Deserializer::from_str(include_str!("examples.yaml"));
     documents.filter_map(|document| Deserialize::deserialize(document).ok()).collect()
 }
 
-/// The kinds of objects that a set makes of the examples, whatever a configuration does without.
+/// The kinds of objects that a set makes of the examples with the default configuration.
 pub fn kinds(set: &TemplateSet) -> HashSet<TypeMeta> {
     let objects = |vm| first_start(&vm, &ReconcilerConfig::default(), set).unwrap_or_default();
     examples().into_iter().flat_map(objects).map(|object| object.key.types()).collect()
 }
 
-/// The object under a name that none has, so that the API server looks at it as at a new one: what can't change of an object
-/// that exists (a Pod, a claim) is no reason to refuse a template.
+/// The object with an unused name, so that the API server checks it as a new one. A change that an existing Pod or claim does not allow is
+/// no reason to refuse a template.
 pub fn trial(object: &Rendered) -> Rendered {
     let mut trial = object.clone();
     trial.key.name = format!("dry-run-{}", &object.hash[..8]);
@@ -92,8 +92,8 @@ pub fn trial(object: &Rendered) -> Rendered {
     trial
 }
 
-/// Which fields an object has, of which types: two with the same are accepted or refused together, but for what stands in
-/// their fields. The type, and everything about how it lives, stands for itself.
+/// The fields of an object and their types. The API server accepts or refuses objects of one shape alike, except for the values of their
+/// fields. Values that select a variant are part of the shape.
 fn shape(value: &Value) -> String {
     match value {
         Value::Object(map) => {
@@ -150,7 +150,7 @@ mod tests {
         "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: {{ vm.metadata.name }}}\n";
 
     #[test]
-    fn what_would_change_is_tried_out_once_for_each_shape() {
+    fn of_the_objects_that_would_change_there_is_one_sample_for_each_shape() {
         let (old, new) = (set(&[]), set(&[("network-policy.yaml.j2", POLICY)]));
         let outcome = check(Some(&old), &new, machines(), &ReconcilerConfig::default()).unwrap();
         assert_eq!((outcome.machines, outcome.changed, outcome.samples.len()), (2, 2, 1));
@@ -176,11 +176,11 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_could_be_rendered_must_be() {
+    fn a_set_is_refused_if_a_vm_renders_only_with_the_old_one() {
         let new = set(&[("x.yaml.j2", "{% if values.size == 'pear' %}{{ nothing }}{% endif %}")]);
         let refusal = check(Some(&set(&[])), &new, machines(), &ReconcilerConfig::default()).unwrap_err();
         assert_eq!((refusal.vm.full_name().as_str(), refusal.error.template.as_str()), ("orchard/pear", "x.yaml.j2"));
-        // With nothing in force before it is the machine's own trouble, and so it is if the old set fails too.
+        // Without an old set, or if the old set fails too, the error is the VM's own.
         assert_eq!(check(None, &new, machines(), &ReconcilerConfig::default()).unwrap().machines, 1);
         assert_eq!(check(Some(&new), &new, machines(), &ReconcilerConfig::default()).unwrap().machines, 1);
     }

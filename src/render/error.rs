@@ -1,11 +1,11 @@
-//! What is wrong with a template, and where.
+//! What is wrong with a template or with its output, and where.
 
 use std::fmt::Write as _;
 
 use minijinja::ErrorKind;
 use serde::{Deserialize, Serialize};
 
-/// What is wrong in which template.
+/// An error in a file of a template set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{template}{}: {message}", position(*.line, *.column))]
 pub struct TemplateError {
@@ -28,58 +28,85 @@ fn position(line: Option<usize>, column: Option<usize>) -> String {
 }
 
 impl TemplateError {
-    /// What is wrong with a file as a whole, or with what it makes.
+    /// An error of a whole file, or of what it renders.
     pub fn refused(template: &str, message: impl Into<String>) -> Self {
         Self { template: template.into(), line: None, column: None, message: message.into() }
     }
 
-    /// What is wrong with the YAML of a file, where it is; `what` comes before what the parser says.
-    pub(super) fn yaml(template: &str, what: &str, error: &serde_yaml::Error) -> Self {
-        let place = error.location();
+    /// An error in the YAML of a file, with its position. `prefix` stands before the parser's message.
+    pub(super) fn yaml(template: &str, prefix: &str, error: &serde_yaml::Error) -> Self {
+        let position = error.location();
         Self {
             template: template.into(),
-            line: place.as_ref().map(|place| place.line()),
-            column: place.as_ref().map(|place| place.column()),
-            message: format!("{what}{error}"),
+            line: position.as_ref().map(|position| position.line()),
+            column: position.as_ref().map(|position| position.column()),
+            message: format!("{prefix}{error}"),
         }
     }
 
-    /// A machine that can't be made into a context.
+    /// An error while the context of a VM is made.
     pub(super) fn context(error: serde_json::Error) -> Self {
         Self::refused("(context)", error.to_string())
     }
 
     pub(super) fn new(template: &str, error: &minijinja::Error) -> Self {
-        // The innermost error is where it happened; those around it are the `extends` and `include` on the way.
-        let mut innermost = error;
-        let mut source = std::error::Error::source(error);
-        while let Some(cause) = source {
-            if let Some(cause) = cause.downcast_ref::<minijinja::Error>().filter(|cause| cause.line().is_some()) {
-                innermost = cause;
-            }
-            source = cause.source();
-        }
-        let column = innermost.range().zip(innermost.template_source()).map(|(range, source)| {
+        let error = innermost(error);
+        let column = error.range().zip(error.template_source()).map(|(range, source)| {
             let start = source.get(..range.start).unwrap_or(source);
             start.rsplit('\n').next().unwrap_or(start).chars().count() + 1
         });
-        let message = match (innermost.kind(), innermost.detail()) {
-            (ErrorKind::OutOfFuel, _) => "it takes too many steps: is there a loop that does not end?".into(),
-            (kind, Some(detail)) => format!("{kind}: {detail}"),
-            // What is not there has no detail in a macro.
-            (kind, None) => match innermost.range().zip(innermost.template_source()) {
-                Some((range, source)) if kind == ErrorKind::UndefinedError => {
-                    format!("{kind}: `{}` is undefined", source.get(range).unwrap_or_default().trim())
-                }
-                _ => kind.to_string(),
-            },
-        };
-        let cause = std::error::Error::source(innermost).map(|cause| format!(": {cause}")).unwrap_or_default();
+        let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
         Self {
-            template: innermost.name().unwrap_or(template).into(),
-            line: innermost.line(),
+            template: error.name().unwrap_or(template).into(),
+            line: error.line(),
             column,
-            message: message + &cause,
+            message: message(error) + &cause,
         }
+    }
+}
+
+/// The error at the place where it happened. The errors around it are of the `extends` and `include` that lead there.
+fn innermost(error: &minijinja::Error) -> &minijinja::Error {
+    let mut innermost = error;
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if let Some(cause) = cause.downcast_ref::<minijinja::Error>().filter(|cause| cause.line().is_some()) {
+            innermost = cause;
+        }
+        source = cause.source();
+    }
+    innermost
+}
+
+fn message(error: &minijinja::Error) -> String {
+    match (error.kind(), error.detail()) {
+        (ErrorKind::OutOfFuel, _) => "it takes too many steps: is there a loop that does not end?".into(),
+        (kind, Some(detail)) => format!("{kind}: {detail}"),
+        // In a macro an undefined value has no detail.
+        (kind, None) => match error.range().zip(error.template_source()) {
+            Some((range, source)) if kind == ErrorKind::UndefinedError => {
+                format!("{kind}: `{}` is undefined", source.get(range).unwrap_or_default().trim())
+            }
+            _ => kind.to_string(),
+        },
+    }
+}
+
+/// An error in the output of a template. Its line is one of the output, which the template's author does not see, so
+/// [`TemplateSet::output_error`](super::TemplateSet::output_error) looks for the line of the template that made it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct OutputError {
+    /// What is wrong.
+    pub message: String,
+    /// Text at that place of the output, which probably stands in the template too.
+    pub text: String,
+    /// If several lines of the template have the text: whether the last one is meant. Otherwise none is named.
+    pub in_last_line: bool,
+}
+
+impl OutputError {
+    /// An error at a text of the output.
+    pub(super) fn at(text: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { message: message.into(), text: text.into(), in_last_line: false }
     }
 }

@@ -1,4 +1,4 @@
-//! From what was read to objects: whose they are, how they live, and what is refused.
+//! A document that a template rendered becomes an object: it is checked, and gets labels, an owner and a hash.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -7,6 +7,7 @@ use kube::{Resource, ResourceExt};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
+use super::error::OutputError;
 use crate::{
     api::VirtualMachine,
     config::Kinds,
@@ -16,7 +17,11 @@ use crate::{
     },
 };
 
-/// Whose objects they are, and which they may be.
+/// The fields of `metadata` that no template may set.
+const RESERVED_METADATA: [&str; 6] =
+    ["uid", "resourceVersion", "managedFields", "generateName", "finalizers", "ownerReferences"];
+
+/// What all objects of a VM have in common, and which kinds they may be.
 pub(super) struct Scope<'a> {
     namespace: Option<String>,
     labels: BTreeMap<String, String>,
@@ -27,118 +32,71 @@ pub(super) struct Scope<'a> {
 impl<'a> Scope<'a> {
     pub(super) fn of(vm: &VirtualMachine, kinds: &'a Kinds) -> Self {
         let owner = vm.controller_owner_ref(&()).map(|mut owner| {
-            // A blocking reference would ask for a right on the machine's finalizers and gains nothing here.
+            // `blockOwnerDeletion` would need a right on the VM's finalizers, and it has no use here.
             owner.block_owner_deletion = None;
             owner
         });
         Self { namespace: vm.namespace(), labels: labels(&vm.name_any()), owner, kinds }
     }
+
+    /// Refuses what a template may not set.
+    fn check(&self, key: &ObjectKey, value: &Value) -> Result<(), OutputError> {
+        if !self.kinds.allow(&key.api_version, &key.kind) {
+            let message = format!(
+                "{key} is of a kind that templates may not make: {}; the manager's configuration has the list, as allowedKinds",
+                Kinds::name(&key.api_version, &key.kind)
+            );
+            return Err(OutputError::at(format!("kind: {}", key.kind), message));
+        }
+        if let Some(namespace) =
+            text(value, &["metadata", "namespace"]).filter(|it| Some(*it) != self.namespace.as_deref())
+        {
+            return Err(OutputError::at(namespace, format!("{key} is in another namespace ({namespace}) than the VM")));
+        }
+        if let Some(field) = RESERVED_METADATA.into_iter().find(|field| value["metadata"].get(field).is_some()) {
+            return Err(OutputError::at(
+                field,
+                format!("{key} sets metadata.{field}, which only the operator may set"),
+            ));
+        }
+        let labels = &value["metadata"]["labels"];
+        let differs = |(name, label): &(&String, &String)| labels.get(*name).is_some_and(|set| set != label.as_str());
+        match self.labels.iter().find(differs) {
+            Some((name, label)) => Err(OutputError::at(
+                name,
+                format!("{key} sets the label {name}, which only the operator may set, to {label:?}"),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Sets namespace, labels and owner. An object that is kept has no owner, so that Kubernetes does not delete it with the VM.
+    fn complete(&self, value: &mut Value, lifetime: Lifetime) {
+        let metadata = map(value, "metadata");
+        metadata.insert("namespace".into(), json!(self.namespace));
+        let labels = map_of(metadata, "labels");
+        labels.extend(self.labels.iter().map(|(name, label)| (name.clone(), json!(label))));
+        if let (Some(owner), false) = (&self.owner, lifetime == Lifetime::Keep) {
+            metadata.insert("ownerReferences".into(), json!([owner]));
+        }
+    }
 }
 
-/// What is wrong with what a template rendered.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
-    /// What it is.
-    pub message: String,
-    /// Text that is near it in the output, and so probably in the template.
-    pub near: String,
-    /// Whether it is the last of several such places.
-    pub last: bool,
-}
-
-/// Makes an object complete: labels, owner, hash.
+/// Checks and completes a document that the file `template` rendered.
 ///
 /// # Errors
-/// If it has no name, or if it is one that templates may not make.
-pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Result<Rendered, Wrong> {
-    let refused = |near: &str, message: String| Wrong { message, near: near.to_owned(), last: false };
-    let text = |path: &[&str]| {
-        let value = path.iter().try_fold(&value, |value, field| value.get(field));
-        value.and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
-    };
-    let field = |path: &[&str]| {
-        text(path).ok_or_else(|| {
-            let near = text(&["kind"]).map(|kind| format!("kind: {kind}")).unwrap_or_default();
-            refused(&near, format!("a document has no {}", path.join(".")))
-        })
-    };
-    let key = ObjectKey {
-        api_version: field(&["apiVersion"])?,
-        kind: field(&["kind"])?,
-        name: field(&["metadata", "name"])?,
-    };
-    if !scope.kinds.allow(&key.api_version, &key.kind) {
-        let message = format!(
-            "{key} is of a kind that templates may not make: {}; the manager's configuration has the list, as allowedKinds",
-            Kinds::name(&key.api_version, &key.kind)
-        );
-        return Err(refused(&format!("kind: {}", key.kind), message));
-    }
-    if let Some(namespace) = text(&["metadata", "namespace"]).filter(|name| Some(name) != scope.namespace.as_ref()) {
-        return Err(refused(&namespace, format!("{key} is in another namespace ({namespace}) than the machine")));
-    }
-    for forbidden in ["uid", "resourceVersion", "managedFields", "generateName", "finalizers", "ownerReferences"] {
-        if value["metadata"].get(forbidden).is_some() {
-            return Err(refused(forbidden, format!("{key} sets metadata.{forbidden}, which is the operator's to set")));
-        }
-    }
-    let wrong = scope.labels.iter().find(|(name, label)| {
-        value["metadata"]["labels"].get(*name).is_some_and(|found| found.as_str() != Some(label.as_str()))
-    });
-    if let Some((name, label)) = wrong {
-        let message = format!("{key} sets the label {name}, which is the operator's and must stay {label:?}");
-        return Err(refused(name, message));
-    }
-    let annotation = |name: &str| value["metadata"]["annotations"].get(name).and_then(Value::as_str);
-    let lifetime = match annotation(LIFETIME_ANNOTATION) {
-        None | Some("vm") => Lifetime::Vm,
-        Some("running") => Lifetime::Running,
-        Some("keep") => Lifetime::Keep,
-        Some(other) => {
-            return Err(refused(
-                LIFETIME_ANNOTATION,
-                format!("{key}: {LIFETIME_ANNOTATION} is vm, running or keep, not {other:?}"),
-            ));
-        }
-    };
-    let update = match annotation(UPDATE_ANNOTATION) {
-        None | Some("live") => Update::Live,
-        Some("at-start") => Update::AtStart,
-        Some("once") => Update::Once,
-        Some(other) => {
-            return Err(refused(
-                UPDATE_ANNOTATION,
-                format!("{key}: {UPDATE_ANNOTATION} is live, at-start or once, not {other:?}"),
-            ));
-        }
-    };
-    // A template that forgets them must neither kill a guest nor lose data.
-    let lifetime = if key.is_claim() {
-        Lifetime::Keep
-    } else if key.is_pod() {
-        Lifetime::Running
-    } else {
-        lifetime
-    };
-    let update = if key.is_pod() { Update::AtStart } else { update };
-
-    let metadata = map(&mut value, "metadata");
-    metadata.insert("namespace".into(), json!(scope.namespace));
-    let labels = map_of(metadata, "labels");
-    for (name, label) in &scope.labels {
-        labels.insert(name.clone(), json!(label));
-    }
-    if lifetime != Lifetime::Keep
-        && let Some(owner) = &scope.owner
-    {
-        metadata.insert("ownerReferences".into(), json!([owner]));
-    }
-    // Of patches, or of a machine without a namespace; what was read has none.
+/// If it has no name, or sets what a template may not set.
+pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Result<Rendered, OutputError> {
+    let key = key(&value)?;
+    scope.check(&key, &value)?;
+    let (lifetime, update) = (lifetime(&key, &value)?, update(&key, &value)?);
+    scope.complete(&mut value, lifetime);
+    // A patch may have set one, and the namespace is null in a VM from a file.
     drop_nulls(&mut value);
     let hash = hash(&mut value, update);
     let annotations = map_of(map(&mut value, "metadata"), "annotations");
     annotations.insert(HASH_ANNOTATION.into(), json!(hash));
-    // Not part of the hash: a new release of the manager that renders the same writes nothing.
+    // Not part of the hash, so that a new release of the manager that renders the same writes nothing.
     annotations.insert(VERSION_ANNOTATION.into(), json!(env!("CARGO_PKG_VERSION")));
     Ok(Rendered {
         key,
@@ -152,12 +110,63 @@ pub(super) fn object(template: &str, mut value: Value, scope: &Scope<'_>) -> Res
     })
 }
 
-/// The hash of what makes an object new: all of it or, for an object that changes at start, all but labels and
-/// annotations, which are compared one by one. The object is the same afterwards.
+fn text<'a>(value: &'a Value, path: &[&str]) -> Option<&'a str> {
+    let value = path.iter().try_fold(value, |value, field| value.get(field));
+    value.and_then(Value::as_str).filter(|text| !text.is_empty())
+}
+
+fn key(value: &Value) -> Result<ObjectKey, OutputError> {
+    let field = |path: &[&str]| {
+        text(value, path).map(str::to_owned).ok_or_else(|| {
+            let kind = text(value, &["kind"]).map(|kind| format!("kind: {kind}")).unwrap_or_default();
+            OutputError::at(kind, format!("a document has no {}", path.join(".")))
+        })
+    };
+    Ok(ObjectKey { api_version: field(&["apiVersion"])?, kind: field(&["kind"])?, name: field(&["metadata", "name"])? })
+}
+
+fn annotation<'a>(value: &'a Value, name: &str) -> Option<&'a str> {
+    value["metadata"]["annotations"].get(name).and_then(Value::as_str)
+}
+
+/// The annotation, but for Pods and claims: a template that forgets it must not lose data or stop a guest.
+fn lifetime(key: &ObjectKey, value: &Value) -> Result<Lifetime, OutputError> {
+    let lifetime = match annotation(value, LIFETIME_ANNOTATION) {
+        None | Some("vm") => Lifetime::Vm,
+        Some("running") => Lifetime::Running,
+        Some("keep") => Lifetime::Keep,
+        Some(other) => {
+            let message = format!("{key}: {LIFETIME_ANNOTATION} is vm, running or keep, not {other:?}");
+            return Err(OutputError::at(LIFETIME_ANNOTATION, message));
+        }
+    };
+    Ok(match key {
+        key if key.is_claim() => Lifetime::Keep,
+        key if key.is_pod() => Lifetime::Running,
+        _ => lifetime,
+    })
+}
+
+/// The annotation, but for Pods, as [`lifetime`].
+fn update(key: &ObjectKey, value: &Value) -> Result<Update, OutputError> {
+    let update = match annotation(value, UPDATE_ANNOTATION) {
+        None | Some("live") => Update::Live,
+        Some("at-start") => Update::AtStart,
+        Some("once") => Update::Once,
+        Some(other) => {
+            let message = format!("{key}: {UPDATE_ANNOTATION} is live, at-start or once, not {other:?}");
+            return Err(OutputError::at(UPDATE_ANNOTATION, message));
+        }
+    };
+    Ok(if key.is_pod() { Update::AtStart } else { update })
+}
+
+/// The hash that decides whether an object must be applied again. It covers the whole object. For an object that changes at start it
+/// leaves out labels and annotations, which are compared one by one. `value` is the same afterwards.
 fn hash(value: &mut Value, update: Update) -> String {
-    // A machine that was deleted without its Pod and made again owns it without a restart.
+    // A VM that is deleted without its Pod and made again owns that Pod without a restart, so the owner is left out too.
     const APART: [&str; 3] = ["labels", "annotations", "ownerReferences"];
-    // Twice as fast as by `Display`, and nothing of a value can't be written.
+    // `to_string` of serde_json is twice as fast as `Display`, and it can't fail for a `Value`.
     let digest = |value: &Value| digest(&serde_json::to_string(value).unwrap_or_else(|_| value.to_string()));
     if update != Update::AtStart {
         return digest(value);
@@ -194,12 +203,12 @@ fn map_of<'a>(object: &'a mut Map<String, Value>, field: &str) -> &'a mut Map<St
     map
 }
 
-/// Takes out map entries that are null: to apply null means to own an empty field. So a template can write
-/// `nodeName: {{ spec.nodeName }}` whether or not there is one.
+/// Removes map entries that are null, because an apply with null owns an empty field. So a template can write
+/// `nodeName: {{ spec.nodeName }}` whether or not the VM has one.
 pub(super) fn drop_nulls(value: &mut Value) {
     match value {
         Value::Object(map) => {
-            // `retain` is slow, and hardly ever is there something to take out.
+            // `retain` is slow, and few maps have such an entry.
             if map.values().any(Value::is_null) {
                 map.retain(|_, value| !value.is_null());
             }
@@ -227,7 +236,7 @@ mod tests {
 
     fn one(text: &str) -> Result<Rendered, String> {
         let document = documents(text).map(|mut documents| documents.remove(0));
-        document.and_then(|value| object("t.yaml.j2", value, &scope())).map_err(|wrong| wrong.message)
+        document.and_then(|value| object("t.yaml.j2", value, &scope())).map_err(|error| error.message)
     }
 
     const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: apple}\n";
@@ -298,13 +307,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn a_document_that_templates_may_not_make_is_refused_with_the_reason() {
         insta::assert_snapshot!(one("a: [1\nb: 2\n").unwrap_err(), @"the output is not YAML: did not find expected ',' or ']' at line 2 column 2, while parsing a flow sequence at line 1 column 4 (line 2 of the output: b: 2)");
-        insta::assert_snapshot!(one("a: 1\na: 2\n").unwrap_err(), @r#"the output is not YAML: the key "a" is there twice"#);
+        insta::assert_snapshot!(one("a: 1\na: 2\n").unwrap_err(), @r#"the output is not YAML: the key "a" occurs twice"#);
         insta::assert_snapshot!(one("just text\n").unwrap_err(), @"a document has no apiVersion");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {}\n").unwrap_err(), @"a document has no metadata.name");
-        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: other}\n").unwrap_err(), @"Pod a is in another namespace (other) than the machine");
-        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, finalizers: [x]}\n").unwrap_err(), @"Pod a sets metadata.finalizers, which is the operator's to set");
+        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: other}\n").unwrap_err(), @"Pod a is in another namespace (other) than the VM");
+        insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, finalizers: [x]}\n").unwrap_err(), @"Pod a sets metadata.finalizers, which only the operator may set");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, annotations: {vmoperator.jdrupes.org/lifetime: ever}}\n").unwrap_err(), @r#"Pod a: vmoperator.jdrupes.org/lifetime is vm, running or keep, not "ever""#);
     }
 }

@@ -13,18 +13,18 @@
 //!   - {op: add, path: /spec/containers/0/env/-, value: {name: A, value: b}}
 //! ```
 //!
-//! A file `NAME.patch.yaml.j2` is rendered first, for each machine. Patches are applied in the order of their files' names,
-//! before the operator's labels and owner are set and before the guard rails are looked at.
+//! A file `NAME.patch.yaml.j2` is rendered first, for each VM. Patches are applied in the order of their files' names, before the
+//! operator sets labels and owner and before it checks the objects.
 
 use serde::Deserialize;
 use serde_json::Value;
 use wildmatch::WildMatch;
 
-use super::TemplateError;
+use super::error::TemplateError;
 
-/// What a file is called that holds patches.
+/// The end of the name of a file with patches.
 pub const SUFFIX: &str = ".patch.yaml";
-/// What one is called that is rendered first.
+/// The end of the name of one that is rendered first.
 pub const TEMPLATE_SUFFIX: &str = ".patch.yaml.j2";
 
 /// A change to objects.
@@ -32,11 +32,11 @@ pub const TEMPLATE_SUFFIX: &str = ".patch.yaml.j2";
 pub struct Patch {
     /// The file.
     file: String,
-    /// The line of its target, from 1, where that can be told.
+    /// The line of its target, from 1, if it is known.
     line: Option<usize>,
-    /// The line of each of its operations, where that can be told.
+    /// The line of each of its operations, if they are known.
     operations: Vec<usize>,
-    /// Which of the file's documents, from 1.
+    /// The number of its document in the file, from 1.
     number: usize,
     target: Target,
     change: Change,
@@ -84,13 +84,19 @@ impl Target {
             && self.api_version.as_deref().is_none_or(|version| version == text("/apiVersion"))
             && self.name.as_deref().is_none_or(|name| WildMatch::new(name).matches(text("/metadata/name")))
     }
+
+    /// The object's kind, if it differs from the target's only in capitals.
+    fn similar_kind(&self, object: &Value) -> Option<String> {
+        let kind = object["kind"].as_str().filter(|kind| kind.eq_ignore_ascii_case(&self.kind))?;
+        Some(kind.to_owned()).filter(|kind| *kind != self.kind)
+    }
 }
 
 impl Patch {
     /// Reads the patches of a file.
     ///
     /// # Errors
-    /// With the place in the file, where the text of the file is what was written by a person.
+    /// With the position in the file.
     pub fn parse(file: &str, text: &str) -> Result<Vec<Self>, TemplateError> {
         let mut patches = Vec::new();
         let mut targets = text.lines().zip(1..).filter(|(line, _)| line.starts_with("target:")).map(|(_, line)| line);
@@ -116,49 +122,27 @@ impl Patch {
         Ok(patches)
     }
 
-    /// Its line is one of a rendered text, so that it says nothing to whoever wrote the file.
+    /// For a patch from a rendered text, whose lines are not those of the file.
     pub(super) fn without_line(self) -> Self {
         Self { line: None, operations: Vec::new(), ..self }
     }
 
-    /// Changes the objects that it is meant for, and notes its file with each.
+    /// Changes the objects that its target matches, and adds its file to the list of each.
     ///
     /// # Errors
-    /// If there is none, unless that is allowed; or if an operation can't be carried out: then with that operation.
+    /// If the target matches no object and is not optional, or if an operation fails.
     pub fn apply<'a>(
         &self,
         objects: impl IntoIterator<Item = (&'a mut Value, &'a mut Vec<String>)>,
     ) -> Result<(), TemplateError> {
-        let refused =
-            |message: String| TemplateError { line: self.line, ..TemplateError::refused(&self.file, message) };
         let (mut found, mut similar) = (false, None);
         for (object, patches) in objects {
-            if !self.target.is(object) {
-                let kind = object["kind"].as_str().filter(|kind| kind.eq_ignore_ascii_case(&self.target.kind));
-                similar = similar.or(kind.filter(|kind| *kind != self.target.kind).map(str::to_owned));
-                continue;
-            }
-            found = true;
-            patches.push(self.file.clone());
-            match &self.change {
-                Change::Merge(patch) => json_patch::merge(object, patch),
-                Change::Json(patch) => json_patch::patch(object, patch).map_err(|error| {
-                    let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
-                    let operation = patch.0.get(error.operation).map(ToString::to_string).unwrap_or_default();
-                    let missing = missing(object, &error.path.to_string());
-                    let why =
-                        missing.map_or_else(|| error.kind.to_string(), |missing| format!("there is no {missing}"));
-                    let refusal = refused(format!(
-                        "patch {} for {} can't be applied to {} {name}: {why} (operation {}: {operation})",
-                        self.number,
-                        self.target,
-                        self.target.kind,
-                        error.operation + 1,
-                    ));
-                    // Only if each was found; a value may have a line that looks like one.
-                    let line = self.operations.get(error.operation).filter(|_| self.operations.len() == patch.0.len());
-                    TemplateError { line: line.copied().or(refusal.line), ..refusal }
-                })?,
+            if self.target.is(object) {
+                found = true;
+                patches.push(self.file.clone());
+                self.change(object)?;
+            } else {
+                similar = similar.or_else(|| self.target.similar_kind(object));
             }
         }
         if found || self.target.optional {
@@ -168,11 +152,49 @@ impl Patch {
             Some(kind) => format!("did you mean the kind {kind}?"),
             None => "if it need not be there, say `optional: true` in its target".to_owned(),
         };
-        Err(refused(format!("patch {} for {} finds no such object; {hint}", self.number, self.target)))
+        Err(self.refused(format!("patch {} for {} finds no such object; {hint}", self.number, self.target)))
+    }
+
+    fn refused(&self, message: String) -> TemplateError {
+        TemplateError { line: self.line, ..TemplateError::refused(&self.file, message) }
+    }
+
+    fn change(&self, object: &mut Value) -> Result<(), TemplateError> {
+        match &self.change {
+            Change::Merge(patch) => json_patch::merge(object, patch),
+            Change::Json(patch) => {
+                json_patch::patch(object, patch).map_err(|error| self.failed_operation(patch, &error, object))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn failed_operation(
+        &self,
+        patch: &json_patch::Patch,
+        error: &json_patch::PatchError,
+        object: &Value,
+    ) -> TemplateError {
+        let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+        let operation = patch.0.get(error.operation).map(ToString::to_string).unwrap_or_default();
+        let why = match missing(object, &error.path.to_string()) {
+            Some(missing) => format!("there is no {missing}"),
+            None => error.kind.to_string(),
+        };
+        let refusal = self.refused(format!(
+            "patch {} for {} can't be applied to {} {name}: {why} (operation {}: {operation})",
+            self.number,
+            self.target,
+            self.target.kind,
+            error.operation + 1,
+        ));
+        // The lines are right only if there is one for each operation: a value may have a line that looks like an operation.
+        let line = self.operations.get(error.operation).filter(|_| self.operations.len() == patch.0.len());
+        TemplateError { line: line.copied().or(refusal.line), ..refusal }
     }
 }
 
-/// The lines on which operations stand, in the document whose target stands on that line.
+/// The lines of the operations in the document whose target is on that line.
 fn operations(text: &str, target: usize) -> Vec<usize> {
     let is_operation = |line: &str| {
         let line = line.trim_start().trim_start_matches(['-', '{', '[', ' ']);
@@ -184,7 +206,7 @@ fn operations(text: &str, target: usize) -> Vec<usize> {
     document.filter(|(_, line)| is_operation(line)).map(|(index, _)| index + 1).collect()
 }
 
-/// The first part of a JSON pointer that leads nowhere, if its last part is not all that is missing or must be there.
+/// The shortest beginning of a JSON pointer for which the object has no value.
 fn missing(object: &Value, pointer: &str) -> Option<String> {
     let mut ends: Vec<usize> = pointer.match_indices('/').map(|(at, _)| at).skip(1).collect();
     ends.push(pointer.len());

@@ -8,10 +8,10 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value, json, map};
 
-use super::output::{Wrong, drop_nulls};
+use super::{error::OutputError, output::drop_nulls};
 
 /// Parses zero or more YAML documents, each of which will be an object. Documents and map entries that are null are left out.
-pub(super) fn documents(text: &str) -> Result<Vec<Value>, Wrong> {
+pub(super) fn documents(text: &str) -> Result<Vec<Value>, OutputError> {
     // Many templates render nothing for most VMs, and a parser costs more than this comparison.
     if text.trim_matches([' ', '\n']).is_empty() {
         return Ok(Vec::new());
@@ -27,22 +27,22 @@ pub(super) fn documents(text: &str) -> Result<Vec<Value>, Wrong> {
     Ok(documents)
 }
 
-fn not_yaml(text: &str, error: &serde_yaml::Error) -> Wrong {
-    let line = error.location().map(|place| {
-        (place.line(), text.lines().nth(place.line().saturating_sub(1)).unwrap_or_default().trim().to_owned())
-    });
-    let place = line.as_ref().map(|(number, line)| format!(" (line {number} of the output: {line:.80})"));
-    let said = error.to_string();
-    // The place of a key that is there twice is that of its map.
-    if let Some(key) = said.split_once("the key \"").and_then(|(_, rest)| rest.split('"').next()) {
-        let said = said.split(" at line ").next().unwrap_or(&said);
-        return Wrong { message: format!("the output is not YAML: {said}"), near: format!("{key}:"), last: true };
+fn not_yaml(text: &str, error: &serde_yaml::Error) -> OutputError {
+    let message = error.to_string();
+    // The position of a key that occurs twice is that of its map.
+    if let Some(key) = message.split_once("the key \"").and_then(|(_, rest)| rest.split('"').next()) {
+        let message = message.split(" at line ").next().unwrap_or(&message);
+        let error = OutputError::at(format!("{key}:"), format!("the output is not YAML: {message}"));
+        return OutputError { in_last_line: true, ..error };
     }
-    let message = format!("the output is not YAML: {said}{}", place.unwrap_or_default());
-    Wrong { message, near: line.map(|(_, line)| line).unwrap_or_default(), last: false }
+    let Some(number) = error.location().map(|position| position.line()) else {
+        return OutputError::at("", format!("the output is not YAML: {message}"));
+    };
+    let line = text.lines().nth(number.saturating_sub(1)).unwrap_or_default().trim();
+    OutputError::at(line, format!("the output is not YAML: {message} (line {number} of the output: {line:.80})"))
 }
 
-/// JSON read from YAML in which no map has a key twice.
+/// A JSON value that was read from YAML in which no map has a key twice.
 struct Unique(Value);
 
 impl<'de> Deserialize<'de> for Unique {
@@ -91,7 +91,7 @@ impl<'de> Deserialize<'de> for Unique {
                         }
                         map::Entry::Occupied(entry) => {
                             let key = entry.key();
-                            return Err(de::Error::custom(format!("the key {key:?} is there twice")));
+                            return Err(de::Error::custom(format!("the key {key:?} occurs twice")));
                         }
                     }
                 }
@@ -119,16 +119,18 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_there_twice_is_an_error_wherever_it_is() {
-        for text in ["a: 1\na: 1\n", "a: {b: null, 'b': 1}\n", "- {1: a, \"1\": b}\n", "---\na: 1\n---\n? a\n: 1\n? a\n: 2\n"] {
+    fn a_key_that_occurs_twice_in_a_map_is_an_error() {
+        for text in
+            ["a: 1\na: 1\n", "a: {b: null, 'b': 1}\n", "- {1: a, \"1\": b}\n", "---\na: 1\n---\n? a\n: 1\n? a\n: 2\n"]
+        {
             let message = documents(text).unwrap_err().message;
-            assert!(message.contains("is there twice"), "{text}: {message}");
+            assert!(message.contains("occurs twice"), "{text}: {message}");
         }
     }
 
     #[test]
-    fn what_json_does_not_have_is_an_error() {
-        for text in ["a: .inf\n", "a: !secret b\n", "[a]: b\n", "a:\tb: c\n", "{a:}\n"] {
+    fn values_that_json_does_not_have_are_errors() {
+        for text in ["a: .inf\n", "a: !secret b\n", "[a]: b\n", "{a:}\n"] {
             assert!(documents(text).is_err(), "{text}: {:?}", documents(text));
         }
     }

@@ -1,21 +1,22 @@
-//! `values`: what an operator and the users of a template set may choose, beside what a machine is.
+//! `values` in the context: settings of a template set, which the operator and the users of VMs choose.
 //!
 //! ```text
 //!  values.yaml of the set ─▶ templateValues of the manager ─▶ spec.templateValues ─▶ values.schema.json? ─▶ `values`
 //! ```
 //!
-//! Each goes over the one before, key by key, as a JSON merge patch (RFC 7386).
+//! Each layer is merged over the one before as a JSON merge patch (RFC 7386).
 
 use serde_json::{Map, Value};
 
-use super::TemplateError;
+use super::error::TemplateError;
 
-/// The file with a set's values, and the one with the JSON schema that all values must fit.
+/// The file with the default values of a set.
 pub const FILE: &str = "values.yaml";
-/// See [`FILE`].
+/// The file with the JSON schema of the values.
 pub const SCHEMA: &str = "values.schema.json";
 
-/// Lays values over others that are themselves laid over something later: what takes a key out there stays.
+/// Merges values over others that will be merged over a third layer. Unlike a merge patch this keeps null, which removes a key of that
+/// layer.
 pub fn lay_over(values: &mut Map<String, Value>, over: Map<String, Value>) {
     for (key, value) in over {
         match (values.get_mut(&key), value) {
@@ -25,7 +26,7 @@ pub fn lay_over(values: &mut Map<String, Value>, over: Map<String, Value>) {
     }
 }
 
-/// What a template set says of its values.
+/// The defaults and schemas of the values of a template set.
 #[derive(Debug, Default)]
 pub struct Values {
     defaults: Map<String, Value>,
@@ -40,7 +41,7 @@ struct Schema {
 }
 
 impl Values {
-    /// Puts a file of defaults over what there is.
+    /// Merges a file of defaults over those of the layers below.
     ///
     /// # Errors
     /// If it is not a YAML map.
@@ -51,7 +52,7 @@ impl Values {
         Ok(())
     }
 
-    /// Adds a schema that the values must fit.
+    /// Adds a schema that the values must match.
     ///
     /// # Errors
     /// If it is not a JSON schema.
@@ -73,15 +74,15 @@ impl Values {
         Ok(())
     }
 
-    /// The values of a machine.
+    /// The values of a VM, from the defaults, the manager's values and the VM's.
     ///
     /// # Errors
-    /// The first value that does not fit a schema, with its path.
-    pub fn resolve(&self, manager: &Map<String, Value>, machine: Option<&Value>) -> Result<Value, TemplateError> {
+    /// The first five values that do not match a schema, each with its path.
+    pub fn resolve(&self, manager: &Map<String, Value>, vm: Option<&Value>) -> Result<Value, TemplateError> {
         let mut values = self.defaults.clone();
         merge(&mut values, manager);
-        if let Some(Value::Object(machine)) = machine {
-            merge(&mut values, machine);
+        if let Some(Value::Object(vm)) = vm {
+            merge(&mut values, vm);
         }
         let values = Value::Object(values);
         for schema in &self.schemas {
@@ -106,7 +107,7 @@ impl Schema {
         if wrong.is_empty() { Ok(()) } else { Err(TemplateError::refused(&self.file, wrong.join("; "))) }
     }
 
-    /// Programs that are built without this check render nothing of a user's.
+    /// A program without the feature `schema` renders no templates of users.
     #[cfg(not(feature = "schema"))]
     fn check(&self, _: &Value) -> Result<(), TemplateError> {
         Err(TemplateError::refused(&self.file, "this program can't check values"))
@@ -135,22 +136,22 @@ mod tests {
     }
 
     #[test]
-    fn each_layer_goes_over_the_one_before() {
+    fn each_layer_is_merged_over_the_one_before() {
         let Value::Object(manager) = json!({ "pool": "green", "size": "large" }) else { unreachable!() };
-        let machine = json!({ "sidecar": { "image": null }, "size": "huge" });
-        let resolved = values().resolve(&manager, Some(&machine)).unwrap();
+        let vm = json!({ "sidecar": { "image": null }, "size": "huge" });
+        let resolved = values().resolve(&manager, Some(&vm)).unwrap();
         assert_eq!(resolved, json!({ "size": "huge", "sidecar": { "port": 81 }, "pool": "green" }));
     }
 
     #[cfg(feature = "schema")]
     #[test]
-    fn a_schema_names_the_path() {
+    fn an_error_of_a_schema_names_the_path_of_the_value() {
         let mut values = values();
         let schema = r#"{"properties": {"size": {"enum": ["small", "large"]}, "sidecar": {"properties": {"port": {"maximum": 100}}}},
             "required": ["pool"]}"#;
         values.add_schema("values.schema.json", schema).unwrap();
-        let wrong = |machine: Value| values.resolve(&Map::new(), Some(&machine)).unwrap_err().to_string();
-        insta::assert_snapshot!(wrong(json!({ "size": "huge", "sidecar": { "port": 200 } })), @r#"values.schema.json: values: "pool" is a required property; values.sidecar.port: 200 is greater than the maximum of 100; values.size: "huge" is not one of "small" or "large""#);
+        let error = |vm: Value| values.resolve(&Map::new(), Some(&vm)).unwrap_err().to_string();
+        insta::assert_snapshot!(error(json!({ "size": "huge", "sidecar": { "port": 200 } })), @r#"values.schema.json: values: "pool" is a required property; values.sidecar.port: 200 is greater than the maximum of 100; values.size: "huge" is not one of "small" or "large""#);
         assert!(values.resolve(&Map::new(), Some(&json!({ "pool": 1 }))).is_ok());
         insta::assert_snapshot!(Values::default().add_schema("s", r#"{"type": 1}"#).unwrap_err(), @"s: not a JSON schema: 1 is not valid under any of the schemas listed in the 'anyOf' keyword");
     }

@@ -1,0 +1,123 @@
+//! `disks` in the context: the VM's disks with the names and paths that the operator derives.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{
+    api::{Disk, VolumeClaimTemplate},
+    claims,
+    observed::Observed,
+    render::runner::{cd_drive, cd_file},
+    runner_config::{Drive, paths},
+};
+
+/// A disk. A CD drive has none of the fields of a claim, and a claim no `file`.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ResolvedDisk {
+    /// `claim` or `cdrom`.
+    #[serde(rename = "type")]
+    type_: &'static str,
+    /// `NAME-disk` or `disk-N`; the name of the Pod's volume.
+    volume: String,
+    claim_name: String,
+    /// Where the runner finds a block volume.
+    device: String,
+    /// Where the runner finds a volume with a file system.
+    path: String,
+    /// `Block` or `Filesystem`.
+    mode: String,
+    /// The claim's spec with its defaults.
+    spec: Value,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    /// The CD of a drive.
+    file: Option<String>,
+    bootindex: Option<u32>,
+    #[serde(skip)]
+    drive: Option<Drive>,
+}
+
+/// The disks of the VM `vm` in their order. A disk that is neither a claim nor a CD drive is left out.
+pub(super) fn resolve(vm: &str, disks: &[Disk], observed: &Observed) -> Vec<ResolvedDisk> {
+    let mut claims = 0;
+    let mut resolved = Vec::new();
+    for disk in disks {
+        if let Some(template) = &disk.volume_claim_template {
+            let metadata_name = template.metadata.as_ref().and_then(|metadata| metadata.name.as_ref());
+            // Only claims count, as in the oldest releases, although their documentation says that all disks do.
+            let volume = metadata_name.map_or_else(|| format!("disk-{claims}"), |name| format!("{name}-disk"));
+            resolved.push(resolve_claim(vm, volume, disk.bootindex, template, observed));
+            claims += 1;
+        } else if let Some(cdrom) = &disk.cdrom {
+            resolved.push(ResolvedDisk {
+                type_: "cdrom",
+                file: Some(cd_file(&cdrom.image)),
+                bootindex: disk.bootindex,
+                drive: Some(cd_drive(&cdrom.image, disk.bootindex)),
+                ..ResolvedDisk::default()
+            });
+        }
+    }
+    resolved
+}
+
+/// The drives of the runner's configuration.
+pub(super) fn drives(disks: &[ResolvedDisk]) -> Vec<Drive> {
+    disks.iter().filter_map(|disk| disk.drive.clone()).collect()
+}
+
+fn resolve_claim(
+    vm: &str,
+    volume: String,
+    bootindex: Option<u32>,
+    template: &VolumeClaimTemplate,
+    observed: &Observed,
+) -> ResolvedDisk {
+    let claim_name = claims::disk_name(vm, &volume, observed);
+    let claim = observed.claim(&claim_name);
+    let spec = claim_spec(template, claim.map(|claim| &claim.spec));
+    // The mode of a claim that exists can't be changed, so the claim decides and not the spec.
+    let mode = claim.and_then(|claim| claim.spec["volumeMode"].as_str()).or(spec["volumeMode"].as_str());
+    let mode = mode.unwrap_or("Block").to_owned();
+    let device = format!("/dev/{volume}");
+    let path = format!("{}/{volume}", paths::DISK_DIR);
+    let drive = if mode == "Filesystem" {
+        // A claim that can't grow, or has not grown yet, has no room for a larger file.
+        let room = claim.and_then(|claim| claims::size_when_mounted(claim));
+        let size = claims::requested_size(&spec).map(|wanted| room.map_or(wanted, |room| wanted.min(room)));
+        Drive::Raw { resource: format!("{path}/disk.img"), bootindex, size }
+    } else {
+        Drive::Raw { resource: device.clone(), bootindex, size: None }
+    };
+    let metadata = template.metadata.clone().unwrap_or_default();
+    ResolvedDisk {
+        type_: "claim",
+        volume,
+        claim_name,
+        device,
+        path,
+        mode,
+        spec,
+        labels: metadata.labels,
+        annotations: metadata.annotations,
+        file: None,
+        bootindex,
+        drive: Some(drive),
+    }
+}
+
+/// The claim's spec with defaults. The defaults are those of the claim that exists, because a field that the VM's spec does not set is
+/// no difference between the two.
+fn claim_spec(template: &VolumeClaimTemplate, existing: Option<&Value>) -> Value {
+    let mut spec = template.spec.clone().unwrap_or_else(|| json!({}));
+    if let Value::Object(spec) = &mut spec {
+        for (field, default) in [("accessModes", json!(["ReadWriteOnce"])), ("volumeMode", json!("Block"))] {
+            let default = || existing.and_then(|existing| existing.get(field)).cloned().unwrap_or(default);
+            spec.entry(field).or_insert_with(default);
+        }
+    }
+    spec
+}

@@ -1,0 +1,213 @@
+//! The runner's configuration of a VM: the file `config.yaml`.
+//!
+//! It needs no cluster. Whoever has a VM's drives and its data for cloud-init can make it, so that a VM can also run from a file.
+
+use kube::ResourceExt;
+
+use crate::{
+    api::{CpuTopology, Network, VirtualMachine, VirtualMachineSpec, status::Identity},
+    runner_config::{
+        CloudInitSection, DisplaySection, Drive, NetworkSection, RunnerConfig, SpiceSection, VmSection, VncSection,
+        paths,
+    },
+};
+
+/// The runner's configuration of a VM. The parts of the status that stay for the VM's life are read from `vm.status.identity`.
+///
+/// `drives` stands for the VM's `disks`, in their order. `cloud_init` is the result of [`super::cloud_init::section`].
+pub fn runner_config(vm: &VirtualMachine, drives: Vec<Drive>, cloud_init: Option<CloudInitSection>) -> RunnerConfig {
+    RunnerConfig {
+        data_dir: paths::DATA_DIR.into(),
+        runtime_dir: paths::RUNTIME_DIR.into(),
+        template: vm.spec.runner_template.source.clone(),
+        update_template: vm.spec.runner_template.update,
+        namespace: vm.namespace().unwrap_or_default(),
+        resource_uid: vm.uid(),
+        guest_shutdown_stops: vm.spec.guest_shutdown_stops,
+        reset_counter: vm.spec.vm.reset_count.map(u64::from).unwrap_or_default(),
+        cloud_init,
+        vm: vm_section(vm, drives),
+    }
+}
+
+fn vm_section(vm: &VirtualMachine, drives: Vec<Drive>) -> VmSection {
+    let machine = &vm.spec.vm;
+    let level = |level: fn(CpuTopology) -> u32| machine.cpu_topology.map(level).unwrap_or_default();
+    let identity = identity(vm);
+    VmSection {
+        name: vm.name_any(),
+        uuid: machine.machine_uuid.clone().or_else(|| identity?.uuid.clone()),
+        machine_type: identity.and_then(|identity| identity.machine_type.clone()),
+        use_tpm: machine.use_tpm,
+        firmware: machine.firmware,
+        boot_menu: machine.boot_menu,
+        powerdown_timeout: u64::from(machine.powerdown_timeout),
+        cpu_model: machine.cpu_model.clone(),
+        maximum_cpus: maximum_cpus(&vm.spec),
+        sockets: level(|topology| topology.sockets),
+        dies_per_socket: level(|topology| topology.dies_per_socket),
+        cores_per_die: level(|topology| topology.cores_per_die),
+        threads_per_core: level(|topology| topology.threads_per_core),
+        current_cpus: current_cpus(&vm.spec),
+        maximum_ram: machine.maximum_ram.spaced(),
+        current_ram: Some(machine.current_ram.as_ref().unwrap_or(&machine.maximum_ram).spaced()),
+        accelerator: machine.accelerator,
+        rtc_base: machine.rtc_base.clone(),
+        rtc_clock: machine.rtc_clock.clone(),
+        network: networks(vm),
+        drives,
+        display: display(vm),
+    }
+}
+
+fn identity(vm: &VirtualMachine) -> Option<&Identity> {
+    vm.status.as_ref()?.identity.as_ref()
+}
+
+fn maximum_cpus(spec: &VirtualMachineSpec) -> u32 {
+    spec.vm.cpu_topology.map(|topology| topology.cpus()).or(spec.vm.maximum_cpus).unwrap_or(1)
+}
+
+/// The CPUs that the guest has when it starts.
+pub(super) fn current_cpus(spec: &VirtualMachineSpec) -> u32 {
+    spec.vm.current_cpus.unwrap_or_else(|| maximum_cpus(spec))
+}
+
+/// The memory that the guest has when it starts, in bytes.
+pub(super) fn current_ram(spec: &VirtualMachineSpec) -> u64 {
+    spec.vm.current_ram.as_ref().unwrap_or(&spec.vm.maximum_ram).bytes()
+}
+
+fn networks(vm: &VirtualMachine) -> Vec<NetworkSection> {
+    let networks = &vm.spec.vm.networks;
+    let identity = identity(vm);
+    // A kept address that the spec gives to a network now belongs to that network alone.
+    let in_spec = |mac: &String| networks.iter().filter_map(Network::mac).any(|it| it.eq_ignore_ascii_case(mac));
+    let kept = |index: usize| identity?.macs.get(index).filter(|mac| !in_spec(mac)).cloned();
+    let section = |(index, network): (usize, &Network)| {
+        network_section(network, network.mac().map(str::to_owned).or_else(|| kept(index)))
+    };
+    networks.iter().enumerate().filter_map(section).collect()
+}
+
+fn network_section(network: &Network, mac: Option<String>) -> Option<NetworkSection> {
+    let device = |device: &Option<String>| device.clone().unwrap_or_else(|| "virtio-net".into());
+    if let Some(tap) = &network.tap {
+        let bridge = tap.bridge.clone().unwrap_or_else(|| "br0".into());
+        Some(NetworkSection::Tap { device: device(&tap.device), bridge, mac })
+    } else if let Some(user) = &network.user {
+        Some(NetworkSection::User { device: device(&user.device), net: user.net.clone(), mac })
+    } else {
+        let pod = network.pod.as_ref()?;
+        Some(NetworkSection::Pod { device: device(&pod.device), mac })
+    }
+}
+
+/// The drive of a CD. `image` is a URL, a path, or the name of a file in the image repository; empty: the drive has no CD.
+pub fn cd_drive(image: &str, bootindex: Option<u32>) -> Drive {
+    Drive::IdeCd { file: cd_file(image), bootindex }
+}
+
+pub(super) fn cd_file(image: &str) -> String {
+    if image.is_empty() || image.starts_with('/') || image.contains("://") {
+        image.to_owned()
+    } else {
+        format!("{}/{image}", paths::IMAGE_REPOSITORY)
+    }
+}
+
+fn display(vm: &VirtualMachine) -> DisplaySection {
+    let display = &vm.spec.vm.display;
+    let spice = display.vnc.is_none().then(|| SpiceSection {
+        port: display.spice.port,
+        ticket: None,
+        streaming_video: display.spice.streaming_video.clone(),
+        usb_redirects: display.spice.usb_redirects,
+    });
+    DisplaySection {
+        outputs: display.outputs,
+        logged_in_user: display.logged_in_user.clone(),
+        spice,
+        vnc: display.vnc.as_ref().map(|vnc| VncSection { port: vnc.port }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{render::cloud_init, runner_config::ConfigFile, test_support::vm};
+
+    #[test]
+    fn a_vm_runs_from_a_file_with_disks_in_files_and_without_claims() {
+        let vm: VirtualMachine = serde_yaml::from_str(
+            "apiVersion: vmoperator.jdrupes.org/v1\nkind: VirtualMachine\nmetadata: {name: apple}\nspec:\n  \
+             cloudInit: {userData: {password: secret}}\n  vm: {maximumCpus: 2, maximumRam: 1Gi, networks: [{user: {}}]}\n",
+        )
+        .unwrap();
+        let drives = vec![
+            Drive::Raw { resource: "/home/alice/apple.img".into(), bootindex: Some(0), size: Some(1 << 30) },
+            cd_drive("/home/alice/Fedora.iso", None),
+        ];
+        let config = runner_config(&vm, drives.clone(), cloud_init::section(&vm).unwrap());
+        let text = serde_yaml::to_string(&ConfigFile { runner: config.clone() }).unwrap();
+        assert!(text.contains("resource: /home/alice/apple.img\n"), "{text}");
+        let read = RunnerConfig::parse(&text).unwrap();
+        assert_eq!(read, config);
+        assert_eq!((read.vm.name.as_str(), read.vm.maximum_cpus, read.vm.drives), ("apple", 2, drives));
+        let cloud_init = read.cloud_init.unwrap();
+        assert_eq!(
+            (&cloud_init.user_data["password"], &cloud_init.meta_data["local-hostname"]),
+            (&json!("secret"), &json!("apple"))
+        );
+    }
+
+    #[test]
+    fn a_kept_address_is_not_given_to_a_second_network() {
+        let (x, y) = ("52:54:00:00:00:0a", "52:54:00:00:00:02");
+        let vm = vm(|vm| {
+            vm["spec"]["vm"]["networks"] =
+                json!([{ "user": {} }, { "tap": { "mac": x.to_uppercase() } }, { "user": {} }]);
+            vm["status"] = json!({ "identity": { "uuid": "u", "macs": [x, y, y], "machineType": "q35" } });
+        });
+        let macs: Vec<Option<String>> = networks(&vm).iter().map(|it| it.mac().map(str::to_owned)).collect();
+        assert_eq!(macs, [None, Some(x.to_uppercase()), Some(y.to_owned())]);
+    }
+
+    #[test]
+    fn a_vm_keeps_its_type_and_its_macs_for_its_life() {
+        let with_status = |status: Value| {
+            vm(|vm| {
+                vm["spec"]["vm"]["networks"] =
+                    json!([{ "user": {} }, { "tap": {} }, { "tap": { "mac": "02:00:00:00:00:07" } }, { "pod": {} }]);
+                vm["status"] = status;
+            })
+        };
+        let macs = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03", "02:00:00:00:00:04"];
+        let configured = |vm: &VirtualMachine| {
+            let vm = runner_config(vm, Vec::new(), None).vm;
+            let macs: Vec<Option<&str>> = vm.network.iter().map(NetworkSection::mac).collect();
+            json!([vm.uuid, vm.machine_type, macs])
+        };
+        let identity = json!({ "uuid": "u", "machineType": "pc-q35-7.2", "macs": macs });
+        assert_eq!(
+            configured(&with_status(json!({ "identity": identity }))),
+            json!(["u", "pc-q35-7.2", [macs[0], macs[1], "02:00:00:00:00:07", macs[3]]])
+        );
+        // Before the first start the runner chooses.
+        assert_eq!(configured(&with_status(json!({}))), json!([null, null, [null, null, "02:00:00:00:00:07", null]]));
+    }
+
+    #[test]
+    fn a_cds_name_is_one_of_the_image_repository() {
+        for (image, file) in [
+            ("", ""),
+            ("Fedora.iso", "/var/local/vmop-image-repository/Fedora.iso"),
+            ("/tmp/a.iso", "/tmp/a.iso"),
+            ("https://example.org/a.iso", "https://example.org/a.iso"),
+        ] {
+            assert_eq!(cd_file(image), file);
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! The templates that the programs bring with them, and what of them is an interface.
+//! The built-in templates and their blocks.
 
 /// The built-in templates, from `templates/`.
 pub const BUILTIN: [(&str, &str); 8] = [
@@ -12,8 +12,8 @@ pub const BUILTIN: [(&str, &str); 8] = [
     ("service.yaml.j2", include_str!("../../templates/service.yaml.j2")),
 ];
 
-/// The blocks of the built-in templates: template, block, what it is for, since which version. An interface: they keep their
-/// names and places.
+/// The blocks of the built-in templates: template, block, purpose, first version. They are an interface: a block keeps its name and its
+/// place.
 pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
     ("cloud-init-config-map.yaml.j2", "labels", "labels to add", "0.1"),
     ("cloud-init-config-map.yaml.j2", "annotations", "annotations to add", "0.1"),
@@ -27,7 +27,7 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
     ("disk-pvcs.yaml.j2", "spec", "the fields of the claim's `spec`, from `disk.spec`", "0.1"),
     ("display-secret.yaml.j2", "labels", "labels to add", "0.1"),
     ("display-secret.yaml.j2", "annotations", "annotations to add", "0.1"),
-    ("pod.yaml.j2", "labels", "labels to add; on a running machine they change at once", "0.1"),
+    ("pod.yaml.j2", "labels", "labels to add; on a running VM they change at once", "0.1"),
     (
         "pod.yaml.j2",
         "annotations",
@@ -71,7 +71,7 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
     ("service.yaml.j2", "ports", "the list of ports: the display's", "0.1"),
 ];
 
-/// Blocks of built-in templates that have another name now: template, old name, new name, since which version.
+/// Renamed blocks of the built-in templates: template, old name, new name, first version with the new name.
 pub(super) const RENAMED_BLOCKS: &[Renamed] = &[];
-/// See [`RENAMED_BLOCKS`].
+/// An entry of [`RENAMED_BLOCKS`].
 pub(super) type Renamed = (&'static str, &'static str, &'static str, &'static str);

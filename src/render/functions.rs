@@ -1,6 +1,6 @@
-//! What templates can do with values, besides what Jinja has.
+//! Filters and functions that templates have besides those of Jinja.
 //!
-//! Each is a function of its arguments alone: no clock, no randomness, no file. [`TABLE`] is their documentation.
+//! The result of each depends on its arguments alone: no clock, no randomness, no file. [`TABLE`] is their documentation.
 
 use std::{fmt::Write as _, io::Write as _};
 
@@ -17,15 +17,15 @@ use sha2::{Digest as _, Sha256};
 
 use super::output::digest;
 
-/// A filter or function: how it is written, what it is for, and an example with what it gives.
+/// The documentation of a filter or function.
 pub struct Function {
-    /// As it is written in a template.
+    /// How a template calls it.
     pub usage: &'static str,
     /// What it does.
     pub about: &'static str,
     /// An expression.
     pub example: &'static str,
-    /// The JSON that the example is written as.
+    /// The result of the example as JSON.
     pub gives: &'static str,
 }
 
@@ -33,7 +33,7 @@ const fn row(usage: &'static str, about: &'static str, example: &'static str, gi
     Function { usage, about, example, gives }
 }
 
-/// All of them, for the documentation and for the test that it is true.
+/// All filters and functions. The documentation is made from it, and a test evaluates the examples.
 pub const TABLE: &[Function] = &[
     row(
         "text | quantity",
@@ -92,7 +92,7 @@ pub const TABLE: &[Function] = &[
     row("fail(message)", "ends the rendering with that error", r#""small" or fail("a size is needed")"#, r#""small""#),
 ];
 
-/// Adds them all.
+/// Adds all filters and functions.
 pub fn add(environment: &mut Environment<'_>) {
     environment.add_filter("quantity", quantity);
     environment.add_filter("as_quantity", as_quantity);
@@ -136,7 +136,7 @@ const UNITS: [(&str, f64); 16] = [
     ("n", 1e-9),
 ];
 
-/// Up to here a float counts one by one.
+/// A float holds every whole number below this one.
 const EXACT: f64 = (1u64 << 53) as f64;
 
 #[allow(clippy::cast_possible_truncation, reason = "a whole number below 2^53")]
@@ -151,13 +151,13 @@ fn quantity(value: &Value) -> Result<Value, Error> {
     let wrong =
         || invalid(format!("{value} is not a quantity: write a number with an optional unit, such as 4Gi or 250m"));
     let text = value.as_str().ok_or_else(wrong)?.trim();
-    // As everywhere in a machine, `4 GiB` is `4Gi`.
+    // `4 GiB` is `4Gi`, as in the spec of a VM.
     let digits = text.find(|c: char| !matches!(c, '0'..='9' | '.' | '-' | '+')).unwrap_or(text.len());
     let (digits, unit) = text.split_at(digits);
     let unit = unit.trim_start();
     let unit = unit.strip_suffix('B').unwrap_or(unit);
     let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
-    // The decimal point goes first, so that what is exact stays exact.
+    // The decimal point is removed first, because division of whole numbers is exact more often.
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     let scaled: f64 = format!("{whole}{fraction}").parse().map_err(|_| wrong())?;
     let places = 10f64.powi(i32::try_from(fraction.len()).map_err(|_| wrong())?);
@@ -178,14 +178,14 @@ fn as_quantity(value: f64, unit: Option<&str>) -> Result<String, Error> {
             UNITS[..6].iter().find(|(_, factor)| value != 0.0 && value % factor == 0.0).copied().unwrap_or(("", 1.0))
         }
     };
-    // The smallest float beside a whole number is not a reason to round up.
+    // A rounding error of a float must not lead to the next whole number.
     let count = if factor < 1.0 { value * (1.0 / factor).round() } else { value / factor };
     let near = count.round();
     let count = if (count - near).abs() < 1e-12 * near.abs().max(1.0) { near } else { count.ceil() };
     Ok(format!("{count:.0}{unit}"))
 }
 
-/// The first octet says unicast and locally administered (IEEE 802).
+/// The first octet, 02, means unicast and locally administered (IEEE 802).
 fn mac(text: Value) -> Result<String, Error> {
     let hash = Sha256::digest(written(&text)?);
     let octets = hash.iter().take(5);
@@ -195,8 +195,7 @@ fn mac(text: Value) -> Result<String, Error> {
     }))
 }
 
-/// The text of a text, number or boolean. What is nothing, or more than that, has none: the text of `none` would be the same for all
-/// machines.
+/// A text, number or boolean as text. `none` is refused, because its text would be the same for all VMs.
 fn written(value: &Value) -> Result<String, Error> {
     match value.kind() {
         ValueKind::String | ValueKind::Number | ValueKind::Bool => Ok(value.to_string()),
@@ -204,7 +203,7 @@ fn written(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// Base64 as Kubernetes' Secrets have it (RFC 4648, with padding).
+/// Base64 as in Kubernetes' Secrets (RFC 4648, with padding).
 fn base64(bytes: Vec<u8>) -> Result<String, Error> {
     match serde_json::to_value(ByteString(bytes)) {
         Ok(serde_json::Value::String(text)) => Ok(text),
@@ -219,7 +218,7 @@ fn b64decode(text: Value) -> Result<String, Error> {
     String::from_utf8(bytes).map_err(|_| invalid("what is in the base64 is not text"))
 }
 
-/// Without a time and a name, so that the same text gives the same bytes.
+/// The header has no time and no file name, so that the same text gives the same bytes.
 fn gzip(text: Value) -> Result<String, Error> {
     let text = written(&text)?;
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
@@ -271,41 +270,10 @@ fn date(text: Value, format: String) -> Result<String, Error> {
     strtime::format(&format, time).map_err(|error| invalid(format!("{format:?} is not a format of strftime: {error}")))
 }
 
-/// A MIME message (RFC 2046) as cloud-init takes it. The boundary follows from the content.
+/// A MIME message (RFC 2046) for cloud-init. The boundary is a hash of the content.
 fn multipart(parts: Value, options: Kwargs) -> Result<String, Error> {
     options.assert_all_used()?;
-    let mut bodies = Vec::new();
-    for part in parts.try_iter()? {
-        if let Some(unknown) =
-            part.try_iter()?.find(|key| !["content", "type", "filename"].map(Some).contains(&key.as_str()))
-        {
-            return Err(invalid(format!("a part has no {unknown}: there are content, type, filename")));
-        }
-        let field = |name: &str| part.get_attr(name).map(|value| value.as_str().map(str::to_owned));
-        let content = field("content")?.ok_or_else(|| invalid("each part has a text `content`"))?;
-        let kind = match field("type")? {
-            Some(kind) => kind,
-            None if content.starts_with("#!") => "text/x-shellscript".into(),
-            None if content.starts_with("#include") => "text/x-include-url".into(),
-            None if content.starts_with("## template: jinja") => "text/jinja2".into(),
-            None => "text/cloud-config".into(),
-        };
-        let name = field("filename")?.map(|name| format!("; filename=\"{name}\"")).unwrap_or_default();
-        if [&kind, &name].iter().any(|text| text.contains(['\n', '\r'])) {
-            return Err(invalid("`type` and `filename` are one line each"));
-        }
-        // Base64 holds any text, whatever its lines are.
-        let coded = base64(content.into_bytes())?;
-        let mut body = format!(
-            "Content-Type: {kind}; charset=\"utf-8\"\nMIME-Version: 1.0\nContent-Transfer-Encoding: base64\n\
-             Content-Disposition: attachment{name}\n\n"
-        );
-        for line in coded.as_bytes().chunks(76) {
-            body.extend(line.iter().map(|byte| char::from(*byte)));
-            body.push('\n');
-        }
-        bodies.push(body);
-    }
+    let bodies: Vec<String> = parts.try_iter()?.map(|part| part_body(&part)).collect::<Result<_, _>>()?;
     let boundary = format!("part-{}", digest(&bodies.concat()));
     let mut message = format!("Content-Type: multipart/mixed; boundary=\"{boundary}\"\nMIME-Version: 1.0\n\n");
     for body in bodies {
@@ -313,6 +281,38 @@ fn multipart(parts: Value, options: Kwargs) -> Result<String, Error> {
     }
     let _ = writeln!(message, "--{boundary}--");
     Ok(message)
+}
+
+/// A part with its headers. The content is in base64, which allows any text.
+fn part_body(part: &Value) -> Result<String, Error> {
+    if let Some(unknown) =
+        part.try_iter()?.find(|key| !["content", "type", "filename"].map(Some).contains(&key.as_str()))
+    {
+        return Err(invalid(format!("a part has no {unknown}: there are content, type, filename")));
+    }
+    let field = |name: &str| part.get_attr(name).map(|value| value.as_str().map(str::to_owned));
+    let content = field("content")?.ok_or_else(|| invalid("each part has a text `content`"))?;
+    let kind = field("type")?.unwrap_or_else(|| media_type(&content).to_owned());
+    let name = field("filename")?.map(|name| format!("; filename=\"{name}\"")).unwrap_or_default();
+    if [&kind, &name].iter().any(|text| text.contains(['\n', '\r'])) {
+        return Err(invalid("`type` and `filename` are one line each"));
+    }
+    let mut body = format!(
+        "Content-Type: {kind}; charset=\"utf-8\"\nMIME-Version: 1.0\nContent-Transfer-Encoding: base64\n\
+         Content-Disposition: attachment{name}\n\n"
+    );
+    for line in base64(content.into_bytes())?.as_bytes().chunks(76) {
+        body.extend(line.iter().map(|byte| char::from(*byte)));
+        body.push('\n');
+    }
+    Ok(body)
+}
+
+/// The type of user data, by its first line (<https://cloudinit.readthedocs.io/en/latest/explanation/format.html>).
+fn media_type(content: &str) -> &'static str {
+    let types =
+        [("#!", "text/x-shellscript"), ("#include", "text/x-include-url"), ("## template: jinja", "text/jinja2")];
+    types.into_iter().find(|(start, _)| content.starts_with(start)).map_or("text/cloud-config", |(_, kind)| kind)
 }
 
 #[cfg(test)]
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn each_example_gives_what_it_says() {
+    fn each_example_has_the_documented_result() {
         for Function { usage, example, gives, .. } in TABLE {
             let expected: serde_json::Value = serde_json::from_str(gives).unwrap();
             assert_eq!(evaluate(example).unwrap(), expected, "{usage}: {example}");
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn errors_name_the_cause() {
         for (expression, message) in [
             ("'4Gx' | quantity", "4Gx is not a quantity"),
             ("'.' | quantity", "is not a quantity"),

@@ -1,4 +1,4 @@
-//! What a template says of itself, read from its tokens: which it extends, which blocks it has, which others it uses.
+//! The outline of a template, read from its tokens: the template that it extends, its blocks, and the templates and names that it uses.
 
 use minijinja::{
     machinery::{Span, Token, tokenize},
@@ -22,22 +22,22 @@ impl Mention {
     }
 }
 
-/// What a template says of itself.
+/// The outline of a template.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outline {
-    /// The template that it extends, if its name is written out.
+    /// The template that it extends, if the name is a literal.
     pub extends: Option<Mention>,
-    /// Its blocks; true: not inside another block.
+    /// Its blocks. True: the block is not inside another one.
     pub blocks: Vec<(Mention, bool)>,
-    /// The templates that it includes and imports, as far as their names are written out.
+    /// The templates that it includes and imports, if their names are literals.
     pub uses: Vec<Mention>,
-    /// Those that it imports, and what from them.
+    /// The imported templates with the imported names.
     pub imports: Vec<Import>,
-    /// What others can import from it: its macros and variables, and what it imports itself under the names that it gives.
+    /// The names that others can import from it: its macros, its variables, and the names of its own imports.
     pub exports: Vec<String>,
-    /// The names that stand in its expressions, with their attributes, such as `vm.metadata.name`.
+    /// The names in its expressions with their attributes, such as `vm.metadata.name`.
     pub paths: Vec<Mention>,
-    /// Text outside of blocks. Where a template extends another, nobody ever sees it.
+    /// Text outside of blocks. In a template that extends another, it is never rendered.
     pub text: Option<Mention>,
 }
 
@@ -46,14 +46,14 @@ pub struct Outline {
 pub struct Import {
     /// The template.
     pub file: String,
-    /// What all of it is called here.
+    /// The local name of the whole template.
     pub module: Option<String>,
-    /// What is taken from it, and what that is called here.
+    /// The imported names, each with its local name.
     pub names: Vec<(Mention, String)>,
 }
 
 impl Import {
-    /// Reads on behind the name of the file.
+    /// Reads the tokens after the name of the file.
     fn of<'a>(file: &str, rest: impl Iterator<Item = &'a (Token<'a>, Span)>) -> Self {
         let mut import = Self { file: file.to_owned(), ..Self::default() };
         let (mut is_from, mut is_alias) = (false, false);
@@ -78,98 +78,123 @@ impl Import {
 }
 
 impl Outline {
-    /// Of a template that compiles; what comes after a token that can't be read is left out.
+    /// The outline of a template that compiles. What follows a token that can't be read is left out.
     pub fn of(source: &str) -> Self {
         let tokens: Vec<(Token<'_>, Span)> =
             tokenize(source, false, SyntaxConfig::default()).map_while(Result::ok).collect();
-        let mut outline = Self::default();
-        let mut depth = 0usize;
-        let mut index = 0;
-        while let Some((token, span)) = tokens.get(index) {
-            let next = |ahead: usize| tokens.get(index + ahead);
-            match (token, next(1), next(2)) {
-                (Token::TemplateData(text), ..) if depth == 0 && outline.text.is_none() => {
-                    let blank = text.len() - text.trim_start().len();
-                    if let Some(line) = text[blank..].lines().next() {
-                        let before = text[..blank].matches('\n').count();
-                        let line = Mention::new(line.trim_end(), *span).below(before);
-                        outline.text = Some(line);
-                    }
-                }
-                (Token::BlockStart, Some((Token::Ident("block"), _)), Some((Token::Ident(name), at))) => {
-                    outline.blocks.push((Mention::new(name, *at), depth == 0));
-                    depth += 1;
-                    index += 2;
-                }
-                (Token::BlockStart, Some((Token::Ident("endblock"), _)), _) => {
-                    depth = depth.saturating_sub(1);
-                    // A name may stand after it.
-                    while tokens.get(index).is_some_and(|(token, _)| !matches!(token, Token::BlockEnd)) {
-                        index += 1;
-                    }
-                }
-                (Token::BlockStart, Some((Token::Ident("extends"), _)), Some((Token::Str(name), at))) => {
-                    outline.extends = Some(Mention::new(name, *at));
-                    index += 2;
-                }
-                (
-                    Token::BlockStart,
-                    Some((Token::Ident("include" | "import" | "from"), _)),
-                    Some((Token::Str(name), at)),
-                ) => {
-                    outline.uses.push(Mention::new(name, *at));
-                    if !matches!(next(1), Some((Token::Ident("include"), _))) {
-                        let import = Import::of(name, tokens[index + 3..].iter());
-                        outline
-                            .exports
-                            .extend(import.module.iter().chain(import.names.iter().map(|(_, it)| it)).cloned());
-                        outline.imports.push(import);
-                    }
-                    index += 2;
-                }
-                (Token::BlockStart, Some((Token::Ident("macro"), _)), Some((Token::Ident(name), _))) => {
-                    outline.exports.push((*name).to_owned());
-                    index += 2;
-                }
-                (Token::BlockStart, Some((Token::Ident("set"), _)), _) => {
-                    let names = tokens[index + 2..].iter().map_while(|(token, _)| match token {
-                        Token::Assign | Token::BlockEnd => None,
-                        token => Some(token),
-                    });
-                    outline.exports.extend(names.filter_map(|token| match token {
-                        Token::Ident(name) => Some((*name).to_owned()),
-                        _ => None,
-                    }));
-                    index += 1;
-                }
-                (Token::Ident(name), ..) => {
-                    let mut path = (*name).to_owned();
-                    let start = *span;
-                    while let (Some((Token::Dot, _)), Some((Token::Ident(name), _))) =
-                        (tokens.get(index + 1), tokens.get(index + 2))
-                    {
-                        path.push('.');
-                        path.push_str(name);
-                        index += 2;
-                    }
-                    outline.paths.push(Mention::new(&path, start));
-                }
-                _ => {}
-            }
-            index += 1;
+        let mut reader = Reader { tokens: &tokens, index: 0, depth: 0, outline: Self::default() };
+        while let Some((token, span)) = tokens.get(reader.index) {
+            reader.read(token, *span);
+            reader.index += 1;
         }
-        outline
+        reader.outline
     }
 }
 
-impl Mention {
-    fn below(mut self, lines: usize) -> Self {
-        if lines > 0 {
-            self.line += lines;
-            self.column = 1;
+/// Reads a template's tokens one after the other.
+struct Reader<'a> {
+    tokens: &'a [(Token<'a>, Span)],
+    /// The token that is read.
+    index: usize,
+    /// In how many blocks it is.
+    depth: usize,
+    outline: Outline,
+}
+
+impl<'a> Reader<'a> {
+    fn read(&mut self, token: &Token<'_>, span: Span) {
+        match token {
+            Token::TemplateData(text) if self.depth == 0 && self.outline.text.is_none() => {
+                self.outline.text = first_line(text, span);
+            }
+            Token::BlockStart => self.statement(),
+            Token::Ident(name) => self.path(name, span),
+            _ => {}
         }
-        self
     }
+
+    fn token(&self, ahead: usize) -> Option<&'a (Token<'a>, Span)> {
+        self.tokens.get(self.index + ahead)
+    }
+
+    /// Reads a statement up to its name. The expressions in the rest of it are read as all others.
+    fn statement(&mut self) {
+        let Some((Token::Ident(keyword), _)) = self.token(1) else { return };
+        self.index += match (*keyword, self.token(2)) {
+            ("block", Some((Token::Ident(name), span))) => {
+                self.outline.blocks.push((Mention::new(name, *span), self.depth == 0));
+                self.depth += 1;
+                2
+            }
+            ("endblock", _) => {
+                self.depth = self.depth.saturating_sub(1);
+                // The block's name may follow, which is no expression.
+                self.tokens[self.index..].iter().take_while(|(token, _)| !matches!(token, Token::BlockEnd)).count()
+            }
+            ("extends", Some((Token::Str(name), span))) => {
+                self.outline.extends = Some(Mention::new(name, *span));
+                2
+            }
+            ("include", Some((Token::Str(name), span))) => {
+                self.outline.uses.push(Mention::new(name, *span));
+                2
+            }
+            ("import" | "from", Some((Token::Str(name), span))) => {
+                self.outline.uses.push(Mention::new(name, *span));
+                self.import(name);
+                2
+            }
+            ("macro", Some((Token::Ident(name), _))) => {
+                self.outline.exports.push((*name).to_owned());
+                2
+            }
+            ("set", _) => {
+                self.assigned();
+                1
+            }
+            _ => 0,
+        };
+    }
+
+    fn import(&mut self, file: &str) {
+        let import = Import::of(file, self.tokens[self.index + 3..].iter());
+        self.outline.exports.extend(import.module.iter().chain(import.names.iter().map(|(_, name)| name)).cloned());
+        self.outline.imports.push(import);
+    }
+
+    /// The variables that a `set` assigns.
+    fn assigned(&mut self) {
+        for (token, _) in &self.tokens[self.index + 2..] {
+            match token {
+                Token::Assign | Token::BlockEnd => break,
+                Token::Ident(name) => self.outline.exports.push((*name).to_owned()),
+                _ => {}
+            }
+        }
+    }
+
+    fn path(&mut self, name: &str, span: Span) {
+        let mut path = name.to_owned();
+        while let (Some((Token::Dot, _)), Some((Token::Ident(name), _))) = (self.token(1), self.token(2)) {
+            path.push('.');
+            path.push_str(name);
+            self.index += 2;
+        }
+        self.outline.paths.push(Mention::new(&path, span));
+    }
+}
+
+/// The first line of a text that is not blank.
+fn first_line(text: &str, span: Span) -> Option<Mention> {
+    let blank = text.len() - text.trim_start().len();
+    let line = text[blank..].lines().next()?;
+    let mut mention = Mention::new(line.trim_end(), span);
+    let lines_above = text[..blank].matches('\n').count();
+    if lines_above > 0 {
+        mention.line += lines_above;
+        mention.column = 1;
+    }
+    Some(mention)
 }
 
 #[cfg(test)]
@@ -177,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_template_says() {
+    fn an_outline_has_the_blocks_uses_and_paths_of_a_template() {
         let outline = Outline::of(
             "{% extends \"builtin/pod.yaml.j2\" %}\n\nlost\n{% block containers %}\n{{ super() }}\n  {% block mine %}{% endblock mine %}\n\
              {% include \"lib/x.j2\" %}{{ vm.metadata.name ~ 'a' }}\n{% endblock %}\n{% block labels %}{% endblock %}\n",
@@ -195,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_takes_from_others_and_gives_to_them() {
+    fn an_outline_has_imports_and_exports() {
         let outline = Outline::of(
             "{% import \"a.j2\" as a %}{% from \"b.j2\" import one, two as three %}{% include \"c.j2\" %}\n\
              {% macro side(name) %}{{ name }}{% endmacro %}{% set x, y = [1, 2] %}{% set z %}text{% endset %}",

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::context::VERSION;
 use crate::api::crd;
 
-/// The schema (JSON Schema 2020-12). `values` is what a template set says of its values, if it does.
+/// The schema (JSON Schema 2020-12). `values` is the schema of a template set's values, if it has one.
 pub fn context(values: Option<Value>) -> Value {
     let (_, mut definition) = crd::crds().swap_remove(0);
     let mut part = |name: &str| {
@@ -63,14 +63,14 @@ pub fn context(values: Option<Value>) -> Value {
     schema
 }
 
-/// The schema of the resource itself, for editors: of a file with a `VirtualMachine` in it.
+/// The schema of a file with a `VirtualMachine`, for editors.
 pub fn machine() -> Value {
     let (_, mut definition) = crd::crds().swap_remove(0);
     let mut schema =
         definition.pointer_mut("/spec/versions/0/schema/openAPIV3Schema").map(Value::take).unwrap_or_default();
     close(&mut schema);
     let properties = &mut schema["properties"];
-    // Not ours to describe.
+    // Kubernetes defines it.
     properties["metadata"] = json!({ "type": "object" });
     properties["apiVersion"] = json!({ "const": "vmoperator.jdrupes.org/v1" });
     properties["kind"] = json!({ "const": "VirtualMachine" });
@@ -80,10 +80,11 @@ pub fn machine() -> Value {
     schema
 }
 
-/// Whether a path such as `vm.metadata.name` can lead somewhere; if not, the part of it that does not, and what there is.
+/// Follows a path such as `vm.metadata.name`. `Some` is the description of a deprecated field on the path (JSON Schema's annotation
+/// `deprecated`), which says what to use instead.
 ///
-/// If it does, and leads over a field that is deprecated (JSON Schema's annotation of that name), then the description of that field,
-/// which says what to use.
+/// # Errors
+/// The index of the first part of the path that does not exist, and the names that exist there.
 pub fn resolve<'a>(schema: &'a Value, path: &str) -> Result<Option<&'a str>, (usize, Vec<String>)> {
     let (mut schema, mut deprecated) = (schema, None);
     for (index, name) in path.split('.').enumerate() {
@@ -104,11 +105,11 @@ fn is_open(schema: &Value) -> bool {
     schema["additionalProperties"] != false
 }
 
-/// No fields but those that are named, where the schema names some.
+/// Refuses fields that the schema does not name, if it names some.
 fn close(schema: &mut Value) {
     match schema {
         Value::Object(map) => {
-            // The texts and rules of the CustomResourceDefinition's own are for the API server.
+            // Rules and defaults that only the API server applies.
             map.retain(|name, _| !name.starts_with("x-kubernetes-") && name != "default");
             if map.get("properties").is_some_and(Value::is_object) && !map.contains_key("additionalProperties") {
                 map.insert("additionalProperties".into(), json!(false));
@@ -120,7 +121,7 @@ fn close(schema: &mut Value) {
     }
 }
 
-/// Every field may be null, as templates find them.
+/// Allows null for every field, as in the context.
 fn optional(schema: &mut Value) {
     let Value::Object(map) = schema else { return };
     for rule in ["required", "not", "anyOf", "oneOf", "allOf"] {
@@ -146,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_lead_somewhere_or_it_is_said_what_there_is() {
+    fn a_path_that_does_not_exist_is_an_error_with_the_names_that_do() {
         let schema = context(None);
         for path in ["vm.metadata.labels.x", "spec.vm.disks", "values.anything", "runner.Runner.vm", "spec.nodeName"] {
             assert_eq!(resolve(&schema, path), Ok(None), "{path}");
@@ -166,7 +167,7 @@ mod tests {
 
     #[cfg(feature = "schema")]
     #[test]
-    fn a_machine_fits_its_own() {
+    fn an_example_matches_the_schema_of_the_resource() {
         let validator = jsonschema::validator_for(&machine()).unwrap();
         let example = crate::render::check::examples().pop().unwrap();
         let mut example = json!(example);
@@ -178,7 +179,7 @@ mod tests {
 
     #[cfg(feature = "schema")]
     #[test]
-    fn a_context_fits_it() {
+    fn a_context_matches_its_schema() {
         let vm = crate::test_support::vm(|vm| {
             vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } });
             vm["spec"]["loadBalancerService"] = json!({});

@@ -1,15 +1,14 @@
-//! How values are written into the output: YAML-safe by construction.
+//! How the values of expressions are written into a template's output, so that any value is valid YAML.
 
 use std::fmt::{self, Write as _};
 
 use minijinja::{ErrorKind, Output, State, Value, value::ValueKind};
 
-/// Writes an interpolated value as JSON that every YAML parser reads back as that value, on one line.
+/// Writes a value as JSON on one line. Every YAML parser reads it back as the same value.
 ///
-/// JSON is YAML but for a few characters: YAML takes U+0085, U+2028 and U+2029 for line breaks and refuses other control
-/// characters, the byte order mark and U+FFFE, U+FFFF (<https://yaml.org/spec/1.2.2/#51-character-set>). They are
-/// escaped. Characters beyond U+FFFF stay, because YAML knows no surrogate pairs. A key of a map may be longer than the
-/// 1024 characters that YAML allows only after an explicit `?`.
+/// JSON is valid YAML except for a few characters: YAML reads U+0085, U+2028 and U+2029 as line breaks and refuses other control
+/// characters, the byte order mark, U+FFFE and U+FFFF (<https://yaml.org/spec/1.2.2/#51-character-set>). These are escaped.
+/// Characters above U+FFFF are not, because YAML has no surrogate pairs. A key of more than 1024 characters needs a `?` before it.
 pub(super) fn write_value(out: &mut Output, state: &mut State, value: &Value) -> Result<(), minijinja::Error> {
     if value.is_undefined() {
         return minijinja::escape_formatter(out, state, value);
@@ -67,7 +66,7 @@ fn write_json(out: &mut Output<'_>, value: &Value) -> Result<(), minijinja::Erro
 fn write_string(out: &mut Output<'_>, string: &str) -> fmt::Result {
     out.write_char('"')?;
     let mut rest = string;
-    // Of the bytes of a character beyond ASCII this finds the first.
+    // In a character that is not ASCII, this finds the first byte.
     while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'"' | b'\\' | ..b' ' | 0x7f..)) {
         out.write_str(&rest[..at])?;
         let mut characters = rest[at..].chars();
@@ -86,7 +85,7 @@ fn write_string(out: &mut Output<'_>, string: &str) -> fmt::Result {
     out.write_char('"')
 }
 
-/// Whether YAML takes a character for a line break, or does not take it at all.
+/// Whether YAML reads a character as a line break or refuses it.
 fn is_refused(character: char) -> bool {
     matches!(
         character,

@@ -1,7 +1,7 @@
 //! The manager's configuration: the file `config.yaml` of the ConfigMap `vm-operator`.
 //!
-//! The keys that begin with `/` are the paths of components, as in the files that existing users have. What this program
-//! does not know is warned about, not refused: such files hold the keys of components that it does not have.
+//! Keys that begin with `/` are the paths of components, as in the files of existing users. The manager warns about unknown keys and does
+//! not refuse them, because those files also configure components that this program does not have.
 
 use std::{fmt, marker::PhantomData};
 
@@ -15,24 +15,24 @@ use wildmatch::WildMatch;
 
 use crate::api::ServiceMetadata;
 
-/// What the manager is told.
+/// The manager's configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// The namespaces to manage; in a cluster, by default, the manager's own.
     pub namespace: Option<Scope>,
-    /// How objects are made.
+    /// How the manager makes objects.
     pub reconciler: ReconcilerConfig,
-    /// Keys that are not known, as paths.
+    /// The unknown keys, as paths.
     pub unknown: Vec<String>,
 }
 
-/// Where machines are managed: a namespace, a list of them, or `*` for all.
+/// The namespaces whose VMs are managed: one, a list, or `*` for all.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(from = "Names")]
 pub enum Scope {
-    /// In these namespaces.
+    /// These namespaces.
     These(Vec<String>),
-    /// In all.
+    /// All namespaces.
     All,
 }
 
@@ -53,7 +53,7 @@ impl From<Names> for Scope {
 }
 
 impl Scope {
-    /// From names of namespaces, of which one may be `*`.
+    /// The scope for a list of namespaces. If one is `*`, all namespaces.
     pub fn of(mut names: Vec<String>) -> Self {
         if names.iter().any(|name| name == "*") {
             return Self::All;
@@ -63,7 +63,7 @@ impl Scope {
         Self::These(names)
     }
 
-    /// What is watched: a namespace each, or everything (`None`).
+    /// What each watch covers: a namespace, or the whole cluster (`None`).
     pub fn watched(&self) -> Vec<Option<String>> {
         match self {
             Self::These(names) => names.iter().cloned().map(Some).collect(),
@@ -81,24 +81,24 @@ impl fmt::Display for Scope {
     }
 }
 
-/// How objects are made: `/Manager`, `/Controller`, `/Reconciler`.
+/// How the manager makes objects: the section `/Manager`, `/Controller`, `/Reconciler`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReconcilerConfig {
-    /// The claim for each machine's own data.
+    /// The claim for the runner's data of each VM.
     pub runner_data_pvc: RunnerDataPvc,
     /// Labels and annotations for every Service, or `false`: no Services.
     pub load_balancer_service: LoadBalancerService,
-    /// CPUs of machines per CPU that is requested.
+    /// CPUs of a VM for each CPU that its Pod requests.
     pub cpu_overcommit: f64,
-    /// Memory of machines per byte that is requested.
+    /// Bytes of a VM's memory for each byte that its Pod requests.
     pub ram_overcommit: f64,
-    /// The runner's image of machines that do not name one. New.
+    /// The runner's image for VMs that do not name one. The original operator does not have this key.
     pub runner_image: Option<String>,
-    /// When to pull it. New.
+    /// When the kubelet pulls that image. Not in the original operator.
     pub runner_image_pull_policy: Option<String>,
-    /// What templates find as `values`, under what a machine says. New.
+    /// `values` for templates; those of a VM are merged over them. Not in the original operator.
     pub template_values: Map<String, Value>,
-    /// The kinds of objects that templates may make. New.
+    /// The kinds of objects that templates may make. Not in the original operator.
     pub allowed_kinds: Kinds,
 }
 
@@ -135,8 +135,7 @@ impl From<Kinds> for Vec<String> {
 }
 
 impl Default for Kinds {
-    /// What a machine may need around it, of Kubernetes and of tools that many clusters have. All are namespaced, and none
-    /// gives rights to anybody.
+    /// Kinds that a VM may need, of Kubernetes and of tools that many clusters have. All are namespaced, and none grants rights.
     fn default() -> Self {
         let names = [
             "ConfigMap",
@@ -166,7 +165,7 @@ impl Default for Kinds {
 }
 
 impl Kinds {
-    /// How a kind is written in such a list.
+    /// The name of a kind in such a list.
     pub fn name(api_version: &str, kind: &str) -> String {
         match api_version.split_once('/') {
             Some((group, _)) => format!("{kind}.{group}"),
@@ -174,14 +173,14 @@ impl Kinds {
         }
     }
 
-    /// Whether a kind is one of them.
+    /// Whether the list contains a kind.
     pub fn allow(&self, api_version: &str, kind: &str) -> bool {
         let name = Self::name(api_version, kind);
         self.0.iter().any(|pattern| pattern.matches(&name))
     }
 }
 
-/// The claim for each machine's own data.
+/// The claim for the runner's data of each VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RunnerDataPvc {
@@ -193,9 +192,9 @@ pub struct RunnerDataPvc {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum LoadBalancerService {
-    /// `false`: none, whatever a machine says; `true`: as without the key.
+    /// `false`: no VM gets a Service. `true`: as without the key.
     Enabled(bool),
-    /// Labels and annotations for all.
+    /// Labels and annotations for every Service.
     Metadata(ServiceMetadata),
 }
 
@@ -205,11 +204,11 @@ impl Default for LoadBalancerService {
     }
 }
 
-// Derived as an untagged enum its errors would have the place of the section.
+// A derived untagged enum would report the position of the section and not of the wrong value.
 impl<'de> Deserialize<'de> for LoadBalancerService {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct EitherWay;
-        impl<'de> Visitor<'de> for EitherWay {
+        struct BoolOrMetadata;
+        impl<'de> Visitor<'de> for BoolOrMetadata {
             type Value = LoadBalancerService;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -228,27 +227,27 @@ impl<'de> Deserialize<'de> for LoadBalancerService {
                 ServiceMetadata::deserialize(MapAccessDeserializer::new(map)).map(LoadBalancerService::Metadata)
             }
         }
-        deserializer.deserialize_any(EitherWay)
+        deserializer.deserialize_any(BoolOrMetadata)
     }
 }
 
-/// A file that can't be used; the source has line and column.
+/// A configuration that can't be used. The source has line and column.
 #[derive(Debug, thiserror::Error)]
 #[error("the configuration can't be used")]
 pub struct ConfigError(#[from] pub serde_yaml::Error);
 
 impl Config {
-    /// Reads the file.
+    /// Reads the text of the file.
     ///
     /// # Errors
-    /// If it is not YAML or a known key has a value that can't be used.
+    /// If it is not YAML, or a known key has a wrong value.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut config = Self::default();
         Section { path: "", config: &mut config }.deserialize(serde_yaml::Deserializer::from_str(text))?;
         Ok(config)
     }
 
-    /// Takes the value of a key that is known; its errors have the place in the file.
+    /// Reads the value of a key. Its errors have the position in the file.
     fn take<'de, A: MapAccess<'de>>(&mut self, path: &str, key: &str, map: &mut A) -> Result<(), A::Error> {
         let reconciler = &mut self.reconciler;
         match (path, key) {
@@ -280,7 +279,7 @@ impl Config {
     }
 }
 
-/// The value of a known key. Keys in it that are not known are noted.
+/// Reads the value of a known key and collects the unknown keys in it.
 struct Known<'a, T> {
     path: &'a str,
     key: &'a str,
@@ -301,13 +300,13 @@ impl<'de, T: Deserialize<'de>> DeserializeSeed<'de> for Known<'_, T> {
     }
 }
 
-/// A number to divide by.
+/// A number above 0, because the manager divides by it.
 struct Factor(f64);
 
 impl<'de> Deserialize<'de> for Factor {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Positive;
-        // Refused where it is read, so that the error has the place of the number.
+        // The visitor refuses it, so that the error has the position of the number.
         impl Visitor<'_> for Positive {
             type Value = Factor;
 
@@ -332,7 +331,7 @@ impl<'de> Deserialize<'de> for Factor {
     }
 }
 
-/// A component's part of the file, by its path; other components are inside it.
+/// The section of a component. The sections of its child components are inside it.
 struct Section<'a> {
     path: &'a str,
     config: &'a mut Config,
@@ -365,7 +364,7 @@ impl<'de> Visitor<'de> for Section<'_> {
         Ok(())
     }
 
-    /// Nothing is set.
+    /// The section is empty.
     fn visit_none<E: Error>(self) -> Result<(), E> {
         Ok(())
     }
@@ -380,7 +379,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documented_file() {
+    fn the_documented_file_is_read() {
         let config = Config::parse(
             "\"/Manager\":\n  \"/Controller\":\n    namespace: vmop-dev\n    \"/Reconciler\":\n      runnerDataPvc: { storageClassName: local-path }\n      \
              loadBalancerService: { labels: {a: b}, annotations: {} }\n      cpuOvercommit: 3\n  \"/GuiHttpServer\": { port: 8080 }\n",
@@ -393,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn no_services_at_all() {
+    fn false_means_no_services() {
         let config =
             Config::parse("/Manager:\n  /Controller:\n    /Reconciler:\n      loadBalancerService: false\n").unwrap();
         assert_eq!(config.reconciler.load_balancer_service, LoadBalancerService::Enabled(false));
@@ -406,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_place() {
+    fn errors_have_line_and_column() {
         let reconciler = "/Manager:\n  /Controller:\n    /Reconciler:\n      ";
         for (text, place, message) in [
             ("/Manager:\n  a: [\n".to_owned(), (3, 1), "did not find expected node content"),
@@ -433,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_misspelt_in_a_known_key_is_named_too() {
+    fn unknown_keys_inside_a_known_key_are_collected_too() {
         let config = Config::parse(
             "/Manager:\n  /Controller:\n    /Reconciler:\n      runnerDataPvc: {storageclassName: fast}\n      \
              loadBalancerService: {label: {a: b}, annotations: {c: d}}\n",
@@ -451,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_other_components_are_only_named() {
+    fn keys_of_other_components_are_collected_and_not_refused() {
         let config = Config::parse(
             "/Manager:\n  /GuiHttpServer: {port: 8080, /Deep: {a: [1]}}\n  /Empty:\nloggingProperties: |\n  a=b\n",
         )

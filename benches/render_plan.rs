@@ -15,7 +15,7 @@ use vm_operator::{
     observed::{Object, Observed},
     ownership::OBJECT_MANAGER,
     plan::plan,
-    render::{Facts, TemplateSet, render},
+    render::{RandomInput, TemplateSet, render},
 };
 
 // The manager's allocator.
@@ -53,8 +53,8 @@ fn field_set(value: &Value) -> Value {
 
 fn benchmarks(criterion: &mut Criterion) {
     let (vm, config, templates) = (vm(), ReconcilerConfig::default(), TemplateSet::builtin().unwrap());
-    let facts = Facts { display_password: "0123456789abcdef0123456789abcdef".into() };
-    let render = |observed: &Observed| render(&vm, observed, &config, &facts, &templates).unwrap();
+    let random = RandomInput { display_password: "0123456789abcdef0123456789abcdef".into() };
+    let render = |observed: &Observed| render(&vm, observed, &config, &random, &templates).unwrap();
     let empty = Observed { objects: vec![], now: Timestamp::UNIX_EPOCH };
     let full = Observed { objects: cluster(&render(&empty)), now: Timestamp::UNIX_EPOCH };
     let rendered = render(&full);

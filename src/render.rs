@@ -7,7 +7,7 @@
 //!  random values ──┘   runner.rs   functions.rs, write.rs
 //! ```
 //!
-//! Rendering uses no clock, no network and no randomness: random values are an argument ([`Facts`]). Nothing here knows which kinds of
+//! Rendering uses no clock, no network and no randomness: random values are an argument ([`RandomInput`]). Nothing here knows which kinds of
 //! objects the templates make.
 //!
 //! The files import each other in one direction: `context` uses `runner`, `cloud_init` and `output`; `templates` uses `functions`,
@@ -36,7 +36,7 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use crate::{api::VirtualMachine, config::ReconcilerConfig, object::Rendered, observed::Observed};
 
-pub use context::Facts;
+pub use context::RandomInput;
 pub use error::TemplateError;
 pub use library::{Library, Sources};
 pub use templates::{Files, TemplateSet};
@@ -65,10 +65,10 @@ pub fn render(
     vm: &VirtualMachine,
     observed: &Observed,
     config: &ReconcilerConfig,
-    facts: &Facts,
+    random: &RandomInput,
     templates: &TemplateSet,
 ) -> Result<Vec<Rendered>, TemplateError> {
-    let context = context_of(vm, observed, config, facts, templates)?.value();
+    let context = context_of(vm, observed, config, random, templates)?.value();
     let mut documents = documents(templates, &context)?;
     for patch in templates.patches(&context)? {
         patch.apply(documents.iter_mut().map(|document| (&mut document.value, &mut document.patches)))?;
@@ -88,11 +88,11 @@ fn context_of(
     vm: &VirtualMachine,
     observed: &Observed,
     config: &ReconcilerConfig,
-    facts: &Facts,
+    random: &RandomInput,
     templates: &TemplateSet,
 ) -> Result<Context, TemplateError> {
     let values = templates.values().resolve(&config.template_values, vm.spec.template_values.as_ref())?;
-    context::build(vm, observed, config, facts, values).map_err(TemplateError::context)
+    context::build(vm, observed, config, random, values).map_err(TemplateError::context)
 }
 
 fn documents<'a>(templates: &'a TemplateSet, context: &minijinja::Value) -> Result<Vec<Document<'a>>, TemplateError> {
@@ -144,12 +144,12 @@ pub fn first_start(
     config: &ReconcilerConfig,
     templates: &TemplateSet,
 ) -> Result<Vec<Rendered>, TemplateError> {
-    let facts = Facts { display_password: "random".into() };
+    let random = RandomInput { display_password: "random".into() };
     let mut vm = vm.clone();
     let has_uid = vm.metadata.uid.is_some();
     vm.metadata.uid.get_or_insert_with(|| "00000000-0000-4000-8000-000000000000".into());
     vm.metadata.creation_timestamp.get_or_insert(Time(Timestamp::UNIX_EPOCH));
-    let mut objects = render(&vm, &Observed::nothing(Timestamp::UNIX_EPOCH), config, &facts, templates)?;
+    let mut objects = render(&vm, &Observed::nothing(Timestamp::UNIX_EPOCH), config, &random, templates)?;
     for object in objects.iter_mut().filter(|_| !has_uid) {
         if let Some(metadata) = Arc::make_mut(&mut object.value)["metadata"].as_object_mut() {
             metadata.remove("ownerReferences");
@@ -166,11 +166,11 @@ pub fn trace<E>(
     vm: &VirtualMachine,
     observed: &Observed,
     config: &ReconcilerConfig,
-    facts: &Facts,
+    random: &RandomInput,
     templates: &TemplateSet,
     mut before: impl FnMut(&str) -> Result<(), E>,
 ) -> Result<(), E> {
-    let Ok(context) = context_of(vm, observed, config, facts, templates) else { return Ok(()) };
+    let Ok(context) = context_of(vm, observed, config, random, templates) else { return Ok(()) };
     let context = context.value();
     for name in templates.names().chain(templates.patch_names()) {
         before(templates.file_of(name))?;

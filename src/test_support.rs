@@ -12,7 +12,7 @@ use crate::{
     object::Rendered,
     observed::{Object, Observed},
     ownership::OBJECT_MANAGER,
-    render::{Facts, TemplateSet, render},
+    render::{RandomInput, TemplateSet, render},
 };
 
 /// The time in all tests.
@@ -50,8 +50,8 @@ pub(crate) fn set_by(operation: &str, vm: &mut Value) {
 
 /// The VM's objects as the built-in templates render them.
 pub(crate) fn rendered(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
-    let facts = Facts { display_password: "secret".into() };
-    render(vm, observed, &ReconcilerConfig::default(), &facts, &TemplateSet::builtin().unwrap()).unwrap()
+    let random = RandomInput { display_password: "secret".into() };
+    render(vm, observed, &ReconcilerConfig::default(), &random, &TemplateSet::builtin().unwrap()).unwrap()
 }
 
 /// An empty cluster.

@@ -25,7 +25,7 @@ use vm_operator::{
     lint::lint,
     object::Rendered,
     observed::Observed,
-    render::{Facts, Files, Sources, TemplateSet, builtin::BUILTIN, check, render},
+    render::{Files, RandomInput, Sources, TemplateSet, builtin::BUILTIN, check, render},
 };
 
 /// How long one round may take before it counts as one that does not end. The rendering of a template alone is bounded by its steps to
@@ -356,8 +356,8 @@ fn round(seed: u64) -> Became {
     }
     let Ok(set) = TemplateSet::layered(&files, None) else { return Became::NotCompiled };
     let observed = Observed { objects: Vec::new(), now: Timestamp::UNIX_EPOCH };
-    let facts = Facts { display_password: "secret".into() };
-    match render(&vm, &observed, &ReconcilerConfig::default(), &facts, &set) {
+    let random = RandomInput { display_password: "secret".into() };
+    match render(&vm, &observed, &ReconcilerConfig::default(), &random, &set) {
         Ok(objects) => {
             holds_the_rails(&vm, &objects);
             Became::Objects

@@ -40,7 +40,7 @@ use vm_operator::{
     ownership::OBJECT_MANAGER,
     plan::{Action, Plan, plan},
     process::ErrorChain,
-    render::{Facts, Library, Sources, TemplateError, TemplateSet, render},
+    render::{Library, RandomInput, Sources, TemplateError, TemplateSet, render},
     status::{Outcome, Reconciled, Source, status},
 };
 
@@ -149,14 +149,14 @@ fn outcome_or_error(case: &Path) -> Result<String, String> {
     let library = Library::new(&sources);
     let set_of =
         |vm: &VirtualMachine| library.get(vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref()));
-    let facts = Facts { display_password: "(random)".into() };
+    let random = RandomInput { display_password: "(random)".into() };
     let now: Timestamp = NOW.parse().unwrap();
 
     let mut objects: Vec<Value> = Vec::new();
     if let Some(text) = read(case.join("applied.yaml")) {
         let former = vm("applied.yaml", &text)?;
         let builtin = TemplateSet::builtin().map_err(|error| error.to_string())?;
-        let rendered = render(&former, &Observed::nothing(now), config, &facts, &builtin)
+        let rendered = render(&former, &Observed::nothing(now), config, &random, &builtin)
             .map_err(|error| format!("applied.yaml: {error}"))?;
         let exists =
             |object: &&Rendered| object.lifetime != Lifetime::Running || former.spec.vm.state == PowerState::Running;
@@ -169,7 +169,7 @@ fn outcome_or_error(case: &Path) -> Result<String, String> {
 
     let vm = vm("vm.yaml", &read(case.join("vm.yaml")).unwrap())?;
     let rendered: Result<Vec<Rendered>, TemplateError> =
-        set_of(&vm).and_then(|templates| render(&vm, &observed, config, &facts, templates));
+        set_of(&vm).and_then(|templates| render(&vm, &observed, config, &random, templates));
     let plan = plan(&vm, &observed, rendered.as_deref().ok());
     let source = Source { set: set_of(&vm).ok(), refused: None };
     let outcome = Outcome::default();

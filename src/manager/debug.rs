@@ -236,7 +236,7 @@ mod tests {
     use crate::{
         config::ReconcilerConfig,
         plan::plan,
-        render::{Facts, TemplateSet, render},
+        render::{RandomInput, TemplateSet, render},
         test_support::{applied, nothing, vm},
     };
 
@@ -250,8 +250,8 @@ mod tests {
             vm["metadata"]["labels"] = json!({ "team": "moles" });
         });
         let (config, set) = (ReconcilerConfig::default(), TemplateSet::builtin().unwrap());
-        let facts = Facts { display_password: "hunter2".into() };
-        let rendered = render(&vm, &nothing(), &config, &facts, &set).unwrap();
+        let random = RandomInput { display_password: "hunter2".into() };
+        let rendered = render(&vm, &nothing(), &config, &random, &set).unwrap();
         let text = rendered.iter().map(|object| object.value.to_string()).collect::<String>();
         let secrets = ["correct-horse", "staple", "hunter2", "Tr0ub4dor", "moles"];
         // Secrets are there in base64 or as text; what is not rendered cannot be shown.
@@ -283,7 +283,7 @@ mod tests {
     fn rendered_and_cached_objects_are_one_list() {
         let vm = vm(|_| ());
         let set = &TemplateSet::builtin().unwrap();
-        let rendered = render(&vm, &nothing(), &ReconcilerConfig::default(), &Facts::default(), set).unwrap();
+        let rendered = render(&vm, &nothing(), &ReconcilerConfig::default(), &RandomInput::default(), set).unwrap();
         let (cached, missing) = rendered.split_at(1);
         let observed = applied(cached, |_, _| ());
         let plan = plan(&vm, &observed, Some(&rendered));

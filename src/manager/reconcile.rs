@@ -43,7 +43,7 @@ use crate::{
     ownership::{status_differs, trim},
     plan::{self, Plan, kinds, plan},
     process::{ErrorChain, lock},
-    render::{Facts, TemplateError, render},
+    render::{RandomInput, TemplateError, render},
     schedule,
     status::{
         Outcome, Problem, Reconciled, Source,
@@ -348,8 +348,8 @@ fn failure(action: Option<&ActionError>, unwatched: Option<&WatchError>, failure
 
 impl Inputs {
     fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, TemplateError> {
-        let facts = Facts { display_password: random() };
-        render(vm, observed, &self.config, &facts, self.templates.of(vm)?)
+        let random = RandomInput { display_password: random() };
+        render(vm, observed, &self.config, &random, self.templates.of(vm)?)
     }
 
     fn source(&self, vm: &VirtualMachine) -> Source<'_> {

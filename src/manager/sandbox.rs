@@ -22,7 +22,7 @@ use crate::{
     config::ReconcilerConfig,
     observed::Observed,
     render::{
-        self, Facts, TemplateError, TemplateSet,
+        self, RandomInput, TemplateError, TemplateSet,
         check::{self, Outcome, Refusal},
         templates::Layers,
     },
@@ -179,13 +179,13 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     let new = compiled(new)?;
     if trace {
         // Errors do not matter here.
-        let facts = Facts { display_password: String::new() };
+        let random = RandomInput { display_password: String::new() };
         for (vm, observed) in vms {
             let say = |file: &str| {
                 writeln!(output, "{file}\t{}", vm.full_name())?;
                 output.flush()
             };
-            render::trace(&vm, &observed, &config, &facts, &new, say)?;
+            render::trace(&vm, &observed, &config, &random, &new, say)?;
         }
         return Ok(());
     }

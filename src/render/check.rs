@@ -9,7 +9,7 @@ use kube::core::TypeMeta;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Facts, TemplateError, TemplateSet, first_start, render};
+use super::{RandomInput, TemplateError, TemplateSet, first_start, render};
 use crate::{api::VirtualMachine, config::ReconcilerConfig, object::Rendered, observed::Observed};
 
 /// How many different objects are applied to the API server as a dry run.
@@ -45,12 +45,12 @@ pub fn check(
     machines: impl IntoIterator<Item = (VirtualMachine, Observed)>,
     config: &ReconcilerConfig,
 ) -> Result<Outcome, Refusal> {
-    let facts = Facts { display_password: "a-password-for-the-check".into() };
+    let random = RandomInput { display_password: "a-password-for-the-check".into() };
     let mut outcome = Outcome::default();
     let mut samples = BTreeMap::new();
     for (vm, observed) in machines {
-        let before = old.map(|old| render(&vm, &observed, config, &facts, old));
-        let after = match render(&vm, &observed, config, &facts, new) {
+        let before = old.map(|old| render(&vm, &observed, config, &random, old));
+        let after = match render(&vm, &observed, config, &random, new) {
             Ok(after) => after,
             // The VM had an error before, which its condition reports.
             Err(_) if !matches!(before, Some(Ok(_))) => continue,

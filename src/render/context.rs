@@ -59,7 +59,7 @@ pub const IMAGE_REPOSITORY_CLAIM: &str = "vmop-image-repository";
 
 /// Random values. The caller makes them, so that rendering is a pure function.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct RandomInput {
     /// The password for a new display secret.
     pub display_password: String,
 }
@@ -112,7 +112,7 @@ pub(super) fn build(
     vm: &VirtualMachine,
     observed: &Observed,
     config: &ReconcilerConfig,
-    facts: &Facts,
+    random: &RandomInput,
     values: Value,
 ) -> Result<Context, serde_json::Error> {
     let name = vm.name_any();
@@ -130,7 +130,7 @@ pub(super) fn build(
         disks,
         runner_data: json!({ "claimName": claims::runner_data_name(&name, observed) }),
         service: Service::of(vm.spec.load_balancer_service.as_ref(), &config.load_balancer_service),
-        display_secret: DisplaySecret::of(vm, observed, &facts.display_password),
+        display_secret: DisplaySecret::of(vm, observed, &random.display_password),
         labels: labels(&name),
         pod_labels: pod_labels(vm),
         values,

@@ -188,7 +188,7 @@ mod tests {
             &vm,
             &crate::test_support::nothing(),
             &crate::config::ReconcilerConfig::default(),
-            &crate::render::Facts::default(),
+            &crate::render::RandomInput::default(),
             json!({}),
         );
         let context = serde_json::to_value(context.unwrap().value()).unwrap();

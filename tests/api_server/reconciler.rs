@@ -25,7 +25,7 @@ use vm_operator::{
     observed::Observed,
     plan::{Action, DeleteReason, Plan, plan},
     process::ErrorChain,
-    render::{Facts, TemplateSet, render},
+    render::{RandomInput, TemplateSet, render},
     schedule::Persistence,
 };
 
@@ -229,10 +229,10 @@ async fn a_manager_that_does_not_know_a_pod_does_not_change_it() {
     let vms: Api<VirtualMachine> = Api::namespaced(ns.client.clone(), ns.namespace.name());
     let mut vm = vms.get("apple").await.unwrap();
     vm.spec.image = serde_json::from_value(json!({ "source": "example.org/other:1" })).unwrap();
-    let (nothing, facts) =
-        (Observed { objects: vec![], now: Timestamp::now() }, Facts { display_password: "secret".into() });
+    let (nothing, random) =
+        (Observed { objects: vec![], now: Timestamp::now() }, RandomInput { display_password: "secret".into() });
     let config = ReconcilerConfig::default();
-    let rendered = render(&vm, &nothing, &config, &facts, &TemplateSet::builtin().unwrap()).unwrap();
+    let rendered = render(&vm, &nothing, &config, &random, &TemplateSet::builtin().unwrap()).unwrap();
     let (children, _triggered) = Children::new(ns.client.clone(), None, Arc::default());
     let cluster = Cluster::new(ns.client, children, RequestLimit::default());
     let refused = cluster.execute(&vm, &plan(&vm, &nothing, Some(&rendered))).await.result.unwrap_err();
@@ -255,10 +255,10 @@ async fn an_action_is_refused_if_the_object_was_recreated_meanwhile() {
     map.metadata = ObjectMeta { name: Some("apple".into()), labels: map.metadata.labels, ..ObjectMeta::default() };
     let new = maps.create(&PostParams::default(), &map).await.unwrap();
 
-    let facts = Facts { display_password: "secret".into() };
+    let random = RandomInput { display_password: "secret".into() };
     let nothing = Observed { objects: vec![], now: Timestamp::now() };
     let rendered =
-        render(&vm, &nothing, &ReconcilerConfig::default(), &facts, &TemplateSet::builtin().unwrap()).unwrap();
+        render(&vm, &nothing, &ReconcilerConfig::default(), &random, &TemplateSet::builtin().unwrap()).unwrap();
     let object = rendered.into_iter().find(|object| object.key.kind == "ConfigMap").unwrap();
     let (key, patch) = (object.key.clone(), json!({ "metadata": { "labels": { "x": "y" } } }));
     let (children, _triggered) = Children::new(ns.client.clone(), None, Arc::default());

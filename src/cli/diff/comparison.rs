@@ -20,7 +20,7 @@ use crate::{
     object::{INSTANCE_LABEL, ObjectKey, Rendered, SET_LABEL, builtin_kinds, resource},
     observed::{Object, Observed},
     plan::{Plan, Wait, kinds, plan},
-    render::{Facts, Library, Sources, TemplateError, TemplateSet, render},
+    render::{Library, RandomInput, Sources, TemplateError, TemplateSet, render},
 };
 
 /// The templates and the configuration by which the manager renders.
@@ -53,8 +53,8 @@ impl<'a> Installed<'a> {
 
     /// The VM's objects, as they depend on what there is already.
     fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, Failure> {
-        let facts = Facts { display_password: "(random)".into() };
-        Ok(render(vm, observed, &self.config, &facts, self.set(vm)?).map_err(|error| self.wrong(&error))?)
+        let random = RandomInput { display_password: "(random)".into() };
+        Ok(render(vm, observed, &self.config, &random, self.set(vm)?).map_err(|error| self.wrong(&error))?)
     }
 
     fn wrong(&self, error: &TemplateError) -> FileError {

@@ -8,7 +8,7 @@ use crate::{
 };
 
 fn context(vm: &VirtualMachine, observed: &Observed) -> Context {
-    build(vm, observed, &ReconcilerConfig::default(), &Facts::default(), json!({})).unwrap()
+    build(vm, observed, &ReconcilerConfig::default(), &RandomInput::default(), json!({})).unwrap()
 }
 
 #[test]

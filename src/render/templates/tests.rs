@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::render::{Facts, Library, Sources, render};
+use crate::render::{Library, RandomInput, Sources, render};
 
 fn set(template: &str) -> Result<TemplateSet, TemplateError> {
     TemplateSet::layered(&Files::from([("pod.yaml.j2".to_owned(), template.to_owned())]), None)
@@ -88,8 +88,8 @@ fn an_override_works_after_a_change_of_another_block_and_the_error_names_a_renam
     let with = |text: &str, renamed: &[Renamed]| {
         let set = TemplateSet::over(&[("pod.yaml.j2", text)], renamed, layers())?;
         let vm = crate::test_support::vm(|_| ());
-        let facts = Facts { display_password: "secret".into() };
-        let objects = render(&vm, &crate::test_support::nothing(), &Default::default(), &facts, &set)?;
+        let random = RandomInput { display_password: "secret".into() };
+        let objects = render(&vm, &crate::test_support::nothing(), &Default::default(), &random, &set)?;
         Ok::<_, TemplateError>(objects[0].value["spec"].clone())
     };
     let changed = pod.replace("{% block volumes %}", "    - {name: more, emptyDir: {}}\n{% block volumes %}");

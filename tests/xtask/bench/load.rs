@@ -19,7 +19,7 @@ use vm_operator::object::{HASH_ANNOTATION, Rendered, resource};
 use vm_operator::observed::Observed;
 use vm_operator::ownership::{OBJECT_MANAGER, STATUS_MANAGER};
 use vm_operator::plan::plan;
-use vm_operator::render::{Facts, TemplateSet, render};
+use vm_operator::render::{RandomInput, TemplateSet, render};
 use vm_operator::status::{Outcome, Reconciled, Source, status};
 
 /// How many machines are worked on at once: enough to keep the API server busy.
@@ -108,8 +108,8 @@ struct Writes {
 impl Writes {
     fn of(vm: &VirtualMachine, templates: &TemplateSet) -> Result<Self> {
         let observed = Observed { objects: vec![], now: Timestamp::now() };
-        let facts = Facts { display_password: "0123456789abcdef0123456789abcdef".into() };
-        let rendered = render(vm, &observed, &ReconcilerConfig::default(), &facts, templates)?;
+        let random = RandomInput { display_password: "0123456789abcdef0123456789abcdef".into() };
+        let rendered = render(vm, &observed, &ReconcilerConfig::default(), &random, templates)?;
         let plan = plan(vm, &observed, Some(&rendered));
         let reconciled = Reconciled {
             vm,

@@ -105,7 +105,7 @@ pub(super) fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Fa
                 writeln!(output, "{template:30} {block:21} {about} (since {since})")?;
             }
         }
-        Command::Schema { machine: true, .. } => writeln!(output, "{:#}", schema::machine())?,
+        Command::Schema { machine: true, .. } => writeln!(output, "{:#}", schema::virtual_machine())?,
         Command::Schema { templates, .. } => writeln!(output, "{:#}", context_schema(templates.as_deref())?)?,
         Command::Functions => {
             for functions::Function { usage, about, example, gives } in functions::TABLE {

@@ -316,14 +316,15 @@ impl Loader {
     ) -> Result<TemplateSet, Option<Refused>> {
         let config = checks.config.borrow().clone();
         let users = || checks.observed().filter(|(vm, _)| vm.template_set() == name);
-        let Outcome { machines, changed, samples } = match sandbox::check(before.as_ref(), &set, users, &config).await {
-            Ok(outcome) => outcome,
-            Err(sandbox::Failure::Refused(error, vm)) => return Err(Some(Refused { error, vm })),
-            Err(sandbox::Failure::Io(error)) => {
-                error!(%error, "the process that checks templates can't be started");
-                return Err(None);
-            }
-        };
+        let Outcome { vms: machines, changed, samples } =
+            match sandbox::check(before.as_ref(), &set, users, &config).await {
+                Ok(outcome) => outcome,
+                Err(sandbox::Failure::Refused(error, vm)) => return Err(Some(Refused { error, vm })),
+                Err(sandbox::Failure::Io(error)) => {
+                    error!(%error, "the process that checks templates can't be started");
+                    return Err(None);
+                }
+            };
         let tried = samples.len();
         for (vm, object) in samples {
             match checks.cluster.dry_run(&vm, &check::trial(&object)).await {

@@ -19,7 +19,7 @@ const SAMPLES: usize = 50;
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// How many VMs were rendered.
-    pub machines: usize,
+    pub vms: usize,
     /// How many of them would change.
     pub changed: usize,
     /// Of the objects that would change, one of each shape with its VM.
@@ -42,13 +42,13 @@ pub struct Refusal {
 pub fn check(
     old: Option<&TemplateSet>,
     new: &TemplateSet,
-    machines: impl IntoIterator<Item = (VirtualMachine, Observed)>,
+    vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
     config: &ReconcilerConfig,
 ) -> Result<Outcome, Refusal> {
     let random = RandomInput { display_password: "a-password-for-the-check".into() };
     let mut outcome = Outcome::default();
     let mut samples = BTreeMap::new();
-    for (vm, observed) in machines {
+    for (vm, observed) in vms {
         let before = old.map(|old| render(&vm, &observed, config, &random, old));
         let after = match render(&vm, &observed, config, &random, new) {
             Ok(after) => after,
@@ -56,7 +56,7 @@ pub fn check(
             Err(_) if !matches!(before, Some(Ok(_))) => continue,
             Err(error) => return Err(Refusal { vm: Box::new(vm), error }),
         };
-        outcome.machines += 1;
+        outcome.vms += 1;
         let before = before.and_then(Result::ok).unwrap_or_default();
         let is_same = |object: &Rendered| before.iter().any(|old| old.value == object.value);
         let changed: Vec<Rendered> = after.iter().filter(|object| !is_same(object)).cloned().collect();
@@ -136,14 +136,14 @@ mod tests {
         TemplateSet::layered(&files, None).unwrap()
     }
 
-    fn machines() -> Vec<(VirtualMachine, Observed)> {
-        let machine = |name: &str| {
+    fn vms() -> Vec<(VirtualMachine, Observed)> {
+        let named = |name: &str| {
             vm(|vm| {
                 vm["metadata"]["name"] = json!(name);
                 vm["spec"]["templateValues"] = json!({ "size": name });
             })
         };
-        ["apple", "pear"].map(|name| (machine(name), nothing())).into()
+        ["apple", "pear"].map(|name| (named(name), nothing())).into()
     }
 
     const POLICY: &str =
@@ -152,19 +152,19 @@ mod tests {
     #[test]
     fn of_the_objects_that_would_change_there_is_one_sample_for_each_shape() {
         let (old, new) = (set(&[]), set(&[("network-policy.yaml.j2", POLICY)]));
-        let outcome = check(Some(&old), &new, machines(), &ReconcilerConfig::default()).unwrap();
-        assert_eq!((outcome.machines, outcome.changed, outcome.samples.len()), (2, 2, 1));
+        let outcome = check(Some(&old), &new, vms(), &ReconcilerConfig::default()).unwrap();
+        assert_eq!((outcome.vms, outcome.changed, outcome.samples.len()), (2, 2, 1));
         let trial = trial(&outcome.samples[0].1);
         assert!(trial.value["metadata"]["name"].as_str().unwrap().starts_with("dry-run-"));
-        let outcome = check(Some(&new), &new, machines(), &ReconcilerConfig::default()).unwrap();
+        let outcome = check(Some(&new), &new, vms(), &ReconcilerConfig::default()).unwrap();
         assert_eq!((outcome.changed, outcome.samples.len()), (0, 0));
     }
 
     #[test]
     fn every_example_can_be_read_and_rendered() {
         assert_eq!(examples().len(), include_str!("examples.yaml").matches("\nkind: VirtualMachine").count());
-        let machines = examples().into_iter().map(|vm| (vm, nothing()));
-        assert_eq!(check(Some(&set(&[])), &set(&[]), machines, &ReconcilerConfig::default()).unwrap().machines, 2);
+        let vms = examples().into_iter().map(|vm| (vm, nothing()));
+        assert_eq!(check(Some(&set(&[])), &set(&[]), vms, &ReconcilerConfig::default()).unwrap().vms, 2);
     }
 
     #[test]
@@ -178,10 +178,10 @@ mod tests {
     #[test]
     fn a_set_is_refused_if_a_vm_renders_only_with_the_old_one() {
         let new = set(&[("x.yaml.j2", "{% if values.size == 'pear' %}{{ nothing }}{% endif %}")]);
-        let refusal = check(Some(&set(&[])), &new, machines(), &ReconcilerConfig::default()).unwrap_err();
+        let refusal = check(Some(&set(&[])), &new, vms(), &ReconcilerConfig::default()).unwrap_err();
         assert_eq!((refusal.vm.full_name().as_str(), refusal.error.template.as_str()), ("orchard/pear", "x.yaml.j2"));
         // Without an old set, or if the old set fails too, the error is the VM's own.
-        assert_eq!(check(None, &new, machines(), &ReconcilerConfig::default()).unwrap().machines, 1);
-        assert_eq!(check(Some(&new), &new, machines(), &ReconcilerConfig::default()).unwrap().machines, 1);
+        assert_eq!(check(None, &new, vms(), &ReconcilerConfig::default()).unwrap().vms, 1);
+        assert_eq!(check(Some(&new), &new, vms(), &ReconcilerConfig::default()).unwrap().vms, 1);
     }
 }

@@ -47,58 +47,60 @@ struct Unique(Value);
 
 impl<'de> Deserialize<'de> for Unique {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl<'de> de::Visitor<'de> for Visitor {
-            type Value = Value;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a YAML document without tags")
-            }
-            fn visit_unit<E>(self) -> Result<Value, E> {
-                Ok(Value::Null)
-            }
-            fn visit_none<E>(self) -> Result<Value, E> {
-                Ok(Value::Null)
-            }
-            fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-                Ok(value.into())
-            }
-            fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-                Ok(value.into())
-            }
-            fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-                Ok(value.into())
-            }
-            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Value, E> {
-                if value.is_finite() { Ok(json!(value)) } else { Err(E::custom("a number that JSON does not have")) }
-            }
-            fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-                Ok(value.into())
-            }
-            fn visit_seq<A: de::SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
-                let mut list = Vec::new();
-                while let Some(Unique(value)) = access.next_element()? {
-                    list.push(value);
+        deserializer.deserialize_any(UniqueVisitor).map(Self)
+    }
+}
+
+struct UniqueVisitor;
+
+impl<'de> de::Visitor<'de> for UniqueVisitor {
+    type Value = Value;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a YAML document without tags")
+    }
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Value, E> {
+        if value.is_finite() { Ok(json!(value)) } else { Err(E::custom("a number that JSON does not have")) }
+    }
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_seq<A: de::SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(Unique(value)) = access.next_element()? {
+            list.push(value);
+        }
+        Ok(Value::Array(list))
+    }
+    fn visit_map<A: de::MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = access.next_key::<String>()? {
+            match map.entry(key) {
+                map::Entry::Vacant(entry) => {
+                    let Unique(value) = access.next_value()?;
+                    entry.insert(value);
                 }
-                Ok(Value::Array(list))
-            }
-            fn visit_map<A: de::MapAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
-                let mut map = Map::new();
-                while let Some(key) = access.next_key::<String>()? {
-                    match map.entry(key) {
-                        map::Entry::Vacant(entry) => {
-                            let Unique(value) = access.next_value()?;
-                            entry.insert(value);
-                        }
-                        map::Entry::Occupied(entry) => {
-                            let key = entry.key();
-                            return Err(de::Error::custom(format!("the key {key:?} occurs twice")));
-                        }
-                    }
+                map::Entry::Occupied(entry) => {
+                    let key = entry.key();
+                    return Err(de::Error::custom(format!("the key {key:?} occurs twice")));
                 }
-                Ok(Value::Object(map))
             }
         }
-        deserializer.deserialize_any(Visitor).map(Self)
+        Ok(Value::Object(map))
     }
 }
 

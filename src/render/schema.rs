@@ -64,7 +64,7 @@ pub fn context(values: Option<Value>) -> Value {
 }
 
 /// The schema of a file with a `VirtualMachine`, for editors.
-pub fn machine() -> Value {
+pub fn virtual_machine() -> Value {
     let (_, mut definition) = crd::crds().swap_remove(0);
     let mut schema =
         definition.pointer_mut("/spec/versions/0/schema/openAPIV3Schema").map(Value::take).unwrap_or_default();
@@ -168,7 +168,7 @@ mod tests {
     #[cfg(feature = "schema")]
     #[test]
     fn an_example_matches_the_schema_of_the_resource() {
-        let validator = jsonschema::validator_for(&machine()).unwrap();
+        let validator = jsonschema::validator_for(&virtual_machine()).unwrap();
         let example = crate::render::check::examples().pop().unwrap();
         let mut example = json!(example);
         let wrong: Vec<String> = validator.iter_errors(&example).map(|error| error.to_string()).collect();

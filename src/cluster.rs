@@ -135,7 +135,7 @@ impl ActionError {
     /// What the metric `vm_operator_reconcile_errors` calls the error.
     pub fn label(&self) -> Cow<'static, str> {
         match self {
-            Self::NameTaken(_) => "NameTaken".into(),
+            Self::NameTaken(_) => Reason::NameTaken.as_str().into(),
             Self::Shared { .. } => "Shared".into(),
             Self::Answer { .. } => "Answer".into(),
             Self::Api { source, .. } => api_label(source),

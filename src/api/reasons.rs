@@ -140,6 +140,17 @@ impl Reason {
     }
 }
 
+/// An event about an object, before it has a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What happened. Its [`Effect`] says whether the event is a warning.
+    pub reason: Reason,
+    /// A sentence for people.
+    pub note: String,
+    /// What the manager did or tried, in a word.
+    pub action: &'static str,
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())

@@ -17,7 +17,7 @@ use k8s_openapi::{
 use kube::{
     Api, Client,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
-    runtime::events::{Event, EventType, Reporter},
+    runtime::events::{Event as KubeEvent, EventType, Reporter},
 };
 use serde_json::json;
 use tokio::{
@@ -26,7 +26,13 @@ use tokio::{
 };
 use tracing::warn;
 
-use crate::{api::full_name, process::ErrorChain};
+use crate::{
+    api::{
+        full_name,
+        reasons::{Effect, Event},
+    },
+    process::ErrorChain,
+};
 
 /// How many events may wait to be written. More are dropped: nobody reads so many.
 const WAITING: usize = 10_000;
@@ -47,7 +53,7 @@ const REMEMBERED: Duration = Duration::from_mins(6);
 pub struct EventRecorder(mpsc::Sender<Request>);
 
 enum Request {
-    Record(Box<Event>, ObjectReference),
+    Record(Box<KubeEvent>, ObjectReference),
     /// Write all events so far at once, and answer when that is done.
     Flush(oneshot::Sender<()>),
 }
@@ -79,10 +85,16 @@ impl EventRecorder {
     }
 
     /// Records an event about an object. A note that is too long is cut.
-    pub fn record(&self, mut event: Event, regarding: ObjectReference) {
-        if let Some(note) = &mut event.note {
-            note.truncate(note.floor_char_boundary(LONGEST_NOTE));
-        }
+    pub fn record(&self, event: Event, regarding: ObjectReference) {
+        let Event { reason, mut note, action } = event;
+        note.truncate(note.floor_char_boundary(LONGEST_NOTE));
+        let event = KubeEvent {
+            type_: if reason.effect() == Effect::Warning { EventType::Warning } else { EventType::Normal },
+            reason: reason.as_str().into(),
+            note: Some(note),
+            action: action.into(),
+            secondary: None,
+        };
         if let Err(error) = self.0.try_send(Request::Record(Box::new(event), regarding)) {
             warn!(%error, "an event was dropped");
         }
@@ -114,7 +126,7 @@ struct Written {
 }
 
 impl Writer {
-    async fn write(&mut self, event: Event, regarding: &ObjectReference) -> Result<(), kube::Error> {
+    async fn write(&mut self, event: KubeEvent, regarding: &ObjectReference) -> Result<(), kube::Error> {
         let namespace = regarding.namespace.as_deref().unwrap_or("default");
         let events: Api<K8sEvent> = Api::namespaced(self.client.clone(), namespace);
         let type_ = match event.type_ {
@@ -189,18 +201,12 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::test_support::played;
+    use crate::{api::Reason, test_support::played};
 
     #[test]
     fn a_note_is_cut_to_what_the_api_server_accepts() {
         let (sender, mut receiver) = mpsc::channel(1);
-        let event = Event {
-            type_: EventType::Warning,
-            reason: "Long".into(),
-            note: Some("€".repeat(1000)),
-            action: "Test".into(),
-            secondary: None,
-        };
+        let event = Event { reason: Reason::Unreadable, note: "€".repeat(1000), action: "Test" };
         EventRecorder(sender).record(event, ObjectReference::default());
         let Ok(Request::Record(event, _)) = receiver.try_recv() else { panic!("no event") };
         assert_eq!(event.note, Some("€".repeat(341)));
@@ -226,7 +232,7 @@ mod tests {
         let client = Client::try_from(played(Router::new().fallback(answer)).await).unwrap();
         let mut writer = Writer { client, reporter: "test".into(), written: HashMap::new() };
         for note in ["a", "a", "b", "a", "b"] {
-            let event = Event {
+            let event = KubeEvent {
                 type_: EventType::Normal,
                 reason: "Same".into(),
                 note: Some(note.into()),

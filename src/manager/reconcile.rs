@@ -19,17 +19,13 @@ use std::{
 use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 use kube::{
     Resource,
-    runtime::{
-        controller::Action,
-        events::{Event as ClusterEvent, EventType},
-        reflector::ObjectRef,
-    },
+    runtime::{controller::Action, reflector::ObjectRef},
 };
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::{
-    api::{Reason, VirtualMachine, VirtualMachineStatus, reasons::Effect, status::Retry},
+    api::{Reason, VirtualMachine, VirtualMachineStatus, reasons::Event, status::Retry},
     cluster::{
         ActionError, Cluster, Executed, api_label,
         events::EventRecorder,
@@ -47,7 +43,7 @@ use crate::{
     schedule,
     status::{
         Outcome, Problem, Reconciled, Source,
-        events::{self, Event, events},
+        events::{self, events},
         status,
     },
 };
@@ -322,15 +318,7 @@ impl Reconciler {
 
     fn record(&self, vm: &VirtualMachine, events: Vec<Event>) {
         let regarding = ObjectReference { resource_version: None, ..vm.object_ref(&()) };
-        for Event { reason, note, action } in events {
-            let is_warning = reason.effect() == Effect::Warning;
-            let event = ClusterEvent {
-                type_: if is_warning { EventType::Warning } else { EventType::Normal },
-                reason: reason.as_str().into(),
-                note: Some(note),
-                action: action.to_owned(),
-                secondary: None,
-            };
+        for event in events {
             self.recorder.record(event, regarding.clone());
         }
     }

@@ -20,14 +20,7 @@ use k8s_openapi::{
     api::core::v1::{ConfigMap, ObjectReference},
     jiff::Timestamp,
 };
-use kube::{
-    Api, Client, Resource, ResourceExt,
-    core::TypeMeta,
-    runtime::{
-        events::{Event, EventType},
-        watcher,
-    },
-};
+use kube::{Api, Client, Resource, ResourceExt, core::TypeMeta, runtime::watcher};
 use tokio::{sync::watch, time::timeout};
 use tracing::{error, info, warn};
 
@@ -37,7 +30,7 @@ use super::{
     sandbox,
 };
 use crate::{
-    api::VirtualMachine,
+    api::{Reason, VirtualMachine, reasons::Event},
     cluster::{ActionError, Cluster, events::EventRecorder, list_watch::list_watch},
     config::ReconcilerConfig,
     files::{self, FileError},
@@ -362,13 +355,7 @@ impl Loader {
         error!(set = set.unwrap_or("(all)"), vm = machine, %error, "new templates are not used; the last good ones stay in force");
         let with = machine.map(|machine| format!(" (seen with {machine})")).unwrap_or_default();
         let note = format!("new templates are not used, the last good ones stay in force: {error}{with}");
-        let event = || Event {
-            type_: EventType::Warning,
-            reason: "TemplatesRefused".into(),
-            note: Some(note.clone()),
-            action: "Check".into(),
-            secondary: None,
-        };
+        let event = || Event { reason: Reason::TemplatesRefused, note: note.clone(), action: "Check" };
         if let Some(vm) = vm {
             recorder.record(event(), ObjectReference { resource_version: None, ..vm.object_ref(&()) });
         }

@@ -21,7 +21,6 @@ use kube::{
     Api, Client, Resource,
     runtime::{
         WatchStreamExt,
-        events::{Event as Note, EventType},
         reflector::{ObjectRef, Store, store::Writer},
         watcher::{self, Event},
     },
@@ -31,7 +30,7 @@ use tracing::{info, warn};
 
 use super::web::{HealthPart, Readiness};
 use crate::{
-    api::VirtualMachine,
+    api::{Reason, VirtualMachine, reasons},
     cluster::{
         events::EventRecorder,
         list_watch::{self, list_watch},
@@ -251,13 +250,7 @@ impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
 /// Records an event of the VM.
 fn record_unreadable(recorder: &EventRecorder, vm: &PackedVm, error: &Unreadable) {
     let note = format!("this version of the manager can't read the VM and leaves it as it is: {error}");
-    let event = Note {
-        type_: EventType::Warning,
-        reason: "Unreadable".into(),
-        note: Some(note),
-        action: "Read".into(),
-        secondary: None,
-    };
+    let event = reasons::Event { reason: Reason::Unreadable, note, action: "Read" };
     recorder.record(event, ObjectReference { resource_version: None, ..vm.object_ref(&()) });
 }
 

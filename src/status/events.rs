@@ -11,22 +11,11 @@ use crate::{
     api::{
         Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
         conditions::{self, POWER_UNMANAGED, READY, RESTART_REQUIRED},
-        reasons::Effect,
+        reasons::{Effect, Event},
     },
     claims,
     plan::{Action, DeleteReason},
 };
-
-/// An event about a VM.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// What happened. Its [`Effect`] says whether the event is a warning.
-    pub reason: Reason,
-    /// A sentence for people.
-    pub note: String,
-    /// What the manager did or tried, as one word.
-    pub action: &'static str,
-}
 
 /// Derives the events. `wanted` is the new status; `done` are the actions of the plan that succeeded.
 pub fn events(reconciled: &Reconciled<'_>, wanted: &VirtualMachineStatus, done: &[&Action]) -> Vec<Event> {

@@ -1,11 +1,11 @@
 use serde_json::json;
 
-use super::{
-    events::{Event, events},
-    *,
-};
+use super::{events::events, *};
 use crate::{
-    api::{conditions::READY, reasons::Effect},
+    api::{
+        conditions::READY,
+        reasons::{Effect, Event},
+    },
     object::ObjectKey,
     ownership::{STATUS_MANAGER, status_differs},
     plan::{Action, plan},

@@ -452,7 +452,7 @@ async fn a_vm_chooses_a_template_set_and_values() {
     .await;
     assert!(told.1.contains("sets/guarded/x.yaml.j2:1:7"), "{told:?}");
     maps.delete("templates-guarded", &Default::default()).await.unwrap();
-    refused(&ns, "the set is gone, but 1 machines use it").await;
+    refused(&ns, "the set is gone, but 1 VMs use it").await;
     assert!(policies.get_opt("apple").await.unwrap().is_some());
 }
 

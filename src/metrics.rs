@@ -1,4 +1,4 @@
-//! Every metric, declared once. The methods say what happened; what is counted then is decided here.
+//! Every metric of the manager, declared once. Callers report what happened; this module decides what is counted.
 
 use std::{
     borrow::Cow,
@@ -30,39 +30,181 @@ use crate::{
 };
 
 type Labels<const N: usize> = [(&'static str, Cow<'static, str>); N];
-/// A counter for each set of values of its labels.
+/// A counter for each combination of label values.
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
-/// Lists all machines.
-type Machines = Box<dyn Fn() -> Vec<VirtualMachine> + Send + Sync>;
+/// Lists all VMs.
+type ListVms = Box<dyn Fn() -> Vec<VirtualMachine> + Send + Sync>;
 
 /// What the manager counts and measures.
 pub struct Metrics {
     registry: Registry,
+    process: ProcessMetrics,
+    reconcile: ReconcileMetrics,
+    vms: VmMetrics,
+    inputs: InputMetrics,
+    list: OnceLock<ListVms>,
+    queue: Mutex<HashSet<String>>,
+    work: Mutex<HashMap<u64, Instant>>,
+    number: AtomicU64,
+}
+
+/// The process and its leadership.
+struct ProcessMetrics {
     leader: Gauge,
     lease_failures: Counter,
+    memory: Gauge,
+}
+
+impl ProcessMetrics {
+    fn register(all: &mut Registry) -> Self {
+        Self {
+            leader: add(
+                all,
+                "vm_operator_leader",
+                "1 if this manager holds the lease and works; the sum over all replicas should be 1",
+            ),
+            lease_failures: add(
+                all,
+                "vm_operator_lease_failures",
+                "Failed attempts to take or renew the lease; a leader that fails for 8 s ends",
+            ),
+            memory: add(all, "process_resident_memory_bytes", "Resident memory of the manager"),
+        }
+    }
+}
+
+/// Reconciles and what they write.
+struct ReconcileMetrics {
     reconciles: Counters<1>,
     durations: Histogram,
     errors: Counters<1>,
-    machines: Gauges<1>,
-    not_ready: Gauges<1>,
-    not_ready_since: Gauges<1>,
     waiting: Gauge,
     in_work: Gauge,
-    unreadable: Gauge,
     writes: Counters<2>,
     skipped: Counters<1>,
     template_errors: Counter,
+}
+
+impl ReconcileMetrics {
+    fn register(all: &mut Registry) -> Self {
+        let durations = Histogram::new(exponential_buckets(0.001, 2.0, 15));
+        all.register(
+            "vm_operator_reconcile_duration_seconds",
+            "How long a reconcile of one VM took, with all writes that it caused",
+            durations.clone(),
+        );
+        Self {
+            reconciles: add(
+                all,
+                "vm_operator_reconciles",
+                "Reconciles of a VM; result is done, again (the VM is reconciled again later without a change) or failed",
+            ),
+            durations,
+            errors: add(
+                all,
+                "vm_operator_reconcile_errors",
+                "Failed reconciles of a VM; reason is the API server's, or NameTaken, Shared (a claim of another VM), Answer (the manager can't read it), Watch (of a kind of object), Connection (no answer)",
+            ),
+            waiting: add(all, "vm_operator_machines_waiting", "VMs that changed and wait for their reconcile"),
+            in_work: add(
+                all,
+                "vm_operator_machines_in_work",
+                "VMs that are being reconciled: at most 16 in each namespace that the manager watches by name",
+            ),
+            writes: add(
+                all,
+                "vm_operator_writes",
+                "Successful writes by kind of object; verb is apply, label, delete, status or spec",
+            ),
+            skipped: add(
+                all,
+                "vm_operator_applies_skipped",
+                "Rendered objects that needed no write because the cluster has them as rendered",
+            ),
+            template_errors: add(
+                all,
+                "vm_operator_template_errors",
+                "Reconciles in which a template could not be rendered; the manager leaves the objects of such a VM as they are",
+            ),
+        }
+    }
+}
+
+/// The VMs that the manager watches.
+struct VmMetrics {
+    machines: Gauges<1>,
+    not_ready: Gauges<1>,
+    not_ready_since: Gauges<1>,
+    unreadable: Gauge,
+}
+
+impl VmMetrics {
+    fn register(all: &mut Registry) -> Self {
+        Self {
+            machines: add(
+                all,
+                "vm_operator_machines",
+                "VirtualMachines by the phase in their status, Pending if no manager has reconciled them yet; leader only",
+            ),
+            not_ready: add(
+                all,
+                "vm_operator_machines_not_ready",
+                "VirtualMachines that are not as their spec wants them, by the reason in the condition Ready",
+            ),
+            not_ready_since: add(
+                all,
+                "vm_operator_machines_not_ready_since_timestamp_seconds",
+                "Of the VirtualMachines that are not as their spec wants them: since when, as Unix time, the one is so that has been so the longest, by its present reason",
+            ),
+            unreadable: add(
+                all,
+                "vm_operator_machines_unreadable",
+                "VirtualMachines that this version of the manager can't read and leaves as they are; the log has their names",
+            ),
+        }
+    }
+}
+
+/// What the manager reads: templates, configuration, watches.
+struct InputMetrics {
     templates_good: Gauge,
     config_loads: Counters<1>,
     config_good: Gauge,
     config_time: Gauge,
     watch_restarts: Counters<1>,
-    memory: Gauge,
-    list: OnceLock<Machines>,
-    queue: Mutex<HashSet<String>>,
-    work: Mutex<HashMap<u64, Instant>>,
-    number: AtomicU64,
+}
+
+impl InputMetrics {
+    fn register(all: &mut Registry) -> Self {
+        Self {
+            templates_good: add(
+                all,
+                "vm_operator_templates_last_load_successful",
+                "1 if the newest templates are in force, 0 if they are refused",
+            ),
+            config_loads: add(
+                all,
+                "vm_operator_config_loads",
+                "How often the manager read its configuration, at its start and after changes; result is success or failure",
+            ),
+            config_good: add(
+                all,
+                "vm_operator_config_last_load_successful",
+                "1 if the present configuration is valid; at 0 the last valid one stays in force",
+            ),
+            config_time: add(
+                all,
+                "vm_operator_config_last_success_timestamp_seconds",
+                "When the configuration in force was read, as Unix time",
+            ),
+            watch_restarts: add(
+                all,
+                "vm_operator_watch_restarts",
+                "Watches that broke and were started again, by kind of object; some are normal when the API server restarts",
+            ),
+        }
+    }
 }
 
 fn now() -> i64 {
@@ -84,212 +226,126 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Nothing has happened yet.
+    /// All metrics, at zero.
     pub fn new() -> Self {
         let mut registry = Registry::default();
         let all = &mut registry;
         let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         all.register("vm_operator_build", "The version of the manager; always 1", version);
-        let durations = Histogram::new(exponential_buckets(0.001, 2.0, 15));
-        all.register(
-            "vm_operator_reconcile_duration_seconds",
-            "How long one look at one machine took, with all writes that it caused",
-            durations.clone(),
-        );
         let started: Gauge = add(all, "process_start_time_seconds", "When the manager was started, as Unix time");
         started.set(now());
         let metrics = Self {
-            leader: add(
-                all,
-                "vm_operator_leader",
-                "1 if this manager holds the lease and works; the sum over all replicas should be 1",
-            ),
-            lease_failures: add(
-                all,
-                "vm_operator_lease_failures",
-                "Attempts to take or renew the lease that failed; a leader that fails for 8 s ends",
-            ),
-            reconciles: add(
-                all,
-                "vm_operator_reconciles",
-                "Looks at a machine; result is done, again (it looks again later by itself) or failed",
-            ),
-            durations,
-            errors: add(
-                all,
-                "vm_operator_reconcile_errors",
-                "Failed looks at a machine; reason is the API server's, or NameTaken, Shared (a claim), Answer (one that can't be understood), Watch (of a kind of object), Connection (no answer)",
-            ),
-            machines: add(
-                all,
-                "vm_operator_machines",
-                "VirtualMachines by the phase in their status, Pending if nobody has looked at them yet; leader only",
-            ),
-            not_ready: add(
-                all,
-                "vm_operator_machines_not_ready",
-                "VirtualMachines that are not in the state that their spec wants, by the reason in the condition Ready",
-            ),
-            not_ready_since: add(
-                all,
-                "vm_operator_machines_not_ready_since_timestamp_seconds",
-                "Since when, as Unix time, the machine is not in the state that its spec wants for which that is so the longest, by the reason that it has now",
-            ),
-            waiting: add(all, "vm_operator_machines_waiting", "Machines that changed and were not looked at yet"),
-            in_work: add(
-                all,
-                "vm_operator_machines_in_work",
-                "Machines that are being looked at, of each namespace that is named 16 at most",
-            ),
-            unreadable: add(
-                all,
-                "vm_operator_machines_unreadable",
-                "VirtualMachines that this version of the manager can't read and leaves as they are; the log names them",
-            ),
-            writes: add(
-                all,
-                "vm_operator_writes",
-                "Successful writes by kind of object; verb is apply, label, delete, status or spec",
-            ),
-            skipped: add(
-                all,
-                "vm_operator_applies_skipped",
-                "Rendered objects that needed no write because they were as rendered already",
-            ),
-            template_errors: add(
-                all,
-                "vm_operator_template_errors",
-                "Looks at a machine in which a template could not be rendered; such a machine is left as it is",
-            ),
-            templates_good: add(
-                all,
-                "vm_operator_templates_last_load_successful",
-                "1 if the newest templates are in force, 0 if they are refused",
-            ),
-            config_loads: add(
-                all,
-                "vm_operator_config_loads",
-                "How often the configuration was read, at the start and when it had changed; result is success or failure",
-            ),
-            config_good: add(
-                all,
-                "vm_operator_config_last_load_successful",
-                "1 if the configuration as it is now can be used; at 0 the last good one stays in force",
-            ),
-            config_time: add(
-                all,
-                "vm_operator_config_last_success_timestamp_seconds",
-                "When the configuration in force was read, as Unix time",
-            ),
-            watch_restarts: add(
-                all,
-                "vm_operator_watch_restarts",
-                "Watches that broke and were begun again, by kind of object; some are normal when the API server restarts",
-            ),
-            memory: add(all, "process_resident_memory_bytes", "Memory of the manager that is resident"),
+            process: ProcessMetrics::register(all),
+            reconcile: ReconcileMetrics::register(all),
+            vms: VmMetrics::register(all),
+            inputs: InputMetrics::register(all),
             list: OnceLock::new(),
             queue: Mutex::default(),
             work: Mutex::default(),
             number: AtomicU64::new(0),
             registry,
         };
-        // A rate can only be seen from a series that is there before the first event.
-        let begin = |counters: &Counters<1>, label: &'static str, values: &[&'static str]| {
+        metrics.create_first_series();
+        metrics
+    }
+
+    /// Prometheus can compute a rate only of a series that exists before the first event.
+    fn create_first_series(&self) {
+        let create = |counters: &Counters<1>, label: &'static str, values: &[&'static str]| {
             for value in values {
                 drop(counters.get_or_create(&[(label, (*value).into())]));
             }
         };
-        // Whoever stands by has refused none.
-        metrics.templates_good.set(1);
-        begin(&metrics.reconciles, "result", &["again", "done", "failed"]);
-        begin(&metrics.config_loads, "result", &["failure", "success"]);
-        begin(&metrics.errors, "reason", &["Connection"]);
-        begin(&metrics.skipped, "kind", &["Pod"]);
-        begin(&metrics.watch_restarts, "kind", &["Lease", "Pod", "VirtualMachine"]);
+        // A manager that stands by has refused no templates.
+        self.inputs.templates_good.set(1);
+        create(&self.reconcile.reconciles, "result", &["again", "done", "failed"]);
+        create(&self.inputs.config_loads, "result", &["failure", "success"]);
+        create(&self.reconcile.errors, "reason", &["Connection"]);
+        create(&self.reconcile.skipped, "kind", &["Pod"]);
+        create(&self.inputs.watch_restarts, "kind", &["Lease", "Pod", "VirtualMachine"]);
         for (verb, kind) in [("apply", "Pod"), ("delete", "Pod"), ("status", "VirtualMachine")] {
-            drop(metrics.writes.get_or_create(&[("verb", verb.into()), ("kind", kind.into())]));
+            drop(self.reconcile.writes.get_or_create(&[("verb", verb.into()), ("kind", kind.into())]));
         }
-        metrics
     }
 
-    /// Whether this manager leads.
+    /// Reports whether this manager is the leader.
     pub fn leads(&self, leads: bool) {
-        self.leader.set(leads.into());
+        self.process.leader.set(leads.into());
     }
 
     /// The lease could not be written.
     pub fn lease_failed(&self) {
-        self.lease_failures.inc();
+        self.process.lease_failures.inc();
     }
 
-    /// The list of all machines can be had from here.
-    pub fn machines_from(&self, list: impl Fn() -> Vec<VirtualMachine> + Send + Sync + 'static) {
+    /// Takes the function that lists all VMs, for the metrics that are measured when somebody asks.
+    pub fn vms_from(&self, list: impl Fn() -> Vec<VirtualMachine> + Send + Sync + 'static) {
         // There is one list in a process.
         let _ = self.list.set(Box::new(list));
     }
 
-    /// A machine is to be looked at.
-    pub fn woke(&self, vm: &str) {
+    /// A VM waits for its reconcile.
+    pub fn queued(&self, vm: &str) {
         lock(&self.queue).insert(vm.to_owned());
     }
 
-    /// A machine that was to be looked at is not there any more.
-    pub fn forgot(&self, vm: &str) {
+    /// A VM that waited for its reconcile was deleted.
+    pub fn unqueued(&self, vm: &str) {
         lock(&self.queue).remove(vm);
     }
 
-    /// A machine is looked at from now on.
+    /// A reconcile of a VM begins. It ends when the returned value is consumed or dropped.
     pub fn begin(self: &Arc<Self>, vm: &str) -> Work {
-        self.forgot(vm);
+        self.unqueued(vm);
         let number = self.number.fetch_add(1, Ordering::Relaxed) + 1;
         let began = Instant::now();
         lock(&self.work).insert(number, began);
         Work { metrics: self.clone(), number, began }
     }
 
-    /// For how long the machine is being looked at that has been so the longest.
+    /// The duration of the longest reconcile that is still running.
     pub fn longest_work(&self) -> Duration {
         lock(&self.work).values().map(Instant::elapsed).max().unwrap_or_default()
     }
 
     /// The templates of a VM could not be rendered.
     pub fn template_failed(&self) {
-        self.template_errors.inc();
+        self.reconcile.template_errors.inc();
     }
 
     /// A rendered object of this kind needs no write.
     pub fn skipped(&self, kind: &str) {
-        self.skipped.get_or_create(&[("kind", kind.to_owned().into())]).inc();
+        self.reconcile.skipped.get_or_create(&[("kind", kind.to_owned().into())]).inc();
     }
 
-    /// A write succeeded: `apply`, `label`, `delete`, `status` or `spec` (of a machine).
+    /// A write succeeded: `apply`, `label`, `delete`, `status` or `spec` (of a VM).
     pub fn wrote(&self, verb: &'static str, kind: &str) {
-        self.writes.get_or_create(&[("verb", verb.into()), ("kind", kind.to_owned().into())]).inc();
+        self.reconcile.writes.get_or_create(&[("verb", verb.into()), ("kind", kind.to_owned().into())]).inc();
     }
 
     /// The templates were loaded.
     pub fn templates_loaded(&self, good: bool) {
-        self.templates_good.set(good.into());
+        self.inputs.templates_good.set(good.into());
     }
 
     /// The configuration was read.
     pub fn config_loaded(&self, good: bool) {
-        self.config_good.set(good.into());
+        self.inputs.config_good.set(good.into());
         let result = if good { "success" } else { "failure" };
-        self.config_loads.get_or_create(&[("result", result.into())]).inc();
+        self.inputs.config_loads.get_or_create(&[("result", result.into())]).inc();
         if good {
-            self.config_time.set(now());
+            self.inputs.config_time.set(now());
         }
     }
 
-    /// A watch broke; it begins again by itself.
-    pub fn watch_cut(&self, kind: &str) {
-        self.watch_restarts.get_or_create(&[("kind", kind.to_owned().into())]).inc();
+    /// A watch broke and is started again.
+    pub fn watch_restarted(&self, kind: &str) {
+        self.inputs.watch_restarts.get_or_create(&[("kind", kind.to_owned().into())]).inc();
     }
 
-    /// So many more, or fewer, machines can't be read.
+    /// Adds to the number of VMs that can't be read; `more` may be negative.
     pub fn unreadable(&self, more: i64) {
-        self.unreadable.inc_by(more);
+        self.vms.unreadable.inc_by(more);
     }
 
     /// All metrics as OpenMetrics text.
@@ -301,13 +357,13 @@ impl Metrics {
         text
     }
 
-    /// What is not counted as it happens.
+    /// Sets the metrics that are not counted as they happen.
     fn measure(&self) {
         let size = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        self.waiting.set(size(lock(&self.queue).len()));
-        self.in_work.set(size(lock(&self.work).len()));
+        self.reconcile.waiting.set(size(lock(&self.queue).len()));
+        self.reconcile.in_work.set(size(lock(&self.work).len()));
         if let Some(memory) = resident_memory() {
-            self.memory.set(memory);
+            self.process.memory.set(memory);
         }
         let mut phases: BTreeMap<String, i64> = Phase::ALL.map(|phase| (phase.as_str().to_owned(), 0)).into();
         let mut reasons: BTreeMap<String, i64> = BTreeMap::new();
@@ -321,16 +377,16 @@ impl Metrics {
             if let Some(ready) = conditions::find(conditions, conditions::READY).filter(|ready| ready.status != "True")
             {
                 *reasons.entry(ready.reason.clone()).or_default() += 1;
-                // What the API server says of a machine that nobody has looked at is older than the machine.
+                // The default condition of a VM that no manager has reconciled is older than the VM.
                 let times = [Some(&ready.last_transition_time), vm.metadata.creation_timestamp.as_ref()];
                 let began = times.into_iter().flatten().map(|time| time.0.as_second()).max().unwrap_or_default();
                 since.entry(ready.reason.clone()).and_modify(|time| *time = began.min(*time)).or_insert(began);
             }
         }
         for (gauges, label, values) in [
-            (&self.machines, "phase", phases),
-            (&self.not_ready, "reason", reasons),
-            (&self.not_ready_since, "reason", since),
+            (&self.vms.machines, "phase", phases),
+            (&self.vms.not_ready, "reason", reasons),
+            (&self.vms.not_ready_since, "reason", since),
         ] {
             gauges.clear();
             for (name, value) in values {
@@ -340,41 +396,41 @@ impl Metrics {
     }
 }
 
-/// As the kernel tells it, see proc_pid_status(5).
+/// The resident memory in bytes, from proc_pid_status(5).
 fn resident_memory() -> Option<i64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.trim().strip_suffix(" kB")?;
     Some(kilobytes.parse::<i64>().ok()? * 1024)
 }
 
-/// A machine that is being looked at.
+/// A reconcile that is running.
 pub struct Work {
     metrics: Arc<Metrics>,
-    /// Which look it is, counted from the manager's start.
+    /// The number of the reconcile, counted from the manager's start.
     pub number: u64,
     began: Instant,
 }
 
 impl Work {
-    /// It was brought to where its spec wants it; or, with `again`, it is looked at again by itself.
+    /// The reconcile succeeded; with `again`, the VM is reconciled again later without a change.
     pub fn done(self, again: bool) {
         self.ended(if again { "again" } else { "done" });
     }
 
     /// It failed and will be tried again. `reason` is the label of the error.
     pub fn failed(self, reason: Cow<'static, str>) {
-        self.metrics.errors.get_or_create(&[("reason", reason)]).inc();
+        self.metrics.reconcile.errors.get_or_create(&[("reason", reason)]).inc();
         self.ended("failed");
     }
 
     fn ended(self, result: &'static str) {
-        self.metrics.reconciles.get_or_create(&[("result", result.into())]).inc();
-        self.metrics.durations.observe(self.began.elapsed().as_secs_f64());
+        self.metrics.reconcile.reconciles.get_or_create(&[("result", result.into())]).inc();
+        self.metrics.reconcile.durations.observe(self.began.elapsed().as_secs_f64());
     }
 }
 
 impl Drop for Work {
-    // Also when the manager ends in the middle of it.
+    // Also if the manager ends during the reconcile.
     fn drop(&mut self) {
         lock(&self.metrics.work).remove(&self.number);
     }
@@ -392,12 +448,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_waiting_in_work_and_done_adds_up() {
+    fn waiting_running_and_finished_reconciles_are_counted() {
         let metrics = Arc::new(Metrics::new());
         for name in ["apple", "pear", "pear", "plum"] {
-            metrics.woke(name);
+            metrics.queued(name);
         }
-        metrics.forgot("plum");
+        metrics.unqueued("plum");
         let work = metrics.begin("apple");
         let text = metrics.text();
         assert_eq!(sample(&text, "vm_operator_machines_waiting"), 1.0);
@@ -422,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_counted_when_somebody_asks() {
+    fn vms_are_counted_when_the_metrics_are_read() {
         let vm = |phase: &str, ready: &str, since: &str| {
             let condition = json!({ "type": "Ready", "status": ready, "reason": "ImagePullFailed", "message": "",
                 "lastTransitionTime": since });
@@ -431,7 +487,7 @@ mod tests {
             serde_json::from_value::<VirtualMachine>(vm).unwrap()
         };
         let metrics = Metrics::new();
-        metrics.machines_from(move || {
+        metrics.vms_from(move || {
             vec![
                 vm("Running", "True", "1970-01-01T00:00:01Z"),
                 vm("Starting", "False", "1970-01-01T00:00:03Z"),

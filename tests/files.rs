@@ -71,7 +71,7 @@ mod monitoring {
     /// All metrics that the manager has, by name.
     fn described() -> BTreeMap<String, Described> {
         let metrics = Metrics::new();
-        metrics.machines_from(|| {
+        metrics.vms_from(|| {
             let condition = json!({ "type": "Ready", "status": "False", "reason": "Starting", "message": "",
                 "lastTransitionTime": "2026-01-01T00:00:00Z" });
             let vm = json!({ "metadata": { "name": "apple" }, "spec": { "vm": { "maximumCpus": 1 } },

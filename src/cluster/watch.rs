@@ -329,7 +329,7 @@ impl Children {
                         if said.is_new(&error) {
                             warn!(kind = kind.kind, error, "the watch was cut");
                         }
-                        children.metrics.watch_cut(&kind.kind);
+                        children.metrics.watch_restarted(&kind.kind);
                         // A watch that was complete once goes on from where it was.
                         sender.send_if_modified(|state| {
                             let failed = *state != WatchState::Complete;

@@ -313,7 +313,7 @@ impl Campaign {
                             self.observe(lease);
                         }
                         Err(error) => {
-                            self.metrics.watch_cut("Lease");
+                            self.metrics.watch_restarted("Lease");
                             self.report("the lease can't be watched", &error);
                         }
                     },

@@ -167,8 +167,8 @@ impl Queue {
     ) {
         let Self { store, reconciler, shared } = self;
         let (changed, other) = (shared.metrics.clone(), shared.metrics.clone());
-        let vms = vms.inspect_ok(move |vm| changed.woke(&vm.full_name()));
-        let triggered = triggered.inspect(move |vm| other.woke(&full_name(vm.namespace.as_deref(), &vm.name)));
+        let vms = vms.inspect_ok(move |vm| changed.queued(&vm.full_name()));
+        let triggered = triggered.inspect(move |vm| other.queued(&full_name(vm.namespace.as_deref(), &vm.name)));
         let (metrics, termination) = (shared.metrics.clone(), shared.termination.clone());
         let remembered = reconciler.clone();
         Controller::for_stream(vms, store)
@@ -183,7 +183,7 @@ impl Queue {
             .for_each(|result| {
                 // Failures are logged by the reconcile. This VM was deleted while it was in the queue.
                 if let Err(controller::Error::ObjectNotFound(vm)) = result {
-                    shared.metrics.forgot(&full_name(vm.namespace.as_deref(), &vm.name));
+                    shared.metrics.unqueued(&full_name(vm.namespace.as_deref(), &vm.name));
                     remembered.forget(&vm.name, vm.namespace.as_deref().unwrap_or_default());
                 }
                 ready(())

@@ -229,7 +229,7 @@ impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
 
     /// The watch goes on by itself. A problem that lasts is logged once.
     fn failed(&mut self, error: &watcher::Error) {
-        self.metrics.watch_cut("VirtualMachine");
+        self.metrics.watch_restarted("VirtualMachine");
         let message = if list_watch::code(error) == Some(404) {
             let resource = VirtualMachine::plural(&());
             format!("the API server does not know {resource}: apply the CustomResourceDefinitions in crds/")

@@ -14,7 +14,7 @@
 //! - When [`Children::watch`] returns without an error, the cache has all objects of these kinds, as recent as etcd was when they
 //!   were listed, or newer.
 //! - A decision never goes by something older than our own last write: what has a lower resourceVersion than the object in the
-//!   cache is dropped, and so is an answer about an object of which the watch has already told that it is gone.
+//!   cache is dropped, and so is an answer about an object whose deletion the watch has already reported.
 //! - An object that is created while its kind is listed is not lost. The list may be older than the object, so the API server is
 //!   asked for it.
 //! - No secret comes here: `spec` and `status` are kept of Pods and claims, of everything else only the metadata is asked for.
@@ -309,13 +309,13 @@ impl Children {
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream);
-            let mut said = RepeatFilter::default();
+            let mut repeats = RepeatFilter::default();
             while let Some(event) = stream.next().await {
                 match event {
                     Ok(event) => {
                         // A list that breaks off begins with events too, so these do not show that the watch works.
                         if !matches!(event, Event::Init | Event::InitApply(_)) {
-                            said.clear();
+                            repeats.clear();
                         }
                         if children.apply_event(&kind, event)
                             && matches!(sender.send_replace(WatchState::Complete), WatchState::Failed { .. })
@@ -326,7 +326,7 @@ impl Children {
                     Err(error) => {
                         let is_missing = list_watch::code(&error) == Some(404);
                         let error = ErrorChain(&error).to_string();
-                        if said.is_new(&error) {
+                        if repeats.is_new(&error) {
                             warn!(kind = kind.kind, error, "the watch was cut");
                         }
                         children.metrics.watch_restarted(&kind.kind);
@@ -387,8 +387,8 @@ impl Children {
     }
 
     /// Asks the API server for objects that it has named in an answer while their kind was listed, and that the list does not
-    /// show: the list may be older than they are. Those that do not exist are removed. Of an object that exists the watch, which
-    /// goes on from the list, will tell when it goes.
+    /// show: the list may be older than they are. Those that do not exist are removed. The watch goes on
+    /// from the list, so it reports a later deletion of those that exist.
     async fn ask(self: Arc<Self>, kind: TypeMeta, unsure: Vec<Known>) {
         for (vm, name, uid) in unsure {
             let objects: Api<Meta> = api(&self.client, Some(&vm.0), &super::resource(&kind));

@@ -108,7 +108,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_manager_that_does_not_lead_reads_and_does_not_write() {
-        // Nobody answers there.
+        // No server listens there.
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let fence = Fence::default();
         let maps: Api<ConfigMap> = Api::default_namespaced(fenced(config, fence.clone()).unwrap());

@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// Follows a file that must not contain `bad`; sends what is told.
+    /// Follows a file that must not contain `bad`; sends each report.
     fn spawn(folder: &Path) -> mpsc::UnboundedReceiver<Result<String, String>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let file = folder.join("file");
@@ -154,11 +154,11 @@ mod tests {
                 Ok(text) => Ok(text),
                 Err(_) => Ok("default".into()),
             };
-            let tell = |result: &Result<String, FileError>| {
+            let report = |result: &Result<String, FileError>| {
                 let result = result.as_deref().map(str::to_owned).map_err(|error| error.message.clone());
                 sender.send(result).unwrap();
             };
-            follow(Followed::File(&file), Ok("default".into()), load, tell).await
+            follow(Followed::File(&file), Ok("default".into()), load, report).await
         });
         receiver
     }
@@ -167,16 +167,16 @@ mod tests {
     async fn a_file_comes_changes_breaks_and_goes() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
-        let mut told = spawn(folder.path());
+        let mut reports = spawn(folder.path());
         for (text, expected) in [("one", Ok("one")), ("bad", Err("bad")), ("two", Ok("two"))] {
             fs::write(&file, text).unwrap();
-            assert_eq!(told.recv().await.unwrap(), expected.map(str::to_owned).map_err(str::to_owned));
+            assert_eq!(reports.recv().await.unwrap(), expected.map(str::to_owned).map_err(str::to_owned));
         }
-        // The same again, and another file: nothing to tell.
+        // The same again, and another file: nothing to report.
         fs::write(&file, "two").unwrap();
         fs::write(folder.path().join("other"), "three").unwrap();
         fs::remove_file(&file).unwrap();
-        assert_eq!(told.recv().await.unwrap(), Ok("default".to_owned()));
+        assert_eq!(reports.recv().await.unwrap(), Ok("default".to_owned()));
     }
 
     #[tokio::test]
@@ -189,12 +189,12 @@ mod tests {
                 sleep(QUIET / 5).await;
             }
         });
-        let mut told = spawn(folder.path());
+        let mut reports = spawn(folder.path());
         fs::write(folder.path().join("file"), "one").unwrap();
-        let first = timeout(Duration::from_secs(60), told.recv()).await.expect("to be told at all");
+        let first = timeout(Duration::from_secs(60), reports.recv()).await.expect("to be reports at all");
         assert_eq!(first.unwrap(), Ok("one".to_owned()));
         fs::write(folder.path().join("file"), "two").unwrap();
-        let second = timeout(Duration::from_secs(60), told.recv()).await.expect("to be told again");
+        let second = timeout(Duration::from_secs(60), reports.recv()).await.expect("to be reports again");
         assert_eq!(second.unwrap(), Ok("two".to_owned()));
         busy.abort();
     }
@@ -209,24 +209,24 @@ mod tests {
         }
         symlink("..1", path("..data")).unwrap();
         symlink("..data/file", path("file")).unwrap();
-        let mut told = spawn(folder.path());
-        assert_eq!(told.recv().await.unwrap(), Ok("one".to_owned()));
+        let mut reports = spawn(folder.path());
+        assert_eq!(reports.recv().await.unwrap(), Ok("one".to_owned()));
         symlink("..2", path("..data_tmp")).unwrap();
         fs::rename(path("..data_tmp"), path("..data")).unwrap();
-        assert_eq!(told.recv().await.unwrap(), Ok("two".to_owned()));
+        assert_eq!(reports.recv().await.unwrap(), Ok("two".to_owned()));
     }
 
     #[tokio::test]
     async fn a_folder_comes_later_and_is_replaced() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("a/b");
-        let mut told = spawn(&folder);
+        let mut reports = spawn(&folder);
         for text in ["one", "two"] {
             fs::create_dir_all(&folder).unwrap();
             fs::write(folder.join("file"), text).unwrap();
-            assert_eq!(told.recv().await.unwrap(), Ok(text.to_owned()));
+            assert_eq!(reports.recv().await.unwrap(), Ok(text.to_owned()));
             fs::remove_dir_all(parent.path().join("a")).unwrap();
-            assert_eq!(told.recv().await.unwrap(), Ok("default".to_owned()));
+            assert_eq!(reports.recv().await.unwrap(), Ok("default".to_owned()));
         }
     }
 }

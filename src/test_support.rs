@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::core::DynamicObject;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::{
     api::VirtualMachine,
@@ -14,6 +14,11 @@ use crate::{
     ownership::OBJECT_MANAGER,
     render::{RandomInput, TemplateSet, render},
 };
+
+#[path = "../tests/support/field_set.rs"]
+mod field_set;
+
+use field_set::field_set;
 
 /// The time in all tests.
 pub(crate) fn noon() -> Timestamp {
@@ -73,30 +78,6 @@ pub(crate) fn applied(objects: &[Rendered], mut edit: impl FnMut(&str, &mut Valu
         Arc::new(Object::trim(&types, object))
     });
     Observed { objects: objects.collect(), now: noon() }
-}
-
-/// The field set of an object; a list is a map if its items have one of the keys that the lists of Pods and metadata have.
-fn field_set(value: &Value) -> Value {
-    let field = |(name, value): (&String, &Value)| (format!("f:{name}"), field_set(value));
-    match value {
-        Value::Array(items) => {
-            let keys = ["uid", "mountPath", "devicePath", "containerPort", "name"];
-            let key = |item: &Value| {
-                let name = keys.into_iter().find(|key| item.get(key).is_some())?;
-                Some(format!("k:{}", json!({ name: item[name] })))
-            };
-            items.iter().filter_map(|item| Some((key(item)?, field_set(item)))).collect::<Map<_, _>>().into()
-        }
-        // Field sets do not contain the type, nor the name in the metadata.
-        Value::Object(map) if map.contains_key("metadata") => {
-            let mut map = map.clone();
-            map.retain(|name, _| !["apiVersion", "kind"].contains(&name.as_str()));
-            map["metadata"].as_object_mut().unwrap().retain(|name, _| !["name", "namespace"].contains(&name.as_str()));
-            map.iter().map(field).collect::<Map<_, _>>().into()
-        }
-        Value::Object(map) => map.iter().map(field).collect::<Map<_, _>>().into(),
-        _ => json!({}),
-    }
 }
 
 /// An API server that answers with `server`.

@@ -21,6 +21,9 @@
 #[path = "support/broken_sets.rs"]
 mod broken_sets;
 
+#[path = "support/field_set.rs"]
+mod field_set;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -30,7 +33,7 @@ use std::{
 use k8s_openapi::jiff::Timestamp;
 use kube::{ResourceExt, core::DynamicObject};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use vm_operator::{
     api::{PowerState, VirtualMachine},
     config::{Config, ReconcilerConfig},
@@ -62,31 +65,12 @@ fn vm(file: &str, text: &str) -> Result<VirtualMachine, String> {
     Ok(vm)
 }
 
-/// The field set of an object that the manager has applied: a list of objects is a map by its key, as in Pods and metadata.
-fn field_set(value: &Value) -> Value {
-    let fields = |map: &Map<String, Value>| -> Value {
-        map.iter().map(|(name, value)| (format!("f:{name}"), field_set(value))).collect::<Map<_, _>>().into()
-    };
-    match value {
-        Value::Array(items) => {
-            let keys = ["uid", "mountPath", "devicePath", "containerPort", "name"];
-            let key = |item: &Value| {
-                let name = keys.into_iter().find(|key| item.get(key).is_some())?;
-                Some(format!("k:{}", json!({ name: item[name] })))
-            };
-            items.iter().filter_map(|item| Some((key(item)?, field_set(item)))).collect::<Map<_, _>>().into()
-        }
-        Value::Object(map) => fields(map),
-        _ => json!({}),
-    }
-}
-
 /// An object as the API server has it when the manager has applied it.
 fn applied(object: &Rendered) -> Value {
     let mut stored = Value::clone(&object.value);
     stored["metadata"]["uid"] = json!(format!("uid-of-{}-{}", object.key.kind, object.key.name));
     stored["metadata"]["creationTimestamp"] = json!(APPLIED);
-    let fields = field_set(&object.value);
+    let fields = field_set::field_set(&object.value);
     stored["metadata"]["managedFields"] =
         json!([{ "manager": OBJECT_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
     stored

@@ -55,8 +55,8 @@ fn benchmarks(criterion: &mut Criterion) {
     let (vm, config, templates) = (vm(), ReconcilerConfig::default(), TemplateSet::builtin().unwrap());
     let random = RandomInput { display_password: "0123456789abcdef0123456789abcdef".into() };
     let render = |observed: &Observed| render(&vm, observed, &config, &random, &templates).unwrap();
-    let empty = Observed { objects: vec![], now: Timestamp::UNIX_EPOCH };
-    let full = Observed { objects: cluster(&render(&empty)), now: Timestamp::UNIX_EPOCH };
+    let empty = Observed::nothing(Timestamp::UNIX_EPOCH);
+    let full = Observed::of(cluster(&render(&empty)), Timestamp::UNIX_EPOCH);
     let rendered = render(&full);
     // A VM at rest: this is what a reconcile costs when there is nothing to do.
     assert!(plan(&vm, &full, Some(&rendered)).steps.iter().all(Vec::is_empty));

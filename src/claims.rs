@@ -16,12 +16,12 @@ use serde_json::Value;
 
 use crate::{
     api::{
-        Quantity, Reason, VirtualMachine,
+        Disk, Quantity, Reason, VirtualMachine,
         conditions::{NewCondition, STORAGE_READY},
         reasons::Effect,
         status::{ClaimFinding, ClaimStatus},
     },
-    object::{ObjectKey, Rendered},
+    object::{ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered},
     observed::{Object, Observed},
 };
 
@@ -34,22 +34,70 @@ pub struct Refusal {
     pub answer: String,
 }
 
-/// The name of the claim for a disk's `volume`. If a claim exists under the name that an earlier release used, that name.
-pub fn disk_name(vm: &str, volume: &str, observed: &Observed) -> String {
-    existing_name(observed, format!("{vm}-{volume}"), &[format!("{volume}-{vm}-0")])
+/// The name of the claim for a disk's `volume`. If the disk is known under the name that an earlier release used, that name.
+pub fn disk_name(vm: &VirtualMachine, volume: &str, observed: &Observed) -> String {
+    existing_name(vm, observed, disk_names(&vm.name_any(), volume))
 }
 
 /// The name of the claim for the runner's data; like [`disk_name`].
-pub fn runner_data_name(vm: &str, observed: &Observed) -> String {
-    let former = [format!("runner-data-{vm}-0"), format!("vmop-runner-data-{vm}-0")];
-    existing_name(observed, format!("{vm}-runner-data"), &former)
+pub fn runner_data_name(vm: &VirtualMachine, observed: &Observed) -> String {
+    existing_name(vm, observed, runner_data_names(&vm.name_any()))
 }
 
-fn existing_name(observed: &Observed, name: String, former: &[String]) -> String {
-    if observed.claim(&name).is_some() {
-        return name;
-    }
-    former.iter().find(|former| observed.claim(former).is_some()).cloned().unwrap_or(name)
+/// All names that the VM's claims may have. A claim with such a name is the VM's, whatever labels it lost: a backup may bring it back
+/// without.
+pub fn possible_names(vm: &VirtualMachine) -> impl Iterator<Item = String> {
+    let name = vm.name_any();
+    let disks = volumes(&vm.spec.vm.disks).flatten().collect::<Vec<_>>();
+    let of_disks = disks.into_iter().flat_map({
+        let name = name.clone();
+        move |volume| disk_names(&name, &volume)
+    });
+    of_disks.chain(runner_data_names(&name))
+}
+
+/// The names of the disks' volumes in the Pod; `None` for a disk without a claim.
+pub fn volumes(disks: &[Disk]) -> impl Iterator<Item = Option<String>> {
+    let mut claims = 0;
+    disks.iter().map(move |disk| {
+        let template = disk.volume_claim_template.as_ref()?;
+        let name = template.metadata.as_ref().and_then(|metadata| metadata.name.as_ref());
+        // Only claims count, as in the oldest releases, although their documentation says that all disks do.
+        let volume = name.map_or_else(|| format!("disk-{claims}"), |name| format!("{name}-disk"));
+        claims += 1;
+        Some(volume)
+    })
+}
+
+/// The name of a new claim, and then those of former releases.
+fn disk_names(vm: &str, volume: &str) -> Vec<String> {
+    vec![format!("{vm}-{volume}"), format!("{volume}-{vm}-0")]
+}
+
+fn runner_data_names(vm: &str) -> Vec<String> {
+    vec![format!("{vm}-runner-data"), format!("runner-data-{vm}-0"), format!("vmop-runner-data-{vm}-0")]
+}
+
+/// The name under which a claim exists, else the one under which it is known to have existed, else the first.
+fn existing_name(vm: &VirtualMachine, observed: &Observed, names: Vec<String>) -> String {
+    let exists = |name: &&String| observed.claim(name).is_some();
+    let known = |name: &&String| known(vm, name).is_some();
+    let name = names.iter().find(exists).or_else(|| names.iter().find(known)).cloned();
+    name.or_else(|| names.into_iter().next()).unwrap_or_default()
+}
+
+/// What the status has about a claim of the VM.
+fn known<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus> {
+    vm.status.iter().flat_map(|status| &status.claims).find(|claim| claim.name == name)
+}
+
+/// The claim with the VM's data that existed under this name and does not exist any more. The manager creates no empty one in its place,
+/// unless a person gave the VM the annotation [`REPLACE_CLAIM_ANNOTATION`] with the UID of the lost claim.
+pub fn missing<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus> {
+    let replaced = vm.annotations().get(REPLACE_CLAIM_ANNOTATION).map(String::as_str).unwrap_or_default();
+    known(vm, name).filter(|known| {
+        known.uid.as_ref().is_some_and(|uid| !replaced.split(',').any(|replaced| replaced.trim() == uid))
+    })
 }
 
 /// The size in bytes that a claim's spec requests.
@@ -110,8 +158,15 @@ pub fn claims(
 ) -> Vec<ClaimStatus> {
     let wanted = rendered.iter().filter(|object| object.key.is_claim());
     let used = wanted.filter_map(|wanted| {
-        let findings = findings(vm, wanted, observed.get(&wanted.key)?, refusals);
-        (!findings.is_empty()).then(|| ClaimStatus { name: wanted.key.name.clone(), unused: false, findings })
+        let name = wanted.key.name.clone();
+        match observed.get(&wanted.key) {
+            Some(found) => {
+                let findings = findings(vm, wanted, found, refusals);
+                Some(ClaimStatus { name, uid: Some(found.uid.clone()), unused: false, findings })
+            }
+            None => missing(vm, &name)
+                .map(|known| ClaimStatus { findings: vec![ClaimFinding::new(Reason::ClaimMissing)], ..known.clone() }),
+        }
     });
     let is_unused = |object: &&Arc<Object>| {
         object.key.is_claim()
@@ -120,7 +175,12 @@ pub fn claims(
             && !rendered.iter().any(|rendered| rendered.key == object.key)
     };
     let unused = observed.objects.iter().filter(is_unused);
-    let unused = unused.map(|object| ClaimStatus { name: object.key.name.clone(), unused: true, findings: Vec::new() });
+    let unused = unused.map(|object| ClaimStatus {
+        name: object.key.name.clone(),
+        uid: Some(object.uid.clone()),
+        unused: true,
+        findings: Vec::new(),
+    });
     let mut claims: Vec<ClaimStatus> = used.chain(unused).collect();
     claims.sort_by(|one, other| one.name.cmp(&other.name));
     claims
@@ -137,7 +197,16 @@ pub fn storage_ready(claims: &[ClaimStatus], rendered: &[Rendered]) -> Option<Ne
     findings.sort_by_key(|(finding, _)| finding.reason);
     let unused: Vec<&str> = claims.iter().filter(|claim| claim.unused).map(|claim| claim.name.as_str()).collect();
     let kept = (!unused.is_empty()).then(|| format!("kept, but not used by this VM any more: {}", unused.join(", ")));
-    let sentences = findings.iter().map(|(finding, claim)| sentence(claim, finding)).chain(kept);
+    let uid = |name: &str| claims.iter().find(|claim| claim.name == name).and_then(|claim| claim.uid.clone());
+    let sentence = |(finding, claim): &(&ClaimFinding, &str)| match finding.reason {
+        Reason::ClaimMissing => format!(
+            "claim {claim} does not exist any more, and an empty one would take the place of its data: restore it under this name, or, to \
+             start with an empty one, give the VM the annotation {REPLACE_CLAIM_ANNOTATION}: {}",
+            uid(claim).unwrap_or_default()
+        ),
+        _ => sentence(claim, finding),
+    };
+    let sentences = findings.iter().map(sentence).chain(kept);
     Some(NewCondition {
         type_: STORAGE_READY,
         status: findings.is_empty(),
@@ -188,6 +257,7 @@ pub fn sentence(claim: &str, finding: &ClaimFinding) -> String {
         Reason::ClaimDeleting => {
             format!("claim {claim} is being deleted: it is removed, with its data, when no Pod uses it any more")
         }
+        Reason::ClaimMissing => format!("claim {claim} does not exist any more"),
         Reason::ClaimLost => format!("claim {claim} has lost its volume"),
         Reason::ClaimPending => format!("claim {claim} has no volume yet"),
         Reason::GrowthRefused => format!(
@@ -329,7 +399,9 @@ mod tests {
         let finding = json!({
             "reason": "GrowthRefused", "current": "1Gi", "wanted": "2Gi", "answer": "no quota", "generation": 3,
         });
-        assert_eq!(json!(refused), json!([{ "name": CLAIM, "findings": [finding] }]));
+        let uid = |name: &str| format!("PersistentVolumeClaim-{name}");
+        let other = json!({ "name": "apple-runner-data", "uid": uid("apple-runner-data") });
+        assert_eq!(json!(refused), json!([{ "name": CLAIM, "uid": uid(CLAIM), "findings": [finding] }, other]));
         let condition = storage_ready(&refused, &objects).unwrap();
         assert_eq!((condition.status, condition.reason), (false, Reason::GrowthRefused));
         assert_eq!(

@@ -14,7 +14,7 @@ use futures::future::join_all;
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions},
-    core::{DynamicResourceScope, Status},
+    core::{DynamicResourceScope, GroupVersionKind, Status},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -28,7 +28,8 @@ use self::{
 use crate::{
     api::{Reason, VirtualMachine, VirtualMachineStatus, status::Halted},
     claims::Refusal,
-    object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered, resource},
+    object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered, is_workload, resource},
+    observed::{MAXIMUM_DEPTH, Maker, Object, Observed},
     ownership::{OBJECT_MANAGER, STATUS_MANAGER},
     plan::{
         Action, Plan,
@@ -366,6 +367,60 @@ impl Cluster {
                 .await?
                 .map(|object| self.pack(key, object))
         })
+    }
+
+    /// What makes the VM's Pods, and the makers of these, as far as they are not among the observed objects. A maker that can't be read
+    /// is known by its owner reference alone.
+    pub async fn makers(&self, vm: &VirtualMachine, observed: &Observed) -> Vec<Arc<Object>> {
+        let mut makers: Vec<Arc<Object>> = Vec::new();
+        let wanted = observed.objects.iter().filter(|object| object.key.is_pod()).filter_map(|pod| pod.maker.clone());
+        for mut wanted in wanted {
+            for _ in 0..MAXIMUM_DEPTH {
+                let known = observed.objects.iter().chain(&makers).find(|object| object.uid == wanted.uid).cloned();
+                let found = match known {
+                    Some(known) => Some(known),
+                    None => self.maker(&namespace_of(vm), &wanted).await.map(Arc::new),
+                };
+                let Some(found) = found else { break };
+                let next = found.maker.clone();
+                if !observed.objects.iter().chain(&makers).any(|object| object.uid == found.uid) {
+                    makers.push(found);
+                }
+                let Some(next) = next else { break };
+                wanted = next;
+            }
+        }
+        makers
+    }
+
+    /// Reads a maker; `None` if it does not exist any more.
+    async fn maker(&self, namespace: &str, maker: &Maker) -> Option<Object> {
+        let read = async {
+            let api: Api<Meta> = Api::namespaced_with(self.client.clone(), namespace, &self.served(&maker.key).await?);
+            self.limited(api.get_opt(&maker.key.name)).await
+        };
+        match read.await {
+            Ok(found) => {
+                found.map(|found| self.pack(&maker.key, found).object.unpack()).filter(|found| found.uid == maker.uid)
+            }
+            Err(error) => {
+                warn!(object = %maker.key, error = %ErrorChain(&error), "what makes the Pod can't be read");
+                let object =
+                    json!({ "metadata": { "name": maker.key.name, "namespace": namespace, "uid": maker.uid } });
+                let object: Meta = serde_json::from_value(object).ok()?;
+                Some(self.pack(&maker.key, object).object.unpack())
+            }
+        }
+    }
+
+    /// The resource of an object that anybody may have made. The API server knows its plural.
+    async fn served(&self, key: &ObjectKey) -> Result<ApiResource, kube::Error> {
+        if is_workload(key) {
+            return Ok(resource(&key.types()));
+        }
+        let (group, version) = key.api_version.split_once('/').unwrap_or(("", &key.api_version));
+        let kind = GroupVersionKind::gvk(group, version, &key.kind);
+        kube::discovery::pinned_kind(&self.client, &kind).await.map(|(resource, _)| resource)
     }
 
     async fn label(&self, namespace: &str, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {

@@ -11,6 +11,7 @@
 pub mod caches;
 mod client;
 pub mod debug;
+mod in_force;
 pub mod leader;
 mod leadership;
 pub mod log;
@@ -158,7 +159,7 @@ async fn work(
     let watched = scope.watched();
     let is_only = watched.len() == 1;
     if !is_only {
-        shared.health.set(web::MACHINES, Readiness::Ready("by namespace".into()));
+        shared.health.set(web::VMS, Readiness::Ready("by namespace".into()));
     }
     let namespaces: Vec<_> = watched.into_iter().map(|name| Namespace::start(&shared, name, is_only)).collect();
     let caches: Arc<[_]> = namespaces.iter().map(|namespace| namespace.caches.clone()).collect();

@@ -38,6 +38,8 @@ pub const UPDATE_ANNOTATION: &str = "vmoperator.jdrupes.org/update";
 pub const RESTARTED_ANNOTATION: &str = "vmoperator.jdrupes.org/restartedAt";
 /// The UID of a Pod that ends without waiting for its guest.
 pub const FORCE_STOP_ANNOTATION: &str = "vmoperator.jdrupes.org/forceStop";
+/// The UIDs of claims that do not exist any more and that the manager may replace by empty ones, separated by commas.
+pub const REPLACE_CLAIM_ANNOTATION: &str = "vmoperator.jdrupes.org/replaceClaim";
 /// The time of the guest's shutdown for which the manager set `spec.vm.state` to Stopped.
 pub const GUEST_SHUTDOWN_ANNOTATION: &str = "vmoperator.jdrupes.org/guestShutdownAt";
 
@@ -189,4 +191,25 @@ pub fn is_builtin_kind(kind: &TypeMeta) -> bool {
 /// The kind Pod.
 pub fn pods() -> TypeMeta {
     TypeMeta { api_version: "v1".into(), kind: "Pod".into() }
+}
+
+/// The kind StatefulSet. Releases before 3.4 made one for each VM.
+pub fn stateful_sets() -> TypeMeta {
+    TypeMeta { api_version: "apps/v1".into(), kind: "StatefulSet".into() }
+}
+
+/// The kinds of Kubernetes that make Pods from a template (<https://kubernetes.io/docs/concepts/workloads/controllers/>).
+const WORKLOADS: [(&str, &str); 7] = [
+    ("apps", "StatefulSet"),
+    ("apps", "Deployment"),
+    ("apps", "ReplicaSet"),
+    ("apps", "DaemonSet"),
+    ("batch", "Job"),
+    ("batch", "CronJob"),
+    ("", "ReplicationController"),
+];
+
+/// Whether objects of this kind make Pods.
+pub fn is_workload(key: &ObjectKey) -> bool {
+    WORKLOADS.contains(&(key.group().unwrap_or_default(), &key.kind))
 }

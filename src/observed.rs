@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp};
 use kube::{
     ResourceExt,
     core::{DynamicObject, TypeMeta},
@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
+    api::GROUP,
     object::{APP_NAME, COMPONENT_LABEL, DISPLAY_SECRET, INSTANCE_LABEL, MANAGED_BY, ObjectKey},
     ownership::{self, OBJECT_MANAGER},
 };
@@ -18,8 +19,14 @@ use crate::{
 /// The objects of one VM at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Observed {
-    /// The objects whose labels name the VM.
+    /// The objects that name the VM, as their owner or in their labels.
     pub objects: Vec<Arc<Object>>,
+    /// Pods that name another VM or none, and mount a claim of this VM so that they can write to it.
+    #[serde(default)]
+    pub others: Vec<Arc<Object>>,
+    /// The objects that made Pods in `objects`, and the makers of these, if they are not in `objects` themselves.
+    #[serde(default)]
+    pub makers: Vec<Arc<Object>>,
     /// The time.
     pub now: Timestamp,
 }
@@ -27,7 +34,12 @@ pub struct Observed {
 impl Observed {
     /// A VM without objects.
     pub fn nothing(now: Timestamp) -> Self {
-        Self { objects: Vec::new(), now }
+        Self::of(Vec::new(), now)
+    }
+
+    /// A VM with these objects.
+    pub fn of(objects: Vec<Arc<Object>>, now: Timestamp) -> Self {
+        Self { objects, others: Vec::new(), makers: Vec::new(), now }
     }
 
     /// The object with that key.
@@ -40,6 +52,18 @@ impl Observed {
         self.objects.iter().find(|object| object.key.is_claim() && object.key.name == name)
     }
 
+    /// The object that made a Pod or another maker, if it exists.
+    pub fn maker_of(&self, object: &Object) -> Option<&Arc<Object>> {
+        let maker = object.maker.as_ref()?;
+        self.objects.iter().chain(&self.makers).find(|object| object.uid == maker.uid)
+    }
+
+    /// The makers of an object, from the nearest to the top: for a Pod of a Deployment its ReplicaSet and the Deployment.
+    pub fn makers_of<'a>(&'a self, object: &'a Object) -> impl Iterator<Item = &'a Arc<Object>> {
+        // Owner references could form a circle.
+        std::iter::successors(self.maker_of(object), |maker| self.maker_of(maker)).take(MAXIMUM_DEPTH)
+    }
+
     /// The VM's display secrets.
     pub fn display_secrets(&self) -> impl Iterator<Item = &Arc<Object>> {
         self.objects.iter().filter(|object| {
@@ -47,6 +71,18 @@ impl Observed {
                 && object.labels.get(COMPONENT_LABEL).is_some_and(|value| value == DISPLAY_SECRET)
         })
     }
+}
+
+/// How many makers an object has at most: a CronJob makes a Job, which makes a Pod.
+pub const MAXIMUM_DEPTH: usize = 4;
+
+/// The object that made another one, by its owner reference.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Maker {
+    /// API version, kind and name.
+    pub key: ObjectKey,
+    /// Its UID.
+    pub uid: String,
 }
 
 /// An object of the cluster, reduced to the fields that decisions need.
@@ -67,6 +103,9 @@ pub struct Object {
     pub grace: Option<i64>,
     /// UIDs of its owners.
     pub owners: Vec<String>,
+    /// What made it, if it is owned by something else than a VM: for the Pod of a StatefulSet the StatefulSet.
+    #[serde(default)]
+    pub maker: Option<Maker>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Its annotations.
@@ -104,6 +143,7 @@ impl Object {
             created: metadata.creation_timestamp.map(|time| time.0),
             deleting: metadata.deletion_timestamp.map(|time| time.0),
             grace: metadata.deletion_grace_period_seconds,
+            maker: maker(metadata.owner_references.as_deref().unwrap_or_default()),
             owners: metadata.owner_references.unwrap_or_default().into_iter().map(|owner| owner.uid).collect(),
             labels: metadata.labels.unwrap_or_default(),
             annotations: metadata.annotations.unwrap_or_default(),
@@ -115,9 +155,10 @@ impl Object {
     }
 
     /// Whether the VM with that UID owns the object or may adopt it. It may adopt an object that the manager created and that has no
-    /// owner: `kubectl delete --cascade=orphan` leaves such objects, and a new VM of the same name continues with them.
+    /// owner: `kubectl delete --cascade=orphan` leaves such objects, and a new VM of the same name continues with them. Anybody may
+    /// take away labels, so the fields that the manager applied show too that it created the object.
     pub fn is_owned_or_adoptable(&self, vm_uid: &str) -> bool {
-        if self.owners.is_empty() { self.is_ours() } else { self.is_owned_by(vm_uid) }
+        if self.owners.is_empty() { self.is_ours() || self.owned.is_some() } else { self.is_owned_by(vm_uid) }
     }
 
     /// Whether the manager created the object for the VM with that UID. The garbage collector deletes it with the VM.
@@ -125,7 +166,8 @@ impl Object {
         self.is_ours() && self.is_owned_by(vm_uid)
     }
 
-    fn is_owned_by(&self, uid: &str) -> bool {
+    /// Whether the object with that UID is an owner.
+    pub fn is_owned_by(&self, uid: &str) -> bool {
         self.owners.iter().any(|owner| owner == uid)
     }
 
@@ -154,6 +196,15 @@ impl Object {
     /// The phase of a Pod or a claim.
     pub fn phase(&self) -> Option<&str> {
         self.status_str("/phase")
+    }
+
+    /// The claims that a Pod mounts, with whether it can write to them.
+    pub fn mounted_claims(&self) -> impl Iterator<Item = (&str, bool)> {
+        let volumes = self.spec["volumes"].as_array().into_iter().flatten();
+        volumes.filter_map(|volume| {
+            let claim = volume.get("persistentVolumeClaim")?;
+            Some((claim["claimName"].as_str()?, claim["readOnly"] != true))
+        })
     }
 
     /// The node to which a Pod is bound.
@@ -188,6 +239,25 @@ impl Object {
     pub fn owns_all_of(&self, rendered: &Value) -> bool {
         self.owned.as_ref().is_some_and(|owned| ownership::owns_all_of(&owned.value(), rendered))
     }
+}
+
+/// The owner that made an object and makes it again: its controller
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/owners-dependents/>), unless that is a VM.
+pub fn maker(owners: &[OwnerReference]) -> Option<Maker> {
+    let owner = owners.iter().find(|owner| owner.controller == Some(true) && !is_vm(owner))?;
+    let key = ObjectKey { api_version: owner.api_version.clone(), kind: owner.kind.clone(), name: owner.name.clone() };
+    Some(Maker { key, uid: owner.uid.clone() })
+}
+
+/// The name of the VM that owns an object.
+pub fn owning_vm(owners: &[OwnerReference]) -> Option<&str> {
+    owners.iter().find(|owner| is_vm(owner)).map(|owner| owner.name.as_str())
+}
+
+/// Whether an owner is a VM, of whatever version.
+fn is_vm(owner: &OwnerReference) -> bool {
+    let group = owner.api_version.split_once('/').map(|(group, _)| group);
+    owner.kind == "VirtualMachine" && group == Some(GROUP)
 }
 
 /// JSON kept as text, for values that every object has and that are rarely read. A tree of maps needs ten times the memory.

@@ -18,9 +18,10 @@
 //! - When a Pod is being deleted, the manager waits until it is gone, and never removes it from the API server by force. A person can at
 //!   most shorten its grace period to one second ([`FORCE_STOP_ANNOTATION`]).
 //! - The manager creates no Pod while an object that the Pod may mount is being deleted or belongs to someone else.
-//! - Templates may render a controller (a StatefulSet) instead of the Pod, or the Pod again instead of a controller. The new one is
-//!   created only when the Pod of the old one, and every controller that may create it again, is gone. So changed templates neither end a
-//!   guest nor start a second one.
+//! - Every Pod of the VM counts, whatever its name is, whichever labels it lost and whatever made it ([`guests`]). Templates may name the
+//!   Pod otherwise, or render a maker of Pods (a StatefulSet) instead of it. The new one is created only when the old Pod, and everything
+//!   that may make it again, is gone. So changed templates neither end a guest nor start a second one.
+//! - The manager creates no Pod while a Pod of others can write to the VM's claims.
 
 use std::{sync::Arc, time::Duration};
 
@@ -32,18 +33,21 @@ use crate::{
     api::{PendingChange, VirtualMachine, status::Retry},
     claims,
     object::{
-        COMPONENT_LABEL, CONTAINER_NAME, FORCE_STOP_ANNOTATION, HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime,
-        ObjectKey, RESTARTED_ANNOTATION, Rendered, Update, is_builtin_kind,
+        FORCE_STOP_ANNOTATION, HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, RESTARTED_ANNOTATION,
+        Rendered, Update,
     },
     observed::{Object, Observed},
     power::{self, Power, Wanted, power},
 };
 
 pub mod conflict;
+pub mod guests;
 pub mod kinds;
 mod metadata;
 pub mod pending;
 mod retry;
+
+use self::guests::Guests;
 
 /// The time after the end of its grace period that a Pod may need until it is gone. The kubelet itself adds a little
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>).
@@ -53,6 +57,8 @@ const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
 const FORCED_GRACE: i64 = 1;
 /// If a Pod ends within this time anyway, its grace period is not shortened.
 const SOON: SignedDuration = SignedDuration::from_secs(10);
+/// The time until the manager looks again for objects that do not name the VM. No event of a watch triggers the VM.
+const LOOK_AGAIN: SignedDuration = SignedDuration::from_secs(5);
 /// The longest time until the VM is reconciled again when the plan waits for a time. Clocks jump, and timers do not jump with them.
 const LONGEST_REQUEUE: SignedDuration = SignedDuration::from_mins(5);
 
@@ -134,6 +140,10 @@ pub enum Wait {
     NotRemoved(ObjectKey),
     /// The Pod has ended and is created again later.
     Retry(ObjectKey),
+    /// The Pod does not belong to this VM and can write to one of its claims.
+    ClaimInUse(ObjectKey),
+    /// The claim existed and does not exist any more. A person must restore it or give it up.
+    ClaimMissing(ObjectKey),
 }
 
 impl Wait {
@@ -144,7 +154,9 @@ impl Wait {
             | Self::NotOurs(key)
             | Self::NodeNotResponding(key)
             | Self::NotRemoved(key)
-            | Self::Retry(key) => key,
+            | Self::Retry(key)
+            | Self::ClaimInUse(key)
+            | Self::ClaimMissing(key) => key,
         }
     }
 }
@@ -175,33 +187,6 @@ enum Existing<'a> {
     NotOurs,
 }
 
-/// The VM's Pod: the Pod with its name or, if its templates render a controller (a StatefulSet), the runner's Pod of that controller.
-pub fn pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
-    let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
-    let mut pods = observed.objects.iter().filter(|object| object.key.is_pod());
-    let is_runner = |pod: &Object| {
-        pod.is_ours() && pod.labels.get(COMPONENT_LABEL).is_some_and(|component| component == CONTAINER_NAME)
-    };
-    // The controller that owns a Pod may be gone while the Pod is still ending. So the Pod is not found by its owner.
-    let is_of_controller = |pod: &Object| pod.key.name != name && !pod.is_owned_or_adoptable(&uid) && is_runner(pod);
-    pods.clone()
-        .find(|pod| pod.key.name == name && pod.is_owned_or_adoptable(&uid))
-        .or_else(|| pods.find(|pod| is_of_controller(pod) || is_legacy_statefulset_pod(&name, pod)))
-}
-
-/// The Pod of a deleted VM with the same name. It is being deleted too, but its guest may still run.
-pub(crate) fn previous_pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
-    let (name, uid) = (vm.name_any(), vm.uid().unwrap_or_default());
-    let mut pods = observed.objects.iter().filter(|object| object.key.is_pod() && object.key.name == name);
-    pods.find(|pod| pod.is_ours() && !pod.is_owned_or_adoptable(&uid))
-}
-
-/// Whether a Pod belongs to the StatefulSet that releases before 3.4 created for a VM. Such a Pod has no label that says that it is a
-/// runner's.
-fn is_legacy_statefulset_pod(vm: &str, pod: &Object) -> bool {
-    pod.key.name == format!("{vm}-0") && pod.is_ours() && !pod.labels.contains_key(COMPONENT_LABEL)
-}
-
 /// Decides what to do about the objects of a VM.
 ///
 /// `rendered` is `None` while the templates can't be rendered. Then nothing is created, changed or deleted, except that a VM that should
@@ -213,8 +198,9 @@ pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendere
     }
     let mut planner = Planner::new(vm, observed, rendered);
     planner.permanent_objects();
-    planner.wait_for_controllers();
+    planner.take_down_makers();
     planner.wait_for_previous_pod();
+    planner.wait_for_others();
     planner.runtime_objects();
     planner.delete_unrendered();
     planner.plan
@@ -226,20 +212,20 @@ struct Planner<'a> {
     uid: String,
     observed: &'a Observed,
     rendered: Option<&'a [Rendered]>,
-    pod: Option<&'a Arc<Object>>,
+    guests: Guests<'a>,
     plan: Plan,
 }
 
 impl<'a> Planner<'a> {
     fn new(vm: &'a VirtualMachine, observed: &'a Observed, rendered: Option<&'a [Rendered]>) -> Self {
-        let pod = pod(vm, observed);
-        let power = power(vm, pod.map(AsRef::as_ref), observed.now);
+        let guests = Guests::new(vm, observed);
+        let power = power(vm, guests.pod().map(AsRef::as_ref), observed.now);
         // A Pod that a controller creates is created again by the controller, not by the manager.
         let renders_pod = rendered.is_none_or(|rendered| rendered.iter().any(|object| object.key.is_pod()));
         let retry = vm.status.as_ref().and_then(|status| status.retry.clone());
         let retry = retry.filter(|_| power.wanted == Wanted::Up && renders_pod);
         let plan = Plan { power, retry, ..Plan::default() };
-        Self { vm, uid: vm.uid().unwrap_or_default(), observed, rendered, pod, plan }
+        Self { vm, uid: vm.uid().unwrap_or_default(), observed, rendered, guests, plan }
     }
 
     fn is_up_wanted(&self) -> bool {
@@ -250,6 +236,10 @@ impl<'a> Planner<'a> {
     fn permanent_objects(&mut self) {
         for object in self.rendered.into_iter().flatten().filter(|object| object.lifetime != Lifetime::Running) {
             match self.existing(object) {
+                Existing::Absent if object.key.is_claim() && claims::missing(self.vm, &object.key.name).is_some() => {
+                    self.plan.waits.push(Wait::ClaimMissing(object.key.clone()));
+                    self.look_again();
+                }
                 Existing::Absent => self.plan.steps[0].push(Action::Apply { object: object.clone(), uid: None }),
                 Existing::Present(found) | Existing::Ended(found) => self.change(0, object, found),
                 // A claim that is being deleted exists until its Pod is gone. Then its data is gone too.
@@ -259,20 +249,46 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Without a Pod, waits for controllers of earlier templates: they could create a second Pod at any time.
-    fn wait_for_controllers(&mut self) {
-        let (true, None, Some(_)) = (self.is_up_wanted(), self.pod, self.rendered) else { return };
-        let left = self.observed.objects.iter().filter(|object| {
-            may_create_pods(object) && object.is_ours_and_owned_by(&self.uid) && !self.is_rendered(&object.key)
-        });
-        let waits: Vec<Wait> = left.map(|object| Wait::Gone(object.key.clone())).collect();
-        self.plan.waits.extend(waits);
+    /// Deletes what makes the VM's Pods and is not rendered, such as the StatefulSet of a release before 3.4: first the maker, because it
+    /// would make the Pod again, then its Pods.
+    ///
+    /// | the VM | a Pod of the maker runs | all its Pods are being deleted, have ended or are gone |
+    /// |---|---|---|
+    /// | should run | leave both | delete the maker, wait until it is gone |
+    /// | should run, and a restart is requested | delete the maker, wait | delete the maker, wait |
+    /// | should be down | delete the maker | delete the maker |
+    /// | is halting | leave both | leave both |
+    fn take_down_makers(&mut self) {
+        // While templates can't be rendered, only what runs a guest is certainly not a helper.
+        let is_known = |maker: &&Arc<Object>| {
+            self.rendered.is_some() || is_runtime_object(maker) || self.guests.pods_of(maker).next().is_some()
+        };
+        let makers = self.guests.makers().filter(|maker| !self.is_rendered(&maker.key)).filter(is_known);
+        for maker in makers.cloned().collect::<Vec<_>>() {
+            let mut pods = self.guests.pods_of(&maker);
+            let runs = pods.clone().any(|pod| pod.deleting.is_none() && !pod.has_ended());
+            let is_replaced = self.is_replaced(&maker) || pods.any(|pod| self.is_replaced(pod));
+            let reason = match self.plan.power.wanted {
+                Wanted::Down => DeleteReason::Stop,
+                Wanted::Up if self.rendered.is_some() && is_replaced => DeleteReason::Restart,
+                Wanted::Up if self.rendered.is_some() && !runs => DeleteReason::NotRendered,
+                Wanted::Up | Wanted::Halting => continue,
+            };
+            if maker.deleting.is_none() {
+                self.plan.steps[0].push(delete(&maker, reason));
+            }
+            self.plan.waits.push(Wait::Gone(maker.key.clone()));
+        }
     }
 
     /// Waits for the Pod of a deleted VM with the same name, which still has the disks. If that Pod has the key of a rendered object,
     /// [`Self::runtime_object`] waits for it.
     fn wait_for_previous_pod(&mut self) {
-        if let Some(previous) = previous_pod(self.vm, self.observed)
+        if self.is_up_wanted() {
+            let waits = self.guests.previous_makers().map(|maker| Wait::Gone(maker.key.clone()));
+            self.plan.waits.extend(waits);
+        }
+        if let Some(previous) = self.guests.previous()
             && self.is_up_wanted()
             && !self.is_runtime_key(&previous.key)
         {
@@ -280,34 +296,48 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Waits for Pods that are not the VM's and can write to its disks. The manager does not delete them.
+    fn wait_for_others(&mut self) {
+        if !self.is_up_wanted() || self.guests.pod().is_some() {
+            return;
+        }
+        let observed = self.observed;
+        let is_guest = |pod: &Object| self.guests.pods.iter().any(|guest| guest.uid == pod.uid);
+        for pod in observed.others.iter().filter(|pod| !pod.has_ended() && !is_guest(pod)).collect::<Vec<_>>() {
+            self.plan.waits.push(Wait::ClaimInUse(pod.key.clone()));
+            self.look_again();
+        }
+    }
+
+    fn look_again(&mut self) {
+        let now = self.observed.now;
+        self.plan.requeue_at(now.checked_add(LOOK_AGAIN).unwrap_or(Timestamp::MAX), now);
+    }
+
     /// The objects that exist only while the VM runs.
     fn runtime_objects(&mut self) {
         let may_start = self.plan.waits.is_empty();
-        let unrendered_pod = self.unrendered_pod();
-        if let Some(pod) = unrendered_pod {
-            self.delete_legacy_pod(pod);
+        let unrendered: Vec<&Arc<Object>> = self.unrendered_pods().collect();
+        for pod in &unrendered {
+            self.unrendered_pod(pod);
         }
         for object in self.runtime_rendered() {
-            match (unrendered_pod, self.existing(object)) {
-                (Some(pod), Existing::Absent) if self.is_up_wanted() => self.wait_for_unrendered_pod(object, pod),
-                (_, existing) => self.runtime_object(object, existing, may_start),
+            match self.existing(object) {
+                Existing::Absent if self.is_up_wanted() && !unrendered.is_empty() => {
+                    self.wait_for_unrendered_pods(object, &unrendered);
+                }
+                existing => self.runtime_object(object, existing, may_start),
             }
         }
     }
 
-    /// The objects that no template renders any more.
+    /// The objects that no template renders any more, except Pods and what makes them.
     fn delete_unrendered(&mut self) {
         let unrendered: Vec<_> = self.unrendered().filter(|object| !self.is_kept(object)).collect();
         for object in unrendered {
-            let reason = match (object.key.is_pod(), self.plan.power.wanted) {
-                (true, Wanted::Up) if object.has_ended() => DeleteReason::Ended,
-                (true, Wanted::Up) => DeleteReason::Restart,
-                (true, Wanted::Down | Wanted::Halting) => DeleteReason::Stop,
-                (false, Wanted::Up | Wanted::Down | Wanted::Halting) => DeleteReason::NotRendered,
-            };
-            // What runs the guest is deleted first: a failure of another action must not keep a VM running that should be down.
+            // What runs with the guest is deleted first: a failure of another action must not keep it while the VM should be down.
             let step = if is_runtime_object(object) { 0 } else { 2 };
-            self.plan.steps[step].push(delete(object, reason));
+            self.plan.steps[step].push(delete(object, DeleteReason::NotRendered));
         }
     }
 
@@ -343,23 +373,31 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The objects of the VM that templates rendered once and do not render any more, never claims. While the templates can't be
-    /// rendered: its Pods, which follow the VM's power.
+    /// The objects of the VM that templates rendered once and do not render any more: no claims, which are kept, and neither the Pods of
+    /// guests nor what makes them, which follow the VM's power.
     fn unrendered(&self) -> impl Iterator<Item = &'a Arc<Object>> {
-        self.observed.objects.iter().filter(|object| {
-            let is_candidate =
-                object.is_ours_and_owned_by(&self.uid) && !object.key.is_claim() && object.deleting.is_none();
-            is_candidate && if self.rendered.is_some() { !self.is_rendered(&object.key) } else { object.key.is_pod() }
+        let is_of_guest = |object: &Arc<Object>| {
+            self.guests.pods.iter().any(|pod| pod.uid == object.uid)
+                || self.guests.makers().any(|maker| maker.uid == object.uid)
+        };
+        self.observed.objects.iter().filter(move |object| {
+            object.is_ours_and_owned_by(&self.uid)
+                && !object.key.is_claim()
+                && object.deleting.is_none()
+                && self.rendered.is_some()
+                && !self.is_rendered(&object.key)
+                && !is_of_guest(object)
         })
     }
 
-    /// Whether an unrendered object is kept. Changed templates never end a guest; only a person does. A restart deletes what can be
-    /// created again. A controller is deleted when it has no Pod, because then it runs no guest.
+    /// Whether an unrendered object is kept: what exists only while the VM runs stays as long as it does.
     fn is_kept(&self, object: &Object) -> bool {
-        let is_deleted_while_up = self.is_up_wanted()
-            && self.rendered.is_some()
-            && (self.pod.is_none() && may_create_pods(object) || object.has_ended() || self.is_replaced(object));
-        is_runtime_object(object) && self.plan.power.wanted != Wanted::Down && !is_deleted_while_up
+        is_runtime_object(object)
+            && match self.plan.power.wanted {
+                Wanted::Up => !self.is_replaced(object) && !object.has_ended(),
+                Wanted::Halting => true,
+                Wanted::Down => false,
+            }
     }
 
     /// Whether a runtime object is deleted and created again, because a restart is requested or its guest stays down.
@@ -371,43 +409,51 @@ impl<'a> Planner<'a> {
         self.vm.annotations().get(FORCE_STOP_ANNOTATION) == Some(&pod.uid)
     }
 
-    /// The VM's Pod, if it is neither rendered nor created by a rendered controller.
-    fn unrendered_pod(&self) -> Option<&'a Arc<Object>> {
-        let is_controller =
+    /// The VM's Pods that are neither rendered nor made by a rendered object.
+    fn unrendered_pods(&self) -> impl Iterator<Item = &'a Arc<Object>> {
+        let is_maker =
             |object: &Rendered| !object.key.is_pod() && matches!(self.existing(object), Existing::Present(_));
-        self.pod.filter(|pod| {
-            let is_of_rendered_controller = !pod.is_owned_or_adoptable(&self.uid)
-                && !self.unrendered().any(|object| self.is_kept(object))
-                && self.runtime_rendered().any(is_controller);
-            !is_of_rendered_controller && !self.is_runtime_key(&pod.key)
-        })
+        let is_left = || self.guests.makers().any(|maker| !self.is_rendered(&maker.key));
+        let is_of_rendered = move |pod: &Object| {
+            let makers: Vec<_> = self.observed.makers_of(pod).collect();
+            // A maker that can't be read is known by its owner reference alone, and what made that is not known.
+            let is_unknown = makers.last().is_none_or(|top| top.version == 0);
+            pod.maker.is_some()
+                && (makers.iter().any(|maker| self.is_rendered(&maker.key))
+                    || is_unknown && !is_left() && self.runtime_rendered().any(is_maker))
+        };
+        self.guests.pods.clone().into_iter().filter(move |pod| !self.is_runtime_key(&pod.key) && !is_of_rendered(pod))
     }
 
-    /// Deletes the Pod of a release before 3.4 if the VM should be down or is restarted, and the StatefulSet that would create it again.
-    fn delete_legacy_pod(&mut self, pod: &Object) {
+    /// A Pod that other templates or another release made. Changed templates never end a guest; a person does, and a restart if the
+    /// Pod can be created again.
+    fn unrendered_pod(&mut self, pod: &Arc<Object>) {
         let reason = match self.plan.power.wanted {
+            Wanted::Down if self.is_forced(pod) => DeleteReason::Force,
             Wanted::Down => DeleteReason::Stop,
             Wanted::Up if self.rendered.is_some() && self.is_replaced(pod) => DeleteReason::Restart,
+            Wanted::Up if self.rendered.is_some() && pod.has_ended() => DeleteReason::Ended,
             Wanted::Up | Wanted::Halting => return,
         };
-        if !is_legacy_statefulset_pod(&self.vm.name_any(), pod) || pod.deleting.is_some() {
-            return;
+        if pod.deleting.is_some() {
+            return self.wait_or_force(pod);
         }
-        let key = ObjectKey { api_version: "apps/v1".into(), kind: "StatefulSet".into(), name: self.vm.name_any() };
-        self.plan.steps[0].push(match pod.owners.first() {
-            // The garbage collector deletes the Pod with its StatefulSet.
-            Some(uid) => Action::Delete { key, uid: uid.clone(), reason, grace: None },
-            None => delete(pod, reason),
-        });
-        self.plan.waits.push(Wait::Gone(pod.key.clone()));
+        match self.observed.makers_of(pod).last() {
+            // The Pod would be made again. The garbage collector deletes it with its maker.
+            Some(_) if self.guests.is_taken_down(pod) => self.plan.waits.push(Wait::Gone(pod.key.clone())),
+            Some(maker) if maker.deleting.is_none() => self.plan.waits.push(Wait::NotOurs(maker.key.clone())),
+            Some(_) | None => self.delete_and_wait(pod, reason),
+        }
     }
 
-    /// The object is created only when the Pod that other templates created is gone.
-    fn wait_for_unrendered_pod(&mut self, object: &Rendered, pod: &Object) {
-        self.plan.pending.push(pending::created_after_pod(object, pod));
-        let wait = Wait::Gone(pod.key.clone());
-        if !self.plan.waits.contains(&wait) {
-            self.plan.waits.push(wait);
+    /// The object is created only when the Pods that other templates created are gone.
+    fn wait_for_unrendered_pods(&mut self, object: &Rendered, pods: &[&Arc<Object>]) {
+        for pod in pods {
+            self.plan.pending.push(pending::created_after_pod(object, pod));
+            let wait = Wait::Gone(pod.key.clone());
+            if !self.plan.waits.contains(&wait) {
+                self.plan.waits.push(wait);
+            }
         }
     }
 
@@ -553,12 +599,6 @@ fn may_run(pod: &Object) -> bool {
 /// Whether an object exists only while the VM runs.
 fn is_runtime_object(object: &Object) -> bool {
     object.key.is_pod() || object.annotations.get(LIFETIME_ANNOTATION).is_some_and(|lifetime| lifetime == "running")
-}
-
-/// Whether an object may be a controller that creates the VM's Pod, such as a StatefulSet. Objects of the kinds of the built-in templates
-/// are no controllers.
-fn may_create_pods(object: &Object) -> bool {
-    is_runtime_object(object) && !is_builtin_kind(&object.key.types())
 }
 
 /// The grace period in seconds of a Pod that is to end now, also if it is being deleted already.

@@ -35,7 +35,7 @@ use crate::{
     claims::{self, Refusal},
     object::Rendered,
     observed::{Object, Observed},
-    plan::{self, Plan, Wait, kinds},
+    plan::{self, Plan, Wait, guests, kinds},
     power::Wanted,
     render::{TemplateError, TemplateSet},
 };
@@ -107,9 +107,9 @@ struct Pods<'a> {
 
 impl<'a> Pods<'a> {
     fn new(vm: &VirtualMachine, observed: &'a Observed, plan: &Plan) -> Self {
-        let own = plan::pod(vm, observed).map(AsRef::as_ref);
+        let own = guests::pod(vm, observed).map(AsRef::as_ref);
         let is_awaited = |pod: &&Object| plan.waits.iter().any(|wait| is_deletion(wait) && *wait.key() == pod.key);
-        let previous = plan::previous_pod(vm, observed).map(AsRef::as_ref).filter(is_awaited);
+        let previous = guests::previous_pod(vm, observed).map(AsRef::as_ref).filter(is_awaited);
         Self { own, previous: previous.filter(|_| own.is_none()) }
     }
 }
@@ -118,7 +118,7 @@ impl<'a> Pods<'a> {
 fn is_deletion(wait: &Wait) -> bool {
     match wait {
         Wait::Gone(_) | Wait::NodeNotResponding(_) | Wait::NotRemoved(_) => true,
-        Wait::NotOurs(_) | Wait::Retry(_) => false,
+        Wait::NotOurs(_) | Wait::Retry(_) | Wait::ClaimInUse(_) | Wait::ClaimMissing(_) => false,
     }
 }
 
@@ -128,7 +128,10 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
     let pods = Pods::new(vm, observed, plan);
     let guest = Guest::new(vm, pods.own);
     let phase = phase(plan.power.wanted, guest.is_up, pods.own.or(pods.previous));
-    let claims = rendered.map(|rendered| claims::claims(vm, observed, rendered, &outcome.refusals)).unwrap_or_default();
+    // While nothing can be rendered, the claims that are known stay known.
+    let known = || vm.status.as_ref().map(|status| status.claims.clone()).unwrap_or_default();
+    let claims =
+        rendered.map_or_else(|_| known(), |rendered| claims::claims(vm, observed, rendered, &outcome.refusals));
 
     let mut new = vec![templates_valid(rendered, source.refused), ready(reconciled, &guest, pods)];
     new.extend(restart_required(vm, plan, &guest));

@@ -77,7 +77,7 @@ pub(crate) fn applied(objects: &[Rendered], mut edit: impl FnMut(&str, &mut Valu
         let types = object.types.clone().unwrap();
         Arc::new(Object::trim(&types, object))
     });
-    Observed { objects: objects.collect(), now: noon() }
+    Observed::of(objects.collect(), noon())
 }
 
 /// An API server that answers with `server`.

@@ -1,4 +1,4 @@
-//! Fuzzing: templates and machines that nobody would write. Nothing may panic, hang, or come through the guard rails.
+//! Fuzzing: templates and VMs that nobody would write. Nothing may panic, hang, or come through the guard rails.
 //!
 //! `FUZZ_SECONDS` says for how long; without it this is a short test. `make fuzz` takes an hour.
 #![forbid(unsafe_code)]
@@ -355,7 +355,7 @@ fn round(seed: u64) -> Became {
         lint(&sources, std::slice::from_ref(&vm), &ReconcilerConfig::default());
     }
     let Ok(set) = TemplateSet::layered(&files, None) else { return Became::NotCompiled };
-    let observed = Observed { objects: Vec::new(), now: Timestamp::UNIX_EPOCH };
+    let observed = Observed::nothing(Timestamp::UNIX_EPOCH);
     let random = RandomInput { display_password: "secret".into() };
     match render(&vm, &observed, &ReconcilerConfig::default(), &random, &set) {
         Ok(objects) => {

@@ -149,7 +149,7 @@ fn outcome_or_error(case: &Path) -> Result<String, String> {
     if let Some(text) = read(case.join("observed.yaml")) {
         add_observed(&mut objects, &text);
     }
-    let observed = Observed { objects: objects.iter().map(trimmed).collect(), now };
+    let observed = Observed::of(objects.iter().map(trimmed).collect(), now);
 
     let vm = vm("vm.yaml", &read(case.join("vm.yaml")).unwrap())?;
     let rendered: Result<Vec<Rendered>, TemplateError> =

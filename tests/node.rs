@@ -51,7 +51,7 @@ fn deploy(cluster: &Cluster, namespace: &TestNamespace) {
 struct Stage {
     cluster: &'static Cluster,
     namespace: TestNamespace,
-    machines: Api<VirtualMachine>,
+    vms: Api<VirtualMachine>,
     pods: Api<Pod>,
 }
 
@@ -63,8 +63,8 @@ impl Stage {
         let namespace = cluster.namespace(test).await;
         deploy(cluster, &namespace);
         let client = cluster.client().await;
-        let machines = Api::namespaced(client.clone(), namespace.name());
-        Self { cluster, machines, pods: Api::namespaced(client, namespace.name()), namespace }
+        let vms = Api::namespaced(client.clone(), namespace.name());
+        Self { cluster, vms, pods: Api::namespaced(client, namespace.name()), namespace }
     }
 }
 
@@ -94,13 +94,13 @@ static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(())
 #[tokio::test]
 async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let Stage { cluster, namespace, machines, pods } = Stage::set("node").await;
+    let Stage { cluster, namespace, vms, pods } = Stage::set("node").await;
 
     // It boots, and reads what cloud-init gives it.
     namespace.apply(&demo(&namespace).to_string());
-    let vm = wait_for(&machines, "demo", conditions::BOOTED, true).await;
+    let vm = wait_for(&vms, "demo", conditions::BOOTED, true).await;
     let vm = eventually("the manager to say so", LIMIT, async || {
-        let vm = machines.get(&vm.metadata.name.clone().unwrap()).await.unwrap();
+        let vm = vms.get(&vm.metadata.name.clone().unwrap()).await.unwrap();
         (vm.status.as_ref()?.ready == Some(true)).then_some(vm)
     })
     .await;
@@ -128,7 +128,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     let requests = cluster.requests().await.since(&before).only(is_about_vms).writes();
     assert_eq!(requests.total(), 0, "{requests}");
 
-    // A manager that starts anew writes nothing about its machines.
+    // A manager that starts anew writes nothing about its VMs.
     let before = cluster.requests().await;
     namespace.kubectl(&["rollout", "restart", "deployment/vm-operator"]);
     namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=120s"]);
@@ -157,14 +157,14 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     };
     namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", r#"{"spec":{"vm":{"state":"Stopped"}}}"#]);
     gone(&pods, "demo").await;
-    let vm = wait_for(&machines, "demo", conditions::READY, true).await;
+    let vm = wait_for(&vms, "demo", conditions::READY, true).await;
     assert_eq!(vm.status.unwrap().phase.as_deref(), Some("Stopped"));
     let console = follow.join().unwrap();
     assert!(console.contains("guest: power button"), "{console}");
 
     // The disk is as the guest left it.
     namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", r#"{"spec":{"vm":{"state":"Running"}}}"#]);
-    wait_for(&machines, "demo", conditions::BOOTED, true).await;
+    wait_for(&vms, "demo", conditions::BOOTED, true).await;
     assert_ne!(pods.get("demo").await.unwrap().metadata.uid, uid);
     let console = namespace.kubectl(&["logs", "demo"]);
     assert!(console.contains("guest: starts=2"), "{console}");
@@ -174,7 +174,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
         "spec":{"vm":{"state":"Running","maximumCpus":1,"maximumRam":"128Mi","disks":[{"cdrom":{"image":"no-such.iso"}}]}}}"#;
     namespace.apply(broken);
     let message = eventually("the broken machine to say why", LIMIT, async || {
-        let vm = machines.get("broken").await.unwrap();
+        let vm = vms.get("broken").await.unwrap();
         let ready = conditions::find(&vm.status.as_ref()?.conditions, conditions::READY)?.clone();
         (ready.reason == "RunnerFailed").then_some(ready.message)
     })
@@ -211,7 +211,7 @@ fn install_set(namespace: &TestNamespace, set: &str, recipes: &[&str]) {
 #[tokio::test]
 async fn recipes_run_on_a_node() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let Stage { cluster, namespace, machines, pods } = Stage::set("recipes").await;
+    let Stage { cluster, namespace, vms, pods } = Stage::set("recipes").await;
     let verbs = r#""verbs":["get","list","watch","create","patch","delete"]"#;
     namespace.apply(&format!(
         r#"{{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"Role","metadata":{{"name":"more"}},"rules":[
@@ -247,7 +247,7 @@ async fn recipes_run_on_a_node() {
         install_set(&namespace, set, recipes);
         manifest["spec"]["templates"] = serde_json::json!({ "set": set });
         namespace.apply(&manifest.to_string());
-        let vm = wait_for(&machines, "demo", conditions::BOOTED, true).await;
+        let vm = wait_for(&vms, "demo", conditions::BOOTED, true).await;
         assert_eq!(vm.status.unwrap().templates.unwrap().set.as_deref(), Some(set));
         eventually(&format!("all containers of {pod} to run"), LIMIT, async || {
             let found = pods.get(pod).await.unwrap().status?.container_statuses?;
@@ -305,7 +305,7 @@ async fn recipes_run_on_a_node() {
     for start in ["starts=1", "starts=2"] {
         manifest["spec"]["vm"]["state"] = "Running".into();
         namespace.apply(&manifest.to_string());
-        wait_for(&machines, "imported", conditions::BOOTED, true).await;
+        wait_for(&vms, "imported", conditions::BOOTED, true).await;
         let console = namespace.kubectl(&["logs", "imported", "--container=vm-runner"]);
         assert!(console.contains(&format!("guest: {start}")), "{start}:\n{console}");
         manifest["spec"]["vm"]["state"] = "Stopped".into();
@@ -318,7 +318,7 @@ async fn recipes_run_on_a_node() {
 #[tokio::test]
 async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_starts_again() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let Stage { namespace, machines, pods, .. } = Stage::set("tap").await;
+    let Stage { namespace, vms, pods, .. } = Stage::set("tap").await;
     let mut manifest = demo(&namespace);
     // The bridge that connects the Pods of this node.
     manifest["spec"]["vm"]["networks"] = serde_json::json!([{ "tap": { "bridge": "pods" } }]);
@@ -330,7 +330,7 @@ async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_
     namespace.kubectl(&["create", "secret", "generic", "own", "--from-literal=users=message: from a secret"]);
     namespace.kubectl(&["create", "configmap", "own", "--from-literal=nets=version: 2"]);
     namespace.apply(&manifest.to_string());
-    wait_for(&machines, "demo", conditions::BOOTED, true).await;
+    wait_for(&vms, "demo", conditions::BOOTED, true).await;
     let console = namespace.kubectl(&["logs", "demo"]);
     for line in ["guest: user-data from a secret", "guest: network-config", "guest: hostname=demo"] {
         assert!(console.contains(line), "{line:?} in:\n{console}");
@@ -352,7 +352,7 @@ async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_
     })
     .await;
     assert!(pod.metadata.deletion_timestamp.is_none() && pod.metadata.uid != first);
-    let halted = machines.get("demo").await.unwrap().status.unwrap().halted;
+    let halted = vms.get("demo").await.unwrap().status.unwrap().halted;
     assert_eq!(halted, None);
     // One that goes on like this would keep the cluster from resting.
     namespace.kubectl(&["delete", "vm", "demo"]);
@@ -369,9 +369,9 @@ fn reason(vm: &VirtualMachine, type_: &str) -> String {
 #[tokio::test]
 async fn power_changes_live_changes_resets_and_restarts_reach_the_guest() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let Stage { namespace, machines, pods, .. } = Stage::set("life").await;
+    let Stage { namespace, vms, pods, .. } = Stage::set("life").await;
     let when = async |what: &str, check: &dyn Fn(&VirtualMachine) -> bool| {
-        eventually(what, LIMIT, async || machines.get_opt("demo").await.unwrap().filter(check)).await
+        eventually(what, LIMIT, async || vms.get_opt("demo").await.unwrap().filter(check)).await
     };
     let console = || namespace.kubectl(&["logs", "demo"]);
     let up = |vm: &VirtualMachine| reason(vm, conditions::READY) == "Running";
@@ -479,15 +479,15 @@ impl Drop for Uncordon<'_> {
 #[tokio::test]
 async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains_restart_it() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let Stage { cluster, namespace, machines, pods } = Stage::set("changes").await;
+    let Stage { cluster, namespace, vms, pods } = Stage::set("changes").await;
     let when = async |what: &str, check: &dyn Fn(&VirtualMachine) -> bool| {
-        eventually(what, LIMIT, async || machines.get_opt("demo").await.unwrap().filter(check)).await
+        eventually(what, LIMIT, async || vms.get_opt("demo").await.unwrap().filter(check)).await
     };
     let is = |vm: &VirtualMachine, type_: &str| conditions::is_true(&vm.status.as_ref().unwrap().conditions, type_);
     let console = || namespace.kubectl(&["logs", "demo"]);
     let starts = async |line: &str| eventually(line, LIMIT, async || console().contains(line).then_some(())).await;
 
-    // A class of claims that grow, and a machine with such a disk, an empty CD drive and a display.
+    // A class of claims that grow, and a VM with such a disk, an empty CD drive and a display.
     let mut class: serde_json::Value =
         serde_json::from_str(&cluster.kubectl(&["get", "storageclass", "standard", "--output=json"])).unwrap();
     let grows = format!("grows-{}", namespace.name());
@@ -517,7 +517,7 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
     namespace.apply(&manifest.to_string());
     let password = r#"{"stringData":{"display-password":"open sesame","password-expiry":"never"}}"#;
     let serial = |vm: &VirtualMachine| vm.status.as_ref().unwrap().display_password_serial.unwrap_or_default();
-    let before = serial(&machines.get("demo").await.unwrap());
+    let before = serial(&vms.get("demo").await.unwrap());
     namespace.kubectl(&["patch", "secret", "demo-display-secret", "--type=merge", "--patch", password]);
     when("less memory", &|vm| vm.status.as_ref().unwrap().ram.as_deref() == Some("402653184")).await;
     let vm = when("alice", &|vm| is(vm, conditions::USER_LOGGED_IN)).await;
@@ -630,7 +630,7 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
 #[tokio::test]
 async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let Stage { cluster, namespace, machines, pods } = Stage::set("pod-network").await;
+    let Stage { cluster, namespace, vms, pods } = Stage::set("pod-network").await;
     let client = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "client" },
         "spec": { "containers": [{
@@ -657,7 +657,7 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
     for (accelerator, privileged) in [("tcg", None), ("auto", Some(true))] {
         manifest["spec"]["vm"]["accelerator"] = accelerator.into();
         namespace.apply(&manifest.to_string());
-        wait_for(&machines, "demo", conditions::BOOTED, true).await;
+        wait_for(&vms, "demo", conditions::BOOTED, true).await;
         let page = eventually("the guest's page", LIMIT, async || {
             let page = namespace.kubectl(&["exec", "client", "--", "/bin/busybox", "sh", "-c", &fetch]);
             Some(page).filter(|page| !page.is_empty())

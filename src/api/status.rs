@@ -293,12 +293,15 @@ pub struct PendingChange {
     pub reason: String,
 }
 
-/// A claim that is not as the spec describes it, or not used any more.
+/// A claim of the VM. It is remembered, so that no empty one takes its place when it is lost.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimStatus {
     /// The claim's name.
     pub name: String,
+    /// The claim's UID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
     /// The VM does not use the claim any more. The claim and its data are kept.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unused: bool,

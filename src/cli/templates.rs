@@ -67,13 +67,13 @@ pub(super) enum Command {
     Pack(pack::Options),
     /// List the blocks of the built-in templates, and what each is for.
     Blocks,
-    /// Print a JSON schema: of what templates can read or, with --machine, of VirtualMachines, for an editor.
+    /// Print a JSON schema: of what templates can read or, with --vm, of VirtualMachines, for an editor.
     ///
     /// With the YAML language server, the first line `# yaml-language-server: $schema=FILE` in a file uses it.
     Schema {
         /// Of the resource VirtualMachine.
-        #[arg(long, conflicts_with = "templates")]
-        machine: bool,
+        #[arg(long, conflicts_with = "templates", alias = "machine")]
+        vm: bool,
         /// A folder of templates, for the schema of its values.
         #[arg(long, value_name = "DIR")]
         templates: Option<PathBuf>,
@@ -105,7 +105,7 @@ pub(super) fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Fa
                 writeln!(output, "{template:30} {block:21} {about} (since {since})")?;
             }
         }
-        Command::Schema { machine: true, .. } => writeln!(output, "{:#}", schema::virtual_machine())?,
+        Command::Schema { vm: true, .. } => writeln!(output, "{:#}", schema::virtual_machine())?,
         Command::Schema { templates, .. } => writeln!(output, "{:#}", context_schema(templates.as_deref())?)?,
         Command::Functions => {
             for functions::Function { usage, about, example, gives } in functions::TABLE {

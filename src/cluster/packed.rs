@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use k8s_openapi::{NamespaceResourceScope, jiff::Timestamp};
+use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp};
 use kube::{
     Resource,
     api::{ApiResource, DynamicObject, ObjectMeta},
@@ -20,8 +20,8 @@ use serde_json::{Value, value::RawValue};
 
 use crate::{
     api::{VirtualMachine, full_name},
-    object::ObjectKey,
-    observed::{Json, Object},
+    object::{APP_NAME, INSTANCE_LABEL, ObjectKey},
+    observed::{Json, Maker, Object, maker, owning_vm},
     ownership::{self, OBJECT_MANAGER},
     process::lock,
 };
@@ -35,6 +35,8 @@ pub struct Packed {
     pub uid: Box<str>,
     /// Its resourceVersion.
     pub version: u64,
+    /// The claims that a Pod mounts and can write to.
+    pub claims: Box<[Box<str>]>,
     owned: Option<Arc<str>>,
     patched: Option<Arc<str>>,
     /// [`Rest`] as JSON.
@@ -42,7 +44,7 @@ pub struct Packed {
 }
 
 /// Everything else of an [`Object`], in the order of its fields.
-type Rest<T, V> = (Option<Timestamp>, Option<Timestamp>, Option<i64>, Vec<String>, T, T, V, V);
+type Rest<T, V> = (Option<Timestamp>, Option<Timestamp>, Option<i64>, Vec<String>, Option<Maker>, T, T, V, V);
 
 /// Stands for the owner's UID in a field set. In JSON this character only occurs escaped.
 const OWNER: char = '\0';
@@ -52,7 +54,7 @@ impl Packed {
     pub fn unpack(&self) -> Object {
         // It was written by `pack`, so it can be read.
         let rest: Rest<BTreeMap<String, String>, Value> = serde_json::from_str(&self.rest).unwrap_or_default();
-        let (created, deleting, grace, owners, labels, annotations, spec, status) = rest;
+        let (created, deleting, grace, owners, maker, labels, annotations, spec, status) = rest;
         let fields = |shape: &Option<Arc<str>>| {
             let owner = owners.first().map(String::as_str).unwrap_or_default();
             shape.as_ref().map(|shape| Json::from(shape.replace(OWNER, owner)))
@@ -67,6 +69,7 @@ impl Packed {
             owned: fields(&self.owned),
             patched: fields(&self.patched),
             owners,
+            maker,
             labels,
             annotations,
             spec,
@@ -77,7 +80,7 @@ impl Packed {
     /// Whether both are the same for every decision. Only metadata is known of objects other than Pods and claims, so any new
     /// version of those may matter.
     pub fn is_same(&self, other: &Self) -> bool {
-        let Self { key, uid, version, owned, patched, rest } = other;
+        let Self { key, uid, version, claims: _, owned, patched, rest } = other;
         let known = key.needs_content();
         let same = self.key == *key && self.uid == *uid && self.rest == *rest;
         self.version == *version || known && same && self.owned == *owned && self.patched == *patched
@@ -137,15 +140,10 @@ struct WireMeta {
     creation_timestamp: Option<Timestamp>,
     deletion_timestamp: Option<Timestamp>,
     deletion_grace_period_seconds: Option<i64>,
-    owner_references: Vec<Owner>,
+    owner_references: Vec<OwnerReference>,
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
     managed_fields: Vec<Fields>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct Owner {
-    uid: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -298,9 +296,9 @@ impl Resource for PackedVm {
 /// A VM's namespace and name.
 pub type VmName = (Box<str>, Box<str>);
 
-/// A received object, and the VM that its label names.
+/// A received object, and the VM to which it belongs.
 pub struct Arrived {
-    /// The VM.
+    /// The VM. The name is empty for a claim that names no VM, and for a Pod that names none but mounts claims.
     pub vm: Option<VmName>,
     /// The object.
     pub object: Packed,
@@ -318,6 +316,13 @@ impl<const META: bool> Sent<META> {
         let key =
             ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: metadata.name.clone() };
         let content = |part: Option<Box<RawValue>>| part.filter(|_| key.needs_content());
+        let claims = spec.as_ref().filter(|_| key.is_pod()).map(|spec| written_claims(spec)).unwrap_or_default();
+        let is_applied =
+            metadata.managed_fields.iter().any(|entry| entry.manager == OBJECT_MANAGER && entry.operation == "Apply");
+        let vm =
+            vm_of(&metadata, &key, is_applied).or_else(|| (!claims.is_empty() || key.is_claim()).then(String::new));
+        let vm = vm.map(|vm| (metadata.namespace.as_str().into(), vm.into()));
+        let maker = maker(&metadata.owner_references);
         let owners: Vec<String> = metadata.owner_references.into_iter().map(|owner| owner.uid).collect();
         let fields = |operation: &str| {
             let ours = metadata.managed_fields.iter().find(|entry| {
@@ -326,13 +331,12 @@ impl<const META: bool> Sent<META> {
             ours.and_then(|entry| entry.fields_v1.as_ref()).map(|fields| shapes.keep(fields.get(), &owners))
         };
         let (owned, patched) = (fields("Apply"), fields("Update"));
-        let vm = metadata.labels.get("app.kubernetes.io/instance");
-        let vm = vm.map(|vm| (metadata.namespace.into(), vm.as_str().into()));
         let rest: Rest<_, Option<Box<RawValue>>> = (
             metadata.creation_timestamp,
             metadata.deletion_timestamp,
             metadata.deletion_grace_period_seconds,
             owners,
+            maker,
             metadata.labels,
             metadata.annotations,
             content(spec),
@@ -341,8 +345,41 @@ impl<const META: bool> Sent<META> {
         // Maps of strings and JSON can always be written.
         let rest = serde_json::to_string(&rest).unwrap_or_default().into();
         let version = metadata.resource_version.parse().unwrap_or_default();
-        Arrived { vm, object: Packed { key, uid: metadata.uid.into(), version, owned, patched, rest } }
+        Arrived { vm, object: Packed { key, uid: metadata.uid.into(), version, claims, owned, patched, rest } }
     }
+}
+
+/// The name of the VM to which an object belongs. Anybody may change labels, so its owner is asked first. A Pod that has lost both owner
+/// and labels, and that the manager applied, has the name of its VM unless templates name it otherwise.
+fn vm_of(metadata: &WireMeta, key: &ObjectKey, is_applied: bool) -> Option<String> {
+    let is_labelled = metadata.labels.get("app.kubernetes.io/name").is_some_and(|name| name == APP_NAME);
+    let labelled = || metadata.labels.get(INSTANCE_LABEL).filter(|_| is_labelled).cloned();
+    let named = || (key.is_pod() && is_applied).then(|| key.name.clone());
+    owning_vm(&metadata.owner_references).map(str::to_owned).or_else(labelled).or_else(named)
+}
+
+/// The claims that a Pod mounts and can write to.
+fn written_claims(spec: &RawValue) -> Box<[Box<str>]> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Spec {
+        volumes: Vec<Volume>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Volume {
+        persistent_volume_claim: Option<Claim>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Claim {
+        claim_name: Box<str>,
+        #[serde(default)]
+        read_only: bool,
+    }
+    let spec: Spec = serde_json::from_str(spec.get()).unwrap_or_default();
+    let claims = spec.volumes.into_iter().filter_map(|volume| volume.persistent_volume_claim);
+    claims.filter(|claim| !claim.read_only).map(|claim| claim.claim_name).collect()
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@
 //!
 //! 1. A reconcile names the kinds of objects that it needs ([`Children::watch`]) and waits until they are listed. Which kinds there
 //!    are is not known in advance: the first VM that needs a kind starts its list and watch, for the objects of all VMs.
-//! 2. Each object that is listed, or changes, is packed and put in the cache under the VM that its label
-//!    `app.kubernetes.io/instance` names. The VM is triggered.
+//! 2. Each object that is listed, or changes, is packed and put in the cache under the VM that owns it, or else that its label
+//!    `app.kubernetes.io/instance` names. The VM is triggered. A Pod that names no VM but mounts a claim is kept too: the claim may be
+//!    a VM's.
 //! 3. What the API server answers to a write of ours is put in the cache at once.
 //! 4. When a list is complete, the objects of its kind that it does not show are removed from the cache.
 //!
@@ -59,9 +60,10 @@ use super::{
 };
 use crate::{
     api::VirtualMachine,
+    claims,
     metrics::Metrics,
-    object::{ObjectKey, selector},
-    observed::Observed,
+    object::{ObjectKey, selector, stateful_sets},
+    observed::{Object, Observed},
     process::{ErrorChain, RepeatFilter, lock},
 };
 
@@ -80,6 +82,9 @@ pub struct Children {
     kinds: Mutex<HashMap<TypeMeta, watch::Receiver<WatchState>>>,
     /// The kinds that are being listed now.
     lists: Mutex<HashMap<TypeMeta, List>>,
+    /// The Pods that mount a claim and can write to it, by the claim's namespace and name: the VM under which the cache has the Pod, and its
+    /// UID.
+    mounts: Mutex<HashMap<ClaimName, Vec<PodName>>>,
     /// Hashes of the UIDs of all cached objects. A new object need not be searched under other VMs.
     uids: Mutex<HashSet<u64>>,
     hasher: RandomState,
@@ -162,6 +167,7 @@ impl Children {
             gone: Mutex::default(),
             kinds: Mutex::default(),
             lists: Mutex::default(),
+            mounts: Mutex::default(),
             uids: Mutex::default(),
             hasher: RandomState::new(),
             trigger,
@@ -173,10 +179,28 @@ impl Children {
     /// The objects of a VM.
     pub fn observe(&self, vm: &VirtualMachine, now: Timestamp) -> Observed {
         let place = (vm.namespace().unwrap_or_default().into(), vm.name_any().into());
-        let objects = lock(&self.objects)
-            .get(&place)
-            .map(|objects| objects.iter().map(|object| Arc::new(object.unpack())).collect());
-        Observed { objects: objects.unwrap_or_default(), now }
+        let objects = lock(&self.objects);
+        let of_vm = objects.get(&place).into_iter().flatten();
+        let names: Vec<String> = claims::possible_names(vm).collect();
+        let of_nobody = objects.get(&nobody(&place.0)).into_iter().flatten();
+        let of_nobody = of_nobody.filter(|object| object.key.is_claim() && names.contains(&object.key.name));
+        Observed::of(of_vm.chain(of_nobody).map(|object| Arc::new(object.unpack())).collect(), now)
+    }
+
+    /// The Pods of others that mount one of these claims of the VM and can write to it.
+    pub fn mounting(&self, vm: &VirtualMachine, claims: impl Iterator<Item = String>) -> Vec<Arc<Object>> {
+        let place: VmName = (vm.namespace().unwrap_or_default().into(), vm.name_any().into());
+        let pods: Vec<PodName> = {
+            let mounts = lock(&self.mounts);
+            let of = |claim: String| mounts.get(&(place.0.clone(), claim.into())).cloned().unwrap_or_default();
+            claims.flat_map(of).filter(|(vm, _)| *vm != place).collect()
+        };
+        if pods.is_empty() {
+            return Vec::new();
+        }
+        let objects = lock(&self.objects);
+        let known = |(vm, uid): &PodName| objects.get(vm)?.iter().find(|known| known.uid == *uid);
+        pods.iter().filter_map(known).map(|pod| Arc::new(pod.unpack())).collect()
     }
 
     /// How many kinds are known completely. An observation made when there were fewer may lack objects that exist.
@@ -271,13 +295,19 @@ impl Children {
 
     fn keep(&self, mut objects: MutexGuard<'_, HashMap<VmName, Vec<Packed>>>, Arrived { vm, object }: Arrived) {
         let Some(vm) = vm.filter(|_| !lock(&self.gone).contains(&object.uid)) else { return };
-        let objects = objects.entry(vm).or_default();
-        if find(objects, &object.key).is_none_or(|known| known.version <= object.version) {
-            self.put(objects, object);
+        let of_vm = objects.entry(vm.clone()).or_default();
+        if find(of_vm, &object.key).is_none_or(|known| known.version <= object.version) {
+            let uid = object.uid.clone();
+            self.put(&vm, of_vm, object);
+            // A claim of nobody that was just labelled.
+            if let Some(of_nobody) = objects.get_mut(&nobody(&vm.0)).filter(|_| !vm.1.is_empty()) {
+                of_nobody.retain(|known| known.uid != uid);
+            }
         }
     }
 
-    fn put(&self, objects: &mut Vec<Packed>, object: Packed) {
+    fn put(&self, vm: &VmName, objects: &mut Vec<Packed>, object: Packed) {
+        self.note_mounts(vm, &object);
         let mut uids = lock(&self.uids);
         uids.insert(self.hasher.hash_one(&object.uid));
         match objects.iter_mut().find(|known| known.key == object.key) {
@@ -285,9 +315,34 @@ impl Children {
                 let former = std::mem::replace(known, object);
                 if former.uid != known.uid {
                     uids.remove(&self.hasher.hash_one(&former.uid));
+                    self.forget_mounts(vm, &former);
                 }
             }
             None => objects.push(object),
+        }
+    }
+
+    /// A Pod's volumes never change, so this is done once for each Pod.
+    fn note_mounts(&self, vm: &VmName, pod: &Packed) {
+        for claim in &pod.claims {
+            let mut mounts = lock(&self.mounts);
+            let pods = mounts.entry((vm.0.clone(), claim.clone())).or_default();
+            match pods.iter_mut().find(|(_, uid)| *uid == pod.uid) {
+                Some((known, _)) => known.clone_from(vm),
+                None => pods.push((vm.clone(), pod.uid.clone())),
+            }
+        }
+    }
+
+    fn forget_mounts(&self, (namespace, _): &VmName, pod: &Packed) {
+        let mut mounts = lock(&self.mounts);
+        for claim in &pod.claims {
+            let claim = (namespace.clone(), claim.clone());
+            let Some(pods) = mounts.get_mut(&claim) else { continue };
+            pods.retain(|(_, uid)| *uid != pod.uid);
+            if pods.is_empty() {
+                mounts.remove(&claim);
+            }
         }
     }
 
@@ -295,7 +350,8 @@ impl Children {
     fn start(self: &Arc<Self>, kind: TypeMeta) -> watch::Receiver<WatchState> {
         let (sender, receiver) = watch::channel(WatchState::Listing);
         let resource = super::resource(&kind);
-        let config = watcher::Config::default().labels(&selector());
+        let config = watcher::Config::default();
+        let config = if needs_labels(&kind) { config.labels(&selector()) } else { config };
         let children = self.clone();
         let (of, packer) = (kind.clone(), self.clone());
         let stream = if is_whole(&kind) {
@@ -435,7 +491,7 @@ impl Children {
                 // It may have been taken for gone.
                 lock(&self.gone).retain(|gone| *gone != object.uid);
             }
-            self.put(objects, object);
+            self.put(&vm, objects, object);
             if same {
                 return;
             }
@@ -464,11 +520,11 @@ impl Children {
             let mut objects = lock(&self.objects);
             let Some(of_vm) = objects.get_mut(vm) else { return };
             // An object of the same name that was created since stays. A kind that is watched in two versions of its API has two entries.
-            let count = of_vm.len();
-            of_vm.retain(|known| *known.uid != *uid);
-            if of_vm.len() == count {
+            let dropped: Vec<Packed> = of_vm.extract_if(.., |known| *known.uid == *uid).collect();
+            if dropped.is_empty() {
                 return;
             }
+            dropped.iter().for_each(|object| self.forget_mounts(vm, object));
             lock(&self.uids).remove(&self.hasher.hash_one(uid));
             if of_vm.is_empty() {
                 objects.remove(vm);
@@ -478,11 +534,26 @@ impl Children {
     }
 
     fn trigger(&self, (namespace, vm): &VmName) {
+        // A Pod of no VM. A VM that waits until it is gone is requeued by its plan.
+        if vm.is_empty() {
+            return;
+        }
         debug!(vm, namespace, "an object changed");
         // When the manager ends nobody receives this.
         let _ = self.trigger.unbounded_send(ObjectRef::new(vm).within(namespace));
     }
 }
+
+/// The place of Pods and claims that name no VM.
+fn nobody(namespace: &str) -> VmName {
+    (namespace.into(), "".into())
+}
+
+/// A claim's namespace and name.
+type ClaimName = (Box<str>, Box<str>);
+
+/// A Pod: the VM under which the cache has it, and its UID.
+type PodName = (VmName, Box<str>);
 
 /// An object in the cache: its VM, its name and its UID.
 type Known = (VmName, String, Box<str>);
@@ -507,6 +578,12 @@ where
 
 fn is_whole(kind: &TypeMeta) -> bool {
     ObjectKey { api_version: kind.api_version.clone(), kind: kind.kind.clone(), name: String::new() }.needs_content()
+}
+
+/// Whether only the objects with the labels of a VM are watched. Of Pods, StatefulSets and claims all are: a Pod that has lost its labels
+/// may still run a guest, any Pod may mount a claim of a VM, and a backup may bring a claim back without labels.
+fn needs_labels(kind: &TypeMeta) -> bool {
+    !is_whole(kind) && *kind != stateful_sets()
 }
 
 fn is_of(key: &ObjectKey, kind: &TypeMeta) -> bool {

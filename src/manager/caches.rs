@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::reflector::Store;
+use tokio::sync::watch;
 
 use crate::{
     api::VirtualMachine,
@@ -18,6 +19,8 @@ pub struct Caches {
     pub vms: Store<PackedVm>,
     /// Their objects.
     pub children: Arc<Children>,
+    /// Becomes true when all VMs, and the kinds of objects that they usually have, are listed.
+    pub started: watch::Receiver<bool>,
 }
 
 impl Caches {

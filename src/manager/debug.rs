@@ -192,6 +192,8 @@ fn wait(wait: &Wait) -> Value {
         Wait::NodeNotResponding(key) => ("NodeNotResponding", key),
         Wait::NotRemoved(key) => ("NotRemoved", key),
         Wait::Retry(key) => ("Retry", key),
+        Wait::ClaimInUse(key) => ("ClaimInUse", key),
+        Wait::ClaimMissing(key) => ("ClaimMissing", key),
     };
     json!({ "for": why, "object": key.to_string() })
 }

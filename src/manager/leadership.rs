@@ -61,7 +61,7 @@ impl Leadership {
     /// If it led and does not any more, or the election ended.
     pub async fn gained(&self) -> anyhow::Result<()> {
         let Some(mut state) = self.state.clone() else {
-            self.health.set(web::MACHINES, Readiness::Waiting("not listed yet".into()));
+            self.health.set(web::VMS, Readiness::Waiting("not listed yet".into()));
             return Ok(());
         };
         loop {
@@ -73,11 +73,11 @@ impl Leadership {
                 }
                 LeaderState::Standby(leader) => {
                     self.health.set(web::LEASE, Readiness::Ready(format!("standing by for {leader}")));
-                    self.health.set(web::MACHINES, Readiness::Ready("not needed while standing by".into()));
+                    self.health.set(web::VMS, Readiness::Ready("not needed while standing by".into()));
                 }
                 LeaderState::Leading => {
                     self.health.set(web::LEASE, Readiness::Ready("held".into()));
-                    self.health.set(web::MACHINES, Readiness::Waiting("not listed yet".into()));
+                    self.health.set(web::VMS, Readiness::Waiting("not listed yet".into()));
                     return Ok(());
                 }
                 LeaderState::Lost(why) => bail!(why),

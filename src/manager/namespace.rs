@@ -83,15 +83,16 @@ impl Namespace {
     /// [`Namespace::work`]. `is_only` says whether the manager watches no other namespace.
     pub fn start(shared: &Shared, namespace: Option<String>, is_only: bool) -> Self {
         let name = match &namespace {
-            Some(name) if !is_only => format!("{} of {name}", web::MACHINES),
-            _ => web::MACHINES.to_owned(),
+            Some(name) if !is_only => format!("{} of {name}", web::VMS),
+            _ => web::VMS.to_owned(),
         };
         let health = HealthPart { health: shared.health.clone(), name };
         health.set(Readiness::Waiting("not listed yet".into()));
         let (children, triggered) = Children::new(shared.client.clone(), namespace.clone(), shared.metrics.clone());
         let cluster = Cluster::new(shared.client.clone(), children.clone(), shared.limit.clone());
         let (vms, writer) = reflector::store::<PackedVm>();
-        let caches = Caches { vms, children };
+        let started = watch::Sender::new(false);
+        let caches = Caches { vms, children, started: started.subscribe() };
         let usual = shared.templates.borrow().usual_kinds();
         // They are listed while the VMs are.
         caches.children.begin(usual.iter().cloned());
@@ -110,7 +111,7 @@ impl Namespace {
         };
         let vms = watch.start(writer, listed);
         let triggered =
-            vms::at_start(is_listed, objects_listed, caches.vms.clone(), triggers(shared, &caches, triggered));
+            vms::at_start(is_listed, objects_listed, caches.vms.clone(), triggers(shared, &caches, triggered), started);
         let reconciler = Arc::new(Reconciler::new(
             cluster.clone(),
             shared.config.clone(),

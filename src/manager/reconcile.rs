@@ -12,7 +12,7 @@
 
 use std::{
     borrow::Cow,
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex},
 };
 
@@ -37,7 +37,7 @@ use crate::{
     object::{Rendered, pods},
     observed::Observed,
     ownership::{status_differs, trim},
-    plan::{self, Plan, kinds, plan},
+    plan::{self, Plan, guests, kinds, plan},
     process::{ErrorChain, lock},
     render::{RandomInput, TemplateError, render},
     schedule,
@@ -174,7 +174,8 @@ impl Reconciler {
 
         // 4. Report. Derives events and the status, then writes them.
         if plan.steps.iter().any(|step| !step.is_empty()) {
-            view.observed = self.cluster.children.observe(&vm, Timestamp::now());
+            let Observed { others, makers, .. } = view.observed;
+            view.observed = Observed { others, makers, ..self.cluster.children.observe(&vm, Timestamp::now()) };
         }
         let reconciled = Reconciled {
             vm: &vm,
@@ -212,6 +213,7 @@ impl Reconciler {
         let rendered = inputs.render(vm, &observed);
         let Ok(objects) = &rendered else {
             let unknown = kinds::from_status(vm, &[]).into_iter().map(UnknownKind::from).collect();
+            let observed = self.with_others(vm, observed, &[]).await;
             return Ok(View { observed, rendered, unwatched: None, unknown });
         };
         let unwatched = children.watch(kinds::needed(objects)).await.err();
@@ -221,10 +223,23 @@ impl Reconciler {
         let unknown = self.watch_former_kinds(vm, objects, inputs).await;
         // This is also the case if another reconcile's list has completed meanwhile: its last objects were not read.
         if children.complete() == complete {
+            let observed = self.with_others(vm, observed, objects).await;
             return Ok(View { observed, rendered, unwatched, unknown });
         }
         let observed = children.observe(vm, Timestamp::now());
-        Ok(View { rendered: inputs.render(vm, &observed), observed, unwatched, unknown })
+        let rendered = inputs.render(vm, &observed);
+        let observed = self.with_others(vm, observed, rendered.as_deref().unwrap_or_default()).await;
+        Ok(View { rendered, observed, unwatched, unknown })
+    }
+
+    /// Adds the Pods of others that mount the VM's claims, and what makes the VM's Pods. Only a Pod that was made by something that is not
+    /// watched costs requests.
+    async fn with_others(&self, vm: &VirtualMachine, observed: Observed, rendered: &[Rendered]) -> Observed {
+        let of_vm = observed.objects.iter().map(|object| &object.key).chain(rendered.iter().map(|object| &object.key));
+        let claims = of_vm.filter(|key| key.is_claim()).map(|key| key.name.clone()).collect::<BTreeSet<_>>();
+        let others = self.cluster.children.mounting(vm, claims.into_iter());
+        let makers = self.cluster.makers(vm, &observed).await;
+        Observed { others, makers, ..observed }
     }
 
     /// Watches the kinds of which earlier templates may have left objects. Only a VM without a Pod waits for their lists, because such an
@@ -238,7 +253,7 @@ impl Reconciler {
         let allowed = &inputs.config.allowed_kinds;
         let (allowed, refused): (Vec<_>, Vec<_>) =
             kinds.into_iter().partition(|kind| allowed.allow(&kind.api_version, &kind.kind));
-        let has_pod = plan::pod(vm, &children.observe(vm, Timestamp::now())).is_some();
+        let has_pod = guests::pod(vm, &children.observe(vm, Timestamp::now())).is_some();
         let unknown = children.look_for(allowed, !has_pod).await;
         unknown.into_iter().chain(refused.into_iter().map(UnknownKind::from)).collect()
     }

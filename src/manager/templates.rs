@@ -26,6 +26,7 @@ use tracing::{error, info, warn};
 
 use super::{
     caches::Caches,
+    in_force::Store,
     reload::{self, Followed},
     sandbox,
 };
@@ -35,7 +36,7 @@ use crate::{
     config::ReconcilerConfig,
     files::{self, FileError},
     metrics::Metrics,
-    object::{SET_LABEL, builtin_kinds},
+    object::{SET_LABEL, builtin_kinds, stateful_sets},
     observed::Observed,
     process::ErrorChain,
     render::{
@@ -49,6 +50,9 @@ use crate::{
 const FIRST_LIST: Duration = Duration::from_secs(10);
 /// When a check that could not run is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
+/// When a set that was refused is looked at again although neither it nor the VM with which it failed has changed: a right or a quota
+/// may have.
+const REFUSED_AGAIN: Duration = Duration::from_secs(300);
 
 /// The template sets with which VMs are rendered.
 #[derive(Debug)]
@@ -71,7 +75,7 @@ impl InForce {
     /// The kinds of objects that VMs usually have or had.
     pub fn usual_kinds(&self) -> HashSet<TypeMeta> {
         let of_all = self.library.get(None).map(check::kinds).unwrap_or_default();
-        of_all.into_iter().chain(builtin_kinds()).collect()
+        of_all.into_iter().chain(builtin_kinds()).chain([stateful_sets()]).collect()
     }
 
     /// Why the newest version of a VM's set is not used.
@@ -134,13 +138,19 @@ pub struct Loader {
     sender: watch::Sender<Arc<InForce>>,
     /// What was compiled last, whether it is in force or not.
     last: Sources,
+    /// The sets in force, for the next manager.
+    store: Store,
+    /// Whether a set must be checked although its files have not changed since the start.
+    unchecked: bool,
+    /// Who showed that the refused sets can't be used.
+    refusers: Refusers,
     metrics: Arc<Metrics>,
     namespace: String,
 }
 
 impl Loader {
-    /// Reads all sets and begins to follow them. Sets that compile are in force at once: no VM is known yet with which they could be
-    /// checked.
+    /// Reads all sets and begins to follow them. The sets that were in force last are in force again, and what is newer is checked when
+    /// all VMs are known. Sets that were never in force and compile are in force at once: no VM uses them yet.
     pub async fn start(client: &Client, namespace: &str, folder: Option<PathBuf>, metrics: Arc<Metrics>) -> Self {
         let (sender, mut gathered) = watch::channel(Gathered::default());
         if let Some(folder) = folder {
@@ -171,10 +181,12 @@ impl Loader {
         }
         let now = gathered.borrow_and_update().clone();
         let sources = now.sources();
+        let mut store = Store::read(client, namespace).await;
         let mut in_force = InForce { library: Library::new(&sources), refused: BTreeMap::new() };
         if let (Some(error), None) = (&now.unreadable, &now.folder) {
             in_force.library.put(None, Err(error.clone()));
         }
+        let unchecked = restore(&store, &mut in_force.library);
         // No VM is known yet, but the examples show a set that never ends or takes all memory.
         let library = in_force.library.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?)));
         let mut harmful = Vec::new();
@@ -201,8 +213,14 @@ impl Loader {
             }
         }
         metrics.templates_loaded(good);
+        if !unchecked {
+            for (name, set) in in_force.library.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?))) {
+                store.keep(name, set).await;
+            }
+        }
         let (sender, _) = watch::channel(Arc::new(in_force));
-        Self { gathered, sender, last: sources, metrics, namespace: namespace.to_owned() }
+        let (namespace, refusers) = (namespace.to_owned(), Refusers::new());
+        Self { gathered, sender, last: sources, store, unchecked, refusers, metrics, namespace }
     }
 
     /// The sets in force, as they change.
@@ -213,12 +231,33 @@ impl Loader {
     /// Follows changes. A changed set is checked with the VMs that are known then.
     pub async fn follow(mut self, checks: Checks) {
         let (mut again, mut was_unreadable) = (false, false);
+        let mut config = checks.config.clone();
+        let mut looked = Instant::now();
         loop {
-            if again {
+            if std::mem::take(&mut self.unchecked) {
+                // A set is checked with all VMs.
+                for caches in checks.caches.iter() {
+                    let _ = caches.started.clone().wait_for(|started| *started).await;
+                }
+                again = true;
+            } else if again {
                 let _ = timeout(AGAIN, self.gathered.changed()).await;
+            } else if !self.sender.borrow().refused.is_empty() {
+                match timeout(AGAIN, self.gathered.changed()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(_)) => return,
+                    Err(_) => {
+                        let may_pass = self.refusers.may_pass(&checks) || config.has_changed().unwrap_or(false);
+                        again = may_pass || looked.elapsed() > REFUSED_AGAIN;
+                        if !again {
+                            continue;
+                        }
+                    }
+                }
             } else if self.gathered.changed().await.is_err() {
                 return;
             }
+            config.mark_unchanged();
             let now = self.gathered.borrow_and_update().clone();
             let sources = now.sources();
             let is_unreadable = now.unreadable.is_some();
@@ -229,18 +268,20 @@ impl Loader {
             let started = Instant::now();
             again = self.check_all(&now, &sources, &checks).await;
             self.last = sources;
+            looked = Instant::now();
             info!(took = ?started.elapsed(), "the templates were looked at");
         }
     }
 
     /// Checks each set that has changed and puts it in force, or refuses it. Returns whether a check could not run and must be
     /// repeated.
-    async fn check_all(&self, now: &Gathered, sources: &Sources, checks: &Checks) -> bool {
+    async fn check_all(&mut self, now: &Gathered, sources: &Sources, checks: &Checks) -> bool {
         let old = self.sender.borrow().clone();
         // All sets are compiled anew: the sets of a folder belong together, and compiling is fast.
         let compiled = Library::new(sources);
         let mut new = InForce { library: Library::new(&Sources::default()), refused: BTreeMap::new() };
         let mut again = false;
+        self.refusers.clear();
         if let Some(error) = &now.unreadable {
             new.refused.insert(None, error.clone());
             self.refuse(&Refusal { set: None, error, vm: None }, now, &checks.recorder);
@@ -258,6 +299,7 @@ impl Loader {
                 Err(why) => {
                     let error = match why {
                         Some(Refused { error, vm }) => {
+                            self.refusers.extend(vm.as_deref().map(refuser));
                             self.refuse(
                                 &Refusal { set: name.as_deref(), error: &error, vm: vm.as_deref() },
                                 now,
@@ -274,6 +316,9 @@ impl Loader {
                     before.cloned().ok_or(error)
                 }
             };
+            if let Ok(set) = &kept {
+                self.store.keep(name.as_deref(), set).await;
+            }
             new.library.put(name.as_deref(), kept);
         }
         // A set that is deleted while VMs use it stays in force as long as the manager runs.
@@ -292,6 +337,7 @@ impl Loader {
                 new.library.put(Some(name), set.clone());
             } else {
                 info!(set = name, "the template set is gone");
+                self.store.forget(name).await;
             }
         }
         self.metrics.templates_loaded(new.refused.is_empty());
@@ -309,15 +355,14 @@ impl Loader {
     ) -> Result<TemplateSet, Option<Refused>> {
         let config = checks.config.borrow().clone();
         let users = || checks.observed().filter(|(vm, _)| vm.template_set() == name);
-        let Outcome { vms: machines, changed, samples } =
-            match sandbox::check(before.as_ref(), &set, users, &config).await {
-                Ok(outcome) => outcome,
-                Err(sandbox::Failure::Refused(error, vm)) => return Err(Some(Refused { error, vm })),
-                Err(sandbox::Failure::Io(error)) => {
-                    error!(%error, "the process that checks templates can't be started");
-                    return Err(None);
-                }
-            };
+        let Outcome { vms, changed, samples } = match sandbox::check(before.as_ref(), &set, users, &config).await {
+            Ok(outcome) => outcome,
+            Err(sandbox::Failure::Refused(error, vm)) => return Err(Some(Refused { error, vm })),
+            Err(sandbox::Failure::Io(error)) => {
+                error!(%error, "the process that checks templates can't be started");
+                return Err(None);
+            }
+        };
         let tried = samples.len();
         for (vm, object) in samples {
             match checks.cluster.dry_run(&vm, &check::trial(&object)).await {
@@ -340,7 +385,7 @@ impl Loader {
         info!(
             set = name.unwrap_or("(all)"),
             version = set.version(),
-            machines,
+            vms,
             changed,
             tried,
             "new templates are in force"
@@ -371,6 +416,54 @@ impl Loader {
                 },
             );
         }
+    }
+}
+
+/// Puts the sets in force that were in force last, where something else would be now. Returns whether that is the case.
+fn restore(store: &Store, library: &mut Library) -> bool {
+    let mut is_newer = false;
+    for (name, layers) in store.kept() {
+        let name = name.as_deref();
+        let now = library.all().find(|(now, _)| *now == name).and_then(|(_, set)| set.as_ref().ok());
+        if now.is_some_and(|set| set.layers() == layers) {
+            continue;
+        }
+        // With other built-in templates, after an upgrade, it may not compile any more.
+        if let Ok(set) = TemplateSet::compile(layers.clone()) {
+            library.put(name, Ok(set));
+            is_newer = true;
+        }
+    }
+    is_newer
+}
+
+/// The VMs with which a set failed, as they were then.
+#[derive(Debug, Default)]
+struct Refusers(Vec<Refuser>);
+
+type Refuser = (Option<String>, Option<i64>);
+
+fn refuser(vm: &VirtualMachine) -> Refuser {
+    (vm.uid(), vm.metadata.generation)
+}
+
+impl Refusers {
+    fn new() -> Self {
+        Self::default()
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    fn extend(&mut self, vm: Option<Refuser>) {
+        self.0.extend(vm);
+    }
+
+    /// Whether one of the VMs has changed or is gone.
+    fn may_pass(&self, checks: &Checks) -> bool {
+        let is_same = |refuser: &&Refuser| checks.vms().any(|vm| self::refuser(&vm) == **refuser);
+        self.0.iter().any(|refuser| !is_same(&refuser))
     }
 }
 

@@ -5,15 +5,7 @@
 //!                                       └────▶ later: each that changes ──┴─▶ queue
 //! ```
 
-use std::{
-    collections::BTreeSet,
-    future::ready,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::BTreeSet, future::ready, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt, channel::oneshot, stream};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -25,7 +17,7 @@ use kube::{
         watcher::{self, Event},
     },
 };
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 use tracing::{info, warn};
 
 use super::web::{HealthPart, Readiness};
@@ -104,24 +96,24 @@ fn changed(
 /// The VMs to reconcile for another reason than a change of the VM itself.
 ///
 /// When all VMs are `listed` and their objects are (`objects_listed`, for 10 s at most), each VM is reconciled once. From then on
-/// the `triggered` ones are. A trigger that comes earlier is dropped: the first list of a kind would trigger a VM once for each of
+/// the `triggered` ones are, and `started` is true. A trigger that comes earlier is dropped: the first list of a kind would trigger a VM once for each of
 /// its objects, and the reconcile of all VMs that follows sees them anyway.
 pub fn at_start(
     listed: oneshot::Receiver<()>,
     objects_listed: impl Future<Output = ()> + Send + 'static,
     store: Store<PackedVm>,
     triggered: impl Stream<Item = ObjectRef<PackedVm>> + Send,
+    started: watch::Sender<bool>,
 ) -> impl Stream<Item = ObjectRef<PackedVm>> + Send {
-    let started = Arc::new(AtomicBool::new(false));
-    let passes = started.clone();
+    let passes = started.subscribe();
     let all = stream::once(async move {
         // If the watch has ended, so does the manager.
         let _ = listed.await;
         let _ = timeout(OBJECTS_LISTED, objects_listed).await;
-        started.store(true, Ordering::Relaxed);
+        started.send_replace(true);
         stream::iter(store.state()).map(|vm| ObjectRef::from_obj(&*vm))
     });
-    stream::select(all.flatten(), triggered.filter(move |_| ready(passes.load(Ordering::Relaxed))))
+    stream::select(all.flatten(), triggered.filter(move |_| ready(*passes.borrow())))
 }
 
 struct Reader<T> {
@@ -176,7 +168,7 @@ impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
                 self.count();
                 self.is_listed = true;
                 if self.repeats.clear() {
-                    info!(machines = self.listed, "the VMs are listed now");
+                    info!(vms = self.listed, "the VMs are listed now");
                 }
                 self.health.set(Readiness::Ready(format!("{} listed", self.listed)));
                 Some(Event::InitDone)
@@ -275,7 +267,7 @@ mod tests {
         let (health, _) = Health::new(metrics.clone());
         let (sender, reported) = std::sync::mpsc::channel();
         let report = |_: &_, error: &Unreadable| sender.send(error.to_string()).unwrap();
-        let health = HealthPart { health, name: "machines".to_owned() };
+        let health = HealthPart { health, name: "vms".to_owned() };
         let mut reader = Reader::new(metrics, health, report);
         let (good, bad) = (json!({ "vm": { "maximumCpus": 1 } }), json!({ "vm": { "maximumCpus": "many" } }));
         assert!(matches!(reader.read_event(Ok(Event::Init)), Some(Event::Init)));
@@ -335,7 +327,8 @@ mod tests {
         let (vms_listed, listed) = oneshot::channel();
         let (list_objects, objects_listed) = oneshot::channel();
         let objects_listed = objects_listed.map(|_| ());
-        let mut queue = pin!(at_start(listed, objects_listed, store, triggered).map(|vm| vm.name));
+        let mut queue =
+            pin!(at_start(listed, objects_listed, store, triggered, watch::Sender::new(false)).map(|vm| vm.name));
         let vm = |name: &str| ObjectRef::new(name).within("ns");
         writer.apply_watcher_event(&Event::Init);
         for name in ["apple", "pear"] {

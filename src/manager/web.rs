@@ -52,13 +52,13 @@ pub const CONFIG: &str = "config";
 /// Part of the readiness: the election.
 pub const LEASE: &str = "lease";
 /// Part of the readiness: the list of the VMs.
-pub const MACHINES: &str = "machines";
+pub const VMS: &str = "vms";
 
 impl Health {
     /// Nothing is ready yet. The main loop must answer the pings that it receives.
     pub fn new(metrics: Arc<Metrics>) -> (Arc<Self>, mpsc::Receiver<oneshot::Sender<()>>) {
         let (pings, receiver) = mpsc::channel(1);
-        let parts = [CONFIG, LEASE, MACHINES].map(|part| (part.to_owned(), Readiness::Waiting("not begun".into())));
+        let parts = [CONFIG, LEASE, VMS].map(|part| (part.to_owned(), Readiness::Waiting("not begun".into())));
         (Arc::new(Self { metrics, pings, parts: Mutex::new(parts.into()) }), receiver)
     }
 
@@ -202,14 +202,11 @@ mod tests {
     fn the_manager_is_ready_when_all_parts_are() {
         let (health, _pings) = Health::new(Arc::new(Metrics::new()));
         health.set(CONFIG, Readiness::Ready("defaults".into()));
-        health.set(MACHINES, Readiness::Ready("listed".into()));
-        assert_eq!(
-            health.ready(),
-            (false, "[+] config: defaults\n[-] lease: not begun\n[+] machines: listed\n".to_owned())
-        );
+        health.set(VMS, Readiness::Ready("listed".into()));
+        assert_eq!(health.ready(), (false, "[+] config: defaults\n[-] lease: not begun\n[+] vms: listed\n".to_owned()));
         health.set(LEASE, Readiness::Ready("held".into()));
         assert!(health.ready().0);
-        health.set("machines of another namespace", Readiness::Waiting("not listed yet".into()));
+        health.set("vms of another namespace", Readiness::Waiting("not listed yet".into()));
         assert!(!health.ready().0);
     }
 

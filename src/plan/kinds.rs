@@ -7,15 +7,16 @@ use kube::core::TypeMeta;
 
 use crate::{
     api::VirtualMachine,
-    object::{Rendered, is_builtin_kind, is_same_resource, pods},
+    object::{Rendered, is_builtin_kind, is_same_resource, pods, stateful_sets},
     render::MAXIMUM_OBJECTS,
 };
 
 /// The kinds that must be listed and watched before the VM is planned: those of the rendered objects, Pods (a controller may create the
-/// Pod), and Secrets (a person may have created the display secret).
+/// Pod), StatefulSets (releases before 3.4 made one for each VM, which makes its Pod again), and Secrets (a person may have created the
+/// display secret).
 pub fn needed(rendered: &[Rendered]) -> impl Iterator<Item = TypeMeta> {
     let secrets = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };
-    rendered.iter().map(|object| object.key.types()).chain([pods(), secrets])
+    rendered.iter().map(|object| object.key.types()).chain([pods(), stateful_sets(), secrets])
 }
 
 /// The kinds in `status.objectKinds`, of which earlier templates may have left objects, without the kinds that [`needed`] or the built-in
@@ -30,7 +31,9 @@ pub fn from_status(vm: &VirtualMachine, rendered: &[Rendered]) -> Vec<TypeMeta> 
 
 /// Whether objects of that kind are watched anyway, because the built-in templates or the VM's templates render them.
 pub fn is_needed(kind: &TypeMeta, rendered: &[Rendered]) -> bool {
-    is_builtin_kind(kind) || rendered.iter().any(|object| is_same_resource(&object.key.types(), kind))
+    is_builtin_kind(kind)
+        || *kind == stateful_sets()
+        || rendered.iter().any(|object| is_same_resource(&object.key.types(), kind))
 }
 
 fn is_valid(kind: &TypeMeta) -> bool {
@@ -73,8 +76,8 @@ mod tests {
     }
 
     #[test]
-    fn rendered_kinds_pods_and_secrets_are_needed() {
-        let always = [kind("v1", "Pod"), kind("v1", "Secret")];
+    fn rendered_kinds_pods_stateful_sets_and_secrets_are_needed() {
+        let always = [kind("v1", "Pod"), kind("apps/v1", "StatefulSet"), kind("v1", "Secret")];
         assert_eq!(needed(&[]).collect::<Vec<_>>(), always);
         let all: Vec<TypeMeta> = needed(&with_policy()).collect();
         for wanted in [kind("v1", "ConfigMap"), kind("networking.k8s.io/v1", "NetworkPolicy")].iter().chain(&always) {

@@ -521,6 +521,11 @@ fn a_secret_whose_password_a_person_set_is_not_deleted() {
     assert_eq!(decide(&without, &set), [""; 0]);
 }
 
+/// The owner references that the StatefulSet controller gives a Pod.
+fn by_set(uid: &str) -> Value {
+    json!([{ "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "apple", "uid": uid, "controller": true, "blockOwnerDeletion": true }])
+}
+
 /// The VM's rendered objects with a StatefulSet instead of the Pod.
 fn by_stateful_set(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
     let mut rendered = rendered(vm, observed);
@@ -571,14 +576,15 @@ fn templates_that_change_who_creates_the_pod_wait_until_the_old_pod_is_gone() {
     let made = cluster(&running, |kind, object| {
         if kind == "Pod" {
             object["metadata"]["name"] = json!("apple-0");
-            object["metadata"]["ownerReferences"][0]["uid"] = json!("StatefulSet-apple");
+            object["metadata"]["ownerReferences"] = by_set("StatefulSet-apple");
         }
     });
     observed.objects.extend(made.objects.into_iter().filter(|object| object.key.is_pod()));
     assert_eq!(short(&plan_of(&running, &observed)), [""; 0], "as it should be");
+    let set_gone = GONE.replace("v1", "apps/v1").replace("Pod", "StatefulSet");
     assert_eq!(decide(&running, &observed), [gone("apple-0")]);
-    assert_eq!(decide(&restarted, &observed), ["0 delete StatefulSet apple".to_owned(), gone("apple-0")]);
-    assert_eq!(decide(&stopped(), &observed), ["0 delete StatefulSet apple"]);
+    assert_eq!(decide(&restarted, &observed), ["0 delete StatefulSet apple Restart None", &set_gone, &gone("apple-0")]);
+    assert_eq!(decide(&stopped(), &observed), ["0 delete StatefulSet apple", &set_gone, &gone("apple-0")]);
     // Without its Pod the StatefulSet may create a new one at any time, so it must be gone before the manager creates one.
     observed.objects.retain(|object| !object.key.is_pod());
     let gone = GONE.replace("v1", "apps/v1").replace("Pod", "StatefulSet");
@@ -596,37 +602,138 @@ fn templates_that_change_who_creates_the_pod_wait_until_the_old_pod_is_gone() {
     assert_eq!(decide(&running, &observed), ["1 make Pod apple"]);
 }
 
+/// A VM of release 3.3: a StatefulSet that the VM owns, without lifetime, and its Pod, with the labels that they really have.
+fn legacy(pod: Option<fn(&mut Value)>) -> Observed {
+    let running = vm(|_| ());
+    let mut objects = by_stateful_set(&running, &nothing());
+    let set = objects.iter_mut().find(|object| object.key.kind == "StatefulSet").unwrap();
+    let annotations = Arc::make_mut(&mut set.value)["metadata"]["annotations"].as_object_mut().unwrap();
+    annotations.retain(|name, _| name == "vmoperator.jdrupes.org/version");
+    let mut observed = applied(&objects, |_, _| ());
+    let made = cluster(&running, |kind, object| {
+        if kind == "Pod" {
+            let metadata = object["metadata"].as_object_mut().unwrap();
+            metadata.insert("name".into(), json!("apple-0"));
+            metadata.insert("ownerReferences".into(), by_set("StatefulSet-apple"));
+            metadata.remove("managedFields");
+            metadata.remove("annotations");
+            pod.into_iter().for_each(|edit| edit(object));
+        }
+    });
+    let pods = made.objects.into_iter().filter(|object| object.key.is_pod() && pod.is_some());
+    observed.objects.extend(pods);
+    observed
+}
+
 #[test]
-fn a_legacy_statefulset_pod_runs_until_it_is_stopped_or_restarted() {
+fn a_pod_of_a_legacy_stateful_set_runs_until_it_is_stopped_restarted_or_goes() {
     let running = vm(|_| ());
     let restarted = vm(|vm| vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" }));
-    let legacy = |owner: Option<&'static str>, deleting: bool| {
-        cluster(
-            &running,
-            on_pod(move |pod| {
-                let metadata = pod["metadata"].as_object_mut().unwrap();
-                metadata["name"] = json!("apple-0");
-                metadata["labels"].as_object_mut().unwrap().remove("app.kubernetes.io/component");
-                match owner {
-                    Some(owner) => metadata["ownerReferences"][0]["uid"] = json!(owner),
-                    None => drop(metadata.remove("ownerReferences")),
-                }
-                if deleting {
-                    metadata.insert("deletionTimestamp".into(), json!("2027-01-15T07:59:59Z"));
-                }
-            }),
-        )
-    };
-    let gone = GONE.replace("\"apple\"", "\"apple-0\"");
-    let gone = gone.as_str();
-    for owner in [Some("a-statefulset"), None] {
-        let what = if owner.is_some() { "StatefulSet apple" } else { "Pod apple-0" };
-        assert_eq!(decide(&running, &legacy(owner, false)), [gone]);
-        assert_eq!(decide(&stopped(), &legacy(owner, false)), [format!("0 delete {what}").as_str(), gone]);
-        let restart = format!("0 delete {what} Restart None");
-        assert_eq!(decide(&restarted, &legacy(owner, false)), [restart.as_str(), gone]);
-        assert_eq!(decide(&restarted, &legacy(owner, true)), [gone]);
+    let pod_gone = GONE.replace("\"apple\"", "\"apple-0\"");
+    let set_gone = GONE.replace("\"v1\"", "\"apps/v1\"").replace("Pod", "StatefulSet");
+    let deleting = |pod: &mut Value| pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
+    let runs = legacy(Some(|_| ()));
+    assert_eq!(decide(&running, &runs), std::slice::from_ref(&pod_gone));
+    assert_eq!(decide(&stopped(), &runs), ["0 delete StatefulSet apple", &set_gone, &pod_gone]);
+    assert_eq!(decide(&restarted, &runs), ["0 delete StatefulSet apple Restart None", &set_gone, &pod_gone]);
+    // Deleted, evicted or drained: the StatefulSet would make another one.
+    assert_eq!(decide(&running, &legacy(Some(deleting))), ["0 delete StatefulSet apple", &set_gone, &pod_gone]);
+    assert_eq!(decide(&running, &legacy(None)), ["0 delete StatefulSet apple", &set_gone]);
+    assert_eq!(decide(&stopped(), &legacy(None)), ["0 delete StatefulSet apple", &set_gone]);
+    let failed = |pod: &mut Value| pod["status"] = json!({ "phase": "Failed" });
+    assert!(decide(&running, &legacy(Some(failed))).contains(&"0 delete StatefulSet apple".to_owned()));
+    // While nothing can be rendered nothing ends, but the VM can be stopped.
+    assert_eq!(short(&plan(&running, &runs, None)), [""; 0]);
+    assert_eq!(short(&plan(&stopped(), &runs, None)), ["0 delete StatefulSet apple", &set_gone, &pod_gone]);
+    // The StatefulSet is gone, and the garbage collector has not deleted the Pod yet.
+    let mut left = runs;
+    left.objects.retain(|object| object.key.kind != "StatefulSet");
+    assert_eq!(decide(&stopped(), &left), ["0 delete Pod apple-0", &pod_gone]);
+    assert_eq!(decide(&running, &left), [pod_gone]);
+}
+
+#[test]
+fn a_pod_counts_whatever_it_is_called_and_whatever_labels_it_lost() {
+    let running = vm(|_| ());
+    let gone = GONE.replace("\"apple\"", "\"apple-vm\"");
+    let edits: [fn(&mut Value); 3] = [
+        |_| (),
+        |pod| pod["metadata"]["labels"] = json!({}),
+        |pod| drop(pod["metadata"].as_object_mut().unwrap().remove("ownerReferences")),
+    ];
+    for edit in edits {
+        let observed = cluster(&running, |kind, object| {
+            if kind == "Pod" {
+                object["metadata"]["name"] = json!("apple-vm");
+                edit(object);
+            }
+        });
+        assert_eq!(decide(&running, &observed), std::slice::from_ref(&gone));
+        assert_eq!(decide(&stopped(), &observed), ["0 delete Pod apple-vm", &gone]);
     }
+    // Neither owner nor labels nor a trace of the manager: only its claims.
+    let lost = |container: &'static str| {
+        let mut observed = cluster(&running, |kind, object| {
+            if kind == "Pod" {
+                object["metadata"] = json!({ "name": "x", "uid": "Pod-x", "namespace": "orchard" });
+                object["spec"]["containers"][0]["name"] = json!(container);
+            }
+        });
+        let (pods, objects) = observed.objects.into_iter().partition(|object| object.key.is_pod());
+        (observed.others, observed.objects) = (pods, objects);
+        observed
+    };
+    let gone = GONE.replace("\"apple\"", "\"x\"");
+    assert_eq!(decide(&running, &lost("vm-runner")), std::slice::from_ref(&gone));
+    assert_eq!(decide(&stopped(), &lost("vm-runner")), ["0 delete Pod x", &gone]);
+    let backup = lost("backup");
+    assert_eq!(decide(&stopped(), &backup), [""; 0], "a Pod of others is left alone");
+    let plan = plan(&running, &backup, Some(&rendered(&running, &backup)));
+    assert_eq!(plan.waits.len(), 1);
+    assert!(matches!(&plan.waits[0], Wait::ClaimInUse(key) if key.name == "x"), "{:?}", plan.waits);
+    assert!(short(&plan).iter().all(|action| !action.contains("make Pod")), "{:?}", short(&plan));
+}
+
+#[test]
+fn what_makes_a_pod_and_is_not_the_vms_is_not_deleted() {
+    let mut observed = legacy(Some(|_| ()));
+    for set in observed.objects.iter_mut().filter(|object| object.key.kind == "StatefulSet") {
+        let set = Arc::make_mut(set);
+        (set.owners, set.owned) = (vec![], None);
+        set.labels.clear();
+    }
+    let actions = decide(&stopped(), &observed);
+    assert_eq!(actions.len(), 1, "{actions:?}");
+    assert!(actions[0].contains("NotOurs") && actions[0].contains("StatefulSet"), "{actions:?}");
+}
+
+#[test]
+fn an_empty_claim_never_takes_the_place_of_a_lost_one() {
+    let known = json!({ "claims": [{ "name": "core-disk-apple-0", "uid": "u-1" }, { "name": "apple-runner-data", "uid": "u-2" }] });
+    let lost = vm(|vm| vm["status"] = known.clone());
+    let plan_of = |vm: &VirtualMachine| plan(vm, &nothing(), Some(&rendered(vm, &nothing())));
+    let missing = |plan: &Plan| -> Vec<String> {
+        let names = plan.waits.iter().filter_map(|wait| match wait {
+            Wait::ClaimMissing(key) => Some(key.name.clone()),
+            _ => None,
+        });
+        names.collect()
+    };
+    let waiting = plan_of(&lost);
+    assert_eq!(missing(&waiting), ["core-disk-apple-0", "apple-runner-data"]);
+    assert!(short(&waiting).iter().all(|action| !action.contains("make P")), "{:?}", short(&waiting));
+    assert!(waiting.requeue_after.is_some());
+    let given_up = vm(|vm| {
+        vm["status"] = known.clone();
+        vm["metadata"]["annotations"] = json!({ crate::object::REPLACE_CLAIM_ANNOTATION: "u-1, u-2" });
+    });
+    let replaced = plan_of(&given_up);
+    assert_eq!(missing(&replaced), [""; 0]);
+    assert!(
+        short(&replaced).contains(&"0 make PersistentVolumeClaim core-disk-apple-0".to_owned()),
+        "{:?}",
+        short(&replaced)
+    );
 }
 
 #[test]
@@ -657,7 +764,7 @@ fn broken_templates_delete_nothing_and_end_no_guest_but_the_vm_can_be_stopped() 
     let running = vm(|_| ());
     let observed = cluster(&running, |_, _| ());
     assert_eq!(short(&plan(&running, &observed, None)), [""; 0]);
-    assert_eq!(short(&plan(&stopped(), &observed, None)), ["0 delete Pod apple"]);
+    assert_eq!(short(&plan(&stopped(), &observed, None)), ["0 delete Pod apple", GONE]);
     let restarted = vm(|vm| vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" }));
     assert_eq!(short(&plan(&restarted, &observed, None)), [""; 0], "nothing can be created again");
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     api::VirtualMachine,
     observed::Observed,
-    plan,
+    plan::guests,
     test_support::{applied, noon, nothing, rendered, set_by, vm},
 };
 
@@ -26,7 +26,7 @@ fn with_pod() -> Observed {
 }
 
 fn decide(vm: &VirtualMachine, observed: &Observed) -> Power {
-    power(vm, plan::pod(vm, observed).map(AsRef::as_ref), noon())
+    power(vm, guests::pod(vm, observed).map(AsRef::as_ref), noon())
 }
 
 fn shut_down(pod_uid: &str) -> Value {

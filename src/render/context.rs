@@ -116,7 +116,7 @@ pub(super) fn build(
     values: Value,
 ) -> Result<Context, serde_json::Error> {
     let name = vm.name_any();
-    let disks = disks::resolve(&name, &vm.spec.vm.disks, observed);
+    let disks = disks::resolve(vm, observed);
     let section = cloud_init::section(vm)?;
     let files =
         vm.spec.cloud_init.as_ref().zip(section.as_ref()).map(|(data, section)| CloudInitFiles::of(data, section));
@@ -128,7 +128,7 @@ pub(super) fn build(
         cloud_init: files.transpose()?,
         runner: ConfigFile { runner: runner_config(vm, disks::drives(&disks), section) },
         disks,
-        runner_data: json!({ "claimName": claims::runner_data_name(&name, observed) }),
+        runner_data: json!({ "claimName": claims::runner_data_name(vm, observed) }),
         service: Service::of(vm.spec.load_balancer_service.as_ref(), &config.load_balancer_service),
         display_secret: DisplaySecret::of(vm, observed, &random.display_password),
         labels: labels(&name),

@@ -4,7 +4,6 @@
 //! manager records no event again. If the status could not be written, an event is recorded again, and its count increases.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::ResourceExt;
 
 use super::Reconciled;
 use crate::{
@@ -14,13 +13,14 @@ use crate::{
         reasons::{Effect, Event},
     },
     claims,
+    object::is_workload,
     plan::{Action, DeleteReason},
 };
 
 /// Derives the events. `wanted` is the new status; `done` are the actions of the plan that succeeded.
 pub fn events(reconciled: &Reconciled<'_>, wanted: &VirtualMachineStatus, done: &[&Action]) -> Vec<Event> {
     let vm = reconciled.vm;
-    let mut events: Vec<Event> = done.iter().filter_map(|action| action_done(&vm.name_any(), action)).collect();
+    let mut events: Vec<Event> = done.iter().filter_map(|action| action_done(action)).collect();
     events.extend(conditions_changed(vm, &wanted.conditions));
     events.extend(templates_changed(vm, wanted.templates.as_ref()));
     if reconciled.rendered.is_ok() {
@@ -38,23 +38,23 @@ pub fn stopped() -> Event {
     }
 }
 
-/// The event about an action on the VM's Pod.
-fn action_done(name: &str, action: &Action) -> Option<Event> {
+/// The event about an action on a Pod of the VM.
+fn action_done(action: &Action) -> Option<Event> {
     let (reason, note, action) = match action {
-        Action::Apply { object, uid: None } if object.key.is_pod() && object.key.name == name => {
-            (Reason::SuccessfulCreate, format!("created Pod {name}"), "Start")
+        Action::Apply { object, uid: None } if object.key.is_pod() => {
+            (Reason::SuccessfulCreate, format!("created {}", object.key), "Start")
         }
-        Action::Delete { key, uid: _, reason, grace: _ } if key.is_pod() && key.name == name => match reason {
-            DeleteReason::Stop => (Reason::SuccessfulDelete, format!("deleted Pod {name} to stop the VM"), "Stop"),
+        Action::Delete { key, uid: _, reason, grace: _ } if key.is_pod() || is_workload(key) => match reason {
+            DeleteReason::Stop => (Reason::SuccessfulDelete, format!("deleted {key} to stop the VM"), "Stop"),
             DeleteReason::Restart => (
                 Reason::Restarting,
-                format!("deleted Pod {name} to create it again: a restart was requested"),
+                format!("deleted {key} to create the Pod again: a restart was requested"),
                 "Restart",
             ),
             DeleteReason::Ended => {
-                (Reason::Restarting, format!("deleted Pod {name} to create it again: it has ended"), "Restart")
+                (Reason::Restarting, format!("deleted {key} to create it again: it has ended"), "Restart")
             }
-            DeleteReason::Force => (Reason::Forced, format!("Pod {name} ends without waiting for its guest"), "Stop"),
+            DeleteReason::Force => (Reason::Forced, format!("{key} ends without waiting for its guest"), "Stop"),
             DeleteReason::NotRendered => return None,
         },
         Action::Apply { object: _, uid: _ } | Action::Label { .. } | Action::Delete { .. } => return None,

@@ -55,7 +55,12 @@ fn ready_as(reason: Reason, message: &str) -> NewCondition {
 fn name_taken(plan: &Plan) -> Option<Problem> {
     let key = plan.waits.iter().find_map(|wait| match wait {
         Wait::NotOurs(key) => Some(key),
-        Wait::Gone(_) | Wait::NodeNotResponding(_) | Wait::NotRemoved(_) | Wait::Retry(_) => None,
+        Wait::Gone(_)
+        | Wait::NodeNotResponding(_)
+        | Wait::NotRemoved(_)
+        | Wait::Retry(_)
+        | Wait::ClaimInUse(_)
+        | Wait::ClaimMissing(_) => None,
     })?;
     let message = format!("{key} exists and does not belong to this VM: delete or rename one of the two");
     Some(Problem::new(Reason::NameTaken, message))
@@ -105,6 +110,14 @@ fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
 fn waiting_for_pod(reconciled: &Reconciled<'_>) -> Problem {
     match (reconciled.rendered, reconciled.plan.waits.first()) {
         (Err(error), _) => Problem::new(Reason::TemplateError, error.to_string()),
+        (Ok(_), Some(Wait::ClaimInUse(pod))) => Problem::new(
+            Reason::ClaimInUse,
+            format!("{pod} mounts a claim of this VM, and two must not write to it: waiting until that Pod is gone"),
+        ),
+        (Ok(_), Some(Wait::ClaimMissing(claim))) => Problem::new(
+            Reason::ClaimMissing,
+            format!("{claim} with the VM's data does not exist any more: the condition StorageReady says what to do"),
+        ),
         (Ok(_), Some(wait)) => {
             Problem::new(Reason::WaitingForDeletion, format!("waiting until {} is gone", wait.key()))
         }

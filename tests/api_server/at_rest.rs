@@ -32,7 +32,7 @@ async fn a_manager_at_rest_sends_no_requests_and_a_restart_writes_nothing() {
     let namespace = cluster.namespace("at-rest").await;
     namespace.create_runners_account().await;
     let manager = Manager::start(cluster, &namespace, &[SLOW]);
-    let machines: Api<VirtualMachine> = Api::namespaced(cluster.client().await, namespace.name());
+    let vms: Api<VirtualMachine> = Api::namespaced(cluster.client().await, namespace.name());
     for state in ["Running", "Stopped"] {
         let name = state.to_lowercase();
         let vm = json!({
@@ -42,7 +42,7 @@ async fn a_manager_at_rest_sends_no_requests_and_a_restart_writes_nothing() {
         });
         namespace.apply(&vm.to_string());
         eventually(&format!("{name} to be seen"), LIMIT, async || {
-            let vm = machines.get(&name).await.unwrap();
+            let vm = vms.get(&name).await.unwrap();
             (vm.status.as_ref()?.observed_generation == vm.metadata.generation).then_some(())
         })
         .await;
@@ -54,13 +54,7 @@ async fn a_manager_at_rest_sends_no_requests_and_a_restart_writes_nothing() {
     assert_eq!(requests.total(), 0, "{requests}\n{}", manager.log());
 
     let versions = async || {
-        machines
-            .list(&Default::default())
-            .await
-            .unwrap()
-            .into_iter()
-            .map(|vm| vm.resource_version())
-            .collect::<Vec<_>>()
+        vms.list(&Default::default()).await.unwrap().into_iter().map(|vm| vm.resource_version()).collect::<Vec<_>>()
     };
     let (before_restart, before) = (versions().await, cluster.requests().await);
     drop(manager);
@@ -77,12 +71,12 @@ async fn a_manager_at_rest_sends_no_requests_and_a_restart_writes_nothing() {
     drop(manager);
     let before = cluster.requests().await;
     let patch = Patch::Merge(json!({ "spec": { "vm": { "maximumCpus": 2 } } }));
-    machines.patch("running", &Default::default(), &patch).await.unwrap();
+    vms.patch("running", &Default::default(), &patch).await.unwrap();
     let vm = json!({
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": "made" },
         "spec": { "vm": { "state": "Running", "maximumCpus": 1 } },
     });
-    machines.create(&Default::default(), &serde_json::from_value(vm).unwrap()).await.unwrap();
+    vms.create(&Default::default(), &serde_json::from_value(vm).unwrap()).await.unwrap();
     let manager = Manager::start(cluster, &namespace, &[SLOW]);
     eventually("the new manager to have looked at all", LIMIT, async || {
         let log = manager.log();

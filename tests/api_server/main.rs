@@ -23,6 +23,8 @@ mod reconciler;
 mod contract;
 // Start, stop and restart. Two Pods of one VM never run at the same time.
 mod power;
+// VMs of release 3.3, whose Pods a StatefulSet makes.
+mod former_releases;
 // Disks: claims grow, are kept, and belong to one VM.
 mod disks;
 

@@ -7,10 +7,7 @@ use crate::support::{
 };
 use k8s_openapi::jiff::SignedDuration;
 use k8s_openapi::{
-    api::{
-        apps::v1::StatefulSet,
-        core::v1::{ConfigMap, Event, Node, PersistentVolumeClaim, Pod, Secret},
-    },
+    api::core::v1::{ConfigMap, Event, Node, PersistentVolumeClaim, Pod, Secret},
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::{
@@ -20,7 +17,7 @@ use kube::{
 use serde_json::{Value, json};
 use vm_operator::{
     api::{PowerState, VirtualMachine},
-    object::{FORCE_STOP_ANNOTATION, GUEST_SHUTDOWN_ANNOTATION, RESTARTED_ANNOTATION},
+    object::{FORCE_STOP_ANNOTATION, GUEST_SHUTDOWN_ANNOTATION, REPLACE_CLAIM_ANNOTATION, RESTARTED_ANNOTATION},
     power,
 };
 
@@ -474,7 +471,7 @@ async fn pending_changes_list_what_a_restart_would_change() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_deleted_under_a_running_vm_is_reported_and_recreated_at_the_next_start() {
+async fn a_claim_that_is_deleted_is_never_replaced_by_an_empty_one_unless_a_person_wants_that() {
     let ns = ns("claim-deleted").await;
     up(&ns, "apple", on_node).await;
     let claims: Api<PersistentVolumeClaim> = ns.api();
@@ -491,8 +488,129 @@ async fn a_claim_that_is_deleted_under_a_running_vm_is_reported_and_recreated_at
     annotate(&ns, "apple", RESTARTED_ANNOTATION, "now").await;
     ns.pod_when("apple", "going", is_going).await;
     ns.remove_pod("apple").await;
+    let vm = ns.vm_with_reason("apple", "ClaimMissing").await;
+    let storage = condition(&vm, "StorageReady").unwrap();
+    assert_eq!(storage.1, "ClaimMissing");
+    let old = old.unwrap();
+    assert!(storage.2.contains(&format!("{REPLACE_CLAIM_ANNOTATION}: {old}")), "{storage:?}");
+    assert!(claims.get_opt("apple-core-disk").await.unwrap().is_none() && ns.pods().await.is_empty());
+
+    // A backup brings it back, without labels and owners.
+    let restored = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "apple-core-disk" },
+        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } },
+    });
+    ns.namespace.apply(&restored.to_string());
     ns.pod_when("apple", "a new one", |pod| pod.annotations().contains_key(RESTARTED_ANNOTATION)).await;
-    assert_ne!(claims.get("apple-core-disk").await.unwrap().uid(), old);
+    let restored = claims.get("apple-core-disk").await.unwrap().uid().unwrap();
+
+    // Given up.
+    set_state(&ns, "apple", "Stopped").await;
+    ns.pod_when("apple", "going", is_going).await;
+    ns.remove_pod("apple").await;
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    claims.delete("apple-core-disk", &DeleteParams::default()).await.unwrap();
+    set_state(&ns, "apple", "Running").await;
+    ns.vm_with_reason("apple", "ClaimMissing").await;
+    annotate(&ns, "apple", REPLACE_CLAIM_ANNOTATION, &restored).await;
+    ns.pod_when("apple", "a new one", |_| true).await;
+    assert_ne!(claims.get("apple-core-disk").await.unwrap().uid().unwrap(), restored);
+}
+
+/// A claim that lost its labels, or came back from a backup without, is the disk; also one with the name of an earlier release.
+#[tokio::test]
+async fn a_claim_without_labels_is_the_disk_at_the_first_start() {
+    let ns = ManagedNamespace::new("unlabelled").await;
+    for name in ["core-disk-apple-0", "runner-data-apple-0"] {
+        let claim = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem", "resources": { "requests": { "storage": "1Gi" } },
+            },
+        });
+        ns.namespace.apply(&claim.to_string());
+    }
+    ns.create_vm("apple", |_| ()).await;
+    let pod = ns.pod_when("apple", "made", |_| true).await;
+    let spec = json!(pod.spec.unwrap());
+    let volumes = spec["volumes"].to_string();
+    assert!(volumes.contains("core-disk-apple-0") && volumes.contains("runner-data-apple-0"), "{volumes}");
+    assert!(spec["containers"][0]["volumeDevices"].is_null(), "made for a block device");
+    let claims: Api<PersistentVolumeClaim> = ns.api();
+    let claims = claims.list(&Default::default()).await.unwrap().items;
+    assert_eq!(claims.len(), 2);
+    assert!(claims.iter().all(|claim| claim.labels().contains_key("app.kubernetes.io/instance")), "{claims:?}");
+}
+
+/// Whatever a person does to its labels and owners, a Pod of the VM counts.
+#[tokio::test]
+async fn a_pod_that_lost_its_labels_or_its_owner_is_still_the_vms() {
+    let ns = ns("lost").await;
+    for (name, metadata) in [
+        ("labels", json!({ "labels": null })),
+        ("instance", json!({ "labels": { "app.kubernetes.io/instance": "another" } })),
+        ("owner", json!({ "ownerReferences": null })),
+        ("both", json!({ "labels": null, "ownerReferences": null })),
+    ] {
+        let pod = up(&ns, name, on_node).await;
+        let patch = json!({ "metadata": metadata });
+        let pods: Api<Pod> = ns.api();
+        // The manager, too, may be down meanwhile, so that it never knew the Pod with its labels.
+        pods.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+        set_state(&ns, name, "Stopped").await;
+        ns.pod_when(name, "going", |going| is_going(going) && going.uid() == pod.uid()).await;
+        ns.vm_with_reason(name, "Stopping").await;
+        ns.remove_pod(name).await;
+        ns.vm_with_reason(name, "StoppedAsRequested").await;
+    }
+}
+
+/// Templates that name the Pod otherwise, and later do not: there is never more than one.
+#[tokio::test]
+async fn templates_that_name_the_pod_otherwise_make_no_second_one() {
+    const OTHERWISE: &str = r#"{% set pod %}{% include "builtin/pod.yaml.j2" %}{% endset %}{% set pod = pod | from_yaml %}
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {{ vm.metadata.name ~ "-vm" }}
+  labels: {{ pod.metadata.labels }}
+  annotations: {{ pod.metadata.annotations }}
+spec: {{ pod.spec }}
+"#;
+    let ns = ManagedNamespace::with_templates("otherwise", &[("pod.yaml.j2", OTHERWISE)]).await;
+    ns.create_vm("apple", |_| ()).await;
+    ns.pod_when("apple-vm", "made", |_| true).await;
+    ns.manager.change_templates(&[]);
+    let vm = ns.vm_when("apple", "a pending change", |vm| {
+        vm.status.iter().flat_map(|status| &status.pending_changes).any(|change| change.path.contains("Pod"))
+    });
+    vm.await;
+    assert_eq!(ns.pods().await, ["apple-vm"]);
+    annotate(&ns, "apple", RESTARTED_ANNOTATION, "now").await;
+    ns.pod_when("apple", "made", |_| true).await;
+    assert_eq!(ns.pods().await, ["apple"]);
+}
+
+/// A Pod of somebody else that can write to the VM's disk.
+#[tokio::test]
+async fn a_vm_waits_for_a_pod_that_can_write_to_its_disk() {
+    let ns = ManagedNamespace::new("in-use").await;
+    let backup = |read_only: bool| {
+        let name = if read_only { "reader" } else { "backup" };
+        let volume =
+            json!({ "name": "v", "persistentVolumeClaim": { "claimName": "apple-core-disk", "readOnly": read_only } });
+        let spec = json!({ "containers": [{ "name": "backup", "image": "x" }], "volumes": [volume] });
+        json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name }, "spec": spec }).to_string()
+    };
+    ns.namespace.apply(&backup(true));
+    ns.namespace.apply(&backup(false));
+    ns.create_vm("apple", |_| ()).await;
+    let vm = ns.vm_with_reason("apple", "ClaimInUse").await;
+    assert!(condition(&vm, "Ready").unwrap().2.contains("Pod backup"), "{:?}", condition(&vm, "Ready"));
+    assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+    ns.remove_pod("backup").await;
+    ns.pod_when("apple", "made", |_| true).await;
+    assert!(ns.api::<Pod>().get_opt("reader").await.unwrap().is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -524,50 +642,6 @@ async fn a_node_can_be_drained_and_the_vm_waits_for_another_node() {
     let second = ns.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
     assert_eq!(second.spec.unwrap().node_name, None, "the scheduler's to decide");
     assert_eq!(pods.list(&Default::default()).await.unwrap().items.len(), 1);
-}
-
-/// Before version 3.4 a StatefulSet made the Pod and the claims.
-#[tokio::test]
-async fn a_vm_of_the_oldest_releases_is_taken_over_without_a_second_pod() {
-    let ns = ManagedNamespace::new("oldest").await;
-    let labels = json!({
-        "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple", "app.kubernetes.io/managed-by": "vm-operator",
-    });
-    let spec = json!({ "containers": [{ "name": "apple", "image": "x" }] });
-    let set = json!({
-        "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "apple", "labels": labels },
-        "spec": { "selector": { "matchLabels": labels }, "template": { "metadata": { "labels": labels }, "spec": spec } },
-    });
-    ns.namespace.apply(&set.to_string());
-    let sets: Api<StatefulSet> = ns.api();
-    let uid = sets.get("apple").await.unwrap().uid();
-    let owner =
-        json!([{ "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "apple", "uid": uid, "controller": true }]);
-    let metadata = json!({ "name": "apple-0", "labels": labels, "ownerReferences": owner });
-    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
-    ns.namespace.apply(&pod.to_string());
-    for name in ["core-disk-apple-0", "runner-data-apple-0"] {
-        let claim = json!({
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name, "labels": labels },
-            "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } },
-        });
-        ns.namespace.apply(&claim.to_string());
-    }
-    ns.create_vm("apple", |_| ()).await;
-    ns.vm_with_reason("apple", "Starting").await;
-    let pods: Api<Pod> = ns.api();
-    assert!(pods.get_opt("apple").await.unwrap().is_none(), "a second one");
-    assert!(sets.get_opt("apple").await.unwrap().is_some());
-
-    set_state(&ns, "apple", "Stopped").await;
-    ns.vm_with_reason("apple", "StoppedAsRequested").await;
-    assert!(sets.get_opt("apple").await.unwrap().is_none());
-    assert!(pods.get_opt("apple-0").await.unwrap().is_none());
-    set_state(&ns, "apple", "Running").await;
-    let pod = ns.pod_when("apple", "made", |_| true).await;
-    let volumes = json!(pod.spec.unwrap().volumes).to_string();
-    assert!(volumes.contains("core-disk-apple-0") && volumes.contains("runner-data-apple-0"), "{volumes}");
-    assert_eq!(ns.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len(), 2);
 }
 
 #[tokio::test]

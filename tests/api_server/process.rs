@@ -86,7 +86,7 @@ impl ManagersNamespace {
     /// A manager that leads and one that stands by.
     async fn leader_and_standby(&self) -> (Manager, Manager) {
         let leader = self.manager(&Setup::default());
-        leader.wait_until_ready("[+] machines: 0 listed").await;
+        leader.wait_until_ready("[+] vms: 0 listed").await;
         let standby = self.manager(&Setup::default());
         standby.wait_until_ready("standing by for").await;
         let leads = |manager: &Manager| manager.metric("vm_operator_leader");
@@ -141,7 +141,7 @@ async fn a_leader_that_gets_sigterm_releases_its_lease_and_a_standby_takes_over(
     let mut holders = pin!(holders.skip_while(|holder| ready(first.0.as_ref() == Some(holder))));
     let next = timeout(LIMIT, holders.next()).await.unwrap();
     assert_eq!(next.as_deref(), Some(""), "it is given back, so that nobody waits for its end");
-    standby.wait_until_ready("[+] machines: 0 listed").await;
+    standby.wait_until_ready("[+] vms: 0 listed").await;
     eprintln!("The next one leads and has listed the machines {} ms after SIGTERM", since.elapsed().as_millis());
     ns.create_vm("apple");
     ns.pod("apple").await;
@@ -334,7 +334,7 @@ async fn a_changed_configuration_is_used_and_a_broken_one_is_not() {
 async fn a_manager_that_ends_writes_its_events_and_then_releases_its_lease() {
     let ns = ManagersNamespace::new("last-words").await;
     let mut manager = ns.manager(&Setup::default());
-    manager.wait_until_ready("[+] machines: 0 listed").await;
+    manager.wait_until_ready("[+] vms: 0 listed").await;
     ns.create_vm("apple");
     let vms: Api<VirtualMachine> = ns.api();
     eventually("a status", LIMIT, async || vms.get("apple").await.unwrap().status?.phase).await;
@@ -388,7 +388,7 @@ async fn metrics_and_log_report_what_happened() {
     let ns = ManagersNamespace::new("metrics").await;
     let undefined = "{% if vm.metadata.name == 'bad' %}{{ nothing.here }}{% endif %}\n";
     let mut manager = ns.manager(&Setup { templates: &[("a.yaml.j2", undefined)], ..Setup::default() });
-    manager.wait_until_ready("[+] machines: 0 listed").await;
+    manager.wait_until_ready("[+] vms: 0 listed").await;
     ns.create_vm("apple");
     ns.create_vm("bad");
     ns.pod("apple").await;
@@ -490,7 +490,7 @@ async fn the_manager_waits_for_the_crd_and_leaves_unreadable_vms_alone() {
     let cluster = OwnCluster::api_server();
     let ns = ManagersNamespace::of(*cluster, "definition").await;
     let manager = ns.manager(&Setup::default());
-    let missing = "[-] machines: the API server does not know vms: apply the CustomResourceDefinitions in crds/";
+    let missing = "[-] vms: the API server does not know vms: apply the CustomResourceDefinitions in crds/";
     eventually("readyz to say what is missing", LIMIT, async || {
         manager.get("/readyz").filter(|(status, text)| *status == 503 && text.contains(missing)).map(drop)
     })
@@ -498,7 +498,7 @@ async fn the_manager_waits_for_the_crd_and_leaves_unreadable_vms_alone() {
     assert_eq!(manager.get("/livez").unwrap().0, 200, "waiting is no reason to be restarted");
 
     ns.namespace.apply(&old_definition().to_string());
-    manager.wait_until_ready("[+] machines: 0 listed").await;
+    manager.wait_until_ready("[+] vms: 0 listed").await;
     let mut strange = vm_manifest("strange");
     strange["spec"]["vm"]["maximumCpus"] = json!("many");
     ns.namespace.apply(&strange.to_string());
@@ -537,7 +537,7 @@ async fn the_manager_waits_for_the_crd_and_leaves_unreadable_vms_alone() {
     ns.pod("pear").await;
     drop(manager);
     let manager = ns.manager(&Setup::default());
-    manager.wait_until_ready("[+] machines: 3 listed").await;
+    manager.wait_until_ready("[+] vms: 3 listed").await;
     assert_eq!(manager.metric("vm_operator_machines_unreadable"), Some(2.0));
     ns.create_vm("strange");
     ns.pod("strange").await;

@@ -229,8 +229,7 @@ async fn a_manager_that_does_not_know_a_pod_does_not_change_it() {
     let vms: Api<VirtualMachine> = Api::namespaced(ns.client.clone(), ns.namespace.name());
     let mut vm = vms.get("apple").await.unwrap();
     vm.spec.image = serde_json::from_value(json!({ "source": "example.org/other:1" })).unwrap();
-    let (nothing, random) =
-        (Observed { objects: vec![], now: Timestamp::now() }, RandomInput { display_password: "secret".into() });
+    let (nothing, random) = (Observed::nothing(Timestamp::now()), RandomInput { display_password: "secret".into() });
     let config = ReconcilerConfig::default();
     let rendered = render(&vm, &nothing, &config, &random, &TemplateSet::builtin().unwrap()).unwrap();
     let (children, _triggered) = Children::new(ns.client.clone(), None, Arc::default());
@@ -256,7 +255,7 @@ async fn an_action_is_refused_if_the_object_was_recreated_meanwhile() {
     let new = maps.create(&PostParams::default(), &map).await.unwrap();
 
     let random = RandomInput { display_password: "secret".into() };
-    let nothing = Observed { objects: vec![], now: Timestamp::now() };
+    let nothing = Observed::nothing(Timestamp::now());
     let rendered =
         render(&vm, &nothing, &ReconcilerConfig::default(), &random, &TemplateSet::builtin().unwrap()).unwrap();
     let object = rendered.into_iter().find(|object| object.key.kind == "ConfigMap").unwrap();

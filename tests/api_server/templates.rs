@@ -144,6 +144,49 @@ async fn objects_of_removed_templates_are_deleted_even_if_no_manager_ran_meanwhi
     assert_eq!(pod(&ns, "pear").await.uid(), before.uid());
 }
 
+/// A set that compiles, but not for the VM `apple`.
+const NOT_FOR_APPLE: &str = r#"{% extends "builtin/config-map.yaml.j2" %}
+{% block labels %}
+    tier: {% if vm.metadata.name == "apple" %}{{ nothing.of.this }}{% else %}"2"{% endif %}
+
+{% endblock %}
+"#;
+
+#[tokio::test]
+async fn a_refused_set_is_not_in_force_after_a_restart_and_is_looked_at_again_when_its_cause_is_gone() {
+    let mut ns = ManagedNamespace::with_templates(
+        "in-force",
+        &[("config-map.yaml.j2", &NOT_FOR_APPLE.replace("nothing.of.this", "vm.metadata.name"))],
+    )
+    .await;
+    for name in ["apple", "pear"] {
+        ns.create_vm(name, |_| {}).await;
+        ns.vm_with_reason(name, "Starting").await;
+    }
+    let first = version(&ns.vm_when("apple", "rendered", |vm| version(vm).is_some()).await);
+    let bad = [("config-map.yaml.j2", NOT_FOR_APPLE)];
+    ns.manager.change_templates(&bad);
+    let refused = |vm: &VirtualMachine| condition(vm, "TemplatesValid").is_some_and(|it| it.1 == "NewerRefused");
+    ns.vm_when("pear", "told of the refusal", refused).await;
+
+    ns.manager.signal(Signal::TERM);
+    ns.manager.wait_for_end().await;
+    ns.patch_vm("pear", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
+    ns.manager = Manager::start(ns.cluster, &ns.namespace, &bad);
+    let pear = ns.vm_with_reason("pear", "Starting").await;
+    assert_eq!(version(&pear), first);
+    eventually("the set to be refused again", LIMIT, async || {
+        ns.manager.log().contains("the last good ones stay in force").then_some(())
+    })
+    .await;
+    let apple = ns.vm_when("apple", "told of the refusal", refused).await;
+    assert_eq!(version(&apple), first);
+
+    // The VM with which it failed is gone.
+    ns.api::<VirtualMachine>().delete("apple", &Default::default()).await.unwrap();
+    ns.vm_when("pear", "of the new version", |vm| version(vm) != first && !refused(vm)).await;
+}
+
 #[tokio::test]
 async fn the_stateful_set_that_made_the_pod_is_deleted_before_a_new_pod_is_made() {
     let template = fs::read_to_string("example/templates/stateful-set/pod.yaml.j2").unwrap();

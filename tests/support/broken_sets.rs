@@ -25,7 +25,7 @@ impl BrokenSet {
             return None; // and nothing else would be said any more
         }
         let files = self.files.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect();
-        let observed = Observed { objects: Vec::new(), now: Timestamp::UNIX_EPOCH };
+        let observed = Observed::nothing(Timestamp::UNIX_EPOCH);
         let checked = TemplateSet::layered(&files, None).and_then(|set| {
             let machines = [(vm.clone(), observed)];
             check(TemplateSet::builtin().as_ref().ok(), &set, machines, &ReconcilerConfig::default())

@@ -44,17 +44,22 @@ impl ManagedNamespace {
 
     /// With templates over the built-in ones. The manager may make objects of all kinds.
     pub async fn with_templates(test: &str, templates: &[(&str, &str)]) -> Self {
-        Self::start(Cluster::control_plane(), test, templates, "", true).await
+        Self::start(Cluster::control_plane(), test, templates, "", true, async |_, _| ()).await
     }
 
     /// With a configuration.
     pub async fn with_configuration(test: &str, configuration: &str) -> Self {
-        Self::start(Cluster::control_plane(), test, &[], configuration, false).await
+        Self::start(Cluster::control_plane(), test, &[], configuration, false, async |_, _| ()).await
     }
 
     /// On another cluster than the shared one.
     pub async fn on(cluster: &'static Cluster, test: &str) -> Self {
-        Self::start(cluster, test, &[], "", false).await
+        Self::start(cluster, test, &[], "", false, async |_, _| ()).await
+    }
+
+    /// With what `before` makes in the namespace before the manager starts.
+    pub async fn after(cluster: &'static Cluster, test: &str, before: impl AsyncFnOnce(&Client, &str)) -> Self {
+        Self::start(cluster, test, &[], "", false, before).await
     }
 
     async fn start(
@@ -63,6 +68,7 @@ impl ManagedNamespace {
         templates: &[(&str, &str)],
         configuration: &str,
         every_kind: bool,
+        before: impl AsyncFnOnce(&Client, &str),
     ) -> Self {
         install_crds(cluster).await;
         let namespace = cluster.namespace(test).await;
@@ -71,8 +77,10 @@ impl ManagedNamespace {
         if every_kind {
             namespace.create(&every_kind_for_the_manager(namespace.name())).await;
         }
+        let client = cluster.client().await;
+        before(&client, namespace.name()).await;
         let manager = Manager::start_with(kubeconfig.path(), namespace.name(), templates, configuration);
-        Self { cluster, client: cluster.client().await, namespace, kubeconfig, manager }
+        Self { cluster, client, namespace, kubeconfig, manager }
     }
 
     /// The objects of a kind.
@@ -141,6 +149,12 @@ impl ManagedNamespace {
         let api: Api<Pod> = self.api();
         eventually(&format!("Pod {name}: {what}"), LIMIT, async || api.get_opt(name).await.unwrap().filter(&mut check))
             .await
+    }
+
+    /// The names of all Pods.
+    pub async fn pods(&self) -> Vec<String> {
+        let pods = self.api::<Pod>().list(&Default::default()).await.unwrap();
+        pods.into_iter().map(|pod| pod.name_any()).collect()
     }
 
     /// Waits until no Pod of that name exists.

@@ -6,7 +6,7 @@
 //!               API server ─▶ manager: create ─▶ rest ─▶ restart ─▶ down ─▶ update ─▶ delete
 //! ```
 //!
-//! docs/performance.md says what the figures mean. Nothing is asserted: figures depend on the machine, so the ratios and the
+//! docs/performance.md says what the figures mean. Nothing is asserted: figures depend on the VM, so the ratios and the
 //! budgets are shown, and a person judges.
 
 mod load;
@@ -42,7 +42,7 @@ use crate::tools::{dev_dir, make_dir, read, remove, root, run, run_loud, write};
 /// What to measure.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Numbers of machines
+    /// Numbers of VMs
     #[arg(long = "n", value_name = "N", value_delimiter = ',', default_values_t = [100, 1000])]
     counts: Vec<usize>,
     /// Only these parts (all need `create`, which is always done)
@@ -88,23 +88,23 @@ struct Report {
     figures: Vec<Figures>,
 }
 
-/// The figures for one number of machines. Times are in seconds, memory is in MB.
+/// The figures for one number of VMs. Times are in seconds, memory is in MB.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Figures {
-    /// How many machines.
+    /// How many VMs.
     pub n: usize,
     raw_pods_s: f64,
     raw_create_s: f64,
     raw_writes_per_vm: usize,
     raw_control_plane_cpu_s: f64,
-    /// First creation of a machine until the last Pod was seen.
+    /// First creation of a VM until the last Pod was seen.
     pub pods_s: f64,
     settled_s: f64,
     cpu_s: f64,
     control_plane_cpu_s: f64,
     rss_empty: f64,
     rss: f64,
-    /// The most memory while the machines were made.
+    /// The most memory while the VMs were made.
     pub peak: f64,
     requests: BTreeMap<String, u64>,
     objects_per_vm: usize,
@@ -167,7 +167,7 @@ struct Change {
     requests: BTreeMap<String, u64>,
 }
 
-/// Templates that change while all machines run.
+/// Templates that change while all VMs run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Templates {
     /// From the change of the file until the first object was seen.
@@ -205,7 +205,7 @@ pub fn run_bench(options: &Options) -> Result<()> {
         figures: vec![],
     };
     for count in &options.counts {
-        eprintln!("· {count} machines ...");
+        eprintln!("· {count} VMs ...");
         let figures = runtime.block_on(measure(*count, &manager, options))?;
         println!("{}", table::of(&figures));
         report.figures.push(figures);
@@ -329,7 +329,7 @@ impl Cluster {
         all_of::<PersistentVolumeClaim>(client, namespace).await
     }
 
-    /// Ends a manager and takes away its machines.
+    /// Ends a manager and takes away its VMs.
     async fn end(&self, manager: Manager, namespace: &str) -> Result<()> {
         manager.stop().await?;
         self.empty(namespace).await
@@ -390,7 +390,7 @@ fn seconds(from: Instant, to: Instant) -> f64 {
 
 async fn measure(count: usize, program: &Path, options: &Options) -> Result<Figures> {
     let cluster = Cluster::start().await?;
-    // The first requests of their kind are slow, and an API server that has seen a thousand machines takes longer for the next
+    // The first requests of their kind are slow, and an API server that has seen a thousand VMs takes longer for the next
     // thousand: without this the raw limit of the first round would be one of another server than its manager's.
     raw(&cluster, count, "warm-up").await?;
 
@@ -414,7 +414,7 @@ async fn measure(count: usize, program: &Path, options: &Options) -> Result<Figu
             raw_create_s: raw.create_s,
             raw_writes_per_vm: raw.writes_per_vm,
             raw_control_plane_cpu_s,
-            // Without the machine itself and its status.
+            // Without the VM itself and its status.
             objects_per_vm: raw.writes_per_vm - 2,
             ..made
         };
@@ -426,7 +426,7 @@ async fn measure(count: usize, program: &Path, options: &Options) -> Result<Figu
     // Of two in the middle the worse one.
     let mut figures = Figures { ratios, ..rounds[(rounds.len() - 1) / 2].clone() };
     drop(cluster);
-    // One that has seen no other machines: it remembers those of all rounds for some time, and to collect its garbage takes
+    // One that has seen no other VMs: it remembers those of all rounds for some time, and to collect its garbage takes
     // longer the more it remembers.
     let cluster = Cluster::start().await?;
     let namespace = "bench";
@@ -447,7 +447,7 @@ async fn raw(cluster: &Cluster, count: usize, namespace: &str) -> Result<(Raw, f
     Ok((raw, cpu))
 }
 
-/// The manager's part of the figures, and the manager with its machines.
+/// The manager's part of the figures, and the manager with its VMs.
 async fn create(cluster: &Cluster, program: &Path, count: usize, namespace: &str) -> Result<(Figures, Manager)> {
     cluster.namespace(namespace).await?;
     let mut pods = Seen::of::<Pod>(&cluster.client, namespace).await;
@@ -494,7 +494,7 @@ impl Restart {
     }
 }
 
-/// A namespace full of machines.
+/// A namespace full of VMs.
 struct Scene<'a> {
     cluster: &'a Cluster,
     program: &'a Path,

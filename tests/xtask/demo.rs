@@ -136,9 +136,7 @@ pub fn down() -> Result<()> {
         demo.kubectl(&["delete", "--ignore-not-found", "--timeout=120s", "--filename", MACHINE])?;
         demo.kubectl(&["delete", "--ignore-not-found", "--timeout=120s", "--kustomize", QUICKSTART]).map(drop)
     })?;
-    println!(
-        "The CustomResourceDefinitions stay, because other machines may be in the cluster: kubectl delete -f {CRDS}"
-    );
+    println!("The CustomResourceDefinitions stay, because other VMs may be in the cluster: kubectl delete -f {CRDS}");
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use crate::{
     claims,
     config::{Config, ReconcilerConfig},
     files::{self, FileError},
-    object::{INSTANCE_LABEL, ObjectKey, Rendered, SET_LABEL, builtin_kinds, resource},
+    object::{INSTANCE_LABEL, ObjectKey, Rendered, SET_LABEL, builtin_kinds, resource, stateful_sets},
     observed::{Object, Observed},
     plan::{Plan, Wait, kinds, plan},
     render::{Library, RandomInput, Sources, TemplateError, TemplateSet, render},
@@ -101,7 +101,8 @@ impl Comparison {
     pub async fn of(client: &Client, vm: &VirtualMachine, installed: &Installed<'_>) -> Result<Self, Failure> {
         installed.set(vm)?;
         let mut listing = Listing::new(client, vm);
-        listing.add_if_possible(builtin_kinds()).await?;
+        listing.add_if_possible(builtin_kinds().chain([stateful_sets()])).await?;
+        listing.add_claims_without_labels().await.map_err(unknown(objects(&claim_kind())))?;
         // What there is decides what is rendered (old names of claims, Secrets of people), and that in turn which kinds there
         // are: after two rounds nothing changes any more.
         for _ in 0..2 {
@@ -182,6 +183,25 @@ impl<'a> Listing<'a> {
         Ok(())
     }
 
+    /// Reads the claims that are the VM's by their names although they have lost its labels.
+    async fn add_claims_without_labels(&mut self) -> kube::Result<()> {
+        let (kind, namespace) = (claim_kind(), self.vm.namespace().unwrap_or_default());
+        if !self.kinds.contains(&kind) {
+            return Ok(());
+        }
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &resource(&kind));
+        for name in claims::possible_names(self.vm) {
+            if self.observed.claim(&name).is_none()
+                && let Some(object) =
+                    api.get_opt(&name).await?.filter(|claim| !claim.labels().contains_key(INSTANCE_LABEL))
+            {
+                self.observed.objects.push(Arc::new(Object::trim(&kind, object.clone())));
+                self.current.push(object);
+            }
+        }
+        Ok(())
+    }
+
     /// Lists kinds of which there may be objects. A kind that the cluster does not have has none; one that the person may not
     /// list is noted.
     async fn add_if_possible(&mut self, kinds: impl IntoIterator<Item = TypeMeta>) -> Result<(), Failure> {
@@ -194,6 +214,10 @@ impl<'a> Listing<'a> {
         }
         Ok(())
     }
+}
+
+fn claim_kind() -> TypeMeta {
+    TypeMeta { api_version: "v1".into(), kind: "PersistentVolumeClaim".into() }
 }
 
 fn objects(kind: &TypeMeta) -> String {

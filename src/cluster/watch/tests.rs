@@ -15,7 +15,8 @@ fn service(name: &str, version: u32) -> Arrived {
 }
 
 fn of(vm: Option<&str>, name: &str, version: u32) -> Arrived {
-    let labels = vm.map_or(json!({}), |vm| json!({ "app.kubernetes.io/instance": vm }));
+    let labels =
+        vm.map_or(json!({}), |vm| json!({ "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": vm }));
     let metadata = json!({
         "name": name, "namespace": "ns", "uid": format!("uid of {name}"), "resourceVersion": version.to_string(), "labels": labels,
     });

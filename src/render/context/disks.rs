@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
-    api::{Disk, VolumeClaimTemplate},
+    api::{VirtualMachine, VolumeClaimTemplate},
     claims,
     observed::Observed,
     render::runner::{cd_drive, cd_file},
@@ -40,28 +40,23 @@ pub(super) struct ResolvedDisk {
     drive: Option<Drive>,
 }
 
-/// The disks of the VM `vm` in their order. A disk that is neither a claim nor a CD drive is left out.
-pub(super) fn resolve(vm: &str, disks: &[Disk], observed: &Observed) -> Vec<ResolvedDisk> {
-    let mut claims = 0;
-    let mut resolved = Vec::new();
-    for disk in disks {
-        if let Some(template) = &disk.volume_claim_template {
-            let metadata_name = template.metadata.as_ref().and_then(|metadata| metadata.name.as_ref());
-            // Only claims count, as in the oldest releases, although their documentation says that all disks do.
-            let volume = metadata_name.map_or_else(|| format!("disk-{claims}"), |name| format!("{name}-disk"));
-            resolved.push(resolve_claim(vm, volume, disk.bootindex, template, observed));
-            claims += 1;
-        } else if let Some(cdrom) = &disk.cdrom {
-            resolved.push(ResolvedDisk {
+/// The disks of a VM in their order. A disk that is neither a claim nor a CD drive is left out.
+pub(super) fn resolve(vm: &VirtualMachine, observed: &Observed) -> Vec<ResolvedDisk> {
+    let disks = &vm.spec.vm.disks;
+    let resolved = disks.iter().zip(claims::volumes(disks)).filter_map(|(disk, volume)| {
+        match (volume, &disk.volume_claim_template, &disk.cdrom) {
+            (Some(volume), Some(template), _) => Some(resolve_claim(vm, volume, disk.bootindex, template, observed)),
+            (_, _, Some(cdrom)) => Some(ResolvedDisk {
                 type_: "cdrom",
                 file: Some(cd_file(&cdrom.image)),
                 bootindex: disk.bootindex,
                 drive: Some(cd_drive(&cdrom.image, disk.bootindex)),
                 ..ResolvedDisk::default()
-            });
+            }),
+            _ => None,
         }
-    }
-    resolved
+    });
+    resolved.collect()
 }
 
 /// The drives of the runner's configuration.
@@ -70,7 +65,7 @@ pub(super) fn drives(disks: &[ResolvedDisk]) -> Vec<Drive> {
 }
 
 fn resolve_claim(
-    vm: &str,
+    vm: &VirtualMachine,
     volume: String,
     bootindex: Option<u32>,
     template: &VolumeClaimTemplate,

@@ -27,7 +27,7 @@ fn of_several_display_secrets_the_first_of_a_person_by_name_is_used() {
     let mut objects = vec![generated, secret("mine", "me"), secret("hers", "her")];
     for _ in 0..objects.len() {
         objects.rotate_left(1);
-        let observed = Observed { objects: objects.clone(), now: noon() };
+        let observed = Observed::of(objects.clone(), noon());
         let chosen = context(&vm(|_| ()), &observed).display_secret;
         // A password that somebody set in the generated one is not lost.
         assert_eq!((chosen.name.as_deref(), chosen.generate), (Some("hers"), true));

@@ -1,4 +1,4 @@
-//! What a bench does to the API server: the raw limit, and what people do to their machines.
+//! What a bench does to the API server: the raw limit, and what people do to their VMs.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -22,12 +22,12 @@ use vm_operator::plan::plan;
 use vm_operator::render::{RandomInput, TemplateSet, render};
 use vm_operator::status::{Outcome, Reconciled, Source, status};
 
-/// How many machines are worked on at once: enough to keep the API server busy.
+/// How many VMs are worked on at once: enough to keep the API server busy.
 const CONCURRENCY: usize = 32;
 /// Nothing takes that long on any machine.
 pub const LIMIT: Duration = Duration::from_secs(900);
 
-/// The name of a machine.
+/// The name of a VM.
 pub fn name(number: usize) -> String {
     format!("vm-{number:05}")
 }
@@ -48,7 +48,7 @@ where
     actions.buffer_unordered(CONCURRENCY).map(|done| done.context("waiting for a request")?).try_collect().await
 }
 
-/// Makes the machines.
+/// Makes the VMs.
 pub async fn create(client: &Client, namespace: &str, numbers: std::ops::Range<usize>) -> Result<()> {
     let first = numbers.start;
     each(numbers.len(), |number| {
@@ -65,25 +65,25 @@ pub async fn create(client: &Client, namespace: &str, numbers: std::ops::Range<u
 /// What the raw limit took.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Raw {
-    /// From the first creation of a machine until the last Pod was seen.
+    /// From the first creation of a VM until the last Pod was seen.
     pub pods_s: f64,
-    /// That part of it in which the machines were made.
+    /// That part of it in which the VMs were made.
     pub create_s: f64,
     /// Writes per machine, with its creation.
     pub writes_per_vm: usize,
 }
 
-/// A bare client that makes the writes that no operator can avoid: it creates the machines, then applies what is rendered
+/// A bare client that makes the writes that no operator can avoid: it creates the VMs, then applies what is rendered
 /// for each and its status. It watches nothing but the number of Pods, and decides nothing.
 pub async fn raw(client: &Client, namespace: &str, count: usize, pods: &mut Seen) -> Result<Raw> {
     let start = Instant::now();
     create(client, namespace, 0..count).await?;
     let create = start.elapsed();
     // To render is the operator's business, so it does not count.
-    let machines: Api<VirtualMachine> = Api::namespaced(client.clone(), namespace);
-    let machines = machines.list(&Default::default()).await.context("listing the machines")?.items;
+    let vms: Api<VirtualMachine> = Api::namespaced(client.clone(), namespace);
+    let vms = vms.list(&Default::default()).await.context("listing the VMs")?.items;
     let templates = TemplateSet::builtin()?;
-    let writes: Vec<Writes> = machines.iter().map(|vm| Writes::of(vm, &templates)).collect::<Result<_>>()?;
+    let writes: Vec<Writes> = vms.iter().map(|vm| Writes::of(vm, &templates)).collect::<Result<_>>()?;
     let writes_per_vm = writes.first().map_or(0, |writes| writes.steps.iter().map(Vec::len).sum::<usize>() + 2);
     let begin = Instant::now();
     each(count, |number| {
@@ -96,7 +96,7 @@ pub async fn raw(client: &Client, namespace: &str, count: usize, pods: &mut Seen
     Ok(Raw { pods_s, create_s: create.as_secs_f64(), writes_per_vm })
 }
 
-/// The requests that a machine's start needs.
+/// The requests that a VM's start needs.
 #[derive(Clone)]
 struct Writes {
     namespace: String,
@@ -107,7 +107,7 @@ struct Writes {
 
 impl Writes {
     fn of(vm: &VirtualMachine, templates: &TemplateSet) -> Result<Self> {
-        let observed = Observed { objects: vec![], now: Timestamp::now() };
+        let observed = Observed::nothing(Timestamp::now());
         let random = RandomInput { display_password: "0123456789abcdef0123456789abcdef".into() };
         let rendered = render(vm, &observed, &ReconcilerConfig::default(), &random, templates)?;
         let plan = plan(vm, &observed, Some(&rendered));
@@ -138,8 +138,8 @@ impl Writes {
             });
             try_join_all(writes).await?;
         }
-        let machines = ApiResource::erase::<VirtualMachine>(&());
-        self.apply(client, machines, &self.name, &self.status, STATUS_MANAGER).await
+        let vms = ApiResource::erase::<VirtualMachine>(&());
+        self.apply(client, vms, &self.name, &self.status, STATUS_MANAGER).await
     }
 
     /// The answer is not looked into.

@@ -1,4 +1,4 @@
-//! Time and memory against the number of machines, as a picture.
+//! Time and memory against the number of VMs, as a picture.
 
 use std::path::Path;
 
@@ -45,11 +45,7 @@ fn chart(area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>, title: &str
         .map_err(|error| anyhow!("{error}"))?;
     let whole = |value: &f64| format!("{value:.0}");
     let mut mesh = chart.configure_mesh();
-    mesh.x_desc("virtual machines")
-        .x_label_formatter(&whole)
-        .y_label_formatter(&whole)
-        .light_line_style(WHITE)
-        .draw()?;
+    mesh.x_desc("virtual VMs").x_label_formatter(&whole).y_label_formatter(&whole).light_line_style(WHITE).draw()?;
     for (name, points, color) in lines {
         let color = *color;
         chart

@@ -39,7 +39,7 @@ impl Manager {
             .env("VM_OPERATOR_LISTEN", "127.0.0.1:0")
             // One that is started after another need not wait for its lease.
             .env("VM_OPERATOR_IDENTITY", "bench")
-            // So that it can be seen which machines were looked at.
+            // So that it can be seen which VMs were looked at.
             .env("RUST_LOG", "info,kube_runtime=warn,vm_operator::manager::reconcile=debug")
             .stdin(Stdio::null())
             .stderr(file)
@@ -70,7 +70,7 @@ impl Manager {
         Ok(since)
     }
 
-    /// Waits until so many machines were looked at since its start; returns when.
+    /// Waits until so many VMs were looked at since its start; returns when.
     pub async fn caught_up(&mut self, count: usize) -> Result<Instant> {
         loop {
             let log = read(&self.log)?;
@@ -85,7 +85,7 @@ impl Manager {
             }
             self.check()?;
             if self.started.elapsed() > LIMIT {
-                bail!("the manager has looked at {} of {count} machines in {} s", seen.len(), LIMIT.as_secs());
+                bail!("the manager has looked at {} of {count} VMs in {} s", seen.len(), LIMIT.as_secs());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

@@ -1,0 +1,145 @@
+//! The Pods in which a guest of a VM may run, and what makes them.
+//!
+//! Identity does not hang on labels alone, because anybody may change them:
+//!
+//! | a Pod among the VM's objects | is |
+//! |---|---|
+//! | is owned by the VM | the VM's |
+//! | has no owner, and the manager created it | the VM's |
+//! | is made by something (a StatefulSet) that the VM owns, or that does not exist any more | the VM's |
+//! | has neither owner nor label, can write to a claim of the VM, and is a runner's by its name or container | the VM's |
+//! | any other that the manager or an earlier release created | of a deleted VM with the same name ("previous") |
+//!
+//! A guest runs in a Pod if its label, its name or its container says so, or if it can write to a claim of the VM. Other Pods that templates
+//! render are objects like any other, and so are the Pods of what templates render for longer than the VM runs, such as a Job that makes
+//! backups.
+
+use std::sync::Arc;
+
+use kube::ResourceExt;
+
+use crate::{
+    api::VirtualMachine,
+    object::{COMPONENT_LABEL, CONTAINER_NAME, HASH_ANNOTATION, is_builtin_kind, is_workload},
+    observed::{Object, Observed},
+};
+
+/// The Pods of a VM, and what makes them.
+pub struct Guests<'a> {
+    name: String,
+    uid: String,
+    observed: &'a Observed,
+    /// The VM's Pods; the one of which the status reports comes first.
+    pub pods: Vec<&'a Arc<Object>>,
+}
+
+/// The VM's Pod: the one that runs, if there are several.
+pub fn pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
+    Guests::new(vm, observed).pod()
+}
+
+/// The Pod of a deleted VM with the same name. It is being deleted too, but its guest may still run.
+pub fn previous_pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
+    Guests::new(vm, observed).previous()
+}
+
+impl<'a> Guests<'a> {
+    /// Finds the Pods.
+    pub fn new(vm: &VirtualMachine, observed: &'a Observed) -> Self {
+        let mut guests = Self { name: vm.name_any(), uid: vm.uid().unwrap_or_default(), observed, pods: Vec::new() };
+        let pods = observed.objects.iter().filter(|object| object.key.is_pod());
+        let own = pods.filter(|pod| guests.is_own(pod) && guests.is_guest(pod));
+        let lost = observed.others.iter().filter(|pod| guests.is_lost(pod));
+        guests.pods = own.chain(lost).collect();
+        guests.pods.sort_by_key(|pod| (pod.has_ended(), pod.deleting.is_some(), pod.key.name != guests.name));
+        guests
+    }
+
+    /// The Pod of which the status reports.
+    pub fn pod(&self) -> Option<&'a Arc<Object>> {
+        self.pods.first().copied()
+    }
+
+    /// The Pod of a deleted VM with the same name.
+    pub fn previous(&self) -> Option<&'a Arc<Object>> {
+        let mut pods = self.observed.objects.iter().filter(|object| object.key.is_pod());
+        pods.find(|pod| !self.is_own(pod) && (pod.is_ours() || pod.owned.is_some()) && self.is_guest(pod))
+    }
+
+    /// What makes Pods and is the VM's: workloads, and whatever exists only while the VM runs and is of no built-in kind. Of a chain
+    /// (Deployment, ReplicaSet, Pod) it is the top.
+    pub fn makers(&self) -> impl Iterator<Item = &'a Arc<Object>> {
+        let objects = self.observed.objects.iter().chain(&self.observed.makers);
+        objects.filter(|object| {
+            let makes_pods = is_workload(&object.key)
+                || super::is_runtime_object(object) && !is_builtin_kind(&object.key.types())
+                || self.pods.iter().any(|pod| self.is_made_by(pod, object));
+            makes_pods && !object.key.is_pod() && self.is_vms(object) && !is_helper(object)
+        })
+    }
+
+    /// The VM's Pods that `maker` makes.
+    pub fn pods_of(&self, maker: &Object) -> impl Iterator<Item = &'a Arc<Object>> + Clone {
+        let pods: Vec<_> = self.pods.iter().copied().filter(|pod| self.is_made_by(pod, maker)).collect();
+        pods.into_iter()
+    }
+
+    /// Whether a maker of the Pod is the VM's and is not being deleted yet.
+    pub fn is_taken_down(&self, pod: &Object) -> bool {
+        self.observed.makers_of(pod).any(|maker| self.is_vms(maker) && maker.deleting.is_none())
+    }
+
+    /// What makes the Pods of a deleted VM with the same name. The garbage collector deletes it; until then it may make a Pod again.
+    pub fn previous_makers(&self) -> impl Iterator<Item = &'a Arc<Object>> {
+        let makers = self.observed.objects.iter().filter(|object| is_workload(&object.key));
+        makers.filter(|maker| maker.is_ours() && maker.maker.is_none() && !self.is_vms(maker))
+    }
+
+    fn is_made_by(&self, pod: &Object, maker: &Object) -> bool {
+        self.observed.makers_of(pod).any(|known| known.uid == maker.uid)
+    }
+
+    /// Whether the VM owns an object that makes Pods, or may adopt it.
+    fn is_vms(&self, object: &Object) -> bool {
+        object.is_owned_or_adoptable(&self.uid) && object.maker.is_none()
+    }
+
+    fn is_own(&self, pod: &Object) -> bool {
+        if pod.is_owned_or_adoptable(&self.uid) {
+            return true;
+        }
+        // What made the Pod may be gone while the Pod is still ending.
+        let is_of_other_vm =
+            || self.observed.makers_of(pod).last().is_some_and(|top| !top.owners.is_empty() && !self.is_vms(top));
+        pod.maker.is_some() && !is_of_other_vm()
+    }
+
+    /// Whether a Pod that can write to a claim of the VM has lost owner and labels, but is a runner's by its name or its container.
+    fn is_lost(&self, pod: &Object) -> bool {
+        pod.owners.is_empty() && pod.vm().is_none() && self.is_runner(pod)
+    }
+
+    fn is_runner(&self, pod: &Object) -> bool {
+        // In earlier releases the runner's container had the VM's name, and a StatefulSet gave the Pod a number.
+        let is_named = || pod.key.name == self.name || pod.key.name == format!("{}-0", self.name);
+        let has_runner = || {
+            let containers = pod.spec["containers"].as_array().into_iter().flatten();
+            containers.filter_map(|item| item["name"].as_str()).any(|name| name == CONTAINER_NAME || name == self.name)
+        };
+        is_named() || has_runner()
+    }
+
+    fn is_guest(&self, pod: &Object) -> bool {
+        if self.observed.makers_of(pod).any(|maker| is_helper(maker)) {
+            return false;
+        }
+        let is_labelled = || pod.labels.get(COMPONENT_LABEL).is_some_and(|component| component == CONTAINER_NAME);
+        let writes = || pod.mounted_claims().any(|(claim, writes)| writes && self.observed.claim(claim).is_some());
+        is_labelled() || self.is_runner(pod) || writes()
+    }
+}
+
+/// Whether templates rendered something that makes Pods, but not for as long as the VM runs: it does not make the guest's Pod.
+fn is_helper(maker: &Object) -> bool {
+    maker.annotations.contains_key(HASH_ANNOTATION) && !super::is_runtime_object(maker)
+}

@@ -10,8 +10,8 @@ use k8s_openapi::{
     jiff::{Timestamp, fmt::strtime},
 };
 use minijinja::{
-    Environment, Error, ErrorKind, Value,
-    value::{Kwargs, Rest, Serde, ValueKind},
+    Environment, Error, ErrorKind, State, Value,
+    value::{Kwargs, Rest, Serde, ValueKind, ValueOrKwargs},
 };
 use sha2::{Digest as _, Sha256};
 
@@ -108,7 +108,65 @@ pub fn add(environment: &mut Environment<'_>) {
     environment.add_filter("from_yaml", from_yaml);
     environment.add_filter("date", date);
     environment.add_function("multipart", multipart);
+    for (name, check) in BOUNDED {
+        let unbounded = format!("{name} without a bound");
+        environment.add_filter(*name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            let args = args.into_values();
+            check(&args)?;
+            state.apply_filter(&unbounded, &args)
+        });
+    }
+    environment.add_filter("indent without a bound", minijinja::filters::indent);
+    environment.add_filter("format without a bound", minijinja::filters::format);
+    environment.add_filter("tojson without a bound", minijinja::filters::tojson);
+    environment.add_filter("batch without a bound", minijinja::filters::batch);
+    environment.add_filter("slice without a bound", minijinja::filters::slice);
     environment.add_function("fail", |message: String| -> Result<Value, Error> { Err(invalid(message)) });
+}
+
+/// The most bytes or items that a filter may make out of a number, as much as a template may render.
+const LARGEST: usize = 2 << 20;
+
+/// The filters of Jinja whose result is as large as a number says, each with the check of its arguments. The number may come from a VM, and
+/// a failed allocation ends the process. The names of the filters without a check are none that a template can write.
+const BOUNDED: &[(&str, Check)] = &[
+    ("indent", |args| bound(number_in(args), text(args).lines().count() + 1)),
+    ("format", |args| bound(longest_number(text(args)), text(args).matches('%').count())),
+    // A document nests, so its lines are indented several times.
+    ("tojson", |args| bound(number_in(args), LARGEST / 100)),
+    ("batch", |args| bound(number_in(args), 1)),
+    ("slice", |args| bound(number_in(args), 1)),
+];
+
+/// Refuses arguments.
+type Check = fn(&[Value]) -> Result<(), Error>;
+
+fn bound(number: usize, times: usize) -> Result<(), Error> {
+    match number.checked_mul(times) {
+        Some(size) if size <= LARGEST => Ok(()),
+        _ => Err(invalid(format!("{number} is too large here: the result may have {LARGEST} bytes or items"))),
+    }
+}
+
+fn text(args: &[Value]) -> &str {
+    args.first().and_then(Value::as_str).unwrap_or_default()
+}
+
+/// The largest number among the arguments after the first, also among those with a name.
+fn number_in(args: &[Value]) -> usize {
+    let named = |value: &Value| -> Vec<Value> {
+        let names = value.try_iter().into_iter().flatten().filter(|_| value.kind() == ValueKind::Map);
+        names.filter_map(|name| value.get_item(&name).ok()).collect()
+    };
+    let all = args.iter().skip(1).flat_map(|value| named(value).into_iter().chain([value.clone()]));
+    let numbers = all.filter(|value| value.kind() == ValueKind::Number);
+    numbers.map(|value| usize::try_from(value).unwrap_or(usize::MAX)).max().unwrap_or(0)
+}
+
+/// The largest number in a format, such as a width.
+fn longest_number(format: &str) -> usize {
+    let numbers = format.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
+    numbers.map(|digits| digits.parse().unwrap_or(usize::MAX)).max().unwrap_or(0)
 }
 
 fn invalid(message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
@@ -318,6 +376,7 @@ fn media_type(content: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use minijinja::context;
+    use serde_json::json;
 
     use super::*;
 
@@ -390,6 +449,37 @@ mod tests {
         ] {
             let error = evaluate(expression).unwrap_err();
             assert!(error.contains(message), "{expression}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_number_does_not_make_a_text_that_is_too_large() {
+        for (expression, result) in [
+            ("'a\nb' | indent(2)", json!("a\n  b")),
+            ("'a\nb' | indent(width=1, first=true)", json!(" a\n b")),
+            ("'%05d|%s' | format(7, 'x')", json!("00007|x")),
+            ("[1, 2, 3] | batch(2)", json!([[1, 2], [3]])),
+            ("[1, 2] | slice(2)", json!([[1], [2]])),
+            ("[1] | tojson(indent=2)", json!("[\n  1\n]")),
+            ("[1] | tojson(true)", json!("[\n  1\n]")),
+        ] {
+            assert_eq!(evaluate(expression), Ok(result), "{expression}");
+        }
+        for expression in [
+            "'a\nb' | indent(1000000000000)",
+            "'a\nb' | indent(1e12)",
+            "'a\nb' | indent(width=1000000000000)",
+            "('\n' * 100000) | indent(1000)",
+            "'%1000000000000d' | format(7)",
+            "'%.1000000000000f' | format(7)",
+            "('%100000d' * 100) | format(7)",
+            "[1] | batch(1000000000000, 'x')",
+            "[1] | slice(1000000000000)",
+            "[1] | tojson(1000000000000)",
+            "[1] | tojson(indent=1000000000000)",
+        ] {
+            let error = evaluate(expression).unwrap_err();
+            assert!(error.contains("is too large here"), "{expression}: {error}");
         }
     }
 

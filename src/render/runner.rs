@@ -5,7 +5,7 @@
 use kube::ResourceExt;
 
 use crate::{
-    api::{CpuTopology, Network, VirtualMachine, VirtualMachineSpec, status::Identity},
+    api::{CpuTopology, Machine, Network, Quantity, VirtualMachine, VirtualMachineSpec, status::Identity},
     runner_config::{
         CloudInitSection, DisplaySection, Drive, NetworkSection, RunnerConfig, SpiceSection, VmSection, VncSection,
         paths,
@@ -50,7 +50,7 @@ fn vm_section(vm: &VirtualMachine, drives: Vec<Drive>) -> VmSection {
         threads_per_core: level(|topology| topology.threads_per_core),
         current_cpus: current_cpus(&vm.spec),
         maximum_ram: machine.maximum_ram.spaced(),
-        current_ram: Some(machine.current_ram.as_ref().unwrap_or(&machine.maximum_ram).spaced()),
+        current_ram: Some(current_ram_of(machine).spaced()),
         accelerator: machine.accelerator,
         rtc_base: machine.rtc_base.clone(),
         rtc_clock: machine.rtc_clock.clone(),
@@ -68,14 +68,21 @@ fn maximum_cpus(spec: &VirtualMachineSpec) -> u32 {
     spec.vm.cpu_topology.map(|topology| topology.cpus()).or(spec.vm.maximum_cpus).unwrap_or(1)
 }
 
-/// The CPUs that the guest has when it starts.
+/// The CPUs that the guest has when it starts. The Java VM-Operator allowed more than the maximum, and the guest then had the maximum.
 pub(super) fn current_cpus(spec: &VirtualMachineSpec) -> u32 {
-    spec.vm.current_cpus.unwrap_or_else(|| maximum_cpus(spec))
+    let maximum = maximum_cpus(spec);
+    spec.vm.current_cpus.map_or(maximum, |current| current.min(maximum))
 }
 
 /// The memory that the guest has when it starts, in bytes.
 pub(super) fn current_ram(spec: &VirtualMachineSpec) -> u64 {
-    spec.vm.current_ram.as_ref().unwrap_or(&spec.vm.maximum_ram).bytes()
+    current_ram_of(&spec.vm).bytes()
+}
+
+/// As [`current_cpus`], for the memory.
+fn current_ram_of(machine: &Machine) -> &Quantity {
+    let current = machine.current_ram.as_ref().filter(|current| current.bytes() <= machine.maximum_ram.bytes());
+    current.unwrap_or(&machine.maximum_ram)
 }
 
 fn networks(vm: &VirtualMachine) -> Vec<NetworkSection> {
@@ -161,6 +168,18 @@ mod tests {
             (&cloud_init.user_data["password"], &cloud_init.meta_data["local-hostname"]),
             (&json!("secret"), &json!("apple"))
         );
+    }
+
+    #[test]
+    fn a_guest_has_at_most_the_maximum() {
+        let vm = vm(|vm| {
+            let machine = vm["spec"]["vm"].as_object_mut().unwrap();
+            machine.extend([("currentCpus".into(), json!(4)), ("currentRam".into(), json!("8Gi"))]);
+        });
+        let config = runner_config(&vm, Vec::new(), None).vm;
+        assert_eq!((config.current_cpus, config.maximum_cpus), (2, 2));
+        assert_eq!(config.current_ram, Some(config.maximum_ram));
+        assert_eq!((current_cpus(&vm.spec), current_ram(&vm.spec)), (2, 1_000_000_000));
     }
 
     #[test]

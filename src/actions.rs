@@ -13,7 +13,7 @@ use std::fmt;
 
 use kube::{Api, Client, Resource, core::NamespaceResourceScope};
 
-use crate::api::VirtualMachine;
+use crate::api::{StoredVm, VirtualMachine};
 
 /// A VM of the cluster, and the client that acts on it.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ impl VmHandle {
     }
 
     async fn get(&self) -> kube::Result<VirtualMachine> {
-        self.api().get(&self.name).await
+        self.api::<StoredVm>().get(&self.name).await.map(|StoredVm(vm)| vm)
     }
 }
 

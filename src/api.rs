@@ -3,8 +3,15 @@
 //! `kubectl explain` prints the doc comments of the fields. Rules that the API server can check are in the schema or in CEL expressions.
 //! [`crd`] generates the files in `crds/` from this module.
 //!
+//! Every number and text has bounds: a value that the manager can't use is refused where it is written. What is stored already, under
+//! another definition for example, is read part by part ([`stored`]).
+//!
 //! No field inside a list has a default. The API server would write the default into the live object, and the object would differ from
 //! Git for ever. The manager fills in such defaults when it renders ([`crate::render::context`]).
+#![allow(
+    dead_code,
+    reason = "KubeSchema makes a copy of each struct, in which nobody reads a field that is not in the schema"
+)]
 
 pub mod conditions;
 pub mod crd;
@@ -13,6 +20,7 @@ pub mod quantity;
 pub mod reasons;
 mod schema;
 pub mod status;
+pub mod stored;
 
 use std::collections::BTreeMap;
 
@@ -25,6 +33,7 @@ pub use pool::{PoolPermission, VmPool, VmPoolSpec};
 pub use quantity::Quantity;
 pub use reasons::Reason;
 pub use status::{Assignment, Identity, ObjectKind, PendingChange, RenderedFrom, VirtualMachineStatus};
+pub use stored::{InvalidSpec, StoredVm};
 
 /// The API group of both resources.
 pub const GROUP: &str = "vmoperator.jdrupes.org";
@@ -68,9 +77,11 @@ pub struct VirtualMachineSpec {
     pub resources: Option<Resources>,
     /// The node to run on, without asking the scheduler; as in a Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     pub node_name: Option<String>,
     /// Labels that a node must have; as in a Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::label_map")]
     pub node_selector: Option<BTreeMap<String, String>>,
     /// Scheduling constraints; as in a Pod (`kubectl explain pod.spec.affinity`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -102,38 +113,43 @@ pub struct VirtualMachineSpec {
     pub permissions: Vec<VmPermission>,
     /// The pools to which this VM belongs.
     #[serde(default)]
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = 64), inner(length(max = 253)))]
     pub pools: Vec<String>,
     /// The runner's log levels, in the format of java.util.logging (see docs/logging.md).
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 65536))]
     pub logging_properties: Option<String>,
     /// The VM's hardware and power state.
     pub vm: Machine,
+    /// The fields of a stored spec that can't be read ([`stored`]). They are missing here, so nothing may be rendered from such a spec.
+    /// This is no field of the resource.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub invalid: Option<InvalidSpec>,
 }
 
 /// The runner's image: either `source`, or `repository` and `path`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, KubeSchema, PartialEq, Eq)]
 #[x_kube(
-    validation = Rule::new("has(self.source) != (has(self.repository) || has(self.path) || has(self.version))").message("give either source, or repository and path"),
-    validation = Rule::new("has(self.repository) == has(self.path)").message("repository and path go together"),
+    validation = Rule::new("has(self.source) != (has(self.repository) && has(self.path))").message("give either source, or repository and path"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Image {
     /// The whole reference, such as `registry.example.org/vm-runner:1.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1, max = 512))]
     pub source: Option<String>,
     /// The registry and its leading path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1, max = 512))]
     pub repository: Option<String>,
     /// The image's path in the repository.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1, max = 512))]
     pub path: Option<String>,
     /// The tag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1, max = 512))]
     pub version: Option<String>,
     /// When to pull; as in a Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -173,6 +189,11 @@ impl VirtualMachine {
         self.spec.templates.as_ref()?.set.as_deref()
     }
 
+    /// Whether `spec.vm.state` can't be read.
+    pub fn is_state_unknown(&self) -> bool {
+        self.spec.invalid.as_ref().is_some_and(|invalid| invalid.is_state_unknown)
+    }
+
     /// `NAMESPACE/NAME`, for messages and log lines.
     pub fn full_name(&self) -> String {
         full_name(self.namespace().as_deref(), &self.name_any())
@@ -199,6 +220,7 @@ pub struct Templates {
 pub struct RunnerTemplate {
     /// The template's name in the runner's image. Default: the runner's standard template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
     pub source: Option<String>,
     /// true: each start uses the template of the runner's image. false: the VM keeps the copy that was made at its first start.
     #[serde(default = "yes")]
@@ -312,8 +334,6 @@ pub enum VmAction {
     validation = Rule::new("!has(self.maximumCpus) || !has(self.currentCpus) || self.currentCpus <= self.maximumCpus").message("currentCpus must not be more than maximumCpus"),
     validation = Rule::new("!has(self.cpuTopology) || !has(self.currentCpus) || self.currentCpus <= self.cpuTopology.sockets * (self.cpuTopology.diesPerSocket < 1 ? 1 : self.cpuTopology.diesPerSocket) * (self.cpuTopology.coresPerDie < 1 ? 1 : self.cpuTopology.coresPerDie) * (self.cpuTopology.threadsPerCore < 1 ? 1 : self.cpuTopology.threadsPerCore)").message("currentCpus must not be more than the CPUs of cpuTopology"),
     validation = Rule::new("!has(self.currentRam) || !has(self.maximumRam) || quantity(string(self.currentRam).replace(' ', '').replace('B', '')).compareTo(quantity(string(self.maximumRam).replace(' ', '').replace('B', ''))) <= 0").message("currentRam must not be more than maximumRam"),
-    validation = Rule::new("!has(self.disks) || self.disks.all(a, !has(a.volumeClaimTemplate) || !has(a.volumeClaimTemplate.metadata) || !has(a.volumeClaimTemplate.metadata.name) || self.disks.exists_one(b, has(b.volumeClaimTemplate) && has(b.volumeClaimTemplate.metadata) && has(b.volumeClaimTemplate.metadata.name) && b.volumeClaimTemplate.metadata.name == a.volumeClaimTemplate.metadata.name))").message("the names of the disks must be different"),
-    validation = Rule::new("!has(self.networks) || self.networks.filter(n, has(n.pod)).size() <= 1").message("only one network can be of type pod: a Pod has one address"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {
@@ -340,7 +360,7 @@ pub struct Machine {
     pub powerdown_timeout: u32,
     /// QEMU's CPU model. `host` means the node's CPU with KVM, and the best model that QEMU can emulate with TCG.
     #[serde(default = "host")]
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1, max = 4096), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
     pub cpu_model: String,
     /// `kvm`, `tcg` (emulation), or `auto`: KVM if it works on the node, else TCG.
     #[serde(default)]
@@ -364,24 +384,28 @@ pub struct Machine {
     pub current_ram: Option<Quantity>,
     /// The base of the real time clock: `utc`, `localtime` or a point in time.
     #[serde(default = "utc")]
+    #[schemars(regex(pattern = "^(utc|localtime|[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}:[0-9]{2})?)$"))]
     pub rtc_base: String,
     /// The clock that drives the real time clock: `host`, `rt` or `vm`.
     #[serde(default = "rt")]
+    #[schemars(regex(pattern = "^(host|rt|vm)$"))]
     pub rtc_clock: String,
     /// The network interfaces.
     #[serde(default)]
     #[schemars(length(max = 32))]
+    #[x_kube(validation = Rule::new("self.filter(n, has(n.pod)).size() <= 1").message("only one network can be of type pod: a Pod has one address"))]
     pub networks: Vec<Network>,
     /// The disks and CD drives.
     #[serde(default)]
     #[schemars(length(max = 64))]
+    #[x_kube(validation = Rule::new("self.all(a, !has(a.volumeClaimTemplate) || !has(a.volumeClaimTemplate.metadata) || !has(a.volumeClaimTemplate.metadata.name) || self.exists_one(b, has(b.volumeClaimTemplate) && has(b.volumeClaimTemplate.metadata) && has(b.volumeClaimTemplate.metadata.name) && b.volumeClaimTemplate.metadata.name == a.volumeClaimTemplate.metadata.name))").message("the names of the disks must be different"))]
     pub disks: Vec<Disk>,
     /// The display.
     #[serde(default)]
     pub display: Display,
     /// When you increase this number, the runner resets the running VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 4_294_967_295_u32))]
     pub reset_count: Option<u32>,
 }
 
@@ -421,7 +445,10 @@ pub enum Accelerator {
 }
 
 /// The CPUs as in QEMU's option `-smp`. 0 means that the level does not exist.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, KubeSchema, PartialEq, Eq)]
+#[x_kube(
+    validation = Rule::new("self.sockets * (self.diesPerSocket < 1 ? 1 : self.diesPerSocket) * (self.coresPerDie < 1 ? 1 : self.coresPerDie) * (self.threadsPerCore < 1 ? 1 : self.threadsPerCore) <= 4096").message("QEMU has at most 4096 CPUs"),
+)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuTopology {
     /// Sockets.
@@ -479,9 +506,11 @@ impl Network {
 pub struct TapNetwork {
     /// The network card that the guest sees. Default: `virtio-net`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::qemu_text")]
     pub device: Option<String>,
     /// The bridge. Default: `br0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 15), regex(pattern = r"^[^/:\s]+$"))]
     pub bridge: Option<String>,
     /// The MAC address. Default: generated once and kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -494,9 +523,11 @@ pub struct TapNetwork {
 pub struct UserNetwork {
     /// The network card that the guest sees. Default: `virtio-net`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::qemu_text")]
     pub device: Option<String>,
     /// The network that the guest sees, such as `10.0.2.0/24`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::qemu_text")]
     pub net: Option<String>,
 }
 
@@ -505,6 +536,7 @@ pub struct UserNetwork {
 pub struct PodNetwork {
     /// The network card that the guest sees. Default: `virtio-net`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::qemu_text")]
     pub device: Option<String>,
     /// The MAC address. Default: generated once and kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -524,7 +556,7 @@ pub struct Disk {
     pub cdrom: Option<Cdrom>,
     /// The place in the boot order; 0 is first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 2_147_483_647))]
     pub bootindex: Option<u32>,
 }
 
@@ -560,6 +592,7 @@ pub struct ClaimMetadata {
 pub struct Cdrom {
     /// The CD: a URL, a path in the runner, or a name in the image repository; `""` is an empty drive. It can be
     /// changed while the VM runs.
+    #[schemars(length(max = 4096))]
     pub image: String,
 }
 
@@ -573,7 +606,7 @@ pub struct Display {
     pub outputs: u32,
     /// The user that the guest's login agent logs in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = "^[^[:cntrl:]]*$"))]
+    #[schemars(length(max = 256), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
     pub logged_in_user: Option<String>,
     /// The display as SPICE.
     #[serde(default)]
@@ -599,15 +632,18 @@ pub struct Spice {
     pub port: u16,
     /// The host in the connection file (`kubectl vm display`). Default: the load balancer's address, or else the Pod's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
     pub server: Option<String>,
     /// Whether the manager creates a display secret with a random password if there is none.
     #[serde(default = "yes")]
     pub generate_secret: bool,
     /// The URL of an HTTP proxy for SPICE viewers, for the connection file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
     pub proxy_url: Option<String>,
     /// SPICE's `streaming-video`: `off`, `all` or `filter`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::qemu_text")]
     pub streaming_video: Option<String>,
     /// The number of USB devices that a viewer can redirect.
     #[serde(default = "two")]

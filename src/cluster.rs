@@ -26,11 +26,11 @@ use self::{
     watch::Children,
 };
 use crate::{
-    api::{Reason, VirtualMachine, VirtualMachineStatus, status::Halted},
+    api::{Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
     claims::Refusal,
     object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered, is_workload, resource},
     observed::{MAXIMUM_DEPTH, Maker, Object, Observed},
-    ownership::{OBJECT_MANAGER, STATUS_MANAGER},
+    ownership::{self, OBJECT_MANAGER, REPAIR_MANAGER, STATUS_MANAGER, status_to_apply},
     plan::{
         Action, Plan,
         conflict::{Conflict, conflict},
@@ -173,6 +173,13 @@ pub fn is_transient(error: &kube::Error) -> bool {
 
 fn is_busy(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 409 | 410 | 429) || is_another_object(status))
+}
+
+/// Whether an apply was refused because a value of the stored object has another type than the definition says.
+fn is_untyped(status: &Status) -> bool {
+    ["failed to create typed live object", "failed to create manager for existing fields"]
+        .iter()
+        .any(|message| status.message.starts_with(message))
 }
 
 /// Whether a patch was refused because the object with its UID was deleted and created again. For the API server this is a change of an
@@ -471,7 +478,7 @@ impl Cluster {
     /// # Errors
     /// The error of the request.
     pub async fn write_stopped(&self, vm: &VirtualMachine, halted: &Halted) -> Result<bool, kube::Error> {
-        let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &namespace_of(vm));
+        let api: Api<StoredVm> = Api::namespaced(self.client.clone(), &namespace_of(vm));
         let parameters = PatchParams { field_manager: Some(OBJECT_MANAGER.into()), ..PatchParams::default() };
         let patch = json!({
             "metadata": {
@@ -502,16 +509,53 @@ impl Cluster {
         vm: &VirtualMachine,
         wanted: &VirtualMachineStatus,
     ) -> Result<VirtualMachine, kube::Error> {
-        let api: Api<VirtualMachine> = Api::namespaced(self.client.clone(), &namespace_of(vm));
+        let applied = self.apply_status(vm, wanted).await;
+        let Err(kube::Error::Api(answer)) = &applied else { return applied };
+        if !is_untyped(answer) {
+            return applied;
+        }
+        // The stored VM has a value of a wrong type, so the API server refuses every apply. It accepts a replacement of the whole status.
+        warn!(error = answer.message, "the status has values that the definition does not allow; they are removed");
+        let readable = vm.status.clone().unwrap_or_default().valid();
+        let cleaned = self.replace_status(vm, &json!(readable)).await?;
+        match self.apply_status(&cleaned, wanted).await {
+            // Then it is the spec that has such a value.
+            Err(kube::Error::Api(answer)) if is_untyped(&answer) => {
+                self.replace_status(&cleaned, &ownership::merged_status(&readable, wanted)).await
+            }
+            applied => applied,
+        }
+    }
+
+    /// Replaces the whole status of a VM, on the condition that the VM has not changed.
+    async fn replace_status(&self, vm: &VirtualMachine, status: &Value) -> Result<VirtualMachine, kube::Error> {
+        let api: Api<StoredVm> = Api::namespaced(self.client.clone(), &namespace_of(vm));
+        let patch = json!([
+            { "op": "replace", "path": "/metadata/resourceVersion", "value": vm.metadata.resource_version },
+            { "op": "add", "path": "/status", "value": status },
+        ]);
+        let patch = Patch::Json::<()>(serde_json::from_value(patch).map_err(kube::Error::SerdeError)?);
+        let how = PatchParams { field_manager: Some(REPAIR_MANAGER.into()), ..PatchParams::default() };
+        let StoredVm(written) = self.limited(api.patch_status(&vm.name_any(), &how, &patch)).await?;
+        Ok(written)
+    }
+
+    async fn apply_status(
+        &self,
+        vm: &VirtualMachine,
+        wanted: &VirtualMachineStatus,
+    ) -> Result<VirtualMachine, kube::Error> {
+        let api: Api<StoredVm> = Api::namespaced(self.client.clone(), &namespace_of(vm));
         let patch = json!({
             "apiVersion": VirtualMachine::api_version(&()),
             "kind": VirtualMachine::kind(&()),
             "metadata": {
                 "name": vm.name_any(), "uid": vm.metadata.uid, "resourceVersion": vm.metadata.resource_version,
             },
-            "status": wanted,
+            "status": status_to_apply(vm, wanted),
         });
         let (name, how) = (vm.name_any(), applying(STATUS_MANAGER));
-        self.limited(api.patch_status(&name, &how, &Patch::Apply(&patch))).await
+        let StoredVm(written) = self.limited(api.patch_status(&name, &how, &Patch::Apply(&patch))).await?;
+        Ok(written)
     }
 }

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`OBJECT_MANAGER`] | all rendered objects |
 //! | [`STATUS_MANAGER`] | the manager's part of a VM's status |
+//! | [`REPAIR_MANAGER`] | a status with values that can't be applied; the manager replaces it |
 //! | [`RUNNER_MANAGER`] | the runner's part of a VM's status |
 //! | [`COMMAND_MANAGER`] | changes that a person makes with `kubectl vm` |
 
@@ -12,12 +13,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntr
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
-use crate::api::{VirtualMachine, VirtualMachineStatus};
+use crate::api::{VirtualMachine, VirtualMachineStatus, conditions};
 
 /// The field manager of all rendered objects.
 pub const OBJECT_MANAGER: &str = "vm-operator";
 /// The field manager of the manager's part of the status.
 pub const STATUS_MANAGER: &str = "vm-operator-status";
+/// The field manager of a status from which the manager removes values that the definition does not allow.
+pub const REPAIR_MANAGER: &str = "vm-operator-repair";
 /// The field manager of the runner's part of the status.
 pub const RUNNER_MANAGER: &str = "vm-runner";
 /// The field manager of the commands of `kubectl vm`. Unlike Git, they do not apply a field again.
@@ -109,9 +112,54 @@ fn status_fields(vm: &VirtualMachine) -> Option<&Value> {
 /// (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#conflicts>). The messages always differ, so only the last writer
 /// owns the message.
 pub fn owns_condition(vm: &VirtualMachine, type_: &str) -> bool {
-    let key = format!("k:{}", json!({ "type": type_ }));
-    let item = status_fields(vm).and_then(|fields| fields["f:conditions"].get(&key));
+    let item = status_fields(vm).and_then(|fields| fields["f:conditions"].get(condition_key(type_)));
     item.is_some_and(|item| ["f:status", "f:message"].iter().all(|field| item.get(field).is_some()))
+}
+
+/// The status to apply: `wanted`, and of the conditions of others the fields that the manager still owns, as they are.
+///
+/// A client that replaces the whole status, as the runner of the Java VM-Operator does, becomes the owner only of the fields that it
+/// changes. If the manager applied nothing of such a condition, the API server would remove the other fields (a time, for example) and
+/// then refuse the rest, which lacks a required field.
+pub fn status_to_apply(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> Value {
+    let mut status = json!(wanted);
+    let owned = status_fields(vm).and_then(|fields| fields["f:conditions"].as_object());
+    let current = vm.status.iter().flat_map(|status| &status.conditions);
+    let others = current.filter(|condition| {
+        conditions::find(&wanted.conditions, &condition.type_).is_none() && !owns_condition(vm, &condition.type_)
+    });
+    let kept: Vec<Value> = others
+        .filter_map(|condition| {
+            let owned = owned?.get(&condition_key(&condition.type_))?;
+            let mut kept = json!(condition);
+            kept.as_object_mut()?.retain(|field, _| field == "type" || owned.get(format!("f:{field}")).is_some());
+            Some(kept)
+        })
+        .collect();
+    if !kept.is_empty() {
+        match &mut status["conditions"] {
+            Value::Array(conditions) => conditions.extend(kept),
+            conditions => *conditions = kept.into(),
+        }
+    }
+    status
+}
+
+/// The whole status, for a write that is no apply: `wanted` over the current one.
+pub fn merged_status(current: &VirtualMachineStatus, wanted: &VirtualMachineStatus) -> Value {
+    let mut merged = json!(current);
+    let others = current.conditions.iter().filter(|other| conditions::find(&wanted.conditions, &other.type_).is_none());
+    let all: Vec<_> = wanted.conditions.iter().chain(others).collect();
+    if let (Value::Object(merged), Value::Object(wanted)) = (&mut merged, json!(wanted)) {
+        merged.extend(wanted);
+        merged.insert("conditions".into(), json!(all));
+    }
+    merged
+}
+
+/// The key of a condition in a field set.
+fn condition_key(type_: &str) -> String {
+    format!("k:{}", json!({ "type": type_ }))
 }
 
 /// Whether `current` contains everything in `wanted`. List items may be in any order.
@@ -141,7 +189,7 @@ fn has_other_fields(owned: &Value, wanted: &Value) -> bool {
 
 /// Whether the manager must write its part of the status: the API server has another one than `wanted`.
 pub fn status_differs(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> bool {
-    let wanted = &json!(wanted);
+    let wanted = &status_to_apply(vm, wanted);
     let current = json!(vm.status);
     !contains(&current, wanted) || status_fields(vm).is_some_and(|owned| has_other_fields(owned, wanted))
 }
@@ -250,6 +298,44 @@ mod tests {
             rendered.clone()
         ));
         assert!(!owns(json!({ "f:metadata": { "f:labels": {}, "f:list": { "v:\"a\"": {} } } }), rendered));
+    }
+
+    /// The VM of a takeover: the manager has written Running, and then a runner of the Java VM-Operator replaced the whole status.
+    fn replaced_by_a_runner() -> VirtualMachine {
+        vm(|vm| {
+            vm["status"] = json!({ "conditions": [{
+                "type": "Running", "status": "True", "reason": "VmRunning", "message": "The VM has been started.",
+                "lastTransitionTime": "2026-11-24T10:50:22Z", "observedGeneration": 1,
+            }] });
+            vm["metadata"]["managedFields"] = json!([{
+                "manager": STATUS_MANAGER, "operation": "Apply", "subresource": "status", "fieldsV1": { "f:status": {
+                    "f:conditions": { "k:{\"type\":\"Running\"}": { ".": {}, "f:type": {}, "f:lastTransitionTime": {} } },
+                } },
+            }]);
+        })
+    }
+
+    #[test]
+    fn what_the_manager_still_owns_of_a_runners_condition_stays() {
+        let wanted = VirtualMachineStatus { phase: Some("Running".into()), ..VirtualMachineStatus::default() };
+        let vm = replaced_by_a_runner();
+        let kept = json!([{ "type": "Running", "lastTransitionTime": "2026-11-24T10:50:22Z" }]);
+        assert_eq!(status_to_apply(&vm, &wanted), json!({ "phase": "Running", "conditions": kept }));
+        // Then the manager has nothing more to write.
+        let mut written = vm.clone();
+        written.status.as_mut().unwrap().phase = wanted.phase.clone();
+        written.metadata.managed_fields.as_mut().unwrap()[0].fields_v1.as_mut().unwrap().0["f:status"]["f:phase"] =
+            json!({});
+        assert!(status_differs(&vm, &wanted) && !status_differs(&written, &wanted));
+    }
+
+    #[test]
+    fn a_condition_of_the_manager_goes_when_it_is_not_wanted() {
+        let mut vm = replaced_by_a_runner();
+        let fields = vm.metadata.managed_fields.as_mut().unwrap()[0].fields_v1.as_mut().unwrap();
+        let owned = &mut fields.0["f:status"]["f:conditions"]["k:{\"type\":\"Running\"}"];
+        *owned = json!({ "f:type": {}, "f:status": {}, "f:message": {}, "f:lastTransitionTime": {} });
+        assert_eq!(status_to_apply(&vm, &VirtualMachineStatus::default()), json!({}));
     }
 
     #[test]

@@ -12,6 +12,8 @@
 //! | Stopped | any client | | down |
 //! | Stopped | nobody (it is the CRD's default) | the VM was up, or it has a Pod | up, PowerUnmanaged |
 //! | Stopped | nobody | the VM was down | down |
+//! | can't be read | any client | the VM was up, or it has a Pod | up |
+//! | can't be read | any client | the VM was down | down |
 //!
 //! If a client creates or changes the VM by another operation than Apply, it also owns the CRD's default. For a client-side apply
 //! (kubectl, Argo CD), the annotation `last-applied-configuration` shows whether the client set `state` ([`crate::ownership`]).
@@ -66,8 +68,12 @@ pub struct Power {
 
 /// Decides whether a VM should run. `pod` is the VM's Pod, if it has one.
 pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power {
-    let setter = setter(vm);
     let shutdown = Shutdown::new(vm, pod, now);
+    if vm.is_state_unknown() {
+        // PowerUnmanaged says that nobody sets `state`, and here somebody does.
+        return Power { unmanaged: false, ..shutdown.state_not_set() };
+    }
+    let setter = setter(vm);
     match vm.spec.vm.state {
         PowerState::Running => shutdown.running(setter),
         PowerState::Stopped if setter == Setter::Nobody => shutdown.state_not_set(),

@@ -10,6 +10,8 @@
 //! Rendering uses no clock, no network and no randomness: random values are an argument ([`RandomInput`]). Nothing here knows which kinds of
 //! objects the templates make.
 //!
+//! [`steering`] removes from the VM what only templates may say.
+//!
 //! The files import each other in one direction: `context` uses `runner`, `cloud_init` and `output`; `templates` uses `functions`,
 //! `outline`, `patches`, `values`, `write` and `builtin`; `error` is below all. `check` is above: it calls [`render`].
 
@@ -26,11 +28,15 @@ pub mod patches;
 mod read;
 pub mod runner;
 pub mod schema;
+mod steering;
 pub mod templates;
 pub mod values;
 mod write;
 
-use std::sync::Arc;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
@@ -68,6 +74,23 @@ pub fn render(
     random: &RandomInput,
     templates: &TemplateSet,
 ) -> Result<Vec<Rendered>, TemplateError> {
+    if let Some(invalid) = &vm.spec.invalid {
+        return Err(TemplateError::refused("(spec)", &invalid.message));
+    }
+    // One VM must not end the manager. Nothing that a panic may have left half done is used afterwards.
+    let rendered = catch_unwind(AssertUnwindSafe(|| render_valid(vm, observed, config, random, templates)));
+    rendered
+        .unwrap_or_else(|_| Err(TemplateError::refused("(render)", "the rendering panicked; the log has the place")))
+}
+
+fn render_valid(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    config: &ReconcilerConfig,
+    random: &RandomInput,
+    templates: &TemplateSet,
+) -> Result<Vec<Rendered>, TemplateError> {
+    let vm = &steering::without(vm);
     let context = context_of(vm, observed, config, random, templates)?.value();
     let mut documents = documents(templates, &context)?;
     for patch in templates.patches(&context)? {

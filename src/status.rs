@@ -133,7 +133,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
     let claims =
         rendered.map_or_else(|_| known(), |rendered| claims::claims(vm, observed, rendered, &outcome.refusals));
 
-    let mut new = vec![templates_valid(rendered, source.refused), ready(reconciled, &guest, pods)];
+    let mut new = vec![templates_valid(vm, rendered, source.refused), ready(reconciled, &guest, pods)];
     new.extend(restart_required(vm, plan, &guest));
     new.extend(power_unmanaged(plan));
     new.extend(rendered.ok().and_then(|rendered| claims::storage_ready(&claims, rendered)));
@@ -238,13 +238,28 @@ fn phase(wanted: Wanted, is_up: bool, pod: Option<&Object>) -> Phase {
     }
 }
 
-fn templates_valid(rendered: Result<&[Rendered], &TemplateError>, refused: Option<&TemplateError>) -> NewCondition {
+fn templates_valid(
+    vm: &VirtualMachine,
+    rendered: Result<&[Rendered], &TemplateError>,
+    refused: Option<&TemplateError>,
+) -> NewCondition {
     let (status, reason, message) = match (rendered, refused) {
-        (Err(error), _) => (false, Reason::TemplateError, error.to_string()),
+        (Err(error), _) => {
+            let Problem { reason, message } = not_rendered(vm, error);
+            (false, reason, message)
+        }
         (Ok(_), Some(error)) => (true, Reason::NewerRefused, format!("newer templates are not used: {error}")),
         (Ok(_), None) => (true, Reason::Rendered, String::new()),
     };
     NewCondition { type_: TEMPLATES_VALID, status, reason, message }
+}
+
+/// Why the VM can't be rendered.
+fn not_rendered(vm: &VirtualMachine, error: &TemplateError) -> Problem {
+    match &vm.spec.invalid {
+        Some(invalid) => Problem::new(Reason::InvalidSpec, &invalid.message),
+        None => Problem::new(Reason::TemplateError, error.to_string()),
+    }
 }
 
 /// The conditions that the API server has.

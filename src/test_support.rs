@@ -7,7 +7,7 @@ use kube::core::DynamicObject;
 use serde_json::{Value, json};
 
 use crate::{
-    api::VirtualMachine,
+    api::{VirtualMachine, stored},
     config::ReconcilerConfig,
     object::Rendered,
     observed::{Object, Observed},
@@ -27,6 +27,15 @@ pub(crate) fn noon() -> Timestamp {
 
 /// The VM `apple` in the namespace `orchard`, with one disk `core`, changed by `edit`.
 pub(crate) fn vm(edit: impl FnOnce(&mut Value)) -> VirtualMachine {
+    serde_json::from_value(manifest(edit)).unwrap()
+}
+
+/// The same VM as the API server has it, perhaps with values that can't be read.
+pub(crate) fn stored(edit: impl FnOnce(&mut Value)) -> VirtualMachine {
+    stored::read(&manifest(edit).to_string()).unwrap()
+}
+
+fn manifest(edit: impl FnOnce(&mut Value)) -> Value {
     let mut vm = json!({
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
         "metadata": { "name": "apple", "namespace": "orchard", "uid": "apple-uid", "generation": 3 },
@@ -36,7 +45,7 @@ pub(crate) fn vm(edit: impl FnOnce(&mut Value)) -> VirtualMachine {
         } },
     });
     edit(&mut vm);
-    serde_json::from_value(vm).unwrap()
+    vm
 }
 
 /// The same VM with the state Stopped.

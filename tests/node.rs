@@ -108,7 +108,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     assert!(conditions::is_true(&status.conditions, conditions::READY), "{:?}", status.conditions);
     assert_eq!(
         (status.phase.as_deref(), status.cpus, status.ram.as_deref()),
-        (Some("Running"), Some(1), Some("536870912"))
+        (Some("Running"), Some(1), Some("512Mi"))
     );
     assert!(
         status.accelerator.is_some() && status.runner_version.is_some() && status.node_name.is_some(),
@@ -519,7 +519,7 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
     let serial = |vm: &VirtualMachine| vm.status.as_ref().unwrap().display_password_serial.unwrap_or_default();
     let before = serial(&vms.get("demo").await.unwrap());
     namespace.kubectl(&["patch", "secret", "demo-display-secret", "--type=merge", "--patch", password]);
-    when("less memory", &|vm| vm.status.as_ref().unwrap().ram.as_deref() == Some("402653184")).await;
+    when("less memory", &|vm| vm.status.as_ref().unwrap().ram.as_deref() == Some("384Mi")).await;
     let vm = when("alice", &|vm| is(vm, conditions::USER_LOGGED_IN)).await;
     assert_eq!(vm.status.as_ref().unwrap().logged_in_user.as_deref(), Some("alice"));
     assert!(is(&vm, conditions::VMOP_AGENT_CONNECTED) && console().contains("guest: login alice"), "{}", console());

@@ -58,7 +58,7 @@ pub use self::address::Host;
 use super::VmHandle;
 use crate::{
     api::{
-        VirtualMachine,
+        StoredVm, VirtualMachine,
         conditions::{self, CONSOLE_CONNECTED, READY, RUNNING},
     },
     ownership::COMMAND_MANAGER,
@@ -249,7 +249,7 @@ fn check_available(vm: &VirtualMachine, take_over: bool) -> Result<(), DisplayEr
 /// Writes who gets the connection into the VM's status.
 async fn note_user(vm: &VmHandle, user: &str) -> Result<(), DisplayError> {
     let patch = Patch::Merge(json!({ "status": { "consoleUser": user } }));
-    let result = vm.api::<VirtualMachine>().patch_status(vm.name(), &patch_params(), &patch).await;
+    let result = vm.api::<StoredVm>().patch_status(vm.name(), &patch_params(), &patch).await;
     result.map(drop).map_err(DisplayError::object("status.consoleUser"))
 }
 

@@ -22,6 +22,7 @@ pub fn crds() -> Vec<(String, Value)> {
             let name = crd["spec"]["names"]["plural"].as_str().unwrap_or_default().to_owned();
             if let Some(schema) = crd.pointer_mut("/spec/versions/0/schema/openAPIV3Schema") {
                 tidy(schema, false);
+                excuse_stored(schema);
                 if let (Some(default), Some(Value::Object(property))) =
                     (status, schema.pointer_mut("/properties/status"))
                 {
@@ -46,6 +47,31 @@ fn initial_status() -> Value {
             "message": "Waiting for the manager", "lastTransitionTime": "1970-01-01T00:00:00Z",
         }],
     })
+}
+
+/// Lets a stored VM keep what breaks a rule of `spec.vm`, because an earlier definition did not have the rule. Otherwise no client could
+/// change its state any more: the API server excuses a value that breaks a rule only if the whole value is unchanged, and `state` is in the
+/// same value.
+///
+/// A rule is checked on creation, and on a change of a VM that does not break it yet. A rule with `oldSelf` is not checked on creation.
+/// So each rule is there twice: with `oldSelf`, and for the whole VM until a manager has reconciled it.
+fn excuse_stored(schema: &mut Value) {
+    const RULES: &str = "x-kubernetes-validations";
+    const IS_RECONCILED: &str =
+        "has(self.status) && (!has(self.status.observedGeneration) || self.status.observedGeneration >= 0)";
+    let Some(machine) = schema.pointer_mut("/properties/spec/properties/vm") else { return };
+    let mut of_new = Vec::new();
+    for rule in machine[RULES].as_array_mut().into_iter().flatten() {
+        let text = rule["rule"].as_str().unwrap_or_default().to_owned();
+        let mut new = rule.clone();
+        new["rule"] = format!("{IS_RECONCILED} || ({})", text.replace("self.", "self.spec.vm.")).into();
+        new["fieldPath"] = ".spec.vm".into();
+        of_new.push(new);
+        rule["rule"] = format!("({text}) || !({})", text.replace("self.", "oldSelf.")).into();
+    }
+    if let Some(rules) = schema[RULES].as_array_mut() {
+        rules.extend(of_new);
+    }
 }
 
 /// Removes from a schema what Kubernetes must not have: `nullable` (an absent field is left out, not null), formats that the API server

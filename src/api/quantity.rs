@@ -38,8 +38,10 @@ const UNITS: [(&str, u64); 12] = [
     ("E", 1_000_000_000_000_000_000),
 ];
 
-/// What the CRD's schema accepts; the same set as [`Quantity::parse`].
-pub const PATTERN: &str = r"^[0-9]+(\.[0-9]+)? ?([kMGTPE]i?|Ki)?B?$";
+/// The texts that the CRD's schema accepts: those that [`Quantity::parse`] does, with no more digits than every unit allows below 16 EiB.
+pub const PATTERN: &str = r"^([0-9]{1,18}(\.[0-9]{1,18})? ?|[0-9]{1,15}(\.[0-9]{1,18})? ?(ki?|Ki)|[0-9]{1,12}(\.[0-9]{1,18})? ?Mi?|[0-9]{1,9}(\.[0-9]{1,18})? ?Gi?|[0-9]{1,6}(\.[0-9]{1,18})? ?Ti?|[0-9]{1,4}(\.[0-9]{1,18})? ?Pi?|(1[0-5]|[0-9])(\.[0-9]{1,18})? ?Ei?)B?$";
+/// The largest number of bytes that the schema accepts as a number.
+const LARGEST: u64 = 1 << 60;
 
 impl Quantity {
     /// Parses a size.
@@ -86,11 +88,17 @@ impl Quantity {
         Self { text: bytes.to_string(), bytes, number: true }
     }
 
+    /// The size as people read it: `512Mi`, or a number of bytes where no unit fits.
+    pub fn with_unit(bytes: u64) -> Self {
+        let (unit, factor) =
+            largest_unit(&UNITS[..6], bytes).or_else(|| largest_unit(&UNITS[6..], bytes)).unwrap_or(("", 1));
+        Self { text: format!("{}{unit}", bytes / factor), bytes, number: false }
+    }
+
     /// The size in the form that runners of the Java VM-Operator read: `4 GiB`, or a number of bytes where no unit fits.
     pub fn spaced(&self) -> Self {
-        let unit = UNITS[..6].iter().rev().find(|(_, factor)| self.bytes > 0 && self.bytes.is_multiple_of(*factor));
-        let text =
-            unit.map_or_else(|| self.bytes.to_string(), |(name, factor)| format!("{} {name}B", self.bytes / factor));
+        let text = largest_unit(&UNITS[..6], self.bytes)
+            .map_or_else(|| self.bytes.to_string(), |(name, factor)| format!("{} {name}B", self.bytes / factor));
         Self { text, bytes: self.bytes, number: false }
     }
 
@@ -98,6 +106,11 @@ impl Quantity {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+}
+
+/// The largest of the units, which are in the order of their factors, of which a size is a multiple.
+fn largest_unit(units: &[(&'static str, u64)], bytes: u64) -> Option<(&'static str, u64)> {
+    units.iter().rev().copied().find(|(_, factor)| bytes > 0 && bytes.is_multiple_of(*factor))
 }
 
 /// Two sizes are equal if they are the same number of bytes, however they are written.
@@ -153,7 +166,7 @@ impl JsonSchema for Quantity {
         true
     }
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "x-kubernetes-int-or-string": true, "pattern": PATTERN })
+        json_schema!({ "x-kubernetes-int-or-string": true, "pattern": PATTERN, "minimum": 0, "maximum": LARGEST })
     }
 }
 
@@ -197,10 +210,59 @@ mod tests {
     }
 
     #[test]
+    fn sizes_for_people() {
+        for (bytes, text) in [
+            (0, "0"),
+            (512 << 20, "512Mi"),
+            (4 << 30, "4Gi"),
+            (1536 << 20, "1536Mi"),
+            (1_000_000_000, "1G"),
+            (4100 << 10, "4100Ki"),
+            (1025, "1025"),
+        ] {
+            assert_eq!(Quantity::with_unit(bytes).to_string(), text);
+        }
+    }
+
+    #[test]
     fn other_texts_are_refused() {
         for text in ["", "4Gx", "Gi", "-1", "4  Gi", "4 gi", ".5G", "5.G", "1e3", "16Ei", "4Gi\n", "1.2.3", "0x10", "٣"]
         {
             assert_eq!(bytes(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_schema_accepts_what_can_be_parsed() {
+        let pattern = regex::Regex::new(PATTERN).unwrap();
+        for text in [
+            "0",
+            "1000",
+            "4Gi",
+            "4 GiB",
+            "4GiB",
+            "1.5G",
+            "2 kB",
+            "1Ki",
+            "1ki",
+            "3B",
+            "15.99Ei",
+            "9999Pi",
+            "999999999999999999",
+        ] {
+            assert!(pattern.is_match(text) && bytes(text).is_some(), "{text}");
+        }
+        let longest = "9".repeat(18);
+        for unit in ["", "k", "ki", "Ki", "M", "Mi", "G", "Gi", "T", "Ti", "P", "Pi", "E", "Ei"] {
+            for whole in (1..=18).map(|digits| "9".repeat(digits)).chain(["15".to_owned()]) {
+                let text = format!("{whole}.{longest}{unit}B");
+                assert!(!pattern.is_match(&text) || bytes(&text).is_some(), "{text}");
+            }
+        }
+        for text in
+            ["", "4Gx", "Gi", "-1", "4  Gi", "4 gi", ".5G", "5.G", "1e3", "16Ei", "4Gi\n", "99999999999999999999"]
+        {
+            assert!(!pattern.is_match(text), "{text}");
         }
     }
 

@@ -78,6 +78,7 @@ reasons! {
     ApplyFailed, "Ready=False, event", Warning, "The API server refused an object, or could not store it three times in a row, for example because a webhook does not answer. The message is the API server's.";
     WatchFailed, "Ready=False, event", Warning, "The manager can't watch a kind of object that the templates create, because it lacks the right or the kind does not exist. The VM can still be stopped.";
     TemplateError, "Ready=False, TemplatesValid=False, event", Warning, "A template can't be rendered. The message has file, line and column.";
+    InvalidSpec, "Ready=False, TemplatesValid=False, event", Warning, "The spec has fields that can't be read; the message names them. Nothing of the VM's objects is changed, but the VM can be stopped.";
     Rendered, "TemplatesValid=True", Fine, "The templates render this VM.";
     NewerRefused, "TemplatesValid=True", Fine, "The templates in use render this VM, but newer ones are not used. The message explains why.";
     Changed, "RestartRequired=True", Fine, "A change waits for the next start. `status.pendingChanges` lists its path, current and wanted value.";
@@ -118,7 +119,7 @@ reasons! {
     DiskKept, "event", Notice, "A disk was removed from the spec; its claim still exists.";
     TemplatesChanged, "event", Notice, "The VM's objects are now rendered with another version of the templates.";
     TemplatesRefused, "event", Warning, "A newer version of the templates is not used because of this VM. The message explains why.";
-    Unreadable, "event", Warning, "The VM was written under another version of the CustomResourceDefinition, and the manager can't read it.";
+    Unreadable, "event", Warning, "The VM has no name that the manager can read. Nothing is done for it.";
 }
 
 impl Reason {

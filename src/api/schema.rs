@@ -30,12 +30,33 @@ pub(super) fn any_map(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "additionalProperties": any(generator) })
 }
 
-/// A map of resource names to amounts, as Kubernetes checks them.
+/// Labels, as a node has them.
+pub(super) fn label_map(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": 64,
+        "additionalProperties": { "type": "string", "maxLength": 63 },
+    })
+}
+
+/// A text that becomes a part of an option of QEMU.
+pub(super) fn qemu_text(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "maxLength": 253, "pattern": r"^[^\x00-\x1f\x7f\s]*$" })
+}
+
+/// A map of resource names to amounts. As in Kubernetes, an amount is a text or any number, such as 1.5. A schema of a
+/// CustomResourceDefinition has no type for that, so it excludes the other types.
 pub(super) fn resource_list(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
+        "maxProperties": 64,
         "additionalProperties": {
-            "x-kubernetes-int-or-string": true,
+            "x-kubernetes-preserve-unknown-fields": true,
+            "not": { "enum": [true, false, {}, []] },
+            "maxProperties": 0,
+            "maxItems": 0,
+            "minimum": 0,
+            "maxLength": 64,
             "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
         },
     })
@@ -54,7 +75,7 @@ pub(super) fn claim_spec(generator: &mut SchemaGenerator) -> Schema {
                 "items": { "type": "string", "enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"] },
             },
             "volumeMode": { "type": "string", "enum": ["Block", "Filesystem"] },
-            "storageClassName": { "type": "string" },
+            "storageClassName": { "type": "string", "maxLength": 253 },
             "resources": {
                 "type": "object",
                 "x-kubernetes-preserve-unknown-fields": true,

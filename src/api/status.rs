@@ -3,6 +3,8 @@
 //! Two field managers write the status: the manager writes as `vm-operator-status`, the runner as `vm-runner`. Lists that both write
 //! (`conditions`) are maps by key, so each owns only its own entries.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
     jiff::Timestamp,
@@ -84,7 +86,7 @@ pub struct VirtualMachineStatus {
     /// The number of CPUs of the running guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// The memory of the running guest in bytes.
+    /// The memory of the running guest, such as `512Mi`; in bytes where no unit fits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram: Option<String>,
     /// The address of the viewer that is connected to the display.
@@ -109,6 +111,32 @@ pub struct VirtualMachineStatus {
     /// The user to whom the VM is assigned, if it belongs to a pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assignment: Option<Assignment>,
+}
+
+impl VirtualMachineStatus {
+    /// The status without what the definition does not allow although the types here do: items of a list with the same key, conditions with
+    /// another status than True, False or Unknown, and an `osinfo` that is no object.
+    pub fn valid(mut self) -> Self {
+        self.osinfo = self.osinfo.filter(Value::is_object);
+        self.conditions.retain(|condition| ["True", "False", "Unknown"].contains(&condition.status.as_str()));
+        keep_first(&mut self.conditions, |condition| condition.type_.clone());
+        keep_first(&mut self.object_kinds, Clone::clone);
+        keep_first(&mut self.pending_changes, |change| change.path.clone());
+        keep_first(&mut self.claims, |claim| claim.name.clone());
+        for claim in &mut self.claims {
+            keep_first(&mut claim.findings, |finding| finding.reason);
+        }
+        if let Some(addresses) = &mut self.addresses {
+            keep_first(addresses, |address| address.address.clone());
+        }
+        self
+    }
+}
+
+/// Of the items with the same key, keeps the first.
+fn keep_first<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
+    let mut known = BTreeSet::new();
+    items.retain(|item| known.insert(key(item)));
 }
 
 /// Kinds as a map whose key is all fields.
@@ -338,14 +366,17 @@ impl ClaimFinding {
     }
 }
 
-/// The assignment of a VM of a pool to a user.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
+/// The assignment of a VM of a pool to a user. The runner of the Java VM-Operator writes an empty one for a VM that is not assigned.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Assignment {
     /// The pool.
-    pub pool: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     /// The user.
-    pub user: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
     /// When the user used the VM last.
-    pub last_used: Time,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_used: Option<Time>,
 }

@@ -19,7 +19,7 @@ use super::{
     render::remove_release,
 };
 use crate::{
-    api::VirtualMachine,
+    api::{StoredVm, VirtualMachine},
     object::{HASH_ANNOTATION, ObjectKey, Rendered, Update, resource},
     ownership::OBJECT_MANAGER,
     plan::{Action, DeleteReason},
@@ -68,7 +68,8 @@ async fn vms(options: &Options, cluster: &Cluster) -> Result<Vec<VirtualMachine>
     }
     let Some(name) = &options.vm else { return Ok(Vec::new()) };
     let vm = Api::namespaced(cluster.client.clone(), namespace).get(name).await;
-    Ok(vec![vm.map_err(|error| Failure::unknown(chain(format!("vm {namespace}/{name}"), &error)))?])
+    let StoredVm(vm) = vm.map_err(|error| Failure::unknown(chain(format!("vm {namespace}/{name}"), &error)))?;
+    Ok(vec![vm])
 }
 
 /// A VM of a file with what only the cluster knows: its identity and its status.
@@ -77,9 +78,9 @@ async fn with_cluster_state(client: &Client, vm: VirtualMachine) -> Result<Virtu
         return Ok(vm);
     }
     let (namespace, name) = (vm.namespace().unwrap_or_default(), vm.name_any());
-    let found = Api::<VirtualMachine>::namespaced(client.clone(), &namespace).get_opt(&name).await;
+    let found = Api::<StoredVm>::namespaced(client.clone(), &namespace).get_opt(&name).await;
     let found = found.map_err(|error| Failure::unknown(chain(format!("vm {namespace}/{name}"), &error)))?;
-    let Some(found) = found else { return Ok(vm) };
+    let Some(StoredVm(found)) = found else { return Ok(vm) };
     let mut metadata = found.metadata;
     metadata.labels = vm.metadata.labels;
     metadata.annotations.get_or_insert_default().extend(vm.metadata.annotations.unwrap_or_default());

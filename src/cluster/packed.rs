@@ -15,11 +15,11 @@ use kube::{
     api::{ApiResource, DynamicObject, ObjectMeta},
     core::{DynamicResourceScope, TypeMeta},
 };
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    api::{VirtualMachine, full_name},
+    api::{VirtualMachine, VirtualMachineStatus, full_name, stored},
     object::{APP_NAME, INSTANCE_LABEL, ObjectKey},
     observed::{Json, Maker, Object, maker, owning_vm},
     ownership::{self, OBJECT_MANAGER},
@@ -200,8 +200,7 @@ impl<const META: bool> Resource for Sent<META> {
     }
 }
 
-/// A VM as it is received and as it is kept. It is parsed later, because a VM that this version does not understand must not stop
-/// the watch of all others.
+/// A VM as it is received and as it is kept. It is parsed later, because a VM that can't be read must not stop the watch of all others.
 #[derive(Clone, Debug)]
 pub struct PackedVm {
     /// What the watch and the queue need.
@@ -209,57 +208,87 @@ pub struct PackedVm {
     text: Box<str>,
 }
 
-/// Why this version does not understand a VM: the field, and what is wrong with it.
-pub type Unreadable = serde_path_to_error::Error<serde_json::Error>;
-
 impl From<VirtualMachine> for PackedVm {
     /// Keeps what decisions need ([`ownership::trim`]).
-    fn from(mut vm: VirtualMachine) -> Self {
-        ownership::trim(&mut vm);
-        let ObjectMeta { name, namespace, uid, resource_version, .. } = vm.metadata.clone();
-        let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
-        // It was read from JSON, so it can be written.
-        Self { meta, text: serde_json::to_string(&vm).unwrap_or_default().into() }
+    fn from(vm: VirtualMachine) -> Self {
+        Self::trimmed(vm, None)
     }
 }
 
 impl PackedVm {
+    /// The VM as it is kept: with what decisions need ([`ownership::trim`]). A spec that can't be read is kept as it is.
+    ///
+    /// # Errors
+    /// As [`PackedVm::read`].
+    pub fn trim(&self) -> Result<Self, serde_json::Error> {
+        let vm = self.read()?;
+        let is_invalid = vm.spec.invalid.is_some();
+        Ok(Self::trimmed(vm, is_invalid.then(|| stored::spec_text(&self.text)).flatten()))
+    }
+
+    /// With `spec` instead of the VM's own, if there is one.
+    fn trimmed(mut vm: VirtualMachine, spec: Option<&RawValue>) -> Self {
+        #[derive(Serialize)]
+        struct Text<'a, T> {
+            metadata: &'a ObjectMeta,
+            spec: T,
+            status: &'a Option<VirtualMachineStatus>,
+        }
+        ownership::trim(&mut vm);
+        let ObjectMeta { name, namespace, uid, resource_version, .. } = vm.metadata.clone();
+        let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
+        let VirtualMachine { metadata, status, .. } = &vm;
+        let text = match spec {
+            Some(spec) => serde_json::to_string(&Text { metadata, spec, status }),
+            None => serde_json::to_string(&Text { metadata, spec: &vm.spec, status }),
+        };
+        // It was read from JSON, so it can be written.
+        Self { meta, text: text.unwrap_or_default().into() }
+    }
+
     /// Namespace and name, for people.
     pub fn full_name(&self) -> String {
         full_name(self.meta.namespace.as_deref(), self.meta.name.as_deref().unwrap_or_default())
     }
 
-    /// The VM.
+    /// The VM ([`stored::read`]).
     ///
     /// # Errors
-    /// If this version does not understand it. A `PackedVm` that was made from a [`VirtualMachine`] can always be read.
-    pub fn read(&self) -> Result<VirtualMachine, Unreadable> {
-        serde_json::from_str(&self.text).or_else(|_| {
-            // Parse it again, more slowly, to know the field.
-            let value: Value = serde_json::from_str(&self.text).unwrap_or_default();
-            serde_path_to_error::deserialize(value)
-        })
+    /// If it has no name.
+    pub fn read(&self) -> Result<VirtualMachine, serde_json::Error> {
+        stored::read(&self.text)
     }
 }
 
 impl<'de> Deserialize<'de> for PackedVm {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        struct Envelope {
-            metadata: Names,
+        struct Envelope<'a> {
+            #[serde(borrow)]
+            metadata: Names<'a>,
         }
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
-        struct Names {
-            name: Option<String>,
-            namespace: Option<String>,
-            uid: Option<String>,
-            resource_version: Option<String>,
+        struct Names<'a> {
+            #[serde(borrow)]
+            name: Option<&'a RawValue>,
+            #[serde(borrow)]
+            namespace: Option<&'a RawValue>,
+            #[serde(borrow)]
+            uid: Option<&'a RawValue>,
+            #[serde(borrow)]
+            resource_version: Option<&'a RawValue>,
         }
         let text: Box<str> = Box::<RawValue>::deserialize(deserializer)?.into();
         let Envelope { metadata } = serde_json::from_str(&text).map_err(D::Error::custom)?;
-        let Names { name, namespace, uid, resource_version } = metadata;
-        let meta = ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() };
+        let text_of = |field: Option<&RawValue>| field.and_then(|field| serde_json::from_str(field.get()).ok());
+        let meta = ObjectMeta {
+            name: text_of(metadata.name),
+            namespace: text_of(metadata.namespace),
+            uid: text_of(metadata.uid),
+            resource_version: text_of(metadata.resource_version),
+            ..ObjectMeta::default()
+        };
         Ok(Self { meta, text })
     }
 }
@@ -444,13 +473,18 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_can_not_be_read_names_the_field() {
-        let vm = json!({ "metadata": { "name": "pear" }, "spec": { "vm": { "maximumCpus": "many" } } });
+    fn a_spec_that_can_not_be_read_is_kept_as_it_is() {
+        let spec = json!({ "vm": { "maximumCpus": "many", "state": "Running" }, "unknown": { "a": [1.0] } });
+        let vm = json!({ "metadata": { "name": "pear", "managedFields": [{ "manager": "me" }] }, "spec": spec });
         let arrived: PackedVm = serde_json::from_value(vm).unwrap();
+        let kept = arrived.trim().unwrap();
         assert_eq!(
-            arrived.read().unwrap_err().to_string(),
-            r#"spec.vm.maximumCpus: invalid type: string "many", expected u32"#
+            kept.text.as_ref(),
+            format!(r#"{{"metadata":{{"managedFields":[],"name":"pear"}},"spec":{spec},"status":null}}"#)
         );
+        let invalid = |packed: &PackedVm| packed.read().unwrap().spec.invalid.unwrap().message;
+        assert_eq!(invalid(&kept), r#"spec.vm.maximumCpus: invalid type: string "many", expected u32"#);
+        assert_eq!(invalid(&kept), invalid(&arrived));
     }
 
     #[test]

@@ -127,8 +127,9 @@ impl Checks {
         self.caches.iter().flat_map(Caches::vms)
     }
 
+    /// The VMs that templates can render, with their objects.
     fn observed(&self) -> impl Iterator<Item = (VirtualMachine, Observed)> + Send {
-        self.caches.iter().flat_map(Caches::observed)
+        self.caches.iter().flat_map(Caches::observed).filter(|(vm, _)| vm.spec.invalid.is_none())
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
     cluster::{
         events::EventRecorder,
         list_watch::{self, list_watch},
-        packed::{PackedVm, Unreadable},
+        packed::PackedVm,
     },
     metrics::Metrics,
     process::{ErrorChain, RepeatFilter},
@@ -131,7 +131,7 @@ struct Reader<T> {
     repeats: RepeatFilter,
 }
 
-impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
+impl<T: FnMut(&PackedVm, &serde_json::Error)> Reader<T> {
     fn new(metrics: Arc<Metrics>, health: HealthPart, report: T) -> Self {
         Self {
             metrics,
@@ -192,7 +192,7 @@ impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
     /// The part of a VM that is kept, if it can be read. Reports it otherwise.
     fn read(&mut self, vm: &PackedVm) -> Option<PackedVm> {
         let name = vm.full_name();
-        match vm.read().map(PackedVm::from) {
+        match vm.trim() {
             Ok(read) => {
                 self.unreadable.remove(&name);
                 Some(read)
@@ -240,7 +240,7 @@ impl<T: FnMut(&PackedVm, &Unreadable)> Reader<T> {
 }
 
 /// Records an event of the VM.
-fn record_unreadable(recorder: &EventRecorder, vm: &PackedVm, error: &Unreadable) {
+fn record_unreadable(recorder: &EventRecorder, vm: &PackedVm, error: &serde_json::Error) {
     let note = format!("this version of the manager can't read the VM and leaves it as it is: {error}");
     let event = reasons::Event { reason: Reason::Unreadable, note, action: "Read" };
     recorder.record(event, ObjectReference { resource_version: None, ..vm.object_ref(&()) });
@@ -266,25 +266,22 @@ mod tests {
         let metrics = Arc::new(Metrics::new());
         let (health, _) = Health::new(metrics.clone());
         let (sender, reported) = std::sync::mpsc::channel();
-        let report = |_: &_, error: &Unreadable| sender.send(error.to_string()).unwrap();
+        let report = |_: &_, error: &serde_json::Error| sender.send(error.to_string()).unwrap();
         let health = HealthPart { health, name: "vms".to_owned() };
         let mut reader = Reader::new(metrics, health, report);
-        let (good, bad) = (json!({ "vm": { "maximumCpus": 1 } }), json!({ "vm": { "maximumCpus": "many" } }));
+        // The API server stores no VM without a name.
+        let nameless: PackedVm = serde_json::from_value(json!({ "metadata": { "name": 7 }, "spec": {} })).unwrap();
+        let bad_value = arrived("apple", json!({ "vm": { "maximumCpus": "many" } }));
         assert!(matches!(reader.read_event(Ok(Event::Init)), Some(Event::Init)));
-        assert!(reader.read_event(Ok(Event::InitApply(arrived("bad", bad.clone())))).is_none());
-        let listed = reader.read_event(Ok(Event::InitApply(arrived("good", good.clone()))));
-        assert!(matches!(listed, Some(Event::InitApply(vm)) if vm.name_any() == "good"));
+        assert!(reader.read_event(Ok(Event::InitApply(nameless))).is_none());
+        assert!(reported.try_recv().unwrap().contains("metadata.name"));
+        let listed = reader.read_event(Ok(Event::InitApply(bad_value.clone())));
+        assert!(matches!(listed, Some(Event::InitApply(vm)) if vm.read().unwrap().spec.invalid.is_some()));
         assert!(matches!(reader.read_event(Ok(Event::InitDone)), Some(Event::InitDone)));
         assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 1"));
-        assert!(reported.try_recv().unwrap().contains("many"));
-
-        // A VM that becomes unreadable leaves the store, one that becomes readable enters it.
-        let changed = reader.read_event(Ok(Event::Apply(arrived("good", bad))));
-        assert!(matches!(changed, Some(Event::Delete(vm)) if vm.name_any() == "good"));
-        assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 2"));
-        let mended = reader.read_event(Ok(Event::Apply(arrived("bad", good))));
-        assert!(matches!(mended, Some(Event::Apply(vm)) if vm.name_any() == "bad"));
-        assert!(reader.metrics.text().contains("vm_operator_machines_unreadable 1"));
+        let changed = reader.read_event(Ok(Event::Apply(bad_value)));
+        assert!(matches!(changed, Some(Event::Apply(vm)) if vm.name_any() == "apple"));
+        assert!(reported.try_recv().is_err());
     }
 
     #[tokio::test]

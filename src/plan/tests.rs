@@ -229,6 +229,34 @@ fn an_overdue_pod_is_waited_for_and_reported() {
 }
 
 #[test]
+fn a_vm_that_can_not_be_rendered_can_be_stopped_by_force() {
+    let alive = cluster(&vm(|_| ()), |_, _| ());
+    let leaving = cluster(
+        &vm(|_| ()),
+        on_pod(|pod| {
+            pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T09:00:00Z");
+            pod["metadata"]["deletionGracePeriodSeconds"] = json!(3600);
+        }),
+    );
+    let annotated = |uid: &str| {
+        let mut vm = stopped();
+        vm.annotations_mut().insert(FORCE_STOP_ANNOTATION.into(), uid.into());
+        vm
+    };
+    let forced = "0 delete Pod apple Force Some(1)";
+    for (vm, observed, expected) in [
+        (stopped(), &alive, vec!["0 delete Pod apple", GONE]),
+        (annotated("Pod-apple"), &alive, vec![forced, GONE]),
+        (annotated("Pod-apple"), &leaving, vec![forced, GONE]),
+        (annotated("another"), &alive, vec!["0 delete Pod apple", GONE]),
+        (annotated("another"), &leaving, vec![GONE]),
+        (vm(|_| ()), &alive, vec![]),
+    ] {
+        assert_eq!(short(&plan(&vm, observed, None)), expected);
+    }
+}
+
+#[test]
 fn a_pod_with_an_absurd_grace_period_can_be_forced() {
     let of = |end: &'static str| {
         cluster(

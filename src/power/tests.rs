@@ -5,7 +5,7 @@ use crate::{
     api::VirtualMachine,
     observed::Observed,
     plan::guests,
-    test_support::{applied, noon, nothing, rendered, set_by, vm},
+    test_support::{applied, noon, nothing, rendered, set_by, stored, vm},
 };
 
 const HALTED: &str = r#"{ "by": "guest", "time": "2027-01-15T07:00:00Z", "generation": 3 }"#;
@@ -68,6 +68,26 @@ fn the_table() {
         let found = (power.wanted, power.halted.is_some(), power.unmanaged, power.write_stopped);
         let row = (vm.spec.vm.state, setter(&vm), json!(vm.status));
         assert_eq!(found, (wanted, halted, unmanaged, write_stopped), "{row:?}");
+    }
+}
+
+#[test]
+fn a_state_that_can_not_be_read_keeps_the_power() {
+    for (status, observed, wanted) in [
+        (json!({ "power": "Running" }), nothing(), Wanted::Up),
+        (json!({ "power": "Running" }), with_pod(), Wanted::Up),
+        (json!({ "power": "Stopped" }), nothing(), Wanted::Down),
+        (json!({ "power": "Stopped" }), with_pod(), Wanted::Down),
+        (Value::Null, with_pod(), Wanted::Up),
+        (Value::Null, nothing(), Wanted::Down),
+    ] {
+        let vm = stored(|vm| {
+            vm["spec"]["vm"]["state"] = json!(7);
+            vm["status"] = status.clone();
+            set_by("Update", vm);
+        });
+        let power = decide(&vm, &observed);
+        assert_eq!((power.wanted, power.unmanaged, power.write_stopped), (wanted, false, false), "{status}");
     }
 }
 

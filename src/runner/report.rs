@@ -11,7 +11,7 @@ use super::{
     state::{EndReason, MachineState, Phase},
 };
 use crate::api::{
-    Identity, PendingChange, Reason, VirtualMachine, VirtualMachineStatus,
+    Identity, PendingChange, Quantity, Reason, VirtualMachine, VirtualMachineStatus,
     conditions::{self, NewCondition, with_times},
 };
 
@@ -120,7 +120,7 @@ impl Report {
         let status = VirtualMachineStatus {
             conditions: with_times(conditions.clone(), &before.conditions, None, now),
             cpus: Some(*cpus),
-            ram: Some(ram.to_string()),
+            ram: Some(Quantity::with_unit(*ram).to_string()),
             runner_version: Some(env!("CARGO_PKG_VERSION").into()),
             display_password_serial: Some(before.password_serial.saturating_add_unsigned(*password_changes)),
             display_password_expiry: password_expiry.clone(),

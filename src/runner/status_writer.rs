@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use super::report::{Report, StatusBefore, Target};
 use crate::{
     api::{
-        VirtualMachine,
+        StoredVm,
         conditions::{self, NewCondition},
     },
     object::FORCE_STOP_ANNOTATION,
@@ -45,7 +45,7 @@ const RAM_SETTLE_TIME: Duration = Duration::from_secs(3);
 #[derive(Clone, Debug)]
 pub struct VmResource {
     /// `None`: there is no API server, so the status is only logged.
-    api: Option<Api<VirtualMachine>>,
+    api: Option<Api<StoredVm>>,
     target: Target,
 }
 
@@ -142,7 +142,7 @@ impl StatusWriter {
         };
         let object = report.object(target, before, Timestamp::now());
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        let vm = api.patch_status(&target.name, &params, &Patch::Apply(&object)).await?;
+        let StoredVm(vm) = api.patch_status(&target.name, &params, &Patch::Apply(&object)).await?;
         before.conditions = vm.status.unwrap_or_default().conditions;
         Ok(())
     }
@@ -158,12 +158,9 @@ impl StatusWriter {
 }
 
 /// Reads the status of the VM. `is_first_report` says whether this runner has not reported yet.
-async fn read_before(
-    api: &Api<VirtualMachine>,
-    name: &str,
-    is_first_report: bool,
-) -> Result<StatusBefore, kube::Error> {
-    let status = api.get_status(name).await?.status.unwrap_or_default();
+async fn read_before(api: &Api<StoredVm>, name: &str, is_first_report: bool) -> Result<StatusBefore, kube::Error> {
+    let StoredVm(vm) = api.get_status(name).await?;
+    let status = vm.status.unwrap_or_default();
     let mut conditions = status.conditions;
     if is_first_report {
         // This is another QEMU process than that of an earlier runner, so the condition gets a new time even if its status is the same.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Pods, Problem, Reconciled, current_conditions, guest::Guest, guest::is_lost, string};
+use super::{Pods, Problem, Reconciled, current_conditions, guest::Guest, guest::is_lost, not_rendered, string};
 use crate::{
     api::{
         Reason, VirtualMachine,
@@ -18,12 +18,16 @@ use crate::{
 
 /// Derives the condition: the first problem that blocks the plan, else by the wanted power and the Pod.
 pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> NewCondition {
-    let Reconciled { vm: _, observed: _, plan, rendered: _, outcome, source: _ } = *reconciled;
+    let Reconciled { vm, observed: _, plan, rendered: _, outcome, source: _ } = *reconciled;
     if let Some(failure) = &outcome.failure {
         return not_ready(failure.clone());
     }
     if let Some(problem) = name_taken(plan) {
         return not_ready(problem);
+    }
+    let is_stopping = plan.power.wanted != Wanted::Up && pods.own.or(pods.previous).is_some();
+    if let Some(invalid) = vm.spec.invalid.as_ref().filter(|_| !is_stopping) {
+        return not_ready(Problem::new(Reason::InvalidSpec, &invalid.message));
     }
     match (plan.power.wanted, pods.own) {
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => not_ready(replacing(plan, pod)),
@@ -109,7 +113,7 @@ fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
 /// The VM should run and has no Pod.
 fn waiting_for_pod(reconciled: &Reconciled<'_>) -> Problem {
     match (reconciled.rendered, reconciled.plan.waits.first()) {
-        (Err(error), _) => Problem::new(Reason::TemplateError, error.to_string()),
+        (Err(error), _) => not_rendered(reconciled.vm, error),
         (Ok(_), Some(Wait::ClaimInUse(pod))) => Problem::new(
             Reason::ClaimInUse,
             format!("{pod} mounts a claim of this VM, and two must not write to it: waiting until that Pod is gone"),

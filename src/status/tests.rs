@@ -9,7 +9,7 @@ use crate::{
     object::ObjectKey,
     ownership::{STATUS_MANAGER, status_differs},
     plan::{Action, plan},
-    test_support::{applied, nothing, rendered, set_by, stopped, vm},
+    test_support::{applied, nothing, rendered, set_by, stopped, stored, vm},
 };
 
 fn cluster(edit: impl FnMut(&str, &mut Value)) -> Observed {
@@ -75,6 +75,38 @@ fn the_table() {
     ] {
         assert_eq!(short(&derive(&vm, &observed)), expected);
     }
+}
+
+#[test]
+fn a_spec_that_can_not_be_read_is_named_and_its_vm_is_not_ready() {
+    let reason_of = |state: &str, observed: &Observed| {
+        let vm = stored(|vm| {
+            vm["spec"]["vm"]["state"] = json!(state);
+            vm["spec"]["vm"]["maximumRam"] = json!("16Ei");
+            vm["status"] = json!(reported(true, |_| ()).status);
+            set_by("Update", vm);
+        });
+        let error = TemplateError::refused("(spec)", "");
+        let plan = plan(&vm, observed, None);
+        let outcome = Outcome::default();
+        let source = Source::default();
+        let reconciled =
+            Reconciled { vm: &vm, observed, plan: &plan, rendered: Err(&error), outcome: &outcome, source };
+        let status = json!(status(&reconciled));
+        let valid = conditions::find(
+            &serde_json::from_value::<Vec<Condition>>(status["conditions"].clone()).unwrap(),
+            TEMPLATES_VALID,
+        )
+        .unwrap()
+        .clone();
+        assert!(valid.reason == "InvalidSpec" && valid.message.starts_with("spec.vm.maximumRam: "), "{valid:?}");
+        short(&status)
+    };
+    let up = pod(json!({ "phase": "Running" }));
+    assert_eq!(reason_of("Running", &up), "Running true Ready=False InvalidSpec");
+    assert_eq!(reason_of("Stopped", &up), "Stopping true Ready=False Stopping");
+    assert_eq!(reason_of("Stopped", &nothing()), "Stopped false Ready=False InvalidSpec");
+    assert_eq!(reason_of("Running", &nothing()), "Starting false Ready=False InvalidSpec");
 }
 
 #[test]

@@ -21,6 +21,8 @@ mod support;
 mod reconciler;
 // What existing manifests, disks and scripts rely on: images, resources, claims, cloud-init, the runner's configuration.
 mod contract;
+// Values that the schema refuses, and values that are stored already.
+mod values;
 // Start, stop and restart. Two Pods of one VM never run at the same time.
 mod power;
 // VMs of release 3.3, whose Pods a StatefulSet makes.

@@ -22,7 +22,7 @@ use k8s_openapi::api::{
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client, ResourceExt,
-    api::{ListParams, Patch, PatchParams, PostParams},
+    api::{DynamicObject, ListParams, Patch, PatchParams, PostParams},
     runtime::{WatchStreamExt, watcher::watch_object},
 };
 use rustix::process::Signal;
@@ -484,8 +484,18 @@ fn old_definition() -> Value {
     })
 }
 
+/// The reason and the message of the condition Ready of a VM, which need not be one that can be read.
+async fn ready_of(ns: &ManagersNamespace, name: &str) -> Option<(String, String)> {
+    let resource = kube::api::ApiResource::erase::<VirtualMachine>(&());
+    let vms: Api<DynamicObject> = Api::namespaced_with(ns.client.clone(), ns.namespace.name(), &resource);
+    let vm = vms.get(name).await.unwrap();
+    let conditions = vm.data["status"]["conditions"].as_array()?;
+    let ready = conditions.iter().find(|condition| condition["type"] == "Ready")?;
+    Some((ready["reason"].as_str()?.to_owned(), ready["message"].as_str()?.to_owned()))
+}
+
 #[tokio::test]
-async fn the_manager_waits_for_the_crd_and_leaves_unreadable_vms_alone() {
+async fn the_manager_waits_for_the_crd_and_bad_values_take_nothing_else_away() {
     // An API server of its own: the other tests need the definitions.
     let cluster = OwnCluster::api_server();
     let ns = ManagersNamespace::of(*cluster, "definition").await;
@@ -504,44 +514,111 @@ async fn the_manager_waits_for_the_crd_and_leaves_unreadable_vms_alone() {
     ns.namespace.apply(&strange.to_string());
     ns.create_vm("apple");
     ns.pod("apple").await;
-    let unreadable = async |count: f64| {
-        eventually(&format!("{count} unreadable machines"), LIMIT, async || {
-            (manager.metric("vm_operator_machines_unreadable") == Some(count)).then_some(())
+    let invalid = async |name: &str, field: &str| {
+        eventually(&format!("{name} to have an invalid {field}"), LIMIT, async || {
+            let (reason, message) = ready_of(&ns, name).await?;
+            (reason == "InvalidSpec" && message.starts_with(field)).then_some(())
         })
         .await;
     };
-    unreadable(1.0).await;
+    invalid("strange", "spec.vm.maximumCpus: ").await;
     eventually("an event", LIMIT, async || {
         let arguments =
-            ["get", "events", "--field-selector=reason=Unreadable", "--output=jsonpath={.items[*].message}"];
+            ["get", "events", "--field-selector=reason=InvalidSpec", "--output=jsonpath={.items[*].message}"];
         ns.namespace.kubectl(&arguments).contains("many").then_some(())
     })
     .await;
     assert!(ns.api::<Pod>().get_opt("strange").await.unwrap().is_none());
+    assert_eq!(manager.metric("vm_operator_machines_unreadable"), Some(0.0));
 
-    // One that worked and can't be read any more keeps what it has; a manager that starts then is not disturbed either.
+    // One that worked keeps what it has; a manager that starts then changes nothing either.
     let maps: Api<ConfigMap> = ns.api();
     let versions =
         async || (ns.pod("apple").await.resource_version(), maps.get("apple").await.unwrap().resource_version());
+    let patch = |patch: Value| {
+        ns.namespace.kubectl(&["patch", "vm", "apple", "--type=merge", "--patch", &patch.to_string()]);
+    };
     let before = versions().await;
+    patch(json!({ "spec": { "vm": { "state": "Sideways", "maximumRam": "16Ei" } } }));
+    invalid("apple", "spec.vm.maximumRam: \"16Ei\" is not a size").await;
+    ns.create_vm("pear");
+    ns.pod("pear").await;
+    drop(manager);
+    let manager = ns.manager(&Setup::default());
+    manager.wait_until_ready("[+] vms: 3 listed").await;
+    ns.create_vm("strange");
+    ns.pod("strange").await;
+    assert_eq!(versions().await, before);
+
+    // It can be stopped.
+    patch(json!({ "spec": { "vm": { "state": "Stopped" } } }));
+    eventually("the Pod to be gone", LIMIT, async || {
+        ns.api::<Pod>().get_opt("apple").await.unwrap().is_none().then_some(())
+    })
+    .await;
+    invalid("apple", "spec.vm.maximumRam: ").await;
+    assert_eq!(maps.get("apple").await.unwrap().resource_version(), before.1);
+}
+
+#[tokio::test]
+async fn a_status_that_the_definition_does_not_allow_is_corrected() {
+    // An API server of its own: it first has another definition.
+    let cluster = OwnCluster::api_server();
+    let ns = ManagersNamespace::of(*cluster, "odd-status").await;
+    ns.namespace.apply(&old_definition().to_string());
+    eventually("the definition", LIMIT, async || {
+        ns.api::<VirtualMachine>().list(&ListParams::default()).await.ok().map(drop)
+    })
+    .await;
+    ns.create_vm("apple");
+    let mut strange = vm_manifest("strange");
+    strange["spec"]["guestShutdownStops"] = json!("often");
+    ns.namespace.apply(&strange.to_string());
+    let invalid = async |name: &str| {
+        eventually(&format!("{name} to be invalid"), LIMIT, async || {
+            ready_of(&ns, name).await.filter(|(reason, _)| reason == "InvalidSpec").map(drop)
+        })
+        .await;
+    };
+    let conditions = json!([
+        { "type": "Running", "status": "True", "reason": "VmRunning", "message": "It runs." }, { "type": "Booted" }, "x",
+        { "type": "Theirs", "status": "True" }, { "type": "Running", "status": "False" },
+    ]);
+    let status = json!({ "status": {
+        "cpus": "two", "ram": 7, "conditions": conditions, "assignment": 7, "osinfo": "x", "pendingChanges": {}, "phase": [],
+    } });
+    ns.namespace.kubectl(&[
+        "patch",
+        "vm",
+        "apple",
+        "--subresource=status",
+        "--type=merge",
+        "--patch",
+        &status.to_string(),
+    ]);
+    install_crds(*cluster).await;
+    let _manager = ns.manager(&Setup::default());
+    ns.pod("apple").await;
+    eventually("the status", LIMIT, async || {
+        ready_of(&ns, "apple").await.filter(|(reason, _)| reason == "Running").map(drop)
+    })
+    .await;
+    let vm = ns.api::<VirtualMachine>().get("apple").await.unwrap();
+    assert!(vm.status.unwrap().conditions.iter().any(|condition| condition.type_ == "Theirs"));
+    // This one can't be applied either, because of its spec.
+    invalid("strange").await;
     ns.namespace.kubectl(&[
         "patch",
         "vm",
         "apple",
         "--type=merge",
         "--patch",
-        r#"{"spec":{"vm":{"state":"Sideways"}}}"#,
+        r#"{"spec":{"vm":{"state":"Stopped"}}}"#,
     ]);
-    unreadable(2.0).await;
-    ns.create_vm("pear");
-    ns.pod("pear").await;
-    drop(manager);
-    let manager = ns.manager(&Setup::default());
-    manager.wait_until_ready("[+] vms: 3 listed").await;
-    assert_eq!(manager.metric("vm_operator_machines_unreadable"), Some(2.0));
-    ns.create_vm("strange");
-    ns.pod("strange").await;
-    assert_eq!(versions().await, before);
+    eventually("the VM to be down", LIMIT, async || {
+        ready_of(&ns, "apple").await.filter(|(reason, _)| reason == "StoppedAsRequested").map(drop)
+    })
+    .await;
 }
 
 #[tokio::test]

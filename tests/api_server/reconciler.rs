@@ -548,7 +548,7 @@ async fn the_api_server_refuses_invalid_vms_and_names_the_field() {
         ),
         (&|vm| vm["spec"]["vm"]["display"] = json!({ "spice": { "port": 70000 } }), "spec.vm.display.spice.port"),
         (
-            &|vm| vm["spec"]["image"] = json!({ "source": "a", "path": "b" }),
+            &|vm| vm["spec"]["image"] = json!({ "source": "a", "repository": "b", "path": "c" }),
             "give either source, or repository and path",
         ),
         (

@@ -34,6 +34,17 @@ fn output_is_bounded() {
 }
 
 #[test]
+fn a_panic_is_an_error_of_the_vm() {
+    let mut set =
+        TemplateSet::layered(&Files::from([("x.yaml.j2".to_owned(), "{{ panics() }}".to_owned())]), None).unwrap();
+    set.environment.add_function("panics", || -> String { panic!("on purpose") });
+    let (vm, observed) = (crate::test_support::vm(|_| ()), crate::test_support::nothing());
+    let random = RandomInput { display_password: "secret".into() };
+    let error = render(&vm, &observed, &Default::default(), &random, &set).unwrap_err();
+    insta::assert_snapshot!(error, @"(render): the rendering panicked; the log has the place");
+}
+
+#[test]
 fn an_overlay_replaces_adds_removes_and_extends() {
     let files = Files::from([
         ("service.yaml.j2".into(), " \n".into()),

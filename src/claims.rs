@@ -157,15 +157,21 @@ pub fn claims(
     refusals: &[Refusal],
 ) -> Vec<ClaimStatus> {
     let wanted = rendered.iter().filter(|object| object.key.is_claim());
-    let used = wanted.filter_map(|wanted| {
+    let used = wanted.map(|wanted| {
         let name = wanted.key.name.clone();
-        match observed.get(&wanted.key) {
-            Some(found) => {
+        match (observed.get(&wanted.key), missing(vm, &name)) {
+            (Some(found), _) => {
                 let findings = findings(vm, wanted, found, refusals);
-                Some(ClaimStatus { name, uid: Some(found.uid.clone()), unused: false, findings })
+                ClaimStatus { name, uid: Some(found.uid.clone()), unused: false, findings }
             }
-            None => missing(vm, &name)
-                .map(|known| ClaimStatus { findings: vec![ClaimFinding::new(Reason::ClaimMissing)], ..known.clone() }),
+            (None, Some(known)) => {
+                ClaimStatus { findings: vec![ClaimFinding::new(Reason::ClaimMissing)], ..known.clone() }
+            }
+            // The manager could not create it yet.
+            (None, None) => {
+                let findings = vec![ClaimFinding::new(Reason::ClaimPending)];
+                ClaimStatus { name, uid: None, unused: false, findings }
+            }
         }
     });
     let is_unused = |object: &&Arc<Object>| {

@@ -11,6 +11,7 @@ pub mod watch;
 use std::{borrow::Cow, error::Error as _, fmt::Debug, sync::Arc};
 
 use futures::future::join_all;
+use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions},
@@ -19,7 +20,7 @@ use kube::{
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use self::{
     packed::{Arrived, Meta, Sent, Whole},
@@ -29,11 +30,11 @@ use crate::{
     api::{Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
     claims::Refusal,
     object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered, is_workload, resource},
-    observed::{MAXIMUM_DEPTH, Maker, Object, Observed},
+    observed::{MAXIMUM_DEPTH, Maker, NodeState, Object, Observed},
     ownership::{self, OBJECT_MANAGER, REPAIR_MANAGER, STATUS_MANAGER, status_to_apply},
     plan::{
         Action, Plan,
-        conflict::{Conflict, conflict},
+        conflict::{Conflict, conflict, is_another_volume},
     },
     power,
     process::ErrorChain,
@@ -108,6 +109,9 @@ pub enum ActionError {
         /// The VM in the claim's label.
         vm: String,
     },
+    /// A claim that the cache did not have exists, and is used now. It is another volume than the Pod was rendered for.
+    #[error("{0} exists already: the VM is planned again with it")]
+    Adopted(ObjectKey),
     /// The API server's answer can't be parsed.
     #[error("the API server's answer about {key} can't be parsed")]
     Answer {
@@ -123,6 +127,7 @@ impl ActionError {
     pub fn persistence(&self) -> Persistence {
         match self {
             Self::Api { source, .. } if is_busy(source) => Persistence::Busy,
+            Self::Adopted(_) => Persistence::Busy,
             Self::Api { source, .. } if is_transient(source) => Persistence::Transient,
             Self::Api { .. } | Self::NameTaken(_) | Self::Shared { .. } | Self::Answer { .. } => Persistence::Lasting,
         }
@@ -138,6 +143,7 @@ impl ActionError {
         match self {
             Self::NameTaken(_) => Reason::NameTaken.as_str().into(),
             Self::Shared { .. } => "Shared".into(),
+            Self::Adopted(_) => "Adopted".into(),
             Self::Answer { .. } => "Answer".into(),
             Self::Api { source, .. } => api_label(source),
         }
@@ -147,7 +153,7 @@ impl ActionError {
     pub fn reason(&self) -> Reason {
         match self {
             Self::NameTaken(_) | Self::Shared { .. } => Reason::NameTaken,
-            Self::Api { .. } | Self::Answer { .. } => Reason::ApplyFailed,
+            Self::Api { .. } | Self::Adopted(_) | Self::Answer { .. } => Reason::ApplyFailed,
         }
     }
 }
@@ -244,7 +250,11 @@ impl Cluster {
         match action {
             Action::Apply { object, uid } => self.apply(vm, object, uid.as_deref()).await,
             Action::Label { key, uid, patch } => self.label(&namespace_of(vm), key, uid, patch).await,
-            Action::Delete { key, uid, grace, .. } => self.delete(&namespace_of(vm), key, uid, *grace).await,
+            Action::Delete { key, uid, grace, version, reason: _ } => {
+                let resource_version = version.map(|version| version.to_string());
+                let preconditions = Preconditions { uid: Some(uid.clone()), resource_version };
+                self.delete(&namespace_of(vm), key, uid, preconditions, *grace).await
+            }
         }
     }
 
@@ -280,18 +290,18 @@ impl Cluster {
     async fn apply_to_existing(
         &self,
         vm: &VirtualMachine,
-        object: &Rendered,
+        rendered: &Rendered,
         existing: Arrived,
         answer: kube::Error,
     ) -> Result<(), ActionError> {
-        let key = &object.key;
+        let key = &rendered.key;
         let failed = |source| ActionError::Api { what: "apply", key: key.clone(), source: Box::new(source) };
         let found = existing.object.unpack();
-        match conflict(vm, object, &found) {
+        match conflict(vm, rendered, &found) {
             Conflict::Apply(object) => {
                 let applied = self.apply_if(&namespace_of(vm), key, &object.value, ("uid", &found.uid)).await;
                 self.store_applied(key, applied.map_err(failed)?);
-                Ok(())
+                if is_another_volume(rendered, &found) { Err(ActionError::Adopted(key.clone())) } else { Ok(()) }
             }
             Conflict::Label(patch) => {
                 self.label(&namespace_of(vm), key, &found.uid, &patch).await?;
@@ -376,6 +386,22 @@ impl Cluster {
         })
     }
 
+    /// Reads whether a node answers. The manager works without the right to read Nodes.
+    pub async fn node_state(&self, name: &str) -> NodeState {
+        match self.limited(Api::<Node>::all(self.client.clone()).get_opt(name)).await {
+            Ok(Some(node)) => {
+                let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+                let ready = conditions.iter().find(|condition| condition.type_ == "Ready");
+                NodeState::by_ready(ready.map(|ready| ready.status.as_str()))
+            }
+            Ok(None) => NodeState::Removed,
+            Err(error) => {
+                debug!(node = name, error = %ErrorChain(&error), "the Node can't be read");
+                NodeState::NotKnown
+            }
+        }
+    }
+
     /// What makes the VM's Pods, and the makers of these, as far as they are not among the observed objects. A maker that can't be read
     /// is known by its owner reference alone.
     pub async fn makers(&self, vm: &VirtualMachine, observed: &Observed) -> Vec<Arc<Object>> {
@@ -446,8 +472,14 @@ impl Cluster {
         Ok(())
     }
 
-    async fn delete(&self, namespace: &str, key: &ObjectKey, uid: &str, grace: Option<i64>) -> Result<(), ActionError> {
-        let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+    async fn delete(
+        &self,
+        namespace: &str,
+        key: &ObjectKey,
+        uid: &str,
+        preconditions: Preconditions,
+        grace: Option<i64>,
+    ) -> Result<(), ActionError> {
         let parameters = DeleteParams {
             preconditions: Some(preconditions),
             grace_period_seconds: grace.and_then(|seconds| seconds.try_into().ok()),

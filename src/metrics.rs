@@ -43,6 +43,8 @@ pub struct Metrics {
     reconcile: ReconcileMetrics,
     vms: VmMetrics,
     inputs: InputMetrics,
+    /// The watches that the API server refuses, by kind and namespace, and why.
+    refused: Mutex<BTreeMap<(String, String), String>>,
     list: OnceLock<ListVms>,
     queue: Mutex<HashSet<String>>,
     work: Mutex<HashMap<u64, Instant>>,
@@ -104,7 +106,7 @@ impl ReconcileMetrics {
             errors: add(
                 all,
                 "vm_operator_reconcile_errors",
-                "Failed reconciles of a VM; reason is the API server's, or NameTaken, Shared (a claim of another VM), Answer (the manager can't read it), Watch (of a kind of object), Connection (no answer)",
+                "Failed reconciles of a VM; reason is the API server's, or NameTaken, Shared (a claim of another VM), Adopted (a claim that was there already; no failure), Answer (the manager can't read it), Watch (of a kind of object), Connection (no answer)",
             ),
             waiting: add(all, "vm_operator_machines_waiting", "VMs that changed and wait for their reconcile"),
             in_work: add(
@@ -173,6 +175,7 @@ struct InputMetrics {
     config_good: Gauge,
     config_time: Gauge,
     watch_restarts: Counters<1>,
+    watches_refused: Gauges<1>,
 }
 
 impl InputMetrics {
@@ -202,6 +205,11 @@ impl InputMetrics {
                 all,
                 "vm_operator_watch_restarts",
                 "Watches that broke and were started again, by kind of object; some are normal when the API server restarts",
+            ),
+            watches_refused: add(
+                all,
+                "vm_operator_watches_refused",
+                "Watches that the API server refuses although they worked before, by kind of object: a right was taken away, or a version of the kind",
             ),
         }
     }
@@ -242,6 +250,7 @@ impl Metrics {
             list: OnceLock::new(),
             queue: Mutex::default(),
             work: Mutex::default(),
+            refused: Mutex::default(),
             number: AtomicU64::new(0),
             registry,
         };
@@ -343,6 +352,26 @@ impl Metrics {
         self.inputs.watch_restarts.get_or_create(&[("kind", kind.to_owned().into())]).inc();
     }
 
+    /// The API server refuses a watch that worked before, or (`None`) the watch works.
+    pub fn watch_refused(&self, namespace: Option<&str>, kind: &str, why: Option<String>) {
+        let watch = (kind.to_owned(), namespace.unwrap_or_default().to_owned());
+        let mut refused = lock(&self.refused);
+        match why {
+            Some(why) => drop(refused.insert(watch, why)),
+            None => drop(refused.remove(&watch)),
+        }
+    }
+
+    /// The watches that the API server refuses, and why.
+    pub fn refused_watches(&self) -> Vec<(String, String)> {
+        let refused = lock(&self.refused);
+        let name = |(kind, namespace): &(String, String)| match namespace.as_str() {
+            "" => format!("watch of {kind} objects"),
+            namespace => format!("watch of {kind} objects in {namespace}"),
+        };
+        refused.iter().map(|(watch, why)| (name(watch), why.clone())).collect()
+    }
+
     /// Adds to the number of VMs that can't be read; `more` may be negative.
     pub fn unreadable(&self, more: i64) {
         self.vms.unreadable.inc_by(more);
@@ -364,6 +393,10 @@ impl Metrics {
         self.reconcile.in_work.set(size(lock(&self.work).len()));
         if let Some(memory) = resident_memory() {
             self.process.memory.set(memory);
+        }
+        self.inputs.watches_refused.clear();
+        for (kind, _) in lock(&self.refused).keys() {
+            self.inputs.watches_refused.get_or_create(&[("kind", kind.clone().into())]).inc();
         }
         let mut phases: BTreeMap<String, i64> = Phase::ALL.map(|phase| (phase.as_str().to_owned(), 0)).into();
         let mut reasons: BTreeMap<String, i64> = BTreeMap::new();

@@ -260,6 +260,32 @@ fn is_vm(owner: &OwnerReference) -> bool {
     owner.kind == "VirtualMachine" && group == Some(GROUP)
 }
 
+/// Whether a node answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NodeState {
+    /// The manager does not know it.
+    #[default]
+    NotKnown,
+    /// The node reports, also if it reports that it is not ready.
+    Answering,
+    /// The node does not report any more.
+    NotAnswering,
+    /// The cluster has no such node.
+    Removed,
+}
+
+impl NodeState {
+    /// The state by the condition Ready of the Node. The node controller sets it to Unknown when the node does not report any more
+    /// (<https://kubernetes.io/docs/reference/node/node-status/#condition>).
+    pub fn by_ready(status: Option<&str>) -> Self {
+        match status {
+            Some("Unknown") => Self::NotAnswering,
+            Some("True" | "False") => Self::Answering,
+            Some(_) | None => Self::NotKnown,
+        }
+    }
+}
+
 /// JSON kept as text, for values that every object has and that are rarely read. A tree of maps needs ten times the memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String")]

@@ -8,6 +8,7 @@
 //! |---|---|---|---|---|---|
 //! | should run | create it | leave it | create it again, after a growing pause | wait | refuse |
 //! | should run, and a restart is requested or its guest stays down | create it | delete it, create it again | delete it, create it again | wait | refuse |
+//! | should run, and its Pod is Unschedulable and not as rendered any more | | delete it, create it again | | | |
 //! | should be down | nothing | delete it | delete it | wait | nothing |
 //! | is halting: its guest has shut down, and the status does not say so yet | nothing | leave it | leave it | wait | nothing |
 //!
@@ -16,7 +17,7 @@
 //! Two Pods never run the same VM:
 //! - The Pod has the VM's name, so the API server refuses a second one.
 //! - When a Pod is being deleted, the manager waits until it is gone, and never removes it from the API server by force. A person can at
-//!   most shorten its grace period to one second ([`FORCE_STOP_ANNOTATION`]).
+//!   most shorten its grace period to one second ([`force_stop`](mod@crate::power::force_stop)).
 //! - The manager creates no Pod while an object that the Pod may mount is being deleted or belongs to someone else.
 //! - Every Pod of the VM counts, whatever its name is, whichever labels it lost and whatever made it ([`guests`]). Templates may name the
 //!   Pod otherwise, or render a maker of Pods (a StatefulSet) instead of it. The new one is created only when the old Pod, and everything
@@ -32,12 +33,13 @@ use serde_json::{Value, json};
 use crate::{
     api::{PendingChange, VirtualMachine, status::Retry},
     claims,
-    object::{
-        FORCE_STOP_ANNOTATION, HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, RESTARTED_ANNOTATION,
-        Rendered, Update,
-    },
+    object::{HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, RESTARTED_ANNOTATION, Rendered, Update},
     observed::{Object, Observed},
-    power::{self, Power, Wanted, power},
+    power::{
+        self, Power, Wanted,
+        force_stop::{ForceStop, force_stop},
+        power,
+    },
 };
 
 pub mod conflict;
@@ -50,8 +52,11 @@ mod retry;
 use self::guests::Guests;
 
 /// The time after the end of its grace period that a Pod may need until it is gone. The kubelet itself adds a little
-/// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>).
+/// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>). After that, also the time between two looks at
+/// its node.
 const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
+/// The time after which a Pod that has a node should have created its containers.
+const LATE: SignedDuration = SignedDuration::from_mins(2);
 /// The grace period in seconds of a Pod that does not wait for its guest. With 0 the API server would remove the Pod before the node
 /// has ended it.
 const FORCED_GRACE: i64 = 1;
@@ -67,6 +72,8 @@ const LONGEST_REQUEUE: SignedDuration = SignedDuration::from_mins(5);
 pub struct Plan {
     /// Whether the VM should run.
     pub power: Power,
+    /// Whether a Pod ends without waiting for its guest.
+    pub force_stop: ForceStop,
     /// The actions, in order; those of one step do not depend on each other. First comes what the Pod mounts, then the Pod, then the
     /// deletion of objects that are not needed any more. Pods are deleted in the first step.
     pub steps: [Vec<Action>; 3],
@@ -109,6 +116,8 @@ pub enum Action {
         reason: DeleteReason,
         /// The grace period in seconds; `None`: the object's own.
         grace: Option<i64>,
+        /// The resourceVersion, if the object must not have changed since.
+        version: Option<u64>,
     },
 }
 
@@ -123,6 +132,8 @@ pub enum DeleteReason {
     Ended,
     /// A forced stop was requested: the Pod does not wait for its guest.
     Force,
+    /// No node can take the Pod, so no guest runs, and it is not as rendered any more.
+    Changed,
     /// No template renders the object any more.
     NotRendered,
 }
@@ -134,8 +145,8 @@ pub enum Wait {
     Gone(ObjectKey),
     /// An object with that name belongs to someone else and must be removed first.
     NotOurs(ObjectKey),
-    /// The Pod should be gone already, but its node does not answer.
-    NodeNotResponding(ObjectKey),
+    /// The Pod should be gone already, but its node has not reported that it has ended.
+    Overdue(ObjectKey),
     /// The Pod should be gone already. It has ended, but something keeps the object, usually a finalizer.
     NotRemoved(ObjectKey),
     /// The Pod has ended and is created again later.
@@ -152,7 +163,7 @@ impl Wait {
         match self {
             Self::Gone(key)
             | Self::NotOurs(key)
-            | Self::NodeNotResponding(key)
+            | Self::Overdue(key)
             | Self::NotRemoved(key)
             | Self::Retry(key)
             | Self::ClaimInUse(key)
@@ -167,7 +178,20 @@ impl Plan {
         self.steps.iter().flatten().any(|action| match action {
             Action::Apply { object, uid: _ } => object.key == *key,
             Action::Label { key: labelled, uid: _, patch: _ } => labelled == key,
-            Action::Delete { key: _, uid: _, reason: _, grace: _ } => false,
+            Action::Delete { .. } => false,
+        })
+    }
+
+    /// The node of a Pod that should be gone already and may still run.
+    pub fn overdue_on<'a>(&self, observed: &'a Observed) -> Option<&'a str> {
+        self.waits.iter().find_map(|wait| match wait {
+            Wait::Overdue(key) => observed.get(key)?.node_name(),
+            Wait::Gone(_)
+            | Wait::NotOurs(_)
+            | Wait::NotRemoved(_)
+            | Wait::Retry(_)
+            | Wait::ClaimInUse(_)
+            | Wait::ClaimMissing(_) => None,
         })
     }
 
@@ -189,13 +213,11 @@ enum Existing<'a> {
 
 /// Decides what to do about the objects of a VM.
 ///
-/// `rendered` is `None` while the templates can't be rendered. Then nothing is created, changed or deleted, except that a VM that should
-/// be down is stopped.
+/// `rendered` is `None` while the templates can't be rendered. Then the plan follows only the VM's power: nothing is created or changed, and
+/// nothing is deleted except the Pod of a VM that should be down. The same holds for a VM that is being deleted and that a finalizer keeps;
+/// the garbage collector deletes its objects when it is gone. A restart needs a new Pod, so neither of the two is restarted.
 pub fn plan(vm: &VirtualMachine, observed: &Observed, rendered: Option<&[Rendered]>) -> Plan {
-    // The garbage collector deletes the objects of a VM that is being deleted.
-    if vm.metadata.deletion_timestamp.is_some() {
-        return Plan::default();
-    }
+    let rendered = rendered.filter(|_| vm.metadata.deletion_timestamp.is_none());
     let mut planner = Planner::new(vm, observed, rendered);
     planner.permanent_objects();
     planner.take_down_makers();
@@ -224,7 +246,8 @@ impl<'a> Planner<'a> {
         let renders_pod = rendered.is_none_or(|rendered| rendered.iter().any(|object| object.key.is_pod()));
         let retry = vm.status.as_ref().and_then(|status| status.retry.clone());
         let retry = retry.filter(|_| power.wanted == Wanted::Up && renders_pod);
-        let plan = Plan { power, retry, ..Plan::default() };
+        let force_stop = force_stop(vm, observed, guests.pod().map(AsRef::as_ref), power.wanted);
+        let plan = Plan { power, force_stop, retry, ..Plan::default() };
         Self { vm, uid: vm.uid().unwrap_or_default(), observed, rendered, guests, plan }
     }
 
@@ -406,7 +429,7 @@ impl<'a> Planner<'a> {
     }
 
     fn is_forced(&self, pod: &Object) -> bool {
-        self.vm.annotations().get(FORCE_STOP_ANNOTATION) == Some(&pod.uid)
+        self.plan.force_stop.pod_uid.as_ref() == Some(&pod.uid)
     }
 
     /// The VM's Pods that are neither rendered nor made by a rendered object.
@@ -428,6 +451,9 @@ impl<'a> Planner<'a> {
     /// A Pod that other templates or another release made. Changed templates never end a guest; a person does, and a restart if the
     /// Pod can be created again.
     fn unrendered_pod(&mut self, pod: &Arc<Object>) {
+        if pod.deleting.is_some() && self.rendered.is_none() {
+            return self.wait_or_force(pod);
+        }
         let reason = match self.plan.power.wanted {
             Wanted::Down if self.is_forced(pod) => DeleteReason::Force,
             Wanted::Down => DeleteReason::Stop,
@@ -468,6 +494,9 @@ impl<'a> Planner<'a> {
             (Wanted::Up, Existing::Present(found) | Existing::Ended(found)) if self.is_replaced(found) => {
                 self.delete_and_wait(found, DeleteReason::Restart);
             }
+            (Wanted::Up, Existing::Present(found)) if is_outdated_before_start(object, found) => {
+                self.delete_and_wait(found, DeleteReason::Changed);
+            }
             (Wanted::Up, Existing::Present(found)) => self.keep_runtime_object(object, found),
             (Wanted::Up, Existing::Ended(found)) => self.retry_ended(found),
             (Wanted::Up, Existing::NotOurs) => self.plan.waits.push(Wait::NotOurs(object.key.clone())),
@@ -489,6 +518,9 @@ impl<'a> Planner<'a> {
     fn keep_runtime_object(&mut self, object: &Rendered, found: &Arc<Object>) {
         if object.key.is_pod() {
             self.forget_retry_of_lasting_pod();
+            if let Some(late) = late_at(found).filter(|late| *late > self.observed.now) {
+                self.plan.requeue_at(late, self.observed.now);
+            }
         }
         // The existing object keeps its restart annotation. Another value would look like a new restart.
         let object = metadata::with_restart(object, found.annotations.get(RESTARTED_ANNOTATION));
@@ -524,7 +556,10 @@ impl<'a> Planner<'a> {
 
     fn delete_and_wait(&mut self, found: &Object, reason: DeleteReason) {
         let grace = (reason == DeleteReason::Force).then(|| forced_grace(found, self.observed.now));
-        self.plan.steps[0].push(Action::Delete { key: found.key.clone(), uid: found.uid.clone(), reason, grace });
+        // A Pod that gets its node at this moment has another version then, and is kept.
+        let version = (reason == DeleteReason::Changed).then_some(found.version);
+        let (key, uid) = (found.key.clone(), found.uid.clone());
+        self.plan.steps[0].push(Action::Delete { key, uid, reason, grace, version });
         self.plan.waits.push(Wait::Gone(found.key.clone()));
     }
 
@@ -547,7 +582,11 @@ impl<'a> Planner<'a> {
                 self.plan.waits.push(Wait::Gone(key));
                 self.plan.requeue_at(overdue, now);
             }
-            Some(_) if may_run(found) => self.plan.waits.push(Wait::NodeNotResponding(key)),
+            Some(_) if may_run(found) => {
+                self.plan.waits.push(Wait::Overdue(key));
+                // The manager does not watch Nodes.
+                self.plan.requeue_at(now + OVERDUE, now);
+            }
             Some(_) => self.plan.waits.push(Wait::NotRemoved(key)),
         }
     }
@@ -590,10 +629,31 @@ impl<'a> Planner<'a> {
     }
 }
 
+/// When a Pod that has a node is late, because its containers are not created; `None` if they are.
+pub fn late_at(pod: &Object) -> Option<Timestamp> {
+    let is_creating = |status: &Value| {
+        let reason = status["state"]["waiting"]["reason"].as_str();
+        reason.is_some_and(|reason| ["ContainerCreating", "PodInitializing"].contains(&reason))
+    };
+    let scheduled = pod.condition("PodScheduled", "True")?["lastTransitionTime"].as_str()?.parse::<Timestamp>().ok()?;
+    let is_waiting = pod.phase() == Some("Pending") && pod.container_statuses().any(is_creating);
+    scheduled.checked_add(LATE).ok().filter(|_| is_waiting)
+}
+
 /// Whether a container of a Pod may run, as far as its kubelet has reported. The kubelet may have restarted a container that has ended,
 /// so only the Pod's phase is final.
 fn may_run(pod: &Object) -> bool {
     pod.node_name().is_some() && !pod.has_ended()
+}
+
+/// Whether an existing object is a Pod that the scheduler could not place, and that is not as rendered any more. No guest runs in it, so
+/// nothing has to wait; otherwise it would stay, although the VM's new spec may fit a node.
+fn is_outdated_before_start(object: &Rendered, found: &Object) -> bool {
+    object.key.is_pod()
+        && found.node_name().is_none()
+        && found.condition("PodScheduled", "False").is_some()
+        && found.annotations.get(HASH_ANNOTATION) != Some(&object.hash)
+        && !pending::changes(object, found).is_empty()
 }
 
 /// Whether an object exists only while the VM runs.
@@ -616,7 +676,7 @@ fn forced_grace(found: &Object, now: Timestamp) -> i64 {
 }
 
 fn delete(found: &Object, reason: DeleteReason) -> Action {
-    Action::Delete { key: found.key.clone(), uid: found.uid.clone(), reason, grace: None }
+    Action::Delete { key: found.key.clone(), uid: found.uid.clone(), reason, grace: None, version: None }
 }
 
 #[cfg(test)]

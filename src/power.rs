@@ -39,6 +39,8 @@ use crate::{
     ownership::{self, Setter, setter},
 };
 
+pub mod force_stop;
+
 /// What the VM should do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {

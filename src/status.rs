@@ -5,7 +5,8 @@
 //! | stopped, as wanted | True, StoppedAsRequested | False | false |
 //! | is starting | False, Starting or the cause | False | false |
 //! | up, as wanted | True, Running | True | true |
-//! | up, but its node does not answer | False, NodeNotResponding | True | false, because nobody knows |
+//! | up, but its guest is paused | False, Paused | False | false |
+//! | up, but its node does not answer | False, NodeNotResponding | Unknown | false, because nobody knows |
 //! | up, should stop | False, Stopping | True | true until the guest is down |
 //! | down, should run | False, the cause and the next try | False | false |
 //! | down, because the guest shut itself down | True, GuestShutdown | False | false |
@@ -20,7 +21,7 @@ use kube::{ResourceExt, core::TypeMeta};
 use serde_json::Value;
 
 use self::{
-    guest::{Guest, is_lost},
+    guest::{Guest, LastReport, is_lost},
     ready::ready,
 };
 use crate::{
@@ -30,11 +31,12 @@ use crate::{
             self, BOOTED, CONSOLE_CONNECTED, NewCondition, POWER_UNMANAGED, RESTART_REQUIRED, RUNNING, TEMPLATES_VALID,
             USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
         },
+        reasons::Effect,
         status::{Address, Phase},
     },
     claims::{self, Refusal},
     object::Rendered,
-    observed::{Object, Observed},
+    observed::{NodeState, Object, Observed},
     plan::{self, Plan, Wait, guests, kinds},
     power::Wanted,
     render::{TemplateError, TemplateSet},
@@ -53,6 +55,8 @@ pub struct Outcome {
     pub refusals: Vec<Refusal>,
     /// The kinds in `status.objectKinds` that the manager does not watch.
     pub unknown_kinds: Vec<TypeMeta>,
+    /// The state of the node of a Pod that is overdue ([`Wait::Overdue`]).
+    pub node: NodeState,
 }
 
 /// Why a VM is not as its spec wants it.
@@ -117,7 +121,7 @@ impl<'a> Pods<'a> {
 /// Whether a plan waits until an object that is being deleted is gone.
 fn is_deletion(wait: &Wait) -> bool {
     match wait {
-        Wait::Gone(_) | Wait::NodeNotResponding(_) | Wait::NotRemoved(_) => true,
+        Wait::Gone(_) | Wait::Overdue(_) | Wait::NotRemoved(_) => true,
         Wait::NotOurs(_) | Wait::Retry(_) | Wait::ClaimInUse(_) | Wait::ClaimMissing(_) => false,
     }
 }
@@ -127,13 +131,14 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
     let Reconciled { vm, observed, plan, rendered, outcome, source } = *reconciled;
     let pods = Pods::new(vm, observed, plan);
     let guest = Guest::new(vm, pods.own);
-    let phase = phase(plan.power.wanted, guest.is_up, pods.own.or(pods.previous));
+    let ready = ready(reconciled, &guest, pods);
+    let phase = phase(reconciled, &guest, pods, ready.reason);
     // While nothing can be rendered, the claims that are known stay known.
     let known = || vm.status.as_ref().map(|status| status.claims.clone()).unwrap_or_default();
     let claims =
         rendered.map_or_else(|_| known(), |rendered| claims::claims(vm, observed, rendered, &outcome.refusals));
 
-    let mut new = vec![templates_valid(vm, rendered, source.refused), ready(reconciled, &guest, pods)];
+    let mut new = vec![templates_valid(vm, rendered, source.refused), ready];
     new.extend(restart_required(vm, plan, &guest));
     new.extend(power_unmanaged(plan));
     new.extend(rendered.ok().and_then(|rendered| claims::storage_ready(&claims, rendered)));
@@ -141,7 +146,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
     new.sort_by_key(|condition| condition.type_);
 
     // What the runner wrote no longer holds when no runner reports.
-    let is_runner_silent = !guest.reports(RUNNING);
+    let is_runner_silent = guest.is_silent();
     let stale = vm.status.as_ref().filter(|_| is_runner_silent);
     // The manager can't remove another field manager's field, but it can empty it.
     let emptied = |is_set: bool| is_set.then(String::new);
@@ -159,6 +164,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
         object_kinds: object_kinds(vm, observed, rendered.unwrap_or_default(), &outcome.unknown_kinds),
         claims,
         halted: plan.power.halted.clone(),
+        force_stop_ignored: plan.force_stop.ignored.clone(),
         retry: plan.retry.clone(),
         pending_changes: plan.pending.clone(),
         cpus: is_runner_silent.then_some(0),
@@ -195,14 +201,40 @@ fn power_unmanaged(plan: &Plan) -> Option<NewCondition> {
     })
 }
 
-/// The runner's conditions that no runner reports: without a guest they are False. Runners of older versions do not write all of them.
+/// The runner's conditions that no runner reports: without a guest they are False, and while the Pod's node does not answer they are Unknown
+/// ([`Guest::last_report`]). Runners of older versions do not write all of them.
 fn conditions_without_report(guest: &Guest<'_>, phase: Phase) -> Vec<NewCondition> {
-    let optional = [VMOP_AGENT_CONNECTED, USER_LOGGED_IN, CONSOLE_CONNECTED]
-        .into_iter()
-        .filter(|type_| conditions::find(guest.conditions, type_).is_some() && !guest.reports(RUNNING));
-    let condition =
-        |type_| NewCondition { type_, status: false, reason: phase.reason(), message: "no guest is running".into() };
-    [RUNNING, BOOTED].into_iter().filter(|type_| !guest.reports(type_)).chain(optional).map(condition).collect()
+    let written = |type_: &&'static str| match (guest.last_report(type_), *type_) {
+        (Some(_), _) => true,
+        (None, RUNNING | BOOTED) => !guest.reports(type_),
+        (None, _) => conditions::find(guest.conditions, type_).is_some() && guest.is_silent(),
+    };
+    let condition = |type_: &'static str| {
+        let (status, reason, message) = match guest.last_report(type_) {
+            Some(LastReport::NotKnown) => (false, Reason::Unknown, "the Pod's node does not answer"),
+            Some(LastReport::Holds) => (
+                true,
+                reported_as_true(type_),
+                "the Pod's node answers again, and the runner has reported nothing else",
+            ),
+            None if phase == Phase::Unknown => (false, Reason::Unknown, "the Pod's node does not answer"),
+            None => (false, phase.reason(), "no guest is running"),
+        };
+        NewCondition { type_, status, reason, message: message.into() }
+    };
+    let types = [RUNNING, BOOTED, VMOP_AGENT_CONNECTED, USER_LOGGED_IN, CONSOLE_CONNECTED];
+    types.into_iter().filter(written).map(condition).collect()
+}
+
+/// The reason with which the runner reports that a condition is True.
+fn reported_as_true(type_: &str) -> Reason {
+    match type_ {
+        BOOTED => Reason::GuestAgentAnswered,
+        VMOP_AGENT_CONNECTED => Reason::LoginAgentAnswered,
+        USER_LOGGED_IN => Reason::LoggedIn,
+        CONSOLE_CONNECTED => Reason::Connected,
+        _ => Reason::Started,
+    }
 }
 
 fn addresses(pod: &Object) -> Vec<Address> {
@@ -226,16 +258,25 @@ fn object_kinds(
     kinds.map(ObjectKind::from).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-fn phase(wanted: Wanted, is_up: bool, pod: Option<&Object>) -> Phase {
-    match (wanted, pod) {
+/// `ready` is the reason of the condition Ready.
+fn phase(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>, ready: Reason) -> Phase {
+    let is_being_deleted = reconciled.vm.metadata.deletion_timestamp.is_some();
+    match (reconciled.plan.power.wanted, pods.own.or(pods.previous)) {
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => Phase::Stopping,
-        (Wanted::Up, Some(_)) if is_up => Phase::Running,
+        (Wanted::Up, Some(_)) if guest.is_up => Phase::Running,
         (Wanted::Up, Some(pod)) if is_lost(pod) => Phase::Unknown,
-        (Wanted::Up, Some(pod)) if pod.phase() == Some("Failed") => Phase::Failed,
+        (Wanted::Up, Some(_)) if ready == Reason::Paused => Phase::Paused,
+        (Wanted::Up, None) if is_being_deleted => Phase::Stopped,
+        (Wanted::Up, Some(_) | None) if is_failure(ready) => Phase::Failed,
         (Wanted::Up, Some(_) | None) => Phase::Starting,
         (Wanted::Down | Wanted::Halting, None) => Phase::Stopped,
         (Wanted::Down | Wanted::Halting, Some(_)) => Phase::Stopping,
     }
+}
+
+/// Whether a VM with this reason of Ready fails to start. A VM that only waits, for a node or for its image, does not.
+fn is_failure(ready: Reason) -> bool {
+    ready.effect() == Effect::Warning && !matches!(ready, Reason::Unschedulable | Reason::StartDelayed)
 }
 
 fn templates_valid(

@@ -104,11 +104,11 @@ fn describe(plan: &Plan) -> String {
         Action::Apply { object, uid: None } => json!({ "create": object.key.to_string() }),
         Action::Apply { object, uid: Some(uid) } => json!({ "apply": object.key.to_string(), "uid": uid }),
         Action::Label { key, uid, patch } => json!({ "label": key.to_string(), "uid": uid, "patch": patch }),
-        Action::Delete { key, uid, reason, grace } => {
+        Action::Delete { key, uid, reason, grace, version: _ } => {
             json!({ "delete": key.to_string(), "uid": uid, "reason": format!("{reason:?}"), "grace": grace })
         }
     };
-    let Plan { power, steps, waits, requeue_after, pending, retry } = plan;
+    let Plan { power, force_stop: _, steps, waits, requeue_after, pending, retry } = plan;
     yaml(json!({
         "power": format!("{power:?}"),
         "steps": steps.iter().map(|step| step.iter().map(action).collect::<Vec<_>>()).collect::<Vec<_>>(),

@@ -33,7 +33,7 @@ pub const CONSOLE_CONNECTED: &str = "ConsoleConnected";
 pub struct NewCondition {
     /// One of the constants of this module.
     pub type_: &'static str,
-    /// `True` or `False`; a condition that is not known is left out.
+    /// `True` or `False`. With the reason [`Reason::Unknown`] the condition is `Unknown`, whatever this is.
     pub status: bool,
     /// The reason.
     pub reason: Reason,
@@ -51,7 +51,11 @@ pub fn with_times(
 ) -> Vec<Condition> {
     new.into_iter()
         .map(|NewCondition { type_, status, reason, message }| {
-            let status = if status { "True" } else { "False" };
+            let status = match (reason, status) {
+                (Reason::Unknown, _) => "Unknown",
+                (_, true) => "True",
+                (_, false) => "False",
+            };
             let since =
                 find(current, type_).filter(|old| old.status == status).map(|old| old.last_transition_time.clone());
             Condition {

@@ -23,7 +23,8 @@ pub struct VirtualMachineStatus {
     /// The generation of the spec from which this status was derived; -1 until a manager has reconciled the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// A summary in one word: Stopped, Starting, Running, Stopping, Failed, or Unknown while the VM's node does not answer.
+    /// A summary in one word: Stopped, Starting, Running, Paused, Stopping, Failed if the VM can't be started, or Unknown while its node does
+    /// not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
     /// Whether the VM's Pod exists.
@@ -46,6 +47,10 @@ pub struct VirtualMachineStatus {
     /// Set while the VM stays down because its guest shut itself down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub halted: Option<Halted>,
+    /// The value of the annotation `forceStop` that the manager and the runner ignore, because the VM was not being stopped when it was set,
+    /// or because it is not about the VM's present Pod. To force a stop, remove the annotation and set it again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub force_stop_ignored: Option<String>,
     /// Set when the VM's Pod ended by itself: when the manager creates the next one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<Retry>,
@@ -177,7 +182,9 @@ pub enum Phase {
     Running,
     /// The guest is being shut down.
     Stopping,
-    /// The Pod failed.
+    /// The guest is paused.
+    Paused,
+    /// The VM can't be started, or fails again and again. The condition Ready has the cause.
     Failed,
     /// The VM's node does not answer.
     Unknown,
@@ -185,8 +192,16 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in alphabetical order.
-    pub const ALL: [Self; 7] =
-        [Self::Failed, Self::Pending, Self::Running, Self::Starting, Self::Stopped, Self::Stopping, Self::Unknown];
+    pub const ALL: [Self; 8] = [
+        Self::Failed,
+        Self::Paused,
+        Self::Pending,
+        Self::Running,
+        Self::Starting,
+        Self::Stopped,
+        Self::Stopping,
+        Self::Unknown,
+    ];
 
     /// The reason with the same name, for conditions of which only the phase is known.
     pub const fn reason(self) -> Reason {
@@ -196,6 +211,7 @@ impl Phase {
             Self::Starting => Reason::Starting,
             Self::Running => Reason::Running,
             Self::Stopping => Reason::Stopping,
+            Self::Paused => Reason::Paused,
             Self::Failed => Reason::Failed,
             Self::Unknown => Reason::Unknown,
         }

@@ -143,6 +143,7 @@ fn print_deletion(key: &ObjectKey, reason: &DeleteReason, output: &mut Output<'_
         DeleteReason::Stop => "the VM should be stopped",
         DeleteReason::Restart => "a restart is requested",
         DeleteReason::Ended => "it has ended, and is created again",
+        DeleteReason::Changed => "no node can take it, and it is created again with its new spec",
         DeleteReason::Force => "without waiting for the guest",
         DeleteReason::NotRendered => "no template renders it any more",
     };

@@ -3,7 +3,7 @@
 use std::{fmt::Debug, time::Duration};
 
 use backon::ExponentialBuilder;
-use futures::Stream;
+use futures::{Stream, StreamExt, stream};
 use kube::{
     Api, Resource,
     runtime::{
@@ -31,11 +31,29 @@ const RESET: Duration = Duration::from_secs(60);
 /// manager that has just started a past in which, for example, a VM was not stopped yet
 /// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list>). All pages of a list are of one
 /// moment.
+///
+/// A watch that is refused ([`is_refused`]) is begun again with a list. Without it nobody would see that the watch works again, because a
+/// watch says nothing until something changes.
 pub fn list_watch<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = watcher::Result<Event<K>>> + Send
 where
     K: Clone + Debug + DeserializeOwned + Resource + Send + 'static,
 {
-    watcher(api, config.page_size(PAGE)).backoff(Pauses::default())
+    let config = config.page_size(PAGE);
+    let begin = move || watcher(api.clone(), config.clone()).backoff(Pauses::default()).boxed();
+    stream::unfold((begin(), begin), |(mut events, begin)| async move {
+        let event = events.next().await?;
+        if matches!(&event, Err(error @ (watcher::Error::WatchStartFailed(_) | watcher::Error::WatchError(_))) if is_refused(error))
+        {
+            events = begin();
+        }
+        Some((event, (events, begin)))
+    })
+}
+
+/// Whether the API server refuses a list or a watch until a person changes something: the manager lacks the right, or the API server does not
+/// have the kind in this version.
+pub fn is_refused(error: &watcher::Error) -> bool {
+    matches!(code(error), Some(403..=405))
 }
 
 /// The HTTP status code with which the API server answered to a list or a watch.
@@ -86,14 +104,13 @@ mod tests {
         body::Body,
         http::{Request, Response},
     };
-    use futures::{StreamExt, stream};
     use kube::{
         Client,
         api::{ApiResource, DynamicObject},
         core::GroupVersionKind,
     };
     use serde_json::{Value, json};
-    use tokio::time::Instant;
+    use tokio::time::{Instant, timeout};
     use tower::service_fn;
 
     use super::*;
@@ -167,6 +184,22 @@ mod tests {
         let failed = ["Init", "error 404"].repeat(7);
         assert_eq!(events, [&failed[..], &["Init", "InitApply(apple)"]].concat());
         assert_eq!(start.elapsed().as_millis(), 500 + 1000 + 2000 + 4000 + 8000 + 8000 + 8000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_is_refused_begins_with_a_list_again() {
+        for refused in [403, 404] {
+            let refusal = || Body::from(status(refused).to_string());
+            let answers =
+                vec![(200, page("apple", "")), (refused, refusal()), (refused, refusal()), (200, page("pear", ""))];
+            let (client, _) = client(answers);
+            let events = pods(client).take(9).map(text).collect::<Vec<_>>();
+            let events = timeout(RESET, events).await.expect("a list after the refusal");
+            let error = format!("error {refused}");
+            let expected =
+                ["Init", "InitApply(apple)", "InitDone", &error, "Init", &error, "Init", "InitApply(pear)", "InitDone"];
+            assert_eq!(events, expected);
+        }
     }
 
     #[tokio::test(start_paused = true)]

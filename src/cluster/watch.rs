@@ -90,7 +90,7 @@ pub struct Children {
     hasher: RandomState,
     /// Receives the VMs that must be reconciled.
     pub trigger: mpsc::UnboundedSender<ObjectRef<PackedVm>>,
-    /// Changes when a kind can be watched that could not be watched before.
+    /// Changes when a kind can be watched that could not be watched before, or the other way round.
     pub recovered: watch::Sender<()>,
 }
 
@@ -133,11 +133,22 @@ impl From<TypeMeta> for UnknownKind {
 enum WatchState {
     Listing,
     Complete,
+    /// The list was complete, and now the API server refuses the watch. The cache keeps what it has.
+    Refused {
+        message: String,
+    },
     Failed {
         message: String,
         /// Whether the API server does not have the kind, so that there are no such objects.
         is_missing: bool,
     },
+}
+
+impl WatchState {
+    /// Whether the cache has had all objects of the kind.
+    fn is_listed(&self) -> bool {
+        matches!(self, Self::Complete | Self::Refused { .. })
+    }
 }
 
 /// The objects of a kind can't be watched.
@@ -205,7 +216,7 @@ impl Children {
 
     /// How many kinds are known completely. An observation made when there were fewer may lack objects that exist.
     pub fn complete(&self) -> usize {
-        lock(&self.kinds).values().filter(|state| *state.borrow() == WatchState::Complete).count()
+        lock(&self.kinds).values().filter(|state| state.borrow().is_listed()).count()
     }
 
     /// Begins to list and watch these kinds, because they will be needed.
@@ -225,9 +236,9 @@ impl Children {
         watched.entry(kind.clone()).or_insert_with(|| self.start(kind))
     }
 
-    /// Whether this kind is known completely.
+    /// Whether all objects of this kind are known, as they were when the watch worked last.
     pub fn knows(&self, kind: &TypeMeta) -> bool {
-        lock(&self.kinds).get(kind).is_some_and(|state| *state.borrow() == WatchState::Complete)
+        lock(&self.kinds).get(kind).is_some_and(|state| state.borrow().is_listed())
     }
 
     /// Begins to list and watch kinds of which there may be objects, up to 100 kinds. With `wait` it waits until they are
@@ -253,7 +264,7 @@ impl Children {
             match *state.borrow() {
                 WatchState::Complete | WatchState::Failed { is_missing: true, .. } => {}
                 WatchState::Listing => unknown.push(UnknownKind { kind, is_listed: true }),
-                WatchState::Failed { .. } => unknown.push(kind.into()),
+                WatchState::Failed { .. } | WatchState::Refused { .. } => unknown.push(kind.into()),
             }
         }
         unknown
@@ -277,7 +288,7 @@ impl Children {
         }
         for (kind, mut state) in pending {
             let state = state.wait_for(|state| *state != WatchState::Listing).await.map(|state| state.clone());
-            if let Ok(WatchState::Failed { message, .. }) = state {
+            if let Ok(WatchState::Failed { message, .. } | WatchState::Refused { message }) = state {
                 return Err(WatchError { kind: kind.kind, message });
             }
         }
@@ -373,27 +384,38 @@ impl Children {
                         if !matches!(event, Event::Init | Event::InitApply(_)) {
                             repeats.clear();
                         }
-                        if children.apply_event(&kind, event)
-                            && matches!(sender.send_replace(WatchState::Complete), WatchState::Failed { .. })
-                        {
-                            children.recovered.send_replace(());
+                        if children.apply_event(&kind, event) {
+                            children.metrics.watch_refused(children.namespace.as_deref(), &kind.kind, None);
+                            let before = sender.send_replace(WatchState::Complete);
+                            if matches!(before, WatchState::Failed { .. } | WatchState::Refused { .. }) {
+                                children.recovered.send_replace(());
+                            }
                         }
                     }
                     Err(error) => {
                         let is_missing = list_watch::code(&error) == Some(404);
+                        let is_refused = list_watch::is_refused(&error);
                         let error = ErrorChain(&error).to_string();
                         if repeats.is_new(&error) {
                             warn!(kind = kind.kind, error, "the watch was cut");
                         }
                         children.metrics.watch_restarted(&kind.kind);
-                        // A watch that was complete once goes on from where it was.
+                        let was_complete = *sender.borrow() == WatchState::Complete;
                         sender.send_if_modified(|state| {
-                            let failed = *state != WatchState::Complete;
-                            if failed {
-                                *state = WatchState::Failed { message: error, is_missing };
-                            }
-                            failed
+                            *state = match state {
+                                WatchState::Complete if is_refused => WatchState::Refused { message: error.clone() },
+                                // A watch that was complete once goes on from where it was.
+                                WatchState::Complete | WatchState::Refused { .. } => return false,
+                                WatchState::Listing | WatchState::Failed { .. } => {
+                                    WatchState::Failed { message: error.clone(), is_missing }
+                                }
+                            };
+                            true
                         });
+                        if was_complete && is_refused {
+                            children.metrics.watch_refused(children.namespace.as_deref(), &kind.kind, Some(error));
+                            children.recovered.send_replace(());
+                        }
                     }
                 }
             }

@@ -179,7 +179,7 @@ fn action(action: &Action) -> Value {
     match action {
         Action::Apply { object, uid } => json!({ "apply": object.key.to_string(), "uid": uid }),
         Action::Label { key, uid, patch: _ } => json!({ "label": key.to_string(), "uid": uid }),
-        Action::Delete { key, uid, reason, grace } => {
+        Action::Delete { key, uid, reason, grace, version: _ } => {
             json!({ "delete": key.to_string(), "uid": uid, "reason": format!("{reason:?}"), "graceSeconds": grace })
         }
     }
@@ -189,7 +189,7 @@ fn wait(wait: &Wait) -> Value {
     let (why, key) = match wait {
         Wait::Gone(key) => ("Gone", key),
         Wait::NotOurs(key) => ("NotOurs", key),
-        Wait::NodeNotResponding(key) => ("NodeNotResponding", key),
+        Wait::Overdue(key) => ("Overdue", key),
         Wait::NotRemoved(key) => ("NotRemoved", key),
         Wait::Retry(key) => ("Retry", key),
         Wait::ClaimInUse(key) => ("ClaimInUse", key),

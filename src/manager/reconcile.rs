@@ -35,7 +35,7 @@ use crate::{
     config::ReconcilerConfig,
     manager::{debug::DebugRecords, templates::InForce, written::Written},
     object::{Rendered, pods},
-    observed::Observed,
+    observed::{NodeState, Observed},
     ownership::{status_differs, trim},
     plan::{self, Plan, guests, kinds, plan},
     process::{ErrorChain, lock},
@@ -170,6 +170,10 @@ impl Reconciler {
             failure: failure(result.as_ref().err(), view.unwatched.as_ref(), failing.count),
             refusals,
             unknown_kinds: view.unknown.iter().map(|unknown| unknown.kind.clone()).collect(),
+            node: match plan.overdue_on(&view.observed) {
+                Some(node) => self.cluster.node_state(node).await,
+                None => NodeState::default(),
+            },
         };
 
         // 4. Report. Derives events and the status, then writes them.
@@ -264,7 +268,7 @@ impl Reconciler {
         let wanted = status(reconciled);
         // Events are recorded first: after the status is written, they would not be new any more.
         self.record(vm, events(reconciled, &wanted, done));
-        if vm.metadata.deletion_timestamp.is_some() || !status_differs(vm, &wanted) {
+        if !status_differs(vm, &wanted) {
             return Ok(false);
         }
         self.write_status(vm, &wanted).await
@@ -274,6 +278,7 @@ impl Reconciler {
     /// the write requires the version of the VM for which the plan was made.
     async fn write_stopped(&self, vm: &VirtualMachine, plan: &Plan) -> Result<(), ReconcileError> {
         if plan.power.write_stopped
+            && vm.metadata.deletion_timestamp.is_none()
             && let Some(halted) = &plan.power.halted
             && self.cluster.write_stopped(vm, halted).await.map_err(ReconcileError::Spec)?
         {

@@ -232,8 +232,8 @@ impl<T: FnMut(&PackedVm, &serde_json::Error)> Reader<T> {
             return;
         }
         warn!("waiting for the VMs: {message}");
-        // A manager that has listed the VMs once goes on with what it knows.
-        if !self.is_listed {
+        // A manager that has listed the VMs once goes on with what it knows. If the watch is refused, that does not end by itself.
+        if !self.is_listed || list_watch::is_refused(error) {
             self.health.set(Readiness::Waiting(message));
         }
     }

@@ -71,7 +71,7 @@ impl Health {
         }
     }
 
-    /// Whether all parts are ready, and the state of each.
+    /// Whether all parts are ready and no watch is refused, and the state of each.
     fn ready(&self) -> (bool, String) {
         let parts = lock(&self.parts);
         let mut text = String::new();
@@ -82,7 +82,12 @@ impl Health {
                 Readiness::Waiting(why) => writeln!(text, "[-] {name}: {why}"),
             };
         }
-        (parts.iter().all(|(_, progress)| matches!(progress, Readiness::Ready(_))), text)
+        let refused = self.metrics.refused_watches();
+        for (watch, why) in &refused {
+            let _ = writeln!(text, "[-] {watch}: {why}");
+        }
+        let is_ready = |progress: &Readiness| matches!(progress, Readiness::Ready(_));
+        (refused.is_empty() && parts.iter().all(|(_, progress)| is_ready(progress)), text)
     }
 
     /// Whether the manager makes progress: the main loop answers, and no reconcile takes too long.

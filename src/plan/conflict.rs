@@ -5,7 +5,7 @@
 //! | rendered as | the existing object | decision |
 //! |---|---|---|
 //! | `keep` | is labelled as another VM's | [`Conflict::OtherVm`]: refuse |
-//! | a claim | any other | [`Conflict::Apply`]: a claim with the disk's name is used as the disk, also if a person created it; its spec stays |
+//! | a claim | any other | [`Conflict::Apply`]: a claim with the disk's name is used as the disk, also if a person created it; its spec stays, and if the Pod was rendered for another volume, the VM is planned again |
 //! | a Pod | is this VM's | [`Conflict::Label`]: restore the labels, so that the watch reports it; the next plan decides about other changes |
 //! | `once` | is this VM's | [`Conflict::Keep`]: leave it alone |
 //! | anything else | is this VM's | [`Conflict::Apply`]: apply what was rendered |
@@ -61,6 +61,16 @@ pub fn conflict(vm: &VirtualMachine, rendered: &Rendered, found: &Object) -> Con
     }
 }
 
+/// Whether a claim that exists is another volume than the rendered one would be: with another mode or another size, for which the Pod and the
+/// runner's configuration are rendered differently.
+pub fn is_another_volume(rendered: &Rendered, found: &Object) -> bool {
+    let mode = |spec: &Value| spec["volumeMode"].as_str().unwrap_or("Filesystem").to_owned();
+    let wanted = &rendered.value["spec"];
+    let is_same =
+        mode(wanted) == mode(&found.spec) && claims::requested_size(wanted) == claims::requested_size(&found.spec);
+    rendered.key.is_claim() && !is_same
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,6 +107,20 @@ mod tests {
         assert_eq!(applied.value["spec"]["resources"]["requests"]["storage"], "512Mi", "its size stays");
         assert_eq!(applied.value["metadata"], wanted.value["metadata"]);
         assert_eq!(decide("PersistentVolumeClaim", None, of_pear).0, Conflict::OtherVm("pear".into()));
+    }
+
+    #[test]
+    fn a_claim_with_another_mode_or_size_is_another_volume() {
+        let disk = |object: &Rendered| object.key.name == "apple-core-disk";
+        let wanted = rendered(&vm(|_| ()), &nothing()).into_iter().find(disk).unwrap();
+        let is_another = |edit: fn(&mut Value)| {
+            let found = applied(std::slice::from_ref(&wanted), |_, object| edit(object));
+            is_another_volume(&wanted, &found.objects[0])
+        };
+        assert!(!is_another(without_labels));
+        assert!(is_another(|claim| claim["spec"]["volumeMode"] = json!("Filesystem")));
+        assert!(is_another(|claim| claim["spec"]["volumeMode"] = Value::Null));
+        assert!(is_another(|claim| claim["spec"]["resources"]["requests"]["storage"] = json!("2Gi")));
     }
 
     #[test]

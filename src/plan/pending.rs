@@ -2,6 +2,10 @@
 //!
 //! The API server adds defaults and other controllers add fields, so only fields that the manager owns are compared. Quantities are
 //! compared as numbers, because the API server may write them differently (`1024Mi` as `1Gi`).
+//!
+//! Some maps and lists are atomic: whoever applies one owns it as a whole, so the field set has nothing below it
+//! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>). Such a value was applied as it is, except for
+//! the API server's own additions ([`is_default`], [`DEFAULT_TOLERATIONS`]). So whatever else it has more than the rendered one is a change.
 
 use serde_json::{Map, Value};
 
@@ -13,6 +17,13 @@ use crate::{
 
 /// The prefix of the paths of the manager's changes. The runner lists its own changes, of settings that are not in the Pod.
 pub const PREFIX: &str = "objects/";
+
+/// The keys of the tolerations that the API server adds to each Pod
+/// (<https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#defaulttolerationseconds>).
+const DEFAULT_TOLERATIONS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+
+/// Fields that are no atomic maps. If they are applied empty, the field set has nothing below them either, and admission plugins fill them.
+const NOT_ATOMIC: [&str; 4] = ["resources", "requests", "limits", "securityContext"];
 
 /// The fields of an existing object that will be different after the next start.
 pub fn changes(rendered: &Rendered, found: &Object) -> Vec<PendingChange> {
@@ -85,8 +96,7 @@ impl Changes<'_> {
             {
                 self.compare_items(path, wanted, current, owned);
             }
-            (Some(Value::Array(wanted)), Some(Value::Array(current)))
-                if wanted.len() == current.len() && wanted.iter().zip(current).all(|(a, b)| contains(b, a)) => {}
+            (Some(Value::Array(wanted)), Some(Value::Array(current))) if is_same_list(wanted, current, owned) => {}
             (Some(wanted), Some(current)) if is_same(wanted, current) => {}
             // An empty map or list means the same as an absent one.
             (Some(wanted), None) if is_empty(wanted) => {}
@@ -101,14 +111,18 @@ impl Changes<'_> {
         current: &Map<String, Value>,
         owned: Option<&Value>,
     ) {
+        let is_whole = is_atomic(owned);
         for (name, value) in wanted {
-            let owned = owned.and_then(|owned| owned.get(format!("f:{name}")));
+            let below = if is_whole { owned } else { owned.and_then(|owned| owned.get(format!("f:{name}"))) };
+            let owned = below.filter(|&below| !is_atomic(Some(below)) || !NOT_ATOMIC.contains(&name.as_str()));
             self.compare(&format!("{path}.{name}"), Field { wanted: Some(value), current: current.get(name), owned });
         }
-        for name in fields(owned).filter_map(|(field, _)| field.strip_prefix("f:")) {
-            if !wanted.contains_key(name)
-                && let Some(value) = current.get(name)
-            {
+        let is_ours = |name: &str, value: &Value| {
+            let has_field = |owned: &Value| owned.get(format!("f:{name}")).is_some();
+            if is_whole { !is_default(name, value) } else { owned.is_some_and(has_field) }
+        };
+        for (name, value) in current {
+            if !wanted.contains_key(name) && is_ours(name, value) {
                 self.add(&format!("{path}.{name}"), Some(value), None);
             }
         }
@@ -181,14 +195,50 @@ fn is_empty(value: &Value) -> bool {
     value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty)
 }
 
-/// Whether everything in `part` is in `whole`. `whole` may have more, such as defaults of the API server.
-fn contains(whole: &Value, part: &Value) -> bool {
+/// Whether the field set says that the manager owns a map or a list as a whole.
+fn is_atomic(owned: Option<&Value>) -> bool {
+    owned.and_then(Value::as_object).is_some_and(Map::is_empty)
+}
+
+/// Whether the API server adds such a field by itself inside an atomic map or list of a Pod's spec, such as the `fieldRef` of a variable
+/// (<https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/>).
+fn is_default(name: &str, value: &Value) -> bool {
+    let is_known = match name {
+        "apiVersion" => value == "v1",
+        "divisor" => value == "0",
+        "expirationSeconds" => value == 3600,
+        "name" => value == "",
+        _ => false,
+    };
+    is_known || is_empty(value) || value.is_null()
+}
+
+/// Whether a list without keys is the rendered one. `current` may have defaults of the API server and, if the manager does not own it as a
+/// whole, more fields.
+fn is_same_list(wanted: &[Value], current: &[Value], owned: Option<&Value>) -> bool {
+    let is_added = |item: &&Value| {
+        let is_default = DEFAULT_TOLERATIONS.iter().any(|key| item["key"] == *key && item["effect"] == "NoExecute");
+        is_default && !wanted.iter().any(|wanted| wanted["key"] == item["key"])
+    };
+    let current: Vec<&Value> = current.iter().filter(|item| !is_added(item)).collect();
+    let may_have_more = !is_atomic(owned);
+    wanted.len() == current.len()
+        && wanted.iter().zip(current).all(|(part, whole)| contains(whole, part, may_have_more))
+}
+
+/// Whether everything in `part` is in `whole`. `whole` may have defaults of the API server and, with `may_have_more`, other fields too.
+fn contains(whole: &Value, part: &Value, may_have_more: bool) -> bool {
     match (whole, part) {
-        (Value::Object(whole), Value::Object(part)) => part
-            .iter()
-            .all(|(name, part)| whole.get(name).map_or_else(|| is_empty(part), |whole| contains(whole, part))),
+        (Value::Object(whole), Value::Object(part)) => {
+            let has = |(name, part): (&String, &Value)| {
+                whole.get(name).map_or_else(|| is_empty(part), |whole| contains(whole, part, may_have_more))
+            };
+            let is_known = |(name, whole): (&String, &Value)| part.contains_key(name) || is_default(name, whole);
+            part.iter().all(has) && (may_have_more || whole.iter().all(is_known))
+        }
         (Value::Array(whole), Value::Array(part)) => {
-            whole.len() == part.len() && whole.iter().zip(part).all(|(whole, part)| contains(whole, part))
+            whole.len() == part.len()
+                && whole.iter().zip(part).all(|(whole, part)| contains(whole, part, may_have_more))
         }
         (whole, part) => is_same(whole, part),
     }
@@ -244,6 +294,96 @@ mod tests {
             "f:nodeSelector": {},
         });
         assert_eq!(compare(&wanted, &current, &owned), []);
+    }
+
+    /// Atomic values of a Pod's spec: `wanted` is what the templates render now, `current` what they rendered before with the API server's
+    /// additions.
+    #[test]
+    fn what_is_removed_inside_an_atomic_value_is_a_change() {
+        let term =
+            |values: Value| json!({ "matchExpressions": [{ "key": "zone", "operator": "In", "values": values }] });
+        let affinity = |terms: Value| json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": terms } } });
+        let of_affinity = json!({ "f:nodeAffinity": { "f:requiredDuringSchedulingIgnoredDuringExecution": {} } });
+        let added: Vec<Value> = DEFAULT_TOLERATIONS
+            .iter()
+            .map(|key| json!({ "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300 }))
+            .collect();
+        let tolerations = |own: Value| [own.as_array().unwrap().clone(), added.clone()].concat();
+        let field_ref = |version: &str| json!([{ "name": "A", "valueFrom": { "fieldRef": { "apiVersion": version, "fieldPath": "metadata.uid" } } }]);
+        let of_env =
+            json!({ "k:{\"name\":\"A\"}": { ".": {}, "f:name": {}, "f:valueFrom": { ".": {}, "f:fieldRef": {} } } });
+        let leaf = json!({});
+        for (field, wanted, current, owned, changed) in [
+            ("nodeSelector", json!({ "a": "1" }), json!({ "a": "1", "b": "2" }), &leaf, ".b"),
+            ("nodeSelector", json!({}), json!({ "b": "2" }), &leaf, ".b"),
+            ("nodeSelector", json!({ "a": "1" }), json!({ "a": "1" }), &leaf, ""),
+            (
+                "affinity",
+                affinity(json!([term(json!(["a"]))])),
+                affinity(json!([term(json!(["a"])), term(json!(["b"]))])),
+                &of_affinity,
+                ".nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms",
+            ),
+            (
+                "affinity",
+                affinity(json!([{ "matchFields": [] }])),
+                affinity(json!([term(json!(["a"]))])),
+                &of_affinity,
+                ".nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms",
+            ),
+            (
+                "affinity",
+                affinity(json!([term(json!(["a"]))])),
+                affinity(json!([term(json!(["a"]))])),
+                &of_affinity,
+                "",
+            ),
+            ("tolerations", json!([{ "key": "k" }]), json!(tolerations(json!([{ "key": "k" }]))), &leaf, ""),
+            (
+                "tolerations",
+                json!([{ "key": "k" }]),
+                json!(tolerations(json!([{ "key": "k" }, { "key": "l" }]))),
+                &leaf,
+                "*",
+            ),
+            // A toleration without an effect tolerates every one.
+            (
+                "tolerations",
+                json!([{ "key": "k" }]),
+                json!(tolerations(json!([{ "key": "k", "effect": "NoSchedule" }]))),
+                &leaf,
+                "*",
+            ),
+            // The templates set one of the API server's.
+            ("tolerations", json!([added[0]]), json!(added), &leaf, ""),
+            (
+                "env",
+                json!([{ "name": "A", "valueFrom": { "fieldRef": { "fieldPath": "metadata.uid" } } }]),
+                field_ref("v1"),
+                &of_env,
+                "",
+            ),
+            (
+                "env",
+                json!([{ "name": "A", "valueFrom": { "fieldRef": { "fieldPath": "metadata.uid" } } }]),
+                field_ref("v2"),
+                &of_env,
+                "[A].valueFrom.fieldRef.apiVersion",
+            ),
+            // A LimitRange has filled what was applied empty.
+            ("resources", json!({}), json!({ "requests": { "cpu": "1" } }), &leaf, ""),
+            ("securityContext", json!({}), json!({ "fsGroup": 1 }), &leaf, ""),
+        ] {
+            let found =
+                compare(&json!({ field: wanted }), &json!({ field: current }), &json!({ format!("f:{field}"): owned }));
+            let paths: Vec<String> = found.into_iter().map(|(path, ..)| path).collect();
+            let expected = match changed {
+                "" => vec![],
+                "*" => vec![format!("objects/Pod/spec.{field}")],
+                below => vec![format!("objects/Pod/spec.{field}{below}")],
+            };
+            assert_eq!(paths, expected, "{wanted} {current}");
+        }
     }
 
     #[test]

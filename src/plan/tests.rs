@@ -3,7 +3,7 @@ mod retry;
 
 use super::*;
 use crate::{
-    object::VERSION_ANNOTATION,
+    object::{FORCE_STOP_ANNOTATION, VERSION_ANNOTATION},
     render::TemplateSet,
     test_support::{applied, noon, nothing, rendered, set_by, stopped, vm},
 };
@@ -207,13 +207,16 @@ fn an_overdue_pod_is_waited_for_and_reported() {
     let early = plan_of(&deleting("2027-01-15T07:59:40Z"));
     assert_eq!((short(&early), early.requeue_after), (vec![GONE.to_owned()], Some(Duration::from_secs(10))));
     let late = plan_of(&deleting("2027-01-15T07:59:30Z"));
-    assert_eq!((short(&late), late.requeue_after), (vec![GONE.replace("Gone", "NodeNotResponding")], None));
+    assert_eq!(
+        (short(&late), late.requeue_after),
+        (vec![GONE.replace("Gone", "Overdue")], Some(Duration::from_secs(30)))
+    );
     // The kubelet may have restarted the container and not reported that yet.
     let ended = deleting_with("2027-01-15T07:59:30Z", |pod| {
         on_node(pod);
         pod["status"]["containerStatuses"] = json!([{ "state": { "terminated": { "exitCode": 0 } } }]);
     });
-    assert_eq!(short(&plan_of(&ended)), [GONE.replace("Gone", "NodeNotResponding")]);
+    assert_eq!(short(&plan_of(&ended)), [GONE.replace("Gone", "Overdue")]);
     // Nothing runs in the Pod, so its node is not the cause.
     for edit in [
         |_: &mut Value| (),
@@ -410,11 +413,42 @@ fn a_pod_that_gets_a_node_is_annotated_with_earlier_changes() {
 fn a_change_of_the_pod_waits_for_the_next_start() {
     let before = vm(|_| ());
     let after = vm(|vm| vm["spec"]["image"] = json!({ "source": "other" }));
-    let observed = cluster(&before, |_, _| ());
-    let plan = plan(&after, &observed, Some(&rendered(&after, &observed)));
-    assert_eq!(short(&plan), [""; 0]);
-    let paths: Vec<&str> = plan.pending.iter().map(|change| change.path.as_str()).collect();
-    assert_eq!(paths, ["objects/Pod/spec.containers[vm-runner].image"]);
+    let observed = cluster(&before, on_pod(on_node));
+    let plan_of = |observed: &Observed| plan(&after, observed, Some(&rendered(&after, observed)));
+    let paths = |plan: &Plan| plan.pending.iter().map(|change| change.path.clone()).collect::<Vec<_>>();
+    let waiting = plan_of(&observed);
+    assert_eq!(short(&waiting), [""; 0]);
+    assert_eq!(paths(&waiting), ["objects/Pod/spec.containers[vm-runner].image"]);
+}
+
+#[test]
+fn a_pod_that_no_node_can_take_is_replaced_when_its_spec_changes() {
+    let with = |selector: Value| vm(|vm| vm["spec"]["nodeSelector"] = selector);
+    let (both, one) = (with(json!({ "disk": "fast", "zone": "nowhere" })), with(json!({ "disk": "fast" })));
+    let unschedulable = |pod: &mut Value| {
+        let scheduled = json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable" });
+        pod["status"]["conditions"] = json!([scheduled]);
+        pod["metadata"]["resourceVersion"] = json!("7");
+    };
+    let plan_of = |vm: &VirtualMachine, observed: &Observed| plan(vm, observed, Some(&rendered(vm, observed)));
+    let replaced = plan_of(&one, &cluster(&both, on_pod(unschedulable)));
+    assert_eq!(short(&replaced), ["0 delete Pod apple Changed None", GONE]);
+    // The API server refuses to delete a Pod that has got its node meanwhile.
+    let deleted = &replaced.steps[0][0];
+    assert!(matches!(deleted, Action::Delete { version: Some(7), .. }), "{deleted:?}");
+    // Fewer CPUs may fit where more did not.
+    let smaller = vm(|vm| vm["spec"]["vm"]["currentCpus"] = json!(1));
+    let actions = decide(&smaller, &cluster(&vm(|_| ()), on_pod(unschedulable)));
+    assert_eq!(actions, ["0 change ConfigMap apple", "0 delete Pod apple Changed None", GONE]);
+
+    // With a node, or before the scheduler has looked at it, the change waits.
+    for pod in [on_node as fn(&mut Value), |_| ()] {
+        let plan = plan_of(&one, &cluster(&both, on_pod(pod)));
+        assert_eq!(short(&plan), [""; 0]);
+        let paths: Vec<_> = plan.pending.iter().map(|change| change.path.as_str()).collect();
+        assert_eq!(paths, ["objects/Pod/spec.nodeSelector.zone"]);
+    }
+    assert_eq!(decide(&one, &cluster(&one, on_pod(unschedulable))), [""; 0], "as rendered");
 }
 
 #[test]
@@ -426,7 +460,7 @@ fn a_live_change_of_cpus_is_not_pending() {
         })
     };
     let pending = |before: &VirtualMachine, after: &VirtualMachine| {
-        let observed = cluster(before, |_, _| ());
+        let observed = cluster(before, on_pod(on_node));
         let pending = plan(after, &observed, Some(&rendered(after, &observed))).pending;
         pending.into_iter().map(|change| change.path).collect::<Vec<_>>()
     };
@@ -798,9 +832,55 @@ fn broken_templates_delete_nothing_and_end_no_guest_but_the_vm_can_be_stopped() 
 }
 
 #[test]
-fn a_vm_that_is_being_deleted_is_left_to_the_garbage_collector() {
-    let deleting = vm(|vm| vm["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:59:00Z"));
-    assert_eq!(decide(&deleting, &cluster(&vm(|_| ()), |_, _| ())), [""; 0]);
+fn a_vm_that_is_being_deleted_or_can_not_be_rendered_follows_only_its_power() {
+    let annotated = |state: &'static str, annotation: &'static str, value: &'static str| {
+        vm(move |vm| {
+            vm["spec"]["vm"]["state"] = json!(state);
+            set_by("Update", vm);
+            vm["metadata"]["annotations"] = json!({ annotation: value });
+            // A finalizer keeps it.
+            vm["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:59:00Z");
+        })
+    };
+    let of = |edit: fn(&mut Value)| cluster(&vm(|_| ()), on_pod(edit));
+    let alive = of(on_node);
+    let going = of(|pod| {
+        on_node(pod);
+        pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:14:00Z");
+        pod["metadata"]["deletionGracePeriodSeconds"] = json!(905);
+    });
+    let overdue = of(|pod| {
+        on_node(pod);
+        pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:00:00Z");
+    });
+    let ended = of(|pod| pod["status"] = json!({ "phase": "Failed" }));
+    let forced = ["0 delete Pod apple Force Some(1)", GONE];
+    let late = GONE.replace("Gone", "Overdue");
+    for (state, annotation, value, observed, expected) in [
+        ("Running", "a", "b", &nothing(), &[][..]),
+        ("Running", "a", "b", &alive, &[]),
+        ("Running", "a", "b", &ended, &[]),
+        ("Running", "a", "b", &going, &[GONE]),
+        ("Running", "a", "b", &overdue, &[&late]),
+        // The new Pod could not be created, so the guest keeps running.
+        ("Running", RESTARTED_ANNOTATION, "monday", &alive, &[]),
+        ("Running", FORCE_STOP_ANNOTATION, "Pod-apple", &alive, &[]),
+        ("Stopped", "a", "b", &alive, &["0 delete Pod apple", GONE]),
+        ("Stopped", "a", "b", &ended, &["0 delete Pod apple", GONE]),
+        ("Stopped", "a", "b", &going, &[GONE]),
+        ("Stopped", FORCE_STOP_ANNOTATION, "Pod-apple", &alive, &forced),
+    ] {
+        let deleted = annotated(state, annotation, value);
+        assert_eq!(decide(&deleted, observed), expected, "{state} {annotation}");
+        let mut unrendered = deleted;
+        unrendered.metadata.deletion_timestamp = None;
+        assert_eq!(short(&plan(&unrendered, observed, None)), expected, "{state} {annotation}, not rendered");
+    }
+    // The grace period counts from the first request, a minute ago.
+    for state in ["Running", "Stopped"] {
+        let actions = decide(&annotated(state, FORCE_STOP_ANNOTATION, "Pod-apple"), &going);
+        assert_eq!(actions, ["0 delete Pod apple Force Some(66)", GONE], "{state}");
+    }
 }
 
 #[test]

@@ -31,11 +31,7 @@ pub(super) struct Scope<'a> {
 
 impl<'a> Scope<'a> {
     pub(super) fn of(vm: &VirtualMachine, kinds: &'a Kinds) -> Self {
-        let owner = vm.controller_owner_ref(&()).map(|mut owner| {
-            // `blockOwnerDeletion` would need a right on the VM's finalizers, and it has no use here.
-            owner.block_owner_deletion = None;
-            owner
-        });
+        let owner = vm.controller_owner_ref(&());
         Self { namespace: vm.namespace(), labels: labels(&vm.name_any()), owner, kinds }
     }
 
@@ -76,7 +72,12 @@ impl<'a> Scope<'a> {
         metadata.insert("namespace".into(), json!(self.namespace));
         let labels = map_of(metadata, "labels");
         labels.extend(self.labels.iter().map(|(name, label)| (name.clone(), json!(label))));
-        if let (Some(owner), false) = (&self.owner, lifetime == Lifetime::Keep) {
+        let owner = self.owner.clone().filter(|_| lifetime != Lifetime::Keep).map(|owner| OwnerReference {
+            // A deletion of the VM in the foreground waits for what runs its guest.
+            block_owner_deletion: (lifetime == Lifetime::Running).then_some(true),
+            ..owner
+        });
+        if let Some(owner) = owner {
             metadata.insert("ownerReferences".into(), json!([owner]));
         }
     }
@@ -260,6 +261,7 @@ mod tests {
             "ownerReferences": [
               {
                 "apiVersion": "vmoperator.jdrupes.org/v1",
+                "blockOwnerDeletion": true,
                 "controller": true,
                 "kind": "VirtualMachine",
                 "name": "apple",

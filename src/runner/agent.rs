@@ -7,11 +7,7 @@ use std::{io, path::PathBuf, time::Duration};
 
 use qapi::qmp;
 use serde_json::Value;
-use tokio::{
-    sync::watch,
-    task::JoinHandle,
-    time::{Instant, Interval, interval_at, sleep, timeout},
-};
+use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tracing::{debug, info, warn};
 
 use super::{
@@ -38,9 +34,6 @@ const LOGIN_AGENT_PORT: &str = "vmop-agent";
 
 /// The time between two attempts to connect to QEMU's monitor.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-
-/// While the guest powers down, how often the agent asks the API server for a forced stop, and how long it waits for the answer.
-const FORCED_STOP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// After SIGTERM, how often the agent tries to connect to a QEMU that does not answer.
 const ATTEMPTS_AFTER_TERM: u32 = 3;
@@ -85,8 +78,8 @@ struct Session {
     /// The task that asks the guest agent for the guest's operating system.
     guest_question: Option<JoinHandle<io::Result<Value>>>,
     login: Option<LoginPort>,
-    /// When to ask the API server for a forced stop, while the guest powers down.
-    forced_stop_check: Option<Interval>,
+    /// The task that ends when a person asks for a forced stop, while the guest powers down.
+    forced_stop: Option<JoinHandle<()>>,
 }
 
 /// What the agent reacts to.
@@ -96,7 +89,7 @@ enum Input {
     Qemu(Result<Event, QmpError>),
     GuestAnswer(Option<Value>),
     LoginLine(io::Result<String>),
-    CheckForcedStop,
+    StopForced,
 }
 
 impl Agent {
@@ -147,7 +140,7 @@ impl Agent {
                     () = sleep(RETRY_INTERVAL), if qemu_is_running => Some(Input::Retry),
                 }
             }
-            Some(Session { monitor, guest_question, login, forced_stop_check, actual: _ }) => Some(tokio::select! {
+            Some(Session { monitor, guest_question, login, forced_stop, actual: _ }) => Some(tokio::select! {
                 biased;
                 // Events come first: the event that the login agent has closed its port must not be processed after the greeting
                 // of the next login agent.
@@ -155,7 +148,7 @@ impl Agent {
                 changed = self.follower.changed() => Input::FilesChanged(changed),
                 answer = guest_answer(guest_question) => Input::GuestAnswer(answer),
                 line = login_line(login) => Input::LoginLine(line),
-                () = tick(forced_stop_check) => Input::CheckForcedStop,
+                () = ended(forced_stop) => Input::StopForced,
             }),
         }
     }
@@ -192,9 +185,10 @@ impl Agent {
                     self.observation.os_info = os_info;
                 }
             }
-            Input::CheckForcedStop => {
+            Input::StopForced => {
                 if let Some(session) = session {
-                    self.quit_if_forced(session).await;
+                    session.forced_stop = None;
+                    quit(session).await;
                 }
             }
             Input::LoginLine(line) => {
@@ -275,7 +269,7 @@ impl Agent {
             actual: Actual { reset_counter: Some(reset_counter), ..Actual::default() },
             guest_question: None,
             login: self.connect_login().await,
-            forced_stop_check: None,
+            forced_stop: None,
         };
         self.apply(&mut session).await;
         self.continue_guest(&mut session).await?;
@@ -331,21 +325,6 @@ impl Agent {
             Ok(viewers) => self.observation.viewers = viewers.clients.into_iter().filter(Viewer::is_main).collect(),
             // A custom QEMU template may have no display.
             Err(error) => debug!(%error, "cannot find out who is connected to the display"),
-        }
-    }
-
-    /// Ends QEMU if a person has asked for a forced stop.
-    async fn quit_if_forced(&self, session: &mut Session) {
-        match timeout(FORCED_STOP_INTERVAL, self.options.resource.is_stop_forced()).await {
-            Ok(Ok(true)) => {
-                warn!("a forced stop was requested; ending QEMU without waiting for the guest");
-                if let Err(error) = session.monitor.execute(qmp::quit {}).await {
-                    debug!(%error, "QEMU's monitor");
-                }
-            }
-            Ok(Ok(false)) => {}
-            Ok(Err(error)) => debug!(%error, "cannot ask the API server for a forced stop"),
-            Err(_) => debug!("the API server does not say whether a forced stop was requested"),
         }
     }
 
@@ -463,8 +442,8 @@ impl Agent {
             Event::Stop => self.observation.is_executing = Some(false),
             Event::Powerdown => {
                 // The machine role presses the power button several times.
-                let first = Instant::now() + FORCED_STOP_INTERVAL;
-                session.forced_stop_check.get_or_insert_with(|| interval_at(first, FORCED_STOP_INTERVAL));
+                let resource = self.options.resource.clone();
+                session.forced_stop.get_or_insert_with(|| tokio::spawn(async move { resource.stop_forced().await }));
             }
             Event::Reset { .. } => {
                 session.guest_question = None;
@@ -522,11 +501,27 @@ async fn guest_answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> O
     }
 }
 
-/// The next tick of an interval. Never returns without an interval.
-async fn tick(interval: &mut Option<Interval>) {
-    match interval {
-        Some(interval) => drop(interval.tick().await),
+/// Returns when the task has ended. Never returns without a task.
+async fn ended(task: &mut Option<JoinHandle<()>>) {
+    match task {
+        Some(task) => drop(task.await),
         None => futures::future::pending().await,
+    }
+}
+
+/// Ends QEMU, because a person has asked for a forced stop.
+async fn quit(session: &mut Session) {
+    warn!("a forced stop was requested; ending QEMU without waiting for the guest");
+    if let Err(error) = session.monitor.execute(qmp::quit {}).await {
+        debug!(%error, "QEMU's monitor");
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(task) = &self.forced_stop {
+            task.abort();
+        }
     }
 }
 

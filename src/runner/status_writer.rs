@@ -5,16 +5,18 @@
 
 use std::time::Duration;
 
+use futures::TryStreamExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::{
-    Api, Client, ResourceExt,
-    api::{Patch, PatchParams},
+    Api, Client,
+    api::{Patch, PatchParams, WatchEvent},
 };
+use serde_json::Value;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout, timeout_at},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::report::{Report, StatusBefore, Target};
 use crate::{
@@ -41,6 +43,11 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// second.
 const RAM_SETTLE_TIME: Duration = Duration::from_secs(3);
 
+/// While the guest powers down and the VM can't be watched: how often the runner reads it, and how long it waits for the answer.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+/// The longest time that a guest can have to power down, and a little more.
+const LONGEST_POWERDOWN: Duration = Duration::from_secs(86_400 + 600);
+
 /// The VirtualMachine in the API server.
 #[derive(Clone, Debug)]
 pub struct VmResource {
@@ -55,18 +62,68 @@ impl VmResource {
         Self { api: client.map(|client| Api::namespaced(client, namespace)), target }
     }
 
-    /// Whether a person has asked for a forced stop of the runner's Pod.
+    /// Returns when a person has asked for a forced stop of the runner's Pod.
     ///
     /// The manager deletes the Pod again with a shorter grace period then. But a kubelet that already waits for the end of the Pod keeps
     /// the first grace period (<https://github.com/kubernetes/kubernetes/issues/83916>), and it does not refresh projected files any
     /// more. So the runner has to ask the API server.
     ///
-    /// # Errors
-    /// If the API server does not answer.
-    pub async fn is_stop_forced(&self) -> Result<bool, kube::Error> {
-        let (Some(api), Some(uid)) = (&self.api, &self.target.pod_uid) else { return Ok(false) };
-        Ok(api.get_status(&self.target.name).await?.annotations().get(FORCE_STOP_ANNOTATION) == Some(uid))
+    /// The runner watches the VM, because the API server refuses the token of a Pod a minute after the end of its grace period
+    /// (<https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#bound-service-account-tokens>), and anybody can
+    /// have shortened that while the kubelet still waits. The API server looks at the token only when a request begins, so a watch that
+    /// is open stays open. Where the runner may not watch, it reads the VM again and again.
+    pub async fn stop_forced(&self) {
+        let (Some(api), Some(uid)) = (&self.api, &self.target.pod_uid) else { return std::future::pending().await };
+        loop {
+            match self.watch_stop_forced(api, uid).await {
+                Ok(true) => return,
+                Ok(false) => debug!("the watch of the VM has ended"),
+                Err(error) => debug!(error = %ErrorChain(&error), "cannot watch the VM"),
+            }
+            match timeout(ASK_AGAIN, self.read(api)).await {
+                Ok(Ok(vm)) if is_stop_forced(&vm, uid) => return,
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => debug!(error = %ErrorChain(&error), "cannot read the VM"),
+                Err(_) => debug!("the API server does not say whether a forced stop was requested"),
+            }
+            sleep(ASK_AGAIN).await;
+        }
     }
+
+    /// The VM as JSON: a part that this version can't read must not keep a guest from being stopped.
+    async fn read(&self, api: &Api<VirtualMachine>) -> Result<Value, kube::Error> {
+        let url = format!("{}/{}", api.resource_url(), self.target.name);
+        let request = http::Request::get(url).body(Vec::new()).map_err(kube::Error::HttpError)?;
+        api.clone().into_client().request(request).await
+    }
+
+    /// Returns true when the watch reports that the stop is forced, and false when the watch ends. The first item of a watch is the VM as it
+    /// is.
+    async fn watch_stop_forced(&self, api: &Api<VirtualMachine>, uid: &str) -> Result<bool, kube::Error> {
+        // Kube's own parameters allow no watch that lasts as long as a power-down. A bookmark each minute keeps the connection open.
+        let url = format!(
+            "{}?watch=true&allowWatchBookmarks=true&fieldSelector=metadata.name%3D{}&timeoutSeconds={}",
+            api.resource_url(),
+            self.target.name,
+            LONGEST_POWERDOWN.as_secs()
+        );
+        let request = http::Request::get(url).body(Vec::new()).map_err(kube::Error::HttpError)?;
+        let events = api.clone().into_client().request_events::<Value>(request).await?;
+        let mut events = std::pin::pin!(events);
+        while let Some(event) = events.try_next().await? {
+            match event {
+                WatchEvent::Added(vm) | WatchEvent::Modified(vm) if is_stop_forced(&vm, uid) => return Ok(true),
+                WatchEvent::Added(_) | WatchEvent::Modified(_) | WatchEvent::Deleted(_) | WatchEvent::Bookmark(_) => {}
+                WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Whether the VM has the annotation for a forced stop of this Pod, and the manager does not ignore it.
+fn is_stop_forced(vm: &Value, pod_uid: &str) -> bool {
+    vm["metadata"]["annotations"][FORCE_STOP_ANNOTATION] == pod_uid && vm["status"]["forceStopIgnored"] != pod_uid
 }
 
 /// Writes the status of one VM.
@@ -189,7 +246,57 @@ impl RateLimit {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn a_forced_stop_that_the_manager_ignores_does_not_end_the_guest() {
+        for (value, ignored, expected) in
+            [("a", None, true), ("a", Some("b"), true), ("a", Some("a"), false), ("b", None, false)]
+        {
+            let vm = json!({
+                "metadata": { "name": "apple", "annotations": { FORCE_STOP_ANNOTATION: value } },
+                "status": { "forceStopIgnored": ignored, "assignment": {} },
+            });
+            assert_eq!(is_stop_forced(&vm, "a"), expected, "{value} {ignored:?}");
+        }
+    }
+
+    /// The API server would refuse a second request: the Pod's token is not valid any more.
+    #[cfg(feature = "manager")]
+    #[tokio::test]
+    async fn a_forced_stop_arrives_by_the_watch_that_was_opened_at_the_beginning() {
+        use axum::{Router, body::Body, http::StatusCode};
+
+        let vm = |annotations: serde_json::Value| {
+            json!({
+                "metadata": { "name": "apple", "annotations": annotations }, "spec": { "vm": { "maximumCpus": 1 } },
+            })
+        };
+        let line = |type_: &str, object: serde_json::Value| format!("{}\n", json!({ "type": type_, "object": object }));
+        let lines = [line("ADDED", vm(json!({}))), line("MODIFIED", vm(json!({ FORCE_STOP_ANNOTATION: "pod-uid" })))];
+        let (send, received) = tokio::sync::mpsc::unbounded_channel();
+        let watch = std::sync::Arc::new(std::sync::Mutex::new(Some(received)));
+        let router = Router::new().fallback(move |request: axum::extract::Request| {
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let watch = watch.lock().unwrap().take().filter(|_| is_watch);
+            std::future::ready(match watch {
+                Some(mut lines) => Ok(Body::from_stream(futures::stream::poll_fn(move |context| {
+                    lines.poll_recv(context).map(|line: Option<String>| line.map(Ok::<_, std::convert::Infallible>))
+                }))),
+                None => Err(StatusCode::UNAUTHORIZED),
+            })
+        });
+        let client = Client::try_from(crate::test_support::played(router).await).unwrap();
+        let target = Target { name: "apple".into(), pod_uid: Some("pod-uid".into()) };
+        let resource = VmResource::new(Some(client), "ns", target);
+        let forced = tokio::spawn(async move { resource.stop_forced().await });
+        let [there, forced_now] = lines;
+        send.send(there).unwrap();
+        send.send(forced_now).unwrap();
+        timeout(Duration::from_secs(60), forced).await.unwrap().unwrap();
+    }
 
     #[test]
     fn after_a_burst_of_writes_the_rate_is_limited() {

@@ -5,23 +5,27 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use super::Reconciled;
+use super::{Reconciled, string};
 use crate::{
     api::{
         Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
-        conditions::{self, POWER_UNMANAGED, READY, RESTART_REQUIRED},
+        conditions::{self, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING},
         reasons::{Effect, Event},
+        status::Phase,
     },
     claims,
-    object::is_workload,
-    plan::{Action, DeleteReason},
+    object::{FORCE_STOP_ANNOTATION, is_workload},
+    plan::{Action, DeleteReason, guests},
+    power::{force_stop::Misuse, is_report_of},
 };
 
 /// Derives the events. `wanted` is the new status; `done` are the actions of the plan that succeeded.
 pub fn events(reconciled: &Reconciled<'_>, wanted: &VirtualMachineStatus, done: &[&Action]) -> Vec<Event> {
     let vm = reconciled.vm;
     let mut events: Vec<Event> = done.iter().filter_map(|action| action_done(action)).collect();
+    events.extend(reconciled.plan.force_stop.misuse.map(force_stop_ignored));
     events.extend(conditions_changed(vm, &wanted.conditions));
+    events.extend(guest_changed(reconciled, wanted));
     events.extend(templates_changed(vm, wanted.templates.as_ref()));
     if reconciled.rendered.is_ok() {
         events.extend(claims_changed(vm, wanted));
@@ -38,13 +42,28 @@ pub fn stopped() -> Event {
     }
 }
 
+/// The annotation for a forced stop is ignored.
+fn force_stop_ignored(misuse: Misuse) -> Event {
+    let cause = match misuse {
+        Misuse::NotStopping => "the VM should run: first stop it",
+        Misuse::AnotherPod => "it is not the UID of the VM's Pod",
+    };
+    Event {
+        reason: Reason::ForceStopIgnored,
+        note: format!(
+            "the annotation {FORCE_STOP_ANNOTATION} is ignored, because {cause}; to force a stop, remove the annotation and set it again"
+        ),
+        action: "Stop",
+    }
+}
+
 /// The event about an action on a Pod of the VM.
 fn action_done(action: &Action) -> Option<Event> {
     let (reason, note, action) = match action {
         Action::Apply { object, uid: None } if object.key.is_pod() => {
             (Reason::SuccessfulCreate, format!("created {}", object.key), "Start")
         }
-        Action::Delete { key, uid: _, reason, grace: _ } if key.is_pod() || is_workload(key) => match reason {
+        Action::Delete { key, reason, .. } if key.is_pod() || is_workload(key) => match reason {
             DeleteReason::Stop => (Reason::SuccessfulDelete, format!("deleted {key} to stop the VM"), "Stop"),
             DeleteReason::Restart => (
                 Reason::Restarting,
@@ -54,12 +73,65 @@ fn action_done(action: &Action) -> Option<Event> {
             DeleteReason::Ended => {
                 (Reason::Restarting, format!("deleted {key} to create it again: it has ended"), "Restart")
             }
+            DeleteReason::Changed => (
+                Reason::Restarting,
+                format!("deleted {key} to create it again: no node can take it, and its spec has changed"),
+                "Restart",
+            ),
             DeleteReason::Force => (Reason::Forced, format!("{key} ends without waiting for its guest"), "Stop"),
             DeleteReason::NotRendered => return None,
         },
         Action::Apply { object: _, uid: _ } | Action::Label { .. } | Action::Delete { .. } => return None,
     };
     Some(Event { reason, note, action })
+}
+
+/// The guest has started, starts again in the same Pod or is reset, or its Pod is evicted. A restart in the Pod that is so short that the
+/// manager does not see the guest down causes no event.
+fn guest_changed(reconciled: &Reconciled<'_>, wanted: &VirtualMachineStatus) -> Vec<Event> {
+    let Reconciled { vm, observed, plan: _, rendered: _, outcome: _, source: _ } = *reconciled;
+    let before = vm.status.as_ref();
+    let phase =
+        |status: Option<&VirtualMachineStatus>| status.and_then(|status| status.phase.clone()).unwrap_or_default();
+    let (old, new) = (phase(before), phase(Some(wanted)));
+    let is = |text: &str, phase: Phase| text == phase.as_str();
+    let pod = guests::pod(vm, observed);
+    let mut events = Vec::new();
+    let mut add = |reason, note, action| events.push(Event { reason, note, action });
+    if is(&new, Phase::Running) && ![Phase::Running, Phase::Paused, Phase::Unknown].iter().any(|phase| is(&old, *phase))
+    {
+        let node = pod.and_then(|pod| pod.node_name()).map(|node| format!(" on node {node}")).unwrap_or_default();
+        add(Reason::Started, format!("the guest has started{node}"), "Start");
+    }
+    // The runner of the same Pod has reported that.
+    let running = before.and_then(|status| conditions::find(&status.conditions, RUNNING)).and_then(conditions::reason);
+    let is_restart = matches!(running, Some(Reason::GuestShutdown | Reason::Starting))
+        && pod.is_some_and(|pod| is_report_of(vm, pod));
+    if is(&old, Phase::Running) && is(&new, Phase::Starting) && is_restart {
+        add(
+            Reason::GuestRestarts,
+            "the guest has shut down; its node starts it again in the same Pod".into(),
+            "Restart",
+        );
+    }
+    let counts = (vm.spec.vm.reset_count, before.and_then(|status| status.reset_count));
+    let is_new_spec = before.and_then(|status| status.observed_generation) != vm.metadata.generation;
+    if let (Some(asked), Some(done)) = counts
+        && is(&new, Phase::Running)
+        && is_new_spec
+        && asked > done
+    {
+        add(Reason::Reset, format!("resetCount was increased to {asked}: the guest is reset"), "Reset");
+    }
+    let disruption = pod.and_then(|pod| pod.condition("DisruptionTarget", "True"));
+    if let (Some(pod), Some(disruption)) = (pod, disruption)
+        && is(&new, Phase::Stopping)
+        && !is(&old, Phase::Stopping)
+    {
+        let cause = format!("{}: {}", string(&disruption["reason"]), string(&disruption["message"]));
+        add(Reason::Evicted, format!("the cluster removes Pod {}: {cause}", pod.key.name), "Stop");
+    }
+    events
 }
 
 /// The VM is rendered with another version of its templates than before. The first version causes no event.

@@ -23,6 +23,10 @@ pub(super) struct Guest<'a> {
     pub conditions: &'a [Condition],
     /// The runner was killed after its last report, so its conditions that are True no longer hold.
     was_killed: bool,
+    /// The Pod's node does not answer.
+    is_lost: bool,
+    /// The runner's container does not run.
+    is_down: bool,
     /// The guest runs.
     pub is_up: bool,
 }
@@ -32,9 +36,11 @@ impl<'a> Guest<'a> {
     pub fn new(vm: &'a VirtualMachine, pod: Option<&'a Object>) -> Self {
         let conditions = current_conditions(vm);
         let was_killed = pod.is_some_and(|pod| was_killed(pod, conditions));
-        let mut guest = Self { vm, pod, conditions, was_killed, is_up: false };
-        let is_over = pod.is_some_and(|pod| pod.has_ended() || is_runner_down(pod) || is_lost(pod));
-        guest.is_up = guest.reports(RUNNING) && conditions::is_true(conditions, RUNNING) && !is_over;
+        let is_down = pod.is_none_or(|pod| pod.has_ended() || is_runner_down(pod));
+        let is_lost = pod.is_some_and(is_lost);
+        let mut guest = Self { vm, pod, conditions, was_killed, is_lost, is_down, is_up: false };
+        let is_reported = guest.reports(RUNNING) && conditions::is_true(conditions, RUNNING);
+        guest.is_up = (is_reported || guest.last_report(RUNNING) == Some(LastReport::Holds)) && !is_down && !is_lost;
         guest
     }
 
@@ -46,6 +52,38 @@ impl<'a> Guest<'a> {
             .is_some_and(|condition| !owns_condition(self.vm, type_) && !is_over(condition))
             && self.pod.is_some_and(|pod| is_report_of(self.vm, pod))
     }
+
+    /// Whether a runner reports at all: what it wrote into the status is kept.
+    pub fn is_silent(&self) -> bool {
+        !self.reports(RUNNING) && self.last_report(RUNNING).is_none()
+    }
+
+    /// What the manager makes of the runner's report that a condition is True, if the Pod's node does not answer or did not answer.
+    ///
+    /// While the node does not answer, nothing is known, so the manager makes the condition Unknown. The runner may not notice that, and it
+    /// writes only what is new. So when the node answers again, the manager makes the condition True again; if anything has changed, the
+    /// runner writes it over that.
+    pub fn last_report(&self, type_: &str) -> Option<LastReport> {
+        let condition = conditions::find(self.conditions, type_)?;
+        let is_of_pod = self.pod.is_some_and(|pod| is_report_of(self.vm, pod) && !self.is_down);
+        let was_true = condition.status == "True" && !self.was_killed;
+        // Otherwise the manager writes no condition of the runner that is not False.
+        let is_taken_over = owns_condition(self.vm, type_) && condition.status != "False";
+        if self.is_lost {
+            (is_of_pod && (was_true || is_taken_over)).then_some(LastReport::NotKnown)
+        } else {
+            (is_of_pod && is_taken_over).then_some(LastReport::Holds)
+        }
+    }
+}
+
+/// Whether a report that a condition is True still holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LastReport {
+    /// Nobody knows it: the Pod's node does not answer.
+    NotKnown,
+    /// It holds: the node answers again.
+    Holds,
 }
 
 /// Whether the Pod's node does not answer, so that nobody knows whether the guest runs.

@@ -1,5 +1,6 @@
 //! The condition Ready: whether the VM is as its spec wants it, and if not, why.
 
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::{Pods, Problem, Reconciled, current_conditions, guest::Guest, guest::is_lost, not_rendered, string};
@@ -10,13 +11,18 @@ use crate::{
         status::whole_seconds,
     },
     object::{CONTAINER_NAME, RESTARTED_ANNOTATION},
-    observed::Object,
+    observed::{NodeState, Object},
     ownership::owns_condition,
-    plan::{Plan, Wait},
+    plan::{self, Plan, Wait},
     power::{Power, Wanted, is_report_of},
 };
 
-/// Derives the condition: the first problem that blocks the plan, else by the wanted power and the Pod.
+/// The kubelet's first and longest pause before it starts a container again.
+const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
+const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
+
+/// Derives the condition: the first problem that blocks the plan, else by the wanted power and the Pod. A VM whose spec can't be rendered is
+/// never ready: nothing shows whether it is as that spec wants it.
 pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> NewCondition {
     let Reconciled { vm, observed: _, plan, rendered: _, outcome, source: _ } = *reconciled;
     if let Some(failure) = &outcome.failure {
@@ -29,20 +35,35 @@ pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'
     if let Some(invalid) = vm.spec.invalid.as_ref().filter(|_| !is_stopping) {
         return not_ready(Problem::new(Reason::InvalidSpec, &invalid.message));
     }
+    let condition = by_power(reconciled, guest, pods);
+    match reconciled.rendered {
+        // The VM is as an earlier spec wanted it.
+        Err(error) if condition.status => not_ready(not_rendered(vm, error)),
+        Ok(_) | Err(_) => condition,
+    }
+}
+
+/// The condition by the wanted power and the Pod.
+fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> NewCondition {
+    let plan = reconciled.plan;
     match (plan.power.wanted, pods.own) {
-        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => not_ready(replacing(plan, pod)),
+        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => not_ready(replacing(reconciled, pod)),
         (Wanted::Up, Some(_)) if guest.is_up => ready_as(Reason::Running, "the VM runs, as its spec wants it"),
         (Wanted::Up, Some(pod)) => not_ready(starting(reconciled, pod)),
-        (Wanted::Up, None) => not_ready(stuck(plan, pods.previous).unwrap_or_else(|| waiting_for_pod(reconciled))),
-        (Wanted::Halting, pod) => not_ready(stuck(plan, pod.or(pods.previous)).unwrap_or_else(|| {
+        (Wanted::Up, None) => {
+            not_ready(stuck(reconciled, pods.previous).unwrap_or_else(|| waiting_for_pod(reconciled)))
+        }
+        (Wanted::Halting, pod) => not_ready(stuck(reconciled, pod.or(pods.previous)).unwrap_or_else(|| {
             Problem::new(Reason::Stopping, "the guest has shut itself down; the manager deletes its Pod next")
         })),
         (Wanted::Down, Some(pod)) => not_ready(
-            stuck(plan, Some(pod))
+            stuck(reconciled, Some(pod))
                 .unwrap_or_else(|| Problem::new(Reason::Stopping, "waiting until the guest has powered down")),
         ),
         (Wanted::Down, None) => match pods.previous {
-            Some(previous) => not_ready(stuck(plan, Some(previous)).unwrap_or_else(|| waiting_for_previous(previous))),
+            Some(previous) => {
+                not_ready(stuck(reconciled, Some(previous)).unwrap_or_else(|| waiting_for_previous(previous)))
+            }
             None => stopped(&plan.power),
         },
     }
@@ -60,7 +81,7 @@ fn name_taken(plan: &Plan) -> Option<Problem> {
     let key = plan.waits.iter().find_map(|wait| match wait {
         Wait::NotOurs(key) => Some(key),
         Wait::Gone(_)
-        | Wait::NodeNotResponding(_)
+        | Wait::Overdue(_)
         | Wait::NotRemoved(_)
         | Wait::Retry(_)
         | Wait::ClaimInUse(_)
@@ -88,8 +109,8 @@ fn waiting_for_previous(previous: &Object) -> Problem {
 }
 
 /// The VM should run, and its Pod is being deleted.
-fn replacing(plan: &Plan, pod: &Object) -> Problem {
-    stuck(plan, Some(pod)).unwrap_or_else(|| {
+fn replacing(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
+    stuck(reconciled, Some(pod)).unwrap_or_else(|| {
         let message = format!("waiting until the old Pod is gone before a new one is created{}", disruption(pod));
         Problem::new(Reason::Restarting, message)
     })
@@ -97,11 +118,11 @@ fn replacing(plan: &Plan, pod: &Object) -> Problem {
 
 /// The VM should run and has a Pod, but no guest runs.
 fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
-    let Reconciled { vm, observed: _, plan, rendered: _, outcome: _, source: _ } = *reconciled;
-    if let Some(problem) = stuck(plan, Some(pod)) {
+    let Reconciled { vm, observed, plan, rendered: _, outcome: _, source: _ } = *reconciled;
+    if let Some(problem) = stuck(reconciled, Some(pod)) {
         return problem;
     }
-    let mut problem = problem_of_pod(vm, pod)
+    let mut problem = problem_of_pod(vm, pod, observed.now)
         .unwrap_or_else(|| Problem::new(Reason::Starting, "waiting for the runner to report that the guest runs"));
     if let Some(retry) = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid) {
         let next = whole_seconds(retry.next.0);
@@ -112,6 +133,9 @@ fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
 
 /// The VM should run and has no Pod.
 fn waiting_for_pod(reconciled: &Reconciled<'_>) -> Problem {
+    if reconciled.vm.metadata.deletion_timestamp.is_some() {
+        return Problem::new(Reason::BeingDeleted, "the VM is being deleted, so nothing is started for it");
+    }
     match (reconciled.rendered, reconciled.plan.waits.first()) {
         (Err(error), _) => not_rendered(reconciled.vm, error),
         (Ok(_), Some(Wait::ClaimInUse(pod))) => Problem::new(
@@ -130,29 +154,46 @@ fn waiting_for_pod(reconciled: &Reconciled<'_>) -> Problem {
 }
 
 /// A Pod that should be gone, or whose node does not answer. The message says what a person can do.
-fn stuck(plan: &Plan, pod: Option<&Object>) -> Option<Problem> {
+fn stuck(reconciled: &Reconciled<'_>, pod: Option<&Object>) -> Option<Problem> {
     let pod = pod?;
+    let Reconciled { vm: _, observed: _, plan, rendered: _, outcome, source: _ } = *reconciled;
     let (name, node) = (&pod.key.name, pod.node_name().unwrap_or("?"));
-    let end = || pod.deleting.map(whole_seconds).unwrap_or_default();
+    let end = pod.deleting.map(whole_seconds).unwrap_or_default();
     if plan.waits.contains(&Wait::NotRemoved(pod.key.clone())) {
         let message = format!(
-            "Pod {name} should have gone at {}; nothing runs in it any more, but something keeps it: see its metadata.finalizers",
-            end()
+            "Pod {name} should have gone at {end}; nothing runs in it any more, but something keeps it: see its metadata.finalizers"
         );
         return Some(Problem::new(Reason::PodNotRemoved, message));
     }
-    let cause = if plan.waits.contains(&Wait::NodeNotResponding(pod.key.clone())) {
-        format!("Pod {name} should have ended at {}, but node {node} has not reported that", end())
-    } else if is_lost(pod) {
-        format!("node {node}, on which Pod {name} runs, does not answer")
+    let is_overdue = plan.waits.contains(&Wait::Overdue(pod.key.clone()));
+    if !is_lost(pod) && (!is_overdue || outcome.node != NodeState::NotAnswering) {
+        return is_overdue.then(|| Problem::new(Reason::PodNotEnded, not_ended(name, node, &end, outcome.node)));
+    }
+    let cause = if is_overdue {
+        format!("Pod {name} should have ended at {end}, but node {node} does not answer")
     } else {
-        return None;
+        format!("node {node}, on which Pod {name} runs, does not answer")
     };
     let message = format!(
         "{cause}; the guest may still run there, so nothing is started elsewhere. If the node is really down, tell the cluster: \
          kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
     );
     Some(Problem::new(Reason::NodeNotResponding, message))
+}
+
+/// The Pod should have ended, and nothing says that its node is down.
+fn not_ended(pod: &str, node: &str, end: &str, state: NodeState) -> String {
+    let cause = match state {
+        NodeState::Answering => format!(
+            "node {node} answers and has not ended it yet: the guest may still be powering down, because a kubelet keeps the grace \
+             period with which a Pod was first deleted"
+        ),
+        NodeState::Removed => format!("node {node} does not exist any more: the cluster will remove the Pod"),
+        NodeState::NotKnown | NodeState::NotAnswering => format!(
+            "node {node} has not reported that, and the manager can't find out whether the node answers: see kubectl get node {node}"
+        ),
+    };
+    format!("Pod {pod} should have ended at {end}; {cause}")
 }
 
 /// Why the cluster removes a Pod (<https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions>).
@@ -162,12 +203,13 @@ fn disruption(pod: &Object) -> String {
 }
 
 /// Why a Pod does not run its guest: by its conditions, its phase, its containers, and the runner's report, in this order.
-fn problem_of_pod(vm: &VirtualMachine, pod: &Object) -> Option<Problem> {
+fn problem_of_pod(vm: &VirtualMachine, pod: &Object, now: Timestamp) -> Option<Problem> {
     unschedulable(pod)
         .or_else(|| ended_pod(pod))
         .or_else(|| pod.container_statuses().find_map(|status| problem_of_container(vm, status)))
         .or_else(|| pause_after_shutdown(pod))
-        .or_else(|| qemu_failed(vm, pod))
+        .or_else(|| reported(vm, pod))
+        .or_else(|| start_delayed(pod, now))
 }
 
 fn unschedulable(pod: &Object) -> Option<Problem> {
@@ -186,7 +228,9 @@ fn ended_pod(pod: &Object) -> Option<Problem> {
 fn problem_of_container(vm: &VirtualMachine, status: &Value) -> Option<Problem> {
     let name = string(&status["name"]);
     if let Some(ended) = terminated(status).filter(|ended| ended["exitCode"] != 0) {
-        return Some(Problem::new(Reason::RunnerFailed, end_of_container(&name, ended)));
+        let next = next_try(status, ended).map(|(count, next)| format!("; try {count} is at about {next}"));
+        let message = end_of_container(&name, ended) + &next.unwrap_or_default();
+        return Some(Problem::new(Reason::RunnerFailed, message));
     }
     let waiting = &status["state"]["waiting"];
     let described = |reason: &str| format!("{name}: {reason}: {}", string(&waiting["message"]));
@@ -218,12 +262,36 @@ fn is_paused_after_shutdown(status: &Value) -> bool {
     status["name"] == CONTAINER_NAME && is_paused && has_succeeded
 }
 
-/// The runner's report that QEMU failed.
-fn qemu_failed(vm: &VirtualMachine, pod: &Object) -> Option<Problem> {
+/// The runner's report that QEMU failed, or that the guest is paused.
+fn reported(vm: &VirtualMachine, pod: &Object) -> Option<Problem> {
     let running = conditions::find(current_conditions(vm), RUNNING)?;
     let is_report = !owns_condition(vm, RUNNING) && is_report_of(vm, pod);
-    let has_failed = running.status == "False" && conditions::reason(running) == Some(Reason::QemuFailed);
-    (is_report && has_failed).then(|| Problem::new(Reason::RunnerFailed, running.message.clone()))
+    let reason = match conditions::reason(running)? {
+        Reason::QemuFailed => Reason::RunnerFailed,
+        Reason::Paused => Reason::Paused,
+        _ => return None,
+    };
+    (is_report && running.status == "False").then(|| Problem::new(reason, running.message.clone()))
+}
+
+/// The Pod has a node, and its containers are not created. Only the kubelet's events say why.
+fn start_delayed(pod: &Object, now: Timestamp) -> Option<Problem> {
+    let name = &pod.key.name;
+    let message = format!(
+        "the containers of Pod {name} are not created yet: the node still fetches an image, or a Secret, a ConfigMap or a volume is \
+         missing (kubectl describe pod {name}); the node goes on trying"
+    );
+    plan::late_at(pod).filter(|late| *late <= now).map(|_| Problem::new(Reason::StartDelayed, message))
+}
+
+/// The number and the time of the next try of a container that waits for it. The kubelet's pause is 10 s before the second restart, and
+/// doubles up to 5 min (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy>).
+fn next_try(status: &Value, ended: &Value) -> Option<(u64, String)> {
+    status["state"]["waiting"]["reason"].as_str().filter(|reason| *reason == "CrashLoopBackOff")?;
+    let end: Timestamp = ended["finishedAt"].as_str()?.parse().ok()?;
+    let restarts = status["restartCount"].as_u64()?;
+    let pause = FIRST_PAUSE.saturating_mul(1 << restarts.saturating_sub(1).min(10)).min(LONGEST_PAUSE);
+    Some((restarts.saturating_add(2), whole_seconds(end.checked_add(pause).ok()?)))
 }
 
 /// How a container ended, this time or the last time.

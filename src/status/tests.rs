@@ -6,9 +6,11 @@ use crate::{
         conditions::READY,
         reasons::{Effect, Event},
     },
+    config::ReconcilerConfig,
     object::ObjectKey,
     ownership::{STATUS_MANAGER, status_differs},
     plan::{Action, plan},
+    render::{RandomInput, TemplateSet, render},
     test_support::{applied, nothing, rendered, set_by, stopped, stored, vm},
 };
 
@@ -26,9 +28,17 @@ fn pod(pod_status: Value) -> Observed {
 
 /// The status and the events of a reconcile whose actions all succeeded (`is_done`) or all failed.
 fn reconcile(vm: &VirtualMachine, observed: &Observed, is_done: bool) -> (VirtualMachineStatus, Vec<Event>) {
+    reconcile_with(vm, observed, is_done, Outcome::default())
+}
+
+fn reconcile_with(
+    vm: &VirtualMachine,
+    observed: &Observed,
+    is_done: bool,
+    outcome: Outcome,
+) -> (VirtualMachineStatus, Vec<Event>) {
     let rendered = rendered(vm, observed);
     let plan = plan(vm, observed, Some(&rendered));
-    let outcome = Outcome::default();
     let source = Source::default();
     let reconciled = Reconciled { vm, observed, plan: &plan, rendered: Ok(&rendered), outcome: &outcome, source };
     let done: Vec<&Action> = plan.steps.iter().flatten().filter(|_| is_done).collect();
@@ -137,12 +147,12 @@ fn the_reason_comes_from_the_pod() {
         ),
         (
             json!({ "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "ImagePullBackOff" } } }] }),
-            "Starting false Ready=False ImagePullFailed",
+            "Failed false Ready=False ImagePullFailed",
         ),
         (
             json!({ "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } },
                 "lastState": { "terminated": { "exitCode": 1, "message": "qemu: no such machine" } } }] }),
-            "Starting false Ready=False RunnerFailed",
+            "Failed false Ready=False RunnerFailed",
         ),
         (
             json!({ "containerStatuses": [{ "state": { "waiting": { "reason": "ContainerCreating" } } }] }),
@@ -165,12 +175,12 @@ fn the_reason_comes_from_the_pod() {
                 { "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } }, "lastState": { "terminated": { "exitCode": 0 } } },
                 { "name": "exporter", "state": { "waiting": { "reason": "ImagePullBackOff" } } },
             ] }),
-            "Starting false Ready=False ImagePullFailed",
+            "Failed false Ready=False ImagePullFailed",
         ),
         (
             json!({ "containerStatuses": [{ "name": "exporter", "state": { "waiting": { "reason": "CrashLoopBackOff" } },
                 "lastState": { "terminated": { "exitCode": 0, "reason": "Completed" } } }] }),
-            "Starting false Ready=False ContainerWaiting",
+            "Failed false Ready=False ContainerWaiting",
         ),
     ] {
         let observed = pod(pod_status.clone());
@@ -241,7 +251,23 @@ fn an_overdue_pod_is_reported_with_its_node_or_its_finalizers() {
         }
     });
     for vm in [vm(|_| ()), stopped()] {
-        assert!(short(&derive(&vm, &deleting)).ends_with("false Ready=False NodeNotResponding"));
+        for (node, reason, message) in [
+            (
+                NodeState::NotAnswering,
+                "NodeNotResponding",
+                "node node-1 does not answer; the guest may still run there",
+            ),
+            (NodeState::Answering, "PodNotEnded", "node node-1 answers and has not ended it yet"),
+            (NodeState::Removed, "PodNotEnded", "node node-1 does not exist any more"),
+            (NodeState::NotKnown, "PodNotEnded", "see kubectl get node node-1"),
+        ] {
+            let outcome = Outcome { node, ..Outcome::default() };
+            let status = json!(reconcile_with(&vm, &deleting, false, outcome).0);
+            assert!(short(&status).ends_with(&format!("false Ready=False {reason}")), "{status}");
+            let text = status.to_string();
+            assert!(text.contains(message), "{text}");
+            assert_eq!(text.contains("taint"), node == NodeState::NotAnswering, "{text}");
+        }
     }
     let kept = cluster(|kind, object| {
         if kind == "Pod" {
@@ -306,9 +332,9 @@ fn the_pod_of_a_deleted_vm_is_reported() {
     for (vm, deleting, expected) in [
         (stopped(), None, "Stopping false Ready=False Stopping"),
         (stopped(), Some("2027-01-16T07:00:00Z"), "Stopping false Ready=False Stopping"),
-        (stopped(), Some("2027-01-15T07:00:00Z"), "Stopping false Ready=False NodeNotResponding"),
+        (stopped(), Some("2027-01-15T07:00:00Z"), "Stopping false Ready=False PodNotEnded"),
         (vm(|_| ()), Some("2027-01-16T07:00:00Z"), "Stopping false Ready=False WaitingForDeletion"),
-        (vm(|_| ()), Some("2027-01-15T07:00:00Z"), "Stopping false Ready=False NodeNotResponding"),
+        (vm(|_| ()), Some("2027-01-15T07:00:00Z"), "Stopping false Ready=False PodNotEnded"),
     ] {
         assert_eq!(short(&derive(&vm, &former(deleting))), expected, "{deleting:?}");
     }
@@ -354,6 +380,239 @@ fn a_node_that_does_not_answer_is_reported_at_once() {
             message.starts_with("node node-1, on which Pod apple runs, does not answer; "),
             expected.contains("Node")
         );
+    }
+}
+
+/// The VM after its status was written: the conditions of `status` are the manager's, and all others are as they were.
+fn written(vm: &VirtualMachine, status: &VirtualMachineStatus) -> VirtualMachine {
+    let mut vm = vm.clone();
+    let before = vm.status.take().unwrap_or_default();
+    let mut conditions = status.conditions.clone();
+    let is_new = |type_: &str| status.conditions.iter().all(|condition| condition.type_ != type_);
+    conditions.extend(before.conditions.iter().filter(|condition| is_new(&condition.type_)).cloned());
+    let owned: serde_json::Map<String, Value> = status
+        .conditions
+        .iter()
+        .map(|condition| {
+            (format!("k:{}", json!({ "type": condition.type_ })), json!({ "f:status": {}, "f:message": {} }))
+        })
+        .collect();
+    let fields = json!({ "f:status": { "f:conditions": owned } });
+    let entry = json!([{ "manager": STATUS_MANAGER, "operation": "Apply", "fieldsV1": fields }]);
+    vm.metadata.managed_fields = serde_json::from_value(entry).unwrap();
+    let pod_uid = before.pod_uid.clone();
+    vm.status = Some(VirtualMachineStatus { conditions, pod_uid, cpus: before.cpus, ..status.clone() });
+    vm
+}
+
+#[test]
+fn the_guests_conditions_are_unknown_while_its_node_does_not_answer() {
+    let node = |ready: &'static str| {
+        let conditions = json!([{ "type": "Ready", "status": ready }, { "type": "ContainersReady", "status": "True" }]);
+        pod(json!({ "conditions": conditions }))
+    };
+    let up = reported(true, |vm| {
+        vm["status"]["podUid"] = json!("Pod-apple");
+        vm["status"]["cpus"] = json!(2);
+        let said = vm["status"]["conditions"].as_array_mut().unwrap();
+        let other = |type_: &str, status: &str| {
+            let mut other = said[0].clone();
+            (other["type"], other["status"]) = (json!(type_), json!(status));
+            other
+        };
+        let others = [other(BOOTED, "True"), other(CONSOLE_CONNECTED, "True"), other(USER_LOGGED_IN, "False")];
+        said.extend(others);
+    });
+    let guests = |status: &VirtualMachineStatus| {
+        let of_guest =
+            status.conditions.iter().filter(|condition| condition.type_ != READY && condition.type_ != TEMPLATES_VALID);
+        let texts = of_guest.map(|condition| format!("{}={} {}", condition.type_, condition.status, condition.reason));
+        texts.filter(|text| !text.starts_with("StorageReady")).collect::<Vec<_>>()
+    };
+    let (answering, silent) = (node("True"), node("False"));
+    assert_eq!(guests(&reconcile(&up, &answering, false).0), [""; 0], "the runner's own");
+
+    let (first, _) = reconcile(&up, &silent, false);
+    let unknown = ["Booted=Unknown Unknown", "ConsoleConnected=Unknown Unknown", "Running=Unknown Unknown"];
+    assert_eq!(guests(&first), unknown);
+    assert_eq!((first.cpus, first.phase.as_deref(), first.ready), (None, Some("Unknown"), Some(false)));
+    let lost = written(&up, &first);
+    let (again, _) = reconcile(&lost, &silent, false);
+    assert_eq!(guests(&again), unknown, "the manager's own by now");
+    assert!(!status_differs(&lost, &again));
+
+    // The node answers again, and the runner has nothing new to report.
+    let (back, events) = reconcile(&lost, &answering, false);
+    assert_eq!(
+        guests(&back),
+        ["Booted=True GuestAgentAnswered", "ConsoleConnected=True Connected", "Running=True Started"]
+    );
+    assert_eq!(short(&json!(back)), "Running true Ready=True Running");
+    assert_eq!((back.cpus, events), (None, vec![]));
+    let returned = written(&lost, &back);
+    assert_eq!(guests(&reconcile(&returned, &answering, false).0), guests(&back), "until the runner writes");
+    // A node that is lost again.
+    assert_eq!(guests(&reconcile(&returned, &silent, false).0), unknown);
+    // The Pod is gone, or is another one.
+    let mut returned = returned;
+    returned.status.as_mut().unwrap().claims.clear();
+    for observed in [
+        nothing(),
+        cluster(|kind, object| {
+            if kind == "Pod" {
+                object["metadata"]["uid"] = json!("another")
+            }
+        }),
+    ] {
+        let (gone, _) = reconcile(&returned, &observed, false);
+        assert_eq!(
+            guests(&gone),
+            [
+                "Booted=False Starting",
+                "ConsoleConnected=False Starting",
+                "Running=False Starting",
+                "UserLoggedIn=False Starting"
+            ]
+        );
+        assert_eq!(gone.cpus, Some(0));
+    }
+}
+
+#[test]
+fn a_paused_guest_and_a_pod_that_is_not_created_have_reasons_of_their_own() {
+    let paused = reported(false, |vm| vm["status"]["conditions"][0]["reason"] = json!("Paused"));
+    assert_eq!(short(&derive(&paused, &cluster(|_, _| ()))), "Paused false Ready=False Paused");
+
+    let creating = |scheduled: &str, reason: &str| {
+        pod(json!({
+            "phase": "Pending",
+            "conditions": [{ "type": "PodScheduled", "status": "True", "lastTransitionTime": scheduled }],
+            "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": reason } } }],
+        }))
+    };
+    let vm = vm(|_| ());
+    let late = creating("2027-01-15T07:58:00Z", "ContainerCreating");
+    assert_eq!(short(&derive(&vm, &late)), "Starting false Ready=False StartDelayed");
+    let soon = creating("2027-01-15T07:58:10Z", "ContainerCreating");
+    assert_eq!(short(&derive(&vm, &soon)), "Starting false Ready=False Starting");
+    let again = plan(&vm, &soon, Some(&rendered(&vm, &soon))).requeue_after;
+    assert_eq!(again, Some(std::time::Duration::from_secs(10)));
+    assert_eq!(plan(&vm, &late, Some(&rendered(&vm, &late))).requeue_after, None);
+}
+
+#[test]
+fn the_next_try_of_a_container_is_in_the_message() {
+    let message = |restarts: u32, state: Value| {
+        let ended = json!({ "terminated": { "exitCode": 1, "finishedAt": "2027-01-15T07:59:50Z" } });
+        let container = json!({ "name": "vm-runner", "restartCount": restarts, "state": state, "lastState": ended });
+        let status = derive(&vm(|_| ()), &pod(json!({ "containerStatuses": [container] })));
+        assert_eq!(short(&status), "Failed false Ready=False RunnerFailed");
+        let conditions = status["conditions"].as_array().unwrap();
+        string(&conditions.iter().find(|item| item["type"] == READY).unwrap()["message"])
+    };
+    let paused = json!({ "waiting": { "reason": "CrashLoopBackOff" } });
+    for (restarts, next) in [
+        (1, "try 3 is at about 2027-01-15T08:00:00Z"),
+        (3, "try 5 is at about 2027-01-15T08:00:30Z"),
+        (u32::MAX, "try 4294967297 is at about 2027-01-15T08:04:50Z"),
+    ] {
+        let message = message(restarts, paused.clone());
+        assert_eq!(message, format!("vm-runner ended with exit code 1; {next}"));
+    }
+    assert_eq!(message(1, json!({ "running": {} })), "vm-runner ended with exit code 1");
+}
+
+#[test]
+fn storage_is_not_ready_while_a_claim_is_missing() {
+    let storage = |missing: &'static str| {
+        let mut observed = cluster(|kind, object| {
+            if kind == "PersistentVolumeClaim" {
+                object["status"]["phase"] = json!("Bound");
+            }
+        });
+        observed.objects.retain(|object| object.key.name != missing);
+        let status = derive(&vm(|_| ()), &observed);
+        let conditions = status["conditions"].as_array().unwrap();
+        let storage = conditions.iter().find(|item| item["type"] == "StorageReady").unwrap();
+        ["status", "reason", "message"].map(|field| string(&storage[field])).join(" ")
+    };
+    assert_eq!(storage("another"), "True ClaimsBound ");
+    assert_eq!(storage("apple-core-disk"), "False ClaimPending claim apple-core-disk has no volume yet");
+    assert_eq!(storage("apple-runner-data"), "False ClaimPending claim apple-runner-data has no volume yet");
+}
+
+#[test]
+fn what_happens_to_the_guest_is_an_event() {
+    let recorded = |vm: &VirtualMachine, observed: &Observed| {
+        let events = reconcile(vm, observed, false).1.into_iter();
+        events.map(|event| format!("{}: {}", event.reason, event.note)).collect::<Vec<_>>()
+    };
+    let with_phase = |phase: &'static str, running: bool, edit: fn(&mut Value)| {
+        reported(running, move |vm| {
+            vm["status"]["phase"] = json!(phase);
+            vm["status"]["observedGeneration"] = json!(3);
+            edit(vm);
+        })
+    };
+    let on_node = |kind: &str, object: &mut Value| {
+        if kind == "Pod" {
+            object["spec"]["nodeName"] = json!("node-1");
+        }
+    };
+    let evicted = cluster(|kind, object| {
+        if kind == "Pod" {
+            object["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:14:00Z");
+            let target = json!({ "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drain" });
+            object["status"]["conditions"] = json!([target]);
+        }
+    });
+    let there = cluster(on_node);
+    let reset = |vm: &mut Value| {
+        vm["spec"]["vm"]["resetCount"] = json!(2);
+        vm["status"]["resetCount"] = json!(1);
+        vm["status"]["observedGeneration"] = json!(2);
+    };
+    for (vm, observed, expected) in [
+        (with_phase("Starting", true, |_| ()), &there, "Started: the guest has started on node node-1"),
+        (with_phase("Running", true, |_| ()), &there, ""),
+        (with_phase("Paused", true, |_| ()), &there, ""),
+        (with_phase("Unknown", true, |_| ()), &there, ""),
+        (
+            with_phase("Running", false, |vm| vm["status"]["conditions"][0]["reason"] = json!("GuestShutdown")),
+            &there,
+            "GuestRestarts: the guest has shut down; its node starts it again in the same Pod",
+        ),
+        (with_phase("Running", true, reset), &there, "Reset: resetCount was increased to 2: the guest is reset"),
+        (
+            with_phase("Running", true, |_| ()),
+            &evicted,
+            "Evicted: the cluster removes Pod apple: EvictionByEvictionAPI: drain",
+        ),
+        (with_phase("Stopping", true, |_| ()), &evicted, ""),
+    ] {
+        assert_eq!(recorded(&vm, observed).join("; "), expected);
+    }
+}
+
+#[test]
+fn a_vm_whose_spec_can_not_be_rendered_is_not_ready() {
+    let refused = vm(|vm| vm["spec"]["vm"]["networks"] = json!([{ "tap": {} }, { "pod": {} }]));
+    let (config, random) = (ReconcilerConfig::default(), RandomInput { display_password: String::new() });
+    let error = render(&refused, &nothing(), &config, &random, &TemplateSet::builtin().unwrap()).unwrap_err();
+    for (vm, observed, expected) in [
+        (stopped(), nothing(), "Stopped false Ready=False TemplateError"),
+        (reported(true, |_| ()), cluster(|_, _| ()), "Running true Ready=False TemplateError"),
+        (vm(|_| ()), nothing(), "Failed false Ready=False TemplateError"),
+    ] {
+        let plan = plan(&vm, &observed, None);
+        let (outcome, source) = (Outcome::default(), Source::default());
+        let reconciled =
+            Reconciled { vm: &vm, observed: &observed, plan: &plan, rendered: Err(&error), outcome: &outcome, source };
+        let status = status(&reconciled);
+        assert_eq!(short(&json!(status)), expected);
+        let ready = conditions::find(&status.conditions, READY).unwrap();
+        assert_eq!(ready.observed_generation, Some(3));
+        assert!(ready.message.contains("take either tap or pod"), "{}", ready.message);
     }
 }
 

@@ -98,6 +98,34 @@ async fn the_claim_of_a_removed_disk_is_kept_and_reported() {
     assert!(condition(&vm, "StorageReady").unwrap().2.contains("apple-core-disk"), "{vm:?}");
 }
 
+/// A person has made the claim, without the labels by which the manager watches its objects.
+#[tokio::test]
+async fn a_persons_claim_with_a_file_system_is_used_at_the_first_start() {
+    let ns = ManagedNamespace::new("own-claim").await;
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "apple-core-disk" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
+            "resources": { "requests": { "storage": "2Gi" } },
+        },
+    });
+    ns.namespace.apply(&claim.to_string());
+    let claims = ns.api::<PersistentVolumeClaim>();
+    let uid = claims.get("apple-core-disk").await.unwrap().uid();
+    ns.create_vm("apple", |_| ()).await;
+    let pod = ns.pod_when("apple", "made", |_| true).await;
+    let container = pod.spec.unwrap().containers.remove(0);
+    assert_eq!(container.volume_devices.unwrap_or_default(), []);
+    let mounted = container.volume_mounts.unwrap_or_default();
+    assert!(mounted.iter().any(|mount| mount.name == "core-disk"), "{mounted:?}");
+    let config = ns.api::<ConfigMap>().get("apple").await.unwrap().data.unwrap().remove("config.yaml").unwrap();
+    assert!(config.contains("core-disk/disk.img"), "{config}");
+    let vm = ns.vm_with_reason("apple", "Starting").await;
+    assert_eq!(condition(&vm, "Ready").unwrap().1, "Starting");
+    let claim = claims.get("apple-core-disk").await.unwrap();
+    assert_eq!((claim.uid(), claim.labels()["app.kubernetes.io/instance"].as_str()), (uid, "apple"));
+}
+
 fn is_deleted(claim: &PersistentVolumeClaim) -> bool {
     claim.meta().deletion_timestamp.is_some()
 }

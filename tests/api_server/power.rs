@@ -5,20 +5,22 @@ use crate::support::{
     cluster::eventually,
     managed_namespace::{LIMIT, ManagedNamespace, condition, vm_manifest},
 };
-use k8s_openapi::jiff::SignedDuration;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     api::core::v1::{ConfigMap, Event, Node, PersistentVolumeClaim, Pod, Secret},
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::{
-    Api, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams},
+    Api, Client, Config, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
+    config::{AuthInfo, KubeConfigOptions, Kubeconfig},
 };
 use serde_json::{Value, json};
 use vm_operator::{
     api::{PowerState, VirtualMachine},
     object::{FORCE_STOP_ANNOTATION, GUEST_SHUTDOWN_ANNOTATION, REPLACE_CLAIM_ANNOTATION, RESTARTED_ANNOTATION},
     power,
+    runner::{report::Target, status_writer::VmResource},
 };
 
 const NODE: &str = "played";
@@ -202,6 +204,77 @@ async fn the_manager_waits_for_a_pod_that_is_being_deleted_and_a_person_can_forc
 }
 
 #[tokio::test]
+async fn a_forced_stop_that_was_asked_for_before_the_stop_or_for_another_pod_is_ignored_and_that_is_said() {
+    let ns = ns("forced-early").await;
+    let is_ignored = |uid: &str| {
+        let uid = uid.to_owned();
+        move |vm: &VirtualMachine| vm.status.as_ref().unwrap().force_stop_ignored.as_ref() == Some(&uid)
+    };
+    let pod = up(&ns, "apple", on_node).await.uid().unwrap();
+    annotate(&ns, "apple", FORCE_STOP_ANNOTATION, &pod).await;
+    ns.vm_when("apple", "ignored", is_ignored(&pod)).await;
+    let note = ns.wait_for_event("apple", "ForceStopIgnored").await.message.unwrap();
+    assert!(note.contains("the VM should run"), "{note}");
+    set_state(&ns, "apple", "Stopped").await;
+    let going = ns.pod_when("apple", "going", is_going).await;
+    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(905));
+    ns.vm_with_reason("apple", "Stopping").await;
+    // Set again, as the event says.
+    ns.patch_vm("apple", json!({ "metadata": { "annotations": { FORCE_STOP_ANNOTATION: null } } })).await;
+    ns.vm_when("apple", "without it", |vm| vm.status.as_ref().unwrap().force_stop_ignored.is_none()).await;
+    annotate(&ns, "apple", FORCE_STOP_ANNOTATION, &pod).await;
+    ns.pod_when("apple", "going soon", |pod| pod.metadata.deletion_grace_period_seconds < Some(30)).await;
+
+    up(&ns, "pear", on_node).await;
+    set_state(&ns, "pear", "Stopped").await;
+    ns.pod_when("pear", "going", is_going).await;
+    annotate(&ns, "pear", FORCE_STOP_ANNOTATION, &pod).await;
+    ns.vm_when("pear", "ignored", is_ignored(&pod)).await;
+    let note = ns.wait_for_event("pear", "ForceStopIgnored").await.message.unwrap();
+    assert!(note.contains("not the UID"), "{note}");
+}
+
+/// The API server refuses a Pod's token a minute after the end of its grace period, which anybody can shorten. The kubelet goes on waiting.
+#[tokio::test]
+async fn a_forced_stop_reaches_the_runner_when_its_token_is_not_valid_any_more() {
+    let ns = ns("forced-late").await;
+    let namespace = ns.namespace.name();
+    ns.namespace.create(include_str!("../../deploy/runner-role.yaml")).await;
+    let uid = up(&ns, "apple", on_node).await.uid().unwrap();
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "name": "apple", "uid": uid });
+    let request = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+        "spec": { "audiences": [], "boundObjectRef": pod },
+    });
+    let url = format!("/api/v1/namespaces/{namespace}/serviceaccounts/vm-runner/token");
+    let request = http::Request::post(url).body(serde_json::to_vec(&request).unwrap()).unwrap();
+    let token: Value = ns.client.request(request).await.unwrap();
+    let kubeconfig = Kubeconfig::read_from(ns.cluster.kubeconfig()).unwrap();
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    config.auth_info =
+        AuthInfo { token: Some(token["status"]["token"].as_str().unwrap().to_owned().into()), ..AuthInfo::default() };
+    let runner = Client::try_from(config).unwrap();
+    let vms: Api<VirtualMachine> = Api::namespaced(runner.clone(), namespace);
+    vms.get("apple").await.unwrap();
+
+    // The power-down begins, and somebody deletes the Pod once more.
+    let target = Target { name: "apple".into(), pod_uid: Some(uid.clone()) };
+    let resource = VmResource::new(Some(runner), namespace, target);
+    let forced = tokio::spawn(async move { resource.stop_forced().await });
+    set_state(&ns, "apple", "Stopped").await;
+    ns.pod_when("apple", "going", is_going).await;
+    let soon = DeleteParams { grace_period_seconds: Some(1), ..DeleteParams::default() };
+    ns.api::<Pod>().delete("apple", &soon).await.unwrap();
+    eventually("the token to be refused", 3 * LIMIT, async || {
+        matches!(vms.get("apple").await, Err(kube::Error::Api(answer)) if answer.code == 401).then_some(())
+    })
+    .await;
+    assert!(!forced.is_finished());
+    annotate(&ns, "apple", FORCE_STOP_ANNOTATION, &uid).await;
+    tokio::time::timeout(LIMIT, forced).await.expect("the runner to see it").unwrap();
+}
+
+#[tokio::test]
 async fn a_node_that_does_not_respond_is_named_and_no_second_pod_is_started() {
     let ns = ns("overdue").await;
     let pod = up(&ns, "apple", on_node).await;
@@ -218,11 +291,32 @@ async fn a_node_that_does_not_respond_is_named_and_no_second_pod_is_started() {
     ns.vm_with_reason("apple", "Restarting").await;
     // Only when a kubelet would long have ended it; the manager looks again by itself.
     let vms: Api<VirtualMachine> = ns.api();
-    let message = eventually("the node to be doubted", 3 * LIMIT, async || {
-        let (_, reason, message) = condition(&vms.get("apple").await.unwrap(), "Ready")?;
-        (reason == "NodeNotResponding").then_some(message)
-    })
-    .await;
+    let nodes: Api<Node> = Api::all(ns.client.clone());
+    let message_with = async |status: &str, expected: &str, words: &str| {
+        eventually(words, 4 * LIMIT, async || {
+            let heartbeat =
+                json!({ "type": "Ready", "status": status, "lastHeartbeatTime": Timestamp::now().to_string() });
+            let heartbeat = json!({ "status": { "conditions": [heartbeat] } });
+            nodes.patch_status(NODE, &PatchParams::default(), &Patch::Strategic(&heartbeat)).await.unwrap();
+            let (_, reason, message) = condition(&vms.get("apple").await.unwrap(), "Ready")?;
+            (reason == expected && message.contains(words)).then_some(message)
+        })
+        .await
+    };
+    let unknown = "the manager can't find out whether the node answers";
+    assert!(!message_with("True", "PodNotEnded", unknown).await.contains("taint"));
+    // With the optional right.
+    ns.namespace.apply(include_str!("../../deploy/node-reader.yaml"));
+    let account = json!({ "kind": "ServiceAccount", "name": "vm-operator", "namespace": ns.namespace.name() });
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+        "metadata": { "name": format!("vm-operator-node-reader-{}", ns.namespace.name()) },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "vm-operator-node-reader" },
+        "subjects": [account],
+    });
+    ns.namespace.apply(&binding.to_string());
+    assert!(!message_with("True", "PodNotEnded", "node played answers").await.contains("taint"));
+    let message = message_with("Unknown", "NodeNotResponding", "does not answer").await;
     assert!(message.contains("Pod apple should have ended at ") && message.contains("taint node played "), "{message}");
     let events: Api<Event> = ns.api();
     let event = eventually("an event of that", LIMIT, async || {
@@ -383,6 +477,56 @@ async fn a_vm_recreated_at_once_waits_for_the_old_pod() {
 }
 
 #[tokio::test]
+async fn a_vm_that_a_finalizer_keeps_can_be_stopped_and_nothing_is_made_for_it() {
+    let ns = ns("kept-by-finalizer").await;
+    let kept = |vm: &mut Value| {
+        on_node(vm);
+        vm["metadata"]["finalizers"] = json!(["example.org/backup"]);
+    };
+    let vms: Api<VirtualMachine> = ns.api();
+    let pod = up(&ns, "apple", kept).await;
+    let background =
+        DeleteParams { propagation_policy: Some(PropagationPolicy::Background), ..DeleteParams::default() };
+    vms.delete("apple", &background).await.unwrap();
+    annotate(&ns, "apple", RESTARTED_ANNOTATION, "2026-11-21T10:00:00Z").await;
+    set_state(&ns, "apple", "Stopped").await;
+    let going = ns.pod_when("apple", "going", is_going).await;
+    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(905));
+    ns.vm_with_reason("apple", "Stopping").await;
+    annotate(&ns, "apple", FORCE_STOP_ANNOTATION, &pod.uid().unwrap()).await;
+    ns.pod_when("apple", "going soon", |pod| pod.metadata.deletion_grace_period_seconds < Some(30)).await;
+    ns.remove_pod("apple").await;
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    set_state(&ns, "apple", "Running").await;
+    ns.vm_with_reason("apple", "BeingDeleted").await;
+    assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+    ns.patch_vm("apple", json!({ "metadata": { "finalizers": null } })).await;
+    eventually("the VM to be gone", LIMIT, async || vms.get_opt("apple").await.unwrap().is_none().then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_deletion_in_the_foreground_waits_for_the_guest() {
+    let ns = ns("foreground").await;
+    up(&ns, "apple", on_node).await;
+    let vms: Api<VirtualMachine> = ns.api();
+    vms.delete("apple", &DeleteParams::foreground()).await.unwrap();
+    // The garbage collector of a new cluster looks every 30 s for kinds that it does not know yet.
+    eventually("the Pod to go", 3 * LIMIT, async || {
+        is_going(&ns.api::<Pod>().get("apple").await.unwrap()).then_some(())
+    })
+    .await;
+    let is_kept = |vm: &VirtualMachine| vm.finalizers().iter().any(|finalizer| finalizer == "foregroundDeletion");
+    // What does not run the guest does not hold it up.
+    eventually("all else to go", LIMIT, async || {
+        ns.api::<ConfigMap>().get_opt("apple").await.unwrap().is_none().then_some(())
+    })
+    .await;
+    assert!(is_kept(&vms.get("apple").await.unwrap()));
+    ns.remove_pod("apple").await;
+    eventually("the VM to be gone", LIMIT, async || vms.get_opt("apple").await.unwrap().is_none().then_some(())).await;
+}
+
+#[tokio::test]
 async fn a_pod_of_somebody_else_is_not_taken_over() {
     let ns = ns("stranger").await;
     let theirs = json!({
@@ -468,6 +612,49 @@ async fn pending_changes_list_what_a_restart_would_change() {
     ns.patch_vm("apple", json!({ "spec": { "image": null, "nodeSelector": null } })).await;
     let vm = ns.vm_when("apple", "nothing pending", |vm| condition(vm, "RestartRequired").is_none()).await;
     assert_eq!(vm.status.unwrap().pending_changes, []);
+}
+
+#[tokio::test]
+async fn a_vm_that_no_node_can_take_starts_when_what_was_in_the_way_is_removed() {
+    let ns = ManagedNamespace::new("unschedulable").await;
+    let selector = json!({ "disk": "fast", "zone": "nowhere" });
+    ns.create_vm("apple", |vm| vm["spec"]["nodeSelector"] = selector.clone()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let scheduled =
+        json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes" });
+    ns.patch_pod_status("apple", json!({ "conditions": [scheduled] })).await;
+    ns.vm_with_reason("apple", "Unschedulable").await;
+    let first = ns.api::<Pod>().get("apple").await.unwrap();
+    ns.patch_vm("apple", json!({ "spec": { "nodeSelector": { "zone": null } } })).await;
+    let pod = ns.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
+    assert_eq!(json!(pod.spec.unwrap().node_selector), json!({ "disk": "fast" }));
+    ns.wait_for_event("apple", "Restarting").await;
+}
+
+#[tokio::test]
+async fn a_removed_key_of_the_node_selector_is_pending_in_a_running_vm() {
+    let ns = ns("pending-atomic").await;
+    let atomic = |vm: &mut Value| {
+        on_node(vm);
+        vm["spec"]["nodeSelector"] = json!({ "a": "1", "b": "2" });
+        let term = |key: &str| json!({ "matchExpressions": [{ "key": key, "operator": "Exists" }] });
+        vm["spec"]["affinity"] = json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [term("a"), term("b")],
+        } } });
+    };
+    up(&ns, "apple", atomic).await;
+    let vm = ns.api::<VirtualMachine>().get("apple").await.unwrap();
+    assert_eq!(condition(&vm, "RestartRequired"), None);
+    let term = json!({ "matchExpressions": [{ "key": "a", "operator": "Exists" }] });
+    let affinity = json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [term] } } });
+    ns.patch_vm("apple", json!({ "spec": { "nodeSelector": { "b": null }, "affinity": affinity } })).await;
+    let vm = ns.vm_when("apple", "RestartRequired", |vm| condition(vm, "RestartRequired").is_some()).await;
+    let paths: Vec<String> = vm.status.unwrap().pending_changes.into_iter().map(|change| change.path).collect();
+    let affinity =
+        "objects/Pod/spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms";
+    assert_eq!(paths, [affinity, "objects/Pod/spec.nodeSelector.b"]);
+    let (code, said) = ns.namespace.kubectl_vm(&["diff", "apple"]);
+    assert!(code != 0 && said.contains("spec.nodeSelector.b: at the next start: nothing instead of"), "{said}");
 }
 
 #[tokio::test]

@@ -395,7 +395,8 @@ async fn metrics_and_log_report_what_happened() {
     let metric = |name: &str| manager.metric(name);
     let count = |name: &str| metric(name).unwrap_or_default();
     eventually("both machines to be counted", LIMIT, async || {
-        let counted = count("vm_operator_machines{phase=\"Starting\"}") == 2.0
+        let counted = count("vm_operator_machines{phase=\"Starting\"}") == 1.0
+            && count("vm_operator_machines{phase=\"Failed\"}") == 1.0
             && count("vm_operator_machines_not_ready{reason=\"TemplateError\"}") == 1.0
             && count("vm_operator_machines_waiting") == 0.0
             && count("vm_operator_machines_in_work") == 0.0;

@@ -134,3 +134,50 @@ async fn the_api_server_is_asked_for_what_was_made_while_its_kind_was_listed() {
     let objects = lock(&children.objects);
     assert_eq!(objects.values().flatten().map(|known| known.version).collect::<Vec<_>>(), [8]);
 }
+
+/// An API server that lists a Service, refuses its watch, and then its list as often as `refusals` says.
+fn children_that_are_refused(refusals: usize) -> (Arc<Children>, Arc<Metrics>) {
+    let requests = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let server = tower::service_fn(move |request: axum::http::Request<kube::client::Body>| {
+        let number = requests.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let metadata = json!({
+            "name": "apple", "namespace": "ns", "uid": "uid of apple", "resourceVersion": "1",
+            "labels": { "app.kubernetes.io/instance": "vm", "app.kubernetes.io/name": "vm-runner" },
+        });
+        let list = json!({ "metadata": { "resourceVersion": "5" }, "items": [{ "metadata": metadata }] });
+        let refusal = json!({ "kind": "Status", "status": "Failure", "message": "forbidden", "reason": "Forbidden", "code": 403 });
+        let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+        async move {
+            let (code, body) = match number {
+                0 => (200, list),
+                number if number <= refusals => (403, refusal),
+                // Nothing changes any more.
+                _ if is_watch => std::future::pending().await,
+                _ => (200, list),
+            };
+            let body = axum::body::Body::from(body.to_string());
+            Ok::<_, std::convert::Infallible>(axum::http::Response::builder().status(code).body(body).unwrap())
+        }
+    });
+    let metrics = Arc::new(Metrics::new());
+    (Children::new(Client::new(server, "ns"), None, metrics.clone()).0, metrics)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_refused_after_it_was_complete_is_reported_until_it_works_again() {
+    let (children, metrics) = children_that_are_refused(3);
+    let mut changes = children.recovered.subscribe();
+    let mut change = async || tokio::time::timeout(ASK_AGAIN * 10, changes.changed()).await.expect("a change").unwrap();
+    // It is refused before this returns, or after.
+    let _ = children.watch([kind()]).await;
+    change().await;
+    let error = children.watch([kind()]).await.unwrap_err();
+    assert!(error.message.contains("forbidden"), "{error}");
+    assert_eq!(metrics.refused_watches().len(), 1);
+    assert!(metrics.text().contains("vm_operator_watches_refused{kind=\"Service\"} 1"));
+    assert!(children.knows(&kind()) && known(&children) == ["apple"], "what is known stays");
+    change().await;
+    children.watch([kind()]).await.unwrap();
+    assert_eq!(metrics.refused_watches(), []);
+    assert!(!metrics.text().contains("vm_operator_watches_refused{kind"));
+}

@@ -91,7 +91,7 @@ impl VmResource {
     }
 
     /// The VM as JSON: a part that this version can't read must not keep a guest from being stopped.
-    async fn read(&self, api: &Api<VirtualMachine>) -> Result<Value, kube::Error> {
+    async fn read(&self, api: &Api<StoredVm>) -> Result<Value, kube::Error> {
         let url = format!("{}/{}", api.resource_url(), self.target.name);
         let request = http::Request::get(url).body(Vec::new()).map_err(kube::Error::HttpError)?;
         api.clone().into_client().request(request).await
@@ -99,7 +99,7 @@ impl VmResource {
 
     /// Returns true when the watch reports that the stop is forced, and false when the watch ends. The first item of a watch is the VM as it
     /// is.
-    async fn watch_stop_forced(&self, api: &Api<VirtualMachine>, uid: &str) -> Result<bool, kube::Error> {
+    async fn watch_stop_forced(&self, api: &Api<StoredVm>, uid: &str) -> Result<bool, kube::Error> {
         // Kube's own parameters allow no watch that lasts as long as a power-down. A bookmark each minute keeps the connection open.
         let url = format!(
             "{}?watch=true&allowWatchBookmarks=true&fieldSelector=metadata.name%3D{}&timeoutSeconds={}",

@@ -116,7 +116,7 @@ fn a_spec_that_can_not_be_read_is_named_and_its_vm_is_not_ready() {
     assert_eq!(reason_of("Running", &up), "Running true Ready=False InvalidSpec");
     assert_eq!(reason_of("Stopped", &up), "Stopping true Ready=False Stopping");
     assert_eq!(reason_of("Stopped", &nothing()), "Stopped false Ready=False InvalidSpec");
-    assert_eq!(reason_of("Running", &nothing()), "Starting false Ready=False InvalidSpec");
+    assert_eq!(reason_of("Running", &nothing()), "Failed false Ready=False InvalidSpec");
 }
 
 #[test]

@@ -24,6 +24,8 @@ const BUILT_IN: [(&str, &str); 1] = [(STANDARD, include_str!("../../templates/ru
 const FUEL: u64 = 1_000_000;
 /// The most CD drives: the SATA controller of q35 has six ports.
 const CD_PORTS: usize = 6;
+/// The first PCI slot of networks and disks in [`Hardware::Legacy`], and the last slot that is free.
+const LEGACY_SLOTS: (usize, usize) = (7, 30);
 /// The most disks: eight PCI slots with eight functions each.
 const DISK_ADDRESSES: usize = 64;
 /// The most networks: four PCI slots with eight functions each.
@@ -63,9 +65,22 @@ pub enum Error {
     },
 }
 
+/// How the guest's devices are arranged, which a guest must find unchanged at each start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hardware {
+    /// Every kind of device has slots of its own, so that a new disk moves no network card.
+    #[default]
+    Standard,
+    /// As the runner of the VM-Operator in Java arranges them: each device takes the next free PCI slot, first the networks and then the
+    /// disks; networks have QEMU's default MAC addresses; the TPM has the interface TIS.
+    Legacy,
+}
+
 /// What `prepare` has found or made on the node, and the command line needs.
 #[derive(Clone, Debug)]
 pub struct Prepared {
+    /// How the devices are arranged.
+    pub hardware: Hardware,
     /// QEMU's machine type with its version.
     pub machine_type: String,
     /// `kvm` or `tcg`.
@@ -109,6 +124,11 @@ struct Context<'a> {
     vm: &'a VmSection,
     machine: MachineContext<'a>,
     firmware: FirmwareContext<'a>,
+    slots: Slots,
+    /// Whether several disks, and several networks, share a PCI slot.
+    shared_slots: bool,
+    /// The interface of the TPM.
+    tpm_device: &'static str,
     disks: Vec<DiskContext<'a>>,
     cds: Vec<CdContext<'a>>,
     cloud_init_disk: Option<&'a str>,
@@ -126,6 +146,62 @@ struct MachineContext<'a> {
     cpu_model: &'a str,
     uuid: &'a str,
     memory: u64,
+}
+
+/// The PCI addresses of the devices that a VM has at most once.
+#[derive(Debug, Serialize)]
+struct Slots {
+    video: String,
+    usb: String,
+    ports: String,
+    balloon: String,
+    entropy: String,
+    sound: String,
+    cloud_init: String,
+}
+
+impl Slots {
+    fn of(hardware: Hardware, networks: usize, disks: usize) -> Self {
+        let [video, usb, ports, balloon, entropy, sound, cloud_init] = match hardware {
+            Hardware::Standard => [1, 2, 3, 4, 5, 6, 0x14],
+            Hardware::Legacy => {
+                // QEMU gave a VM without networks a network card in slot 1.
+                let [video, usb, ports, balloon, entropy, sound] =
+                    [5, 3, 2, 1, 4, 6].map(|slot| slot + usize::from(networks == 0));
+                [video, usb, ports, balloon, entropy, sound, legacy_disk_slot(networks, disks)]
+            }
+        }
+        .map(|slot| format!("{slot:x}.0"));
+        Self { video, usb, ports, balloon, entropy, sound, cloud_init }
+    }
+}
+
+/// The PCI addresses of networks and disks.
+#[derive(Clone, Copy)]
+struct Addresses {
+    hardware: Hardware,
+    networks: usize,
+}
+
+impl Addresses {
+    fn network(self, index: usize) -> String {
+        match self.hardware {
+            Hardware::Standard => address(0x10, index),
+            Hardware::Legacy => format!("{:x}.0", LEGACY_SLOTS.0 + index),
+        }
+    }
+
+    fn disk(self, index: usize) -> String {
+        match self.hardware {
+            Hardware::Standard => address(0x8, index),
+            Hardware::Legacy => format!("{:x}.0", legacy_disk_slot(self.networks, index)),
+        }
+    }
+}
+
+/// The slot of a disk in [`Hardware::Legacy`]: after the networks, or after the card that a VM without networks had.
+fn legacy_disk_slot(networks: usize, index: usize) -> usize {
+    LEGACY_SLOTS.0 + networks.max(1) + index
 }
 
 #[derive(Debug, Serialize)]
@@ -288,12 +364,25 @@ pub fn passt(vm: &VmSection, last_port: u16, run_as: UserAndGroup, runtime: &Run
 
 fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &RuntimeDir) -> Result<Context<'a>, Error> {
     let vm = &config.vm;
-    let DriveContexts { disks, cds } = drives(&vm.drives, &prepared.block_devices)?;
-    let networks = networks(vm, &prepared.uuid, runtime)?;
+    let hardware = prepared.hardware;
+    let addresses = Addresses { hardware, networks: vm.network.len() };
+    let DriveContexts { disks, cds } = drives(&vm.drives, &prepared.block_devices, addresses)?;
+    let networks = networks(vm, &prepared.uuid, addresses, runtime)?;
+    if hardware == Hardware::Legacy {
+        // The cloud-init disk has a slot, too.
+        let (first, last) = LEGACY_SLOTS;
+        check_number("networks and disks", networks.len().max(1) + disks.len(), last - first)?;
+    }
     Ok(Context {
         vm,
         machine: machine_context(vm, prepared),
         firmware: firmware_context(prepared.firmware.as_ref()),
+        slots: Slots::of(hardware, networks.len(), disks.len()),
+        shared_slots: hardware == Hardware::Standard,
+        tpm_device: match hardware {
+            Hardware::Standard => "tpm-crb",
+            Hardware::Legacy => "tpm-tis",
+        },
         disks,
         cds,
         cloud_init_disk: prepared.cloud_init_disk.as_deref(),
@@ -348,16 +437,21 @@ fn sockets(runtime: &RuntimeDir, use_tpm: bool) -> Sockets {
     }
 }
 
-fn networks<'a>(vm: &'a VmSection, uuid: &str, runtime: &RuntimeDir) -> Result<Vec<NetworkContext<'a>>, Error> {
+fn networks<'a>(
+    vm: &'a VmSection,
+    uuid: &str,
+    addresses: Addresses,
+    runtime: &RuntimeDir,
+) -> Result<Vec<NetworkContext<'a>>, Error> {
     if vm.network.len() > NETWORK_ADDRESSES {
         return Err(Error::Unsupported(format!("there are more than {NETWORK_ADDRESSES} networks")));
     }
     let networks: Vec<_> = vm
         .network
         .iter()
-        .zip(macs(&vm.network, uuid))
+        .zip(macs(&vm.network, uuid, addresses.hardware))
         .enumerate()
-        .map(|(index, (network, mac))| network_context(index, network, mac, runtime))
+        .map(|(index, (network, mac))| network_context(index, network, mac, addresses, runtime))
         .collect();
     if networks.iter().filter(|network| network.type_ == "pod").count() > 1 {
         return Err(Error::Unsupported("there is more than one network of type pod, but a Pod has one address".into()));
@@ -373,7 +467,7 @@ struct DriveContexts<'a> {
 
 /// Names and addresses the drives by their position among the drives of the same type. `block` says for each disk whether it is a
 /// block device.
-fn drives<'a>(drives: &'a [Drive], block: &[bool]) -> Result<DriveContexts<'a>, Error> {
+fn drives<'a>(drives: &'a [Drive], block: &[bool], addresses: Addresses) -> Result<DriveContexts<'a>, Error> {
     let (mut disks, mut cds) = (Vec::new(), Vec::new());
     // If no drive has a place in the boot order, the order is that of the drives. Without any order the firmware would use the order
     // of the PCI addresses, and might boot from a device that is not meant for that.
@@ -390,7 +484,7 @@ fn drives<'a>(drives: &'a [Drive], block: &[bool]) -> Result<DriveContexts<'a>, 
                     path: resource,
                     block: block.get(index).copied().unwrap_or_default(),
                     bootindex: bootindex.or(by_place),
-                    address: address(0x8, index),
+                    address: addresses.disk(index),
                 });
             }
             Drive::IdeCd { file, bootindex } => {
@@ -433,6 +527,7 @@ fn network_context<'a>(
     index: usize,
     network: &'a NetworkSection,
     mac: String,
+    addresses: Addresses,
     runtime: &RuntimeDir,
 ) -> NetworkContext<'a> {
     let (type_, device, bridge, net) = match network {
@@ -449,21 +544,25 @@ fn network_context<'a>(
         bridge,
         net,
         socket: (type_ == "pod").then(|| runtime.passt().display().to_string()),
-        address: address(0x10, index),
+        address: addresses.network(index),
     }
 }
 
 /// The MAC addresses of the guest's network cards, in the order of the networks. A network without an address gets one that no other
 /// network has.
-pub fn macs(networks: &[NetworkSection], uuid: &str) -> Vec<String> {
+pub fn macs(networks: &[NetworkSection], uuid: &str, hardware: Hardware) -> Vec<String> {
+    let default = |index, attempt| match hardware {
+        Hardware::Standard => derived_mac(uuid, index, attempt),
+        Hardware::Legacy => qemus_mac(attempt),
+    };
     let mut taken: Vec<String> = networks.iter().filter_map(|network| Some(network.mac()?.to_lowercase())).collect();
     let mut mac = |(index, network): (usize, &NetworkSection)| match network.mac() {
         Some(mac) => mac.to_owned(),
         None => {
-            let (mut free, mut attempt) = (derived_mac(uuid, index, 0), 0);
+            let (mut free, mut attempt) = (default(index, 0), 0);
             while taken.contains(&free) {
                 attempt += 1;
-                free = derived_mac(uuid, index, attempt);
+                free = default(index, attempt);
             }
             taken.push(free.clone());
             free
@@ -480,6 +579,11 @@ fn derived_mac(uuid: &str, index: usize, attempt: u32) -> String {
         _ => Sha256::digest(format!("{uuid}/{index}/{attempt}")),
     };
     format!("52:54:00:{:02x}:{:02x}:{:02x}", hash[0], hash[1], hash[2])
+}
+
+/// The address that QEMU gives to the first network card without one (52:54:00:12:34:56), or to a later one.
+fn qemus_mac(number: u32) -> String {
+    format!("52:54:00:12:34:{:02x}", (0x56 + number) & 0xff)
 }
 
 /// The PCI address on the root bus of the device with this index: eight functions in each slot, starting at slot `first`.

@@ -170,13 +170,13 @@ async fn prepare_start(options: &MachineOptions, configuration: &Configuration) 
     let template = prepare::template(config, &options.templates)?;
     let prepared = prepare::prepare(configuration, &options.runtime, accelerator, &options.qemu).await?;
     let arguments = command::qemu(config, &prepared, &options.runtime, &template)?;
-    let Prepared { machine_type, uuid, .. } = prepared;
+    let Prepared { machine_type, uuid, hardware, .. } = prepared;
     let state = MachineState {
         pid: 0,
         machine_type,
         accelerator: accelerator.into(),
         accelerator_reason: reason,
-        macs: command::macs(&config.vm.network, &uuid),
+        macs: command::macs(&config.vm.network, &uuid, hardware),
         uuid,
         started_with: Some(StartedWith::from(configuration)),
         phase: Phase::Starting,
@@ -189,7 +189,7 @@ async fn start_helpers(options: &MachineOptions, config: &RunnerConfig) -> Resul
     let runtime = &options.runtime;
     let mut helpers = Helpers::default();
     if config.vm.use_tpm {
-        let state = Path::new(&config.data_dir).join("tpm");
+        let state = prepare::tpm_directory(Path::new(&config.data_dir));
         create_directory(&state)?;
         helpers.start(&options.swtpm, &command::swtpm(&state, runtime), &runtime.tpm()).await?;
     }

@@ -2,6 +2,10 @@
 //!
 //! The VM's own data is in the data directory, which outlives the Pod: `uuid.txt`, `machine-type`, `fw-vars.fd` (the UEFI variables),
 //! `tpm/`, and the copy of the QEMU template if the configuration has `updateTemplate: false`.
+//!
+//! A VM that the VM-Operator in Java created has `uuid.txt` and `fw-vars.fd` in the same places, its TPM's state in the directory itself,
+//! and always a copy of its QEMU template, `VM.ftl.yaml`. The runner uses these files where they are, so that both runners can use the
+//! volume in turn. It records in the file `hardware` that the guest must find the hardware of that runner ([`Hardware`]).
 
 use std::{
     fs, io,
@@ -14,7 +18,7 @@ use tracing::info;
 
 use super::{
     cloud_init::CloudInitFiles,
-    command::{self, Firmware, Prepared, Template},
+    command::{self, Firmware, Hardware, Prepared, Template},
     config::Configuration,
     files::{FileAccessError, create_directory, read_optional, read_optional_text, write_atomically},
     runtime_dir::RuntimeDir,
@@ -28,6 +32,17 @@ use crate::{
 pub const TEMPLATES: &str = "/opt/vmrunner/templates";
 /// The directory of the UEFI firmware of Debian's package ovmf.
 const OVMF: &str = "/usr/share/OVMF";
+
+/// The file in the data directory that names the arrangement of the devices; absent: [`Hardware::Standard`].
+const HARDWARE: &str = "hardware";
+/// The content of [`HARDWARE`] for [`Hardware::Legacy`].
+const LEGACY: &str = "legacy";
+/// The file in the data directory in which the VM-Operator in Java keeps the QEMU template of the last start.
+const LEGACY_TEMPLATE: &str = "VM.ftl.yaml";
+/// The file in the data directory with QEMU's machine type.
+const MACHINE_TYPE: &str = "machine-type";
+/// The file with a TPM's persistent state, as swtpm names it.
+const TPM_STATE: &str = "tpm2-00.permall";
 
 /// Why something that QEMU needs is missing.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +113,10 @@ pub async fn prepare(
     let data = Path::new(&config.data_dir);
     create_directory(data)?;
     let vm = &config.vm;
+    // Before the machine type is written.
+    let hardware = hardware(data)?;
     Ok(Prepared {
+        hardware,
         machine_type: machine_type(vm.machine_type.as_deref(), data, qemu).await?,
         accelerator,
         uuid: uuid(vm.uuid.as_deref(), data)?,
@@ -116,6 +134,8 @@ pub async fn prepare(
 /// If there is no template of that name, or it cannot be read or copied.
 pub fn template(config: &RunnerConfig, directory: &Path) -> Result<Template, Error> {
     let name = config.template.as_deref().unwrap_or(command::STANDARD);
+    // The standard template of the VM-Operator in Java. Its definition stored the name in VMs.
+    let name = if name == "Standard-VM-latest.ftl.yaml" { command::STANDARD } else { name };
     let copy = Path::new(&config.data_dir).join(format!("template-{}", name.replace('/', "-")));
     if !config.update_template
         && let Some(text) = read_text(&copy)?
@@ -154,13 +174,48 @@ fn uuid(configured: Option<&str>, data: &Path) -> Result<String, Error> {
     Ok(uuid)
 }
 
+/// The arrangement of the guest's devices. It is decided at the first start of this runner, and stays.
+fn hardware(data: &Path) -> Result<Hardware, FileAccessError> {
+    let path = data.join(HARDWARE);
+    if let Some(text) = read_optional_text(&path)? {
+        return Ok(if text == LEGACY { Hardware::Legacy } else { Hardware::Standard });
+    }
+    if data.join(MACHINE_TYPE).exists() || !data.join(LEGACY_TEMPLATE).exists() {
+        return Ok(Hardware::Standard);
+    }
+    write_atomically(&path, LEGACY.as_bytes())?;
+    Ok(Hardware::Legacy)
+}
+
+/// The machine type in the QEMU template of the VM-Operator in Java, if that runner has started the VM.
+fn legacy_machine_type(data: &Path) -> Result<Option<String>, FileAccessError> {
+    let text = read_text(&data.join(LEGACY_TEMPLATE))?.unwrap_or_default();
+    let Some((_, options)) = text.split_once("\"-machine\"") else { return Ok(None) };
+    let mut words = options.split(|letter: char| !letter.is_ascii_alphanumeric() && !"-._".contains(letter));
+    let name = words.find(|word| word.starts_with("pc-q35-") || word.starts_with("pc-i440fx-"));
+    // A name without a version would be another type in each QEMU.
+    Ok(name.filter(|name| name.ends_with(|letter: char| letter.is_ascii_digit())).map(str::to_owned))
+}
+
+/// The directory with the state of the VM's TPM. The VM-Operator in Java has it in the data directory itself. A new state would lock
+/// the guest out of what it has encrypted with the TPM.
+pub fn tpm_directory(data: &Path) -> PathBuf {
+    let own = data.join("tpm");
+    let is_legacy = data.join(TPM_STATE).exists() && !own.join(TPM_STATE).exists();
+    if is_legacy { data.to_owned() } else { own }
+}
+
 /// The machine type in the configuration, or the one in the data directory: QEMU's newest at the first start.
 async fn machine_type(configured: Option<&str>, data: &Path, qemu: &str) -> Result<String, Error> {
     if let Some(machine_type) = configured {
         return Ok(machine_type.to_owned());
     }
-    let path = data.join("machine-type");
+    let path = data.join(MACHINE_TYPE);
     if let Some(machine_type) = read_optional_text(&path)? {
+        return Ok(machine_type);
+    }
+    if let Some(machine_type) = legacy_machine_type(data)? {
+        write_atomically(&path, machine_type.as_bytes())?;
         return Ok(machine_type);
     }
     let output = Command::new(qemu)
@@ -314,6 +369,35 @@ mod tests {
             "pc-q35-7.2",
             "the configuration has precedence"
         );
+    }
+
+    #[tokio::test]
+    async fn a_vm_that_the_vm_operator_created_keeps_its_hardware() {
+        let data = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| fs::write(data.path().join(name), text).unwrap();
+        let machine_type = async || machine_type(None, data.path(), "no-such-qemu").await.unwrap();
+        put(LEGACY_TEMPLATE, "# not pc-q35-6.2\n    - [ \"-machine\", \"pc-q35-7.0,usb=off,vmport=off\\\n");
+        put(TPM_STATE, "state");
+        assert_eq!(hardware(data.path()).unwrap(), Hardware::Legacy);
+        assert_eq!(machine_type().await, "pc-q35-7.0");
+        assert_eq!(hardware(data.path()).unwrap(), Hardware::Legacy, "at the second start, too");
+        assert_eq!(tpm_directory(data.path()), data.path());
+        // The other runner starts the VM again, with a newer template.
+        put(LEGACY_TEMPLATE, "[ \"-machine\", \"pc-q35-9.0\" ]");
+        assert_eq!(machine_type().await, "pc-q35-7.0");
+    }
+
+    #[test]
+    fn a_new_vm_has_the_standard_hardware_even_if_the_vm_operator_runs_it_later() {
+        let data = tempfile::tempdir().unwrap();
+        assert_eq!(hardware(data.path()).unwrap(), Hardware::Standard);
+        assert_eq!(tpm_directory(data.path()), data.path().join("tpm"));
+        fs::create_dir(data.path().join("tpm")).unwrap();
+        for file in [MACHINE_TYPE, LEGACY_TEMPLATE, TPM_STATE, "tpm/tpm2-00.permall"] {
+            fs::write(data.path().join(file), "pc-q35-9.0").unwrap();
+        }
+        assert_eq!(hardware(data.path()).unwrap(), Hardware::Standard);
+        assert_eq!(tpm_directory(data.path()), data.path().join("tpm"));
     }
 
     #[test]

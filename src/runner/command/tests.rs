@@ -7,6 +7,7 @@ fn runtime() -> RuntimeDir {
 
 fn prepared() -> Prepared {
     Prepared {
+        hardware: Hardware::Standard,
         machine_type: "pc-q35-7.2".into(),
         accelerator: "kvm",
         uuid: "b0e3a5a4-0000-4000-8000-3e1f6e1d0001".into(),
@@ -226,9 +227,9 @@ fn a_derived_mac_address_depends_on_the_vm_and_the_network() {
 fn a_derived_mac_address_avoids_those_in_the_configuration() {
     let user = |mac: Option<String>| NetworkSection::User { device: "virtio-net".into(), net: None, mac };
     let kept = derived_mac("u", 0, 0);
-    assert_eq!(macs(&[user(None)], "u"), [kept.as_str()]);
+    assert_eq!(macs(&[user(None)], "u", Hardware::Standard), [kept.as_str()]);
     // A network was added before the one that had this derived address, and the address is now in the configuration.
-    let both = macs(&[user(None), user(Some(kept.to_uppercase()))], "u");
+    let both = macs(&[user(None), user(Some(kept.to_uppercase()))], "u", Hardware::Standard);
     assert_eq!(both, [derived_mac("u", 0, 1), kept.to_uppercase()]);
 }
 
@@ -238,4 +239,67 @@ fn a_template_without_support_for_pod_networks_is_refused_for_one() {
     let vm = config("    network: [{ type: pod, device: virtio-net }]\n");
     let error = qemu(&vm, &prepared(), &runtime(), &template("old.yaml.j2", &old)).unwrap_err().to_string();
     assert!(error.starts_with("the QEMU template old.yaml.j2 does not support networks of type pod"), "{error}");
+}
+
+#[test]
+fn the_devices_of_a_vm_that_the_vm_operator_created_stay_where_they_were() {
+    let vm = r#"
+    useTpm: true
+    network:
+    - { type: user, device: virtio-net }
+    - { type: tap, device: virtio-net, bridge: br0, mac: "02:16:3e:33:58:10" }
+    - { type: user, device: e1000 }
+    drives:
+    - { type: raw, resource: /dev/system-disk, bootindex: 0 }
+    - { type: ide-cd, file: "" }
+    - { type: raw, resource: /dev/data-disk }
+    display: { outputs: 1, spice: { port: 5900, usbRedirects: 0 } }
+"#;
+    let prepared = Prepared {
+        hardware: Hardware::Legacy,
+        cloud_init_disk: Some("/run/cloud-init.img".into()),
+        block_devices: vec![true, true],
+        ..prepared()
+    };
+    let text = standard(vm, &prepared);
+    insta::assert_snapshot!(addresses(&text), @"
+    1.0 virtio-balloon-pci
+    2.0 virtio-serial-pci
+    3.0 qemu-xhci
+    4.0 virtio-rng-pci
+    5.0 virtio-vga
+    6.0 ich9-intel-hda
+    7.0 virtio-net-pci 52:54:00:12:34:56
+    8.0 virtio-net-pci 02:16:3e:33:58:10
+    9.0 e1000 52:54:00:12:34:57
+    a.0 virtio-blk-pci
+    b.0 virtio-blk-pci
+    c.0 virtio-blk-pci
+    ");
+    assert!(text.contains("tpm-tis") && !text.contains("tpm-crb"), "{text}");
+    // QEMU gave a VM without networks a card in slot 1, so that everything else was a slot further.
+    let without = standard("    drives: [{ type: raw, resource: /dev/system-disk }]\n", &prepared);
+    insta::assert_snapshot!(addresses(&without), @"
+    2.0 virtio-balloon-pci
+    3.0 virtio-serial-pci
+    4.0 qemu-xhci
+    5.0 virtio-rng-pci
+    8.0 virtio-blk-pci
+    9.0 virtio-blk-pci
+    ");
+}
+
+/// The devices with a PCI address, in the order of the addresses: address, driver, MAC address.
+fn addresses(text: &str) -> String {
+    let devices = text.lines().filter(|line| line.starts_with("-device") && line.contains("addr"));
+    let devices = devices.map(|line| {
+        let device: Value = serde_json::from_str(line.trim_start_matches("-device ")).unwrap();
+        let field = |name: &str| device[name].as_str().unwrap_or_default().to_owned();
+        let line = [field("addr"), field("driver"), field("mac")].join(" ");
+        assert_ne!(device["multifunction"], true, "{line}: its name in the guest would get f0 at the end");
+        line.trim_end().to_owned()
+    });
+    let mut devices: Vec<String> = devices.collect();
+    devices.sort_by_key(|line| u32::from_str_radix(line.split('.').next().unwrap(), 16).unwrap());
+    devices.join("\n")
 }

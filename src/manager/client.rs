@@ -12,7 +12,6 @@ use kube::{
     Client,
     client::{Body, ClientBuilder, retry::RetryPolicy},
 };
-use tokio::time::Instant;
 use tower::{
     BoxError,
     buffer::BufferLayer,
@@ -23,7 +22,7 @@ use tower::{
     util::{MapResponseLayer, MapResultLayer},
 };
 
-use super::leader::Fence;
+use super::leader::{BootTime, Fence};
 
 /// How a request is sent again if the API server is busy (429, 503, 504) and does not say when: the first and the longest pause,
 /// and how often. After that the request fails, so that one VM does not hold up others.
@@ -53,7 +52,7 @@ pub fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> 
         if request.method().is_safe() {
             return Ok(request);
         }
-        fence.check(Instant::now()).map(|()| request)
+        fence.check(BootTime::now()).map(|()| request)
     };
     let limited = ClientBuilder::try_from(config)?.with_layer(&TimeoutLayer::new(ANSWER));
     let checked = limited.with_layer(&FilterLayer::new(check));
@@ -101,6 +100,7 @@ mod tests {
     use axum::{Router, http::StatusCode};
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{Api, api::PostParams};
+    use tokio::time::Instant;
     use tower::{Layer, ServiceExt};
 
     use super::*;

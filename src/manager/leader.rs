@@ -7,13 +7,14 @@
 //! As in client-go, clocks of different machines are never compared: a candidate measures the time since it saw the lease change. A
 //! write carries the resourceVersion that it is based on, so of several candidates one succeeds, and a candidate whose view is old
 //! takes nothing. A leader stops [`DEADLINE`] after the start of its last successful renewal, while others wait for the whole
-//! [`LEASE`]. In the time between the two, requests that are still under way arrive. The [`Fence`] in the leader's client ensures that
+//! [`LEASE`]. The fence counts this time by a clock that goes on while the host is suspended. In the time between the two, requests that are still under way arrive. The [`Fence`] in the leader's client ensures that
 //! it writes nothing later; the code that writes need not care.
 //!
 //! Of the libraries for this, kube-lease-manager works with kube 5. It compares wall clocks, takes a lease over without a
 //! resourceVersion and does not watch the lease.
 
 use std::{
+    ops::Add,
     pin::pin,
     sync::{Arc, Mutex},
     time::Duration,
@@ -30,6 +31,7 @@ use kube::{
     api::{ObjectMeta, PostParams},
     runtime::{WatchStreamExt, watcher::watch_object},
 };
+use rustix::time::{ClockId, clock_gettime};
 use tokio::{
     sync::{oneshot, watch},
     task::JoinHandle,
@@ -58,6 +60,28 @@ const REQUEST: Duration = Duration::from_secs(2);
 /// How long giving the lease back may take. Without it another manager leads too, only later.
 pub(super) const RELEASE: Duration = Duration::from_millis(400);
 
+/// The time since the host's start, including the time that it was suspended. `Instant` stops meanwhile, while other managers wait for
+/// the lease to expire (clock_gettime(2), `CLOCK_BOOTTIME`).
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct BootTime(Duration);
+
+impl BootTime {
+    /// Now.
+    pub fn now() -> Self {
+        let now = clock_gettime(ClockId::Boottime);
+        let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u32::try_from(now.tv_nsec));
+        Self(Duration::new(seconds.unwrap_or_default(), nanoseconds.unwrap_or_default()))
+    }
+}
+
+impl Add<Duration> for BootTime {
+    type Output = Self;
+
+    fn add(self, time: Duration) -> Self {
+        Self(self.0 + time)
+    }
+}
+
 /// Decides whether a write may be sent. It is part of the client, so the code that writes need not check.
 #[derive(Clone, Debug, Default)]
 pub struct Fence(Arc<Mutex<FenceState>>);
@@ -66,7 +90,7 @@ pub struct Fence(Arc<Mutex<FenceState>>);
 enum FenceState {
     #[default]
     Closed,
-    Until(Instant),
+    Until(BootTime),
     Open,
 }
 
@@ -94,7 +118,7 @@ impl Fence {
     ///
     /// # Errors
     /// [`NotLeading`] if the fence is closed.
-    pub fn check(&self, now: Instant) -> Result<(), NotLeading> {
+    pub fn check(&self, now: BootTime) -> Result<(), NotLeading> {
         match *lock(&self.0) {
             FenceState::Open => Ok(()),
             FenceState::Until(end) if now < end => Ok(()),
@@ -339,7 +363,7 @@ impl Campaign {
 
     /// Takes or renews the lease.
     async fn write(&mut self) {
-        let began = Instant::now();
+        let (began, began_on_host) = (Instant::now(), BootTime::now());
         let left = self.candidate.renewed.map_or(REQUEST, |renewed| (renewed + DEADLINE).duration_since(began));
         let lease = self.candidate.ours();
         let parameters = PostParams { field_manager: Some(OBJECT_MANAGER.into()), ..PostParams::default() };
@@ -355,7 +379,7 @@ impl Campaign {
                 self.candidate.failed = None;
                 self.candidate.renewed = Some(began);
                 self.repeats.clear();
-                self.fence.set(FenceState::Until(began + DEADLINE));
+                self.fence.set(FenceState::Until(began_on_host + DEADLINE));
                 if *self.state.borrow() != LeaderState::Leading {
                     info!(identity = self.candidate.identity, "leading");
                     self.metrics.leads(true);
@@ -533,7 +557,7 @@ mod tests {
 
     #[test]
     fn the_fence_closes_by_itself() {
-        let (fence, now) = (Fence::default(), Instant::now());
+        let (fence, now) = (Fence::default(), BootTime::now());
         assert!(fence.check(now).is_err());
         fence.set(FenceState::Until(now + DEADLINE));
         assert!(fence.check(now).is_ok());
@@ -542,5 +566,16 @@ mod tests {
         assert!(fence.check(now + DEADLINE).is_ok());
         fence.close();
         assert!(fence.check(now).is_err());
+    }
+
+    #[test]
+    fn the_fences_clock_counts_the_time_that_the_host_was_suspended() {
+        let clock = || clock_gettime(ClockId::Boottime).tv_sec;
+        let (before, BootTime(now), after) = (clock(), BootTime::now(), clock());
+        assert!((before..=after).contains(&i64::try_from(now.as_secs()).unwrap()));
+        // `/proc/uptime` counts that time, too (proc_uptime(5)).
+        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+        let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+        assert!((uptime - now.as_secs_f64()).abs() < 60.0, "{uptime} {now:?}");
     }
 }

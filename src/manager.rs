@@ -165,7 +165,7 @@ async fn work(
     let caches: Arc<[_]> = namespaces.iter().map(|namespace| namespace.caches.clone()).collect();
     shared.debug.read_from(caches.clone());
     let listed = caches.clone();
-    shared.metrics.vms_from(move || listed.iter().flat_map(Caches::vms).collect());
+    shared.metrics.vms_from(move || listed.iter().flat_map(Caches::summaries).collect());
     if let Some(Namespace { cluster, .. }) = namespaces.first() {
         let checks = Checks {
             caches,

@@ -34,7 +34,40 @@ type Labels<const N: usize> = [(&'static str, Cow<'static, str>); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
 /// Lists all VMs.
-type ListVms = Box<dyn Fn() -> Vec<VirtualMachine> + Send + Sync>;
+type ListVms = Box<dyn Fn() -> Vec<VmSummary> + Send + Sync>;
+
+/// What the metrics show of a VM. It is derived when the VM changes, so that a request for the metrics need not read the VMs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VmSummary {
+    phase: &'static str,
+    /// If the VM is not as its spec wants it: the reason, and since when, as Unix time.
+    not_ready: Option<(Box<str>, i64)>,
+}
+
+impl Default for VmSummary {
+    fn default() -> Self {
+        Self { phase: Phase::Pending.as_str(), not_ready: None }
+    }
+}
+
+impl VmSummary {
+    /// The summary of a VM.
+    pub fn of(vm: &VirtualMachine) -> Self {
+        let status = vm.status.as_ref();
+        let phase = status.and_then(|status| status.phase.as_deref()).map_or(Phase::Pending, |phase| {
+            Phase::ALL.into_iter().find(|known| known.as_str() == phase).unwrap_or(Phase::Unknown)
+        });
+        let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
+        let ready = conditions::find(conditions, conditions::READY).filter(|ready| ready.status != "True");
+        let not_ready = ready.map(|ready| {
+            // The default condition of a VM that no manager has reconciled is older than the VM.
+            let times = [Some(&ready.last_transition_time), vm.metadata.creation_timestamp.as_ref()];
+            let since = times.into_iter().flatten().map(|time| time.0.as_second()).max().unwrap_or_default();
+            (ready.reason.as_str().into(), since)
+        });
+        Self { phase: phase.as_str(), not_ready }
+    }
+}
 
 /// What the manager counts and measures.
 pub struct Metrics {
@@ -106,7 +139,7 @@ impl ReconcileMetrics {
             errors: add(
                 all,
                 "vm_operator_reconcile_errors",
-                "Failed reconciles of a VM; reason is the API server's, or NameTaken, Shared (a claim of another VM), Adopted (a claim that was there already; no failure), Answer (the manager can't read it), Watch (of a kind of object), Connection (no answer)",
+                "Failed reconciles of a VM; reason is the API server's, or NameTaken, Shared (a claim of another VM), SecretRefused (cloud-init data that is not meant for VMs), Adopted (a claim that was there already; no failure), Answer (the manager can't read it), Watch (of a kind of object), Connection (no answer)",
             ),
             waiting: add(all, "vm_operator_machines_waiting", "VMs that changed and wait for their reconcile"),
             in_work: add(
@@ -288,7 +321,7 @@ impl Metrics {
     }
 
     /// Takes the function that lists all VMs, for the metrics that are measured when somebody asks.
-    pub fn vms_from(&self, list: impl Fn() -> Vec<VirtualMachine> + Send + Sync + 'static) {
+    pub fn vms_from(&self, list: impl Fn() -> Vec<VmSummary> + Send + Sync + 'static) {
         // There is one list in a process.
         let _ = self.list.set(Box::new(list));
     }
@@ -398,22 +431,14 @@ impl Metrics {
         for (kind, _) in lock(&self.refused).keys() {
             self.inputs.watches_refused.get_or_create(&[("kind", kind.clone().into())]).inc();
         }
-        let mut phases: BTreeMap<String, i64> = Phase::ALL.map(|phase| (phase.as_str().to_owned(), 0)).into();
-        let mut reasons: BTreeMap<String, i64> = BTreeMap::new();
-        let mut since: BTreeMap<String, i64> = BTreeMap::new();
-        for vm in self.list.get().map(|list| list()).unwrap_or_default() {
-            let status = vm.status.as_ref();
-            let phase =
-                status.and_then(|status| status.phase.clone()).unwrap_or_else(|| Phase::Pending.as_str().to_owned());
-            *phases.entry(phase).or_default() += 1;
-            let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
-            if let Some(ready) = conditions::find(conditions, conditions::READY).filter(|ready| ready.status != "True")
-            {
-                *reasons.entry(ready.reason.clone()).or_default() += 1;
-                // The default condition of a VM that no manager has reconciled is older than the VM.
-                let times = [Some(&ready.last_transition_time), vm.metadata.creation_timestamp.as_ref()];
-                let began = times.into_iter().flatten().map(|time| time.0.as_second()).max().unwrap_or_default();
-                since.entry(ready.reason.clone()).and_modify(|time| *time = began.min(*time)).or_insert(began);
+        let mut phases: BTreeMap<Box<str>, i64> = Phase::ALL.map(|phase| (phase.as_str().into(), 0)).into();
+        let mut reasons: BTreeMap<Box<str>, i64> = BTreeMap::new();
+        let mut since: BTreeMap<Box<str>, i64> = BTreeMap::new();
+        for VmSummary { phase, not_ready } in self.list.get().map(|list| list()).unwrap_or_default() {
+            *phases.entry(phase.into()).or_default() += 1;
+            if let Some((reason, began)) = not_ready {
+                *reasons.entry(reason.clone()).or_default() += 1;
+                since.entry(reason).and_modify(|time| *time = began.min(*time)).or_insert(began);
             }
         }
         for (gauges, label, values) in [
@@ -423,7 +448,7 @@ impl Metrics {
         ] {
             gauges.clear();
             for (name, value) in values {
-                gauges.get_or_create(&[(label, name.into())]).set(value);
+                gauges.get_or_create(&[(label, String::from(name).into())]).set(value);
             }
         }
     }
@@ -517,7 +542,7 @@ mod tests {
                 "lastTransitionTime": since });
             let vm = json!({ "metadata": { "name": "apple", "creationTimestamp": "1970-01-01T00:00:02Z" },
                 "spec": { "vm": { "maximumCpus": 1 } }, "status": { "phase": phase, "conditions": [condition] } });
-            serde_json::from_value::<VirtualMachine>(vm).unwrap()
+            VmSummary::of(&serde_json::from_value(vm).unwrap())
         };
         let metrics = Metrics::new();
         metrics.vms_from(move || {

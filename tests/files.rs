@@ -53,7 +53,7 @@ mod monitoring {
     };
 
     use serde_json::{Value, json};
-    use vm_operator::metrics::Metrics;
+    use vm_operator::metrics::{Metrics, VmSummary};
 
     fn read(path: &str) -> String {
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
@@ -76,7 +76,7 @@ mod monitoring {
                 "lastTransitionTime": "2026-01-01T00:00:00Z" });
             let vm = json!({ "metadata": { "name": "apple" }, "spec": { "vm": { "maximumCpus": 1 } },
                 "status": { "conditions": [condition] } });
-            vec![serde_json::from_value(vm).unwrap()]
+            vec![VmSummary::of(&serde_json::from_value(vm).unwrap())]
         });
         let text = metrics.text();
         let lines = |what: &str| {

@@ -20,6 +20,7 @@ use serde_json::{Value, value::RawValue};
 
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus, full_name, stored},
+    metrics::VmSummary,
     object::{APP_NAME, INSTANCE_LABEL, ObjectKey},
     observed::{Json, Maker, Object, maker, owning_vm},
     ownership::{self, OBJECT_MANAGER},
@@ -205,6 +206,8 @@ impl<const META: bool> Resource for Sent<META> {
 pub struct PackedVm {
     /// What the watch and the queue need.
     meta: ObjectMeta,
+    /// What the metrics show.
+    pub summary: VmSummary,
     text: Box<str>,
 }
 
@@ -242,8 +245,9 @@ impl PackedVm {
             Some(spec) => serde_json::to_string(&Text { metadata, spec, status }),
             None => serde_json::to_string(&Text { metadata, spec: &vm.spec, status }),
         };
+        let summary = VmSummary::of(&vm);
         // It was read from JSON, so it can be written.
-        Self { meta, text: text.unwrap_or_default().into() }
+        Self { meta, summary, text: text.unwrap_or_default().into() }
     }
 
     /// Namespace and name, for people.
@@ -289,7 +293,7 @@ impl<'de> Deserialize<'de> for PackedVm {
             resource_version: text_of(metadata.resource_version),
             ..ObjectMeta::default()
         };
-        Ok(Self { meta, text })
+        Ok(Self { meta, summary: VmSummary::default(), text })
     }
 }
 

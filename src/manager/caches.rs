@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use crate::{
     api::VirtualMachine,
     cluster::{packed::PackedVm, watch::Children},
+    metrics::VmSummary,
     observed::Observed,
 };
 
@@ -27,6 +28,11 @@ impl Caches {
     /// All VMs.
     pub fn vms(&self) -> impl Iterator<Item = VirtualMachine> + use<> {
         self.vms.state().into_iter().filter_map(|vm| vm.read().ok())
+    }
+
+    /// What the metrics show of all VMs.
+    pub fn summaries(&self) -> impl Iterator<Item = VmSummary> + use<> {
+        self.vms.state().into_iter().map(|vm| vm.summary.clone())
     }
 
     /// All VMs with their objects.

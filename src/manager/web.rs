@@ -1,10 +1,17 @@
 //! What the manager answers over HTTP: probes, metrics and, if that is wanted, what it knows of each VM.
+//!
+//! Everybody who reaches the port may ask. So the answers come from a thread of their own, which does not hold up the work or the renewal
+//! of the lease; the metrics need no VM to be read ([`crate::metrics::VmSummary`]); and the number and the duration of connections are
+//! limited ([`connections`]).
+
+mod connections;
 
 use std::{
     fmt::Write,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex},
+    thread,
     time::Duration,
 };
 
@@ -23,6 +30,7 @@ use tokio::{
 
 use tracing::error;
 
+use self::connections::LimitedListener;
 use super::debug::DebugRecords;
 use crate::{metrics::Metrics, process::lock};
 
@@ -133,20 +141,25 @@ pub struct Endpoints {
 }
 
 impl Endpoints {
-    /// Listens on an address and answers in the background until the process ends. Returns the address with the port that was
+    /// Listens on an address and answers in a thread of its own until the process ends. Returns the address with the port that was
     /// taken. `[::]` stands for all addresses, also on a host without IPv6.
     ///
     /// # Errors
     /// If the address cannot be listened on.
     pub async fn start(self, address: SocketAddr) -> io::Result<SocketAddr> {
-        let listener = listen(address).await?;
+        let listener = listen(address).await?.into_std()?;
         let address = listener.local_addr()?;
-        let server = axum::serve(listener, self.routes());
-        tokio::spawn(async move {
-            if let Err(error) = server.await {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let routes = self.routes();
+        thread::Builder::new().name("web".into()).spawn(move || {
+            let server = async {
+                let listener = LimitedListener::new(TcpListener::from_std(listener)?);
+                axum::serve(listener, routes).await
+            };
+            if let Err(error) = runtime.block_on(server) {
                 error!(%error, "probes and metrics are not answered any more");
             }
-        });
+        })?;
         Ok(address)
     }
 
@@ -201,6 +214,8 @@ fn probes(health: Arc<Health>) -> Router {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+
     use super::*;
 
     #[test]
@@ -229,6 +244,20 @@ mod tests {
         assert_eq!(status(true, "/debug/vms").await, StatusCode::OK);
         assert_eq!(status(true, "/debug/vms/orchard/apple").await, StatusCode::NOT_FOUND, "no such VM");
         assert_eq!(status(true, "/metrics").await, StatusCode::OK);
+    }
+
+    /// The test's runtime has one thread, which waits for the answer without letting others work.
+    #[tokio::test]
+    async fn metrics_are_answered_while_the_managers_own_threads_are_busy() {
+        let (health, _pings) = Health::new(Arc::new(Metrics::new()));
+        let endpoints = Endpoints { health, debug: DebugRecords::new(false) };
+        let address = endpoints.start((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
+        let mut client = std::net::TcpStream::connect(address).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        client.write_all(b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert!(answer.contains("vm_operator_leader 0"), "{answer}");
     }
 
     #[tokio::test]

@@ -16,6 +16,7 @@ pub mod leader;
 mod leadership;
 pub mod log;
 pub mod namespace;
+pub mod pools;
 pub mod reconcile;
 pub mod reload;
 pub mod sandbox;

@@ -3,7 +3,8 @@
 //! ```text
 //!  watch of the VMs ───────────────────────────────────┐
 //!  watch of their objects ─────────────────────────────┼─▶ queue, one entry for each VM ─▶ reconcile
-//!  configuration, templates, a kind that works again ──┘
+//!  configuration, templates, pools,                    │
+//!  a kind that works again ────────────────────────────┘
 //! ```
 
 use std::{convert::Infallible, future::ready, sync::Arc};
@@ -11,7 +12,7 @@ use std::{convert::Infallible, future::ready, sync::Arc};
 use futures::{
     FutureExt, Stream, StreamExt, TryStreamExt,
     channel::{mpsc, oneshot},
-    future::BoxFuture,
+    future::{BoxFuture, join},
     stream,
 };
 use kube::{
@@ -28,6 +29,7 @@ use tracing::{Instrument as _, error_span};
 use super::{
     caches::Caches,
     debug::DebugRecords,
+    pools::{self, LoginPools},
     reconcile::Reconciler,
     templates::InForce,
     vms::{self, VmWatch},
@@ -96,10 +98,13 @@ impl Namespace {
         let usual = shared.templates.borrow().usual_kinds();
         // They are listed while the VMs are.
         caches.children.begin(usual.iter().cloned());
+        let (pools, pools_listed) = pools::follow(shared.client.clone(), namespace.as_deref(), shared.metrics.clone());
         let objects_listed = {
             let children = caches.children.clone();
-            // If a kind can't be listed, the VMs that need it report that.
-            async move { drop(children.watch(usual).await) }
+            async move {
+                // If a kind can't be listed, the VMs that need it report that.
+                let _ = join(children.watch(usual), pools_listed).await;
+            }
         };
         let (listed, is_listed) = oneshot::channel();
         let watch = VmWatch {
@@ -110,12 +115,18 @@ impl Namespace {
             recorder: shared.recorder.clone(),
         };
         let vms = watch.start(writer, listed);
-        let triggered =
-            vms::at_start(is_listed, objects_listed, caches.vms.clone(), triggers(shared, &caches, triggered), started);
+        let triggered = vms::at_start(
+            is_listed,
+            objects_listed,
+            caches.vms.clone(),
+            triggers(shared, &caches, pools.clone(), triggered),
+            started,
+        );
         let reconciler = Arc::new(Reconciler::new(
             cluster.clone(),
             shared.config.clone(),
             shared.templates.clone(),
+            pools,
             shared.recorder.clone(),
             shared.debug.clone(),
         ));
@@ -128,6 +139,7 @@ impl Namespace {
 fn triggers(
     shared: &Shared,
     caches: &Caches,
+    pools: watch::Receiver<Arc<LoginPools>>,
     objects: mpsc::UnboundedReceiver<ObjectRef<PackedVm>>,
 ) -> impl Stream<Item = ObjectRef<PackedVm>> + Send + 'static {
     let all = |changes| all_after(changes, caches.vms.clone());
@@ -135,6 +147,7 @@ fn triggers(
         objects.boxed(),
         all(changes(shared.config.clone())),
         all(changes(shared.templates.clone())),
+        all(changes(pools)),
         all(changes(caches.children.recovered.subscribe())),
     ])
 }

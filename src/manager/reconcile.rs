@@ -33,7 +33,7 @@ use crate::{
         watch::{UnknownKind, WatchError},
     },
     config::ReconcilerConfig,
-    manager::{debug::DebugRecords, templates::InForce, written::Written},
+    manager::{debug::DebugRecords, pools::LoginPools, templates::InForce, written::Written},
     object::{Rendered, pods},
     observed::{NodeState, Observed},
     ownership::{status_differs, trim},
@@ -87,6 +87,7 @@ pub struct Reconciler {
     cluster: Cluster,
     config: watch::Receiver<Arc<ReconcilerConfig>>,
     templates: watch::Receiver<Arc<InForce>>,
+    pools: watch::Receiver<Arc<LoginPools>>,
     recorder: Arc<EventRecorder>,
     debug: DebugRecords,
     /// The VMs as the last writes of their status returned them.
@@ -127,10 +128,20 @@ impl Reconciler {
         cluster: Cluster,
         config: watch::Receiver<Arc<ReconcilerConfig>>,
         templates: watch::Receiver<Arc<InForce>>,
+        pools: watch::Receiver<Arc<LoginPools>>,
         recorder: Arc<EventRecorder>,
         debug: DebugRecords,
     ) -> Self {
-        Self { cluster, config, templates, recorder, debug, written: Written::default(), failing: Mutex::default() }
+        Self {
+            cluster,
+            config,
+            templates,
+            pools,
+            recorder,
+            debug,
+            written: Written::default(),
+            failing: Mutex::default(),
+        }
     }
 
     /// Makes a VM as its spec wants it. The newest known VM is read when this function is called, not when its future is first polled.
@@ -154,6 +165,7 @@ impl Reconciler {
         if failing.retry.is_some() {
             Arc::make_mut(&mut vm).status.get_or_insert_default().retry = failing.retry;
         }
+        self.pools.borrow().log_in(&mut vm);
         let inputs = Inputs { config: self.config.borrow().clone(), templates: self.templates.borrow().clone() };
 
         // 1. Observe. Waits until the kinds that are needed are listed.

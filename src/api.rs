@@ -101,7 +101,8 @@ pub struct VirtualMachineSpec {
     /// What happens after the guest shuts itself down. false: the VM starts again. true: the VM stays down until someone starts it.
     #[serde(default)]
     pub guest_shutdown_stops: bool,
-    /// If present (even `{}`), the manager creates a Service of type LoadBalancer for the display.
+    /// Labels and annotations for the display's Service of type LoadBalancer. The manager's configuration decides whether VMs have such a
+    /// Service; a VM with `{}` has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_balancer_service: Option<ServiceMetadata>,
     /// Data for cloud-init's NoCloud data source, given to the guest as a disk with the label CIDATA.
@@ -233,16 +234,30 @@ impl Default for RunnerTemplate {
     }
 }
 
-/// Labels and annotations for a Service. They override those of the manager's configuration; an empty value removes an entry.
+/// Labels and annotations for a Service. Those of the VM override those of the manager's configuration; null or an empty value removes an
+/// entry.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceMetadata {
-    /// Labels to add, or to remove with an empty value.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub labels: BTreeMap<String, String>,
-    /// Annotations to add, or to remove with an empty value.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub annotations: BTreeMap<String, String>,
+    /// Labels to add, or to remove with null or an empty value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::nullable_texts")]
+    pub labels: Option<NullableTexts>,
+    /// Annotations to add, or to remove with null or an empty value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::nullable_texts")]
+    pub annotations: Option<NullableTexts>,
+}
+
+/// Labels or annotations whose values may be null.
+pub type NullableTexts = BTreeMap<String, Option<String>>;
+
+impl ServiceMetadata {
+    /// Whether it is `{}`: the VM has no Service.
+    pub fn is_empty(&self) -> bool {
+        let Self { labels, annotations } = self;
+        labels.is_none() && annotations.is_none()
+    }
 }
 
 /// Data for cloud-init (<https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html>).
@@ -264,11 +279,20 @@ pub struct CloudInit {
     #[schemars(schema_with = "schema::any")]
     pub network_config: Option<Value>,
     /// Takes the `user-data` from a Secret or ConfigMap of this namespace. The kubelet mounts it into the Pod; the manager never reads it.
+    /// A Secret needs the label `vmoperator.jdrupes.org/cloud-init` (with any value), or another one in the manager's configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data_from: Option<DataSource>,
     /// Takes the `network-config` from a Secret or ConfigMap of this namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_config_from: Option<DataSource>,
+}
+
+impl CloudInit {
+    /// The Secrets from which it takes data.
+    pub fn secrets(&self) -> impl Iterator<Item = &str> {
+        let sources = self.user_data_from.iter().chain(&self.network_config_from);
+        sources.filter_map(|source| Some(source.secret_key_ref.as_ref()?.name.as_str()))
+    }
 }
 
 /// A key of a Secret or of a ConfigMap.

@@ -11,7 +11,7 @@ pub mod watch;
 use std::{borrow::Cow, error::Error as _, fmt::Debug, sync::Arc};
 
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions},
@@ -27,7 +27,7 @@ use self::{
     watch::Children,
 };
 use crate::{
-    api::{Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
+    api::{CloudInit, Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
     claims::Refusal,
     object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered, is_workload, resource},
     observed::{MAXIMUM_DEPTH, Maker, NodeState, Object, Observed},
@@ -112,6 +112,19 @@ pub enum ActionError {
     /// A claim that the cache did not have exists, and is used now. It is another volume than the Pod was rendered for.
     #[error("{0} exists already: the VM is planned again with it")]
     Adopted(ObjectKey),
+    /// A Secret with cloud-init data is not meant for VMs.
+    #[error(
+        "the Secret {name} can't be used as cloud-init data: {}; whoever may change the Secret allows it: kubectl label secret {name} {label}=",
+        if *exists { "it does not have the label" } else { "it does not exist" }
+    )]
+    SecretRefused {
+        /// The Secret.
+        name: String,
+        /// The label that it needs.
+        label: String,
+        /// Whether the Secret exists.
+        exists: bool,
+    },
     /// The API server's answer can't be parsed.
     #[error("the API server's answer about {key} can't be parsed")]
     Answer {
@@ -129,7 +142,11 @@ impl ActionError {
             Self::Api { source, .. } if is_busy(source) => Persistence::Busy,
             Self::Adopted(_) => Persistence::Busy,
             Self::Api { source, .. } if is_transient(source) => Persistence::Transient,
-            Self::Api { .. } | Self::NameTaken(_) | Self::Shared { .. } | Self::Answer { .. } => Persistence::Lasting,
+            Self::Api { .. }
+            | Self::NameTaken(_)
+            | Self::Shared { .. }
+            | Self::SecretRefused { .. }
+            | Self::Answer { .. } => Persistence::Lasting,
         }
     }
 
@@ -144,6 +161,7 @@ impl ActionError {
             Self::NameTaken(_) => Reason::NameTaken.as_str().into(),
             Self::Shared { .. } => "Shared".into(),
             Self::Adopted(_) => "Adopted".into(),
+            Self::SecretRefused { .. } => Reason::SecretRefused.as_str().into(),
             Self::Answer { .. } => "Answer".into(),
             Self::Api { source, .. } => api_label(source),
         }
@@ -153,6 +171,7 @@ impl ActionError {
     pub fn reason(&self) -> Reason {
         match self {
             Self::NameTaken(_) | Self::Shared { .. } => Reason::NameTaken,
+            Self::SecretRefused { .. } => Reason::SecretRefused,
             Self::Api { .. } | Self::Adopted(_) | Self::Answer { .. } => Reason::ApplyFailed,
         }
     }
@@ -238,6 +257,26 @@ impl Cluster {
             }
         }
         executed
+    }
+
+    /// Checks that the Secrets from which a VM takes cloud-init data have the `label`, before its Pod is created. Who writes VMs need not be
+    /// allowed to read Secrets, but the guest can read what its Pod mounts. A Secret that does not exist is refused, because the Pod would
+    /// mount whatever somebody creates under that name.
+    ///
+    /// # Errors
+    /// The first Secret that does not have the label, or that can't be read.
+    pub async fn check_secrets(&self, vm: &VirtualMachine, label: &str) -> Result<(), ActionError> {
+        let api = Api::<Secret>::namespaced(self.client.clone(), &namespace_of(vm));
+        for name in vm.spec.cloud_init.iter().flat_map(CloudInit::secrets).filter(|_| !label.is_empty()) {
+            let key = || ObjectKey { api_version: "v1".into(), kind: "Secret".into(), name: name.to_owned() };
+            let failed = |source| ActionError::Api { what: "read", key: key(), source: Box::new(source) };
+            let secret = self.limited(api.get_metadata_opt(name)).await.map_err(failed)?;
+            if !secret.as_ref().is_some_and(|secret| secret.labels().contains_key(label)) {
+                let (name, label, exists) = (name.to_owned(), label.to_owned(), secret.is_some());
+                return Err(ActionError::SecretRefused { name, label, exists });
+            }
+        }
+        Ok(())
     }
 
     /// Sends a request when the limit allows it.

@@ -15,6 +15,9 @@ use wildmatch::WildMatch;
 
 use crate::api::ServiceMetadata;
 
+/// The default of [`ReconcilerConfig::cloud_init_secret_label`].
+pub const CLOUD_INIT_LABEL: &str = "vmoperator.jdrupes.org/cloud-init";
+
 /// The manager's configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
@@ -86,7 +89,7 @@ impl fmt::Display for Scope {
 pub struct ReconcilerConfig {
     /// The claim for the runner's data of each VM.
     pub runner_data_pvc: RunnerDataPvc,
-    /// Labels and annotations for every Service, or `false`: no Services.
+    /// Whether VMs have a Service for their display, and its labels and annotations.
     pub load_balancer_service: LoadBalancerService,
     /// CPUs of a VM for each CPU that its Pod requests.
     pub cpu_overcommit: f64,
@@ -94,6 +97,12 @@ pub struct ReconcilerConfig {
     pub ram_overcommit: f64,
     /// The runner's image for VMs that do not name one. The original operator does not have this key.
     pub runner_image: Option<String>,
+    /// The default of `spec.loggingProperties`.
+    pub logging_properties: Option<String>,
+    /// The images that contain a legacy runner, the one of the VM-Operator in Java. Not in the original operator.
+    pub legacy_runner_images: Images,
+    /// The label that a Secret must have to be mounted as a VM's cloud-init data; empty: none. Not in the original operator.
+    pub cloud_init_secret_label: String,
     /// When the kubelet pulls that image. Not in the original operator.
     pub runner_image_pull_policy: Option<String>,
     /// `values` for templates; those of a VM are merged over them. Not in the original operator.
@@ -110,10 +119,52 @@ impl Default for ReconcilerConfig {
             cpu_overcommit: 2.0,
             ram_overcommit: 1.25,
             runner_image: None,
+            logging_properties: None,
+            legacy_runner_images: Images::default(),
+            cloud_init_secret_label: CLOUD_INIT_LABEL.to_owned(),
             runner_image_pull_policy: None,
             template_values: Map::new(),
             allowed_kinds: Kinds::default(),
         }
+    }
+}
+
+/// Container images, each as a repository without tag and digest, or as its last part, in any registry; `*` stands for any text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Vec<String>", into = "Vec<String>")]
+pub struct Images(Vec<WildMatch>);
+
+impl From<Vec<String>> for Images {
+    fn from(repositories: Vec<String>) -> Self {
+        Self(repositories.iter().map(|repository| WildMatch::new(repository)).collect())
+    }
+}
+
+impl From<Images> for Vec<String> {
+    fn from(Images(patterns): Images) -> Self {
+        patterns.iter().map(WildMatch::to_string).collect()
+    }
+}
+
+impl Default for Images {
+    /// The images of the VM-Operator in Java, in any registry.
+    fn default() -> Self {
+        vec!["org.jdrupes.vmoperator.runner.qemu-*".to_owned()].into()
+    }
+}
+
+impl Images {
+    /// Whether the list contains the image with that reference (`REPOSITORY[:TAG][@DIGEST]`).
+    pub fn contain(&self, reference: &str) -> bool {
+        let name = reference.split_once('@').map_or(reference, |(name, _)| name);
+        // A colon before the last slash is that of the registry's port.
+        let repository = match name.rsplit_once(':') {
+            Some((repository, tag)) if !tag.contains('/') => repository,
+            _ => name,
+        };
+        let last_part = repository.rsplit('/').next().unwrap_or_default();
+        let is_whole = |pattern: &WildMatch| pattern.to_string().contains('/');
+        self.0.iter().any(|pattern| pattern.matches(if is_whole(pattern) { repository } else { last_part }))
     }
 }
 
@@ -192,15 +243,15 @@ pub struct RunnerDataPvc {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum LoadBalancerService {
-    /// `false`: no VM gets a Service. `true`: as without the key.
+    /// `false`, as without the key: no VM has a Service. `true`: each VM has one, unless its spec has `loadBalancerService: {}`.
     Enabled(bool),
-    /// Labels and annotations for every Service.
+    /// As `true`, with labels and annotations for every Service.
     Metadata(ServiceMetadata),
 }
 
 impl Default for LoadBalancerService {
     fn default() -> Self {
-        Self::Metadata(ServiceMetadata::default())
+        Self::Enabled(false)
     }
 }
 
@@ -212,7 +263,7 @@ impl<'de> Deserialize<'de> for LoadBalancerService {
             type Value = LoadBalancerService;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("false, or labels and annotations")
+                f.write_str("true, false, or labels and annotations")
             }
 
             fn visit_bool<E: Error>(self, enabled: bool) -> Result<LoadBalancerService, E> {
@@ -266,6 +317,15 @@ impl Config {
             }
             ("/Manager/Controller/Reconciler", "templateValues") => reconciler.template_values = map.next_value()?,
             ("/Manager/Controller/Reconciler", "allowedKinds") => reconciler.allowed_kinds = map.next_value()?,
+            ("/Manager/Controller/Reconciler", "loggingProperties") => {
+                reconciler.logging_properties = map.next_value()?
+            }
+            ("/Manager/Controller/Reconciler", "legacyRunnerImages") => {
+                reconciler.legacy_runner_images = map.next_value()?;
+            }
+            ("/Manager/Controller/Reconciler", "cloudInitSecretLabel") => {
+                reconciler.cloud_init_secret_label = map.next_value()?;
+            }
             ("/Manager/Controller/Reconciler", "runnerImage") => reconciler.runner_image = map.next_value()?,
             ("/Manager/Controller/Reconciler", "runnerImagePullPolicy") => {
                 reconciler.runner_image_pull_policy = map.next_value()?;
@@ -392,10 +452,63 @@ mod tests {
     }
 
     #[test]
-    fn false_means_no_services() {
-        let config =
-            Config::parse("/Manager:\n  /Controller:\n    /Reconciler:\n      loadBalancerService: false\n").unwrap();
-        assert_eq!(config.reconciler.load_balancer_service, LoadBalancerService::Enabled(false));
+    fn vms_have_services_only_if_the_key_is_true_or_a_map() {
+        for (value, expected) in [
+            ("false", LoadBalancerService::Enabled(false)),
+            ("null", LoadBalancerService::Enabled(false)),
+            ("true", LoadBalancerService::Enabled(true)),
+            ("{}", LoadBalancerService::Metadata(ServiceMetadata::default())),
+        ] {
+            let text = format!("/Manager:\n  /Controller:\n    /Reconciler:\n      loadBalancerService: {value}\n");
+            assert_eq!(Config::parse(&text).unwrap().reconciler.load_balancer_service, expected, "{value}");
+        }
+        assert_eq!(Config::default().reconciler.load_balancer_service, LoadBalancerService::Enabled(false));
+    }
+
+    /// A file of the VM-Operator in Java, with the parts of its web interface.
+    #[test]
+    fn the_file_of_the_original_operator_is_read_with_all_its_keys() {
+        let config = Config::parse(include_str!("../tests/predecessor/config.yaml")).unwrap();
+        assert_eq!(config.namespace, Some(Scope::of(vec!["vmop".into()])));
+        let reconciler = config.reconciler;
+        assert_eq!(reconciler.runner_data_pvc.storage_class_name.as_deref(), Some("rook-cephfs"));
+        let LoadBalancerService::Metadata(service) = reconciler.load_balancer_service else { unreachable!() };
+        assert_eq!(service.labels.unwrap()["label2"].as_deref(), Some("toBeReplaced"));
+        assert_eq!(service.annotations.unwrap().len(), 3);
+        assert!(reconciler.logging_properties.unwrap().contains("org.jdrupes.vmoperator.runner.qemu.level=FINEST"));
+        assert_eq!(reconciler.cpu_overcommit, 4.0);
+        assert_eq!(
+            config.unknown,
+            [
+                "/Manager: clusterName",
+                "/Manager/Controller/DisplaySecretMonitor: passwordValidity",
+                "/Manager/GuiSocketServer: port",
+                "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/LoginConlet: users",
+                "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConfigurator: rolesByUser",
+                "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConfigurator: replace",
+                "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConletFilter: conletTypesByRole",
+                "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/ComponentCollector/VmAccess: displayResource",
+                "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/ComponentCollector/VmAccess: syncPreviewsFor",
+            ]
+        );
+    }
+
+    #[test]
+    fn legacy_runners_are_known_by_the_repository_of_their_image() {
+        let default = Images::default();
+        for (reference, expected) in [
+            ("ghcr.io/mnlipp/org.jdrupes.vmoperator.runner.qemu-arch:latest", true),
+            ("registry.example.org:5000/a/b/org.jdrupes.vmoperator.runner.qemu-alpine", true),
+            ("org.jdrupes.vmoperator.runner.qemu-arch:4.0.3@sha256:00", true),
+            ("ghcr.io/org.jdrupes.vmoperator.runner.qemu-arch/vm-runner:1", false),
+            ("localhost/vm-runner:0.1.0", false),
+            ("example.org/my.org.jdrupes.vmoperator.runner.qemu-arch", false),
+        ] {
+            assert_eq!(default.contain(reference), expected, "{reference}");
+        }
+        let own = Images::from(vec!["mirror.example.org:5000/java-runner".to_owned()]);
+        assert!(own.contain("mirror.example.org:5000/java-runner:4"));
+        assert!(!own.contain("ghcr.io/mnlipp/org.jdrupes.vmoperator.runner.qemu-arch:latest"));
     }
 
     #[test]
@@ -419,7 +532,11 @@ mod tests {
                 (4, 22),
                 "invalid value: floating point `0.0`, expected a number above 0",
             ),
-            (format!("{reconciler}loadBalancerService: yes\n"), (4, 28), "expected false, or labels and annotations"),
+            (
+                format!("{reconciler}loadBalancerService: yes\n"),
+                (4, 28),
+                "expected true, false, or labels and annotations",
+            ),
             (format!("{reconciler}loadBalancerService:\n        labels: 1\n"), (5, 17), "invalid type: integer"),
             ("- a\n".to_owned(), (1, 1), "expected keys and values"),
             ("/Manager: 1\n".to_owned(), (1, 11), "expected keys and values"),
@@ -446,7 +563,7 @@ mod tests {
             ]
         );
         let LoadBalancerService::Metadata(metadata) = config.reconciler.load_balancer_service else { unreachable!() };
-        assert_eq!(metadata.annotations["c"], "d");
+        assert_eq!(metadata.annotations, Some([("c".into(), Some("d".into()))].into()));
     }
 
     #[test]

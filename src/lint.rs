@@ -316,7 +316,7 @@ mod tests {
         let finds = |rule: Rule| {
             let base = example(rule).iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
             let sources = Sources { base, sets: BTreeMap::new() };
-            let findings = lint(&sources, &crate::render::check::examples(), &ReconcilerConfig::default());
+            let findings = lint(&sources, &crate::render::check::examples(), &crate::render::check::example_config());
             findings.iter().any(|finding| finding.rule == rule)
         };
         let silent: Vec<Rule> = Rule::ALL.iter().copied().filter(|rule| !finds(*rule)).collect();
@@ -383,7 +383,7 @@ mod tests {
             base: files.map(|(name, text)| (name.to_owned(), text.to_owned())).into(),
             sets: BTreeMap::new(),
         };
-        let findings = lint(&sources, &crate::render::check::examples(), &ReconcilerConfig::default());
+        let findings = lint(&sources, &crate::render::check::examples(), &crate::render::check::example_config());
         let found: Vec<String> =
             findings.iter().map(|it| format!("{}:{:?} {} {}", it.file, it.line, it.rule.name(), it.message)).collect();
         insta::assert_snapshot!(found.join("\n"), @"

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 /// The value of the label `app.kubernetes.io/name` on every object of a VM.
 pub const APP_NAME: &str = "vm-runner";
-/// The name of the runner's container in a VM's Pod, and the value of the Pod's label `app.kubernetes.io/component`.
+/// The name of the runner's container in a VM's Pod (that of a legacy runner has the VM's name), and the value of the Pod's label `app.kubernetes.io/component`.
 pub const CONTAINER_NAME: &str = "vm-runner";
 /// The value of the label `app.kubernetes.io/managed-by` on every object that the manager applies.
 pub const MANAGED_BY: &str = "vm-operator";

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{
     api::GROUP,
-    object::{APP_NAME, COMPONENT_LABEL, DISPLAY_SECRET, INSTANCE_LABEL, MANAGED_BY, ObjectKey},
+    object::{APP_NAME, COMPONENT_LABEL, CONTAINER_NAME, DISPLAY_SECRET, INSTANCE_LABEL, MANAGED_BY, ObjectKey},
     ownership::{self, OBJECT_MANAGER},
 };
 
@@ -232,6 +232,23 @@ impl Object {
     pub fn container_statuses(&self) -> impl Iterator<Item = &Value> {
         let lists = ["initContainerStatuses", "containerStatuses"].into_iter();
         lists.filter_map(|list| self.status[list].as_array()).flatten()
+    }
+
+    /// The container of a Pod in which the runner runs: `vm-runner`, or that of a legacy runner, which has the VM's name.
+    pub fn runner_container(&self) -> Option<&Value> {
+        let containers = self.spec["containers"].as_array()?;
+        let named = |name: &str| containers.iter().find(|container| container["name"] == name);
+        named(CONTAINER_NAME).or_else(|| named(self.vm()?))
+    }
+
+    /// The name of [`Self::runner_container`].
+    pub fn runner_container_name(&self) -> &str {
+        self.runner_container().and_then(|container| container["name"].as_str()).unwrap_or(CONTAINER_NAME)
+    }
+
+    /// Whether a legacy runner runs in the Pod: one of the VM-Operator in Java, which reports in another way than ours.
+    pub fn has_legacy_runner(&self) -> bool {
+        self.runner_container_name() != CONTAINER_NAME
     }
 
     /// Whether [`OBJECT_MANAGER`] owns every field of `rendered`. When another client changes or removes a field, the API server moves

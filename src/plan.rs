@@ -195,6 +195,15 @@ impl Plan {
         })
     }
 
+    /// Whether the plan creates what runs the guest.
+    pub fn starts(&self) -> bool {
+        let is_created = |action: &Action| match action {
+            Action::Apply { object, uid: None } => object.lifetime == Lifetime::Running,
+            Action::Apply { .. } | Action::Label { .. } | Action::Delete { .. } => false,
+        };
+        self.steps.iter().flatten().any(is_created)
+    }
+
     fn requeue_at(&mut self, time: Timestamp, now: Timestamp) {
         let pause = now.duration_until(time).min(LONGEST_REQUEUE).try_into().ok();
         self.requeue_after = self.requeue_after.into_iter().chain(pause).min();
@@ -528,7 +537,7 @@ impl<'a> Planner<'a> {
         // Without `resources` in the spec, the requests follow from the current CPUs and memory. The guest gets a change of those while
         // it runs, so nothing waits for a restart.
         if self.vm.spec.resources.is_none() {
-            self.plan.pending.retain(|change| !pending::is_runner_request(change));
+            self.plan.pending.retain(|change| !pending::is_runner_request(change, found));
         }
     }
 

@@ -205,9 +205,9 @@ pub fn is_restart_wanted(vm: &VirtualMachine, pod: &Object) -> bool {
 
 /// Whether the last report of a runner is about this Pod.
 pub fn is_report_of(vm: &VirtualMachine, pod: &Object) -> bool {
-    // Runners of the Java VM-Operator do not report the Pod's UID.
     let reported = vm.status.as_ref().and_then(|status| status.pod_uid.as_ref());
-    reported.is_none_or(|reported| *reported == pod.uid)
+    // Legacy runners do not report the Pod's UID. One in the status is from the time when another image ran the VM.
+    pod.has_legacy_runner() || reported.is_none_or(|reported| *reported == pod.uid)
 }
 
 /// Whether the runner has reported that the guest shut itself down. Without a Pod the last report counts: only the manager creates Pods,

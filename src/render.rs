@@ -12,7 +12,7 @@
 //!
 //! [`steering`] removes from the VM what only templates may say.
 //!
-//! The files import each other in one direction: `context` uses `runner`, `cloud_init` and `output`; `templates` uses `functions`,
+//! The files import each other in one direction: `context` uses `runner`, `cloud_init`, `legacy` and `output`; `templates` uses `functions`,
 //! `outline`, `patches`, `values`, `write` and `builtin`; `error` is below all. `check` is above: it calls [`render`].
 
 pub mod builtin;
@@ -21,6 +21,7 @@ pub mod cloud_init;
 pub mod context;
 mod error;
 pub mod functions;
+mod legacy;
 mod library;
 pub mod outline;
 pub mod output;

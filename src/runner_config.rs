@@ -88,8 +88,9 @@ pub struct CloudInitSection {
     /// `meta-data`. Default: `instance-id` and `local-hostname` are the VM's name.
     #[serde(default)]
     pub meta_data: BTreeMap<String, Value>,
-    /// `user-data`: a text, or the content of a cloud-config. Default: an empty cloud-config.
-    #[serde(default)]
+    /// `user-data`: a text, or the content of a cloud-config. The manager leaves it out, because it may contain passwords; the file has
+    /// it. Default: an empty cloud-config.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
     pub user_data: Value,
     /// `network-config`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -198,7 +198,7 @@ fn every_golden_case_matches_its_snapshot() {
         filters => vec![
             (env!("CARGO_PKG_VERSION").replace('.', r"\.").as_str(), "VERSION"),
             // The version of a template set changes with each change of a built-in template, if only of a comment.
-            (r"(?m)^  version: [0-9a-f]{8}$", "  version: (hash)"),
+            (r#"(?m)^  version: "?[0-9a-f]{8}"?$"#, "  version: (hash)"),
         ],
     }, {
         insta::glob!("golden/*/vm.yaml", |vm| {

@@ -79,6 +79,7 @@ reasons! {
     NameTaken, "Ready=False, event", Warning, "An object with the needed name belongs to someone else. The manager does not take it over.";
     ClaimInUse, "Ready=False, event", Warning, "A Pod that is not this VM's mounts one of its claims and can write to it. The VM starts when that Pod is gone.";
     ApplyFailed, "Ready=False, event", Warning, "The API server refused an object, or could not store it three times in a row, for example because a webhook does not answer. The message is the API server's.";
+    SecretRefused, "Ready=False, event", Warning, "The VM takes cloud-init data from a Secret that is not meant for VMs, or does not exist. The message has the label that the Secret needs.";
     WatchFailed, "Ready=False, event", Warning, "The manager can't watch a kind of object that the templates create, because it lacks the right or the kind does not exist. The VM can still be stopped.";
     TemplateError, "Ready=False, TemplatesValid=False, event", Warning, "A template can't be rendered, so nothing shows whether the VM is as its newest spec wants it. The message has file, line and column.";
     InvalidSpec, "Ready=False, TemplatesValid=False, event", Warning, "The spec has fields that can't be read; the message names them. Nothing of the VM's objects is changed, but the VM can be stopped.";

@@ -62,6 +62,11 @@ pub(super) fn resource_list(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// A map of texts, each of which may be null. Without `nullable` the API server would remove such an entry.
+pub(super) fn nullable_texts(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "object", "additionalProperties": { "type": "string", "nullable": true } })
+}
+
 /// A claim's spec. The schema checks the fields that the manager reads; the API server checks the rest.
 pub(super) fn claim_spec(generator: &mut SchemaGenerator) -> Schema {
     let resources = resource_list(generator);

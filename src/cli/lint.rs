@@ -62,11 +62,16 @@ const CHECKED_SET: &str = "this";
 
 pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let settings = Settings { templates: None, values: options.values.clone(), config: options.config.clone() };
-    let config = settings.config()?;
+    let mut config = settings.config()?;
     let sources = sources(options)?;
     let vms = match &options.filename {
         Some(path) => read_vms_in(path)?,
-        None => check::examples(),
+        None => {
+            if options.config.is_none() {
+                config.load_balancer_service = check::example_config().load_balancer_service;
+            }
+            check::examples()
+        }
     };
     let mut findings = lint::lint(&sources, &vms, &config);
     if options.base.is_some() {

@@ -6,7 +6,7 @@ use super::{Finding, Rule, TemplateSet, openapi};
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
-    object::{CONTAINER_NAME, Rendered},
+    object::{CONTAINER_NAME, INSTANCE_LABEL, Rendered},
     render::{context::TOOL_LABELS, first_start},
 };
 
@@ -81,7 +81,10 @@ impl Checked<'_> {
 
     fn no_runner(&self) -> Option<Finding> {
         let containers = self.object.value.pointer("/spec/containers").and_then(Value::as_array);
-        if !self.object.key.is_pod() || containers.into_iter().flatten().any(|it| it["name"] == CONTAINER_NAME) {
+        // The container of a legacy runner has the VM's name.
+        let vm = &self.object.value["metadata"]["labels"][INSTANCE_LABEL];
+        let is_runner = |container: &Value| container["name"] == CONTAINER_NAME || container["name"] == *vm;
+        if !self.object.key.is_pod() || containers.into_iter().flatten().any(is_runner) {
             return None;
         }
         let message =

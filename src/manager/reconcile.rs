@@ -177,7 +177,10 @@ impl Reconciler {
         self.debug.planned(&vm, view.rendered.as_deref(), &plan);
 
         // 3. Execute. Writes objects.
-        let Executed { done, refusals, result } = self.cluster.execute(&vm, &plan).await;
+        let Executed { done, refusals, result } = match self.check_start(&vm, &plan, &inputs.config).await {
+            Ok(()) => self.cluster.execute(&vm, &plan).await,
+            Err(error) => Executed { done: Vec::new(), refusals: Vec::new(), result: Err(error) },
+        };
         let outcome = Outcome {
             failure: failure(result.as_ref().err(), view.unwatched.as_ref(), failing.count),
             refusals,
@@ -272,6 +275,16 @@ impl Reconciler {
         let has_pod = guests::pod(vm, &children.observe(vm, Timestamp::now())).is_some();
         let unknown = children.look_for(allowed, !has_pod).await;
         unknown.into_iter().chain(refused.into_iter().map(UnknownKind::from)).collect()
+    }
+
+    /// Checks what a plan that starts the VM needs and that is not in the cache.
+    async fn check_start(
+        &self,
+        vm: &VirtualMachine,
+        plan: &Plan,
+        config: &ReconcilerConfig,
+    ) -> Result<(), ActionError> {
+        if plan.starts() { self.cluster.check_secrets(vm, &config.cloud_init_secret_label).await } else { Ok(()) }
     }
 
     /// Records the events and writes the status if it differs. Returns whether the status was written.

@@ -194,7 +194,7 @@ impl Loader {
         for (name, set) in library.filter(|(_, set)| *set.layers() != Layers::default()) {
             let examples = || check::examples().into_iter().map(|vm| (vm, Observed::nothing(Timestamp::now())));
             if let Err(sandbox::Failure::Refused(error, None)) =
-                sandbox::check(None, set, examples, &ReconcilerConfig::default()).await
+                sandbox::check(None, set, examples, &check::example_config()).await
             {
                 harmful.push((name.map(str::to_owned), error));
             }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     api::{PendingChange, Quantity},
-    object::{CONTAINER_NAME, Rendered},
+    object::Rendered,
     observed::{Json, Object},
 };
 
@@ -51,8 +51,9 @@ pub fn created_after_pod(rendered: &Rendered, pod: &Object) -> PendingChange {
 }
 
 /// Whether a change is another amount of CPUs or memory that the runner's container requests.
-pub fn is_runner_request(change: &PendingChange) -> bool {
-    let requests = format!("{PREFIX}Pod/spec.containers[{CONTAINER_NAME}].resources.requests.");
+pub fn is_runner_request(change: &PendingChange, pod: &Object) -> bool {
+    let container = pod.runner_container_name();
+    let requests = format!("{PREFIX}Pod/spec.containers[{container}].resources.requests.");
     let resource = change.path.strip_prefix(&requests);
     matches!(resource, Some("cpu" | "memory")) && change.current.is_some() && change.wanted.is_some()
 }

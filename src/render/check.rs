@@ -10,7 +10,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{RandomInput, TemplateError, TemplateSet, first_start, render};
-use crate::{api::VirtualMachine, config::ReconcilerConfig, object::Rendered, observed::Observed};
+use crate::{
+    api::VirtualMachine,
+    config::{LoadBalancerService, ReconcilerConfig},
+    object::Rendered,
+    observed::Observed,
+};
 
 /// How many different objects are applied to the API server as a dry run.
 const SAMPLES: usize = 50;
@@ -77,9 +82,14 @@ pub fn examples() -> Vec<VirtualMachine> {
     documents.filter_map(|document| Deserialize::deserialize(document).ok()).collect()
 }
 
-/// The kinds of objects that a set makes of the examples with the default configuration.
+/// The configuration for the examples: the default one, but VMs have a Service.
+pub fn example_config() -> ReconcilerConfig {
+    ReconcilerConfig { load_balancer_service: LoadBalancerService::Enabled(true), ..ReconcilerConfig::default() }
+}
+
+/// The kinds of objects that a set makes of the examples.
 pub fn kinds(set: &TemplateSet) -> HashSet<TypeMeta> {
-    let objects = |vm| first_start(&vm, &ReconcilerConfig::default(), set).unwrap_or_default();
+    let objects = |vm| first_start(&vm, &example_config(), set).unwrap_or_default();
     examples().into_iter().flat_map(objects).map(|object| object.key.types()).collect()
 }
 

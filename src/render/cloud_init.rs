@@ -41,6 +41,8 @@ pub(super) struct CloudInitFiles {
     network_config: Option<String>,
     user_data_from: Value,
     network_config_from: Value,
+    /// The configuration of a legacy runner, with all of this data.
+    pub(super) runner_config: Option<Value>,
 }
 
 impl CloudInitFiles {
@@ -56,6 +58,7 @@ impl CloudInitFiles {
             network_config: data.network_config.as_ref().map(network_config).transpose()?,
             user_data_from: serde_json::to_value(&data.user_data_from)?,
             network_config_from: serde_json::to_value(&data.network_config_from)?,
+            runner_config: None,
         })
     }
 }

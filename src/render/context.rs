@@ -4,12 +4,12 @@
 //! |---|---|
 //! | `vm` | the resource: `apiVersion`, `kind`, `metadata` (name, namespace, uid, labels, annotations, creationTimestamp), `spec`, `status` |
 //! | `spec` | `vm.spec` with every field there: a default where there is one, otherwise `none` |
-//! | `image` | `reference` and `pullPolicy` (or `none`) of the runner |
+//! | `image` | of the runner: `reference`, `pullPolicy` (or `none`), `legacy` (whether it is one of the VM-Operator in Java), `container` (the name of its container) |
 //! | `resources` | requests and limits of the runner's container |
 //! | `disks` | `spec.vm.disks` resolved, in their order: `type` (`claim` or `cdrom`) and `bootindex`; of claims `claimName`, `volume`, `device`, `path`, `mode`, `spec`, `labels`, `annotations`; of CD drives `file` |
 //! | `runnerData` | `claimName` of the runner's own claim |
-//! | `cloudInit` | `none`, or `metaData`, `userData`, `networkConfig` as the texts of files (or `none`) and `userDataFrom`, `networkConfigFrom` |
-//! | `runner` | the content of the runner's `config.yaml` |
+//! | `cloudInit` | `none`, or `metaData`, `userData`, `networkConfig` as the texts of files (or `none`) and `userDataFrom`, `networkConfigFrom`, and `runnerConfig`: the `config.yaml` of a legacy runner, which contains all that, or `none` |
+//! | `runner` | the content of the runner's `config.yaml` in the ConfigMap: without user data |
 //! | `service` | `none`, or `labels` and `annotations` of the Service |
 //! | `displaySecret` | `name` of the display secret, or `none`; `version`: changes when somebody changes its content; `generate`: whether the operator makes it; `password`: a random one for that |
 //! | `labels` | the labels of all objects of the VM (the operator sets them in any case) |
@@ -36,11 +36,16 @@ use serde_json::{Value, json};
 
 use super::{
     cloud_init::{self, CloudInitFiles},
+    legacy::{self, Reader},
     runner::runner_config,
 };
 use crate::{
-    api::VirtualMachine, claims, config::ReconcilerConfig, object::labels, observed::Observed,
-    runner_config::ConfigFile,
+    api::VirtualMachine,
+    claims,
+    config::ReconcilerConfig,
+    object::labels,
+    observed::Observed,
+    runner_config::{CloudInitSection, ConfigFile},
 };
 
 use container::{RunnerImage, resources};
@@ -54,6 +59,8 @@ pub const VERSION: u32 = 1;
 
 /// The name of the runners' service account.
 pub const SERVICE_ACCOUNT: &str = "vm-runner";
+/// The name of the service account of legacy runners, which need more rights: they write `spec.vm.state` and events.
+pub const LEGACY_SERVICE_ACCOUNT: &str = "vm-runner-legacy";
 /// The name of the claim with the CD images.
 pub const IMAGE_REPOSITORY_CLAIM: &str = "vmop-image-repository";
 
@@ -85,7 +92,7 @@ pub(super) struct Context {
     disks: Vec<ResolvedDisk>,
     runner_data: Value,
     cloud_init: Option<CloudInitFiles>,
-    runner: ConfigFile,
+    runner: RunnerFile,
     service: Option<Service>,
     display_secret: DisplaySecret,
     labels: BTreeMap<String, String>,
@@ -95,6 +102,14 @@ pub(super) struct Context {
     service_account: &'static str,
     image_repository_claim: &'static str,
     manager_version: &'static str,
+}
+
+/// The runner's configuration.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum RunnerFile {
+    Ours(Box<ConfigFile>),
+    Legacy(Value),
 }
 
 impl Context {
@@ -120,13 +135,32 @@ pub(super) fn build(
     let section = cloud_init::section(vm)?;
     let files =
         vm.spec.cloud_init.as_ref().zip(section.as_ref()).map(|(data, section)| CloudInitFiles::of(data, section));
+    let mut cloud_init = files.transpose()?;
+    let image = RunnerImage::of(vm, config);
+    let reader = Reader::of(observed, &config.legacy_runner_images, image.legacy);
+    let with = |section| ConfigFile { runner: runner_config(vm, disks::drives(&disks), section) };
+    if let Some(files) = cloud_init.as_mut().filter(|_| image.legacy) {
+        files.runner_config = Some(legacy::configuration(&with(section.clone()))?);
+    }
+    let without_user_data = |section| CloudInitSection { user_data: Value::Null, ..section };
+    let runner = match reader {
+        Reader::Ours => RunnerFile::Ours(Box::new(with(section.map(without_user_data)))),
+        Reader::Legacy => RunnerFile::Legacy(legacy::configuration(&with(section.map(without_user_data)))?),
+        Reader::LegacyPod => {
+            let section = section.map(|section| legacy::with_former_instance_id(vm, section));
+            RunnerFile::Legacy(legacy::configuration(&with(section))?)
+        }
+    };
+    let mut spec = spec::complete_spec(&vm.spec)?;
+    if spec["loggingProperties"].is_null() {
+        spec["loggingProperties"] = json!(config.logging_properties);
+    }
     Ok(Context {
         vm: Vm::of(vm),
-        spec: spec::complete_spec(&vm.spec)?,
-        image: RunnerImage::of(vm.spec.image.as_ref(), config),
+        spec,
         resources: resources(&vm.spec, config)?,
-        cloud_init: files.transpose()?,
-        runner: ConfigFile { runner: runner_config(vm, disks::drives(&disks), section) },
+        cloud_init,
+        runner,
         disks,
         runner_data: json!({ "claimName": claims::runner_data_name(vm, observed) }),
         service: Service::of(vm.spec.load_balancer_service.as_ref(), &config.load_balancer_service),
@@ -135,7 +169,8 @@ pub(super) fn build(
         pod_labels: pod_labels(vm),
         values,
         config: json!({ "runnerDataPvc": { "storageClassName": config.runner_data_pvc.storage_class_name } }),
-        service_account: SERVICE_ACCOUNT,
+        service_account: if image.legacy { LEGACY_SERVICE_ACCOUNT } else { SERVICE_ACCOUNT },
+        image,
         image_repository_claim: IMAGE_REPOSITORY_CLAIM,
         manager_version: env!("CARGO_PKG_VERSION"),
     })

@@ -35,7 +35,9 @@ pub fn context(values: Option<Value>) -> Value {
             "spec": spec, "status": or_none(status),
         })),
         "spec": nullable,
-        "image": object(json!({ "reference": text, "pullPolicy": maybe })),
+        "image": object(json!({
+            "reference": text, "pullPolicy": maybe, "legacy": { "type": "boolean" }, "container": text,
+        })),
         "resources": { "type": "object" },
         "disks": { "type": "array", "items": object(json!({
             "type": { "enum": ["claim", "cdrom"] }, "volume": text, "claimName": text, "device": text, "path": text,
@@ -45,7 +47,7 @@ pub fn context(values: Option<Value>) -> Value {
         "runnerData": object(json!({ "claimName": text })),
         "cloudInit": or_none(object(json!({
             "metaData": text, "userData": maybe, "networkConfig": maybe, "userDataFrom": { "type": ["object", "null"] },
-            "networkConfigFrom": { "type": ["object", "null"] },
+            "networkConfigFrom": { "type": ["object", "null"] }, "runnerConfig": { "type": ["object", "null"] },
         }))),
         "runner": { "type": "object" },
         "service": or_none(object(json!({ "labels": texts, "annotations": texts }))),
@@ -111,6 +113,12 @@ fn close(schema: &mut Value) {
         Value::Object(map) => {
             // Rules and defaults that only the API server applies.
             map.retain(|name, _| !name.starts_with("x-kubernetes-") && name != "default");
+            // JSON Schema has no `nullable`.
+            if map.remove("nullable") == Some(json!(true))
+                && let Some(type_) = map.get("type").cloned()
+            {
+                map.insert("type".into(), json!([type_, "null"]));
+            }
             if map.get("properties").is_some_and(Value::is_object) && !map.contains_key("additionalProperties") {
                 map.insert("additionalProperties".into(), json!(false));
             }
@@ -182,12 +190,11 @@ mod tests {
     fn a_context_matches_its_schema() {
         let vm = crate::test_support::vm(|vm| {
             vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } });
-            vm["spec"]["loadBalancerService"] = json!({});
         });
         let context = crate::render::context::build(
             &vm,
             &crate::test_support::nothing(),
-            &crate::config::ReconcilerConfig::default(),
+            &crate::render::check::example_config(),
             &crate::render::RandomInput::default(),
             json!({}),
         );

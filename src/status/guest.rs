@@ -9,7 +9,6 @@ use crate::{
         VirtualMachine,
         conditions::{self, RUNNING},
     },
-    object::CONTAINER_NAME,
     observed::Object,
     ownership::owns_condition,
     power::is_report_of,
@@ -115,7 +114,8 @@ fn was_killed(pod: &Object, conditions: &[Condition]) -> bool {
     pod.has_ended() || runner_statuses(pod).filter_map(ended).any(|end| reported < end)
 }
 
-fn runner_statuses(pod: &Object) -> impl Iterator<Item = &Value> {
+pub(super) fn runner_statuses(pod: &Object) -> impl Iterator<Item = &Value> {
     let statuses = pod.status["containerStatuses"].as_array().into_iter().flatten();
-    statuses.filter(|status| status["name"] == CONTAINER_NAME)
+    let name = pod.runner_container_name();
+    statuses.filter(move |status| status["name"] == name)
 }

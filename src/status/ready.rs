@@ -3,14 +3,19 @@
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use super::{Pods, Problem, Reconciled, current_conditions, guest::Guest, guest::is_lost, not_rendered, string};
+use super::{
+    Pods, Problem, Reconciled, current_conditions,
+    guest::Guest,
+    guest::{is_lost, runner_statuses},
+    not_rendered, string,
+};
 use crate::{
     api::{
         Reason, VirtualMachine,
         conditions::{self, NewCondition, READY, RUNNING},
         status::whole_seconds,
     },
-    object::{CONTAINER_NAME, RESTARTED_ANNOTATION},
+    object::RESTARTED_ANNOTATION,
     observed::{NodeState, Object},
     ownership::owns_condition,
     plan::{self, Plan, Wait},
@@ -206,7 +211,7 @@ fn disruption(pod: &Object) -> String {
 fn problem_of_pod(vm: &VirtualMachine, pod: &Object, now: Timestamp) -> Option<Problem> {
     unschedulable(pod)
         .or_else(|| ended_pod(pod))
-        .or_else(|| pod.container_statuses().find_map(|status| problem_of_container(vm, status)))
+        .or_else(|| pod.container_statuses().find_map(|status| problem_of_container(vm, pod, status)))
         .or_else(|| pause_after_shutdown(pod))
         .or_else(|| reported(vm, pod))
         .or_else(|| start_delayed(pod, now))
@@ -225,7 +230,7 @@ fn ended_pod(pod: &Object) -> Option<Problem> {
     }
 }
 
-fn problem_of_container(vm: &VirtualMachine, status: &Value) -> Option<Problem> {
+fn problem_of_container(vm: &VirtualMachine, pod: &Object, status: &Value) -> Option<Problem> {
     let name = string(&status["name"]);
     if let Some(ended) = terminated(status).filter(|ended| ended["exitCode"] != 0) {
         let next = next_try(status, ended).map(|(count, next)| format!("; try {count} is at about {next}"));
@@ -236,7 +241,7 @@ fn problem_of_container(vm: &VirtualMachine, status: &Value) -> Option<Problem> 
     let described = |reason: &str| format!("{name}: {reason}: {}", string(&waiting["message"]));
     match waiting["reason"].as_str()? {
         "ContainerCreating" | "PodInitializing" => None,
-        "CrashLoopBackOff" if is_paused_after_shutdown(status) => None,
+        "CrashLoopBackOff" if is_runners(pod, status) && is_paused_after_shutdown(status) => None,
         // The kubelet alternates between the error and a message that only says that it waits. Keep the error.
         "ImagePullBackOff" if let Some(known) = current_message(vm, Reason::ImagePullFailed) => {
             Some(Problem::new(Reason::ImagePullFailed, known))
@@ -251,7 +256,11 @@ fn problem_of_container(vm: &VirtualMachine, status: &Value) -> Option<Problem> 
 /// The guest has shut down, and the kubelet pauses before it starts the runner again.
 fn pause_after_shutdown(pod: &Object) -> Option<Problem> {
     let message = "the guest has shut down; its node starts it again after a pause, which grows up to 5 min";
-    pod.container_statuses().any(is_paused_after_shutdown).then(|| Problem::new(Reason::Starting, message))
+    runner_statuses(pod).any(is_paused_after_shutdown).then(|| Problem::new(Reason::Starting, message))
+}
+
+fn is_runners(pod: &Object, status: &Value) -> bool {
+    status["name"] == pod.runner_container_name()
 }
 
 /// Whether the runner ended without an error and waits for its restart. The kubelet calls each such pause CrashLoopBackOff
@@ -259,7 +268,7 @@ fn pause_after_shutdown(pod: &Object) -> Option<Problem> {
 fn is_paused_after_shutdown(status: &Value) -> bool {
     let is_paused = status["state"]["waiting"]["reason"] == "CrashLoopBackOff";
     let has_succeeded = terminated(status).is_some_and(|ended| ended["exitCode"] == 0);
-    status["name"] == CONTAINER_NAME && is_paused && has_succeeded
+    is_paused && has_succeeded
 }
 
 /// The runner's report that QEMU failed, or that the guest is paused.

@@ -116,7 +116,7 @@ async fn every_object_has_the_labels_and_the_owner_of_its_vm() {
     let ns = ManagedNamespace::new("labels").await;
     ns.create_vm("apple", |vm| {
         vm["spec"]["cloudInit"] = json!({});
-        vm["spec"]["loadBalancerService"] = json!({});
+        vm["spec"]["loadBalancerService"] = Value::Null;
     })
     .await;
     let vm = ns.vm_with_reason("apple", "Starting").await;
@@ -162,31 +162,35 @@ async fn every_object_has_the_labels_and_the_owner_of_its_vm() {
 }
 
 #[tokio::test]
-async fn a_load_balancer_service_has_the_configured_labels_and_is_deleted_when_not_wanted() {
+async fn each_vm_has_a_load_balancer_service_if_the_configuration_says_so_unless_the_vm_declines() {
     let ns = ManagedNamespace::with_configuration(
         "service",
-        r#""/Manager": {"/Controller": {"/Reconciler": {loadBalancerService: {labels: {a: "1", b: "2"}, annotations: {c: "3", e: "6"}}}}}"#,
+        r#""/Manager": {"/Controller": {"/Reconciler": {loadBalancerService: {labels: {a: "1", b: "2", f: "7"}, annotations: {c: "3", e: "6"}}}}}"#,
     )
     .await;
     ns.create_vm("apple", |vm| {
         vm["spec"]["loadBalancerService"] =
-            json!({ "labels": { "b": "", "d": "4" }, "annotations": { "c": "5", "e": "" } });
+            json!({ "labels": { "b": "", "d": "4", "f": null }, "annotations": { "c": "5", "e": "" } });
         vm["spec"]["vm"]["display"] = json!({ "spice": { "port": 5910 } });
     })
     .await;
     ns.vm_with_reason("apple", "Starting").await;
     ns.create_vm("plum", |_| ()).await;
     ns.vm_with_reason("plum", "Starting").await;
+    ns.create_vm("pear", |vm| vm["spec"]["loadBalancerService"] = Value::Null).await;
+    ns.vm_with_reason("pear", "Starting").await;
     let service = json!(ns.api::<Service>().get("apple").await.unwrap());
     let labels = &service["metadata"]["labels"];
     assert_eq!((&labels["a"], &labels["b"], &labels["d"]), (&json!("1"), &Value::Null, &json!("4")));
+    assert_eq!(labels["f"], Value::Null, "null removes a default, too");
     let annotations = &service["metadata"]["annotations"];
     assert_eq!((&annotations["c"], &annotations["e"]), (&json!("5"), &Value::Null));
     assert_eq!(service["spec"]["type"], "LoadBalancer");
     let port = &service["spec"]["ports"][0];
     assert_eq!((&port["name"], &port["port"]), (&json!("spice"), &json!(5910)));
     assert_eq!(service["spec"]["selector"]["app.kubernetes.io/instance"], "apple");
-    assert!(ns.api::<Service>().get_opt("plum").await.unwrap().is_none(), "only where it is asked for");
+    assert!(ns.api::<Service>().get_opt("plum").await.unwrap().is_none(), "{{}} declines it");
+    assert_eq!(ns.api::<Service>().get("pear").await.unwrap().labels()["f"], "7", "it need not be asked for");
     // A change of the labels is live, and so is the end.
     ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": { "labels": { "d": "6" } } } })).await;
     eventually("the label", LIMIT, async || {
@@ -194,6 +198,11 @@ async fn a_load_balancer_service_has_the_configured_labels_and_is_deleted_when_n
     })
     .await;
     ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": null } })).await;
+    eventually("the defaults", LIMIT, async || {
+        (ns.api::<Service>().get("apple").await.unwrap().labels().get("b")? == "2").then_some(())
+    })
+    .await;
+    ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": {} } })).await;
     eventually("no Service", LIMIT, async || {
         ns.api::<Service>().get_opt("apple").await.unwrap().is_none().then_some(())
     })
@@ -204,7 +213,7 @@ async fn a_load_balancer_service_has_the_configured_labels_and_is_deleted_when_n
         r#""/Manager": {"/Controller": {"/Reconciler": {loadBalancerService: false}}}"#,
     )
     .await;
-    never.create_vm("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
+    never.create_vm("apple", |vm| vm["spec"]["loadBalancerService"] = json!({ "labels": { "a": "b" } })).await;
     never.vm_with_reason("apple", "Starting").await;
     assert!(never.api::<Service>().get_opt("apple").await.unwrap().is_none());
 }
@@ -255,7 +264,7 @@ async fn the_runners_configuration_holds_what_the_spec_says() {
             "/cloudInit",
             json!({
                 "metaData": { "x": "y", "instance-id": "ID", "local-hostname": "apple" },
-                "userData": { "a": [1] }, "networkConfig": { "version": 2 },
+                "networkConfig": { "version": 2 },
             }),
         ),
         ("/vm/name", json!("apple")),
@@ -313,6 +322,9 @@ async fn the_runners_configuration_holds_what_the_spec_says() {
 #[tokio::test]
 async fn cloud_init_data_from_other_objects_is_mounted() {
     let ns = ManagedNamespace::new("data-from").await;
+    let label = |name: &str| ns.namespace.kubectl(&["label", "secret", name, "vmoperator.jdrupes.org/cloud-init="]);
+    ns.namespace.kubectl(&["create", "secret", "generic", "my-secret", "--from-literal=net.yaml=version: 2"]);
+    label("my-secret");
     let pod = create_vm_and_pod(&ns, "apple", |vm| {
         vm["spec"]["cloudInit"] = json!({
             "userDataFrom": { "configMapKeyRef": { "name": "my-map", "key": "user.yaml" } },
@@ -330,6 +342,18 @@ async fn cloud_init_data_from_other_objects_is_mounted() {
         assert_eq!(json!(mounted).to_string().matches(path).count(), 1, "{path}");
     }
     assert!(ns.api::<Secret>().get_opt("apple-cloud-init").await.unwrap().is_none());
+
+    // A Secret that is not meant for VMs is not given to a guest, and nor is one that somebody may create later.
+    let from = |secret: &str| json!({ "userDataFrom": { "secretKeyRef": { "name": secret, "key": "password" } } });
+    ns.create_vm("plum", |vm| vm["spec"]["cloudInit"] = from("database")).await;
+    let vm = ns.vm_with_reason("plum", "SecretRefused").await;
+    let message = condition(&vm, "Ready").unwrap().2;
+    assert!(message.contains("Secret database") && message.contains("it does not exist"), "{message}");
+    ns.namespace.kubectl(&["create", "secret", "generic", "database", "--from-literal=password=secret"]);
+    ns.vm_when("plum", "refused", |vm| condition(vm, "Ready").unwrap().2.contains("does not have the label")).await;
+    assert!(ns.api::<Pod>().get_opt("plum").await.unwrap().is_none());
+    label("database");
+    ns.vm_with_reason("plum", "Starting").await;
 }
 
 #[tokio::test]

@@ -143,7 +143,7 @@ async fn kubectl_vm_display_writes_a_connection_file() {
     assert!(!first.1.contains("sesame"), "{}", first.1);
 
     // The one of a load balancer, and the Pod's.
-    ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": {} } })).await;
+    ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": { "labels": { "a": "b" } } } })).await;
     ns.patch_vm("apple", json!({ "spec": { "vm": { "display": { "spice": { "server": null } } } } })).await;
     let services = ns.api::<Service>();
     eventually("the Service", LIMIT, async || services.get_opt("apple").await.unwrap()).await;

@@ -27,7 +27,7 @@ fn everything(name: &str) -> Value {
     vm["metadata"]["labels"] = json!({ "tier": "no", "app.kubernetes.io/part-of": "on" });
     vm["spec"]["nodeSelector"] = json!({ "y": "n" });
     vm["spec"]["cloudInit"] = json!({ "metaData": { "x": "1e3" }, "userData": { "runcmd": ["0x10", "yes"] } });
-    vm["spec"]["loadBalancerService"] = json!({});
+    vm["spec"]["loadBalancerService"] = json!({ "labels": { "tier": "yes" } });
     vm["spec"]["permissions"] = json!([{ "user": "jane", "may": ["*"] }]);
     vm["spec"]["vm"]["maximumRam"] = json!("1024Mi");
     vm["spec"]["vm"]["networks"] = json!([{ "user": {} }, { "tap": {} }]);

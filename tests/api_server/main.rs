@@ -23,6 +23,8 @@ mod reconciler;
 mod contract;
 // Values that the schema refuses, and values that are stored already.
 mod values;
+// A namespace of the VM-Operator in Java: its Pods, Services, configuration, runner images.
+mod takeover;
 // Start, stop and restart. Two Pods of one VM never run at the same time.
 mod power;
 // VMs of release 3.3, whose Pods a StatefulSet makes.

@@ -68,7 +68,7 @@ async fn kubectl_and_kstatus_know_when_to_wait() {
 
 #[tokio::test]
 async fn the_documented_example_yields_the_documented_objects() {
-    let ns = ManagedNamespace::new("example").await;
+    let ns = ManagedNamespace::with_configuration("example", "").await;
     let example = include_str!("../../example/local-path/test-vm.yaml").replace("namespace: vmop-demo", "");
     ns.namespace.apply(&example);
     ns.vm_with_reason("test-vm", "Starting").await;
@@ -131,7 +131,7 @@ async fn stopping_removes_the_pod_and_keeps_the_claims() {
 async fn deleting_a_vm_deletes_all_but_its_claims_even_without_a_manager() {
     let ManagedNamespace { namespace, client, manager, .. } = {
         let ns = ManagedNamespace::new("deleting").await;
-        ns.create_vm("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
+        ns.create_vm("apple", |vm| vm["spec"]["loadBalancerService"] = Value::Null).await;
         ns.vm_with_reason("apple", "Starting").await;
         ns
     };
@@ -340,7 +340,7 @@ async fn a_pod_that_loses_its_instance_label_gets_it_back() {
 #[tokio::test]
 async fn an_object_that_a_new_configuration_does_not_need_is_deleted_when_the_manager_starts() {
     let mut ns = ManagedNamespace::new("no-service").await;
-    ns.create_vm("apple", |vm| vm["spec"]["loadBalancerService"] = json!({})).await;
+    ns.create_vm("apple", |vm| vm["spec"]["loadBalancerService"] = Value::Null).await;
     ns.vm_with_reason("apple", "Starting").await;
     let services: Api<Service> = ns.api();
     assert!(services.get_opt("apple").await.unwrap().is_some());

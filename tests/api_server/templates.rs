@@ -10,7 +10,7 @@ use std::{
 use crate::support::{
     broken_sets::{BrokenSet, broken_sets},
     cluster::{OwnCluster, eventually},
-    managed_namespace::{LIMIT, ManagedNamespace, condition, vm_manifest},
+    managed_namespace::{LIMIT, ManagedNamespace, SERVICES, condition, vm_manifest},
     manager::Manager,
 };
 use k8s_openapi::api::{
@@ -258,7 +258,7 @@ async fn broken_templates_are_never_used() {
     assert_eq!(told.0, "VirtualMachine apple");
 
     // A machine that changes meanwhile is served with the last good set.
-    ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": {} } })).await;
+    ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": { "labels": { "a": "b" } } } })).await;
     let services: Api<Service> = ns.api();
     eventually("a Service", LIMIT, async || services.get_opt("apple").await.unwrap()).await;
     // And as soon as it is mended all is well.
@@ -502,6 +502,9 @@ async fn a_vm_chooses_a_template_set_and_values() {
 #[tokio::test]
 async fn kubectl_vm_diff_shows_each_change_and_when_it_takes_effect() {
     let ns = ManagedNamespace::with_templates("diff", &[]).await;
+    // The manager of the test has its configuration in a file; the command reads the ConfigMap.
+    let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "vm-operator" }, "data": { "config.yaml": SERVICES } });
+    ns.namespace.create(&map.to_string()).await;
     ns.create_vm("apple", |_| {}).await;
     ns.vm_with_reason("apple", "Starting").await;
     let diff = |arguments: &[&str]| ns.namespace.kubectl_vm(&[&["diff"], arguments].concat());
@@ -525,7 +528,7 @@ async fn kubectl_vm_diff_shows_each_change_and_when_it_takes_effect() {
     }
 
     // From a file, and with what the cluster can't do.
-    ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": {} } })).await;
+    ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": { "labels": { "a": "b" } } } })).await;
     let services: Api<Service> = ns.api();
     eventually("a Service", LIMIT, async || services.get_opt("apple").await.unwrap()).await;
     let mut vm = vm_manifest("apple");

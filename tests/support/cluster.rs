@@ -267,9 +267,13 @@ impl TestNamespace {
         }
     }
 
-    /// Creates the service account of the runners, which their Pods name.
+    /// Creates the service accounts of the runners, which their Pods name.
     pub async fn create_runners_account(&self) {
-        self.create(r#"{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "vm-runner"}}"#).await;
+        for name in ["vm-runner", "vm-runner-legacy"] {
+            let account =
+                serde_json::json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": name } });
+            self.create(&account.to_string()).await;
+        }
     }
 
     /// A kubeconfig of the manager that is deployed here, with the permissions that it has then.

@@ -22,6 +22,9 @@ use super::{
 /// How long a test waits for anything. Only a machine that is busy with other things comes near to it; no test asserts a time.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
+/// A configuration with which each VM has a Service. [`vm_manifest`] declines it.
+pub const SERVICES: &str = r#""/Manager": {"/Controller": {"/Reconciler": {loadBalancerService: true}}}"#;
+
 /// A namespace with a running manager.
 pub struct ManagedNamespace {
     /// The cluster.
@@ -39,12 +42,12 @@ pub struct ManagedNamespace {
 impl ManagedNamespace {
     /// With the built-in templates.
     pub async fn new(test: &str) -> Self {
-        Self::with_configuration(test, "").await
+        Self::with_configuration(test, SERVICES).await
     }
 
     /// With templates over the built-in ones. The manager may make objects of all kinds.
     pub async fn with_templates(test: &str, templates: &[(&str, &str)]) -> Self {
-        Self::start(Cluster::control_plane(), test, templates, "", true, async |_, _| ()).await
+        Self::start(Cluster::control_plane(), test, templates, SERVICES, true, async |_, _| ()).await
     }
 
     /// With a configuration.
@@ -54,12 +57,12 @@ impl ManagedNamespace {
 
     /// On another cluster than the shared one.
     pub async fn on(cluster: &'static Cluster, test: &str) -> Self {
-        Self::start(cluster, test, &[], "", false, async |_, _| ()).await
+        Self::start(cluster, test, &[], SERVICES, false, async |_, _| ()).await
     }
 
     /// With what `before` makes in the namespace before the manager starts.
     pub async fn after(cluster: &'static Cluster, test: &str, before: impl AsyncFnOnce(&Client, &str)) -> Self {
-        Self::start(cluster, test, &[], "", false, before).await
+        Self::start(cluster, test, &[], SERVICES, false, before).await
     }
 
     async fn start(
@@ -262,7 +265,7 @@ pub fn vm_manifest(name: &str) -> Value {
     json!({
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
         "metadata": { "name": name },
-        "spec": { "vm": {
+        "spec": { "loadBalancerService": {}, "vm": {
             "state": "Running", "maximumCpus": 2,
             "disks": [{ "volumeClaimTemplate": { "metadata": { "name": "core" }, "spec": { "resources": { "requests": { "storage": "1Gi" } } } } }],
         } },

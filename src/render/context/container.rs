@@ -1,11 +1,13 @@
 //! `image` and `resources` in the context: what the runner's container is made of and what it requests.
 
+use kube::ResourceExt;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
-    api::{Image, VirtualMachineSpec},
+    api::{Image, VirtualMachine, VirtualMachineSpec},
     config::ReconcilerConfig,
+    object::CONTAINER_NAME,
     render::runner::{current_cpus, current_ram},
 };
 
@@ -17,16 +19,26 @@ const DEFAULT_IMAGE: &str = concat!("localhost/vm-runner:", env!("CARGO_PKG_VERS
 pub(super) struct RunnerImage {
     reference: String,
     pull_policy: Option<String>,
+    /// It contains a legacy runner.
+    pub(super) legacy: bool,
+    /// The name of the runner's container. A legacy runner's has the VM's name, which is how its users find it (`kubectl exec`).
+    container: String,
 }
 
 impl RunnerImage {
     /// The VM's image, else the manager's. The manager's pull policy is for the manager's image only.
-    pub(super) fn of(image: Option<&Image>, config: &ReconcilerConfig) -> Self {
+    pub(super) fn of(vm: &VirtualMachine, config: &ReconcilerConfig) -> Self {
+        let image = vm.spec.image.as_ref();
         let reference = image.and_then(reference);
         let policy = image.and_then(|image| image.pull_policy).map(|policy| format!("{policy:?}"));
         let default_policy = config.runner_image_pull_policy.clone().filter(|_| reference.is_none());
         let default_reference = || config.runner_image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
-        Self { pull_policy: policy.or(default_policy), reference: reference.unwrap_or_else(default_reference) }
+        let reference = reference.unwrap_or_else(default_reference);
+        let legacy = config.legacy_runner_images.contain(&reference);
+        // The name of a container can't have a dot.
+        let named_like_vm = Some(vm.name_any()).filter(|name| legacy && !name.contains('.'));
+        let container = named_like_vm.unwrap_or_else(|| CONTAINER_NAME.to_owned());
+        Self { pull_policy: policy.or(default_policy), reference, legacy, container }
     }
 }
 

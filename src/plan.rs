@@ -350,6 +350,10 @@ impl<'a> Planner<'a> {
     fn runtime_objects(&mut self) {
         let may_start = self.plan.waits.is_empty();
         let unrendered: Vec<&Arc<Object>> = self.unrendered_pods().collect();
+        // No event of a watch triggers the VM when a Pod goes that does not name it.
+        if unrendered.iter().any(|pod| self.observed.others.iter().any(|other| other.uid == pod.uid)) {
+            self.look_again();
+        }
         for pod in &unrendered {
             self.unrendered_pod(pod);
         }

@@ -34,9 +34,10 @@ impl LoginPools {
     /// The user to log in, if it is another one than that of the spec.
     fn user(&self, vm: &VirtualMachine) -> Option<String> {
         let assignment = vm.status.as_ref()?.assignment.as_ref()?;
-        let pool = (vm.namespace().unwrap_or_default(), assignment.pool.clone());
-        let is_other = vm.spec.vm.display.logged_in_user.as_ref() != Some(&assignment.user);
-        (is_other && self.0.contains(&pool)).then(|| assignment.user.clone())
+        let (pool, user) = (assignment.pool.clone()?, assignment.user.clone()?);
+        let pool = (vm.namespace().unwrap_or_default(), pool);
+        let is_other = vm.spec.vm.display.logged_in_user.as_ref() != Some(&user);
+        (is_other && self.0.contains(&pool)).then_some(user)
     }
 
     /// Takes over what a watch reports of a pool. Only this field of it is read, so that no other one can be in the way.

@@ -22,8 +22,7 @@ pub(super) fn without(vm: &VirtualMachine) -> Cow<'_, VirtualMachine> {
     remove(vm.annotations_mut());
     remove(vm.labels_mut());
     if let Some(service) = &mut vm.spec.load_balancer_service {
-        remove(&mut service.labels);
-        remove(&mut service.annotations);
+        [&mut service.labels, &mut service.annotations].into_iter().flatten().for_each(remove);
     }
     for claim in vm.spec.vm.disks.iter_mut().filter_map(|disk| disk.volume_claim_template.as_mut()?.metadata.as_mut()) {
         remove(&mut claim.labels);
@@ -40,7 +39,7 @@ fn steers(vm: &VirtualMachine) -> bool {
     let claims = vm.spec.vm.disks.iter().filter_map(|disk| disk.volume_claim_template.as_ref()?.metadata.as_ref());
     has(vm.annotations())
         || has(vm.labels())
-        || service.into_iter().any(|service| has(&service.labels) || has(&service.annotations))
+        || service.into_iter().flat_map(|service| service.labels.iter().chain(&service.annotations)).any(has)
         || claims.into_iter().any(|ClaimMetadata { labels, annotations, .. }| has(labels) || has(annotations))
         || vm.spec.template_values.as_ref().is_some_and(has_value)
 }

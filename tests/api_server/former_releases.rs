@@ -93,6 +93,8 @@ impl TakenOver {
         self.ns
             .pod_when(OLD_POD, "being deleted", |pod| pod.uid() == uid && pod.metadata.deletion_timestamp.is_some())
             .await;
+        // A guest needs some seconds to power down. Meanwhile the manager deletes the StatefulSet, which would make the Pod again.
+        eventually("the StatefulSet to be gone", LIMIT, async || self.set().await.is_none().then_some(())).await;
         self.ns.remove_pod(OLD_POD).await;
     }
 

@@ -229,6 +229,8 @@ async fn a_manager_that_does_not_know_a_pod_does_not_change_it() {
     let vms: Api<VirtualMachine> = Api::namespaced(ns.client.clone(), ns.namespace.name());
     let mut vm = vms.get("apple").await.unwrap();
     vm.spec.image = serde_json::from_value(json!({ "source": "example.org/other:1" })).unwrap();
+    // Nothing is known of its claims either.
+    vm.status = None;
     let (nothing, random) = (Observed::nothing(Timestamp::now()), RandomInput { display_password: "secret".into() });
     let config = ReconcilerConfig::default();
     let rendered = render(&vm, &nothing, &config, &random, &TemplateSet::builtin().unwrap()).unwrap();

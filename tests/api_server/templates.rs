@@ -194,10 +194,6 @@ async fn the_stateful_set_that_made_the_pod_is_deleted_before_a_new_pod_is_made(
     ns.create_vm("apple", |_| {}).await;
     ns.pod_when("apple-0", "there", |_| true).await;
     let sets: Api<StatefulSet> = ns.api();
-    let is_noted =
-        |vm: &VirtualMachine| vm.status.iter().flat_map(|it| &it.object_kinds).any(|it| it.kind == "StatefulSet");
-    ns.vm_when("apple", "told of it", is_noted).await;
-
     ns.manager.signal(Signal::TERM);
     ns.manager.wait_for_end().await;
     ns.patch_vm("apple", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;

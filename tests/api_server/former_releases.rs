@@ -28,11 +28,12 @@ use crate::support::{
 
 const NAME: &str = "c01-run";
 const OLD_POD: &str = "c01-run-0";
-const NODE: &str = "of-former-releases";
 
 /// A namespace with a VM of release 3.3 that runs, in which the manager starts then.
 struct TakenOver {
     ns: ManagedNamespace,
+    /// The node of the Pod. Each test has its own, because one drains it.
+    node: String,
     /// The StatefulSet's Pod.
     pod: Pod,
     /// The largest number of Pods at one time.
@@ -43,6 +44,7 @@ struct TakenOver {
 impl TakenOver {
     async fn new(test: &str) -> Self {
         let (sender, receiver) = tokio::sync::oneshot::channel();
+        let node_name = format!("node-of-{test}");
         let ns = ManagedNamespace::after(Cluster::control_plane(), test, async |client, namespace| {
             let vms: Api<VirtualMachine> = Api::namespaced(client.clone(), namespace);
             let objects: Vec<Value> = serde_yaml::Deserializer::from_str(include_str!("../fixtures/release-3.3.yaml"))
@@ -61,19 +63,19 @@ impl TakenOver {
             }]);
             let sets: Api<StatefulSet> = Api::namespaced(client.clone(), namespace);
             sets.create(&PostParams::default(), &serde_json::from_value(set).unwrap()).await.unwrap();
-            let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
+            let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": node_name } });
             let nodes: Api<Node> = Api::all(client.clone());
-            nodes.patch(NODE, &PatchParams::apply("test"), &Patch::Apply(&node)).await.unwrap();
+            nodes.patch(&node_name, &PatchParams::apply("test"), &Patch::Apply(&node)).await.unwrap();
             let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
             let pod = eventually("the StatefulSet's Pod", LIMIT, async || pods.get_opt(OLD_POD).await.unwrap()).await;
             let _ = sender.send(pod);
         })
         .await;
         let pod: Pod = receiver.await.unwrap();
-        ns.bind_pod(OLD_POD, NODE).await;
+        ns.bind_pod(OLD_POD, &node_name).await;
         let most_pods = Arc::new(AtomicUsize::new(0));
         let counting = tokio::spawn(count_pods(ns.api(), most_pods.clone()));
-        let taken_over = Self { ns, pod, most_pods, counting };
+        let taken_over = Self { ns, node: node_name, pod, most_pods, counting };
         taken_over.ns.vm_with_reason(NAME, "Running").await;
         assert_eq!(taken_over.pods().await, [OLD_POD]);
         taken_over
@@ -164,12 +166,12 @@ async fn a_vm_of_a_statefulset_whose_pod_is_evicted() {
 #[tokio::test]
 async fn a_vm_of_a_statefulset_whose_node_is_drained() {
     let vm = TakenOver::new("former-drained").await;
-    let cluster = vm.ns.cluster;
+    let (cluster, node) = (vm.ns.cluster, vm.node.clone());
     let selector = format!("--pod-selector=app.kubernetes.io/instance={NAME}");
     let drain = tokio::task::spawn_blocking(move || {
         cluster.try_kubectl(&[
             "drain",
-            NODE,
+            &node,
             "--delete-emptydir-data",
             "--ignore-daemonsets",
             &selector,

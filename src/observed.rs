@@ -234,11 +234,14 @@ impl Object {
         lists.filter_map(|list| self.status[list].as_array()).flatten()
     }
 
-    /// The container of a Pod in which the runner runs: `vm-runner`, or that of a legacy runner, which has the VM's name.
+    /// The container of a Pod in which the runner runs: `vm-runner`, or that of a legacy runner, which has the VM's name. If the Pod has
+    /// lost its labels, its own name is that of the VM, or that and the number of a StatefulSet's Pod.
     pub fn runner_container(&self) -> Option<&Value> {
         let containers = self.spec["containers"].as_array()?;
         let named = |name: &str| containers.iter().find(|container| container["name"] == name);
-        named(CONTAINER_NAME).or_else(|| named(self.vm()?))
+        let of_set = self.key.name.rsplit_once('-').map(|(name, _)| name);
+        let vms = self.vm().into_iter().chain([self.key.name.as_str()]).chain(of_set);
+        [CONTAINER_NAME].into_iter().chain(vms).find_map(named)
     }
 
     /// The name of [`Self::runner_container`].
@@ -324,5 +327,31 @@ impl From<String> for Json {
 impl From<&Value> for Json {
     fn from(value: &Value) -> Self {
         Self(value.to_string().into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_runners_container_is_found_without_labels() {
+        for (pod, labels, containers, expected) in [
+            ("apple", json!({}), json!(["sidecar", "vm-runner"]), "vm-runner"),
+            ("apple", json!({ INSTANCE_LABEL: "apple" }), json!(["sidecar", "apple"]), "apple"),
+            ("apple", json!({}), json!(["sidecar", "apple"]), "apple"),
+            ("apple-0", json!({}), json!(["apple"]), "apple"),
+            ("apple-vm", json!({ INSTANCE_LABEL: "apple" }), json!(["apple-vm", "vm-runner"]), "vm-runner"),
+            ("apple", json!({}), json!(["sidecar"]), "vm-runner"),
+        ] {
+            let containers: Vec<Value> =
+                containers.as_array().unwrap().iter().map(|name| json!({ "name": name })).collect();
+            let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": pod, "labels": labels }, "spec": { "containers": containers } });
+            let pod: DynamicObject = serde_json::from_value(pod).unwrap();
+            let found = Object::trim(&crate::object::pods(), pod.clone());
+            assert_eq!(found.runner_container_name(), expected, "{pod:?}");
+        }
     }
 }

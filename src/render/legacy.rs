@@ -80,7 +80,9 @@ impl Reader {
 fn mounts_all_of_config_map(pod: &Object) -> bool {
     let volumes = pod.spec["volumes"].as_array().into_iter().flatten();
     let mut sources = volumes.filter_map(|volume| volume["projected"]["sources"].as_array()).flatten();
-    sources.any(|source| source["configMap"]["name"].as_str() == pod.vm() && source["configMap"]["items"].is_null())
+    // The container has the VM's name, as the ConfigMap. The Pod's labels may be gone.
+    let vm = pod.runner_container_name();
+    sources.any(|source| source["configMap"]["name"] == vm && source["configMap"]["items"].is_null())
 }
 
 /// The data for cloud-init with the `instance-id` of the VM-Operator, unless the VM's spec sets one. With another ID cloud-init would run

@@ -445,21 +445,20 @@ impl Cluster {
     /// is known by its owner reference alone.
     pub async fn makers(&self, vm: &VirtualMachine, observed: &Observed) -> Vec<Arc<Object>> {
         let mut makers: Vec<Arc<Object>> = Vec::new();
-        let wanted = observed.objects.iter().filter(|object| object.key.is_pod()).filter_map(|pod| pod.maker.clone());
-        for mut wanted in wanted {
+        for pod in observed.objects.iter().filter(|object| object.key.is_pod()) {
+            let mut next = pod.maker.clone();
+            // Owner references could form a circle.
             for _ in 0..MAXIMUM_DEPTH {
-                let known = observed.objects.iter().chain(&makers).find(|object| object.uid == wanted.uid).cloned();
-                let found = match known {
-                    Some(known) => Some(known),
-                    None => self.maker(&namespace_of(vm), &wanted).await.map(Arc::new),
-                };
-                let Some(found) = found else { break };
-                let next = found.maker.clone();
-                if !observed.objects.iter().chain(&makers).any(|object| object.uid == found.uid) {
-                    makers.push(found);
+                let Some(maker) = next else { break };
+                let known = observed.objects.iter().chain(&makers).find(|object| object.uid == maker.uid);
+                if let Some(known) = known {
+                    next = known.maker.clone();
+                } else if let Some(found) = self.maker(&namespace_of(vm), &maker).await {
+                    next = found.maker.clone();
+                    makers.push(Arc::new(found));
+                } else {
+                    break;
                 }
-                let Some(next) = next else { break };
-                wanted = next;
             }
         }
         makers

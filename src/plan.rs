@@ -334,8 +334,10 @@ impl<'a> Planner<'a> {
             return;
         }
         let observed = self.observed;
-        let is_guest = |pod: &Object| self.guests.pods.iter().any(|guest| guest.uid == pod.uid);
-        for pod in observed.others.iter().filter(|pod| !pod.has_ended() && !is_guest(pod)).collect::<Vec<_>>() {
+        for pod in &observed.others {
+            if pod.has_ended() || self.guests.contains(pod) {
+                continue;
+            }
             self.plan.waits.push(Wait::ClaimInUse(pod.key.clone()));
             self.look_again();
         }
@@ -351,7 +353,7 @@ impl<'a> Planner<'a> {
         let may_start = self.plan.waits.is_empty();
         let unrendered: Vec<&Arc<Object>> = self.unrendered_pods().collect();
         // No event of a watch triggers the VM when a Pod goes that does not name it.
-        if unrendered.iter().any(|pod| self.observed.others.iter().any(|other| other.uid == pod.uid)) {
+        if self.observed.others.iter().any(|other| unrendered.iter().any(|pod| pod.uid == other.uid)) {
             self.look_again();
         }
         for pod in &unrendered {
@@ -412,10 +414,8 @@ impl<'a> Planner<'a> {
     /// The objects of the VM that templates rendered once and do not render any more: no claims, which are kept, and neither the Pods of
     /// guests nor what makes them, which follow the VM's power.
     fn unrendered(&self) -> impl Iterator<Item = &'a Arc<Object>> {
-        let is_of_guest = |object: &Arc<Object>| {
-            self.guests.pods.iter().any(|pod| pod.uid == object.uid)
-                || self.guests.makers().any(|maker| maker.uid == object.uid)
-        };
+        let is_of_guest =
+            |object: &Object| self.guests.contains(object) || self.guests.makers().any(|maker| maker.uid == object.uid);
         self.observed.objects.iter().filter(move |object| {
             object.is_ours_and_owned_by(&self.uid)
                 && !object.key.is_claim()

@@ -37,7 +37,7 @@ use crate::{
     claims::{self, Refusal},
     object::Rendered,
     observed::{NodeState, Object, Observed},
-    plan::{self, Plan, Wait, guests, kinds},
+    plan::{self, Plan, Wait, guests::Guests, kinds},
     power::Wanted,
     render::{TemplateError, TemplateSet},
 };
@@ -111,9 +111,10 @@ struct Pods<'a> {
 
 impl<'a> Pods<'a> {
     fn new(vm: &VirtualMachine, observed: &'a Observed, plan: &Plan) -> Self {
-        let own = guests::pod(vm, observed).map(AsRef::as_ref);
+        let guests = Guests::new(vm, observed);
+        let own = guests.pod().map(AsRef::as_ref);
         let is_awaited = |pod: &&Object| plan.waits.iter().any(|wait| is_deletion(wait) && *wait.key() == pod.key);
-        let previous = guests::previous_pod(vm, observed).map(AsRef::as_ref).filter(is_awaited);
+        let previous = guests.previous().map(AsRef::as_ref).filter(is_awaited);
         Self { own, previous: previous.filter(|_| own.is_none()) }
     }
 }

@@ -143,8 +143,8 @@ pub struct Loader {
     store: Store,
     /// Whether a set must be checked although its files have not changed since the start.
     unchecked: bool,
-    /// Who showed that the refused sets can't be used.
-    refusers: Refusers,
+    /// The VMs with which the refused sets failed, as they were then.
+    refusers: Vec<Refuser>,
     metrics: Arc<Metrics>,
     namespace: String,
 }
@@ -220,7 +220,7 @@ impl Loader {
             }
         }
         let (sender, _) = watch::channel(Arc::new(in_force));
-        let (namespace, refusers) = (namespace.to_owned(), Refusers::new());
+        let (namespace, refusers) = (namespace.to_owned(), Vec::new());
         Self { gathered, sender, last: sources, store, unchecked, refusers, metrics, namespace }
     }
 
@@ -231,46 +231,58 @@ impl Loader {
 
     /// Follows changes. A changed set is checked with the VMs that are known then.
     pub async fn follow(mut self, checks: Checks) {
-        let (mut again, mut was_unreadable) = (false, false);
         let mut config = checks.config.clone();
+        let (mut again, mut was_unreadable) = (self.unchecked, false);
         let mut looked = Instant::now();
-        loop {
-            if std::mem::take(&mut self.unchecked) {
-                // A set is checked with all VMs.
-                for caches in checks.caches.iter() {
-                    let _ = caches.started.clone().wait_for(|started| *started).await;
-                }
-                again = true;
-            } else if again {
-                let _ = timeout(AGAIN, self.gathered.changed()).await;
-            } else if !self.sender.borrow().refused.is_empty() {
-                match timeout(AGAIN, self.gathered.changed()).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(_)) => return,
-                    Err(_) => {
-                        let may_pass = self.refusers.may_pass(&checks) || config.has_changed().unwrap_or(false);
-                        again = may_pass || looked.elapsed() > REFUSED_AGAIN;
-                        if !again {
-                            continue;
-                        }
-                    }
-                }
-            } else if self.gathered.changed().await.is_err() {
-                return;
+        if self.unchecked {
+            // A set is checked with all VMs.
+            for caches in checks.caches.iter() {
+                let _ = caches.started.clone().wait_for(|started| *started).await;
             }
+        } else if self.gathered.changed().await.is_err() {
+            return;
+        }
+        loop {
             config.mark_unchanged();
             let now = self.gathered.borrow_and_update().clone();
             let sources = now.sources();
             let is_unreadable = now.unreadable.is_some();
-            if sources == self.last && !again && !is_unreadable && !was_unreadable {
-                continue;
+            if sources != self.last || again || is_unreadable || was_unreadable {
+                was_unreadable = is_unreadable;
+                let started = Instant::now();
+                again = self.check_all(&now, &sources, &checks).await;
+                self.last = sources;
+                looked = Instant::now();
+                info!(took = ?started.elapsed(), "the templates were looked at");
             }
-            was_unreadable = is_unreadable;
-            let started = Instant::now();
-            again = self.check_all(&now, &sources, &checks).await;
-            self.last = sources;
-            looked = Instant::now();
-            info!(took = ?started.elapsed(), "the templates were looked at");
+            again = match self.next_look(again, looked, &checks, &config).await {
+                Some(again) => again,
+                None => return,
+            };
+        }
+    }
+
+    /// Waits until the sets must be looked at again: at once after a change, and soon if a check could not run (`again`) or a set is refused
+    /// and may pass now. Returns whether they must be checked although they have not changed; `None` if nothing can change any more.
+    async fn next_look(
+        &mut self,
+        again: bool,
+        looked: Instant,
+        checks: &Checks,
+        config: &watch::Receiver<Arc<ReconcilerConfig>>,
+    ) -> Option<bool> {
+        loop {
+            if !again && self.sender.borrow().refused.is_empty() {
+                return self.gathered.changed().await.is_ok().then_some(false);
+            }
+            if let Ok(changed) = timeout(AGAIN, self.gathered.changed()).await {
+                return changed.is_ok().then_some(again);
+            }
+            let has_changed = |refuser: &Refuser| !checks.vms().any(|vm| self::refuser(&vm) == *refuser);
+            let may_pass = || self.refusers.iter().any(has_changed) || config.has_changed().unwrap_or(false);
+            if again || looked.elapsed() > REFUSED_AGAIN || may_pass() {
+                return Some(true);
+            }
         }
     }
 
@@ -438,34 +450,11 @@ fn restore(store: &Store, library: &mut Library) -> bool {
     is_newer
 }
 
-/// The VMs with which a set failed, as they were then.
-#[derive(Debug, Default)]
-struct Refusers(Vec<Refuser>);
-
+/// UID and generation of a VM with which a set failed.
 type Refuser = (Option<String>, Option<i64>);
 
 fn refuser(vm: &VirtualMachine) -> Refuser {
     (vm.uid(), vm.metadata.generation)
-}
-
-impl Refusers {
-    fn new() -> Self {
-        Self::default()
-    }
-
-    fn clear(&mut self) {
-        self.0.clear();
-    }
-
-    fn extend(&mut self, vm: Option<Refuser>) {
-        self.0.extend(vm);
-    }
-
-    /// Whether one of the VMs has changed or is gone.
-    fn may_pass(&self, checks: &Checks) -> bool {
-        let is_same = |refuser: &&Refuser| checks.vms().any(|vm| self::refuser(&vm) == **refuser);
-        self.0.iter().any(|refuser| !is_same(&refuser))
-    }
 }
 
 struct Refused {

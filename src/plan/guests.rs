@@ -38,11 +38,6 @@ pub fn pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Ob
     Guests::new(vm, observed).pod()
 }
 
-/// The Pod of a deleted VM with the same name. It is being deleted too, but its guest may still run.
-pub fn previous_pod<'a>(vm: &VirtualMachine, observed: &'a Observed) -> Option<&'a Arc<Object>> {
-    Guests::new(vm, observed).previous()
-}
-
 impl<'a> Guests<'a> {
     /// Finds the Pods.
     pub fn new(vm: &VirtualMachine, observed: &'a Observed) -> Self {
@@ -60,7 +55,12 @@ impl<'a> Guests<'a> {
         self.pods.first().copied()
     }
 
-    /// The Pod of a deleted VM with the same name.
+    /// Whether the object is one of the VM's Pods.
+    pub fn contains(&self, object: &Object) -> bool {
+        self.pods.iter().any(|pod| pod.uid == object.uid)
+    }
+
+    /// The Pod of a deleted VM with the same name. It is being deleted too, but its guest may still run.
     pub fn previous(&self) -> Option<&'a Arc<Object>> {
         let mut pods = self.observed.objects.iter().filter(|object| object.key.is_pod());
         pods.find(|pod| !self.is_own(pod) && (pod.is_ours() || pod.owned.is_some()) && self.is_guest(pod))

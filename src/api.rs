@@ -1,7 +1,7 @@
 //! The custom resources `VirtualMachine` and `VmPool`, which users write and read.
 //!
 //! `kubectl explain` prints the doc comments of the fields. Rules that the API server can check are in the schema or in CEL expressions.
-//! [`crd`] generates the files in `crds/` from this module.
+//! [`crd`] generates the files in `crds/` from this module. The fields of the spec are in one file, in the order in which users see them.
 //!
 //! Every number and text has bounds: a value that the manager can't use is refused where it is written. What is stored already, under
 //! another definition for example, is read part by part ([`stored`]).

@@ -27,7 +27,7 @@ const FIXED: [&str; 6] =
     ["/apiVersion", "/kind", "/metadata", "/metadata/name", "/metadata/uid", "/metadata/managedFields"];
 
 fn base_vms() -> Vec<Value> {
-    let documents = serde_yaml::Deserializer::from_str(include_str!("fixtures/predecessor-vms.yaml"));
+    let documents = serde_yaml::Deserializer::from_str(include_str!("predecessor/release-4-vms.yaml"));
     let vms = documents.map(|document| Value::deserialize(document).unwrap());
     let mut vms: Vec<Value> = vms.filter(|vm| !vm.is_null()).collect();
     // One with all that this project's manager and runner write.

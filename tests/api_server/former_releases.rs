@@ -47,9 +47,10 @@ impl TakenOver {
         let node_name = format!("node-of-{test}");
         let ns = ManagedNamespace::after(Cluster::control_plane(), test, async |client, namespace| {
             let vms: Api<VirtualMachine> = Api::namespaced(client.clone(), namespace);
-            let objects: Vec<Value> = serde_yaml::Deserializer::from_str(include_str!("../fixtures/release-3.3.yaml"))
-                .map(|document| Value::deserialize(document).unwrap())
-                .collect();
+            let objects: Vec<Value> =
+                serde_yaml::Deserializer::from_str(include_str!("../predecessor/release-3.3.yaml"))
+                    .map(|document| Value::deserialize(document).unwrap())
+                    .collect();
             let [vm, set] = objects.try_into().unwrap();
             let created =
                 vms.create(&PostParams::default(), &serde_json::from_value(vm.clone()).unwrap()).await.unwrap();

@@ -1,6 +1,9 @@
 //! Start, stop and restart, and that two Pods of a VM never run at once. The tests play the runner and the kubelet. A Pod that
 //! is bound to a node is not gone until its kubelet removes it, so these Pods are bound to a node without a kubelet.
 
+mod deletion;
+mod identity;
+
 use crate::support::{
     cluster::eventually,
     managed_namespace::{LIMIT, ManagedNamespace, condition, vm_manifest},
@@ -18,7 +21,7 @@ use kube::{
 use serde_json::{Value, json};
 use vm_operator::{
     api::{PowerState, VirtualMachine},
-    object::{FORCE_STOP_ANNOTATION, GUEST_SHUTDOWN_ANNOTATION, REPLACE_CLAIM_ANNOTATION, RESTARTED_ANNOTATION},
+    object::{FORCE_STOP_ANNOTATION, GUEST_SHUTDOWN_ANNOTATION, RESTARTED_ANNOTATION},
     power,
     runner::{report::Target, status_writer::VmResource},
 };
@@ -418,115 +421,6 @@ async fn the_ready_condition_names_why_a_vm_does_not_start() {
 }
 
 #[tokio::test]
-async fn a_vm_deleted_without_its_pod_adopts_it_when_recreated() {
-    let ns = ns("orphan").await;
-    let pod = up(&ns, "apple", |vm| {
-        on_node(vm);
-        vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } });
-    })
-    .await;
-    let told = ns.api::<ConfigMap>().get("apple-cloud-init").await.unwrap().data;
-    ns.delete_and_orphan("apple").await;
-    ns.pod_when("apple", "without an owner", |pod| pod.owner_references().is_empty() && !is_going(pod)).await;
-    let again = ns
-        .create_vm("apple", |vm| {
-            on_node(vm);
-            vm["spec"]["cloudInit"] = json!({ "userData": { "a": 1 } });
-        })
-        .await;
-    let adopted = ns
-        .pod_when("apple", "owned again", |pod| {
-            pod.owner_references().iter().any(|owner| Some(&owner.uid) == again.uid().as_ref())
-        })
-        .await;
-    assert_eq!((adopted.uid(), is_going(&adopted)), (pod.uid(), false));
-    let is_owned = |owners: &[OwnerReference]| owners.iter().any(|owner| Some(&owner.uid) == again.uid().as_ref());
-    let (map, secret) = (ns.api::<ConfigMap>(), ns.api::<Secret>());
-    eventually("the ConfigMaps and the Secret to be owned", LIMIT, async || {
-        let maps = [map.get("apple").await.unwrap(), map.get("apple-cloud-init").await.unwrap()];
-        let secret = secret.get("apple-display-secret").await.unwrap();
-        (maps.iter().all(|map| is_owned(map.owner_references())) && is_owned(secret.owner_references())).then_some(())
-    })
-    .await;
-    // Its disk is the same, so cloud-init has nothing to do anew.
-    assert_eq!(map.get("apple-cloud-init").await.unwrap().data, told);
-    let vm = ns
-        .vm_when("apple", "observed", |vm| vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation)
-        .await;
-    assert_eq!(condition(&vm, "RestartRequired"), None, "{vm:?}");
-}
-
-#[tokio::test]
-async fn a_vm_recreated_at_once_waits_for_the_old_pod() {
-    let ns = ns("again").await;
-    let pod = up(&ns, "apple", on_node).await;
-    let vms: Api<VirtualMachine> = ns.api();
-    vms.delete("apple", &DeleteParams::default()).await.unwrap();
-    let again = ns.create_vm("apple", on_node).await;
-    ns.vm_with_reason("apple", "WaitingForDeletion").await;
-    ns.wait_for_description("apple", &["WaitingForDeletion", "waiting until Pod apple is gone"]).await;
-    assert_eq!(ns.api::<Pod>().get("apple").await.unwrap().uid(), pod.uid());
-    // The garbage collector of a new cluster looks every 30 s for kinds that it does not know yet.
-    eventually("the Pod to go", 3 * LIMIT, async || {
-        is_going(&ns.api::<Pod>().get("apple").await.unwrap()).then_some(())
-    })
-    .await;
-    ns.remove_pod("apple").await;
-    let new = ns.pod_when("apple", "a new one", |new| new.uid() != pod.uid()).await;
-    assert_eq!(new.owner_references()[0].uid, again.uid().unwrap());
-}
-
-#[tokio::test]
-async fn a_vm_that_a_finalizer_keeps_can_be_stopped_and_nothing_is_made_for_it() {
-    let ns = ns("kept-by-finalizer").await;
-    let kept = |vm: &mut Value| {
-        on_node(vm);
-        vm["metadata"]["finalizers"] = json!(["example.org/backup"]);
-    };
-    let vms: Api<VirtualMachine> = ns.api();
-    let pod = up(&ns, "apple", kept).await;
-    let background =
-        DeleteParams { propagation_policy: Some(PropagationPolicy::Background), ..DeleteParams::default() };
-    vms.delete("apple", &background).await.unwrap();
-    annotate(&ns, "apple", RESTARTED_ANNOTATION, "2026-11-21T10:00:00Z").await;
-    set_state(&ns, "apple", "Stopped").await;
-    let going = ns.pod_when("apple", "going", is_going).await;
-    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(905));
-    ns.vm_with_reason("apple", "Stopping").await;
-    annotate(&ns, "apple", FORCE_STOP_ANNOTATION, &pod.uid().unwrap()).await;
-    ns.pod_when("apple", "going soon", |pod| pod.metadata.deletion_grace_period_seconds < Some(30)).await;
-    ns.remove_pod("apple").await;
-    ns.vm_with_reason("apple", "StoppedAsRequested").await;
-    set_state(&ns, "apple", "Running").await;
-    ns.vm_with_reason("apple", "BeingDeleted").await;
-    assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none());
-    ns.patch_vm("apple", json!({ "metadata": { "finalizers": null } })).await;
-    eventually("the VM to be gone", LIMIT, async || vms.get_opt("apple").await.unwrap().is_none().then_some(())).await;
-}
-
-#[tokio::test]
-async fn a_deletion_in_the_foreground_waits_for_the_guest() {
-    let ns = ns("foreground").await;
-    up(&ns, "apple", on_node).await;
-    let vms: Api<VirtualMachine> = ns.api();
-    vms.delete("apple", &DeleteParams::foreground()).await.unwrap();
-    // The garbage collector of a new cluster looks every 30 s for kinds that it does not know yet.
-    eventually("the Pod to go", 3 * LIMIT, async || {
-        is_going(&ns.api::<Pod>().get("apple").await.unwrap()).then_some(())
-    })
-    .await;
-    let is_kept = |vm: &VirtualMachine| vm.finalizers().iter().any(|finalizer| finalizer == "foregroundDeletion");
-    // What does not run the guest does not hold it up.
-    eventually("all else to go", LIMIT, async || {
-        ns.api::<ConfigMap>().get_opt("apple").await.unwrap().is_none().then_some(())
-    })
-    .await;
-    assert!(is_kept(&vms.get("apple").await.unwrap()));
-    ns.remove_pod("apple").await;
-    eventually("the VM to be gone", LIMIT, async || vms.get_opt("apple").await.unwrap().is_none().then_some(())).await;
-}
-
-#[tokio::test]
 async fn a_pod_of_somebody_else_is_not_taken_over() {
     let ns = ns("stranger").await;
     let theirs = json!({
@@ -657,149 +551,6 @@ async fn a_removed_key_of_the_node_selector_is_pending_in_a_running_vm() {
     assert!(code != 0 && said.contains("spec.nodeSelector.b: at the next start: nothing instead of"), "{said}");
 }
 
-#[tokio::test]
-async fn a_claim_that_is_deleted_is_never_replaced_by_an_empty_one_unless_a_person_wants_that() {
-    let ns = ns("claim-deleted").await;
-    up(&ns, "apple", on_node).await;
-    let claims: Api<PersistentVolumeClaim> = ns.api();
-    let old = claims.get("apple-core-disk").await.unwrap().uid();
-    claims.delete("apple-core-disk", &DeleteParams::default()).await.unwrap();
-    let vm = ns
-        .vm_when("apple", "ClaimDeleting", |vm| {
-            condition(vm, "StorageReady").is_some_and(|storage| storage.1 == "ClaimDeleting")
-        })
-        .await;
-    assert_eq!(condition(&vm, "Ready").unwrap().1, "Running");
-    let gone = "claim apple-core-disk is being deleted: it is removed, with its data, when no Pod uses it any more";
-    ns.wait_for_description("apple", &["SuccessfulCreate", "ClaimDeleting", gone]).await;
-    annotate(&ns, "apple", RESTARTED_ANNOTATION, "now").await;
-    ns.pod_when("apple", "going", is_going).await;
-    ns.remove_pod("apple").await;
-    let vm = ns.vm_with_reason("apple", "ClaimMissing").await;
-    let storage = condition(&vm, "StorageReady").unwrap();
-    assert_eq!(storage.1, "ClaimMissing");
-    let old = old.unwrap();
-    assert!(storage.2.contains(&format!("{REPLACE_CLAIM_ANNOTATION}: {old}")), "{storage:?}");
-    assert!(claims.get_opt("apple-core-disk").await.unwrap().is_none() && ns.pods().await.is_empty());
-
-    // A backup brings it back, without labels and owners.
-    let restored = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "apple-core-disk" },
-        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } },
-    });
-    ns.namespace.apply(&restored.to_string());
-    ns.pod_when("apple", "a new one", |pod| pod.annotations().contains_key(RESTARTED_ANNOTATION)).await;
-    let restored = claims.get("apple-core-disk").await.unwrap().uid().unwrap();
-
-    // Given up.
-    set_state(&ns, "apple", "Stopped").await;
-    ns.pod_when("apple", "going", is_going).await;
-    ns.remove_pod("apple").await;
-    ns.vm_with_reason("apple", "StoppedAsRequested").await;
-    claims.delete("apple-core-disk", &DeleteParams::default()).await.unwrap();
-    set_state(&ns, "apple", "Running").await;
-    ns.vm_with_reason("apple", "ClaimMissing").await;
-    annotate(&ns, "apple", REPLACE_CLAIM_ANNOTATION, &restored).await;
-    ns.pod_when("apple", "a new one", |_| true).await;
-    assert_ne!(claims.get("apple-core-disk").await.unwrap().uid().unwrap(), restored);
-}
-
-/// A claim that lost its labels, or came back from a backup without, is the disk; also one with the name of an earlier release.
-#[tokio::test]
-async fn a_claim_without_labels_is_the_disk_at_the_first_start() {
-    let ns = ManagedNamespace::new("unlabelled").await;
-    for name in ["core-disk-apple-0", "runner-data-apple-0"] {
-        let claim = json!({
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name },
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem", "resources": { "requests": { "storage": "1Gi" } },
-            },
-        });
-        ns.namespace.apply(&claim.to_string());
-    }
-    ns.create_vm("apple", |_| ()).await;
-    let pod = ns.pod_when("apple", "made", |_| true).await;
-    let spec = json!(pod.spec.unwrap());
-    let volumes = spec["volumes"].to_string();
-    assert!(volumes.contains("core-disk-apple-0") && volumes.contains("runner-data-apple-0"), "{volumes}");
-    assert!(spec["containers"][0]["volumeDevices"].is_null(), "made for a block device");
-    let claims: Api<PersistentVolumeClaim> = ns.api();
-    let claims = claims.list(&Default::default()).await.unwrap().items;
-    assert_eq!(claims.len(), 2);
-    assert!(claims.iter().all(|claim| claim.labels().contains_key("app.kubernetes.io/instance")), "{claims:?}");
-}
-
-/// Whatever a person does to its labels and owners, a Pod of the VM counts.
-#[tokio::test]
-async fn a_pod_that_lost_its_labels_or_its_owner_is_still_the_vms() {
-    let ns = ns("lost").await;
-    for (name, metadata) in [
-        ("labels", json!({ "labels": null })),
-        ("instance", json!({ "labels": { "app.kubernetes.io/instance": "another" } })),
-        ("owner", json!({ "ownerReferences": null })),
-        ("both", json!({ "labels": null, "ownerReferences": null })),
-    ] {
-        let pod = up(&ns, name, on_node).await;
-        let patch = json!({ "metadata": metadata });
-        let pods: Api<Pod> = ns.api();
-        // The manager, too, may be down meanwhile, so that it never knew the Pod with its labels.
-        pods.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
-        set_state(&ns, name, "Stopped").await;
-        ns.pod_when(name, "going", |going| is_going(going) && going.uid() == pod.uid()).await;
-        ns.vm_with_reason(name, "Stopping").await;
-        ns.remove_pod(name).await;
-        ns.vm_with_reason(name, "StoppedAsRequested").await;
-    }
-}
-
-/// Templates that name the Pod otherwise, and later do not: there is never more than one.
-#[tokio::test]
-async fn templates_that_name_the_pod_otherwise_make_no_second_one() {
-    const OTHERWISE: &str = r#"{% set pod %}{% include "builtin/pod.yaml.j2" %}{% endset %}{% set pod = pod | from_yaml %}
-apiVersion: v1
-kind: Pod
-metadata:
-  name: {{ vm.metadata.name ~ "-vm" }}
-  labels: {{ pod.metadata.labels }}
-  annotations: {{ pod.metadata.annotations }}
-spec: {{ pod.spec }}
-"#;
-    let ns = ManagedNamespace::with_templates("otherwise", &[("pod.yaml.j2", OTHERWISE)]).await;
-    ns.create_vm("apple", |_| ()).await;
-    ns.pod_when("apple-vm", "made", |_| true).await;
-    ns.manager.change_templates(&[]);
-    let vm = ns.vm_when("apple", "a pending change", |vm| {
-        vm.status.iter().flat_map(|status| &status.pending_changes).any(|change| change.path.contains("Pod"))
-    });
-    vm.await;
-    assert_eq!(ns.pods().await, ["apple-vm"]);
-    annotate(&ns, "apple", RESTARTED_ANNOTATION, "now").await;
-    ns.pod_when("apple", "made", |_| true).await;
-    assert_eq!(ns.pods().await, ["apple"]);
-}
-
-/// A Pod of somebody else that can write to the VM's disk.
-#[tokio::test]
-async fn a_vm_waits_for_a_pod_that_can_write_to_its_disk() {
-    let ns = ManagedNamespace::new("in-use").await;
-    let backup = |read_only: bool| {
-        let name = if read_only { "reader" } else { "backup" };
-        let volume =
-            json!({ "name": "v", "persistentVolumeClaim": { "claimName": "apple-core-disk", "readOnly": read_only } });
-        let spec = json!({ "containers": [{ "name": "backup", "image": "x" }], "volumes": [volume] });
-        json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name }, "spec": spec }).to_string()
-    };
-    ns.namespace.apply(&backup(true));
-    ns.namespace.apply(&backup(false));
-    ns.create_vm("apple", |_| ()).await;
-    let vm = ns.vm_with_reason("apple", "ClaimInUse").await;
-    assert!(condition(&vm, "Ready").unwrap().2.contains("Pod backup"), "{:?}", condition(&vm, "Ready"));
-    assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none());
-    ns.remove_pod("backup").await;
-    ns.pod_when("apple", "made", |_| true).await;
-    assert!(ns.api::<Pod>().get_opt("reader").await.unwrap().is_some());
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_can_be_drained_and_the_vm_waits_for_another_node() {
     let ns = ManagedNamespace::new("drain").await;
@@ -829,17 +580,4 @@ async fn a_node_can_be_drained_and_the_vm_waits_for_another_node() {
     let second = ns.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
     assert_eq!(second.spec.unwrap().node_name, None, "the scheduler's to decide");
     assert_eq!(pods.list(&Default::default()).await.unwrap().items.len(), 1);
-}
-
-#[tokio::test]
-async fn a_namespace_with_vms_can_be_deleted() {
-    let ns = ManagedNamespace::new("deleted").await;
-    ns.create_vm("apple", |_| ()).await;
-    ns.vm_with_reason("apple", "Starting").await;
-    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(ns.client.clone());
-    namespaces.delete(ns.namespace.name(), &DeleteParams::default()).await.unwrap();
-    eventually("the namespace to be gone", std::time::Duration::from_secs(120), async || {
-        namespaces.get_opt(ns.namespace.name()).await.unwrap().is_none().then_some(())
-    })
-    .await;
 }

@@ -1,4 +1,5 @@
-//! The manager as a process: election, end, probes, metrics, log, and a configuration that changes.
+//! The manager as a process: election, end, probes, metrics, log, and a configuration that changes. One file, because these tests start
+//! and end managers with the same helper.
 
 use std::{
     fs,

@@ -118,3 +118,32 @@ fn claims_with_names_of_earlier_releases_are_used() {
     assert!(!actions.iter().any(|action| action.starts_with("0 make")), "{actions:?}");
     assert!(TemplateSet::builtin().is_ok());
 }
+
+#[test]
+fn an_empty_claim_never_takes_the_place_of_a_lost_one() {
+    let known = json!({ "claims": [{ "name": "core-disk-apple-0", "uid": "u-1" }, { "name": "apple-runner-data", "uid": "u-2" }] });
+    let lost = vm(|vm| vm["status"] = known.clone());
+    let plan_of = |vm: &VirtualMachine| plan(vm, &nothing(), Some(&rendered(vm, &nothing())));
+    let missing = |plan: &Plan| -> Vec<String> {
+        let names = plan.waits.iter().filter_map(|wait| match wait {
+            Wait::ClaimMissing(key) => Some(key.name.clone()),
+            _ => None,
+        });
+        names.collect()
+    };
+    let waiting = plan_of(&lost);
+    assert_eq!(missing(&waiting), ["core-disk-apple-0", "apple-runner-data"]);
+    assert!(short(&waiting).iter().all(|action| !action.contains("make P")), "{:?}", short(&waiting));
+    assert!(waiting.requeue_after.is_some());
+    let given_up = vm(|vm| {
+        vm["status"] = known.clone();
+        vm["metadata"]["annotations"] = json!({ crate::object::REPLACE_CLAIM_ANNOTATION: "u-1, u-2" });
+    });
+    let replaced = plan_of(&given_up);
+    assert_eq!(missing(&replaced), [""; 0]);
+    assert!(
+        short(&replaced).contains(&"0 make PersistentVolumeClaim core-disk-apple-0".to_owned()),
+        "{:?}",
+        short(&replaced)
+    );
+}

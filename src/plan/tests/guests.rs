@@ -1,0 +1,189 @@
+//! Which Pods are the VM's, and what makes them.
+
+use super::*;
+
+/// The owner references that the StatefulSet controller gives a Pod.
+fn by_set(uid: &str) -> Value {
+    json!([{ "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "apple", "uid": uid, "controller": true, "blockOwnerDeletion": true }])
+}
+
+/// The VM's rendered objects with a StatefulSet instead of the Pod.
+fn by_stateful_set(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
+    let mut rendered = rendered(vm, observed);
+    let pod = rendered.iter_mut().find(|object| object.key.is_pod()).unwrap();
+    (pod.key.api_version, pod.key.kind) = ("apps/v1".into(), "StatefulSet".into());
+    let value = Arc::make_mut(&mut pod.value);
+    (value["apiVersion"], value["kind"]) = (json!("apps/v1"), json!("StatefulSet"));
+    value["metadata"]["annotations"][LIFETIME_ANNOTATION] = json!("running");
+    rendered
+}
+
+#[test]
+fn templates_that_change_who_creates_the_pod_wait_until_the_old_pod_is_gone() {
+    let (running, restarted) = (
+        vm(|_| ()),
+        vm(|vm| {
+            vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" });
+        }),
+    );
+    let gone = |name: &str| GONE.replace("apple", name);
+
+    // From a Pod to a StatefulSet.
+    let observed = cluster(&running, |_, _| ());
+    let plan_of = |vm: &VirtualMachine, observed: &Observed| plan(vm, observed, Some(&by_stateful_set(vm, observed)));
+    let waiting = plan_of(&running, &observed);
+    assert_eq!(short(&waiting), [GONE]);
+    assert_eq!(waiting.pending[0].path, "objects/StatefulSet/apple");
+    assert_eq!(short(&plan_of(&restarted, &observed)), ["0 delete Pod apple Restart None", GONE]);
+    let mut observed = observed;
+    // With another runtime object.
+    let map = observed.objects.iter().find(|object| object.key.kind == "ConfigMap").unwrap();
+    let key = ObjectKey { name: "helper".into(), ..map.key.clone() };
+    let mut with_helper = by_stateful_set(&running, &observed);
+    let helper = with_helper.iter().find(|object| object.lifetime == Lifetime::Running).unwrap().clone();
+    with_helper.push(Rendered { key: key.clone(), update: Update::Once, ..helper });
+    observed.objects.push(Arc::new(Object { key, ..Object::clone(map) }));
+    assert_eq!(short(&plan(&running, &observed, Some(&with_helper))), [GONE]);
+    for object in observed.objects.iter_mut().filter(|object| object.key.is_pod()) {
+        Arc::make_mut(object).deleting = Some(noon());
+    }
+    assert_eq!(short(&plan(&running, &observed, Some(&with_helper))), [GONE], "also while the Pod is being deleted");
+    observed.objects.pop();
+    observed.objects.retain(|object| !object.key.is_pod());
+    assert_eq!(short(&plan_of(&running, &observed)), ["1 make StatefulSet apple"]);
+
+    // And back.
+    let mut observed = applied(&by_stateful_set(&running, &nothing()), |_, _| ());
+    let made = cluster(&running, |kind, object| {
+        if kind == "Pod" {
+            object["metadata"]["name"] = json!("apple-0");
+            object["metadata"]["ownerReferences"] = by_set("StatefulSet-apple");
+        }
+    });
+    observed.objects.extend(made.objects.into_iter().filter(|object| object.key.is_pod()));
+    assert_eq!(short(&plan_of(&running, &observed)), [""; 0], "as it should be");
+    let set_gone = GONE.replace("v1", "apps/v1").replace("Pod", "StatefulSet");
+    assert_eq!(decide(&running, &observed), [gone("apple-0")]);
+    assert_eq!(decide(&restarted, &observed), ["0 delete StatefulSet apple Restart None", &set_gone, &gone("apple-0")]);
+    assert_eq!(decide(&stopped(), &observed), ["0 delete StatefulSet apple", &set_gone, &gone("apple-0")]);
+    // Without its Pod the StatefulSet may create a new one at any time, so it must be gone before the manager creates one.
+    observed.objects.retain(|object| !object.key.is_pod());
+    let gone = GONE.replace("v1", "apps/v1").replace("Pod", "StatefulSet");
+    assert_eq!(decide(&running, &observed), ["0 delete StatefulSet apple", &gone]);
+    assert_eq!(
+        short(&plan(&running, &observed, None)),
+        [""; 0],
+        "objects that can't be rendered can't be created again"
+    );
+    for object in observed.objects.iter_mut().filter(|object| object.key.kind == "StatefulSet") {
+        Arc::make_mut(object).deleting = Some(noon());
+    }
+    assert_eq!(decide(&running, &observed), [gone]);
+    observed.objects.retain(|object| object.key.kind != "StatefulSet");
+    assert_eq!(decide(&running, &observed), ["1 make Pod apple"]);
+}
+
+/// A VM of release 3.3: a StatefulSet that the VM owns, without lifetime, and its Pod, with the labels that they really have.
+fn legacy(pod: Option<fn(&mut Value)>) -> Observed {
+    let running = vm(|_| ());
+    let mut objects = by_stateful_set(&running, &nothing());
+    let set = objects.iter_mut().find(|object| object.key.kind == "StatefulSet").unwrap();
+    let annotations = Arc::make_mut(&mut set.value)["metadata"]["annotations"].as_object_mut().unwrap();
+    annotations.retain(|name, _| name == "vmoperator.jdrupes.org/version");
+    let mut observed = applied(&objects, |_, _| ());
+    let made = cluster(&running, |kind, object| {
+        if kind == "Pod" {
+            let metadata = object["metadata"].as_object_mut().unwrap();
+            metadata.insert("name".into(), json!("apple-0"));
+            metadata.insert("ownerReferences".into(), by_set("StatefulSet-apple"));
+            metadata.remove("managedFields");
+            metadata.remove("annotations");
+            pod.into_iter().for_each(|edit| edit(object));
+        }
+    });
+    let pods = made.objects.into_iter().filter(|object| object.key.is_pod() && pod.is_some());
+    observed.objects.extend(pods);
+    observed
+}
+
+#[test]
+fn a_pod_of_a_legacy_stateful_set_runs_until_it_is_stopped_restarted_or_goes() {
+    let running = vm(|_| ());
+    let restarted = vm(|vm| vm["metadata"]["annotations"] = json!({ RESTARTED_ANNOTATION: "monday" }));
+    let pod_gone = GONE.replace("\"apple\"", "\"apple-0\"");
+    let set_gone = GONE.replace("\"v1\"", "\"apps/v1\"").replace("Pod", "StatefulSet");
+    let deleting = |pod: &mut Value| pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
+    let runs = legacy(Some(|_| ()));
+    assert_eq!(decide(&running, &runs), std::slice::from_ref(&pod_gone));
+    assert_eq!(decide(&stopped(), &runs), ["0 delete StatefulSet apple", &set_gone, &pod_gone]);
+    assert_eq!(decide(&restarted, &runs), ["0 delete StatefulSet apple Restart None", &set_gone, &pod_gone]);
+    // Deleted, evicted or drained: the StatefulSet would make another one.
+    assert_eq!(decide(&running, &legacy(Some(deleting))), ["0 delete StatefulSet apple", &set_gone, &pod_gone]);
+    assert_eq!(decide(&running, &legacy(None)), ["0 delete StatefulSet apple", &set_gone]);
+    assert_eq!(decide(&stopped(), &legacy(None)), ["0 delete StatefulSet apple", &set_gone]);
+    let failed = |pod: &mut Value| pod["status"] = json!({ "phase": "Failed" });
+    assert!(decide(&running, &legacy(Some(failed))).contains(&"0 delete StatefulSet apple".to_owned()));
+    // While nothing can be rendered nothing ends, but the VM can be stopped.
+    assert_eq!(short(&plan(&running, &runs, None)), [""; 0]);
+    assert_eq!(short(&plan(&stopped(), &runs, None)), ["0 delete StatefulSet apple", &set_gone, &pod_gone]);
+    // The StatefulSet is gone, and the garbage collector has not deleted the Pod yet.
+    let mut left = runs;
+    left.objects.retain(|object| object.key.kind != "StatefulSet");
+    assert_eq!(decide(&stopped(), &left), ["0 delete Pod apple-0", &pod_gone]);
+    assert_eq!(decide(&running, &left), [pod_gone]);
+}
+
+#[test]
+fn a_pod_counts_whatever_it_is_called_and_whatever_labels_it_lost() {
+    let running = vm(|_| ());
+    let gone = GONE.replace("\"apple\"", "\"apple-vm\"");
+    let edits: [fn(&mut Value); 3] = [
+        |_| (),
+        |pod| pod["metadata"]["labels"] = json!({}),
+        |pod| drop(pod["metadata"].as_object_mut().unwrap().remove("ownerReferences")),
+    ];
+    for edit in edits {
+        let observed = cluster(&running, |kind, object| {
+            if kind == "Pod" {
+                object["metadata"]["name"] = json!("apple-vm");
+                edit(object);
+            }
+        });
+        assert_eq!(decide(&running, &observed), std::slice::from_ref(&gone));
+        assert_eq!(decide(&stopped(), &observed), ["0 delete Pod apple-vm", &gone]);
+    }
+    // Neither owner nor labels nor a trace of the manager: only its claims.
+    let lost = |container: &'static str| {
+        let mut observed = cluster(&running, |kind, object| {
+            if kind == "Pod" {
+                object["metadata"] = json!({ "name": "x", "uid": "Pod-x", "namespace": "orchard" });
+                object["spec"]["containers"][0]["name"] = json!(container);
+            }
+        });
+        let (pods, objects) = observed.objects.into_iter().partition(|object| object.key.is_pod());
+        (observed.others, observed.objects) = (pods, objects);
+        observed
+    };
+    let gone = GONE.replace("\"apple\"", "\"x\"");
+    assert_eq!(decide(&running, &lost("vm-runner")), std::slice::from_ref(&gone));
+    assert_eq!(decide(&stopped(), &lost("vm-runner")), ["0 delete Pod x", &gone]);
+    let backup = lost("backup");
+    assert_eq!(decide(&stopped(), &backup), [""; 0], "a Pod of others is left alone");
+    let plan = plan(&running, &backup, Some(&rendered(&running, &backup)));
+    assert_eq!(plan.waits.len(), 1);
+    assert!(matches!(&plan.waits[0], Wait::ClaimInUse(key) if key.name == "x"), "{:?}", plan.waits);
+    assert!(short(&plan).iter().all(|action| !action.contains("make Pod")), "{:?}", short(&plan));
+}
+
+#[test]
+fn what_makes_a_pod_and_is_not_the_vms_is_not_deleted() {
+    let mut observed = legacy(Some(|_| ()));
+    for set in observed.objects.iter_mut().filter(|object| object.key.kind == "StatefulSet") {
+        let set = Arc::make_mut(set);
+        (set.owners, set.owned) = (vec![], None);
+        set.labels.clear();
+    }
+    let actions = decide(&stopped(), &observed);
+    assert_eq!(actions.len(), 1, "{actions:?}");
+    assert!(actions[0].contains("NotOurs") && actions[0].contains("StatefulSet"), "{actions:?}");
+}

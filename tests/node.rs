@@ -569,7 +569,7 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
     let words: Vec<&str> = columns.split_whitespace().collect();
     let (heads, row) = words.split_at(words.len() / 2);
     assert_eq!(heads, ["NAME", "STATE", "PHASE", "READY", "CPUS", "RAM", "NODE", "ADDRESS", "AGE"]);
-    assert_eq!(row[..8], ["demo", "Running", "Running", "true", "1", "402653184", node.trim(), &address]);
+    assert_eq!(row[..8], ["demo", "Running", "Running", "true", "1", "384Mi", node.trim(), &address]);
 
     // Its Pod is evicted: the guest is asked, and starts again.
     let eviction = serde_json::json!({
@@ -589,13 +589,16 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
     when("it to be up again", &|vm| is(vm, conditions::BOOTED)).await;
     starts("guest: starts=2").await;
 
-    // A claim is deleted under it: the guest runs on, and with the restart that a person asks for there is a new one.
+    // A claim is deleted under it: the guest runs on. After the restart that a person asks for there is a new one only if that person
+    // gives up the data, too.
     let uid = || namespace.kubectl(&["get", "pvc", "demo-data-disk", "--output=jsonpath={.metadata.uid}"]);
     let deleted = uid();
     namespace.kubectl(&["delete", "pvc", "demo-data-disk", "--wait=false"]);
     let vm = when("it to be said", &|vm| reason(vm, conditions::STORAGE_READY) == "ClaimDeleting").await;
     assert!(is(&vm, conditions::RUNNING) && uid() == deleted);
     namespace.kubectl(&["annotate", "vm", "demo", "vmoperator.jdrupes.org/restartedAt=monday"]);
+    when("the lost claim to be reported", &|vm| reason(vm, conditions::READY) == "ClaimMissing").await;
+    namespace.kubectl(&["annotate", "vm", "demo", &format!("vmoperator.jdrupes.org/replaceClaim={deleted}")]);
     let second = another(&second.metadata.uid).await;
     when("it to be up with another disk", &|vm| is(vm, conditions::BOOTED)).await;
     assert_ne!(uid(), deleted);

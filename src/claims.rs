@@ -21,7 +21,7 @@ use crate::{
         reasons::Effect,
         status::{ClaimFinding, ClaimStatus},
     },
-    object::{ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered},
+    object::{INSTANCE_LABEL, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered},
     observed::{Object, Observed},
 };
 
@@ -188,8 +188,22 @@ pub fn claims(
         findings: Vec::new(),
     });
     let mut claims: Vec<ClaimStatus> = used.chain(unused).collect();
+    let lost: Vec<ClaimStatus> = lost(vm, &claims).collect();
+    claims.extend(lost);
     claims.sort_by(|one, other| one.name.cmp(&other.name));
     claims
+}
+
+/// The claims that were lost while the VM used them and whose disks are not in the spec any more: no empty claim takes their place if the
+/// disks come back. A claim that a person deleted when the VM did not use it any more is forgotten.
+fn lost<'a>(vm: &'a VirtualMachine, claims: &'a [ClaimStatus]) -> impl Iterator<Item = ClaimStatus> + 'a {
+    let known = vm.status.iter().flat_map(|status| &status.claims);
+    known.filter_map(|known| {
+        let is_lost = !known.unused || known.findings.iter().any(|finding| finding.reason == Reason::ClaimMissing);
+        let is_unknown = claims.iter().all(|claim| claim.name != known.name);
+        let missing = missing(vm, &known.name).filter(|_| is_lost && is_unknown)?;
+        Some(ClaimStatus { unused: true, findings: vec![ClaimFinding::new(Reason::ClaimMissing)], ..missing.clone() })
+    })
 }
 
 /// Derives StorageReady from [`claims`]; `None` for a VM without claims. Its reason is the one of the worst finding: the first in the order
@@ -198,6 +212,8 @@ pub fn storage_ready(claims: &[ClaimStatus], rendered: &[Rendered]) -> Option<Ne
     if claims.is_empty() && !rendered.iter().any(|object| object.key.is_claim()) {
         return None;
     }
+    let (lost, claims): (Vec<&ClaimStatus>, Vec<&ClaimStatus>) =
+        claims.iter().partition(|claim| claim.unused && !claim.findings.is_empty());
     let mut findings: Vec<(&ClaimFinding, &str)> =
         claims.iter().flat_map(|claim| claim.findings.iter().map(|finding| (finding, claim.name.as_str()))).collect();
     findings.sort_by_key(|(finding, _)| finding.reason);
@@ -207,12 +223,20 @@ pub fn storage_ready(claims: &[ClaimStatus], rendered: &[Rendered]) -> Option<Ne
     let sentence = |(finding, claim): &(&ClaimFinding, &str)| match finding.reason {
         Reason::ClaimMissing => format!(
             "claim {claim} does not exist any more, and an empty one would take the place of its data: restore it under this name, or, to \
-             start with an empty one, give the VM the annotation {REPLACE_CLAIM_ANNOTATION}: {}",
+             start with an empty one, give the VM the annotation {REPLACE_CLAIM_ANNOTATION}: {}; if the claim exists, its label \
+             {INSTANCE_LABEL} names another VM: remove that label",
             uid(claim).unwrap_or_default()
         ),
         _ => sentence(claim, finding),
     };
-    let sentences = findings.iter().map(sentence).chain(kept);
+    let lost: Vec<&str> = lost.iter().map(|claim| claim.name.as_str()).collect();
+    let lost = (!lost.is_empty()).then(|| {
+        format!(
+            "lost while this VM used them, and not used any more: {} (if such a disk comes back, no empty claim takes its place)",
+            lost.join(", ")
+        )
+    });
+    let sentences = findings.iter().map(sentence).chain(kept).chain(lost);
     Some(NewCondition {
         type_: STORAGE_READY,
         status: findings.is_empty(),
@@ -424,6 +448,32 @@ mod tests {
         later.metadata.generation = Some(4);
         assert_eq!(reasons(&reported(&later, &[])), [Reason::GrowthPending]);
         assert_eq!(reasons(&reported(&first, &refusal("apple-runner-data"))), [Reason::GrowthPending]);
+    }
+
+    #[test]
+    fn a_claim_that_was_lost_in_use_is_remembered_when_its_disk_is_not_in_the_spec_any_more() {
+        let lost_after = |known: Value, annotation: &str| {
+            let vm = vm(|vm| {
+                vm["status"] = json!({ "claims": [known] });
+                vm["metadata"]["annotations"] = json!({ REPLACE_CLAIM_ANNOTATION: annotation });
+            });
+            let observed = bound();
+            let claims = claims(&vm, &observed, &rendered(&vm, &observed), &[]);
+            let condition = storage_ready(&claims, &rendered(&vm, &observed)).unwrap();
+            assert_eq!(condition.status, true, "the VM does not use it");
+            claims.into_iter().find(|claim| claim.name == "apple-data-disk").map(|claim| json!(claim))
+        };
+        let data = |more: Value| {
+            let mut claim = json!({ "name": "apple-data-disk", "uid": "u-1" });
+            claim.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            claim
+        };
+        let lost = data(json!({ "unused": true, "findings": [{ "reason": "ClaimMissing" }] }));
+        for known in [data(json!({})), data(json!({ "findings": [{ "reason": "ClaimMissing" }] })), lost.clone()] {
+            assert_eq!(lost_after(known, ""), Some(lost.clone()));
+        }
+        assert_eq!(lost_after(lost.clone(), "u-1"), None, "a person gave it up");
+        assert_eq!(lost_after(data(json!({ "unused": true })), ""), None, "it was deleted when the VM did not use it");
     }
 
     #[test]

@@ -101,7 +101,7 @@ pub enum ActionError {
     NameTaken(ObjectKey),
     /// A claim is the disk of another VM.
     #[error(
-        "{key} belongs to the VM {vm}: two VMs can't use the same claim; give the disk another name, or, if the VM {vm} does not run any more, give the claim's label app.kubernetes.io/instance another value"
+        "{key} belongs to the VM {vm}: two VMs can't use the same claim; give the disk another name, or, if the claim is not that VM's, remove its label app.kubernetes.io/instance"
     )]
     Shared {
         /// The claim.

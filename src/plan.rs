@@ -333,11 +333,8 @@ impl<'a> Planner<'a> {
         if !self.is_up_wanted() || self.guests.pod().is_some() {
             return;
         }
-        let observed = self.observed;
-        for pod in &observed.others {
-            if pod.has_ended() || self.guests.contains(pod) {
-                continue;
-            }
+        let strangers: Vec<_> = self.guests.strangers().cloned().collect();
+        for pod in strangers {
             self.plan.waits.push(Wait::ClaimInUse(pod.key.clone()));
             self.look_again();
         }
@@ -556,6 +553,12 @@ impl<'a> Planner<'a> {
 
     /// The Pod ended although the VM should run. It is created again, after a pause.
     fn retry_ended(&mut self, found: &Object) {
+        // A claim that is being deleted exists only as long as a Pod mounts it, even a Pod that has ended.
+        let mut claims = found.mounted_claims().filter_map(|(claim, _)| self.observed.claim(claim));
+        if let Some(claim) = claims.find(|claim| claim.deleting.is_some()) {
+            self.plan.waits.push(Wait::Gone(claim.key.clone()));
+            return;
+        }
         let retry = retry::next(self.plan.retry.take(), found, self.observed);
         let next = retry.next.0;
         self.plan.retry = Some(retry);

@@ -95,6 +95,15 @@ impl<'a> Guests<'a> {
         makers.filter(|maker| maker.is_ours() && maker.maker.is_none() && !self.is_vms(maker))
     }
 
+    /// Pods that are not the VM's and can write to its disks, whatever their labels say.
+    pub fn strangers(&self) -> impl Iterator<Item = &'a Arc<Object>> {
+        let labelled = self.observed.objects.iter().filter(|object| object.key.is_pod() && self.writes(object));
+        let previous = self.previous().map(|pod| &pod.uid);
+        let is_helper = |pod: &Object| pod.annotations.contains_key(HASH_ANNOTATION) || self.is_made_by_helper(pod);
+        let pods = self.observed.others.iter().chain(labelled.filter(move |pod| !is_helper(pod)));
+        pods.filter(move |pod| !pod.has_ended() && !self.contains(pod) && previous != Some(&pod.uid))
+    }
+
     fn is_made_by(&self, pod: &Object, maker: &Object) -> bool {
         self.observed.makers_of(pod).any(|known| known.uid == maker.uid)
     }
@@ -130,12 +139,19 @@ impl<'a> Guests<'a> {
     }
 
     fn is_guest(&self, pod: &Object) -> bool {
-        if self.observed.makers_of(pod).any(|maker| is_helper(maker)) {
+        if self.is_made_by_helper(pod) {
             return false;
         }
         let is_labelled = || pod.labels.get(COMPONENT_LABEL).is_some_and(|component| component == CONTAINER_NAME);
-        let writes = || pod.mounted_claims().any(|(claim, writes)| writes && self.observed.claim(claim).is_some());
-        is_labelled() || self.is_runner(pod) || writes()
+        is_labelled() || self.is_runner(pod) || self.writes(pod)
+    }
+
+    fn writes(&self, pod: &Object) -> bool {
+        pod.mounted_claims().any(|(claim, writes)| writes && self.observed.claim(claim).is_some())
+    }
+
+    fn is_made_by_helper(&self, pod: &Object) -> bool {
+        self.observed.makers_of(pod).any(|maker| is_helper(maker))
     }
 }
 

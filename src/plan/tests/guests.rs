@@ -176,6 +176,34 @@ fn a_pod_counts_whatever_it_is_called_and_whatever_labels_it_lost() {
 }
 
 #[test]
+fn a_pod_of_a_person_that_writes_to_the_disk_is_waited_for_also_if_it_has_the_vms_labels() {
+    let running = vm(|_| ());
+    let with_pod = |change: fn(&mut Value)| {
+        cluster(&running, |kind, object| {
+            if kind == "Pod" {
+                let labels = object["metadata"]["labels"].clone();
+                object["metadata"] =
+                    json!({ "name": "rescue", "uid": "Pod-rescue", "namespace": "orchard", "labels": labels });
+                object["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("somebody");
+                object["metadata"]["managedFields"] = json!([]);
+                object["spec"]["containers"][0]["name"] = json!("shell");
+                change(object);
+            }
+        })
+    };
+    let waits = |observed: &Observed| {
+        let plan = plan(&running, observed, Some(&rendered(&running, observed)));
+        assert!(short(&plan).iter().all(|action| !action.contains("delete Pod")), "{:?}", short(&plan));
+        let is_made = short(&plan).iter().any(|action| action.contains("make Pod"));
+        let named = plan.waits.iter().any(|wait| matches!(wait, Wait::ClaimInUse(key) if key.name == "rescue"));
+        (is_made, named)
+    };
+    assert_eq!(waits(&with_pod(|_| ())), (false, true));
+    assert_eq!(waits(&with_pod(|pod| pod["status"] = json!({ "phase": "Succeeded" }))), (true, false), "it has ended");
+    assert_eq!(waits(&with_pod(|pod| pod["spec"]["volumes"] = json!([]))), (true, false), "it has no disk of the VM");
+}
+
+#[test]
 fn what_makes_a_pod_and_is_not_the_vms_is_not_deleted() {
     let mut observed = legacy(Some(|_| ()));
     for set in observed.objects.iter_mut().filter(|object| object.key.kind == "StatefulSet") {

@@ -124,3 +124,22 @@ fn other_runtime_objects_do_not_change_the_retry_of_an_ended_pod() {
         assert_eq!(plan.requeue_after, Some(Duration::from_secs(80)), "{next}");
     }
 }
+
+#[test]
+fn an_ended_pod_is_kept_while_a_claim_that_it_mounts_is_being_deleted() {
+    let decide = |is_deleting: bool, name: &'static str| {
+        let vm = vm(|vm| {
+            vm["status"] = json!({ "retry": { "count": 1, "podUid": "Pod-apple", "next": "2000-01-01T00:00:00Z" } })
+        });
+        let mut observed = cluster(&vm, on_pod(|pod| pod["status"] = json!({ "phase": "Failed" })));
+        for claim in observed.objects.iter_mut().filter(|object| object.key.is_claim() && object.key.name == name) {
+            Arc::make_mut(claim).deleting = is_deleting.then(noon);
+        }
+        let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
+        short(&plan).iter().any(|action| action.contains("delete Pod"))
+    };
+    for claim in ["apple-core-disk", "apple-runner-data"] {
+        assert!(decide(false, claim), "{claim}");
+        assert!(!decide(true, claim), "{claim}: it would be gone with the Pod");
+    }
+}

@@ -14,7 +14,7 @@ use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions},
+    api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy},
     core::{DynamicResourceScope, GroupVersionKind, Status},
 };
 use serde::Serialize;
@@ -289,10 +289,16 @@ impl Cluster {
         match action {
             Action::Apply { object, uid } => self.apply(vm, object, uid.as_deref()).await,
             Action::Label { key, uid, patch } => self.label(&namespace_of(vm), key, uid, patch).await,
-            Action::Delete { key, uid, grace, version, reason: _ } => {
+            Action::Delete { key, uid, grace, version, keeps_owned, reason: _ } => {
                 let resource_version = version.map(|version| version.to_string());
                 let preconditions = Preconditions { uid: Some(uid.clone()), resource_version };
-                self.delete(&namespace_of(vm), key, uid, preconditions, *grace).await
+                let parameters = DeleteParams {
+                    preconditions: Some(preconditions),
+                    grace_period_seconds: grace.and_then(|seconds| seconds.try_into().ok()),
+                    propagation_policy: keeps_owned.then_some(PropagationPolicy::Orphan),
+                    ..DeleteParams::default()
+                };
+                self.delete(&namespace_of(vm), key, uid, &parameters).await
             }
         }
     }
@@ -515,15 +521,9 @@ impl Cluster {
         namespace: &str,
         key: &ObjectKey,
         uid: &str,
-        preconditions: Preconditions,
-        grace: Option<i64>,
+        parameters: &DeleteParams,
     ) -> Result<(), ActionError> {
-        let parameters = DeleteParams {
-            preconditions: Some(preconditions),
-            grace_period_seconds: grace.and_then(|seconds| seconds.try_into().ok()),
-            ..DeleteParams::default()
-        };
-        match self.limited(self.objects::<Whole>(namespace, key).delete(&key.name, &parameters)).await {
+        match self.limited(self.objects::<Whole>(namespace, key).delete(&key.name, parameters)).await {
             Ok(answer) => {
                 info!(object = %key, "deleted");
                 self.children.metrics.wrote("delete", &key.kind);

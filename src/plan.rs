@@ -118,6 +118,8 @@ pub enum Action {
         grace: Option<i64>,
         /// The resourceVersion, if the object must not have changed since.
         version: Option<u64>,
+        /// What the object owns is kept.
+        keeps_owned: bool,
     },
 }
 
@@ -307,7 +309,13 @@ impl<'a> Planner<'a> {
                 Wanted::Up | Wanted::Halting => continue,
             };
             if maker.deleting.is_none() {
-                self.plan.steps[0].push(delete(&maker, reason));
+                let mut action = delete(&maker, reason);
+                if let Action::Delete { keeps_owned, .. } = &mut action {
+                    // With `persistentVolumeClaimRetentionPolicy.whenDeleted: Delete` a StatefulSet owns its claims.
+                    let mut claims = self.observed.objects.iter().filter(|object| object.key.is_claim());
+                    *keeps_owned = claims.any(|claim| claim.owners.contains(&maker.uid));
+                }
+                self.plan.steps[0].push(action);
             }
             self.plan.waits.push(Wait::Gone(maker.key.clone()));
         }
@@ -575,7 +583,7 @@ impl<'a> Planner<'a> {
         // A Pod that gets its node at this moment has another version then, and is kept.
         let version = (reason == DeleteReason::Changed).then_some(found.version);
         let (key, uid) = (found.key.clone(), found.uid.clone());
-        self.plan.steps[0].push(Action::Delete { key, uid, reason, grace, version });
+        self.plan.steps[0].push(Action::Delete { key, uid, reason, grace, version, keeps_owned: false });
         self.plan.waits.push(Wait::Gone(found.key.clone()));
     }
 
@@ -692,7 +700,14 @@ fn forced_grace(found: &Object, now: Timestamp) -> i64 {
 }
 
 fn delete(found: &Object, reason: DeleteReason) -> Action {
-    Action::Delete { key: found.key.clone(), uid: found.uid.clone(), reason, grace: None, version: None }
+    Action::Delete {
+        key: found.key.clone(),
+        uid: found.uid.clone(),
+        reason,
+        grace: None,
+        version: None,
+        keeps_owned: false,
+    }
 }
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ fn describe(plan: &Plan) -> String {
         Action::Apply { object, uid: None } => json!({ "create": object.key.to_string() }),
         Action::Apply { object, uid: Some(uid) } => json!({ "apply": object.key.to_string(), "uid": uid }),
         Action::Label { key, uid, patch } => json!({ "label": key.to_string(), "uid": uid, "patch": patch }),
-        Action::Delete { key, uid, reason, grace, version: _ } => {
+        Action::Delete { key, uid, reason, grace, version: _, keeps_owned: _ } => {
             json!({ "delete": key.to_string(), "uid": uid, "reason": format!("{reason:?}"), "grace": grace })
         }
     };

@@ -141,6 +141,34 @@ async fn a_vm_of_a_statefulset_is_stopped_and_started() {
 }
 
 #[tokio::test]
+async fn the_disks_that_a_statefulset_owns_are_kept_when_it_is_taken_down() {
+    let vm = TakenOver::new("former-owned-claims").await;
+    let policy = json!({ "spec": { "persistentVolumeClaimRetentionPolicy": { "whenDeleted": "Delete", "whenScaled": "Retain" } } });
+    let sets: Api<StatefulSet> = vm.ns.api();
+    sets.patch(NAME, &PatchParams::default(), &Patch::Merge(policy)).await.unwrap();
+    let claims: Api<PersistentVolumeClaim> = vm.ns.api();
+    let uids = async || -> Vec<_> {
+        let list = claims.list(&Default::default()).await.unwrap().items;
+        list.iter().filter(|claim| claim.metadata.deletion_timestamp.is_none()).map(ResourceExt::uid).collect()
+    };
+    eventually("the claims to be owned by the StatefulSet", LIMIT, async || {
+        let list = claims.list(&Default::default()).await.unwrap().items;
+        let is_owned =
+            |claim: &PersistentVolumeClaim| claim.owner_references().iter().any(|it| it.kind == "StatefulSet");
+        (list.len() == 2 && list.iter().all(is_owned)).then_some(())
+    })
+    .await;
+    let before = uids().await;
+    vm.ns.patch_vm(NAME, json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    vm.pod_ends().await;
+    vm.ns.vm_with_reason(NAME, "StoppedAsRequested").await;
+    vm.ns.patch_vm(NAME, json!({ "spec": { "vm": { "state": "Running" } } })).await;
+    vm.ns.pod_when(NAME, "made", |_| true).await;
+    assert_eq!(uids().await, before);
+    vm.runs_in_our_pod().await;
+}
+
+#[tokio::test]
 async fn a_vm_of_a_statefulset_is_restarted() {
     let vm = TakenOver::new("former-restart").await;
     vm.ns.patch_vm(NAME, json!({ "metadata": { "annotations": { RESTARTED_ANNOTATION: "monday" } } })).await;

@@ -267,7 +267,14 @@ async fn an_action_is_refused_if_the_object_was_recreated_meanwhile() {
     for action in [
         Action::Apply { object, uid: Some(former.clone()) },
         Action::Label { key: key.clone(), uid: former.clone(), patch },
-        Action::Delete { key, uid: former, reason: DeleteReason::NotRendered, grace: None, version: None },
+        Action::Delete {
+            key,
+            uid: former,
+            reason: DeleteReason::NotRendered,
+            grace: None,
+            version: None,
+            keeps_owned: false,
+        },
     ] {
         let plan = Plan { steps: [vec![action.clone()], vec![], vec![]], ..Plan::default() };
         let refused = cluster.execute(&vm, &plan).await.result.unwrap_err();

@@ -6,6 +6,7 @@
 pub mod events;
 pub mod list_watch;
 pub mod packed;
+pub mod rights;
 pub mod watch;
 
 use std::{borrow::Cow, error::Error as _, fmt::Debug, sync::Arc};
@@ -15,7 +16,7 @@ use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy},
-    core::{DynamicResourceScope, GroupVersionKind, Status},
+    core::{DynamicResourceScope, Status},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -29,11 +30,12 @@ use self::{
 use crate::{
     api::{CloudInit, Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
     claims::Refusal,
-    object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered, is_workload, resource},
+    object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered},
     observed::{MAXIMUM_DEPTH, Maker, NodeState, Object, Observed},
     ownership::{self, OBJECT_MANAGER, REPAIR_MANAGER, STATUS_MANAGER, status_to_apply},
     plan::{
         Action, Plan,
+        beside::is_action_beside,
         conflict::{Conflict, conflict, is_another_volume},
     },
     power,
@@ -79,6 +81,8 @@ pub struct Executed<'a> {
     pub done: Vec<&'a Action>,
     /// The changes of claims that the API server refused. They are no errors: the VM runs with its claims as they are.
     pub refusals: Vec<Refusal>,
+    /// The errors of objects that no Pod mounts. They hold up nothing.
+    pub beside: Vec<ActionError>,
     /// The first other error. Later steps were not executed.
     pub result: Result<(), ActionError>,
 }
@@ -234,10 +238,11 @@ impl Cluster {
     }
 
     /// Executes a plan, step by step. The actions of one step are sent at the same time. After a failure the later steps are not executed,
-    /// because a Pod must not be created before the objects that it mounts. When this returns, [`Cluster::children`] contains the results.
+    /// because a Pod must not be created before the objects that it mounts; what it does not mount holds up nothing. When this returns,
+    /// [`Cluster::children`] contains the results.
     pub async fn execute<'a>(&self, vm: &VirtualMachine, plan: &'a Plan) -> Executed<'a> {
-        let mut executed = Executed { done: Vec::new(), refusals: Vec::new(), result: Ok(()) };
-        for step in &plan.steps {
+        let mut executed = Executed { done: Vec::new(), refusals: Vec::new(), beside: Vec::new(), result: Ok(()) };
+        for (number, step) in plan.steps.iter().enumerate() {
             let results = join_all(step.iter().map(|action| self.execute_action(vm, action))).await;
             for (action, result) in step.iter().zip(results) {
                 match (action, result) {
@@ -249,6 +254,7 @@ impl Cluster {
                         let answer = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                         executed.refusals.push(Refusal { claim: object.key.clone(), answer });
                     }
+                    (action, Err(error)) if is_action_beside(number, action) => executed.beside.push(error),
                     (_, Err(error)) => executed.result = executed.result.and(Err(error)),
                 }
             }
@@ -303,11 +309,12 @@ impl Cluster {
         }
     }
 
-    fn objects<K>(&self, namespace: &str, key: &ObjectKey) -> Api<K>
+    async fn objects<K>(&self, namespace: &str, key: &ObjectKey) -> kube::Result<Api<K>>
     where
         K: Resource<Scope = DynamicResourceScope, DynamicType = ApiResource>,
     {
-        Api::namespaced_with(self.client.clone(), namespace, &resource(&key.types()))
+        let resource = self.children.resources.of(&key.types()).await?;
+        Ok(Api::namespaced_with(self.client.clone(), namespace, &resource))
     }
 
     /// Applies a rendered object. Fields that are not rendered stay with their owners.
@@ -406,10 +413,10 @@ impl Cluster {
     ) -> Result<Arrived, kube::Error> {
         let name = &key.name;
         Ok(if key.needs_content() {
-            let request = async { self.objects::<Whole>(namespace, key).patch(name, how, &body()).await };
+            let request = async { self.objects::<Whole>(namespace, key).await?.patch(name, how, &body()).await };
             self.pack(key, self.limited(request).await?)
         } else {
-            let request = async { self.objects::<Meta>(namespace, key).patch(name, how, &body()).await };
+            let request = async { self.objects::<Meta>(namespace, key).await?.patch(name, how, &body()).await };
             self.pack(key, self.limited(request).await?)
         })
     }
@@ -421,13 +428,11 @@ impl Cluster {
     /// Reads an object that the cache does not have: the metadata and, of a claim, the content too.
     async fn get(&self, namespace: &str, key: &ObjectKey) -> Result<Option<Arrived>, kube::Error> {
         Ok(if key.is_claim() {
-            self.limited(self.objects::<Whole>(namespace, key).get_opt(&key.name))
-                .await?
-                .map(|object| self.pack(key, object))
+            let request = async { self.objects::<Whole>(namespace, key).await?.get_opt(&key.name).await };
+            self.limited(request).await?.map(|object| self.pack(key, object))
         } else {
-            self.limited(self.objects::<Meta>(namespace, key).get_opt(&key.name))
-                .await?
-                .map(|object| self.pack(key, object))
+            let request = async { self.objects::<Meta>(namespace, key).await?.get_opt(&key.name).await };
+            self.limited(request).await?.map(|object| self.pack(key, object))
         })
     }
 
@@ -472,11 +477,8 @@ impl Cluster {
 
     /// Reads a maker; `None` if it does not exist any more.
     async fn maker(&self, namespace: &str, maker: &Maker) -> Option<Object> {
-        let read = async {
-            let api: Api<Meta> = Api::namespaced_with(self.client.clone(), namespace, &self.served(&maker.key).await?);
-            self.limited(api.get_opt(&maker.key.name)).await
-        };
-        match read.await {
+        let read = async { self.objects::<Meta>(namespace, &maker.key).await?.get_opt(&maker.key.name).await };
+        match self.limited(read).await {
             Ok(found) => {
                 found.map(|found| self.pack(&maker.key, found).object.unpack()).filter(|found| found.uid == maker.uid)
             }
@@ -488,16 +490,6 @@ impl Cluster {
                 Some(self.pack(&maker.key, object).object.unpack())
             }
         }
-    }
-
-    /// The resource of an object that anybody may have made. The API server knows its plural.
-    async fn served(&self, key: &ObjectKey) -> Result<ApiResource, kube::Error> {
-        if is_workload(key) {
-            return Ok(resource(&key.types()));
-        }
-        let (group, version) = key.api_version.split_once('/').unwrap_or(("", &key.api_version));
-        let kind = GroupVersionKind::gvk(group, version, &key.kind);
-        kube::discovery::pinned_kind(&self.client, &kind).await.map(|(resource, _)| resource)
     }
 
     async fn label(&self, namespace: &str, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {
@@ -523,7 +515,8 @@ impl Cluster {
         uid: &str,
         parameters: &DeleteParams,
     ) -> Result<(), ActionError> {
-        match self.limited(self.objects::<Whole>(namespace, key).delete(&key.name, parameters)).await {
+        let request = async { self.objects::<Whole>(namespace, key).await?.delete(&key.name, parameters).await };
+        match self.limited(request).await {
             Ok(answer) => {
                 info!(object = %key, "deleted");
                 self.children.metrics.wrote("delete", &key.kind);

@@ -61,6 +61,7 @@ impl From<&FileError> for TemplateError {
             line: error.at.map(|(line, _)| line),
             column: error.at.map(|(_, column)| column),
             message: error.message.clone(),
+            of_values: false,
         }
     }
 }

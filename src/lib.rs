@@ -56,6 +56,8 @@ pub mod actions;
 pub mod cli;
 #[cfg(feature = "manager")]
 pub mod cluster;
+#[cfg(any(feature = "cli", feature = "manager"))]
+pub mod discovery;
 pub mod files;
 #[cfg(feature = "manager")]
 pub mod manager;

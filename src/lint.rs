@@ -140,7 +140,7 @@ impl Finding {
     }
 
     fn error(rule: Rule, error: &TemplateError) -> Self {
-        let TemplateError { template, line, column, message } = error.clone();
+        let TemplateError { template, line, column, message, of_values: _ } = error.clone();
         Self { line, column, ..Self::new(&template, rule, message) }
     }
 

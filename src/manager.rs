@@ -19,6 +19,7 @@ pub mod namespace;
 pub mod pools;
 pub mod reconcile;
 pub mod reload;
+pub mod renderer;
 pub mod sandbox;
 mod settings;
 pub mod templates;
@@ -139,6 +140,7 @@ async fn manage(options: Options, reports: Reports, termination: watch::Receiver
             metrics,
             health,
             debug,
+            renderer: Arc::default(),
             limit: RequestLimit::default(),
             termination,
         };

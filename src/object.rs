@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use kube::core::{ApiResource, GroupVersionKind, TypeMeta};
+use kube::core::{ApiResource, TypeMeta};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -154,21 +154,27 @@ pub fn selector() -> String {
     format!("app.kubernetes.io/name={APP_NAME}")
 }
 
-/// The resource of a kind. Its plural is derived from the kind by the rule that all built-in kinds and most others follow.
-pub fn resource(key: &TypeMeta) -> ApiResource {
-    let (group, version) = key.api_version.split_once('/').unwrap_or(("", &key.api_version));
-    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &key.kind))
+/// The resource of a kind that the built-in templates render, or of a [workload](is_workload). Of other kinds only the API server knows the
+/// plural.
+pub fn constant_resource(kind: &TypeMeta) -> Option<ApiResource> {
+    let (group, version) = kind.api_version.split_once('/').unwrap_or(("", &kind.api_version));
+    let is_builtin = BUILTIN_KINDS.contains(&(kind.api_version.as_str(), kind.kind.as_str()));
+    let is_workload = version == "v1" && WORKLOADS.contains(&(group, kind.kind.as_str()));
+    (is_builtin || is_workload).then(|| ApiResource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        api_version: kind.api_version.clone(),
+        kind: kind.kind.clone(),
+        plural: format!("{}s", kind.kind.to_ascii_lowercase()),
+    })
 }
 
-/// Whether both are the same resource, perhaps in two versions of its group, or with two spellings of the kind that have the same plural.
+/// Whether both are the same resource, perhaps in two versions of its group or with two spellings of the kind.
 pub fn is_same_resource(one: &TypeMeta, other: &TypeMeta) -> bool {
-    // A plural begins with the same letter as its kind, and takes long to derive.
-    let initial = |types: &TypeMeta| types.kind.chars().next().map(|initial| initial.to_ascii_lowercase());
-    if initial(one) != initial(other) {
-        return false;
+    fn group(types: &TypeMeta) -> Option<&str> {
+        types.api_version.split_once('/').map(|(group, _)| group)
     }
-    let (one, other) = (resource(one), resource(other));
-    one.group == other.group && one.plural == other.plural
+    one.kind.eq_ignore_ascii_case(&other.kind) && group(one) == group(other)
 }
 
 /// The kinds of objects that the built-in templates render, as `apiVersion` and `kind`. A VM may have such objects whatever its current
@@ -183,7 +189,7 @@ pub fn builtin_kinds() -> impl Iterator<Item = TypeMeta> {
 
 /// Whether the built-in templates render objects of this kind, or of another version of it.
 pub fn is_builtin_kind(kind: &TypeMeta) -> bool {
-    // Each reconcile asks this of each object, and to derive plurals takes long.
+    // Each reconcile asks this of each object.
     BUILTIN_KINDS.contains(&(kind.api_version.as_str(), kind.kind.as_str()))
         || builtin_kinds().any(|builtin| is_same_resource(&builtin, kind))
 }

@@ -18,7 +18,8 @@
 //! - The Pod has the VM's name, so the API server refuses a second one.
 //! - When a Pod is being deleted, the manager waits until it is gone, and never removes it from the API server by force. A person can at
 //!   most shorten its grace period to one second ([`force_stop`](mod@crate::power::force_stop)).
-//! - The manager creates no Pod while an object that the Pod may mount is being deleted or belongs to someone else.
+//! - The manager creates no Pod while an object that the Pod mounts is being deleted or belongs to someone else. What it does not mount
+//!   holds up nothing ([`beside`]).
 //! - Every Pod of the VM counts, whatever its name is, whichever labels it lost and whatever made it ([`guests`]). Templates may name the
 //!   Pod otherwise, or render a maker of Pods (a StatefulSet) instead of it. The new one is created only when the old Pod, and everything
 //!   that may make it again, is gone. So changed templates neither end a guest nor start a second one.
@@ -42,6 +43,7 @@ use crate::{
     },
 };
 
+pub mod beside;
 pub mod conflict;
 pub mod guests;
 pub mod kinds;
@@ -49,7 +51,7 @@ mod metadata;
 pub mod pending;
 mod retry;
 
-use self::guests::Guests;
+use self::{beside::is_beside, guests::Guests};
 
 /// The time after the end of its grace period that a Pod may need until it is gone. The kubelet itself adds a little
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>). After that, also the time between two looks at
@@ -121,6 +123,16 @@ pub enum Action {
         /// What the object owns is kept.
         keeps_owned: bool,
     },
+}
+
+impl Action {
+    /// The object that is written.
+    pub fn key(&self) -> &ObjectKey {
+        match self {
+            Self::Apply { object, .. } => &object.key,
+            Self::Label { key, .. } | Self::Delete { key, .. } => key,
+        }
+    }
 }
 
 /// Why an object is deleted.
@@ -355,7 +367,8 @@ impl<'a> Planner<'a> {
 
     /// The objects that exist only while the VM runs.
     fn runtime_objects(&mut self) {
-        let may_start = self.plan.waits.is_empty();
+        let rendered = self.rendered.unwrap_or_default();
+        let may_start = self.plan.waits.iter().all(|wait| is_beside(wait.key(), rendered));
         let unrendered: Vec<&Arc<Object>> = self.unrendered_pods().collect();
         // No event of a watch triggers the VM when a Pod goes that does not name it.
         if self.observed.others.iter().any(|other| unrendered.iter().any(|pod| pod.uid == other.uid)) {

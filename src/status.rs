@@ -28,8 +28,8 @@ use crate::{
     api::{
         ObjectKind, PowerState, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
         conditions::{
-            self, BOOTED, CONSOLE_CONNECTED, NewCondition, POWER_UNMANAGED, RESTART_REQUIRED, RUNNING, TEMPLATES_VALID,
-            USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
+            self, BOOTED, CONSOLE_CONNECTED, NewCondition, OBJECTS_READY, POWER_UNMANAGED, RESTART_REQUIRED, RUNNING,
+            TEMPLATES_VALID, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
         },
         reasons::Effect,
         status::{Address, Phase},
@@ -37,7 +37,7 @@ use crate::{
     claims::{self, Refusal},
     object::Rendered,
     observed::{NodeState, Object, Observed},
-    plan::{self, Plan, Wait, guests::Guests, kinds},
+    plan::{self, Plan, Wait, beside::is_beside, guests::Guests, kinds},
     power::Wanted,
     render::{TemplateError, TemplateSet},
 };
@@ -51,6 +51,8 @@ mod ready;
 pub struct Outcome {
     /// The action that failed, if a person must know of it.
     pub failure: Option<Problem>,
+    /// The same of objects that no Pod mounts.
+    pub beside: Vec<Problem>,
     /// The changes of claims that the API server refused. The VM runs without them.
     pub refusals: Vec<Refusal>,
     /// The kinds in `status.objectKinds` that the manager does not watch.
@@ -143,6 +145,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
     new.extend(restart_required(vm, plan, &guest));
     new.extend(power_unmanaged(plan));
     new.extend(rendered.ok().and_then(|rendered| claims::storage_ready(&claims, rendered)));
+    new.extend(objects_ready(reconciled));
     new.extend(conditions_without_report(&guest, phase));
     new.sort_by_key(|condition| condition.type_);
 
@@ -190,6 +193,17 @@ fn restart_required(vm: &VirtualMachine, plan: &Plan, guest: &Guest<'_>) -> Opti
         reason: Reason::Changed,
         message: format!("these changes take effect at the next start: {}", paths.join(", ")),
     })
+}
+
+/// The condition exists only while something is wrong with an object that no Pod mounts.
+fn objects_ready(reconciled: &Reconciled<'_>) -> Option<NewCondition> {
+    let rendered = reconciled.rendered.unwrap_or_default();
+    let waits = reconciled.plan.waits.iter().filter(|wait| is_beside(wait.key(), rendered)).map(|wait| match wait {
+        Wait::NotOurs(key) => ready::name_taken(key),
+        wait => Problem::new(Reason::WaitingForDeletion, format!("waiting until {} is gone", wait.key())),
+    });
+    let Problem { reason, message } = reconciled.outcome.beside.iter().cloned().chain(waits).next()?;
+    Some(NewCondition { type_: OBJECTS_READY, status: false, reason, message })
 }
 
 fn power_unmanaged(plan: &Plan) -> Option<NewCondition> {
@@ -289,6 +303,12 @@ fn templates_valid(
         (Err(error), _) => {
             let Problem { reason, message } = not_rendered(vm, error);
             (false, reason, message)
+        }
+        (Ok(_), Some(error)) if error.of_values => {
+            let message = format!(
+                "the VM keeps the version of its templates, because its values do not match the newest one: {error}"
+            );
+            (true, Reason::ValuesRefused, message)
         }
         (Ok(_), Some(error)) => (true, Reason::NewerRefused, format!("newer templates are not used: {error}")),
         (Ok(_), None) => (true, Reason::Rendered, String::new()),

@@ -15,6 +15,8 @@ pub const TEMPLATES_VALID: &str = "TemplatesValid";
 pub const RESTART_REQUIRED: &str = "RestartRequired";
 /// All claims are bound and as the spec describes them (written by the manager).
 pub const STORAGE_READY: &str = "StorageReady";
+/// Something is wrong with an object of the VM that no Pod mounts. It is never `True` (written by the manager).
+pub const OBJECTS_READY: &str = "ObjectsReady";
 /// Nobody sets `spec.vm.state`, so the last one stays in effect (written by the manager).
 pub const POWER_UNMANAGED: &str = "PowerUnmanaged";
 /// QEMU runs the guest (written by the runner).

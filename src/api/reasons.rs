@@ -64,7 +64,7 @@ reasons! {
     Starting, "Ready=False, Running=False", Passing, "The VM is being started: the manager waits for the Pod, or the runner for QEMU.";
     Stopping, "Ready=False", Passing, "The guest is being shut down.";
     Restarting, "Ready=False, event", Passing, "The manager replaces the Pod, because a restart was requested or the Pod has ended.";
-    WaitingForDeletion, "Ready=False", Passing, "An object of an earlier VM with the same name must be gone first.";
+    WaitingForDeletion, "Ready=False, ObjectsReady=False", Passing, "An object that is being deleted, for example of an earlier VM with the same name, must be gone first.";
     BeingDeleted, "Ready=False", Passing, "The VM is being deleted, so nothing is started for it.";
     Unschedulable, "Ready=False, event", Warning, "No node can take the Pod, or a claim is not bound. The message is the scheduler's.";
     ImagePullFailed, "Ready=False, event", Warning, "The kubelet can't get the container's image. The message is the kubelet's.";
@@ -76,15 +76,16 @@ reasons! {
     NodeNotResponding, "Ready=False, event", Warning, "The VM's node does not answer, so nobody knows whether the guest still runs.";
     PodNotEnded, "Ready=False, event", Warning, "The Pod should have ended, and its node has not ended it. Nothing says that the node is down: the guest may still be powering down.";
     PodNotRemoved, "Ready=False, event", Warning, "Nothing runs in the Pod any more, but something keeps the object, usually a finalizer.";
-    NameTaken, "Ready=False, event", Warning, "An object with the needed name belongs to someone else. The manager does not take it over.";
+    NameTaken, "Ready=False, ObjectsReady=False, event", Warning, "An object with the needed name belongs to someone else. The manager does not take it over.";
     ClaimInUse, "Ready=False, event", Warning, "A Pod that is not this VM's mounts one of its claims and can write to it. The VM starts when that Pod is gone.";
-    ApplyFailed, "Ready=False, event", Warning, "The API server refused an object, or could not store it three times in a row, for example because a webhook does not answer. The message is the API server's.";
+    ApplyFailed, "Ready=False, ObjectsReady=False, event", Warning, "The API server refused an object, or could not store it three times in a row, for example because a webhook does not answer. The message is the API server's.";
     SecretRefused, "Ready=False, event", Warning, "The VM takes cloud-init data from a Secret that is not meant for VMs, or does not exist. The message has the label that the Secret needs.";
     WatchFailed, "Ready=False, event", Warning, "The manager can't watch a kind of object that the templates create, because it lacks the right or the kind does not exist. The VM can still be stopped.";
     TemplateError, "Ready=False, TemplatesValid=False, event", Warning, "A template can't be rendered, so nothing shows whether the VM is as its newest spec wants it. The message has file, line and column.";
     InvalidSpec, "Ready=False, TemplatesValid=False, event", Warning, "The spec has fields that can't be read; the message names them. Nothing of the VM's objects is changed, but the VM can be stopped.";
     Rendered, "TemplatesValid=True", Fine, "The templates render this VM.";
     NewerRefused, "TemplatesValid=True", Fine, "The templates in use render this VM, but newer ones are not used. The message explains why.";
+    ValuesRefused, "TemplatesValid=True, event", Warning, "The VM's `templateValues` do not match the schema of the newest templates. The VM keeps the version that it has; other VMs use the newest one.";
     Changed, "RestartRequired=True", Fine, "A change waits for the next start. `status.pendingChanges` lists its path, current and wanted value.";
     ClaimsBound, "StorageReady=True", Fine, "All disks are available.";
     ClaimMissing, "Ready=False, StorageReady=False, event", Warning, "A claim with the VM's data does not exist any more. The manager creates no empty one in its place; the message says what to do.";

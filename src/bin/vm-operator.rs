@@ -12,7 +12,7 @@ use std::{
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use vm_operator::{
     config::Scope,
-    manager::{self, Options, log, sandbox},
+    manager::{self, Options, log, renderer, sandbox},
 };
 
 #[global_allocator]
@@ -66,6 +66,9 @@ enum Command {
     /// What `run` starts to check templates: reads a job from standard input.
     #[command(name = sandbox::COMMAND, hide = true)]
     CheckTemplates,
+    /// What `run` starts to render templates that somebody wrote: reads orders from standard input.
+    #[command(name = renderer::COMMAND, hide = true)]
+    RenderTemplates,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -106,17 +109,35 @@ impl FromStr for Listen {
 }
 
 fn main() -> ExitCode {
-    let Command::Run { config, namespace, templates, listen, debug_endpoint, leader_election, identity, log_format } =
-        Arguments::parse().command
-    else {
-        return match sandbox::serve() {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                let _ = writeln!(std::io::stderr(), "check templates: {error}");
-                ExitCode::FAILURE
-            }
-        };
+    let served = match Arguments::parse().command {
+        Command::Run {
+            config,
+            namespace,
+            templates,
+            listen,
+            debug_endpoint,
+            leader_election,
+            identity,
+            log_format,
+        } => {
+            let scope = (!namespace.is_empty()).then(|| Scope::of(namespace));
+            let options =
+                Options { config, scope, templates, listen: listen.0, debug_endpoint, leader_election, identity };
+            return run(options, log_format);
+        }
+        Command::CheckTemplates => sandbox::serve(),
+        Command::RenderTemplates => renderer::serve(),
     };
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "templates: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: Options, log_format: LogFormat) -> ExitCode {
     // With one thread a VM that takes long to render would hold up everything else, also the renewal of the lease.
     let threads = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build() {
@@ -127,8 +148,6 @@ fn main() -> ExitCode {
         }
     };
     let log = runtime.block_on(async { log::start(log_format.into()) });
-    let scope = (!namespace.is_empty()).then(|| Scope::of(namespace));
-    let options = Options { config, scope, templates, listen: listen.0, debug_endpoint, leader_election, identity };
     // As a task, because it is woken by other tasks, and waking a task is cheaper than waking this thread.
     let result = runtime.block_on(async { tokio::spawn(manager::run(options)).await });
     let code = match result.map_err(anyhow::Error::from).flatten() {

@@ -20,7 +20,8 @@ use super::{
 };
 use crate::{
     api::{StoredVm, VirtualMachine},
-    object::{HASH_ANNOTATION, ObjectKey, Rendered, Update, resource},
+    discovery::Resources,
+    object::{HASH_ANNOTATION, ObjectKey, Rendered, Update},
     ownership::OBJECT_MANAGER,
     plan::{Action, DeleteReason},
     process::ErrorChain,
@@ -99,7 +100,7 @@ async fn print(
             Action::Apply { object, uid } => {
                 let meaning = if uid.is_some() { "changed at once" } else { "created" };
                 writeln!(output, "{}: {meaning} ({})", object.key, object.template)?;
-                print_change(client, vm, comparison.current(&object.key), object, output).await?;
+                print_change(client, vm, comparison, object, output).await?;
             }
             Action::Label { key, patch, .. } => {
                 write!(output, "{key}: labels and annotations changed at once\n{}", indent(&yaml(patch)?))?;
@@ -124,14 +125,14 @@ async fn print(
 async fn print_change(
     client: &Client,
     vm: &VirtualMachine,
-    current: Option<&DynamicObject>,
+    comparison: &Comparison,
     object: &Rendered,
     output: &mut Output<'_>,
 ) -> Result<(), Failure> {
     let text = |object: &DynamicObject| yaml(&shown(serde_json::to_value(object).unwrap_or_default()));
-    match dry_run(client, vm, object).await {
+    match dry_run(client, vm, &comparison.resources, object).await {
         Ok(new) => {
-            let old = current.map(text).transpose()?.unwrap_or_default();
+            let old = comparison.current(&object.key).map(text).transpose()?.unwrap_or_default();
             write!(output, "{}", difference(&old, &text(&new)?))
         }
         Err(error) => writeln!(output, "  the API server refuses it: {}", ErrorChain(&error)),
@@ -174,9 +175,15 @@ fn print_left_alone(comparison: &Comparison, output: &mut Output<'_>) -> Result<
 }
 
 /// The object as the API server would have it after an apply.
-async fn dry_run(client: &Client, vm: &VirtualMachine, object: &Rendered) -> kube::Result<DynamicObject> {
+async fn dry_run(
+    client: &Client,
+    vm: &VirtualMachine,
+    resources: &Resources,
+    object: &Rendered,
+) -> kube::Result<DynamicObject> {
     let namespace = vm.namespace().unwrap_or_default();
-    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource(&object.key.types()));
+    let resource = resources.of(&object.key.types()).await?;
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource);
     let params = PatchParams { dry_run: true, ..PatchParams::apply(OBJECT_MANAGER).force() };
     api.patch(&object.key.name, &params, &Patch::Apply(&object.value)).await
 }

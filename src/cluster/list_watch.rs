@@ -1,9 +1,12 @@
 //! Lists a kind of object and then watches it, by kube's [`watcher`], with a pause after each failure.
 
-use std::{fmt::Debug, time::Duration};
+use std::{fmt::Debug, future::ready, time::Duration};
 
 use backon::ExponentialBuilder;
-use futures::{Stream, StreamExt, stream};
+use futures::{
+    Stream, StreamExt,
+    stream::{self, BoxStream},
+};
 use kube::{
     Api, Resource,
     runtime::{
@@ -13,6 +16,7 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
+use tokio::time::sleep;
 
 /// How many objects the API server sends at once. This bounds what a list takes in memory: kube reads a page as a whole.
 const PAGE: u32 = 500;
@@ -38,15 +42,48 @@ pub fn list_watch<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item =
 where
     K: Clone + Debug + DeserializeOwned + Resource + Send + 'static,
 {
+    find_and_watch(move || ready(Ok(api.clone())), config)
+}
+
+/// The same of a resource that must be found first. It is looked for again when the API server does not have it any more.
+pub fn find_and_watch<K, F>(
+    find: impl Fn() -> F + Send,
+    config: watcher::Config,
+) -> impl Stream<Item = watcher::Result<Event<K>>> + Send
+where
+    K: Clone + Debug + DeserializeOwned + Resource + Send + 'static,
+    F: Future<Output = kube::Result<Api<K>>> + Send,
+{
     let config = config.page_size(PAGE);
-    let begin = move || watcher(api.clone(), config.clone()).backoff(Pauses::default()).boxed();
-    stream::unfold((begin(), begin), |(mut events, begin)| async move {
-        let event = events.next().await?;
-        if matches!(&event, Err(error @ (watcher::Error::WatchStartFailed(_) | watcher::Error::WatchError(_))) if is_refused(error))
-        {
-            events = begin();
+    let begin = (None, Pauses::default(), None);
+    stream::unfold((begin, find), move |((events, mut pauses, pause), find)| {
+        let config = config.clone();
+        async move {
+            if let Some(pause) = pause {
+                sleep(pause).await;
+            }
+            let mut events: BoxStream<'static, watcher::Result<Event<K>>> = match events {
+                Some(events) => events,
+                None => match find().await {
+                    Ok(api) => watcher(api, config).backoff(Pauses::default()).boxed(),
+                    Err(error) => {
+                        let pause = pauses.next();
+                        return Some((Err(watcher::Error::InitialListFailed(error)), ((None, pauses, pause), find)));
+                    }
+                },
+            };
+            let event = events.next().await?;
+            let (events, pause) = match &event {
+                Err(error @ (watcher::Error::WatchStartFailed(_) | watcher::Error::WatchError(_)))
+                    if is_refused(error) =>
+                {
+                    (None, None)
+                }
+                Err(error) if code(error) == Some(404) => (None, pauses.next()),
+                _ => (Some(events), None),
+            };
+            Some((event, ((events, pauses, pause), find)))
         }
-        Some((event, (events, begin)))
     })
 }
 

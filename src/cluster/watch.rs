@@ -40,7 +40,7 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt, TryStreamExt, channel::mpsc};
+use futures::{FutureExt, StreamExt, TryStreamExt, channel::mpsc, future::BoxFuture};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client, ResourceExt,
@@ -55,12 +55,13 @@ use tokio::{sync::watch, time::sleep};
 use tracing::{debug, warn};
 
 use super::{
-    list_watch::{self, list_watch},
+    list_watch::{self, find_and_watch},
     packed::{Arrived, Meta, Packed, PackedVm, Shapes, VmName, Whole},
 };
 use crate::{
     api::VirtualMachine,
     claims,
+    discovery::Resources,
     metrics::Metrics,
     object::{ObjectKey, selector, stateful_sets},
     observed::{Object, Observed},
@@ -75,6 +76,8 @@ pub struct Children {
     pub metrics: Arc<Metrics>,
     /// By the VM's namespace and name. A VM has so few objects that a list is searched quickly.
     objects: Mutex<HashMap<VmName, Vec<Packed>>>,
+    /// Where the API server serves the kinds.
+    pub(super) resources: Resources,
     /// The field sets of all objects.
     pub(super) shapes: Shapes,
     /// UIDs of the objects that were deleted last: an answer to a write may arrive after the watch has reported the deletion.
@@ -170,6 +173,7 @@ impl Children {
     ) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<PackedVm>>) {
         let (trigger, triggered) = mpsc::unbounded();
         let children = Self {
+            resources: Resources::new(client.clone()),
             client,
             namespace,
             metrics,
@@ -185,6 +189,11 @@ impl Children {
             recovered: watch::Sender::new(()),
         };
         (Arc::new(children), triggered)
+    }
+
+    /// The namespace; `None`: all namespaces.
+    pub fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref()
     }
 
     /// The objects of a VM.
@@ -360,19 +369,16 @@ impl Children {
     /// Starts the watch of a kind.
     fn start(self: &Arc<Self>, kind: TypeMeta) -> watch::Receiver<WatchState> {
         let (sender, receiver) = watch::channel(WatchState::Listing);
-        let resource = super::resource(&kind);
         let config = watcher::Config::default();
         let config = if needs_labels(&kind) { config.labels(&selector()) } else { config };
         let children = self.clone();
         let (of, packer) = (kind.clone(), self.clone());
         let stream = if is_whole(&kind) {
-            let api: Api<Whole> = api(&self.client, self.namespace.as_deref(), &resource);
             let pack = move |object: Whole| object.pack(&of, &packer.shapes);
-            list_watch(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
+            find_and_watch::<Whole, _>(self.find(&kind), config).map_ok(move |event| event_map(event, &pack)).boxed()
         } else {
-            let api: Api<Meta> = api(&self.client, self.namespace.as_deref(), &resource);
             let pack = move |object: Meta| object.pack(&of, &packer.shapes);
-            list_watch(api, config).map_ok(move |event| event_map(event, &pack)).boxed()
+            find_and_watch::<Meta, _>(self.find(&kind), config).map_ok(move |event| event_map(event, &pack)).boxed()
         };
         tokio::spawn(async move {
             let mut stream = std::pin::pin!(stream);
@@ -423,6 +429,22 @@ impl Children {
         receiver
     }
 
+    /// Finds the resource of a kind.
+    fn find<K>(self: &Arc<Self>, kind: &TypeMeta) -> impl Fn() -> BoxFuture<'static, kube::Result<Api<K>>> + use<K>
+    where
+        K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope> + 'static,
+    {
+        let (children, kind) = (self.clone(), kind.clone());
+        move || {
+            let (children, kind) = (children.clone(), kind.clone());
+            async move {
+                let resource = children.resources.ask(&kind).await?;
+                Ok(api(&children.client, children.namespace.as_deref(), &resource))
+            }
+            .boxed()
+        }
+    }
+
     /// Puts an event of a watch in the cache. Returns whether the list of the kind is complete now.
     fn apply_event(self: &Arc<Self>, kind: &TypeMeta, event: Event<Arrived>) -> bool {
         match event {
@@ -469,9 +491,12 @@ impl Children {
     /// from the list, so it reports a later deletion of those that exist.
     async fn ask(self: Arc<Self>, kind: TypeMeta, unsure: Vec<Known>) {
         for (vm, name, uid) in unsure {
-            let objects: Api<Meta> = api(&self.client, Some(&vm.0), &super::resource(&kind));
+            let ask = async || {
+                let resource = self.resources.of(&kind).await?;
+                api::<Meta>(&self.client, Some(&vm.0), &resource).get_opt(&name).await
+            };
             let exists = loop {
-                match objects.get_opt(&name).await {
+                match ask().await {
                     Ok(found) => break found.is_some_and(|found| *found.uid() == *uid),
                     Err(error) => debug!(name, error = %ErrorChain(&error), "an object can't be asked for"),
                 }

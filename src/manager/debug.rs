@@ -158,7 +158,7 @@ impl Planned {
     fn of(vm: &VirtualMachine, rendered: Result<&[Rendered], &TemplateError>, plan: &Plan, at: Timestamp) -> Self {
         let rendered = match rendered {
             Ok(objects) => Ok(objects.iter().map(|object| (object.key.clone(), object.hash.clone())).collect()),
-            Err(TemplateError { template, line, column, message: _ }) => {
+            Err(TemplateError { template, line, column, message: _, of_values: _ }) => {
                 Err(json!({ "template": template, "line": line, "column": column }))
             }
         };
@@ -275,6 +275,7 @@ mod tests {
             line: Some(3),
             column: Some(1),
             message: "not hunter2".into(),
+            of_values: false,
         };
         let planned = Planned::of(&vm, Err(&error), &plan(&vm, &observed, None), observed.now);
         let shown =

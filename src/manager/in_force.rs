@@ -6,11 +6,16 @@
 //!
 //! Without that, a restart or a change of leaders would put a set in force that was refused, because no VM is known yet with which it
 //! could be checked. Each set has a ConfigMap in the manager's namespace with the label [`LABEL`]. Its content is the set's files, so the
-//! set is the same if the folder or the ConfigMap from which it came has changed since.
+//! set is the same if the folder or the ConfigMap from which it came has changed since. A former version of a set that a VM keeps has a
+//! ConfigMap too.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    io::{self, Read, Write},
+};
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use k8s_openapi::{ByteString, api::core::v1::ConfigMap};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams},
@@ -22,23 +27,29 @@ use crate::{
     object::MANAGED_BY,
     ownership::OBJECT_MANAGER,
     process::ErrorChain,
-    render::{TemplateSet, templates::Layers},
+    render::{TemplateError, TemplateSet, templates::Layers},
 };
 
 /// The label of the ConfigMaps. Its value is the set's name, and empty for the set of the VMs that name none.
 const LABEL: &str = "vmoperator.jdrupes.org/templates-in-force";
+/// The label of a former version of a set. Its value is the version.
+const FORMER: &str = "vmoperator.jdrupes.org/templates-former";
 /// The annotation with the version of the set.
 const VERSION: &str = "vmoperator.jdrupes.org/version";
-/// The key with [`Layers`] as JSON.
-const KEY: &str = "layers.json";
+/// The key with [`Layers`] as compressed JSON.
+const KEY: &str = "layers.json.gz";
+/// The most data that a ConfigMap can have, in bytes (<https://kubernetes.io/docs/concepts/configuration/configmap/>).
+const LARGEST: usize = 1 << 20;
+/// The most bytes that are read out of compressed data: no set that can be used is larger.
+const LARGEST_UNPACKED: u64 = 64 << 20;
 
-/// The files of the sets in force, by the set's name.
-pub type Kept = BTreeMap<Option<String>, Layers>;
+/// The name of a set, and its version if it is a former one.
+pub type Name = (Option<String>, Option<String>);
 
 /// The ConfigMaps.
 pub struct Store {
     api: Api<ConfigMap>,
-    kept: Kept,
+    kept: BTreeMap<Name, Layers>,
 }
 
 impl Store {
@@ -49,35 +60,36 @@ impl Store {
             Ok(maps) => maps.into_iter().filter_map(read).collect(),
             Err(error) => {
                 warn!(label = LABEL, error = %ErrorChain(&error), "the templates that were in force last can't be read");
-                Kept::new()
+                BTreeMap::new()
             }
         };
         Self { api, kept }
     }
 
-    /// The sets that were in force last.
-    pub fn kept(&self) -> &Kept {
+    /// The sets that were in force last, and the former versions that VMs keep.
+    pub fn kept(&self) -> &BTreeMap<Name, Layers> {
         &self.kept
     }
 
-    /// Keeps a set that is in force now. Built-in templates without files over them need no ConfigMap.
-    pub async fn keep(&mut self, set: Option<&str>, templates: &TemplateSet) {
-        let (name, layers) = (set.map(str::to_owned), templates.layers());
-        if self.kept.get(&name) == Some(layers) || (*layers == Layers::default() && !self.kept.contains_key(&name)) {
+    /// Keeps a set that is in force now, or a former version. Built-in templates without files over them need no ConfigMap.
+    pub async fn keep(&mut self, set: Option<&str>, former: Option<&str>, templates: &TemplateSet) {
+        let (name, layers) = ((set.map(str::to_owned), former.map(str::to_owned)), templates.layers());
+        let is_needless = *layers == Layers::default() && former.is_none() && !self.kept.contains_key(&name);
+        if self.kept.get(&name) == Some(layers) || is_needless {
             return;
         }
+        let mut labels =
+            BTreeMap::from([(LABEL, set.unwrap_or_default()), ("app.kubernetes.io/managed-by", MANAGED_BY)]);
+        labels.extend(former.map(|version| (FORMER, version)));
         let map = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {
-                "name": map_name(set),
-                "labels": { LABEL: set.unwrap_or_default(), "app.kubernetes.io/managed-by": MANAGED_BY },
-                "annotations": { VERSION: templates.version() },
+                "name": map_name(&name), "labels": labels, "annotations": { VERSION: templates.version() },
             },
-            // A map of strings is written as JSON without an error.
-            "data": { KEY: serde_json::to_string(layers).unwrap_or_default() },
+            "binaryData": { KEY: ByteString(packed(layers)) },
         });
         let how = PatchParams::apply(OBJECT_MANAGER).force();
-        match self.api.patch(&map_name(set), &how, &Patch::Apply(&map)).await {
+        match self.api.patch(&map_name(&name), &how, &Patch::Apply(&map)).await {
             Ok(_) => {
                 info!(set = set.unwrap_or("(all)"), version = templates.version(), "kept the templates in force");
                 self.kept.insert(name, layers.clone());
@@ -89,30 +101,101 @@ impl Store {
         }
     }
 
-    /// Forgets a set that does not exist any more.
-    pub async fn forget(&mut self, set: &str) {
-        let name = Some(set.to_owned());
-        if !self.kept.contains_key(&name) {
-            return;
-        }
-        match self.api.delete(&map_name(Some(set)), &DeleteParams::default()).await {
-            Ok(_) => drop(self.kept.remove(&name)),
-            Err(error) => warn!(set, error = %ErrorChain(&error), "a former template set can't be removed"),
+    /// Forgets the sets that do not exist any more, and the former versions that no VM keeps.
+    pub async fn retain(&mut self, is_needed: impl Fn(&Name) -> bool) {
+        let gone: Vec<Name> = self.kept.keys().filter(|name| !is_needed(name)).cloned().collect();
+        for name in gone {
+            match self.api.delete(&map_name(&name), &DeleteParams::default()).await {
+                Ok(_) => drop(self.kept.remove(&name)),
+                Err(error) => {
+                    let set = name.0.as_deref().unwrap_or("(all)");
+                    warn!(set, error = %ErrorChain(&error), "a former template set can't be removed");
+                }
+            }
         }
     }
 }
 
-fn map_name(set: Option<&str>) -> String {
-    set.map_or_else(|| "vm-operator-in-force".to_owned(), |set| format!("vm-operator-in-force-{}", set.to_lowercase()))
+/// Why a set can't be kept, and is therefore not used: the next manager would not know it.
+pub fn too_large(templates: &TemplateSet) -> Option<TemplateError> {
+    let layers = templates.layers();
+    let files = layers.base.iter().chain(layers.named.iter().flat_map(|(_, files)| files));
+    // What is so small needs no compression to fit.
+    let size: usize = files.map(|(name, text)| name.len() + text.len()).sum();
+    if size < LARGEST / 8 {
+        return None;
+    }
+    let packed = packed(layers).len();
+    let message = format!(
+        "the files of the set have {size} bytes, {packed} when they are compressed; a ConfigMap, in which the manager keeps what is in \
+         use, can have {LARGEST}: move large files, such as user data, to Secrets or ConfigMaps of their own"
+    );
+    (packed > LARGEST).then(|| TemplateError::refused("(set)", message))
+}
+
+/// The layers as compressed JSON. A map of strings is written as JSON without an error, and so is a vector of bytes.
+fn packed(layers: &Layers) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    let written = serde_json::to_writer(&mut encoder, layers).map_err(io::Error::from);
+    written.and_then(|()| encoder.flush()).and_then(|()| encoder.finish()).unwrap_or_default()
+}
+
+fn unpacked(bytes: &[u8]) -> Option<Layers> {
+    let mut text = String::new();
+    GzDecoder::new(bytes).take(LARGEST_UNPACKED).read_to_string(&mut text).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+fn map_name((set, former): &Name) -> String {
+    let set = set.as_ref().map(|set| format!("-{}", set.to_lowercase())).unwrap_or_default();
+    let former = former.as_ref().map(|version| format!(".{version}")).unwrap_or_default();
+    format!("vm-operator-in-force{set}{former}")
 }
 
 /// What another program wrote is ignored.
-fn read(map: ConfigMap) -> Option<(Option<String>, Layers)> {
-    let set = map.labels().get(LABEL).filter(|set| !set.is_empty()).cloned();
-    if map.name_any() != map_name(set.as_deref()) {
+fn read(map: ConfigMap) -> Option<(Name, Layers)> {
+    let label = |label: &str| map.labels().get(label).filter(|value| !value.is_empty()).cloned();
+    let name = (label(LABEL), label(FORMER));
+    if map.name_any() != map_name(&name) {
         return None;
     }
-    let layers: Layers = serde_json::from_str(map.data.as_ref()?.get(KEY)?).ok()?;
-    let is_of_set = layers.named.as_ref().map(|(name, _)| name) == set.as_ref();
-    is_of_set.then_some((set, layers))
+    let layers = unpacked(&map.binary_data.as_ref()?.get(KEY)?.0)?;
+    let is_of_set = layers.named.as_ref().map(|(set, _)| set) == name.0.as_ref();
+    is_of_set.then_some((name, layers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(text: &str) -> TemplateSet {
+        let files = [("lib/x.j2".to_owned(), text.to_owned())].into();
+        TemplateSet::layered(&files, Some(("Desktop", &files))).unwrap()
+    }
+
+    #[test]
+    fn what_is_kept_is_read_again() {
+        let set = set("some text");
+        for former in [None, Some("12345678".to_owned())] {
+            let name = (Some("Desktop".to_owned()), former.clone());
+            let mut labels = BTreeMap::from([(LABEL.to_owned(), "Desktop".to_owned())]);
+            labels.extend(former.map(|version| (FORMER.to_owned(), version)));
+            let mut map = ConfigMap::default();
+            map.metadata.name = Some(map_name(&name));
+            map.metadata.labels = Some(labels);
+            map.binary_data = Some([(KEY.to_owned(), ByteString(packed(set.layers())))].into());
+            assert_eq!(read(map.clone()), Some((name, set.layers().clone())));
+            map.metadata.name = Some("another".into());
+            assert_eq!(read(map), None);
+        }
+    }
+
+    #[test]
+    fn a_set_that_does_not_fit_a_config_map_is_refused_with_its_size() {
+        assert_eq!(too_large(&set("x")), None);
+        assert_eq!(too_large(&set(&"a line that is repeated\n".repeat(100_000))), None);
+        let random: String = (0..60_000_u32).map(|number| crate::render::output::digest(&number.to_string())).collect();
+        let error = too_large(&set(&random)).unwrap().to_string();
+        assert!(error.contains(&format!("the files of the set have {} bytes", 2 * (random.len() + 8))), "{error}");
+    }
 }

@@ -31,6 +31,7 @@ use super::{
     debug::DebugRecords,
     pools::{self, LoginPools},
     reconcile::Reconciler,
+    renderer::Renderer,
     templates::InForce,
     vms::{self, VmWatch},
     web::{self, Health, HealthPart, Readiness},
@@ -64,6 +65,8 @@ pub struct Shared {
     pub health: Arc<Health>,
     /// Keeps what was done last, for people.
     pub debug: DebugRecords,
+    /// Renders VMs.
+    pub renderer: Arc<Renderer>,
     /// Bounds the requests of all namespaces together.
     pub limit: RequestLimit,
     /// Becomes true when the manager is told to end.
@@ -129,6 +132,7 @@ impl Namespace {
             pools,
             shared.recorder.clone(),
             shared.debug.clone(),
+            shared.renderer.clone(),
         ));
         let queue = Queue { store: caches.vms.clone(), reconciler, shared: shared.clone() };
         Self { caches, cluster, work: queue.work(vms, triggered).boxed() }

@@ -13,6 +13,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeSet, HashMap},
+    io,
     sync::{Arc, Mutex},
 };
 
@@ -33,13 +34,19 @@ use crate::{
         watch::{UnknownKind, WatchError},
     },
     config::ReconcilerConfig,
-    manager::{debug::DebugRecords, pools::LoginPools, templates::InForce, written::Written},
+    manager::{
+        debug::DebugRecords,
+        pools::LoginPools,
+        renderer::{Input, Renderer},
+        templates::InForce,
+        written::Written,
+    },
     object::{Rendered, pods},
     observed::{NodeState, Observed},
     ownership::{status_differs, trim},
     plan::{self, Plan, guests, kinds, plan},
     process::{ErrorChain, lock},
-    render::{RandomInput, TemplateError, render},
+    render::{RandomInput, TemplateError, TemplateSet},
     schedule,
     status::{
         Outcome, Problem, Reconciled, Source,
@@ -57,6 +64,9 @@ pub enum ReconcileError {
     /// A kind of objects can't be watched.
     #[error(transparent)]
     Watch(#[from] WatchError),
+    /// The process that renders templates can't be started.
+    #[error("start the process that renders templates")]
+    Render(#[source] io::Error),
     /// `spec.vm.state` could not be written.
     #[error("write spec.vm.state")]
     Spec(#[source] kube::Error),
@@ -71,6 +81,7 @@ impl ReconcileError {
         match self {
             Self::Action(error) => error.label(),
             Self::Watch(_) => "Watch".into(),
+            Self::Render(_) => "Render".into(),
             Self::Spec(source) | Self::Status(source) => api_label(source),
         }
     }
@@ -90,6 +101,7 @@ pub struct Reconciler {
     pools: watch::Receiver<Arc<LoginPools>>,
     recorder: Arc<EventRecorder>,
     debug: DebugRecords,
+    renderer: Arc<Renderer>,
     /// The VMs as the last writes of their status returned them.
     pub written: Written,
     /// The VMs whose last reconcile failed.
@@ -109,10 +121,18 @@ struct Failing {
 struct View {
     observed: Observed,
     rendered: Result<Vec<Rendered>, TemplateError>,
+    /// Why the VM keeps a former version of its templates.
+    kept_back: Option<TemplateError>,
     /// A rendered kind that can't be watched.
     unwatched: Option<WatchError>,
     /// The kinds in `status.objectKinds` that are not watched.
     unknown: Vec<UnknownKind>,
+}
+
+/// A rendered VM.
+struct Rendering {
+    rendered: Result<Vec<Rendered>, TemplateError>,
+    kept_back: Option<TemplateError>,
 }
 
 impl View {
@@ -131,6 +151,7 @@ impl Reconciler {
         pools: watch::Receiver<Arc<LoginPools>>,
         recorder: Arc<EventRecorder>,
         debug: DebugRecords,
+        renderer: Arc<Renderer>,
     ) -> Self {
         Self {
             cluster,
@@ -139,6 +160,7 @@ impl Reconciler {
             pools,
             recorder,
             debug,
+            renderer,
             written: Written::default(),
             failing: Mutex::default(),
         }
@@ -177,12 +199,13 @@ impl Reconciler {
         self.debug.planned(&vm, view.rendered.as_deref(), &plan);
 
         // 3. Execute. Writes objects.
-        let Executed { done, refusals, result } = match self.check_start(&vm, &plan, &inputs.config).await {
+        let Executed { done, refusals, beside, result } = match self.check_start(&vm, &plan, &inputs.config).await {
             Ok(()) => self.cluster.execute(&vm, &plan).await,
-            Err(error) => Executed { done: Vec::new(), refusals: Vec::new(), result: Err(error) },
+            Err(error) => Executed { done: Vec::new(), refusals: Vec::new(), beside: Vec::new(), result: Err(error) },
         };
         let outcome = Outcome {
             failure: failure(result.as_ref().err(), view.unwatched.as_ref(), failing.count),
+            beside: beside.iter().filter_map(|error| failure(Some(error), None, failing.count)).collect(),
             refusals,
             unknown_kinds: view.unknown.iter().map(|unknown| unknown.kind.clone()).collect(),
             node: match plan.overdue_on(&view.observed) {
@@ -193,8 +216,8 @@ impl Reconciler {
 
         // 4. Report. Derives events and the status, then writes them.
         if plan.steps.iter().any(|step| !step.is_empty()) {
-            let Observed { others, makers, .. } = view.observed;
-            view.observed = Observed { others, makers, ..self.cluster.children.observe(&vm, Timestamp::now()) };
+            let observed = self.cluster.children.observe(&vm, Timestamp::now());
+            view.observed = self.with_others(&vm, observed, view.rendered.as_deref().unwrap_or_default()).await;
         }
         let reconciled = Reconciled {
             vm: &vm,
@@ -202,7 +225,7 @@ impl Reconciler {
             plan: &plan,
             rendered: view.rendered.as_deref(),
             outcome: &outcome,
-            source: inputs.source(&vm),
+            source: inputs.source(&vm, view.kept_back.as_ref()),
         };
         let written = self.report(&reconciled, &done).await;
         self.remember_retry(&name, failing.count, plan.retry.clone().filter(|_| written.is_err()));
@@ -214,6 +237,9 @@ impl Reconciler {
         debug!("reconciled");
         result?;
         if let Some(error) = view.unwatched {
+            return Err(error.into());
+        }
+        if let Some(error) = beside.into_iter().next() {
             return Err(error.into());
         }
         lock(&self.failing).remove(&name);
@@ -229,11 +255,11 @@ impl Reconciler {
         let children = &self.cluster.children;
         let complete = children.complete();
         let observed = children.observe(vm, Timestamp::now());
-        let rendered = inputs.render(vm, &observed);
+        let Rendering { rendered, kept_back } = inputs.render(&self.renderer, vm, &observed).await?;
         let Ok(objects) = &rendered else {
             let unknown = kinds::from_status(vm, &[]).into_iter().map(UnknownKind::from).collect();
             let observed = self.with_others(vm, observed, &[]).await;
-            return Ok(View { observed, rendered, unwatched: None, unknown });
+            return Ok(View { observed, rendered, kept_back, unwatched: None, unknown });
         };
         let unwatched = children.watch(kinds::needed(objects)).await.err();
         if let Some(error) = unwatched.as_ref().filter(|_| !children.knows(&pods())) {
@@ -243,12 +269,12 @@ impl Reconciler {
         // This is also the case if another reconcile's list has completed meanwhile: its last objects were not read.
         if children.complete() == complete {
             let observed = self.with_others(vm, observed, objects).await;
-            return Ok(View { observed, rendered, unwatched, unknown });
+            return Ok(View { observed, rendered, kept_back, unwatched, unknown });
         }
         let observed = children.observe(vm, Timestamp::now());
-        let rendered = inputs.render(vm, &observed);
+        let Rendering { rendered, kept_back } = inputs.render(&self.renderer, vm, &observed).await?;
         let observed = self.with_others(vm, observed, rendered.as_deref().unwrap_or_default()).await;
-        Ok(View { rendered, observed, unwatched, unknown })
+        Ok(View { rendered, kept_back, observed, unwatched, unknown })
     }
 
     /// Adds the Pods of others that mount the VM's claims, and what makes the VM's Pods. Only a Pod that was made by something that is not
@@ -380,13 +406,34 @@ fn failure(action: Option<&ActionError>, unwatched: Option<&WatchError>, failure
 }
 
 impl Inputs {
-    fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, TemplateError> {
+    /// Renders a VM. If its values do not match the schema of its templates, it keeps the version from which it was rendered last.
+    async fn render(
+        &self,
+        renderer: &Renderer,
+        vm: &VirtualMachine,
+        observed: &Observed,
+    ) -> Result<Rendering, ReconcileError> {
         let random = RandomInput { display_password: random() };
-        render(vm, observed, &self.config, &random, self.templates.of(vm)?)
+        let input = Input { vm, observed, config: &self.config };
+        let with = async |set: &TemplateSet| renderer.render(input, &random, set).await.map_err(ReconcileError::Render);
+        let rendered = match self.templates.of(vm) {
+            Ok(set) => with(set).await?,
+            Err(error) => Err(error),
+        };
+        if let (Err(error), Some(former)) = (&rendered, self.templates.former(vm))
+            && error.of_values
+            && let Ok(objects) = with(former).await?
+        {
+            return Ok(Rendering { rendered: Ok(objects), kept_back: Some(error.clone()) });
+        }
+        Ok(Rendering { rendered, kept_back: None })
     }
 
-    fn source(&self, vm: &VirtualMachine) -> Source<'_> {
-        Source { set: self.templates.of(vm).ok(), refused: self.templates.refusal(vm) }
+    fn source<'a>(&'a self, vm: &VirtualMachine, kept_back: Option<&'a TemplateError>) -> Source<'a> {
+        match kept_back {
+            Some(error) => Source { set: self.templates.former(vm), refused: Some(error) },
+            None => Source { set: self.templates.of(vm).ok(), refused: self.templates.refusal(vm) },
+        }
     }
 }
 

@@ -9,7 +9,7 @@
 //! A set is used as a whole or not at all. A set that is refused does not hold up another one.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -26,13 +26,13 @@ use tracing::{error, info, warn};
 
 use super::{
     caches::Caches,
-    in_force::Store,
+    in_force::{self, Store},
     reload::{self, Followed},
     sandbox,
 };
 use crate::{
     api::{Reason, VirtualMachine, reasons::Event},
-    cluster::{ActionError, Cluster, events::EventRecorder, list_watch::list_watch},
+    cluster::{ActionError, Cluster, events::EventRecorder, list_watch::list_watch, rights::Rights},
     config::ReconcilerConfig,
     files::{self, FileError},
     metrics::Metrics,
@@ -48,10 +48,10 @@ use crate::{
 
 /// How long the manager waits at its start for the list of the ConfigMaps. VMs whose set is not known yet wait longer.
 const FIRST_LIST: Duration = Duration::from_secs(10);
-/// When a check that could not run is tried again.
+/// When a check that could not run is tried again. Also when a set that was refused is looked at again for the first time, although neither
+/// it nor the VM with which it failed has changed: a right or a quota may have. The pause doubles each time.
 const AGAIN: Duration = Duration::from_secs(5);
-/// When a set that was refused is looked at again although neither it nor the VM with which it failed has changed: a right or a quota
-/// may have.
+/// The longest pause before a set that was refused is looked at again.
 const REFUSED_AGAIN: Duration = Duration::from_secs(300);
 
 /// The template sets with which VMs are rendered.
@@ -61,6 +61,19 @@ pub struct InForce {
     pub library: Library,
     /// Newer versions of sets that cannot be used, and why. By the set's name; `None` is the set of VMs that name none.
     pub refused: BTreeMap<Option<String>, TemplateError>,
+    /// Former versions of sets that VMs keep, because their values do not match the schema of the newest one.
+    pub former: Vec<Former>,
+}
+
+/// A former version of a set.
+#[derive(Clone, Debug)]
+pub struct Former {
+    /// The set's name.
+    pub set: Option<String>,
+    /// The version under which VMs know it.
+    pub version: String,
+    /// The templates. With other built-in templates, after an upgrade of the manager, their version is another one.
+    pub templates: TemplateSet,
 }
 
 impl InForce {
@@ -76,6 +89,16 @@ impl InForce {
     pub fn usual_kinds(&self) -> HashSet<TypeMeta> {
         let of_all = self.library.get(None).map(check::kinds).unwrap_or_default();
         of_all.into_iter().chain(builtin_kinds()).chain([stateful_sets()]).collect()
+    }
+
+    /// The former version of its set from which a VM was rendered last. If its status does not name that yet, the newest former version.
+    pub fn former(&self, vm: &VirtualMachine) -> Option<&TemplateSet> {
+        let from = vm.status.as_ref()?.templates.as_ref()?;
+        let version = from.version.as_deref().filter(|_| from.set.as_deref() == vm.template_set())?;
+        let mut of_set = self.former.iter().filter(|former| former.set.as_deref() == vm.template_set());
+        let newest = of_set.clone().last();
+        let last = of_set.find(|former| former.version == version || former.templates.version() == version);
+        last.or(newest).map(|former| &former.templates)
     }
 
     /// Why the newest version of a VM's set is not used.
@@ -145,6 +168,8 @@ pub struct Loader {
     unchecked: bool,
     /// The VMs with which the refused sets failed, as they were then.
     refusers: Vec<Refuser>,
+    /// How often refused sets were looked at again since something has changed.
+    tries: u32,
     metrics: Arc<Metrics>,
     namespace: String,
 }
@@ -183,7 +208,8 @@ impl Loader {
         let now = gathered.borrow_and_update().clone();
         let sources = now.sources();
         let mut store = Store::read(client, namespace).await;
-        let mut in_force = InForce { library: Library::new(&sources), refused: BTreeMap::new() };
+        let mut in_force =
+            InForce { library: Library::new(&sources), refused: BTreeMap::new(), former: former(&store) };
         if let (Some(error), None) = (&now.unreadable, &now.folder) {
             in_force.library.put(None, Err(error.clone()));
         }
@@ -192,6 +218,10 @@ impl Loader {
         let library = in_force.library.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?)));
         let mut harmful = Vec::new();
         for (name, set) in library.filter(|(_, set)| *set.layers() != Layers::default()) {
+            if let Some(error) = in_force::too_large(set) {
+                harmful.push((name.map(str::to_owned), error));
+                continue;
+            }
             let examples = || check::examples().into_iter().map(|vm| (vm, Observed::nothing(Timestamp::now())));
             if let Err(sandbox::Failure::Refused(error, None)) =
                 sandbox::check(None, set, examples, &check::example_config()).await
@@ -216,12 +246,12 @@ impl Loader {
         metrics.templates_loaded(good);
         if !unchecked {
             for (name, set) in in_force.library.all().filter_map(|(name, set)| Some((name, set.as_ref().ok()?))) {
-                store.keep(name, set).await;
+                store.keep(name, None, set).await;
             }
         }
         let (sender, _) = watch::channel(Arc::new(in_force));
-        let (namespace, refusers) = (namespace.to_owned(), Vec::new());
-        Self { gathered, sender, last: sources, store, unchecked, refusers, metrics, namespace }
+        let (namespace, refusers, tries) = (namespace.to_owned(), Vec::new(), 0);
+        Self { gathered, sender, last: sources, store, unchecked, refusers, tries, metrics, namespace }
     }
 
     /// The sets in force, as they change.
@@ -249,6 +279,7 @@ impl Loader {
             let is_unreadable = now.unreadable.is_some();
             if sources != self.last || again || is_unreadable || was_unreadable {
                 was_unreadable = is_unreadable;
+                self.tries = if sources == self.last { self.tries + 1 } else { 0 };
                 let started = Instant::now();
                 again = self.check_all(&now, &sources, &checks).await;
                 self.last = sources;
@@ -280,7 +311,7 @@ impl Loader {
             }
             let has_changed = |refuser: &Refuser| !checks.vms().any(|vm| self::refuser(&vm) == *refuser);
             let may_pass = || self.refusers.iter().any(has_changed) || config.has_changed().unwrap_or(false);
-            if again || looked.elapsed() > REFUSED_AGAIN || may_pass() {
+            if again || looked.elapsed() >= pause(self.tries) || may_pass() {
                 return Some(true);
             }
         }
@@ -292,32 +323,57 @@ impl Loader {
         let old = self.sender.borrow().clone();
         // All sets are compiled anew: the sets of a folder belong together, and compiling is fast.
         let compiled = Library::new(sources);
-        let mut new = InForce { library: Library::new(&Sources::default()), refused: BTreeMap::new() };
+        let mut new =
+            InForce { library: Library::new(&Sources::default()), refused: BTreeMap::new(), former: Vec::new() };
         let mut again = false;
-        self.refusers.clear();
+        let is_known = |set: Option<&str>, error: &TemplateError| {
+            self.tries > 0 && old.refused.get(&set.map(str::to_owned)) == Some(error)
+        };
+        let (mut refusers, mut in_use) = (Vec::new(), Vec::new());
         if let Some(error) = &now.unreadable {
             new.refused.insert(None, error.clone());
-            self.refuse(&Refusal { set: None, error, vm: None }, now, &checks.recorder);
+            if !is_known(None, error) {
+                self.refuse(&Refusal { set: None, error, vm: None }, now, &checks.recorder);
+            }
         }
         for (name, set) in compiled.all() {
             let before = old.library.all().find(|(old, _)| *old == name).and_then(|(_, set)| set.as_ref().ok());
             let (name, set) = (name.map(str::to_owned), set.clone());
+            let formers = old.former.iter().filter(|former| former.set == name).cloned();
             let checked = match set {
-                Ok(set) if before.is_some_and(|before| before.version() == set.version()) => Ok(set),
-                Ok(set) => self.check(name.as_deref(), before.cloned(), set, checks).await,
+                Ok(set) if before.is_some_and(|before| before.version() == set.version()) => {
+                    new.former.extend(formers);
+                    Ok(set)
+                }
+                Ok(set) => {
+                    self.check(name.as_deref(), before.cloned(), set, checks).await.map(|(set, kept_versions)| {
+                        let last = before.map(|before| Former {
+                            set: name.clone(),
+                            version: before.version().to_owned(),
+                            templates: before.clone(),
+                        });
+                        let is_kept = |former: &Former| {
+                            [former.version.as_str(), former.templates.version()]
+                                .iter()
+                                .any(|it| kept_versions.contains(*it))
+                        };
+                        new.former.extend(formers.chain(last).filter(is_kept));
+                        set
+                    })
+                }
                 Err(error) => Err(Some(Refused { error, vm: None })),
             };
             let kept = match checked {
                 Ok(set) => Ok(set),
                 Err(why) => {
+                    new.former.extend(old.former.iter().filter(|former| former.set == name).cloned());
                     let error = match why {
                         Some(Refused { error, vm }) => {
-                            self.refusers.extend(vm.as_deref().map(refuser));
-                            self.refuse(
-                                &Refusal { set: name.as_deref(), error: &error, vm: vm.as_deref() },
-                                now,
-                                &checks.recorder,
-                            );
+                            let refusal = Refusal { set: name.as_deref(), error: &error, vm: vm.as_deref() };
+                            if !is_known(name.as_deref(), &error) {
+                                self.refuse(&refusal, now, &checks.recorder);
+                            }
+                            refusers.extend(vm.as_deref().map(refuser));
                             error
                         }
                         None => {
@@ -330,7 +386,7 @@ impl Loader {
                 }
             };
             if let Ok(set) = &kept {
-                self.store.keep(name.as_deref(), set).await;
+                in_use.push((name.clone(), set.clone()));
             }
             new.library.put(name.as_deref(), kept);
         }
@@ -345,30 +401,47 @@ impl Loader {
                     &format!("sets/{name}"),
                     format!("the set is gone, but {users} VMs use it; the manager keeps it until it ends"),
                 );
-                self.refuse(&Refusal { set: Some(name), error: &error, vm: None }, now, &checks.recorder);
+                if !is_known(Some(name), &error) {
+                    self.refuse(&Refusal { set: Some(name), error: &error, vm: None }, now, &checks.recorder);
+                }
                 new.refused.insert(Some(name.to_owned()), error);
                 new.library.put(Some(name), set.clone());
             } else {
                 info!(set = name, "the template set is gone");
-                self.store.forget(name).await;
             }
         }
+        self.refusers = refusers;
+        for (name, set) in &in_use {
+            self.store.keep(name.as_deref(), None, set).await;
+        }
+        for former in &new.former {
+            self.store.keep(former.set.as_deref(), Some(&former.version), &former.templates).await;
+        }
+        let is_needed = |(set, version): &in_force::Name| match version {
+            None => new.library.all().any(|(name, _)| name == set.as_deref()),
+            Some(version) => new.former.iter().any(|former| former.set == *set && former.version == *version),
+        };
+        self.store.retain(is_needed).await;
         self.metrics.templates_loaded(new.refused.is_empty());
         self.sender.send_replace(Arc::new(new));
         again
     }
 
-    /// Renders the VMs of the set and tries the objects that would change with a dry run. `Err(None)`: the check could not run.
+    /// Renders the VMs of the set, asks for the rights that it needs, and tries the objects that would change with a dry run. Returns also
+    /// the versions that VMs keep. `Err(None)`: the check could not run.
     async fn check(
         &self,
         name: Option<&str>,
         before: Option<TemplateSet>,
         set: TemplateSet,
         checks: &Checks,
-    ) -> Result<TemplateSet, Option<Refused>> {
+    ) -> Result<(TemplateSet, BTreeSet<String>), Option<Refused>> {
+        if let Some(error) = in_force::too_large(&set) {
+            return Err(Some(Refused { error, vm: None }));
+        }
         let config = checks.config.borrow().clone();
         let users = || checks.observed().filter(|(vm, _)| vm.template_set() == name);
-        let Outcome { vms, changed, samples } = match sandbox::check(before.as_ref(), &set, users, &config).await {
+        let mut outcome = match sandbox::check(before.as_ref(), &set, users, &config).await {
             Ok(outcome) => outcome,
             Err(sandbox::Failure::Refused(error, vm)) => return Err(Some(Refused { error, vm })),
             Err(sandbox::Failure::Io(error)) => {
@@ -376,6 +449,9 @@ impl Loader {
                 return Err(None);
             }
         };
+        let unusable = unusable_kinds(&outcome, checks).await?;
+        let mut samples = std::mem::take(&mut outcome.samples);
+        samples.retain(|(_, object)| !unusable.contains(&object.key.types()));
         let tried = samples.len();
         for (vm, object) in samples {
             match checks.cluster.dry_run(&vm, &check::trial(&object)).await {
@@ -398,12 +474,13 @@ impl Loader {
         info!(
             set = name.unwrap_or("(all)"),
             version = set.version(),
-            vms,
-            changed,
+            vms = outcome.vms,
+            changed = outcome.changed,
             tried,
+            kept_back = outcome.misfits,
             "new templates are in force"
         );
-        Ok(set)
+        Ok((set, outcome.kept_versions))
     }
 
     /// Reports that the newest version of a set is not used: in the log and with events.
@@ -432,10 +509,53 @@ impl Loader {
     }
 }
 
+/// Asks whether the manager can use the kinds of a new set. Returns the kinds that it can't use and that only one VM has: that VM reports
+/// it. `Err(None)`: the API server did not answer.
+async fn unusable_kinds(outcome: &Outcome, checks: &Checks) -> Result<HashSet<TypeMeta>, Option<Refused>> {
+    let mut unusable = HashSet::new();
+    for used in &outcome.uses {
+        let (watching, in_namespaces) = used.verbs();
+        match checks
+            .cluster
+            .unusable(&used.kind, &Rights { watching, in_namespaces, namespaces: &used.namespaces })
+            .await
+        {
+            Ok(None) => {}
+            Ok(Some(why)) if used.is_of_one_vm(outcome) => {
+                warn!(kind = used.kind.kind, error = why, "only one VM has objects of a kind that can't be used");
+                unusable.insert(used.kind.clone());
+            }
+            Ok(Some(why)) => {
+                let error = TemplateError::refused(&used.template, why);
+                return Err(Some(Refused { error, vm: None }));
+            }
+            Err(error) => {
+                warn!(error = %ErrorChain(&error), "the templates can't be tried out now");
+                return Err(None);
+            }
+        }
+    }
+    Ok(unusable)
+}
+
+/// The pause before refused sets are looked at again although nothing that the manager watches has changed.
+fn pause(tries: u32) -> Duration {
+    AGAIN.saturating_mul(1 << tries.min(10)).min(REFUSED_AGAIN)
+}
+
+/// The former versions that are kept and still compile.
+fn former(store: &Store) -> Vec<Former> {
+    let former = store.kept().iter().filter_map(|((set, version), layers)| {
+        let (version, templates) = (version.clone()?, TemplateSet::compile(layers.clone()).ok()?);
+        Some(Former { set: set.clone(), version, templates })
+    });
+    former.collect()
+}
+
 /// Puts the sets in force that were in force last, where something else would be now. Returns whether that is the case.
 fn restore(store: &Store, library: &mut Library) -> bool {
     let mut is_newer = false;
-    for (name, layers) in store.kept() {
+    for ((name, _), layers) in store.kept().iter().filter(|((_, former), _)| former.is_none()) {
         let name = name.as_deref();
         let now = library.all().find(|(now, _)| *now == name).and_then(|(_, set)| set.as_ref().ok());
         if now.is_some_and(|set| set.layers() == layers) {
@@ -501,4 +621,15 @@ async fn follow_maps(api: Api<ConfigMap>, sender: watch::Sender<Gathered>, liste
 fn content(map: ConfigMap) -> (String, Files) {
     let set = map.labels().get(SET_LABEL).cloned().unwrap_or_default();
     (set, files::unpacked(map.data.unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_between_two_looks_at_a_refused_set_grows_to_five_minutes() {
+        let pauses: Vec<u64> = [0, 1, 2, 5, 6, 100].map(|tries| pause(tries).as_secs()).into();
+        assert_eq!(pauses, [5, 10, 20, 160, 300, 300]);
+    }
 }

@@ -1,7 +1,7 @@
 //! Checks a new template set against all VMs before it is used.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
 };
 
@@ -13,7 +13,7 @@ use super::{RandomInput, TemplateError, TemplateSet, first_start, render};
 use crate::{
     api::VirtualMachine,
     config::{LoadBalancerService, ReconcilerConfig},
-    object::Rendered,
+    object::{Lifetime, Rendered},
     observed::Observed,
 };
 
@@ -29,6 +29,40 @@ pub struct Outcome {
     pub changed: usize,
     /// Of the objects that would change, one of each shape with its VM.
     pub samples: Vec<(VirtualMachine, Rendered)>,
+    /// The kinds of objects that the new set makes.
+    pub uses: Vec<Use>,
+    /// The versions of the templates of VMs whose values do not match the schema of the new set. These VMs keep them.
+    pub kept_versions: BTreeSet<String>,
+    /// How many VMs that are.
+    pub misfits: usize,
+}
+
+/// What a new set does with a kind of objects.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Use {
+    /// The kind.
+    pub kind: TypeMeta,
+    /// The file of a template that makes such an object.
+    pub template: String,
+    /// Whether the manager deletes such an object.
+    pub is_deleted: bool,
+    /// The VMs that have such an object.
+    pub vms: usize,
+    /// Their namespaces.
+    pub namespaces: BTreeSet<String>,
+}
+
+impl Use {
+    /// The verbs that the manager needs to list and watch the kind, and those that it needs in the namespace of each VM.
+    pub fn verbs(&self) -> (&'static [&'static str], &'static [&'static str]) {
+        let all: &[&str] = &["get", "create", "patch", "delete"];
+        (&["list", "watch"], if self.is_deleted { all } else { &all[..3] })
+    }
+
+    /// Whether a problem with the kind is that of one VM: only its spec makes such an object, and the others do without.
+    pub fn is_of_one_vm(&self, outcome: &Outcome) -> bool {
+        self.vms == 1 && outcome.vms > 1
+    }
 }
 
 /// A VM that the current set renders and the new set does not.
@@ -42,6 +76,9 @@ pub struct Refusal {
 
 /// Renders all VMs with the current set and with the new one.
 ///
+/// A VM whose values do not match the schema of the new set is left out: it keeps its version. But if no other VM is there, and the VM sets
+/// no values of its own, the defaults of the set do not match its schema.
+///
 /// # Errors
 /// The first VM that the old set renders and the new one does not. Without an old set there is no such VM.
 pub fn check(
@@ -53,15 +90,33 @@ pub fn check(
     let random = RandomInput { display_password: "a-password-for-the-check".into() };
     let mut outcome = Outcome::default();
     let mut samples = BTreeMap::new();
+    let mut uses: BTreeMap<(String, String), Use> = BTreeMap::new();
+    let mut of_defaults = None;
     for (vm, observed) in vms {
         let before = old.map(|old| render(&vm, &observed, config, &random, old));
         let after = match render(&vm, &observed, config, &random, new) {
             Ok(after) => after,
+            Err(error) if error.of_values => {
+                let from = vm.status.as_ref().and_then(|status| status.templates.as_ref());
+                outcome.kept_versions.extend(from.and_then(|from| from.version.clone()));
+                outcome
+                    .kept_versions
+                    .extend(old.filter(|_| matches!(before, Some(Ok(_)))).map(|old| old.version().to_owned()));
+                outcome.misfits += 1;
+                let has_values =
+                    vm.spec.template_values.as_ref().and_then(Value::as_object).is_some_and(|it| !it.is_empty());
+                if !has_values && matches!(before, Some(Ok(_))) {
+                    let error = TemplateError { of_values: false, ..error };
+                    of_defaults.get_or_insert(Refusal { vm: Box::new(vm), error });
+                }
+                continue;
+            }
             // The VM had an error before, which its condition reports.
             Err(_) if !matches!(before, Some(Ok(_))) => continue,
             Err(error) => return Err(Refusal { vm: Box::new(vm), error }),
         };
         outcome.vms += 1;
+        note_uses(&mut uses, &vm, &after);
         let before = before.and_then(Result::ok).unwrap_or_default();
         let is_same = |object: &Rendered| before.iter().any(|old| old.value == object.value);
         let changed: Vec<Rendered> = after.iter().filter(|object| !is_same(object)).cloned().collect();
@@ -72,8 +127,29 @@ pub fn check(
             }
         }
     }
+    if let Some(refusal) = of_defaults.filter(|_| outcome.vms == 0) {
+        return Err(refusal);
+    }
     outcome.samples = samples.into_values().collect();
+    outcome.uses = uses.into_values().collect();
     Ok(outcome)
+}
+
+fn note_uses(uses: &mut BTreeMap<(String, String), Use>, vm: &VirtualMachine, objects: &[Rendered]) {
+    let mut kinds = BTreeSet::new();
+    for object in objects {
+        let kind = (object.key.api_version.clone(), object.key.kind.clone());
+        let used = uses.entry(kind.clone()).or_insert_with(|| Use {
+            kind: object.key.types(),
+            template: object.template.clone(),
+            is_deleted: false,
+            vms: 0,
+            namespaces: BTreeSet::new(),
+        });
+        used.is_deleted |= object.lifetime != Lifetime::Keep;
+        used.namespaces.extend(vm.metadata.namespace.clone());
+        used.vms += usize::from(kinds.insert(kind));
+    }
 }
 
 /// Example VMs that together use every feature, for a check without a cluster's VMs.
@@ -130,8 +206,6 @@ fn shape(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use serde_json::json;
 
     use super::*;
@@ -183,6 +257,51 @@ mod tests {
             kinds(&set(&[])).into_iter().map(|kind| (kind.api_version, kind.kind)).collect();
         let named = BUILTIN_KINDS.map(|(api_version, kind)| (api_version.to_owned(), kind.to_owned()));
         assert_eq!(rendered, BTreeSet::from(named));
+    }
+
+    #[test]
+    fn each_kind_is_used_with_the_rights_that_its_objects_need() {
+        let kept = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: a\n  annotations: {vmoperator.jdrupes.org/lifetime: keep}\n";
+        let of_pear = format!("{{% if values.size == 'pear' %}}\n{POLICY}{{% endif %}}\n");
+        let new = set(&[("x.yaml.j2", &of_pear), ("display-secret.yaml.j2", kept)]);
+        let outcome = check(None, &new, vms(), &ReconcilerConfig::default()).unwrap();
+        let used = |kind: &str| outcome.uses.iter().find(|used| used.kind.kind == kind).unwrap();
+        assert_eq!(used("Pod").verbs().1, ["get", "create", "patch", "delete"]);
+        for kind in ["PersistentVolumeClaim", "Secret"] {
+            assert_eq!(used(kind).verbs().1, ["get", "create", "patch"], "{kind}");
+        }
+        let policy = used("NetworkPolicy");
+        assert_eq!((policy.vms, policy.template.as_str()), (1, "x.yaml.j2"));
+        assert!(policy.is_of_one_vm(&outcome) && !used("Pod").is_of_one_vm(&outcome));
+        // With one VM alone it is a matter of the set.
+        let outcome = check(None, &new, vms().into_iter().skip(1), &ReconcilerConfig::default()).unwrap();
+        assert!(!outcome.uses.iter().any(|used| used.is_of_one_vm(&outcome)));
+    }
+
+    #[cfg(feature = "schema")]
+    #[test]
+    fn a_vm_whose_values_do_not_match_the_schema_keeps_its_version() {
+        let old = set(&[]);
+        let new = set(&[("values.schema.json", r#"{"properties": {"size": {"enum": ["apple"]}}}"#)]);
+        let mut vms = vms();
+        vms[1].0.status = serde_json::from_value(json!({ "templates": { "version": "before" } })).unwrap();
+        let outcome = check(Some(&old), &new, vms.clone(), &ReconcilerConfig::default()).unwrap();
+        assert_eq!((outcome.vms, outcome.misfits), (1, 1));
+        assert_eq!(outcome.kept_versions, BTreeSet::from(["before".to_owned(), old.version().to_owned()]));
+        let outcome = check(Some(&new), &new, vms, &ReconcilerConfig::default()).unwrap();
+        assert_eq!(
+            outcome.kept_versions,
+            BTreeSet::from(["before".to_owned()]),
+            "the old set does not render it either"
+        );
+
+        // If the defaults do not match, it is the set that is wrong, unless a VM shows that there are values that match.
+        let new = set(&[("values.schema.json", r#"{"required": ["size"]}"#)]);
+        let without_values = || (vm(|_| ()), nothing());
+        let refusal = check(Some(&old), &new, [without_values()], &ReconcilerConfig::default()).unwrap_err();
+        assert!(!refusal.error.of_values, "{}", refusal.error);
+        let vms = self::vms().into_iter().chain([without_values()]);
+        assert_eq!(check(Some(&old), &new, vms, &ReconcilerConfig::default()).unwrap().misfits, 1);
     }
 
     #[test]

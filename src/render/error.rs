@@ -17,6 +17,9 @@ pub struct TemplateError {
     pub column: Option<usize>,
     /// What is wrong.
     pub message: String,
+    /// Whether the values of the VM do not match the schema of the set. Then the VM may be wrong and not the set.
+    #[serde(default)]
+    pub of_values: bool,
 }
 
 fn position(line: Option<usize>, column: Option<usize>) -> String {
@@ -30,7 +33,7 @@ fn position(line: Option<usize>, column: Option<usize>) -> String {
 impl TemplateError {
     /// An error of a whole file, or of what it renders.
     pub fn refused(template: &str, message: impl Into<String>) -> Self {
-        Self { template: template.into(), line: None, column: None, message: message.into() }
+        Self { template: template.into(), line: None, column: None, message: message.into(), of_values: false }
     }
 
     /// An error in the YAML of a file, with its position. `prefix` stands before the parser's message.
@@ -41,6 +44,7 @@ impl TemplateError {
             line: position.as_ref().map(|position| position.line()),
             column: position.as_ref().map(|position| position.column()),
             message: format!("{prefix}{error}"),
+            of_values: false,
         }
     }
 
@@ -61,6 +65,7 @@ impl TemplateError {
             line: error.line(),
             column,
             message: message(error) + &cause,
+            of_values: false,
         }
     }
 }

@@ -193,6 +193,7 @@ impl TemplateSet {
             line: Some(block.line),
             column: Some(block.column),
             message: no_such_block(parent, &block.name, &known, renamed),
+            of_values: false,
         })
     }
 

@@ -62,6 +62,7 @@ impl Values {
             line: Some(error.line()),
             column: Some(error.column()),
             message: format!("not JSON: {error}"),
+            of_values: false,
         })?;
         #[cfg(not(feature = "schema"))]
         drop(schema);
@@ -104,7 +105,10 @@ impl Schema {
                 format!("values{path}: {error}")
             })
             .collect();
-        if wrong.is_empty() { Ok(()) } else { Err(TemplateError::refused(&self.file, wrong.join("; "))) }
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        Err(TemplateError { of_values: true, ..TemplateError::refused(&self.file, wrong.join("; ")) })
     }
 
     /// A program without the feature `schema` renders no templates of users.

@@ -9,7 +9,7 @@ use super::{Reconciled, string};
 use crate::{
     api::{
         Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
-        conditions::{self, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING},
+        conditions::{self, OBJECTS_READY, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, TEMPLATES_VALID},
         reasons::{Effect, Event},
         status::Phase,
     },
@@ -174,6 +174,8 @@ fn conditions_changed(vm: &VirtualMachine, conditions: &[Condition]) -> Vec<Even
             READY if matches!(reason.effect(), Effect::Warning | Effect::Notice) => {
                 (!same_reason || !same_message, reason)
             }
+            OBJECTS_READY if reason.effect() == Effect::Warning => (!same_reason || !same_message, reason),
+            TEMPLATES_VALID if reason == Reason::ValuesRefused => (!same_message, reason),
             POWER_UNMANAGED => (!same_reason, Reason::PowerUnmanaged),
             RESTART_REQUIRED => (!same_message, Reason::RestartRequired),
             _ => return None,

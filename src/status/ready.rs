@@ -15,10 +15,10 @@ use crate::{
         conditions::{self, NewCondition, READY, RUNNING},
         status::whole_seconds,
     },
-    object::RESTARTED_ANNOTATION,
+    object::{ObjectKey, RESTARTED_ANNOTATION},
     observed::{NodeState, Object},
     ownership::owns_condition,
-    plan::{self, Plan, Wait},
+    plan::{self, Wait, beside::is_beside},
     power::{Power, Wanted, is_report_of},
 };
 
@@ -33,8 +33,9 @@ pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'
     if let Some(failure) = &outcome.failure {
         return not_ready(failure.clone());
     }
-    if let Some(problem) = name_taken(plan) {
-        return not_ready(problem);
+    let taken = waits(reconciled).find(|wait| matches!(wait, Wait::NotOurs(_)));
+    if let Some(wait) = taken {
+        return not_ready(name_taken(wait.key()));
     }
     let is_stopping = plan.power.wanted != Wanted::Up && pods.own.or(pods.previous).is_some();
     if let Some(invalid) = vm.spec.invalid.as_ref().filter(|_| !is_stopping) {
@@ -82,18 +83,16 @@ fn ready_as(reason: Reason, message: &str) -> NewCondition {
     NewCondition { type_: READY, status: true, reason, message: message.into() }
 }
 
-fn name_taken(plan: &Plan) -> Option<Problem> {
-    let key = plan.waits.iter().find_map(|wait| match wait {
-        Wait::NotOurs(key) => Some(key),
-        Wait::Gone(_)
-        | Wait::Overdue(_)
-        | Wait::NotRemoved(_)
-        | Wait::Retry(_)
-        | Wait::ClaimInUse(_)
-        | Wait::ClaimMissing(_) => None,
-    })?;
+/// What holds up the VM. The condition ObjectsReady has the other waits.
+fn waits<'a>(reconciled: &Reconciled<'a>) -> impl Iterator<Item = &'a Wait> {
+    let rendered = reconciled.rendered.unwrap_or_default();
+    reconciled.plan.waits.iter().filter(move |wait| !is_beside(wait.key(), rendered))
+}
+
+/// An object with a needed name belongs to somebody else.
+pub(super) fn name_taken(key: &ObjectKey) -> Problem {
     let message = format!("{key} exists and does not belong to this VM: delete or rename one of the two");
-    Some(Problem::new(Reason::NameTaken, message))
+    Problem::new(Reason::NameTaken, message)
 }
 
 /// The VM is down, and no Pod is left.
@@ -141,7 +140,7 @@ fn waiting_for_pod(reconciled: &Reconciled<'_>) -> Problem {
     if reconciled.vm.metadata.deletion_timestamp.is_some() {
         return Problem::new(Reason::BeingDeleted, "the VM is being deleted, so nothing is started for it");
     }
-    match (reconciled.rendered, reconciled.plan.waits.first()) {
+    match (reconciled.rendered, waits(reconciled).next()) {
         (Err(error), _) => not_rendered(reconciled.vm, error),
         (Ok(_), Some(Wait::ClaimInUse(pod))) => Problem::new(
             Reason::ClaimInUse,

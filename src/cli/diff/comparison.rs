@@ -16,8 +16,9 @@ use crate::{
     api::{Reason, VirtualMachine},
     claims,
     config::{Config, ReconcilerConfig},
+    discovery::Resources,
     files::{self, FileError},
-    object::{INSTANCE_LABEL, ObjectKey, Rendered, SET_LABEL, builtin_kinds, resource, stateful_sets},
+    object::{INSTANCE_LABEL, ObjectKey, Rendered, SET_LABEL, builtin_kinds, stateful_sets},
     observed::{Object, Observed},
     plan::{Plan, Wait, kinds, plan},
     render::{Library, RandomInput, Sources, TemplateError, TemplateSet, render},
@@ -89,6 +90,8 @@ fn unknown(object: impl Display) -> impl FnOnce(kube::Error) -> Failure {
 /// What the manager would do to a VM's objects.
 pub(super) struct Comparison {
     current: Vec<DynamicObject>,
+    /// Where the API server serves the kinds.
+    pub resources: Resources,
     pub rendered: Vec<Rendered>,
     pub plan: Plan,
     /// What the cluster or the manager refuses, in words.
@@ -114,10 +117,10 @@ impl Comparison {
         let rendered = installed.render(vm, &listing.observed)?;
         // Kinds that no template renders any more.
         listing.add_if_possible(kinds::from_status(vm, &rendered)).await?;
-        let Listing { observed, current, unlisted, .. } = listing;
+        let Listing { resources, observed, current, unlisted, .. } = listing;
         let plan = plan(vm, &observed, Some(&rendered));
         let refusals = refusals(vm, &observed, &rendered, &plan);
-        Ok(Self { current, rendered, plan, refusals, unlisted })
+        Ok(Self { current, resources, rendered, plan, refusals, unlisted })
     }
 
     /// Whether the manager would change anything, or could not.
@@ -153,6 +156,7 @@ fn refusals(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered], pla
 struct Listing<'a> {
     client: &'a Client,
     vm: &'a VirtualMachine,
+    resources: Resources,
     kinds: HashSet<TypeMeta>,
     observed: Observed,
     current: Vec<DynamicObject>,
@@ -162,7 +166,8 @@ struct Listing<'a> {
 impl<'a> Listing<'a> {
     fn new(client: &'a Client, vm: &'a VirtualMachine) -> Self {
         let observed = Observed::nothing(Timestamp::now());
-        Self { client, vm, kinds: HashSet::new(), observed, current: Vec::new(), unlisted: Vec::new() }
+        let resources = Resources::new(client.clone());
+        Self { client, vm, resources, kinds: HashSet::new(), observed, current: Vec::new(), unlisted: Vec::new() }
     }
 
     /// Lists the VM's objects of a kind, if that has not been done.
@@ -171,7 +176,8 @@ impl<'a> Listing<'a> {
             return Ok(());
         }
         let namespace = self.vm.namespace().unwrap_or_default();
-        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &resource(kind));
+        let resource = self.resources.of(kind).await?;
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &resource);
         let selector = format!("{INSTANCE_LABEL}={}", self.vm.name_any());
         for object in api.list(&ListParams::default().labels(&selector)).await? {
             // The objects of a list have no type.
@@ -189,7 +195,8 @@ impl<'a> Listing<'a> {
         if !self.kinds.contains(&kind) {
             return Ok(());
         }
-        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &resource(&kind));
+        let resource = self.resources.of(&kind).await?;
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &resource);
         for name in claims::possible_names(self.vm) {
             if self.observed.claim(&name).is_none()
                 && let Some(object) =

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use vm_operator::api::VirtualMachine;
 use vm_operator::config::ReconcilerConfig;
-use vm_operator::object::{HASH_ANNOTATION, Rendered, resource};
+use vm_operator::object::{HASH_ANNOTATION, Rendered, constant_resource};
 use vm_operator::observed::Observed;
 use vm_operator::ownership::{OBJECT_MANAGER, STATUS_MANAGER};
 use vm_operator::plan::plan;
@@ -133,8 +133,9 @@ impl Writes {
 
     async fn send(self, client: &Client) -> Result<()> {
         for step in &self.steps {
-            let writes = step.iter().map(|object| {
-                self.apply(client, resource(&object.key.types()), &object.key.name, &object.value, OBJECT_MANAGER)
+            let writes = step.iter().map(async |object| {
+                let resource = constant_resource(&object.key.types()).context("a kind that is not built in")?;
+                self.apply(client, resource, &object.key.name, &object.value, OBJECT_MANAGER).await
             });
             try_join_all(writes).await?;
         }

@@ -567,7 +567,8 @@ fn allow_policies(ns: &ManagedNamespace, verbs: &[&str]) {
         "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "policies" },
         "subjects": [{ "kind": "ServiceAccount", "name": "vm-operator", "namespace": ns.namespace.name() }],
     });
-    ns.namespace.apply(&format!("{role}\n---\n{binding}\n"));
+    ns.namespace.apply(&role.to_string());
+    ns.namespace.apply(&binding.to_string());
 }
 
 #[tokio::test]
@@ -793,15 +794,15 @@ async fn a_vm_with_which_a_template_takes_all_memory_has_an_error_of_its_own() {
     assert_eq!(ns.manager.log().matches("leading").count(), 1);
 }
 
-/// A definition of a kind in the group `example.org`.
+/// A definition of a kind in the group `k8s.cni.cncf.io`.
 fn definition(kind: &str, plural: &str) -> String {
     let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     let version = json!({ "name": "v1", "served": true, "storage": true, "schema": { "openAPIV3Schema": schema } });
     json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": { "name": format!("{plural}.example.org") },
+        "metadata": { "name": format!("{plural}.k8s.cni.cncf.io") },
         "spec": {
-            "group": "example.org", "scope": "Namespaced", "versions": [version],
+            "group": "k8s.cni.cncf.io", "scope": "Namespaced", "versions": [version],
             "names": { "kind": kind, "plural": plural, "singular": kind.to_lowercase() },
         },
     })
@@ -814,7 +815,7 @@ async fn the_api_server_knows_the_plural_of_a_kind() {
     let cluster = OwnCluster::api_server();
     let mut ns = ManagedNamespace::on(*cluster, "plural").await;
     ns.namespace.apply(&definition("NetworkAttachmentDefinition", "network-attachment-definitions"));
-    let template = "apiVersion: example.org/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: {{ vm.metadata.name }}}\n\
+    let template = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: {{ vm.metadata.name }}}\n\
                     spec: {bridge: {{ values.bridge | default('br0') }}}\n";
     drop(ns.manager);
     ns.manager = Manager::start(ns.cluster, &ns.namespace, &[("network.yaml.j2", template)]);
@@ -834,10 +835,6 @@ async fn the_api_server_knows_the_plural_of_a_kind() {
     assert_eq!(bridge(), "br0");
     ns.patch_vm("apple", json!({ "spec": { "templateValues": { "bridge": "br1" } } })).await;
     eventually("another bridge", LIMIT, async || (bridge() == "br1").then_some(())).await;
-    // A change by others is seen and put back.
-    let patch = r#"--patch={"spec":{"bridge":"br2"}}"#;
-    ns.namespace.kubectl(&["patch", "network-attachment-definitions", "apple", "--type=merge", patch]);
-    eventually("the bridge", LIMIT, async || (bridge() == "br1").then_some(())).await;
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("network.yaml.j2"), template.replace("br0", "br3")).unwrap();
     assert_eq!(

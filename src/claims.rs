@@ -460,7 +460,7 @@ mod tests {
             let observed = bound();
             let claims = claims(&vm, &observed, &rendered(&vm, &observed), &[]);
             let condition = storage_ready(&claims, &rendered(&vm, &observed)).unwrap();
-            assert_eq!(condition.status, true, "the VM does not use it");
+            assert!(condition.status, "the VM does not use it");
             claims.into_iter().find(|claim| claim.name == "apple-data-disk").map(|claim| json!(claim))
         };
         let data = |more: Value| {

@@ -12,8 +12,10 @@
 use std::{
     collections::BTreeMap,
     io::{self, Read, Write},
+    time::Duration,
 };
 
+use backon::{ExponentialBuilder, Retryable};
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use k8s_openapi::{ByteString, api::core::v1::ConfigMap};
 use kube::{
@@ -43,6 +45,9 @@ const LARGEST: usize = 1 << 20;
 /// The most bytes that are read out of compressed data: no set that can be used is larger.
 const LARGEST_UNPACKED: u64 = 64 << 20;
 
+/// The longest pause between two attempts to read what was in force.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
 /// The name of a set, and its version if it is a former one.
 pub type Name = (Option<String>, Option<String>);
 
@@ -50,20 +55,33 @@ pub type Name = (Option<String>, Option<String>);
 pub struct Store {
     api: Api<ConfigMap>,
     kept: BTreeMap<Name, Layers>,
+    /// What could not be kept, and must be tried again.
+    failed: BTreeMap<Name, TemplateSet>,
 }
 
 impl Store {
-    /// Reads the sets that were in force last. If they can't be read, none were.
+    /// Reads the sets that were in force last. Without them a refused set would come in force, so this waits until they can be read. Only
+    /// a manager that has no right to read them starts without.
     pub async fn read(client: &Client, namespace: &str) -> Self {
         let api: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-        let kept = match api.list(&ListParams::default().labels(LABEL)).await {
-            Ok(maps) => maps.into_iter().filter_map(read).collect(),
+        let labelled = ListParams::default().labels(LABEL);
+        let list = || api.list(&labelled);
+        let is_forbidden = |error: &kube::Error| matches!(error, kube::Error::Api(status) if status.code == 403);
+        let read_all = list.retry(ExponentialBuilder::new().with_max_delay(LONGEST_PAUSE).without_max_times());
+        let read_all = read_all.when(|error| !is_forbidden(error)).notify(|error, pause| {
+            warn!(
+                label = LABEL, error = %ErrorChain(error), again_in = ?pause,
+                "the templates that were in force last can't be read"
+            );
+        });
+        let kept = match read_all.await {
+            Ok(maps) => maps.into_iter().filter_map(self::read).collect(),
             Err(error) => {
-                warn!(label = LABEL, error = %ErrorChain(&error), "the templates that were in force last can't be read");
+                warn!(label = LABEL, error = %ErrorChain(&error), "the manager may not read the templates that were in force last");
                 BTreeMap::new()
             }
         };
-        Self { api, kept }
+        Self { api, kept, failed: BTreeMap::new() }
     }
 
     /// The sets that were in force last, and the former versions that VMs keep.
@@ -71,11 +89,24 @@ impl Store {
         &self.kept
     }
 
-    /// Keeps a set that is in force now, or a former version. Built-in templates without files over them need no ConfigMap.
+    /// Whether something could not be kept.
+    pub fn has_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    /// Tries again to keep what could not be kept.
+    pub async fn keep_failed(&mut self) {
+        for ((set, former), templates) in std::mem::take(&mut self.failed) {
+            self.keep(set.as_deref(), former.as_deref(), &templates).await;
+        }
+    }
+
+    /// Keeps a set that is in force now, or a former version. Built-in templates without files over them are kept too: if nothing were, the
+    /// next manager would take a set that was refused for the first one.
     pub async fn keep(&mut self, set: Option<&str>, former: Option<&str>, templates: &TemplateSet) {
         let (name, layers) = ((set.map(str::to_owned), former.map(str::to_owned)), templates.layers());
-        let is_needless = *layers == Layers::default() && former.is_none() && !self.kept.contains_key(&name);
-        if self.kept.get(&name) == Some(layers) || is_needless {
+        self.failed.remove(&name);
+        if self.kept.get(&name) == Some(layers) {
             return;
         }
         let mut labels =
@@ -94,10 +125,13 @@ impl Store {
                 info!(set = set.unwrap_or("(all)"), version = templates.version(), "kept the templates in force");
                 self.kept.insert(name, layers.clone());
             }
-            Err(error) => warn!(
-                set = set.unwrap_or("(all)"), error = %ErrorChain(&error),
-                "the templates in force can't be kept; the next manager does not know them"
-            ),
+            Err(error) => {
+                warn!(
+                    set = set.unwrap_or("(all)"), error = %ErrorChain(&error),
+                    "the templates in force can't be kept; it is tried again, and a manager that starts before does not know them"
+                );
+                self.failed.insert(name, templates.clone());
+            }
         }
     }
 

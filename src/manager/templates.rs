@@ -303,7 +303,10 @@ impl Loader {
         config: &watch::Receiver<Arc<ReconcilerConfig>>,
     ) -> Option<bool> {
         loop {
-            if !again && self.sender.borrow().refused.is_empty() {
+            if self.store.has_failed() {
+                self.store.keep_failed().await;
+            }
+            if !again && self.sender.borrow().refused.is_empty() && !self.store.has_failed() {
                 return self.gathered.changed().await.is_ok().then_some(false);
             }
             if let Ok(changed) = timeout(AGAIN, self.gathered.changed()).await {
@@ -311,7 +314,8 @@ impl Loader {
             }
             let has_changed = |refuser: &Refuser| !checks.vms().any(|vm| self::refuser(&vm) == *refuser);
             let may_pass = || self.refusers.iter().any(has_changed) || config.has_changed().unwrap_or(false);
-            if again || looked.elapsed() >= pause(self.tries) || may_pass() {
+            let is_refused = !self.sender.borrow().refused.is_empty();
+            if again || is_refused && (looked.elapsed() >= pause(self.tries) || may_pass()) {
                 return Some(true);
             }
         }

@@ -29,6 +29,12 @@ pub(super) struct Scope<'a> {
     kinds: &'a Kinds,
 }
 
+/// Whether the manager reads a ConfigMap of that name as its configuration or its templates, if it is in its namespace. Who writes VMs must
+/// not write that: by default a VM's ConfigMap has the VM's name.
+fn is_managers(name: &str) -> bool {
+    name == "vm-operator" || name == "vm-operator-templates" || name.starts_with("vm-operator-in-force")
+}
+
 impl<'a> Scope<'a> {
     pub(super) fn of(vm: &VirtualMachine, kinds: &'a Kinds) -> Self {
         let owner = vm.controller_owner_ref(&());
@@ -48,6 +54,10 @@ impl<'a> Scope<'a> {
             text(value, &["metadata", "namespace"]).filter(|it| Some(*it) != self.namespace.as_deref())
         {
             return Err(OutputError::at(namespace, format!("{key} is in another namespace ({namespace}) than the VM")));
+        }
+        if key.kind == "ConfigMap" && is_managers(&key.name) {
+            let message = format!("{key} has the name of a ConfigMap of the manager: give the VM another name");
+            return Err(OutputError::at(key.name.clone(), message));
         }
         if let Some(field) = RESERVED_METADATA.into_iter().find(|field| value["metadata"].get(field).is_some()) {
             return Err(OutputError::at(
@@ -314,6 +324,10 @@ mod tests {
         insta::assert_snapshot!(one("a: 1\na: 2\n").unwrap_err(), @r#"the output is not YAML: the key "a" occurs twice"#);
         insta::assert_snapshot!(one("just text\n").unwrap_err(), @"a document has no apiVersion");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {}\n").unwrap_err(), @"a document has no metadata.name");
+        for name in ["vm-operator", "vm-operator-templates", "vm-operator-in-force-desktop"] {
+            let error = one(&format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\n")).unwrap_err();
+            assert!(error.to_string().contains("has the name of a ConfigMap of the manager"), "{error}");
+        }
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, namespace: other}\n").unwrap_err(), @"Pod a is in another namespace (other) than the VM");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, finalizers: [x]}\n").unwrap_err(), @"Pod a sets metadata.finalizers, which only the operator may set");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {name: a, annotations: {vmoperator.jdrupes.org/lifetime: ever}}\n").unwrap_err(), @r#"Pod a: vmoperator.jdrupes.org/lifetime is vm, running or keep, not "ever""#);

@@ -8,10 +8,11 @@ use serde_json::Value;
 
 use crate::{
     api::{ClaimMetadata, VirtualMachine},
-    object::{HASH_ANNOTATION, LIFETIME_ANNOTATION, UPDATE_ANNOTATION, VERSION_ANNOTATION},
+    object::{HASH_ANNOTATION, LIFETIME_ANNOTATION, SET_LABEL, UPDATE_ANNOTATION, VERSION_ANNOTATION},
 };
 
-const STEERING: [&str; 4] = [HASH_ANNOTATION, LIFETIME_ANNOTATION, UPDATE_ANNOTATION, VERSION_ANNOTATION];
+/// With [`SET_LABEL`] a ConfigMap would be a template set.
+const STEERING: [&str; 5] = [HASH_ANNOTATION, LIFETIME_ANNOTATION, SET_LABEL, UPDATE_ANNOTATION, VERSION_ANNOTATION];
 
 /// The VM without steering annotations: in its own metadata, and in the labels, annotations and values of its spec.
 pub(super) fn without(vm: &VirtualMachine) -> Cow<'_, VirtualMachine> {

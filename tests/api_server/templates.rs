@@ -191,6 +191,33 @@ async fn a_refused_set_is_not_in_force_after_a_restart_and_is_looked_at_again_wh
 }
 
 #[tokio::test]
+async fn a_first_set_that_was_refused_is_not_in_force_after_a_restart() {
+    let mut ns = ManagedNamespace::with_templates("first-set", &[]).await;
+    ns.create_vm("apple", |_| {}).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let builtin = version(&ns.vm_when("apple", "rendered", |vm| version(vm).is_some()).await);
+    let bad = [(
+        "pod.yaml.j2",
+        "{% extends \"builtin/pod.yaml.j2\" %}\n{% block scheduling %}\n  toleration: []\n{% endblock %}\n",
+    )];
+    ns.manager.change_templates(&bad);
+    let refused = |vm: &VirtualMachine| condition(vm, "TemplatesValid").is_some_and(|it| it.1 == "NewerRefused");
+    ns.vm_when("apple", "told of the refusal", refused).await;
+
+    ns.manager.signal(Signal::TERM);
+    ns.manager.wait_for_end().await;
+    ns.manager = Manager::start(ns.cluster, &ns.namespace, &bad);
+    eventually("the set to be refused again", LIMIT, async || {
+        ns.manager.log().contains("the last good ones stay in force").then_some(())
+    })
+    .await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "currentCpus": 1 } } })).await;
+    let changed = |vm: &VirtualMachine| vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation;
+    let apple = ns.vm_when("apple", "looked at", changed).await;
+    assert_eq!((version(&apple), refused(&apple)), (builtin, true));
+}
+
+#[tokio::test]
 async fn the_stateful_set_that_made_the_pod_is_deleted_before_a_new_pod_is_made() {
     let template = fs::read_to_string("example/templates/stateful-set/pod.yaml.j2").unwrap();
     let mut ns = ManagedNamespace::with_templates("maker", &[("pod.yaml.j2", &template)]).await;

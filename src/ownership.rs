@@ -30,6 +30,9 @@ pub const COMMAND_MANAGER: &str = "vm-operator-cli";
 /// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#kubectl-kubernetes-io-last-applied-configuration>).
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
+/// The conditions whose observedGeneration is that of the guest's spec, see [`VirtualMachineStatus::guest_generation`].
+pub const OF_GUEST: [&str; 2] = [conditions::RUNNING, conditions::BOOTED];
+
 /// Who sets `spec.vm.state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setter {
@@ -121,6 +124,8 @@ pub fn owns_condition(vm: &VirtualMachine, type_: &str) -> bool {
 /// A client that replaces the whole status, as the runner of the Java VM-Operator does, becomes the owner only of the fields that it
 /// changes. If the manager applied nothing of such a condition, the API server would remove the other fields (a time, for example) and
 /// then refuse the rest, which lacks a required field.
+///
+/// Of the runner's conditions in [`OF_GUEST`] the manager applies the observedGeneration, because the runner does not know the VM's generation.
 pub fn status_to_apply(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> Value {
     let mut status = json!(wanted);
     let owned = status_fields(vm).and_then(|fields| fields["f:conditions"].as_object());
@@ -130,9 +135,17 @@ pub fn status_to_apply(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> Va
     });
     let kept: Vec<Value> = others
         .filter_map(|condition| {
-            let owned = owned?.get(&condition_key(&condition.type_))?;
+            let owned = owned.and_then(|owned| owned.get(&condition_key(&condition.type_)));
+            let generation = wanted.guest_generation.filter(|_| OF_GUEST.contains(&condition.type_.as_str()));
+            if owned.is_none() && generation.is_none() {
+                return None;
+            }
+            let is_owned = |field: &str| owned.is_some_and(|owned| owned.get(format!("f:{field}")).is_some());
             let mut kept = json!(condition);
-            kept.as_object_mut()?.retain(|field, _| field == "type" || owned.get(format!("f:{field}")).is_some());
+            kept.as_object_mut()?.retain(|field, _| field == "type" || is_owned(field));
+            if let Some(generation) = generation {
+                kept["observedGeneration"] = generation.into();
+            }
             Some(kept)
         })
         .collect();

@@ -158,7 +158,7 @@ impl Qemu {
                 }
                 request = end_request(control.as_ref()) => {
                     let is_stopping = lifecycle.is_stopping();
-                    info!(is_stopping, "vm-runner end");
+                    info!(is_stopping, "somebody ran vm-runner end");
                     // The command may have been interrupted.
                     let _ = request.answer(is_stopping).await;
                     Input::End

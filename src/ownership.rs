@@ -9,7 +9,7 @@
 //! | [`RUNNER_MANAGER`] | the runner's part of a VM's status |
 //! | [`COMMAND_MANAGER`] | changes that a person makes with `kubectl vm` |
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
@@ -129,9 +129,15 @@ pub fn owns_condition(vm: &VirtualMachine, type_: &str) -> bool {
 pub fn status_to_apply(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> Value {
     let mut status = json!(wanted);
     let owned = status_fields(vm).and_then(|fields| fields["f:conditions"].as_object());
-    let current = vm.status.iter().flat_map(|status| &status.conditions);
-    let others = current.filter(|condition| {
-        conditions::find(&wanted.conditions, &condition.type_).is_none() && !owns_condition(vm, &condition.type_)
+    let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    // Another program may have stored two of one type, and an apply must not have that.
+    let is_first = |condition: &Condition| {
+        conditions::find(current, &condition.type_).is_some_and(|first| std::ptr::eq(first, condition))
+    };
+    let others = current.iter().filter(|condition| {
+        conditions::find(&wanted.conditions, &condition.type_).is_none()
+            && !owns_condition(vm, &condition.type_)
+            && is_first(condition)
     });
     let kept: Vec<Value> = others
         .filter_map(|condition| {
@@ -326,6 +332,17 @@ mod tests {
                 } },
             }]);
         })
+    }
+
+    #[test]
+    fn the_guests_generation_is_applied_once_to_a_condition_that_is_stored_twice() {
+        let mut vm = replaced_by_a_runner();
+        let conditions = &mut vm.status.as_mut().unwrap().conditions;
+        conditions.push(conditions[0].clone());
+        vm.metadata.managed_fields = None;
+        let wanted = VirtualMachineStatus { guest_generation: Some(4), ..VirtualMachineStatus::default() };
+        let applied = json!([{ "type": "Running", "observedGeneration": 4 }]);
+        assert_eq!(status_to_apply(&vm, &wanted), json!({ "guestGeneration": 4, "conditions": applied }));
     }
 
     #[test]

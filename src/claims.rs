@@ -214,21 +214,11 @@ pub fn storage_ready(claims: &[ClaimStatus], rendered: &[Rendered]) -> Option<Ne
     }
     let (lost, claims): (Vec<&ClaimStatus>, Vec<&ClaimStatus>) =
         claims.iter().partition(|claim| claim.unused && !claim.findings.is_empty());
-    let mut findings: Vec<(&ClaimFinding, &str)> =
-        claims.iter().flat_map(|claim| claim.findings.iter().map(|finding| (finding, claim.name.as_str()))).collect();
+    let mut findings: Vec<(&ClaimFinding, &ClaimStatus)> =
+        claims.iter().flat_map(|claim| claim.findings.iter().map(move |finding| (finding, *claim))).collect();
     findings.sort_by_key(|(finding, _)| finding.reason);
     let unused: Vec<&str> = claims.iter().filter(|claim| claim.unused).map(|claim| claim.name.as_str()).collect();
     let kept = (!unused.is_empty()).then(|| format!("kept, but not used by this VM any more: {}", unused.join(", ")));
-    let uid = |name: &str| claims.iter().find(|claim| claim.name == name).and_then(|claim| claim.uid.clone());
-    let sentence = |(finding, claim): &(&ClaimFinding, &str)| match finding.reason {
-        Reason::ClaimMissing => format!(
-            "claim {claim} does not exist any more, and an empty one would take the place of its data: restore it under this name, or, to \
-             start with an empty one, give the VM the annotation {REPLACE_CLAIM_ANNOTATION}: {}; if the claim exists, its label \
-             {INSTANCE_LABEL} names another VM: remove that label",
-            uid(claim).unwrap_or_default()
-        ),
-        _ => sentence(claim, finding),
-    };
     let lost: Vec<&str> = lost.iter().map(|claim| claim.name.as_str()).collect();
     let lost = (!lost.is_empty()).then(|| {
         format!(
@@ -236,7 +226,7 @@ pub fn storage_ready(claims: &[ClaimStatus], rendered: &[Rendered]) -> Option<Ne
             lost.join(", ")
         )
     });
-    let sentences = findings.iter().map(sentence).chain(kept).chain(lost);
+    let sentences = findings.iter().map(|(finding, claim)| sentence(claim, finding)).chain(kept).chain(lost);
     Some(NewCondition {
         type_: STORAGE_READY,
         status: findings.is_empty(),
@@ -248,8 +238,8 @@ pub fn storage_ready(claims: &[ClaimStatus], rendered: &[Rendered]) -> Option<Ne
 /// What is new in `status.claims` and needs an event.
 #[derive(Debug, Default, PartialEq)]
 pub struct NewFindings<'a> {
-    /// Findings that need a person, each with the name of its claim.
-    pub findings: Vec<(&'a str, &'a ClaimFinding)>,
+    /// Findings that need a person, each with its claim.
+    pub findings: Vec<(&'a ClaimStatus, &'a ClaimFinding)>,
     /// The names of claims that the VM does not use any more.
     pub unused: Vec<&'a str>,
 }
@@ -269,7 +259,7 @@ pub fn new_findings<'a>(vm: &VirtualMachine, claims: &'a [ClaimStatus]) -> NewFi
             known.any(|known| ClaimFinding { generation: finding.generation, ..known.clone() } == *finding)
         };
         let found = claim.findings.iter().filter(|found| found.reason.effect() == Effect::Warning && !is_known(found));
-        new.findings.extend(found.map(|finding| (claim.name.as_str(), finding)));
+        new.findings.extend(found.map(|finding| (claim, finding)));
         if claim.unused && !before.is_some_and(|before| before.unused) {
             new.unused.push(&claim.name);
         }
@@ -277,8 +267,9 @@ pub fn new_findings<'a>(vm: &VirtualMachine, claims: &'a [ClaimStatus]) -> NewFi
     new
 }
 
-/// The sentence about a finding for people.
-pub fn sentence(claim: &str, finding: &ClaimFinding) -> String {
+/// The sentence about a finding of a claim, for people.
+pub fn sentence(claim: &ClaimStatus, finding: &ClaimFinding) -> String {
+    let ClaimStatus { name: claim, uid, unused: _, findings: _ } = claim;
     let (current, wanted) = (
         finding.current.as_deref().unwrap_or("an unknown size"),
         finding.wanted.as_deref().unwrap_or("an unknown size"),
@@ -287,7 +278,12 @@ pub fn sentence(claim: &str, finding: &ClaimFinding) -> String {
         Reason::ClaimDeleting => {
             format!("claim {claim} is being deleted: it is removed, with its data, when no Pod uses it any more")
         }
-        Reason::ClaimMissing => format!("claim {claim} does not exist any more"),
+        Reason::ClaimMissing => format!(
+            "claim {claim} does not exist any more, and an empty one would take the place of its data: restore it under this name, or, to \
+             start with an empty one, give the VM the annotation {REPLACE_CLAIM_ANNOTATION}: {}; if the claim exists, its label \
+             {INSTANCE_LABEL} names another VM: remove that label",
+            uid.as_deref().unwrap_or_default()
+        ),
         Reason::ClaimLost => format!("claim {claim} has lost its volume"),
         Reason::ClaimPending => format!("claim {claim} has no volume yet"),
         Reason::GrowthRefused => format!(
@@ -516,7 +512,8 @@ mod tests {
             { "name": "unused-now", "unused": true },
         ]));
         let new = new_findings(&before, &now);
-        let findings: Vec<_> = new.findings.iter().map(|(claim, finding)| (*claim, finding.reason)).collect();
+        let findings: Vec<_> =
+            new.findings.iter().map(|(claim, finding)| (claim.name.as_str(), finding.reason)).collect();
         assert_eq!(findings, [("other-answer", Reason::GrowthRefused), ("lost", Reason::ClaimLost)]);
         assert_eq!(new.unused, ["unused-now"]);
         let after = growing(json!({ "claims": now }));

@@ -112,7 +112,8 @@ async fn manage(options: Options, reports: Reports, termination: watch::Receiver
     let Reports { metrics, health, debug } = reports;
     let (config, at_start) = Settings::follow(options.config, metrics.clone(), health.clone())?;
     let kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
-    let places = Places::of(&kubeconfig, options.scope.or(at_start.namespace));
+    let is_in_cluster = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+    let places = Places::of(&kubeconfig.default_namespace, options.scope.or(at_start.namespace), is_in_cluster);
     let fence = Fence::default();
     let client = client::fenced(kubeconfig.clone(), fence.clone())?;
     let candidacy = options.leader_election.then(|| Candidacy {
@@ -187,7 +188,7 @@ async fn work(
                 _ = timeout(LAST_EVENTS, shared.recorder.flush()) => {}
                 () = async { (&mut work).await; pending().await } => {}
             }
-            fence.close();
+            fence.end();
             if timeout(LAST_WRITES, work).await.is_err() {
                 warn!("some VMs are still being reconciled; the next manager goes on with them");
             }
@@ -206,23 +207,43 @@ async fn work(
 struct Places {
     /// Those whose VMs it manages.
     scope: Scope,
-    /// That of the lease. Managers of one namespace hold an election there, those of several where they run.
+    /// That of the lease. Who can write a lease can keep every manager from working, or make two work at once, so it is in the manager's
+    /// own namespace and not beside the VMs of other people. A manager outside a cluster has no namespace of its own.
     lease: String,
-    /// That of the ConfigMaps with template sets. They belong to administrators, so they are never looked for beside the VMs of
-    /// other people.
+    /// That of the ConfigMaps with template sets. They belong to administrators, too.
     templates: String,
 }
 
 impl Places {
-    fn of(kubeconfig: &kube::Config, scope: Option<Scope>) -> Self {
-        let home = kubeconfig.default_namespace.clone();
-        let scope = scope.unwrap_or_else(|| Scope::of(vec![home.clone()]));
-        let lease = match scope.watched().as_slice() {
-            [Some(namespace)] => namespace.clone(),
-            _ => home.clone(),
+    /// `home` is the namespace of the service account or kubeconfig.
+    fn of(home: &str, scope: Option<Scope>, is_in_cluster: bool) -> Self {
+        let scope = scope.unwrap_or_else(|| Scope::of(vec![home.to_owned()]));
+        let own = match scope.watched().as_slice() {
+            [Some(namespace)] if !is_in_cluster => namespace.clone(),
+            _ => home.to_owned(),
         };
-        let in_cluster = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
-        let templates = if in_cluster { home } else { lease.clone() };
-        Self { scope, lease, templates }
+        Self { scope, lease: own.clone(), templates: own }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lease_and_templates_are_in_the_managers_own_namespace() {
+        for (scope, is_in_cluster, expected) in [
+            (None, true, "home"),
+            (Some(&["vms"][..]), true, "home"),
+            (Some(&["vms", "more"]), true, "home"),
+            (Some(&["*"]), true, "home"),
+            (None, false, "home"),
+            (Some(&["vms"]), false, "vms"),
+            (Some(&["vms", "more"]), false, "home"),
+        ] {
+            let scope = scope.map(|names| Scope::of(names.iter().map(|name| (*name).to_owned()).collect()));
+            let places = Places::of("home", scope, is_in_cluster);
+            assert_eq!((places.lease.as_str(), places.templates.as_str()), (expected, expected));
+        }
     }
 }

@@ -9,7 +9,7 @@
 //! | [`RUNNER_MANAGER`] | the runner's part of a VM's status |
 //! | [`COMMAND_MANAGER`] | changes that a person makes with `kubectl vm` |
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
@@ -29,6 +29,9 @@ pub const COMMAND_MANAGER: &str = "vm-operator-cli";
 /// The annotation in which a client-side apply keeps what it applied
 /// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#kubectl-kubernetes-io-last-applied-configuration>).
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// The conditions whose observedGeneration is that of the guest's spec, see [`VirtualMachineStatus::guest_generation`].
+pub const OF_GUEST: [&str; 2] = [conditions::RUNNING, conditions::BOOTED];
 
 /// Who sets `spec.vm.state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,18 +124,34 @@ pub fn owns_condition(vm: &VirtualMachine, type_: &str) -> bool {
 /// A client that replaces the whole status, as the runner of the Java VM-Operator does, becomes the owner only of the fields that it
 /// changes. If the manager applied nothing of such a condition, the API server would remove the other fields (a time, for example) and
 /// then refuse the rest, which lacks a required field.
+///
+/// Of the runner's conditions in [`OF_GUEST`] the manager applies the observedGeneration, because the runner does not know the VM's generation.
 pub fn status_to_apply(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> Value {
     let mut status = json!(wanted);
     let owned = status_fields(vm).and_then(|fields| fields["f:conditions"].as_object());
-    let current = vm.status.iter().flat_map(|status| &status.conditions);
-    let others = current.filter(|condition| {
-        conditions::find(&wanted.conditions, &condition.type_).is_none() && !owns_condition(vm, &condition.type_)
+    let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    // Another program may have stored two of one type, and an apply must not have that.
+    let is_first = |condition: &Condition| {
+        conditions::find(current, &condition.type_).is_some_and(|first| std::ptr::eq(first, condition))
+    };
+    let others = current.iter().filter(|condition| {
+        conditions::find(&wanted.conditions, &condition.type_).is_none()
+            && !owns_condition(vm, &condition.type_)
+            && is_first(condition)
     });
     let kept: Vec<Value> = others
         .filter_map(|condition| {
-            let owned = owned?.get(&condition_key(&condition.type_))?;
+            let owned = owned.and_then(|owned| owned.get(&condition_key(&condition.type_)));
+            let generation = wanted.guest_generation.filter(|_| OF_GUEST.contains(&condition.type_.as_str()));
+            if owned.is_none() && generation.is_none() {
+                return None;
+            }
+            let is_owned = |field: &str| owned.is_some_and(|owned| owned.get(format!("f:{field}")).is_some());
             let mut kept = json!(condition);
-            kept.as_object_mut()?.retain(|field, _| field == "type" || owned.get(format!("f:{field}")).is_some());
+            kept.as_object_mut()?.retain(|field, _| field == "type" || is_owned(field));
+            if let Some(generation) = generation {
+                kept["observedGeneration"] = generation.into();
+            }
             Some(kept)
         })
         .collect();
@@ -313,6 +332,17 @@ mod tests {
                 } },
             }]);
         })
+    }
+
+    #[test]
+    fn the_guests_generation_is_applied_once_to_a_condition_that_is_stored_twice() {
+        let mut vm = replaced_by_a_runner();
+        let conditions = &mut vm.status.as_mut().unwrap().conditions;
+        conditions.push(conditions[0].clone());
+        vm.metadata.managed_fields = None;
+        let wanted = VirtualMachineStatus { guest_generation: Some(4), ..VirtualMachineStatus::default() };
+        let applied = json!([{ "type": "Running", "observedGeneration": 4 }]);
+        assert_eq!(status_to_apply(&vm, &wanted), json!({ "guestGeneration": 4, "conditions": applied }));
     }
 
     #[test]

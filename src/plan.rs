@@ -482,7 +482,7 @@ impl<'a> Planner<'a> {
     /// A Pod that other templates or another release made. Changed templates never end a guest; a person does, and a restart if the
     /// Pod can be created again.
     fn unrendered_pod(&mut self, pod: &Arc<Object>) {
-        if pod.deleting.is_some() && self.rendered.is_none() {
+        if pod.deleting.is_some() {
             return self.wait_or_force(pod);
         }
         let reason = match self.plan.power.wanted {
@@ -492,9 +492,6 @@ impl<'a> Planner<'a> {
             Wanted::Up if self.rendered.is_some() && pod.has_ended() => DeleteReason::Ended,
             Wanted::Up | Wanted::Halting => return,
         };
-        if pod.deleting.is_some() {
-            return self.wait_or_force(pod);
-        }
         match self.observed.makers_of(pod).last() {
             // The Pod would be made again. The garbage collector deletes it with its maker.
             Some(_) if self.guests.is_taken_down(pod) => self.plan.waits.push(Wait::Gone(pod.key.clone())),

@@ -45,6 +45,7 @@
 //! | `login` | `lines` | the login agent |
 //! | `logging` | | the log levels |
 //! | `console` | | the serial console |
+//! | `control` | `runtime_dir` | the socket of the command `vm-runner end` |
 //! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
 //! | `command` | `runtime_dir` | the command lines of QEMU, swtpm and passt |
 //! | `prepare` | `cloud_init` `command` `config` `files` `runtime_dir` | creates the files that QEMU needs |
@@ -53,7 +54,7 @@
 //! | `report` | `login` `qmp` `state` | derives the VM's status |
 //! | `status_writer` | `report` | writes the VM's status |
 //! | `programs` | | starts programs, and explains their failures |
-//! | `qemu` | `changes` `console` `lifecycle` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
+//! | `qemu` | `changes` `console` `control` `lifecycle` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
 //! | `machine` | `accel` `command` `config` `files` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
 //! | `agent` | `changes` `config` `files` `guest_agent` `logging` `login` `qmp` `report` `runtime_dir` `state` `status_writer` | the agent role |
 //!
@@ -67,6 +68,7 @@ pub mod cloud_init;
 pub mod command;
 pub mod config;
 pub mod console;
+pub mod control;
 pub mod files;
 pub mod guest_agent;
 pub mod lifecycle;
@@ -136,6 +138,8 @@ enum RunnerCommand {
     Validate(RunArguments),
     /// Print QEMU's command line, one argument per line. This creates all files that QEMU needs, but does not start it.
     RenderCommand(RunArguments),
+    /// End the guest at once, if it is being powered down. Run it in the VM's container: kubectl exec POD -c vm-runner -- vm-runner end
+    End(RunArguments),
     /// Print the version.
     Version,
 }
@@ -226,6 +230,14 @@ pub enum Error {
     /// The standard output or signals cannot be used.
     #[error("cannot {0}")]
     System(&'static str, #[source] io::Error),
+    /// No runner could be asked to end the guest.
+    #[error("cannot ask the runner to end the guest: no VM runs here")]
+    End(#[source] io::Error),
+    /// The guest is not being powered down.
+    #[error(
+        "the guest is not being powered down: first stop the VM or delete its Pod; otherwise its node would start the guest again"
+    )]
+    NotStopping,
     /// The kubeconfig or the Pod's service account cannot be used.
     #[error("cannot use the kubeconfig")]
     Kubeconfig(#[source] kube::Error),
@@ -250,6 +262,14 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
             let configuration = config::read(&arguments.config_dir)?;
             let command = machine::render_command(&machine_options(&arguments, &configuration)?).await?;
             print(&format!("{}\n", command.join("\n")))
+        }
+        RunnerCommand::End(arguments) => {
+            let configuration = config::read(&arguments.config_dir)?;
+            let runtime = machine_options(&arguments, &configuration)?.runtime;
+            if !control::end(&runtime).await.map_err(Error::End)? {
+                return Err(Error::NotStopping);
+            }
+            print("the guest is ended without waiting for it\n")
         }
         RunnerCommand::Run(arguments) => {
             let outcome = run_roles(&arguments, logging).await;

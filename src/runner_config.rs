@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use crate::api::{Accelerator, Firmware, Quantity};
 
@@ -43,6 +44,13 @@ pub struct ConfigFile {
     /// The runner's section. The runner ignores other sections.
     #[serde(rename = "/Runner")]
     pub runner: RunnerConfig,
+}
+
+impl ConfigFile {
+    /// The digest of the file's text. With it the runner says which configuration it has read.
+    pub fn digest(text: &str) -> String {
+        Sha256::digest(text).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
 }
 
 /// The section `/Runner`.

@@ -21,6 +21,7 @@ use kube::{ResourceExt, core::TypeMeta};
 use serde_json::Value;
 
 use self::{
+    generation::guest_generation,
     guest::{Guest, LastReport, is_lost},
     ready::ready,
 };
@@ -37,12 +38,14 @@ use crate::{
     claims::{self, Refusal},
     object::Rendered,
     observed::{NodeState, Object, Observed},
+    ownership::OF_GUEST,
     plan::{self, Plan, Wait, beside::is_beside, guests::Guests, kinds},
     power::Wanted,
     render::{TemplateError, TemplateSet},
 };
 
 pub mod events;
+mod generation;
 mod guest;
 mod ready;
 
@@ -151,6 +154,11 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
 
     // What the runner wrote no longer holds when no runner reports.
     let is_runner_silent = guest.is_silent();
+    let guest_generation = guest_generation(reconciled, &guest);
+    let mut conditions = conditions::with_times(new, guest.conditions, vm.metadata.generation, observed.now);
+    for condition in conditions.iter_mut().filter(|condition| OF_GUEST.contains(&condition.type_.as_str())) {
+        condition.observed_generation = guest_generation.or(condition.observed_generation);
+    }
     let stale = vm.status.as_ref().filter(|_| is_runner_silent);
     // The manager can't remove another field manager's field, but it can empty it.
     let emptied = |is_set: bool| is_set.then(String::new);
@@ -160,7 +168,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
         created: Some(pods.own.is_some()),
         ready: Some(guest.is_up),
         power: Some(if plan.power.wanted == Wanted::Up { PowerState::Running } else { PowerState::Stopped }),
-        conditions: conditions::with_times(new, guest.conditions, vm.metadata.generation, observed.now),
+        conditions,
         templates: source.set.filter(|_| rendered.is_ok()).map(|set| RenderedFrom {
             set: vm.template_set().map(str::to_owned),
             version: Some(set.version().to_owned()),
@@ -171,6 +179,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
         force_stop_ignored: plan.force_stop.ignored.clone(),
         retry: plan.retry.clone(),
         pending_changes: plan.pending.clone(),
+        guest_generation,
         cpus: is_runner_silent.then_some(0),
         ram: is_runner_silent.then(|| "0".into()),
         console_client: emptied(stale.is_some_and(|status| status.console_client.is_some())),

@@ -246,6 +246,27 @@ fn a_guest_that_ignores_the_power_button_is_powered_off() {
     runner.ends_well("PoweredOff");
 }
 
+/// As `kubectl exec` does it, also for the Pod of a VM that was deleted.
+#[test]
+fn a_person_in_the_container_ends_a_guest_that_does_not_power_down() {
+    let vm = Vm::new(json!({ "powerdownTimeout": 900 }), json!({ "ignore-power-button": true }));
+    let end = || {
+        let output = Command::new(RUNNER).args(["end", "--config-dir"]).arg(vm.path("config")).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (is_done, error) = end();
+    assert!(!is_done && error.contains("no VM runs here"), "{error}");
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    let (is_done, error) = end();
+    assert!(!is_done && error.contains("is not being powered down"), "{error}");
+    runner.signal("TERM");
+    runner.console("guest: power button, not listening");
+    let (is_done, error) = end();
+    assert!(is_done, "{error}");
+    runner.ends_well("PoweredOff");
+}
+
 #[test]
 fn a_failure_of_qemu_is_in_the_log_the_termination_log_and_the_state() {
     let vm = Vm::new(json!({ "machineType": "pc-q35-99.9" }), json!({}));

@@ -57,6 +57,13 @@ pub struct VirtualMachineStatus {
     /// The UID of the Pod whose runner reported last. The report applies only to this Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
+    /// The generation of the spec that the guest in the VM's Pod has: it was started with it, or has taken each change since. Running and Booted
+    /// have it as their observedGeneration. Absent if there is no Pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_generation: Option<i64>,
+    /// The digest of the `config.yaml` that the runner has read last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_digest: Option<String>,
     /// The node on which the VM runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,

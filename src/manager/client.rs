@@ -1,22 +1,29 @@
 //! The client through which the manager works.
 //!
 //! ```text
-//!  request ─▶ redirect is an error ─▶ retry (429, 503, 504) ─▶ fence: may we write? ─▶ timeout ─▶ API server
+//!  request ─▶ redirect is an error ─▶ retry (429, 503, 504) ─▶ fence: may we write? may we still? ─▶ timeout ─▶ API server
 //! ```
+//!
+//! A write that is not answered when the fence closes is cancelled: the connection is closed (HTTP/1) or the stream is reset (HTTP/2), and
+//! the API server then cancels what it does for the request. So a write that hangs, for example in a webhook, is not carried out after
+//! another manager leads.
 
-use std::time::Duration;
+use std::{
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use axum::http::{Request, Response, header::RETRY_AFTER};
+use futures::{FutureExt, TryFutureExt, future::BoxFuture};
 use kube::{
     Client,
     client::{Body, ClientBuilder, retry::RetryPolicy},
 };
 use tower::{
-    BoxError,
+    BoxError, Service,
     buffer::BufferLayer,
-    filter::FilterLayer,
-    layer::util::Stack,
+    layer::{layer_fn, util::Stack},
     retry::RetryLayer,
     timeout::TimeoutLayer,
     util::{MapResponseLayer, MapResultLayer},
@@ -48,17 +55,48 @@ pub fn fenced(mut config: kube::Config, fence: Fence) -> anyhow::Result<Client> 
     config.default_retry = false;
     config.read_timeout = Some(SILENCE);
     config.reset_reader_on_write = true;
-    let check = move |request: Request<Body>| {
-        if request.method().is_safe() {
-            return Ok(request);
-        }
-        fence.check(BootTime::now()).map(|()| request)
-    };
     let limited = ClientBuilder::try_from(config)?.with_layer(&TimeoutLayer::new(ANSWER));
-    let checked = limited.with_layer(&FilterLayer::new(check));
+    let checked = limited.with_layer(&layer_fn(move |inner| Fenced { inner, fence: fence.clone() }));
     // A retry needs a clone of the service, which the buffer makes possible.
     let cloneable = checked.with_layer(&BufferLayer::new(WAITING));
     Ok(cloneable.with_layer(&retrying()?).with_layer(&MapResultLayer::new(no_redirect)).build())
+}
+
+/// A service that sends a write only while the fence is open, and waits for the answer only so long.
+struct Fenced<S> {
+    inner: S,
+    fence: Fence,
+}
+
+impl<S> Service<Request<Body>> for Fenced<S>
+where
+    S: Service<Request<Body>, Error: Into<BoxError> + 'static, Future: Send + 'static>,
+    S::Response: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<S::Response, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        if request.method().is_safe() {
+            return self.inner.call(request).map_err(Into::into).boxed();
+        }
+        if let Err(error) = self.fence.check(BootTime::now()) {
+            return std::future::ready(Err(error.into())).boxed();
+        }
+        let (fence, answer) = (self.fence.clone(), self.inner.call(request).map_err(Into::into));
+        async move {
+            tokio::select! {
+                answer = answer => answer,
+                error = fence.closed() => Err(error.into()),
+            }
+        }
+        .boxed()
+    }
 }
 
 type Retrying<B> = Stack<MapResponseLayer<fn(Response<B>) -> Response<B>>, RetryLayer<RetryPolicy>>;
@@ -196,6 +234,54 @@ mod tests {
         let client = fenced(played(Router::new().fallback(answer)).await, Fence::default()).unwrap();
         let error = client.request_text(Request::get("/x").body(Vec::new()).unwrap()).await.unwrap_err();
         assert!(ErrorChain(&error).to_string().contains("302 Found"), "{}", ErrorChain(&error));
+    }
+
+    /// An API server that holds a write until it is cancelled.
+    #[tokio::test]
+    async fn a_write_under_way_is_cancelled_when_the_fence_closes() {
+        struct Cancelled(Arc<tokio::sync::Notify>);
+
+        impl Drop for Cancelled {
+            fn drop(&mut self) {
+                self.0.notify_one();
+            }
+        }
+
+        let (arrived, cancelled) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+        let answer = {
+            let (arrived, cancelled) = (arrived.clone(), cancelled.clone());
+            move || async move {
+                let _cancelled = Cancelled(cancelled);
+                arrived.notify_one();
+                pending::<StatusCode>().await
+            }
+        };
+        let config = played(Router::new().fallback(answer)).await;
+        for ends_by_itself in [false, true] {
+            let fence = Fence::default();
+            fence.open();
+            let client = fenced(config.clone(), fence.clone()).unwrap();
+            let ask = |request: axum::http::request::Builder| {
+                let request = request.body(Vec::new()).unwrap();
+                let client = client.clone();
+                tokio::spawn(async move { client.request::<serde_json::Value>(request).await })
+            };
+            let write = ask(Request::post("/x"));
+            arrived.notified().await;
+            let read = ask(Request::get("/x"));
+            arrived.notified().await;
+            if ends_by_itself {
+                fence.open_until(BootTime::now() + Duration::from_millis(10));
+            } else {
+                fence.close();
+            }
+            let error = write.await.unwrap().unwrap_err();
+            assert!(ErrorChain(&error).to_string().contains("does not lead"), "{}", ErrorChain(&error));
+            cancelled.notified().await;
+            assert!(!read.is_finished(), "only writes are cancelled");
+            read.abort();
+            cancelled.notified().await;
+        }
     }
 
     #[tokio::test]

@@ -7,18 +7,14 @@
 //! As in client-go, clocks of different machines are never compared: a candidate measures the time since it saw the lease change. A
 //! write carries the resourceVersion that it is based on, so of several candidates one succeeds, and a candidate whose view is old
 //! takes nothing. A leader stops [`DEADLINE`] after the start of its last successful renewal, while others wait for the whole
-//! [`LEASE`]. The fence counts this time by a clock that goes on while the host is suspended. In the time between the two, requests that are still under way arrive. The [`Fence`] in the leader's client ensures that
-//! it writes nothing later; the code that writes need not care.
+//! [`LEASE`]. The fence counts this time by a clock that goes on while the host is suspended. The [`Fence`] in the leader's client ensures
+//! that it writes nothing later: it refuses new writes and cancels those that are not answered yet; the code that writes need not care. The
+//! time between the two is for requests that the API server carries out although they are cancelled.
 //!
 //! Of the libraries for this, kube-lease-manager works with kube 5. It compares wall clocks, takes a lease over without a
 //! resourceVersion and does not watch the lease.
 
-use std::{
-    ops::Add,
-    pin::pin,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{ops::Add, pin::pin, sync::Arc, time::Duration};
 
 use futures::StreamExt;
 use k8s_openapi::{
@@ -42,7 +38,7 @@ use tracing::{info, warn};
 use crate::{
     metrics::Metrics,
     ownership::OBJECT_MANAGER,
-    process::{ErrorChain, RepeatFilter, lock},
+    process::{ErrorChain, RepeatFilter},
 };
 
 /// The name of the lease.
@@ -57,6 +53,8 @@ const RENEW: Duration = Duration::from_secs(4);
 const RETRY: Duration = Duration::from_millis(500);
 /// How long a request about the lease may take. There is time for a second one before [`DEADLINE`].
 const REQUEST: Duration = Duration::from_secs(2);
+/// How often the fence looks at the clock while a write is under way: a timer stops while the host is suspended.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How long giving the lease back may take. Without it another manager leads too, only later.
 pub(super) const RELEASE: Duration = Duration::from_millis(400);
 
@@ -74,6 +72,13 @@ impl BootTime {
     }
 }
 
+impl BootTime {
+    /// The time from an earlier time to this one.
+    fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
 impl Add<Duration> for BootTime {
     type Output = Self;
 
@@ -82,16 +87,25 @@ impl Add<Duration> for BootTime {
     }
 }
 
-/// Decides whether a write may be sent. It is part of the client, so the code that writes need not check.
+/// Decides whether a write may be sent, and how long its answer may be waited for. It is part of the client, so the code that writes need
+/// not check.
 #[derive(Clone, Debug, Default)]
-pub struct Fence(Arc<Mutex<FenceState>>);
+pub struct Fence(watch::Sender<FenceState>);
 
 #[derive(Clone, Copy, Debug, Default)]
-enum FenceState {
+struct FenceState {
+    /// How long we lead.
+    lead: Lead,
+    /// The manager ends: it begins no write any more, and those under way may be answered.
+    is_ending: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Lead {
     #[default]
-    Closed,
+    No,
     Until(BootTime),
-    Open,
+    Always,
 }
 
 /// The error of a write that the fence refused.
@@ -100,29 +114,59 @@ enum FenceState {
 pub struct NotLeading;
 
 impl Fence {
-    fn set(&self, state: FenceState) {
-        *lock(&self.0) = state;
+    fn set(&self, lead: Lead) {
+        self.0.send_modify(|state| state.lead = lead);
     }
 
     /// Lets all writes through.
     pub fn open(&self) {
-        self.set(FenceState::Open);
+        self.set(Lead::Always);
     }
 
-    /// Refuses all writes from now on. Those under way arrive.
+    /// Lets all writes through until a time.
+    pub fn open_until(&self, end: BootTime) {
+        self.set(Lead::Until(end));
+    }
+
+    /// Refuses all new writes from now on. Those under way may be answered as long as this manager leads.
+    pub fn end(&self) {
+        self.0.send_modify(|state| state.is_ending = true);
+    }
+
+    /// Refuses all writes from now on, and cancels those under way.
     pub fn close(&self) {
-        self.set(FenceState::Closed);
+        self.set(Lead::No);
     }
 
     /// Lets a write through.
     ///
     /// # Errors
-    /// [`NotLeading`] if the fence is closed.
+    /// [`NotLeading`] if the fence is closed or the manager ends.
     pub fn check(&self, now: BootTime) -> Result<(), NotLeading> {
-        match *lock(&self.0) {
-            FenceState::Open => Ok(()),
-            FenceState::Until(end) if now < end => Ok(()),
-            FenceState::Closed | FenceState::Until(_) => Err(NotLeading),
+        let FenceState { lead, is_ending } = *self.0.borrow();
+        match lead {
+            _ if is_ending => Err(NotLeading),
+            Lead::Always => Ok(()),
+            Lead::Until(end) if now < end => Ok(()),
+            Lead::No | Lead::Until(_) => Err(NotLeading),
+        }
+    }
+
+    /// Returns when this manager does not lead any more, so that no answer to a write may be waited for.
+    pub async fn closed(&self) -> NotLeading {
+        let mut state = self.0.subscribe();
+        loop {
+            let (lead, now) = (state.borrow_and_update().lead, BootTime::now());
+            let left = match lead {
+                Lead::Always => None,
+                Lead::Until(end) if now < end => Some(end.since(now).min(LOOK_AGAIN)),
+                Lead::No | Lead::Until(_) => return NotLeading,
+            };
+            tokio::select! {
+                // The sender is the fence itself.
+                _ = state.changed() => {}
+                () = sleep(left.unwrap_or_default()), if left.is_some() => {}
+            }
         }
     }
 }
@@ -379,7 +423,7 @@ impl Campaign {
                 self.candidate.failed = None;
                 self.candidate.renewed = Some(began);
                 self.repeats.clear();
-                self.fence.set(FenceState::Until(began_on_host + DEADLINE));
+                self.fence.open_until(began_on_host + DEADLINE);
                 if *self.state.borrow() != LeaderState::Leading {
                     info!(identity = self.candidate.identity, "leading");
                     self.metrics.leads(true);
@@ -559,12 +603,15 @@ mod tests {
     fn the_fence_closes_by_itself() {
         let (fence, now) = (Fence::default(), BootTime::now());
         assert!(fence.check(now).is_err());
-        fence.set(FenceState::Until(now + DEADLINE));
+        fence.open_until(now + DEADLINE);
         assert!(fence.check(now).is_ok());
         assert!(fence.check(now + DEADLINE).is_err());
         fence.open();
         assert!(fence.check(now + DEADLINE).is_ok());
         fence.close();
+        assert!(fence.check(now).is_err());
+        fence.open();
+        fence.end();
         assert!(fence.check(now).is_err());
     }
 

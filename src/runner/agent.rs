@@ -207,10 +207,11 @@ impl Agent {
     }
 
     fn send_report(&mut self) {
-        let Configuration { config, .. } = &self.options.configuration;
+        let Configuration { config, digest, .. } = &self.options.configuration;
         let machine = self.observation.machine.as_ref();
         self.observation.pending =
             machine.map(|machine| pending(machine, &self.options.configuration)).unwrap_or_default();
+        self.observation.config_digest = Some(digest.clone());
         self.observation.resource_uid.clone_from(&config.resource_uid);
         let new = Report::derive(&self.observation);
         self.reports.send_if_modified(|last| {

@@ -362,7 +362,7 @@ mod tests {
             let config: RunnerConfig = serde_json::from_value(config).unwrap();
             let cloud_init =
                 CloudInitFiles::choose(CloudInitFiles::default(), config.cloud_init.as_ref(), &config.vm.name);
-            Configuration { config, password: None, cloud_init }
+            Configuration { config, digest: String::new(), password: None, cloud_init }
         };
         let machine = MachineState {
             pid: 1,

@@ -10,7 +10,7 @@ use super::{
     cloud_init::CloudInitFiles,
     files::{FileAccessError, read_optional, read_optional_text},
 };
-use crate::runner_config::{RunnerConfig, VmSection, paths};
+use crate::runner_config::{ConfigFile, RunnerConfig, VmSection, paths};
 
 /// Why the runner cannot use the configuration.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +62,8 @@ impl std::fmt::Debug for Password {
 pub struct Configuration {
     /// `config.yaml`.
     pub config: RunnerConfig,
+    /// See [`ConfigFile::digest`].
+    pub digest: String,
     /// The display's password. `None`: the display has no password.
     pub password: Option<Password>,
     /// The cloud-init data. `None`: the guest gets no cloud-init disk.
@@ -88,7 +90,7 @@ pub fn read(dir: &Path) -> Result<Configuration, Error> {
     };
     let projected = projected_cloud_init(dir)?;
     let cloud_init = CloudInitFiles::choose(projected, config.cloud_init.as_ref(), &config.vm.name);
-    Ok(Configuration { config, password, cloud_init })
+    Ok(Configuration { config, digest: ConfigFile::digest(&text), password, cloud_init })
 }
 
 /// Parses and checks `config.yaml`.

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | Paused | QEMU listens on its monitors, the guest has not run yet | Running when the agent continues the guest, or after [`AGENT_TIMEOUT`] |
 //! | Running | the guest runs | PoweringDown at SIGTERM |
-//! | PoweringDown | the runner presses the power button, every [`PRESS_AGAIN`] | Quitting after the powerdown timeout |
+//! | PoweringDown | the runner presses the power button, every [`PRESS_AGAIN`] | Quitting after the powerdown timeout, or when a person asks for it |
 //! | Quitting | the runner has sent `quit` to QEMU | Killing after [`QUIT_TIMEOUT`] |
 //! | Killing | the runner has killed QEMU | |
 //!
@@ -34,6 +34,8 @@ pub enum Input {
         /// The time that the guest has to power down.
         timeout: Duration,
     },
+    /// A person has asked to end QEMU without waiting for the guest.
+    End,
     /// The time of [`Lifecycle::wake_at`] has come.
     Timer,
 }
@@ -95,6 +97,7 @@ impl Lifecycle {
         match input {
             Input::Qemu(event) => self.qemu_event(event, now),
             Input::Terminate { timeout } => self.terminate(timeout, now),
+            Input::End => matches!(self.stage, Stage::PoweringDown { .. }).then(|| self.quit(now)),
             Input::Timer => self.timer(now),
         }
     }
@@ -272,6 +275,17 @@ mod tests {
             EndReason::QemuFailed,
             "nobody has asked the guest to power down"
         );
+    }
+
+    #[test]
+    fn a_person_can_end_a_guest_that_powers_down_and_no_other() {
+        let mut scenario = Scenario::running();
+        assert_eq!(scenario.at(1).input(Input::End), None, "nobody has asked the guest to power down");
+        assert_eq!(scenario.at(2).terminate(), Some(QemuAction::Powerdown), "the request before does not count");
+        assert_eq!(scenario.at(10).input(Input::End), Some(QemuAction::Quit));
+        assert_eq!(scenario.at(11).input(Input::End), None);
+        assert_eq!(scenario.at(13).timer(), Some(QemuAction::Kill));
+        assert_eq!(scenario.lifecycle.end_reason(false), EndReason::PoweredOff);
     }
 
     #[test]

@@ -250,7 +250,7 @@ impl StartedVm {
         self.state.phase = Phase::Running;
         self.state.write(&options.runtime)?;
         let powerdown_timeout = || powerdown_timeout(options);
-        Ok(self.qemu.supervise(monitor, &mut self.helpers, term, powerdown_timeout).await?)
+        Ok(self.qemu.supervise(monitor, &options.runtime, &mut self.helpers, term, powerdown_timeout).await?)
     }
 }
 

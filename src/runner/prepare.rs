@@ -105,7 +105,7 @@ pub enum Error {
 /// # Errors
 /// If something is missing or cannot be created. The error names it.
 pub async fn prepare(
-    Configuration { config, password, cloud_init }: &Configuration,
+    Configuration { config, digest: _, password, cloud_init }: &Configuration,
     runtime: &RuntimeDir,
     accelerator: &'static str,
     qemu: &str,

@@ -19,6 +19,7 @@ use tracing::{debug, error, info, warn};
 use super::{
     changes::{Change, cpu_changes},
     console,
+    control::{Control, EndRequest},
     lifecycle::{Input, Lifecycle, QemuAction},
     programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
     qmp::{Error as QmpError, Qmp},
@@ -119,10 +120,18 @@ impl Qemu {
     pub async fn supervise(
         &mut self,
         mut monitor: Qmp,
+        runtime: &RuntimeDir,
         helpers: &mut Helpers,
         mut term: watch::Receiver<bool>,
         powerdown_timeout: impl Fn() -> Duration,
     ) -> Result<End, Error> {
+        let control = match Control::listen(runtime) {
+            Ok(control) => Some(control),
+            Err(error) => {
+                warn!(%error, "the guest can't be ended by the command vm-runner end");
+                None
+            }
+        };
         let mut lifecycle = Lifecycle::new(Instant::now());
         let mut monitor_is_open = true;
         let status = loop {
@@ -146,6 +155,13 @@ impl Qemu {
                     let timeout = powerdown_timeout();
                     info!(timeout_s = timeout.as_secs(), "stopping the VM");
                     Input::Terminate { timeout }
+                }
+                request = end_request(control.as_ref()) => {
+                    let is_stopping = lifecycle.is_stopping();
+                    info!(is_stopping, "somebody ran vm-runner end");
+                    // The command may have been interrupted.
+                    let _ = request.answer(is_stopping).await;
+                    Input::End
                 }
                 () = sleep_until(wake_at.unwrap_or_else(Instant::now).into()), if wake_at.is_some() => Input::Timer,
             };
@@ -191,6 +207,20 @@ impl Qemu {
 
     fn error(&self, source: std::io::Error) -> Error {
         Error::Start { program: self.program.clone(), source }
+    }
+}
+
+/// The next request to end the guest. Never returns if there is no socket.
+async fn end_request(control: Option<&Control>) -> EndRequest {
+    let Some(control) = control else { return std::future::pending().await };
+    loop {
+        match control.request().await {
+            Ok(request) => return request,
+            Err(error) => {
+                warn!(%error, "cannot accept a connection of the command vm-runner end");
+                sleep(RETRY_INTERVAL).await;
+            }
+        }
     }
 }
 

@@ -43,6 +43,8 @@ pub struct Observation {
     pub reset_counter: Option<u64>,
     /// The changes that take effect at QEMU's next start.
     pub pending: Vec<PendingChange>,
+    /// See [`ConfigFile::digest`](crate::runner_config::ConfigFile::digest).
+    pub config_digest: Option<String>,
     /// The UID of the VirtualMachine. If it changes, the VM was deleted and created again while QEMU ran, and its new status is empty.
     pub resource_uid: Option<String>,
 }
@@ -65,6 +67,7 @@ pub struct Report {
     identity: Option<Identity>,
     reset_counter: Option<u64>,
     pending: Vec<PendingChange>,
+    config_digest: Option<String>,
 }
 
 impl Report {
@@ -92,6 +95,7 @@ impl Report {
             }),
             reset_counter: observation.reset_counter,
             pending: if is_running { observation.pending.clone() } else { Vec::new() },
+            config_digest: observation.config_digest.clone(),
         })
     }
 
@@ -116,6 +120,7 @@ impl Report {
             identity,
             reset_counter,
             pending,
+            config_digest,
         } = self;
         let status = VirtualMachineStatus {
             conditions: with_times(conditions.clone(), &before.conditions, None, now),
@@ -130,6 +135,7 @@ impl Report {
             identity: identity.clone(),
             reset_count: reset_counter.map(|counter| u32::try_from(counter).unwrap_or(u32::MAX)),
             pending_changes: pending.clone(),
+            config_digest: config_digest.clone(),
             pod_uid: target.pod_uid.clone(),
             osinfo: os_info.clone(),
             ..VirtualMachineStatus::default()
@@ -350,6 +356,7 @@ mod tests {
             is_executing: Some(true),
             cpus: 2,
             ram: 1 << 30,
+            config_digest: Some("a-digest".into()),
             ..Observation::default()
         };
         let pending = PendingChange {

@@ -83,6 +83,11 @@ impl RuntimeDir {
         self.0.join("console.sock")
     }
 
+    /// The machine role's socket for the command `vm-runner end`.
+    pub fn control(&self) -> PathBuf {
+        self.0.join("control.sock")
+    }
+
     /// The log of the guest's output on its serial console.
     pub fn console_log(&self) -> PathBuf {
         self.0.join("console.log")

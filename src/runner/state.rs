@@ -90,7 +90,7 @@ pub struct StartedWith {
 }
 
 impl From<&Configuration> for StartedWith {
-    fn from(Configuration { config, cloud_init, password }: &Configuration) -> Self {
+    fn from(Configuration { config, digest: _, cloud_init, password }: &Configuration) -> Self {
         Self {
             vm: config.vm.clone(),
             reset_counter: config.reset_counter,

@@ -17,7 +17,8 @@ use crate::{
 /// What the runner has reported of the guest.
 pub(super) struct Guest<'a> {
     vm: &'a VirtualMachine,
-    pod: Option<&'a Object>,
+    /// The VM's Pod.
+    pub pod: Option<&'a Object>,
     /// The conditions that the API server has.
     pub conditions: &'a [Condition],
     /// The runner was killed after its last report, so its conditions that are True no longer hold.

@@ -1,4 +1,5 @@
 mod claims;
+mod generation;
 
 use serde_json::json;
 

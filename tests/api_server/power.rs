@@ -20,7 +20,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use vm_operator::{
-    api::{PowerState, VirtualMachine},
+    api::{PowerState, VirtualMachine, conditions},
     object::{FORCE_STOP_ANNOTATION, GUEST_SHUTDOWN_ANNOTATION, RESTARTED_ANNOTATION},
     power,
     runner::{report::Target, status_writer::VmResource},
@@ -153,6 +153,42 @@ async fn the_restart_annotation_replaces_the_pod_once() {
     ns.patch_vm("apple", json!({ "metadata": { "labels": { "tier": "web" } } })).await;
     let pod = ns.pod_when("apple", "labelled", |pod| pod.labels().contains_key("tier")).await;
     assert_eq!((pod.uid(), is_going(&pod)), (second.uid(), false));
+}
+
+/// As `kubectl wait --for=condition=Booted` sees it: a condition of an older generation does not count.
+#[tokio::test]
+async fn a_wait_for_the_guest_after_a_change_and_a_restart_does_not_match_the_former_guest() {
+    let ns = ns("guest-generation").await;
+    let first = up(&ns, "apple", on_node).await;
+    let of_guest = |vm: &VirtualMachine| {
+        let of = |type_: &str| conditions::find(&vm.status.as_ref()?.conditions, type_)?.observed_generation;
+        [of("Running"), of("Booted")]
+    };
+    let wait = |state: &str| {
+        let condition = format!("--for=condition=Booted={state}");
+        ns.namespace.kubectl(&["wait", "vm/apple", &condition, "--timeout=60s"])
+    };
+    let seen = async |generation| {
+        ns.vm_when("apple", "seen", |vm| vm.status.as_ref().unwrap().observed_generation == Some(generation)).await
+    };
+    assert_eq!(of_guest(&ns.vm_when("apple", "up", |vm| of_guest(vm) == [Some(1); 2]).await), [Some(1); 2]);
+    // A change that the guest has as soon as the manager has seen it.
+    ns.patch_vm("apple", json!({ "spec": { "permissions": [] } })).await;
+    ns.vm_when("apple", "the same guest", |vm| of_guest(vm) == [vm.metadata.generation; 2]).await;
+    wait("true");
+    // One that waits for the next start.
+    ns.patch_vm("apple", json!({ "spec": { "nodeSelector": { "disk": "ssd" } } })).await;
+    let changed = ns.api::<VirtualMachine>().get("apple").await.unwrap().metadata.generation.unwrap();
+    assert_eq!(of_guest(&seen(changed).await), [Some(changed - 1); 2]);
+    annotate(&ns, "apple", RESTARTED_ANNOTATION, "2026-11-21T10:00:00Z").await;
+    let vm = ns.vm_with_reason("apple", "Restarting").await;
+    assert_eq!((of_guest(&vm), condition(&vm, "Booted").unwrap().0.as_str()), ([Some(changed - 1); 2], "True"));
+    ns.remove_pod("apple").await;
+    ns.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_when("apple", "the new guest", |vm| of_guest(vm) == [Some(changed); 2]).await;
+    wait("true");
 }
 
 #[tokio::test]

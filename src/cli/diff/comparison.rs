@@ -141,7 +141,7 @@ impl Comparison {
 /// Changes of claims that are refused, and objects of others that are not taken over.
 fn refusals(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered], plan: &Plan) -> Vec<String> {
     let claims = claims::claims(vm, observed, rendered, &[]);
-    let findings = claims.iter().flat_map(|claim| claim.findings.iter().map(|finding| (&claim.name, finding)));
+    let findings = claims.iter().flat_map(|claim| claim.findings.iter().map(move |finding| (claim, finding)));
     let refused =
         findings.filter(|(_, finding)| matches!(finding.reason, Reason::ShrinkRefused | Reason::ChangeRefused));
     let claims = refused.map(|(claim, finding)| claims::sentence(claim, finding));

@@ -215,3 +215,22 @@ fn what_makes_a_pod_and_is_not_the_vms_is_not_deleted() {
     assert_eq!(actions.len(), 1, "{actions:?}");
     assert!(actions[0].contains("NotOurs") && actions[0].contains("StatefulSet"), "{actions:?}");
 }
+
+#[test]
+fn a_pod_of_other_templates_that_should_be_gone_is_overdue_whatever_the_vm_should_do() {
+    let observed = |vm: &VirtualMachine| {
+        cluster(vm, |kind, object| {
+            if kind == "Pod" {
+                object["metadata"]["name"] = json!("apple-vm");
+                object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:00:00Z");
+                object["spec"]["nodeName"] = json!("node-1");
+            }
+        })
+    };
+    for vm in [vm(|_| ()), stopped()] {
+        let plan = plan(&vm, &observed(&vm), Some(&rendered(&vm, &observed(&vm))));
+        let is_overdue = |wait: &Wait| matches!(wait, Wait::Overdue(key) if key.name == "apple-vm");
+        assert!(plan.waits.iter().any(is_overdue), "{:?}", plan.waits);
+        assert!(plan.requeue_after.is_some(), "the manager does not watch Nodes");
+    }
+}

@@ -110,3 +110,17 @@ fn each_finding_about_a_claim_causes_one_event() {
         before = status;
     }
 }
+
+#[test]
+fn the_event_about_a_missing_claim_says_what_to_do_with_its_uid() {
+    let known = vm(|vm| vm["status"] = json!({ "claims": [{ "name": "apple-core-disk", "uid": "lost-uid" }] }));
+    let mut observed = cluster(|_, _| ());
+    observed.objects.retain(|object| object.key.name != "apple-core-disk");
+    let (status, events) = reconcile(&known, &observed, false);
+    let storage = conditions::find(&status.conditions, "StorageReady").unwrap();
+    let is_about_the_claim = |event: &&Event| event.note.starts_with("claim apple-core-disk ");
+    let event = events.iter().find(is_about_the_claim).unwrap();
+    assert_eq!(event.reason, Reason::ClaimMissing);
+    assert!(event.note.contains("replaceClaim: lost-uid; "), "{}", event.note);
+    assert!(storage.message.contains(&event.note), "{}", storage.message);
+}

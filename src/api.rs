@@ -15,6 +15,7 @@
 
 pub mod conditions;
 pub mod crd;
+pub mod login_pools;
 pub mod pool;
 pub mod quantity;
 pub mod reasons;

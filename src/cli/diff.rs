@@ -1,25 +1,29 @@
 //! `kubectl vm diff`: what the manager would do to a VM's objects, found by its own plan and a dry run.
 
 mod comparison;
+mod summary;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
 use kube::{
-    Api, Client, ResourceExt,
-    api::{DynamicObject, Patch, PatchParams},
+    Api, Client, CustomResourceExt, ResourceExt,
+    api::{DynamicObject, ListParams, Patch, PatchParams},
 };
 use serde_json::Value;
 
-use self::comparison::{Comparison, Installed};
+use self::{
+    comparison::{Comparison, Installed},
+    summary::{Line, table},
+};
 use super::{
     cluster::{Cluster, ClusterOptions},
     input::{Settings, read_vms},
-    output::{Exit, Failure, Output, chain, difference, yaml},
+    output::{Exit, Failure, Output, chain, difference, note, yaml},
     render::remove_release,
 };
 use crate::{
-    api::{StoredVm, VirtualMachine},
+    api::{StoredVm, VirtualMachine, VmPool, login_pools::LoginPools},
     discovery::Resources,
     object::{HASH_ANNOTATION, ObjectKey, Rendered, Update},
     ownership::OBJECT_MANAGER,
@@ -31,11 +35,14 @@ use crate::{
 #[derive(Args)]
 pub(super) struct Options {
     /// The VM in the cluster.
-    #[arg(value_name = "VM", required_unless_present = "filename")]
+    #[arg(value_name = "VM", required_unless_present_any = ["filename", "all"])]
     vm: Option<String>,
     /// A file with the VMs as they shall be.
     #[arg(long, short, value_name = "FILE", conflicts_with = "vm")]
     filename: Option<PathBuf>,
+    /// All VMs of the namespace, with one line for each.
+    #[arg(long, conflicts_with_all = ["vm", "filename"])]
+    all: bool,
     #[command(flatten)]
     settings: Settings,
     #[command(flatten)]
@@ -48,17 +55,60 @@ pub(super) struct Options {
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let connected = options.cluster.connect().await;
     let cluster = connected.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
+    if options.all {
+        return run_for_all(options, &cluster, output).await;
+    }
     let mut is_different = false;
     for vm in vms(options, &cluster).await? {
         let client = &cluster.client;
-        let home = options.manager_namespace.clone().or_else(|| vm.namespace()).unwrap_or_default();
-        let installed = Installed::read(client, &home, &options.settings).await?;
-        let vm = with_cluster_state(client, vm).await?;
+        let namespace = vm.namespace().unwrap_or_default();
+        let home = options.manager_namespace.as_ref().unwrap_or(&namespace);
+        let installed = Installed::read(client, home, &options.settings).await?;
+        let mut vm = Arc::new(with_cluster_state(client, vm).await?);
+        login_pools(client, &namespace).await?.log_in(&mut vm);
         let comparison = Comparison::of(client, &vm, &installed).await?;
         print(client, &vm, &comparison, output).await?;
         is_different |= comparison.is_different();
     }
     Ok(Exit::negative_if(is_different))
+}
+
+/// Prints a line for each VM of the namespace.
+async fn run_for_all(options: &Options, cluster: &Cluster, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let Cluster { client, namespace } = cluster;
+    let home = options.manager_namespace.as_ref().unwrap_or(namespace);
+    let installed = Installed::read(client, home, &options.settings).await?;
+    let pools = login_pools(client, namespace).await?;
+    let vms = Api::<StoredVm>::namespaced(client.clone(), namespace).list(&ListParams::default()).await;
+    let vms = vms.map_err(|error| Failure::unknown(chain(format!("the VMs of {namespace}"), &error)))?;
+    let mut lines = Vec::new();
+    for StoredVm(vm) in vms {
+        let mut vm = Arc::new(vm);
+        pools.log_in(&mut vm);
+        lines.push(match Comparison::of(client, &vm, &installed).await {
+            Ok(comparison) => Line::of(&vm, &comparison),
+            // What is wrong with one VM is no reason to say nothing about the others.
+            Err(Failure::Command { lines, exit: Exit::Negative }) => Line::refused(&vm, lines.join("; ")),
+            Err(failure) => return Err(failure),
+        });
+    }
+    write!(output, "{}", table(&lines))?;
+    Ok(Exit::negative_if(lines.iter().any(Line::is_different)))
+}
+
+/// The pools of a namespace that log users in. A person who may not list pools compares without them.
+async fn login_pools(client: &Client, namespace: &str) -> Result<LoginPools, Failure> {
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &VmPool::api_resource());
+    let mut pools = LoginPools::default();
+    match api.list(&ListParams::default()).await {
+        Ok(found) => found.iter().for_each(|pool| pools.observe(pool)),
+        Err(kube::Error::Api(answer)) if answer.is_not_found() => {}
+        Err(kube::Error::Api(answer)) if answer.is_forbidden() => {
+            note("# you may not list pools, so the users that they log in are not compared");
+        }
+        Err(error) => return Err(Failure::unknown(chain("the pools", &error))),
+    }
+    Ok(pools)
 }
 
 /// The VM of the cluster, or those of the file.
@@ -140,15 +190,18 @@ async fn print_change(
 }
 
 fn print_deletion(key: &ObjectKey, reason: &DeleteReason, output: &mut Output<'_>) -> Result<(), Failure> {
-    let why = match reason {
+    writeln!(output, "{key}: deleted: {}", why(reason))
+}
+
+fn why(reason: &DeleteReason) -> &'static str {
+    match reason {
         DeleteReason::Stop => "the VM should be stopped",
         DeleteReason::Restart => "a restart is requested",
         DeleteReason::Ended => "it has ended, and is created again",
         DeleteReason::Changed => "no node can take it, and it is created again with its new spec",
         DeleteReason::Force => "without waiting for the guest",
         DeleteReason::NotRendered => "no template renders it any more",
-    };
-    writeln!(output, "{key}: deleted: {why}")
+    }
 }
 
 /// What a running VM takes over only when it starts again.

@@ -29,7 +29,7 @@ use tracing::{Instrument as _, error_span};
 use super::{
     caches::Caches,
     debug::DebugRecords,
-    pools::{self, LoginPools},
+    pools,
     reconcile::Reconciler,
     renderer::Renderer,
     templates::InForce,
@@ -37,7 +37,7 @@ use super::{
     web::{self, Health, HealthPart, Readiness},
 };
 use crate::{
-    api::full_name,
+    api::{full_name, login_pools::LoginPools},
     cluster::{Cluster, RequestLimit, events::EventRecorder, packed::PackedVm, watch::Children},
     config::ReconcilerConfig,
     metrics::Metrics,

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::{
-    api::{Reason, VirtualMachine, VirtualMachineStatus, reasons::Event, status::Retry},
+    api::{Reason, VirtualMachine, VirtualMachineStatus, login_pools::LoginPools, reasons::Event, status::Retry},
     cluster::{
         ActionError, Cluster, Executed, api_label,
         events::EventRecorder,
@@ -36,7 +36,6 @@ use crate::{
     config::ReconcilerConfig,
     manager::{
         debug::DebugRecords,
-        pools::LoginPools,
         renderer::{Input, Renderer},
         templates::InForce,
         written::Written,

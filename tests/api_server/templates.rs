@@ -535,6 +535,8 @@ async fn kubectl_vm_diff_shows_each_change_and_when_it_takes_effect() {
     ns.vm_with_reason("apple", "Starting").await;
     let diff = |arguments: &[&str]| ns.namespace.kubectl_vm(&[&["diff"], arguments].concat());
     assert_eq!(diff(&["apple"]), (0, String::new()));
+    let heading = "VM      POD    OBJECTS   AT THE NEXT START   REFUSED\n";
+    assert_eq!(diff(&["--all"]), (0, format!("{heading}apple   kept   -         -                   -\n")));
 
     let folder = tempfile::tempdir().unwrap();
     let template = "{% extends \"builtin/pod.yaml.j2\" %}\n{% block labels %}\n    live: yes\n{% endblock %}\n\
@@ -552,6 +554,8 @@ async fn kubectl_vm_diff_shows_each_change_and_when_it_takes_effect() {
     ] {
         assert!(text.contains(part), "{part:?} in\n{text}");
     }
+    let (code, text) = diff(&["--all", "--templates", folder.path().to_str().unwrap()]);
+    assert_eq!((code, text.lines().nth(1)), (1, Some("apple   kept   1 created   1 change            -")), "{text}");
 
     // From a file, and with what the cluster can't do.
     ns.patch_vm("apple", json!({ "spec": { "loadBalancerService": { "labels": { "a": "b" } } } })).await;

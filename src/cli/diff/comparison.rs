@@ -89,7 +89,7 @@ fn unknown(object: impl Display) -> impl FnOnce(kube::Error) -> Failure {
 
 /// What the manager would do to a VM's objects.
 pub(super) struct Comparison {
-    current: Vec<DynamicObject>,
+    pub current: Vec<DynamicObject>,
     /// Where the API server serves the kinds.
     pub resources: Resources,
     pub rendered: Vec<Rendered>,

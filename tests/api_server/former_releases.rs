@@ -51,13 +51,16 @@ impl TakenOver {
                 serde_yaml::Deserializer::from_str(include_str!("../predecessor/release-3.3.yaml"))
                     .map(|document| Value::deserialize(document).unwrap())
                     .collect();
-            let [vm, set] = objects.try_into().unwrap();
+            let mut objects = objects.into_iter().filter(|object| object["metadata"]["name"] == NAME);
+            let mut of_kind = |kind: &str| objects.find(|object| object["kind"] == kind).unwrap();
+            let mut vm = of_kind("VirtualMachine");
+            vm["metadata"] = json!({ "name": NAME });
+            let mut set = of_kind("StatefulSet");
             let created =
                 vms.create(&PostParams::default(), &serde_json::from_value(vm.clone()).unwrap()).await.unwrap();
             let mut status: Value = json!({ "status": vm["status"] });
             status["metadata"]["name"] = json!(NAME);
             vms.patch_status(NAME, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
-            let mut set = set;
             set["metadata"]["ownerReferences"] = json!([{
                 "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "name": NAME, "uid": created.uid(),
                 "controller": false, "blockOwnerDeletion": true,

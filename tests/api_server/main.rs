@@ -25,6 +25,8 @@ mod contract;
 mod values;
 // A namespace of the VM-Operator in Java: its Pods, Services, configuration, runner images.
 mod takeover;
+// All VMs of two of its releases: taken over, stopped, started, restarted, evicted.
+mod takeover_all;
 // Start, stop and restart. Two Pods of one VM never run at the same time.
 mod power;
 // VMs of release 3.3, whose Pods a StatefulSet makes.

@@ -98,6 +98,8 @@ struct TakenOver {
     names_before: BTreeSet<String>,
     /// What `kubectl vm diff --all` said before our manager was started.
     announced: String,
+    /// What it said of the VM that is assigned from a pool.
+    of_pool: String,
     /// The keys of all the configurations that it wrote for its runner.
     known_keys: BTreeSet<String>,
     /// The largest number of Pods of each VM at one time.
@@ -139,8 +141,9 @@ impl TakenOver {
             keys(&serde_yaml::from_str(text).unwrap(), "", &mut known_keys);
         }
         let (_, announced) = ns.namespace.kubectl_vm(&["diff", "--all"]);
+        let (_, of_pool) = ns.namespace.kubectl_vm(&["diff", "a09-pool"]);
         ns.manager = Manager::start_with(ns.kubeconfig.path(), ns.namespace.name(), &[], CONFIGURATION);
-        Self { ns, runner, vms, before, names_before, announced, known_keys, most_pods, counting }
+        Self { ns, runner, vms, before, names_before, announced, of_pool, known_keys, most_pods, counting }
     }
 
     /// Waits until the manager has seen all VMs and has nothing to do; then what became of them.
@@ -689,6 +692,9 @@ async fn all_vms_of_release_4_are_taken_over() {
     let mut namespace = TakenOver::of("release-4", &release).await;
     let page = read("docs/takeover.md");
     let announced: String = namespace.announced.lines().map(|line| format!("   {line}\n")).collect();
+    // The user that a pool logs in stays logged in.
+    let pooled = &namespace.of_pool;
+    assert!(pooled.contains("+          loggedInUser: alice\n"), "{pooled}");
     assert!(page.contains(&announced), "docs/takeover.md does not have this output:\n{announced}");
     let table = namespace.table().await;
     namespace.way_back(&release).await;

@@ -70,9 +70,9 @@ impl Default for RequestLimit {
     }
 }
 
-/// The number of simultaneous requests. Each has its own connection, which costs time to open and memory on both sides. A few dozen keep
-/// any API server busy.
-const REQUESTS: usize = 32;
+/// The number of simultaneous requests. Each has its own connection, which costs time to open and memory on both sides. Sixteen keep
+/// any API server busy; more are not faster, and take memory (docs/performance.md).
+const REQUESTS: usize = 16;
 
 /// The result of the execution of a plan.
 #[derive(Debug)]

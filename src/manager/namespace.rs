@@ -44,9 +44,9 @@ use crate::{
     process::signals::terminated,
 };
 
-/// How many VMs of a namespace are reconciled at once. Each makes several requests one after the other; with 16 there is always
+/// How many VMs of a namespace are reconciled at once. Each makes several requests one after the other; with 12 there is always
 /// one that may send. More would only take memory.
-const CONCURRENCY: u16 = 16;
+const CONCURRENCY: u16 = 12;
 
 /// What all namespaces share.
 #[derive(Clone)]

@@ -5,9 +5,9 @@ use std::{
     sync::Arc,
 };
 
-use kube::core::TypeMeta;
+use kube::core::{ObjectMeta, TypeMeta};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{RandomInput, TemplateError, TemplateSet, first_start, render};
 use crate::{
@@ -17,8 +17,10 @@ use crate::{
     observed::Observed,
 };
 
-/// How many different objects are applied to the API server as a dry run.
+/// How many different shapes of objects are applied to the API server as a dry run.
 const SAMPLES: usize = 50;
+/// How many objects of a shape may be applied. The next one is needed only if a VM has an object that the API server refuses anyhow.
+const OF_A_SHAPE: usize = 5;
 
 /// What a new set would change.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -27,14 +29,25 @@ pub struct Outcome {
     pub vms: usize,
     /// How many of them would change.
     pub changed: usize,
-    /// Of the objects that would change, one of each shape with its VM.
-    pub samples: Vec<(VirtualMachine, Rendered)>,
+    /// Of the objects that would change, a few of each shape. If the API server accepts one of them, it accepts the shape.
+    pub samples: Vec<Vec<Sample>>,
     /// The kinds of objects that the new set makes.
     pub uses: Vec<Use>,
     /// The versions of the templates of VMs whose values do not match the schema of the new set. These VMs keep them.
     pub kept_versions: BTreeSet<String>,
     /// How many VMs that are.
     pub misfits: usize,
+}
+
+/// An object that the new set changes.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Sample {
+    /// Its VM, of which only the metadata is here.
+    pub vm: VirtualMachine,
+    /// The object.
+    pub object: Rendered,
+    /// The object as the set in use renders it. If the API server refuses this one too, the refusal is the VM's own matter.
+    pub former: Option<Rendered>,
 }
 
 /// What a new set does with a kind of objects.
@@ -68,7 +81,7 @@ impl Use {
 /// A VM that the current set renders and the new set does not.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Refusal {
-    /// The VM.
+    /// The VM, of which only the metadata is here.
     pub vm: Box<VirtualMachine>,
     /// The error of the new set.
     pub error: TemplateError,
@@ -89,7 +102,7 @@ pub fn check(
 ) -> Result<Outcome, Refusal> {
     let random = RandomInput { display_password: "a-password-for-the-check".into() };
     let mut outcome = Outcome::default();
-    let mut samples = BTreeMap::new();
+    let mut samples: BTreeMap<(String, String), Vec<Sample>> = BTreeMap::new();
     let mut uses: BTreeMap<(String, String), Use> = BTreeMap::new();
     let mut of_defaults = None;
     for (vm, observed) in vms {
@@ -107,13 +120,13 @@ pub fn check(
                     vm.spec.template_values.as_ref().and_then(Value::as_object).is_some_and(|it| !it.is_empty());
                 if !has_values && matches!(before, Some(Ok(_))) {
                     let error = TemplateError { of_values: false, ..error };
-                    of_defaults.get_or_insert(Refusal { vm: Box::new(vm), error });
+                    of_defaults.get_or_insert_with(|| refusal(&vm, error));
                 }
                 continue;
             }
             // The VM had an error before, which its condition reports.
             Err(_) if !matches!(before, Some(Ok(_))) => continue,
-            Err(error) => return Err(Refusal { vm: Box::new(vm), error }),
+            Err(error) => return Err(refusal(&vm, error)),
         };
         outcome.vms += 1;
         note_uses(&mut uses, &vm, &after);
@@ -122,8 +135,9 @@ pub fn check(
         let changed: Vec<Rendered> = after.iter().filter(|object| !is_same(object)).cloned().collect();
         outcome.changed += usize::from(!changed.is_empty() || after.len() != before.len());
         for object in changed {
-            if samples.len() < SAMPLES {
-                samples.entry((object.template.clone(), shape(&object.value))).or_insert_with(|| (vm.clone(), object));
+            let key = (object.template.clone(), shape(&object.value));
+            if samples.len() < SAMPLES || samples.contains_key(&key) {
+                add_sample(samples.entry(key).or_default(), &vm, &object, former(&before, &object));
             }
         }
     }
@@ -133,6 +147,37 @@ pub fn check(
     outcome.samples = samples.into_values().collect();
     outcome.uses = uses.into_values().collect();
     Ok(outcome)
+}
+
+fn refusal(vm: &VirtualMachine, error: TemplateError) -> Refusal {
+    Refusal { vm: Box::new(metadata(vm)), error }
+}
+
+/// The VM without what makes it large.
+fn metadata(vm: &VirtualMachine) -> VirtualMachine {
+    let metadata = ObjectMeta { managed_fields: None, annotations: None, ..vm.metadata.clone() };
+    let spec = serde_json::from_value(json!({ "vm": {} })).unwrap_or_else(|_| vm.spec.clone());
+    VirtualMachine { metadata, spec, status: None }
+}
+
+/// The object as the set in use renders it, perhaps under another name.
+fn former<'a>(before: &'a [Rendered], object: &Rendered) -> Option<&'a Rendered> {
+    let is_of_template = |it: &&Rendered| it.name == object.name && it.key.types() == object.key.types();
+    before.iter().find(|it| it.key == object.key).or_else(|| before.iter().find(is_of_template))
+}
+
+/// Adds an object to those of its shape. Objects of different namespaces are preferred: a namespace may have a quota that is used up.
+fn add_sample(of_shape: &mut Vec<Sample>, vm: &VirtualMachine, object: &Rendered, former: Option<&Rendered>) {
+    let place = |sample: &Sample| sample.vm.metadata.namespace.clone();
+    let sample = || Sample { vm: metadata(vm), object: object.clone(), former: former.cloned() };
+    if of_shape.len() < OF_A_SHAPE {
+        of_shape.push(sample());
+    } else if of_shape.iter().all(|other| place(other) != vm.metadata.namespace) {
+        let is_repeated = |at: &usize| of_shape[..*at].iter().any(|other| place(other) == place(&of_shape[*at]));
+        if let Some(at) = (0..of_shape.len()).find(is_repeated) {
+            of_shape[at] = sample();
+        }
+    }
 }
 
 fn note_uses(uses: &mut BTreeMap<(String, String), Use>, vm: &VirtualMachine, objects: &[Rendered]) {
@@ -206,8 +251,6 @@ fn shape(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::{
         object::BUILTIN_KINDS,
@@ -238,10 +281,37 @@ mod tests {
         let (old, new) = (set(&[]), set(&[("network-policy.yaml.j2", POLICY)]));
         let outcome = check(Some(&old), &new, vms(), &ReconcilerConfig::default()).unwrap();
         assert_eq!((outcome.vms, outcome.changed, outcome.samples.len()), (2, 2, 1));
-        let trial = trial(&outcome.samples[0].1);
+        assert_eq!(outcome.samples[0].len(), 2, "the second is there in case that the first is refused anyhow");
+        let trial = trial(&outcome.samples[0][0].object);
         assert!(trial.value["metadata"]["name"].as_str().unwrap().starts_with("dry-run-"));
         let outcome = check(Some(&new), &new, vms(), &ReconcilerConfig::default()).unwrap();
         assert_eq!((outcome.changed, outcome.samples.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_sample_has_the_object_of_the_set_in_use_and_samples_are_of_different_namespaces() {
+        let vms = (0..9).map(|number| {
+            let vm = vm(|vm| {
+                vm["metadata"]["name"] = json!(format!("vm-{number}"));
+                vm["metadata"]["namespace"] = json!(if number < 7 { "crowded" } else { "other" });
+                vm["spec"]["templateValues"] = json!({ "deep": [[["x"]]] });
+            });
+            (vm, nothing())
+        });
+        let renamed = POLICY.replace("vm.metadata.name", "vm.metadata.name ~ '-x'");
+        let (old, new) = (set(&[("x.yaml.j2", POLICY)]), set(&[("x.yaml.j2", &renamed)]));
+        let outcome = check(Some(&old), &new, vms.clone(), &ReconcilerConfig::default()).unwrap();
+        let samples = &outcome.samples[0];
+        let names: Vec<(&str, &str)> = samples
+            .iter()
+            .map(|it| (it.object.key.name.as_str(), it.former.as_ref().unwrap().key.name.as_str()))
+            .collect();
+        let name = [("vm-0-x", "vm-0"), ("vm-7-x", "vm-7"), ("vm-2-x", "vm-2"), ("vm-3-x", "vm-3"), ("vm-4-x", "vm-4")];
+        assert_eq!(names, name);
+        assert!(samples.iter().all(|sample| sample.vm.spec.template_values.is_none()), "the report must stay small");
+        // A template that the set in use does not have.
+        let outcome = check(Some(&set(&[])), &new, vms, &ReconcilerConfig::default()).unwrap();
+        assert!(outcome.samples[0][0].former.is_none());
     }
 
     #[test]

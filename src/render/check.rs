@@ -1,7 +1,7 @@
 //! Checks a new template set against all VMs before it is used.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, hash_map::Entry},
     sync::Arc,
 };
 
@@ -13,7 +13,7 @@ use super::{RandomInput, TemplateError, TemplateSet, first_start, render};
 use crate::{
     api::VirtualMachine,
     config::{LoadBalancerService, ReconcilerConfig},
-    object::{Lifetime, Rendered},
+    object::{Lifetime, ObjectKey, Rendered},
     observed::Observed,
 };
 
@@ -105,6 +105,7 @@ pub fn check(
     let mut samples: BTreeMap<(String, String), Vec<Sample>> = BTreeMap::new();
     let mut uses: BTreeMap<(String, String), Use> = BTreeMap::new();
     let mut of_defaults = None;
+    let mut owners = HashMap::new();
     for (vm, observed) in vms {
         let before = old.map(|old| render(&vm, &observed, config, &random, old));
         let after = match render(&vm, &observed, config, &random, new) {
@@ -131,6 +132,9 @@ pub fn check(
         outcome.vms += 1;
         note_uses(&mut uses, &vm, &after);
         let before = before.and_then(Result::ok).unwrap_or_default();
+        for object in &after {
+            note_owner(&mut owners, &vm, object, &before).map_err(|error| refusal(&vm, error))?;
+        }
         let is_same = |object: &Rendered| before.iter().any(|old| old.value == object.value);
         let changed: Vec<Rendered> = after.iter().filter(|object| !is_same(object)).cloned().collect();
         outcome.changed += usize::from(!changed.is_empty() || after.len() != before.len());
@@ -151,6 +155,38 @@ pub fn check(
 
 fn refusal(vm: &VirtualMachine, error: TemplateError) -> Refusal {
     Refusal { vm: Box::new(metadata(vm)), error }
+}
+
+/// The VM that has an object.
+struct Owner {
+    vm: String,
+    /// It has the object with the set in use too, or with the built-in templates. Then two VMs with the object are not the set's fault: their
+    /// specs name it.
+    is_own: bool,
+}
+
+/// Refuses an object that two VMs of a namespace would have: only one of them can be its owner.
+fn note_owner(
+    owners: &mut HashMap<[Option<String>; 4], Owner>,
+    vm: &VirtualMachine,
+    object: &Rendered,
+    before: &[Rendered],
+) -> Result<(), TemplateError> {
+    let ObjectKey { kind, name, .. } = &object.key;
+    let group = object.key.group().map(str::to_owned);
+    let key = [vm.metadata.namespace.clone(), group, Some(kind.clone()), Some(name.clone())];
+    let is_own = object.template.starts_with("builtin/") || before.iter().any(|it| it.key.is_same_object(&object.key));
+    match owners.entry(key) {
+        Entry::Vacant(entry) => drop(entry.insert(Owner { vm: vm.full_name(), is_own })),
+        Entry::Occupied(other) if !(is_own && other.get().is_own) => {
+            let (other, vm) = (&other.get().vm, vm.full_name());
+            let message =
+                format!("{} is rendered for the VMs {other} and {vm}: its name must contain the VM's name", object.key);
+            return Err(TemplateError::refused(&object.template, message));
+        }
+        Entry::Occupied(_) => {}
+    }
+    Ok(())
 }
 
 /// The VM without what makes it large.
@@ -315,6 +351,43 @@ mod tests {
     }
 
     #[test]
+    fn a_set_that_gives_two_vms_of_a_namespace_the_same_object_is_refused() {
+        let config = ReconcilerConfig::default();
+        let map = |name: &str| format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\n");
+        let (old, new) = (set(&[]), set(&[("x.yaml.j2", &map("settings"))]));
+        for old in [None, Some(&old)] {
+            let refusal = check(old, &new, vms(), &config).unwrap_err();
+            assert_eq!(
+                refusal.error.to_string(),
+                "x.yaml.j2: ConfigMap settings is rendered for the VMs orchard/apple and orchard/pear: its name must contain the VM's name"
+            );
+        }
+        // One version of a group or another: it is the same object.
+        let versions =
+            "apiVersion: cilium.io/{{ 'v1' if values.size == 'pear' else 'v2' }}\nkind: X\nmetadata: {name: x}\n";
+        assert!(check(Some(&old), &set(&[("x.yaml.j2", versions)]), vms(), &config).is_err());
+        // The set in use does the same: another change of the set is not held up.
+        let other = set(&[("x.yaml.j2", &(map("settings") + "data: {a: b}\n"))]);
+        assert_eq!(check(Some(&new), &other, vms(), &config).unwrap().changed, 2);
+        // In another namespace it is another object.
+        let mut vms = vms();
+        vms[1].0.metadata.namespace = Some("garden".into());
+        assert_eq!(check(Some(&old), &new, vms, &config).unwrap().changed, 2);
+        // Two specs that name the same claim.
+        let claims = |name: &str, disk: &str| {
+            let vm = vm(|vm| {
+                vm["metadata"]["name"] = json!(name);
+                vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["metadata"]["name"] = json!(disk);
+            });
+            (vm, nothing())
+        };
+        let vms = [claims("a", "b-c"), claims("a-b", "c")];
+        for old in [None, Some(&old)] {
+            assert_eq!(check(old, &set(&[("x.yaml.j2", POLICY)]), vms.clone(), &config).unwrap().changed, 2);
+        }
+    }
+
+    #[test]
     fn every_example_can_be_read_and_rendered() {
         assert_eq!(examples().len(), include_str!("examples.yaml").matches("\nkind: VirtualMachine").count());
         let vms = examples().into_iter().map(|vm| (vm, nothing()));
@@ -331,7 +404,7 @@ mod tests {
 
     #[test]
     fn each_kind_is_used_with_the_rights_that_its_objects_need() {
-        let kept = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: a\n  annotations: {vmoperator.jdrupes.org/lifetime: keep}\n";
+        let kept = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {{ vm.metadata.name }}\n  annotations: {vmoperator.jdrupes.org/lifetime: keep}\n";
         let of_pear = format!("{{% if values.size == 'pear' %}}\n{POLICY}{{% endif %}}\n");
         let new = set(&[("x.yaml.j2", &of_pear), ("display-secret.yaml.j2", kept)]);
         let outcome = check(None, &new, vms(), &ReconcilerConfig::default()).unwrap();

@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json, value::RawValue};
 use super::{VirtualMachine, VirtualMachineSpec};
 
 /// How deep a value may nest. The parser stops at 128, and a VM is also read as a part of other documents.
-const DEEPEST: usize = 100;
+pub const DEEPEST: usize = 100;
 /// The longest error about one field, in characters. An error quotes the value.
 const LONGEST_ERROR: usize = 300;
 
@@ -114,7 +114,8 @@ fn value(text: &RawValue) -> Result<Value, String> {
     if nests_deeper(&value, DEEPEST) { Err(format!("it nests deeper than {DEEPEST} levels")) } else { Ok(value) }
 }
 
-fn nests_deeper(value: &Value, levels: usize) -> bool {
+/// Whether a value nests deeper than so many levels.
+pub fn nests_deeper(value: &Value, levels: usize) -> bool {
     let below = |item: &Value| levels == 0 || nests_deeper(item, levels - 1);
     match value {
         Value::Object(map) => map.values().any(below),

@@ -9,7 +9,7 @@ use kube::core::{ObjectMeta, TypeMeta};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{RandomInput, TemplateError, TemplateSet, first_start, render};
+use super::{RandomInput, TemplateError, TemplateSet, first_start, render, valid};
 use crate::{
     api::VirtualMachine,
     config::{LoadBalancerService, ReconcilerConfig},
@@ -131,6 +131,7 @@ pub fn check(
         };
         outcome.vms += 1;
         note_uses(&mut uses, &vm, &after);
+        let is_rendered = matches!(before, Some(Ok(_)));
         let before = before.and_then(Result::ok).unwrap_or_default();
         for object in &after {
             note_owner(&mut owners, &vm, object, &before).map_err(|error| refusal(&vm, error))?;
@@ -139,6 +140,14 @@ pub fn check(
         let changed: Vec<Rendered> = after.iter().filter(|object| !is_same(object)).cloned().collect();
         outcome.changed += usize::from(!changed.is_empty() || after.len() != before.len());
         for object in changed {
+            if let Some(problem) = valid::problem(&object).filter(|_| is_rendered) {
+                if former(&before, &object).is_some_and(|former| valid::problem(former).is_some()) {
+                    // The VM reports it already.
+                    continue;
+                }
+                let error = TemplateError::refused(&object.template, format!("{}: {problem}", object.key));
+                return Err(refusal(&vm, error));
+            }
             let key = (object.template.clone(), shape(&object.value));
             if samples.len() < SAMPLES || samples.contains_key(&key) {
                 add_sample(samples.entry(key).or_default(), &vm, &object, former(&before, &object));
@@ -385,6 +394,29 @@ mod tests {
         for old in [None, Some(&old)] {
             assert_eq!(check(old, &set(&[("x.yaml.j2", POLICY)]), vms.clone(), &config).unwrap().changed, 2);
         }
+    }
+
+    #[test]
+    fn a_set_with_which_a_value_of_one_vm_is_no_label_is_refused_with_vm_object_and_field() {
+        let labelled = POLICY.replace("name }}}", "name }}, labels: {owner: {{ values.size }}}}");
+        let (old, new) = (set(&[("x.yaml.j2", POLICY)]), set(&[("x.yaml.j2", &labelled)]));
+        let mut vms = vms();
+        vms[1].0.spec.template_values = Some(json!({ "size": "Jane Doe" }));
+        let refusal = check(Some(&old), &new, vms.clone(), &ReconcilerConfig::default()).unwrap_err();
+        assert_eq!(refusal.vm.full_name(), "orchard/pear");
+        let message = refusal.error.to_string();
+        assert!(
+            message.starts_with("x.yaml.j2: NetworkPolicy pear: metadata.labels.owner: \"Jane Doe\": a valid label"),
+            "{message}"
+        );
+        // With the set in use it is no label either: the VM is left out, the others are tried.
+        let newer = set(&[("x.yaml.j2", &(labelled + "spec: {policyTypes: [Ingress]}\n"))]);
+        let outcome = check(Some(&new), &newer, vms.clone(), &ReconcilerConfig::default()).unwrap();
+        let tried: Vec<&str> = outcome.samples.iter().flatten().map(|it| it.object.key.name.as_str()).collect();
+        assert_eq!(tried, ["apple"]);
+        // Without a set in use, the API server is asked.
+        let outcome = check(None, &new, vms, &ReconcilerConfig::default()).unwrap();
+        assert!(outcome.samples.iter().flatten().any(|it| it.object.key.name == "pear"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::{RandomInput, TemplateError, TemplateSet, first_start, render, valid}
 use crate::{
     api::VirtualMachine,
     config::{LoadBalancerService, ReconcilerConfig},
-    object::{Lifetime, ObjectKey, Rendered},
+    object::{CONTAINER_NAME, INSTANCE_LABEL, Lifetime, ObjectKey, Rendered},
     observed::Observed,
 };
 
@@ -136,6 +136,15 @@ pub fn check(
         for object in &after {
             note_owner(&mut owners, &vm, object, &before).map_err(|error| refusal(&vm, error))?;
         }
+        if let Some(lost) = before.iter().find(|object| runs_guest(object))
+            && !after.iter().any(runs_guest)
+        {
+            let message = format!(
+                "{} is not rendered any more, and nothing else with a container {CONTAINER_NAME}: the VM would have no guest",
+                lost.key
+            );
+            return Err(refusal(&vm, TemplateError::refused(&lost.name, message)));
+        }
         let is_same = |object: &Rendered| before.iter().any(|old| old.value == object.value);
         let changed: Vec<Rendered> = after.iter().filter(|object| !is_same(object)).cloned().collect();
         outcome.changed += usize::from(!changed.is_empty() || after.len() != before.len());
@@ -164,6 +173,20 @@ pub fn check(
 
 fn refusal(vm: &VirtualMachine, error: TemplateError) -> Refusal {
     Refusal { vm: Box::new(metadata(vm)), error }
+}
+
+/// Whether a Pod has the container in which QEMU runs. The container of a legacy runner has the VM's name.
+pub fn has_runner(object: &Rendered) -> bool {
+    let containers = object.value.pointer("/spec/containers").and_then(Value::as_array);
+    let vm = &object.value["metadata"]["labels"][INSTANCE_LABEL];
+    let is_runner = |container: &Value| container["name"] == CONTAINER_NAME || container["name"] == *vm;
+    object.key.is_pod() && containers.into_iter().flatten().any(is_runner)
+}
+
+/// Whether a guest can run in the object, or in Pods that the object makes. A Job ends, so it is none.
+fn runs_guest(object: &Rendered) -> bool {
+    let makes_pods = object.value.pointer("/spec/template/spec/containers").is_some() && object.key.kind != "Job";
+    makes_pods || has_runner(object)
 }
 
 /// The VM that has an object.
@@ -417,6 +440,41 @@ mod tests {
         // Without a set in use, the API server is asked.
         let outcome = check(None, &new, vms, &ReconcilerConfig::default()).unwrap();
         assert!(outcome.samples.iter().flatten().any(|it| it.object.key.name == "pear"));
+    }
+
+    #[test]
+    fn a_set_that_takes_the_runner_away_is_refused() {
+        let config = ReconcilerConfig::default();
+        let pod = |containers: &str| {
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: {{{{ vm.metadata.name }}}}}}\nspec: {{containers: [{{name: {containers}, image: x}}]}}\n"
+            )
+        };
+        let maker = |kind: &str| {
+            pod("x")
+                .replace("v1\nkind: Pod", &format!("x/v1\nkind: {kind}"))
+                .replace("spec: ", "spec: {template: {spec: ")
+                .replace("}]}\n", "}]}}}\n")
+        };
+        let vm_named = "{{ vm.metadata.name }}";
+        for (file, is_good) in [
+            (String::new(), false),
+            (pod("sidecar"), false),
+            (maker("Job").replace("x/v1", "batch/v1"), false),
+            (pod("vm-runner"), true),
+            (pod(vm_named), true),
+            (maker("StatefulSet").replace("x/v1", "apps/v1"), true),
+        ] {
+            let new = set(&[("pod.yaml.j2", &file)]);
+            let checked = check(Some(&set(&[])), &new, vms(), &config);
+            assert_eq!(checked.is_ok(), is_good, "{file}");
+            if let Err(refusal) = checked {
+                let message = refusal.error.to_string();
+                assert!(message.starts_with("pod.yaml.j2: Pod apple is not rendered any more"), "{message}");
+            }
+            // What is so already holds up nobody.
+            assert!(check(Some(&new), &new, vms(), &config).is_ok());
+        }
     }
 
     #[test]

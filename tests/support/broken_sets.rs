@@ -127,6 +127,8 @@ pub fn broken_sets() -> Vec<BrokenSet> {
             config_map("{name: x, annotations: {vmoperator.jdrupes.org/lifetime: ever}}"),
         ),
         broken("a label that is none", FILE, config_map("{name: x, labels: {a: 'b c'}}")),
+        broken("a name that is none", FILE, config_map("{name: 'Jane Doe'}")),
+        broken("a file of the Pod that was cut off", "pod.yaml.j2", ""),
         // Patches and values.
         broken("a patch without a target", "x.patch.yaml", "mergePatch: {}"),
         broken("a patch that finds nothing", "x.patch.yaml", "target: {kind: Nothing}\nmergePatch: {}"),

@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy},
-    core::{DynamicResourceScope, Status},
+    core::{DynamicResourceScope, Status, response::StatusDetails},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -157,6 +157,18 @@ impl ActionError {
     /// Whether the action may succeed when it is tried again unchanged. Otherwise the API server refused it, and a person must know.
     pub fn is_transient(&self) -> bool {
         self.persistence() != Persistence::Lasting
+    }
+
+    /// Whether nothing can be created in the namespace, because it is being deleted or is gone.
+    pub fn is_of_namespace(&self) -> bool {
+        let Self::Api { source, .. } = self else { return false };
+        let kube::Error::Api(status) = &**source else { return false };
+        let details = status.details.as_ref();
+        let is_ending = |details: &StatusDetails| {
+            details.causes.iter().any(|cause| cause.reason == "NamespaceTerminating")
+                || (status.code == 404 && details.kind == "namespaces")
+        };
+        details.is_some_and(is_ending)
     }
 
     /// What the metric `vm_operator_reconcile_errors` calls the error.

@@ -13,7 +13,7 @@
 //! [`steering`] removes from the VM what only templates may say.
 //!
 //! The files import each other in one direction: `context` uses `runner`, `cloud_init`, `legacy` and `output`; `templates` uses `functions`,
-//! `outline`, `patches`, `values`, `write` and `builtin`; `error` is below all. `check` is above: it calls [`render`].
+//! `outline`, `patches`, `values`, `write` and `builtin`; `error` is below all. `check` is above: it calls [`render`] and uses `valid`.
 
 pub mod builtin;
 pub mod check;
@@ -31,6 +31,7 @@ pub mod runner;
 pub mod schema;
 mod steering;
 pub mod templates;
+mod valid;
 pub mod values;
 mod write;
 

@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json, value::RawValue};
 use super::{VirtualMachine, VirtualMachineSpec};
 
 /// How deep a value may nest. The parser stops at 128, and a VM is also read as a part of other documents.
-const DEEPEST: usize = 100;
+pub const DEEPEST: usize = 100;
 /// The longest error about one field, in characters. An error quotes the value.
 const LONGEST_ERROR: usize = 300;
 
@@ -80,8 +80,29 @@ impl Resource for StoredVm {
 /// # Errors
 /// If the text is not a JSON object, or the VM has no name.
 pub fn read(text: &str) -> Result<VirtualMachine, serde_json::Error> {
+    // What nests deeper can't be a part of another document.
+    if depth(text) > DEEPEST {
+        return read_parts(text);
+    }
     // Nearly every VM can be read as a whole, which is faster.
     serde_json::from_str(text).or_else(|_| read_parts(text))
+}
+
+/// How deep a JSON text nests.
+fn depth(text: &str) -> usize {
+    let (mut depth, mut deepest, mut in_text, mut is_escaped) = (0_usize, 0, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = in_text,
+            b'"' => in_text = !in_text,
+            b'{' | b'[' if !in_text => depth += 1,
+            b'}' | b']' if !in_text => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
 }
 
 /// The text of a VM's spec.
@@ -114,7 +135,8 @@ fn value(text: &RawValue) -> Result<Value, String> {
     if nests_deeper(&value, DEEPEST) { Err(format!("it nests deeper than {DEEPEST} levels")) } else { Ok(value) }
 }
 
-fn nests_deeper(value: &Value, levels: usize) -> bool {
+/// Whether a value nests deeper than so many levels.
+pub fn nests_deeper(value: &Value, levels: usize) -> bool {
     let below = |item: &Value| levels == 0 || nests_deeper(item, levels - 1);
     match value {
         Value::Object(map) => map.values().any(below),
@@ -259,6 +281,7 @@ mod tests {
             ("/spec/loadBalancerService", json!("yes"), "spec.loadBalancerService: invalid type"),
             ("/spec/templateValues", nested(130), "spec.templateValues: recursion limit exceeded"),
             ("/spec/templateValues", nested(126), "spec.templateValues: it nests deeper than 100 levels"),
+            ("/spec/templateValues", nested(102), "spec.templateValues: it nests deeper than 100 levels"),
         ] {
             let vm = vm(|vm| {
                 let (parent, field) = pointer.rsplit_once('/').unwrap();
@@ -270,6 +293,24 @@ mod tests {
             assert!(vm.spec.guest_shutdown_stops);
             assert_eq!((vm.spec.vm.state, vm.status.unwrap().power), (PowerState::Running, Some(PowerState::Running)));
             assert_eq!(json!(vm.metadata.labels), json!({ "a": "b" }));
+        }
+    }
+
+    #[test]
+    fn what_nests_as_deep_as_it_may_is_read() {
+        for levels in [1, 90, 97, 100] {
+            let values = json!({ "a": nested(levels - 1) });
+            let vm = vm(|vm| vm["spec"]["templateValues"] = values.clone());
+            assert_eq!((vm.spec.invalid, vm.spec.template_values), (None, Some(values)), "{levels}");
+        }
+    }
+
+    #[test]
+    fn the_depth_of_a_text_is_that_of_its_brackets_outside_of_strings() {
+        for (text, expected) in
+            [("7", 0), ("{}", 1), (r#"{"a":[1,{"b":[]}],"c":{}}"#, 4), (r#"["[[[", "\"[[", "\\", ["\\\"["]]"#, 2)]
+        {
+            assert_eq!(depth(text), expected, "{text}");
         }
     }
 

@@ -1,13 +1,11 @@
 //! What is wrong with rendered objects.
 
-use serde_json::Value;
-
 use super::{Finding, Rule, TemplateSet, openapi};
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
-    object::{CONTAINER_NAME, INSTANCE_LABEL, Rendered},
-    render::{context::TOOL_LABELS, first_start},
+    object::{CONTAINER_NAME, Rendered},
+    render::{check, context::TOOL_LABELS, first_start},
 };
 
 /// Annotations by which tools know the objects that they own.
@@ -80,11 +78,7 @@ impl Checked<'_> {
     }
 
     fn no_runner(&self) -> Option<Finding> {
-        let containers = self.object.value.pointer("/spec/containers").and_then(Value::as_array);
-        // The container of a legacy runner has the VM's name.
-        let vm = &self.object.value["metadata"]["labels"][INSTANCE_LABEL];
-        let is_runner = |container: &Value| container["name"] == CONTAINER_NAME || container["name"] == *vm;
-        if !self.object.key.is_pod() || containers.into_iter().flatten().any(is_runner) {
+        if !self.object.key.is_pod() || check::has_runner(self.object) {
             return None;
         }
         let message =

@@ -8,7 +8,9 @@
 //! again stays within both limits until memory ends.
 
 use std::{
+    collections::BTreeSet,
     io::{self, BufRead, BufReader, Write},
+    os::unix::process::ExitStatusExt,
     process::{ExitStatus, Stdio},
     time::Duration,
 };
@@ -16,6 +18,7 @@ use std::{
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
+use tracing::warn;
 
 use crate::{
     api::VirtualMachine,
@@ -35,6 +38,11 @@ const MEMORY: u64 = 256 << 20;
 /// The CPU time that a check may take, in seconds, and the time.
 const CPU: u64 = 60;
 const TIME: Duration = Duration::from_secs(120);
+/// How many VMs may be left out, because they are too large by themselves.
+const MOST_LEFT_OUT: usize = 20;
+/// The signals SIGKILL and SIGXCPU, with which the kernel ends a process that takes too much time.
+const KILLED: i32 = 9;
+const CPU_EXCEEDED: i32 = 24;
 
 /// What to check. The VMs follow.
 #[derive(Serialize, Deserialize)]
@@ -73,7 +81,8 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Runs [`check::check`] in a separate process.
+/// Runs [`check::check`] in a separate process. A VM for which the process has not enough memory or time although the set in use is not
+/// different in this is left out: one VM must not hold up the others.
 ///
 /// # Errors
 /// If the set is refused, also because rendering takes too much memory or time. Or if the process cannot be started.
@@ -86,29 +95,71 @@ pub async fn check<M>(
 where
     M: Iterator<Item = (VirtualMachine, Observed)> + Send,
 {
-    let job = |trace| Job {
+    let job = |old: Option<&TemplateSet>, new: &TemplateSet, trace| Job {
         old: old.map(|old| old.layers().clone()),
         new: new.layers().clone(),
         config: config.clone(),
         trace,
     };
-    let (status, output) = run(&job(false), vms()).await?;
-    if let (Some(0), Ok(report)) = (status.code(), serde_json::from_slice(&output)) {
-        return match report {
-            Report::Checked(outcome) => Ok(outcome),
-            Report::Refused(Refusal { vm, error }) => Err(Failure::Refused(error, Some(vm))),
+    let mut left_out = BTreeSet::new();
+    loop {
+        let rest = || vms().filter(|(vm, _)| !left_out.contains(&vm.full_name()));
+        let status = match run(&job(old, new, false), rest()).await? {
+            Ended::With(Report::Checked(outcome)) => return Ok(outcome),
+            Ended::With(Report::Refused(Refusal { vm, error })) => return Err(Failure::Refused(error, Some(vm))),
+            Ended::Without(status, _) => status,
         };
+        // The process did not finish. Run it again to find the VM and the template.
+        let (place, name) = match run(&job(old, new, true), rest()).await? {
+            Ended::Without(again, printed) if !again.success() => last_line(&printed),
+            _ => ("(a template)".to_owned(), String::new()),
+        };
+        let alone = || vms().filter(|(vm, _)| vm.full_name() == name);
+        if !name.is_empty() && left_out.len() < MOST_LEFT_OUT {
+            // The VM is too large by itself if it can't be rendered alone with what is in use, or only the comparison is too much for it.
+            let builtin = TemplateSet::builtin().ok();
+            let in_use = old.or(builtin.as_ref()).unwrap_or(new);
+            let is_too_large = matches!(run(&job(None, in_use, false), alone()).await?, Ended::Without(..));
+            let fits_alone = async || {
+                let ended = run(&job(None, new, false), alone()).await?;
+                io::Result::Ok(is_of_memory(status) && matches!(ended, Ended::With(Report::Checked(_))))
+            };
+            if is_too_large || fits_alone().await? {
+                warn!(
+                    vm = name,
+                    why = ended(status),
+                    "a VM is left out of the check of new templates, because it is too large"
+                );
+                left_out.insert(name);
+                continue;
+            }
+        }
+        let mut error = TemplateError::refused(&place, format!("it can't be rendered: {}", ended(status)));
+        if !name.is_empty() {
+            error.message += &format!(" (VM {name})");
+        }
+        return Err(Failure::Refused(error, None));
     }
-    // The process did not finish. Run it again to find the template.
-    let (again, printed) = run(&job(true), vms()).await?;
-    let printed = String::from_utf8_lossy(&printed);
-    let last = printed.lines().last().filter(|_| !again.success()).unwrap_or("(a template)\t");
-    let (place, vm) = last.split_once('\t').unwrap_or((last, ""));
-    let mut error = TemplateError::refused(place, format!("it can't be rendered: {}", ended(status)));
-    if !vm.is_empty() {
-        error.message += &format!(" (VM {vm})");
-    }
-    Err(Failure::Refused(error, None))
+}
+
+/// The last template and VM that a process has printed.
+fn last_line(printed: &[u8]) -> (String, String) {
+    let printed = String::from_utf8_lossy(printed);
+    let (place, vm) = printed.lines().last().and_then(|line| line.split_once('\t')).unwrap_or(("(a template)", ""));
+    (place.to_owned(), vm.to_owned())
+}
+
+/// Whether a process ended because it had no memory, and not because it took too much time.
+fn is_of_memory(status: ExitStatus) -> bool {
+    !matches!(status.signal(), Some(KILLED | CPU_EXCEEDED))
+}
+
+/// How a process ended.
+enum Ended {
+    /// It has written its report.
+    With(Report),
+    /// It has not; what it has printed.
+    Without(ExitStatus, Vec<u8>),
 }
 
 fn ended(status: ExitStatus) -> String {
@@ -116,10 +167,7 @@ fn ended(status: ExitStatus) -> String {
     format!("it takes too much memory or time ({status}); {limits}")
 }
 
-async fn run(
-    job: &Job,
-    vms: impl Iterator<Item = (VirtualMachine, Observed)> + Send,
-) -> io::Result<(ExitStatus, Vec<u8>)> {
+async fn run(job: &Job, vms: impl Iterator<Item = (VirtualMachine, Observed)> + Send) -> io::Result<Ended> {
     // This very program, even if its file was replaced meanwhile.
     let mut child = Command::new("/proc/self/exe")
         .arg(COMMAND)
@@ -136,6 +184,9 @@ async fn run(
         input.write_all(&line).await?;
         for (vm, observed) in vms {
             line.clear();
+            // The name comes first, so that the process can say with which VM it is, before it parses the rest.
+            line.extend(vm.full_name().as_bytes());
+            line.push(b'\t');
             serde_json::to_writer(&mut line, &CheckedVm { vm, observed })?;
             line.push(b'\n');
             input.write_all(&line).await?;
@@ -149,7 +200,10 @@ async fn run(
     match fed {
         // The process ended before it had read everything. Its exit status says why.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
-        _ => Ok((output.status, output.stdout)),
+        _ => Ok(match serde_json::from_slice(&output.stdout) {
+            Ok(report) if output.status.success() => Ended::With(report),
+            _ => Ended::Without(output.status, output.stdout),
+        }),
     }
 }
 
@@ -170,30 +224,80 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     let mut lines = input.lines();
     let job = lines.next().ok_or(io::ErrorKind::UnexpectedEof)??;
     let Job { old, new, config, trace } = serde_json::from_str(&job)?;
-    let vms = lines.map_while(Result::ok).filter_map(|line| {
-        let CheckedVm { vm, observed } = serde_json::from_str(&line).ok()?;
-        Some((vm, observed))
-    });
     // The manager has compiled both before.
     let compiled = |layers| TemplateSet::compile(layers).map_err(io::Error::other);
-    let new = compiled(new)?;
+    let (new, old) = (compiled(new)?, old.map(compiled).transpose()?);
+    let lines = lines.map_while(Result::ok);
+    let parsed = |line: &str| {
+        let CheckedVm { vm, observed } = serde_json::from_str(line).ok()?;
+        Some((vm, observed))
+    };
     if trace {
         // Errors do not matter here.
         let random = RandomInput { display_password: String::new() };
-        for (vm, observed) in vms {
-            let say = |file: &str| {
-                writeln!(output, "{file}\t{}", vm.full_name())?;
+        for line in lines {
+            let (name, line) = line.split_once('\t').ok_or(io::ErrorKind::InvalidData)?;
+            let mut say = |place: &str| {
+                writeln!(output, "{place}\t{name}")?;
                 output.flush()
             };
-            render::trace(&vm, &observed, &config, &random, &new, say)?;
+            say("(the VM)")?;
+            let Some((vm, observed)) = parsed(line) else { continue };
+            render::trace(&vm, &observed, &config, &random, &new, &mut say)?;
+            say("(all templates)")?;
+            let _ = check::check(old.as_ref(), &new, [(vm, observed)], &config);
         }
         return Ok(());
     }
-    let old = old.map(compiled).transpose()?;
+    let vms = lines.filter_map(|line| parsed(line.split_once('\t')?.1));
     let report = match check::check(old.as_ref(), &new, vms, &config) {
         Ok(outcome) => Report::Checked(outcome),
         Err(refusal) => Report::Refused(refusal),
     };
     serde_json::to_writer(output, &report)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::test_support::{nothing, vm};
+
+    /// What the process writes for these VMs.
+    fn output(trace: bool, vms: &[VirtualMachine]) -> String {
+        let set = TemplateSet::builtin().unwrap();
+        let job = Job {
+            old: Some(set.layers().clone()),
+            new: set.layers().clone(),
+            config: ReconcilerConfig::default(),
+            trace,
+        };
+        let mut input = serde_json::to_string(&job).unwrap();
+        for vm in vms {
+            let checked = CheckedVm { vm: vm.clone(), observed: nothing() };
+            input += &format!("\n{}\t{}", vm.full_name(), serde_json::to_string(&checked).unwrap());
+        }
+        let mut output = Vec::new();
+        work(input.as_bytes(), &mut output).unwrap();
+        String::from_utf8(output).unwrap()
+    }
+
+    #[test]
+    fn a_vm_is_named_before_it_is_parsed_and_before_each_template() {
+        let pear = vm(|vm| vm["metadata"]["name"] = json!("pear"));
+        let printed = output(true, &[vm(|_| ()), pear]);
+        let of_pear: Vec<&str> = printed.lines().filter(|line| line.ends_with("\torchard/pear")).collect();
+        assert_eq!(of_pear.first(), Some(&"(the VM)\torchard/pear"));
+        assert!(of_pear.contains(&"builtin/pod.yaml.j2\torchard/pear"), "{of_pear:?}");
+        assert_eq!(last_line(printed.as_bytes()), ("(all templates)".into(), "orchard/pear".into()));
+        assert_eq!(last_line(b""), ("(a template)".into(), String::new()));
+    }
+
+    #[test]
+    fn the_report_names_the_number_of_vms() {
+        let report = output(false, &[vm(|_| ())]);
+        assert!(matches!(serde_json::from_str(&report), Ok(Report::Checked(Outcome { vms: 1, .. }))), "{report}");
+    }
 }

@@ -22,7 +22,7 @@ use k8s_openapi::{
 };
 use kube::{Api, Client, Resource, ResourceExt, core::TypeMeta, runtime::watcher};
 use tokio::{sync::watch, time::timeout};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::{
     caches::Caches,
@@ -36,12 +36,12 @@ use crate::{
     config::ReconcilerConfig,
     files::{self, FileError},
     metrics::Metrics,
-    object::{SET_LABEL, builtin_kinds, stateful_sets},
+    object::{Rendered, SET_LABEL, builtin_kinds, stateful_sets},
     observed::Observed,
     process::ErrorChain,
     render::{
         Files, Library, Sources, TemplateError, TemplateSet,
-        check::{self, Outcome},
+        check::{self, Outcome, Sample},
         templates::Layers,
     },
 };
@@ -454,24 +454,12 @@ impl Loader {
             }
         };
         let unusable = unusable_kinds(&outcome, checks).await?;
-        let mut samples = std::mem::take(&mut outcome.samples);
-        samples.retain(|(_, object)| !unusable.contains(&object.key.types()));
-        let tried = samples.len();
-        for (vm, object) in samples {
-            match checks.cluster.dry_run(&vm, &check::trial(&object)).await {
-                Ok(()) => {}
-                Err(error) if error.is_transient() => {
-                    warn!(error = %ErrorChain(&error), "the templates can't be tried out now");
-                    return Err(None);
-                }
-                Err(ActionError::Api { source, .. }) => {
-                    let message = format!("the API server refuses {}: {}", object.key, ErrorChain(&*source));
-                    let error = TemplateError::refused(&object.template, message);
-                    return Err(Some(Refused { error, vm: Some(Box::new(vm)) }));
-                }
-                Err(error) => {
-                    let error = TemplateError::refused(&object.template, ErrorChain(&error).to_string());
-                    return Err(Some(Refused { error, vm: Some(Box::new(vm)) }));
+        let mut tried = 0;
+        for of_shape in std::mem::take(&mut outcome.samples) {
+            for sample in of_shape.iter().filter(|sample| !unusable.contains(&sample.object.key.types())) {
+                tried += 1;
+                if try_out(sample, &checks.cluster).await? {
+                    break;
                 }
             }
         }
@@ -510,6 +498,44 @@ impl Loader {
                 },
             );
         }
+    }
+}
+
+/// Tries an object with a dry run. Returns whether the API server accepts it. If it refuses the object, and refuses the one of the set in use
+/// too, that is the VM's own matter: its spec, a quota of its namespace, a port that is taken. `Err(None)`: the API server did not answer.
+async fn try_out(sample: &Sample, cluster: &Cluster) -> Result<bool, Option<Refused>> {
+    let Sample { vm, object, former } = sample;
+    let Err(error) = dry_run(vm, object, cluster).await? else { return Ok(true) };
+    let is_own = match former {
+        _ if error.is_of_namespace() => true,
+        Some(former) => dry_run(vm, former, cluster).await?.is_err(),
+        None => false,
+    };
+    if is_own {
+        let (vm, object) = (vm.full_name(), &object.key);
+        debug!(vm, %object, error = %ErrorChain(&error), "the API server refuses the object with the templates in force too");
+        return Ok(false);
+    }
+    let message = match &error {
+        ActionError::Api { source, .. } => format!("the API server refuses {}: {}", object.key, ErrorChain(&**source)),
+        error => ErrorChain(error).to_string(),
+    };
+    let error = TemplateError::refused(&object.template, message);
+    Err(Some(Refused { error, vm: Some(Box::new(vm.clone())) }))
+}
+
+/// The API server's answer. `Err(None)`: there is none.
+async fn dry_run(
+    vm: &VirtualMachine,
+    object: &Rendered,
+    cluster: &Cluster,
+) -> Result<Result<(), ActionError>, Option<Refused>> {
+    match cluster.dry_run(vm, &check::trial(object)).await {
+        Err(error) if error.is_transient() => {
+            warn!(error = %ErrorChain(&error), "the templates can't be tried out now");
+            Err(None)
+        }
+        answer => Ok(answer),
     }
 }
 

@@ -1,24 +1,26 @@
 //! Checks a new template set against all VMs before it is used.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, hash_map::Entry},
     sync::Arc,
 };
 
-use kube::core::TypeMeta;
+use kube::core::{ObjectMeta, TypeMeta};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::{RandomInput, TemplateError, TemplateSet, first_start, render};
+use super::{RandomInput, TemplateError, TemplateSet, first_start, render, valid};
 use crate::{
     api::VirtualMachine,
     config::{LoadBalancerService, ReconcilerConfig},
-    object::{Lifetime, Rendered},
+    object::{CONTAINER_NAME, INSTANCE_LABEL, Lifetime, ObjectKey, Rendered},
     observed::Observed,
 };
 
-/// How many different objects are applied to the API server as a dry run.
+/// How many different shapes of objects are applied to the API server as a dry run.
 const SAMPLES: usize = 50;
+/// How many objects of a shape may be applied. The next one is needed only if a VM has an object that the API server refuses anyhow.
+const OF_A_SHAPE: usize = 5;
 
 /// What a new set would change.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -27,14 +29,25 @@ pub struct Outcome {
     pub vms: usize,
     /// How many of them would change.
     pub changed: usize,
-    /// Of the objects that would change, one of each shape with its VM.
-    pub samples: Vec<(VirtualMachine, Rendered)>,
+    /// Of the objects that would change, a few of each shape. If the API server accepts one of them, it accepts the shape.
+    pub samples: Vec<Vec<Sample>>,
     /// The kinds of objects that the new set makes.
     pub uses: Vec<Use>,
     /// The versions of the templates of VMs whose values do not match the schema of the new set. These VMs keep them.
     pub kept_versions: BTreeSet<String>,
     /// How many VMs that are.
     pub misfits: usize,
+}
+
+/// An object that the new set changes.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Sample {
+    /// Its VM, of which only the metadata is here.
+    pub vm: VirtualMachine,
+    /// The object.
+    pub object: Rendered,
+    /// The object as the set in use renders it. If the API server refuses this one too, the refusal is the VM's own matter.
+    pub former: Option<Rendered>,
 }
 
 /// What a new set does with a kind of objects.
@@ -68,7 +81,7 @@ impl Use {
 /// A VM that the current set renders and the new set does not.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Refusal {
-    /// The VM.
+    /// The VM, of which only the metadata is here.
     pub vm: Box<VirtualMachine>,
     /// The error of the new set.
     pub error: TemplateError,
@@ -89,9 +102,10 @@ pub fn check(
 ) -> Result<Outcome, Refusal> {
     let random = RandomInput { display_password: "a-password-for-the-check".into() };
     let mut outcome = Outcome::default();
-    let mut samples = BTreeMap::new();
+    let mut samples: BTreeMap<(String, String), Vec<Sample>> = BTreeMap::new();
     let mut uses: BTreeMap<(String, String), Use> = BTreeMap::new();
     let mut of_defaults = None;
+    let mut owners = HashMap::new();
     for (vm, observed) in vms {
         let before = old.map(|old| render(&vm, &observed, config, &random, old));
         let after = match render(&vm, &observed, config, &random, new) {
@@ -107,23 +121,45 @@ pub fn check(
                     vm.spec.template_values.as_ref().and_then(Value::as_object).is_some_and(|it| !it.is_empty());
                 if !has_values && matches!(before, Some(Ok(_))) {
                     let error = TemplateError { of_values: false, ..error };
-                    of_defaults.get_or_insert(Refusal { vm: Box::new(vm), error });
+                    of_defaults.get_or_insert_with(|| refusal(&vm, error));
                 }
                 continue;
             }
             // The VM had an error before, which its condition reports.
             Err(_) if !matches!(before, Some(Ok(_))) => continue,
-            Err(error) => return Err(Refusal { vm: Box::new(vm), error }),
+            Err(error) => return Err(refusal(&vm, error)),
         };
         outcome.vms += 1;
         note_uses(&mut uses, &vm, &after);
+        let is_rendered = matches!(before, Some(Ok(_)));
         let before = before.and_then(Result::ok).unwrap_or_default();
+        for object in &after {
+            note_owner(&mut owners, &vm, object, &before).map_err(|error| refusal(&vm, error))?;
+        }
+        if let Some(lost) = before.iter().find(|object| runs_guest(object))
+            && !after.iter().any(runs_guest)
+        {
+            let message = format!(
+                "{} is not rendered any more, and nothing else with a container {CONTAINER_NAME}: the VM would have no guest",
+                lost.key
+            );
+            return Err(refusal(&vm, TemplateError::refused(&lost.name, message)));
+        }
         let is_same = |object: &Rendered| before.iter().any(|old| old.value == object.value);
         let changed: Vec<Rendered> = after.iter().filter(|object| !is_same(object)).cloned().collect();
         outcome.changed += usize::from(!changed.is_empty() || after.len() != before.len());
         for object in changed {
-            if samples.len() < SAMPLES {
-                samples.entry((object.template.clone(), shape(&object.value))).or_insert_with(|| (vm.clone(), object));
+            if let Some(problem) = valid::problem(&object).filter(|_| is_rendered) {
+                if former(&before, &object).is_some_and(|former| valid::problem(former).is_some()) {
+                    // The VM reports it already.
+                    continue;
+                }
+                let error = TemplateError::refused(&object.template, format!("{}: {problem}", object.key));
+                return Err(refusal(&vm, error));
+            }
+            let key = (object.template.clone(), shape(&object.value));
+            if samples.len() < SAMPLES || samples.contains_key(&key) {
+                add_sample(samples.entry(key).or_default(), &vm, &object, former(&before, &object));
             }
         }
     }
@@ -133,6 +169,83 @@ pub fn check(
     outcome.samples = samples.into_values().collect();
     outcome.uses = uses.into_values().collect();
     Ok(outcome)
+}
+
+fn refusal(vm: &VirtualMachine, error: TemplateError) -> Refusal {
+    Refusal { vm: Box::new(metadata(vm)), error }
+}
+
+/// Whether a Pod has the container in which QEMU runs. The container of a legacy runner has the VM's name.
+pub fn has_runner(object: &Rendered) -> bool {
+    let containers = object.value.pointer("/spec/containers").and_then(Value::as_array);
+    let vm = &object.value["metadata"]["labels"][INSTANCE_LABEL];
+    let is_runner = |container: &Value| container["name"] == CONTAINER_NAME || container["name"] == *vm;
+    object.key.is_pod() && containers.into_iter().flatten().any(is_runner)
+}
+
+/// Whether a guest can run in the object, or in Pods that the object makes. A Job ends, so it is none.
+fn runs_guest(object: &Rendered) -> bool {
+    let makes_pods = object.value.pointer("/spec/template/spec/containers").is_some() && object.key.kind != "Job";
+    makes_pods || has_runner(object)
+}
+
+/// The VM that has an object.
+struct Owner {
+    vm: String,
+    /// It has the object with the set in use too, or with the built-in templates. Then two VMs with the object are not the set's fault: their
+    /// specs name it.
+    is_own: bool,
+}
+
+/// Refuses an object that two VMs of a namespace would have: only one of them can be its owner.
+fn note_owner(
+    owners: &mut HashMap<[Option<String>; 4], Owner>,
+    vm: &VirtualMachine,
+    object: &Rendered,
+    before: &[Rendered],
+) -> Result<(), TemplateError> {
+    let ObjectKey { kind, name, .. } = &object.key;
+    let group = object.key.group().map(str::to_owned);
+    let key = [vm.metadata.namespace.clone(), group, Some(kind.clone()), Some(name.clone())];
+    let is_own = object.template.starts_with("builtin/") || before.iter().any(|it| it.key.is_same_object(&object.key));
+    match owners.entry(key) {
+        Entry::Vacant(entry) => drop(entry.insert(Owner { vm: vm.full_name(), is_own })),
+        Entry::Occupied(other) if !(is_own && other.get().is_own) => {
+            let (other, vm) = (&other.get().vm, vm.full_name());
+            let message =
+                format!("{} is rendered for the VMs {other} and {vm}: its name must contain the VM's name", object.key);
+            return Err(TemplateError::refused(&object.template, message));
+        }
+        Entry::Occupied(_) => {}
+    }
+    Ok(())
+}
+
+/// The VM without what makes it large.
+fn metadata(vm: &VirtualMachine) -> VirtualMachine {
+    let metadata = ObjectMeta { managed_fields: None, annotations: None, ..vm.metadata.clone() };
+    let spec = serde_json::from_value(json!({ "vm": {} })).unwrap_or_else(|_| vm.spec.clone());
+    VirtualMachine { metadata, spec, status: None }
+}
+
+/// The object as the set in use renders it, perhaps under another name.
+fn former<'a>(before: &'a [Rendered], object: &Rendered) -> Option<&'a Rendered> {
+    let is_of_template = |it: &&Rendered| it.name == object.name && it.key.types() == object.key.types();
+    before.iter().find(|it| it.key == object.key).or_else(|| before.iter().find(is_of_template))
+}
+
+/// Adds an object to those of its shape. Objects of different namespaces are preferred: a namespace may have a quota that is used up.
+fn add_sample(of_shape: &mut Vec<Sample>, vm: &VirtualMachine, object: &Rendered, former: Option<&Rendered>) {
+    let place = |sample: &Sample| sample.vm.metadata.namespace.clone();
+    let sample = || Sample { vm: metadata(vm), object: object.clone(), former: former.cloned() };
+    if of_shape.len() < OF_A_SHAPE {
+        of_shape.push(sample());
+    } else if of_shape.iter().all(|other| place(other) != vm.metadata.namespace) {
+        let is_repeated = |at: &usize| of_shape[..*at].iter().any(|other| place(other) == place(&of_shape[*at]));
+        if let Some(at) = (0..of_shape.len()).find(is_repeated) {
+            of_shape[at] = sample();
+        }
+    }
 }
 
 fn note_uses(uses: &mut BTreeMap<(String, String), Use>, vm: &VirtualMachine, objects: &[Rendered]) {
@@ -206,8 +319,6 @@ fn shape(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::{
         object::BUILTIN_KINDS,
@@ -238,10 +349,132 @@ mod tests {
         let (old, new) = (set(&[]), set(&[("network-policy.yaml.j2", POLICY)]));
         let outcome = check(Some(&old), &new, vms(), &ReconcilerConfig::default()).unwrap();
         assert_eq!((outcome.vms, outcome.changed, outcome.samples.len()), (2, 2, 1));
-        let trial = trial(&outcome.samples[0].1);
+        assert_eq!(outcome.samples[0].len(), 2, "the second is there in case that the first is refused anyhow");
+        let trial = trial(&outcome.samples[0][0].object);
         assert!(trial.value["metadata"]["name"].as_str().unwrap().starts_with("dry-run-"));
         let outcome = check(Some(&new), &new, vms(), &ReconcilerConfig::default()).unwrap();
         assert_eq!((outcome.changed, outcome.samples.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_sample_has_the_object_of_the_set_in_use_and_samples_are_of_different_namespaces() {
+        let vms = (0..9).map(|number| {
+            let vm = vm(|vm| {
+                vm["metadata"]["name"] = json!(format!("vm-{number}"));
+                vm["metadata"]["namespace"] = json!(if number < 7 { "crowded" } else { "other" });
+                vm["spec"]["templateValues"] = json!({ "deep": [[["x"]]] });
+            });
+            (vm, nothing())
+        });
+        let renamed = POLICY.replace("vm.metadata.name", "vm.metadata.name ~ '-x'");
+        let (old, new) = (set(&[("x.yaml.j2", POLICY)]), set(&[("x.yaml.j2", &renamed)]));
+        let outcome = check(Some(&old), &new, vms.clone(), &ReconcilerConfig::default()).unwrap();
+        let samples = &outcome.samples[0];
+        let names: Vec<(&str, &str)> = samples
+            .iter()
+            .map(|it| (it.object.key.name.as_str(), it.former.as_ref().unwrap().key.name.as_str()))
+            .collect();
+        let name = [("vm-0-x", "vm-0"), ("vm-7-x", "vm-7"), ("vm-2-x", "vm-2"), ("vm-3-x", "vm-3"), ("vm-4-x", "vm-4")];
+        assert_eq!(names, name);
+        assert!(samples.iter().all(|sample| sample.vm.spec.template_values.is_none()), "the report must stay small");
+        // A template that the set in use does not have.
+        let outcome = check(Some(&set(&[])), &new, vms, &ReconcilerConfig::default()).unwrap();
+        assert!(outcome.samples[0][0].former.is_none());
+    }
+
+    #[test]
+    fn a_set_that_gives_two_vms_of_a_namespace_the_same_object_is_refused() {
+        let config = ReconcilerConfig::default();
+        let map = |name: &str| format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\n");
+        let (old, new) = (set(&[]), set(&[("x.yaml.j2", &map("settings"))]));
+        for old in [None, Some(&old)] {
+            let refusal = check(old, &new, vms(), &config).unwrap_err();
+            assert_eq!(
+                refusal.error.to_string(),
+                "x.yaml.j2: ConfigMap settings is rendered for the VMs orchard/apple and orchard/pear: its name must contain the VM's name"
+            );
+        }
+        // One version of a group or another: it is the same object.
+        let versions =
+            "apiVersion: cilium.io/{{ 'v1' if values.size == 'pear' else 'v2' }}\nkind: X\nmetadata: {name: x}\n";
+        assert!(check(Some(&old), &set(&[("x.yaml.j2", versions)]), vms(), &config).is_err());
+        // The set in use does the same: another change of the set is not held up.
+        let other = set(&[("x.yaml.j2", &(map("settings") + "data: {a: b}\n"))]);
+        assert_eq!(check(Some(&new), &other, vms(), &config).unwrap().changed, 2);
+        // In another namespace it is another object.
+        let mut vms = vms();
+        vms[1].0.metadata.namespace = Some("garden".into());
+        assert_eq!(check(Some(&old), &new, vms, &config).unwrap().changed, 2);
+        // Two specs that name the same claim.
+        let claims = |name: &str, disk: &str| {
+            let vm = vm(|vm| {
+                vm["metadata"]["name"] = json!(name);
+                vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["metadata"]["name"] = json!(disk);
+            });
+            (vm, nothing())
+        };
+        let vms = [claims("a", "b-c"), claims("a-b", "c")];
+        for old in [None, Some(&old)] {
+            assert_eq!(check(old, &set(&[("x.yaml.j2", POLICY)]), vms.clone(), &config).unwrap().changed, 2);
+        }
+    }
+
+    #[test]
+    fn a_set_with_which_a_value_of_one_vm_is_no_label_is_refused_with_vm_object_and_field() {
+        let labelled = POLICY.replace("name }}}", "name }}, labels: {owner: {{ values.size }}}}");
+        let (old, new) = (set(&[("x.yaml.j2", POLICY)]), set(&[("x.yaml.j2", &labelled)]));
+        let mut vms = vms();
+        vms[1].0.spec.template_values = Some(json!({ "size": "Jane Doe" }));
+        let refusal = check(Some(&old), &new, vms.clone(), &ReconcilerConfig::default()).unwrap_err();
+        assert_eq!(refusal.vm.full_name(), "orchard/pear");
+        let message = refusal.error.to_string();
+        assert!(
+            message.starts_with("x.yaml.j2: NetworkPolicy pear: metadata.labels.owner: \"Jane Doe\": a valid label"),
+            "{message}"
+        );
+        // With the set in use it is no label either: the VM is left out, the others are tried.
+        let newer = set(&[("x.yaml.j2", &(labelled + "spec: {policyTypes: [Ingress]}\n"))]);
+        let outcome = check(Some(&new), &newer, vms.clone(), &ReconcilerConfig::default()).unwrap();
+        let tried: Vec<&str> = outcome.samples.iter().flatten().map(|it| it.object.key.name.as_str()).collect();
+        assert_eq!(tried, ["apple"]);
+        // Without a set in use, the API server is asked.
+        let outcome = check(None, &new, vms, &ReconcilerConfig::default()).unwrap();
+        assert!(outcome.samples.iter().flatten().any(|it| it.object.key.name == "pear"));
+    }
+
+    #[test]
+    fn a_set_that_takes_the_runner_away_is_refused() {
+        let config = ReconcilerConfig::default();
+        let pod = |containers: &str| {
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: {{{{ vm.metadata.name }}}}}}\nspec: {{containers: [{{name: {containers}, image: x}}]}}\n"
+            )
+        };
+        let maker = |kind: &str| {
+            pod("x")
+                .replace("v1\nkind: Pod", &format!("x/v1\nkind: {kind}"))
+                .replace("spec: ", "spec: {template: {spec: ")
+                .replace("}]}\n", "}]}}}\n")
+        };
+        let vm_named = "{{ vm.metadata.name }}";
+        for (file, is_good) in [
+            (String::new(), false),
+            (pod("sidecar"), false),
+            (maker("Job").replace("x/v1", "batch/v1"), false),
+            (pod("vm-runner"), true),
+            (pod(vm_named), true),
+            (maker("StatefulSet").replace("x/v1", "apps/v1"), true),
+        ] {
+            let new = set(&[("pod.yaml.j2", &file)]);
+            let checked = check(Some(&set(&[])), &new, vms(), &config);
+            assert_eq!(checked.is_ok(), is_good, "{file}");
+            if let Err(refusal) = checked {
+                let message = refusal.error.to_string();
+                assert!(message.starts_with("pod.yaml.j2: Pod apple is not rendered any more"), "{message}");
+            }
+            // What is so already holds up nobody.
+            assert!(check(Some(&new), &new, vms(), &config).is_ok());
+        }
     }
 
     #[test]
@@ -261,7 +494,7 @@ mod tests {
 
     #[test]
     fn each_kind_is_used_with_the_rights_that_its_objects_need() {
-        let kept = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: a\n  annotations: {vmoperator.jdrupes.org/lifetime: keep}\n";
+        let kept = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {{ vm.metadata.name }}\n  annotations: {vmoperator.jdrupes.org/lifetime: keep}\n";
         let of_pear = format!("{{% if values.size == 'pear' %}}\n{POLICY}{{% endif %}}\n");
         let new = set(&[("x.yaml.j2", &of_pear), ("display-secret.yaml.j2", kept)]);
         let outcome = check(None, &new, vms(), &ReconcilerConfig::default()).unwrap();

@@ -650,6 +650,55 @@ async fn a_kind_that_only_one_vm_makes_is_that_vms_matter() {
     ns.vm_with_reason("apple", "Starting").await;
 }
 
+#[tokio::test]
+async fn a_vm_whose_own_spec_is_refused_holds_up_nobody() {
+    let ns = ManagedNamespace::with_templates("own-spec", &[]).await;
+    ns.create_vm("pear", |_| {}).await;
+    // Its requests are above its limits. It comes first, and its objects have the shape of all.
+    for (name, memory) in [("apple", "2Gi"), ("plum", "8Gi")] {
+        ns.create_vm(name, |vm| {
+            vm["spec"]["resources"] = json!({ "requests": { "memory": "4Gi" }, "limits": { "memory": memory } });
+        })
+        .await;
+    }
+    ns.create_vm("typo", |vm| vm["spec"]["affinity"] = json!({ "nodeAffinty": {} })).await;
+    ns.vm_with_reason("apple", "ApplyFailed").await;
+    ns.vm_with_reason("plum", "Starting").await;
+    let first = version(&ns.vm_when("pear", "rendered", |vm| version(vm).is_some()).await);
+    let pod = |scheduling: &str| {
+        let start = "{% extends \"builtin/pod.yaml.j2\" %}\n{% block scheduling %}\n{{ super() }}\n";
+        format!("{start}  {scheduling}\n{{% endblock %}}\n")
+    };
+    ns.manager.change_templates(&[("pod.yaml.j2", &pod("tolerations: [{key: vms, operator: Exists}]"))]);
+    let second = version(&ns.vm_when("pear", "of the new version", |vm| version(vm) != first).await);
+
+    // What the API server refuses only with the new set is the set's matter, also if another VM is refused anyhow.
+    ns.manager.change_templates(&[("pod.yaml.j2", &pod("tolerations: [{key: vms, operator: Perhaps}]"))]);
+    refused(&ns, "Perhaps").await;
+    assert_eq!(version(&ns.api::<VirtualMachine>().get("pear").await.unwrap()), second);
+}
+
+#[tokio::test]
+async fn a_vm_that_is_too_large_or_nests_too_deep_holds_up_nobody() {
+    let ns = ManagedNamespace::with_templates("large", &[]).await;
+    ns.create_vm("pear", |_| {}).await;
+    ns.create_vm("apple", |vm| vm["spec"]["templateValues"] = json!({ "a": vec![json!({ "": 0 }); 180_000] })).await;
+    // The schema lets some of it through, the manager does not.
+    let deep = |levels| (0..levels).fold(json!("x"), |value, _| json!([value]));
+    ns.create_vm("deep", |vm| vm["spec"]["templateValues"] = json!({ "a": deep(98) })).await;
+    ns.create_vm("deeper", |vm| vm["spec"]["templateValues"] = json!({ "a": deep(120) })).await;
+    ns.vm_with_reason("deeper", "InvalidSpec").await;
+    ns.vm_with_reason("deep", "Starting").await;
+    let first = version(&ns.vm_when("pear", "rendered", |vm| version(vm).is_some()).await);
+    ns.manager.change_templates(&[("network-policy.yaml.j2", POLICY)]);
+    for name in ["pear", "deep"] {
+        policy(&ns, name).await;
+    }
+    ns.vm_when("pear", "of the new version", |vm| version(vm) != first).await;
+    let log = ns.manager.log();
+    assert!(log.lines().any(|line| line.contains("left out of the check") && line.contains("/apple")), "{log}");
+}
+
 /// A set with a label in each ConfigMap, and a schema that allows these sizes.
 fn with_sizes(tier: &str, sizes: &[&str]) -> [(&'static str, String); 2] {
     let schema = json!({ "properties": { "size": { "enum": sizes } } });

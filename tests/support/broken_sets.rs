@@ -126,6 +126,9 @@ pub fn broken_sets() -> Vec<BrokenSet> {
             FILE,
             config_map("{name: x, annotations: {vmoperator.jdrupes.org/lifetime: ever}}"),
         ),
+        broken("a label that is none", FILE, config_map("{name: x, labels: {a: 'b c'}}")),
+        broken("a name that is none", FILE, config_map("{name: 'Jane Doe'}")),
+        broken("a file of the Pod that was cut off", "pod.yaml.j2", ""),
         // Patches and values.
         broken("a patch without a target", "x.patch.yaml", "mergePatch: {}"),
         broken("a patch that finds nothing", "x.patch.yaml", "target: {kind: Nothing}\nmergePatch: {}"),
@@ -163,11 +166,6 @@ pub fn broken_sets() -> Vec<BrokenSet> {
             "a value that is not allowed",
             object("Service", "v1", "spec: {ports: [{port: 100000}]}"),
             "must be between 1 and 65535",
-        ),
-        refused_by_manager(
-            "a label that is none",
-            config_map("{name: x, labels: {a: 'b c'}}"),
-            "a valid label must be",
         ),
         refused_by_manager(
             "a kind that is not there",

@@ -932,9 +932,9 @@ async fn a_kind_that_can_not_be_watched_is_reported_and_the_vm_can_be_stopped() 
     let mut ns = ManagedNamespace::on(*cluster, "unwatched").await;
     ns.create_vm("apple", |_| ()).await;
     ns.vm_with_reason("apple", "Starting").await;
-    drop(ns.manager);
-    // Without it the manager starts for the first time, and does not check the set.
+    // Without it the next manager starts as for the first time, and does not check the set.
     ns.api::<ConfigMap>().delete("vm-operator-in-force", &Default::default()).await.unwrap();
+    drop(ns.manager);
     let nowhere = "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: x}\n";
     ns.manager = Manager::start(ns.cluster, &ns.namespace, &[("policy.yaml.j2", nowhere)]);
     let vm = ns.vm_with_reason("apple", "WatchFailed").await;

@@ -16,6 +16,15 @@ pub const CONTAINER_NAME: &str = "vm-runner";
 /// The value of the label `app.kubernetes.io/managed-by` on every object that the manager applies.
 pub const MANAGED_BY: &str = "vm-operator";
 
+/// The most that a ConfigMap may hold, in bytes (<https://kubernetes.io/docs/concepts/configuration/configmap/#motivation>).
+pub const LARGEST_CONFIG_MAP: usize = 1 << 20;
+/// The ConfigMap with the manager's configuration.
+pub const CONFIG_MAP: &str = "vm-operator";
+/// The ConfigMap with the templates over the built-in ones.
+pub const TEMPLATES_MAP: &str = "vm-operator-templates";
+/// The ConfigMap with the templates in use. The names of those of sets begin so too.
+pub const IN_FORCE_MAP: &str = "vm-operator-in-force";
+
 /// A ConfigMap with this label in the manager's namespace is a template set. The label's value is the set's name.
 pub const SET_LABEL: &str = "vmoperator.jdrupes.org/template-set";
 /// The label with the name of the VM to which an object belongs.

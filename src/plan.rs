@@ -321,13 +321,10 @@ impl<'a> Planner<'a> {
                 Wanted::Up | Wanted::Halting => continue,
             };
             if maker.deleting.is_none() {
-                let mut action = delete(&maker, reason);
-                if let Action::Delete { keeps_owned, .. } = &mut action {
-                    // With `persistentVolumeClaimRetentionPolicy.whenDeleted: Delete` a StatefulSet owns its claims.
-                    let mut claims = self.observed.objects.iter().filter(|object| object.key.is_claim());
-                    *keeps_owned = claims.any(|claim| claim.owners.contains(&maker.uid));
-                }
-                self.plan.steps[0].push(action);
+                // With `persistentVolumeClaimRetentionPolicy.whenDeleted: Delete` a StatefulSet owns its claims.
+                let mut claims = self.observed.objects.iter().filter(|object| object.key.is_claim());
+                let keeps_owned = claims.any(|claim| claim.owners.contains(&maker.uid));
+                self.plan.steps[0].push(delete(&maker, reason, keeps_owned));
             }
             self.plan.waits.push(Wait::Gone(maker.key.clone()));
         }
@@ -393,7 +390,7 @@ impl<'a> Planner<'a> {
         for object in unrendered {
             // What runs with the guest is deleted first: a failure of another action must not keep it while the VM should be down.
             let step = if is_runtime_object(object) { 0 } else { 2 };
-            self.plan.steps[step].push(delete(object, DeleteReason::NotRendered));
+            self.plan.steps[step].push(delete(object, DeleteReason::NotRendered, false));
         }
     }
 
@@ -709,15 +706,9 @@ fn forced_grace(found: &Object, now: Timestamp) -> i64 {
     since.max(0) + FORCED_GRACE
 }
 
-fn delete(found: &Object, reason: DeleteReason) -> Action {
-    Action::Delete {
-        key: found.key.clone(),
-        uid: found.uid.clone(),
-        reason,
-        grace: None,
-        version: None,
-        keeps_owned: false,
-    }
+fn delete(found: &Object, reason: DeleteReason, keeps_owned: bool) -> Action {
+    let (key, uid) = (found.key.clone(), found.uid.clone());
+    Action::Delete { key, uid, reason, grace: None, version: None, keeps_owned }
 }
 
 #[cfg(test)]

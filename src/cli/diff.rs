@@ -142,7 +142,7 @@ async fn with_cluster_state(client: &Client, vm: VirtualMachine) -> Result<Virtu
 async fn print(
     client: &Client,
     vm: &VirtualMachine,
-    comparison: &Comparison,
+    comparison: &Comparison<'_>,
     output: &mut Output<'_>,
 ) -> Result<(), Failure> {
     for action in comparison.plan.steps.iter().flatten() {
@@ -175,12 +175,12 @@ async fn print(
 async fn print_change(
     client: &Client,
     vm: &VirtualMachine,
-    comparison: &Comparison,
+    comparison: &Comparison<'_>,
     object: &Rendered,
     output: &mut Output<'_>,
 ) -> Result<(), Failure> {
     let text = |object: &DynamicObject| yaml(&shown(serde_json::to_value(object).unwrap_or_default()));
-    match dry_run(client, vm, &comparison.resources, object).await {
+    match dry_run(client, vm, comparison.resources, object).await {
         Ok(new) => {
             let old = comparison.current(&object.key).map(text).transpose()?.unwrap_or_default();
             write!(output, "{}", difference(&old, &text(&new)?))
@@ -205,7 +205,7 @@ fn why(reason: &DeleteReason) -> &'static str {
 }
 
 /// What a running VM takes over only when it starts again.
-fn print_pending(comparison: &Comparison, output: &mut Output<'_>) -> Result<(), Failure> {
+fn print_pending(comparison: &Comparison<'_>, output: &mut Output<'_>) -> Result<(), Failure> {
     let value = |value: &Option<Value>| value.as_ref().map_or_else(|| "nothing".into(), ToString::to_string);
     for change in &comparison.plan.pending {
         let (wanted, current) = (value(&change.wanted), value(&change.current));
@@ -215,7 +215,7 @@ fn print_pending(comparison: &Comparison, output: &mut Output<'_>) -> Result<(),
 }
 
 /// Objects that differ and stay so, because they are only created.
-fn print_left_alone(comparison: &Comparison, output: &mut Output<'_>) -> Result<(), Failure> {
+fn print_left_alone(comparison: &Comparison<'_>, output: &mut Output<'_>) -> Result<(), Failure> {
     for object in comparison.rendered.iter().filter(|object| object.update == Update::Once) {
         let current = comparison.current(&object.key);
         let hash = current.and_then(|found| found.annotations().get(HASH_ANNOTATION));

@@ -26,7 +26,7 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::{
-    object::MANAGED_BY,
+    object::{IN_FORCE_MAP, LARGEST_CONFIG_MAP, MANAGED_BY},
     ownership::OBJECT_MANAGER,
     process::ErrorChain,
     render::{TemplateError, TemplateSet, templates::Layers},
@@ -40,8 +40,6 @@ const FORMER: &str = "vmoperator.jdrupes.org/templates-former";
 const VERSION: &str = "vmoperator.jdrupes.org/version";
 /// The key with [`Layers`] as compressed JSON.
 const KEY: &str = "layers.json.gz";
-/// The most data that a ConfigMap can have, in bytes (<https://kubernetes.io/docs/concepts/configuration/configmap/>).
-const LARGEST: usize = 1 << 20;
 /// The most bytes that are read out of compressed data: no set that can be used is larger.
 const LARGEST_UNPACKED: u64 = 64 << 20;
 
@@ -156,15 +154,15 @@ pub fn too_large(templates: &TemplateSet) -> Option<TemplateError> {
     let files = layers.base.iter().chain(layers.named.iter().flat_map(|(_, files)| files));
     // What is so small needs no compression to fit.
     let size: usize = files.map(|(name, text)| name.len() + text.len()).sum();
-    if size < LARGEST / 8 {
+    if size < LARGEST_CONFIG_MAP / 8 {
         return None;
     }
     let packed = packed(layers).len();
     let message = format!(
         "the files of the set have {size} bytes, {packed} when they are compressed; a ConfigMap, in which the manager keeps what is in \
-         use, can have {LARGEST}: move large files, such as user data, to Secrets or ConfigMaps of their own"
+         use, can have {LARGEST_CONFIG_MAP}: move large files, such as user data, to Secrets or ConfigMaps of their own"
     );
-    (packed > LARGEST).then(|| TemplateError::refused("(set)", message))
+    (packed > LARGEST_CONFIG_MAP).then(|| TemplateError::refused("(set)", message))
 }
 
 /// The layers as compressed JSON. A map of strings is written as JSON without an error, and so is a vector of bytes.
@@ -183,7 +181,7 @@ fn unpacked(bytes: &[u8]) -> Option<Layers> {
 fn map_name((set, former): &Name) -> String {
     let set = set.as_ref().map(|set| format!("-{}", set.to_lowercase())).unwrap_or_default();
     let former = former.as_ref().map(|version| format!(".{version}")).unwrap_or_default();
-    format!("vm-operator-in-force{set}{former}")
+    format!("{IN_FORCE_MAP}{set}{former}")
 }
 
 /// What another program wrote is ignored.

@@ -12,19 +12,18 @@
 use std::{
     collections::HashSet,
     io::{self, BufRead, BufReader, Write},
-    process::Stdio,
     time::Duration,
 };
 
-use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt},
-    process::{Child, ChildStdin, ChildStdout, Command},
+    process::{Child, ChildStdin, ChildStdout},
     sync::Mutex,
     time::timeout,
 };
 
+use super::child;
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
@@ -35,8 +34,6 @@ use crate::{
 
 /// The subcommand of this program that renders.
 pub const COMMAND: &str = "render-templates";
-/// The memory that the process may take, in bytes.
-const MEMORY: u64 = 256 << 20;
 /// The time that a VM may take. The templates of the cookbook need a thousandth of it.
 const TIME: Duration = Duration::from_secs(20);
 /// How many sets a process compiles before it is replaced, because it keeps all of them.
@@ -142,7 +139,7 @@ impl Renderer {
         }
         let message = format!(
             "it takes too much memory or time: {} MiB and {} s are the most for a VM; is there a text whose size is a number of the VM?",
-            MEMORY >> 20,
+            child::MEMORY >> 20,
             TIME.as_secs()
         );
         Ok(Err(TemplateError::refused("(render)", message)))
@@ -151,17 +148,7 @@ impl Renderer {
 
 impl Worker {
     fn start() -> io::Result<Self> {
-        // This very program, even if its file was replaced meanwhile.
-        let mut process = Command::new("/proc/self/exe")
-            .arg(COMMAND)
-            .env_clear()
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()?;
-        let input = process.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
-        let output = process.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        let (process, input, output) = child::start(COMMAND)?;
         let output = tokio::io::BufReader::new(output).lines();
         Ok(Self { _process: process, input, output, sets: HashSet::new() })
     }
@@ -189,9 +176,7 @@ impl Worker {
 /// If standard input or output fails.
 pub fn serve() -> io::Result<()> {
     let (input, output) = (BufReader::new(io::stdin().lock()), io::stdout().lock());
-    setrlimit(Resource::Data, Rlimit { current: Some(MEMORY), maximum: Some(MEMORY) })?;
-    // A core dump could contain secrets.
-    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    child::limit(None)?;
     work(input, output)
 }
 

@@ -11,15 +11,15 @@ use std::{
     collections::BTreeSet,
     io::{self, BufRead, BufReader, Write},
     os::unix::process::ExitStatusExt,
-    process::{ExitStatus, Stdio},
+    process::ExitStatus,
     time::Duration,
 };
 
-use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
-use tokio::{io::AsyncWriteExt, process::Command, time::timeout};
+use tokio::{io::AsyncWriteExt, time::timeout};
 use tracing::warn;
 
+use super::child;
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
@@ -33,8 +33,6 @@ use crate::{
 
 /// The subcommand of this program that checks.
 pub const COMMAND: &str = "check-templates";
-/// The memory that a check may take, in bytes.
-const MEMORY: u64 = 256 << 20;
 /// The CPU time that a check may take, in seconds, and the time.
 const CPU: u64 = 60;
 const TIME: Duration = Duration::from_secs(120);
@@ -163,21 +161,14 @@ enum Ended {
 }
 
 fn ended(status: ExitStatus) -> String {
-    let limits = format!("{} MiB of memory and {CPU} s are the most that all VMs together may take", MEMORY >> 20);
+    let limits =
+        format!("{} MiB of memory and {CPU} s are the most that all VMs together may take", child::MEMORY >> 20);
     format!("it takes too much memory or time ({status}); {limits}")
 }
 
 async fn run(job: &Job, vms: impl Iterator<Item = (VirtualMachine, Observed)> + Send) -> io::Result<Ended> {
-    // This very program, even if its file was replaced meanwhile.
-    let mut child = Command::new("/proc/self/exe")
-        .arg(COMMAND)
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .kill_on_drop(true)
-        .spawn()?;
-    let mut input = child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    let (mut child, mut input, output) = child::start(COMMAND)?;
+    child.stdout = Some(output);
     let feed = async move {
         let mut line = serde_json::to_vec(job)?;
         line.push(b'\n');
@@ -213,10 +204,7 @@ async fn run(job: &Job, vms: impl Iterator<Item = (VirtualMachine, Observed)> + 
 /// If standard input or output fails.
 pub fn serve() -> io::Result<()> {
     let (input, output) = (BufReader::new(io::stdin().lock()), io::stdout().lock());
-    setrlimit(Resource::Data, Rlimit { current: Some(MEMORY), maximum: Some(MEMORY) })?;
-    setrlimit(Resource::Cpu, Rlimit { current: Some(CPU), maximum: Some(CPU) })?;
-    // A core dump could contain secrets.
-    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    child::limit(Some(CPU))?;
     work(input, output)
 }
 

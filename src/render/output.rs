@@ -12,8 +12,8 @@ use crate::{
     api::VirtualMachine,
     config::Kinds,
     object::{
-        HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, Rendered, UPDATE_ANNOTATION, Update,
-        VERSION_ANNOTATION, labels,
+        CONFIG_MAP, HASH_ANNOTATION, IN_FORCE_MAP, LIFETIME_ANNOTATION, Lifetime, ObjectKey, Rendered, TEMPLATES_MAP,
+        UPDATE_ANNOTATION, Update, VERSION_ANNOTATION, labels,
     },
 };
 
@@ -32,7 +32,7 @@ pub(super) struct Scope<'a> {
 /// Whether the manager reads a ConfigMap of that name as its configuration or its templates, if it is in its namespace. Who writes VMs must
 /// not write that: by default a VM's ConfigMap has the VM's name.
 fn is_managers(name: &str) -> bool {
-    name == "vm-operator" || name == "vm-operator-templates" || name.starts_with("vm-operator-in-force")
+    name == CONFIG_MAP || name == TEMPLATES_MAP || name.starts_with(IN_FORCE_MAP)
 }
 
 impl<'a> Scope<'a> {

@@ -18,7 +18,7 @@ use crate::{
     config::{Config, ReconcilerConfig},
     discovery::Resources,
     files::{self, FileError},
-    object::{INSTANCE_LABEL, ObjectKey, Rendered, SET_LABEL, builtin_kinds, stateful_sets},
+    object::{CONFIG_MAP, INSTANCE_LABEL, ObjectKey, Rendered, SET_LABEL, TEMPLATES_MAP, builtin_kinds, stateful_sets},
     observed::{Object, Observed},
     plan::{Plan, Wait, kinds, plan},
     render::{Library, RandomInput, Sources, TemplateError, TemplateSet, render},
@@ -29,6 +29,8 @@ pub(super) struct Installed<'a> {
     settings: &'a Settings,
     library: Library,
     config: ReconcilerConfig,
+    /// Where the API server serves the kinds.
+    resources: Resources,
 }
 
 impl<'a> Installed<'a> {
@@ -45,7 +47,7 @@ impl<'a> Installed<'a> {
         {
             config = ReconcilerConfig { template_values: config.template_values, ..installed };
         }
-        Ok(Self { settings, library: Library::new(&sources), config })
+        Ok(Self { settings, library: Library::new(&sources), config, resources: Resources::new(client.clone()) })
     }
 
     fn set(&self, vm: &VirtualMachine) -> Result<&TemplateSet, Failure> {
@@ -64,7 +66,7 @@ impl<'a> Installed<'a> {
 }
 
 async fn installed_templates(maps: &Api<ConfigMap>) -> Result<Sources, Failure> {
-    let base = maps.get_opt("vm-operator-templates").await.map_err(unknown("ConfigMap vm-operator-templates"))?;
+    let base = maps.get_opt(TEMPLATES_MAP).await.map_err(unknown(format_args!("ConfigMap {TEMPLATES_MAP}")))?;
     let mut sources = files::split_sets(files::unpacked(base.and_then(|map| map.data).unwrap_or_default()));
     let sets = maps.list(&ListParams::default().labels(SET_LABEL)).await.map_err(unknown("template sets"))?;
     for map in sets {
@@ -75,7 +77,7 @@ async fn installed_templates(maps: &Api<ConfigMap>) -> Result<Sources, Failure> 
 }
 
 async fn installed_config(maps: &Api<ConfigMap>) -> Result<Option<ReconcilerConfig>, Failure> {
-    let map = maps.get_opt("vm-operator").await.map_err(unknown("ConfigMap vm-operator"))?;
+    let map = maps.get_opt(CONFIG_MAP).await.map_err(unknown(format_args!("ConfigMap {CONFIG_MAP}")))?;
     let text = map.and_then(|map| map.data?.remove("config.yaml"));
     let config = text.map(|text| Config::parse(&text)).transpose();
     let config = config.map_err(|error| Failure::new(format!("ConfigMap vm-operator: {error}")))?;
@@ -88,10 +90,10 @@ fn unknown(object: impl Display) -> impl FnOnce(kube::Error) -> Failure {
 }
 
 /// What the manager would do to a VM's objects.
-pub(super) struct Comparison {
+pub(super) struct Comparison<'a> {
     pub current: Vec<DynamicObject>,
     /// Where the API server serves the kinds.
-    pub resources: Resources,
+    pub resources: &'a Resources,
     pub rendered: Vec<Rendered>,
     pub plan: Plan,
     /// What the cluster or the manager refuses, in words.
@@ -100,10 +102,10 @@ pub(super) struct Comparison {
     pub unlisted: Vec<String>,
 }
 
-impl Comparison {
-    pub async fn of(client: &Client, vm: &VirtualMachine, installed: &Installed<'_>) -> Result<Self, Failure> {
+impl<'a> Comparison<'a> {
+    pub async fn of(client: &Client, vm: &VirtualMachine, installed: &'a Installed<'_>) -> Result<Self, Failure> {
         installed.set(vm)?;
-        let mut listing = Listing::new(client, vm);
+        let mut listing = Listing::new(client, vm, &installed.resources);
         listing.add_if_possible(builtin_kinds().chain([stateful_sets()])).await?;
         listing.add_claims_without_labels().await.map_err(unknown(objects(&claim_kind())))?;
         // What there is decides what is rendered (old names of claims, Secrets of people), and that in turn which kinds there
@@ -117,10 +119,10 @@ impl Comparison {
         let rendered = installed.render(vm, &listing.observed)?;
         // Kinds that no template renders any more.
         listing.add_if_possible(kinds::from_status(vm, &rendered)).await?;
-        let Listing { resources, observed, current, unlisted, .. } = listing;
+        let Listing { observed, current, unlisted, .. } = listing;
         let plan = plan(vm, &observed, Some(&rendered));
         let refusals = refusals(vm, &observed, &rendered, &plan);
-        Ok(Self { current, resources, rendered, plan, refusals, unlisted })
+        Ok(Self { current, resources: &installed.resources, rendered, plan, refusals, unlisted })
     }
 
     /// Whether the manager would change anything, or could not.
@@ -156,7 +158,7 @@ fn refusals(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered], pla
 struct Listing<'a> {
     client: &'a Client,
     vm: &'a VirtualMachine,
-    resources: Resources,
+    resources: &'a Resources,
     kinds: HashSet<TypeMeta>,
     observed: Observed,
     current: Vec<DynamicObject>,
@@ -164,9 +166,8 @@ struct Listing<'a> {
 }
 
 impl<'a> Listing<'a> {
-    fn new(client: &'a Client, vm: &'a VirtualMachine) -> Self {
+    fn new(client: &'a Client, vm: &'a VirtualMachine, resources: &'a Resources) -> Self {
         let observed = Observed::nothing(Timestamp::now());
-        let resources = Resources::new(client.clone());
         Self { client, vm, resources, kinds: HashSet::new(), observed, current: Vec::new(), unlisted: Vec::new() }
     }
 

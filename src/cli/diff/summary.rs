@@ -22,7 +22,7 @@ pub(super) struct Line {
 const NOTHING: &str = "-";
 
 impl Line {
-    pub(super) fn of(vm: &VirtualMachine, comparison: &Comparison) -> Self {
+    pub(super) fn of(vm: &VirtualMachine, comparison: &Comparison<'_>) -> Self {
         let Comparison { plan, current, refusals, .. } = comparison;
         Self {
             vm: vm.name_any(),

@@ -12,12 +12,9 @@ use super::super::output::{Failure, Output, yaml};
 use crate::{
     files::{self, FileError},
     lint,
-    object::SET_LABEL,
+    object::{LARGEST_CONFIG_MAP, SET_LABEL, TEMPLATES_MAP},
     render::Library,
 };
-
-/// The most that a ConfigMap may hold, in bytes (<https://kubernetes.io/docs/concepts/configuration/configmap/#motivation>).
-const MAXIMUM_SIZE: usize = 1 << 20;
 
 #[derive(Args)]
 pub(in crate::cli) struct Options {
@@ -43,7 +40,7 @@ pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<(), Fail
     let data = data(folder)?;
     let default = || match set {
         Some(set) => format!("vm-operator-templates-{set}"),
-        None => "vm-operator-templates".to_owned(),
+        None => TEMPLATES_MAP.to_owned(),
     };
     let mut map = json!({
         "apiVersion": "v1", "kind": "ConfigMap",
@@ -92,7 +89,7 @@ fn data(folder: &Path) -> Result<BTreeMap<String, String>, Failure> {
         return Err(wrong(folder, "there is no template here"));
     }
     let size: usize = data.iter().map(|(key, text)| key.len() + text.len()).sum();
-    if size > MAXIMUM_SIZE {
+    if size > LARGEST_CONFIG_MAP {
         let folder = folder.display();
         return Err(Failure::new(format!("{folder}:1:1: a ConfigMap holds 1 MiB, and these files have {size} bytes")));
     }

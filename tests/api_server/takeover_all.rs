@@ -1,6 +1,8 @@
 //! The takeover of the VMs that two releases of the VM-Operator in Java left on a real API server (`tests/predecessor`), with the real
 //! StatefulSet controller and garbage collector. What became of each VM is a table in `docs/takeover-tested.md`; a test fails if the page
 //! says anything else. Each VM is then stopped, started, restarted and evicted. At no time two Pods of one VM exist.
+//!
+//! The file is longer than others: the steps of a takeover share one namespace with all VMs, and are read from the first to the last.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

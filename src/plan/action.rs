@@ -1,0 +1,102 @@
+//! What a plan consists of: the writes, and what must happen before them.
+
+use serde_json::Value;
+
+use crate::object::{ObjectKey, Rendered};
+
+/// A write to the API server.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Apply the object (server-side apply).
+    Apply {
+        /// The object.
+        object: Rendered,
+        /// The UID of the existing object; the API server refuses to apply to another one. `None`: create it.
+        uid: Option<String>,
+    },
+    /// Change only the labels, annotations and owners of an existing object.
+    Label {
+        /// The object.
+        key: ObjectKey,
+        /// Its UID.
+        uid: String,
+        /// A merge patch of its metadata.
+        patch: Value,
+    },
+    /// Delete the object.
+    Delete {
+        /// The object.
+        key: ObjectKey,
+        /// Its UID.
+        uid: String,
+        /// Why it is deleted.
+        reason: DeleteReason,
+        /// The grace period in seconds; `None`: the object's own.
+        grace: Option<i64>,
+        /// The resourceVersion, if the object must not have changed since.
+        version: Option<u64>,
+        /// What the object owns is kept.
+        keeps_owned: bool,
+    },
+}
+
+impl Action {
+    /// The object that is written.
+    pub fn key(&self) -> &ObjectKey {
+        match self {
+            Self::Apply { object, .. } => &object.key,
+            Self::Label { key, .. } | Self::Delete { key, .. } => key,
+        }
+    }
+}
+
+/// Why an object is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeleteReason {
+    /// The VM should be down.
+    Stop,
+    /// A restart was requested.
+    Restart,
+    /// The Pod has ended, and is created again.
+    Ended,
+    /// A forced stop was requested: the Pod does not wait for its guest.
+    Force,
+    /// No node can take the Pod, so no guest runs, and it is not as rendered any more.
+    Changed,
+    /// No template renders the object any more.
+    NotRendered,
+}
+
+/// What must happen before the rest can be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The object is being deleted and must be gone first.
+    Gone(ObjectKey),
+    /// An object with that name belongs to someone else and must be removed first.
+    NotOurs(ObjectKey),
+    /// The Pod should be gone already, but its node has not reported that it has ended.
+    Overdue(ObjectKey),
+    /// The Pod should be gone already. It has ended, but something keeps the object, usually a finalizer.
+    NotRemoved(ObjectKey),
+    /// The Pod has ended and is created again later.
+    Retry(ObjectKey),
+    /// The Pod does not belong to this VM and can write to one of its claims.
+    ClaimInUse(ObjectKey),
+    /// The claim existed and does not exist any more. A person must restore it or give it up.
+    ClaimMissing(ObjectKey),
+}
+
+impl Wait {
+    /// The object that the plan waits for.
+    pub fn key(&self) -> &ObjectKey {
+        match self {
+            Self::Gone(key)
+            | Self::NotOurs(key)
+            | Self::Overdue(key)
+            | Self::NotRemoved(key)
+            | Self::Retry(key)
+            | Self::ClaimInUse(key)
+            | Self::ClaimMissing(key) => key,
+        }
+    }
+}

@@ -177,6 +177,8 @@ enum Holder {
     Nobody,
     Us,
     Another,
+    /// Somebody deleted the lease while another manager held it. That manager may work until its deadline without knowing it.
+    Deleted,
 }
 
 /// What the decision depends on. All times are measured with our own clock.
@@ -213,10 +215,10 @@ fn decide(inputs: Inputs) -> Step {
         (Some(renewed), Holder::Us) if inputs.failed.is_some() => write_in(pause.min(DEADLINE - renewed)),
         (Some(renewed), Holder::Us) => write_in(RENEW.saturating_sub(renewed)),
         // Somebody deleted the lease or its holder: take it again.
-        (Some(renewed), Holder::Nobody) => write_in(pause.min(DEADLINE - renewed)),
+        (Some(renewed), Holder::Nobody | Holder::Deleted) => write_in(pause.min(DEADLINE - renewed)),
         // Our write was answered too late, or an earlier process had our name. That process has ended, so there is no need to wait.
         (None, Holder::Nobody | Holder::Us) => write_in(pause),
-        (None, Holder::Another) => write_in(pause.max(inputs.lasts.saturating_sub(inputs.unchanged))),
+        (None, Holder::Another | Holder::Deleted) => write_in(pause.max(inputs.lasts.saturating_sub(inputs.unchanged))),
     }
 }
 
@@ -225,6 +227,8 @@ struct Candidate {
     identity: String,
     /// The lease, if it exists, and since when it has not changed.
     lease: Option<Lease>,
+    /// The lease was deleted while another manager held it.
+    is_deleted: bool,
     since: Instant,
     renewed: Option<Instant>,
     failed: Option<Instant>,
@@ -242,11 +246,7 @@ fn version(lease: &Lease) -> u64 {
 impl Candidate {
     fn inputs(&self, now: Instant) -> Inputs {
         let spec = spec(self.lease.as_ref());
-        let holder = match spec.and_then(|spec| spec.holder_identity.as_deref()).filter(|name| !name.is_empty()) {
-            None => Holder::Nobody,
-            Some(name) if name == self.identity => Holder::Us,
-            Some(_) => Holder::Another,
-        };
+        let holder = if self.is_deleted { Holder::Deleted } else { self.holder() };
         let lasts = spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
         Inputs {
             holder,
@@ -254,6 +254,16 @@ impl Candidate {
             lasts: lasts.map_or(LEASE, Duration::from_secs),
             renewed: self.renewed.map(|time| now.saturating_duration_since(time)),
             failed: self.failed.map(|time| now.saturating_duration_since(time)),
+        }
+    }
+
+    /// Whom the lease names.
+    fn holder(&self) -> Holder {
+        let name = spec(self.lease.as_ref()).and_then(|spec| spec.holder_identity.as_deref());
+        match name.filter(|name| !name.is_empty()) {
+            None => Holder::Nobody,
+            Some(name) if name == self.identity => Holder::Us,
+            Some(_) => Holder::Another,
         }
     }
 
@@ -267,6 +277,7 @@ impl Candidate {
         if spec(self.lease.as_ref()) != spec(lease.as_ref()) {
             self.since = now;
         }
+        self.is_deleted = lease.is_none() && (self.is_deleted || self.holder() == Holder::Another);
         self.lease = lease;
     }
 
@@ -318,7 +329,8 @@ impl Election {
     pub fn start(client: Client, namespace: &str, identity: String, fence: Fence, metrics: Arc<Metrics>) -> Self {
         let (sender, state) = watch::channel(LeaderState::Unknown(None));
         let (resign, resigned) = oneshot::channel();
-        let candidate = Candidate { identity, lease: None, since: Instant::now(), renewed: None, failed: None };
+        let candidate =
+            Candidate { identity, lease: None, is_deleted: false, since: Instant::now(), renewed: None, failed: None };
         let api = Api::namespaced(client, namespace);
         let task = tokio::spawn(
             Campaign { api, candidate, fence, state: sender, metrics, repeats: RepeatFilter::default() }.run(resigned),
@@ -555,7 +567,24 @@ mod tests {
     }
 
     fn candidate(since: Instant) -> Candidate {
-        Candidate { identity: "us".into(), lease: None, since, renewed: None, failed: None }
+        Candidate { identity: "us".into(), lease: None, is_deleted: false, since, renewed: None, failed: None }
+    }
+
+    #[test]
+    fn a_lease_that_is_deleted_is_waited_for_as_long_as_its_holder_may_work() {
+        let start = Instant::now();
+        let mut candidate = candidate(start);
+        candidate.observe(Some(lease(1, "other", 0)), start);
+        for _ in 0..2 {
+            candidate.observe(None, start + s(3));
+            assert_eq!(decide(candidate.inputs(start + s(3))), Step::Wait(LEASE));
+        }
+        assert_eq!(decide(candidate.inputs(start + s(3) + LEASE)), Step::Write);
+        // Its holder gives it back: nobody works.
+        candidate.observe(Some(lease(2, "", 0)), start + s(4));
+        assert_eq!(decide(candidate.inputs(start + s(4))), Step::Write);
+        candidate.observe(None, start + s(5));
+        assert_eq!(decide(candidate.inputs(start + s(5))), Step::Write);
     }
 
     #[test]

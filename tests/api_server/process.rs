@@ -223,6 +223,44 @@ async fn a_leader_that_was_suspended_past_its_lease_writes_nothing() {
     assert!(!after.contains("applied"), "{after}");
 }
 
+#[tokio::test]
+async fn a_write_that_is_held_up_past_the_lease_does_not_arrive() {
+    let ns = ManagersNamespace::new("held").await;
+    let proxy = Proxy::start(ns.client.clone(), 1, Faults::default()).await;
+    let mut leader = Manager::with(&proxy.kubeconfig(), Some(ns.namespace.name()), &Setup::default());
+    leader.wait_until_ready("[+] vms: 0 listed").await;
+    let standby = ns.manager(&Setup::default());
+    standby.wait_until_ready("standing by for").await;
+    proxy.hold_writes(true);
+    let before = proxy.writes();
+    ns.create_vm("apple");
+    eventually("a write of the leader", LIMIT, async || proxy.injected().get("held write").copied()).await;
+    standby.wait_until_ready("[+] lease: held").await;
+    ns.pod("apple").await;
+    ns.api::<VirtualMachine>()
+        .patch("apple", &PatchParams::default(), &Patch::Merge(json!({ "spec": { "vm": { "state": "Stopped" } } })))
+        .await
+        .unwrap();
+    let pods: Api<Pod> = ns.api();
+    eventually("no Pod", LIMIT, async || pods.get_opt("apple").await.unwrap().is_none().then_some(())).await;
+    assert_eq!(leader.wait_for_end().await.code(), Some(1));
+    proxy.hold_writes(false);
+    // A write of somebody else passes the proxy after those that it held.
+    let config: kube::config::Kubeconfig =
+        serde_yaml::from_str(&fs::read_to_string(proxy.kubeconfig()).unwrap()).unwrap();
+    let config = kube::Config::from_custom_kubeconfig(config, &Default::default()).await.unwrap();
+    let maps: Api<ConfigMap> = Api::namespaced(Client::try_from(config).unwrap(), ns.namespace.name());
+    let map = json!({ "metadata": { "name": "after" } });
+    maps.create(&PostParams::default(), &serde_json::from_value(map).unwrap()).await.unwrap();
+    let mut after = proxy.writes();
+    after.retain(|write, count| before.get(write) != Some(count));
+    assert_eq!(
+        after.keys().collect::<Vec<_>>(),
+        [&format!("POST /api/v1/namespaces/{}/configmaps", ns.namespace.name())]
+    );
+    assert!(pods.get_opt("apple").await.unwrap().is_none());
+}
+
 /// Only the manager's own clock jumps: the times in objects are the API server's.
 #[tokio::test]
 async fn a_clock_that_jumps_changes_nothing() {

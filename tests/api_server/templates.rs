@@ -1,5 +1,6 @@
 //! Templates that change while the manager runs: good ones are used at once, broken ones change nothing.
 
+mod in_force;
 mod limits;
 
 use std::{

@@ -19,6 +19,7 @@ use http_body_util::BodyExt;
 use kube::Client;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::sync::watch;
 
 /// Which faults the proxy injects: of 100 requests, how many meet each of them.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,6 +48,10 @@ pub struct Proxy {
 struct Shared {
     client: Client,
     faults: Mutex<Option<Faults>>,
+    /// Requests whose address contains this text are answered with 503, and do not arrive.
+    refused: Mutex<Option<&'static str>>,
+    /// Writes wait here. One whose client closes its connection meanwhile does not arrive.
+    holds_writes: watch::Sender<bool>,
     random: Mutex<fastrand::Rng>,
     /// Writes that the API server carried out and answered, by method and path.
     writes: Mutex<BTreeMap<String, u32>>,
@@ -61,6 +66,8 @@ impl Proxy {
         let shared = Arc::new(Shared {
             client,
             faults: Mutex::new(Some(faults)),
+            refused: Mutex::default(),
+            holds_writes: watch::Sender::new(false),
             random: Mutex::new(fastrand::Rng::with_seed(seed)),
             writes: Mutex::default(),
             lists: Mutex::default(),
@@ -89,6 +96,16 @@ impl Proxy {
     /// Injects no faults from now on.
     pub fn calm(&self) {
         *self.shared.faults.lock().unwrap() = None;
+    }
+
+    /// Refuses requests whose address contains a text, or none any more.
+    pub fn refuse(&self, text: Option<&'static str>) {
+        *self.shared.refused.lock().unwrap() = text;
+    }
+
+    /// Holds all writes that arrive from now on, or lets the held ones go on.
+    pub fn hold_writes(&self, holds: bool) {
+        self.shared.holds_writes.send_replace(holds);
     }
 
     /// Writes that were carried out and answered, by method and path. A write whose answer was lost is not counted.
@@ -144,6 +161,10 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         && !is_watch
         && of_all.iter().any(|kind| parts.uri.path().ends_with(&format!("/{kind}")));
     let what = format!("{} {}", parts.method, parts.uri.path());
+    let refused = *shared.refused.lock().unwrap();
+    if refused.is_some_and(|text| parts.uri.to_string().contains(text)) {
+        return refusal(503, "ServiceUnavailable");
+    }
     let body = body.collect().await.unwrap().to_bytes();
     let request = http::Request::from_parts(parts, kube::client::Body::from(body));
     let dice = shared.random.lock().unwrap().u8(0..100);
@@ -177,6 +198,10 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
             half = *lists < faults.half_lists;
             *lists += 1;
         }
+    }
+    if is_write && *shared.holds_writes.borrow() {
+        shared.inject("held write");
+        shared.holds_writes.subscribe().wait_for(|holds| !holds).await.unwrap();
     }
     let Ok(answer) = shared.client.send(request).await else {
         return refusal(502, "BadGateway");

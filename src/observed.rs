@@ -130,7 +130,13 @@ impl Object {
                     && entry.operation.as_deref() == Some(operation)
                     && entry.subresource.as_deref().unwrap_or_default().is_empty()
             });
-            ours.and_then(|entry| entry.fields_v1.as_ref()).map(|fields| Json::from(&fields.0))
+            let mut ours = ours.and_then(|entry| entry.fields_v1.clone())?.0;
+            let others =
+                object.managed_fields().iter().filter(|entry| entry.manager.as_deref() != Some(OBJECT_MANAGER));
+            for theirs in others.filter_map(|entry| entry.fields_v1.as_ref()) {
+                ownership::mark_parts(&mut ours, &theirs.0);
+            }
+            Some(Json::from(&ours))
         };
         let (owned, patched) = (fields("Apply"), fields("Update"));
         let mut data = if key.needs_content() { object.data } else { Value::Null };

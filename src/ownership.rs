@@ -44,6 +44,21 @@ pub enum Setter {
     Applier,
 }
 
+/// Marks in a field set the maps of which only a part is owned, because `theirs`, the set of another client, has fields below them.
+///
+/// A map without fields below it stands for the whole map where its schema says so (`x-kubernetes-map-type: atomic`). Where the schema
+/// allows anything, it stands for a map whose fields were all taken over by others. Only their sets tell the two apart.
+pub fn mark_parts(owned: &mut Value, theirs: &Value) {
+    let (Value::Object(owned), Value::Object(theirs)) = (owned, theirs) else { return };
+    for (name, below) in theirs.iter().filter(|(name, below)| *name != SELF && *below != &json!({})) {
+        match owned.get_mut(name) {
+            Some(Value::Object(ours)) if ours.is_empty() => drop(ours.insert(SELF.into(), json!({}))),
+            Some(ours) => mark_parts(ours, below),
+            None => {}
+        }
+    }
+}
+
 /// Whether the field set `owned` contains every leaf of an object.
 pub fn owns_all_of(owned: &Value, object: &Value) -> bool {
     covers(owned, object, &["apiVersion", "kind"], 0)
@@ -213,6 +228,9 @@ pub fn status_differs(vm: &VirtualMachine, wanted: &VirtualMachineStatus) -> boo
     !contains(&current, wanted) || status_fields(vm).is_some_and(|owned| has_other_fields(owned, wanted))
 }
 
+/// In a field set: the field itself, without those below it.
+const SELF: &str = ".";
+
 /// Whether the field set `owned` (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>) contains every
 /// leaf of `value`. `skip` has the top-level fields that are never in a field set.
 fn covers(owned: &Value, value: &Value, skip: &[&str], depth: usize) -> bool {
@@ -262,6 +280,26 @@ mod tests {
 
     fn owns(owned: Value, rendered: Value) -> bool {
         covers(&owned, &rendered, &["apiVersion", "kind"], 0)
+    }
+
+    #[test]
+    fn a_map_of_which_another_client_owns_a_part_is_not_owned_as_a_whole() {
+        let rendered = json!({ "spec": { "bridge": "br0", "selector": { "a": "b" } } });
+        let ours = json!({ "f:spec": { "f:bridge": {}, "f:selector": {} } });
+        assert!(owns(ours.clone(), rendered.clone()));
+        for (theirs, is_owned) in [
+            (json!({ "f:spec": {} }), true),
+            (json!({ "f:spec": { "f:selector": {}, "f:mtu": {} } }), true),
+            (json!({ "f:spec": { "f:selector": { "f:a": {} } } }), false),
+        ] {
+            let mut marked = ours.clone();
+            mark_parts(&mut marked, &theirs);
+            assert_eq!(owns(marked, rendered.clone()), is_owned, "{theirs}");
+        }
+        let mut all_taken = json!({ "f:spec": {} });
+        mark_parts(&mut all_taken, &json!({ "f:spec": { "f:bridge": {} } }));
+        assert!(!owns(all_taken.clone(), rendered));
+        assert!(owns(all_taken, json!({ "spec": {} })));
     }
 
     #[test]

@@ -361,7 +361,9 @@ impl<const META: bool> Sent<META> {
             let ours = metadata.managed_fields.iter().find(|entry| {
                 entry.manager == OBJECT_MANAGER && entry.operation == operation && entry.subresource.is_empty()
             });
-            ours.and_then(|entry| entry.fields_v1.as_ref()).map(|fields| shapes.keep(fields.get(), &owners))
+            let ours = ours.and_then(|entry| entry.fields_v1.as_ref())?;
+            let marked = own_fields(ours, &metadata.managed_fields);
+            Some(shapes.keep(marked.as_deref().unwrap_or(ours.get()), &owners))
         };
         let (owned, patched) = (fields("Apply"), fields("Update"));
         let rest: Rest<_, Option<Box<RawValue>>> = (
@@ -380,6 +382,21 @@ impl<const META: bool> Sent<META> {
         let version = metadata.resource_version.parse().unwrap_or_default();
         Arrived { vm, object: Packed { key, uid: metadata.uid.into(), version, claims, owned, patched, rest } }
     }
+}
+
+/// The manager's field set with what other clients own of it, if there are others ([`ownership::mark_parts`]).
+fn own_fields(ours: &RawValue, entries: &[Fields]) -> Option<String> {
+    let others = entries.iter().filter(|entry| entry.manager != OBJECT_MANAGER && entry.subresource.is_empty());
+    let others: Vec<Value> =
+        others.filter_map(|entry| serde_json::from_str(entry.fields_v1.as_ref()?.get()).ok()).collect();
+    if others.is_empty() {
+        return None;
+    }
+    let mut ours: Value = serde_json::from_str(ours.get()).ok()?;
+    for theirs in &others {
+        ownership::mark_parts(&mut ours, theirs);
+    }
+    Some(ours.to_string())
 }
 
 /// The name of the VM to which an object belongs. Anybody may change labels, so its owner is asked first. A Pod that has lost both owner

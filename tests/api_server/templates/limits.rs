@@ -331,6 +331,10 @@ async fn the_api_server_knows_the_plural_of_a_kind() {
     assert_eq!(bridge(), "br0");
     ns.patch_vm("apple", json!({ "spec": { "templateValues": { "bridge": "br1" } } })).await;
     eventually("another bridge", LIMIT, async || (bridge() == "br1").then_some(())).await;
+    // The schema of this kind allows anything.
+    let patch = r#"--patch={"spec":{"bridge":"theirs"}}"#;
+    ns.namespace.kubectl(&["patch", "network-attachment-definitions", "apple", "--type=merge", patch]);
+    eventually("the bridge to be put back", LIMIT, async || (bridge() == "br1").then_some(())).await;
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("network.yaml.j2"), template.replace("br0", "br3")).unwrap();
     assert_eq!(

@@ -12,7 +12,9 @@ mod cluster;
 mod diff;
 mod display;
 mod input;
+mod installed;
 mod lint;
+mod manifest;
 mod output;
 mod render;
 mod templates;
@@ -42,14 +44,16 @@ enum Command {
     Version,
     /// Print the objects that the manager would create for the VMs of a file, as YAML.
     ///
-    /// No cluster is asked: what depends on one (a UID, a random password, claims that exist) is as for a new VM. A comment before
-    /// each object says which files and blocks it comes from. Errors are printed as FILE:LINE:COLUMN: what.
+    /// The VMs are checked as the API server checks them. No cluster is asked, except for templates with --installed: what depends on one
+    /// (a UID, a random password, claims that exist) is as for a new VM. A comment before each object says which files and blocks it comes
+    /// from. Errors are printed as FILE:LINE:COLUMN: what.
     Render(render::Options),
     /// Show what would change in the cluster, object by object, and when: at once, at the next start, or never.
     ///
     /// The VM is in the cluster, or comes from a file. Without --templates it is rendered with the templates of the cluster.
-    /// Nothing is changed: the API server is asked for what it would do (a dry run). Exit code 1 means that there are differences,
-    /// 3 that they could not be determined.
+    /// With --templates the folder stands for the templates for all VMs and for the named sets in it; other sets are those of the cluster.
+    /// Nothing is changed: the API server is asked for what it would do (a dry run). Exit code 1 means that there are differences, 3 that
+    /// there was an error, so that they could not be determined, or not all of them.
     Diff(diff::Options),
     /// Print the connection file with which remote-viewer connects to the display of a VM.
     ///
@@ -61,10 +65,10 @@ enum Command {
     Display(display::Options),
     /// Find what is wrong with a folder of templates, or may surprise.
     ///
-    /// Syntax, names that the context does not have, blocks and files that have no effect, guard rails, and the schema of the
-    /// objects that are rendered, with the VMs of --filename or a few built-in ones. No cluster is asked.
+    /// Syntax, names that are not in scope, habits of Helm's templates, blocks and files that have no effect, guard rails, and the schema of
+    /// the objects that are rendered, with the VMs of --filename or a few built-in ones. No cluster is asked without --installed.
     Lint(lint::Options),
-    /// List, print, create, test and pack templates.
+    /// List, print, create, test and pack templates, and go back to a former version.
     #[command(subcommand)]
     Templates(templates::Command),
     /// Print the CustomResourceDefinitions, or write them into a folder.
@@ -105,11 +109,11 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Version => print_version(output)?,
         Command::Crds { out } => crds(out.as_deref(), output)?,
         Command::Completion { shell } => completion(*shell, output)?,
-        Command::Render(options) => render::run(options, output)?,
+        Command::Render(options) => render::run(options, output).await?,
         Command::Diff(options) => diff::run(options, output).await?,
         Command::Display(options) => display::run(options, output).await?,
-        Command::Lint(options) => lint::run(options, output)?,
-        Command::Templates(command) => templates::run(command, output)?,
+        Command::Lint(options) => lint::run(options, output).await?,
+        Command::Templates(command) => templates::run(command, output).await?,
     };
     output.flush()?;
     Ok(exit)

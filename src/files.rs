@@ -57,11 +57,9 @@ impl FileError {
 impl From<&FileError> for TemplateError {
     fn from(error: &FileError) -> Self {
         Self {
-            template: error.file.display().to_string(),
             line: error.at.map(|(line, _)| line),
             column: error.at.map(|(_, column)| column),
-            message: error.message.clone(),
-            of_values: false,
+            ..Self::refused(&error.file.display().to_string(), error.message.clone())
         }
     }
 }

@@ -6,23 +6,26 @@
 //!
 //! All of it is pure: files come in as text, findings go out.
 
+mod helm;
 mod names;
 mod objects;
 pub mod openapi;
 mod sarif;
+mod scopes;
 mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-pub use self::sarif::sarif;
+pub use self::{names::suggestion, sarif::sarif};
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
     object::ObjectKey,
     render::{
         Files, Library, Sources, TemplateError, TemplateSet,
+        hidden::{Hidden, hidden},
         outline::{Mention, Outline},
     },
 };
@@ -80,7 +83,7 @@ rules! {
     Render, "render", Error,
         "an example VM that can't be rendered, or an object that templates may not create";
     UnknownVariable, "unknown-variable", Error,
-        "a name that the context does not have";
+        "a name that neither the context has nor the template around it";
     Deprecated, "deprecated", Warning,
         "a part of the context that a later release removes";
     UnknownTemplate, "unknown-template", Error,
@@ -103,10 +106,18 @@ rules! {
         "a Secret's stringData, which the API server does not keep: use data and b64encode";
     JoinedValue, "joined-value", Warning,
         "an expression that touches other text: its value has quotes of its own";
+    Helm, "helm", Error,
+        "something of Helm's template language, with what is written here instead";
+    JoinedLine, "joined-line", Warning,
+        "braces with a dash, which join a line of YAML to the next one";
     SharedName, "shared-name", Error,
         "an object of the same name for two VMs";
     NoRunner, "no-runner", Error,
         "a Pod without the container in which QEMU runs";
+    HidesBase, "hides-base", Warning,
+        "a file or block of a named set that drops what the base changes";
+    ReplacedList, "replaced-list", Warning,
+        "a mergePatch that replaces a list whose items have keys: strategicMerge merges it";
     ToolLabel, "tool-label", Warning,
         "a label or annotation of a tool, which would take the object for its own and delete it";
 }
@@ -126,12 +137,24 @@ pub struct Finding {
     pub rule: Rule,
     /// What is wrong and what to do.
     pub message: String,
+    /// The value that is wrong, if it is one of a VM.
+    #[serde(skip)]
+    pub of_vm: Option<VmField>,
+}
+
+/// A field of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct VmField {
+    /// The VM's name.
+    pub vm: String,
+    /// The field as a JSON pointer.
+    pub pointer: String,
 }
 
 impl Finding {
     /// A finding in a file, whose place in the file is not known.
     fn new(file: &str, rule: Rule, message: String) -> Self {
-        Self { file: file.into(), line: None, column: None, severity: rule.severity(), rule, message }
+        Self { file: file.into(), line: None, column: None, severity: rule.severity(), rule, message, of_vm: None }
     }
 
     /// A finding where a name stands.
@@ -140,8 +163,23 @@ impl Finding {
     }
 
     fn error(rule: Rule, error: &TemplateError) -> Self {
-        let TemplateError { template, line, column, message, of_values: _ } = error.clone();
+        let TemplateError { template, line, column, message, .. } = error.clone();
         Self { line, column, ..Self::new(&template, rule, message) }
+    }
+
+    /// An error in the rendering of a VM.
+    fn of_vm(vm: &VirtualMachine, error: &TemplateError) -> Self {
+        let rule = if error.loses_runner { Rule::NoRunner } else { Rule::Render };
+        let vm = vm.metadata.name.clone().unwrap_or_default();
+        let of_vm = error.vm_field.clone().map(|pointer| VmField { vm, pointer });
+        Self { of_vm, ..Self::error(rule, error) }
+    }
+
+    fn hidden(Hidden { file, at, message }: Hidden) -> Self {
+        match at {
+            Some(at) => Self::at(&file, &at, Rule::HidesBase, message),
+            None => Self::new(&file, Rule::HidesBase, message),
+        }
     }
 
     fn line(&self) -> (String, Option<usize>) {
@@ -160,6 +198,7 @@ pub fn lint(sources: &Sources, vms: &[VirtualMachine], config: &ReconcilerConfig
         match set {
             Ok(set) => {
                 findings.extend(names::check(set));
+                findings.extend(hidden(set).into_iter().map(Finding::hidden));
                 let vms = vms.iter().filter(|vm| vm.template_set().is_none_or(|chosen| Some(chosen) == name));
                 findings.extend(check_rendered(set, vms, config));
             }
@@ -187,7 +226,11 @@ fn file(place: &str, name: &str, text: &str) -> Vec<Finding> {
         let message = format!("{name} is no template, patch or values: the manager ignores it");
         return vec![Finding::new(place, Rule::UnusedFile, message)];
     }
-    let mut findings = text::check(place, text, name.ends_with(".yaml.j2"));
+    let becomes_yaml = name.ends_with(".yaml.j2");
+    let mut findings = text::check(place, text, becomes_yaml);
+    if name.ends_with(".j2") {
+        findings.extend(helm::check(place, text, becomes_yaml));
+    }
     if name.ends_with(".j2")
         && let Outline { extends: Some(extends), text: Some(lost), .. } = Outline::of(text)
     {
@@ -221,8 +264,11 @@ fn check_rendered<'a>(
         let (rendered, found) = objects::check(set, vm, config);
         for finding in found {
             let message = finding.message.clone();
-            let general = Finding { message: message.replace(name, "*"), ..finding };
-            repeated.entry(general).or_insert_with(|| Occurrences { message, vms: Vec::new() }).vms.push(name);
+            let general = Finding { message: general(&finding, name), ..finding };
+            let occurrences = repeated.entry(general).or_insert_with(|| Occurrences { message, vms: Vec::new() });
+            if !occurrences.vms.contains(&name) {
+                occurrences.vms.push(name);
+            }
         }
         for object in rendered {
             let key = (vm.metadata.namespace.clone(), object.key.clone());
@@ -247,18 +293,38 @@ fn check_rendered<'a>(
     findings
 }
 
-/// Sets that VMs choose and that do not exist.
-fn missing_sets(sources: &Sources, library: &Library, vms: &[VirtualMachine]) -> Vec<Finding> {
-    let chosen = vms.iter().filter_map(VirtualMachine::template_set);
-    let missing = chosen.filter(|name| !sources.sets.contains_key(*name));
-    missing.filter_map(|name| library.get(Some(name)).err()).map(|error| Finding::error(Rule::Render, &error)).collect()
+/// The message of a finding without what differs between the objects of one template: the names of the VM and, where the place in the file is
+/// known, of the object, and the places in lists.
+fn general(finding: &Finding, vm: &str) -> String {
+    let message = match finding.message.split_once(": ") {
+        Some((_, rest)) if finding.line.is_some() && finding.rule != Rule::Render => rest,
+        _ => &finding.message,
+    };
+    let part = |part: &str| if part.parse::<usize>().is_ok() { "*".to_owned() } else { part.to_owned() };
+    message.replace(vm, "*").split('.').map(part).collect::<Vec<_>>().join(".")
 }
 
-/// Without errors of rendering in lines where an unknown name is reported: that name is their cause.
+/// Sets that VMs choose and that do not exist.
+fn missing_sets(sources: &Sources, library: &Library, vms: &[VirtualMachine]) -> Vec<Finding> {
+    let chosen = vms.iter().filter_map(|vm| Some((vm, vm.template_set()?)));
+    let missing = chosen.filter(|(_, name)| !sources.sets.contains_key(*name));
+    missing.filter_map(|(vm, name)| Some(Finding::of_vm(vm, &library.get(Some(name)).err()?))).collect()
+}
+
+/// Without what only repeats the cause: in a line with a habit of Helm's all else, and in a line with an unknown name the error of
+/// rendering.
 fn without_repetitions(findings: BTreeSet<Finding>) -> Vec<Finding> {
-    let is_unknown_name = |rule| matches!(rule, Rule::UnknownVariable | Rule::UnknownTemplate | Rule::UnknownImport);
-    let lines: BTreeSet<_> = findings.iter().filter(|it| is_unknown_name(it.rule)).map(Finding::line).collect();
-    findings.into_iter().filter(|it| it.rule != Rule::Render || !lines.contains(&it.line())).collect()
+    let lines = |is_cause: fn(Rule) -> bool| -> BTreeSet<_> {
+        findings.iter().filter(|it| is_cause(it.rule)).map(Finding::line).collect()
+    };
+    let of_helm = lines(|rule| rule == Rule::Helm);
+    let of_names = lines(|rule| matches!(rule, Rule::UnknownVariable | Rule::UnknownTemplate | Rule::UnknownImport));
+    let is_own = |finding: &Finding| match finding.rule {
+        Rule::Helm => true,
+        Rule::Render if of_names.contains(&finding.line()) => false,
+        _ => !of_helm.contains(&finding.line()),
+    };
+    findings.into_iter().filter(is_own).collect()
 }
 
 #[cfg(test)]
@@ -266,9 +332,20 @@ mod tests {
     use super::*;
     use crate::test_support::vm;
 
+    fn sources(files: &[(&str, &str)]) -> Sources {
+        let mut sources = Sources::default();
+        for (name, text) in files {
+            let (files, name) = match name.strip_prefix("sets/desktop/") {
+                Some(name) => (sources.sets.entry("desktop".into()).or_default(), name),
+                None => (&mut sources.base, *name),
+            };
+            files.insert(name.to_owned(), (*text).to_owned());
+        }
+        sources
+    }
+
     fn found(files: &[(&str, &str)]) -> Vec<String> {
-        let base: Files = files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
-        let sources = Sources { base, sets: BTreeMap::new() };
+        let sources = sources(files);
         let show = |finding: &Finding| {
             let at =
                 finding.line.zip(finding.column).map(|(line, column)| format!(":{line}:{column}")).unwrap_or_default();
@@ -300,11 +377,17 @@ mod tests {
             Rule::Null => &[("a.yaml.j2", "{% if false %}\na: null\n{% endif %}\n")],
             Rule::StringData => &[("a.yaml.j2", "{apiVersion: v1, kind: Secret, metadata: {name: a}, stringData: {}}")],
             Rule::JoinedValue => &[("a.yaml.j2", "{% if false %}\na: x-{{ vm.metadata.name }}\n{% endif %}\n")],
+            Rule::Helm => &[("a.yaml.j2", "a: {{ .Values.x }}\n")],
+            Rule::JoinedLine => &[("a.yaml.j2", "{%- if false %}\n{% endif %}\n")],
             Rule::SharedName => &[("a.yaml.j2", "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}")],
             Rule::NoRunner => &[(
                 "pod.yaml.j2",
                 "{% extends 'builtin/pod.yaml.j2' %}\n{% block containers %}\n    - {name: a, image: b}\n{% endblock %}\n",
             )],
+            Rule::HidesBase => &[("lib/b.j2", "x"), ("sets/desktop/lib/b.j2", "y")],
+            Rule::ReplacedList => {
+                &[("a.patch.yaml", "target: {kind: Pod}\nmergePatch: {spec: {volumes: [{name: a, emptyDir: {}}]}}\n")]
+            }
             Rule::ToolLabel => {
                 &[("a.yaml.j2", "{apiVersion: v1, kind: Secret, metadata: {name: a, labels: {helm.sh/chart: b}}}")]
             }
@@ -314,9 +397,11 @@ mod tests {
     #[test]
     fn each_rule_finds_its_example() {
         let finds = |rule: Rule| {
-            let base = example(rule).iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
-            let sources = Sources { base, sets: BTreeMap::new() };
-            let findings = lint(&sources, &crate::render::check::examples(), &crate::render::check::example_config());
+            let findings = lint(
+                &sources(example(rule)),
+                &crate::render::check::examples(),
+                &crate::render::check::example_config(),
+            );
             findings.iter().any(|finding| finding.rule == rule)
         };
         let silent: Vec<Rule> = Rule::ALL.iter().copied().filter(|rule| !finds(*rule)).collect();
@@ -378,19 +463,53 @@ mod tests {
     fn what_several_vms_show_is_one_finding() {
         let shared = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: shared\n";
         let pod = "{% extends 'builtin/pod.yaml.j2' %}\n{% block containers %}\n    - {name: other, image: x}\n{% endblock %}\n";
-        let files = [("a.yaml.j2", shared), ("lib/b.yaml.j2", shared), ("pod.yaml.j2", pod)];
-        let sources = Sources {
-            base: files.map(|(name, text)| (name.to_owned(), text.to_owned())).into(),
-            sets: BTreeMap::new(),
+        let found = |files: &[(&str, &str)]| {
+            let findings =
+                lint(&sources(files), &crate::render::check::examples(), &crate::render::check::example_config());
+            let show = |it: &Finding| format!("{}:{:?} {} {}", it.file, it.line, it.rule.name(), it.message);
+            findings.iter().map(show).collect::<Vec<_>>().join("\n")
         };
-        let findings = lint(&sources, &crate::render::check::examples(), &crate::render::check::example_config());
-        let found: Vec<String> =
-            findings.iter().map(|it| format!("{}:{:?} {} {}", it.file, it.line, it.rule.name(), it.message)).collect();
-        insta::assert_snapshot!(found.join("\n"), @"
+        insta::assert_snapshot!(found(&[("a.yaml.j2", shared), ("lib/b.yaml.j2", shared)]), @"
         a.yaml.j2:Some(4) shared-name ConfigMap shared is rendered for the VMs small and large: its name must contain the VM's name
         lib/b.yaml.j2:None unused-file lib/b.yaml.j2 is never rendered: only NAME.yaml.j2 at the top is, and no other file includes or imports it
-        pod.yaml.j2:None no-runner Pod small: there is no container vm-runner, so no guest: does the block say {{ super() }}? (VMs small, large)
         ");
+        insta::assert_snapshot!(found(&[("pod.yaml.j2", pod)]), @"pod.yaml.j2:Some(2) no-runner Pod small has no container vm-runner, so the VM would have no guest: the block `containers` replaces it; write {{ super() }} in the block to keep it (VMs small, large)");
+    }
+
+    #[test]
+    fn names_in_scope_of_the_overridden_block_are_known() {
+        let files = [
+            (
+                "disk-pvcs.yaml.j2",
+                "{% extends 'builtin/disk-pvcs.yaml.j2' %}\n{% block labels %}\n    a: {{ disk.volume }}\n    b: {{ disk.volum }}\n    \
+                 c: {{ protection | length | string }}\n{% endblock %}\n",
+            ),
+            (
+                "pod.yaml.j2",
+                "{% extends 'builtin/pod.yaml.j2' %}\n{% block labels %}\n    a: {{ disk.volume }}\n    b: {{ tapped | string }}\n{% endblock %}\n",
+            ),
+        ];
+        insta::assert_snapshot!(found(&files).join("\n"), @r"
+        disk-pvcs.yaml.j2:4:11: Error unknown-variable: disk has no volum: did you mean volume?
+        pod.yaml.j2:3:11: Error unknown-variable: the context has no disk: did you mean disks?
+        ");
+    }
+
+    #[test]
+    fn what_each_disk_of_each_vm_shows_is_one_finding() {
+        let text = "{% extends 'builtin/disk-pvcs.yaml.j2' %}\n{% block labels %}\n    number: 1\n{% endblock %}\n";
+        let sources =
+            Sources { base: [("disk-pvcs.yaml.j2".to_owned(), text.to_owned())].into(), sets: BTreeMap::new() };
+        let vms = ["apple", "pear"].map(|name| {
+            vm(|vm| {
+                vm["metadata"]["name"] = name.into();
+                vm["spec"]["vm"]["disks"] =
+                    serde_json::json!([{ "volumeClaimTemplate": {} }, { "volumeClaimTemplate": {} }]);
+            })
+        });
+        let findings = lint(&sources, &vms, &ReconcilerConfig::default());
+        let messages: Vec<&str> = findings.iter().map(|finding| finding.message.as_str()).collect();
+        insta::assert_snapshot!(messages.join("\n"), @r#"PersistentVolumeClaim apple-disk-0: metadata.labels.number: 1 is not of type "string" (VMs apple, pear)"#);
     }
 
     #[test]

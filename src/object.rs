@@ -24,6 +24,8 @@ pub const CONFIG_MAP: &str = "vm-operator";
 pub const TEMPLATES_MAP: &str = "vm-operator-templates";
 /// The ConfigMap with the templates in use. The names of those of sets begin so too.
 pub const IN_FORCE_MAP: &str = "vm-operator-in-force";
+/// The begin of the names of the ConfigMaps with the versions of template sets that came in force.
+pub const HISTORY_MAP: &str = "vm-operator-history";
 
 /// A ConfigMap with this label in the manager's namespace is a template set. The label's value is the set's name.
 pub const SET_LABEL: &str = "vmoperator.jdrupes.org/template-set";

@@ -13,7 +13,8 @@
 //! [`steering`] removes from the VM what only templates may say.
 //!
 //! The files import each other in one direction: `context` uses `runner`, `cloud_init`, `legacy` and `output`; `templates` uses `functions`,
-//! `outline`, `patches`, `values`, `write` and `builtin`; `error` is below all. `check` is above: it calls [`render`] and uses `valid`.
+//! `outline`, `unclosed`, `patches`, `values`, `write` and `builtin`; `error` is below all. `guest` and `hidden` look at a set from above.
+//! `check` is above all: it calls [`render`] and uses `valid`.
 
 pub mod builtin;
 pub mod check;
@@ -21,6 +22,9 @@ pub mod cloud_init;
 pub mod context;
 mod error;
 pub mod functions;
+mod guest;
+pub mod hidden;
+pub mod kept;
 mod legacy;
 mod library;
 pub mod outline;
@@ -31,7 +35,8 @@ pub mod runner;
 pub mod schema;
 mod steering;
 pub mod templates;
-mod valid;
+mod unclosed;
+pub mod valid;
 pub mod values;
 mod write;
 
@@ -106,6 +111,7 @@ fn render_valid(
         check_addition(&objects, &object).map_err(|error| templates.output_error(template, error))?;
         objects.push(object);
     }
+    guest::check(&objects, templates)?;
     Ok(objects)
 }
 
@@ -170,10 +176,8 @@ pub fn first_start(
     templates: &TemplateSet,
 ) -> Result<Vec<Rendered>, TemplateError> {
     let random = RandomInput { display_password: "random".into() };
-    let mut vm = vm.clone();
     let has_uid = vm.metadata.uid.is_some();
-    vm.metadata.uid.get_or_insert_with(|| "00000000-0000-4000-8000-000000000000".into());
-    vm.metadata.creation_timestamp.get_or_insert(Time(Timestamp::UNIX_EPOCH));
+    let vm = created(vm);
     let mut objects = render(&vm, &Observed::nothing(Timestamp::UNIX_EPOCH), config, &random, templates)?;
     for object in objects.iter_mut().filter(|_| !has_uid) {
         if let Some(metadata) = Arc::make_mut(&mut object.value)["metadata"].as_object_mut() {
@@ -181,6 +185,48 @@ pub fn first_start(
         }
     }
     Ok(objects)
+}
+
+/// The VM with what every VM in a cluster has.
+fn created(vm: &VirtualMachine) -> VirtualMachine {
+    let mut vm = vm.clone();
+    vm.metadata.uid.get_or_insert_with(|| "00000000-0000-4000-8000-000000000000".into());
+    vm.metadata.creation_timestamp.get_or_insert(Time(Timestamp::UNIX_EPOCH));
+    vm
+}
+
+/// A list with a merge key that a patch of the form `mergePatch` replaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replacement {
+    /// The file of the patch.
+    pub file: String,
+    /// The line of its `mergePatch` or of its target, if it is known.
+    pub line: Option<usize>,
+    /// The list.
+    pub list: patches::ReplacedList,
+}
+
+/// The lists with merge keys that patches of a set replace at the first start of a VM, as far as it can be rendered.
+pub fn replacements(vm: &VirtualMachine, config: &ReconcilerConfig, templates: &TemplateSet) -> Vec<Replacement> {
+    let random = RandomInput { display_password: "random".into() };
+    let vm = created(vm);
+    let vm = steering::without(&vm);
+    let observed = Observed::nothing(Timestamp::UNIX_EPOCH);
+    let mut found = Vec::new();
+    let Ok(context) = context_of(&vm, &observed, config, &random, templates) else { return found };
+    let context = context.value();
+    let (Ok(mut documents), Ok(patches)) = (documents(templates, &context), templates.patches(&context)) else {
+        return found;
+    };
+    for patch in patches {
+        let (file, line) = patch.place();
+        let lists = documents.iter().flat_map(|document| patch.replaced_lists(&document.value));
+        found.extend(lists.map(|list| Replacement { file: file.to_owned(), line, list }));
+        if patch.apply(documents.iter_mut().map(|document| (&mut document.value, &mut document.patches))).is_err() {
+            break;
+        }
+    }
+    found
 }
 
 /// Renders a VM's templates one by one and calls `before` with the file of each, so that the caller knows which template does not end.

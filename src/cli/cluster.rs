@@ -13,7 +13,7 @@ use kube::{
 pub(super) struct ClusterOptions {
     /// The namespace. Default: that of the kubeconfig's context.
     #[arg(long, short, value_name = "NS")]
-    namespace: Option<String>,
+    pub namespace: Option<String>,
     /// The context of the kubeconfig. Default: its current context.
     #[arg(long, value_name = "NAME")]
     context: Option<String>,

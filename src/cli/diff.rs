@@ -3,7 +3,7 @@
 mod comparison;
 mod summary;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use clap::Args;
 use kube::{
@@ -13,7 +13,7 @@ use kube::{
 use serde_json::Value;
 
 use self::{
-    comparison::{Comparison, Installed},
+    comparison::{Comparison, Renderer},
     summary::{Line, table},
 };
 use super::{
@@ -53,47 +53,83 @@ pub(super) struct Options {
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    // An error must not look like a difference.
+    compare(options, output).await.map_err(Failure::undetermined)
+}
+
+async fn compare(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let connected = options.cluster.connect().await;
     let cluster = connected.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
     if options.all {
         return run_for_all(options, &cluster, output).await;
     }
-    let mut is_different = false;
+    let mut result = Exit::Success;
+    let mut warned = BTreeSet::new();
     for vm in vms(options, &cluster).await? {
-        let client = &cluster.client;
-        let namespace = vm.namespace().unwrap_or_default();
-        let home = options.manager_namespace.as_ref().unwrap_or(&namespace);
-        let installed = Installed::read(client, home, &options.settings).await?;
-        let mut vm = Arc::new(with_cluster_state(client, vm).await?);
-        login_pools(client, &namespace).await?.log_in(&mut vm);
-        let comparison = Comparison::of(client, &vm, &installed).await?;
-        print(client, &vm, &comparison, output).await?;
-        is_different |= comparison.is_different();
+        result = result.max(match run_for_one(options, &cluster.client, vm, &mut warned, output).await {
+            Ok(exit) => exit,
+            // What is wrong with one VM is no reason to say nothing about the others.
+            Err(Failure::Command { lines, exit: Exit::Negative }) => {
+                lines.iter().for_each(|line| note(line));
+                Exit::Unknown
+            }
+            Err(failure) => return Err(failure),
+        });
     }
-    Ok(Exit::negative_if(is_different))
+    Ok(result)
+}
+
+async fn run_for_one(
+    options: &Options,
+    client: &Client,
+    vm: VirtualMachine,
+    warned: &mut BTreeSet<String>,
+    output: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let namespace = vm.namespace().unwrap_or_default();
+    let home = options.manager_namespace.as_ref().unwrap_or(&namespace);
+    let renderer = Renderer::read(client, home, &options.settings, options.filename.as_deref()).await?;
+    for warning in renderer.warnings() {
+        // The VMs of a file may be in several namespaces.
+        if warned.insert(warning.clone()) {
+            note(&format!("# warning: {warning}"));
+        }
+    }
+    let mut vm = Arc::new(with_cluster_state(client, vm).await?);
+    login_pools(client, &namespace).await?.log_in(&mut vm);
+    let comparison = Comparison::of(client, &vm, &renderer).await?;
+    let is_determined = print(client, &vm, &comparison, output).await?;
+    Ok(if is_determined { Exit::negative_if(comparison.is_different()) } else { Exit::Unknown })
 }
 
 /// Prints a line for each VM of the namespace.
 async fn run_for_all(options: &Options, cluster: &Cluster, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let Cluster { client, namespace } = cluster;
     let home = options.manager_namespace.as_ref().unwrap_or(namespace);
-    let installed = Installed::read(client, home, &options.settings).await?;
+    let renderer = Renderer::read(client, home, &options.settings, None).await?;
+    renderer.warnings().iter().for_each(|warning| note(&format!("# warning: {warning}")));
     let pools = login_pools(client, namespace).await?;
     let vms = Api::<StoredVm>::namespaced(client.clone(), namespace).list(&ListParams::default()).await;
     let vms = vms.map_err(|error| Failure::unknown(chain(format!("the VMs of {namespace}"), &error)))?;
-    let mut lines = Vec::new();
+    let (mut lines, mut result) = (Vec::new(), Exit::Success);
     for StoredVm(vm) in vms {
         let mut vm = Arc::new(vm);
         pools.log_in(&mut vm);
-        lines.push(match Comparison::of(client, &vm, &installed).await {
-            Ok(comparison) => Line::of(&vm, &comparison),
+        match Comparison::of(client, &vm, &renderer).await {
+            Ok(comparison) => {
+                result = result.max(Exit::negative_if(comparison.is_different()));
+                lines.push(Line::of(&vm, &comparison));
+            }
             // What is wrong with one VM is no reason to say nothing about the others.
-            Err(Failure::Command { lines, exit: Exit::Negative }) => Line::refused(&vm, lines.join("; ")),
+            Err(Failure::Command { lines: why, exit: Exit::Negative }) => {
+                result = Exit::Unknown;
+                lines.push(Line::refused(&vm, why.join("; ")));
+            }
             Err(failure) => return Err(failure),
-        });
+        }
     }
     write!(output, "{}", table(&lines))?;
-    Ok(Exit::negative_if(lines.iter().any(Line::is_different)))
+    Ok(result)
 }
 
 /// The pools of a namespace that log users in. A person who may not list pools compares without them.
@@ -138,19 +174,20 @@ async fn with_cluster_state(client: &Client, vm: VirtualMachine) -> Result<Virtu
     Ok(VirtualMachine { metadata, spec: vm.spec, status: found.status })
 }
 
-/// Prints what the manager would do.
+/// Prints what the manager would do. Returns whether the API server accepts all of it.
 async fn print(
     client: &Client,
     vm: &VirtualMachine,
     comparison: &Comparison<'_>,
     output: &mut Output<'_>,
-) -> Result<(), Failure> {
+) -> Result<bool, Failure> {
+    let mut is_accepted = true;
     for action in comparison.plan.steps.iter().flatten() {
         match action {
             Action::Apply { object, uid } => {
                 let meaning = if uid.is_some() { "changed at once" } else { "created" };
                 writeln!(output, "{}: {meaning} ({})", object.key, object.template)?;
-                print_change(client, vm, comparison, object, output).await?;
+                is_accepted &= print_change(client, vm, comparison, object, output).await?;
             }
             Action::Label { key, patch, .. } => {
                 write!(output, "{key}: labels and annotations changed at once\n{}", indent(&yaml(patch)?))?;
@@ -168,24 +205,29 @@ async fn print(
     for message in &comparison.refusals {
         writeln!(output, "forbidden: {message}")?;
     }
-    print_left_alone(comparison, output)
+    print_left_alone(comparison, output)?;
+    Ok(is_accepted)
 }
 
-/// The lines of an object that an apply would change, by a dry run.
+/// The lines of an object that an apply would change, by a dry run. Returns whether the API server accepts it.
 async fn print_change(
     client: &Client,
     vm: &VirtualMachine,
     comparison: &Comparison<'_>,
     object: &Rendered,
     output: &mut Output<'_>,
-) -> Result<(), Failure> {
+) -> Result<bool, Failure> {
     let text = |object: &DynamicObject| yaml(&shown(serde_json::to_value(object).unwrap_or_default()));
     match dry_run(client, vm, comparison.resources, object).await {
         Ok(new) => {
             let old = comparison.current(&object.key).map(text).transpose()?.unwrap_or_default();
-            write!(output, "{}", difference(&old, &text(&new)?))
+            write!(output, "{}", difference(&old, &text(&new)?))?;
+            Ok(true)
         }
-        Err(error) => writeln!(output, "  the API server refuses it: {}", ErrorChain(&error)),
+        Err(error) => {
+            writeln!(output, "  the API server refuses it: {}", ErrorChain(&error))?;
+            Ok(false)
+        }
     }
 }
 

@@ -7,16 +7,22 @@ use std::{
 };
 
 use clap::Args;
-use kube::ResourceExt;
-use serde::Deserialize;
+use kube::{Resource, ResourceExt};
 use serde_json::{Map, Value};
 
-use super::output::{Exit, Failure};
+use super::{
+    manifest::{
+        self, Violation,
+        position::{self, Step},
+    },
+    output::{Exit, Failure},
+};
 use crate::{
-    api::VirtualMachine,
+    api::{GROUP, VirtualMachine, VmPool},
     config::{Config, ReconcilerConfig},
     files::{self, FileError},
-    render::{Library, Sources, TemplateSet, values::lay_over},
+    lint::suggestion,
+    render::{Library, Sources, TemplateError, TemplateSet, values::lay_over},
 };
 
 /// The namespace of VMs in a file that name none.
@@ -65,26 +71,31 @@ pub(super) fn template_set<'a>(
     library.get(name).map_err(|error| FileError::template(folder, &error))
 }
 
-/// The VMs of a file (`-`: standard input), each checked against the types and rules of its fields. Other resources are
-/// skipped.
+/// The VMs of a file (`-`: standard input), each checked as the API server would check it. Other resources are skipped.
 pub(super) fn read_vms(file: &Path, namespace: &str) -> Result<Vec<VirtualMachine>, Failure> {
     let text = read_text(file)?;
-    let mut vms = Vec::new();
+    let (mut vms, mut lines) = (Vec::new(), Vec::new());
     for document in documents(&text) {
         let error = |error: serde_yaml::Error| FileError::yaml(file, &error, document.lines_before);
         let value: serde_yaml::Value = serde_yaml::from_str(document.text).map_err(error)?;
-        if value.get("kind").and_then(serde_yaml::Value::as_str) != Some("VirtualMachine") {
+        if !is_vm(&value, file, &document)? {
             continue;
         }
-        let mut vm = VirtualMachine::deserialize(serde_yaml::Deserializer::from_str(document.text)).map_err(error)?;
-        // The rules that the API server would check.
-        if let Err(violations) = kube::core::cel::validate_cel(&vm) {
-            let place = format!("{}:{}:1: {}", file.display(), document.lines_before + 1, vm.name_any());
-            let lines = violations.iter().map(|violation| format!("{place}: {violation}")).collect();
-            return Err(Failure::Command { lines, exit: Exit::Negative });
+        match manifest::read(document.text, &value) {
+            Ok(mut vm) => {
+                vm.metadata.namespace.get_or_insert_with(|| namespace.to_owned());
+                vms.push(vm);
+            }
+            Err(violations) => {
+                lines.extend(violations.into_iter().map(|Violation { at, message }| {
+                    let (line, column) = at.unwrap_or((1, 1));
+                    format!("{}:{}:{column}: {message}", file.display(), line + document.lines_before)
+                }));
+            }
         }
-        vm.metadata.namespace.get_or_insert_with(|| namespace.to_owned());
-        vms.push(vm);
+    }
+    if !lines.is_empty() {
+        return Err(Failure::Command { lines, exit: Exit::Negative });
     }
     if vms.is_empty() {
         return Err(Failure::new(format!("{}:1:1: there is no VirtualMachine in this file", file.display())));
@@ -92,20 +103,88 @@ pub(super) fn read_vms(file: &Path, namespace: &str) -> Result<Vec<VirtualMachin
     Ok(vms)
 }
 
+/// The place of a value of a VM in the file that has it.
+pub(super) fn place_of_vm(file: &Path, vm: &str, pointer: &str) -> Option<(usize, usize)> {
+    let text = fs::read_to_string(file).ok()?;
+    let mut documents = documents(&text).into_iter();
+    let document = documents.find(|document| {
+        let value: serde_yaml::Value = serde_yaml::from_str(document.text).unwrap_or_default();
+        value["kind"] == "VirtualMachine" && value["metadata"]["name"] == vm
+    })?;
+    let step =
+        |part: &str| part.parse().map_or_else(|_| Step::Key(part.replace("~1", "/").replace("~0", "~")), Step::Index);
+    let path: Vec<Step> = pointer.split('/').skip(1).map(step).collect();
+    let (line, column) = position::of_value(document.text, &path)?;
+    Some((document.lines_before + line, column))
+}
+
+/// An error in the rendering of a VM from a file: at the place of the wrong value if it is one of the VM, else in the template.
+pub(super) fn rendering_error(
+    file: Option<&Path>,
+    vm: &VirtualMachine,
+    settings: &Settings,
+    error: &TemplateError,
+) -> FileError {
+    let in_template = FileError::template(settings.templates.as_deref(), error);
+    let of_vm = file.zip(error.vm_field.as_deref());
+    match of_vm.and_then(|(file, pointer)| Some((file, place_of_vm(file, &vm.name_any(), pointer)?))) {
+        Some((file, at)) => {
+            let message = format!("{} ({})", error.message, in_template.file.display());
+            FileError { file: file.to_owned(), at: Some(at), message }
+        }
+        None => in_template,
+    }
+}
+
+/// A file, or all YAML files of a folder that have a VM.
+pub(super) fn vm_files(path: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let is_folder = path.is_dir();
+    let mut files: Vec<PathBuf> = match fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(_) => vec![path.to_owned()],
+    };
+    files.sort();
+    // Folders of examples also have files without a VM.
+    files.into_iter().filter(move |file| {
+        let is_yaml = file.extension().is_some_and(|end| end == "yaml" || end == "yml");
+        !is_folder || is_yaml && fs::read_to_string(file).is_ok_and(|text| text.contains("kind: VirtualMachine"))
+    })
+}
+
+/// Whether a document is a VM. A kind of the VMs' API group that does not exist is a mistake.
+fn is_vm(value: &serde_yaml::Value, file: &Path, document: &Document<'_>) -> Result<bool, Failure> {
+    let text = |key: &str| value.get(key).and_then(serde_yaml::Value::as_str).unwrap_or_default();
+    let (version, kind) = (text("apiVersion"), text("kind"));
+    let known = [VirtualMachine::kind(&()), VmPool::kind(&())];
+    if version.split('/').next() != Some(GROUP) || known.contains(&kind.into()) {
+        return Ok(kind == known[0]);
+    }
+    let line = document.lines_before
+        + position::of_value(document.text, &[Step::Key("kind".into())]).map_or(1, |(line, _)| line);
+    let place = format!("{}:{line}:1", file.display());
+    Err(Failure::new(format!(
+        "{place}: no matches for kind {kind:?} in version {version:?}: {}",
+        suggestion(kind, &known)
+    )))
+}
+
 /// The VMs of a file, or of all YAML files of a folder.
 pub(super) fn read_vms_in(path: &Path) -> Result<Vec<VirtualMachine>, Failure> {
     if !path.is_dir() {
         return read_vms(path, DEFAULT_NAMESPACE);
     }
+    fs::read_dir(path).map_err(FileError::io(path))?;
     let mut vms = Vec::new();
-    let entries = fs::read_dir(path).map_err(FileError::io(path))?;
-    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    files.sort();
-    for file in files.iter().filter(|file| file.extension().is_some_and(|end| end == "yaml" || end == "yml")) {
-        // Folders of examples also have files without a VM.
-        if fs::read_to_string(file).is_ok_and(|text| text.contains("kind: VirtualMachine")) {
-            vms.extend(read_vms(file, DEFAULT_NAMESPACE)?);
+    let mut wrong = Vec::new();
+    for file in vm_files(path) {
+        match read_vms(&file, DEFAULT_NAMESPACE) {
+            Ok(found) => vms.extend(found),
+            Err(Failure::Command { lines, .. }) => wrong.extend(lines),
+            Err(failure) => return Err(failure),
         }
+    }
+    if !wrong.is_empty() {
+        return Err(Failure::Command { lines: wrong, exit: Exit::Negative });
     }
     if vms.is_empty() {
         return Err(Failure::new(format!("{}:1:1: there is no VirtualMachine in this folder", path.display())));
@@ -168,7 +247,7 @@ mod tests {
         fs::write(file.path(), text).unwrap();
         let Err(Failure::Command { lines, exit }) = read_vms(file.path(), DEFAULT_NAMESPACE) else { panic!() };
         assert_eq!(exit, Exit::Negative);
-        let place = format!("{}:8:18: ", file.path().display());
+        let place = format!("{}:8:18: spec.vm.maximumCpus: Invalid value: \"string\"", file.path().display());
         assert!(lines.len() == 1 && lines[0].starts_with(&place), "{lines:?}");
     }
 }

@@ -1,7 +1,6 @@
 //! `kubectl vm lint`: prints what [`crate::lint`] finds in a folder of templates.
 
 use std::{
-    collections::BTreeMap,
     fs,
     ops::Range,
     path::{Path, PathBuf},
@@ -12,13 +11,14 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use super::{
-    input::{Settings, read_vms_in},
-    output::{Exit, Failure, Output, counted},
+    input::{Settings, place_of_vm, read_vms_in, vm_files},
+    installed::{Installed, InstalledOptions},
+    output::{Exit, Failure, Output, counted, note},
 };
 use crate::{
     files::{self, SETS},
-    lint::{self, Finding, Severity},
-    render::{Files, Sources, builtin::BUILTIN, check},
+    lint::{self, Finding, Severity, VmField},
+    render::{Files, builtin::BUILTIN, check},
 };
 
 #[derive(Args)]
@@ -26,24 +26,33 @@ pub(super) struct Options {
     /// The folder of templates.
     #[arg(value_name = "DIR")]
     folder: PathBuf,
+    #[command(flatten)]
+    check: CheckOptions,
+    /// How findings are printed.
+    #[arg(long, default_value = "text")]
+    format: Format,
+    /// Warnings are errors.
+    #[arg(long)]
+    strict: bool,
+}
+
+/// With what templates are checked.
+#[derive(Args)]
+pub(super) struct CheckOptions {
     /// The folder of templates for all VMs, where DIR is a named set over it.
     #[arg(long, value_name = "DIR")]
     base: Option<PathBuf>,
     /// A file or folder with VirtualMachines to render. Default: a few that use everything.
     #[arg(long, short, value_name = "PATH")]
     filename: Option<PathBuf>,
-    /// How findings are printed.
-    #[arg(long, default_value = "text")]
-    format: Format,
     /// A YAML file with values for the templates.
     #[arg(long, value_name = "FILE")]
     values: Option<PathBuf>,
     /// The manager's configuration.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Warnings are errors.
-    #[arg(long)]
-    strict: bool,
+    #[command(flatten)]
+    installed: InstalledOptions,
 }
 
 /// How findings are printed.
@@ -60,51 +69,91 @@ enum Format {
 /// The name that a set gets whose folder is checked by itself, over a base.
 const CHECKED_SET: &str = "this";
 
-pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let settings = Settings { templates: None, values: options.values.clone(), config: options.config.clone() };
-    let mut config = settings.config()?;
-    let sources = sources(options)?;
-    let vms = match &options.filename {
+pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let checked = check(&options.folder, &options.check, options.check.base.is_some()).await?;
+    match options.format {
+        Format::Json => writeln!(output, "{:#}", json!(checked.findings))?,
+        Format::Sarif => writeln!(output, "{:#}", lint::sarif(&checked.findings))?,
+        Format::Text => {
+            for finding in &checked.findings {
+                write!(output, "{}\n\n", report(finding))?;
+            }
+            writeln!(output, "{}", checked.summary())?;
+        }
+    }
+    let is_error = |finding: &Finding| options.strict || finding.severity == Severity::Error;
+    Ok(Exit::negative_if(checked.findings.iter().any(is_error)))
+}
+
+/// What was found in a folder.
+pub(super) struct Checked {
+    pub findings: Vec<Finding>,
+    files: usize,
+    vms: usize,
+}
+
+impl Checked {
+    /// How much was checked, and how much was found.
+    pub fn summary(&self) -> String {
+        let count = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
+        format!(
+            "{}, {}: {}, {}",
+            counted(self.files, "file"),
+            counted(self.vms, "VM"),
+            counted(count(Severity::Error), "error"),
+            counted(count(Severity::Warning), "warning")
+        )
+    }
+}
+
+/// Checks a folder of templates, or one of a named set over the base.
+pub(super) async fn check(folder: &Path, options: &CheckOptions, is_named_set: bool) -> Result<Checked, Failure> {
+    let CheckOptions { base, filename, values, config, installed } = options;
+    let is_configured = config.is_some() || installed.installed;
+    let over = if is_named_set { base.as_deref() } else { Some(folder) };
+    let templates = over.map(Path::to_owned);
+    let settings = Settings { templates, values: values.clone(), config: config.clone() };
+    let (Installed { mut sources, mut config, twice }, _) = installed.read(&settings).await?;
+    twice.iter().for_each(|warning| note(&format!("# warning: {warning}")));
+    let mut files = sources.base.len() + sources.sets.values().map(Files::len).sum::<usize>();
+    if is_named_set {
+        let set = files::sources(folder)?.base;
+        files = set.len();
+        sources.sets.insert(CHECKED_SET.to_owned(), set);
+    }
+    let vms = match filename {
         Some(path) => read_vms_in(path)?,
         None => {
-            if options.config.is_none() {
+            if !is_configured {
                 config.load_balancer_service = check::example_config().load_balancer_service;
             }
             check::examples()
         }
     };
     let mut findings = lint::lint(&sources, &vms, &config);
-    if options.base.is_some() {
+    if is_named_set {
         keep_checked_set(&mut findings);
     }
     for finding in &mut findings {
-        let file = options.folder.join(&finding.file);
+        let file = folder.join(&finding.file);
         if !finding.file.starts_with("builtin/") && file.exists() {
             finding.file = file.display().to_string();
         }
-    }
-    match options.format {
-        Format::Json => writeln!(output, "{:#}", json!(findings))?,
-        Format::Sarif => writeln!(output, "{:#}", lint::sarif(&findings))?,
-        Format::Text => {
-            for finding in &findings {
-                write!(output, "{}\n\n", report(finding))?;
-            }
-            let base = if options.base.is_some() { 0 } else { sources.base.len() };
-            let files = base + sources.sets.values().map(Files::len).sum::<usize>();
-            writeln!(output, "{}", summary(files, vms.len(), &findings))?;
+        if let Some(path) = filename {
+            move_to_vm(finding, path);
         }
     }
-    let is_error = |finding: &Finding| options.strict || finding.severity == Severity::Error;
-    Ok(Exit::negative_if(findings.iter().any(is_error)))
+    Ok(Checked { findings, files, vms: vms.len() })
 }
 
-/// The templates of the folder, as a set over the base if there is one.
-fn sources(options: &Options) -> Result<Sources, Failure> {
-    let sources = files::sources(&options.folder)?;
-    let Some(base) = &options.base else { return Ok(sources) };
-    let sets = BTreeMap::from([(CHECKED_SET.to_owned(), sources.base)]);
-    Ok(Sources { base: files::sources(base)?.base, sets })
+/// Reports a wrong value of a VM where it stands in the VM's file.
+fn move_to_vm(finding: &mut Finding, vms: &Path) {
+    let Some(VmField { vm, pointer }) = &finding.of_vm else { return };
+    let found = vm_files(vms).find_map(|file| Some((place_of_vm(&file, vm, pointer)?, file)));
+    if let Some(((line, column), file)) = found {
+        finding.message += &format!(" ({})", finding.file);
+        (finding.file, finding.line, finding.column) = (file.display().to_string(), Some(line), Some(column));
+    }
 }
 
 /// Drops what is wrong with the base, which is checked by itself, and names files as they are in the folder.
@@ -119,19 +168,8 @@ fn keep_checked_set(findings: &mut Vec<Finding>) {
     });
 }
 
-fn summary(files: usize, vms: usize, findings: &[Finding]) -> String {
-    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-    format!(
-        "{}, {}: {}, {}",
-        counted(files, "file"),
-        counted(vms, "VM"),
-        counted(count(Severity::Error), "error"),
-        counted(count(Severity::Warning), "warning")
-    )
-}
-
 /// A finding with its source, as rustc prints it.
-fn report(finding: &Finding) -> String {
+pub(super) fn report(finding: &Finding) -> String {
     let level = if finding.severity == Severity::Error { Level::ERROR } else { Level::WARNING };
     let title = level.primary_title(finding.message.as_str()).id(finding.rule.name());
     let source = source(finding);
@@ -183,6 +221,7 @@ mod tests {
             severity: Severity::Error,
             rule: Rule::Compile,
             message: String::new(),
+            of_vm: None,
         };
         let source = "a: é b.c→\nlast";
         for (line, column, expected) in [(1, 6, "b.c"), (1, 9, "→"), (2, 1, "last"), (3, 1, "last"), (2, 9, "")] {

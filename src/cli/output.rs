@@ -13,7 +13,7 @@ use similar::{ChangeTag, TextDiff};
 use crate::{files::FileError, process::ErrorChain};
 
 /// The exit codes of all commands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Exit {
     Success = 0,
@@ -31,7 +31,7 @@ impl Exit {
             Self::Success => "success; diff: no difference; lint, templates test: no error",
             Self::Negative => "an error, described on standard error; diff: differences; lint, templates test: errors",
             Self::Usage => "the command line is wrong",
-            Self::Unknown => "diff: the differences could not be determined",
+            Self::Unknown => "diff: an error, so the differences are not known; others: no answer of a cluster",
         }
     }
 
@@ -71,6 +71,15 @@ impl Failure {
         Self::Command { lines: vec![line.into()], exit: Exit::Unknown }
     }
 
+    /// The same failure of a command that finds out whether something differs: it did not.
+    pub fn undetermined(self) -> Self {
+        match self {
+            Self::Command { lines, .. } => Self::Command { lines, exit: Exit::Unknown },
+            Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => Self::Output(error),
+            Self::Output(error) => Self::unknown(format!("standard output: {error}")),
+        }
+    }
+
     /// Prints what is wrong on standard error and returns the exit code.
     ///
     /// A reader of the results that has seen enough (`| head`) closes the pipe: that is a success.
@@ -102,7 +111,7 @@ pub(super) fn chain(object: impl fmt::Display, error: &(dyn std::error::Error + 
 /// Prints a line on standard error.
 pub(super) fn note(line: &str) {
     // Nobody is there to be told that standard error is closed.
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = writeln!(anstream::stderr(), "{line}");
 }
 
 /// Where a command writes its results, as they come. Colours may be in them: the writer removes them where nobody sees them.

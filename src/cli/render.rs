@@ -6,11 +6,11 @@ use clap::Args;
 use serde_json::Value;
 
 use super::{
-    input::{Settings, library, read_vms, template_set},
+    input::{Settings, read_vms, rendering_error},
+    installed::InstalledOptions,
     output::{Exit, Failure, Output, yaml},
 };
 use crate::{
-    files::FileError,
     object::{HASH_ANNOTATION, Rendered, VERSION_ANNOTATION},
     render::{TemplateSet, first_start},
 };
@@ -23,18 +23,18 @@ pub(super) struct Options {
     filename: PathBuf,
     #[command(flatten)]
     settings: Settings,
-    /// The namespace of VMs that name none.
-    #[arg(long, short, default_value = super::input::DEFAULT_NAMESPACE, value_name = "NS")]
-    namespace: String,
+    #[command(flatten)]
+    installed: InstalledOptions,
 }
 
-pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let Options { filename, settings, namespace } = options;
-    let folder = settings.templates.as_deref();
-    let (config, library) = (settings.config()?, library(folder)?);
-    for vm in read_vms(filename, namespace)? {
-        let set = template_set(&library, vm.template_set(), folder)?;
-        for object in first_start(&vm, &config, set).map_err(|error| FileError::template(folder, &error))? {
+pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let Options { filename, settings, installed } = options;
+    let (installed, namespace) = installed.read(settings).await?;
+    let library = installed.library();
+    for vm in read_vms(filename, &namespace)? {
+        let wrong = |error| rendering_error(Some(filename), &vm, settings, &error);
+        let set = library.get(vm.template_set()).map_err(wrong)?;
+        for object in first_start(&vm, &installed.config, set).map_err(wrong)? {
             write!(output, "---\n{}{}", origin(set, &object), yaml(&object.value)?)?;
         }
     }

@@ -1,7 +1,9 @@
 //! `kubectl vm templates`: for people who write templates.
 
 mod cases;
+mod history;
 mod pack;
+mod rollback;
 
 use std::{
     fs,
@@ -63,8 +65,17 @@ pub(super) enum Command {
     /// Print the ConfigMap for a folder of templates, to be applied in the manager's namespace.
     ///
     /// Without --set it is the one that is mounted into the manager, for all VMs. A ConfigMap's keys have no folders: `__` stands
-    /// for `/`.
+    /// for `/`. What `kubectl vm lint` calls an error is not packed; the options of lint say with what the templates are checked.
     Pack(pack::Options),
+    /// List the versions of a template set that came in force in a cluster, the newest first.
+    ///
+    /// The manager keeps the last five of each set. The namespace is the manager's.
+    History(history::Options),
+    /// Write a former version of a template set back into its ConfigMap, or into a folder.
+    ///
+    /// Without --to it is the version in force, if the manager refuses what the ConfigMap has now, and else the version before the one in
+    /// force. The manager checks it as any other change before it uses it. The namespace is the manager's.
+    Rollback(rollback::Options),
     /// List the blocks of the built-in templates, and what each is for.
     Blocks,
     /// Print a JSON schema: of what templates can read or, with --vm, of VirtualMachines, for an editor.
@@ -93,13 +104,15 @@ pub(super) struct SetOptions {
     set: Option<String>,
 }
 
-pub(super) fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure> {
+pub(super) async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure> {
     match command {
         Command::List { set } => list(set, output)?,
         Command::Show { name, set } => show(name, set, output)?,
         Command::New { name, templates } => new(name, templates, output)?,
         Command::Test { folder, update } => return cases::run(folder, *update, output),
-        Command::Pack(options) => pack::run(options, output)?,
+        Command::Pack(options) => pack::run(options, output).await?,
+        Command::History(options) => return history::run(options, output).await,
+        Command::Rollback(options) => return rollback::run(options, output).await,
         Command::Blocks => {
             for (template, block, about, since) in BLOCKS {
                 writeln!(output, "{template:30} {block:21} {about} (since {since})")?;
@@ -150,7 +163,7 @@ fn show(name: &str, options: &SetOptions, output: &mut Output<'_>) -> Result<(),
     let folder = options.templates.as_deref();
     let library = library(folder)?;
     let set: &TemplateSet = template_set(&library, options.set.as_deref(), folder)?;
-    let text = set.source(name).ok_or_else(|| {
+    let text = set.find(None, name).and_then(|name| set.source(&name)).ok_or_else(|| {
         let names: Vec<&str> = set.all().map(|(name, _)| name).collect();
         Failure::new(format!("there is no template {name:?}; there are {}", names.join(", ")))
     })?;
@@ -170,7 +183,7 @@ fn new(name: &str, folder: &Path, output: &mut Output<'_>) -> Result<(), Failure
     let mut text = format!(
         "{{# Changes {name}. Keep the blocks that you need, and take out the rest: what is not here stays as it is.\n   \
          {{{{ super() }}}} is what the block has; `kubectl vm templates show builtin/{name}` prints all of it. #}}\n\
-         {{% extends \"builtin/{name}\" %}}\n"
+         {{% extends \"base/{name}\" %}}\n"
     );
     for (_, block, about, _) in BLOCKS.iter().filter(|(template, ..)| template == name) {
         text += &format!("\n{{# {about} #}}\n{{% block {block} %}}\n{{{{ super() }}}}\n{{% endblock %}}\n");

@@ -1,11 +1,17 @@
 //! Names in templates that lead nowhere.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{Finding, Mention, Outline, Rule, TemplateSet};
+use super::{
+    Finding, Mention, Outline, Rule, TemplateSet,
+    scopes::{Local, Scopes, Use},
+};
 use crate::render::schema;
+
+/// What a block has besides the names of the context.
+const OF_BLOCKS: [&str; 2] = ["self", "super"];
 
 /// Checks the set's own templates: the built-in ones have tests.
 pub(super) fn check(set: &TemplateSet) -> Vec<Finding> {
@@ -25,12 +31,13 @@ pub(super) fn check(set: &TemplateSet) -> Vec<Finding> {
 
 /// The templates that others of the set include, import or extend.
 fn used_templates(set: &TemplateSet) -> BTreeSet<String> {
-    let sources = set.all().filter_map(|(name, _)| set.source(name));
-    let used = sources.flat_map(|source| {
+    let sources = set.all().filter_map(|(name, _)| Some((name, set.source(name)?)));
+    let used = sources.flat_map(|(parent, source)| {
         let outline = Outline::of(&source);
-        outline.uses.into_iter().chain(outline.extends)
+        let used = outline.uses.into_iter().chain(outline.extends);
+        used.filter_map(move |used| set.find(Some(parent), &used.name))
     });
-    used.map(|used| used.name).collect()
+    used.collect()
 }
 
 struct Template<'a> {
@@ -48,31 +55,63 @@ impl Template<'_> {
     }
 
     fn unknown_variables(&self, context: &Value) -> Vec<Finding> {
-        let variables = self.set.variables(self.name);
-        let root = |path: &Mention| path.name.split('.').next().unwrap_or_default().to_owned();
+        let scopes = self.set.source(self.name).map(|source| Scopes::of(&source)).unwrap_or_default();
+        let (functions, inherited) = (self.set.functions(), self.inherited());
         let mut seen = BTreeSet::new();
         let mut findings = Vec::new();
-        for path in self.outline.paths.iter().filter(|path| variables.contains(&root(path))) {
-            let (index, known) = match schema::resolve(context, &path.name) {
+        for Use { mention, local, blocks } in scopes.uses {
+            let (root, rest) = mention.name.split_once('.').unwrap_or((&mention.name, ""));
+            let around: Vec<&Local> = blocks.iter().filter_map(|block| inherited.get(block)).flatten().collect();
+            let local = local.as_ref().or_else(|| around.iter().rev().copied().find(|local| local.name == root));
+            let (schema, before, path) = match local {
+                Some(Local { item_of: Some(list), .. }) if !rest.is_empty() => match schema::items(context, list) {
+                    Some(items) => (items, root, rest),
+                    None => continue,
+                },
+                Some(_) => continue,
+                None if functions.contains(root) || OF_BLOCKS.contains(&root) => continue,
+                None => (context, "", mention.name.as_str()),
+            };
+            let (index, mut known) = match schema::resolve(schema, path) {
                 Err(wrong) => wrong,
                 Ok(None) => continue,
                 Ok(Some(instead)) => {
-                    let message = format!("{} is deprecated: {instead}", path.name);
-                    findings.push(Finding::at(self.place, path, Rule::Deprecated, message));
+                    let message = format!("{} is deprecated: {instead}", mention.name);
+                    findings.push(Finding::at(self.place, &mention, Rule::Deprecated, message));
                     continue;
                 }
             };
+            let is_root = index == 0 && before.is_empty();
             // An included template may get a name from the template that includes it.
-            if (self.is_included() && index == 0) || !seen.insert(path.name.clone()) {
+            if (self.is_included() && is_root) || !seen.insert((mention.name.clone(), blocks)) {
                 continue;
             }
-            let parts: Vec<&str> = path.name.split('.').collect();
-            let (before, missing) = (parts[..index].join("."), parts[index]);
-            let before = if index == 0 { "the context" } else { &before };
-            let message = format!("{before} has no {missing}: {}", suggestion(missing, &known));
-            findings.push(Finding::at(self.place, path, Rule::UnknownVariable, message));
+            let parts: Vec<&str> = path.split('.').collect();
+            let above: Vec<&str> =
+                [before].into_iter().chain(parts[..index].iter().copied()).filter(|it| !it.is_empty()).collect();
+            let above = if is_root { "the context".to_owned() } else { above.join(".") };
+            if is_root {
+                known.extend(around.iter().map(|local| local.name.clone()));
+            }
+            let missing = parts[index];
+            let message = format!("{above} has no {missing}: {}", suggestion(missing, &known));
+            findings.push(Finding::at(self.place, &mention, Rule::UnknownVariable, message));
         }
         findings
+    }
+
+    /// The names that the templates above have in scope where their blocks stand, by block.
+    fn inherited(&self) -> BTreeMap<String, Vec<Local>> {
+        let mut inherited: BTreeMap<String, Vec<Local>> = BTreeMap::new();
+        let (mut read, mut next) = (BTreeSet::from([self.name.to_owned()]), self.outline.extends.clone());
+        while let Some(name) = next.map(|extends| extends.name).filter(|name| read.insert(name.clone())) {
+            let Some(source) = self.set.source(&name) else { break };
+            for (block, locals) in Scopes::of(&source).blocks {
+                inherited.entry(block).or_default().extend(locals);
+            }
+            next = Outline::of(&source).extends;
+        }
+        inherited
     }
 
     fn unused(&self, used: &BTreeSet<String>) -> Option<Finding> {
@@ -88,7 +127,7 @@ impl Template<'_> {
 
     fn unknown_templates(&self) -> impl Iterator<Item = Finding> {
         let used = self.outline.uses.iter().chain(&self.outline.extends);
-        used.filter(|used| !self.set.has(&used.name)).map(|used| {
+        used.filter(|used| self.set.find(Some(self.name), &used.name).is_none()).map(|used| {
             let message = format!("there is no template {:?} in this set", used.name);
             Finding::at(self.place, used, Rule::UnknownTemplate, message)
         })
@@ -97,7 +136,8 @@ impl Template<'_> {
     fn unknown_imports(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for import in &self.outline.imports {
-            let Some(source) = self.set.source(&import.file) else { continue };
+            let Some(file) = self.set.find(Some(self.name), &import.file) else { continue };
+            let source = self.set.source(&file).unwrap_or_default();
             let mut exports = Outline::of(&source).exports;
             exports.sort();
             let module = import.module.as_ref().map(|module| format!("{module}."));
@@ -116,7 +156,7 @@ impl Template<'_> {
 }
 
 /// What to write instead of a name that does not exist.
-fn suggestion(missing: &str, known: &[impl AsRef<str>]) -> String {
+pub fn suggestion(missing: &str, known: &[impl AsRef<str>]) -> String {
     let known: Vec<&str> = known.iter().map(AsRef::as_ref).collect();
     match known.iter().min_by_key(|name| distance(name, missing)) {
         Some(near) if distance(near, missing) <= 2 => format!("did you mean {near}?"),

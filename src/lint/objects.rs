@@ -4,8 +4,8 @@ use super::{Finding, Rule, TemplateSet, openapi};
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
-    object::{CONTAINER_NAME, Rendered},
-    render::{check, context::TOOL_LABELS, first_start},
+    object::Rendered,
+    render::{Replacement, context::TOOL_LABELS, first_start, patches::ReplacedList, replacements},
 };
 
 /// Annotations by which tools know the objects that they own.
@@ -22,19 +22,33 @@ pub(super) fn check(
     vm: &VirtualMachine,
     config: &ReconcilerConfig,
 ) -> (Vec<Rendered>, Vec<Finding>) {
+    let mut findings = replaced_lists(set, vm, config);
     let mut objects = match first_start(vm, config, set) {
         Ok(objects) => objects,
-        Err(error) => return (Vec::new(), vec![Finding::error(Rule::Render, &error)]),
+        Err(error) => {
+            findings.push(Finding::of_vm(vm, &error));
+            return (Vec::new(), findings);
+        }
     };
     // The built-in templates have tests of their own.
     objects.retain(|object| !object.template.starts_with("builtin/") || !object.patches.is_empty());
-    let mut findings = Vec::new();
     for object in &objects {
         let source = set.source(&object.name).unwrap_or_default();
         let checked = Checked { object, source: &source };
         findings.extend(checked.findings().into_iter().map(|finding| blame_patch(finding, object, set)));
     }
     (objects, findings)
+}
+
+/// Lists that a patch replaces as a whole, though their items have keys.
+fn replaced_lists(set: &TemplateSet, vm: &VirtualMachine, config: &ReconcilerConfig) -> Vec<Finding> {
+    let finding = |Replacement { file, line, list: ReplacedList { path, key } }| {
+        let message = format!(
+            "mergePatch replaces the whole list {path}: write strategicMerge instead of mergePatch to merge its items by {key}"
+        );
+        Finding { line, column: line.map(|_| 1), ..Finding::new(&file, Rule::ReplacedList, message) }
+    };
+    replacements(vm, config, set).into_iter().map(finding).collect()
 }
 
 /// An object, and the text of its template.
@@ -48,7 +62,6 @@ impl Checked<'_> {
         let violations = openapi::check(&self.object.value).into_iter().flat_map(each_field);
         let mut findings: Vec<Finding> = violations.map(|violation| self.schema(&violation)).collect();
         findings.extend(self.name());
-        findings.extend(self.no_runner());
         findings.extend(self.string_data());
         findings.extend(self.tool_annotations());
         findings.extend(self.tool_labels());
@@ -75,15 +88,6 @@ impl Checked<'_> {
         let c = name.chars().find(|c| !is_allowed(*c))?;
         let message = format!("{c:?} can't be part of a name: small letters, digits, - and . can");
         Some(self.finding(Rule::Schema, name, &message))
-    }
-
-    fn no_runner(&self) -> Option<Finding> {
-        if !self.object.key.is_pod() || check::has_runner(self.object) {
-            return None;
-        }
-        let message =
-            format!("there is no container {CONTAINER_NAME}, so no guest: does the block say {{{{ super() }}}}?");
-        Some(self.finding(Rule::NoRunner, "containers", &message))
     }
 
     fn string_data(&self) -> Option<Finding> {

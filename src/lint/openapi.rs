@@ -64,7 +64,8 @@ pub fn check(object: &Value) -> Vec<String> {
     validator.iter_errors(object).map(describe).collect()
 }
 
-fn schema<T: JsonSchema>() -> Value {
+/// The schema of a type, closed.
+pub(crate) fn schema<T: JsonSchema>() -> Value {
     let mut schema = json!(SchemaGenerator::default().into_root_schema_for::<T>());
     close(&mut schema);
     // The API server accepts a number, too.

@@ -95,7 +95,7 @@ fn column(line: &str, byte: usize) -> usize {
 }
 
 /// Where the expressions of a line are, with their braces.
-fn expressions(line: &str) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn expressions(line: &str) -> impl Iterator<Item = (usize, usize)> {
     let mut from = 0;
     std::iter::from_fn(move || {
         let start = from + line[from..].find("{{")?;

@@ -158,7 +158,7 @@ impl Planned {
     fn of(vm: &VirtualMachine, rendered: Result<&[Rendered], &TemplateError>, plan: &Plan, at: Timestamp) -> Self {
         let rendered = match rendered {
             Ok(objects) => Ok(objects.iter().map(|object| (object.key.clone(), object.hash.clone())).collect()),
-            Err(TemplateError { template, line, column, message: _, of_values: _ }) => {
+            Err(TemplateError { template, line, column, .. }) => {
                 Err(json!({ "template": template, "line": line, "column": column }))
             }
         };
@@ -270,13 +270,8 @@ mod tests {
             }
             assert!(shown.contains(&rendered[0].hash) && shown.contains("Forbidden"), "{shown}");
         }
-        let error = TemplateError {
-            template: "pod.yaml.j2".into(),
-            line: Some(3),
-            column: Some(1),
-            message: "not hunter2".into(),
-            of_values: false,
-        };
+        let error =
+            TemplateError { line: Some(3), column: Some(1), ..TemplateError::refused("pod.yaml.j2", "not hunter2") };
         let planned = Planned::of(&vm, Err(&error), &plan(&vm, &observed, None), observed.now);
         let shown =
             LastReconcile { planned: Some(planned), ..LastReconcile::default() }.describe(&vm, &observed).to_string();

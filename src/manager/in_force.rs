@@ -9,39 +9,27 @@
 //! set is the same if the folder or the ConfigMap from which it came has changed since. A former version of a set that a VM keeps has a
 //! ConfigMap too.
 
-use std::{
-    collections::BTreeMap,
-    io::{self, Read, Write},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use backon::{ExponentialBuilder, Retryable};
-use flate2::{Compression, read::GzDecoder, write::GzEncoder};
-use k8s_openapi::{ByteString, api::core::v1::ConfigMap};
+use k8s_openapi::{ByteString, api::core::v1::ConfigMap, jiff::Timestamp};
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams, PartialObjectMeta, Patch, PatchParams},
 };
 use serde_json::json;
 use tracing::{info, warn};
 
 use crate::{
-    object::{IN_FORCE_MAP, LARGEST_CONFIG_MAP, MANAGED_BY},
+    object::{LARGEST_CONFIG_MAP, MANAGED_BY},
     ownership::OBJECT_MANAGER,
     process::ErrorChain,
-    render::{TemplateError, TemplateSet, templates::Layers},
+    render::{
+        TemplateError, TemplateSet,
+        kept::{self, FORMER, HISTORY, HISTORY_LENGTH, KEY, LABEL, SINCE, VERSION},
+        templates::Layers,
+    },
 };
-
-/// The label of the ConfigMaps. Its value is the set's name, and empty for the set of the VMs that name none.
-const LABEL: &str = "vmoperator.jdrupes.org/templates-in-force";
-/// The label of a former version of a set. Its value is the version.
-const FORMER: &str = "vmoperator.jdrupes.org/templates-former";
-/// The annotation with the version of the set.
-const VERSION: &str = "vmoperator.jdrupes.org/version";
-/// The key with [`Layers`] as compressed JSON.
-const KEY: &str = "layers.json.gz";
-/// The most bytes that are read out of compressed data: no set that can be used is larger.
-const LARGEST_UNPACKED: u64 = 64 << 20;
 
 /// The longest pause between two attempts to read what was in force.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -115,13 +103,19 @@ impl Store {
             "metadata": {
                 "name": map_name(&name), "labels": labels, "annotations": { VERSION: templates.version() },
             },
-            "binaryData": { KEY: ByteString(packed(layers)) },
+            "binaryData": { KEY: ByteString(layers.packed()) },
         });
         let how = PatchParams::apply(OBJECT_MANAGER).force();
         match self.api.patch(&map_name(&name), &how, &Patch::Apply(&map)).await {
             Ok(_) => {
                 info!(set = set.unwrap_or("(all)"), version = templates.version(), "kept the templates in force");
                 self.kept.insert(name, layers.clone());
+                if former.is_none()
+                    && let Err(error) = self.remember(set, templates).await
+                {
+                    let set = set.unwrap_or("(all)");
+                    warn!(set, error = %ErrorChain(&error), "the history of the templates lacks a version, because it can't be written");
+                }
             }
             Err(error) => {
                 warn!(
@@ -133,12 +127,54 @@ impl Store {
         }
     }
 
+    /// Adds the version that is in force now to the set's history, and removes the oldest ones. The manager itself never reads them.
+    async fn remember(&self, set: Option<&str>, templates: &TemplateSet) -> kube::Result<()> {
+        let name = kept::history_name(set, templates.version());
+        let label = set.unwrap_or_default();
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {
+                "name": name,
+                "labels": { HISTORY: label, "app.kubernetes.io/managed-by": MANAGED_BY },
+                "annotations": { VERSION: templates.version(), SINCE: Timestamp::now().to_string() },
+            },
+            "binaryData": { KEY: ByteString(templates.layers().packed()) },
+        });
+        self.api.patch(&name, &PatchParams::apply(OBJECT_MANAGER).force(), &Patch::Apply(&map)).await?;
+        let history = self.api.list_metadata(&ListParams::default().labels(&format!("{HISTORY}={label}"))).await?;
+        let since = |map: &PartialObjectMeta<ConfigMap>| {
+            map.annotations().get(SINCE).and_then(|time| time.parse::<Timestamp>().ok())
+        };
+        let mut maps = history.items;
+        maps.sort_by_key(|map| std::cmp::Reverse(since(map)));
+        for old in maps.iter().skip(HISTORY_LENGTH) {
+            self.api.delete(&old.name_any(), &DeleteParams::default()).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the history of a set that does not exist any more.
+    async fn forget(&self, set: Option<&str>) -> kube::Result<()> {
+        let history = ListParams::default().labels(&format!("{HISTORY}={}", set.unwrap_or_default()));
+        for map in self.api.list_metadata(&history).await? {
+            self.api.delete(&map.name_any(), &DeleteParams::default()).await?;
+        }
+        Ok(())
+    }
+
     /// Forgets the sets that do not exist any more, and the former versions that no VM keeps.
     pub async fn retain(&mut self, is_needed: impl Fn(&Name) -> bool) {
         let gone: Vec<Name> = self.kept.keys().filter(|name| !is_needed(name)).cloned().collect();
         for name in gone {
             match self.api.delete(&map_name(&name), &DeleteParams::default()).await {
-                Ok(_) => drop(self.kept.remove(&name)),
+                Ok(_) => {
+                    self.kept.remove(&name);
+                    let forgotten = if name.1.is_none() { self.forget(name.0.as_deref()).await } else { Ok(()) };
+                    if let Err(error) = forgotten {
+                        let set = name.0.as_deref().unwrap_or("(all)");
+                        warn!(set, error = %ErrorChain(&error), "the history of a former template set can't be removed");
+                    }
+                }
                 Err(error) => {
                     let set = name.0.as_deref().unwrap_or("(all)");
                     warn!(set, error = %ErrorChain(&error), "a former template set can't be removed");
@@ -157,7 +193,7 @@ pub fn too_large(templates: &TemplateSet) -> Option<TemplateError> {
     if size < LARGEST_CONFIG_MAP / 8 {
         return None;
     }
-    let packed = packed(layers).len();
+    let packed = layers.packed().len();
     let message = format!(
         "the files of the set have {size} bytes, {packed} when they are compressed; a ConfigMap, in which the manager keeps what is in \
          use, can have {LARGEST_CONFIG_MAP}: move large files, such as user data, to Secrets or ConfigMaps of their own"
@@ -165,23 +201,8 @@ pub fn too_large(templates: &TemplateSet) -> Option<TemplateError> {
     (packed > LARGEST_CONFIG_MAP).then(|| TemplateError::refused("(set)", message))
 }
 
-/// The layers as compressed JSON. A map of strings is written as JSON without an error, and so is a vector of bytes.
-fn packed(layers: &Layers) -> Vec<u8> {
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-    let written = serde_json::to_writer(&mut encoder, layers).map_err(io::Error::from);
-    written.and_then(|()| encoder.flush()).and_then(|()| encoder.finish()).unwrap_or_default()
-}
-
-fn unpacked(bytes: &[u8]) -> Option<Layers> {
-    let mut text = String::new();
-    GzDecoder::new(bytes).take(LARGEST_UNPACKED).read_to_string(&mut text).ok()?;
-    serde_json::from_str(&text).ok()
-}
-
 fn map_name((set, former): &Name) -> String {
-    let set = set.as_ref().map(|set| format!("-{}", set.to_lowercase())).unwrap_or_default();
-    let former = former.as_ref().map(|version| format!(".{version}")).unwrap_or_default();
-    format!("{IN_FORCE_MAP}{set}{former}")
+    kept::in_force_name(set.as_deref(), former.as_deref())
 }
 
 /// What another program wrote is ignored.
@@ -191,7 +212,7 @@ fn read(map: ConfigMap) -> Option<(Name, Layers)> {
     if map.name_any() != map_name(&name) {
         return None;
     }
-    let layers = unpacked(&map.binary_data.as_ref()?.get(KEY)?.0)?;
+    let layers = Layers::unpacked(&map.binary_data.as_ref()?.get(KEY)?.0)?;
     let is_of_set = layers.named.as_ref().map(|(set, _)| set) == name.0.as_ref();
     is_of_set.then_some((name, layers))
 }
@@ -215,7 +236,7 @@ mod tests {
             let mut map = ConfigMap::default();
             map.metadata.name = Some(map_name(&name));
             map.metadata.labels = Some(labels);
-            map.binary_data = Some([(KEY.to_owned(), ByteString(packed(set.layers())))].into());
+            map.binary_data = Some([(KEY.to_owned(), ByteString(set.layers().packed()))].into());
             assert_eq!(read(map.clone()), Some((name, set.layers().clone())));
             map.metadata.name = Some("another".into());
             assert_eq!(read(map), None);

@@ -9,11 +9,11 @@ use kube::core::{ObjectMeta, TypeMeta};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{RandomInput, TemplateError, TemplateSet, first_start, render, valid};
+use super::{RandomInput, TemplateError, TemplateSet, first_start, guest::runs_guest, render, valid};
 use crate::{
     api::VirtualMachine,
     config::{LoadBalancerService, ReconcilerConfig},
-    object::{CONTAINER_NAME, INSTANCE_LABEL, Lifetime, ObjectKey, Rendered},
+    object::{CONTAINER_NAME, Lifetime, ObjectKey, Rendered},
     observed::Observed,
 };
 
@@ -173,20 +173,6 @@ pub fn check(
 
 fn refusal(vm: &VirtualMachine, error: TemplateError) -> Refusal {
     Refusal { vm: Box::new(metadata(vm)), error }
-}
-
-/// Whether a Pod has the container in which QEMU runs. The container of a legacy runner has the VM's name.
-pub fn has_runner(object: &Rendered) -> bool {
-    let containers = object.value.pointer("/spec/containers").and_then(Value::as_array);
-    let vm = &object.value["metadata"]["labels"][INSTANCE_LABEL];
-    let is_runner = |container: &Value| container["name"] == CONTAINER_NAME || container["name"] == *vm;
-    object.key.is_pod() && containers.into_iter().flatten().any(is_runner)
-}
-
-/// Whether a guest can run in the object, or in Pods that the object makes. A Job ends, so it is none.
-fn runs_guest(object: &Rendered) -> bool {
-    let makes_pods = object.value.pointer("/spec/template/spec/containers").is_some() && object.key.kind != "Job";
-    makes_pods || has_runner(object)
 }
 
 /// The VM that has an object.
@@ -470,7 +456,13 @@ mod tests {
             assert_eq!(checked.is_ok(), is_good, "{file}");
             if let Err(refusal) = checked {
                 let message = refusal.error.to_string();
-                assert!(message.starts_with("pod.yaml.j2: Pod apple is not rendered any more"), "{message}");
+                let is_pod = file.contains("kind: Pod");
+                let says = if is_pod { "has no container vm-runner" } else { "is not rendered any more" };
+                assert!(message.starts_with(&format!("pod.yaml.j2: Pod apple {says}")), "{message}");
+                assert_eq!(refusal.error.loses_runner, is_pod);
+                // Also where no set was in use before.
+                let rendered = first_start(&vms()[0].0, &config, &new);
+                assert_eq!(rendered.is_err_and(|error| error.loses_runner), is_pod);
             }
             // What is so already holds up nobody.
             assert!(check(Some(&new), &new, vms(), &config).is_ok());

@@ -20,6 +20,12 @@ pub struct TemplateError {
     /// Whether the values of the VM do not match the schema of the set. Then the VM may be wrong and not the set.
     #[serde(default)]
     pub of_values: bool,
+    /// Whether the VM would have a Pod without the container in which QEMU runs.
+    #[serde(default)]
+    pub loses_runner: bool,
+    /// The field of the VM that has the wrong value, if it is one, as a JSON pointer such as `/spec/templates/set`.
+    #[serde(default)]
+    pub vm_field: Option<String>,
 }
 
 fn position(line: Option<usize>, column: Option<usize>) -> String {
@@ -33,18 +39,29 @@ fn position(line: Option<usize>, column: Option<usize>) -> String {
 impl TemplateError {
     /// An error of a whole file, or of what it renders.
     pub fn refused(template: &str, message: impl Into<String>) -> Self {
-        Self { template: template.into(), line: None, column: None, message: message.into(), of_values: false }
+        Self {
+            template: template.into(),
+            line: None,
+            column: None,
+            message: message.into(),
+            of_values: false,
+            loses_runner: false,
+            vm_field: None,
+        }
+    }
+
+    /// The error of a field of a VM, given as a JSON pointer. `template` is the file whose rule the value breaks, or the field again.
+    pub(super) fn of_vm(template: &str, field: &str, message: impl Into<String>) -> Self {
+        Self { vm_field: Some(field.into()), ..Self::refused(template, message) }
     }
 
     /// An error in the YAML of a file, with its position. `prefix` stands before the parser's message.
     pub(super) fn yaml(template: &str, prefix: &str, error: &serde_yaml::Error) -> Self {
         let position = error.location();
         Self {
-            template: template.into(),
             line: position.as_ref().map(|position| position.line()),
             column: position.as_ref().map(|position| position.column()),
-            message: format!("{prefix}{error}"),
-            of_values: false,
+            ..Self::refused(template, format!("{prefix}{error}"))
         }
     }
 
@@ -53,34 +70,31 @@ impl TemplateError {
         Self::refused("(context)", error.to_string())
     }
 
+    /// The error of a template engine, at the place where it happened.
     pub(super) fn new(template: &str, error: &minijinja::Error) -> Self {
-        let error = innermost(error);
+        Self::at(template, nested(error).last().copied().unwrap_or(error))
+    }
+
+    /// The error of a template engine, without those that it may have in it.
+    pub(super) fn at(template: &str, error: &minijinja::Error) -> Self {
         let column = error.range().zip(error.template_source()).map(|(range, source)| {
             let start = source.get(..range.start).unwrap_or(source);
             start.rsplit('\n').next().unwrap_or(start).chars().count() + 1
         });
         let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-        Self {
-            template: error.name().unwrap_or(template).into(),
-            line: error.line(),
-            column,
-            message: message(error) + &cause,
-            of_values: false,
-        }
+        Self { line: error.line(), column, ..Self::refused(error.name().unwrap_or(template), message(error) + &cause) }
     }
 }
 
-/// The error at the place where it happened. The errors around it are of the `extends` and `include` that lead there.
-fn innermost(error: &minijinja::Error) -> &minijinja::Error {
-    let mut innermost = error;
+/// An error and those in it that have a place. The last one is where it happened; the others are of the `include` that lead there.
+pub(super) fn nested(error: &minijinja::Error) -> Vec<&minijinja::Error> {
+    let mut errors = vec![error];
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
-        if let Some(cause) = cause.downcast_ref::<minijinja::Error>().filter(|cause| cause.line().is_some()) {
-            innermost = cause;
-        }
+        errors.extend(cause.downcast_ref::<minijinja::Error>().filter(|cause| cause.line().is_some()));
         source = cause.source();
     }
-    innermost
+    errors
 }
 
 fn message(error: &minijinja::Error) -> String {

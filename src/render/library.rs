@@ -50,7 +50,8 @@ impl Library {
             let names: Vec<&str> = self.sets.keys().map(String::as_str).collect();
             let there =
                 if names.is_empty() { "there are none".into() } else { format!("there are {}", names.join(", ")) };
-            TemplateError::refused("spec.templates.set", format!("no template set is named {name:?}: {there}"))
+            let message = format!("no template set is named {name:?}: {there}");
+            TemplateError::of_vm("spec.templates.set", "/spec/templates/set", message)
         })?;
         set.as_ref().map_err(Clone::clone)
     }

@@ -17,7 +17,8 @@ pub struct Mention {
 }
 
 impl Mention {
-    fn new(name: &str, span: Span) -> Self {
+    /// A name at the begin of a span.
+    pub fn new(name: &str, span: Span) -> Self {
         Self { name: name.to_owned(), line: span.start_line.into(), column: usize::from(span.start_col) + 1 }
     }
 }
@@ -29,6 +30,8 @@ pub struct Outline {
     pub extends: Option<Mention>,
     /// Its blocks. True: the block is not inside another one.
     pub blocks: Vec<(Mention, bool)>,
+    /// The names of the blocks that have `super()` in them.
+    pub supers: Vec<String>,
     /// The templates that it includes and imports, if their names are literals.
     pub uses: Vec<Mention>,
     /// The imported templates with the imported names.
@@ -82,7 +85,7 @@ impl Outline {
     pub fn of(source: &str) -> Self {
         let tokens: Vec<(Token<'_>, Span)> =
             tokenize(source, false, SyntaxConfig::default()).map_while(Result::ok).collect();
-        let mut reader = Reader { tokens: &tokens, index: 0, depth: 0, outline: Self::default() };
+        let mut reader = Reader { tokens: &tokens, index: 0, open: Vec::new(), outline: Self::default() };
         while let Some((token, span)) = tokens.get(reader.index) {
             reader.read(token, *span);
             reader.index += 1;
@@ -96,18 +99,19 @@ struct Reader<'a> {
     tokens: &'a [(Token<'a>, Span)],
     /// The token that is read.
     index: usize,
-    /// In how many blocks it is.
-    depth: usize,
+    /// The blocks that it is in, the innermost one last.
+    open: Vec<&'a str>,
     outline: Outline,
 }
 
 impl<'a> Reader<'a> {
     fn read(&mut self, token: &Token<'_>, span: Span) {
         match token {
-            Token::TemplateData(text) if self.depth == 0 && self.outline.text.is_none() => {
+            Token::TemplateData(text) if self.open.is_empty() && self.outline.text.is_none() => {
                 self.outline.text = first_line(text, span);
             }
             Token::BlockStart => self.statement(),
+            Token::Ident("super") => self.outline.supers.extend(self.open.last().map(|block| (*block).to_owned())),
             Token::Ident(name) => self.path(name, span),
             _ => {}
         }
@@ -122,12 +126,12 @@ impl<'a> Reader<'a> {
         let Some((Token::Ident(keyword), _)) = self.token(1) else { return };
         self.index += match (*keyword, self.token(2)) {
             ("block", Some((Token::Ident(name), span))) => {
-                self.outline.blocks.push((Mention::new(name, *span), self.depth == 0));
-                self.depth += 1;
+                self.outline.blocks.push((Mention::new(name, *span), self.open.is_empty()));
+                self.open.push(name);
                 2
             }
             ("endblock", _) => {
-                self.depth = self.depth.saturating_sub(1);
+                self.open.pop();
                 // The block's name may follow, which is no expression.
                 self.tokens[self.index..].iter().take_while(|(token, _)| !matches!(token, Token::BlockEnd)).count()
             }
@@ -214,6 +218,7 @@ mod tests {
             blocks,
             [("containers:4:10".into(), true), ("mine:6:12".into(), false), ("labels:9:10".into(), true)]
         );
+        assert_eq!(outline.supers, ["containers"]);
         assert_eq!(outline.uses.iter().map(show).collect::<Vec<_>>(), ["lib/x.j2:7:12"]);
         assert!(outline.paths.iter().any(|path| show(path) == "vm.metadata.name:7:28"), "{:?}", outline.paths);
         assert_eq!(outline.text.as_ref().map(show).as_deref(), Some("lost:3:1"));

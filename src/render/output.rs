@@ -12,8 +12,8 @@ use crate::{
     api::VirtualMachine,
     config::Kinds,
     object::{
-        CONFIG_MAP, HASH_ANNOTATION, IN_FORCE_MAP, LIFETIME_ANNOTATION, Lifetime, ObjectKey, Rendered, TEMPLATES_MAP,
-        UPDATE_ANNOTATION, Update, VERSION_ANNOTATION, labels,
+        CONFIG_MAP, HASH_ANNOTATION, HISTORY_MAP, IN_FORCE_MAP, LIFETIME_ANNOTATION, Lifetime, ObjectKey, Rendered,
+        TEMPLATES_MAP, UPDATE_ANNOTATION, Update, VERSION_ANNOTATION, labels,
     },
 };
 
@@ -32,7 +32,7 @@ pub(super) struct Scope<'a> {
 /// Whether the manager reads a ConfigMap of that name as its configuration or its templates, if it is in its namespace. Who writes VMs must
 /// not write that: by default a VM's ConfigMap has the VM's name.
 fn is_managers(name: &str) -> bool {
-    name == CONFIG_MAP || name == TEMPLATES_MAP || name.starts_with(IN_FORCE_MAP)
+    name == CONFIG_MAP || name == TEMPLATES_MAP || name.starts_with(IN_FORCE_MAP) || name.starts_with(HISTORY_MAP)
 }
 
 impl<'a> Scope<'a> {
@@ -324,7 +324,8 @@ mod tests {
         insta::assert_snapshot!(one("a: 1\na: 2\n").unwrap_err(), @r#"the output is not YAML: the key "a" occurs twice"#);
         insta::assert_snapshot!(one("just text\n").unwrap_err(), @"a document has no apiVersion");
         insta::assert_snapshot!(one("apiVersion: v1\nkind: Pod\nmetadata: {}\n").unwrap_err(), @"a document has no metadata.name");
-        for name in ["vm-operator", "vm-operator-templates", "vm-operator-in-force-desktop"] {
+        for name in ["vm-operator", "vm-operator-templates", "vm-operator-in-force-desktop", "vm-operator-history.1234"]
+        {
             let error = one(&format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\n")).unwrap_err();
             assert!(error.to_string().contains("has the name of a ConfigMap of the manager"), "{error}");
         }

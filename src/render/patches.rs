@@ -7,7 +7,9 @@
 //!   kind: Pod          # and apiVersion, if the kind alone is not enough
 //!   name: "*"          # * stands for any text; all names if absent
 //!   optional: true     # no error if there is no such object
-//! mergePatch:          # RFC 7386, or
+//! strategicMerge:      # as `kubectl patch` and Kustomize: lists are merged by their keys, or
+//!   spec: {containers: [{name: vm-runner, imagePullPolicy: Always}]}
+//! mergePatch:          # RFC 7386: lists are replaced, or
 //!   spec: {hostNetwork: true}
 //! jsonPatch:           # RFC 6902
 //!   - {op: add, path: /spec/containers/0/env/-, value: {name: A, value: b}}
@@ -16,11 +18,15 @@
 //! A file `NAME.patch.yaml.j2` is rendered first, for each VM. Patches are applied in the order of their files' names, before the
 //! operator sets labels and owner and before it checks the objects.
 
+pub mod merge_keys;
+mod strategic;
+
 use serde::Deserialize;
 use serde_json::Value;
 use wildmatch::WildMatch;
 
 use super::error::TemplateError;
+pub use strategic::ReplacedList;
 
 /// The end of the name of a file with patches.
 pub const SUFFIX: &str = ".patch.yaml";
@@ -34,6 +40,8 @@ pub struct Patch {
     file: String,
     /// The line of its target, from 1, if it is known.
     line: Option<usize>,
+    /// The line where its `mergePatch` begins, if it has one and that is known.
+    merge_line: Option<usize>,
     /// The line of each of its operations, if they are known.
     operations: Vec<usize>,
     /// The number of its document in the file, from 1.
@@ -59,6 +67,7 @@ struct Target {
 enum Change {
     Json(json_patch::Patch),
     Merge(Value),
+    Strategic(Value),
 }
 
 #[derive(Deserialize)]
@@ -69,6 +78,8 @@ struct Document {
     json_patch: Option<json_patch::Patch>,
     #[serde(default)]
     merge_patch: Option<Value>,
+    #[serde(default)]
+    strategic_merge: Option<Value>,
 }
 
 impl std::fmt::Display for Target {
@@ -102,29 +113,45 @@ impl Patch {
         let mut targets = text.lines().zip(1..).filter(|(line, _)| line.starts_with("target:")).map(|(_, line)| line);
         for (index, document) in serde_yaml::Deserializer::from_str(text).enumerate() {
             let wrong = |error: serde_yaml::Error| TemplateError::yaml(file, "not a patch: ", &error);
-            let Some(Document { target, json_patch, merge_patch }) =
+            let Some(Document { target, json_patch, merge_patch, strategic_merge }) =
                 Option::<Document>::deserialize(document).map_err(wrong)?
             else {
                 continue;
             };
             let line = targets.next();
-            let change = match (json_patch, merge_patch) {
-                (Some(patch), None) => Change::Json(patch),
-                (None, Some(patch)) => Change::Merge(patch),
+            let change = match (json_patch, merge_patch, strategic_merge) {
+                (Some(patch), None, None) => Change::Json(patch),
+                (None, Some(patch), None) => Change::Merge(patch),
+                (None, None, Some(patch)) => Change::Strategic(patch),
                 _ => {
-                    let message = format!("patch {} for {target} must have either jsonPatch or mergePatch", index + 1);
+                    let message = format!(
+                        "patch {} for {target} must have one of strategicMerge, mergePatch and jsonPatch",
+                        index + 1
+                    );
                     return Err(TemplateError { line, ..TemplateError::refused(file, message) });
                 }
             };
+            let merge_line = line.and_then(|line| {
+                let (number, _) = document_of(text, line).find(|(_, line)| line.starts_with("mergePatch:"))?;
+                Some(number)
+            });
             let operations = line.map(|line| operations(text, line)).unwrap_or_default();
-            patches.push(Self { file: file.to_owned(), line, operations, number: index + 1, target, change });
+            patches.push(Self {
+                file: file.to_owned(),
+                line,
+                merge_line,
+                operations,
+                number: index + 1,
+                target,
+                change,
+            });
         }
         Ok(patches)
     }
 
     /// For a patch from a rendered text, whose lines are not those of the file.
     pub(super) fn without_line(self) -> Self {
-        Self { line: None, operations: Vec::new(), ..self }
+        Self { line: None, merge_line: None, operations: Vec::new(), ..self }
     }
 
     /// Changes the objects that its target matches, and adds its file to the list of each.
@@ -155,6 +182,19 @@ impl Patch {
         Err(self.refused(format!("patch {} for {} finds no such object; {hint}", self.number, self.target)))
     }
 
+    /// The lists of an object that its `mergePatch` replaces although they have a merge key and other items.
+    pub(super) fn replaced_lists(&self, object: &Value) -> Vec<ReplacedList> {
+        match &self.change {
+            Change::Merge(patch) if self.target.is(object) => strategic::replaced_lists(object, patch),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Where its `mergePatch` is: the file, and the line if that is known.
+    pub(super) fn place(&self) -> (&str, Option<usize>) {
+        (&self.file, self.merge_line.or(self.line))
+    }
+
     fn refused(&self, message: String) -> TemplateError {
         TemplateError { line: self.line, ..TemplateError::refused(&self.file, message) }
     }
@@ -162,6 +202,11 @@ impl Patch {
     fn change(&self, object: &mut Value) -> Result<(), TemplateError> {
         match &self.change {
             Change::Merge(patch) => json_patch::merge(object, patch),
+            Change::Strategic(patch) => strategic::merge(object, patch).map_err(|problem| {
+                let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+                let (number, target, kind) = (self.number, &self.target, &self.target.kind);
+                self.refused(format!("patch {number} for {target} can't be applied to {kind} {name}: {problem}"))
+            })?,
             Change::Json(patch) => {
                 json_patch::patch(object, patch).map_err(|error| self.failed_operation(patch, &error, object))?;
             }
@@ -200,10 +245,16 @@ fn operations(text: &str, target: usize) -> Vec<usize> {
         let line = line.trim_start().trim_start_matches(['-', '{', '[', ' ']);
         ["op:", "\"op\":", "'op':"].iter().any(|key| line.starts_with(key))
     };
-    let lines: Vec<&str> = text.lines().collect();
-    let from = lines[..target].iter().rposition(|line| line.starts_with("---")).map_or(0, |line| line + 1);
-    let document = lines.iter().enumerate().skip(from).take_while(|(_, line)| !line.starts_with("---"));
-    document.filter(|(_, line)| is_operation(line)).map(|(index, _)| index + 1).collect()
+    document_of(text, target).filter(|(_, line)| is_operation(line)).map(|(number, _)| number).collect()
+}
+
+/// The lines of the document that has that line, each with its number.
+fn document_of(text: &str, line: usize) -> impl Iterator<Item = (usize, &str)> {
+    let is_mark = |line: &str| line.starts_with("---");
+    let from =
+        text.lines().take(line).zip(1..).filter(|(line, _)| is_mark(line)).last().map_or(0, |(_, number)| number);
+    let lines = text.lines().zip(1..).skip(from).take_while(move |(line, _)| !is_mark(line));
+    lines.map(|(line, number)| (number, line))
 }
 
 /// The shortest beginning of a JSON pointer for which the object has no value.
@@ -236,12 +287,15 @@ mod tests {
     }
 
     #[test]
-    fn both_kinds_change_what_they_are_for() {
+    fn each_form_changes_what_it_is_for() {
         let text = "target: {kind: Pod}\nmergePatch: {spec: {hostNetwork: true}}\n---\n\
+                    target: {kind: Pod}\nstrategicMerge: {spec: {volumes: [{name: a}]}}\n---\n\
+                    target: {kind: Pod}\nstrategicMerge: {spec: {volumes: [{name: b}]}}\n---\n\
                     target: {kind: Secret, name: '*-cloud-init'}\njsonPatch: [{op: add, path: /immutable, value: true}]\n---\n\
                     target: {kind: Service, optional: true}\nmergePatch: {}\n";
         let objects = apply(text).unwrap();
-        assert_eq!(objects[0]["spec"], json!({ "containers": [{}], "hostNetwork": true }));
+        let volumes = json!([{ "name": "b" }, { "name": "a" }]);
+        assert_eq!(objects[0]["spec"], json!({ "containers": [{}], "hostNetwork": true, "volumes": volumes }));
         assert_eq!(objects[1]["immutable"], true);
     }
 
@@ -249,9 +303,10 @@ mod tests {
     fn errors_name_patch_target_and_operation() {
         insta::assert_snapshot!(apply("target: {kind: Service, name: a*}\nmergePatch: {}\n").unwrap_err(), @"x.patch.yaml:1: patch 1 for Service a* finds no such object; if it need not be there, say `optional: true` in its target");
         insta::assert_snapshot!(apply("target: {kind: Pod}\njsonPatch:\n- {op: test, path: /kind, value: Pod}\n- {op: remove, path: /spec/nodeName}\n").unwrap_err(), @r#"x.patch.yaml:4: patch 1 for Pod * can't be applied to Pod apple: there is no /spec/nodeName (operation 2: {"op":"remove","path":"/spec/nodeName"})"#);
-        insta::assert_snapshot!(apply("target: {kind: Pod}\n").unwrap_err(), @"x.patch.yaml:1: patch 1 for Pod * must have either jsonPatch or mergePatch");
+        insta::assert_snapshot!(apply("target: {kind: Pod}\nstrategicMerge: {spec: {volumes: [{emptyDir: {}}]}}\n").unwrap_err(), @"x.patch.yaml:1: patch 1 for Pod * can't be applied to Pod apple: spec.volumes[0]: it has no name, by which the list is merged");
+        insta::assert_snapshot!(apply("target: {kind: Pod}\n").unwrap_err(), @"x.patch.yaml:1: patch 1 for Pod * must have one of strategicMerge, mergePatch and jsonPatch");
         insta::assert_snapshot!(apply("mergePatch: {}\n").unwrap_err(), @"x.patch.yaml:1:1: not a patch: missing field `target`");
         insta::assert_snapshot!(apply("target: {kind: Pod}\njsonPatch:\n- {op: ad, path: /a}\n").unwrap_err(), @"x.patch.yaml:3:8: not a patch: jsonPatch[0].op: unknown variant `ad`, expected one of `add`, `remove`, `replace`, `move`, `copy`, `test` at line 3 column 8");
-        insta::assert_snapshot!(apply("target: {kind: Pod}\nmergepatch: {}\n").unwrap_err(), @"x.patch.yaml:2:1: not a patch: unknown field `mergepatch`, expected one of `target`, `jsonPatch`, `mergePatch` at line 2 column 1");
+        insta::assert_snapshot!(apply("target: {kind: Pod}\nmergepatch: {}\n").unwrap_err(), @"x.patch.yaml:2:1: not a patch: unknown field `mergepatch`, expected one of `target`, `jsonPatch`, `mergePatch`, `strategicMerge` at line 2 column 1");
     }
 }

@@ -103,6 +103,11 @@ pub fn resolve<'a>(schema: &'a Value, path: &str) -> Result<Option<&'a str>, (us
     Ok(deprecated)
 }
 
+/// The schema of the items of a list such as `spec.vm.disks`, if the schema has one there.
+pub fn items<'a>(schema: &'a Value, path: &str) -> Option<&'a Value> {
+    path.split('.').try_fold(schema, |schema, name| schema["properties"].get(name))?.get("items")
+}
+
 fn is_open(schema: &Value) -> bool {
     schema["additionalProperties"] != false
 }
@@ -111,6 +116,10 @@ fn is_open(schema: &Value) -> bool {
 fn close(schema: &mut Value) {
     match schema {
         Value::Object(map) => {
+            let is_open = map.get("x-kubernetes-preserve-unknown-fields") == Some(&json!(true));
+            if map.get("x-kubernetes-int-or-string") == Some(&json!(true)) {
+                map.insert("type".into(), json!(["integer", "string"]));
+            }
             // Rules and defaults that only the API server applies.
             map.retain(|name, _| !name.starts_with("x-kubernetes-") && name != "default");
             // JSON Schema has no `nullable`.
@@ -119,7 +128,10 @@ fn close(schema: &mut Value) {
             {
                 map.insert("type".into(), json!([type_, "null"]));
             }
-            if map.get("properties").is_some_and(Value::is_object) && !map.contains_key("additionalProperties") {
+            if map.get("properties").is_some_and(Value::is_object)
+                && !map.contains_key("additionalProperties")
+                && !is_open
+            {
                 map.insert("additionalProperties".into(), json!(false));
             }
             map.values_mut().for_each(close);
@@ -135,8 +147,11 @@ fn optional(schema: &mut Value) {
     for rule in ["required", "not", "anyOf", "oneOf", "allOf"] {
         map.remove(rule);
     }
-    if let Some(type_) = map.get("type").and_then(Value::as_str).map(str::to_owned) {
-        map.insert("type".into(), json!([type_, "null"]));
+    match map.get_mut("type") {
+        Some(Value::Array(types)) if types.contains(&json!("null")) => {}
+        Some(Value::Array(types)) => types.push("null".into()),
+        Some(type_) => *type_ = json!([type_.take(), "null"]),
+        None => {}
     }
     if let Some(list) = map.get_mut("enum").and_then(Value::as_array_mut) {
         list.push(Value::Null);

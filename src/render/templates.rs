@@ -8,27 +8,31 @@
 //! | `values.yaml`, `values.schema.json` | what `values` is and may be: [`values`](super::values) |
 //!
 //! A file replaces the file of that name in the layers below, a file with a new name is added, and an empty file removes it. Templates of
-//! the layers below stay available, as `builtin/NAME` and, from a named set, as `base/NAME`. So `{% extends "builtin/pod.yaml.j2" %}` can
-//! change a block and keep the rest.
+//! the layers below stay available, as `builtin/NAME` and as [`base/NAME`](below). So `{% extends "base/pod.yaml.j2" %}` can change a block
+//! and keep the rest.
+
+mod below;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fmt::Write as _,
     io, iter,
     sync::Arc,
 };
 
-use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, syntax::SyntaxConfig};
+use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value, syntax::SyntaxConfig};
 
 use serde::{Deserialize, Serialize};
 
+use self::below::{BUILTIN as OF_BUILTIN, Below, OF_BASE};
 use super::{
     builtin::{BUILTIN, RENAMED_BLOCKS, Renamed},
-    error::{OutputError, TemplateError},
+    error::{OutputError, TemplateError, nested},
     functions,
     outline::Outline,
     output::digest,
     patches::{self, Patch},
+    unclosed::Unclosed,
     values::{self, Values},
     write::write_value,
 };
@@ -51,6 +55,8 @@ pub const SUFFIX: &str = ".yaml.j2";
 const TEMPLATE: &str = ".j2";
 /// The steps that one template may take. The built-in templates need less than a hundredth of it.
 const FUEL: u64 = 1_000_000;
+/// How deep includes that end may nest in each other.
+const DEEPEST_INCLUDES: usize = 20;
 /// The most text that one template may render, in bytes. etcd stores objects up to 1.5 MiB.
 const MAXIMUM_OUTPUT: usize = 2 << 20;
 /// The memory that is reserved for the output of a template, in bytes. Most templates render less.
@@ -62,6 +68,7 @@ pub struct TemplateSet {
     environment: Environment<'static>,
     /// The file in the operator's folder of each template, by the template's name.
     files: BTreeMap<String, String>,
+    below: Below,
     names: Vec<String>,
     patches: Vec<PatchFile>,
     values: Arc<Values>,
@@ -103,7 +110,9 @@ impl TemplateSet {
     }
 
     fn over(builtin: &[(&str, &str)], renamed: &[Renamed], layers: Layers) -> Result<Self, TemplateError> {
-        let mut set = Self::empty()?;
+        let named = layers.named.as_ref().map(|(_, files)| files.keys().cloned().collect());
+        let mut set =
+            Self::empty(Below { builtin: builtin.iter().map(|(name, _)| (*name).to_owned()).collect(), named })?;
         let mut values = Values::default();
         // The files that no layer above replaces, by name: each with its place among all layers and its text.
         let mut files: BTreeMap<&str, (String, &str)> = BTreeMap::new();
@@ -114,16 +123,17 @@ impl TemplateSet {
         lay_over(&mut files, &mut values, "", &layers.base)?;
         if let Some((name, named)) = &layers.named {
             for (name, (file, text)) in files.iter().filter(|(name, _)| name.ends_with(TEMPLATE)) {
-                set.add(&format!("base/{name}"), file.clone(), text)?;
+                set.add(&format!("{OF_BASE}{name}"), file.clone(), text)?;
             }
             lay_over(&mut files, &mut values, &format!("sets/{name}/"), named)?;
         }
         for (name, (file, text)) in &files {
             set.add_file(name, file, text)?;
         }
-        for (_, (file, text)) in files.iter().filter(|(name, (file, _))| name.ends_with(TEMPLATE) && !is_builtin(file))
+        for (name, (file, _)) in files.iter().filter(|(name, (file, _))| name.ends_with(TEMPLATE) && !is_builtin(file))
         {
-            set.check_blocks(file, text, renamed)?;
+            set.check_extends(name)?;
+            set.check_blocks(name, file, renamed)?;
         }
         set.values = values.into();
         set.version = version(&layers, &files);
@@ -131,18 +141,23 @@ impl TemplateSet {
         Ok(set)
     }
 
-    fn empty() -> Result<Self, TemplateError> {
+    fn empty(below: Below) -> Result<Self, TemplateError> {
         let mut environment = Environment::new();
         environment.set_undefined_behavior(UndefinedBehavior::Strict);
         environment.set_auto_escape_callback(|_| AutoEscape::Json);
         environment.set_formatter(write_value);
         environment.set_fuel(Some(FUEL));
+        // Without it, errors have no column and do not name what is undefined. By default it depends on how the program is built.
+        environment.set_debug(true);
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).keep_trailing_newline(true).build();
         environment.set_syntax(syntax.map_err(|error| TemplateError::new("(syntax)", &error))?);
         functions::add(&mut environment);
+        let resolving = below.clone();
+        environment.set_path_join_callback(move |name, parent| resolving.resolve(name, Some(parent)));
         Ok(Self {
             environment,
             files: BTreeMap::new(),
+            below,
             names: Vec::new(),
             patches: Vec::new(),
             values: Arc::default(),
@@ -173,41 +188,92 @@ impl TemplateSet {
 
     fn add(&mut self, name: &str, file: String, text: &str) -> Result<(), TemplateError> {
         self.files.insert(name.to_owned(), file);
-        self.environment
-            .add_template_owned(name.to_owned(), text.to_owned())
-            .map_err(|error| self.with_file(TemplateError::new(name, &error)))
+        self.environment.add_template_owned(name.to_owned(), text.to_owned()).map_err(|error| {
+            let parses = |text: &str| self.environment.template_from_str(text).map(drop);
+            let unclosed = Unclosed::find(text).filter(|unclosed| unclosed.explains(&error, parses));
+            self.with_file(match unclosed {
+                Some(unclosed) => unclosed.error(name),
+                None => TemplateError::new(name, &error),
+            })
+        })
+    }
+
+    /// Refuses a template that extends itself by way of others.
+    fn check_extends(&self, name: &str) -> Result<(), TemplateError> {
+        let chain = self.chain(name);
+        let Some((last, outline)) = chain.last() else { return Ok(()) };
+        let Some(extends) = &outline.extends else { return Ok(()) };
+        let next = self.find(Some(last), &extends.name);
+        let Some(start) = chain.iter().position(|(known, _)| Some(known.as_str()) == next.as_deref()) else {
+            return Ok(());
+        };
+        let circle = [last.as_str()].into_iter().chain(chain[start..].iter().map(|(name, _)| name.as_str()));
+        Err(TemplateError {
+            line: Some(extends.line),
+            column: Some(extends.column),
+            ..TemplateError::refused(self.file_of(last), self.circle("extends", circle))
+        })
+    }
+
+    /// The message about templates that lead back to the first one.
+    fn circle<'a>(&self, verb: &str, names: impl Iterator<Item = &'a str>) -> String {
+        let files: Vec<&str> = names.map(|name| self.file_of(name)).collect();
+        format!("it {verb} itself: {}", files.join(" → "))
     }
 
     /// Refuses a block that the extended template does not have: it would never be rendered.
-    fn check_blocks(&self, file: &str, text: &str, renamed: &[Renamed]) -> Result<(), TemplateError> {
-        let outline = Outline::of(text);
+    fn check_blocks(&self, name: &str, file: &str, renamed: &[Renamed]) -> Result<(), TemplateError> {
+        let outline = self.outline(name);
         // minijinja reports a template that does not exist.
-        let Some(extends) = outline.extends.as_ref().filter(|extends| self.has(&extends.name)) else { return Ok(()) };
-        let known = self.blocks(&extends.name);
+        let Some(parent) = outline.extends.as_ref().and_then(|extends| self.find(Some(name), &extends.name)) else {
+            return Ok(());
+        };
+        let known = self.blocks(&parent);
         let Some((block, _)) = outline.blocks.iter().find(|(block, top)| *top && !known.contains(&block.name)) else {
             return Ok(());
         };
-        let parent = self.file_of(&extends.name);
+        let parent = self.file_of(&parent);
         Err(TemplateError {
-            template: file.to_owned(),
             line: Some(block.line),
             column: Some(block.column),
-            message: no_such_block(parent, &block.name, &known, renamed),
-            of_values: false,
+            ..TemplateError::refused(file, no_such_block(parent, &block.name, &known, renamed))
         })
     }
 
     /// A template and those that it extends, in that order.
-    fn chain(&self, name: &str) -> Vec<(String, Outline)> {
+    pub(super) fn chain(&self, name: &str) -> Vec<(String, Outline)> {
         let mut chain: Vec<(String, Outline)> = Vec::new();
-        let mut next = Some(name.to_owned());
+        let mut next = Some(name.to_owned()).filter(|name| self.has(name));
         while let Some(name) = next.filter(|name| chain.iter().all(|(known, _)| known != name)) {
-            let Some(source) = self.source(&name) else { break };
-            let outline = Outline::of(&source);
-            next = outline.extends.as_ref().map(|extends| extends.name.clone());
+            let outline = self.outline(&name);
+            next = outline.extends.as_ref().and_then(|extends| self.find(Some(&name), &extends.name));
             chain.push((name, outline));
         }
         chain
+    }
+
+    fn outline(&self, name: &str) -> Outline {
+        self.source(name).map(|source| Outline::of(&source)).unwrap_or_default()
+    }
+
+    /// The shortest way by which a template includes, imports or extends itself: the names of the templates, itself first and last.
+    fn way_back(&self, name: &str) -> Option<Vec<String>> {
+        let mut ways = VecDeque::from([vec![name.to_owned()]]);
+        let mut seen = BTreeSet::new();
+        while let Some(way) = ways.pop_front() {
+            let last = way.last()?;
+            let Outline { extends, uses, .. } = self.outline(last);
+            for next in extends.iter().chain(&uses).filter_map(|used| self.find(Some(last), &used.name)) {
+                let longer = || way.iter().cloned().chain([next.clone()]).collect();
+                if next == name {
+                    return Some(longer());
+                }
+                if seen.insert(next.clone()) {
+                    ways.push_back(longer());
+                }
+            }
+        }
+        None
     }
 
     /// The blocks of a template and of those that it extends.
@@ -244,24 +310,23 @@ impl TemplateSet {
     /// Every template of the set that no layer above replaces, with its file: templates of objects and of patches, and those that others
     /// include.
     pub fn all(&self) -> impl Iterator<Item = (&str, &str)> {
-        let below = |name: &str| name.starts_with("builtin/") || name.starts_with("base/");
+        let below = |name: &str| name.starts_with(OF_BUILTIN) || name.starts_with(OF_BASE);
         self.files.iter().filter(move |(name, _)| !below(name)).map(|(name, file)| (name.as_str(), file.as_str()))
     }
 
-    /// The variables that a template reads and does not set itself, without functions.
-    pub fn variables(&self, name: &str) -> BTreeSet<String> {
-        let Ok(template) = self.environment.get_template(name) else { return BTreeSet::new() };
-        let functions: BTreeSet<&str> = self.environment.globals().map(|(name, _)| name).collect();
-        let mut variables: BTreeSet<String> = template.undeclared_variables(false).into_iter().collect();
-        variables.retain(|variable| {
-            !functions.contains(variable.as_str()) && !["self", "super", "loop"].contains(&variable.as_str())
-        });
-        variables
+    /// The names of the functions that templates can call.
+    pub fn functions(&self) -> BTreeSet<&str> {
+        self.environment.globals().map(|(name, _)| name).collect()
     }
 
-    /// Whether a template of that name can be included or extended.
-    pub fn has(&self, name: &str) -> bool {
+    fn has(&self, name: &str) -> bool {
         self.files.contains_key(name)
+    }
+
+    /// The template that is meant by a name in the template `parent`, where `base/` stands for the layers below. Without a parent: in a
+    /// template of the topmost layer.
+    pub fn find(&self, parent: Option<&str>, name: &str) -> Option<String> {
+        Some(self.below.resolve(name, parent).into_owned()).filter(|name| self.has(name))
     }
 
     /// The text of a template.
@@ -289,7 +354,9 @@ impl TemplateSet {
     /// # Errors
     /// With file, line and column, if the template fails, takes too many steps or renders too much.
     pub fn render(&self, name: &str, context: &Value) -> Result<String, TemplateError> {
-        let error = |error: minijinja::Error| self.with_file(TemplateError::new(name, &error));
+        let error = |error: minijinja::Error| {
+            self.with_file(self.endless(&error).unwrap_or_else(|| TemplateError::new(name, &error)))
+        };
         let mut output = LimitedOutput(Vec::with_capacity(USUAL_OUTPUT));
         match self.environment.get_template(name).map_err(error)?.render_captured_to(context, &mut output) {
             Ok(_) => String::from_utf8(output.0)
@@ -300,6 +367,22 @@ impl TemplateSet {
             }),
             Err(failure) => Err(error(failure)),
         }
+    }
+
+    /// The error of a template that includes itself without end, with the way back to it. If it extends another one, the engine finds the
+    /// circle where it reads the `extends` again, else only when the includes nest too deep.
+    fn endless(&self, error: &minijinja::Error) -> Option<TemplateError> {
+        let nested = nested(error);
+        let is_at_extends = |error: &minijinja::Error| {
+            let extends = self.outline(error.name().unwrap_or_default()).extends;
+            error.kind() == ErrorKind::InvalidOperation && extends.is_some_and(|it| Some(it.line) == error.line())
+        };
+        if nested.len() <= DEEPEST_INCLUDES && !nested.last().is_some_and(|last| is_at_extends(last)) {
+            return None;
+        }
+        let (error, way) = nested.iter().find_map(|error| Some((*error, self.way_back(error.name()?)?)))?;
+        let message = self.circle("includes", way.iter().map(String::as_str));
+        Some(TemplateError { message, ..TemplateError::at(error.name()?, error) })
     }
 
     /// The patches for a VM, in the order in which they are applied.

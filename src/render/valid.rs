@@ -80,8 +80,9 @@ fn each(map: &Value) -> impl Iterator<Item = (&String, &Value)> {
     map.as_object().into_iter().flat_map(Map::iter)
 }
 
-/// <https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-subdomain-names>
-fn is_subdomain(text: &str) -> bool {
+/// Whether a text can be the name of most objects
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-subdomain-names>).
+pub fn is_subdomain(text: &str) -> bool {
     let is_part = |part: &str| {
         let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
         is_end(part.chars().next())
@@ -91,8 +92,9 @@ fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_part)
 }
 
-/// <https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set>
-fn is_label(text: &str) -> bool {
+/// Whether a text that is not empty can be the value of a label
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set>).
+pub fn is_label(text: &str) -> bool {
     let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     text.len() <= 63
         && is_end(text.chars().next())
@@ -100,7 +102,8 @@ fn is_label(text: &str) -> bool {
         && text.chars().all(|c| "-_.".contains(c) || c.is_ascii_alphanumeric())
 }
 
-fn is_key(text: &str) -> bool {
+/// Whether a text can be the key of a label.
+pub fn is_key(text: &str) -> bool {
     match text.split_once('/') {
         Some((domain, name)) => is_subdomain(domain) && is_label(name),
         None => is_label(text),

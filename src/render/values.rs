@@ -58,11 +58,9 @@ impl Values {
     /// If it is not a JSON schema.
     pub fn add_schema(&mut self, file: &str, text: &str) -> Result<(), TemplateError> {
         let schema: Value = serde_json::from_str(text).map_err(|error| TemplateError {
-            template: file.to_owned(),
             line: Some(error.line()),
             column: Some(error.column()),
-            message: format!("not JSON: {error}"),
-            of_values: false,
+            ..TemplateError::refused(file, format!("not JSON: {error}"))
         })?;
         #[cfg(not(feature = "schema"))]
         drop(schema);
@@ -87,33 +85,43 @@ impl Values {
         }
         let values = Value::Object(values);
         for schema in &self.schemas {
-            schema.check(&values)?;
+            schema.check(&values, vm)?;
         }
         Ok(values)
     }
 }
 
 impl Schema {
+    /// Checks the merged values. `vm`: those that the VM sets.
     #[cfg(feature = "schema")]
-    fn check(&self, values: &Value) -> Result<(), TemplateError> {
-        let wrong: Vec<String> = self
+    fn check(&self, values: &Value, vm: Option<&Value>) -> Result<(), TemplateError> {
+        let wrong: Vec<(String, String)> = self
             .validator
             .iter_errors(values)
             .take(5)
             .map(|error| {
-                let path = error.instance_path().to_string().replace('/', ".");
-                format!("values{path}: {error}")
+                let path = error.instance_path().to_string();
+                let message = format!("values{}: {error}", path.replace('/', "."));
+                (path, message)
             })
             .collect();
         if wrong.is_empty() {
             return Ok(());
         }
-        Err(TemplateError { of_values: true, ..TemplateError::refused(&self.file, wrong.join("; ")) })
+        // A value that is missing can't be blamed on the VM: its path is that of the whole map.
+        let is_of_vm = |path: &&str| !path.is_empty() && vm.is_some_and(|vm| vm.pointer(path).is_some());
+        let vm_field = wrong.iter().map(|(path, _)| path.as_str()).find(is_of_vm);
+        let messages: Vec<&str> = wrong.iter().map(|(_, message)| message.as_str()).collect();
+        Err(TemplateError {
+            of_values: true,
+            vm_field: vm_field.map(|path| format!("/spec/templateValues{path}")),
+            ..TemplateError::refused(&self.file, messages.join("; "))
+        })
     }
 
     /// A program without the feature `schema` renders no templates of users.
     #[cfg(not(feature = "schema"))]
-    fn check(&self, _: &Value) -> Result<(), TemplateError> {
+    fn check(&self, _: &Value, _: Option<&Value>) -> Result<(), TemplateError> {
         Err(TemplateError::refused(&self.file, "this program can't check values"))
     }
 }
@@ -157,6 +165,11 @@ mod tests {
         let error = |vm: Value| values.resolve(&Map::new(), Some(&vm)).unwrap_err().to_string();
         insta::assert_snapshot!(error(json!({ "size": "huge", "sidecar": { "port": 200 } })), @r#"values.schema.json: values: "pool" is a required property; values.sidecar.port: 200 is greater than the maximum of 100; values.size: "huge" is not one of "small" or "large""#);
         assert!(values.resolve(&Map::new(), Some(&json!({ "pool": 1 }))).is_ok());
+        // The field is the VM's only if the VM sets it.
+        let manager = Map::from_iter([("size".to_owned(), json!("huge"))]);
+        let field = |vm: Value| values.resolve(&manager, Some(&vm)).unwrap_err().vm_field;
+        assert_eq!(field(json!({ "size": "tiny", "pool": 1 })).as_deref(), Some("/spec/templateValues/size"));
+        assert_eq!(field(json!({ "pool": 1 })), None);
         insta::assert_snapshot!(Values::default().add_schema("s", r#"{"type": 1}"#).unwrap_err(), @"s: not a JSON schema: 1 is not valid under any of the schemas listed in the 'anyOf' keyword");
     }
 }

@@ -599,6 +599,8 @@ fn render(Template { name, text }: &Template, context: &Context<'_>) -> Result<S
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_fuel(Some(FUEL));
+    // By default an error names what is undefined only if the program is built without optimisation.
+    environment.set_debug(true);
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(error)?);
     environment.add_filter("opt", |text: String| text.replace(',', ",,"));
     for (built_in, built_in_text) in BUILT_IN {

@@ -23,6 +23,8 @@ mod reconciler;
 mod contract;
 // Values that the schema refuses, and values that are stored already.
 mod values;
+// The same files checked without a cluster.
+mod offline;
 // A namespace of the VM-Operator in Java: its Pods, Services, configuration, runner images.
 mod takeover;
 // All VMs of two of its releases: taken over, stopped, started, restarted, evicted.
@@ -41,8 +43,16 @@ mod display;
 
 // VMs in Git: what Flux, Argo CD, kubectl and other appliers do to them.
 mod gitops;
-// Templates that change while the manager runs, 60 ways to break one, the cookbook, `kubectl vm diff`.
+// Templates that change while the manager runs, 60 ways to break one, the recipes, `kubectl vm diff`.
 mod templates;
+// What the documentation and the cookbook print is what the programs print.
+mod documentation;
+// Patches of the form strategicMerge, compared with `kubectl patch`.
+mod strategic_merge;
+// Typical mistakes, and what the programs say about each.
+mod mistakes;
+// The history of template sets, and the way back.
+mod history;
 
 // The manager as a process: election, end, configuration, namespaces, metrics, log.
 mod process;

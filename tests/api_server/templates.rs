@@ -1,15 +1,12 @@
 //! Templates that change while the manager runs: good ones are used at once, broken ones change nothing.
 
+mod diff;
 mod in_force;
 mod limits;
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::Path, process::Command};
 
+use crate::documentation::{kubectl_vm, recipes};
 use crate::support::{
     broken_sets::{BrokenSet, broken_sets},
     cluster::{OwnCluster, eventually},
@@ -32,7 +29,6 @@ use vm_operator::{
         VirtualMachine,
         conditions::{OBJECTS_READY, TEMPLATES_VALID},
     },
-    files,
     object::SET_LABEL,
     ownership,
 };
@@ -298,77 +294,6 @@ async fn broken_templates_are_never_used() {
     assert_eq!(ns.manager.metric("vm_operator_templates_last_load_successful"), Some(1.0));
 }
 
-/// The folders of the cookbook.
-fn recipes() -> Vec<(String, PathBuf)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("example/templates");
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), path)).collect()
-}
-
-fn kubectl_vm(arguments: &[&str], folder: &Path) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_kubectl-vm")).args(arguments).arg(folder).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{arguments:?} {}\n{text}{}",
-        folder.display(),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    text
-}
-
-#[test]
-fn every_recipe_of_the_cookbook_is_short_and_passes_lint_and_its_tests() {
-    assert!(recipes().len() >= 11);
-    for (name, folder) in recipes() {
-        let lines: usize = files::files(&folder).unwrap().values().map(|text| text.lines().count()).sum();
-        assert!(lines <= 25, "{name} has {lines} lines");
-        kubectl_vm(&["lint", "--strict"], &folder);
-        kubectl_vm(&["templates", "test"], &folder);
-    }
-}
-
-/// The first part of the page about templates, done word by word in an empty directory.
-#[test]
-fn the_five_minutes_of_the_documentation_work_as_written() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let page = fs::read_to_string(root.join("docs/templates.md")).unwrap();
-    let section = page.split("## Five minutes").nth(1).unwrap().split("\n## ").next().unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let bin = tempfile::tempdir().unwrap();
-    let plugin = format!("#!/bin/sh\nshift\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_kubectl-vm"));
-    let kubectl = bin.path().join("kubectl");
-    fs::write(&kubectl, plugin).unwrap();
-    fs::set_permissions(&kubectl, PermissionsExt::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", bin.path().display(), std::env::var("PATH").unwrap());
-    let mut commands = 0;
-    for block in section.split("```").skip(1).step_by(2) {
-        let (language, text) = block.split_once('\n').unwrap();
-        match language {
-            "yaml" => fs::write(folder.path().join("vm.yaml"), text).unwrap(),
-            "jinja" => fs::write(folder.path().join("my/pod.yaml.j2"), text).unwrap(),
-            _ => {
-                for part in format!("\n{text}").split("\n$ ").skip(1) {
-                    let (command, expected) = part.split_once('\n').unwrap_or((part, ""));
-                    // What asks a cluster is shown elsewhere.
-                    if command.contains("kubectl vm diff") || command.contains("kubectl -n") {
-                        continue;
-                    }
-                    let output = Command::new("sh")
-                        .args(["-c", &format!("{command} 2>&1")])
-                        .env("PATH", &path)
-                        .current_dir(folder.path())
-                        .output()
-                        .unwrap();
-                    assert_eq!(String::from_utf8_lossy(&output.stdout).trim_end(), expected.trim_end(), "{command}");
-                    commands += 1;
-                }
-            }
-        }
-    }
-    assert!(commands > 10, "{commands}");
-}
-
 /// What `kubectl vm` prints, with its exit code; the folder's own path is taken out.
 fn said(folder: &Path, arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_kubectl-vm")).args(arguments).current_dir(folder).output().unwrap();
@@ -387,6 +312,17 @@ fn commands_on_template_folders_print_what_is_wrong() {
     let vm = vm_manifest("apple");
     write("vm.yaml", &vm.to_string());
     let said = |arguments: &[&str]| said(folder.path(), arguments);
+
+    // What lint refuses is not packed.
+    write(
+        "helm/pod.yaml.j2",
+        "{% extends 'builtin/pod.yaml.j2' %}\n{% block labels %}\n    a: {{ .Values.a }}\n{% endblock %}\n",
+    );
+    let refused = said(&["templates", "pack", "helm"]);
+    assert!(refused.contains("write {{ values.a }}") && refused.contains("nothing is packed: "), "{refused}");
+    assert!(refused.ends_with('1') && !refused.contains("kind: ConfigMap"), "{refused}");
+    let forced = said(&["templates", "pack", "helm", "--force"]);
+    assert!(forced.ends_with('0') && forced.contains("kind: ConfigMap"), "{forced}");
 
     // Values: what takes a key out does so also on the command line.
     write("v/values.yaml", "size: 1\n");
@@ -407,12 +343,50 @@ fn commands_on_template_folders_print_what_is_wrong() {
     chooses["spec"]["templates"] = json!({ "set": "desktop" });
     write("b/sets/desktop/tests/one/vm.yaml", &chooses.to_string());
     assert_eq!(said(&["lint", "b/sets/desktop", "--base", "b"]), "1 file, 2 VMs: 0 errors, 0 warnings\n0");
-    let alone = said(&["lint", "b/sets/desktop"]);
-    assert!(alone.contains("there is no template \"base/pod.yaml.j2\" in this set"), "{alone}");
+    assert_eq!(said(&["lint", "b/sets/desktop"]), "1 file, 2 VMs: 0 errors, 0 warnings\n0");
     assert_eq!(said(&["templates", "test", "b", "--update"]), "updated desktop/one\n1 case, 0 failed\n0");
     assert_eq!(said(&["templates", "test", "b"]), "ok      desktop/one\n1 case, 0 failed\n0");
     fs::create_dir_all(folder.path().join("b/tests/empty")).unwrap();
     assert_eq!(said(&["templates", "test", "b"]), "b/tests/empty: this case has no vm.yaml\n1");
+
+    // A set that drops what the base changes.
+    write(
+        "b/sets/desktop/pod.yaml.j2",
+        "{% extends 'builtin/pod.yaml.j2' %}\n{% block scheduling %}\n  nodeName: x\n{% endblock %}\n",
+    );
+    for arguments in [&["lint", "b/sets/desktop", "--base", "b"] as &[&str], &["lint", "b"]] {
+        let hidden = said(arguments);
+        assert!(hidden.contains("warning[hides-base]: this file replaces pod.yaml.j2 of the base"), "{hidden}");
+        assert!(hidden.contains(" --> b/sets/desktop/pod.yaml.j2:1:12\n"), "{hidden}");
+    }
+
+    // A wrong value of a VM is reported in the VM's file.
+    write("v/values.schema.json", r#"{"properties": {"size": {"type": "integer"}}}"#);
+    write(
+        "vms/pear.yaml",
+        "kind: ConfigMap\n---\napiVersion: vmoperator.jdrupes.org/v1\nkind: VirtualMachine\nmetadata: {name: pear}\nspec:\n  \
+         vm: {maximumCpus: 1}\n  templateValues: {size: huge}\n  templates:\n    set: none\n",
+    );
+    let no_set = "vms/pear.yaml:10:10: no template set is named \"none\": there are none (spec.templates.set)\n1";
+    assert_eq!(said(&["render", "-f", "vms/pear.yaml", "--templates", "v"]), no_set);
+    let linted = said(&["lint", "v", "-f", "vms"]);
+    assert!(
+        linted.contains("set is named \"none\": there are none (spec.templates.set)\n  --> vms/pear.yaml:10:10"),
+        "{linted}"
+    );
+    write(
+        "vms/pear.yaml",
+        "apiVersion: vmoperator.jdrupes.org/v1\nkind: VirtualMachine\nmetadata: {name: pear}\nspec:\n  vm: {maximumCpus: 1}\n  \
+         templateValues: {size: huge}\n",
+    );
+    let wrong = "values.size: \"huge\" is not of type \"integer\" (v/values.schema.json)";
+    assert_eq!(said(&["render", "-f", "vms/pear.yaml", "--templates", "v"]), format!("vms/pear.yaml:6:26: {wrong}\n1"));
+    let linted = said(&["lint", "v", "-f", "vms"]);
+    assert!(
+        linted.contains("values.size: \"huge\" is not of type \"integer\"")
+            && linted.contains(" --> vms/pear.yaml:6:26\n"),
+        "{linted}"
+    );
 
     // What can't be packed.
     for (arguments, expected) in [

@@ -70,7 +70,17 @@ pub fn broken_sets() -> Vec<BrokenSet> {
     vec![
         // What the template language refuses.
         broken("an expression without its end", FILE, "a: {{ b }"),
-        broken("a block without its end", FILE, "a: 1\n{% if true %}\nb: 2\n"),
+        broken("a condition without its end", FILE, "a: 1\n{% if true %}\nb: 2\n"),
+        broken(
+            "a block without its end",
+            "pod.yaml.j2",
+            "{% extends 'base/pod.yaml.j2' %}\n{% block labels %}\n    a: b\n{% block scheduling %}\n{% endblock %}\n",
+        ),
+        broken(
+            "a block that loses the runner",
+            "pod.yaml.j2",
+            "{% extends 'base/pod.yaml.j2' %}\n{% block containers %}\n    - {name: console, image: x}\n{% endblock %}\n",
+        ),
         broken("a statement that there is not", FILE, "{% import_yaml 'x' %}"),
         broken("a filter that there is not", FILE, "a: 1\nb: {{ vm.metadata.name | sha1 }}"),
         broken("a function that there is not", FILE, "a: {{ lookup('v1', 'Secret') }}"),
@@ -95,6 +105,19 @@ pub fn broken_sets() -> Vec<BrokenSet> {
         broken("a template without its ending", "network-policy.yaml", "a: 1"),
         // What does not end, or is too much.
         broken("a file that includes itself", FILE, "{% include 'x.yaml.j2' %}"),
+        BrokenSet {
+            what: "files that include each other",
+            files: vec![
+                (FILE, "a: 1\n{% include 'lib/y.j2' %}".into()),
+                ("lib/y.j2", "{% if true %}{% include 'x.yaml.j2' %}{% endif %}".into()),
+            ],
+            manager_error: None,
+        },
+        BrokenSet {
+            what: "files that extend each other",
+            files: vec![(FILE, "{% extends 'lib/y.j2' %}".into()), ("lib/y.j2", "{% extends 'x.yaml.j2' %}".into())],
+            manager_error: None,
+        },
         broken("a file that extends itself", FILE, "{% extends 'x.yaml.j2' %}"),
         broken("a macro that calls itself", FILE, "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(1) }}"),
         broken(
@@ -133,7 +156,17 @@ pub fn broken_sets() -> Vec<BrokenSet> {
         broken("a patch without a target", "x.patch.yaml", "mergePatch: {}"),
         broken("a patch that finds nothing", "x.patch.yaml", "target: {kind: Nothing}\nmergePatch: {}"),
         broken("a patch that does nothing", "x.patch.yaml", patch("")),
-        broken("a patch of an unknown form", "x.patch.yaml", patch("strategicMerge: {}")),
+        broken("a patch of an unknown form", "x.patch.yaml", patch("strategicMergePatch: {}")),
+        broken(
+            "a patch of an item without its key",
+            "x.patch.yaml",
+            patch("strategicMerge: {spec: {containers: [{image: x}]}}"),
+        ),
+        broken(
+            "a patch that takes the runner away",
+            "x.patch.yaml",
+            patch("strategicMerge: {spec: {containers: [{name: vm-runner, $patch: delete}]}}"),
+        ),
         broken(
             "a patch of a field that is not there",
             "x.patch.yaml",

@@ -1,92 +1,77 @@
 //! A VM's objects as they are in the cluster and as the manager would have them.
 
-use std::{collections::HashSet, fmt::Display, sync::Arc};
+use std::{collections::HashSet, path::Path, sync::Arc};
 
-use k8s_openapi::{api::core::v1::ConfigMap, jiff::Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client, ResourceExt,
     api::{DynamicObject, ListParams, TypeMeta},
 };
 
 use super::super::{
-    input::Settings,
-    output::{Failure, chain},
+    input::{Settings, rendering_error},
+    installed::{Installed, unknown},
+    output::Failure,
 };
 use crate::{
     api::{Reason, VirtualMachine},
     claims,
-    config::{Config, ReconcilerConfig},
+    config::ReconcilerConfig,
     discovery::Resources,
-    files::{self, FileError},
-    object::{CONFIG_MAP, INSTANCE_LABEL, ObjectKey, Rendered, SET_LABEL, TEMPLATES_MAP, builtin_kinds, stateful_sets},
+    object::{INSTANCE_LABEL, ObjectKey, Rendered, builtin_kinds, stateful_sets},
     observed::{Object, Observed},
     plan::{Plan, Wait, kinds, plan},
-    render::{Library, RandomInput, Sources, TemplateError, TemplateSet, render},
+    render::{Library, RandomInput, TemplateSet, hidden::hidden, render},
 };
 
-/// The templates and the configuration by which the manager renders.
-pub(super) struct Installed<'a> {
+/// The compiled sets and the configuration by which the manager renders.
+pub(super) struct Renderer<'a> {
     settings: &'a Settings,
+    /// The file of the VMs, if they are from one.
+    vm_file: Option<&'a Path>,
     library: Library,
+    /// What may surprise about the sets.
+    warnings: Vec<String>,
     config: ReconcilerConfig,
     /// Where the API server serves the kinds.
     resources: Resources,
 }
 
-impl<'a> Installed<'a> {
+impl<'a> Renderer<'a> {
     /// What the command line gives, and the rest from the ConfigMaps in the manager's namespace.
-    pub async fn read(client: &Client, namespace: &str, settings: &'a Settings) -> Result<Self, Failure> {
-        let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-        let sources = match &settings.templates {
-            Some(folder) => files::sources(folder)?,
-            None => installed_templates(&maps).await?,
-        };
-        let mut config = settings.config()?;
-        if settings.config.is_none()
-            && let Some(installed) = installed_config(&maps).await?
-        {
-            config = ReconcilerConfig { template_values: config.template_values, ..installed };
-        }
-        Ok(Self { settings, library: Library::new(&sources), config, resources: Resources::new(client.clone()) })
+    pub async fn read(
+        client: &Client,
+        namespace: &str,
+        settings: &'a Settings,
+        vm_file: Option<&'a Path>,
+    ) -> Result<Self, Failure> {
+        let installed = Installed::read(client, namespace, settings).await?;
+        let (library, mut warnings) = (installed.library(), installed.twice);
+        let sets = library.all().filter_map(|(_, set)| set.as_ref().ok());
+        warnings.extend(sets.flat_map(hidden).map(|hidden| {
+            let at = hidden.at.map(|at| format!(":{}:{}", at.line, at.column)).unwrap_or_default();
+            format!("{}{at}: {}", hidden.file, hidden.message)
+        }));
+        let resources = Resources::new(client.clone());
+        Ok(Self { settings, vm_file, library, warnings, config: installed.config, resources })
+    }
+
+    /// What may surprise about the sets, in words.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     fn set(&self, vm: &VirtualMachine) -> Result<&TemplateSet, Failure> {
-        Ok(self.library.get(vm.template_set()).map_err(|error| self.wrong(&error))?)
+        let wrong = |error| rendering_error(self.vm_file, vm, self.settings, &error);
+        Ok(self.library.get(vm.template_set()).map_err(wrong)?)
     }
 
     /// The VM's objects, as they depend on what there is already.
     fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, Failure> {
         let random = RandomInput { display_password: "(random)".into() };
-        Ok(render(vm, observed, &self.config, &random, self.set(vm)?).map_err(|error| self.wrong(&error))?)
+        let wrong = |error| rendering_error(self.vm_file, vm, self.settings, &error);
+        Ok(render(vm, observed, &self.config, &random, self.set(vm)?).map_err(wrong)?)
     }
-
-    fn wrong(&self, error: &TemplateError) -> FileError {
-        FileError::template(self.settings.templates.as_deref(), error)
-    }
-}
-
-async fn installed_templates(maps: &Api<ConfigMap>) -> Result<Sources, Failure> {
-    let base = maps.get_opt(TEMPLATES_MAP).await.map_err(unknown(format_args!("ConfigMap {TEMPLATES_MAP}")))?;
-    let mut sources = files::split_sets(files::unpacked(base.and_then(|map| map.data).unwrap_or_default()));
-    let sets = maps.list(&ListParams::default().labels(SET_LABEL)).await.map_err(unknown("template sets"))?;
-    for map in sets {
-        let name = map.labels().get(SET_LABEL).cloned().unwrap_or_default();
-        sources.sets.entry(name).or_default().extend(files::unpacked(map.data.unwrap_or_default()));
-    }
-    Ok(sources)
-}
-
-async fn installed_config(maps: &Api<ConfigMap>) -> Result<Option<ReconcilerConfig>, Failure> {
-    let map = maps.get_opt(CONFIG_MAP).await.map_err(unknown(format_args!("ConfigMap {CONFIG_MAP}")))?;
-    let text = map.and_then(|map| map.data?.remove("config.yaml"));
-    let config = text.map(|text| Config::parse(&text)).transpose();
-    let config = config.map_err(|error| Failure::new(format!("ConfigMap vm-operator: {error}")))?;
-    Ok(config.map(|config| config.reconciler))
-}
-
-/// The API server did not answer what was asked about an object.
-fn unknown(object: impl Display) -> impl FnOnce(kube::Error) -> Failure {
-    move |error| Failure::unknown(chain(object, &error))
 }
 
 /// What the manager would do to a VM's objects.
@@ -103,26 +88,26 @@ pub(super) struct Comparison<'a> {
 }
 
 impl<'a> Comparison<'a> {
-    pub async fn of(client: &Client, vm: &VirtualMachine, installed: &'a Installed<'_>) -> Result<Self, Failure> {
-        installed.set(vm)?;
-        let mut listing = Listing::new(client, vm, &installed.resources);
+    pub async fn of(client: &Client, vm: &VirtualMachine, renderer: &'a Renderer<'_>) -> Result<Self, Failure> {
+        renderer.set(vm)?;
+        let mut listing = Listing::new(client, vm, &renderer.resources);
         listing.add_if_possible(builtin_kinds().chain([stateful_sets()])).await?;
         listing.add_claims_without_labels().await.map_err(unknown(objects(&claim_kind())))?;
         // What there is decides what is rendered (old names of claims, Secrets of people), and that in turn which kinds there
         // are: after two rounds nothing changes any more.
         for _ in 0..2 {
-            for object in installed.render(vm, &listing.observed)? {
+            for object in renderer.render(vm, &listing.observed)? {
                 let kind = object.key.types();
                 listing.add(&kind).await.map_err(unknown(objects(&kind)))?;
             }
         }
-        let rendered = installed.render(vm, &listing.observed)?;
+        let rendered = renderer.render(vm, &listing.observed)?;
         // Kinds that no template renders any more.
         listing.add_if_possible(kinds::from_status(vm, &rendered)).await?;
         let Listing { observed, current, unlisted, .. } = listing;
         let plan = plan(vm, &observed, Some(&rendered));
         let refusals = refusals(vm, &observed, &rendered, &plan);
-        Ok(Self { current, resources: &installed.resources, rendered, plan, refusals, unlisted })
+        Ok(Self { current, resources: &renderer.resources, rendered, plan, refusals, unlisted })
     }
 
     /// Whether the manager would change anything, or could not.

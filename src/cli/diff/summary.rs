@@ -15,7 +15,6 @@ pub(super) struct Line {
     at_once: String,
     at_next_start: String,
     refused: String,
-    is_different: bool,
 }
 
 /// The words of an empty cell.
@@ -34,25 +33,13 @@ impl Line {
                 count => format!("{count} changes"),
             },
             refused: if refusals.is_empty() { NOTHING.into() } else { refusals.join("; ") },
-            is_different: comparison.is_different(),
         }
     }
 
     /// A VM whose objects can't be rendered: the manager would change nothing, but could stop it.
     pub(super) fn refused(vm: &VirtualMachine, why: String) -> Self {
         let nothing = || NOTHING.to_owned();
-        Self {
-            vm: vm.name_any(),
-            pod: "kept".into(),
-            at_once: nothing(),
-            at_next_start: nothing(),
-            refused: why,
-            is_different: true,
-        }
-    }
-
-    pub(super) fn is_different(&self) -> bool {
-        self.is_different
+        Self { vm: vm.name_any(), pod: "kept".into(), at_once: nothing(), at_next_start: nothing(), refused: why }
     }
 }
 
@@ -187,7 +174,6 @@ mod tests {
             at_once: NOTHING.into(),
             at_next_start: "1 change".into(),
             refused: refused.into(),
-            is_different: true,
         };
         let text = table(&[line("a", NOTHING), line("a-longer-name", "it is too small")]);
         assert_eq!(

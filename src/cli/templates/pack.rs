@@ -8,12 +8,14 @@ use std::{
 use clap::Args;
 use serde_json::json;
 
-use super::super::output::{Failure, Output, yaml};
+use super::super::{
+    lint::{self, CheckOptions, Checked, report},
+    output::{Exit, Failure, Output, yaml},
+};
 use crate::{
-    files::{self, FileError},
-    lint,
+    files,
+    lint::{Severity, is_part_of_a_set},
     object::{LARGEST_CONFIG_MAP, SET_LABEL, TEMPLATES_MAP},
-    render::Library,
 };
 
 #[derive(Args)]
@@ -27,17 +29,31 @@ pub(in crate::cli) struct Options {
     /// The ConfigMap's name. Default: vm-operator-templates, with the set's name after it.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// Print it although `kubectl vm lint` reports errors.
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    check: CheckOptions,
 }
 
-pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<(), Failure> {
-    let Options { folder, set, name } = options;
+pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<(), Failure> {
+    let Options { folder, set, name, force, check } = options;
     if let Some(text) = set.iter().chain(name).find(|text| !is_name(text)) {
         return Err(Failure::new(format!(
             "{text:?} can't be used as a name: a name has up to 63 small letters, digits and -"
         )));
     }
-    check(folder, set.is_some())?;
+    let sources = files::sources(folder)?;
+    if set.is_some() && !sources.sets.is_empty() {
+        return Err(wrong(
+            folder,
+            "a named set can't have sets in it: pack the folder of each, or the whole without --set",
+        ));
+    }
     let data = data(folder)?;
+    if !force {
+        refuse_errors(&lint::check(folder, check, set.is_some()).await?)?;
+    }
     let default = || match set {
         Some(set) => format!("vm-operator-templates-{set}"),
         None => TEMPLATES_MAP.to_owned(),
@@ -62,26 +78,20 @@ fn is_name(text: &str) -> bool {
         && ends(text.chars().next_back())
 }
 
-/// Checks that the folder can be packed, and that its templates compile.
-fn check(folder: &Path, is_named_set: bool) -> Result<(), Failure> {
-    let sources = files::sources(folder)?;
-    if !is_named_set {
-        for (_, compiled) in Library::new(&sources).all() {
-            compiled.as_ref().map_err(|error| FileError::template(Some(folder), error))?;
-        }
+/// What lint calls an error, the manager would not use, or the API server would refuse.
+fn refuse_errors(checked: &Checked) -> Result<(), Failure> {
+    if !checked.findings.iter().any(|finding| finding.severity == Severity::Error) {
         return Ok(());
     }
-    // A named set is not compiled, because the base set below it is not known here.
-    if sources.sets.is_empty() {
-        return Ok(());
-    }
-    Err(wrong(folder, "a named set can't have sets in it: pack the folder of each, or the whole without --set"))
+    let mut lines: Vec<String> = checked.findings.iter().map(|finding| format!("{}\n", report(finding))).collect();
+    lines.push(format!("nothing is packed: {}; --force packs it nevertheless", checked.summary()));
+    Err(Failure::Command { lines, exit: Exit::Negative })
 }
 
 /// The files of the folder by their keys in the ConfigMap.
 fn data(folder: &Path) -> Result<BTreeMap<String, String>, Failure> {
     let mut data = BTreeMap::new();
-    for (path, text) in files::files(folder)?.into_iter().filter(|(path, _)| lint::is_part_of_a_set(path)) {
+    for (path, text) in files::files(folder)?.into_iter().filter(|(path, _)| is_part_of_a_set(path)) {
         let unusable = |why| Failure::new(format!("{}:1:1: {why}", folder.join(&path).display()));
         data.insert(files::key(&path).map_err(unusable)?, text);
     }

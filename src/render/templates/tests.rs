@@ -27,6 +27,76 @@ fn errors_name_file_line_and_column() {
 }
 
 #[test]
+fn an_error_names_what_is_undefined_but_shows_no_value() {
+    // This fails only if the program is built for release: without optimisation it is the default.
+    assert!(set("").unwrap().environment.debug());
+    let template =
+        "{% set password = x.password %}{% set text %}{{ password }}{% endset %}{{ password ~ text ~ y.password }}";
+    let error = set(template)
+        .unwrap()
+        .render("pod.yaml.j2", &context! { x => context! { password => "hunter2" }, y => context! {} });
+    let error = error.unwrap_err();
+    assert!(!format!("{error:#?}{error:#}").contains("hunter2"), "{error:#?}");
+    insta::assert_snapshot!(error, @"pod.yaml.j2:1:75: undefined value: `y.password` is undefined");
+}
+
+#[test]
+fn files_that_lead_back_to_each_other_are_shown_as_a_chain() {
+    let error = |list: &[(&str, &str)]| {
+        let compiled = TemplateSet::layered(
+            &files(list),
+            Some(("desktop", &files(&[("c.yaml.j2", "{% include 'base/a.yaml.j2' %}")]))),
+        );
+        let rendered = compiled
+            .and_then(|set| set.render("a.yaml.j2", &context! {}).and_then(|_| set.render("c.yaml.j2", &context! {})));
+        rendered.unwrap_err().to_string()
+    };
+    let (to_b, to_c) = ("a: 1\n{% include 'lib/b.j2' %}\n", "{% if true %}{% include 'lib/c.j2' %}{% endif %}");
+    insta::assert_snapshot!(error(&[("a.yaml.j2", to_b), ("lib/b.j2", to_c), ("lib/c.j2", "{% include 'a.yaml.j2' %}")]), @"a.yaml.j2:2:4: it includes itself: a.yaml.j2 → lib/b.j2 → lib/c.j2 → a.yaml.j2");
+    insta::assert_snapshot!(error(&[("a.yaml.j2", "{% extends 'lib/b.j2' %}"), ("lib/b.j2", "{% include 'a.yaml.j2' %}")]), @"lib/b.j2:1:4: it includes itself: lib/b.j2 → a.yaml.j2 → lib/b.j2");
+    insta::assert_snapshot!(error(&[("a.yaml.j2", "{% extends 'b.j2' %}"), ("b.j2", "{% extends 'c.j2' %}"), ("c.j2", "{% extends 'b.j2' %}")]), @"c.j2:1:12: it extends itself: c.j2 → b.j2 → c.j2");
+    // A template that the set puts over the base leads back to itself.
+    insta::assert_snapshot!(error(&[("a.yaml.j2", "{% include 'c.yaml.j2' %}"), ("c.yaml.j2", "c")]), @"sets/desktop/c.yaml.j2:1:4: it includes itself: sets/desktop/c.yaml.j2 → a.yaml.j2 → sets/desktop/c.yaml.j2");
+    // One that ends.
+    let counts = "{{ n }}{% if n %}{% with n = n - 1 %}{% include 'a.yaml.j2' %}{% endwith %}{% endif %}";
+    let text = format!("{{% set n = n if n is defined else 5 %}}{counts}");
+    assert_eq!(set_of(&[("a.yaml.j2", &text)]).render("a.yaml.j2", &context! {}).unwrap(), "543210");
+}
+
+fn set_of(list: &[(&str, &str)]) -> TemplateSet {
+    TemplateSet::layered(&files(list), None).unwrap()
+}
+
+#[test]
+fn base_is_the_template_of_the_layer_below_in_each_layer() {
+    let pod = |text: &str| {
+        format!("{{% extends 'base/pod.yaml.j2' %}}{{% block volumes %}}{{{{ super() }}}}\n{text}\n{{% endblock %}}")
+    };
+    let (base, named) = (pod("    - {name: base}"), pod("    - {name: set}"));
+    let sources = Sources {
+        base: files(&[("pod.yaml.j2", &base)]),
+        sets: BTreeMap::from([("desktop".into(), files(&[("pod.yaml.j2", &named)])), ("plain".into(), Files::new())]),
+    };
+    let library = Library::new(&sources);
+    let volumes = |name: Option<&str>| {
+        let vm = crate::test_support::vm(|_| ());
+        let random = RandomInput { display_password: "secret".into() };
+        let observed = crate::test_support::nothing();
+        let objects = render(&vm, &observed, &Default::default(), &random, library.get(name).unwrap()).unwrap();
+        let pod = objects.into_iter().find(|object| object.key.is_pod()).unwrap();
+        let names =
+            pod.value["spec"]["volumes"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap().to_owned());
+        names.filter(|name| ["base", "set"].contains(&name.as_str())).collect::<Vec<_>>()
+    };
+    assert_eq!(volumes(None), ["base"]);
+    assert_eq!(volumes(Some("plain")), ["base"]);
+    assert_eq!(volumes(Some("desktop")), ["base", "set"]);
+    let lineage = library.get(Some("desktop")).unwrap().lineage("pod.yaml.j2");
+    let lineage: Vec<&str> = lineage.iter().map(|(file, _)| file.as_str()).collect();
+    assert_eq!(lineage, ["sets/desktop/pod.yaml.j2", "pod.yaml.j2", "builtin/pod.yaml.j2"]);
+}
+
+#[test]
 fn output_is_bounded() {
     let text = "x".repeat(10_000);
     let template = format!("{{% for i in range(1000) %}}{text}{{% endfor %}}");

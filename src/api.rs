@@ -63,7 +63,9 @@ pub const GROUP: &str = "vmoperator.jdrupes.org";
     printcolumn(name = "Node", type_ = "string", json_path = ".status.nodeName", description = "The node it runs on"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0].address", description = "Its first address"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Set", type_ = "string", json_path = ".status.templates.set", priority = 1, description = "The template set that it selects"),
     printcolumn(name = "Templates", type_ = "string", json_path = ".status.templates.version", priority = 1, description = "The version of the template set from which its objects were rendered"),
+    printcolumn(name = "Restart", type_ = "string", json_path = ".status.conditions[?(@.type==\"RestartRequired\")].status", priority = 1, description = "Whether changes wait for the next start"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", priority = 1, description = "Why it is ready or not"),
     validation = Rule::new("self.metadata.name.size() <= 63").message("the name of a VM is used as a label and as a host name: at most 63 characters"),
 )]
@@ -359,6 +361,8 @@ pub enum VmAction {
     validation = Rule::new("!has(self.maximumCpus) || !has(self.currentCpus) || self.currentCpus <= self.maximumCpus").message("currentCpus must not be more than maximumCpus"),
     validation = Rule::new("!has(self.cpuTopology) || !has(self.currentCpus) || self.currentCpus <= self.cpuTopology.sockets * (self.cpuTopology.diesPerSocket < 1 ? 1 : self.cpuTopology.diesPerSocket) * (self.cpuTopology.coresPerDie < 1 ? 1 : self.cpuTopology.coresPerDie) * (self.cpuTopology.threadsPerCore < 1 ? 1 : self.cpuTopology.threadsPerCore)").message("currentCpus must not be more than the CPUs of cpuTopology"),
     validation = Rule::new("!has(self.currentRam) || !has(self.maximumRam) || quantity(string(self.currentRam).replace(' ', '').replace('B', '')).compareTo(quantity(string(self.maximumRam).replace(' ', '').replace('B', ''))) <= 0").message("currentRam must not be more than maximumRam"),
+    validation = Rule::new("!has(self.maximumRam) || quantity(string(self.maximumRam).replace(' ', '').replace('B', '').replace('ki', 'Ki')).compareTo(quantity('1Mi')) >= 0").message("maximumRam must be at least 1Mi: a number without a unit is in bytes"),
+    validation = Rule::new("!has(self.currentRam) || quantity(string(self.currentRam).replace(' ', '').replace('B', '').replace('ki', 'Ki')).compareTo(quantity('1Mi')) >= 0").message("currentRam must be at least 1Mi: a number without a unit is in bytes"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {

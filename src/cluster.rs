@@ -3,8 +3,10 @@
 //! Reads come from a cache: [`watch`] keeps every object that has the labels of a VM, so a reconcile at rest sends no request. Writes are
 //! [`Cluster::execute`], which executes a plan, and [`Cluster::write_status`].
 
+pub mod access;
 pub mod events;
 pub mod list_watch;
+pub mod mounts;
 pub mod packed;
 pub mod rights;
 pub mod watch;
@@ -24,13 +26,14 @@ use tokio::sync::Semaphore;
 use tracing::{debug, info, warn};
 
 use self::{
+    access::MissingRule,
     packed::{Arrived, Meta, Sent, Whole},
     watch::Children,
 };
 use crate::{
     api::{CloudInit, Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
     claims::Refusal,
-    object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered},
+    object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered, is_workload},
     observed::{MAXIMUM_DEPTH, Maker, NodeState, Object, Observed},
     ownership::{self, OBJECT_MANAGER, REPAIR_MANAGER, STATUS_MANAGER, status_to_apply},
     plan::{
@@ -100,6 +103,16 @@ pub enum ActionError {
         /// The error.
         source: Box<kube::Error>,
     },
+    /// The manager lacks a right.
+    #[error("{what} {key}: {rule}")]
+    Forbidden {
+        /// As in [`ActionError::Api`].
+        what: &'static str,
+        /// The object.
+        key: ObjectKey,
+        /// The rule that it lacks.
+        rule: MissingRule,
+    },
     /// An object with that name exists and does not belong to the VM.
     #[error("{0} exists and does not belong to this VM: delete or rename one of the two")]
     NameTaken(ObjectKey),
@@ -129,6 +142,17 @@ pub enum ActionError {
         /// Whether the Secret exists.
         exists: bool,
     },
+    /// The Pod would mount something that does not exist.
+    #[error(
+        "{object} {}, and the Pod would mount it: create it, or name another one",
+        match lacking { Lacking::Object => "does not exist".to_owned(), Lacking::Key(key) => format!("has no key {key}") }
+    )]
+    MountMissing {
+        /// The Secret or ConfigMap.
+        object: ObjectKey,
+        /// What is missing.
+        lacking: Lacking,
+    },
     /// The API server's answer can't be parsed.
     #[error("the API server's answer about {key} can't be parsed")]
     Answer {
@@ -139,6 +163,15 @@ pub enum ActionError {
     },
 }
 
+/// What is missing of an object that a Pod would mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lacking {
+    /// All of it.
+    Object,
+    /// A key of a ConfigMap.
+    Key(String),
+}
+
 impl ActionError {
     /// Whether the action may succeed when it is tried again unchanged.
     pub fn persistence(&self) -> Persistence {
@@ -147,9 +180,11 @@ impl ActionError {
             Self::Adopted(_) => Persistence::Busy,
             Self::Api { source, .. } if is_transient(source) => Persistence::Transient,
             Self::Api { .. }
+            | Self::Forbidden { .. }
             | Self::NameTaken(_)
             | Self::Shared { .. }
             | Self::SecretRefused { .. }
+            | Self::MountMissing { .. }
             | Self::Answer { .. } => Persistence::Lasting,
         }
     }
@@ -174,10 +209,12 @@ impl ActionError {
     /// What the metric `vm_operator_reconcile_errors` calls the error.
     pub fn label(&self) -> Cow<'static, str> {
         match self {
+            Self::Forbidden { .. } => "Forbidden".into(),
             Self::NameTaken(_) => Reason::NameTaken.as_str().into(),
             Self::Shared { .. } => "Shared".into(),
             Self::Adopted(_) => "Adopted".into(),
             Self::SecretRefused { .. } => Reason::SecretRefused.as_str().into(),
+            Self::MountMissing { .. } => Reason::MountMissing.as_str().into(),
             Self::Answer { .. } => "Answer".into(),
             Self::Api { source, .. } => api_label(source),
         }
@@ -188,7 +225,8 @@ impl ActionError {
         match self {
             Self::NameTaken(_) | Self::Shared { .. } => Reason::NameTaken,
             Self::SecretRefused { .. } => Reason::SecretRefused,
-            Self::Api { .. } | Self::Adopted(_) | Self::Answer { .. } => Reason::ApplyFailed,
+            Self::MountMissing { .. } => Reason::MountMissing,
+            Self::Api { .. } | Self::Forbidden { .. } | Self::Adopted(_) | Self::Answer { .. } => Reason::ApplyFailed,
         }
     }
 }
@@ -255,6 +293,11 @@ impl Cluster {
     pub async fn execute<'a>(&self, vm: &VirtualMachine, plan: &'a Plan) -> Executed<'a> {
         let mut executed = Executed { done: Vec::new(), refusals: Vec::new(), beside: Vec::new(), result: Ok(()) };
         for (number, step) in plan.steps.iter().enumerate() {
+            // An object of the step before may be what creates them.
+            if let Err(error) = self.check_mounts(vm, step).await {
+                executed.result = Err(error);
+                break;
+            }
             let results = join_all(step.iter().map(|action| self.execute_action(vm, action))).await;
             for (action, result) in step.iter().zip(results) {
                 match (action, result) {
@@ -263,11 +306,18 @@ impl Cluster {
                         if object.key.is_claim() && !error.is_transient() =>
                     {
                         warn!(object = %object.key, error = %ErrorChain(&error), "the claim stays as it is");
-                        let answer = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                        let answer =
+                            error.source().map_or_else(|| error.to_string(), |answer| ErrorChain(answer).to_string());
                         executed.refusals.push(Refusal { claim: object.key.clone(), answer });
                     }
-                    (action, Err(error)) if is_action_beside(number, action) => executed.beside.push(error),
-                    (_, Err(error)) => executed.result = executed.result.and(Err(error)),
+                    (action, Err(error)) => {
+                        let error = self.with_missing_rule(&namespace_of(vm), error).await;
+                        if is_action_beside(number, action) {
+                            executed.beside.push(error);
+                        } else {
+                            executed.result = executed.result.and(Err(error));
+                        }
+                    }
                 }
             }
             if executed.result.is_err() {
@@ -310,10 +360,12 @@ impl Cluster {
             Action::Delete { key, uid, grace, version, keeps_owned, reason: _ } => {
                 let resource_version = version.map(|version| version.to_string());
                 let preconditions = Preconditions { uid: Some(uid.clone()), resource_version };
+                // Of a Job that is deleted without a policy, the Pods stay.
+                let of_maker = is_workload(key).then_some(PropagationPolicy::Background);
                 let parameters = DeleteParams {
                     preconditions: Some(preconditions),
                     grace_period_seconds: grace.and_then(|seconds| seconds.try_into().ok()),
-                    propagation_policy: keeps_owned.then_some(PropagationPolicy::Orphan),
+                    propagation_policy: keeps_owned.then_some(PropagationPolicy::Orphan).or(of_maker),
                     ..DeleteParams::default()
                 };
                 self.delete(&namespace_of(vm), key, uid, &parameters).await

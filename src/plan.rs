@@ -8,11 +8,12 @@
 //! |---|---|---|---|---|---|
 //! | should run | create it | leave it | create it again, after a growing pause | wait | refuse |
 //! | should run, and a restart is requested or its guest stays down | create it | delete it, create it again | delete it, create it again | wait | refuse |
-//! | should run, and its Pod is Unschedulable and not as rendered any more | | delete it, create it again | | | |
+//! | should run, and no guest has started in its Pod, which is not as rendered any more | | delete it, create it again | | | |
 //! | should be down | nothing | delete it | delete it | wait | nothing |
 //! | is halting: its guest has shut down, and the status does not say so yet | nothing | leave it | leave it | wait | nothing |
 //!
-//! [`Planner::runtime_object`] is this table.
+//! [`Planner::runtime_object`] is this table. [`unstarted`] says in which Pod no guest can have started: no node could take it, or the
+//! kubelet reports that none of the containers that can run QEMU has ever started, and why. Only such a Pod is replaced because of a change.
 //!
 //! Two Pods never run the same VM:
 //! - The Pod has the VM's name, so the API server refuses a second one.
@@ -51,16 +52,19 @@ pub mod kinds;
 mod metadata;
 pub mod pending;
 mod retry;
+pub mod unstarted;
 
 pub use self::action::{Action, DeleteReason, Wait};
-use self::{beside::is_beside, guests::Guests};
+use self::{
+    beside::is_beside,
+    guests::Guests,
+    unstarted::{late_at, untaken_at},
+};
 
 /// The time after the end of its grace period that a Pod may need until it is gone. The kubelet itself adds a little
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination>). After that, also the time between two looks at
 /// its node.
 const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
-/// The time after which a Pod that has a node should have created its containers.
-const LATE: SignedDuration = SignedDuration::from_mins(2);
 /// The grace period in seconds of a Pod that does not wait for its guest. With 0 the API server would remove the Pod before the node
 /// has ended it.
 const FORCED_GRACE: i64 = 1;
@@ -424,7 +428,9 @@ impl<'a> Planner<'a> {
             (Wanted::Up, Existing::Present(found) | Existing::Ended(found)) if self.is_replaced(found) => {
                 self.delete_and_wait(found, DeleteReason::Restart);
             }
-            (Wanted::Up, Existing::Present(found)) if is_outdated_before_start(object, found) => {
+            (Wanted::Up, Existing::Present(found))
+                if unstarted::is_outdated(self.vm, object, found, self.observed.now) =>
+            {
                 self.delete_and_wait(found, DeleteReason::Changed);
             }
             (Wanted::Up, Existing::Present(found)) => self.keep_runtime_object(object, found),
@@ -448,8 +454,10 @@ impl<'a> Planner<'a> {
     fn keep_runtime_object(&mut self, object: &Rendered, found: &Arc<Object>) {
         if object.key.is_pod() {
             self.forget_retry_of_lasting_pod();
-            if let Some(late) = late_at(found).filter(|late| *late > self.observed.now) {
-                self.plan.requeue_at(late, self.observed.now);
+            for late in [late_at(found), untaken_at(found)].into_iter().flatten() {
+                if late > self.observed.now {
+                    self.plan.requeue_at(late, self.observed.now);
+                }
             }
         }
         // The existing object keeps its restart annotation. Another value would look like a new restart.
@@ -492,7 +500,7 @@ impl<'a> Planner<'a> {
 
     fn delete_and_wait(&mut self, found: &Object, reason: DeleteReason) {
         let grace = (reason == DeleteReason::Force).then(|| forced_grace(found, self.observed.now));
-        // A Pod that gets its node at this moment has another version then, and is kept.
+        // A Pod that gets its node or starts at this moment has another version then, and is kept.
         let version = (reason == DeleteReason::Changed).then_some(found.version);
         let (key, uid) = (found.key.clone(), found.uid.clone());
         self.plan.steps[0].push(Action::Delete { key, uid, reason, grace, version, keeps_owned: false });
@@ -565,31 +573,10 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// When a Pod that has a node is late, because its containers are not created; `None` if they are.
-pub fn late_at(pod: &Object) -> Option<Timestamp> {
-    let is_creating = |status: &Value| {
-        let reason = status["state"]["waiting"]["reason"].as_str();
-        reason.is_some_and(|reason| ["ContainerCreating", "PodInitializing"].contains(&reason))
-    };
-    let scheduled = pod.condition("PodScheduled", "True")?["lastTransitionTime"].as_str()?.parse::<Timestamp>().ok()?;
-    let is_waiting = pod.phase() == Some("Pending") && pod.container_statuses().any(is_creating);
-    scheduled.checked_add(LATE).ok().filter(|_| is_waiting)
-}
-
 /// Whether a container of a Pod may run, as far as its kubelet has reported. The kubelet may have restarted a container that has ended,
 /// so only the Pod's phase is final.
 fn may_run(pod: &Object) -> bool {
     pod.node_name().is_some() && !pod.has_ended()
-}
-
-/// Whether an existing object is a Pod that the scheduler could not place, and that is not as rendered any more. No guest runs in it, so
-/// nothing has to wait; otherwise it would stay, although the VM's new spec may fit a node.
-fn is_outdated_before_start(object: &Rendered, found: &Object) -> bool {
-    object.key.is_pod()
-        && found.node_name().is_none()
-        && found.condition("PodScheduled", "False").is_some()
-        && found.annotations.get(HASH_ANNOTATION) != Some(&object.hash)
-        && !pending::changes(object, found).is_empty()
 }
 
 /// Whether an object exists only while the VM runs.

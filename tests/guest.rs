@@ -128,6 +128,9 @@ fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
     runner.closes(&large);
     insert("/no/such.iso", 0);
     runner.logs("not changed change=\"Insert { id: \\\"cd0\\\", file: \\\"/no/such.iso\\\" }\"");
+    // The status says so too.
+    runner.logs("/no/such.iso can't be inserted into the CD drive cd0: ");
+    runner.logs("condition=\"ChangesApplied\" status=false reason=\"ChangeFailed\"");
     insert(&small, 0);
     runner.opens(&small);
     // QEMU connects to the web server when the CD is inserted.

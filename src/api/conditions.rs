@@ -21,6 +21,8 @@ pub const OBJECTS_READY: &str = "ObjectsReady";
 pub const POWER_UNMANAGED: &str = "PowerUnmanaged";
 /// QEMU runs the guest (written by the runner).
 pub const RUNNING: &str = "Running";
+/// QEMU refused a change of the running VM. It is never `True` (written by the runner).
+pub const CHANGES_APPLIED: &str = "ChangesApplied";
 /// The guest agent has answered (written by the runner).
 pub const BOOTED: &str = "Booted";
 /// The login agent in the guest answers (written by the runner).

@@ -40,6 +40,8 @@ const UNITS: [(&str, u64); 12] = [
 
 /// The texts that the CRD's schema accepts: those that [`Quantity::parse`] does, with no more digits than every unit allows below 16 EiB.
 pub const PATTERN: &str = r"^([0-9]{1,18}(\.[0-9]{1,18})? ?|[0-9]{1,15}(\.[0-9]{1,18})? ?(ki?|Ki)|[0-9]{1,12}(\.[0-9]{1,18})? ?Mi?|[0-9]{1,9}(\.[0-9]{1,18})? ?Gi?|[0-9]{1,6}(\.[0-9]{1,18})? ?Ti?|[0-9]{1,4}(\.[0-9]{1,18})? ?Pi?|(1[0-5]|[0-9])(\.[0-9]{1,18})? ?Ei?)B?$";
+/// One MiB.
+const MEBI: u64 = 1 << 20;
 /// The largest number of bytes that the schema accepts as a number.
 const LARGEST: u64 = 1 << 60;
 
@@ -88,10 +90,15 @@ impl Quantity {
         Self { text: bytes.to_string(), bytes, number: true }
     }
 
-    /// The size as people read it: `512Mi`, or a number of bytes where no unit fits.
+    /// The size as people read it: `512Mi`, `1G`. What no unit fits is rounded to MiB: QEMU, for example, rounds memory to pages.
     pub fn with_unit(bytes: u64) -> Self {
-        let (unit, factor) =
-            largest_unit(&UNITS[..6], bytes).or_else(|| largest_unit(&UNITS[6..], bytes)).unwrap_or(("", 1));
+        let exact = |bytes| largest_unit(&UNITS[1..6], bytes).or_else(|| largest_unit(&UNITS[7..], bytes));
+        let rounded = (bytes.saturating_add(MEBI / 2) / MEBI).saturating_mul(MEBI);
+        let (bytes, (unit, factor)) = match (exact(bytes), exact(rounded)) {
+            (Some(unit), _) => (bytes, unit),
+            (None, Some(unit)) => (rounded, unit),
+            (None, None) => (bytes, ("", 1)),
+        };
         Self { text: format!("{}{unit}", bytes / factor), bytes, number: false }
     }
 
@@ -217,7 +224,11 @@ mod tests {
             (4 << 30, "4Gi"),
             (1536 << 20, "1536Mi"),
             (1_000_000_000, "1G"),
-            (4100 << 10, "4100Ki"),
+            (8 << 30, "8Gi"),
+            // QEMU makes this of 1G and of 1.5G.
+            (976_568 << 10, "954Mi"),
+            (1_500_004_352, "1431Mi"),
+            ((8 << 30) - 4096, "8Gi"),
             (1025, "1025"),
         ] {
             assert_eq!(Quantity::with_unit(bytes).to_string(), text);

@@ -69,7 +69,7 @@ reasons! {
     Unschedulable, "Ready=False, event", Warning, "No node can take the Pod, or a claim is not bound. The message is the scheduler's.";
     ImagePullFailed, "Ready=False, event", Warning, "The kubelet can't get the container's image. The message is the kubelet's.";
     ContainerWaiting, "Ready=False, event", Warning, "The kubelet can't start the container. The message is the kubelet's.";
-    StartDelayed, "Ready=False, event", Warning, "The Pod has had a node for two minutes, and its containers are not created: the image is still being fetched, or a Secret, a ConfigMap or a volume is missing.";
+    StartDelayed, "Ready=False, event", Warning, "The Pod has had a node for two minutes, and its containers are not created: the image is still being fetched, or a Secret, a ConfigMap or a volume is missing. Or the node has not taken the Pod for 30 seconds, because it does not exist or does not answer.";
     RunnerFailed, "Ready=False, event", Warning, "QEMU or the runner failed. The message is the last one that it logged, with the time of the next try.";
     PodFailed, "Ready=False, event", Warning, "The Pod failed. The message has the cause and the time of the next try.";
     PodSucceeded, "Ready=False, event", Notice, "The Pod's containers ended without an error. The message has the time of the next try.";
@@ -79,6 +79,7 @@ reasons! {
     NameTaken, "Ready=False, ObjectsReady=False, event", Warning, "An object with the needed name belongs to someone else. The manager does not take it over.";
     ClaimInUse, "Ready=False, event", Warning, "A Pod that is not this VM's mounts one of its claims and can write to it. The VM starts when that Pod is gone.";
     ApplyFailed, "Ready=False, ObjectsReady=False, event", Warning, "The API server refused an object, or could not store it three times in a row, for example because a webhook does not answer. The message is the API server's.";
+    MountMissing, "Ready=False, event", Warning, "The Pod would mount a Secret or a ConfigMap that does not exist, or lacks the key; the message names it. The VM starts when it is there.";
     SecretRefused, "Ready=False, event", Warning, "The VM takes cloud-init data from a Secret that is not meant for VMs, or does not exist. The message has the label that the Secret needs.";
     WatchFailed, "Ready=False, event", Warning, "The manager can't watch a kind of object that the templates create, because it lacks the right or the kind does not exist. The VM can still be stopped.";
     TemplateError, "Ready=False, TemplatesValid=False, event", Warning, "A template can't be rendered, so nothing shows whether the VM is as its newest spec wants it. The message has file, line and column.";
@@ -98,6 +99,7 @@ reasons! {
     GrowthPending, "StorageReady=False", Passing, "A claim is not asked to grow yet.";
     Resizing, "StorageReady=False", Passing, "A claim's volume grows.";
     StateNotSet, "PowerUnmanaged=True", Fine, "Nobody sets `spec.vm.state`; the VM keeps its last power state.";
+    ChangeFailed, "Ready=False, ChangesApplied=False, event", Warning, "QEMU refused a change of the running VM, such as a CD that can't be inserted. The message has QEMU's words. The runner tries again with the next change of the spec.";
     Started, "Running=True, event", Notice, "QEMU runs and the guest executes.";
     Paused, "Ready=False, Running=False", Fine, "QEMU runs, but the guest is paused.";
     PoweredDown, "Running=False", Fine, "The guest shut down because the runner asked it to.";

@@ -98,7 +98,7 @@ pub struct VirtualMachineStatus {
     /// The number of CPUs of the running guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// The memory of the running guest, such as `512Mi`; in bytes where no unit fits.
+    /// The memory of the running guest, such as `8Gi` or `512Mi`; rounded to MiB where no unit fits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram: Option<String>,
     /// The address of the viewer that is connected to the display.

@@ -1,16 +1,11 @@
-//! Whether the manager may do with a kind of objects what a new set of templates needs. It asks the API server, without doing it
-//! (<https://kubernetes.io/docs/reference/access-authn-authz/authorization/#checking-api-access>).
+//! Whether the manager may do with a kind of objects what a new set of templates or an action needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures::future::try_join_all;
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
-use kube::{
-    Api,
-    api::{ApiResource, PostParams, TypeMeta},
-};
+use kube::api::{ApiResource, TypeMeta};
 
-use super::Cluster;
+use super::{ActionError, Cluster};
 
 /// What the manager must be allowed to do with a kind of objects.
 pub struct Rights<'a> {
@@ -48,7 +43,15 @@ impl Cluster {
         for (namespace, verbs) in self.lacking(&resource, &verbs, rights.namespaces).await? {
             lacking.entry(namespace).or_default().extend(verbs);
         }
-        Ok(lacking.first_key_value().map(|(namespace, verbs)| sentence(&resource, namespace, verbs)))
+        let Some((namespace, verbs)) = lacking.first_key_value() else { return Ok(None) };
+        // A ClusterRole is needed anyway, so it may have everything that is lacking somewhere.
+        let all = [rights.watching, rights.in_namespaces].concat();
+        let is_lacking = |verb: &&str| {
+            if namespace.is_empty() { lacking.values().flatten().any(|it| it == verb) } else { verbs.contains(verb) }
+        };
+        let verbs: Vec<&str> = all.into_iter().filter(is_lacking).collect();
+        let namespace = Some(namespace.as_str()).filter(|namespace| !namespace.is_empty());
+        Ok(Some(self.children.access.rule(&resource, &verbs, namespace).await.to_string()))
     }
 
     /// The verbs that the manager lacks, by namespace. The empty one stands for all namespaces.
@@ -60,7 +63,7 @@ impl Cluster {
     ) -> kube::Result<BTreeMap<String, Vec<&'a str>>> {
         let questions = namespaces.iter().flat_map(|namespace| verbs.iter().map(move |verb| (namespace, *verb)));
         let answers = questions.map(|(namespace, verb)| async move {
-            let is_allowed = self.is_allowed(resource, verb, namespace).await?;
+            let is_allowed = self.limited(self.children.access.is_allowed(resource, verb, namespace)).await?;
             Ok::<_, kube::Error>((namespace, verb, is_allowed))
         });
         let mut lacking: BTreeMap<String, Vec<&str>> = BTreeMap::new();
@@ -70,34 +73,31 @@ impl Cluster {
         Ok(lacking)
     }
 
-    async fn is_allowed(&self, resource: &ApiResource, verb: &str, namespace: &str) -> kube::Result<bool> {
-        let attributes = ResourceAttributes {
-            group: Some(resource.group.clone()),
-            version: Some(resource.version.clone()),
-            resource: Some(resource.plural.clone()),
-            verb: Some(verb.to_owned()),
-            namespace: Some(namespace.to_owned()),
-            ..ResourceAttributes::default()
+    /// The error of an action, with the rule if the manager lacks a right for it.
+    pub(super) async fn with_missing_rule(&self, namespace: &str, error: ActionError) -> ActionError {
+        let (what, key, source) = match error {
+            ActionError::Api { what, key, source } if matches!(&*source, kube::Error::Api(answer) if answer.is_forbidden()) => {
+                (what, key, source)
+            }
+            error => return error,
         };
-        let spec = SelfSubjectAccessReviewSpec {
-            resource_attributes: Some(attributes),
-            ..SelfSubjectAccessReviewSpec::default()
+        let verbs: &[&str] = match what {
+            // An apply to an object that does not exist creates it.
+            "apply" => &["create", "patch"],
+            "label" => &["patch"],
+            "delete" => &["delete"],
+            _ => &["get"],
         };
-        let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-        let api: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
-        let answer = self.limited(api.create(&PostParams::default(), &review)).await?;
-        Ok(answer.status.is_some_and(|status| status.allowed))
+        let resource = self.children.resources.of(&key.types()).await;
+        let rule = match &resource {
+            Ok(resource) => self.children.access.missing_rule(resource, verbs, Some(namespace)).await,
+            Err(_) => None,
+        };
+        match rule {
+            Some(rule) => ActionError::Forbidden { what, key, rule },
+            None => ActionError::Api { what, key, source },
+        }
     }
-}
-
-fn sentence(resource: &ApiResource, namespace: &str, verbs: &[&str]) -> String {
-    let group = if resource.group.is_empty() { String::new() } else { format!(".{}", resource.group) };
-    let place = if namespace.is_empty() { "all namespaces".to_owned() } else { format!("the namespace {namespace}") };
-    format!(
-        "the manager may not {} {}{group} in {place}: add the missing verbs for this kind to its Role",
-        verbs.join(", "),
-        resource.plural
-    )
 }
 
 #[cfg(test)]
@@ -109,7 +109,7 @@ mod tests {
 
     use axum::http::{Request, Response};
     use http_body_util::BodyExt;
-    use kube::{Client, client::Body};
+    use kube::{Client, client::Body, core::Status};
     use serde_json::{Value, json};
     use tower::service_fn;
 
@@ -117,7 +117,9 @@ mod tests {
     use crate::{
         cluster::{RequestLimit, watch::Children},
         metrics::Metrics,
-        object::pods,
+        object::{ObjectKey, pods},
+        process::ErrorChain,
+        schedule::Persistence,
     };
 
     /// A cluster whose API server allows these verbs in these namespaces, and how many questions it was asked.
@@ -125,8 +127,13 @@ mod tests {
         let asked = Arc::new(Mutex::new(0));
         let counted = asked.clone();
         let server = service_fn(move |request: Request<Body>| {
-            *counted.lock().unwrap() += 1;
+            let is_account = request.uri().path().ends_with("selfsubjectreviews");
+            *counted.lock().unwrap() += usize::from(!is_account);
             async move {
+                if is_account {
+                    let answer = json!({ "status": { "userInfo": { "username": "me" } } }).to_string();
+                    return Ok::<_, Infallible>(Response::new(Body::from(answer.into_bytes())));
+                }
                 let body = request.into_body().collect().await.unwrap().to_bytes();
                 let review: Value = serde_json::from_slice(&body).unwrap();
                 let attributes = &review["spec"]["resourceAttributes"];
@@ -137,7 +144,7 @@ mod tests {
                 };
                 let answer =
                     json!({ "spec": {}, "status": { "allowed": allowed.iter().any(|(verb, place)| is(verb, place)) } });
-                Ok::<_, Infallible>(Response::builder().body(Body::from(answer.to_string().into_bytes())).unwrap())
+                Ok(Response::new(Body::from(answer.to_string().into_bytes())))
             }
         });
         let client = Client::new(server, "ns");
@@ -146,23 +153,50 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_verbs_that_are_lacking_are_named() {
+    async fn the_rule_that_is_lacking_is_named() {
+        let of_role = "give its account me a Role in that namespace with the rule - {apiGroups: [\"\"], resources: [pods], verbs: ";
+        let of_cluster_role = of_role.replace("a Role in that namespace", "a ClusterRole");
         for (watched, allowed, expected, requests) in [
             (Some("a"), &[("list", "a"), ("list", "b"), ("get", "a"), ("get", "b")] as &[_], None, 4),
-            (Some("a"), &[("get", "a"), ("get", "b")], Some("list pods in the namespace a"), 4),
-            (Some("a"), &[("list", "a"), ("list", "b"), ("get", "a")], Some("get pods in the namespace b"), 4),
+            (Some("a"), &[("get", "a"), ("get", "b")], Some(("list", "the namespace a")), 4),
+            (Some("a"), &[("get", "b")], Some(("list, get", "the namespace a")), 4),
+            (Some("a"), &[("list", "a"), ("list", "b"), ("get", "a")], Some(("get", "the namespace b")), 4),
             // A manager of all namespaces.
             (None, &[("list", ""), ("get", "")], None, 2),
             (None, &[("list", ""), ("get", "a"), ("get", "b")], None, 4),
-            (None, &[("list", "a"), ("get", "")], Some("list pods in all namespaces"), 2),
+            (None, &[("list", ""), ("get", "a")], Some(("get", "the namespace b")), 4),
+            (None, &[("list", "a"), ("get", "")], Some(("list", "all namespaces")), 2),
+            (None, &[("get", "a")], Some(("list, get", "all namespaces")), 4),
         ] {
             let (cluster, asked) = cluster(watched, allowed);
             let namespaces = ["a", "b"].map(str::to_owned).into();
             let rights = Rights { watching: &["list"], in_namespaces: &["get"], namespaces: &namespaces };
             let why = cluster.unusable(&pods(), &rights).await.unwrap();
-            let expected = expected
-                .map(|what| format!("the manager may not {what}: add the missing verbs for this kind to its Role"));
+            let expected = expected.map(|(verbs, place)| {
+                let role = if place == "all namespaces" { &of_cluster_role } else { of_role };
+                format!("the manager may not {verbs} pods in {place}; {role}[{verbs}]}}")
+            });
             assert_eq!((why, *asked.lock().unwrap()), (expected, requests), "{watched:?} {allowed:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refusal_names_a_rule_only_if_one_is_missing() {
+        let forbidden = |what| {
+            let answer = Status { code: 403, reason: "Forbidden".into(), message: "no".into(), ..Status::default() };
+            let key = ObjectKey { api_version: "v1".into(), kind: "Pod".into(), name: "apple".into() };
+            ActionError::Api { what, key, source: Box::new(kube::Error::Api(Box::new(answer))) }
+        };
+        let (cluster, _) = cluster(Some("a"), &[("create", "a"), ("patch", "a")]);
+        for (what, verbs) in [("apply", None), ("label", None), ("delete", Some("delete")), ("read", Some("get"))] {
+            let error = cluster.with_missing_rule("a", forbidden(what)).await;
+            let expected = match verbs {
+                Some(verbs) => format!("{what} Pod apple: the manager may not {verbs} pods in the namespace a; "),
+                None => format!("{what} Pod apple: no"),
+            };
+            let text = ErrorChain(&error).to_string();
+            assert!(text.starts_with(&expected), "{text}");
+            assert_eq!((error.persistence(), error.label().as_ref()), (Persistence::Lasting, "Forbidden"));
         }
     }
 }

@@ -55,6 +55,7 @@ use tokio::{sync::watch, time::sleep};
 use tracing::{debug, warn};
 
 use super::{
+    access::Access,
     list_watch::{self, find_and_watch},
     packed::{Arrived, Meta, Packed, PackedVm, Shapes, VmName, Whole},
 };
@@ -78,6 +79,8 @@ pub struct Children {
     objects: Mutex<HashMap<VmName, Vec<Packed>>>,
     /// Where the API server serves the kinds.
     pub(super) resources: Resources,
+    /// What the manager may do.
+    pub(super) access: Access,
     /// The field sets of all objects.
     pub(super) shapes: Shapes,
     /// UIDs of the objects that were deleted last: an answer to a write may arrive after the watch has reported the deletion.
@@ -160,8 +163,10 @@ impl WatchState {
 pub struct WatchError {
     /// The kind.
     pub kind: String,
-    /// What the API server says.
+    /// What the API server says, or the rule that the manager lacks.
     pub message: String,
+    /// Whether the watch worked before: a person has taken something away. Otherwise the API server may not have it yet.
+    pub has_worked: bool,
 }
 
 impl Children {
@@ -174,6 +179,7 @@ impl Children {
         let (trigger, triggered) = mpsc::unbounded();
         let children = Self {
             resources: Resources::new(client.clone()),
+            access: Access::new(client.clone()),
             client,
             namespace,
             metrics,
@@ -297,9 +303,12 @@ impl Children {
         }
         for (kind, mut state) in pending {
             let state = state.wait_for(|state| *state != WatchState::Listing).await.map(|state| state.clone());
-            if let Ok(WatchState::Failed { message, .. } | WatchState::Refused { message }) = state {
-                return Err(WatchError { kind: kind.kind, message });
-            }
+            let (message, has_worked) = match state {
+                Ok(WatchState::Failed { message, .. }) => (message, false),
+                Ok(WatchState::Refused { message }) => (message, true),
+                Ok(WatchState::Listing | WatchState::Complete) | Err(_) => continue,
+            };
+            return Err(WatchError { kind: kind.kind, message, has_worked });
         }
         Ok(())
     }
@@ -401,7 +410,7 @@ impl Children {
                     Err(error) => {
                         let is_missing = list_watch::code(&error) == Some(404);
                         let is_refused = list_watch::is_refused(&error);
-                        let error = ErrorChain(&error).to_string();
+                        let error = children.explained(&kind, &error).await;
                         if repeats.is_new(&error) {
                             warn!(kind = kind.kind, error, "the watch was cut");
                         }
@@ -427,6 +436,17 @@ impl Children {
             }
         });
         receiver
+    }
+
+    /// Why a kind can't be watched: the rule that the manager lacks, or the error.
+    async fn explained(&self, kind: &TypeMeta, error: &watcher::Error) -> String {
+        if list_watch::code(error) == Some(403)
+            && let Ok(resource) = self.resources.of(kind).await
+            && let Some(rule) = self.access.missing_rule(&resource, &["list", "watch"], self.namespace()).await
+        {
+            return rule.to_string();
+        }
+        ErrorChain(error).to_string()
     }
 
     /// Finds the resource of a kind.

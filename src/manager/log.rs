@@ -4,8 +4,8 @@ use std::io::{self, IsTerminal};
 
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
-/// What is logged unless RUST_LOG says otherwise.
-const DEFAULT: &str = "info,kube_runtime=warn";
+/// What is logged unless RUST_LOG says otherwise. What kube logs of watches the manager logs too, without the names of types.
+const DEFAULT: &str = "info,kube_runtime=error";
 
 /// How long sending the last spans may take when the program ends.
 #[cfg(any(test, feature = "otel"))]

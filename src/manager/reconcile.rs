@@ -46,7 +46,7 @@ use crate::{
     plan::{self, Plan, guests, kinds, plan},
     process::{ErrorChain, lock},
     render::{RandomInput, TemplateError, TemplateSet},
-    schedule,
+    schedule::{self, Persistence},
     status::{
         Outcome, Problem, Reconciled, Source,
         events::{self, events},
@@ -397,8 +397,10 @@ impl Reconciler {
 /// The failure that the status reports, if a person must know of it.
 fn failure(action: Option<&ActionError>, unwatched: Option<&WatchError>, failures_before: u32) -> Option<Problem> {
     let of_action = |error: &ActionError| (error.persistence(), error.reason(), ErrorChain(error).to_string());
-    let of_watch =
-        |error: &WatchError| (schedule::Persistence::Transient, Reason::WatchFailed, ErrorChain(error).to_string());
+    let of_watch = |error: &WatchError| {
+        let persistence = if error.has_worked { Persistence::Lasting } else { Persistence::Transient };
+        (persistence, Reason::WatchFailed, ErrorChain(error).to_string())
+    };
     let failures = action.map(of_action).into_iter().chain(unwatched.map(of_watch));
     let mut reported = failures.filter(|(persistence, ..)| schedule::is_reported(*persistence, failures_before));
     reported.next().map(|(_, reason, message)| Problem { reason, message })

@@ -51,8 +51,8 @@ const FIRST_LIST: Duration = Duration::from_secs(10);
 /// When a check that could not run is tried again. Also when a set that was refused is looked at again for the first time, although neither
 /// it nor the VM with which it failed has changed: a right or a quota may have. The pause doubles each time.
 const AGAIN: Duration = Duration::from_secs(5);
-/// The longest pause before a set that was refused is looked at again.
-const REFUSED_AGAIN: Duration = Duration::from_secs(300);
+/// The longest pause before a set that was refused is looked at again. With the time of a look it is less than a minute.
+const REFUSED_AGAIN: Duration = Duration::from_secs(45);
 
 /// The template sets with which VMs are rendered.
 #[derive(Debug)]
@@ -520,6 +520,8 @@ async fn try_out(sample: &Sample, cluster: &Cluster) -> Result<bool, Option<Refu
         ActionError::Api { source, .. } => format!("the API server refuses {}: {}", object.key, ErrorChain(&**source)),
         error => ErrorChain(error).to_string(),
     };
+    // The API server was asked about an object with another name.
+    let message = message.replace(&check::trial(object).key.name, &object.key.name);
     let error = TemplateError::refused(&object.template, message);
     Err(Some(Refused { error, vm: Some(Box::new(vm.clone())) }))
 }
@@ -658,8 +660,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pause_between_two_looks_at_a_refused_set_grows_to_five_minutes() {
-        let pauses: Vec<u64> = [0, 1, 2, 5, 6, 100].map(|tries| pause(tries).as_secs()).into();
-        assert_eq!(pauses, [5, 10, 20, 160, 300, 300]);
+    fn a_refused_set_is_looked_at_again_within_a_minute() {
+        let pauses: Vec<u64> = [0, 1, 2, 3, 4, 100].map(|tries| pause(tries).as_secs()).into();
+        assert_eq!(pauses, [5, 10, 20, 40, 45, 45]);
+        assert!(REFUSED_AGAIN + 2 * AGAIN < Duration::from_secs(60));
     }
 }

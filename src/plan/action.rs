@@ -61,7 +61,7 @@ pub enum DeleteReason {
     Ended,
     /// A forced stop was requested: the Pod does not wait for its guest.
     Force,
-    /// No node can take the Pod, so no guest runs, and it is not as rendered any more.
+    /// No guest has started in the Pod, and it is not as rendered any more.
     Changed,
     /// No template renders the object any more.
     NotRendered,

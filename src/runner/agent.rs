@@ -382,6 +382,7 @@ impl Agent {
             debug!(%error, "QEMU's monitor");
             return;
         }
+        self.observation.refused.clear();
         for change in changes(&Desired::from(&self.options.configuration), &session.actual) {
             self.apply_change(change, session).await;
         }
@@ -402,12 +403,18 @@ impl Agent {
             return;
         }
         let is_password = matches!(change, Change::Password(_));
+        let problem = change.problem();
         match carry_out(change, session).await {
             Ok(()) => {
                 info!(change = name, "changed");
                 self.observation.password_changes += u64::from(is_password);
             }
-            Err(error) => warn!(change = name, error = %ErrorChain(&error), "not changed"),
+            Err(error) => {
+                warn!(change = name, error = %ErrorChain(&error), "not changed");
+                if let (Some(problem), QmpError::Refused { reason, .. }) = (problem, &error) {
+                    self.observation.refused.push(format!("{problem}: {reason}"));
+                }
+            }
         }
     }
 

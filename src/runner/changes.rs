@@ -132,6 +132,18 @@ pub enum Change {
     Reset(u64),
 }
 
+impl Change {
+    /// What to tell a person if QEMU refuses the change; `None` if it matters only to the log: a custom QEMU template, for example, may have
+    /// no balloon.
+    pub fn problem(&self) -> Option<String> {
+        match self {
+            Self::Insert { id, file } => Some(format!("{file} can't be inserted into the CD drive {id}")),
+            Self::Eject { id } => Some(format!("the CD can't be taken out of the drive {id}")),
+            Self::Plug { .. } | Self::Unplug { .. } | Self::Balloon(_) | Self::Password(_) | Self::Reset(_) => None,
+        }
+    }
+}
+
 /// The prefix of the names of CPUs that the runner has plugged. Only a CPU with a name can be unplugged; those of QEMU's start have
 /// none. With the standard template QEMU starts with one CPU.
 const CPU_PREFIX: &str = "vmop-cpu-";

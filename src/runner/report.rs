@@ -43,6 +43,8 @@ pub struct Observation {
     pub reset_counter: Option<u64>,
     /// The changes that take effect at QEMU's next start.
     pub pending: Vec<PendingChange>,
+    /// The changes that QEMU refused, each as a sentence with QEMU's words.
+    pub refused: Vec<String>,
     /// See [`ConfigFile::digest`](crate::runner_config::ConfigFile::digest).
     pub config_digest: Option<String>,
     /// The UID of the VirtualMachine. If it changes, the VM was deleted and created again while QEMU ran, and its new status is empty.
@@ -238,13 +240,19 @@ fn all_conditions(observation: &Observation, machine: &MachineState, activity: A
         };
         finding.condition(type_)
     };
-    vec![
+    let mut all = vec![
         running(machine, activity).condition(conditions::RUNNING),
         of_guest(conditions::BOOTED, booted),
         of_guest(conditions::VMOP_AGENT_CONNECTED, login_agent),
         of_guest(conditions::USER_LOGGED_IN, logged_in),
         of_guest(conditions::CONSOLE_CONNECTED, console),
-    ]
+    ];
+    // The condition exists only while something is wrong.
+    if activity.is_running() && !observation.refused.is_empty() {
+        let refused = Finding::new(false, Reason::ChangeFailed, observation.refused.join(" "));
+        all.push(refused.condition(conditions::CHANGES_APPLIED));
+    }
+    all
 }
 
 fn running(machine: &MachineState, activity: Activity) -> Finding {
@@ -395,6 +403,13 @@ mod tests {
                     viewers: vec![viewer.clone()],
                     password_changes: 2,
                     password_expiry: Some("never".into()),
+                    ..up.clone()
+                },
+            ),
+            (
+                "a CD was refused",
+                Observation {
+                    refused: vec!["/no/such.iso can't be inserted into the CD drive cd0: No such file".into()],
                     ..up.clone()
                 },
             ),

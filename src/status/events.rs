@@ -75,7 +75,9 @@ fn action_done(action: &Action) -> Option<Event> {
             }
             DeleteReason::Changed => (
                 Reason::Restarting,
-                format!("deleted {key} to create it again: no node can take it, and its spec has changed"),
+                format!(
+                    "deleted {key} to create it again: no guest has started in it, and its spec or its template has changed"
+                ),
                 "Restart",
             ),
             DeleteReason::Force => (Reason::Forced, format!("{key} ends without waiting for its guest"), "Stop"),

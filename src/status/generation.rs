@@ -5,7 +5,7 @@
 //! | does not exist | | none |
 //! | exists, and the runner has not reported yet | nothing | the former one |
 //! | is being replaced or stopped | the spec wants another guest than this one | the former one |
-//! | runs | changes wait for the next start, or the runner has not read the newest `config.yaml` | the former one |
+//! | runs | changes wait for the next start, QEMU refused one, or the runner has not read the newest `config.yaml` | the former one |
 //! | runs | the guest has everything | the VM's |
 //!
 //! The *former one* is that in the status; if there is none, the Pod was created just now, for the VM's generation. So a wait for Running or
@@ -13,6 +13,7 @@
 
 use super::{Reconciled, guest::Guest};
 use crate::{
+    api::conditions::{self, CHANGES_APPLIED},
     object::Rendered,
     observed::Object,
     plan::pending::PREFIX,
@@ -38,7 +39,8 @@ fn is_of_spec(reconciled: &Reconciled<'_>, pod: &Object) -> bool {
 /// Whether the guest has what the newest configuration says. A runner of the VM-Operator does not say what it has read.
 fn has_read_everything(reconciled: &Reconciled<'_>, pod: &Object) -> bool {
     let Some(status) = reconciled.vm.status.as_ref().filter(|_| !pod.has_legacy_runner()) else { return true };
-    let waits = status.pending_changes.iter().any(|change| !change.path.starts_with(PREFIX));
+    let waits = status.pending_changes.iter().any(|change| !change.path.starts_with(PREFIX))
+        || conditions::find(&status.conditions, CHANGES_APPLIED).is_some_and(|applied| applied.status == "False");
     let has_read = |digest: &String| {
         let mut texts = reconciled.rendered.unwrap_or_default().iter().filter_map(configuration).peekable();
         texts.peek().is_none() || texts.any(|text| ConfigFile::digest(text) == *digest)

@@ -1,6 +1,7 @@
 //! The condition Ready: whether the VM is as its spec wants it, and if not, why.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
 use serde_json::Value;
 
 use super::{
@@ -12,19 +13,26 @@ use super::{
 use crate::{
     api::{
         Reason, VirtualMachine,
-        conditions::{self, NewCondition, READY, RUNNING},
+        conditions::{self, CHANGES_APPLIED, NewCondition, READY, RUNNING},
         status::whole_seconds,
     },
-    object::{ObjectKey, RESTARTED_ANNOTATION},
+    object::{FORCE_STOP_ANNOTATION, ObjectKey, RESTARTED_ANNOTATION},
     observed::{NodeState, Object},
     ownership::owns_condition,
-    plan::{self, Wait, beside::is_beside},
+    plan::{
+        Plan, Wait,
+        beside::is_beside,
+        unstarted::{late_at, untaken_at},
+    },
     power::{Power, Wanted, is_report_of},
 };
 
 /// The kubelet's first and longest pause before it starts a container again.
 const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
+
+/// Stands before the changes that a VM whose start fails gets only with a restart.
+const WAITING_CHANGES: &str = "; these changes need a restart: ";
 
 /// Derives the condition: the first problem that blocks the plan, else by the wanted power and the Pod. A VM whose spec can't be rendered is
 /// never ready: nothing shows whether it is as that spec wants it.
@@ -54,7 +62,10 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
     let plan = reconciled.plan;
     match (plan.power.wanted, pods.own) {
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => not_ready(replacing(reconciled, pod)),
-        (Wanted::Up, Some(_)) if guest.is_up => ready_as(Reason::Running, "the VM runs, as its spec wants it"),
+        (Wanted::Up, Some(_)) if guest.is_up => match refused_change(guest) {
+            Some(problem) => not_ready(problem),
+            None => ready_as(Reason::Running, "the VM runs, as its spec wants it"),
+        },
         (Wanted::Up, Some(pod)) => not_ready(starting(reconciled, pod)),
         (Wanted::Up, None) => {
             not_ready(stuck(reconciled, pods.previous).unwrap_or_else(|| waiting_for_pod(reconciled)))
@@ -62,10 +73,10 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
         (Wanted::Halting, pod) => not_ready(stuck(reconciled, pod.or(pods.previous)).unwrap_or_else(|| {
             Problem::new(Reason::Stopping, "the guest has shut itself down; the manager deletes its Pod next")
         })),
-        (Wanted::Down, Some(pod)) => not_ready(
-            stuck(reconciled, Some(pod))
-                .unwrap_or_else(|| Problem::new(Reason::Stopping, "waiting until the guest has powered down")),
-        ),
+        (Wanted::Down, Some(pod)) => not_ready(stuck(reconciled, Some(pod)).unwrap_or_else(|| {
+            let limit = time_limit(reconciled.vm, plan, pod);
+            Problem::new(Reason::Stopping, format!("waiting until the guest has powered down{limit}"))
+        })),
         (Wanted::Down, None) => match pods.previous {
             Some(previous) => {
                 not_ready(stuck(reconciled, Some(previous)).unwrap_or_else(|| waiting_for_previous(previous)))
@@ -73,6 +84,28 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
             None => stopped(&plan.power),
         },
     }
+}
+
+/// A change of the running VM that QEMU refused, as the runner reports it.
+fn refused_change(guest: &Guest<'_>) -> Option<Problem> {
+    let refused = conditions::find(guest.conditions, CHANGES_APPLIED).filter(|_| guest.reports(CHANGES_APPLIED))?;
+    (refused.status == "False").then(|| Problem::new(Reason::ChangeFailed, refused.message.clone()))
+}
+
+/// Until when a Pod that is being deleted has time to end, and how to end it before.
+fn time_limit(vm: &VirtualMachine, plan: &Plan, pod: &Object) -> String {
+    let Some(end) = pod.deleting else { return String::new() };
+    let limit = format!(", until {} at most", whole_seconds(end));
+    if plan.force_stop.pod_uid.as_ref() == Some(&pod.uid) {
+        return limit;
+    }
+    limit + &format!("; to end it now: {}={}", annotate(vm, FORCE_STOP_ANNOTATION), pod.uid)
+}
+
+/// The command that sets an annotation of the VM, without its value.
+fn annotate(vm: &VirtualMachine, annotation: &str) -> String {
+    let (namespace, name) = (vm.namespace().unwrap_or_default(), vm.name_any());
+    format!("kubectl -n {namespace} annotate --overwrite vm {name} {annotation}")
 }
 
 fn not_ready(Problem { reason, message }: Problem) -> NewCondition {
@@ -115,7 +148,9 @@ fn waiting_for_previous(previous: &Object) -> Problem {
 /// The VM should run, and its Pod is being deleted.
 fn replacing(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
     stuck(reconciled, Some(pod)).unwrap_or_else(|| {
-        let message = format!("waiting until the old Pod is gone before a new one is created{}", disruption(pod));
+        let limit = time_limit(reconciled.vm, reconciled.plan, pod);
+        let message =
+            format!("waiting until the old Pod is gone before a new one is created{}{limit}", disruption(pod));
         Problem::new(Reason::Restarting, message)
     })
 }
@@ -131,6 +166,14 @@ fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
     if let Some(retry) = plan.retry.as_ref().filter(|retry| retry.pod_uid == pod.uid) {
         let next = whole_seconds(retry.next.0);
         problem.message += &format!("; try {} is at {next}", retry.count.saturating_add(1));
+    }
+    if let Some(change) = plan.pending.first() {
+        let more = match plan.pending.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let restart = annotate(vm, RESTARTED_ANNOTATION);
+        problem.message += &format!("{WAITING_CHANGES}{}{more}: {restart}=\"$(date -Is)\"", change.path);
     }
     problem
 }
@@ -213,7 +256,7 @@ fn problem_of_pod(vm: &VirtualMachine, pod: &Object, now: Timestamp) -> Option<P
         .or_else(|| pod.container_statuses().find_map(|status| problem_of_container(vm, pod, status)))
         .or_else(|| pause_after_shutdown(pod))
         .or_else(|| reported(vm, pod))
-        .or_else(|| start_delayed(pod, now))
+        .or_else(|| start_delayed(vm, pod, now))
 }
 
 fn unschedulable(pod: &Object) -> Option<Problem> {
@@ -283,13 +326,25 @@ fn reported(vm: &VirtualMachine, pod: &Object) -> Option<Problem> {
 }
 
 /// The Pod has a node, and its containers are not created. Only the kubelet's events say why.
-fn start_delayed(pod: &Object, now: Timestamp) -> Option<Problem> {
-    let name = &pod.key.name;
-    let message = format!(
-        "the containers of Pod {name} are not created yet: the node still fetches an image, or a Secret, a ConfigMap or a volume is \
-         missing (kubectl describe pod {name}); the node goes on trying"
-    );
-    plan::late_at(pod).filter(|late| *late <= now).map(|_| Problem::new(Reason::StartDelayed, message))
+fn start_delayed(vm: &VirtualMachine, pod: &Object, now: Timestamp) -> Option<Problem> {
+    let (name, node) = (&pod.key.name, pod.node_name().unwrap_or("?"));
+    let has_passed = |time: &Timestamp| *time <= now;
+    let has_reported = conditions::find(current_conditions(vm), RUNNING).is_some()
+        && !owns_condition(vm, RUNNING)
+        && is_report_of(vm, pod);
+    let message = if untaken_at(pod).as_ref().is_some_and(has_passed) && !has_reported {
+        format!(
+            "node {node} has not taken Pod {name} yet: it does not exist, or it does not answer (kubectl get node {node})"
+        )
+    } else if late_at(pod).as_ref().is_some_and(has_passed) {
+        format!(
+            "the containers of Pod {name} are not created yet: the node still fetches an image, or a Secret, a ConfigMap or a volume is \
+             missing (kubectl describe pod {name}); the node goes on trying"
+        )
+    } else {
+        return None;
+    };
+    Some(Problem::new(Reason::StartDelayed, message))
 }
 
 /// The number and the time of the next try of a container that waits for it. The kubelet's pause is 10 s before the second restart, and
@@ -330,8 +385,9 @@ fn failure_of_pod(pod: &Object) -> String {
     if ends.is_empty() { "its containers have ended".into() } else { ends.join("; ") }
 }
 
-/// The message of the current condition Ready, if it has that reason.
+/// The message of the current condition Ready, if it has that reason, without the changes that wait.
 fn current_message(vm: &VirtualMachine, reason: Reason) -> Option<String> {
     let ready = conditions::find(current_conditions(vm), READY)?;
-    (conditions::reason(ready) == Some(reason)).then(|| ready.message.clone())
+    let message = ready.message.split(WAITING_CHANGES).next()?;
+    (conditions::reason(ready) == Some(reason)).then(|| message.to_owned())
 }

@@ -1,5 +1,6 @@
 mod claims;
 mod generation;
+mod words;
 
 use serde_json::json;
 

@@ -8,6 +8,7 @@ use crate::support::{
     manager::{Manager, install_crds, is_about_vms, wait_until_quiet},
     requests::Request,
 };
+use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::Patch};
 use serde_json::json;
 use vm_operator::api::VirtualMachine;
@@ -47,6 +48,12 @@ async fn a_manager_at_rest_sends_no_requests_and_a_restart_writes_nothing() {
         })
         .await;
     }
+
+    // Its kubelet has taken it. A Pod that nobody takes is reported after a while.
+    let statuses = json!([{ "name": "vm-runner", "image": "x", "imageID": "", "ready": true, "restartCount": 0, "state": { "running": {} } }]);
+    let taken = Patch::Merge(json!({ "status": { "phase": "Running", "containerStatuses": statuses } }));
+    let pods: Api<Pod> = Api::namespaced(cluster.client().await, namespace.name());
+    pods.patch_status("running", &Default::default(), &taken).await.unwrap();
 
     let before = wait_until_quiet(cluster).await;
     tokio::time::sleep(REST).await;

@@ -1,7 +1,7 @@
 //! What existing manifests, disks and scripts rely on: the rows of `docs/compatibility.md` that need an API server only.
 
 use crate::support::{
-    cluster::eventually,
+    cluster::{Cluster, eventually},
     managed_namespace::{LIMIT, ManagedNamespace, condition, create_vm_and_pod, vm_manifest},
 };
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
@@ -325,13 +325,27 @@ async fn cloud_init_data_from_other_objects_is_mounted() {
     let label = |name: &str| ns.namespace.kubectl(&["label", "secret", name, "vmoperator.jdrupes.org/cloud-init="]);
     ns.namespace.kubectl(&["create", "secret", "generic", "my-secret", "--from-literal=net.yaml=version: 2"]);
     label("my-secret");
-    let pod = create_vm_and_pod(&ns, "apple", |vm| {
+    ns.create_vm("apple", |vm| {
         vm["spec"]["cloudInit"] = json!({
             "userDataFrom": { "configMapKeyRef": { "name": "my-map", "key": "user.yaml" } },
             "networkConfigFrom": { "secretKeyRef": { "name": "my-secret", "key": "net.yaml" } },
         });
     })
     .await;
+    // A node would wait for it, and the Pod would not say for what.
+    let missing = async |words: &str| {
+        let message =
+            |vm: &VirtualMachine| condition(vm, "Ready").filter(|ready| ready.1 == "MountMissing").map(|ready| ready.2);
+        ns.vm_when("apple", words, |vm| message(vm).is_some_and(|message| message.contains(words))).await;
+        assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none());
+    };
+    missing("ConfigMap my-map does not exist, and the Pod would mount it").await;
+    ns.wait_for_event("apple", "MountMissing").await;
+    ns.namespace.kubectl(&["create", "configmap", "my-map", "--from-literal=users.yaml=x"]);
+    missing("ConfigMap my-map has no key user.yaml").await;
+    ns.namespace.kubectl(&["patch", "configmap", "my-map", "--patch", r#"{"data":{"user.yaml":"x"}}"#]);
+    ns.vm_with_reason("apple", "Starting").await;
+    let pod = json!(ns.api::<Pod>().get("apple").await.unwrap());
     let mounted = pod["spec"]["volumes"][0]["projected"]["sources"].as_array().unwrap();
     for (kind, name, key, path) in [
         ("configMap", "my-map", "user.yaml", "cloud-init/user-data"),
@@ -634,6 +648,26 @@ async fn a_pool_has_defaults_and_its_permissions_are_validated() {
                 .await;
         assert!(refused.is_err_and(|error| error.to_string().contains("spec.permissions[0]")), "{wrong}");
     }
+}
+
+#[test]
+fn the_manager_can_have_a_priority_class() {
+    // Kustomize takes only relative paths.
+    let folder = tempfile::tempdir().unwrap();
+    let up = "/..".repeat(folder.path().canonicalize().unwrap().components().count() - 1);
+    let deploy = format!(".{up}{}/deploy", env!("CARGO_MANIFEST_DIR"));
+    let text = format!("namespace: vms\nresources: [{deploy}]\ncomponents: [{deploy}/priority]\n");
+    std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
+    let manifests = Cluster::control_plane().kubectl(&["kustomize", &folder.path().to_string_lossy()]);
+    let objects: Vec<Value> = manifests.split("\n---\n").map(|text| serde_yaml::from_str(text).unwrap()).collect();
+    let of = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
+    let class = of("PriorityClass");
+    assert_eq!(class["metadata"].get("namespace"), None);
+    assert_eq!(of("Deployment")["spec"]["template"]["spec"]["priorityClassName"], class["metadata"]["name"]);
+    let class = class.to_string();
+    let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+    std::fs::write(file.path(), class).unwrap();
+    Cluster::control_plane().kubectl(&["apply", "--dry-run=server", "--filename", &file.path().to_string_lossy()]);
 }
 
 #[tokio::test]

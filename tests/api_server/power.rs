@@ -3,6 +3,7 @@
 
 mod deletion;
 mod identity;
+mod unstarted;
 
 use crate::support::{
     cluster::eventually,
@@ -539,6 +540,10 @@ async fn pending_changes_list_what_a_restart_would_change() {
     assert_eq!(pending[0].current, Some(json!(image)));
     assert_eq!(pending[0].wanted, Some(json!("example.org/other:1")));
     assert_eq!(pending[0].reason, "the manager does not change a Pod that exists");
+    // No text in a column has a space here.
+    let wide = ns.namespace.kubectl(&["get", "vm", "apple", "--output=wide"]);
+    assert!(wide.contains("   SET") && wide.contains("   TEMPLATES   RESTART   REASON"), "{wide}");
+    assert!(wide.trim_end().ends_with("   True      Running"), "{wide}");
     ns.patch_vm("apple", json!({ "spec": { "image": null, "nodeSelector": null } })).await;
     let vm = ns.vm_when("apple", "nothing pending", |vm| condition(vm, "RestartRequired").is_none()).await;
     assert_eq!(vm.status.unwrap().pending_changes, []);
@@ -559,6 +564,29 @@ async fn a_vm_that_no_node_can_take_starts_when_what_was_in_the_way_is_removed()
     let pod = ns.pod_when("apple", "a new one", |pod| pod.uid() != first.uid()).await;
     assert_eq!(json!(pod.spec.unwrap().node_selector), json!({ "disk": "fast" }));
     ns.wait_for_event("apple", "Restarting").await;
+}
+
+#[tokio::test]
+async fn a_vm_that_stops_says_until_when_and_how_to_force_it() {
+    let ns = ns("deadline").await;
+    up(&ns, "apple", on_node).await;
+    set_state(&ns, "apple", "Stopped").await;
+    let pod = ns.pod_when("apple", "going", is_going).await;
+    let vm = ns.vm_with_reason("apple", "Stopping").await;
+    let end = json!(pod.metadata.deletion_timestamp);
+    let (uid, namespace) = (pod.uid().unwrap(), ns.namespace.name());
+    let force = format!("kubectl -n {namespace} annotate --overwrite vm apple vmoperator.jdrupes.org/forceStop={uid}");
+    assert_eq!(
+        condition(&vm, "Ready").unwrap().2,
+        format!(
+            "waiting until the guest has powered down, until {} at most; to end it now: {force}",
+            end.as_str().unwrap()
+        )
+    );
+    // As it says.
+    ns.namespace.kubectl(&force.split(' ').skip(3).collect::<Vec<_>>());
+    ns.wait_for_event("apple", "Forced").await;
+    ns.vm_when("apple", "forced", |vm| !condition(vm, "Ready").unwrap().2.contains("forceStop")).await;
 }
 
 #[tokio::test]

@@ -1,21 +1,34 @@
 //! What one VM, one kind of objects or one missing right holds up, and what it does not.
 
-use super::*;
+use std::time::Duration;
 
-/// Allows the manager to do that with NetworkPolicies.
-fn allow_policies(ns: &ManagedNamespace, verbs: &[&str]) {
-    let metadata = json!({ "name": "policies" });
+use k8s_openapi::api::core::v1::ResourceQuota;
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+
+use super::*;
+use crate::support::proxy::{Faults, Proxy};
+
+/// Allows the manager to do that with a resource.
+fn allow(ns: &ManagedNamespace, resource: &str, group: &str, verbs: &[&str]) {
+    let metadata = json!({ "name": resource });
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata,
-        "rules": [{ "apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": verbs }],
+        "rules": [{ "apiGroups": [group], "resources": [resource], "verbs": verbs }],
     });
     let binding = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
-        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "policies" },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": resource },
         "subjects": [{ "kind": "ServiceAccount", "name": "vm-operator", "namespace": ns.namespace.name() }],
     });
     ns.namespace.apply(&role.to_string());
     ns.namespace.apply(&binding.to_string());
+}
+
+fn allow_policies(ns: &ManagedNamespace, verbs: &[&str]) {
+    allow(ns, "networkpolicies", "networking.k8s.io", verbs);
 }
 
 #[tokio::test]
@@ -34,17 +47,149 @@ async fn a_set_that_needs_a_right_is_refused_with_its_name_and_used_when_the_rig
         .await
     };
     let place = ns.namespace.name();
-    told(&format!(
-        "network-policy.yaml.j2: the manager may not list, watch, get, create, patch, delete networkpolicies.networking.k8s.io in the \
-         namespace {place}"
-    ))
-    .await;
+    let missing = |verbs: &str| {
+        format!(
+            "network-policy.yaml.j2: the manager may not {verbs} networkpolicies.networking.k8s.io in the namespace {place}; give its \
+             account system:serviceaccount:{place}:vm-operator a Role in that namespace with the rule \
+             - {{apiGroups: [networking.k8s.io], resources: [networkpolicies], verbs: [{verbs}]}}"
+        )
+    };
+    told(&missing("list, watch, get, create, patch, delete")).await;
     // A dry run shows only whether it may patch.
     allow_policies(&ns, &["get", "create", "patch", "list"]);
-    told("may not watch, delete networkpolicies").await;
+    told(&missing("watch, delete")).await;
     allow_policies(&ns, &["get", "create", "patch", "list", "watch", "delete"]);
     policy(&ns, "apple").await;
     ns.vm_when("pear", "content", |vm| condition(vm, TEMPLATES_VALID).unwrap().1 == "Rendered").await;
+}
+
+#[tokio::test]
+async fn a_set_that_a_quota_refused_is_used_when_the_quota_grows() {
+    let ns = ManagedNamespace::with_templates("quota", &[]).await;
+    ns.create_vm("apple", |_| {}).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let policies = |number: u32| {
+        let hard = json!({ "count/networkpolicies.networking.k8s.io": number.to_string() });
+        let quota = json!({ "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "few" }, "spec": { "hard": hard } });
+        ns.namespace.apply(&quota.to_string());
+    };
+    policies(0);
+    let quotas: Api<ResourceQuota> = ns.api();
+    eventually("the quota to be in force", LIMIT, async || quotas.get("few").await.unwrap().status?.used.map(drop))
+        .await;
+    ns.manager.change_templates(&[("network-policy.yaml.j2", POLICY)]);
+    refused(&ns, "exceeded quota: few").await;
+    policies(1);
+    // Nothing that the manager watches has changed.
+    policy(&ns, "apple").await;
+    ns.vm_when("apple", "content", |vm| condition(vm, TEMPLATES_VALID).unwrap().1 == "Rendered").await;
+}
+
+#[tokio::test]
+async fn a_set_that_a_value_of_a_vm_refused_is_used_when_the_value_is_mended() {
+    let ns = ManagedNamespace::with_templates("mended", &[]).await;
+    for (name, values) in [("apple", json!({})), ("pear", json!({ "types": ["Ingress"] }))] {
+        ns.create_vm(name, |vm| vm["spec"]["templateValues"] = values).await;
+        ns.vm_with_reason(name, "Starting").await;
+    }
+    ns.manager.change_templates(&[("network-policy.yaml.j2", &POLICY.replace("[Ingress]", "{{ values.types }}"))]);
+    let line = refused(&ns, "`values.types` is undefined").await;
+    assert!(line.contains("/apple"), "{line}");
+    ns.patch_vm("apple", json!({ "spec": { "templateValues": { "types": ["Egress"] } } })).await;
+    for name in ["apple", "pear"] {
+        policy(&ns, name).await;
+    }
+}
+
+#[tokio::test]
+async fn bad_values_of_a_vm_that_runs_are_reported_for_that_generation() {
+    let schema = json!({ "properties": { "size": { "enum": ["small", "large"] } } }).to_string();
+    let ns = ManagedNamespace::with_templates("bad-values", &[("values.schema.json", &schema)]).await;
+    ns.create_vm("apple", |vm| vm["spec"]["templateValues"] = json!({ "size": "small" })).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
+    let before = pod(&ns, "apple").await;
+    ns.patch_vm("apple", json!({ "spec": { "templateValues": { "size": "huge" } } })).await;
+    let vm = ns.vm_with_reason("apple", "TemplateError").await;
+    let (status, _, message) = condition(&vm, "Ready").unwrap();
+    assert!(status == "False" && message.contains("values.size: \"huge\" is not one of"), "{message}");
+    let event = ns.wait_for_event("apple", "TemplateError").await;
+    assert!(event.message.unwrap().contains("values.size"));
+    assert_eq!(vm.status.unwrap().phase.as_deref(), Some("Running"));
+    assert_eq!(pod(&ns, "apple").await.uid(), before.uid());
+    ns.patch_vm("apple", json!({ "spec": { "templateValues": { "size": "large" } } })).await;
+    ns.vm_with_reason("apple", "Running").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_right_to_watch_that_is_taken_away_is_named_by_the_vms_and_they_can_be_stopped() {
+    let mut ns = ManagedNamespace::new("taken-right").await;
+    // An API server closes a watch after some minutes, and only then asks again whether the manager may watch.
+    let kubeconfig = Kubeconfig::read_from(ns.kubeconfig.path()).unwrap();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    let faults = Faults { watch: Some(Duration::from_secs(3)), ..Faults::default() };
+    let proxy = Proxy::start(Client::try_from(config).unwrap(), 7, faults).await;
+    drop(ns.manager);
+    ns.manager = Manager::start_with(&proxy.kubeconfig(), ns.namespace.name(), &[], SERVICES);
+    ns.create_vm("apple", |_| ()).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
+
+    let role = include_str!("../../../deploy/manager-role.yaml");
+    let without = role.replace("[configmaps, pods, secrets, services]", "[configmaps, pods, services]");
+    assert_ne!(role, without);
+    ns.namespace.apply(&without);
+    let vm = ns.vm_with_reason("apple", "WatchFailed").await;
+    let place = ns.namespace.name();
+    let expected = format!(
+        "Secret objects can't be watched: the manager may not list, watch secrets in the namespace {place}; give its account \
+         system:serviceaccount:{place}:vm-operator a Role in that namespace with the rule \
+         - {{apiGroups: [\"\"], resources: [secrets], verbs: [list, watch]}}"
+    );
+    assert_eq!(condition(&vm, "Ready").unwrap().2, expected);
+    ns.wait_for_event("apple", "WatchFailed").await;
+    assert_eq!(ns.manager.metric("vm_operator_watches_refused{kind=\"Secret\"}"), Some(1.0));
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    ns.wait_for_no_pod("apple").await;
+
+    ns.namespace.apply(role);
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
+    ns.vm_with_reason("apple", "Starting").await;
+}
+
+#[tokio::test]
+async fn a_job_of_the_vm_that_the_manager_may_not_delete_names_the_right_and_does_not_keep_the_vm_up() {
+    let ns = ManagedNamespace::new("job").await;
+    ns.create_vm("apple", |_| ()).await;
+    let vm = ns.vm_with_reason("apple", "Starting").await;
+    // Its Pod has the VM's labels, so it may run the guest.
+    let owner = json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "name": "apple", "uid": vm.uid(), "controller": true,
+    });
+    let labels = json!({ "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "apple", "app.kubernetes.io/component": "vm-runner" });
+    let pod = json!({ "metadata": { "labels": labels }, "spec": { "restartPolicy": "Never", "containers": [{ "name": "x", "image": "x" }] } });
+    let job = json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "guest", "ownerReferences": [owner] }, "spec": { "template": pod },
+    });
+    ns.namespace.apply(&job.to_string());
+    eventually("the Job's Pod", LIMIT, async || (ns.pods().await.len() == 2).then_some(())).await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    ns.wait_for_no_pod("apple").await;
+    let place = ns.namespace.name();
+    let missing = format!(
+        "delete Job guest: the manager may not delete jobs.batch in the namespace {place}; give its account \
+         system:serviceaccount:{place}:vm-operator a Role in that namespace with the rule \
+         - {{apiGroups: [batch], resources: [jobs], verbs: [delete]}}"
+    );
+    let vm = ns.vm_with_reason("apple", "ApplyFailed").await;
+    assert_eq!(condition(&vm, "Ready").unwrap().2, missing);
+    allow(&ns, "jobs", "batch", &["get", "delete"]);
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
+    ns.pod_when("apple", "there", |_| true).await;
 }
 
 #[tokio::test]

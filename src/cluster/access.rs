@@ -1,0 +1,117 @@
+//! What the manager's account may do. It asks the API server, without doing it
+//! (<https://kubernetes.io/docs/reference/access-authn-authz/authorization/#checking-api-access>). An answer with the code 403 alone does not
+//! say that: a quota or an admission plugin answers so too.
+
+use std::fmt;
+
+use k8s_openapi::api::{
+    authentication::v1::SelfSubjectReview,
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+};
+use kube::{
+    Api, Client,
+    api::{ApiResource, PostParams},
+};
+use tokio::sync::OnceCell;
+
+/// A rule that no Role of the manager's account has. Its text is for people, with the rule as YAML.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingRule {
+    group: String,
+    plural: String,
+    verbs: Vec<String>,
+    /// `None`: in all namespaces.
+    namespace: Option<String>,
+    /// `None`: the API server did not say who the manager is.
+    account: Option<String>,
+}
+
+impl fmt::Display for MissingRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { group, plural, verbs, namespace, account } = self;
+        let verbs = verbs.join(", ");
+        let resource = if group.is_empty() { plural.clone() } else { format!("{plural}.{group}") };
+        let (place, role) = match namespace {
+            Some(namespace) => (format!("the namespace {namespace}"), "a Role in that namespace"),
+            None => ("all namespaces".to_owned(), "a ClusterRole"),
+        };
+        let account = account.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
+        let group = if group.is_empty() { "\"\"" } else { group };
+        write!(
+            f,
+            "the manager may not {verbs} {resource} in {place}; give its account{account} {role} with the rule \
+             - {{apiGroups: [{group}], resources: [{plural}], verbs: [{verbs}]}}"
+        )
+    }
+}
+
+/// Asks the API server what the manager may do.
+pub struct Access {
+    client: Client,
+    /// The name of the manager's account, when the API server was asked for it.
+    account: OnceCell<Option<String>>,
+}
+
+impl Access {
+    /// Asks with this client, and so about its account.
+    pub fn new(client: Client) -> Self {
+        Self { client, account: OnceCell::new() }
+    }
+
+    /// The rule that the manager lacks to do this with a resource in a namespace (`None`: in all). `None`: it lacks none, or the API server
+    /// does not answer.
+    pub async fn missing_rule(
+        &self,
+        resource: &ApiResource,
+        verbs: &[&str],
+        namespace: Option<&str>,
+    ) -> Option<MissingRule> {
+        let mut lacking = Vec::new();
+        for verb in verbs {
+            if !self.is_allowed(resource, verb, namespace.unwrap_or_default()).await.ok()? {
+                lacking.push(*verb);
+            }
+        }
+        if lacking.is_empty() { None } else { Some(self.rule(resource, &lacking, namespace).await) }
+    }
+
+    /// The rule with which the account may do this.
+    pub async fn rule(&self, resource: &ApiResource, verbs: &[&str], namespace: Option<&str>) -> MissingRule {
+        MissingRule {
+            group: resource.group.clone(),
+            plural: resource.plural.clone(),
+            verbs: verbs.iter().map(|verb| (*verb).to_owned()).collect(),
+            namespace: namespace.map(str::to_owned),
+            account: self.account.get_or_try_init(|| self.ask_account()).await.ok().cloned().flatten(),
+        }
+    }
+
+    async fn ask_account(&self) -> kube::Result<Option<String>> {
+        let api: Api<SelfSubjectReview> = Api::all(self.client.clone());
+        let answer = api.create(&PostParams::default(), &SelfSubjectReview::default()).await?;
+        Ok(answer.status.and_then(|status| status.user_info?.username))
+    }
+
+    /// Whether the account may do this in a namespace; with an empty one: in all.
+    ///
+    /// # Errors
+    /// The error of the request.
+    pub async fn is_allowed(&self, resource: &ApiResource, verb: &str, namespace: &str) -> kube::Result<bool> {
+        let attributes = ResourceAttributes {
+            group: Some(resource.group.clone()),
+            version: Some(resource.version.clone()),
+            resource: Some(resource.plural.clone()),
+            verb: Some(verb.to_owned()),
+            namespace: Some(namespace.to_owned()),
+            ..ResourceAttributes::default()
+        };
+        let spec = SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(attributes),
+            ..SelfSubjectAccessReviewSpec::default()
+        };
+        let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+        let api: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
+        let answer = api.create(&PostParams::default(), &review).await?;
+        Ok(answer.status.is_some_and(|status| status.allowed))
+    }
+}

@@ -1,0 +1,125 @@
+//! Whether the Secrets and ConfigMaps that a Pod would mount exist. If one does not, the kubelet waits for it, and says so only in an event.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Secret},
+    jiff::Timestamp,
+};
+use kube::Api;
+use serde_json::Value;
+
+use super::{ActionError, Cluster, Lacking, namespace_of};
+use crate::{
+    api::VirtualMachine,
+    object::{Lifetime, ObjectKey},
+    plan::Action,
+};
+
+/// A Secret or a ConfigMap that a Pod mounts.
+#[derive(Debug, PartialEq, Eq)]
+struct Source {
+    object: ObjectKey,
+    /// The keys that it must have.
+    keys: BTreeSet<String>,
+}
+
+impl Cluster {
+    /// Checks what the Pods that a step of a plan creates would mount. What the VM has itself needs no request.
+    ///
+    /// # Errors
+    /// The first object that does not exist, the first ConfigMap that lacks a key, or the error of a request. Without the right to read such
+    /// an object it is not checked.
+    pub(super) async fn check_mounts(&self, vm: &VirtualMachine, step: &[Action]) -> Result<(), ActionError> {
+        let mounted: Vec<Source> = step.iter().filter_map(pod_spec).flat_map(sources).collect();
+        if mounted.is_empty() {
+            return Ok(());
+        }
+        let own = self.children.observe(vm, Timestamp::now());
+        for Source { object, keys } in mounted.into_iter().filter(|source| own.get(&source.object).is_none()) {
+            match self.lacks(&namespace_of(vm), &object, &keys).await {
+                Ok(None) => {}
+                Ok(Some(lacking)) => return Err(ActionError::MountMissing { object, lacking }),
+                Err(kube::Error::Api(answer)) if answer.is_forbidden() => {}
+                Err(source) => return Err(ActionError::Api { what: "read", key: object, source: Box::new(source) }),
+            }
+        }
+        Ok(())
+    }
+
+    /// What is missing. The content of a Secret is not read.
+    async fn lacks(
+        &self,
+        namespace: &str,
+        object: &ObjectKey,
+        keys: &BTreeSet<String>,
+    ) -> kube::Result<Option<Lacking>> {
+        if object.kind == "Secret" {
+            let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
+            let found = self.limited(api.get_metadata_opt(&object.name)).await?;
+            return Ok(found.is_none().then_some(Lacking::Object));
+        }
+        let api = Api::<ConfigMap>::namespaced(self.client.clone(), namespace);
+        let Some(map) = self.limited(api.get_opt(&object.name)).await? else { return Ok(Some(Lacking::Object)) };
+        let has = |key: &&String| {
+            map.data.as_ref().is_some_and(|data| data.contains_key(*key))
+                || map.binary_data.as_ref().is_some_and(|data| data.contains_key(*key))
+        };
+        Ok(keys.iter().find(|key| !has(key)).cloned().map(Lacking::Key))
+    }
+}
+
+/// The spec of a Pod that an action creates, itself or by an object that makes Pods.
+fn pod_spec(action: &Action) -> Option<&Value> {
+    match action {
+        Action::Apply { object, uid: None } if object.lifetime == Lifetime::Running => {
+            object.value.pointer(if object.key.is_pod() { "/spec" } else { "/spec/template/spec" })
+        }
+        Action::Apply { .. } | Action::Label { .. } | Action::Delete { .. } => None,
+    }
+}
+
+/// What a Pod can't start without. The kubelet itself says what is wrong with variables of the environment.
+fn sources(pod_spec: &Value) -> Vec<Source> {
+    let volumes = pod_spec["volumes"].as_array().into_iter().flatten();
+    let projected = volumes.clone().filter_map(|volume| volume["projected"]["sources"].as_array()).flatten();
+    let source = |part: &Value| {
+        let secret = part.get("secret").map(|secret| ("Secret", secret));
+        let (kind, source) = secret.or_else(|| Some(("ConfigMap", part.get("configMap")?)))?;
+        // A volume calls it `secretName`, a projected one `name`.
+        let name = source["secretName"].as_str().or_else(|| source["name"].as_str())?.to_owned();
+        let items = source["items"].as_array().into_iter().flatten();
+        let keys = items.filter_map(|item| Some(item["key"].as_str()?.to_owned())).collect();
+        let object = ObjectKey { api_version: "v1".into(), kind: kind.into(), name };
+        (source["optional"] != true).then_some(Source { object, keys })
+    };
+    volumes.chain(projected).filter_map(source).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_a_pod_can_not_start_without() {
+        let spec = json!({ "volumes": [
+            { "name": "a", "secret": { "secretName": "keys" } },
+            { "name": "b", "configMap": { "name": "settings", "items": [{ "key": "x", "path": "y" }, { "key": "z", "path": "z" }] } },
+            { "name": "c", "configMap": { "name": "may-be", "optional": true } },
+            { "name": "d", "emptyDir": {} },
+            { "name": "e", "projected": { "sources": [
+                { "secret": { "name": "data", "items": [{ "key": "k", "path": "k" }] } },
+                { "secret": { "name": "perhaps", "optional": true } },
+                { "serviceAccountToken": { "path": "token" } },
+                { "configMap": { "name": "more" } },
+            ] } },
+        ] });
+        let found: Vec<String> =
+            sources(&spec).iter().map(|source| format!("{} {:?}", source.object, source.keys)).collect();
+        let expected =
+            ["Secret keys {}", "ConfigMap settings {\"x\", \"z\"}", "Secret data {\"k\"}", "ConfigMap more {}"];
+        assert_eq!(found, expected);
+    }
+}

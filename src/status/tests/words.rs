@@ -1,0 +1,102 @@
+//! What the condition Ready says to a person.
+
+use super::*;
+use crate::object::FORCE_STOP_ANNOTATION;
+
+fn ready(status: &Value) -> (String, String) {
+    let conditions = status["conditions"].as_array().unwrap();
+    let ready = conditions.iter().find(|condition| condition["type"] == READY).unwrap();
+    (ready["reason"].as_str().unwrap().to_owned(), ready["message"].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn a_change_that_qemu_refuses_makes_a_running_vm_not_ready_and_its_guest_keeps_the_former_generation() {
+    let refused = |vm: &mut Value| {
+        let condition = json!({
+            "type": "ChangesApplied", "status": "False", "reason": "ChangeFailed", "message": "no.iso can't be inserted",
+            "lastTransitionTime": "2027-01-15T07:00:00Z",
+        });
+        vm["status"]["conditions"].as_array_mut().unwrap().push(condition);
+        vm["status"]["guestGeneration"] = json!(2);
+    };
+    let pod = pod(json!({ "phase": "Running" }));
+    let status = derive(&reported(true, refused), &pod);
+    assert_eq!(short(&status), "Running true Ready=False ChangeFailed");
+    assert_eq!(ready(&status).1, "no.iso can't be inserted");
+    assert_eq!(status["guestGeneration"], 2);
+    assert_eq!(derive(&reported(true, |vm| vm["status"]["guestGeneration"] = json!(2)), &pod)["guestGeneration"], 3);
+    // Nothing is left of it when no guest runs.
+    let down = derive(&reported(true, refused), &nothing());
+    let conditions = down["conditions"].as_array().unwrap();
+    let left = conditions.iter().find(|condition| condition["type"] == "ChangesApplied").unwrap();
+    assert_eq!((&left["reason"], &left["message"]), (&json!("Starting"), &json!("no guest is running")));
+}
+
+#[test]
+fn a_vm_that_stops_or_restarts_says_until_when_its_guest_has_time_and_how_to_end_it() {
+    let going = |kind: &str, object: &mut Value| {
+        if kind == "Pod" {
+            object["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:10:00Z");
+            object["metadata"]["deletionGracePeriodSeconds"] = json!(905);
+        }
+    };
+    let limit = ", until 2027-01-15T08:10:00Z at most";
+    let force =
+        format!("; to end it now: kubectl -n orchard annotate --overwrite vm apple {FORCE_STOP_ANNOTATION}=Pod-apple");
+    let stopping = derive(&stopped(), &cluster(going));
+    let message = format!("waiting until the guest has powered down{limit}{force}");
+    assert_eq!(ready(&stopping), ("Stopping".into(), message));
+    let restarting = derive(&vm(|_| ()), &cluster(going));
+    let message = format!("waiting until the old Pod is gone before a new one is created{limit}{force}");
+    assert_eq!(ready(&restarting), ("Restarting".into(), message));
+    // It is forced already.
+    let forced = vm(|vm| vm["metadata"]["annotations"] = json!({ FORCE_STOP_ANNOTATION: "Pod-apple" }));
+    assert!(ready(&derive(&forced, &cluster(going))).1.ends_with(limit));
+}
+
+#[test]
+fn a_node_that_does_not_take_the_pod_is_named() {
+    let bound = |created: &str| {
+        let created = created.to_owned();
+        cluster(move |kind, object| {
+            if kind == "Pod" {
+                object["spec"]["nodeName"] = json!("nowhere");
+                object["metadata"]["creationTimestamp"] = json!(created);
+            }
+        })
+    };
+    let vm = vm(|vm| vm["spec"]["nodeName"] = json!("nowhere"));
+    let early = derive(&vm, &bound("2027-01-15T07:59:45Z"));
+    assert_eq!(ready(&early).0, "Starting");
+    let late = derive(&vm, &bound("2027-01-15T07:59:30Z"));
+    let message =
+        "node nowhere has not taken Pod apple yet: it does not exist, or it does not answer (kubectl get node nowhere)";
+    assert_eq!(ready(&late), ("StartDelayed".into(), message.into()));
+}
+
+#[test]
+fn a_change_that_waits_is_added_once_to_what_keeps_the_vm_from_starting() {
+    let restarted = |reason: &str, message: &str| {
+        let state = json!({ "waiting": { "reason": reason, "message": message } });
+        cluster(move |kind, object| {
+            if kind == "Pod" {
+                object["spec"]["nodeName"] = json!("node-1");
+                object["status"]["containerStatuses"] =
+                    json!([{ "name": "vm-runner", "restartCount": 1, "state": state }]);
+            }
+        })
+    };
+    let with_status = |status: Value| {
+        vm(move |vm| {
+            vm["spec"]["image"] = json!({ "source": "other" });
+            vm["status"] = status;
+        })
+    };
+    let first = derive(&with_status(Value::Null), &restarted("ErrImagePull", "no such image"));
+    let expected = "vm-runner: ErrImagePull: no such image; these changes need a restart: \
+                    objects/Pod/spec.containers[vm-runner].image: kubectl -n orchard annotate --overwrite vm apple \
+                    vmoperator.jdrupes.org/restartedAt=\"$(date -Is)\"";
+    assert_eq!(ready(&first), ("ImagePullFailed".into(), expected.into()));
+    let second = derive(&with_status(first), &restarted("ImagePullBackOff", "it waits"));
+    assert_eq!(ready(&second).1, expected);
+}

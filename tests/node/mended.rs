@@ -1,0 +1,21 @@
+//! A VM that can't start, and starts when its spec is mended.
+
+use super::*;
+
+#[tokio::test]
+async fn a_vm_whose_image_does_not_exist_starts_when_it_is_mended() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let Stage { cluster: _, namespace, vms, pods } = Stage::set("mended").await;
+    let mut manifest = demo(&namespace);
+    manifest["spec"]["image"] = serde_json::json!({ "source": "localhost/vm-runer:1", "pullPolicy": "IfNotPresent" });
+    namespace.apply(&manifest.to_string());
+    let refused = |vm: &VirtualMachine| reason(vm, conditions::READY) == "ImagePullFailed";
+    eventually("the image to be refused", LIMIT, async || vms.get_opt("demo").await.unwrap().filter(refused)).await;
+    let first = pods.get("demo").await.unwrap();
+    manifest["spec"].as_object_mut().unwrap().remove("image");
+    namespace.apply(&manifest.to_string());
+    wait_for(&vms, "demo", conditions::BOOTED, true).await;
+    assert_ne!(pods.get("demo").await.unwrap().metadata.uid, first.metadata.uid);
+    namespace.kubectl(&["delete", "vm", "demo"]);
+    gone(&pods, "demo").await;
+}

@@ -1,8 +1,17 @@
 # Short names for commands of Cargo and of the development helper: see `cargo xtask --help`.
 XTASK := cargo xtask
+# The helper as the demo builds it: static, from the same crates as the programs in the images.
+HELPER := target/static/x86_64-unknown-linux-gnu/image/xtask
+
+# Where the images are, and the namespace of the manifest.
+REGISTRY ?= localhost
+NAMESPACE ?= vm-operator
+# Where `make install` puts the program.
+PREFIX ?= /usr/local
+BINDIR ?= $(PREFIX)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help build test bench fuzz lint fmt demo demo-down crds images cluster-up cluster-down clean
+.PHONY: help build test bench fuzz lint fmt demo demo-down crds install images push manifest dist cluster-up cluster-down clean xtask helper
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -10,6 +19,9 @@ help: ## Show this list
 # Builds the helper with Cargo's output, because the first build takes minutes.
 xtask:
 	@cargo build --features dev --bin xtask
+
+helper:
+	@cargo static --bin xtask
 
 build: ## Build the programs
 	cargo build
@@ -30,17 +42,32 @@ lint: ## Check the format and run Clippy
 fmt: ## Format the source
 	cargo fmt
 
-demo: xtask ## Start a guest from nothing, on a new local cluster or on the cluster of KUBECONFIG
-	@$(XTASK) demo
+demo: ## Start a guest from nothing, on a new local cluster or on the cluster of KUBECONFIG
+	@test -e $(HELPER) || cat tests/xtask/first-demo.txt
+	@cargo static --bins
+	@$(HELPER) demo
 
-demo-down: ## Remove the demo and its cluster
-	@$(XTASK) demo-down
+demo-down: helper ## Remove the demo and its cluster
+	@$(HELPER) demo-down
 
 crds: ## Generate crds/*.yaml from the types
 	@$(XTASK) crds
 
-images: ## Build the container images
-	@$(XTASK) images
+install: ## Build kubectl-vm and install it into PREFIX (/usr/local), below DESTDIR if that is set
+	cargo build --release --no-default-features --features cli --bin kubectl-vm
+	install -D -m 755 target/release/kubectl-vm $(DESTDIR)$(BINDIR)/kubectl-vm
+
+images: helper ## Build the container images for REGISTRY, as they are published
+	@$(HELPER) images --profile release --registry $(REGISTRY)
+
+push: images ## Build the container images and push them to REGISTRY
+	@$(HELPER) push --registry $(REGISTRY)
+
+manifest: helper ## Print one manifest that installs the CRDs and the manager, with images of REGISTRY, into NAMESPACE
+	@$(HELPER) manifest --registry $(REGISTRY) --namespace $(NAMESPACE)
+
+dist: helper ## Build what a release consists of beside the images, for REGISTRY, into dist
+	@$(HELPER) dist --registry $(REGISTRY) --namespace $(NAMESPACE)
 
 cluster-up: ## Start a Kubernetes cluster with one node on this computer
 	@$(XTASK) cluster up
@@ -49,4 +76,4 @@ cluster-down: ## Stop that cluster
 	@$(XTASK) cluster down
 
 clean: cluster-down ## Remove everything that was built in this tree
-	rm -rf .dev target
+	rm -rf .dev target dist

@@ -595,7 +595,8 @@ pub struct VolumeClaimTemplate {
     /// The disk's name, and labels and annotations for the claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<ClaimMetadata>,
-    /// The claim's spec (`kubectl explain pvc.spec`). `accessModes` defaults to ReadWriteOnce, `volumeMode` to Block.
+    /// The claim's spec (`kubectl explain pvc.spec`). `accessModes` defaults to ReadWriteOnce, `volumeMode` to Block or what
+    /// the manager's configuration says (`diskPvc`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::claim_spec")]
     pub spec: Option<Value>,

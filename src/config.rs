@@ -89,6 +89,10 @@ impl fmt::Display for Scope {
 pub struct ReconcilerConfig {
     /// The claim for the runner's data of each VM.
     pub runner_data_pvc: RunnerDataPvc,
+    /// The claims for disks. Not in the original operator.
+    pub disk_pvc: DiskPvc,
+    /// The claim with CD images that every Pod mounts; absent: only Pods with a CD out of it. Not in the original operator.
+    pub image_repository_claim: Option<String>,
     /// Whether VMs have a Service for their display, and its labels and annotations.
     pub load_balancer_service: LoadBalancerService,
     /// CPUs of a VM for each CPU that its Pod requests.
@@ -115,6 +119,8 @@ impl Default for ReconcilerConfig {
     fn default() -> Self {
         Self {
             runner_data_pvc: RunnerDataPvc::default(),
+            disk_pvc: DiskPvc::default(),
+            image_repository_claim: None,
             load_balancer_service: LoadBalancerService::default(),
             cpu_overcommit: 2.0,
             ram_overcommit: 1.25,
@@ -239,6 +245,24 @@ pub struct RunnerDataPvc {
     pub storage_class_name: Option<String>,
 }
 
+/// The claims for disks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DiskPvc {
+    /// The mode of a new claim whose disk does not set one.
+    pub volume_mode: VolumeMode,
+}
+
+/// What a volume is to its Pod. Not every storage class can provide block volumes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VolumeMode {
+    /// A block device, which is the disk.
+    #[default]
+    Block,
+    /// A file system, with the disk in a file.
+    Filesystem,
+}
+
 /// Services for displays.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
@@ -305,6 +329,12 @@ impl Config {
             ("/Manager/Controller", "namespace") => self.namespace = map.next_value()?,
             ("/Manager/Controller/Reconciler", "runnerDataPvc") => {
                 reconciler.runner_data_pvc = map.next_value_seed(known(path, key, &mut self.unknown))?;
+            }
+            ("/Manager/Controller/Reconciler", "diskPvc") => {
+                reconciler.disk_pvc = map.next_value_seed(known(path, key, &mut self.unknown))?;
+            }
+            ("/Manager/Controller/Reconciler", "imageRepositoryClaim") => {
+                reconciler.image_repository_claim = map.next_value()?;
             }
             ("/Manager/Controller/Reconciler", "loadBalancerService") => {
                 reconciler.load_balancer_service = map.next_value_seed(known(path, key, &mut self.unknown))?;
@@ -442,11 +472,14 @@ mod tests {
     fn the_documented_file_is_read() {
         let config = Config::parse(
             "\"/Manager\":\n  \"/Controller\":\n    namespace: vmop-dev\n    \"/Reconciler\":\n      runnerDataPvc: { storageClassName: local-path }\n      \
+             diskPvc: { volumeMode: Filesystem }\n      imageRepositoryClaim: cds\n      \
              loadBalancerService: { labels: {a: b}, annotations: {} }\n      cpuOvercommit: 3\n  \"/GuiHttpServer\": { port: 8080 }\n",
         )
         .unwrap();
         assert_eq!(config.namespace, Some(Scope::of(vec!["vmop-dev".into()])));
         assert_eq!(config.reconciler.runner_data_pvc.storage_class_name.as_deref(), Some("local-path"));
+        assert_eq!(config.reconciler.disk_pvc.volume_mode, VolumeMode::Filesystem);
+        assert_eq!(config.reconciler.image_repository_claim.as_deref(), Some("cds"));
         assert_eq!((config.reconciler.cpu_overcommit, config.reconciler.ram_overcommit), (3.0, 1.25));
         assert_eq!(config.unknown, ["/Manager/GuiHttpServer: port"]);
     }
@@ -538,6 +571,11 @@ mod tests {
                 "expected true, false, or labels and annotations",
             ),
             (format!("{reconciler}loadBalancerService:\n        labels: 1\n"), (5, 17), "invalid type: integer"),
+            (
+                format!("{reconciler}diskPvc: {{volumeMode: block}}\n"),
+                (4, 29),
+                "unknown variant `block`, expected `Block` or `Filesystem`",
+            ),
             ("- a\n".to_owned(), (1, 1), "expected keys and values"),
             ("/Manager: 1\n".to_owned(), (1, 11), "expected keys and values"),
         ] {

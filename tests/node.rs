@@ -171,7 +171,10 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     let console = namespace.kubectl(&["logs", "demo"]);
     assert!(console.contains("guest: starts=2"), "{console}");
 
-    // A CD that does not exist: the machine says which.
+    // A CD that does not exist: the machine says which. Its repository does exist.
+    let claim = r#"{"apiVersion":"v1","kind":"PersistentVolumeClaim","metadata":{"name":"vmop-image-repository"},
+        "spec":{"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}"#;
+    namespace.apply(claim);
     let broken = r#"{"apiVersion":"vmoperator.jdrupes.org/v1","kind":"VirtualMachine","metadata":{"name":"broken"},
         "spec":{"vm":{"state":"Running","maximumCpus":1,"maximumRam":"128Mi","disks":[{"cdrom":{"image":"no-such.iso"}}]}}}"#;
     namespace.apply(broken);
@@ -299,22 +302,25 @@ async fn recipes_run_on_a_node() {
     namespace.kubectl(&["wait", "--for=condition=Ready", "pod/images", "--timeout=60s"]);
     let address = pods.get("images").await.unwrap().status.unwrap().pod_ip.unwrap();
     install_set(&namespace, "import-disk", &["import-disk"]);
-    manifest["metadata"]["name"] = "imported".into();
     manifest["spec"]["templates"] = serde_json::json!({ "set": "import-disk" });
     let import =
         serde_json::json!({ "url": format!("http://{address}:8000/guest.img"), "format": "raw", "seconds": 60 });
     manifest["spec"]["templateValues"] = serde_json::json!({ "import": import });
-    for start in ["starts=1", "starts=2"] {
-        manifest["spec"]["vm"]["state"] = "Running".into();
-        namespace.apply(&manifest.to_string());
-        wait_for(&vms, "imported", conditions::BOOTED, true).await;
-        let console = namespace.kubectl(&["logs", "imported", "--container=vm-runner"]);
-        assert!(console.contains(&format!("guest: {start}")), "{start}:\n{console}");
-        manifest["spec"]["vm"]["state"] = "Stopped".into();
-        namespace.apply(&manifest.to_string());
-        gone(&pods, "imported").await;
+    for (name, mode) in [("imported", "Block"), ("in-a-file", "Filesystem")] {
+        manifest["metadata"]["name"] = name.into();
+        manifest["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["volumeMode"] = mode.into();
+        for start in ["starts=1", "starts=2"] {
+            manifest["spec"]["vm"]["state"] = "Running".into();
+            namespace.apply(&manifest.to_string());
+            wait_for(&vms, name, conditions::BOOTED, true).await;
+            let console = namespace.kubectl(&["logs", name, "--container=vm-runner"]);
+            assert!(console.contains(&format!("guest: {start}")), "{name}, {start}:\n{console}");
+            manifest["spec"]["vm"]["state"] = "Stopped".into();
+            namespace.apply(&manifest.to_string());
+            gone(&pods, name).await;
+        }
+        namespace.kubectl(&["delete", "vm", name]);
     }
-    namespace.kubectl(&["delete", "vm", "imported"]);
 }
 
 #[tokio::test]

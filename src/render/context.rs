@@ -16,7 +16,8 @@
 //! | `podLabels` | those, and the VM's own labels without those of other tools |
 //! | `values` | the values of the template set, over them the manager's `templateValues`, over those `spec.templateValues` |
 //! | `config` | the manager's configuration: `runnerDataPvc.storageClassName` |
-//! | `serviceAccount`, `imageRepositoryClaim`, `managerVersion` | names and version |
+//! | `imageRepositoryClaim` | the claim with CD images that the Pod mounts, or `none` |
+//! | `serviceAccount`, `managerVersion` | name and version |
 //!
 //! The version of this interface is [`VERSION`].
 
@@ -61,7 +62,7 @@ pub const VERSION: u32 = 1;
 pub const SERVICE_ACCOUNT: &str = "vm-runner";
 /// The name of the service account of legacy runners, which need more rights: they write `spec.vm.state` and events.
 pub const LEGACY_SERVICE_ACCOUNT: &str = "vm-runner-legacy";
-/// The name of the claim with the CD images.
+/// The name of the claim with the CD images, unless the configuration names another.
 pub const IMAGE_REPOSITORY_CLAIM: &str = "vmop-image-repository";
 
 /// Random values. The caller makes them, so that rendering is a pure function.
@@ -100,7 +101,7 @@ pub(super) struct Context {
     values: Value,
     config: Value,
     service_account: &'static str,
-    image_repository_claim: &'static str,
+    image_repository_claim: Option<String>,
     manager_version: &'static str,
 }
 
@@ -131,7 +132,7 @@ pub(super) fn build(
     values: Value,
 ) -> Result<Context, serde_json::Error> {
     let name = vm.name_any();
-    let disks = disks::resolve(vm, observed);
+    let disks = disks::resolve(vm, observed, config.disk_pvc);
     let section = cloud_init::section(vm)?;
     let files =
         vm.spec.cloud_init.as_ref().zip(section.as_ref()).map(|(data, section)| CloudInitFiles::of(data, section));
@@ -155,6 +156,7 @@ pub(super) fn build(
     if spec["loggingProperties"].is_null() {
         spec["loggingProperties"] = json!(config.logging_properties);
     }
+    let image_repository_claim = image_repository_claim(config, &image, &disks);
     Ok(Context {
         vm: Vm::of(vm),
         spec,
@@ -171,7 +173,7 @@ pub(super) fn build(
         config: json!({ "runnerDataPvc": { "storageClassName": config.runner_data_pvc.storage_class_name } }),
         service_account: if image.legacy { LEGACY_SERVICE_ACCOUNT } else { SERVICE_ACCOUNT },
         image,
-        image_repository_claim: IMAGE_REPOSITORY_CLAIM,
+        image_repository_claim,
         manager_version: env!("CARGO_PKG_VERSION"),
     })
 }
@@ -180,6 +182,13 @@ fn pod_labels(vm: &VirtualMachine) -> BTreeMap<String, String> {
     let is_for_tool = |label: &str| TOOL_LABELS.iter().any(|prefix| label.starts_with(prefix));
     let own = vm.labels().iter().filter(|(label, _)| !is_for_tool(label));
     own.map(|(label, value)| (label.clone(), value.clone())).chain(labels(&vm.name_any())).collect()
+}
+
+/// The claim with CD images that the Pod mounts. A Pod whose claim does not exist can't start, so a cluster without that claim must get
+/// along without it. The Pods of a legacy runner always had it.
+fn image_repository_claim(config: &ReconcilerConfig, image: &RunnerImage, disks: &[ResolvedDisk]) -> Option<String> {
+    let is_needed = image.legacy || disks.iter().any(ResolvedDisk::is_in_image_repository);
+    config.image_repository_claim.clone().or_else(|| is_needed.then(|| IMAGE_REPOSITORY_CLAIM.to_owned()))
 }
 
 #[cfg(test)]

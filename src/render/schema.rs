@@ -56,7 +56,7 @@ pub fn context(values: Option<Value>) -> Value {
         })),
         "labels": texts, "podLabels": texts,
         "config": object(json!({ "runnerDataPvc": object(json!({ "storageClassName": maybe })) })),
-        "serviceAccount": text, "imageRepositoryClaim": text, "managerVersion": text,
+        "serviceAccount": text, "imageRepositoryClaim": maybe, "managerVersion": text,
     });
     properties["values"] = values.unwrap_or_else(|| json!({ "type": "object" }));
     let mut schema = object(properties);

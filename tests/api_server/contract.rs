@@ -10,7 +10,10 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use vm_operator::api::{VirtualMachine, VmPool};
+use vm_operator::{
+    api::{VirtualMachine, VmPool},
+    config::{Config, VolumeMode},
+};
 
 /// The section `/Runner` of the configuration that the runner gets.
 async fn runner(ns: &ManagedNamespace, name: &str) -> Value {
@@ -493,14 +496,7 @@ async fn claims_of_the_oldest_releases_are_used() {
         disks.push(json!({ "volumeClaimTemplate": { "spec": { "resources": { "requests": { "storage": "1Gi" } } } } }));
     })
     .await;
-    let mut used: Vec<&str> = pod["spec"]["volumes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(|volume| volume["persistentVolumeClaim"]["claimName"].as_str())
-        .collect();
-    used.sort_unstable();
-    assert_eq!(used, ["core-disk-apple-0", "disk-1-apple-0", "vmop-image-repository", "vmop-runner-data-apple-0"]);
+    assert_eq!(claims_of(&pod), ["core-disk-apple-0", "disk-1-apple-0", "vmop-runner-data-apple-0"]);
     assert_eq!(ns.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap().items.len(), 3);
 }
 
@@ -670,6 +666,15 @@ fn the_manager_can_have_a_priority_class() {
     Cluster::control_plane().kubectl(&["apply", "--dry-run=server", "--filename", &file.path().to_string_lossy()]);
 }
 
+/// The names of the claims that a Pod mounts, in order.
+fn claims_of(pod: &Value) -> Vec<&str> {
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let mut claims: Vec<&str> =
+        volumes.iter().filter_map(|volume| volume["persistentVolumeClaim"]["claimName"].as_str()).collect();
+    claims.sort_unstable();
+    claims
+}
+
 #[tokio::test]
 async fn the_deployment_stays_in_one_namespace_and_the_example_works() {
     let ns = ManagedNamespace::new("deploy").await;
@@ -680,12 +685,21 @@ async fn the_deployment_stays_in_one_namespace_and_the_example_works() {
         assert_eq!(object["metadata"]["namespace"], "vmop-demo", "{text}");
     }
     ns.namespace.apply(&manifests.replace("vmop-demo", ns.namespace.name()));
-    let claim = json!(ns.api::<PersistentVolumeClaim>().get("vmop-image-repository").await.unwrap());
-    assert_eq!(claim["spec"]["storageClassName"], "local-path");
-    assert_eq!(claim["spec"]["resources"]["requests"]["storage"], "10Gi");
     let configuration = ns.api::<ConfigMap>().get("vm-operator").await.unwrap().data.unwrap();
-    assert!(configuration["config.yaml"].contains("storageClassName: local-path"), "{configuration:?}");
+    let configuration = Config::parse(&configuration["config.yaml"]).unwrap();
+    assert_eq!(
+        (configuration.reconciler.disk_pvc.volume_mode, configuration.unknown),
+        (VolumeMode::Filesystem, vec![])
+    );
     let machine = std::fs::read_to_string(folder.join("test-vm.yaml")).unwrap();
+    let pack = ["templates", "pack", "--set", "import-disk", "example/templates/import-disk"];
+    let root = env!("CARGO_MANIFEST_DIR");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_kubectl-vm")).args(pack).current_dir(root).output();
+    ns.namespace.apply(&String::from_utf8(output.unwrap().stdout).unwrap());
     ns.namespace.apply(&machine.replace("vmop-demo", ns.namespace.name()));
     ns.vm_with_reason("test-vm", "Starting").await;
+    let pod = json!(ns.api::<Pod>().get("test-vm").await.unwrap());
+    assert_eq!(pod["spec"]["initContainers"][0]["name"], "import", "{pod}");
+    // No claim that the cluster may not have.
+    assert_eq!(claims_of(&pod), ["test-vm-runner-data", "test-vm-system-disk"]);
 }

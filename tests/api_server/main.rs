@@ -17,6 +17,9 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+// The manifest of a release.
+mod install;
+
 // What a VM becomes: its objects, its status and events, what is put back and what is refused.
 mod reconciler;
 // What existing manifests, disks and scripts rely on: images, resources, claims, cloud-init, the runner's configuration.

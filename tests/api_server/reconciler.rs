@@ -69,13 +69,13 @@ async fn kubectl_and_kstatus_know_when_to_wait() {
 #[tokio::test]
 async fn the_documented_example_yields_the_documented_objects() {
     let ns = ManagedNamespace::with_configuration("example", "").await;
-    let example = include_str!("../../example/local-path/test-vm.yaml").replace("namespace: vmop-demo", "");
+    let example = include_str!("../../example/quickstart/vm.yaml").replace("namespace: vmop-demo", "");
     ns.namespace.apply(&example);
-    ns.vm_with_reason("test-vm", "Starting").await;
+    ns.vm_with_reason("demo", "Starting").await;
 
     let names = ns.namespace.kubectl(&[
         "get", "pods,configmaps,secrets,persistentvolumeclaims,services",
-        "--selector=app.kubernetes.io/name=vm-runner,app.kubernetes.io/instance=test-vm,app.kubernetes.io/managed-by=vm-operator",
+        "--selector=app.kubernetes.io/name=vm-runner,app.kubernetes.io/instance=demo,app.kubernetes.io/managed-by=vm-operator",
         "--output=name",
     ]);
     let mut names: Vec<&str> = names.lines().collect();
@@ -83,17 +83,19 @@ async fn the_documented_example_yields_the_documented_objects() {
     assert_eq!(
         names,
         [
-            "configmap/test-vm",
-            "persistentvolumeclaim/test-vm-runner-data",
-            "persistentvolumeclaim/test-vm-system-disk",
-            "pod/test-vm",
-            "secret/test-vm-display-secret",
+            "configmap/demo",
+            "configmap/demo-cloud-init",
+            "persistentvolumeclaim/demo-runner-data",
+            "persistentvolumeclaim/demo-system-disk",
+            "pod/demo",
+            "secret/demo-cloud-init",
+            "secret/demo-display-secret",
         ]
     );
-    let pod = ns.api::<Pod>().get("test-vm").await.unwrap();
+    let pod = ns.api::<Pod>().get("demo").await.unwrap();
     assert_eq!(pod.owner_references()[0].controller, Some(true));
     let columns = ns.namespace.kubectl(&["get", "vms"]);
-    assert!(columns.starts_with("NAME      STATE     PHASE      READY   CPUS   RAM"), "{columns}");
+    assert!(columns.starts_with("NAME   STATE     PHASE      READY   CPUS   RAM"), "{columns}");
 }
 
 #[tokio::test]

@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::setup;
-use crate::tools::{KUBERNETES_VERSION, cache_dir, find_program, fingerprint, make_dir, remove, root, run, tied};
+use crate::tools::{
+    KUBERNETES_VERSION, cache_dir, find_program, fingerprint, make_dir, remove, root, run, run_counted, tied,
+};
 
 /// The programs that are enough for a control plane.
 const CONTROL_PLANE: &[&str] = &["etcd", "kube-apiserver", "kubectl"];
@@ -120,13 +122,19 @@ fn build() -> Result<Binaries> {
     let unfinished = base.join(format!("unfinished-{key}"));
     remove(&unfinished)?;
     make_dir(&unfinished)?;
-    run(tied("go")
+    // It downloads the modules, and says so on its own.
+    let mut list = tied("go");
+    list.current_dir(&source).args(["list", "-deps", "."]).env("CGO_ENABLED", "0").stderr(Stdio::inherit());
+    let packages = run(&mut list).context("listing the packages of the control plane")?.lines().count();
+    let mut compile = tied("go");
+    compile
         .current_dir(&source)
-        .args(["build", "-trimpath", "-buildvcs=false", "-ldflags", &flags, "-o"])
+        .args(["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", &flags, "-o"])
         .arg(unfinished.join("controlplane"))
         .arg(".")
-        .env("CGO_ENABLED", "0"))
-    .context("building the control plane from its Go modules")?;
+        .env("CGO_ENABLED", "0");
+    run_counted(&mut compile, &format!("of {packages} packages"))
+        .context("building the control plane from its Go modules")?;
     for name in ALL {
         symlink("controlplane", unfinished.join(name)).with_context(|| format!("linking {name}"))?;
     }

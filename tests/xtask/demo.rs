@@ -10,6 +10,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 
 use crate::binaries::{Binaries, kubectl_command};
+use crate::images::NO_REGISTRY;
+use crate::programs::Profile;
 use crate::setup::{self, Purpose};
 use crate::tools::{dev_dir, is_root, last_lines, root, run, run_raw};
 use crate::{cluster, guest, images};
@@ -96,7 +98,7 @@ pub fn up(offline: bool) -> Result<()> {
     let demo = match dir {
         None => {
             eprintln!("Its nodes must know these images, or be able to pull them:");
-            for name in images::names().chain([guest::image_name()]) {
+            for name in images::names(NO_REGISTRY).chain([guest::image_name()]) {
                 eprintln!("  {name}");
             }
             eprintln!("`cargo xtask images` and `cargo xtask guest` make them as archives in .dev, for example for");
@@ -106,7 +108,7 @@ pub fn up(offline: bool) -> Result<()> {
         Some(dir) => {
             step("What the machine needs", || setup::ensure(&[Purpose::Demo]))?;
             step("Kubernetes", || Binaries::find_or_build(true).map(drop))?;
-            let mut archives = step("Container images", || images::build(images::Profile::Image, offline))?;
+            let mut archives = step("Container images", || images::build(Profile::Image, NO_REGISTRY, offline))?;
             archives.push(step("The guest", guest::image)?);
             let kubeconfig = match foreign {
                 Some(kubeconfig) => kubeconfig,

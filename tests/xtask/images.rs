@@ -1,75 +1,71 @@
 //! The operator's container images, from the Containerfiles that users build from.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::programs::{self, MANAGER, Profile, Program, RUNNER};
 use crate::tools::{
-    Stage, cache_dir, dev_dir, fingerprint, is_root, make_dir, read, remove, root, run, run_raw, sha256_file, tied,
-    try_hold, wait_for, write,
+    Stage, cache_dir, dev_dir, fingerprint, is_root, make_dir, read, remove, root, run, run_loud, run_raw, sha256_file,
+    tied, try_hold, wait_for, write,
 };
 
-/// How programs are built for an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Profile {
-    /// Fast to build: for tests and the demo
-    Image,
-    /// As they are published
-    Release,
-}
+/// The registry in the names of images that are in none.
+pub const NO_REGISTRY: &str = "localhost";
 
-impl Profile {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Image => "image",
-            Self::Release => "release",
-        }
-    }
-}
-
-/// One of the operator's images.
+/// One of the operator's images. It has the name of its program.
 struct Image {
-    name: &'static str,
-    feature: &'static str,
-    program: &'static str,
+    program: Program,
+    registry: String,
 }
 
-const IMAGES: &[Image] = &[
-    Image { name: "vm-operator", feature: "manager", program: "vm-operator" },
-    Image { name: "vm-runner", feature: "runner", program: "vm-runner" },
-];
-
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+fn images(registry: &str) -> impl Iterator<Item = Image> {
+    [MANAGER, RUNNER].into_iter().map(|program| Image { program, registry: registry.to_owned() })
+}
 
 /// Builds both images and returns their archives; what has not changed since last time is left alone.
-pub fn build(profile: Profile, offline: bool) -> Result<Vec<PathBuf>> {
-    IMAGES.iter().map(|image| image.build(profile, offline)).collect()
+pub fn build(profile: Profile, registry: &str, offline: bool) -> Result<Vec<PathBuf>> {
+    let programs = programs::build(profile, registry, &[MANAGER, RUNNER])?;
+    images(registry).zip(programs).map(|(image, program)| image.build(&program, offline)).collect()
 }
 
-/// The names that the images have in a cluster.
-pub fn names() -> impl Iterator<Item = String> {
-    IMAGES.iter().map(Image::tag)
+/// Pushes both images, which were built for that registry.
+pub fn push(registry: &str) -> Result<()> {
+    for image in images(registry) {
+        let tag = image.tag();
+        if !run_raw(buildah()?.args(["inspect", "--type", "image", &tag]))?.status.success() {
+            bail!("there is no image {tag}: build it with `make images REGISTRY={registry}`");
+        }
+        run_loud(buildah()?.args(["push", &tag, &format!("docker://{tag}")]))
+            .with_context(|| format!("pushing {tag}; `buildah login` logs in to a registry"))?;
+    }
+    Ok(())
+}
+
+/// The names that the images have.
+pub fn names(registry: &str) -> impl Iterator<Item = String> {
+    images(registry).map(|image| image.tag())
 }
 
 impl Image {
     fn tag(&self) -> String {
-        format!("localhost/{}:{}", self.name, env!("CARGO_PKG_VERSION"))
+        format!("{}/{}:{}", self.registry, self.program.name, env!("CARGO_PKG_VERSION"))
     }
 
-    fn build(&self, profile: Profile, offline: bool) -> Result<PathBuf> {
+    fn build(&self, program: &Path, offline: bool) -> Result<PathBuf> {
         let start = Instant::now();
-        let program = self.build_program(profile)?;
-        let containerfile = root().join("deploy/images").join(format!("{}.Containerfile", self.feature));
+        let name = self.program.name;
+        let containerfile = root().join("deploy/images").join(format!("{}.Containerfile", self.program.feature));
         let recipe = read(&containerfile)?;
-        let key = fingerprint([recipe.as_bytes(), sha256_file(&program)?.as_bytes()]);
+        let key = fingerprint([recipe.as_bytes(), self.tag().as_bytes(), sha256_file(program)?.as_bytes()]);
         let out = dev_dir().join("images");
         make_dir(&out)?;
         let _held = wait_for("another build of images", Duration::from_secs(1800), || try_hold(&storage()?))?;
-        let archive = out.join(format!("{}.tar", self.name));
-        let marker = out.join(format!("{}.key", self.name));
+        let archive = out.join(format!("{name}.tar"));
+        let marker = out.join(format!("{name}.key"));
         if archive.is_file() && fs::read_to_string(&marker).is_ok_and(|known| known == key) {
             eprintln!("{} is up to date", self.tag());
             return Ok(archive);
@@ -85,10 +81,10 @@ impl Image {
         for base in recipe.lines().filter_map(|line| line.strip_prefix("FROM ")).filter(|base| *base != "scratch") {
             ensure_base(base, offline)?;
         }
-        let context = out.join(format!("{}.context", self.name));
+        let context = out.join(format!("{name}.context"));
         remove(&context)?;
         make_dir(&context)?;
-        fs::copy(&program, context.join(self.program)).with_context(|| format!("copying {}", program.display()))?;
+        fs::copy(program, context.join(name)).with_context(|| format!("copying {}", program.display()))?;
         // Timestamps of the program would make a new layer of the same content.
         run(buildah()?
             .args(["bud", "--layers", "--isolation", "chroot", "--pull=never", "--quiet", "--timestamp", "0"])
@@ -109,20 +105,6 @@ impl Image {
         let size = fs::metadata(&archive).map_or(0, |meta| meta.len() / 1_000_000);
         eprintln!("{} built in {:.1} s, {size} MB", self.tag(), start.elapsed().as_secs_f32());
         Ok(archive)
-    }
-
-    /// A static program, from its own features alone. In a directory of its own: other flags would make Cargo build
-    /// everything anew each time.
-    fn build_program(&self, profile: Profile) -> Result<PathBuf> {
-        let target_dir = root().join("target/static");
-        run(tied(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-            .current_dir(root())
-            .args(["build", "--quiet", "--profile", profile.name(), "--no-default-features"])
-            .args(["--features", self.feature, "--bin", self.program, "--target", TARGET, "--target-dir"])
-            .arg(&target_dir)
-            .env("RUSTFLAGS", "-C target-feature=+crt-static"))
-        .with_context(|| format!("building {}", self.program))?;
-        Ok(target_dir.join(TARGET).join(profile.name()).join(self.program))
     }
 }
 

@@ -13,6 +13,8 @@ mod inside;
 mod network;
 mod node;
 mod pki;
+mod programs;
+mod release;
 #[path = "../support/requests.rs"]
 #[allow(dead_code, reason = "the tests use the rest")]
 mod requests;
@@ -52,13 +54,31 @@ enum Task {
     Images {
         /// How to build the programs
         #[arg(long, value_enum, default_value = "image")]
-        profile: images::Profile,
+        profile: programs::Profile,
+        #[command(flatten)]
+        target: Target,
         /// Ask no registry: make the base image from Debian's packages
         #[arg(long)]
         offline: bool,
         /// Then make them known to the cluster of this directory
         #[arg(long, value_name = "DIR")]
         import: Option<PathBuf>,
+    },
+    /// Push the images, which were built for a registry, to it
+    Push(Target),
+    /// Build what a release has beside its images into dist: archives of the programs, install.yaml, SHA256SUMS
+    Dist {
+        #[command(flatten)]
+        target: Target,
+        #[command(flatten)]
+        installation: Installation,
+    },
+    /// Print one manifest with the CustomResourceDefinitions and the manager
+    Manifest {
+        #[command(flatten)]
+        target: Target,
+        #[command(flatten)]
+        installation: Installation,
     },
     /// Build the tiny guest of tests and of the demo into .dev/guest, as a disk and as a container image
     Guest,
@@ -88,6 +108,20 @@ enum Task {
     },
     /// Read an object as JSON and print what kstatus makes of it (built from its Go module)
     Kstatus,
+}
+
+#[derive(Args)]
+struct Target {
+    /// Where the images are, such as ghcr.io/example
+    #[arg(long, default_value = images::NO_REGISTRY)]
+    registry: String,
+}
+
+#[derive(Args)]
+struct Installation {
+    /// The namespace of the manager and of its VMs
+    #[arg(long, default_value = "vm-operator")]
+    namespace: String,
 }
 
 #[derive(Args)]
@@ -176,10 +210,16 @@ fn run(task: Task) -> Result<bool> {
             println!("All is there.");
             Ok(())
         }
-        Task::Images { profile, offline, import } => {
+        Task::Push(target) => images::push(&target.registry),
+        Task::Dist { target, installation } => release::dist(&target.registry, &installation.namespace),
+        Task::Manifest { target, installation } => {
+            print!("{}", release::manifest(&target.registry, &installation.namespace)?);
+            Ok(())
+        }
+        Task::Images { profile, target, offline, import } => {
             setup::ensure(&[setup::Purpose::Images])?;
-            let archives = images::build(profile, offline)?;
-            for (name, archive) in images::names().zip(&archives) {
+            let archives = images::build(profile, &target.registry, offline)?;
+            for (name, archive) in images::names(&target.registry).zip(&archives) {
                 println!("{name}  {}", archive.display());
             }
             import.map_or(Ok(()), |dir| cluster::import(&dir, &archives))

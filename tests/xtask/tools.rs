@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -203,6 +203,36 @@ pub fn run_loud(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("starting `{}`", describe(command)))?;
     if !status.success() {
         bail!("`{}` failed ({status})", describe(command));
+    }
+    Ok(())
+}
+
+/// Runs a program that takes long and prints a line on its standard error for each piece of its work, and shows how many
+/// there were so far. The lines themselves are in the error if it fails.
+pub fn run_counted(command: &mut Command, what: &str) -> Result<()> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting `{}`", describe(command)))?;
+    let output = child.stderr.take().context("no pipe from the program")?;
+    let is_terminal = std::io::stderr().is_terminal();
+    let mut lines: Vec<String> = vec![];
+    for line in BufReader::new(output).split(b'\n') {
+        lines.push(String::from_utf8_lossy(&line.context("reading what the program says")?).into_owned());
+        if is_terminal {
+            eprint!("\r    {} {what}", lines.len());
+        } else if lines.len().is_multiple_of(500) {
+            eprintln!("    {} {what}", lines.len());
+        }
+    }
+    if is_terminal {
+        eprintln!();
+    }
+    let status = child.wait().context("waiting for the program")?;
+    if !status.success() {
+        bail!("`{}` failed ({status}):\n{}", describe(command), last_lines(&lines.join("\n"), 25));
     }
     Ok(())
 }

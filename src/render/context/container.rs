@@ -11,8 +11,11 @@ use crate::{
     render::runner::{current_cpus, current_ram},
 };
 
-/// The runner's image if neither the VM nor the manager names one.
-const DEFAULT_IMAGE: &str = concat!("localhost/vm-runner:", env!("CARGO_PKG_VERSION"));
+/// The registry of the runner's image if neither the VM nor the manager names one. The programs of a release have its registry built in.
+const REGISTRY: &str = match option_env!("VM_OPERATOR_REGISTRY") {
+    Some(registry) => registry,
+    None => "localhost",
+};
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -32,7 +35,7 @@ impl RunnerImage {
         let reference = image.and_then(reference);
         let policy = image.and_then(|image| image.pull_policy).map(|policy| format!("{policy:?}"));
         let default_policy = config.runner_image_pull_policy.clone().filter(|_| reference.is_none());
-        let default_reference = || config.runner_image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
+        let default_reference = || config.runner_image.clone().unwrap_or_else(default_image);
         let reference = reference.unwrap_or_else(default_reference);
         let legacy = config.legacy_runner_images.contain(&reference);
         // The name of a container can't have a dot.
@@ -40,6 +43,10 @@ impl RunnerImage {
         let container = named_like_vm.unwrap_or_else(|| CONTAINER_NAME.to_owned());
         Self { pull_policy: policy.or(default_policy), reference, legacy, container }
     }
+}
+
+fn default_image() -> String {
+    format!("{REGISTRY}/vm-runner:{}", env!("CARGO_PKG_VERSION"))
 }
 
 fn reference(image: &Image) -> Option<String> {

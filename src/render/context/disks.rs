@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{VirtualMachine, VolumeClaimTemplate},
     claims,
+    config::DiskPvc,
     observed::Observed,
     render::runner::{cd_drive, cd_file},
     runner_config::{Drive, paths},
@@ -40,12 +41,23 @@ pub(super) struct ResolvedDisk {
     drive: Option<Drive>,
 }
 
+impl ResolvedDisk {
+    /// It is a CD drive with a file of the image repository.
+    pub(super) fn is_in_image_repository(&self) -> bool {
+        let in_folder =
+            |file: &str| file.strip_prefix(paths::IMAGE_REPOSITORY).is_some_and(|rest| rest.starts_with('/'));
+        self.file.as_deref().is_some_and(in_folder)
+    }
+}
+
 /// The disks of a VM in their order. A disk that is neither a claim nor a CD drive is left out.
-pub(super) fn resolve(vm: &VirtualMachine, observed: &Observed) -> Vec<ResolvedDisk> {
+pub(super) fn resolve(vm: &VirtualMachine, observed: &Observed, defaults: DiskPvc) -> Vec<ResolvedDisk> {
     let disks = &vm.spec.vm.disks;
     let resolved = disks.iter().zip(claims::volumes(disks)).filter_map(|(disk, volume)| {
         match (volume, &disk.volume_claim_template, &disk.cdrom) {
-            (Some(volume), Some(template), _) => Some(resolve_claim(vm, volume, disk.bootindex, template, observed)),
+            (Some(volume), Some(template), _) => {
+                Some(resolve_claim(vm, volume, disk.bootindex, template, observed, defaults))
+            }
             (_, _, Some(cdrom)) => Some(ResolvedDisk {
                 type_: "cdrom",
                 file: Some(cd_file(&cdrom.image)),
@@ -70,10 +82,11 @@ fn resolve_claim(
     bootindex: Option<u32>,
     template: &VolumeClaimTemplate,
     observed: &Observed,
+    defaults: DiskPvc,
 ) -> ResolvedDisk {
     let claim_name = claims::disk_name(vm, &volume, observed);
     let claim = observed.claim(&claim_name);
-    let spec = claim_spec(template, claim.map(|claim| &claim.spec));
+    let spec = claim_spec(template, claim.map(|claim| &claim.spec), defaults);
     // The mode of a claim that exists can't be changed, so the claim decides and not the spec.
     let mode = claim.and_then(|claim| claim.spec["volumeMode"].as_str()).or(spec["volumeMode"].as_str());
     let mode = mode.unwrap_or("Block").to_owned();
@@ -106,10 +119,11 @@ fn resolve_claim(
 
 /// The claim's spec with defaults. The defaults are those of the claim that exists, because a field that the VM's spec does not set is
 /// no difference between the two.
-fn claim_spec(template: &VolumeClaimTemplate, existing: Option<&Value>) -> Value {
+fn claim_spec(template: &VolumeClaimTemplate, existing: Option<&Value>, defaults: DiskPvc) -> Value {
     let mut spec = template.spec.clone().unwrap_or_else(|| json!({}));
     if let Value::Object(spec) = &mut spec {
-        for (field, default) in [("accessModes", json!(["ReadWriteOnce"])), ("volumeMode", json!("Block"))] {
+        for (field, default) in [("accessModes", json!(["ReadWriteOnce"])), ("volumeMode", json!(defaults.volume_mode))]
+        {
             let default = || existing.and_then(|existing| existing.get(field)).cloned().unwrap_or(default);
             spec.entry(field).or_insert_with(default);
         }

@@ -2,6 +2,7 @@ use kube::core::{DynamicObject, TypeMeta};
 
 use super::*;
 use crate::{
+    config::{DiskPvc, VolumeMode},
     observed::Object,
     test_support::{applied, noon, nothing, rendered, vm},
 };
@@ -63,5 +64,56 @@ fn the_file_on_a_volume_has_the_size_of_the_disk_as_far_as_the_volume_has_room()
         ("3Gi", mounted_larger, 3),
     ] {
         assert_eq!(gigabytes(&disk(wanted), &observed), Some(expected), "{wanted}");
+    }
+}
+
+#[test]
+fn the_image_repository_is_mounted_where_it_is_configured_or_used() {
+    let legacy = "example.org/org.jdrupes.vmoperator.runner.qemu-arch:latest";
+    for (configured, image, cd, expected) in [
+        (None, None, None, None),
+        (None, None, Some(""), None),
+        (None, None, Some("a.iso"), Some(IMAGE_REPOSITORY_CLAIM)),
+        (None, None, Some("/var/local/vmop-image-repository/a.iso"), Some(IMAGE_REPOSITORY_CLAIM)),
+        (None, None, Some("/var/local/vmop-image-repository-2/a.iso"), None),
+        (None, None, Some("https://example.org/a.iso"), None),
+        (None, Some(legacy), None, Some(IMAGE_REPOSITORY_CLAIM)),
+        (Some("cds"), None, None, Some("cds")),
+        (Some("cds"), Some(legacy), Some("a.iso"), Some("cds")),
+    ] {
+        let vm = vm(|vm| {
+            if let Some(image) = image {
+                vm["spec"]["image"] = json!({ "source": image });
+            }
+            if let Some(cd) = cd {
+                vm["spec"]["vm"]["disks"].as_array_mut().unwrap().push(json!({ "cdrom": { "image": cd } }));
+            }
+        });
+        let config = ReconcilerConfig { image_repository_claim: configured.map(str::to_owned), ..Default::default() };
+        let context = build(&vm, &nothing(), &config, &RandomInput::default(), json!({})).unwrap();
+        assert_eq!(context.image_repository_claim.as_deref(), expected, "{configured:?} {image:?} {cd:?}");
+    }
+}
+
+#[test]
+fn the_mode_of_a_new_claim_is_the_disks_else_the_configurations_and_one_that_exists_keeps_its_own() {
+    let (block, files) = (VolumeMode::Block, VolumeMode::Filesystem);
+    let with_block = applied(&rendered(&vm(|_| ()), &nothing()), |_, _| ());
+    for (configured, disk, observed, expected) in [
+        (block, None, nothing(), "Block"),
+        (files, None, nothing(), "Filesystem"),
+        (files, Some("Block"), nothing(), "Block"),
+        (block, Some("Filesystem"), nothing(), "Filesystem"),
+        (files, None, with_block, "Block"),
+    ] {
+        let vm = vm(|vm| {
+            if let Some(mode) = disk {
+                vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["volumeMode"] = json!(mode);
+            }
+        });
+        let config = ReconcilerConfig { disk_pvc: DiskPvc { volume_mode: configured }, ..Default::default() };
+        let context = build(&vm, &observed, &config, &RandomInput::default(), json!({})).unwrap();
+        let disk = json!(context.disks[0]);
+        assert_eq!((&disk["mode"], &disk["spec"]["volumeMode"]), (&json!(expected), &json!(expected)), "{disk}");
     }
 }

@@ -73,9 +73,9 @@ impl Default for RequestLimit {
     }
 }
 
-/// The number of simultaneous requests. Each has its own connection, which costs time to open and memory on both sides. Sixteen keep
-/// any API server busy; more are not faster, and take memory (docs/performance.md).
-const REQUESTS: usize = 16;
+/// The number of simultaneous requests. Each has its own connection, which costs time to open and memory on both sides. With 16 an API
+/// server is not always busy; more than 32 are not faster, and take memory (docs/performance.md).
+const REQUESTS: usize = 32;
 
 /// The result of the execution of a plan.
 #[derive(Debug)]

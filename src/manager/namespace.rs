@@ -44,9 +44,9 @@ use crate::{
     process::signals::terminated,
 };
 
-/// How many VMs of a namespace are reconciled at once. Each makes several requests one after the other; with 12 there is always
-/// one that may send. More would only take memory.
-const CONCURRENCY: u16 = 12;
+/// How many VMs of a namespace are reconciled at once. Each has several requests under way, so 8 keep an API server busy; more would only
+/// take memory (docs/performance.md).
+const CONCURRENCY: u16 = 8;
 
 /// What all namespaces share.
 #[derive(Clone)]

@@ -360,9 +360,9 @@ pub enum VmAction {
     validation = Rule::new("has(self.maximumCpus) != has(self.cpuTopology)").message("give exactly one of maximumCpus and cpuTopology"),
     validation = Rule::new("!has(self.maximumCpus) || !has(self.currentCpus) || self.currentCpus <= self.maximumCpus").message("currentCpus must not be more than maximumCpus"),
     validation = Rule::new("!has(self.cpuTopology) || !has(self.currentCpus) || self.currentCpus <= self.cpuTopology.sockets * (self.cpuTopology.diesPerSocket < 1 ? 1 : self.cpuTopology.diesPerSocket) * (self.cpuTopology.coresPerDie < 1 ? 1 : self.cpuTopology.coresPerDie) * (self.cpuTopology.threadsPerCore < 1 ? 1 : self.cpuTopology.threadsPerCore)").message("currentCpus must not be more than the CPUs of cpuTopology"),
-    validation = Rule::new("!has(self.currentRam) || !has(self.maximumRam) || quantity(string(self.currentRam).replace(' ', '').replace('B', '').replace('ki', 'Ki')).compareTo(quantity(string(self.maximumRam).replace(' ', '').replace('B', '').replace('ki', 'Ki'))) <= 0").message("currentRam must not be more than maximumRam"),
-    validation = Rule::new("!has(self.maximumRam) || !string(self.maximumRam).matches('^([0-9]{1,6}([.][0-9]+)? ?|[0-9]{1,3}([.][0-9]+)? ?(k|ki|Ki)|0+([.]0+)? ?[A-Za-z]*)B?$')").message("maximumRam must be at least 1M: a number without a unit is in bytes"),
-    validation = Rule::new("!has(self.currentRam) || !string(self.currentRam).matches('^([0-9]{1,6}([.][0-9]+)? ?|[0-9]{1,3}([.][0-9]+)? ?(k|ki|Ki)|0+([.]0+)? ?[A-Za-z]*)B?$')").message("currentRam must be at least 1M: a number without a unit is in bytes"),
+    validation = Rule::new("!has(self.currentRam) || !has(self.maximumRam) || quantity(string(self.currentRam).replace(' ', '').replace('B', '')).compareTo(quantity(string(self.maximumRam).replace(' ', '').replace('B', ''))) <= 0").message("currentRam must not be more than maximumRam"),
+    validation = Rule::new("!has(self.maximumRam) || quantity(string(self.maximumRam).replace(' ', '').replace('B', '').replace('ki', 'Ki')).compareTo(quantity('1Mi')) >= 0").message("maximumRam must be at least 1Mi: a number without a unit is in bytes"),
+    validation = Rule::new("!has(self.currentRam) || quantity(string(self.currentRam).replace(' ', '').replace('B', '').replace('ki', 'Ki')).compareTo(quantity('1Mi')) >= 0").message("currentRam must be at least 1Mi: a number without a unit is in bytes"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {

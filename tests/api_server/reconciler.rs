@@ -538,9 +538,9 @@ async fn the_api_server_refuses_invalid_vms_and_names_the_field() {
         (&|vm| vm["spec"]["vm"]["currentRam"] = json!("2 GiB"), "currentRam must not be more than maximumRam"),
         (
             &|vm| vm["spec"]["vm"]["maximumRam"] = json!(512),
-            "maximumRam must be at least 1M: a number without a unit is in bytes",
+            "maximumRam must be at least 1Mi: a number without a unit is in bytes",
         ),
-        (&|vm| vm["spec"]["vm"]["currentRam"] = json!("999 kiB"), "currentRam must be at least 1M"),
+        (&|vm| vm["spec"]["vm"]["currentRam"] = json!("1023 kiB"), "currentRam must be at least 1Mi"),
         (&|vm| vm["spec"]["vm"]["firmware"] = json!("uefi-8m"), "Unsupported value: \"uefi-8m\""),
         (
             &|vm| vm["spec"]["permissions"] = json!([{ "user": "jane", "may": ["takeDisplay"] }]),

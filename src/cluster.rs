@@ -22,7 +22,6 @@ use kube::{
 };
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
 use tracing::{debug, info, warn};
 
 use self::{
@@ -42,7 +41,7 @@ use crate::{
         conflict::{Conflict, conflict, is_another_volume},
     },
     power,
-    process::ErrorChain,
+    process::{ErrorChain, slots::Slots},
     schedule::Persistence,
 };
 
@@ -60,22 +59,13 @@ pub struct Cluster {
     pub client: Client,
     /// The cache of the VMs' objects.
     pub children: Arc<Children>,
-    limit: RequestLimit,
+    /// A slot for each request under way.
+    requests: Slots,
 }
 
-/// Limits the number of simultaneous requests. Clones share the limit.
-#[derive(Clone)]
-pub struct RequestLimit(Arc<Semaphore>);
-
-impl Default for RequestLimit {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(REQUESTS)))
-    }
-}
-
-/// The number of simultaneous requests. Each has its own connection, which costs time to open and memory on both sides. With 16 an API
+/// The number of simultaneous requests, beside those that hang. Each has its own connection, which costs time to open and memory on both sides. With 16 an API
 /// server is not always busy; more than 32 are not faster, and take memory (docs/performance.md).
-const REQUESTS: usize = 32;
+pub const REQUESTS: usize = 32;
 
 /// The result of the execution of a plan.
 #[derive(Debug)]
@@ -282,9 +272,9 @@ fn namespace_of(vm: &VirtualMachine) -> String {
 }
 
 impl Cluster {
-    /// The cluster of `client`. All parts of it share the limit of requests.
-    pub fn new(client: Client, children: Arc<Children>, limit: RequestLimit) -> Self {
-        Self { client, children, limit }
+    /// The cluster of `client`. All parts of it share the slots for requests.
+    pub fn new(client: Client, children: Arc<Children>, requests: Slots) -> Self {
+        Self { client, children, requests }
     }
 
     /// Executes a plan, step by step. The actions of one step are sent at the same time. After a failure the later steps are not executed,
@@ -338,19 +328,13 @@ impl Cluster {
         for name in vm.spec.cloud_init.iter().flat_map(CloudInit::secrets).filter(|_| !label.is_empty()) {
             let key = || ObjectKey { api_version: "v1".into(), kind: "Secret".into(), name: name.to_owned() };
             let failed = |source| ActionError::Api { what: "read", key: key(), source: Box::new(source) };
-            let secret = self.limited(api.get_metadata_opt(name)).await.map_err(failed)?;
+            let secret = self.requests.run(api.get_metadata_opt(name)).await.map_err(failed)?;
             if !secret.as_ref().is_some_and(|secret| secret.labels().contains_key(label)) {
                 let (name, label, exists) = (name.to_owned(), label.to_owned(), secret.is_some());
                 return Err(ActionError::SecretRefused { name, label, exists });
             }
         }
         Ok(())
-    }
-
-    /// Sends a request when the limit allows it.
-    async fn limited<T>(&self, request: impl Future<Output = T>) -> T {
-        let _permit = self.limit.0.acquire().await;
-        request.await
     }
 
     async fn execute_action(&self, vm: &VirtualMachine, action: &Action) -> Result<(), ActionError> {
@@ -478,10 +462,10 @@ impl Cluster {
         let name = &key.name;
         Ok(if key.needs_content() {
             let request = async { self.objects::<Whole>(namespace, key).await?.patch(name, how, &body()).await };
-            self.pack(key, self.limited(request).await?)
+            self.pack(key, self.requests.run(request).await?)
         } else {
             let request = async { self.objects::<Meta>(namespace, key).await?.patch(name, how, &body()).await };
-            self.pack(key, self.limited(request).await?)
+            self.pack(key, self.requests.run(request).await?)
         })
     }
 
@@ -493,16 +477,16 @@ impl Cluster {
     async fn get(&self, namespace: &str, key: &ObjectKey) -> Result<Option<Arrived>, kube::Error> {
         Ok(if key.is_claim() {
             let request = async { self.objects::<Whole>(namespace, key).await?.get_opt(&key.name).await };
-            self.limited(request).await?.map(|object| self.pack(key, object))
+            self.requests.run(request).await?.map(|object| self.pack(key, object))
         } else {
             let request = async { self.objects::<Meta>(namespace, key).await?.get_opt(&key.name).await };
-            self.limited(request).await?.map(|object| self.pack(key, object))
+            self.requests.run(request).await?.map(|object| self.pack(key, object))
         })
     }
 
     /// Reads whether a node answers. The manager works without the right to read Nodes.
     pub async fn node_state(&self, name: &str) -> NodeState {
-        match self.limited(Api::<Node>::all(self.client.clone()).get_opt(name)).await {
+        match self.requests.run(Api::<Node>::all(self.client.clone()).get_opt(name)).await {
             Ok(Some(node)) => {
                 let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
                 let ready = conditions.iter().find(|condition| condition.type_ == "Ready");
@@ -542,7 +526,7 @@ impl Cluster {
     /// Reads a maker; `None` if it does not exist any more.
     async fn maker(&self, namespace: &str, maker: &Maker) -> Option<Object> {
         let read = async { self.objects::<Meta>(namespace, &maker.key).await?.get_opt(&maker.key.name).await };
-        match self.limited(read).await {
+        match self.requests.run(read).await {
             Ok(found) => {
                 found.map(|found| self.pack(&maker.key, found).object.unpack()).filter(|found| found.uid == maker.uid)
             }
@@ -580,7 +564,7 @@ impl Cluster {
         parameters: &DeleteParams,
     ) -> Result<(), ActionError> {
         let request = async { self.objects::<Whole>(namespace, key).await?.delete(&key.name, parameters).await };
-        match self.limited(request).await {
+        match self.requests.run(request).await {
             Ok(answer) => {
                 info!(object = %key, "deleted");
                 self.children.metrics.wrote("delete", &key.kind);
@@ -663,7 +647,7 @@ impl Cluster {
         ]);
         let patch = Patch::Json::<()>(serde_json::from_value(patch).map_err(kube::Error::SerdeError)?);
         let how = PatchParams { field_manager: Some(REPAIR_MANAGER.into()), ..PatchParams::default() };
-        let StoredVm(written) = self.limited(api.patch_status(&vm.name_any(), &how, &patch)).await?;
+        let StoredVm(written) = self.requests.run(api.patch_status(&vm.name_any(), &how, &patch)).await?;
         Ok(written)
     }
 
@@ -682,7 +666,7 @@ impl Cluster {
             "status": status_to_apply(vm, wanted),
         });
         let (name, how) = (vm.name_any(), applying(STATUS_MANAGER));
-        let StoredVm(written) = self.limited(api.patch_status(&name, &how, &Patch::Apply(&patch))).await?;
+        let StoredVm(written) = self.requests.run(api.patch_status(&name, &how, &Patch::Apply(&patch))).await?;
         Ok(written)
     }
 }

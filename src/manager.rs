@@ -47,10 +47,13 @@ use self::{
     web::{Endpoints, Health, Readiness},
 };
 use crate::{
-    cluster::{RequestLimit, events::EventRecorder},
+    cluster::{REQUESTS, events::EventRecorder},
     config::Scope,
     metrics::Metrics,
-    process::signals::{self, terminated},
+    process::{
+        signals::{self, terminated},
+        slots::Slots,
+    },
 };
 
 /// How long events that wait, and then writes that are under way, may take when the manager ends. With what giving back the
@@ -143,7 +146,7 @@ async fn manage(options: Options, reports: Reports, termination: watch::Receiver
             health,
             debug,
             renderer: Arc::default(),
-            limit: RequestLimit::default(),
+            requests: Slots::new(REQUESTS),
             termination,
         };
         work(shared, &places.scope, loader, &leadership, &fence).await?;

@@ -1,5 +1,5 @@
 //! What every program of this crate needs from its own process: locks, errors on one line, messages that are not repeated,
-//! and (in submodules) the signals that end it and changes of files.
+//! and (in submodules) the signals that end it, changes of files, and the limit of what is done at once.
 //!
 //! This module imports nothing of this crate.
 
@@ -7,6 +7,8 @@
 pub mod follow;
 #[cfg(any(feature = "manager", feature = "runner"))]
 pub mod signals;
+#[cfg(feature = "manager")]
+pub mod slots;
 
 use std::{
     error::Error,

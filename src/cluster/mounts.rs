@@ -56,11 +56,11 @@ impl Cluster {
     ) -> kube::Result<Option<Lacking>> {
         if object.kind == "Secret" {
             let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
-            let found = self.limited(api.get_metadata_opt(&object.name)).await?;
+            let found = self.requests.run(api.get_metadata_opt(&object.name)).await?;
             return Ok(found.is_none().then_some(Lacking::Object));
         }
         let api = Api::<ConfigMap>::namespaced(self.client.clone(), namespace);
-        let Some(map) = self.limited(api.get_opt(&object.name)).await? else { return Ok(Some(Lacking::Object)) };
+        let Some(map) = self.requests.run(api.get_opt(&object.name)).await? else { return Ok(Some(Lacking::Object)) };
         let has = |key: &&String| {
             map.data.as_ref().is_some_and(|data| data.contains_key(*key))
                 || map.binary_data.as_ref().is_some_and(|data| data.contains_key(*key))

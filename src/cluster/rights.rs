@@ -63,7 +63,7 @@ impl Cluster {
     ) -> kube::Result<BTreeMap<String, Vec<&'a str>>> {
         let questions = namespaces.iter().flat_map(|namespace| verbs.iter().map(move |verb| (namespace, *verb)));
         let answers = questions.map(|(namespace, verb)| async move {
-            let is_allowed = self.limited(self.children.access.is_allowed(resource, verb, namespace)).await?;
+            let is_allowed = self.requests.run(self.children.access.is_allowed(resource, verb, namespace)).await?;
             Ok::<_, kube::Error>((namespace, verb, is_allowed))
         });
         let mut lacking: BTreeMap<String, Vec<&str>> = BTreeMap::new();
@@ -115,10 +115,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        cluster::{RequestLimit, watch::Children},
+        cluster::{REQUESTS, watch::Children},
         metrics::Metrics,
         object::{ObjectKey, pods},
-        process::ErrorChain,
+        process::{ErrorChain, slots::Slots},
         schedule::Persistence,
     };
 
@@ -149,7 +149,7 @@ mod tests {
         });
         let client = Client::new(server, "ns");
         let (children, _) = Children::new(client.clone(), watched.map(str::to_owned), Arc::new(Metrics::new()));
-        (Cluster::new(client, children, RequestLimit::default()), asked)
+        (Cluster::new(client, children, Slots::new(REQUESTS)), asked)
     }
 
     #[tokio::test]

@@ -20,7 +20,7 @@ use kube::{
     runtime::{
         Controller,
         controller::{self, Action},
-        reflector::{self, ObjectRef, Store},
+        reflector::{self, Lookup, ObjectRef, Store},
     },
 };
 use tokio::sync::watch;
@@ -38,15 +38,19 @@ use super::{
 };
 use crate::{
     api::{full_name, login_pools::LoginPools},
-    cluster::{Cluster, RequestLimit, events::EventRecorder, packed::PackedVm, watch::Children},
+    cluster::{Cluster, events::EventRecorder, packed::PackedVm, watch::Children},
     config::ReconcilerConfig,
     metrics::Metrics,
-    process::signals::terminated,
+    process::{signals::terminated, slots::Slots},
 };
 
-/// How many VMs of a namespace are reconciled at once. Each has several requests under way, so 8 keep an API server busy; more would only
-/// take memory (docs/performance.md).
-const CONCURRENCY: u16 = 8;
+/// How many VMs of a namespace are reconciled at once, beside those that hang. Each has several requests under way, so 8 keep an API server
+/// busy; more would only take memory (docs/performance.md).
+const AT_ONCE: usize = 8;
+
+/// How many VMs have been taken from the queue: those that are reconciled, those that hang, and some that wait for a slot. In the minute
+/// after which no answer is waited for any longer (`ANSWER` in the client), no more than 8 in each second can come to hang.
+const TAKEN: u16 = 512;
 
 /// What all namespaces share.
 #[derive(Clone)]
@@ -68,7 +72,7 @@ pub struct Shared {
     /// Renders VMs.
     pub renderer: Arc<Renderer>,
     /// Bounds the requests of all namespaces together.
-    pub limit: RequestLimit,
+    pub requests: Slots,
     /// Becomes true when the manager is told to end.
     pub termination: watch::Receiver<bool>,
 }
@@ -94,7 +98,7 @@ impl Namespace {
         let health = HealthPart { health: shared.health.clone(), name };
         health.set(Readiness::Waiting("not listed yet".into()));
         let (children, triggered) = Children::new(shared.client.clone(), namespace.clone(), shared.metrics.clone());
-        let cluster = Cluster::new(shared.client.clone(), children.clone(), shared.limit.clone());
+        let cluster = Cluster::new(shared.client.clone(), children.clone(), shared.requests.clone());
         let (vms, writer) = reflector::store::<PackedVm>();
         let started = watch::Sender::new(false);
         let caches = Caches { vms, children, started: started.subscribe() };
@@ -188,21 +192,29 @@ impl Queue {
         let vms = vms.inspect_ok(move |vm| changed.queued(&vm.full_name()));
         let triggered = triggered.inspect(move |vm| other.queued(&full_name(vm.namespace.as_deref(), &vm.name)));
         let (metrics, termination) = (shared.metrics.clone(), shared.termination.clone());
-        let remembered = reconciler.clone();
+        let (remembered, latest, slots) = (reconciler.clone(), store.clone(), Slots::new(AT_ONCE));
         Controller::for_stream(vms, store)
-            .with_config(controller::Config::default().concurrency(CONCURRENCY))
+            .with_config(controller::Config::default().concurrency(TAKEN))
             .reconcile_on(triggered)
             .graceful_shutdown_on(terminated(shared.termination))
             .run(
-                move |vm, reconciler| reconcile(vm, reconciler, &metrics, termination.clone()),
+                move |vm: Arc<PackedVm>, reconciler| {
+                    let (latest, metrics, slots) = (latest.clone(), metrics.clone(), slots.clone());
+                    let termination = termination.clone();
+                    async move {
+                        // In a box, which those that wait for a slot do not have yet.
+                        slots
+                            .run(async { Box::pin(reconcile(&vm, &latest, reconciler, &metrics, termination)).await })
+                            .await
+                    }
+                },
                 |_, error: &Infallible, _| match *error {},
                 reconciler,
             )
             .for_each(|result| {
-                // Failures are logged by the reconcile. This VM was deleted while it was in the queue.
+                // Failures are logged by the reconcile.
                 if let Err(controller::Error::ObjectNotFound(vm)) = result {
-                    shared.metrics.unqueued(&full_name(vm.namespace.as_deref(), &vm.name));
-                    remembered.forget(&vm.name, vm.namespace.as_deref().unwrap_or_default());
+                    forget(&remembered, &shared.metrics, &vm);
                 }
                 ready(())
             })
@@ -210,21 +222,24 @@ impl Queue {
     }
 }
 
-/// One reconcile of one VM. It is counted, and each line that it logs has the VM's name. The VM is taken from the store when this
-/// is called, not when the future is first polled.
-fn reconcile(
-    vm: Arc<PackedVm>,
+/// One reconcile of one VM, as the store has it now. It is counted, and each line that it logs has the VM's name.
+async fn reconcile(
+    vm: &PackedVm,
+    latest: &Store<PackedVm>,
     reconciler: Arc<Reconciler>,
     metrics: &Arc<Metrics>,
     termination: watch::Receiver<bool>,
-) -> impl Future<Output = Result<Action, Infallible>> + Send + use<> {
+) -> Result<Action, Infallible> {
     let name = vm.full_name();
+    let Some(vm) = latest.get(&ObjectRef::from_obj(vm)) else {
+        forget(&reconciler, metrics, &ObjectRef::from_obj(vm));
+        return Ok(Action::await_change());
+    };
     let work = metrics.begin(&name);
     // A span of the highest level exists whatever is filtered.
     let span = error_span!("reconcile", vm = name, id = work.number);
-    let reconciled = Reconciler::reconcile(vm.clone(), reconciler.clone());
     let reconcile = async move {
-        Ok(match reconciled.await {
+        Ok(match Reconciler::reconcile(vm.clone(), reconciler.clone()).await {
             Ok(action) => {
                 work.done(action != Action::await_change());
                 action
@@ -238,5 +253,11 @@ fn reconcile(
             }
         })
     };
-    reconcile.instrument(span)
+    reconcile.instrument(span).await
+}
+
+/// A VM was deleted while it waited for its reconcile.
+fn forget<K: Lookup>(reconciler: &Reconciler, metrics: &Metrics, vm: &ObjectRef<K>) {
+    metrics.unqueued(&full_name(vm.namespace.as_deref(), &vm.name));
+    reconciler.forget(&vm.name, vm.namespace.as_deref().unwrap_or_default());
 }

@@ -20,11 +20,11 @@ use kube::{
 use serde_json::{Value, json};
 use vm_operator::{
     api::{VirtualMachine, conditions},
-    cluster::{Cluster, RequestLimit, watch::Children},
+    cluster::{Cluster, REQUESTS, watch::Children},
     config::ReconcilerConfig,
     observed::Observed,
     plan::{Action, DeleteReason, Plan, plan},
-    process::ErrorChain,
+    process::{ErrorChain, slots::Slots},
     render::{RandomInput, TemplateSet, render},
     schedule::Persistence,
 };
@@ -237,7 +237,7 @@ async fn a_manager_that_does_not_know_a_pod_does_not_change_it() {
     let config = ReconcilerConfig::default();
     let rendered = render(&vm, &nothing, &config, &random, &TemplateSet::builtin().unwrap()).unwrap();
     let (children, _triggered) = Children::new(ns.client.clone(), None, Arc::default());
-    let cluster = Cluster::new(ns.client, children, RequestLimit::default());
+    let cluster = Cluster::new(ns.client, children, Slots::new(REQUESTS));
     let refused = cluster.execute(&vm, &plan(&vm, &nothing, Some(&rendered))).await.result.unwrap_err();
     assert!(refused.persistence() == Persistence::Busy && refused.to_string() == "apply Pod apple", "{refused}");
     let after = pods.get("apple").await.unwrap();
@@ -265,7 +265,7 @@ async fn an_action_is_refused_if_the_object_was_recreated_meanwhile() {
     let object = rendered.into_iter().find(|object| object.key.kind == "ConfigMap").unwrap();
     let (key, patch) = (object.key.clone(), json!({ "metadata": { "labels": { "x": "y" } } }));
     let (children, _triggered) = Children::new(ns.client.clone(), None, Arc::default());
-    let cluster = Cluster::new(ns.client, children, RequestLimit::default());
+    let cluster = Cluster::new(ns.client, children, Slots::new(REQUESTS));
     for action in [
         Action::Apply { object, uid: Some(former.clone()) },
         Action::Label { key: key.clone(), uid: former.clone(), patch },

@@ -423,9 +423,9 @@ async fn a_slow_admission_webhook_blocks_no_other_vm_and_a_failing_one_is_report
     let client = cluster.client().await;
     let (machines, pods): (Api<VirtualMachine>, Api<Pod>) = (api(&client, &namespace), api(&client, &namespace));
     let webhook = Webhook::start().await;
-    // Some are there before the manager, which looks at them before it lists anything.
-    let slow: Vec<String> = (0..8).map(|number| format!("slow-{number}")).collect();
-    let (before, after) = slow.split_at(4);
+    // Some are there before the manager. They are more than the manager reconciles at once.
+    let slow: Vec<String> = (0..20).map(|number| format!("slow-{number:02}")).collect();
+    let (before, after) = slow.split_at(10);
     let mut names: Vec<&str> = slow.iter().map(String::as_str).collect();
     names.push("late");
     let configure = |seconds| namespace.apply(&webhook.configuration(namespace.name(), &names, seconds).to_string());

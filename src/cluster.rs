@@ -63,8 +63,8 @@ pub struct Cluster {
     requests: Slots,
 }
 
-/// The number of simultaneous requests, beside those that hang. Each has its own connection, which costs time to open and memory on both sides. With 16 an API
-/// server is not always busy; more than 32 are not faster, and take memory (docs/performance.md).
+/// The number of simultaneous requests, beside those that hang. Each has its own connection, which costs time to open and memory on both
+/// sides. With 16 an API server is not always busy; more than 32 are not faster, and take memory (docs/performance.md).
 pub const REQUESTS: usize = 32;
 
 /// The result of the execution of a plan.

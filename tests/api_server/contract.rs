@@ -1,7 +1,7 @@
 //! What existing manifests, disks and scripts rely on: the rows of `docs/compatibility.md` that need an API server only.
 
 use crate::support::{
-    cluster::{Cluster, eventually},
+    cluster::eventually,
     managed_namespace::{LIMIT, ManagedNamespace, condition, create_vm_and_pod, vm_manifest},
 };
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
@@ -644,26 +644,6 @@ async fn a_pool_has_defaults_and_its_permissions_are_validated() {
                 .await;
         assert!(refused.is_err_and(|error| error.to_string().contains("spec.permissions[0]")), "{wrong}");
     }
-}
-
-#[test]
-fn the_manager_can_have_a_priority_class() {
-    // Kustomize takes only relative paths.
-    let folder = tempfile::tempdir().unwrap();
-    let up = "/..".repeat(folder.path().canonicalize().unwrap().components().count() - 1);
-    let deploy = format!(".{up}{}/deploy", env!("CARGO_MANIFEST_DIR"));
-    let text = format!("namespace: vms\nresources: [{deploy}]\ncomponents: [{deploy}/priority]\n");
-    std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
-    let manifests = Cluster::control_plane().kubectl(&["kustomize", &folder.path().to_string_lossy()]);
-    let objects: Vec<Value> = manifests.split("\n---\n").map(|text| serde_yaml::from_str(text).unwrap()).collect();
-    let of = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
-    let class = of("PriorityClass");
-    assert_eq!(class["metadata"].get("namespace"), None);
-    assert_eq!(of("Deployment")["spec"]["template"]["spec"]["priorityClassName"], class["metadata"]["name"]);
-    let class = class.to_string();
-    let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
-    std::fs::write(file.path(), class).unwrap();
-    Cluster::control_plane().kubectl(&["apply", "--dry-run=server", "--filename", &file.path().to_string_lossy()]);
 }
 
 /// The names of the claims that a Pod mounts, in order.

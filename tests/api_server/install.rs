@@ -1,6 +1,9 @@
-//! The manifest that `make manifest` prints and a release has as `install.yaml`.
+//! How the manager is installed: the manifest that `make manifest` prints and a release has as `install.yaml`, and what `deploy/` has
+//! beside it.
 
 use std::process::Command;
+
+use serde_json::Value;
 
 use crate::support::cluster::{Cluster, XTASK};
 
@@ -31,4 +34,24 @@ async fn one_manifest_installs_the_definitions_and_the_manager_with_the_images_o
         let account = format!("--as=system:serviceaccount:{}:{account}", namespace.name());
         namespace.kubectl(&["auth", "can-i", "patch", "vms", "--subresource=status", &account]);
     }
+}
+
+#[test]
+fn the_manager_can_have_a_priority_class() {
+    // Kustomize takes only relative paths.
+    let folder = tempfile::tempdir().unwrap();
+    let up = "/..".repeat(folder.path().canonicalize().unwrap().components().count() - 1);
+    let deploy = format!(".{up}{}/deploy", env!("CARGO_MANIFEST_DIR"));
+    let text = format!("namespace: vms\nresources: [{deploy}]\ncomponents: [{deploy}/priority]\n");
+    std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
+    let manifests = Cluster::control_plane().kubectl(&["kustomize", &folder.path().to_string_lossy()]);
+    let objects: Vec<Value> = manifests.split("\n---\n").map(|text| serde_yaml::from_str(text).unwrap()).collect();
+    let of = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
+    let class = of("PriorityClass");
+    assert_eq!(class["metadata"].get("namespace"), None);
+    assert_eq!(of("Deployment")["spec"]["template"]["spec"]["priorityClassName"], class["metadata"]["name"]);
+    let class = class.to_string();
+    let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+    std::fs::write(file.path(), class).unwrap();
+    Cluster::control_plane().kubectl(&["apply", "--dry-run=server", "--filename", &file.path().to_string_lossy()]);
 }

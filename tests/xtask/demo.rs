@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -125,8 +126,7 @@ pub fn up(offline: bool) -> Result<()> {
     demo.deploy().inspect_err(|_| demo.explain())?;
     demo.show_console();
     eprintln!("\nThe guest runs ({:.0} s in all). Now try:", start.elapsed().as_secs_f32());
-    demo.what_to_try();
-    Ok(())
+    demo.what_to_try()
 }
 
 /// Takes away what `up` has made.
@@ -245,20 +245,39 @@ impl Demo {
         let _ = std::io::stderr().flush();
     }
 
-    fn what_to_try(&self) {
-        let kubectl =
-            if crate::tools::find_program("kubectl").is_some() { "kubectl" } else { "cargo xtask kubectl --" };
-        let path = self
-            .kubeconfig
-            .strip_prefix(std::env::current_dir().unwrap_or_default())
-            .unwrap_or(Path::new(&self.kubeconfig));
-        println!("  export KUBECONFIG={}", path.display());
-        println!("  {kubectl} -n {NAMESPACE} get vms                  # the VM and its state");
-        println!("  {kubectl} -n {NAMESPACE} get all,cm,secret,pvc     # what was made of it");
-        println!("  {kubectl} -n {NAMESPACE} logs -f {VM}              # its console");
+    fn what_to_try(&self) -> Result<()> {
+        let from_here = |path: &Path| {
+            let below = std::env::current_dir().ok().and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned));
+            below.map_or_else(|| path.display().to_string(), |below| format!("$PWD/{}", below.display()))
+        };
+        let (kubeconfig, bin) = (from_here(&self.kubeconfig), from_here(&link_programs()?));
+        println!("  export KUBECONFIG={kubeconfig} PATH={bin}:$PATH");
+        println!("  kubectl -n {NAMESPACE} get vms                  # the VM and its state");
+        println!("  kubectl -n {NAMESPACE} get all,cm,secret,pvc     # what was made of it");
+        println!("  kubectl -n {NAMESPACE} logs -f {VM}              # its console");
+        println!("  kubectl vm -n {NAMESPACE} diff {VM}              # what the manager would change now: nothing");
         println!(
-            "  {kubectl} -n {NAMESPACE} patch vm {VM} --type merge -p '{{\"spec\":{{\"vm\":{{\"state\":\"Stopped\"}}}}}}'   # shut it down"
+            "  kubectl -n {NAMESPACE} patch vm {VM} --type merge -p '{{\"spec\":{{\"vm\":{{\"state\":\"Stopped\"}}}}}}'   # shut it down"
         );
         println!("  make demo-down                               # take all of it away");
+        Ok(())
     }
+}
+
+/// A folder for the PATH, with links to `kubectl-vm` as it was built beside this program, and to kubectl if the machine has none.
+fn link_programs() -> Result<PathBuf> {
+    let folder = root().join(".dev/bin");
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    let mut programs = vec![std::env::current_exe()?.with_file_name("kubectl-vm")];
+    if crate::tools::find_program("kubectl").is_none() {
+        programs.push(PathBuf::from(crate::binaries::kubectl_command()?.get_program()));
+    }
+    for program in programs.iter().filter(|program| program.exists()) {
+        let link = folder.join(program.file_name().unwrap_or_default());
+        if link.symlink_metadata().is_ok() {
+            fs::remove_file(&link).with_context(|| format!("removing {}", link.display()))?;
+        }
+        symlink(program, &link).with_context(|| format!("linking {}", link.display()))?;
+    }
+    Ok(folder)
 }

@@ -13,6 +13,8 @@ use serde_json::Value;
 pub const APP_NAME: &str = "vm-runner";
 /// The name of the runner's container in a VM's Pod (that of a legacy runner has the VM's name), and the value of the Pod's label `app.kubernetes.io/component`.
 pub const CONTAINER_NAME: &str = "vm-runner";
+/// The name of the sidecar that reports the status of the VM.
+pub const AGENT_NAME: &str = "agent";
 /// The value of the label `app.kubernetes.io/managed-by` on every object that the manager applies.
 pub const MANAGED_BY: &str = "vm-operator";
 

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The runner has two roles. [`machine`] starts QEMU as its child and needs no credential. [`agent`] follows the configuration and
-//! talks to the API server. They run in one process, or in two containers of one Pod (`--role`), and meet only in the runtime directory
-//! ([`runtime_dir`], [`state`]). If the agent is missing, the guest starts nevertheless, see [`lifecycle::AGENT_TIMEOUT`].
+//! talks to the API server. In a Pod they run in two containers (`vm-runner machine`, `vm-runner agent`), elsewhere in one process
+//! (`vm-runner run`). They meet only in the runtime directory ([`runtime_dir`], [`state`]). If the agent is missing, the guest starts nevertheless, see [`lifecycle::AGENT_TIMEOUT`].
 //!
 //! The runner needs no cluster. With a directory that contains a `config.yaml`, this runs a VM whose disk is a file and logs its
 //! status:
@@ -56,10 +56,10 @@
 //! | `programs` | | starts programs, and explains their failures |
 //! | `qemu` | `changes` `console` `control` `lifecycle` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
 //! | `machine` | `accel` `command` `config` `files` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
+//! | `supervisor` | | starts the agent role again when it ends |
 //! | `agent` | `changes` `config` `files` `guest_agent` `logging` `login` `qmp` `report` `runtime_dir` `state` `status_writer` | the agent role |
 //!
-//! `cloud_init` (but for its disk), `command`, `lifecycle`, `changes` and `report` are pure, and so are `LoginState` in `login` and
-//! `RateLimit` in `status_writer`.
+//! `cloud_init` (but for its disk), `command`, `lifecycle`, `changes` and `report` are pure, and so is `LoginState` in `login`.
 
 pub mod accel;
 pub mod agent;
@@ -84,8 +84,10 @@ pub mod report;
 pub mod runtime_dir;
 pub mod state;
 pub mod status_writer;
+pub mod supervisor;
 
 use std::{
+    ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
     pin::pin,
@@ -134,6 +136,10 @@ pub struct Arguments {
 enum RunnerCommand {
     /// Run the virtual machine (the default).
     Run(RunArguments),
+    /// Run only QEMU and its helpers. It needs no access to the cluster.
+    Machine(RunArguments),
+    /// Apply changes to a VM that `vm-runner machine` runs, and report its status. The agent is started again whenever it ends.
+    Agent(RunArguments),
     /// Check the configuration, and print `NAME: ok`.
     Validate(RunArguments),
     /// Print QEMU's command line, one argument per line. This creates all files that QEMU needs, but does not start it.
@@ -271,14 +277,32 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
             }
             print("the guest is ended without waiting for it\n")
         }
-        RunnerCommand::Run(arguments) => {
-            let outcome = run_roles(&arguments, logging).await;
-            if let Err(error) = &outcome {
-                write_termination_message(&arguments.termination_log, &ErrorChain(error).to_string());
-            }
-            outcome
+        RunnerCommand::Machine(arguments) => {
+            run_command(RunArguments { role: Role::Machine, ..arguments }, logging).await
         }
+        RunnerCommand::Agent(_) => supervise_agent().await,
+        RunnerCommand::Run(arguments) => run_command(arguments, logging).await,
     }
+}
+
+async fn run_command(arguments: RunArguments, logging: Logging) -> Result<(), Error> {
+    let outcome = run_roles(&arguments, logging).await;
+    if let Err(error) = &outcome {
+        write_termination_message(&arguments.termination_log, &ErrorChain(error).to_string());
+    }
+    outcome
+}
+
+/// Starts this program as the agent role, with the same options, whenever it ends.
+async fn supervise_agent() -> Result<(), Error> {
+    let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;
+    let program = std::env::current_exe().map_err(|source| Error::System("find the program itself", source))?;
+    let mut arguments: Vec<OsString> =
+        std::env::args_os().skip(1).map(|word| if word == "agent" { "run".into() } else { word }).collect();
+    arguments.push("--role=agent".into());
+    supervisor::supervise(&program.into(), &arguments, term)
+        .await
+        .map_err(|source| Error::System("start the agent", source))
 }
 
 /// Writes a message for `kubectl describe pod`. The kubelet creates the file, and shows at most 4096 bytes of it.

@@ -178,6 +178,8 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
         claims,
         halted: plan.power.halted.clone(),
         force_stop_ignored: plan.force_stop.ignored.clone(),
+        end_guest: plan.force_stop.pod_uid.clone(),
+        reporter_uid: pods.own.filter(|pod| pod.key.name != vm.name_any()).map(|pod| pod.uid.clone()),
         retry: plan.retry.clone(),
         pending_changes: plan.pending.clone(),
         guest_generation,

@@ -2,7 +2,7 @@
 //!
 //! The tests need Debian's packages qemu-system-x86, qemu-block-extra, ovmf, swtpm, passt, iproute2, busybox-static, and those that
 //! tests/guest/build.sh names. QEMU emulates the CPU (TCG), so the tests need no KVM.
-#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
 #[path = "support/runner.rs"]
 mod runner;
@@ -17,6 +17,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::Path,
     process::{Child, Command},
+    time::{Duration, Instant},
 };
 
 use runner::{ADDRESS, RUNNER, Vm, kill, wait_for};
@@ -316,6 +317,52 @@ fn a_guest_continues_when_its_agent_crashes_and_a_new_one_starts() {
     assert_eq!(machine.output().matches("guest: up").count(), 1);
 }
 
+/// As in the two containers of a Pod. `VM_OPERATOR_TEST_KILLS` says how often the agent is killed.
+#[test]
+fn an_agent_that_is_killed_again_and_again_is_back_at_once_and_the_guest_does_not_notice() {
+    let kills = std::env::var("VM_OPERATOR_TEST_KILLS").map_or(10, |text| text.parse().unwrap());
+    let vm = Vm::new(json!({ "maximumCpus": 2, "currentCpus": 1 }), json!({}));
+    // The sidecar starts first.
+    let mut agent = vm.start_container("agent");
+    let mut machine = vm.start_container("machine");
+    machine.console("guest: up");
+    agent.logs("condition=\"Booted\" status=true");
+    let before = vm.machine();
+    assert!(before["start"].as_str().unwrap().len() > 30, "{before}");
+    let mut longest = Duration::ZERO;
+    for number in 1..=kills {
+        let [child] = agent.children()[..] else { panic!("{:?}", agent.children()) };
+        kill(child, "KILL").unwrap();
+        let killed = Instant::now();
+        let reports = || agent.log().matches("condition=\"Booted\" status=true").count();
+        wait_for("a report of the next agent", || (reports() > number).then_some(()), || agent.state());
+        longest = longest.max(killed.elapsed());
+    }
+    println!(
+        "{kills} agents killed; the longest time until the next one reported that the guest has booted: {longest:?}"
+    );
+    assert_eq!(vm.machine(), before, "the same QEMU");
+    let is_down = |line: &&str| line.contains("condition=\"Booted\" status=false");
+    assert!(agent.log().lines().filter(is_down).count() <= 2, "no agent but the first says it: {}", agent.log());
+    assert_eq!(machine.output().matches("guest: starts=").count(), 1);
+    assert!(!machine.log().contains("continuing it without one"), "{}", machine.log());
+    vm.change(|config| config["vm"]["currentCpus"] = json!(2));
+    machine.console("guest: cpus=2");
+
+    // The kubelet ends the sidecar after the container with QEMU.
+    machine.signal("TERM");
+    machine.ends_well("PoweredDown");
+    agent.logs("condition=\"Running\" status=false reason=\"PoweredDown\"");
+    agent.signal("TERM");
+    assert!(agent.end().success(), "{}", agent.state());
+    drop((machine, agent));
+
+    // QEMU may get the same process ID again.
+    let second = vm.start_container("machine");
+    second.logs("QEMU started");
+    wait_for("another start", || (vm.machine()["start"] != before["start"]).then_some(()), || second.state());
+}
+
 #[test]
 fn a_guest_starts_without_an_agent() {
     let vm = Vm::new(json!({ "maximumCpus": 2, "currentCpus": 2 }), json!({}));
@@ -501,9 +548,7 @@ fn a_guest_with_a_pod_network_has_the_pods_address_and_its_ports() {
     }
 
     // The guest continues without its network.
-    let runner_pid = runner.child.id();
-    let children = fs::read_to_string(format!("/proc/{runner_pid}/task/{runner_pid}/children")).unwrap();
-    let mut children = children.split_whitespace().map(|pid| pid.parse::<u32>().unwrap());
+    let mut children = runner.children().into_iter();
     let is_passt = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().starts_with("passt");
     kill(children.find(is_passt).expect("passt among the runner's children"), "KILL").unwrap();
     runner.logs("the guest continues without it until its next start");

@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
 
+#[path = "node/agent.rs"]
+mod agent;
 #[path = "node/mended.rs"]
 mod mended;
 #[path = "support/spice.rs"]

@@ -51,6 +51,13 @@ pub struct VirtualMachineStatus {
     /// or because it is not about the VM's present Pod. To force a stop, remove the annotation and set it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub force_stop_ignored: Option<String>,
+    /// The UID of the Pod whose runner ends the guest at once: a forced stop was requested, or somebody has shortened the Pod's grace period,
+    /// and it is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_guest: Option<String>,
+    /// The UID of the VM's Pod, if it has another name than the VM. The policy in `deploy/` lets the runner of that Pod report, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reporter_uid: Option<String>,
     /// Set when the VM's Pod ended by itself: when the manager creates the next one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<Retry>,

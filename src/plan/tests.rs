@@ -419,7 +419,8 @@ fn a_change_of_the_pod_waits_for_the_next_start() {
     let paths = |plan: &Plan| plan.pending.iter().map(|change| change.path.clone()).collect::<Vec<_>>();
     let waiting = plan_of(&observed);
     assert_eq!(short(&waiting), [""; 0]);
-    assert_eq!(paths(&waiting), ["objects/Pod/spec.containers[vm-runner].image"]);
+    let images = ["containers[vm-runner]", "initContainers[agent]"];
+    assert_eq!(paths(&waiting), images.map(|container| format!("objects/Pod/spec.{container}.image")));
 }
 
 #[test]
@@ -474,7 +475,12 @@ fn a_live_change_of_cpus_is_not_pending() {
     let limited = json!({ "requests": { "cpu": "1", "memory": "1Gi" }, "limits": { "memory": "2Gi" } });
     assert_eq!(
         pending(&with(limited, 2), &with(Value::Null, 2)),
-        ["objects/Pod/spec.containers[vm-runner].resources.limits"],
+        [
+            "objects/Pod/spec.containers[vm-runner].resources.limits",
+            "objects/Pod/spec.initContainers[agent].resources.requests.cpu",
+            "objects/Pod/spec.initContainers[agent].resources.requests.memory",
+            "objects/Pod/spec.initContainers[agent].resources.limits"
+        ],
         "limits that the VM no longer has"
     );
 }

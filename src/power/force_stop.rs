@@ -9,10 +9,16 @@
 //! | another | exists | ignored, with an event |
 //! | any | there is none | ignored: the value has been used, or is of no Pod |
 //! | ignored before | any | ignored |
+//! | any or none | is being deleted, somebody shortened its grace period, and it has been over for a while | forced |
+//!
+//! The last row: a kubelet that already waits for the end of a Pod keeps the first grace period
+//! (<https://github.com/kubernetes/kubernetes/issues/83916>), and soon the API server refuses the Pod's token, so this is the last moment
+//! at which the runner can hear it. A grace period that nobody has shortened is the runner's own matter, whatever the clocks say.
 //!
 //! An ignored value is kept in `status.forceStopIgnored`, so that it stays ignored when the VM is stopped later. The runner reads it there
 //! too. Who wants a forced stop then removes the annotation and sets it again.
 
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 
 use super::{Wanted, is_restart_wanted};
@@ -42,8 +48,24 @@ pub enum Misuse {
     AnotherPod,
 }
 
+/// The time after the end of a shortened grace period that a kubelet has. The API server refuses the Pod's token after a minute.
+const OVER: SignedDuration = SignedDuration::from_secs(30);
+
 /// Decides by the table above. `pod` is the VM's Pod, if it has one.
 pub fn force_stop(vm: &VirtualMachine, observed: &Observed, pod: Option<&Object>, wanted: Wanted) -> ForceStop {
+    let requested = by_annotation(vm, observed, pod, wanted);
+    let shortened = pod.filter(|pod| is_shortened_and_over(pod, observed.now)).map(|pod| pod.uid.clone());
+    ForceStop { pod_uid: requested.pod_uid.or(shortened), ..requested }
+}
+
+/// Whether somebody shortened the grace period of a Pod that is being deleted, and the Pod should be gone.
+fn is_shortened_and_over(pod: &Object, now: Timestamp) -> bool {
+    let own = pod.spec["terminationGracePeriodSeconds"].as_i64();
+    let is_shortened = own.zip(pod.grace).is_some_and(|(own, grace)| grace < own);
+    is_shortened && pod.deleting.is_some_and(|end| now.duration_since(end) >= OVER)
+}
+
+fn by_annotation(vm: &VirtualMachine, observed: &Observed, pod: Option<&Object>, wanted: Wanted) -> ForceStop {
     let Some(value) = vm.annotations().get(FORCE_STOP_ANNOTATION) else { return ForceStop::default() };
     let ignored = |misuse| ForceStop { pod_uid: None, ignored: Some(value.clone()), misuse };
     let is_known = vm.status.as_ref().is_some_and(|status| status.force_stop_ignored.as_ref() == Some(value));
@@ -115,5 +137,28 @@ mod tests {
             assert_eq!(is_forced(value, status, observed, wanted), forced, "{row}");
         }
         assert_eq!(force_stop(&vm(|_| ()), &alive, None, Wanted::Down), ForceStop::default(), "no annotation");
+    }
+
+    #[test]
+    fn a_shortened_grace_period_that_is_over_is_a_forced_stop() {
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        for (grace, seconds_ago, forced) in
+            [(1, 31, true), (1, 29, false), (914, 31, true), (915, 31, false), (915, 1000, false), (1, -10, false)]
+        {
+            let end = now - SignedDuration::from_secs(seconds_ago);
+            let mut observed = applied(&rendered(&vm(|_| ()), &nothing()), move |kind, object| {
+                if kind == "Pod" {
+                    object["metadata"]["deletionTimestamp"] = json!(end.to_string());
+                    object["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
+                }
+            });
+            observed.now = now;
+            let pod = observed.objects.iter().find(|object| object.key.is_pod()).map(AsRef::as_ref);
+            for wanted in [Wanted::Up, Wanted::Down, Wanted::Halting] {
+                let decided = force_stop(&vm(|_| ()), &observed, pod, wanted);
+                let expected = forced.then(|| "Pod-apple".to_owned());
+                assert_eq!(decided, ForceStop { pod_uid: expected, ..ForceStop::default() }, "{grace} {seconds_ago}");
+            }
+        }
     }
 }

@@ -48,7 +48,16 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
         "`nodeName`, `nodeSelector`, `affinity`; the place for tolerations and a priority",
         "0.1",
     ),
-    ("pod.yaml.j2", "init_containers", "empty: the place for `initContainers`", "0.1"),
+    ("pod.yaml.j2", "init_containers", "empty: the place for `initContainers`, which run before the agent", "0.1"),
+    ("pod.yaml.j2", "agent", "the sidecar agent, one item of `initContainers`", "0.1"),
+    ("pod.yaml.j2", "agent_security_context", "`securityContext` of the agent's container", "0.1"),
+    (
+        "pod.yaml.j2",
+        "agent_resources",
+        "`resources` of the agent's container: small requests, and limits if the runner's container has limits",
+        "0.1",
+    ),
+    ("pod.yaml.j2", "agent_environment", "`env` of the agent's container", "0.1"),
     ("pod.yaml.j2", "containers", "the list of containers; with `super()`, a place for sidecars", "0.1"),
     (
         "pod.yaml.j2",

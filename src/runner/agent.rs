@@ -7,7 +7,11 @@ use std::{io, path::PathBuf, time::Duration};
 
 use qapi::qmp;
 use serde_json::Value;
-use tokio::{sync::watch, task::JoinHandle, time::sleep};
+use tokio::{
+    sync::watch,
+    task::JoinHandle,
+    time::{Instant, sleep, sleep_until},
+};
 use tracing::{debug, info, warn};
 
 use super::{
@@ -34,6 +38,10 @@ const LOGIN_AGENT_PORT: &str = "vmop-agent";
 
 /// The time between two attempts to connect to QEMU's monitor.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long an agent that finds a running guest waits for the guest agent's answer before its first report. Without it, each agent that is
+/// started again would report for a moment that the guest has not booted.
+const FIRST_ANSWER: Duration = Duration::from_millis(800);
 
 /// After SIGTERM, how often the agent tries to connect to a QEMU that does not answer.
 const ATTEMPTS_AFTER_TERM: u32 = 3;
@@ -69,6 +77,8 @@ pub struct Agent {
     follower: Follower,
     observation: Observation,
     reports: watch::Sender<Option<Report>>,
+    /// The first report waits until then.
+    quiet_until: Option<Instant>,
 }
 
 /// The connections to one QEMU process.
@@ -89,6 +99,7 @@ enum Input {
     Qemu(Result<Event, QmpError>),
     GuestAnswer(Option<Value>),
     LoginLine(io::Result<String>),
+    QuietIsOver,
     StopForced,
 }
 
@@ -99,7 +110,7 @@ impl Agent {
     /// If a directory cannot be watched.
     pub fn new(options: AgentOptions, reports: watch::Sender<Option<Report>>) -> Result<Self, Error> {
         let follower = options.runtime.follow_with(&options.config_dir)?;
-        Ok(Self { options, follower, observation: Observation::default(), reports })
+        Ok(Self { options, follower, observation: Observation::default(), reports, quiet_until: None })
     }
 
     /// Works until the future is dropped, or until `term` is true and there is no QEMU to connect to. The caller then calls
@@ -149,6 +160,7 @@ impl Agent {
                 answer = guest_answer(guest_question) => Input::GuestAnswer(answer),
                 line = login_line(login) => Input::LoginLine(line),
                 () = ended(forced_stop) => Input::StopForced,
+                () = time_of(self.quiet_until) => Input::QuietIsOver,
             }),
         }
     }
@@ -173,6 +185,7 @@ impl Agent {
             Input::Qemu(Err(error)) => {
                 debug!(%error, "QEMU's monitor");
                 *session = None;
+                self.quiet_until = None;
                 self.observation.is_executing = None;
                 self.update_session(session).await;
             }
@@ -180,11 +193,13 @@ impl Agent {
                 if let Some(session) = session {
                     session.guest_question = None;
                 }
+                self.quiet_until = None;
                 if os_info.is_some() {
                     info!("the guest agent answers");
                     self.observation.os_info = os_info;
                 }
             }
+            Input::QuietIsOver => self.quiet_until = None,
             Input::StopForced => {
                 if let Some(session) = session {
                     session.forced_stop = None;
@@ -202,11 +217,15 @@ impl Agent {
 
     /// Reports how QEMU has ended. This is the agent's last report.
     pub fn report_end(mut self) {
+        self.quiet_until = None;
         self.observation.machine = MachineState::read(&self.options.runtime);
         self.send_report();
     }
 
     fn send_report(&mut self) {
+        if self.quiet_until.is_some() {
+            return;
+        }
         let Configuration { config, digest, .. } = &self.options.configuration;
         let machine = self.observation.machine.as_ref();
         self.observation.pending =
@@ -238,15 +257,17 @@ impl Agent {
     /// listens.
     async fn update_session(&mut self, session: &mut Option<Session>) {
         let machine = MachineState::read(&self.options.runtime);
-        let pid = |machine: &Option<MachineState>| machine.as_ref().map(|machine| machine.pid);
-        if pid(&machine) != pid(&self.observation.machine) {
+        let start = |machine: &Option<MachineState>| machine.as_ref().map(|machine| machine.start.clone());
+        if start(&machine) != start(&self.observation.machine) {
             *session = None;
+            self.quiet_until = None;
             let password_changes = self.observation.password_changes;
             self.observation = Observation { password_changes, ..Observation::default() };
         }
         self.observation.machine = machine;
         if !self.qemu_is_running() {
             *session = None;
+            self.quiet_until = None;
         } else if session.is_none() {
             match self.begin_session().await {
                 Ok(new) => *session = Some(new),
@@ -275,6 +296,9 @@ impl Agent {
         self.apply(&mut session).await;
         self.continue_guest(&mut session).await?;
         self.find_guest_agents(&mut session).await?;
+        if session.guest_question.is_some() && self.reports.borrow().is_none() {
+            self.quiet_until = Some(Instant::now() + FIRST_ANSWER);
+        }
         self.find_viewers(&mut session).await;
         Ok(session)
     }
@@ -283,7 +307,7 @@ impl Agent {
     /// asked for meanwhile, and does not repeat one.
     fn last_reset_counter(&self) -> u64 {
         let machine = self.observation.machine.as_ref();
-        let reset = machine.and_then(|machine| LastReset::read(&self.options.runtime, machine.pid));
+        let reset = machine.and_then(|machine| LastReset::read(&self.options.runtime, &machine.start));
         let started = machine.and_then(|machine| machine.started_with.as_ref());
         reset
             .map(|reset| reset.counter)
@@ -371,6 +395,10 @@ impl Agent {
 
     fn ask_guest_agent(&self, session: &mut Session) {
         let socket = self.options.runtime.guest_agent();
+        // A guest can open its port again and again.
+        if let Some(question) = session.guest_question.take() {
+            question.abort();
+        }
         session.guest_question = Some(tokio::spawn(async move { guest_agent::os_info(&socket).await }));
     }
 
@@ -421,7 +449,7 @@ impl Agent {
     /// Writes the reset's counter before the reset, so that no agent repeats it.
     fn note_reset(&mut self, counter: u64) -> Result<(), FileAccessError> {
         if let Some(machine) = &self.observation.machine {
-            LastReset { pid: machine.pid, counter }.write(&self.options.runtime)?;
+            LastReset { start: machine.start.clone(), counter }.write(&self.options.runtime)?;
             self.observation.reset_counter = Some(counter);
         }
         Ok(())
@@ -454,7 +482,9 @@ impl Agent {
                 session.forced_stop.get_or_insert_with(|| tokio::spawn(async move { resource.stop_forced().await }));
             }
             Event::Reset { .. } => {
-                session.guest_question = None;
+                if let Some(question) = session.guest_question.take() {
+                    question.abort();
+                }
                 self.observation.os_info = None;
             }
             Event::BalloonChange { actual } => self.observation.ram = actual,
@@ -509,6 +539,14 @@ async fn guest_answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> O
     }
 }
 
+/// Returns at the time. Never returns without one.
+async fn time_of(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => futures::future::pending().await,
+    }
+}
+
 /// Returns when the task has ended. Never returns without a task.
 async fn ended(task: &mut Option<JoinHandle<()>>) {
     match task {
@@ -528,6 +566,9 @@ async fn quit(session: &mut Session) {
 impl Drop for Session {
     fn drop(&mut self) {
         if let Some(task) = &self.forced_stop {
+            task.abort();
+        }
+        if let Some(task) = &self.guest_question {
             task.abort();
         }
     }

@@ -377,6 +377,7 @@ mod tests {
             Configuration { config, digest: String::new(), password: None, cloud_init }
         };
         let machine = MachineState {
+            start: "s-1".into(),
             pid: 1,
             machine_type: "pc-q35-9.2".into(),
             accelerator: "tcg".into(),

@@ -10,9 +10,21 @@ use super::lines::JsonLines;
 
 /// The time for one attempt. A guest that boots may be slow.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest text in an answer of a guest, in bytes, and the most of them.
+/// The longest text in an answer of a guest, in bytes.
 const LONGEST_TEXT: usize = 256;
-const MOST_TEXTS: usize = 32;
+/// What an answer may have (<https://www.qemu.org/docs/master/interop/qemu-ga-ref.html#object-QGA-qapi-schema.GuestOSInfo>).
+const KEYS: [&str; 10] = [
+    "id",
+    "kernel-release",
+    "kernel-version",
+    "machine",
+    "name",
+    "pretty-name",
+    "variant",
+    "variant-id",
+    "version",
+    "version-id",
+];
 /// Attempts after the guest agent has opened its port.
 const ATTEMPTS: u32 = 6;
 
@@ -55,13 +67,14 @@ async fn ask(socket: &Path, id: u32) -> io::Result<Value> {
     }
 }
 
-/// The answer as far as the documentation goes: an object of short texts. A guest can send anything, and the status must not depend on
+/// The answer as far as the documentation goes: known keys with short texts. A guest can send anything, and the status must not depend on
 /// it.
 fn documented(info: Value) -> Value {
     let Value::Object(info) = info else { return json!({}) };
-    let is_short = |text: &str| text.len() <= LONGEST_TEXT;
-    let texts = info.into_iter().filter(|(name, value)| is_short(name) && value.as_str().is_some_and(is_short));
-    Value::Object(texts.take(MOST_TEXTS).collect())
+    let is_text = |text: &str| text.len() <= LONGEST_TEXT && !text.contains(char::is_control);
+    let known =
+        info.into_iter().filter(|(name, value)| KEYS.contains(&name.as_str()) && value.as_str().is_some_and(is_text));
+    Value::Object(known.collect())
 }
 
 fn execute<C: Command>(command: &C) -> Value {
@@ -84,8 +97,8 @@ mod tests {
     #[test]
     fn what_a_guest_says_beyond_the_documentation_is_left_out() {
         let nested = (0..120).fold(json!("x"), |value, _| json!([value]));
-        let info =
-            json!({ "id": "debian", "name": "x".repeat(LONGEST_TEXT + 1), "version": 12, "pretty-name": nested });
+        let info = json!({ "id": "debian", "name": "x".repeat(LONGEST_TEXT + 1), "version": 12, "pretty-name": nested,
+                "variant": "\u{1b}[2J", "colour": "blue" });
         assert_eq!(documented(info), json!({ "id": "debian" }));
         assert_eq!(documented(json!([1])), json!({}));
     }

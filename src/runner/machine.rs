@@ -15,7 +15,7 @@ use super::{
     accel::{self, Choice},
     command::{self, Prepared, UserAndGroup},
     config::{self, Configuration},
-    files::{FileAccessError, create_directory},
+    files::{FileAccessError, create_directory, random_uuid},
     prepare,
     programs::{self, Helpers, hint},
     qemu::{Connection, End, Qemu, plug_cpus},
@@ -172,6 +172,7 @@ async fn prepare_start(options: &MachineOptions, configuration: &Configuration) 
     let arguments = command::qemu(config, &prepared, &options.runtime, &template)?;
     let Prepared { machine_type, uuid, hardware, .. } = prepared;
     let state = MachineState {
+        start: String::new(),
         pid: 0,
         machine_type,
         accelerator: accelerator.into(),
@@ -224,8 +225,10 @@ impl StartedVm {
     async fn start(options: &MachineOptions, configuration: &Configuration) -> Result<Self, Error> {
         let Start { mut state, arguments } = prepare_start(options, configuration).await?;
         let helpers = start_helpers(options, &configuration.config).await?;
+        let start = random_uuid()?;
         let qemu = Qemu::start(&options.qemu, &arguments, &options.runtime)?;
         state.pid = qemu.pid();
+        state.start = start;
         state.write(&options.runtime)?;
         info!(pid = state.pid, machine_type = state.machine_type, "QEMU started");
         Ok(Self { qemu, helpers, state })

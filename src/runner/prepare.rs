@@ -20,7 +20,7 @@ use super::{
     cloud_init::CloudInitFiles,
     command::{self, Firmware, Hardware, Prepared, Template},
     config::Configuration,
-    files::{FileAccessError, create_directory, read_optional, read_optional_text, write_atomically},
+    files::{FileAccessError, create_directory, random_uuid, read_optional, read_optional_text, write_atomically},
     runtime_dir::RuntimeDir,
 };
 use crate::{
@@ -168,8 +168,7 @@ fn uuid(configured: Option<&str>, data: &Path) -> Result<String, Error> {
     if let Some(uuid) = read_optional_text(&path)? {
         return Ok(uuid);
     }
-    let source = Path::new("/proc/sys/kernel/random/uuid");
-    let uuid = fs::read_to_string(source).map_err(FileAccessError::with("read", source))?.trim().to_owned();
+    let uuid = random_uuid()?;
     write_atomically(&path, uuid.as_bytes())?;
     Ok(uuid)
 }

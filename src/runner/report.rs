@@ -15,8 +15,15 @@ use crate::api::{
     conditions::{self, NewCondition, with_times},
 };
 
-/// The longest part of a message that comes from QEMU or the guest, in bytes. A condition's message may have 32768 characters.
+/// The longest part of a message that quotes QEMU after its failure, in bytes. A condition's message may have 32768 characters.
 const LONGEST_QUOTE: usize = 4000;
+/// The longest part of a message that quotes the guest, a viewer, or QEMU while it runs, in bytes. A guest can cause a report each second.
+const LONGEST_REMARK: usize = 500;
+/// The most refused changes that a message quotes, and the most pending changes.
+const MOST_REFUSED: usize = 8;
+const MOST_PENDING: usize = 32;
+/// The longest value of a pending change in bytes as JSON. A longer one is left out; the path says what changes.
+const LONGEST_VALUE: usize = 500;
 
 /// What the agent has observed.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -58,6 +65,8 @@ pub struct Report {
     pub conditions: Vec<NewCondition>,
     /// See [`Observation::resource_uid`].
     pub resource_uid: Option<String>,
+    /// See [`MachineState::start`].
+    pub start: String,
     cpus: u32,
     ram: u64,
     accelerator: Option<String>,
@@ -82,12 +91,13 @@ impl Report {
         Some(Self {
             conditions: all_conditions(observation, machine, activity),
             resource_uid: observation.resource_uid.clone(),
+            start: machine.start.clone(),
             cpus: if is_running { observation.cpus } else { 0 },
             ram: if is_running { observation.ram } else { 0 },
             accelerator: Some(machine.accelerator.clone()).filter(|name| !name.is_empty()),
             os_info: observation.os_info.clone().filter(|_| is_running),
             logged_in_user: observation.login.user.clone().filter(|_| is_running),
-            console_client: viewer.map(|viewer| viewer.host.clone()),
+            console_client: viewer.map(|viewer| quote(&viewer.host, LONGEST_REMARK)),
             password_changes: observation.password_changes,
             password_expiry: observation.password_expiry.clone(),
             identity: Some(machine).filter(|machine| !machine.uuid.is_empty()).map(|machine| Identity {
@@ -96,7 +106,7 @@ impl Report {
                 machine_type: Some(machine.machine_type.clone()),
             }),
             reset_counter: observation.reset_counter,
-            pending: if is_running { observation.pending.clone() } else { Vec::new() },
+            pending: if is_running { short_changes(&observation.pending) } else { Vec::new() },
             config_digest: observation.config_digest.clone(),
         })
     }
@@ -111,6 +121,7 @@ impl Report {
         let Self {
             conditions,
             resource_uid: _,
+            start: _,
             cpus,
             ram,
             accelerator,
@@ -167,6 +178,14 @@ pub struct StatusBefore {
     pub conditions: Vec<Condition>,
     /// How often earlier agents have set the display's password.
     pub password_serial: i64,
+}
+
+impl StatusBefore {
+    /// The next report is about another start of QEMU, so Running gets a new time even if it is true again: between the two it may not have
+    /// been reported. The manager compares the time with the end of the former container.
+    pub fn begin_start(&mut self) {
+        self.conditions.retain(|condition| condition.type_ != conditions::RUNNING);
+    }
 }
 
 /// A VirtualMachine with nothing but the runner's part of the status, for server-side apply.
@@ -249,7 +268,9 @@ fn all_conditions(observation: &Observation, machine: &MachineState, activity: A
     ];
     // The condition exists only while something is wrong.
     if activity.is_running() && !observation.refused.is_empty() {
-        let refused = Finding::new(false, Reason::ChangeFailed, observation.refused.join(" "));
+        let refused: Vec<String> =
+            observation.refused.iter().take(MOST_REFUSED).map(|text| quote(text, LONGEST_REMARK)).collect();
+        let refused = Finding::new(false, Reason::ChangeFailed, refused.join(" "));
         all.push(refused.condition(conditions::CHANGES_APPLIED));
     }
     all
@@ -257,7 +278,8 @@ fn all_conditions(observation: &Observation, machine: &MachineState, activity: A
 
 fn running(machine: &MachineState, activity: Activity) -> Finding {
     let MachineState { machine_type, accelerator, accelerator_reason, phase, .. } = machine;
-    let qemu = format!("QEMU runs a {machine_type} with {accelerator} ({accelerator_reason}).");
+    let why = quote(accelerator_reason, LONGEST_REMARK);
+    let qemu = format!("QEMU runs a {machine_type} with {accelerator} ({why}).");
     match activity {
         Activity::Starting => Finding::new(false, Reason::Starting, "QEMU is starting."),
         Activity::Executing => Finding::new(true, Reason::Started, qemu),
@@ -278,7 +300,7 @@ fn end_message(reason: EndReason, phase: &Phase) -> String {
             };
             let code = code.map_or_else(String::new, |code| format!(" (exit code {code})"));
             // The end says what went wrong.
-            format!("QEMU failed{code}: {}", end_of(last_words, LONGEST_QUOTE))
+            format!("QEMU failed{code}: {}", quote(last_words, LONGEST_QUOTE))
         }
     }
 }
@@ -307,7 +329,7 @@ fn logged_in(observation: &Observation) -> Finding {
         return Finding::new(false, Reason::NoLoginAgent, "No user is logged in.");
     }
     let refusal =
-        refusal.as_deref().map(|answer| format!("the login agent refused: {}", end_of(answer, LONGEST_QUOTE)));
+        refusal.as_deref().map(|answer| format!("the login agent refused: {}", quote(answer, LONGEST_REMARK)));
     match (user, refusal) {
         (Some(user), None) => Finding::new(true, Reason::LoggedIn, format!("{user} is logged in.")),
         // The earlier user stays logged in.
@@ -322,10 +344,30 @@ fn logged_in(observation: &Observation) -> Finding {
 fn console(observation: &Observation) -> Finding {
     match observation.viewers.first() {
         Some(Viewer { host, .. }) => {
+            let host = quote(host, LONGEST_REMARK);
             Finding::new(true, Reason::Connected, format!("A viewer at {host} is connected to the display."))
         }
         None => Finding::new(false, Reason::NobodyConnected, "No viewer is connected to the display."),
     }
+}
+
+/// The end of a text as a part of the status: at most `most` bytes, and no control characters, which a terminal would obey.
+fn quote(text: &str, most: usize) -> String {
+    let is_obeyed = |c: char| c.is_control() && c != '\n';
+    end_of(text, most).replace(is_obeyed, " ")
+}
+
+/// The pending changes without values that are long.
+fn short_changes(changes: &[PendingChange]) -> Vec<PendingChange> {
+    let short = |value: &Option<Value>| value.clone().filter(|value| value.to_string().len() <= LONGEST_VALUE);
+    let changes = changes.iter().take(MOST_PENDING);
+    let shortened = changes.map(|PendingChange { path, current, wanted, reason }| PendingChange {
+        path: path.clone(),
+        current: short(current),
+        wanted: short(wanted),
+        reason: reason.clone(),
+    });
+    shortened.collect()
 }
 
 /// The last bytes of a text, at most `most`, from the beginning of a character.
@@ -342,6 +384,7 @@ mod tests {
 
     fn machine(phase: Phase) -> Option<MachineState> {
         Some(MachineState {
+            start: "s-1".into(),
             pid: 1,
             machine_type: "pc-q35-7.2".into(),
             accelerator: "tcg".into(),
@@ -437,6 +480,38 @@ mod tests {
             (situation, status)
         });
         insta::assert_yaml_snapshot!(statuses);
+    }
+
+    /// The texts are those of the guest, of a viewer, and of whoever can write into the runtime directory.
+    #[test]
+    fn a_report_is_small_whatever_others_say() {
+        let long = |text: &str| text.repeat(100_000);
+        let mut login = LoginState::connected();
+        login.next_request(Some("alice"));
+        login.receive(&format!("501 \u{1b}[2J{}", long("no ")));
+        let change = PendingChange {
+            path: "config.yaml/vm.maximumCpus".into(),
+            current: Some(json!(long("x"))),
+            wanted: Some(json!(2)),
+            reason: "why".into(),
+        };
+        let observation = Observation {
+            machine: machine(Phase::Running),
+            is_executing: Some(true),
+            login,
+            viewers: vec![Viewer { host: long("\u{7}ä"), port: "1".into(), channel_type: None }],
+            refused: vec![long("no"); 1000],
+            pending: vec![change; 1000],
+            ..Observation::default()
+        };
+        let failed = Observation { machine: ended(EndReason::QemuFailed, &long("\u{0}é")), ..observation.clone() };
+        let target = Target { name: "vm1".into(), pod_uid: None };
+        for observation in [observation, failed] {
+            let report = Report::derive(&observation).unwrap();
+            let text = json!(report.object(&target, &StatusBefore::default(), Timestamp::UNIX_EPOCH)).to_string();
+            assert!(text.len() < 16_000, "{} bytes", text.len());
+            assert!(!text.contains("\\u00"), "control characters: {text}");
+        }
     }
 
     #[test]

@@ -1,22 +1,34 @@
 //! The files in the runtime directory that one role writes for the other: the state of QEMU, and the last reset.
-
-use std::fs;
+//!
+//! In a Pod the roles are in two containers. Whoever breaks out of QEMU can write into the directory, but does not have the agent's token, so
+//! the agent does not trust the files: it follows no link, reads a limited number of bytes, and takes only a state that a machine role could
+//! have written.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     cloud_init::CloudInitFiles,
     config::Configuration,
-    files::{FileAccessError, write_atomically},
+    files::{FileAccessError, read_untrusted, write_atomically},
     runtime_dir::RuntimeDir,
 };
 use crate::{api::Reason, runner_config::VmSection};
+
+/// The most bytes of a file. The state contains a part of the configuration, which a ConfigMap of 1 MiB contains too.
+const MOST: u64 = 2 << 20;
+/// The most bytes of a name in the state, of a sentence, and the most network interfaces.
+const LONGEST_NAME: usize = 64;
+const LONGEST_SENTENCE: usize = 32 << 10;
+const MOST_INTERFACES: usize = 64;
 
 /// The file `machine.json`. The machine role writes it, the agent role reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineState {
-    /// The process ID of QEMU, which identifies one start. 0: QEMU was not started.
+    /// A random ID of this start of QEMU. Process IDs repeat, above all in containers. Empty if QEMU was not started.
+    #[serde(default)]
+    pub start: String,
+    /// The process ID of QEMU in its container. 0: QEMU was not started.
     pub pid: u32,
     /// QEMU's machine type, such as `pc-q35-7.2`. Empty if QEMU was not started, as the next three fields.
     pub machine_type: String,
@@ -43,6 +55,7 @@ impl MachineState {
     pub fn failed_before_start(message: String, started_with: Option<StartedWith>) -> Self {
         let phase = Phase::Ended { reason: EndReason::QemuFailed, code: None, last_words: message, held: false };
         Self {
+            start: String::new(),
             pid: 0,
             machine_type: String::new(),
             accelerator: String::new(),
@@ -54,10 +67,23 @@ impl MachineState {
         }
     }
 
-    /// Reads the file. `None` before the first start, or if another version of the runner wrote a file that this one cannot
-    /// read.
+    /// Reads the file. `None` before the first start, or if another version of the runner or somebody else wrote a file that no machine role
+    /// of this version writes.
     pub fn read(runtime: &RuntimeDir) -> Option<Self> {
-        serde_json::from_slice(&fs::read(runtime.machine()).ok()?).ok()
+        let state: Self = serde_json::from_slice(&read_untrusted(&runtime.machine(), MOST).ok()?).ok()?;
+        Some(state).filter(Self::is_plausible)
+    }
+
+    fn is_plausible(&self) -> bool {
+        let is_name = |text: &str| {
+            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
+            text.len() <= LONGEST_NAME && text.bytes().all(is_plain)
+        };
+        [&self.start, &self.machine_type, &self.uuid].into_iter().all(|text| is_name(text))
+            && ["", "kvm", "tcg"].contains(&self.accelerator.as_str())
+            && self.accelerator_reason.len() <= LONGEST_SENTENCE
+            && self.macs.len() <= MOST_INTERFACES
+            && self.macs.iter().all(|mac| is_name(mac))
     }
 
     /// Writes the file.
@@ -148,32 +174,34 @@ impl EndReason {
 }
 
 /// The file `resets.json`: the last reset that an agent has carried out, for an agent that starts later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastReset {
-    /// The process ID of the QEMU that was reset.
-    pub pid: u32,
+    /// The start of QEMU after which the reset was, see [`MachineState::start`].
+    pub start: String,
     /// The counter of resets in the configuration that asked for it.
     pub counter: u64,
 }
 
 impl LastReset {
-    /// Reads the file. `None` if this QEMU process was never reset.
-    pub fn read(runtime: &RuntimeDir, pid: u32) -> Option<Self> {
-        let last: Self = serde_json::from_slice(&fs::read(runtime.resets()).ok()?).ok()?;
-        (last.pid == pid).then_some(last)
+    /// Reads the file. `None` if QEMU was not reset since this start.
+    pub fn read(runtime: &RuntimeDir, start: &str) -> Option<Self> {
+        let last: Self = serde_json::from_slice(&read_untrusted(&runtime.resets(), MOST).ok()?).ok()?;
+        (last.start == start).then_some(last)
     }
 
     /// Writes the file.
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn write(self, runtime: &RuntimeDir) -> Result<(), FileAccessError> {
-        write_atomically(&runtime.resets(), &serde_json::to_vec(&self).unwrap_or_default())
+    pub fn write(&self, runtime: &RuntimeDir) -> Result<(), FileAccessError> {
+        write_atomically(&runtime.resets(), &serde_json::to_vec(self).unwrap_or_default())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn runtime() -> (tempfile::TempDir, RuntimeDir) {
@@ -187,6 +215,7 @@ mod tests {
         let (_directory, runtime) = runtime();
         assert_eq!(MachineState::read(&runtime), None);
         let state = MachineState {
+            start: "s-1".into(),
             pid: 7,
             machine_type: "pc-q35-7.2".into(),
             accelerator: "tcg".into(),
@@ -214,14 +243,42 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_counts_only_for_the_qemu_process_that_was_reset() {
+    fn a_reset_counts_only_for_the_start_of_qemu_before_it() {
         let (_directory, runtime) = runtime();
-        assert_eq!(LastReset::read(&runtime, 7), None);
-        let reset = LastReset { pid: 7, counter: 3 };
+        assert_eq!(LastReset::read(&runtime, "a"), None);
+        let reset = LastReset { start: "a".into(), counter: 3 };
         reset.write(&runtime).unwrap();
-        assert_eq!(LastReset::read(&runtime, 7), Some(reset));
-        assert_eq!(LastReset::read(&runtime, 8), None);
-        fs::write(runtime.resets(), "[7,2]").unwrap();
-        assert_eq!(LastReset::read(&runtime, 7).map(|last| last.counter), Some(2), "the file of an earlier version");
+        assert_eq!(LastReset::read(&runtime, "a"), Some(reset));
+        assert_eq!(LastReset::read(&runtime, "b"), None);
+    }
+
+    /// The directory belongs to whoever breaks out of QEMU.
+    #[test]
+    fn a_state_that_no_machine_role_writes_is_not_taken() {
+        let (_directory, runtime) = runtime();
+        let good = MachineState { start: "s-1".into(), ..MachineState::failed_before_start("no".into(), None) };
+        good.write(&runtime).unwrap();
+        assert_eq!(MachineState::read(&runtime), Some(good.clone()));
+        let with = |edit: fn(&mut MachineState)| {
+            let mut state = good.clone();
+            edit(&mut state);
+            state
+        };
+        for state in [
+            with(|state| state.uuid = "u".repeat(65)),
+            with(|state| state.machine_type = "\u{1b}[2J".into()),
+            with(|state| state.start = "a b".into()),
+            with(|state| state.accelerator = "magic".into()),
+            with(|state| state.accelerator_reason = "x".repeat((32 << 10) + 1)),
+            with(|state| state.macs = vec!["52:54:00:00:00:01".into(); 65]),
+            with(|state| state.macs = vec!["x".repeat(65)]),
+        ] {
+            state.write(&runtime).unwrap();
+            assert_eq!(MachineState::read(&runtime), None, "{state:?}");
+        }
+        for text in ["", "null", "[]", r#"{"pid": -1}"#, &"[".repeat(1 << 20), &" ".repeat(3 << 20)] {
+            fs::write(runtime.machine(), text).unwrap();
+            assert_eq!(MachineState::read(&runtime), None, "{} bytes", text.len());
+        }
     }
 }

@@ -1,15 +1,14 @@
-//! Writes the runner's part of the VM's status, and reads the one thing that the runner needs from the API server.
+//! Writes the runner's part of the VM's status, and reads what the runner needs from the API server. All requests are patches of the status.
 //!
 //! The runner uses server-side apply with the field manager `vm-runner`. Each apply contains the whole report, because a field
 //! that is missing in it is removed. Conditions are a map by type, so those of the manager do not change.
 
 use std::time::Duration;
 
-use futures::TryStreamExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams, WatchEvent},
+    api::{Patch, PatchParams},
 };
 use serde_json::Value;
 use tokio::{
@@ -20,10 +19,7 @@ use tracing::{debug, info, warn};
 
 use super::report::{Report, StatusBefore, Target};
 use crate::{
-    api::{
-        StoredVm,
-        conditions::{self, NewCondition},
-    },
+    api::{StoredVm, conditions::NewCondition},
     object::FORCE_STOP_ANNOTATION,
     process::ErrorChain,
 };
@@ -35,18 +31,15 @@ const FIELD_MANAGER: &str = "vm-runner";
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The limit of writes, because a guest can cause reports at will: [`BURST`] reports at once, then one every [`INTERVAL`].
-const BURST: u32 = 10;
+/// The shortest time between two writes, because a guest can cause reports at will.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The time that the memory must stay the same before it is written. While QEMU changes the balloon, it reports a new size every
 /// second.
 const RAM_SETTLE_TIME: Duration = Duration::from_secs(3);
 
-/// While the guest powers down and the VM can't be watched: how often the runner reads it, and how long it waits for the answer.
+/// While the guest powers down: how often the runner asks whether a forced stop is requested, and how long it waits for the answer.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
-/// The longest time that a guest can have to power down, and a little more.
-const LONGEST_POWERDOWN: Duration = Duration::from_secs(86_400 + 600);
 
 /// The VirtualMachine in the API server.
 #[derive(Clone, Debug)]
@@ -62,27 +55,30 @@ impl VmResource {
         Self { api: client.map(|client| Api::namespaced(client, namespace)), target }
     }
 
-    /// Returns when a person has asked for a forced stop of the runner's Pod.
+    /// Returns when a forced stop of the runner's Pod is requested.
     ///
     /// The manager deletes the Pod again with a shorter grace period then. But a kubelet that already waits for the end of the Pod keeps
     /// the first grace period (<https://github.com/kubernetes/kubernetes/issues/83916>), and it does not refresh projected files any
-    /// more. So the runner has to ask the API server.
+    /// more. So the runner asks the API server again and again.
     ///
-    /// The runner watches the VM, because the API server refuses the token of a Pod a minute after the end of its grace period
-    /// (<https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#bound-service-account-tokens>), and anybody can
-    /// have shortened that while the kubelet still waits. The API server looks at the token only when a request begins, so a watch that
-    /// is open stays open. Where the runner may not watch, it reads the VM again and again.
+    /// The API server refuses the token of a Pod a minute after the end of its grace period
+    /// (<https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#bound-service-account-tokens>). The guest has
+    /// no more time than the grace period, unless somebody has shortened that. Then the manager requests a forced stop at its end
+    /// ([`force_stop`](mod@crate::power::force_stop)), while the token is still valid.
     pub async fn stop_forced(&self) {
-        let (Some(api), Some(uid)) = (&self.api, &self.target.pod_uid) else { return std::future::pending().await };
+        let (Some(_), Some(uid)) = (&self.api, &self.target.pod_uid) else { return std::future::pending().await };
+        let mut is_refused = false;
         loop {
-            match self.watch_stop_forced(api, uid).await {
-                Ok(true) => return,
-                Ok(false) => debug!("the watch of the VM has ended"),
-                Err(error) => debug!(error = %ErrorChain(&error), "cannot watch the VM"),
-            }
-            match timeout(ASK_AGAIN, self.read(api)).await {
+            match timeout(ASK_AGAIN, self.read()).await {
                 Ok(Ok(vm)) if is_stop_forced(&vm, uid) => return,
                 Ok(Ok(_)) => {}
+                Ok(Err(kube::Error::Api(answer))) if answer.code == 401 => {
+                    if !std::mem::replace(&mut is_refused, true) {
+                        warn!(
+                            "the API server refuses the Pod's token, so a forced stop can't be noticed any more; to end the guest now, run vm-runner end in the Pod"
+                        );
+                    }
+                }
                 Ok(Err(error)) => debug!(error = %ErrorChain(&error), "cannot read the VM"),
                 Err(_) => debug!("the API server does not say whether a forced stop was requested"),
             }
@@ -90,40 +86,35 @@ impl VmResource {
         }
     }
 
-    /// The VM as JSON: a part that this version can't read must not keep a guest from being stopped.
-    async fn read(&self, api: &Api<StoredVm>) -> Result<Value, kube::Error> {
-        let url = format!("{}/{}", api.resource_url(), self.target.name);
-        let request = http::Request::get(url).body(Vec::new()).map_err(kube::Error::HttpError)?;
+    /// The VM as JSON: a part that this version can't read must not keep a guest from being stopped. A patch that changes nothing is
+    /// answered with the object, so the runner needs no right to read VMs, which no rule can restrict to its own. Null without an API
+    /// server.
+    async fn read(&self) -> Result<Value, kube::Error> {
+        let Some(api) = &self.api else { return Ok(Value::Null) };
+        let url = format!("{}/{}/status", api.resource_url(), self.target.name);
+        let request = http::Request::patch(url).header(http::header::CONTENT_TYPE, "application/merge-patch+json");
+        let request = request.body(b"{}".to_vec()).map_err(kube::Error::HttpError)?;
         api.clone().into_client().request(request).await
     }
 
-    /// Returns true when the watch reports that the stop is forced, and false when the watch ends. The first item of a watch is the VM as it
-    /// is.
-    async fn watch_stop_forced(&self, api: &Api<StoredVm>, uid: &str) -> Result<bool, kube::Error> {
-        // Kube's own parameters allow no watch that lasts as long as a power-down. A bookmark each minute keeps the connection open.
-        let url = format!(
-            "{}?watch=true&allowWatchBookmarks=true&fieldSelector=metadata.name%3D{}&timeoutSeconds={}",
-            api.resource_url(),
-            self.target.name,
-            LONGEST_POWERDOWN.as_secs()
-        );
-        let request = http::Request::get(url).body(Vec::new()).map_err(kube::Error::HttpError)?;
-        let events = api.clone().into_client().request_events::<Value>(request).await?;
-        let mut events = std::pin::pin!(events);
-        while let Some(event) = events.try_next().await? {
-            match event {
-                WatchEvent::Added(vm) | WatchEvent::Modified(vm) if is_stop_forced(&vm, uid) => return Ok(true),
-                WatchEvent::Added(_) | WatchEvent::Modified(_) | WatchEvent::Deleted(_) | WatchEvent::Bookmark(_) => {}
-                WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
-            }
+    /// The part of the status that the first report of an agent continues. `is_first_report` says whether this runner has not reported yet.
+    async fn read_before(&self, is_first_report: bool) -> Result<StatusBefore, kube::Error> {
+        let StoredVm(vm) = serde_json::from_value(self.read().await?).map_err(kube::Error::SerdeError)?;
+        let status = vm.status.unwrap_or_default();
+        let password_serial = status.display_password_serial.unwrap_or_default();
+        let mut before = StatusBefore { conditions: status.conditions, password_serial };
+        if is_first_report {
+            before.begin_start();
         }
-        Ok(false)
+        Ok(before)
     }
 }
 
-/// Whether the VM has the annotation for a forced stop of this Pod, and the manager does not ignore it.
+/// Whether the manager says that the guest of this Pod must end, or the VM has the annotation for a forced stop and the manager does not
+/// ignore it: there may be no manager at the moment.
 fn is_stop_forced(vm: &Value, pod_uid: &str) -> bool {
-    vm["metadata"]["annotations"][FORCE_STOP_ANNOTATION] == pod_uid && vm["status"]["forceStopIgnored"] != pod_uid
+    let is_requested = vm["metadata"]["annotations"][FORCE_STOP_ANNOTATION] == pod_uid;
+    vm["status"]["endGuest"] == pod_uid || is_requested && vm["status"]["forceStopIgnored"] != pod_uid
 }
 
 /// Writes the status of one VM.
@@ -134,13 +125,12 @@ pub struct StatusWriter {
     /// `None`: the status must be read first.
     before: Option<StatusBefore>,
     pause: Duration,
-    rate_limit: RateLimit,
 }
 
 impl StatusWriter {
     /// A writer that has not written anything yet.
     pub fn new(resource: VmResource) -> Self {
-        Self { resource, written: None, before: None, pause: FIRST_PAUSE, rate_limit: RateLimit::new(Instant::now()) }
+        Self { resource, written: None, before: None, pause: FIRST_PAUSE }
     }
 
     /// Writes each report that differs from the last one, until the sender is dropped and the last report is written. A failed
@@ -172,7 +162,7 @@ impl StatusWriter {
             Ok(()) => {
                 self.written = Some(report);
                 self.pause = FIRST_PAUSE;
-                let next_write = self.rate_limit.count(Instant::now());
+                let next_write = Instant::now() + INTERVAL;
                 // The loop reads the newest report afterwards. Once the sender is dropped, the last report is written at once.
                 while let Ok(Ok(())) = timeout_at(next_write, reports.changed()).await {}
             }
@@ -195,8 +185,11 @@ impl StatusWriter {
         }
         let before = match &mut self.before {
             Some(before) => before,
-            None => self.before.insert(read_before(api, &target.name, self.written.is_none()).await?),
+            None => self.before.insert(self.resource.read_before(self.written.is_none()).await?),
         };
+        if self.written.as_ref().is_some_and(|written| written.start != report.start) {
+            before.begin_start();
+        }
         let object = report.object(target, before, Timestamp::now());
         let params = PatchParams::apply(FIELD_MANAGER).force();
         let StoredVm(vm) = api.patch_status(&target.name, &params, &Patch::Apply(&object)).await?;
@@ -211,36 +204,6 @@ impl StatusWriter {
                 info!(condition = type_, status, reason = reason.as_str(), "{message}");
             }
         }
-    }
-}
-
-/// Reads the status of the VM. `is_first_report` says whether this runner has not reported yet.
-async fn read_before(api: &Api<StoredVm>, name: &str, is_first_report: bool) -> Result<StatusBefore, kube::Error> {
-    let StoredVm(vm) = api.get_status(name).await?;
-    let status = vm.status.unwrap_or_default();
-    let mut conditions = status.conditions;
-    if is_first_report {
-        // This is another QEMU process than that of an earlier runner, so the condition gets a new time even if its status is the same.
-        conditions.retain(|condition| condition.type_ != conditions::RUNNING);
-    }
-    Ok(StatusBefore { conditions, password_serial: status.display_password_serial.unwrap_or_default() })
-}
-
-/// Limits the rate of writes: [`BURST`] at once, then one every [`INTERVAL`].
-struct RateLimit {
-    /// When the whole burst is available again.
-    full_at: Instant,
-}
-
-impl RateLimit {
-    fn new(now: Instant) -> Self {
-        Self { full_at: now }
-    }
-
-    /// Counts a write. Returns when the next one is allowed.
-    fn count(&mut self, now: Instant) -> Instant {
-        self.full_at = self.full_at.max(now) + INTERVAL;
-        self.full_at - INTERVAL * BURST
     }
 }
 
@@ -261,53 +224,71 @@ mod tests {
             });
             assert_eq!(is_stop_forced(&vm, "a"), expected, "{value} {ignored:?}");
         }
+        let ended = |uid: &str| json!({ "metadata": { "name": "apple" }, "status": { "endGuest": uid } });
+        assert!(is_stop_forced(&ended("a"), "a") && !is_stop_forced(&ended("b"), "a"));
     }
 
-    /// The API server would refuse a second request: the Pod's token is not valid any more.
+    /// A played API server that answers with `vm`, and the requests that it got: method and path.
     #[cfg(feature = "manager")]
-    #[tokio::test]
-    async fn a_forced_stop_arrives_by_the_watch_that_was_opened_at_the_beginning() {
-        use axum::{Router, body::Body, http::StatusCode};
-
-        let vm = |annotations: serde_json::Value| {
-            json!({
-                "metadata": { "name": "apple", "annotations": annotations }, "spec": { "vm": { "maximumCpus": 1 } },
-            })
-        };
-        let line = |type_: &str, object: serde_json::Value| format!("{}\n", json!({ "type": type_, "object": object }));
-        let lines = [line("ADDED", vm(json!({}))), line("MODIFIED", vm(json!({ FORCE_STOP_ANNOTATION: "pod-uid" })))];
-        let (send, received) = tokio::sync::mpsc::unbounded_channel();
-        let watch = std::sync::Arc::new(std::sync::Mutex::new(Some(received)));
-        let router = Router::new().fallback(move |request: axum::extract::Request| {
-            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
-            let watch = watch.lock().unwrap().take().filter(|_| is_watch);
-            std::future::ready(match watch {
-                Some(mut lines) => Ok(Body::from_stream(futures::stream::poll_fn(move |context| {
-                    lines.poll_recv(context).map(|line: Option<String>| line.map(Ok::<_, std::convert::Infallible>))
-                }))),
-                None => Err(StatusCode::UNAUTHORIZED),
-            })
+    async fn server(vm: Value) -> (VmResource, std::sync::Arc<std::sync::Mutex<Vec<String>>>) {
+        let requests = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let seen = std::sync::Arc::clone(&requests);
+        let router = axum::Router::new().fallback(move |request: axum::extract::Request| {
+            seen.lock().unwrap().push(format!("{} {}", request.method(), request.uri().path()));
+            std::future::ready(axum::Json(vm.clone()))
         });
         let client = Client::try_from(crate::test_support::played(router).await).unwrap();
         let target = Target { name: "apple".into(), pod_uid: Some("pod-uid".into()) };
-        let resource = VmResource::new(Some(client), "ns", target);
-        let forced = tokio::spawn(async move { resource.stop_forced().await });
-        let [there, forced_now] = lines;
-        send.send(there).unwrap();
-        send.send(forced_now).unwrap();
-        timeout(Duration::from_secs(60), forced).await.unwrap().unwrap();
+        (VmResource::new(Some(client), "ns", target), requests)
     }
 
-    #[test]
-    fn after_a_burst_of_writes_the_rate_is_limited() {
-        let start = Instant::now() + INTERVAL * BURST;
-        let mut limit = RateLimit::new(start);
-        for number in 1..BURST {
-            assert!(limit.count(start) < start, "write {number} of the burst");
+    #[cfg(feature = "manager")]
+    const STATUS: &str = "PATCH /apis/vmoperator.jdrupes.org/v1/namespaces/ns/vms/apple/status";
+
+    #[cfg(feature = "manager")]
+    #[tokio::test]
+    async fn a_forced_stop_is_found_with_a_patch_of_the_status() {
+        let vm = json!({
+            "metadata": { "name": "apple", "annotations": { FORCE_STOP_ANNOTATION: "pod-uid" } },
+            "spec": "not known to this version",
+        });
+        let (resource, requests) = server(vm).await;
+        timeout(Duration::from_secs(60), resource.stop_forced()).await.unwrap();
+        assert_eq!(*requests.lock().unwrap(), [STATUS]);
+    }
+
+    /// As a guest does it that opens and closes its agents' ports.
+    #[cfg(feature = "manager")]
+    #[tokio::test]
+    async fn a_flood_of_reports_is_one_write_per_second_and_nothing_but_patches_of_the_status() {
+        use crate::runner::{report::Observation, state::MachineState};
+
+        let vm = json!({
+            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": "apple" },
+            "spec": { "vm": { "maximumCpus": 1 } },
+        });
+        let (resource, requests) = server(vm).await;
+        let (reports, receiver) = watch::channel(None);
+        let begin = Instant::now();
+        let writing = tokio::spawn(StatusWriter::new(resource).follow(receiver));
+        let report = |number: u32| {
+            let machine = MachineState::failed_before_start(format!("failure {number}"), None);
+            Report::derive(&Observation { machine: Some(machine), ..Observation::default() })
+        };
+        for number in 0.. {
+            reports.send_replace(report(number));
+            tokio::task::yield_now().await;
+            // The first request reads.
+            if requests.lock().unwrap().len() >= 4 {
+                break;
+            }
         }
-        assert_eq!(limit.count(start), start);
-        assert_eq!(limit.count(start), start + INTERVAL);
-        let later = start + INTERVAL * 100;
-        assert!(limit.count(later) < later, "the burst is available again");
+        drop(reports);
+        timeout(Duration::from_secs(60), writing).await.unwrap().unwrap();
+        let requests = requests.lock().unwrap();
+        assert!(requests.iter().all(|request| request == STATUS), "{requests:?}");
+        let writes = requests.len() as u64 - 1;
+        // One at once, and the last one when the sender is gone.
+        assert!(writes <= begin.elapsed().as_secs() + 2, "{writes} writes in {:?}", begin.elapsed());
     }
 }

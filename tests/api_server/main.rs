@@ -34,6 +34,8 @@ mod takeover;
 mod takeover_all;
 // Start, stop and restart. Two Pods of one VM never run at the same time.
 mod power;
+// What the token of a VM's Pod may do, and how a forced stop reaches its runner.
+mod token;
 // VMs of release 3.3, whose Pods a StatefulSet makes.
 mod former_releases;
 // Disks: claims grow, are kept, and belong to one VM.

@@ -15,16 +15,14 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::{
-    Api, Client, Config, ResourceExt,
+    Api, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
-    config::{AuthInfo, KubeConfigOptions, Kubeconfig},
 };
 use serde_json::{Value, json};
 use vm_operator::{
     api::{PowerState, VirtualMachine, conditions},
     object::{FORCE_STOP_ANNOTATION, GUEST_SHUTDOWN_ANNOTATION, RESTARTED_ANNOTATION},
     power,
-    runner::{report::Target, status_writer::VmResource},
 };
 
 const NODE: &str = "played";
@@ -222,7 +220,7 @@ async fn the_manager_waits_for_a_pod_that_is_being_deleted_and_a_person_can_forc
     let pod = up(&ns, "apple", on_node).await;
     set_state(&ns, "apple", "Stopped").await;
     let going = ns.pod_when("apple", "going", is_going).await;
-    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(905));
+    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(915));
     let vm = ns.vm_with_reason("apple", "Stopping").await;
     assert_eq!(condition(&vm, "Running").unwrap().0, "True");
     let status = vm.status.unwrap();
@@ -240,7 +238,7 @@ async fn the_manager_waits_for_a_pod_that_is_being_deleted_and_a_person_can_forc
     ns.vm_with_reason("apple", "Starting").await;
     set_state(&ns, "apple", "Stopped").await;
     let going = ns.pod_when("apple", "going", is_going).await;
-    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(905));
+    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(915));
 }
 
 #[tokio::test]
@@ -257,7 +255,7 @@ async fn a_forced_stop_that_was_asked_for_before_the_stop_or_for_another_pod_is_
     assert!(note.contains("the VM should run"), "{note}");
     set_state(&ns, "apple", "Stopped").await;
     let going = ns.pod_when("apple", "going", is_going).await;
-    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(905));
+    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(915));
     ns.vm_with_reason("apple", "Stopping").await;
     // Set again, as the event says.
     ns.patch_vm("apple", json!({ "metadata": { "annotations": { FORCE_STOP_ANNOTATION: null } } })).await;
@@ -272,46 +270,6 @@ async fn a_forced_stop_that_was_asked_for_before_the_stop_or_for_another_pod_is_
     ns.vm_when("pear", "ignored", is_ignored(&pod)).await;
     let note = ns.wait_for_event("pear", "ForceStopIgnored").await.message.unwrap();
     assert!(note.contains("not the UID"), "{note}");
-}
-
-/// The API server refuses a Pod's token a minute after the end of its grace period, which anybody can shorten. The kubelet goes on waiting.
-#[tokio::test]
-async fn a_forced_stop_reaches_the_runner_when_its_token_is_not_valid_any_more() {
-    let ns = ns("forced-late").await;
-    let namespace = ns.namespace.name();
-    ns.namespace.create(include_str!("../../deploy/runner-role.yaml")).await;
-    let uid = up(&ns, "apple", on_node).await.uid().unwrap();
-    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "name": "apple", "uid": uid });
-    let request = json!({
-        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-        "spec": { "audiences": [], "boundObjectRef": pod },
-    });
-    let url = format!("/api/v1/namespaces/{namespace}/serviceaccounts/vm-runner/token");
-    let request = http::Request::post(url).body(serde_json::to_vec(&request).unwrap()).unwrap();
-    let token: Value = ns.client.request(request).await.unwrap();
-    let kubeconfig = Kubeconfig::read_from(ns.cluster.kubeconfig()).unwrap();
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
-    config.auth_info =
-        AuthInfo { token: Some(token["status"]["token"].as_str().unwrap().to_owned().into()), ..AuthInfo::default() };
-    let runner = Client::try_from(config).unwrap();
-    let vms: Api<VirtualMachine> = Api::namespaced(runner.clone(), namespace);
-    vms.get("apple").await.unwrap();
-
-    // The power-down begins, and somebody deletes the Pod once more.
-    let target = Target { name: "apple".into(), pod_uid: Some(uid.clone()) };
-    let resource = VmResource::new(Some(runner), namespace, target);
-    let forced = tokio::spawn(async move { resource.stop_forced().await });
-    set_state(&ns, "apple", "Stopped").await;
-    ns.pod_when("apple", "going", is_going).await;
-    let soon = DeleteParams { grace_period_seconds: Some(1), ..DeleteParams::default() };
-    ns.api::<Pod>().delete("apple", &soon).await.unwrap();
-    eventually("the token to be refused", 3 * LIMIT, async || {
-        matches!(vms.get("apple").await, Err(kube::Error::Api(answer)) if answer.code == 401).then_some(())
-    })
-    .await;
-    assert!(!forced.is_finished());
-    annotate(&ns, "apple", FORCE_STOP_ANNOTATION, &uid).await;
-    tokio::time::timeout(LIMIT, forced).await.expect("the runner to see it").unwrap();
 }
 
 #[tokio::test]
@@ -536,7 +494,8 @@ async fn pending_changes_list_what_a_restart_would_change() {
     let vm = ns.vm_when("apple", "RestartRequired", |vm| condition(vm, "RestartRequired").is_some()).await;
     let pending = vm.status.unwrap().pending_changes;
     let paths: Vec<&str> = pending.iter().map(|change| change.path.as_str()).collect();
-    assert_eq!(paths, ["objects/Pod/spec.containers[vm-runner].image", "objects/Pod/spec.nodeSelector"]);
+    let images = ["objects/Pod/spec.containers[vm-runner].image", "objects/Pod/spec.initContainers[agent].image"];
+    assert_eq!(paths, [images[0], images[1], "objects/Pod/spec.nodeSelector"]);
     assert_eq!(pending[0].current, Some(json!(image)));
     assert_eq!(pending[0].wanted, Some(json!("example.org/other:1")));
     assert_eq!(pending[0].reason, "the manager does not change a Pod that exists");

@@ -135,11 +135,21 @@ impl Vm {
         self.start_by(command, role)
     }
 
-    pub fn start_by(&self, mut command: Command, role: &str) -> Runner<'_> {
+    pub fn start_by(&self, command: Command, role: &str) -> Runner<'_> {
+        self.start_words(command, role, &["run", "--role", role])
+    }
+
+    /// Starts the runner as the containers of a Pod do: `vm-runner machine`, `vm-runner agent`.
+    pub fn start_container(&self, name: &str) -> Runner<'_> {
+        self.start_words(Command::new(RUNNER), name, &[name])
+    }
+
+    fn start_words(&self, mut command: Command, role: &str, words: &[&str]) -> Runner<'_> {
         let file = |kind: &str| File::create(self.path(&format!("{role}.{kind}"))).unwrap();
         fs::write(self.path("termination-log"), "").unwrap();
         let child = command
-            .args(["run", "--role", role, "--status", "log", "--config-dir"])
+            .args(words)
+            .args(["--status", "log", "--config-dir"])
             .arg(self.path("config"))
             .arg("--termination-log")
             .arg(self.path("termination-log"))
@@ -229,6 +239,13 @@ impl Runner<'_> {
     /// QEMU opens a new file before it closes the old one.
     pub fn closes(&self, file: &str) {
         wait_for(file, || (!self.has_open(file)).then_some(()), || self.state());
+    }
+
+    /// The processes that it started.
+    pub fn children(&self) -> Vec<u32> {
+        let pid = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        children.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
     }
 
     pub fn signal(&self, name: &str) {

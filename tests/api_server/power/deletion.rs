@@ -76,7 +76,7 @@ async fn a_vm_that_a_finalizer_keeps_can_be_stopped_and_nothing_is_made_for_it()
     annotate(&ns, "apple", RESTARTED_ANNOTATION, "2026-11-21T10:00:00Z").await;
     set_state(&ns, "apple", "Stopped").await;
     let going = ns.pod_when("apple", "going", is_going).await;
-    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(905));
+    assert_eq!(going.metadata.deletion_grace_period_seconds, Some(915));
     ns.vm_with_reason("apple", "Stopping").await;
     annotate(&ns, "apple", FORCE_STOP_ANNOTATION, &pod.uid().unwrap()).await;
     ns.pod_when("apple", "going soon", |pod| pod.metadata.deletion_grace_period_seconds < Some(30)).await;

@@ -93,6 +93,8 @@ pub struct ReconcilerConfig {
     pub disk_pvc: DiskPvc,
     /// The claim with CD images that every Pod mounts; absent: only Pods with a CD out of it. Not in the original operator.
     pub image_repository_claim: Option<String>,
+    /// Folders in the runner's container of which CDs may be, beside the image repository. Not in the original operator.
+    pub cd_folders: Vec<String>,
     /// Whether VMs have a Service for their display, and its labels and annotations.
     pub load_balancer_service: LoadBalancerService,
     /// CPUs of a VM for each CPU that its Pod requests.
@@ -121,6 +123,7 @@ impl Default for ReconcilerConfig {
             runner_data_pvc: RunnerDataPvc::default(),
             disk_pvc: DiskPvc::default(),
             image_repository_claim: None,
+            cd_folders: Vec::new(),
             load_balancer_service: LoadBalancerService::default(),
             cpu_overcommit: 2.0,
             ram_overcommit: 1.25,
@@ -336,6 +339,7 @@ impl Config {
             ("/Manager/Controller/Reconciler", "imageRepositoryClaim") => {
                 reconciler.image_repository_claim = map.next_value()?;
             }
+            ("/Manager/Controller/Reconciler", "cdFolders") => reconciler.cd_folders = map.next_value::<Folders>()?.0,
             ("/Manager/Controller/Reconciler", "loadBalancerService") => {
                 reconciler.load_balancer_service = map.next_value_seed(known(path, key, &mut self.unknown))?;
             }
@@ -421,6 +425,20 @@ impl<'de> Deserialize<'de> for Factor {
     }
 }
 
+/// Absolute paths of folders.
+struct Folders(Vec<String>);
+
+impl<'de> Deserialize<'de> for Folders {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let folders = Vec::<String>::deserialize(deserializer)?;
+        let is_usable = |folder: &&String| folder.starts_with('/') && folder.trim_matches('/') != "";
+        match folders.iter().find(|folder| !is_usable(folder)) {
+            Some(folder) => Err(D::Error::custom(format!("{folder:?} is not the absolute path of a folder below /"))),
+            None => Ok(Self(folders)),
+        }
+    }
+}
+
 /// The section of a component. The sections of its child components are inside it.
 struct Section<'a> {
     path: &'a str,
@@ -472,7 +490,7 @@ mod tests {
     fn the_documented_file_is_read() {
         let config = Config::parse(
             "\"/Manager\":\n  \"/Controller\":\n    namespace: vmop-dev\n    \"/Reconciler\":\n      runnerDataPvc: { storageClassName: local-path }\n      \
-             diskPvc: { volumeMode: Filesystem }\n      imageRepositoryClaim: cds\n      \
+             diskPvc: { volumeMode: Filesystem }\n      imageRepositoryClaim: cds\n      cdFolders: [/srv/isos]\n      \
              loadBalancerService: { labels: {a: b}, annotations: {} }\n      cpuOvercommit: 3\n  \"/GuiHttpServer\": { port: 8080 }\n",
         )
         .unwrap();
@@ -480,6 +498,7 @@ mod tests {
         assert_eq!(config.reconciler.runner_data_pvc.storage_class_name.as_deref(), Some("local-path"));
         assert_eq!(config.reconciler.disk_pvc.volume_mode, VolumeMode::Filesystem);
         assert_eq!(config.reconciler.image_repository_claim.as_deref(), Some("cds"));
+        assert_eq!(config.reconciler.cd_folders, ["/srv/isos"]);
         assert_eq!((config.reconciler.cpu_overcommit, config.reconciler.ram_overcommit), (3.0, 1.25));
         assert_eq!(config.unknown, ["/Manager/GuiHttpServer: port"]);
     }

@@ -45,24 +45,26 @@
 //! | `login` | `lines` | the login agent |
 //! | `logging` | | the log levels |
 //! | `console` | | the serial console |
-//! | `control` | `runtime_dir` | the socket of the command `vm-runner end` |
+//! | `cd` | | what a CD drive may hold |
+//! | `control` | `cd` `config` `runtime_dir` | the socket on which the machine role answers |
 //! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
-//! | `command` | `runtime_dir` | the command lines of QEMU, swtpm and passt |
-//! | `prepare` | `cloud_init` `command` `config` `files` `runtime_dir` | creates the files that QEMU needs |
+//! | `command` | `cd` `runtime_dir` | the command lines of QEMU, swtpm and passt |
+//! | `prepare` | `cd` `cloud_init` `command` `config` `files` `runtime_dir` | creates the files that QEMU needs |
 //! | `lifecycle` | `qmp` `state` | decides when to continue, power down, and end QEMU |
-//! | `changes` | `cloud_init` `config` `qmp` `state` | compares the configuration with the running VM |
+//! | `changes` | `cd` `cloud_init` `config` `qmp` `state` | compares the configuration with the running VM |
 //! | `report` | `login` `qmp` `state` | derives the VM's status |
 //! | `status_writer` | `report` | writes the VM's status |
 //! | `programs` | | starts programs, and explains their failures |
 //! | `qemu` | `changes` `console` `control` `lifecycle` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
-//! | `machine` | `accel` `command` `config` `files` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
+//! | `machine` | `accel` `command` `config` `control` `files` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
 //! | `supervisor` | | starts the agent role again when it ends |
-//! | `agent` | `changes` `config` `files` `guest_agent` `logging` `login` `qmp` `report` `runtime_dir` `state` `status_writer` | the agent role |
+//! | `agent` | `cd` `changes` `config` `control` `files` `guest_agent` `logging` `login` `qmp` `report` `runtime_dir` `state` `status_writer` | the agent role |
 //!
 //! `cloud_init` (but for its disk), `command`, `lifecycle`, `changes` and `report` are pure, and so is `LoginState` in `login`.
 
 pub mod accel;
 pub mod agent;
+pub mod cd;
 pub mod changes;
 pub mod cloud_init;
 pub mod command;

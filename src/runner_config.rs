@@ -85,6 +85,9 @@ pub struct RunnerConfig {
     /// The cloud-init data. Files in [`paths::CLOUD_INIT_DIR`] have precedence. Default: none, and without files no cloud-init disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_init: Option<CloudInitSection>,
+    /// Folders of which CDs may be, beside [`paths::IMAGE_REPOSITORY`]. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cd_folders: Vec<String>,
     /// The VM's hardware.
     pub vm: VmSection,
 }
@@ -245,7 +248,7 @@ pub enum Drive {
     },
     /// A CD drive.
     IdeCd {
-        /// The path or URL (http, https, ftp, ftps) of the CD image. Empty: no CD. It can change while the VM runs.
+        /// The path or URL (http, https) of the CD image. Empty: no CD. It can change while the VM runs.
         file: String,
         /// The position in the boot order; 0 is first. Default: if no drive has one, the order of the drives; else the drive is
         /// not in the boot order.
@@ -307,6 +310,16 @@ pub struct VncSection {
 pub fn text(content: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(content);
     Some(text.trim_end_matches(['\r', '\n']).to_owned()).filter(|text| !text.is_empty())
+}
+
+impl Drive {
+    /// The CD, if this is a CD drive; empty: no CD.
+    pub fn cd(&self) -> Option<&str> {
+        match self {
+            Self::IdeCd { file, bootindex: _ } => Some(file),
+            Self::Raw { .. } => None,
+        }
+    }
 }
 
 impl RunnerConfig {

@@ -113,6 +113,7 @@ fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
     vm.write_config();
     let mut runner = vm.start("all");
     runner.console("guest: up");
+    std::os::unix::fs::symlink("/etc/passwd", vm.path("passwd")).unwrap();
     let insert = |file: &str, resets: u64| {
         vm.change(|config| {
             config["vm"]["drives"][2]["file"] = json!(file);
@@ -125,20 +126,27 @@ fn a_cd_is_changed_and_a_reset_is_made_once_while_the_guest_runs() {
     runner.opens(&large);
     runner.closes(&small);
     insert("", 0);
-    runner.logs("changed change=\"Eject { id: \\\"cd0\\\" }\"");
+    runner.logs("changed change=\"Eject { id: \\\"cd0\\\"");
     runner.closes(&large);
-    insert("/no/such.iso", 0);
-    runner.logs("not changed change=\"Insert { id: \\\"cd0\\\", file: \\\"/no/such.iso\\\" }\"");
-    // The status says so too.
-    runner.logs("/no/such.iso can't be inserted into the CD drive cd0: ");
-    runner.logs("condition=\"ChangesApplied\" status=false reason=\"ChangeFailed\"");
+    // What is refused is in the status, and leaves the drive as it is.
+    for (file, reason) in [
+        ("/no/such.iso", "the file is neither in the image repository"),
+        ("fat:///run/secrets", "it has the protocol fat"),
+        ("json:{\"driver\":\"file\",\"filename\":\"/etc/passwd\"}", "a path must be absolute"),
+        (vm.path("passwd").to_str().unwrap(), "a symbolic link leads out of"),
+        (vm.path("later.iso").to_str().unwrap(), "No such file or directory"),
+    ] {
+        insert(file, 0);
+        runner.logs(&format!("{file} can't be inserted into the CD drive cd0: {reason}"));
+        runner.logs("condition=\"ChangesApplied\" status=false reason=\"ChangeFailed\"");
+    }
     insert(&small, 0);
     runner.opens(&small);
     // QEMU connects to the web server when the CD is inserted.
     let server = Server::start(&vm.path(""));
     let url = format!("http://{}/large.iso", server.address);
     insert(&url, 0);
-    runner.logs(&format!("changed change=\"Insert {{ id: \\\"cd0\\\", file: \\\"{url}\\\" }}\""));
+    runner.logs(&format!("changed change=\"Insert {{ id: \\\"cd0\\\", medium: Url(\\\"{url}\\\")"));
     runner.closes(&small);
     insert(&small, 0);
     runner.opens(&small);

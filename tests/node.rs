@@ -521,7 +521,7 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
 
     // Memory, a CD, a user, the disk's size, the display's password: all at once.
     manifest["spec"]["vm"]["currentRam"] = "384Mi".into();
-    manifest["spec"]["vm"]["disks"][2]["cdrom"]["image"] = "/usr/bin/qemu-img".into();
+    manifest["spec"]["vm"]["disks"][2]["cdrom"]["image"] = "fat:///run/secrets".into();
     manifest["spec"]["vm"]["display"] = serde_json::json!({ "loggedInUser": "alice" });
     manifest["spec"]["vm"]["disks"][1]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] =
         "32Mi".into();
@@ -534,6 +534,20 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
     let vm = when("alice", &|vm| is(vm, conditions::USER_LOGGED_IN)).await;
     assert_eq!(vm.status.as_ref().unwrap().logged_in_user.as_deref(), Some("alice"));
     assert!(is(&vm, conditions::VMOP_AGENT_CONNECTED) && console().contains("guest: login alice"), "{}", console());
+    let refused = |vm: &VirtualMachine| {
+        let status = vm.status.as_ref().unwrap();
+        let applied = status.conditions.iter().find(|condition| condition.type_ == conditions::CHANGES_APPLIED);
+        applied.is_some_and(|applied| applied.status == "False" && applied.message.contains("the protocol fat"))
+    };
+    when("the CD to be refused", &refused).await;
+    // What the configuration of the manager allows is inserted.
+    manifest["spec"]["vm"]["disks"][2]["cdrom"]["image"] = "/usr/bin/qemu-img".into();
+    namespace.apply(&manifest.to_string());
+    let config = "/Manager:\n  /Controller:\n    /Reconciler:\n      cdFolders: [/usr/bin]\n";
+    let config = serde_json::json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "vm-operator" }, "data": { "config.yaml": config },
+    });
+    namespace.apply(&config.to_string());
     eventually("the CD", LIMIT, async || {
         let open = namespace.kubectl(&["exec", "demo", "--", "sh", "-c", "ls -l /proc/[0-9]*/fd"]);
         open.contains("/usr/bin/qemu-img").then_some(())

@@ -139,7 +139,8 @@ pub(super) fn build(
     let mut cloud_init = files.transpose()?;
     let image = RunnerImage::of(vm, config);
     let reader = Reader::of(observed, &config.legacy_runner_images, image.legacy);
-    let with = |section| ConfigFile { runner: runner_config(vm, disks::drives(&disks), section) };
+    let with =
+        |section| ConfigFile { runner: runner_config(vm, disks::drives(&disks), section, config.cd_folders.clone()) };
     if let Some(files) = cloud_init.as_mut().filter(|_| image.legacy) {
         files.runner_config = Some(legacy::configuration(&with(section.clone()))?);
     }

@@ -14,8 +14,14 @@ use crate::{
 
 /// The runner's configuration of a VM. The parts of the status that stay for the VM's life are read from `vm.status.identity`.
 ///
-/// `drives` stands for the VM's `disks`, in their order. `cloud_init` is the result of [`super::cloud_init::section`].
-pub fn runner_config(vm: &VirtualMachine, drives: Vec<Drive>, cloud_init: Option<CloudInitSection>) -> RunnerConfig {
+/// `drives` stands for the VM's `disks`, in their order. `cloud_init` is the result of [`super::cloud_init::section`], and `cd_folders` the
+/// folders of which CDs may be, beside the image repository.
+pub fn runner_config(
+    vm: &VirtualMachine,
+    drives: Vec<Drive>,
+    cloud_init: Option<CloudInitSection>,
+    cd_folders: Vec<String>,
+) -> RunnerConfig {
     RunnerConfig {
         data_dir: paths::DATA_DIR.into(),
         runtime_dir: paths::RUNTIME_DIR.into(),
@@ -26,6 +32,7 @@ pub fn runner_config(vm: &VirtualMachine, drives: Vec<Drive>, cloud_init: Option
         guest_shutdown_stops: vm.spec.guest_shutdown_stops,
         reset_counter: vm.spec.vm.reset_count.map(u64::from).unwrap_or_default(),
         cloud_init,
+        cd_folders,
         vm: vm_section(vm, drives),
     }
 }
@@ -157,7 +164,7 @@ mod tests {
             Drive::Raw { resource: "/home/alice/apple.img".into(), bootindex: Some(0), size: Some(1 << 30) },
             cd_drive("/home/alice/Fedora.iso", None),
         ];
-        let config = runner_config(&vm, drives.clone(), cloud_init::section(&vm).unwrap());
+        let config = runner_config(&vm, drives.clone(), cloud_init::section(&vm).unwrap(), vec![]);
         let text = serde_yaml::to_string(&ConfigFile { runner: config.clone() }).unwrap();
         assert!(text.contains("resource: /home/alice/apple.img\n"), "{text}");
         let read = RunnerConfig::parse(&text).unwrap();
@@ -176,7 +183,7 @@ mod tests {
             let machine = vm["spec"]["vm"].as_object_mut().unwrap();
             machine.extend([("currentCpus".into(), json!(4)), ("currentRam".into(), json!("8Gi"))]);
         });
-        let config = runner_config(&vm, Vec::new(), None).vm;
+        let config = runner_config(&vm, Vec::new(), None, vec![]).vm;
         assert_eq!((config.current_cpus, config.maximum_cpus), (2, 2));
         assert_eq!(config.current_ram, Some(config.maximum_ram));
         assert_eq!((current_cpus(&vm.spec), current_ram(&vm.spec)), (2, 1_000_000_000));
@@ -205,7 +212,7 @@ mod tests {
         };
         let macs = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03", "02:00:00:00:00:04"];
         let configured = |vm: &VirtualMachine| {
-            let vm = runner_config(vm, Vec::new(), None).vm;
+            let vm = runner_config(vm, Vec::new(), None, vec![]).vm;
             let macs: Vec<Option<&str>> = vm.network.iter().map(NetworkSection::mac).collect();
             json!([vm.uuid, vm.machine_type, macs])
         };

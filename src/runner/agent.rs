@@ -7,6 +7,7 @@ use std::{io, path::PathBuf, time::Duration};
 
 use qapi::qmp;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use tokio::{
     sync::watch,
     task::JoinHandle,
@@ -15,14 +16,16 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{
-    changes::{Actual, Change, Desired, DisplayPassword, cd_drives, changes, pending},
+    cd::{Answer, Medium},
+    changes::{Actual, Change, Desired, DisplayPassword, Media, cd_drives, changes, must_ask, pending, refused_media},
     config::{self, Configuration},
+    control,
     files::FileAccessError,
     guest_agent,
     logging::Logging,
     login::{LoginPort, LoginState},
     qmp::{
-        ChangeMedium, Error as QmpError, Event, ExpirePassword, Qmp, QueryBlock, QuerySpice, QueryVnc, SetPassword,
+        BlockdevAdd, Error as QmpError, Event, ExpirePassword, Qmp, QueryBlock, QuerySpice, QueryVnc, SetPassword,
         Viewer, Viewers,
     },
     report::{Observation, Report},
@@ -42,6 +45,9 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long an agent that finds a running guest waits for the guest agent's answer before its first report. Without it, each agent that is
 /// started again would report for a moment that the guest has not booted.
 const FIRST_ANSWER: Duration = Duration::from_millis(800);
+
+/// When the agent asks again what a refused CD is.
+const MEDIA_AGAIN: Duration = Duration::from_secs(30);
 
 /// After SIGTERM, how often the agent tries to connect to a QEMU that does not answer.
 const ATTEMPTS_AFTER_TERM: u32 = 3;
@@ -87,9 +93,27 @@ struct Session {
     actual: Actual,
     /// The task that asks the guest agent for the guest's operating system.
     guest_question: Option<JoinHandle<io::Result<Value>>>,
+    /// The question to the machine role what the CDs are.
+    media_question: Option<MediaQuestion>,
+    /// Whether QEMU has refused to change a CD, as it does while the guest has locked the tray.
+    waits_for_tray: bool,
+    /// When it is asked again, because it has refused a CD.
+    media_again: Option<Instant>,
     login: Option<LoginPort>,
     /// The task that ends when a person asks for a forced stop, while the guest powers down.
     forced_stop: Option<JoinHandle<()>>,
+}
+
+/// What the agent has asked the machine role.
+struct MediaQuestion {
+    texts: Vec<String>,
+    task: JoinHandle<Vec<Answer>>,
+}
+
+impl Drop for MediaQuestion {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 /// What the agent reacts to.
@@ -99,6 +123,8 @@ enum Input {
     Qemu(Result<Event, QmpError>),
     GuestAnswer(Option<Value>),
     LoginLine(io::Result<String>),
+    MediaAnswer(Vec<Answer>),
+    AskAboutMedia,
     QuietIsOver,
     StopForced,
 }
@@ -151,17 +177,21 @@ impl Agent {
                     () = sleep(RETRY_INTERVAL), if qemu_is_running => Some(Input::Retry),
                 }
             }
-            Some(Session { monitor, guest_question, login, forced_stop, actual: _ }) => Some(tokio::select! {
-                biased;
-                // Events come first: the event that the login agent has closed its port must not be processed after the greeting
-                // of the next login agent.
-                event = monitor.event() => Input::Qemu(event),
-                changed = self.follower.changed() => Input::FilesChanged(changed),
-                answer = guest_answer(guest_question) => Input::GuestAnswer(answer),
-                line = login_line(login) => Input::LoginLine(line),
-                () = ended(forced_stop) => Input::StopForced,
-                () = time_of(self.quiet_until) => Input::QuietIsOver,
-            }),
+            Some(Session { monitor, guest_question, media_question, media_again, login, forced_stop, .. }) => {
+                Some(tokio::select! {
+                    biased;
+                    // Events come first: the event that the login agent has closed its port must not be processed after the greeting
+                    // of the next login agent.
+                    event = monitor.event() => Input::Qemu(event),
+                    changed = self.follower.changed() => Input::FilesChanged(changed),
+                    answer = guest_answer(guest_question) => Input::GuestAnswer(answer),
+                    line = login_line(login) => Input::LoginLine(line),
+                    media = media_answer(media_question) => Input::MediaAnswer(media),
+                    () = time_of(*media_again) => Input::AskAboutMedia,
+                    () = ended(forced_stop) => Input::StopForced,
+                    () = time_of(self.quiet_until) => Input::QuietIsOver,
+                })
+            }
         }
     }
 
@@ -197,6 +227,21 @@ impl Agent {
                 if os_info.is_some() {
                     info!("the guest agent answers");
                     self.observation.os_info = os_info;
+                }
+            }
+            Input::MediaAnswer(answers) => {
+                if let Some(session) = session
+                    && let Some(question) = session.media_question.take()
+                {
+                    let media = Media { texts: question.texts.clone(), answers };
+                    self.take_up_media(media, session).await;
+                }
+            }
+            Input::AskAboutMedia => {
+                if let Some(session) = session {
+                    session.media_again = None;
+                    let texts = session.actual.media.texts.clone();
+                    self.ask_about_cds(texts, session);
                 }
             }
             Input::QuietIsOver => self.quiet_until = None,
@@ -290,6 +335,9 @@ impl Agent {
             monitor,
             actual: Actual { reset_counter: Some(reset_counter), ..Actual::default() },
             guest_question: None,
+            media_question: None,
+            waits_for_tray: false,
+            media_again: None,
             login: self.connect_login().await,
             forced_stop: None,
         };
@@ -410,8 +458,13 @@ impl Agent {
             debug!(%error, "QEMU's monitor");
             return;
         }
-        self.observation.refused.clear();
-        for change in changes(&Desired::from(&self.options.configuration), &session.actual) {
+        let desired = Desired::from(&self.options.configuration);
+        if must_ask(&desired, &session.actual) {
+            self.ask_about_cds(desired.cds.clone(), session);
+        }
+        self.observation.refused = refused_media(&session.actual);
+        session.waits_for_tray = false;
+        for change in changes(&desired, &session.actual) {
             self.apply_change(change, session).await;
         }
         if let Some(password) = &session.actual.password {
@@ -420,6 +473,33 @@ impl Agent {
         if let Err(error) = self.query_hardware(session).await {
             debug!(%error, "QEMU's monitor");
         }
+    }
+
+    /// Asks the machine role what the CDs are, in a task, because it may have to wait for a server.
+    fn ask_about_cds(&self, texts: Vec<String>, session: &mut Session) {
+        if session.media_question.as_ref().is_some_and(|question| question.texts == texts) {
+            return;
+        }
+        let (runtime, asked) = (self.options.runtime.clone(), texts.clone());
+        let task = tokio::spawn(async move {
+            let refuse = |error| vec![Err(format!("the machine role does not answer: {error}")); asked.len()];
+            control::media_of(&runtime, asked.clone()).await.unwrap_or_else(refuse)
+        });
+        session.media_question = Some(MediaQuestion { texts, task });
+    }
+
+    /// Takes up the answer about the CDs. What is refused now may be there later.
+    async fn take_up_media(&mut self, media: Media, session: &mut Session) {
+        let is_known = session.actual.media == media;
+        session.actual.media = media;
+        let refused = refused_media(&session.actual);
+        session.media_again = (!refused.is_empty()).then(|| Instant::now() + MEDIA_AGAIN);
+        if !is_known {
+            for reason in refused {
+                warn!(reason, "a CD is not inserted");
+            }
+        }
+        self.apply(session).await;
     }
 
     async fn apply_change(&mut self, change: Change, session: &mut Session) {
@@ -431,6 +511,7 @@ impl Agent {
             return;
         }
         let is_password = matches!(change, Change::Password(_));
+        let is_of_cd = matches!(change, Change::Insert { .. } | Change::Eject { .. });
         let problem = change.problem();
         match carry_out(change, session).await {
             Ok(()) => {
@@ -439,6 +520,7 @@ impl Agent {
             }
             Err(error) => {
                 warn!(change = name, error = %ErrorChain(&error), "not changed");
+                session.waits_for_tray |= is_of_cd;
                 if let (Some(problem), QmpError::Refused { reason, .. }) = (problem, &error) {
                     self.observation.refused.push(format!("{problem}: {reason}"));
                 }
@@ -510,8 +592,8 @@ impl Agent {
             Event::ViewerDisconnected { client } => {
                 self.observation.viewers.retain(|viewer| !viewer.is_same_connection(&client));
             }
-            // The guest has opened a tray that it had locked, so the CD can be changed now.
-            Event::DeviceTrayMoved { open: true } => self.apply(session).await,
+            // The guest has opened a tray that it had locked, so the CD can be changed now. Otherwise it may open trays as it likes.
+            Event::DeviceTrayMoved { open: true } if session.waits_for_tray => self.apply(session).await,
             Event::DeviceDeleted { .. } => {
                 if let Err(error) = self.query_hardware(session).await {
                     debug!(%error, "QEMU's monitor");
@@ -535,6 +617,14 @@ async fn guest_answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> O
             }
             Err(_) => None,
         },
+        None => futures::future::pending().await,
+    }
+}
+
+/// What the machine role says about the CDs. Never returns without a question.
+async fn media_answer(question: &mut Option<MediaQuestion>) -> Vec<Answer> {
+    match question {
+        Some(MediaQuestion { task, .. }) => task.await.unwrap_or_default(),
         None => futures::future::pending().await,
     }
 }
@@ -600,17 +690,11 @@ async fn carry_out(change: Change, session: &mut Session) -> Result<(), QmpError
             monitor.execute(ExpirePassword { protocol, time: &password.expiry }).await?;
             actual.password = Some(password);
         }
-        Change::Insert { id, file } => {
-            let medium = ChangeMedium { id: &id, filename: &file, format: "raw", read_only_mode: "read-only" };
-            monitor.execute(medium).await?;
-            close_first_image(monitor, &id).await;
-        }
-        Change::Eject { id } => {
-            let tray = qmp::blockdev_open_tray { id: Some(id.clone()), device: None, force: Some(false) };
-            monitor.execute(tray).await?;
-            monitor.execute(qmp::blockdev_remove_medium { id: id.clone() }).await?;
-            monitor.execute(qmp::blockdev_close_tray { id: Some(id.clone()), device: None }).await?;
-            close_first_image(monitor, &id).await;
+        Change::Insert { id, medium, former } => insert(monitor, &id, &medium, former).await?,
+        Change::Eject { id, former } => {
+            take_out(monitor, &id).await?;
+            monitor.execute(close_tray(&id)).await?;
+            close_image(monitor, former).await;
         }
         Change::Reset(counter) => {
             actual.reset_counter = Some(counter);
@@ -620,11 +704,54 @@ async fn carry_out(change: Change, session: &mut Session) -> Result<(), QmpError
     Ok(())
 }
 
-/// Closes the image of QEMU's start. It has a node name in the template, so QEMU keeps it open although it is in no drive any more.
-async fn close_first_image(monitor: &mut Qmp, id: &str) {
-    let node = qmp::blockdev_del { node_name: format!("{id}-image") };
-    if let Err(error) = monitor.execute(node).await {
-        // It is closed already, or a custom QEMU template gives it another name.
-        debug!(drive = id, %error, "cannot close the first image");
+/// Inserts a CD. QEMU opens it before the drive is touched, so that a CD that can't be opened leaves the former one in the drive.
+async fn insert(monitor: &mut Qmp, id: &str, medium: &Medium, former: Option<String>) -> Result<(), QmpError> {
+    let node = node_name(id, medium);
+    // One that an agent has opened and not inserted.
+    close_image(monitor, node.clone()).await;
+    monitor.execute(BlockdevAdd(medium.node(&node))).await?;
+    if let Err(error) = exchange(monitor, id, &node).await {
+        close_image(monitor, node).await;
+        return Err(error);
     }
+    if let Some(former) = former {
+        close_image(monitor, former).await;
+    }
+    Ok(())
+}
+
+async fn exchange(monitor: &mut Qmp, id: &str, node: &str) -> Result<(), QmpError> {
+    take_out(monitor, id).await?;
+    monitor.execute(qmp::blockdev_insert_medium { id: id.to_owned(), node_name: node.to_owned() }).await?;
+    monitor.execute(close_tray(id)).await?;
+    Ok(())
+}
+
+/// Opens the tray and takes out what is in it. If the guest has locked the tray, QEMU asks the guest to open it, and refuses
+/// (<https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-block.blockdev-open-tray>).
+#[allow(deprecated, reason = "the crate's types have fields that are deprecated in QEMU")]
+async fn take_out(monitor: &mut Qmp, id: &str) -> Result<(), QmpError> {
+    let tray = qmp::blockdev_open_tray { id: Some(id.to_owned()), device: None, force: Some(false) };
+    monitor.execute(tray).await?;
+    monitor.execute(qmp::blockdev_remove_medium { id: id.to_owned() }).await?;
+    Ok(())
+}
+
+#[allow(deprecated, reason = "the crate's types have fields that are deprecated in QEMU")]
+fn close_tray(id: &str) -> qmp::blockdev_close_tray {
+    qmp::blockdev_close_tray { id: Some(id.to_owned()), device: None }
+}
+
+/// Closes an image that is in no drive any more.
+async fn close_image(monitor: &mut Qmp, node: String) {
+    let name = node.clone();
+    if let Err(error) = monitor.execute(qmp::blockdev_del { node_name: node }).await {
+        debug!(node = name, %error, "cannot close an image");
+    }
+}
+
+/// The name of the node of a CD in a drive. It has at most 31 characters, as QEMU wants it.
+fn node_name(id: &str, medium: &Medium) -> String {
+    let digest = Sha256::digest(medium.text());
+    digest.iter().take(8).fold(format!("{id}-"), |name, byte| name + &format!("{byte:02x}"))
 }

@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
+    cd::{Answer, Medium},
     config::{Configuration, Password},
     qmp::CpuSlot,
     state::{MachineState, StartedWith},
@@ -22,8 +23,8 @@ pub struct Desired {
     pub ram: u64,
     /// The password of the display, if there is a display and it has one.
     pub password: Option<DisplayPassword>,
-    /// The images in the CD drives, in the order of the drives. `None`: an empty drive.
-    pub cds: Vec<Option<String>>,
+    /// The CDs in the drives, in the order of the drives, as the configuration names them. Empty: an empty drive.
+    pub cds: Vec<String>,
     /// The counter of resets. If it is higher than before, the agent resets the VM.
     pub reset_counter: u64,
 }
@@ -48,18 +49,10 @@ impl From<&Configuration> for Desired {
                 .protocol()
                 .zip(password.clone())
                 .map(|(protocol, password)| DisplayPassword { protocol, password }),
-            cds: cds(&vm.drives),
+            cds: vm.drives.iter().filter_map(Drive::cd).map(str::to_owned).collect(),
             reset_counter: config.reset_counter,
         }
     }
-}
-
-fn cds(drives: &[Drive]) -> Vec<Option<String>> {
-    let cds = drives.iter().filter_map(|drive| match drive {
-        Drive::IdeCd { file, .. } => Some(Some(file.clone()).filter(|file| !file.is_empty())),
-        Drive::Raw { .. } => None,
-    });
-    cds.collect()
 }
 
 /// A CD drive of the running QEMU.
@@ -67,8 +60,26 @@ fn cds(drives: &[Drive]) -> Vec<Option<String>> {
 pub struct CdDrive {
     /// The name of its device in the QEMU template: `cd` and its position among the CD drives.
     pub id: String,
-    /// The path or URL of the image. `None`: the drive is empty.
-    pub file: Option<String>,
+    /// The CD in it. `None`: the drive is empty.
+    pub inserted: Option<Inserted>,
+}
+
+/// A CD in a drive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inserted {
+    /// The path or URL of the image.
+    pub text: String,
+    /// The name of QEMU's node for it.
+    pub node: String,
+}
+
+/// What the CDs of the configuration are, as the machine role has answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Media {
+    /// The CDs that it was asked about, in the order of the drives. Empty: an empty drive.
+    pub texts: Vec<String>,
+    /// What they are, or why they are refused.
+    pub answers: Vec<Answer>,
 }
 
 /// The CD drives in an answer of `query-block`.
@@ -77,7 +88,9 @@ pub fn cd_drives(blocks: &Value) -> Vec<CdDrive> {
         // The device's name, or the path in QEMU's object tree.
         let id = block["qdev"].as_str()?.rsplit('/').next()?;
         id.strip_prefix("cd")?.parse::<usize>().ok()?;
-        Some(CdDrive { id: id.to_owned(), file: block["inserted"]["file"].as_str().map(str::to_owned) })
+        let text = |key: &str| block["inserted"][key].as_str().map(str::to_owned);
+        let inserted = text("file").map(|file| Inserted { text: file, node: text("node-name").unwrap_or_default() });
+        Some(CdDrive { id: id.to_owned(), inserted })
     });
     drives.collect()
 }
@@ -93,6 +106,8 @@ pub struct Actual {
     pub password: Option<Password>,
     /// The CD drives.
     pub cds: Vec<CdDrive>,
+    /// What the CDs of the configuration are, as far as it is known.
+    pub media: Media,
     /// The counter of resets at QEMU's start or at the last reset.
     pub reset_counter: Option<u64>,
 }
@@ -116,17 +131,21 @@ pub enum Change {
     Balloon(u64),
     /// `set_password` and `expire_password`.
     Password(DisplayPassword),
-    /// `blockdev-change-medium`.
+    /// `blockdev-add` and `blockdev-insert-medium`, after what is in the drive was taken out.
     Insert {
         /// The name of the drive's device.
         id: String,
-        /// The path or URL of the image.
-        file: String,
+        /// The CD.
+        medium: Medium,
+        /// The node of what is in the drive.
+        former: Option<String>,
     },
     /// `blockdev-remove-medium`, after opening the tray.
     Eject {
         /// The name of the drive's device.
         id: String,
+        /// The node of what is in the drive.
+        former: String,
     },
     /// `system_reset`, with the counter of resets that asks for it.
     Reset(u64),
@@ -137,11 +156,15 @@ impl Change {
     /// no balloon.
     pub fn problem(&self) -> Option<String> {
         match self {
-            Self::Insert { id, file } => Some(format!("{file} can't be inserted into the CD drive {id}")),
-            Self::Eject { id } => Some(format!("the CD can't be taken out of the drive {id}")),
+            Self::Insert { id, medium, former: _ } => Some(not_inserted(medium.text(), id)),
+            Self::Eject { id, former: _ } => Some(format!("the CD can't be taken out of the drive {id}")),
             Self::Plug { .. } | Self::Unplug { .. } | Self::Balloon(_) | Self::Password(_) | Self::Reset(_) => None,
         }
     }
+}
+
+fn not_inserted(text: &str, id: &str) -> String {
+    format!("{text} can't be inserted into the CD drive {id}")
 }
 
 /// The prefix of the names of CPUs that the runner has plugged. Only a CPU with a name can be unplugged; those of QEMU's start have
@@ -150,7 +173,8 @@ const CPU_PREFIX: &str = "vmop-cpu-";
 /// The path of devices with a name in QEMU's object tree.
 const NAMED: &str = "/machine/peripheral/";
 
-/// The changes that bring QEMU to the desired state, in order. The reset comes last, so that the guest boots with the other changes.
+/// The changes that bring QEMU to the desired state, in order. The reset comes last, so that the guest boots with the other changes. As long
+/// as it is not known what the CDs are ([`must_ask`]), they stay, and there is no reset.
 pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
     let mut changes = cpu_changes(desired.cpus, &actual.slots);
     if actual.ram != Some(desired.ram) {
@@ -161,14 +185,18 @@ pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
     {
         changes.push(Change::Password(display.clone()));
     }
-    for (number, file) in desired.cds.iter().enumerate() {
-        let id = format!("cd{number}");
-        // A drive that QEMU does not have yet is a pending change.
-        match actual.cds.iter().find(|cd| cd.id == id).map(|cd| &cd.file) {
-            Some(inserted) if inserted != file => changes.push(match file.clone() {
-                Some(file) => Change::Insert { id, file },
-                None => Change::Eject { id },
-            }),
+    if must_ask(desired, actual) {
+        return changes;
+    }
+    for (drive, _, answer) in drives_with_media(actual) {
+        let (id, inserted) = (drive.id.clone(), drive.inserted.as_ref());
+        match (answer, inserted) {
+            (Some(Ok(medium)), inserted) if inserted.is_none_or(|inserted| inserted.text != medium.text()) => {
+                let former = inserted.map(|inserted| inserted.node.clone());
+                changes.push(Change::Insert { id, medium: medium.clone(), former });
+            }
+            (None, Some(inserted)) => changes.push(Change::Eject { id, former: inserted.node.clone() }),
+            // What is refused leaves the drive as it is.
             _ => {}
         }
     }
@@ -176,6 +204,30 @@ pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
         changes.push(Change::Reset(desired.reset_counter));
     }
     changes
+}
+
+/// Whether the machine role must be asked what the CDs of the configuration are.
+pub fn must_ask(desired: &Desired, actual: &Actual) -> bool {
+    actual.media.texts != desired.cds
+}
+
+/// The CDs that the machine role has refused, each as a sentence.
+pub fn refused_media(actual: &Actual) -> Vec<String> {
+    let refused = |(drive, text, answer): (&CdDrive, &str, Option<&Answer>)| {
+        let refusal = answer?.as_ref().err()?;
+        Some(format!("{}: {refusal}", not_inserted(text, &drive.id)))
+    };
+    drives_with_media(actual).filter_map(refused).collect()
+}
+
+/// The CD drives that QEMU has, each with the CD that it should hold, and what is known about that (`None`: the drive should be empty). A
+/// drive that QEMU does not have yet is a pending change.
+fn drives_with_media(actual: &Actual) -> impl Iterator<Item = (&CdDrive, &str, Option<&Answer>)> {
+    let media = actual.media.texts.iter().zip(&actual.media.answers).enumerate();
+    media.filter_map(|(number, (text, answer))| {
+        let drive = actual.cds.iter().find(|drive| drive.id == format!("cd{number}"))?;
+        Some((drive, text.as_str(), Some(answer).filter(|_| !text.is_empty())))
+    })
 }
 
 /// The changes of the configuration that take effect at QEMU's next start.
@@ -316,7 +368,7 @@ mod tests {
     }
 
     fn desired() -> Desired {
-        Desired { cpus: 1, ram: 1 << 30, password: Some(password("now")), cds: vec![None], reset_counter: 3 }
+        Desired { cpus: 1, ram: 1 << 30, password: Some(password("now")), cds: vec![], reset_counter: 3 }
     }
 
     #[test]
@@ -336,25 +388,41 @@ mod tests {
     }
 
     #[test]
-    fn a_cd_is_changed_only_in_a_drive_that_qemu_has() {
+    fn a_cd_is_changed_only_in_a_drive_that_qemu_has_and_when_it_is_known_what_it_is() {
         let blocks = json!([
-            { "device": "", "qdev": "cd0", "tray_open": false, "inserted": { "file": "/a.iso" } },
+            { "device": "", "qdev": "cd0", "tray_open": false, "inserted": { "file": "/a.iso", "node-name": "cd0-image" } },
             { "device": "", "qdev": "/machine/peripheral/cd1", "tray_open": false },
             { "device": "", "qdev": "/machine/peripheral/disk0/virtio-backend", "inserted": { "file": "/dev/x" } },
         ]);
-        let actual =
-            Actual { ram: Some(1 << 30), cds: cd_drives(&blocks), reset_counter: Some(3), ..Actual::default() };
-        let with = |cds: &[&str]| {
-            let cds = cds.iter().map(|file| Some((*file).to_owned()).filter(|file| !file.is_empty())).collect();
-            changes(&Desired { cpus: 0, password: None, cds, ..desired() }, &actual)
+        let actual = |texts: &[&str]| {
+            let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+            let answer = |text: &String| {
+                if text.starts_with('/') { Ok(Medium::File(text.clone())) } else { Err("it is strange".to_owned()) }
+            };
+            let media = Media { answers: texts.iter().map(answer).collect(), texts };
+            Actual { ram: Some(1 << 30), cds: cd_drives(&blocks), media, reset_counter: Some(3), ..Actual::default() }
         };
-        let (cd0, cd1) = ("cd0".to_owned(), "cd1".to_owned());
-        assert_eq!(with(&["/a.iso", "", "/third.iso"]), []);
-        assert_eq!(with(&["/b.iso", ""]), [Change::Insert { id: cd0.clone(), file: "/b.iso".into() }]);
-        assert_eq!(
-            with(&["", "/a.iso"]),
-            [Change::Eject { id: cd0 }, Change::Insert { id: cd1, file: "/a.iso".into() }]
-        );
+        let desired = |cds: &[&str]| {
+            let cds = cds.iter().map(|cd| (*cd).to_owned()).collect();
+            Desired { cpus: 0, password: None, cds, reset_counter: 4, ..desired() }
+        };
+        let with = |cds: &[&str]| changes(&desired(cds), &actual(cds));
+        let insert = |id: &str, file: &str, former: Option<&str>| Change::Insert {
+            id: id.into(),
+            medium: Medium::File(file.into()),
+            former: former.map(str::to_owned),
+        };
+        let (eject, reset) = (Change::Eject { id: "cd0".into(), former: "cd0-image".into() }, Change::Reset(4));
+        assert_eq!(with(&["/a.iso", "", "/third.iso"]), [reset.clone()]);
+        assert_eq!(with(&["/b.iso", ""]), [insert("cd0", "/b.iso", Some("cd0-image")), reset.clone()]);
+        assert_eq!(with(&["", "/a.iso"]), [eject, insert("cd1", "/a.iso", None), reset.clone()]);
+        // What is refused stays out, and the drive as it is.
+        assert_eq!(with(&["fat:x", "/b.iso"]), [insert("cd1", "/b.iso", None), reset]);
+        let refused = ["fat:x can't be inserted into the CD drive cd0: it is strange"];
+        assert_eq!(refused_media(&actual(&["fat:x", "/b.iso", "fat:third"])), refused);
+        // As long as the machine role has not answered about these CDs, nothing happens to them, nor a reset.
+        assert!(must_ask(&desired(&["/c.iso", ""]), &actual(&["/b.iso", ""])));
+        assert_eq!(changes(&desired(&["/c.iso", ""]), &actual(&["/b.iso", ""])), []);
     }
 
     #[test]

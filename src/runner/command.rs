@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::runtime_dir::RuntimeDir;
+use super::{cd::Medium, runtime_dir::RuntimeDir};
 use crate::runner_config::{DisplaySection, Drive, NetworkSection, RunnerConfig, VmSection};
 
 /// The name of the template that is used if the configuration names none.
@@ -93,6 +93,8 @@ pub struct Prepared {
     pub cloud_init_disk: Option<String>,
     /// For each raw drive, in their order: whether it is a block device.
     pub block_devices: Vec<bool>,
+    /// For each CD drive, in their order, its medium. `None`: the drive is empty.
+    pub media: Vec<Option<Medium>>,
     /// Whether the display has a password.
     pub display_password: bool,
 }
@@ -366,7 +368,7 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &Runti
     let vm = &config.vm;
     let hardware = prepared.hardware;
     let addresses = Addresses { hardware, networks: vm.network.len() };
-    let DriveContexts { disks, cds } = drives(&vm.drives, &prepared.block_devices, addresses)?;
+    let DriveContexts { disks, cds } = drives(&vm.drives, &prepared.block_devices, &prepared.media, addresses)?;
     let networks = networks(vm, &prepared.uuid, addresses, runtime)?;
     if hardware == Hardware::Legacy {
         // The cloud-init disk has a slot, too.
@@ -466,8 +468,13 @@ struct DriveContexts<'a> {
 }
 
 /// Names and addresses the drives by their position among the drives of the same type. `block` says for each disk whether it is a
-/// block device.
-fn drives<'a>(drives: &'a [Drive], block: &[bool], addresses: Addresses) -> Result<DriveContexts<'a>, Error> {
+/// block device, and `media` for each CD drive what it holds.
+fn drives<'a>(
+    drives: &'a [Drive],
+    block: &[bool],
+    media: &'a [Option<Medium>],
+    addresses: Addresses,
+) -> Result<DriveContexts<'a>, Error> {
     let (mut disks, mut cds) = (Vec::new(), Vec::new());
     // If no drive has a place in the boot order, the order is that of the drives. Without any order the firmware would use the order
     // of the PCI addresses, and might boot from a device that is not meant for that.
@@ -487,12 +494,13 @@ fn drives<'a>(drives: &'a [Drive], block: &[bool], addresses: Addresses) -> Resu
                     address: addresses.disk(index),
                 });
             }
-            Drive::IdeCd { file, bootindex } => {
+            Drive::IdeCd { bootindex, file: _ } => {
                 let index = cds.len();
+                let medium = media.get(index).and_then(Option::as_ref);
                 cds.push(CdContext {
                     id: format!("cd{index}"),
-                    image: Some(file.as_str()).filter(|file| !file.is_empty()),
-                    protocol: url_protocol(file)?,
+                    image: medium.map(Medium::text),
+                    protocol: medium.and_then(Medium::protocol),
                     bootindex: bootindex.or(by_place),
                     bus: format!("ide.{index}"),
                 });
@@ -509,18 +517,6 @@ fn check_number(kind: &str, number: usize, most: usize) -> Result<(), Error> {
         return Err(Error::Unsupported(format!("there are {number} {kind}, but only {most} are possible")));
     }
     Ok(())
-}
-
-/// The protocol of a CD image's URL; `None` if `file` is a path.
-fn url_protocol(file: &str) -> Result<Option<&str>, Error> {
-    match file.split_once("://") {
-        None => Ok(None),
-        Some((protocol @ ("http" | "https" | "ftp" | "ftps"), _)) => Ok(Some(protocol)),
-        Some((protocol, _)) => {
-            let message = format!("the CD image {file:?} has the protocol {protocol}; use http, https, ftp or ftps");
-            Err(Error::Unsupported(message))
-        }
-    }
 }
 
 fn network_context<'a>(

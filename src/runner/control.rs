@@ -1,56 +1,149 @@
-//! The socket on which a person in the container has the guest ended: `vm-runner end`, for example by `kubectl exec`.
+//! The socket on which the machine role answers to others in the Pod: a person who runs `vm-runner end`, for example by `kubectl exec`, and
+//! the agent, which asks what a CD is ([`super::cd`]).
 //!
-//! It needs neither a token of the Pod nor the VirtualMachine, so it works at each moment of a power-down, also when the VM was deleted.
-//! It ends only a guest that is being powered down already: otherwise the kubelet would start the guest again.
+//! Each connection is one [`Request`] and its answer, each a line of JSON.
+//!
+//! To end a guest needs neither a token of the Pod nor the VirtualMachine, so it works at each moment of a power-down, also when the VM was
+//! deleted. It ends only a guest that is being powered down already: otherwise the kubelet would start the guest again.
 
-use std::{fs, io};
-
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{UnixListener, UnixStream},
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
 };
 
-use super::runtime_dir::RuntimeDir;
+use futures::future::join_all;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{UnixListener, UnixStream},
+    sync::{mpsc, oneshot},
+    task::{JoinHandle, JoinSet},
+    time::{sleep, timeout},
+};
+use tracing::{debug, warn};
 
-/// The answer if the guest is ended.
-const ENDING: &str = "ending\n";
-/// The answer if the runner was not asked to stop the guest.
-const NOT_STOPPING: &str = "not stopping\n";
+use super::{
+    cd::{self, Answer},
+    config,
+    runtime_dir::RuntimeDir,
+};
 
-/// The machine role's side.
-pub struct Control(UnixListener);
+/// The longest line, in bytes.
+const LONGEST: u64 = 1 << 20;
+/// The time that a line may take to arrive.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The pause after a connection could not be accepted.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What the machine role is asked.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Request {
+    /// To end the guest. The answer says whether it does: it refuses if the guest is not being powered down.
+    End,
+    /// What QEMU opens for each of these CDs, as the configuration names them. The answer is a list of [`Answer`].
+    Media(Vec<String>),
+}
+
+/// The machine role's side. It listens until it is dropped.
+pub struct Control {
+    server: JoinHandle<()>,
+    ends: mpsc::Receiver<EndRequest>,
+}
 
 /// A request to end the guest.
-pub struct EndRequest(UnixStream);
+pub struct EndRequest(oneshot::Sender<bool>);
 
-impl Control {
-    /// Listens on the socket.
-    ///
-    /// # Errors
-    /// If the socket cannot be created.
-    pub fn listen(runtime: &RuntimeDir) -> io::Result<Self> {
-        // The socket of an earlier runner.
-        let _ = fs::remove_file(runtime.control());
-        UnixListener::bind(runtime.control()).map(Self)
-    }
-
-    /// The next request.
-    ///
-    /// # Errors
-    /// If no connection can be accepted.
-    pub async fn request(&self) -> io::Result<EndRequest> {
-        self.0.accept().await.map(|(stream, _)| EndRequest(stream))
+impl EndRequest {
+    /// Answers whether the guest is being ended. The command may have been interrupted meanwhile.
+    pub fn answer(self, is_ending: bool) {
+        let _ = self.0.send(is_ending);
     }
 }
 
-impl EndRequest {
-    /// Answers whether the guest is being ended.
+impl Control {
+    /// Listens on the socket. `config_dir` has the configuration with the folders of which a CD may be.
     ///
     /// # Errors
-    /// If nobody waits for the answer any more.
-    pub async fn answer(mut self, is_ending: bool) -> io::Result<()> {
-        self.0.write_all(if is_ending { ENDING } else { NOT_STOPPING }.as_bytes()).await
+    /// If the socket cannot be created.
+    pub fn listen(runtime: &RuntimeDir, config_dir: &Path) -> io::Result<Self> {
+        // The socket of an earlier runner.
+        let _ = fs::remove_file(runtime.control());
+        let listener = UnixListener::bind(runtime.control())?;
+        let (sender, ends) = mpsc::channel(1);
+        Ok(Self { server: tokio::spawn(serve(listener, config_dir.to_owned(), sender)), ends })
     }
+
+    /// The next request to end the guest.
+    pub async fn end_request(&mut self) -> EndRequest {
+        match self.ends.recv().await {
+            Some(request) => request,
+            // The task has panicked.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn serve(listener: UnixListener, config_dir: PathBuf, ends: mpsc::Sender<EndRequest>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    let (config_dir, ends) = (config_dir.clone(), ends.clone());
+                    connections.spawn(async move {
+                        if let Err(error) = answer(stream, &config_dir, &ends).await {
+                            debug!(%error, "a request to the machine role was not answered");
+                        }
+                    });
+                }
+                Err(error) => {
+                    warn!(%error, "cannot accept a request to the machine role");
+                    sleep(PAUSE).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn answer(mut stream: UnixStream, config_dir: &Path, ends: &mpsc::Sender<EndRequest>) -> io::Result<()> {
+    match receive(&mut stream, PATIENCE).await? {
+        Request::End => {
+            let (sender, is_ending) = oneshot::channel();
+            // No guest runs any more.
+            ends.send(EndRequest(sender)).await.map_err(|_| io::ErrorKind::UnexpectedEof)?;
+            send(&mut stream, &is_ending.await.map_err(|_| io::ErrorKind::UnexpectedEof)?).await
+        }
+        Request::Media(texts) => send(&mut stream, &media(&texts, config_dir).await?).await,
+    }
+}
+
+async fn media(texts: &[String], config_dir: &Path) -> io::Result<Vec<Answer>> {
+    let configuration = config::read(config_dir).map_err(io::Error::other)?;
+    let folders = cd::folders(&configuration.config.cd_folders);
+    let media = texts.iter().map(async |text| cd::medium(text, &folders).await.map_err(|refusal| refusal.to_string()));
+    Ok(join_all(media).await)
+}
+
+async fn send(stream: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    stream.write_all(&line).await
+}
+
+async fn receive<T: DeserializeOwned>(stream: &mut UnixStream, patience: Duration) -> io::Result<T> {
+    let mut line = Vec::new();
+    let mut limited = BufReader::new(stream.take(LONGEST));
+    timeout(patience, limited.read_until(b'\n', &mut line)).await??;
+    Ok(serde_json::from_slice(&line)?)
 }
 
 /// Asks the machine role to end the guest. Returns false if it refuses, because the guest is not being powered down.
@@ -58,32 +151,64 @@ impl EndRequest {
 /// # Errors
 /// If no VM runs, or its runner does not answer.
 pub async fn end(runtime: &RuntimeDir) -> io::Result<bool> {
+    ask(runtime, &Request::End).await
+}
+
+/// Asks the machine role what these CDs are. It has a time for each server that it must ask.
+///
+/// # Errors
+/// If it does not answer, or with something else.
+pub async fn media_of(runtime: &RuntimeDir, texts: Vec<String>) -> io::Result<Vec<Answer>> {
+    let number = texts.len();
+    let answers: Vec<Answer> = ask(runtime, &Request::Media(texts)).await?;
+    if answers.len() == number { Ok(answers) } else { Err(io::ErrorKind::InvalidData.into()) }
+}
+
+async fn ask<T: DeserializeOwned>(runtime: &RuntimeDir, request: &Request) -> io::Result<T> {
     let mut stream = UnixStream::connect(runtime.control()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    match answer.as_str() {
-        ENDING => Ok(true),
-        NOT_STOPPING => Ok(false),
-        // The runner has ended meanwhile.
-        _ => Err(io::ErrorKind::UnexpectedEof.into()),
-    }
+    send(&mut stream, request).await?;
+    receive(&mut stream, 4 * PATIENCE).await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runner::cd::Medium;
+
+    fn runtime(directory: &Path) -> RuntimeDir {
+        RuntimeDir::open(directory).unwrap()
+    }
 
     #[tokio::test]
-    async fn a_request_gets_its_answer() {
+    async fn a_request_to_end_the_guest_gets_its_answer() {
         let directory = tempfile::tempdir().unwrap();
-        let runtime = RuntimeDir::open(directory.path()).unwrap();
+        let runtime = runtime(directory.path());
         assert!(end(&runtime).await.is_err(), "no VM runs");
         for is_ending in [true, false] {
-            let control = Control::listen(&runtime).unwrap();
-            let answered = async { control.request().await.unwrap().answer(is_ending).await };
-            let (asked, answered) = tokio::join!(end(&runtime), answered);
-            answered.unwrap();
+            let mut control = Control::listen(&runtime, directory.path()).unwrap();
+            let (asked, ()) = tokio::join!(end(&runtime), async { control.end_request().await.answer(is_ending) });
             assert_eq!(asked.unwrap(), is_ending);
         }
+    }
+
+    #[tokio::test]
+    async fn a_cd_is_looked_up_in_the_folders_of_the_configuration_whoever_asks_what_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().canonicalize().unwrap();
+        let runtime = runtime(&root);
+        let config = format!(
+            "/Runner:\n  namespace: a\n  cdFolders: [{}]\n  vm: {{name: a, maximumCpus: 1, maximumRam: 1Gi}}\n",
+            root.display()
+        );
+        fs::write(root.join("config.yaml"), config).unwrap();
+        let iso = root.join("a.iso").to_str().unwrap().to_owned();
+        fs::write(&iso, "").unwrap();
+        let _control = Control::listen(&runtime, &root).unwrap();
+        // Somebody who connects and says nothing, and somebody who talks nonsense.
+        let _silent = UnixStream::connect(runtime.control()).await.unwrap();
+        UnixStream::connect(runtime.control()).await.unwrap().write_all(b"hello\n").await.unwrap();
+        let answers = media_of(&runtime, vec![iso.clone(), "/etc/passwd".into()]).await.unwrap();
+        assert_eq!(answers[0], Ok(Medium::File(iso)));
+        assert!(answers[1].as_ref().is_err_and(|refusal| refusal.contains("cdFolders")), "{answers:?}");
     }
 }

@@ -15,6 +15,7 @@ use super::{
     accel::{self, Choice},
     command::{self, Prepared, UserAndGroup},
     config::{self, Configuration},
+    control::Control,
     files::{FileAccessError, create_directory, random_uuid},
     prepare,
     programs::{self, Helpers, hint},
@@ -249,11 +250,15 @@ impl StartedVm {
         if let Some(started) = &self.state.started_with {
             plug_cpus(&mut monitor, &started.vm).await;
         }
+        let control = Control::listen(&options.runtime, &options.config_dir).inspect_err(|error| {
+            warn!(%error, "the guest can't be ended by the command vm-runner end, and its CDs can't be changed");
+        });
+        let control = control.ok();
         // The agent may continue the guest from here on. The console is copied already, so none of the guest's output is lost.
         self.state.phase = Phase::Running;
         self.state.write(&options.runtime)?;
         let powerdown_timeout = || powerdown_timeout(options);
-        Ok(self.qemu.supervise(monitor, &options.runtime, &mut self.helpers, term, powerdown_timeout).await?)
+        Ok(self.qemu.supervise(monitor, control, &mut self.helpers, term, powerdown_timeout).await?)
     }
 }
 

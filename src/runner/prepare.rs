@@ -9,14 +9,16 @@
 
 use std::{
     fs, io,
-    os::unix::fs::FileTypeExt,
+    os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
+use rustix::fs::OFlags;
 use tokio::process::Command;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{
+    cd::{self, Medium, Refusal},
     cloud_init::CloudInitFiles,
     command::{self, Firmware, Hardware, Prepared, Template},
     config::Configuration,
@@ -25,7 +27,7 @@ use super::{
 };
 use crate::{
     api,
-    runner_config::{Drive, RunnerConfig},
+    runner_config::{Drive, RunnerConfig, paths},
 };
 
 /// The directory of custom QEMU templates in the runner's image.
@@ -84,6 +86,28 @@ pub enum Error {
         /// The path of the disk.
         path: String,
     },
+    /// A CD can't be inserted.
+    #[error("{text} can't be inserted into a CD drive")]
+    Cd {
+        /// The CD, as the configuration names it.
+        text: String,
+        /// Why.
+        source: Refusal,
+    },
+    /// A text that QEMU would misunderstand.
+    #[error("{value:?} can't be QEMU's {what}; correct the VM's status.identity, or the file in the VM's data")]
+    Identity {
+        /// `machine type` or `UUID`.
+        what: &'static str,
+        /// The text.
+        value: String,
+    },
+    /// In place of a disk's file there is something else.
+    #[error("the disk {path} is no ordinary file: remove what is there, or put the disk's image there")]
+    NotAFile {
+        /// The path of the disk.
+        path: String,
+    },
     /// QEMU cannot be started to list its machine types.
     #[error("cannot run {qemu}")]
     Qemu {
@@ -123,6 +147,7 @@ pub async fn prepare(
         firmware: firmware(vm.firmware, data, Path::new(OVMF))?,
         cloud_init_disk: cloud_init_disk(cloud_init.as_ref(), runtime)?,
         block_devices: disks(&vm.drives)?,
+        media: media(&vm.drives, &cd::folders(&config.cd_folders)).await?,
         display_password: password.is_some(),
     })
 }
@@ -161,6 +186,16 @@ fn read_text(path: &Path) -> Result<Option<String>, FileAccessError> {
 
 /// The UUID in the configuration, or the one in the data directory, which is generated at the first start.
 fn uuid(configured: Option<&str>, data: &Path) -> Result<String, Error> {
+    let uuid = kept_uuid(configured, data)?;
+    // As QEMU reads it: 32 digits in groups.
+    let lengths: Vec<usize> = uuid.split('-').map(str::len).collect();
+    if lengths != [8, 4, 4, 4, 12] || !uuid.chars().all(|c| c.is_ascii_hexdigit() || c == '-') {
+        return Err(Error::Identity { what: "UUID", value: uuid });
+    }
+    Ok(uuid)
+}
+
+fn kept_uuid(configured: Option<&str>, data: &Path) -> Result<String, Error> {
     if let Some(uuid) = configured {
         return Ok(uuid.to_owned());
     }
@@ -206,6 +241,16 @@ pub fn tpm_directory(data: &Path) -> PathBuf {
 
 /// The machine type in the configuration, or the one in the data directory: QEMU's newest at the first start.
 async fn machine_type(configured: Option<&str>, data: &Path, qemu: &str) -> Result<String, Error> {
+    let machine_type = kept_machine_type(configured, data, qemu).await?;
+    // In QEMU's option a comma would begin another property.
+    let is_name = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '_'].contains(&c);
+    if machine_type.is_empty() || !machine_type.chars().all(is_name) {
+        return Err(Error::Identity { what: "machine type", value: machine_type });
+    }
+    Ok(machine_type)
+}
+
+async fn kept_machine_type(configured: Option<&str>, data: &Path, qemu: &str) -> Result<String, Error> {
     if let Some(machine_type) = configured {
         return Ok(machine_type.to_owned());
     }
@@ -313,6 +358,25 @@ fn cloud_init_disk(files: Option<&CloudInitFiles>, runtime: &RuntimeDir) -> Resu
 
 /// Finds out which disks are block devices. Creates disk files that do not exist and have a size in the configuration, and enlarges
 /// disk files that are smaller than that. A file is never made smaller, because the guest's data would be lost.
+/// What the CD drives hold. A drive whose server does not answer is empty at first: the agent inserts the CD when the server answers.
+async fn media(drives: &[Drive], folders: &[PathBuf]) -> Result<Vec<Option<Medium>>, Error> {
+    let mut media = Vec::new();
+    for text in drives.iter().filter_map(Drive::cd) {
+        media.push(match text {
+            "" => None,
+            text => match cd::medium(text, folders).await {
+                Ok(medium) => Some(medium),
+                Err(refusal) if refusal.is_passing() => {
+                    warn!(cd = text, error = %refusal, "the VM starts without a CD");
+                    None
+                }
+                Err(source) => return Err(Error::Cd { text: text.to_owned(), source }),
+            },
+        });
+    }
+    Ok(media)
+}
+
 fn disks(drives: &[Drive]) -> Result<Vec<bool>, Error> {
     let raw = drives.iter().filter_map(|drive| match drive {
         Drive::Raw { resource, size, bootindex: _ } => Some((Path::new(resource), *size)),
@@ -321,10 +385,18 @@ fn disks(drives: &[Drive]) -> Result<Vec<bool>, Error> {
     raw.map(|(path, size)| is_block_device(path, size)).collect()
 }
 
+/// A disk with a size, or in a claim's file system, is a file: whoever can write to that file system can't make it a link or a device.
 fn is_block_device(path: &Path, size: Option<u64>) -> Result<bool, Error> {
-    match (fs::metadata(path), size) {
-        (Ok(metadata), Some(size)) if metadata.is_file() && metadata.len() < size => {
-            let file = fs::File::options().write(true).open(path).map_err(FileAccessError::with("open", path))?;
+    let must_be_file = size.is_some() || path.starts_with(paths::DISK_DIR);
+    let metadata = if must_be_file { fs::symlink_metadata(path) } else { fs::metadata(path) };
+    match (metadata, size) {
+        (Ok(metadata), _) if must_be_file && !metadata.is_file() => {
+            Err(Error::NotAFile { path: path.display().to_string() })
+        }
+        (Ok(metadata), Some(size)) if metadata.len() < size => {
+            let mut options = fs::File::options();
+            options.write(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+            let file = options.open(path).map_err(FileAccessError::with("open", path))?;
             file.set_len(size).map_err(FileAccessError::with("enlarge", path))?;
             info!(disk = %path.display(), before = metadata.len(), bytes = size, "enlarged the disk's file");
             Ok(false)
@@ -405,7 +477,20 @@ mod tests {
         let first = uuid(None, data.path()).unwrap();
         assert_eq!(first.len(), 36);
         assert_eq!(uuid(None, data.path()).unwrap(), first);
-        assert_eq!(uuid(Some("given"), data.path()).unwrap(), "given");
+        let given = "B0E3A5A4-0000-4000-8000-3e1f6e1d0001";
+        assert_eq!(uuid(Some(given), data.path()).unwrap(), given);
+    }
+
+    #[tokio::test]
+    async fn an_identity_that_would_be_more_than_one_option_is_refused() {
+        let data = tempfile::tempdir().unwrap();
+        for text in ["", "given", "b0e3a5a4-0000-4000-8000-3e1f6e1d0001,x=y", "b0e3a5a4-0000-4000-8000-3e1f6e1d000g"] {
+            assert!(matches!(uuid(Some(text), data.path()), Err(Error::Identity { what: "UUID", .. })), "{text}");
+        }
+        for text in ["", "pc-q35-7.2,dumpdtb=/var/local/vm-data/uuid.txt", "pc q35", "q35\n-S"] {
+            let refused = machine_type(Some(text), data.path(), "no-such-qemu").await;
+            assert!(matches!(refused, Err(Error::Identity { what: "machine type", .. })), "{text}");
+        }
     }
 
     #[test]
@@ -448,6 +533,19 @@ mod tests {
             assert_eq!(fs::metadata(&path).unwrap().len(), 2 << 20, "the file is not made smaller");
         }
         assert!(fs::read(&path).unwrap().starts_with(b"what the guest wrote\0"));
+    }
+
+    #[test]
+    fn a_link_or_a_directory_in_place_of_a_disks_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("secret"), "of somebody else").unwrap();
+        std::os::unix::fs::symlink(dir.path().join("secret"), dir.path().join("disk.img")).unwrap();
+        for name in ["disk.img", "."] {
+            let path = dir.path().join(name).display().to_string();
+            let refused = disks(&[Drive::Raw { resource: path, bootindex: None, size: Some(1 << 20) }]);
+            assert!(matches!(refused, Err(Error::NotAFile { .. })), "{name}: {refused:?}");
+        }
+        assert_eq!(fs::read_to_string(dir.path().join("secret")).unwrap(), "of somebody else");
     }
 
     #[test]

@@ -113,25 +113,18 @@ impl Qemu {
     }
 
     /// Supervises QEMU until it ends. [`Lifecycle`] decides what to do; this function collects its inputs and carries out its
-    /// actions. `powerdown_timeout` returns the time that the guest has to power down, when `term` becomes true.
+    /// actions. `control` has the requests of others in the Pod. `powerdown_timeout` returns the time that the guest has to power down, when `term` becomes true.
     ///
     /// # Errors
     /// If the system cannot wait for the process.
     pub async fn supervise(
         &mut self,
         mut monitor: Qmp,
-        runtime: &RuntimeDir,
+        mut control: Option<Control>,
         helpers: &mut Helpers,
         mut term: watch::Receiver<bool>,
         powerdown_timeout: impl Fn() -> Duration,
     ) -> Result<End, Error> {
-        let control = match Control::listen(runtime) {
-            Ok(control) => Some(control),
-            Err(error) => {
-                warn!(%error, "the guest can't be ended by the command vm-runner end");
-                None
-            }
-        };
         let mut lifecycle = Lifecycle::new(Instant::now());
         let mut monitor_is_open = true;
         let status = loop {
@@ -156,11 +149,10 @@ impl Qemu {
                     info!(timeout_s = timeout.as_secs(), "stopping the VM");
                     Input::Terminate { timeout }
                 }
-                request = end_request(control.as_ref()) => {
+                request = end_request(&mut control) => {
                     let is_stopping = lifecycle.is_stopping();
                     info!(is_stopping, "somebody ran vm-runner end");
-                    // The command may have been interrupted.
-                    let _ = request.answer(is_stopping).await;
+                    request.answer(is_stopping);
                     Input::End
                 }
                 () = sleep_until(wake_at.unwrap_or_else(Instant::now).into()), if wake_at.is_some() => Input::Timer,
@@ -211,16 +203,10 @@ impl Qemu {
 }
 
 /// The next request to end the guest. Never returns if there is no socket.
-async fn end_request(control: Option<&Control>) -> EndRequest {
-    let Some(control) = control else { return std::future::pending().await };
-    loop {
-        match control.request().await {
-            Ok(request) => return request,
-            Err(error) => {
-                warn!(%error, "cannot accept a connection of the command vm-runner end");
-                sleep(RETRY_INTERVAL).await;
-            }
-        }
+async fn end_request(control: &mut Option<Control>) -> EndRequest {
+    match control {
+        Some(control) => control.end_request().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -186,21 +186,10 @@ pub struct Viewers {
     pub clients: Vec<Viewer>,
 }
 
-/// `blockdev-change-medium`: opens the tray, inserts the image, closes the tray. If the guest has locked the tray, QEMU asks the
-/// guest to open it, and refuses the command
-/// (<https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-block.blockdev-change-medium>).
+/// `blockdev-add`. The crate's type has a variant with all fields for each driver.
 #[derive(Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct ChangeMedium<'a> {
-    /// The name of the drive's device.
-    pub id: &'a str,
-    /// The path or URL of the image.
-    pub filename: &'a str,
-    /// `raw`. With another value QEMU would guess the format from the content, which is not trusted.
-    pub format: &'a str,
-    /// `read-only`.
-    pub read_only_mode: &'a str,
-}
+#[serde(transparent)]
+pub struct BlockdevAdd(pub Value);
 
 /// Gives the commands of this module their names and the types of their answers.
 macro_rules! commands {
@@ -219,7 +208,7 @@ commands! {
     QueryBlock = "query-block" -> Value;
     QuerySpice = "query-spice" -> Viewers;
     QueryVnc = "query-vnc" -> Viewers;
-    ChangeMedium<'_> = "blockdev-change-medium" -> qapi::Empty;
+    BlockdevAdd = "blockdev-add" -> qapi::Empty;
 }
 
 /// A slot for a CPU, from the answer of `query-hotpluggable-cpus`.

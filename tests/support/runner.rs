@@ -71,6 +71,7 @@ impl Vm {
             "namespace": "ns1",
             "dataDir": path("data"),
             "runtimeDir": path("run"),
+            "cdFolders": [dir.path()],
             "cloudInit": { "metaData": { "local-hostname": "hugo" }, "userData": user_data },
             "vm": {
                 "name": "vm1",

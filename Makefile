@@ -11,7 +11,7 @@ PREFIX ?= /usr/local
 BINDIR ?= $(PREFIX)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help build test bench fuzz lint fmt demo demo-down crds install images push manifest dist cluster-up cluster-down clean xtask helper
+.PHONY: help try build test bench fuzz lint fmt demo demo-down crds install images push manifest dist cluster-up cluster-down clean xtask helper
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,11 @@ xtask:
 
 helper:
 	@cargo static --bin xtask
+
+try: ## Run the example's VM on this computer, without a cluster; RUN holds options
+	@tests/guest/build.sh .dev/guest/guest.img
+	@cargo build --profile image --no-default-features --features local --bin vm-runner
+	@target/image/vm-runner run example/quickstart/vm.yaml --image .dev/guest/guest.img $(RUN)
 
 build: ## Build the programs
 	cargo build

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! [`output`] has the exit codes, [`cluster`] the connection to a cluster, [`input`] the files that commands read. The other
-//! modules are the commands.
+//! modules are the commands. [`vm_file`] is for `vm-runner run FILE`.
 
 mod cluster;
 mod diff;
@@ -18,6 +18,7 @@ mod manifest;
 mod output;
 mod render;
 mod templates;
+pub mod vm_file;
 
 use std::{
     fs,

@@ -59,6 +59,8 @@ pub mod cluster;
 #[cfg(any(feature = "cli", feature = "manager"))]
 pub mod discovery;
 pub mod files;
+#[cfg(feature = "local")]
+pub mod local;
 #[cfg(feature = "manager")]
 pub mod manager;
 #[cfg(feature = "runner")]

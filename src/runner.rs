@@ -55,6 +55,7 @@
 //! | `report` | `login` `qmp` `state` | derives the VM's status |
 //! | `status_writer` | `report` | writes the VM's status |
 //! | `programs` | | starts programs, and explains their failures |
+//! | `from_file` | | the command line for a VM from a file |
 //! | `qemu` | `changes` `console` `control` `lifecycle` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
 //! | `machine` | `accel` `command` `config` `control` `files` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
 //! | `supervisor` | | starts the agent role again when it ends |
@@ -72,6 +73,7 @@ pub mod config;
 pub mod console;
 pub mod control;
 pub mod files;
+pub mod from_file;
 pub mod guest_agent;
 pub mod lifecycle;
 pub mod lines;
@@ -107,6 +109,7 @@ use crate::{
 };
 use agent::{Agent, AgentOptions};
 use config::Configuration;
+use from_file::FileArguments;
 use logging::Logging;
 use machine::MachineOptions;
 use report::Target;
@@ -136,8 +139,9 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum RunnerCommand {
-    /// Run the virtual machine (the default).
-    Run(RunArguments),
+    /// Run the virtual machine (the default): in a Pod, or with FILE on this computer without a cluster.
+    #[command(after_help = RUN_HELP)]
+    Run(RunCommand),
     /// Run only QEMU and its helpers. It needs no access to the cluster.
     Machine(RunArguments),
     /// Apply changes to a VM that `vm-runner machine` runs, and report its status. The agent is started again whenever it ends.
@@ -148,8 +152,38 @@ enum RunnerCommand {
     RenderCommand(RunArguments),
     /// End the guest at once, if it is being powered down. Run it in the VM's container: kubectl exec POD -c vm-runner -- vm-runner end
     End(RunArguments),
+    /// Become another program, which ends with the runner. The runner starts QEMU so.
+    #[command(name = programs::EXEC, hide = true)]
+    Exec {
+        /// The process ID of the runner.
+        parent: u32,
+        /// The program.
+        program: PathBuf,
+        /// Its arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Print the version.
     Version,
+}
+
+/// What the help of `run` ends with.
+const RUN_HELP: &str = "\
+With FILE the guest's serial console is in the terminal. Ctrl-] leaves it: the guest is asked to power down, and ended at once at the \
+second time. SIGTERM, SIGINT and SIGHUP do the same.
+
+Exit codes with FILE:
+  0  the guest has shut down
+  1  an error, described on standard error
+  2  the command line is wrong
+  3  the guest was ended without its shutdown";
+
+#[derive(Args, Clone, Debug)]
+struct RunCommand {
+    #[command(flatten)]
+    from_file: FileArguments,
+    #[command(flatten)]
+    run: RunArguments,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -170,8 +204,8 @@ struct RunArguments {
     #[arg(long, env = "POD_UID")]
     pod_uid: Option<String>,
     /// The directory of custom QEMU templates.
-    #[arg(long, default_value = prepare::TEMPLATES, env = "VM_RUNNER_TEMPLATES")]
-    templates: PathBuf,
+    #[arg(long, value_name = "DIR", default_value = prepare::TEMPLATES, env = "VM_RUNNER_TEMPLATES")]
+    qemu_templates: PathBuf,
     /// The program QEMU.
     #[arg(long, default_value = "qemu-system-x86_64", env = "VM_RUNNER_QEMU")]
     qemu: String,
@@ -246,6 +280,17 @@ pub enum Error {
         "the guest is not being powered down: first stop the VM or delete its Pod; otherwise its node would start the guest again"
     )]
     NotStopping,
+    /// This program was built without what runs a VM from a file.
+    #[error("this vm-runner can't run {}: it was built for Pods, without the feature `local`", .0.display())]
+    OnlyInPods(PathBuf),
+    /// The process could not become another program.
+    #[error("cannot start {}", program.display())]
+    Exec {
+        /// The program.
+        program: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The kubeconfig or the Pod's service account cannot be used.
     #[error("cannot use the kubeconfig")]
     Kubeconfig(#[source] kube::Error),
@@ -260,7 +305,14 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
         io::Write::write_all(&mut io::stdout(), text.as_bytes())
             .map_err(|source| Error::System("write to the standard output", source))
     };
-    match arguments.command.unwrap_or(RunnerCommand::Run(arguments.run)) {
+    let command = arguments
+        .command
+        .unwrap_or(RunnerCommand::Run(RunCommand { from_file: FileArguments::default(), run: arguments.run }));
+    match command {
+        RunnerCommand::Exec { parent, program, arguments } => {
+            let source = programs::become_program(parent, &program, &arguments);
+            Err(Error::Exec { program, source })
+        }
         RunnerCommand::Version => print(concat!("vm-runner ", env!("CARGO_PKG_VERSION"), "\n")),
         RunnerCommand::Validate(arguments) => {
             let configuration = config::read(&arguments.config_dir)?;
@@ -283,7 +335,10 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
             run_command(RunArguments { role: Role::Machine, ..arguments }, logging).await
         }
         RunnerCommand::Agent(_) => supervise_agent().await,
-        RunnerCommand::Run(arguments) => run_command(arguments, logging).await,
+        RunnerCommand::Run(RunCommand { from_file: FileArguments { file: Some(file), .. }, .. }) => {
+            Err(Error::OnlyInPods(file))
+        }
+        RunnerCommand::Run(RunCommand { run, .. }) => run_command(run, logging).await,
     }
 }
 
@@ -307,6 +362,27 @@ async fn supervise_agent() -> Result<(), Error> {
         .map_err(|source| Error::System("start the agent", source))
 }
 
+/// The programs that run a VM, and the folder of QEMU templates.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// The program QEMU.
+    pub qemu: String,
+    /// The TPM emulator.
+    pub swtpm: String,
+    /// The directory of custom QEMU templates.
+    pub templates: PathBuf,
+}
+
+impl Arguments {
+    /// What `vm-runner run FILE` says, and the programs for it. `None`: the command is another one.
+    pub fn from_file(&self) -> Option<(FileArguments, Programs)> {
+        let Some(RunnerCommand::Run(RunCommand { from_file, run })) = &self.command else { return None };
+        let RunArguments { qemu, swtpm, qemu_templates, .. } = run;
+        let programs = Programs { qemu: qemu.clone(), swtpm: swtpm.clone(), templates: qemu_templates.clone() };
+        from_file.file.is_some().then(|| (from_file.clone(), programs))
+    }
+}
+
 /// Writes a message for `kubectl describe pod`. The kubelet creates the file, and shows at most 4096 bytes of it.
 fn write_termination_message(path: &Path, message: &str) {
     if path.exists()
@@ -320,7 +396,7 @@ fn machine_options(arguments: &RunArguments, configuration: &Configuration) -> R
     let runtime = arguments.runtime_dir.as_deref().unwrap_or(Path::new(&configuration.config.runtime_dir));
     Ok(MachineOptions {
         config_dir: arguments.config_dir.clone(),
-        templates: arguments.templates.clone(),
+        templates: arguments.qemu_templates.clone(),
         runtime: RuntimeDir::open(runtime)?,
         qemu: arguments.qemu.clone(),
         swtpm: arguments.swtpm.clone(),
@@ -342,7 +418,37 @@ async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(),
     }
 
     let client = client(arguments.status).await?;
-    let target = Target { name: configuration.config.vm.name.clone(), pod_uid: arguments.pod_uid.clone() };
+    let parts = Parts { options, configuration, logging, client, pod_uid: arguments.pod_uid.clone() };
+    run_with_agent(parts, arguments.role, term).await
+}
+
+/// Runs a VM with both roles and without an API server: the status is only logged. `term` becomes true when the VM must be stopped.
+///
+/// # Errors
+/// If the configuration can't be used, or the VM can't be started or has not ended well.
+pub async fn run_without_cluster(
+    options: MachineOptions,
+    mut logging: Logging,
+    term: watch::Receiver<bool>,
+) -> Result<(), Error> {
+    logging.read(&options.config_dir);
+    let configuration = config::read(&options.config_dir)?;
+    let parts = Parts { options, configuration, logging, client: None, pod_uid: None };
+    run_with_agent(parts, Role::All, term).await
+}
+
+/// What the roles are made of.
+struct Parts {
+    options: MachineOptions,
+    configuration: Configuration,
+    logging: Logging,
+    client: Option<Client>,
+    pod_uid: Option<String>,
+}
+
+async fn run_with_agent(parts: Parts, role: Role, term: watch::Receiver<bool>) -> Result<(), Error> {
+    let Parts { options, configuration, logging, client, pod_uid } = parts;
+    let target = Target { name: configuration.config.vm.name.clone(), pod_uid };
     let resource = VmResource::new(client, &configuration.config.namespace, target);
     let (reports, receiver) = watch::channel(None);
     let writing = tokio::spawn(StatusWriter::new(resource.clone()).follow(receiver));
@@ -354,7 +460,7 @@ async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(),
         resource,
     };
     let mut agent = Agent::new(agent_options, reports)?;
-    let outcome = match arguments.role {
+    let outcome = match role {
         Role::Agent => agent.run(term).await.map_err(Error::from),
         Role::Machine | Role::All => run_both_roles(&options, &mut agent, term).await,
     };

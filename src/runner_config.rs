@@ -6,7 +6,7 @@
 //!
 //! Sizes are quantities such as `4Gi`, `4 GiB`, `512M` or a number of bytes.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt, net::Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -194,7 +194,7 @@ pub enum NetworkSection {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mac: Option<String>,
     },
-    /// QEMU's user networking. The guest reaches the network through the Pod; nothing can connect to the guest.
+    /// QEMU's user networking. The guest reaches the network through the Pod; nothing can connect to the guest but through `forwards`.
     User {
         /// The QEMU device of the network card, such as `virtio-net` or `e1000e`.
         device: String,
@@ -204,6 +204,9 @@ pub enum NetworkSection {
         /// The MAC address. Default: derived from the VM's UUID and the interface's position.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mac: Option<String>,
+        /// The ports on which QEMU listens and that it forwards to the guest. Default: none.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        forwards: Vec<Forward>,
     },
     /// The Pod's own network, through passt. The guest uses the Pod's address. A VM can have at most one such interface.
     Pod {
@@ -213,6 +216,44 @@ pub enum NetworkSection {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mac: Option<String>,
     },
+}
+
+/// A port that is forwarded to the guest.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Forward {
+    /// The protocol. Default: `tcp`.
+    #[serde(default)]
+    pub protocol: Protocol,
+    /// The IPv4 address on which QEMU listens.
+    pub address: Ipv4Addr,
+    /// The port on which QEMU listens.
+    pub port: u16,
+    /// The port in the guest.
+    pub guest_port: u16,
+}
+
+/// The protocol of a forwarded port.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl fmt::Display for Forward {
+    /// As QEMU's option `hostfwd` has it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { protocol, address, port, guest_port } = self;
+        let protocol = match protocol {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+        };
+        write!(f, "{protocol}:{address}:{port}-:{guest_port}")
+    }
 }
 
 impl NetworkSection {
@@ -229,7 +270,7 @@ impl NetworkSection {
     }
 }
 
-/// A drive. Its `type` is `raw` or `ide-cd`.
+/// A drive. Its `type` is `raw`, `qcow2` or `ide-cd`.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub enum Drive {
@@ -245,6 +286,14 @@ pub enum Drive {
         /// must exist, and keeps its size.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         size: Option<u64>,
+    },
+    /// A disk: a file in QEMU's format qcow2, which may have a backing file.
+    Qcow2 {
+        /// The path of the file, which must exist.
+        resource: String,
+        /// As with `raw`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bootindex: Option<u32>,
     },
     /// A CD drive.
     IdeCd {
@@ -296,6 +345,9 @@ pub struct SpiceSection {
     /// The number of USB devices that a viewer can redirect to the guest. Default: 0.
     #[serde(default, rename = "usbRedirects")]
     pub usb_redirects: u32,
+    /// The path of a Unix socket on which QEMU listens instead of the port. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<String>,
 }
 
 /// VNC.
@@ -303,6 +355,9 @@ pub struct SpiceSection {
 pub struct VncSection {
     /// The TCP port, from 5900 on.
     pub port: u16,
+    /// The path of a Unix socket on which QEMU listens instead of the port. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<String>,
 }
 
 /// The text of a projected file, without newlines at the end: editors and `kubectl create secret --from-file` add one. `None` if the text
@@ -317,7 +372,7 @@ impl Drive {
     pub fn cd(&self) -> Option<&str> {
         match self {
             Self::IdeCd { file, bootindex: _ } => Some(file),
-            Self::Raw { .. } => None,
+            Self::Raw { .. } | Self::Qcow2 { .. } => None,
         }
     }
 }

@@ -14,6 +14,10 @@ use vm_operator::{
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    #[cfg(feature = "local")]
+    if let Some((from_file, programs)) = arguments.from_file() {
+        return vm_operator::local::main(&from_file, &programs, arguments.log_format).await;
+    }
     let (logging, filter) = Logging::new(std::env::var("VM_RUNNER_LOG").ok().as_deref());
     // The log goes to the standard error, because the standard output is the guest's console.
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);

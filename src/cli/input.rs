@@ -73,9 +73,13 @@ pub(super) fn template_set<'a>(
 
 /// The VMs of a file (`-`: standard input), each checked as the API server would check it. Other resources are skipped.
 pub(super) fn read_vms(file: &Path, namespace: &str) -> Result<Vec<VirtualMachine>, Failure> {
-    let text = read_text(file)?;
+    vms_in(&read_text(file)?, file, namespace)
+}
+
+/// As [`read_vms`], for the text of the file.
+pub(super) fn vms_in(text: &str, file: &Path, namespace: &str) -> Result<Vec<VirtualMachine>, Failure> {
     let (mut vms, mut lines) = (Vec::new(), Vec::new());
-    for document in documents(&text) {
+    for document in documents(text) {
         let error = |error: serde_yaml::Error| FileError::yaml(file, &error, document.lines_before);
         let value: serde_yaml::Value = serde_yaml::from_str(document.text).map_err(error)?;
         if !is_vm(&value, file, &document)? {
@@ -192,7 +196,8 @@ pub(super) fn read_vms_in(path: &Path) -> Result<Vec<VirtualMachine>, Failure> {
     Ok(vms)
 }
 
-fn read_text(file: &Path) -> Result<String, Failure> {
+/// The text of a file, or of standard input (`-`).
+pub(super) fn read_text(file: &Path) -> Result<String, Failure> {
     if file != Path::new("-") {
         return Ok(fs::read_to_string(file).map_err(FileError::io(file))?);
     }
@@ -206,13 +211,14 @@ fn read_text(file: &Path) -> Result<String, Failure> {
 
 /// A document of a YAML stream.
 #[derive(Debug, PartialEq)]
-struct Document<'a> {
+pub(super) struct Document<'a> {
     /// The lines of the stream before it: a parser counts from the start of the document.
-    lines_before: usize,
-    text: &'a str,
+    pub lines_before: usize,
+    pub text: &'a str,
 }
 
-fn documents(text: &str) -> Vec<Document<'_>> {
+/// The documents of a YAML stream.
+pub(super) fn documents(text: &str) -> Vec<Document<'_>> {
     let mut documents = Vec::new();
     let (mut start, mut lines_before, mut offset) = (0, 0, 0);
     for (number, line) in text.split_inclusive('\n').enumerate() {

@@ -17,6 +17,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, core::cel};
 use serde_json::Value;
 
+pub(super) use self::words::steps;
+
 use self::position::Step;
 use crate::{
     api::{VirtualMachine, crd},

@@ -110,7 +110,7 @@ fn network_section(network: &Network, mac: Option<String>) -> Option<NetworkSect
         let bridge = tap.bridge.clone().unwrap_or_else(|| "br0".into());
         Some(NetworkSection::Tap { device: device(&tap.device), bridge, mac })
     } else if let Some(user) = &network.user {
-        Some(NetworkSection::User { device: device(&user.device), net: user.net.clone(), mac })
+        Some(NetworkSection::User { device: device(&user.device), net: user.net.clone(), mac, forwards: Vec::new() })
     } else {
         let pod = network.pod.as_ref()?;
         Some(NetworkSection::Pod { device: device(&pod.device), mac })
@@ -137,12 +137,13 @@ fn display(vm: &VirtualMachine) -> DisplaySection {
         ticket: None,
         streaming_video: display.spice.streaming_video.clone(),
         usb_redirects: display.spice.usb_redirects,
+        socket: None,
     });
     DisplaySection {
         outputs: display.outputs,
         logged_in_user: display.logged_in_user.clone(),
         spice,
-        vnc: display.vnc.as_ref().map(|vnc| VncSection { port: vnc.port }),
+        vnc: display.vnc.as_ref().map(|vnc| VncSection { port: vnc.port, socket: None }),
     }
 }
 

@@ -217,6 +217,8 @@ struct FirmwareContext<'a> {
 struct DiskContext<'a> {
     id: String,
     path: &'a str,
+    /// `raw` or `qcow2`.
+    format: &'static str,
     block: bool,
     bootindex: Option<u32>,
     address: String,
@@ -242,6 +244,8 @@ struct NetworkContext<'a> {
     mac: String,
     bridge: Option<&'a str>,
     net: Option<&'a str>,
+    /// The forwarded ports of a network of type user, as QEMU's option `hostfwd` has them.
+    forwards: Vec<String>,
     /// The socket of passt, for a network of type pod.
     socket: Option<String>,
     address: String,
@@ -252,19 +256,21 @@ struct DisplayContext<'a> {
     outputs: u32,
     password: bool,
     spice: Option<SpiceContext<'a>>,
-    vnc: Option<VncContext>,
+    vnc: Option<VncContext<'a>>,
 }
 
 #[derive(Debug, Serialize)]
 struct SpiceContext<'a> {
     port: u16,
+    socket: Option<&'a str>,
     streaming_video: Option<&'a str>,
     usb_redirects: u32,
 }
 
 #[derive(Debug, Serialize)]
-struct VncContext {
+struct VncContext<'a> {
     port: u16,
+    socket: Option<&'a str>,
 }
 
 #[derive(Debug, Serialize)]
@@ -294,8 +300,16 @@ pub fn qemu(
 ) -> Result<Vec<String>, Error> {
     let context = context(config, prepared, runtime)?;
     let arguments = arguments(&template.name, &render(template, &context)?)?;
-    // A template that is older than this type of network would connect the guest to another network.
     let name = &template.name;
+    // A template that is older than forwarded ports would leave them out.
+    for forward in context.networks.iter().flat_map(|network| &network.forwards) {
+        if !arguments.iter().any(|argument| argument.contains(forward)) {
+            return Err(Error::Unsupported(format!(
+                "the QEMU template {name} does not forward ports: see how the built-in template writes hostfwd for {forward}"
+            )));
+        }
+    }
+    // A template that is older than this type of network would connect the guest to another network.
     for socket in context.networks.iter().filter_map(|network| network.socket.as_deref()) {
         if !arguments.iter().any(|argument| argument.contains(socket)) {
             return Err(Error::Unsupported(format!(
@@ -420,10 +434,11 @@ fn display_context(display: &DisplaySection, password: bool) -> DisplayContext<'
         password,
         spice: display.spice.as_ref().map(|spice| SpiceContext {
             port: spice.port,
+            socket: spice.socket.as_deref(),
             streaming_video: spice.streaming_video.as_deref(),
             usb_redirects: spice.usb_redirects,
         }),
-        vnc: display.vnc.as_ref().map(|vnc| VncContext { port: vnc.port }),
+        vnc: display.vnc.as_ref().map(|vnc| VncContext { port: vnc.port, socket: vnc.socket.as_deref() }),
     }
 }
 
@@ -479,16 +494,20 @@ fn drives<'a>(
     // If no drive has a place in the boot order, the order is that of the drives. Without any order the firmware would use the order
     // of the PCI addresses, and might boot from a device that is not meant for that.
     let has_boot_order = drives.iter().any(|drive| match drive {
-        Drive::Raw { bootindex, .. } | Drive::IdeCd { bootindex, .. } => bootindex.is_some(),
+        Drive::Raw { bootindex, .. } | Drive::Qcow2 { bootindex, .. } | Drive::IdeCd { bootindex, .. } => {
+            bootindex.is_some()
+        }
     });
+    let format = |drive: &Drive| if matches!(drive, Drive::Qcow2 { .. }) { "qcow2" } else { "raw" };
     for (place, drive) in (0..).zip(drives) {
         let by_place = if has_boot_order { None } else { Some(place) };
         match drive {
-            Drive::Raw { resource, bootindex, size: _ } => {
+            Drive::Raw { resource, bootindex, size: _ } | Drive::Qcow2 { resource, bootindex } => {
                 let index = disks.len();
                 disks.push(DiskContext {
                     id: format!("disk{index}"),
                     path: resource,
+                    format: format(drive),
                     block: block.get(index).copied().unwrap_or_default(),
                     bootindex: bootindex.or(by_place),
                     address: addresses.disk(index),
@@ -539,6 +558,10 @@ fn network_context<'a>(
         mac,
         bridge,
         net,
+        forwards: match network {
+            NetworkSection::User { forwards, .. } => forwards.iter().map(ToString::to_string).collect(),
+            NetworkSection::Tap { .. } | NetworkSection::Pod { .. } => Vec::new(),
+        },
         socket: (type_ == "pod").then(|| runtime.passt().display().to_string()),
         address: addresses.network(index),
     }

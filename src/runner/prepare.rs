@@ -32,8 +32,8 @@ use crate::{
 
 /// The directory of custom QEMU templates in the runner's image.
 pub const TEMPLATES: &str = "/opt/vmrunner/templates";
-/// The directory of the UEFI firmware of Debian's package ovmf.
-const OVMF: &str = "/usr/share/OVMF";
+/// The directories of the UEFI firmware: of Debian's and Alpine's package ovmf, and of Fedora's and Arch's package edk2-ovmf.
+const OVMF: [&str; 3] = ["/usr/share/OVMF", "/usr/share/edk2/ovmf", "/usr/share/edk2/x64"];
 
 /// The file in the data directory that names the arrangement of the devices; absent: [`Hardware::Standard`].
 const HARDWARE: &str = "hardware";
@@ -144,7 +144,7 @@ pub async fn prepare(
         machine_type: machine_type(vm.machine_type.as_deref(), data, qemu).await?,
         accelerator,
         uuid: uuid(vm.uuid.as_deref(), data)?,
-        firmware: firmware(vm.firmware, data, Path::new(OVMF))?,
+        firmware: firmware(vm.firmware, data, firmware_directory(vm.firmware, &OVMF.map(Path::new)))?,
         cloud_init_disk: cloud_init_disk(cloud_init.as_ref(), runtime)?,
         block_devices: disks(&vm.drives)?,
         media: media(&vm.drives, &cd::folders(&config.cd_folders)).await?,
@@ -286,19 +286,38 @@ fn newest_q35(help: &str) -> Option<String> {
         .map(|(_, name)| name.to_owned())
 }
 
+/// Whether the firmware is installed, so that a VM can start with it.
+pub fn has_firmware(kind: api::Firmware) -> bool {
+    let directories = OVMF.map(Path::new);
+    let directory = firmware_directory(kind, &directories);
+    kind == api::Firmware::Bios || firmware_files(kind).iter().any(|files| is_installed(directory, files))
+}
+
+/// The first of the directories that has the firmware, else the first one.
+fn firmware_directory<'a>(kind: api::Firmware, directories: &[&'a Path]) -> &'a Path {
+    let has_it = |directory: &&&Path| firmware_files(kind).iter().any(|files| is_installed(directory, files));
+    directories.iter().find(has_it).or(directories.first()).copied().unwrap_or(Path::new("/"))
+}
+
+fn is_installed(directory: &Path, (code, vars): &(&str, &str)) -> bool {
+    directory.join(code).exists() && directory.join(vars).exists()
+}
+
 /// The files of the code and of the initial variables, in the order of preference. Debian 13 has only the large files; guests do
 /// not notice the difference.
 fn firmware_files(kind: api::Firmware) -> &'static [(&'static str, &'static str)] {
     const SMALL: (&str, &str) = ("OVMF_CODE.fd", "OVMF_VARS.fd");
     const LARGE: (&str, &str) = ("OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd");
+    const LARGE_OF_ARCH: (&str, &str) = ("OVMF_CODE.4m.fd", "OVMF_VARS.4m.fd");
     // The variables contain Microsoft's keys, with which Linux distributions and Windows are signed.
     const SMALL_SECURE: (&str, &str) = ("OVMF_CODE.secboot.fd", "OVMF_VARS.ms.fd");
+    const SMALL_SECURE_OF_FEDORA: (&str, &str) = ("OVMF_CODE.secboot.fd", "OVMF_VARS.secboot.fd");
     const LARGE_SECURE: (&str, &str) = ("OVMF_CODE_4M.secboot.fd", "OVMF_VARS_4M.ms.fd");
     match kind {
         api::Firmware::Bios => &[],
-        api::Firmware::Uefi => &[SMALL, LARGE],
-        api::Firmware::Uefi4m => &[LARGE],
-        api::Firmware::Secure => &[SMALL_SECURE, LARGE_SECURE],
+        api::Firmware::Uefi => &[SMALL, LARGE, LARGE_OF_ARCH],
+        api::Firmware::Uefi4m => &[LARGE, LARGE_OF_ARCH],
+        api::Firmware::Secure => &[SMALL_SECURE, SMALL_SECURE_OF_FEDORA, LARGE_SECURE],
         api::Firmware::Secure4m => &[LARGE_SECURE],
     }
 }
@@ -378,11 +397,12 @@ async fn media(drives: &[Drive], folders: &[PathBuf]) -> Result<Vec<Option<Mediu
 }
 
 fn disks(drives: &[Drive]) -> Result<Vec<bool>, Error> {
-    let raw = drives.iter().filter_map(|drive| match drive {
+    let disks = drives.iter().filter_map(|drive| match drive {
         Drive::Raw { resource, size, bootindex: _ } => Some((Path::new(resource), *size)),
+        Drive::Qcow2 { resource, bootindex: _ } => Some((Path::new(resource), None)),
         Drive::IdeCd { .. } => None,
     });
-    raw.map(|(path, size)| is_block_device(path, size)).collect()
+    disks.map(|(path, size)| is_block_device(path, size)).collect()
 }
 
 /// A disk with a size, or in a claim's file system, is a file: whoever can write to that file system can't make it a link or a device.
@@ -515,6 +535,26 @@ mod tests {
 
         fs::write(&large.vars, "neither of both").unwrap();
         assert!(get(api::Firmware::Uefi).unwrap_err().to_string().contains("has 15 bytes"));
+    }
+
+    #[test]
+    fn the_firmware_is_found_where_distributions_put_it() {
+        let (debian, fedora, arch) =
+            (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let directories = [debian.path(), fedora.path(), arch.path()];
+        let put = |dir: &Path, names: [&str; 2]| names.iter().for_each(|name| fs::write(dir.join(name), "x").unwrap());
+        let found = |kind| firmware_directory(kind, &directories);
+        assert_eq!(
+            found(api::Firmware::Uefi),
+            debian.path(),
+            "where it is missing, an error names the first directory"
+        );
+        put(arch.path(), ["OVMF_CODE.4m.fd", "OVMF_VARS.4m.fd"]);
+        put(fedora.path(), ["OVMF_CODE.secboot.fd", "OVMF_VARS.secboot.fd"]);
+        assert_eq!(found(api::Firmware::Uefi), arch.path());
+        assert_eq!(found(api::Firmware::Secure), fedora.path());
+        put(debian.path(), ["OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"]);
+        assert_eq!(found(api::Firmware::Uefi), debian.path());
     }
 
     #[test]

@@ -1,14 +1,23 @@
 //! The programs that the runner starts: how they are started, what they wrote last, and what a person can do about well-known
 //! failures.
+//!
+//! A program must not outlive the runner, also if the runner is killed: nobody could end the guest then, and a second runner would find
+//! its disks in use. Linux kills a child with its parent if the child asks for that before it becomes the program
+//! (`PR_SET_PDEATHSIG`). So the runner starts itself with the command [`EXEC`], which does that and then becomes the program
+//! ([`become_program`]).
 
 use std::{
     collections::VecDeque,
+    env,
+    ffi::OsString,
     fs, io,
-    path::Path,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
     time::Duration,
 };
 
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, BufReader},
     process::{Child, ChildStderr, Command},
@@ -78,13 +87,47 @@ pub fn hint(message: &str) -> &'static str {
     HINTS.iter().find(|(pattern, _)| message.contains(pattern)).map_or("", |(_, hint)| hint)
 }
 
-/// Starts a program in a process group of its own. It is killed when the child is dropped.
+/// The command of vm-runner that becomes another program: `vm-runner exec PID PROGRAM ARGUMENTS`.
+pub const EXEC: &str = "exec";
+
+/// The path of a program: the first file of that name in the directories of `PATH` that can be executed. A name with a slash is a path.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let is_program = |path: &PathBuf| {
+        fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+    };
+    if program.contains('/') {
+        return Some(PathBuf::from(program)).filter(is_program);
+    }
+    env::split_paths(&env::var_os("PATH")?).map(|directory| directory.join(program)).find(is_program)
+}
+
+/// Becomes another program, which Linux kills when the process `parent` ends. Returns only an error.
+pub fn become_program(parent: u32, program: &Path, arguments: &[OsString]) -> io::Error {
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return error.into();
+    }
+    // It may have ended before that.
+    if getppid() != i32::try_from(parent).ok().and_then(Pid::from_raw) {
+        return io::Error::other("the runner has ended");
+    }
+    std::process::Command::new(program).args(arguments).exec()
+}
+
+/// Starts a program in a process group of its own. It is killed when the child is dropped, and when the runner's process ends. Must be
+/// called in the runner's main thread, because Linux takes the end of the thread for that of the process.
 ///
 /// # Errors
 /// If the program cannot be started.
 pub fn start(program: &str, arguments: &[String]) -> Result<Child, Error> {
     debug!(program, ?arguments, "command line");
-    Command::new(program)
+    let path = find(program).ok_or_else(|| Error::Start {
+        program: program.to_owned(),
+        source: io::Error::from(io::ErrorKind::NotFound),
+    })?;
+    Command::new("/proc/self/exe")
+        .arg(EXEC)
+        .arg(std::process::id().to_string())
+        .arg(path)
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -22,7 +22,7 @@ pub const RUNNER: &str = env!("CARGO_BIN_EXE_vm-runner");
 pub const ADDRESS: &str = "10.99.0.2";
 
 /// The guest's disk image, built once.
-fn guest_image() -> &'static Path {
+pub fn guest_image() -> &'static Path {
     static IMAGE: OnceLock<PathBuf> = OnceLock::new();
     IMAGE.get_or_init(|| {
         let image = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guest.img");

@@ -66,6 +66,7 @@ const REQUIREMENTS: &[Requirement] = &[
     need("qemu-system-x86_64", "qemu-system-x86", "the runner's tests start VMs", &[Purpose::Tests]),
     need("/usr/lib/x86_64-linux-gnu/qemu/block-curl.so", "qemu-block-extra", "CD images at a URL", &[Purpose::Tests]),
     need("/usr/share/OVMF/OVMF_CODE_4M.fd", "ovmf", "the VMs' UEFI firmware", &[Purpose::Tests]),
+    need("qemu-img", "qemu-utils", "disks over images", &[Purpose::Tests]),
     need("swtpm", "swtpm", "the VMs' TPM", &[Purpose::Tests]),
     need("passt", "passt", "connects VMs with the network of their Pod", &[Purpose::Tests]),
     need("nsenter", "util-linux", "network namespaces of the tests' own", &[Purpose::Tests]),

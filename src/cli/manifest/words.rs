@@ -173,7 +173,7 @@ fn field(path: &[Step]) -> String {
 }
 
 /// The steps of a path that is written as the API server writes it.
-pub(super) fn steps(field: &str) -> Vec<Step> {
+pub(in crate::cli) fn steps(field: &str) -> Vec<Step> {
     let part = |part: &str| match part.parse() {
         Ok(index) => Step::Index(index),
         Err(_) => Step::Key(part.to_owned()),

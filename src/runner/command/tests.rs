@@ -227,7 +227,12 @@ fn a_derived_mac_address_depends_on_the_vm_and_the_network() {
 
 #[test]
 fn a_derived_mac_address_avoids_those_in_the_configuration() {
-    let user = |mac: Option<String>| NetworkSection::User { device: "virtio-net".into(), net: None, mac };
+    let user = |mac: Option<String>| NetworkSection::User {
+        device: "virtio-net".into(),
+        net: None,
+        mac,
+        forwards: Vec::new(),
+    };
     let kept = derived_mac("u", 0, 0);
     assert_eq!(macs(&[user(None)], "u", Hardware::Standard), [kept.as_str()]);
     // A network was added before the one that had this derived address, and the address is now in the configuration.

@@ -117,6 +117,38 @@ pub fn trim(vm: &mut VirtualMachine) {
     }
 }
 
+/// Gives the keys of a ConfigMap's `data` that a command of `kubectl vm` has written to the client that applies the ConfigMap, if there is
+/// exactly one. Then the next apply of that client has no conflict, and takes away what it does not have. Returns whether there was something.
+pub fn hand_over_data(entries: &mut Vec<ManagedFieldsEntry>) -> bool {
+    let is_command = |entry: &ManagedFieldsEntry| entry.manager.as_deref() == Some(COMMAND_MANAGER);
+    let written = entries.iter().filter(|entry| is_command(entry)).filter_map(data_fields);
+    let keys: Map<String, Value> =
+        written.flat_map(|fields| fields.iter().map(|(key, value)| (key.clone(), value.clone()))).collect();
+    // It may have lost all its keys to the command.
+    let mut appliers = entries
+        .iter_mut()
+        .filter(|entry| entry.operation.as_deref() == Some("Apply") && !is_command(entry))
+        .filter_map(|entry| entry.fields_v1.as_mut()?.0.as_object_mut());
+    let (Some(applier), None, false) = (appliers.next(), appliers.next(), keys.is_empty()) else { return false };
+    if let Value::Object(all) = applier.entry("f:data").or_insert_with(|| json!({})) {
+        all.extend(keys);
+    }
+    entries.retain_mut(|entry| {
+        if is_command(entry)
+            && let Some(Value::Object(fields)) = entry.fields_v1.as_mut().map(|fields| &mut fields.0)
+        {
+            fields.remove("f:data");
+            return !fields.is_empty();
+        }
+        true
+    });
+    true
+}
+
+fn data_fields(entry: &ManagedFieldsEntry) -> Option<&Map<String, Value>> {
+    entry.fields_v1.as_ref()?.0.get("f:data")?.as_object()
+}
+
 /// The field set of the status that the manager applied.
 fn status_fields(vm: &VirtualMachine) -> Option<&Value> {
     vm.managed_fields()
@@ -454,5 +486,34 @@ mod tests {
             let kept = json!(vm.metadata.managed_fields);
             assert!(!kept.to_string().contains("maximumCpus"), "{kept}");
         }
+    }
+
+    #[test]
+    fn what_a_command_wrote_belongs_to_the_one_client_that_applies() {
+        let entry = |manager: &str, operation: &str, fields: Value| -> ManagedFieldsEntry {
+            serde_json::from_value(json!({ "manager": manager, "operation": operation, "fieldsV1": fields })).unwrap()
+        };
+        let data = |keys: &[&str]| {
+            let keys: Map<String, Value> = keys.iter().map(|key| (format!("f:{key}"), json!({}))).collect();
+            json!({ "f:data": keys })
+        };
+        let kubectl = || entry("kubectl", "Apply", data(&["a", "b"]));
+        let command = || entry(COMMAND_MANAGER, "Update", data(&["b", "c"]));
+        let mut entries = vec![kubectl(), command(), entry("vm-operator", "Update", json!({ "f:metadata": {} }))];
+        assert!(hand_over_data(&mut entries));
+        let expected = [
+            entry("kubectl", "Apply", data(&["a", "b", "c"])),
+            entry("vm-operator", "Update", json!({ "f:metadata": {} })),
+        ];
+        assert_eq!(entries, expected);
+        // Nobody applies, several do, or the command wrote nothing.
+        for others in [vec![], vec![kubectl(), entry("flux", "Apply", data(&["x"]))]] {
+            let mut entries = others.clone();
+            entries.push(command());
+            let before = entries.clone();
+            assert!(!hand_over_data(&mut entries));
+            assert_eq!(entries, before);
+        }
+        assert!(!hand_over_data(&mut vec![kubectl()]));
     }
 }

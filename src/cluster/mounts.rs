@@ -16,6 +16,11 @@ use crate::{
     plan::Action,
 };
 
+/// The ConfigMap with the API server's certificate, which Kubernetes keeps in every namespace
+/// (<https://kubernetes.io/docs/concepts/storage/projected-volumes/>). In a new namespace it may come a
+/// moment later than the Pod, whose kubelet waits for it.
+const ROOT_CERTIFICATE: &str = "kube-root-ca.crt";
+
 /// A Secret or a ConfigMap that a Pod mounts.
 #[derive(Debug, PartialEq, Eq)]
 struct Source {
@@ -79,7 +84,7 @@ fn pod_spec(action: &Action) -> Option<&Value> {
     }
 }
 
-/// What a Pod can't start without. The kubelet itself says what is wrong with variables of the environment.
+/// What a Pod can't start without and somebody must have made. The kubelet itself says what is wrong with variables of the environment.
 fn sources(pod_spec: &Value) -> Vec<Source> {
     let volumes = pod_spec["volumes"].as_array().into_iter().flatten();
     let projected = volumes.clone().filter_map(|volume| volume["projected"]["sources"].as_array()).flatten();
@@ -91,7 +96,8 @@ fn sources(pod_spec: &Value) -> Vec<Source> {
         let items = source["items"].as_array().into_iter().flatten();
         let keys = items.filter_map(|item| Some(item["key"].as_str()?.to_owned())).collect();
         let object = ObjectKey { api_version: "v1".into(), kind: kind.into(), name };
-        (source["optional"] != true).then_some(Source { object, keys })
+        let is_kept = kind == "ConfigMap" && object.name == ROOT_CERTIFICATE;
+        (source["optional"] != true && !is_kept).then_some(Source { object, keys })
     };
     volumes.chain(projected).filter_map(source).collect()
 }
@@ -113,6 +119,7 @@ mod tests {
                 { "secret": { "name": "data", "items": [{ "key": "k", "path": "k" }] } },
                 { "secret": { "name": "perhaps", "optional": true } },
                 { "serviceAccountToken": { "path": "token" } },
+                { "configMap": { "name": "kube-root-ca.crt", "items": [{ "key": "ca.crt", "path": "ca.crt" }] } },
                 { "configMap": { "name": "more" } },
             ] } },
         ] });

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     files::{self, FileError, SETS},
     object::{SET_LABEL, TEMPLATES_MAP},
-    ownership::COMMAND_MANAGER,
+    ownership::{self, COMMAND_MANAGER},
     render::{Files, templates::Layers},
 };
 
@@ -164,7 +164,8 @@ impl Source {
         changes(&layers(&self.files), &layers(version.files()))
     }
 
-    /// Replaces the set's keys. A merge patch, because an apply would leave keys that another client applies.
+    /// Replaces the set's keys. A merge patch, because an apply would leave keys that another client applies. Then it gives them to that
+    /// client, which otherwise would have a conflict the next time, or leave keys that its set does not have.
     async fn write(&self, cluster: &Cluster, version: &Version) -> Result<(), Failure> {
         let name = self.map.name_any();
         let mut data: BTreeMap<String, Value> = BTreeMap::new();
@@ -178,8 +179,13 @@ impl Source {
         let patch = json!({ "metadata": { "resourceVersion": self.map.resource_version() }, "data": data });
         let params = PatchParams { field_manager: Some(COMMAND_MANAGER.into()), ..PatchParams::default() };
         let maps: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-        let written = maps.patch(&name, &params, &Patch::Merge(&patch)).await;
-        written.map_err(|error| Failure::new(chain(format_args!("ConfigMap {name}"), &error)))?;
+        let failed = |error| Failure::new(chain(format_args!("ConfigMap {name}"), &error));
+        let mut written = maps.patch(&name, &params, &Patch::Merge(&patch)).await.map_err(failed)?;
+        if ownership::hand_over_data(written.managed_fields_mut()) {
+            let metadata =
+                json!({ "resourceVersion": written.resource_version(), "managedFields": written.managed_fields() });
+            maps.patch(&name, &params, &Patch::Merge(json!({ "metadata": metadata }))).await.map_err(failed)?;
+        }
         Ok(())
     }
 }

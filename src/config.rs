@@ -431,7 +431,7 @@ struct Folders(Vec<String>);
 impl<'de> Deserialize<'de> for Folders {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let folders = Vec::<String>::deserialize(deserializer)?;
-        let is_usable = |folder: &&String| folder.starts_with('/') && folder.trim_matches('/') != "";
+        let is_usable = |folder: &&String| folder.starts_with('/') && !folder.trim_matches('/').is_empty();
         match folders.iter().find(|folder| !is_usable(folder)) {
             Some(folder) => Err(D::Error::custom(format!("{folder:?} is not the absolute path of a folder below /"))),
             None => Ok(Self(folders)),

@@ -138,6 +138,7 @@ pub struct Arguments {
 }
 
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "a program has one value of it")]
 enum RunnerCommand {
     /// Run the virtual machine (the default): in a Pod, or with FILE on this computer without a cluster.
     #[command(after_help = RUN_HELP)]

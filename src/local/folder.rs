@@ -114,7 +114,7 @@ impl Folder {
         let digest = Sha256::digest(self.dir.as_os_str().as_encoded_bytes());
         let name: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let home = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-        Ok(home.ok_or_else(|| Error::TooLong(own))?.join(format!("vm-runner-{name}")))
+        Ok(home.ok_or(Error::TooLong(own))?.join(format!("vm-runner-{name}")))
     }
 
     /// Empties the runtime directory, and writes the files of the configuration. Returns its directory.

@@ -230,7 +230,7 @@ impl Disk<'_> {
         let (raw, qcow2) = (format!("{volume}.img"), format!("{volume}.qcow2"));
         let path = |name: &str| disks_dir(&options.dir).join(name);
         let exists = options.existing.contains(&qcow2);
-        if !exists && !(is_first && options.has_image) {
+        if !(exists || is_first && options.has_image) {
             return Ok(Drive::Raw { resource: path(&raw).display().to_string(), bootindex, size: Some(size) });
         }
         if options.existing.contains(&raw) {

@@ -413,7 +413,7 @@ mod tests {
             former: former.map(str::to_owned),
         };
         let (eject, reset) = (Change::Eject { id: "cd0".into(), former: "cd0-image".into() }, Change::Reset(4));
-        assert_eq!(with(&["/a.iso", "", "/third.iso"]), [reset.clone()]);
+        assert_eq!(with(&["/a.iso", "", "/third.iso"]), std::slice::from_ref(&reset));
         assert_eq!(with(&["/b.iso", ""]), [insert("cd0", "/b.iso", Some("cd0-image")), reset.clone()]);
         assert_eq!(with(&["", "/a.iso"]), [eject, insert("cd1", "/a.iso", None), reset.clone()]);
         // What is refused stays out, and the drive as it is.

@@ -41,6 +41,7 @@
 //! | `state` | `cloud_init` `config` `files` `runtime_dir` | the files that the roles write for each other |
 //! | `lines` | | connections that carry lines |
 //! | `qmp` | `lines` | QEMU's monitor |
+//! | `cd_drive` | `cd` `qmp` | changes the CD in a drive |
 //! | `guest_agent` | `lines` | QEMU's guest agent |
 //! | `login` | `lines` | the login agent |
 //! | `logging` | | the log levels |
@@ -59,13 +60,14 @@
 //! | `qemu` | `changes` `console` `control` `lifecycle` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
 //! | `machine` | `accel` `command` `config` `control` `files` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
 //! | `supervisor` | | starts the agent role again when it ends |
-//! | `agent` | `cd` `changes` `config` `control` `files` `guest_agent` `logging` `login` `qmp` `report` `runtime_dir` `state` `status_writer` | the agent role |
+//! | `agent` | `cd` `cd_drive` `changes` `config` `control` `files` `guest_agent` `logging` `login` `qmp` `report` `runtime_dir` `state` `status_writer` | the agent role |
 //!
 //! `cloud_init` (but for its disk), `command`, `lifecycle`, `changes` and `report` are pure, and so is `LoginState` in `login`.
 
 pub mod accel;
 pub mod agent;
 pub mod cd;
+pub mod cd_drive;
 pub mod changes;
 pub mod cloud_init;
 pub mod command;

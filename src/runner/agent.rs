@@ -7,7 +7,6 @@ use std::{io, path::PathBuf, time::Duration};
 
 use qapi::qmp;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use tokio::{
     sync::watch,
     task::JoinHandle,
@@ -16,7 +15,8 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{
-    cd::{Answer, Medium},
+    cd::Answer,
+    cd_drive,
     changes::{Actual, Change, Desired, DisplayPassword, Media, cd_drives, changes, must_ask, pending, refused_media},
     config::{self, Configuration},
     control,
@@ -25,8 +25,7 @@ use super::{
     logging::Logging,
     login::{LoginPort, LoginState},
     qmp::{
-        BlockdevAdd, Error as QmpError, Event, ExpirePassword, Qmp, QueryBlock, QuerySpice, QueryVnc, SetPassword,
-        Viewer, Viewers,
+        Error as QmpError, Event, ExpirePassword, Qmp, QueryBlock, QuerySpice, QueryVnc, SetPassword, Viewer, Viewers,
     },
     report::{Observation, Report},
     runtime_dir::RuntimeDir,
@@ -672,7 +671,6 @@ async fn login_line(login: &mut Option<LoginPort>) -> io::Result<String> {
     }
 }
 
-#[allow(deprecated, reason = "the crate's types have fields that are deprecated in QEMU")]
 async fn carry_out(change: Change, session: &mut Session) -> Result<(), QmpError> {
     let Session { monitor, actual, .. } = session;
     match change {
@@ -690,11 +688,9 @@ async fn carry_out(change: Change, session: &mut Session) -> Result<(), QmpError
             monitor.execute(ExpirePassword { protocol, time: &password.expiry }).await?;
             actual.password = Some(password);
         }
-        Change::Insert { id, medium, former } => insert(monitor, &id, &medium, former).await?,
+        Change::Insert { id, medium, former } => cd_drive::insert(monitor, &id, &medium, former).await?,
         Change::Eject { id, former } => {
-            take_out(monitor, &id).await?;
-            monitor.execute(close_tray(&id)).await?;
-            close_image(monitor, former).await;
+            cd_drive::eject(monitor, &id, former).await?;
         }
         Change::Reset(counter) => {
             actual.reset_counter = Some(counter);
@@ -702,56 +698,4 @@ async fn carry_out(change: Change, session: &mut Session) -> Result<(), QmpError
         }
     }
     Ok(())
-}
-
-/// Inserts a CD. QEMU opens it before the drive is touched, so that a CD that can't be opened leaves the former one in the drive.
-async fn insert(monitor: &mut Qmp, id: &str, medium: &Medium, former: Option<String>) -> Result<(), QmpError> {
-    let node = node_name(id, medium);
-    // One that an agent has opened and not inserted.
-    close_image(monitor, node.clone()).await;
-    monitor.execute(BlockdevAdd(medium.node(&node))).await?;
-    if let Err(error) = exchange(monitor, id, &node).await {
-        close_image(monitor, node).await;
-        return Err(error);
-    }
-    if let Some(former) = former {
-        close_image(monitor, former).await;
-    }
-    Ok(())
-}
-
-async fn exchange(monitor: &mut Qmp, id: &str, node: &str) -> Result<(), QmpError> {
-    take_out(monitor, id).await?;
-    monitor.execute(qmp::blockdev_insert_medium { id: id.to_owned(), node_name: node.to_owned() }).await?;
-    monitor.execute(close_tray(id)).await?;
-    Ok(())
-}
-
-/// Opens the tray and takes out what is in it. If the guest has locked the tray, QEMU asks the guest to open it, and refuses
-/// (<https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-block.blockdev-open-tray>).
-#[allow(deprecated, reason = "the crate's types have fields that are deprecated in QEMU")]
-async fn take_out(monitor: &mut Qmp, id: &str) -> Result<(), QmpError> {
-    let tray = qmp::blockdev_open_tray { id: Some(id.to_owned()), device: None, force: Some(false) };
-    monitor.execute(tray).await?;
-    monitor.execute(qmp::blockdev_remove_medium { id: id.to_owned() }).await?;
-    Ok(())
-}
-
-#[allow(deprecated, reason = "the crate's types have fields that are deprecated in QEMU")]
-fn close_tray(id: &str) -> qmp::blockdev_close_tray {
-    qmp::blockdev_close_tray { id: Some(id.to_owned()), device: None }
-}
-
-/// Closes an image that is in no drive any more.
-async fn close_image(monitor: &mut Qmp, node: String) {
-    let name = node.clone();
-    if let Err(error) = monitor.execute(qmp::blockdev_del { node_name: node }).await {
-        debug!(node = name, %error, "cannot close an image");
-    }
-}
-
-/// The name of the node of a CD in a drive. It has at most 31 characters, as QEMU wants it.
-fn node_name(id: &str, medium: &Medium) -> String {
-    let digest = Sha256::digest(medium.text());
-    digest.iter().take(8).fold(format!("{id}-"), |name, byte| name + &format!("{byte:02x}"))
 }

@@ -375,8 +375,6 @@ fn cloud_init_disk(files: Option<&CloudInitFiles>, runtime: &RuntimeDir) -> Resu
     Ok(Some(path.display().to_string()))
 }
 
-/// Finds out which disks are block devices. Creates disk files that do not exist and have a size in the configuration, and enlarges
-/// disk files that are smaller than that. A file is never made smaller, because the guest's data would be lost.
 /// What the CD drives hold. A drive whose server does not answer is empty at first: the agent inserts the CD when the server answers.
 async fn media(drives: &[Drive], folders: &[PathBuf]) -> Result<Vec<Option<Medium>>, Error> {
     let mut media = Vec::new();
@@ -396,6 +394,8 @@ async fn media(drives: &[Drive], folders: &[PathBuf]) -> Result<Vec<Option<Mediu
     Ok(media)
 }
 
+/// Finds out which disks are block devices. Creates disk files that do not exist and have a size in the configuration, and enlarges
+/// disk files that are smaller than that. A file is never made smaller, because the guest's data would be lost.
 fn disks(drives: &[Drive]) -> Result<Vec<bool>, Error> {
     let disks = drives.iter().filter_map(|drive| match drive {
         Drive::Raw { resource, size, bootindex: _ } => Some((Path::new(resource), *size)),

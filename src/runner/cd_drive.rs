@@ -1,0 +1,76 @@
+//! The steps in which QEMU changes the CD in a drive of the running VM.
+
+use qapi::qmp;
+use sha2::{Digest, Sha256};
+use tracing::debug;
+
+use super::{
+    cd::Medium,
+    qmp::{BlockdevAdd, Error as QmpError, Qmp},
+};
+
+/// Inserts a CD. QEMU opens it before the drive is touched, so that a CD that can't be opened leaves the former one in the drive.
+///
+/// # Errors
+/// If QEMU refuses a step.
+pub async fn insert(monitor: &mut Qmp, id: &str, medium: &Medium, former: Option<String>) -> Result<(), QmpError> {
+    let node = node_name(id, medium);
+    // One that an agent has opened and not inserted.
+    close_image(monitor, node.clone()).await;
+    monitor.execute(BlockdevAdd(medium.node(&node))).await?;
+    if let Err(error) = exchange(monitor, id, &node).await {
+        close_image(monitor, node).await;
+        return Err(error);
+    }
+    if let Some(former) = former {
+        close_image(monitor, former).await;
+    }
+    Ok(())
+}
+
+/// Takes out the CD in a drive, whose node is `former`.
+///
+/// # Errors
+/// If QEMU refuses a step.
+pub async fn eject(monitor: &mut Qmp, id: &str, former: String) -> Result<(), QmpError> {
+    take_out(monitor, id).await?;
+    monitor.execute(close_tray(id)).await?;
+    close_image(monitor, former).await;
+    Ok(())
+}
+
+async fn exchange(monitor: &mut Qmp, id: &str, node: &str) -> Result<(), QmpError> {
+    take_out(monitor, id).await?;
+    monitor.execute(qmp::blockdev_insert_medium { id: id.to_owned(), node_name: node.to_owned() }).await?;
+    monitor.execute(close_tray(id)).await?;
+    Ok(())
+}
+
+/// Opens the tray and takes out what is in it. If the guest has locked the tray, QEMU asks the guest to open it, and refuses
+/// (<https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-block.blockdev-open-tray>).
+#[allow(deprecated, reason = "the crate's types have fields that are deprecated in QEMU")]
+async fn take_out(monitor: &mut Qmp, id: &str) -> Result<(), QmpError> {
+    let tray = qmp::blockdev_open_tray { id: Some(id.to_owned()), device: None, force: Some(false) };
+    monitor.execute(tray).await?;
+    monitor.execute(qmp::blockdev_remove_medium { id: id.to_owned() }).await?;
+    Ok(())
+}
+
+#[allow(deprecated, reason = "the crate's types have fields that are deprecated in QEMU")]
+fn close_tray(id: &str) -> qmp::blockdev_close_tray {
+    qmp::blockdev_close_tray { id: Some(id.to_owned()), device: None }
+}
+
+/// Closes an image that is in no drive any more.
+async fn close_image(monitor: &mut Qmp, node: String) {
+    let name = node.clone();
+    if let Err(error) = monitor.execute(qmp::blockdev_del { node_name: node }).await {
+        debug!(node = name, %error, "cannot close an image");
+    }
+}
+
+/// The name of the node of a CD in a drive. It has at most 31 characters, as QEMU wants it.
+fn node_name(id: &str, medium: &Medium) -> String {
+    let digest = Sha256::digest(medium.text());
+    digest.iter().take(8).fold(format!("{id}-"), |name, byte| name + &format!("{byte:02x}"))
+}

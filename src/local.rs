@@ -35,6 +35,7 @@ use crate::{
     runner::{
         LogFormat, Programs,
         accel::{self, Choice},
+        cd,
         files::FileAccessError,
         from_file::FileArguments,
         logging::Logging,
@@ -42,7 +43,7 @@ use crate::{
         runtime_dir::RuntimeDir,
         state::EndReason,
     },
-    runner_config::{NetworkSection, VmSection},
+    runner_config::{Drive, NetworkSection, VmSection},
 };
 use folder::Folder;
 use image::Source;
@@ -134,7 +135,7 @@ async fn run(
     };
     let plan = plan::plan(&objects, &options)?;
     plan.notes.iter().for_each(|text| note(text));
-    check_cds(&plan.cds, &options.image_repository)?;
+    check_cds(&plan, &options.image_repository)?;
     host::check(&plan, programs, matches!(source, Some(Source::Url(_))))?;
     if let Some(overlay) = &plan.overlay {
         image::make(overlay, source.as_ref(), &folder::data_home(DOWNLOADS)?, note).await?;
@@ -163,11 +164,11 @@ fn image_repository(arguments: &FileArguments) -> PathBuf {
 }
 
 /// A file can come from somebody else. So its guest sees no files of this computer but those of one folder.
-fn check_cds(cds: &[PathBuf], repository: &Path) -> Result<(), Error> {
-    let is_inside =
-        |file: &&PathBuf| fs::canonicalize(file).is_ok_and(|file| file.starts_with(repository) && file.is_file());
-    match cds.iter().find(|file| !is_inside(file)) {
-        Some(file) => Err(Error::Cd { file: file.clone(), repository: repository.to_owned() }),
+fn check_cds(plan: &LocalPlan, repository: &Path) -> Result<(), Error> {
+    let mut files =
+        plan.config.vm.drives.iter().filter_map(Drive::cd).filter(|cd| !cd.is_empty() && !cd.contains("://"));
+    match files.find(|file| cd::check(file, &[repository.to_owned()]).is_err()) {
+        Some(file) => Err(Error::Cd { file: file.into(), repository: repository.to_owned() }),
         None => Ok(()),
     }
 }

@@ -8,7 +8,8 @@
 //!
 //! The runner has two roles. [`machine`] starts QEMU as its child and needs no credential. [`agent`] follows the configuration and
 //! talks to the API server. In a Pod they run in two containers (`vm-runner machine`, `vm-runner agent`), elsewhere in one process
-//! (`vm-runner run`). They meet only in the runtime directory ([`runtime_dir`], [`state`]). If the agent is missing, the guest starts nevertheless, see [`lifecycle::AGENT_TIMEOUT`].
+//! (`vm-runner run`). They meet only in the runtime directory ([`runtime_dir`], [`state`]). If the agent is missing, the guest starts
+//! nevertheless, see [`lifecycle::AGENT_TIMEOUT`].
 //!
 //! The runner needs no cluster. With a directory that contains a `config.yaml`, this runs a VM whose disk is a file and logs its
 //! status:
@@ -47,7 +48,7 @@
 //! | `logging` | | the log levels |
 //! | `console` | | the serial console |
 //! | `cd` | | what a CD drive may hold |
-//! | `control` | `cd` `config` `runtime_dir` | the socket on which the machine role answers |
+//! | `control` | `cd` `config` `lines` `runtime_dir` | the socket on which the machine role answers |
 //! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
 //! | `command` | `cd` `runtime_dir` | the command lines of QEMU, swtpm and passt |
 //! | `prepare` | `cd` `cloud_init` `command` `config` `files` `runtime_dir` | creates the files that QEMU needs |

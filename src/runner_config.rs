@@ -49,7 +49,7 @@ pub struct ConfigFile {
 impl ConfigFile {
     /// The digest of the file's text. With it the runner says which configuration it has read.
     pub fn digest(text: &str) -> String {
-        Sha256::digest(text).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+        digest(text, 16)
     }
 }
 
@@ -358,6 +358,11 @@ pub struct VncSection {
     /// The path of a Unix socket on which QEMU listens instead of the port. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<String>,
+}
+
+/// The first `bytes` bytes of a SHA-256 digest, in hexadecimal digits.
+pub fn digest(content: impl AsRef<[u8]>, bytes: usize) -> String {
+    Sha256::digest(content).iter().take(bytes).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The text of a projected file, without newlines at the end: editors and `kubectl create secret --from-file` add one. `None` if the text

@@ -6,6 +6,8 @@
 mod agent;
 #[path = "node/mended.rs"]
 mod mended;
+#[path = "node/recipes.rs"]
+mod recipes;
 #[path = "support/spice.rs"]
 mod spice;
 mod support;
@@ -195,134 +197,6 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
         pods.list(&selector).await.unwrap().items.is_empty().then_some(())
     })
     .await;
-}
-
-/// Copies recipes of the cookbook into one set and brings it into the namespace.
-fn install_set(namespace: &TestNamespace, set: &str, recipes: &[&str]) {
-    let folder = tempfile::tempdir().unwrap();
-    for recipe in recipes {
-        let from = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("example/templates").join(recipe);
-        for (name, text) in files::files(&from).unwrap() {
-            let file = folder.path().join(name);
-            let before = std::fs::read_to_string(&file).unwrap_or_default();
-            std::fs::write(&file, before + &text).unwrap();
-        }
-    }
-    let pack = ["templates", "pack", "--set", set, folder.path().to_str().unwrap()];
-    let output = Command::new(env!("CARGO_BIN_EXE_kubectl-vm")).args(pack).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    namespace.apply(&String::from_utf8(output.stdout).unwrap());
-}
-
-/// The recipes of the cookbook that need nothing but a node: with each a guest boots.
-#[tokio::test]
-async fn recipes_run_on_a_node() {
-    let _turn = ONE_AT_A_TIME.lock().await;
-    let Stage { cluster, namespace, vms, pods } = Stage::set("recipes").await;
-    let verbs = r#""verbs":["get","list","watch","create","patch","delete"]"#;
-    namespace.apply(&format!(
-        r#"{{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"Role","metadata":{{"name":"more"}},"rules":[
-            {{"apiGroups":["networking.k8s.io"],"resources":["networkpolicies","ingresses"],{verbs}}},
-            {{"apiGroups":["batch"],"resources":["cronjobs"],{verbs}}},
-            {{"apiGroups":["apps"],"resources":["statefulsets"],{verbs}}}]}}"#
-    ));
-    let account = format!("--serviceaccount={}:vm-operator", namespace.name());
-    namespace.kubectl(&["create", "rolebinding", "more", "--role=more", &account]);
-    cluster.kubectl(&["label", "nodes", "--all", "example.org/pool=vms"]);
-    let mut manifest = demo(&namespace);
-    // An image that is there, with a web server.
-    let exporter = serde_json::json!({
-        "image": "localhost/vm-demo-guest:0.1.0", "args": ["/bin/busybox", "httpd", "-f", "-p", "9100"],
-    });
-    // A device that nobody has but that the node offers
-    // (https://kubernetes.io/docs/tasks/administer-cluster/extended-resource-node/).
-    let node = cluster.kubectl(&["get", "nodes", "--output=name"]);
-    let offer = r#"[{"op":"add","path":"/status/capacity/example.org~1gpu","value":"1"}]"#;
-    cluster.kubectl(&["patch", node.trim(), "--subresource=status", "--type=json", "--patch", offer]);
-    let devices = serde_json::json!({ "example.org/gpu": "1" });
-    manifest["spec"]["templateValues"] = serde_json::json!({ "exporter": exporter, "devices": devices });
-
-    let several = ["node-pool", "network-policy", "ingress", "backup", "no-load-balancer"];
-    let all = ["networkpolicy/demo", "ingress/demo", "service/demo-http", "cronjob/backup-demo-system-disk"];
-    for (set, recipes, pod, containers, makes) in [
-        ("several", several.as_slice(), "demo", 1, all.as_slice()),
-        ("stateful-set", &["stateful-set"], "demo-0", 1, &["statefulset/demo"]),
-        ("metrics-sidecar", &["metrics-sidecar"], "demo", 2, &[]),
-        ("resource-classes", &["resource-classes"], "demo", 1, &[]),
-        ("gpu-and-usb", &["gpu-and-usb"], "demo", 1, &[]),
-    ] {
-        install_set(&namespace, set, recipes);
-        manifest["spec"]["templates"] = serde_json::json!({ "set": set });
-        namespace.apply(&manifest.to_string());
-        let vm = wait_for(&vms, "demo", conditions::BOOTED, true).await;
-        assert_eq!(vm.status.unwrap().templates.unwrap().set.as_deref(), Some(set));
-        eventually(&format!("all containers of {pod} to run"), LIMIT, async || {
-            let found = pods.get(pod).await.unwrap().status?.container_statuses?;
-            (found.len() == containers && found.iter().all(|container| container.ready)).then_some(())
-        })
-        .await;
-        let console = namespace.kubectl(&["logs", pod, "--container=vm-runner"]);
-        assert!(console.contains("guest: hostname=demo-guest"), "{set}:\n{console}");
-        let limits = r#"--output=jsonpath={.spec.containers[*].resources.limits.example\.org/gpu}"#;
-        let gpus = namespace.kubectl(&["get", "pod", pod, limits]);
-        assert_eq!(gpus.trim(), if set == "gpu-and-usb" { "1" } else { "" });
-        for object in makes {
-            namespace.kubectl(&["get", object]);
-        }
-        // It goes with all that it had, and its guest is asked.
-        namespace.kubectl(&[
-            "patch",
-            "vm",
-            "demo",
-            "--type=merge",
-            "--patch",
-            r#"{"spec":{"vm":{"state":"Stopped"}}}"#,
-        ]);
-        gone(&pods, pod).await;
-        namespace.kubectl(&["delete", "vm", "demo"]);
-        for object in makes {
-            namespace.kubectl(&["wait", "--for=delete", object, "--timeout=60s"]);
-        }
-    }
-
-    // A new disk that is filled from a web server, once.
-    namespace.kubectl(&[
-        "run",
-        "images",
-        "--image=localhost/vm-demo-guest:0.1.0",
-        "--image-pull-policy=IfNotPresent",
-        "--command",
-        "--",
-        "/bin/busybox",
-        "httpd",
-        "-f",
-        "-p",
-        "8000",
-        "-h",
-        "/",
-    ]);
-    namespace.kubectl(&["wait", "--for=condition=Ready", "pod/images", "--timeout=60s"]);
-    let address = pods.get("images").await.unwrap().status.unwrap().pod_ip.unwrap();
-    install_set(&namespace, "import-disk", &["import-disk"]);
-    manifest["spec"]["templates"] = serde_json::json!({ "set": "import-disk" });
-    let import =
-        serde_json::json!({ "url": format!("http://{address}:8000/guest.img"), "format": "raw", "seconds": 60 });
-    manifest["spec"]["templateValues"] = serde_json::json!({ "import": import });
-    for (name, mode) in [("imported", "Block"), ("in-a-file", "Filesystem")] {
-        manifest["metadata"]["name"] = name.into();
-        manifest["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["volumeMode"] = mode.into();
-        for start in ["starts=1", "starts=2"] {
-            manifest["spec"]["vm"]["state"] = "Running".into();
-            namespace.apply(&manifest.to_string());
-            wait_for(&vms, name, conditions::BOOTED, true).await;
-            let console = namespace.kubectl(&["logs", name, "--container=vm-runner"]);
-            assert!(console.contains(&format!("guest: {start}")), "{name}, {start}:\n{console}");
-            manifest["spec"]["vm"]["state"] = "Stopped".into();
-            namespace.apply(&manifest.to_string());
-            gone(&pods, name).await;
-        }
-        namespace.kubectl(&["delete", "vm", name]);
-    }
 }
 
 #[tokio::test]

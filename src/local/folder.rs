@@ -18,10 +18,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use sha2::{Digest, Sha256};
-
 use super::plan::disks_dir;
-use crate::runner::files::{FileAccessError, create_directory};
+use crate::{
+    runner::files::{FileAccessError, create_directory},
+    runner_config::digest,
+};
 
 /// The longest path of the runtime directory in bytes, so that the names of its sockets are not too long.
 const LONGEST_RUNTIME_DIR: usize = 80;
@@ -56,9 +57,14 @@ pub struct Folder {
 /// # Errors
 /// If the environment does not say where that is.
 pub fn data_home(name: &str) -> Result<PathBuf, Error> {
-    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = absolute("XDG_DATA_HOME").or_else(|| Some(absolute("HOME")?.join(".local/share")));
+    let home = absolute_path_in("XDG_DATA_HOME").or_else(|| Some(absolute_path_in("HOME")?.join(".local/share")));
     Ok(home.ok_or(Error::NoHome)?.join(name))
+}
+
+/// The path in a variable of the environment. A relative one does not count
+/// (<https://specifications.freedesktop.org/basedir-spec/latest/>).
+fn absolute_path_in(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 impl Folder {
@@ -111,10 +117,8 @@ impl Folder {
         if own.as_os_str().len() <= LONGEST_RUNTIME_DIR {
             return Ok(own);
         }
-        let digest = Sha256::digest(self.dir.as_os_str().as_encoded_bytes());
-        let name: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        let home = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-        Ok(home.ok_or(Error::TooLong(own))?.join(format!("vm-runner-{name}")))
+        let name = digest(self.dir.as_os_str().as_encoded_bytes(), 8);
+        Ok(absolute_path_in("XDG_RUNTIME_DIR").ok_or(Error::TooLong(own))?.join(format!("vm-runner-{name}")))
     }
 
     /// Empties the runtime directory, and writes the files of the configuration. Returns its directory.

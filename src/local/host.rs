@@ -50,7 +50,7 @@ const OVMF: Package = Package { debian: "ovmf", fedora: "edk2-ovmf", arch: "edk2
 /// The program with which images are examined and made.
 pub const IMAGE_TOOL: &str = "qemu-img";
 /// The program with which images are downloaded.
-pub const DOWNLOADER: &str = "curl";
+pub use crate::runner::cd::CURL as DOWNLOADER;
 
 /// Checks that everything is there that the VM needs.
 ///

@@ -13,14 +13,16 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use tokio::process::Command;
 
 use super::{
     host::{DOWNLOADER, IMAGE_TOOL},
     plan::Overlay,
 };
-use crate::runner::files::{FileAccessError, create_directory, read_optional, write_atomically};
+use crate::{
+    runner::files::{FileAccessError, create_directory, read_optional, write_atomically},
+    runner_config::digest,
+};
 
 /// The formats that QEMU can start from without guessing.
 const FORMATS: [&str; 2] = ["raw", "qcow2"];
@@ -221,8 +223,7 @@ fn name_of_download(url: &str) -> String {
     let name = path.rsplit('/').next().unwrap_or_default();
     let is_plain = |letter: &char| letter.is_ascii_alphanumeric() || "-_.".contains(*letter);
     let name: String = name.chars().filter(is_plain).collect();
-    let digest: String = Sha256::digest(url).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-    format!("{digest}-{name}")
+    format!("{}-{name}", digest(url, 4))
 }
 
 /// Downloads an image, unless that was done before. Shows the progress on a terminal.

@@ -52,8 +52,6 @@ pub struct LocalPlan {
     pub files: BTreeMap<String, Vec<u8>>,
     /// The disk over an image, if there is one. The runner makes the others itself.
     pub overlay: Option<Overlay>,
-    /// The files of CDs, which must exist.
-    pub cds: Vec<PathBuf>,
     /// What is different from a cluster, for the user.
     pub notes: Vec<String>,
 }
@@ -121,12 +119,12 @@ pub fn plan(objects: &Objects, options: &Options) -> Result<LocalPlan, Error> {
     config.guest_shutdown_stops = false;
     config.vm.display = display(config.vm.display, options);
     networks(&mut config.vm.network, &options.publish, &mut notes)?;
-    let Drives { drives, overlay, cds } = drives(&config.vm.drives, objects, options, &mut notes)?;
+    let Drives { drives, overlay } = drives(&config.vm.drives, objects, options, &mut notes)?;
     config.vm.drives = drives;
     let file = ConfigFile { runner: config };
     let text = serde_yaml::to_string(&file).map_err(|error| Error::Config(error.to_string()))?;
     files.insert("config.yaml".into(), text.into_bytes());
-    Ok(LocalPlan { config: file.runner, files, overlay, cds, notes })
+    Ok(LocalPlan { config: file.runner, files, overlay, notes })
 }
 
 /// The containers of the built-in Pod whose work this program does.
@@ -175,20 +173,15 @@ fn networks(networks: &mut [NetworkSection], publish: &[Forward], notes: &mut Ve
 struct Drives {
     drives: Vec<Drive>,
     overlay: Option<Overlay>,
-    cds: Vec<PathBuf>,
 }
 
 fn drives(of_pod: &[Drive], objects: &Objects, options: &Options, notes: &mut Vec<String>) -> Result<Drives, Error> {
-    let mut found = Drives { drives: Vec::new(), overlay: None, cds: Vec::new() };
+    let mut found = Drives { drives: Vec::new(), overlay: None };
     let mut is_first = true;
     for drive in of_pod {
         let drive = match drive {
             Drive::IdeCd { file, bootindex } => {
-                let file = cd(file, &options.image_repository);
-                if !file.is_empty() && !file.contains("://") {
-                    found.cds.push(PathBuf::from(&file));
-                }
-                Drive::IdeCd { file, bootindex: *bootindex }
+                Drive::IdeCd { file: cd(file, &options.image_repository), bootindex: *bootindex }
             }
             Drive::Raw { resource, bootindex, size } => {
                 let claim = objects.claim(resource)?;

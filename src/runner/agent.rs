@@ -19,7 +19,7 @@ use super::{
     cd_drive,
     changes::{Actual, Change, Desired, DisplayPassword, Media, cd_drives, changes, must_ask, pending, refused_media},
     config::{self, Configuration},
-    control,
+    control::MediaQuestion,
     files::FileAccessError,
     guest_agent,
     logging::Logging,
@@ -101,18 +101,6 @@ struct Session {
     login: Option<LoginPort>,
     /// The task that ends when a person asks for a forced stop, while the guest powers down.
     forced_stop: Option<JoinHandle<()>>,
-}
-
-/// What the agent has asked the machine role.
-struct MediaQuestion {
-    texts: Vec<String>,
-    task: JoinHandle<Vec<Answer>>,
-}
-
-impl Drop for MediaQuestion {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }
 
 /// What the agent reacts to.
@@ -474,17 +462,12 @@ impl Agent {
         }
     }
 
-    /// Asks the machine role what the CDs are, in a task, because it may have to wait for a server.
+    /// Asks the machine role what the CDs are, if it is not being asked about the same.
     fn ask_about_cds(&self, texts: Vec<String>, session: &mut Session) {
         if session.media_question.as_ref().is_some_and(|question| question.texts == texts) {
             return;
         }
-        let (runtime, asked) = (self.options.runtime.clone(), texts.clone());
-        let task = tokio::spawn(async move {
-            let refuse = |error| vec![Err(format!("the machine role does not answer: {error}")); asked.len()];
-            control::media_of(&runtime, asked.clone()).await.unwrap_or_else(refuse)
-        });
-        session.media_question = Some(MediaQuestion { texts, task });
+        session.media_question = Some(MediaQuestion::ask(&self.options.runtime, texts));
     }
 
     /// Takes up the answer about the CDs. What is refused now may be there later.
@@ -623,7 +606,7 @@ async fn guest_answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> O
 /// What the machine role says about the CDs. Never returns without a question.
 async fn media_answer(question: &mut Option<MediaQuestion>) -> Vec<Answer> {
     match question {
-        Some(MediaQuestion { task, .. }) => task.await.unwrap_or_default(),
+        Some(question) => question.answers().await,
         None => futures::future::pending().await,
     }
 }

@@ -26,7 +26,7 @@ use tokio::process::Command;
 use crate::runner_config::paths::IMAGE_REPOSITORY;
 
 /// The program that asks for a URL.
-const CURL: &str = "curl";
+pub const CURL: &str = "curl";
 /// The time that a server has to answer. QEMU's main loop, and with it the guest, would wait for a server that does not.
 const ANSWER: Duration = Duration::from_secs(5);
 /// The code with which curl ends if it was built without the protocol. QEMU's curl may have it.
@@ -152,6 +152,17 @@ pub async fn medium(text: &str, folders: &[PathBuf]) -> Result<Medium, Refusal> 
             Ok(Medium::Url(url.to_owned()))
         }
         Wanted::File(path, folder) => file(path, folder, folders),
+    }
+}
+
+/// Checks a text as [`medium`] does, but asks no server.
+///
+/// # Errors
+/// If it is not allowed, or the file does not exist.
+pub fn check(text: &str, folders: &[PathBuf]) -> Result<(), Refusal> {
+    match parse(text, folders)? {
+        Wanted::Url(_) => Ok(()),
+        Wanted::File(path, folder) => file(path, folder, folders).map(drop),
     }
 }
 

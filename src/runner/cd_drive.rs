@@ -1,13 +1,13 @@
 //! The steps in which QEMU changes the CD in a drive of the running VM.
 
 use qapi::qmp;
-use sha2::{Digest, Sha256};
 use tracing::debug;
 
 use super::{
     cd::Medium,
     qmp::{BlockdevAdd, Error as QmpError, Qmp},
 };
+use crate::runner_config::digest;
 
 /// Inserts a CD. QEMU opens it before the drive is touched, so that a CD that can't be opened leaves the former one in the drive.
 ///
@@ -71,6 +71,5 @@ async fn close_image(monitor: &mut Qmp, node: String) {
 
 /// The name of the node of a CD in a drive. It has at most 31 characters, as QEMU wants it.
 fn node_name(id: &str, medium: &Medium) -> String {
-    let digest = Sha256::digest(medium.text());
-    digest.iter().take(8).fold(format!("{id}-"), |name, byte| name + &format!("{byte:02x}"))
+    format!("{id}-{}", digest(medium.text(), 8))
 }

@@ -15,7 +15,6 @@ use std::{
 use futures::future::join_all;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{UnixListener, UnixStream},
     sync::{mpsc, oneshot},
     task::{JoinHandle, JoinSet},
@@ -26,11 +25,10 @@ use tracing::{debug, warn};
 use super::{
     cd::{self, Answer},
     config,
+    lines::JsonLines,
     runtime_dir::RuntimeDir,
 };
 
-/// The longest line, in bytes.
-const LONGEST: u64 = 1 << 20;
 /// The time that a line may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The pause after a connection could not be accepted.
@@ -114,15 +112,16 @@ async fn serve(listener: UnixListener, config_dir: PathBuf, ends: mpsc::Sender<E
     }
 }
 
-async fn answer(mut stream: UnixStream, config_dir: &Path, ends: &mpsc::Sender<EndRequest>) -> io::Result<()> {
-    match receive(&mut stream, PATIENCE).await? {
+async fn answer(stream: UnixStream, config_dir: &Path, ends: &mpsc::Sender<EndRequest>) -> io::Result<()> {
+    let mut lines = JsonLines::over(stream);
+    match receive(&mut lines, PATIENCE).await? {
         Request::End => {
             let (sender, is_ending) = oneshot::channel();
             // No guest runs any more.
             ends.send(EndRequest(sender)).await.map_err(|_| io::ErrorKind::UnexpectedEof)?;
-            send(&mut stream, &is_ending.await.map_err(|_| io::ErrorKind::UnexpectedEof)?).await
+            lines.send(&[], &is_ending.await.map_err(|_| io::ErrorKind::UnexpectedEof)?).await
         }
-        Request::Media(texts) => send(&mut stream, &media(&texts, config_dir).await?).await,
+        Request::Media(texts) => lines.send(&[], &media(&texts, config_dir).await?).await,
     }
 }
 
@@ -133,17 +132,9 @@ async fn media(texts: &[String], config_dir: &Path) -> io::Result<Vec<Answer>> {
     Ok(join_all(media).await)
 }
 
-async fn send(stream: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    stream.write_all(&line).await
-}
-
-async fn receive<T: DeserializeOwned>(stream: &mut UnixStream, patience: Duration) -> io::Result<T> {
-    let mut line = Vec::new();
-    let mut limited = BufReader::new(stream.take(LONGEST));
-    timeout(patience, limited.read_until(b'\n', &mut line)).await??;
-    Ok(serde_json::from_slice(&line)?)
+async fn receive<T: DeserializeOwned>(lines: &mut JsonLines, patience: Duration) -> io::Result<T> {
+    let message = timeout(patience, lines.receive()).await??.ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok(serde_json::from_value(message)?)
 }
 
 /// Asks the machine role to end the guest. Returns false if it refuses, because the guest is not being powered down.
@@ -154,24 +145,56 @@ pub async fn end(runtime: &RuntimeDir) -> io::Result<bool> {
     ask(runtime, &Request::End).await
 }
 
-/// Asks the machine role what these CDs are. It has a time for each server that it must ask.
+/// A question what CDs are, which is asked in a task of its own: the machine role may have to wait for a server. The task ends with this.
+pub struct MediaQuestion {
+    /// The CDs, as the configuration names them.
+    pub texts: Vec<String>,
+    task: JoinHandle<Vec<Answer>>,
+}
+
+impl MediaQuestion {
+    /// Asks the machine role. If it does not answer, all CDs are refused.
+    pub fn ask(runtime: &RuntimeDir, texts: Vec<String>) -> Self {
+        let (runtime, asked) = (runtime.clone(), texts.clone());
+        let task = tokio::spawn(async move {
+            let refuse = |error| vec![Err(format!("the machine role does not answer: {error}")); asked.len()];
+            media_of(&runtime, asked.clone()).await.unwrap_or_else(refuse)
+        });
+        Self { texts, task }
+    }
+
+    /// The answers, in the order of the CDs.
+    pub async fn answers(&mut self) -> Vec<Answer> {
+        (&mut self.task).await.unwrap_or_default()
+    }
+}
+
+impl Drop for MediaQuestion {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Asks the machine role what these CDs are.
 ///
 /// # Errors
 /// If it does not answer, or with something else.
-pub async fn media_of(runtime: &RuntimeDir, texts: Vec<String>) -> io::Result<Vec<Answer>> {
+async fn media_of(runtime: &RuntimeDir, texts: Vec<String>) -> io::Result<Vec<Answer>> {
     let number = texts.len();
     let answers: Vec<Answer> = ask(runtime, &Request::Media(texts)).await?;
     if answers.len() == number { Ok(answers) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
 async fn ask<T: DeserializeOwned>(runtime: &RuntimeDir, request: &Request) -> io::Result<T> {
-    let mut stream = UnixStream::connect(runtime.control()).await?;
-    send(&mut stream, request).await?;
-    receive(&mut stream, 4 * PATIENCE).await
+    let mut lines = JsonLines::connect(&runtime.control()).await?;
+    lines.send(&[], request).await?;
+    receive(&mut lines, 4 * PATIENCE).await
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncWriteExt;
+
     use super::*;
     use crate::runner::cd::Medium;
 

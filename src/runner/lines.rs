@@ -1,4 +1,5 @@
-//! Connections that carry lines of text, or one JSON message per line. QMP and the protocols of the guest's agents use them.
+//! Connections that carry lines of text, or one JSON message per line. QMP, the protocols of the guest's agents, and the
+//! roles of the runner use them.
 
 use std::{io, path::Path};
 
@@ -34,10 +35,15 @@ impl Lines {
     /// # Errors
     /// If no program listens on the socket.
     pub async fn connect(socket: &Path, longest: usize) -> io::Result<Self> {
-        let (read, write) = UnixStream::connect(socket).await?.into_split();
+        Ok(Self::over(UnixStream::connect(socket).await?, longest))
+    }
+
+    /// As [`Lines::connect`], with a connection that exists.
+    fn over(stream: UnixStream, longest: usize) -> Self {
+        let (read, write) = stream.into_split();
         let codec = AnyDelimiterCodec::new_with_max_length(b"\n".to_vec(), b"\n".to_vec(), longest);
         // The codec's default is 8 KiB, which is too much for a connection that is idle most of the time.
-        Ok(Self { read: FramedRead::with_capacity(read, codec, 1024), write })
+        Self { read: FramedRead::with_capacity(read, codec, 1024), write }
     }
 
     /// Sends bytes, which must end with a newline.
@@ -75,6 +81,11 @@ impl JsonLines {
     /// If no program listens on the socket.
     pub async fn connect(socket: &Path) -> io::Result<Self> {
         Lines::connect(socket, LONGEST_LINE).await.map(Self)
+    }
+
+    /// Uses a connection that was accepted.
+    pub fn over(stream: UnixStream) -> Self {
+        Self(Lines::over(stream, LONGEST_LINE))
     }
 
     /// Sends a message. `prefix` is sent before it: the guest agent's protocol has a marker byte there.

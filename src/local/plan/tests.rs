@@ -65,7 +65,9 @@ fn everything() -> Value {
 }
 
 fn shown(plan: &LocalPlan) -> Value {
-    let LocalPlan { config, files, overlay, cds, notes } = plan;
+    let LocalPlan { config, files, overlay, notes } = plan;
+    let is_file = |cd: &&str| !cd.is_empty() && !cd.contains("://");
+    let cds: Vec<&str> = config.vm.drives.iter().filter_map(Drive::cd).filter(is_file).collect();
     let texts: BTreeMap<&String, String> = files
         .iter()
         .filter(|(name, _)| *name != "config.yaml")

@@ -173,12 +173,13 @@ struct Planner<'a> {
 impl<'a> Planner<'a> {
     fn new(vm: &'a VirtualMachine, observed: &'a Observed, rendered: Option<&'a [Rendered]>) -> Self {
         let guests = Guests::new(vm, observed);
-        let power = power(vm, guests.pod().map(AsRef::as_ref), observed.now);
+        let (pod, previous) = (guests.pod().map(AsRef::as_ref), guests.previous().map(AsRef::as_ref));
+        let power = power(vm, pod, previous, observed.now);
         // A Pod that a controller creates is created again by the controller, not by the manager.
         let renders_pod = rendered.is_none_or(|rendered| rendered.iter().any(|object| object.key.is_pod()));
         let retry = vm.status.as_ref().and_then(|status| status.retry.clone());
         let retry = retry.filter(|_| power.wanted == Wanted::Up && renders_pod);
-        let force_stop = force_stop(vm, observed, guests.pod().map(AsRef::as_ref), power.wanted);
+        let force_stop = force_stop(vm, observed, pod, power.wanted);
         let plan = Plan { power, force_stop, retry, ..Plan::default() };
         Self { vm, uid: vm.uid().unwrap_or_default(), observed, rendered, guests, plan }
     }

@@ -12,11 +12,15 @@
 //! | Stopped | any client | | down |
 //! | Stopped | nobody (it is the CRD's default) | the VM was up, or it has a Pod | up, PowerUnmanaged |
 //! | Stopped | nobody | the VM was down | down |
+//! | Stopped | nobody | the VM is new, and a Pod of a deleted VM with its name is not being deleted | down, undecided |
 //! | can't be read | any client | the VM was up, or it has a Pod | up |
 //! | can't be read | any client | the VM was down | down |
 //!
 //! If a client creates or changes the VM by another operation than Apply, it also owns the CRD's default. For a client-side apply
 //! (kubectl, Argo CD), the annotation `last-applied-configuration` shows whether the client set `state` ([`crate::ownership`]).
+//!
+//! A VM that is made again after `kubectl delete --cascade=orphan` adopts the Pod of the former one. The manager may see the new VM before
+//! it sees that the Pod has lost its owner, so until the Pod is being deleted or the VM's, the status says nothing about its power.
 //!
 //! While the VM is *halting*, the manager changes no object: it deletes the Pod only after the shutdown is in the status, so a crash in
 //! between loses nothing. The manager sets `state` to Stopped in the same write as [`GUEST_SHUTDOWN_ANNOTATION`], which identifies the
@@ -53,6 +57,12 @@ pub enum Wanted {
     Halting,
 }
 
+impl From<Wanted> for PowerState {
+    fn from(wanted: Wanted) -> Self {
+        if wanted == Wanted::Up { Self::Running } else { Self::Stopped }
+    }
+}
+
 /// What the VM should do, and what follows for its status and its spec.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Power {
@@ -62,15 +72,17 @@ pub struct Power {
     pub halted: Option<Halted>,
     /// Nobody sets `state`, so the last power state stays in effect.
     pub unmanaged: bool,
+    /// It is not known yet whether the VM was up: a Pod may become this VM's.
+    pub undecided: bool,
     /// The VM should run, but the guest in its Pod has shut down and the runner does not start it again: the Pod must be replaced.
     pub replace_pod: bool,
     /// `spec.vm.state` should become Stopped, because the guest shut itself down and no client applies that field.
     pub write_stopped: bool,
 }
 
-/// Decides whether a VM should run. `pod` is the VM's Pod, if it has one.
-pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power {
-    let shutdown = Shutdown::new(vm, pod, now);
+/// Decides whether a VM should run. `pod` is the VM's Pod, if it has one; `previous` is the Pod of a deleted VM with the same name.
+pub fn power(vm: &VirtualMachine, pod: Option<&Object>, previous: Option<&Object>, now: Timestamp) -> Power {
+    let shutdown = Shutdown::new(vm, pod, previous, now);
     if vm.is_state_unknown() {
         // PowerUnmanaged says that nobody sets `state`, and here somebody does.
         return Power { unmanaged: false, ..shutdown.state_not_set() };
@@ -87,6 +99,7 @@ pub fn power(vm: &VirtualMachine, pod: Option<&Object>, now: Timestamp) -> Power
 struct Shutdown<'a> {
     vm: &'a VirtualMachine,
     pod: Option<&'a Object>,
+    previous: Option<&'a Object>,
     now: Timestamp,
     /// The UID of the Pod whose runner reported last.
     reporting_pod: Option<&'a String>,
@@ -99,7 +112,7 @@ struct Shutdown<'a> {
 }
 
 impl<'a> Shutdown<'a> {
-    fn new(vm: &'a VirtualMachine, pod: Option<&'a Object>, now: Timestamp) -> Self {
+    fn new(vm: &'a VirtualMachine, pod: Option<&'a Object>, previous: Option<&'a Object>, now: Timestamp) -> Self {
         let status = vm.status.as_ref();
         let reporting_pod = status.and_then(|status| status.pod_uid.as_ref());
         let is_reported = has_shut_down(vm, pod);
@@ -111,7 +124,7 @@ impl<'a> Shutdown<'a> {
         let is_of_report = |halted: &Halted| halted.pod_uid.is_none() || halted.pod_uid.as_ref() == reporting_pod;
         let halted = status.and_then(|status| status.halted.clone());
         let halted = halted.filter(|halted| !is_reported || is_of_report(halted));
-        Self { vm, pod, now, reporting_pod, is_reported, stops, halted }
+        Self { vm, pod, previous, now, reporting_pod, is_reported, stops, halted }
     }
 
     /// `state` is Running.
@@ -136,10 +149,11 @@ impl<'a> Shutdown<'a> {
         let before = self.vm.status.as_ref().and_then(|status| status.power);
         let has_pod = || self.pod.is_some_and(|pod| pod.deleting.is_none());
         let was_up = before.map_or_else(has_pod, |before| before == PowerState::Running);
+        let undecided = before.is_none() && self.previous.is_some_and(|pod| pod.deleting.is_none());
         match (was_up, self.stops && self.halted.is_none()) {
             (true, false) => Power { unmanaged: true, ..self.up() },
             (true, true) => self.halting(),
-            (false, _) => self.stopped(),
+            (false, _) => Power { undecided, ..self.stopped() },
         }
     }
 

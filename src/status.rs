@@ -28,7 +28,7 @@ use self::{
 };
 use crate::{
     api::{
-        ObjectKind, PowerState, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
+        ObjectKind, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
         conditions::{
             self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, NewCondition, OBJECTS_READY, POWER_UNMANAGED,
             RESTART_REQUIRED, RUNNING, TEMPLATES_VALID, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
@@ -168,7 +168,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
         phase: Some(phase.as_str().to_owned()),
         created: Some(pods.own.is_some()),
         ready: Some(guest.is_up),
-        power: Some(if plan.power.wanted == Wanted::Up { PowerState::Running } else { PowerState::Stopped }),
+        power: (!plan.power.undecided).then(|| plan.power.wanted.into()),
         conditions,
         templates: source.set.filter(|_| rendered.is_ok()).map(|set| RenderedFrom {
             set: vm.template_set().map(str::to_owned),

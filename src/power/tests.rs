@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     api::VirtualMachine,
     observed::Observed,
-    plan::guests,
+    plan::guests::Guests,
     test_support::{applied, noon, nothing, rendered, set_by, stored, vm},
 };
 
@@ -26,7 +26,8 @@ fn with_pod() -> Observed {
 }
 
 fn decide(vm: &VirtualMachine, observed: &Observed) -> Power {
-    power(vm, guests::pod(vm, observed).map(AsRef::as_ref), noon())
+    let guests = Guests::new(vm, observed);
+    power(vm, guests.pod().map(AsRef::as_ref), guests.previous().map(AsRef::as_ref), noon())
 }
 
 fn shut_down(pod_uid: &str) -> Value {
@@ -69,6 +70,31 @@ fn the_table() {
         let row = (vm.spec.vm.state, setter(&vm), json!(vm.status));
         assert_eq!(found, (wanted, halted, unmanaged, write_stopped), "{row:?}");
     }
+}
+
+#[test]
+fn whether_a_vm_that_is_made_again_was_up_is_decided_when_its_pod_has_lost_the_former_owner() {
+    let vm = vm_with("Stopped", None, Value::Null);
+    let owned_by = |uid: Option<&str>, is_deleted: bool| {
+        applied(&rendered(&vm, &nothing()), |kind, object| {
+            if kind == "Pod" {
+                object["metadata"]["ownerReferences"] = match uid {
+                    Some(uid) => json!([{ "apiVersion": "v1", "kind": "VirtualMachine", "name": "apple", "uid": uid }]),
+                    None => json!([]),
+                };
+                if is_deleted {
+                    object["metadata"]["deletionTimestamp"] = json!("2027-01-15T07:40:00Z");
+                }
+            }
+        })
+    };
+    let decide = |pods: &Observed| {
+        let power = decide(&vm, pods);
+        (power.wanted, power.undecided)
+    };
+    assert_eq!(decide(&owned_by(Some("the former VM"), false)), (Wanted::Down, true));
+    assert_eq!(decide(&owned_by(None, false)), (Wanted::Up, false));
+    assert_eq!(decide(&owned_by(Some("the former VM"), true)), (Wanted::Down, false), "it goes with the former VM");
 }
 
 #[test]

@@ -17,12 +17,13 @@ use serde_json::Value;
 use crate::{
     api::{
         Disk, Quantity, Reason, VirtualMachine,
-        conditions::{NewCondition, STORAGE_READY},
+        conditions::{NewCondition, RUNNING, STORAGE_READY},
         reasons::Effect,
         status::{ClaimFinding, ClaimStatus},
     },
     object::{INSTANCE_LABEL, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered},
     observed::{Object, Observed},
+    ownership::owns_condition,
 };
 
 /// A change of a claim that the API server refused.
@@ -92,12 +93,18 @@ fn known<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus> {
 }
 
 /// The claim with the VM's data that existed under this name and does not exist any more. The manager creates no empty one in its place,
-/// unless a person gave the VM the annotation [`REPLACE_CLAIM_ANNOTATION`] with the UID of the lost claim.
+/// unless a person gave the VM the annotation [`REPLACE_CLAIM_ANNOTATION`] with the UID of the lost claim, or the claim never had a volume.
 pub fn missing<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus> {
     let replaced = vm.annotations().get(REPLACE_CLAIM_ANNOTATION).map(String::as_str).unwrap_or_default();
-    known(vm, name).filter(|known| {
+    known(vm, name).filter(|known| !never_had_data(vm, known)).filter(|known| {
         known.uid.as_ref().is_some_and(|uid| !replaced.split(',').any(|replaced| replaced.trim() == uid))
     })
+}
+
+/// Whether the claim had no volume when the manager saw it last, and no guest can have run with it since: the runner's first report takes
+/// the condition Running away from the manager.
+fn never_had_data(vm: &VirtualMachine, known: &ClaimStatus) -> bool {
+    known.findings.iter().any(|finding| finding.reason == Reason::ClaimPending) && owns_condition(vm, RUNNING)
 }
 
 /// The size in bytes that a claim's spec requests.
@@ -269,7 +276,7 @@ pub fn new_findings<'a>(vm: &VirtualMachine, claims: &'a [ClaimStatus]) -> NewFi
 
 /// The sentence about a finding of a claim, for people.
 pub fn sentence(claim: &ClaimStatus, finding: &ClaimFinding) -> String {
-    let ClaimStatus { name: claim, uid, unused: _, findings: _ } = claim;
+    let ClaimStatus { name: claim, uid, unused: _, findings } = claim;
     let (current, wanted) = (
         finding.current.as_deref().unwrap_or("an unknown size"),
         finding.wanted.as_deref().unwrap_or("an unknown size"),
@@ -285,7 +292,11 @@ pub fn sentence(claim: &ClaimStatus, finding: &ClaimFinding) -> String {
             uid.as_deref().unwrap_or_default()
         ),
         Reason::ClaimLost => format!("claim {claim} has lost its volume"),
-        Reason::ClaimPending => format!("claim {claim} has no volume yet"),
+        Reason::ClaimPending => {
+            let class =
+                finding.current.as_deref().map(|class| format!(" of the storage class {class}")).unwrap_or_default();
+            format!("claim {claim}{class} has no volume yet; kubectl describe pvc {claim} says why")
+        }
         Reason::GrowthRefused => format!(
             "claim {claim} can't grow from {current} to {wanted}: {} (tried again when the VM's spec changes)",
             finding.answer.as_deref().unwrap_or("the API server refuses it")
@@ -293,7 +304,13 @@ pub fn sentence(claim: &ClaimStatus, finding: &ClaimFinding) -> String {
         Reason::GrowthPending => format!("claim {claim} has {current} and will have {wanted}"),
         Reason::ShrinkRefused => format!("claim {claim} keeps its {current}: a volume can't shrink to {wanted}"),
         Reason::ChangeRefused => {
-            format!("claim {claim} keeps its {current}: that can't be changed in a claim that exists")
+            let is_empty = findings.iter().any(|finding| finding.reason == Reason::ClaimPending);
+            let remedy = if is_empty {
+                "; it has no volume, so delete it, and it is made again as the spec wants it"
+            } else {
+                ""
+            };
+            format!("claim {claim} keeps its {current}: that can't be changed in a claim that exists{remedy}")
         }
         Reason::Resizing => format!("claim {claim} is growing to {wanted}"),
         other => format!("claim {claim}: {}", other.meaning()),
@@ -321,7 +338,10 @@ fn volume_finding(found: &Object) -> Option<ClaimFinding> {
     match found.phase() {
         Some("Bound") => None,
         Some("Lost") => Some(ClaimFinding::new(Reason::ClaimLost)),
-        Some(_) | None => Some(ClaimFinding::new(Reason::ClaimPending)),
+        Some(_) | None => Some(ClaimFinding {
+            current: found.spec_str("/storageClassName").map(str::to_owned),
+            ..ClaimFinding::new(Reason::ClaimPending)
+        }),
     }
 }
 
@@ -385,7 +405,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::test_support::{applied, nothing, rendered, vm};
+    use crate::{
+        ownership::{RUNNER_MANAGER, STATUS_MANAGER},
+        test_support::{applied, nothing, rendered, vm},
+    };
 
     const CLAIM: &str = "apple-core-disk";
 
@@ -473,6 +496,44 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_that_never_had_a_volume_is_made_again_unless_a_guest_may_have_run_with_it() {
+        let pending = |running_by: &str, more: Value| {
+            let mut claim = json!({ "name": CLAIM, "uid": "u-1" });
+            claim.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            vm(|vm| {
+                vm["status"] = json!({ "claims": [claim] });
+                let condition = json!({ "f:status": {}, "f:message": {} });
+                vm["metadata"]["managedFields"] = json!([{
+                    "manager": running_by, "operation": "Apply", "subresource": "status",
+                    "fieldsV1": { "f:status": { "f:conditions": { r#"k:{"type":"Running"}"#: condition } } },
+                }]);
+            })
+        };
+        let waits = json!({ "findings": [{ "reason": "ClaimPending" }] });
+        assert_eq!(missing(&pending(STATUS_MANAGER, waits.clone()), CLAIM), None);
+        assert!(missing(&pending(RUNNER_MANAGER, waits), CLAIM).is_some(), "a runner has reported since");
+        assert!(missing(&pending(STATUS_MANAGER, json!({})), CLAIM).is_some(), "it had a volume");
+    }
+
+    #[test]
+    fn a_claim_without_a_volume_that_can_not_change_may_be_deleted() {
+        let sentence_of = |findings: Value| {
+            let claim = status_of(json!([{ "name": "a", "findings": findings }])).remove(0);
+            claim.findings.iter().map(|finding| sentence(&claim, finding)).collect::<Vec<_>>().join("; ")
+        };
+        let refused = json!({ "reason": "ChangeRefused", "current": "storageClassName" });
+        assert_eq!(
+            sentence_of(json!([refused])),
+            "claim a keeps its storageClassName: that can't be changed in a claim that exists"
+        );
+        assert_eq!(
+            sentence_of(json!([{ "reason": "ClaimPending", "current": "fast" }, refused])),
+            "claim a of the storage class fast has no volume yet; kubectl describe pvc a says why; claim a keeps its storageClassName: \
+             that can't be changed in a claim that exists; it has no volume, so delete it, and it is made again as the spec wants it"
+        );
+    }
+
+    #[test]
     fn storage_ready_has_the_reason_of_the_worst_finding_and_all_sentences() {
         let objects = rendered(&vm(|_| ()), &nothing());
         let claims = status_of(json!([
@@ -484,7 +545,7 @@ mod tests {
         assert_eq!((condition.status, condition.reason), (false, Reason::ClaimLost));
         assert_eq!(
             condition.message,
-            "claim b has lost its volume; claim b has no volume yet; claim a is growing to 3Gi; \
+            "claim b has lost its volume; claim b has no volume yet; kubectl describe pvc b says why; claim a is growing to 3Gi; \
              kept, but not used by this VM any more: c"
         );
         let unused = storage_ready(&claims[2..], &[]).unwrap();

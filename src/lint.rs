@@ -294,12 +294,20 @@ fn check_rendered<'a>(
 }
 
 /// The message of a finding without what differs between the objects of one template: the names of the VM and, where the place in the file is
-/// known, of the object, and the places in lists.
+/// known, of the object, and the places in lists and in the output.
 fn general(finding: &Finding, vm: &str) -> String {
     let message = match finding.message.split_once(": ") {
         Some((_, rest)) if finding.line.is_some() && finding.rule != Rule::Render => rest,
         _ => &finding.message,
     };
+    if finding.rule == Rule::Render {
+        // The lines of the output.
+        return message
+            .split(|c: char| c.is_ascii_digit())
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join("*");
+    }
     let part = |part: &str| if part.parse::<usize>().is_ok() { "*".to_owned() } else { part.to_owned() };
     message.replace(vm, "*").split('.').map(part).collect::<Vec<_>>().join(".")
 }
@@ -474,6 +482,10 @@ mod tests {
         lib/b.yaml.j2:None unused-file lib/b.yaml.j2 is never rendered: only NAME.yaml.j2 at the top is, and no other file includes or imports it
         ");
         insta::assert_snapshot!(found(&[("pod.yaml.j2", pod)]), @"pod.yaml.j2:Some(2) no-runner Pod small has no container vm-runner, so the VM would have no guest: the block `containers` replaces it; write {{ super() }} in the block to keep it (VMs small, large)");
+        // It is in another line of the output of each VM.
+        let volumes =
+            "{% extends 'builtin/pod.yaml.j2' %}\n{% block volumes %}\n{{ super() }}\n  - {name: a}\n{% endblock %}\n";
+        insta::assert_snapshot!(found(&[("pod.yaml.j2", volumes)]), @"pod.yaml.j2:Some(4) render the output is not YAML: did not find expected key at line 101 column 3, while parsing a block mapping at line 14 column 3 (line 101 of the output: - {name: a}); an item of volumes begins with 4 spaces (VMs small, large)");
     }
 
     #[test]

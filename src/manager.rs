@@ -23,6 +23,7 @@ pub mod reload;
 pub mod renderer;
 pub mod sandbox;
 mod settings;
+mod slow;
 pub mod templates;
 pub mod vms;
 pub mod web;

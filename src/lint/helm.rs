@@ -54,8 +54,8 @@ const FILTERS: [(&str, &str); 13] = [
 /// Filters whose argument stands in parentheses here.
 const WITH_ARGUMENT: [&str; 5] = ["default", "indent", "join", "replace", "split"];
 
-const WHOLE_VALUE: &str =
-    "{{ x }}: a list or a map is written in one line, so it needs no indentation; to_yaml gives its text";
+const WHOLE_VALUE: &str = "{{ x }}: after its key a list or a map is written in one line, so it needs no indentation; to add its items to a list, write \
+     {% for item in x %}, - {{ item }} and {% endfor %} in lines of their own";
 const NO_CLUSTER: &str = "a value: templates read no files and no cluster";
 const QUOTED: &str = "{{ x }}: each value has the quotes that it needs";
 

@@ -7,7 +7,7 @@
 //!  a kind that works again ────────────────────────────┘
 //! ```
 
-use std::{convert::Infallible, future::ready, sync::Arc};
+use std::{convert::Infallible, future::ready, sync::Arc, time::Duration};
 
 use futures::{
     FutureExt, Stream, StreamExt, TryStreamExt,
@@ -32,6 +32,7 @@ use super::{
     pools,
     reconcile::Reconciler,
     renderer::Renderer,
+    slow::{Beside, Slow},
     templates::InForce,
     vms::{self, VmWatch},
     web::{self, Health, HealthPart, Readiness},
@@ -44,13 +45,9 @@ use crate::{
     process::{signals::terminated, slots::Slots},
 };
 
-/// How many VMs of a namespace are reconciled at once, beside those that hang. Each has several requests under way, so 8 keep an API server
-/// busy; more would only take memory (docs/performance.md).
-const AT_ONCE: usize = 8;
-
-/// How many VMs have been taken from the queue: those that are reconciled, those that hang, and some that wait for a slot. In the minute
-/// after which no answer is waited for any longer (`ANSWER` in the client), no more than 8 in each second can come to hang.
-const TAKEN: u16 = 512;
+/// How many VMs of a namespace are reconciled at once, beside those whose reconcile takes long. Each has several requests under way, so 8
+/// keep an API server busy; more would only take memory (docs/performance.md).
+const AT_ONCE: u16 = 8;
 
 /// What all namespaces share.
 #[derive(Clone)]
@@ -192,21 +189,19 @@ impl Queue {
         let vms = vms.inspect_ok(move |vm| changed.queued(&vm.full_name()));
         let triggered = triggered.inspect(move |vm| other.queued(&full_name(vm.namespace.as_deref(), &vm.name)));
         let (metrics, termination) = (shared.metrics.clone(), shared.termination.clone());
-        let (remembered, latest, slots) = (reconciler.clone(), store.clone(), Slots::new(AT_ONCE));
-        Controller::for_stream(vms, store)
-            .with_config(controller::Config::default().concurrency(TAKEN))
+        let (remembered, latest) = (reconciler.clone(), store.clone());
+        let Beside { slow, work: beside, again } = Slow::start();
+        let reconciles = Controller::for_stream(vms, store)
+            .with_config(controller::Config::default().concurrency(AT_ONCE))
             .reconcile_on(triggered)
+            .reconcile_on(again)
             .graceful_shutdown_on(terminated(shared.termination))
             .run(
                 move |vm: Arc<PackedVm>, reconciler| {
-                    let (latest, metrics, slots) = (latest.clone(), metrics.clone(), slots.clone());
-                    let termination = termination.clone();
-                    async move {
-                        // In a box, which those that wait for a slot do not have yet.
-                        slots
-                            .run(async { Box::pin(reconcile(&vm, &latest, reconciler, &metrics, termination)).await })
-                            .await
-                    }
+                    let (latest, metrics) = (latest.clone(), metrics.clone());
+                    let work = reconcile(vm.clone(), latest, reconciler, metrics, termination.clone());
+                    let pause = slow.clone().run(ObjectRef::from_obj(&*vm), work);
+                    pause.map(|pause| Ok(pause.map_or_else(Action::await_change, Action::requeue)))
                 },
                 |_, error: &Infallible, _| match *error {},
                 reconciler,
@@ -217,41 +212,43 @@ impl Queue {
                     forget(&remembered, &shared.metrics, &vm);
                 }
                 ready(())
-            })
-            .await;
+            });
+        join(reconciles, beside).await;
     }
 }
 
-/// One reconcile of one VM, as the store has it now. It is counted, and each line that it logs has the VM's name.
+/// One reconcile of one VM, as the store has it now. It is counted, and each line that it logs has the VM's name. Returns after how long
+/// the VM is to be reconciled again.
 async fn reconcile(
-    vm: &PackedVm,
-    latest: &Store<PackedVm>,
+    vm: Arc<PackedVm>,
+    latest: Store<PackedVm>,
     reconciler: Arc<Reconciler>,
-    metrics: &Arc<Metrics>,
+    metrics: Arc<Metrics>,
     termination: watch::Receiver<bool>,
-) -> Result<Action, Infallible> {
-    let name = vm.full_name();
-    let Some(vm) = latest.get(&ObjectRef::from_obj(vm)) else {
-        forget(&reconciler, metrics, &ObjectRef::from_obj(vm));
-        return Ok(Action::await_change());
+) -> Option<Duration> {
+    let name = ObjectRef::from_obj(&*vm);
+    let Some(vm) = latest.get(&name) else {
+        forget(&reconciler, &metrics, &name);
+        return None;
     };
+    let name = vm.full_name();
     let work = metrics.begin(&name);
     // A span of the highest level exists whatever is filtered.
     let span = error_span!("reconcile", vm = name, id = work.number);
     let reconcile = async move {
-        Ok(match Reconciler::reconcile(vm.clone(), reconciler.clone()).await {
-            Ok(action) => {
-                work.done(action != Action::await_change());
-                action
+        match Reconciler::reconcile(vm.clone(), reconciler.clone()).await {
+            Ok(pause) => {
+                work.done(pause.is_some());
+                pause
             }
             // The fence is closed. The next leader does what is left.
-            Err(_) if *termination.borrow() => Action::await_change(),
+            Err(_) if *termination.borrow() => None,
             Err(error) => {
-                let action = Reconciler::retry(vm, &error, reconciler);
+                let pause = Reconciler::retry(vm, &error, reconciler);
                 work.failed(error.label());
-                action
+                Some(pause)
             }
-        })
+        }
     };
     reconcile.instrument(span).await
 }

@@ -15,13 +15,11 @@ use std::{
     collections::{BTreeSet, HashMap},
     io,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
-use kube::{
-    Resource,
-    runtime::{controller::Action, reflector::ObjectRef},
-};
+use kube::{Resource, runtime::reflector::ObjectRef};
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
@@ -165,23 +163,27 @@ impl Reconciler {
         }
     }
 
-    /// Makes a VM as its spec wants it. The newest known VM is read when this function is called, not when its future is first polled.
+    /// Makes a VM as its spec wants it, and returns after how long it is to be reconciled again. The newest known VM is read when this function is called, not when its future is first polled.
     ///
     /// # Errors
     /// [`ReconcileError`]. Nevertheless everything that could be done and reported was.
     pub fn reconcile(
         packed: Arc<PackedVm>,
         this: Arc<Self>,
-    ) -> impl Future<Output = Result<Action, ReconcileError>> + Send {
+    ) -> impl Future<Output = Result<Option<Duration>, ReconcileError>> + Send {
         let newest = this.written.newer(&packed).or_else(|| packed.read().ok().map(Arc::new));
         async move {
             // The watch has already reported a VM that can't be read.
-            let Some(vm) = newest else { return Ok(Action::await_change()) };
+            let Some(vm) = newest else { return Ok(None) };
             this.run(vm, ObjectRef::from_obj(&*packed)).await
         }
     }
 
-    async fn run(&self, mut vm: Arc<VirtualMachine>, name: ObjectRef<PackedVm>) -> Result<Action, ReconcileError> {
+    async fn run(
+        &self,
+        mut vm: Arc<VirtualMachine>,
+        name: ObjectRef<PackedVm>,
+    ) -> Result<Option<Duration>, ReconcileError> {
         let failing = lock(&self.failing).get(&name).cloned().unwrap_or_default();
         if failing.retry.is_some() {
             Arc::make_mut(&mut vm).status.get_or_insert_default().retry = failing.retry;
@@ -245,7 +247,7 @@ impl Reconciler {
         let is_listing = view.unknown.iter().any(|unknown| unknown.is_listed);
         let next = schedule::requeue_after(plan.requeue_after, is_listing);
         self.debug.succeeded(&vm, next);
-        Ok(next.map_or_else(Action::await_change, Action::requeue))
+        Ok(next)
     }
 
     /// Reads the VM's objects and renders its templates. A kind that is rendered for the first time is listed and watched from now on; when
@@ -352,15 +354,15 @@ impl Reconciler {
         }
     }
 
-    /// Requeues a VM after a failure.
-    pub fn retry(vm: Arc<PackedVm>, error: &ReconcileError, this: Arc<Self>) -> Action {
+    /// After how long a VM is reconciled again after a failure.
+    pub fn retry(vm: Arc<PackedVm>, error: &ReconcileError, this: Arc<Self>) -> Duration {
         let mut failing = lock(&this.failing);
         let count = &mut failing.entry(ObjectRef::from_obj(&*vm)).or_default().count;
         let pause = schedule::back_off(*count);
         *count += 1;
         warn!(error = %ErrorChain(error), tries = *count, again_in = ?pause, "not done yet");
         this.debug.failed(vm.full_name(), &error.label(), *count, pause);
-        Action::requeue(pause)
+        pause
     }
 
     /// Forgets a VM that is gone.

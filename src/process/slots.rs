@@ -6,7 +6,7 @@ use tokio::{sync::Semaphore, time::timeout};
 
 /// How long work keeps its slot. After that it does nothing itself but waits for something else (such as a slow admission webhook), so the
 /// next may begin. Others are thus held up for a bounded time, however many hang.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A number of slots for work. Clones share them.
 #[derive(Clone)]

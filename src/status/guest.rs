@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::current_conditions;
 use crate::{
     api::{
-        VirtualMachine,
+        Reason, VirtualMachine,
         conditions::{self, RUNNING},
     },
     observed::Object,
@@ -51,6 +51,15 @@ impl<'a> Guest<'a> {
         conditions::find(self.conditions, type_)
             .is_some_and(|condition| !owns_condition(self.vm, type_) && !is_over(condition))
             && self.pod.is_some_and(|pod| is_report_of(self.vm, pod))
+    }
+
+    /// Whether the guest has ended for good, while its Pod may still exist because of other containers.
+    pub fn has_ended(&self) -> bool {
+        let running = conditions::find(self.conditions, RUNNING).filter(|_| self.reports(RUNNING));
+        let is_end = |reason| {
+            matches!(reason, Reason::GuestShutdown | Reason::PoweredDown | Reason::PoweredOff | Reason::QemuFailed)
+        };
+        self.is_down || running.is_some_and(|running| conditions::reason(running).is_some_and(is_end))
     }
 
     /// Whether a runner reports at all: what it wrote into the status is kept.

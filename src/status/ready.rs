@@ -16,7 +16,7 @@ use crate::{
         conditions::{self, CHANGES_APPLIED, NewCondition, READY, RUNNING},
         status::whole_seconds,
     },
-    object::{FORCE_STOP_ANNOTATION, ObjectKey, RESTARTED_ANNOTATION},
+    object::{AGENT_NAME, FORCE_STOP_ANNOTATION, ObjectKey, RESTARTED_ANNOTATION},
     observed::{NodeState, Object},
     ownership::owns_condition,
     plan::{
@@ -61,7 +61,7 @@ pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'
 fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> NewCondition {
     let plan = reconciled.plan;
     match (plan.power.wanted, pods.own) {
-        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => not_ready(replacing(reconciled, pod)),
+        (Wanted::Up, Some(pod)) if pod.deleting.is_some() => not_ready(replacing(reconciled, guest, pod)),
         (Wanted::Up, Some(_)) if guest.is_up => match refused_change(guest) {
             Some(problem) => not_ready(problem),
             None => ready_as(Reason::Running, "the VM runs, as its spec wants it"),
@@ -74,8 +74,10 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
             Problem::new(Reason::Stopping, "the guest has shut itself down; the manager deletes its Pod next")
         })),
         (Wanted::Down, Some(pod)) => not_ready(stuck(reconciled, Some(pod)).unwrap_or_else(|| {
-            let limit = time_limit(reconciled.vm, plan, pod);
-            Problem::new(Reason::Stopping, format!("waiting until the guest has powered down{limit}"))
+            let message = beside(guest, pod).unwrap_or_else(|| {
+                format!("waiting until the guest has powered down{}", time_limit(reconciled.vm, plan, pod))
+            });
+            Problem::new(Reason::Stopping, message)
         })),
         (Wanted::Down, None) => match pods.previous {
             Some(previous) => {
@@ -100,6 +102,26 @@ fn time_limit(vm: &VirtualMachine, plan: &Plan, pod: &Object) -> String {
         return limit;
     }
     limit + &format!("; to end it now: {}={}", annotate(vm, FORCE_STOP_ANNOTATION), pod.uid)
+}
+
+/// The guest in a Pod that is being deleted has ended, so only other containers keep the Pod. To force the stop would change nothing.
+fn beside(guest: &Guest<'_>, pod: &Object) -> Option<String> {
+    let end = pod.deleting.filter(|_| guest.has_ended())?;
+    let names =
+        pod.spec["containers"].as_array().into_iter().flatten().filter_map(|container| container["name"].as_str());
+    let others: Vec<_> = names.filter(|name| *name != pod.runner_container_name() && *name != AGENT_NAME).collect();
+    let (cause, remedy) = match others.as_slice() {
+        [] => (format!("waiting until its Pod {} is gone", pod.key.name), ""),
+        [name] => (
+            format!("waiting for the container {name} of its Pod {}", pod.key.name),
+            "; it should end when it gets SIGTERM",
+        ),
+        names => (
+            format!("waiting for the containers {} of its Pod {}", names.join(", "), pod.key.name),
+            "; each should end when it gets SIGTERM",
+        ),
+    };
+    Some(format!("the guest does not run any more; {cause}, until {} at most{remedy}", whole_seconds(end)))
 }
 
 /// The command that sets an annotation of the VM, without its value.
@@ -146,11 +168,12 @@ fn waiting_for_previous(previous: &Object) -> Problem {
 }
 
 /// The VM should run, and its Pod is being deleted.
-fn replacing(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
+fn replacing(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pod: &Object) -> Problem {
     stuck(reconciled, Some(pod)).unwrap_or_else(|| {
-        let limit = time_limit(reconciled.vm, reconciled.plan, pod);
-        let message =
-            format!("waiting until the old Pod is gone before a new one is created{}{limit}", disruption(pod));
+        let message = beside(guest, pod).unwrap_or_else(|| {
+            let limit = time_limit(reconciled.vm, reconciled.plan, pod);
+            format!("waiting until the old Pod is gone before a new one is created{}{limit}", disruption(pod))
+        });
         Problem::new(Reason::Restarting, message)
     })
 }

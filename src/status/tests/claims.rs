@@ -17,8 +17,14 @@ fn storage_is_not_ready_while_a_claim_is_missing() {
         ["status", "reason", "message"].map(|field| string(&storage[field])).join(" ")
     };
     assert_eq!(storage("another"), "True ClaimsBound ");
-    assert_eq!(storage("apple-core-disk"), "False ClaimPending claim apple-core-disk has no volume yet");
-    assert_eq!(storage("apple-runner-data"), "False ClaimPending claim apple-runner-data has no volume yet");
+    assert_eq!(
+        storage("apple-core-disk"),
+        "False ClaimPending claim apple-core-disk has no volume yet; kubectl describe pvc apple-core-disk says why"
+    );
+    assert_eq!(
+        storage("apple-runner-data"),
+        "False ClaimPending claim apple-runner-data has no volume yet; kubectl describe pvc apple-runner-data says why"
+    );
 }
 
 #[test]
@@ -51,7 +57,11 @@ fn each_finding_about_a_claim_has_a_reason_and_a_message() {
             "ClaimLost",
             "claim apple-core-disk has lost its volume",
         ),
-        (|claim| claim["status"] = json!({}), "ClaimPending", "claim apple-core-disk has no volume yet"),
+        (
+            |claim| claim["status"] = json!({}),
+            "ClaimPending",
+            "claim apple-core-disk has no volume yet; kubectl describe pvc apple-core-disk says why",
+        ),
         (
             |claim| claim["spec"]["accessModes"] = json!(["ReadWriteMany"]),
             "ChangeRefused",

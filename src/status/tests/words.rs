@@ -55,6 +55,44 @@ fn a_vm_that_stops_or_restarts_says_until_when_its_guest_has_time_and_how_to_end
 }
 
 #[test]
+fn a_pod_that_only_other_containers_keep_names_them_and_offers_no_forced_stop() {
+    let cluster_with = |others: &[&str]| {
+        cluster(|kind: &str, object: &mut Value| {
+            if kind == "Pod" {
+                object["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:10:00Z");
+                let containers = object["spec"]["containers"].as_array_mut().unwrap();
+                containers.extend(others.iter().map(|name| json!({ "name": name })));
+            }
+        })
+    };
+    let powered_down = |state: &str| {
+        reported(false, |vm| {
+            vm["spec"]["vm"]["state"] = json!(state);
+            set_by("Update", vm);
+            vm["status"]["podUid"] = json!("Pod-apple");
+            vm["status"]["conditions"][0]["reason"] = json!("PoweredDown");
+        })
+    };
+    for (state, others, waits) in [
+        (
+            "Stopped",
+            &["web"][..],
+            "for the container web of its Pod apple, until 2027-01-15T08:10:00Z at most; it should",
+        ),
+        (
+            "Running",
+            &["a", "b"],
+            "for the containers a, b of its Pod apple, until 2027-01-15T08:10:00Z at most; each should",
+        ),
+        ("Stopped", &[], "until its Pod apple is gone, until 2027-01-15T08:10:00Z at most"),
+    ] {
+        let end = if others.is_empty() { "" } else { " end when it gets SIGTERM" };
+        let message = ready(&derive(&powered_down(state), &cluster_with(others))).1;
+        assert_eq!(message, format!("the guest does not run any more; waiting {waits}{end}"));
+    }
+}
+
+#[test]
 fn a_node_that_does_not_take_the_pod_is_named() {
     let bound = |created: &str| {
         let created = created.to_owned();

@@ -3,7 +3,6 @@
 //! Reads come from a cache: [`watch`] keeps every object that has the labels of a VM, so a reconcile at rest sends no request. Writes are
 //! [`Cluster::execute`], which executes a plan, and [`Cluster::write_status`].
 
-pub mod access;
 pub mod events;
 pub mod list_watch;
 pub mod mounts;
@@ -25,11 +24,11 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
 use self::{
-    access::MissingRule,
     packed::{Arrived, Meta, Sent, Whole},
     watch::Children,
 };
 use crate::{
+    access::MissingRule,
     api::{CloudInit, Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
     claims::Refusal,
     object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered, is_workload},

@@ -51,6 +51,8 @@ pub mod process;
 
 // Reads and writes.
 #[cfg(any(feature = "cli", feature = "manager"))]
+pub mod access;
+#[cfg(any(feature = "cli", feature = "manager"))]
 pub mod actions;
 #[cfg(feature = "cli")]
 pub mod cli;

@@ -1,6 +1,7 @@
 //! `kubectl vm diff`: what the manager would do to a VM's objects, found by its own plan and a dry run.
 
 mod comparison;
+mod rights;
 mod summary;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};

@@ -55,11 +55,11 @@ use tokio::{sync::watch, time::sleep};
 use tracing::{debug, warn};
 
 use super::{
-    access::Access,
     list_watch::{self, find_and_watch},
     packed::{Arrived, Meta, Packed, PackedVm, Shapes, VmName, Whole},
 };
 use crate::{
+    access::Access,
     api::VirtualMachine,
     claims,
     discovery::Resources,

@@ -8,17 +8,20 @@ use kube::{
     api::{DynamicObject, ListParams, TypeMeta},
 };
 
-use super::super::{
-    input::{Settings, rendering_error},
-    installed::{Installed, unknown},
-    output::Failure,
+use super::{
+    super::{
+        input::{Settings, rendering_error},
+        installed::{Installed, unknown},
+        output::Failure,
+    },
+    rights::Rights,
 };
 use crate::{
     api::{Reason, VirtualMachine},
     claims,
     config::ReconcilerConfig,
     discovery::Resources,
-    object::{INSTANCE_LABEL, ObjectKey, Rendered, builtin_kinds, stateful_sets},
+    object::{INSTANCE_LABEL, ObjectKey, Rendered, builtin_kinds, is_builtin_kind, stateful_sets},
     observed::{Object, Observed},
     plan::{Plan, Wait, kinds, plan},
     render::{Library, RandomInput, TemplateSet, hidden::hidden, render},
@@ -35,6 +38,8 @@ pub(super) struct Renderer<'a> {
     config: ReconcilerConfig,
     /// Where the API server serves the kinds.
     resources: Resources,
+    /// What the manager may do.
+    rights: Rights,
 }
 
 impl<'a> Renderer<'a> {
@@ -53,7 +58,8 @@ impl<'a> Renderer<'a> {
             format!("{}{at}: {}", hidden.file, hidden.message)
         }));
         let resources = Resources::new(client.clone());
-        Ok(Self { settings, vm_file, library, warnings, config: installed.config, resources })
+        let rights = Rights::of_manager(client, namespace).await;
+        Ok(Self { settings, vm_file, library, warnings, config: installed.config, resources, rights })
     }
 
     /// What may surprise about the sets, in words.
@@ -71,6 +77,20 @@ impl<'a> Renderer<'a> {
         let random = RandomInput { display_password: "(random)".into() };
         let wrong = |error| rendering_error(self.vm_file, vm, self.settings, &error);
         Ok(render(vm, observed, &self.config, &random, self.set(vm)?).map_err(wrong)?)
+    }
+
+    /// What the manager may not do with objects of the kinds that are not built in, in words.
+    async fn lacking(&self, vm: &VirtualMachine, rendered: &[Rendered]) -> Vec<String> {
+        let namespace = vm.namespace().unwrap_or_default();
+        let kinds: HashSet<TypeMeta> = rendered.iter().map(|object| object.key.types()).collect();
+        let mut lacking = Vec::new();
+        for kind in kinds.into_iter().filter(|kind| !is_builtin_kind(kind)) {
+            if let Ok(resource) = self.resources.of(&kind).await {
+                lacking.extend(self.rights.lacking(&kind, &resource, &namespace).await);
+            }
+        }
+        lacking.sort();
+        lacking
     }
 }
 
@@ -106,7 +126,8 @@ impl<'a> Comparison<'a> {
         listing.add_if_possible(kinds::from_status(vm, &rendered)).await?;
         let Listing { observed, current, unlisted, .. } = listing;
         let plan = plan(vm, &observed, Some(&rendered));
-        let refusals = refusals(vm, &observed, &rendered, &plan);
+        let mut refusals = refusals(vm, &observed, &rendered, &plan);
+        refusals.extend(renderer.lacking(vm, &rendered).await);
         Ok(Self { current, resources: &renderer.resources, rendered, plan, refusals, unlisted })
     }
 

@@ -7,7 +7,10 @@ use kube::{Api, api::PostParams};
 use serde_json::{Value, json};
 
 use super::{POLICY, policy, set};
-use crate::support::managed_namespace::{ManagedNamespace, SERVICES, vm_manifest};
+use crate::support::{
+    cluster::eventually,
+    managed_namespace::{LIMIT, ManagedNamespace, SERVICES, vm_manifest},
+};
 
 #[tokio::test]
 async fn an_error_of_kubectl_vm_diff_is_never_a_difference() {
@@ -118,4 +121,49 @@ async fn diff_warns_of_a_set_that_drops_what_the_base_changes_and_of_one_in_two_
     );
     let (_, text) = ns.namespace.kubectl_vm(&["diff", "--all"]);
     assert_eq!(text.matches("# warning").count(), 2, "{text}");
+}
+
+#[tokio::test]
+async fn diff_names_the_right_that_the_manager_lacks() {
+    let ns = ManagedNamespace::with_templates("diff-rights", &[]).await;
+    ns.create_vm("apple", |_| {}).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "network-policy.yaml.j2", POLICY);
+    let diff = || ns.namespace.kubectl_vm(&["diff", "apple", "--templates", folder.path().to_str().unwrap()]);
+    let (code, text) = diff();
+    assert!(code == 1 && !text.contains("forbidden"), "no Deployment names the manager's account\n{text}");
+
+    let labels = json!({ "app": "vm-operator" });
+    let container = json!({ "name": "manager", "image": "vm-operator" });
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "vm-operator" },
+        "spec": { "replicas": 0, "selector": { "matchLabels": labels }, "template": {
+            "metadata": { "labels": labels }, "spec": { "serviceAccountName": "small", "containers": [container] },
+        } },
+    });
+    ns.namespace.create(&deployment.to_string()).await;
+    let name = ns.namespace.name();
+    let rule = "{apiGroups: [networking.k8s.io], resources: [networkpolicies], verbs: [list, watch, get, create, patch, delete]}";
+    let lacking = format!(
+        "forbidden: the manager may not list, watch, get, create, patch, delete networkpolicies.networking.k8s.io in the namespace {name}; \
+         give its account system:serviceaccount:{name}:small a Role in that namespace with the rule - {rule}"
+    );
+    let (code, text) = diff();
+    assert!(code == 1 && text.contains(&lacking), "{text}");
+
+    let role =
+        format!("apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata: {{name: small}}\nrules:\n- {rule}\n");
+    ns.namespace.create(&role).await;
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": { "name": "small" },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "small" },
+        "subjects": [{ "kind": "ServiceAccount", "name": "small" }],
+    });
+    ns.namespace.create(&binding.to_string()).await;
+    eventually("the right to be known", LIMIT, async || {
+        let (code, text) = diff();
+        (code == 1 && !text.contains("forbidden")).then_some(())
+    })
+    .await;
 }

@@ -1,4 +1,4 @@
-//! What the manager's account may do. It asks the API server, without doing it
+//! What the manager's account may do, asked by the manager or by a person. It asks the API server, without doing it
 //! (<https://kubernetes.io/docs/reference/access-authn-authz/authorization/#checking-api-access>). An answer with the code 403 alone does not
 //! say that: a quota or an admission plugin answers so too.
 
@@ -6,7 +6,10 @@ use std::fmt;
 
 use k8s_openapi::api::{
     authentication::v1::SelfSubjectReview,
-    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+    authorization::v1::{
+        ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReview,
+        SubjectAccessReviewSpec,
+    },
 };
 use kube::{
     Api, Client,
@@ -48,14 +51,22 @@ impl fmt::Display for MissingRule {
 /// Asks the API server what the manager may do.
 pub struct Access {
     client: Client,
-    /// The name of the manager's account, when the API server was asked for it.
+    /// The name of the manager's account, when it is known.
     account: OnceCell<Option<String>>,
+    /// Whether the client is a person's, who asks about the manager.
+    is_others: bool,
 }
 
 impl Access {
     /// Asks with this client, and so about its account.
     pub fn new(client: Client) -> Self {
-        Self { client, account: OnceCell::new() }
+        Self { client, account: OnceCell::new(), is_others: false }
+    }
+
+    /// Asks about the service account of that namespace and name. That needs the right to create SubjectAccessReviews.
+    pub fn of_account(client: Client, namespace: &str, name: &str) -> Self {
+        let account = Some(format!("{SERVICE_ACCOUNTS}:{namespace}:{name}"));
+        Self { client, account: OnceCell::new_with(Some(account)), is_others: true }
     }
 
     /// The rule that the manager lacks to do this with a resource in a namespace (`None`: in all). `None`: it lacks none, or the API server
@@ -105,13 +116,36 @@ impl Access {
             namespace: Some(namespace.to_owned()),
             ..ResourceAttributes::default()
         };
-        let spec = SelfSubjectAccessReviewSpec {
-            resource_attributes: Some(attributes),
-            ..SelfSubjectAccessReviewSpec::default()
+        let attributes = Some(attributes);
+        let status = match self.account.get().cloned().flatten().filter(|_| self.is_others) {
+            Some(account) => {
+                let spec = SubjectAccessReviewSpec {
+                    groups: Some(groups(&account)),
+                    user: Some(account),
+                    resource_attributes: attributes,
+                    ..SubjectAccessReviewSpec::default()
+                };
+                let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+                Api::all(self.client.clone()).create(&PostParams::default(), &review).await?.status
+            }
+            None => {
+                let spec = SelfSubjectAccessReviewSpec {
+                    resource_attributes: attributes,
+                    ..SelfSubjectAccessReviewSpec::default()
+                };
+                let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+                Api::all(self.client.clone()).create(&PostParams::default(), &review).await?.status
+            }
         };
-        let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-        let api: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
-        let answer = api.create(&PostParams::default(), &review).await?;
-        Ok(answer.status.is_some_and(|status| status.allowed))
+        Ok(status.is_some_and(|status| status.allowed))
     }
+}
+
+/// The first part of the user name of a service account.
+const SERVICE_ACCOUNTS: &str = "system:serviceaccount";
+
+/// The groups of a service account (<https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/>).
+fn groups(account: &str) -> Vec<String> {
+    let namespace = account.split(':').nth(2).unwrap_or_default();
+    vec!["system:authenticated".into(), "system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}")]
 }

@@ -19,7 +19,7 @@ pub mod login_pools;
 pub mod pool;
 pub mod quantity;
 pub mod reasons;
-mod schema;
+pub mod schema;
 pub mod status;
 pub mod stored;
 

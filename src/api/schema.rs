@@ -44,6 +44,9 @@ pub(super) fn qemu_text(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "maxLength": 253, "pattern": r"^[^\x00-\x1f\x7f\s]*$" })
 }
 
+/// An amount of a resource, as a text (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>).
+pub const AMOUNT: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+
 /// A map of resource names to amounts. As in Kubernetes, an amount is a text or any number, such as 1.5. A schema of a
 /// CustomResourceDefinition has no type for that, so it excludes the other types.
 pub(super) fn resource_list(_: &mut SchemaGenerator) -> Schema {
@@ -57,7 +60,7 @@ pub(super) fn resource_list(_: &mut SchemaGenerator) -> Schema {
             "maxItems": 0,
             "minimum": 0,
             "maxLength": 64,
-            "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
+            "pattern": AMOUNT,
         },
     })
 }

@@ -235,7 +235,7 @@ mod tests {
     fn each_problem_is_reported_with_its_place() {
         let text = format!(
             "{HEAD}metadata:\n  name: Apple\n  labels: {{a: b c}}\n  lables: {{}}\nspec:\n  vm:\n    maximumCpu: 2\n    maximumRam: much\n    \
-             state: On\n    disks:\n      - cdrom: {{}}\n    powerdownTimeout: -1\n  cloudInit: {{userData: a, userDataFrom: {{}}}}\n"
+             state: On\n    disks:\n      - cdrom: {{}}\n      - volumeClaimTemplate: {{spec: {{resources: {{requests: {{storage: 1GB}}}}}}}}\n    powerdownTimeout: -1\n  cloudInit: {{userData: a, userDataFrom: {{}}}}\n"
         );
         insta::assert_snapshot!(read_text(&text).unwrap_err().join("\n"));
     }

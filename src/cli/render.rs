@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     object::{HASH_ANNOTATION, Rendered, VERSION_ANNOTATION},
-    render::{TemplateSet, first_start},
+    render::{TemplateError, TemplateSet, first_start},
 };
 
 /// What is rendered, and how.
@@ -29,11 +29,18 @@ pub(super) struct Options {
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let Options { filename, settings, installed } = options;
+    let asks_cluster = installed.installed;
     let (installed, namespace) = installed.read(settings).await?;
     let library = installed.library();
     for vm in read_vms(filename, &namespace)? {
         let wrong = |error| rendering_error(Some(filename), &vm, settings, &error);
-        let set = library.get(vm.template_set()).map_err(wrong)?;
+        let set = library.get(vm.template_set()).map_err(|error| match error.vm_field {
+            Some(_) if !asks_cluster => wrong(TemplateError {
+                message: format!("{}; with --installed the sets of the cluster are known", error.message),
+                ..error
+            }),
+            _ => wrong(error),
+        })?;
         for object in first_start(&vm, &installed.config, set).map_err(wrong)? {
             write!(output, "---\n{}{}", origin(set, &object), yaml(&object.value)?)?;
         }

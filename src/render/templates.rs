@@ -218,7 +218,14 @@ impl TemplateSet {
     /// The message about templates that lead back to the first one.
     fn circle<'a>(&self, verb: &str, names: impl Iterator<Item = &'a str>) -> String {
         let files: Vec<&str> = names.map(|name| self.file_of(name)).collect();
-        format!("it {verb} itself: {}", files.join(" → "))
+        let below = match files.as_slice() {
+            [file, again] if file == again => {
+                let name = file.rsplit_once('/').map_or(*file, |(_, name)| name);
+                format!("; the template below this one is called \"base/{name}\"")
+            }
+            _ => String::new(),
+        };
+        format!("it {verb} itself: {}{below}", files.join(" → "))
     }
 
     /// Refuses a block that the extended template does not have: it would never be rendered.

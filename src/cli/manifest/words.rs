@@ -6,7 +6,10 @@ use serde_json::Value;
 
 use super::{Problem, position::Step};
 use crate::{
-    api::quantity::{self, InvalidQuantity},
+    api::{
+        quantity::{self, InvalidQuantity},
+        schema::AMOUNT,
+    },
     lint::suggestion,
 };
 
@@ -87,6 +90,10 @@ fn words(kind: &ValidationErrorKind, field: &str, value: &Value) -> String {
         // These patterns would say less than a sentence.
         ValidationErrorKind::Pattern { pattern } if pattern == quantity::PATTERN => {
             format!("Invalid value: {}", InvalidQuantity(value.as_str().unwrap_or_default().into()))
+        }
+        ValidationErrorKind::Pattern { pattern } if pattern == AMOUNT => {
+            let units = "write a number with an optional unit, such as 10Gi, 10G or 500m (there is no GB and no GiB)";
+            format!("Invalid value: {value} is not an amount: {units}")
         }
         ValidationErrorKind::Pattern { pattern } => invalid(format!("should match '{pattern}'")),
         ValidationErrorKind::MaxLength { limit } => format!("Too long: may not be more than {limit} bytes"),

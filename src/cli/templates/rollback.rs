@@ -37,7 +37,7 @@ use crate::{
 pub(in crate::cli) struct Options {
     #[command(flatten)]
     set: KeptSet,
-    /// The version, as `kubectl vm templates history` lists it.
+    /// The version, as `kubectl vm templates history` lists it, or its first characters.
     #[arg(long, value_name = "VERSION")]
     to: Option<String>,
     /// Write the files into this folder, for Git, and leave the cluster alone.
@@ -88,9 +88,23 @@ fn chosen<'a>(
     let versions = || history.versions.iter();
     if let Some(wanted) = to {
         let known = || versions().map(|version| version.version.as_str()).collect::<Vec<_>>().join(", ");
-        return versions().find(|version| version.version == wanted).ok_or_else(|| {
-            Failure::new(format!("{} has no version {wanted:?} in its history: it has {}", set.described(), known()))
-        });
+        let found: Vec<&Version> = versions().filter(|version| version.version.starts_with(wanted)).collect();
+        return match found.as_slice() {
+            [version] if !wanted.is_empty() => Ok(version),
+            [] => Err(Failure::new(format!(
+                "{} has no version {wanted:?} in its history: it has {}",
+                set.described(),
+                known()
+            ))),
+            several => {
+                let names: Vec<&str> = several.iter().map(|version| version.version.as_str()).collect();
+                Err(Failure::new(format!(
+                    "several versions of {} begin with {wanted:?}: {}",
+                    set.described(),
+                    names.join(", ")
+                )))
+            }
+        };
     }
     let Some(in_force) = &history.in_force else {
         return Err(Failure::new(format!(

@@ -55,6 +55,7 @@ fn files_that_lead_back_to_each_other_are_shown_as_a_chain() {
     insta::assert_snapshot!(error(&[("a.yaml.j2", to_b), ("lib/b.j2", to_c), ("lib/c.j2", "{% include 'a.yaml.j2' %}")]), @"a.yaml.j2:2:4: it includes itself: a.yaml.j2 → lib/b.j2 → lib/c.j2 → a.yaml.j2");
     insta::assert_snapshot!(error(&[("a.yaml.j2", "{% extends 'lib/b.j2' %}"), ("lib/b.j2", "{% include 'a.yaml.j2' %}")]), @"lib/b.j2:1:4: it includes itself: lib/b.j2 → a.yaml.j2 → lib/b.j2");
     insta::assert_snapshot!(error(&[("a.yaml.j2", "{% extends 'b.j2' %}"), ("b.j2", "{% extends 'c.j2' %}"), ("c.j2", "{% extends 'b.j2' %}")]), @"c.j2:1:12: it extends itself: c.j2 → b.j2 → c.j2");
+    insta::assert_snapshot!(error(&[("a.yaml.j2", "{% extends 'a.yaml.j2' %}")]), @r#"a.yaml.j2:1:12: it extends itself: a.yaml.j2 → a.yaml.j2; the template below this one is called "base/a.yaml.j2""#);
     // A template that the set puts over the base leads back to itself.
     insta::assert_snapshot!(error(&[("a.yaml.j2", "{% include 'c.yaml.j2' %}"), ("c.yaml.j2", "c")]), @"sets/desktop/c.yaml.j2:1:4: it includes itself: sets/desktop/c.yaml.j2 → a.yaml.j2 → sets/desktop/c.yaml.j2");
     // One that ends.

@@ -45,9 +45,9 @@ use crate::{
     process::{signals::terminated, slots::Slots},
 };
 
-/// How many VMs of a namespace are reconciled at once, beside those whose reconcile takes long. Each has several requests under way, so 8
+/// How many VMs of a namespace are reconciled at once, beside those whose reconcile takes long. Each has several requests under way, so 6
 /// keep an API server busy; more would only take memory (docs/performance.md).
-const AT_ONCE: u16 = 8;
+const AT_ONCE: u16 = 6;
 
 /// What all namespaces share.
 #[derive(Clone)]

@@ -195,8 +195,20 @@ fn starting(reconciled: &Reconciled<'_>, pod: &Object) -> Problem {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        let restart = annotate(vm, RESTARTED_ANNOTATION);
-        problem.message += &format!("{WAITING_CHANGES}{}{more}: {restart}=\"$(date -Is)\"", change.path);
+        problem.message += &match late_at(pod).filter(|late| *late > observed.now) {
+            // A Pod that creates no container till then is made again with its changes.
+            Some(late) => {
+                let late = whole_seconds(late);
+                format!(
+                    "{WAITING_CHANGES}{}{more}: if no container starts, the manager does that at {late}",
+                    change.path
+                )
+            }
+            None => {
+                let restart = annotate(vm, RESTARTED_ANNOTATION);
+                format!("{WAITING_CHANGES}{}{more}: {restart}=\"$(date -Is)\"", change.path)
+            }
+        };
     }
     problem
 }
@@ -300,7 +312,9 @@ fn problem_of_container(vm: &VirtualMachine, pod: &Object, status: &Value) -> Op
     if let Some(ended) = terminated(status).filter(|ended| ended["exitCode"] != 0) {
         let next = next_try(status, ended).map(|(count, next)| format!("; try {count} is at about {next}"));
         let message = end_of_container(&name, ended) + &next.unwrap_or_default();
-        return Some(Problem::new(Reason::RunnerFailed, message));
+        let is_added = !is_runners(pod, status) && name != AGENT_NAME;
+        let reason = if is_added { Reason::ContainerFailed } else { Reason::RunnerFailed };
+        return Some(Problem::new(reason, message));
     }
     let waiting = &status["state"]["waiting"];
     let described = |reason: &str| format!("{name}: {reason}: {}", string(&waiting["message"]));

@@ -159,6 +159,15 @@ fn the_reason_comes_from_the_pod() {
             "Failed false Ready=False RunnerFailed",
         ),
         (
+            json!({ "initContainerStatuses": [{ "name": "import", "state": { "waiting": { "reason": "CrashLoopBackOff" } },
+                "lastState": { "terminated": { "exitCode": 22, "message": "curl: 404" } } }] }),
+            "Failed false Ready=False ContainerFailed",
+        ),
+        (
+            json!({ "initContainerStatuses": [{ "name": "agent", "state": { "terminated": { "exitCode": 1 } } }] }),
+            "Failed false Ready=False RunnerFailed",
+        ),
+        (
             json!({ "containerStatuses": [{ "state": { "waiting": { "reason": "ContainerCreating" } } }] }),
             "Starting false Ready=False Starting",
         ),

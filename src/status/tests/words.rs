@@ -138,3 +138,21 @@ fn a_change_that_waits_is_added_once_to_what_keeps_the_vm_from_starting() {
     let second = derive(&with_status(first), &restarted("ImagePullBackOff", "it waits"));
     assert_eq!(ready(&second).1, expected);
 }
+
+#[test]
+fn a_pod_that_the_manager_makes_again_by_itself_needs_no_restart() {
+    let changed = vm(|vm| vm["spec"]["image"] = json!({ "source": "other" }));
+    let creating = cluster(|kind, object| {
+        if kind == "Pod" {
+            object["spec"]["nodeName"] = json!("node-1");
+            object["status"] = json!({
+                "phase": "Pending",
+                "conditions": [{ "type": "PodScheduled", "status": "True", "lastTransitionTime": "2027-01-15T07:59:00Z" }],
+                "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "ContainerCreating" } } }],
+            });
+        }
+    });
+    let message = ready(&derive(&changed, &creating)).1;
+    let end = "objects/Pod/spec.containers[vm-runner].image and 1 more: if no container starts, the manager does that at 2027-01-15T08:01:00Z";
+    assert!(message.ends_with(&format!("; these changes need a restart: {end}")), "{message}");
+}

@@ -94,6 +94,9 @@ pub enum Refusal {
     /// A link that leads elsewhere.
     #[error("a symbolic link leads out of {}", .0.display())]
     Link(PathBuf),
+    /// The folder is not there at all.
+    #[error("there is no folder {}; a Pod that was created before it had that volume gets it when the VM is restarted", .0.display())]
+    NoFolder(PathBuf),
     /// A file that can't be read.
     #[error("{0}")]
     Unreadable(#[from] io::Error),
@@ -167,7 +170,10 @@ pub fn check(text: &str, folders: &[PathBuf]) -> Result<(), Refusal> {
 }
 
 fn file(path: &Path, folder: &Path, folders: &[PathBuf]) -> Result<Medium, Refusal> {
-    let real = fs::canonicalize(path)?;
+    let real = fs::canonicalize(path).map_err(|error| match folder.is_dir() {
+        true => error.into(),
+        false => Refusal::NoFolder(folder.to_owned()),
+    })?;
     let is_inside = |folder: &PathBuf| fs::canonicalize(folder).is_ok_and(|folder| real.starts_with(folder));
     if !folders.iter().any(is_inside) {
         return Err(Refusal::Link(folder.to_owned()));
@@ -272,6 +278,10 @@ mod tests {
             ("isos/out", "a symbolic link leads out of isos"),
             ("isos/folder/token", "a symbolic link leads out of isos"),
             ("isos/deep", "it is no ordinary file"),
+            (
+                "not-there/a.iso",
+                "there is no folder not-there; a Pod that was created before it had that volume gets it when the VM is restarted",
+            ),
             ("isos/none", "No such file or directory (os error 2)"),
             ("isos/loop", "Too many levels of symbolic links (os error 40)"),
         ] {

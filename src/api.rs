@@ -622,7 +622,7 @@ pub struct ClaimMetadata {
 pub struct Cdrom {
     /// The CD: a URL, a path in the runner, or a name in the image repository; `""` is an empty drive. It can be
     /// changed while the VM runs.
-    #[schemars(length(max = 4096))]
+    #[schemars(length(max = 4096), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
     pub image: String,
 }
 

@@ -93,18 +93,21 @@ fn known<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus> {
 }
 
 /// The claim with the VM's data that existed under this name and does not exist any more. The manager creates no empty one in its place,
-/// unless a person gave the VM the annotation [`REPLACE_CLAIM_ANNOTATION`] with the UID of the lost claim, or the claim never had a volume.
+/// unless a person gave the VM the annotation [`REPLACE_CLAIM_ANNOTATION`] with the UID of the lost claim, or it was of no use.
 pub fn missing<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus> {
     let replaced = vm.annotations().get(REPLACE_CLAIM_ANNOTATION).map(String::as_str).unwrap_or_default();
-    known(vm, name).filter(|known| !never_had_data(vm, known)).filter(|known| {
+    known(vm, name).filter(|known| !was_of_no_use(vm, known)).filter(|known| {
         known.uid.as_ref().is_some_and(|uid| !replaced.split(',').any(|replaced| replaced.trim() == uid))
     })
 }
 
-/// Whether the claim had no volume when the manager saw it last, and no guest can have run with it since: the runner's first report takes
-/// the condition Running away from the manager.
-fn never_had_data(vm: &VirtualMachine, known: &ClaimStatus) -> bool {
-    known.findings.iter().any(|finding| finding.reason == Reason::ClaimPending) && owns_condition(vm, RUNNING)
+/// Whether the claim had no volume and could not become as the spec wants it when the manager saw it last, so that a person was told to delete
+/// it ([`sentence`]), and no guest of the VM has ever run: a runner's first report takes the condition Running away from the manager, and
+/// leaves the UID of its Pod.
+fn was_of_no_use(vm: &VirtualMachine, known: &ClaimStatus) -> bool {
+    let has_run = vm.status.as_ref().is_some_and(|status| status.pod_uid.is_some() || status.halted.is_some());
+    let found = |reason| known.findings.iter().any(|finding| finding.reason == reason);
+    !has_run && found(Reason::ClaimPending) && found(Reason::ChangeRefused) && owns_condition(vm, RUNNING)
 }
 
 /// The size in bytes that a claim's spec requests.
@@ -305,11 +308,8 @@ pub fn sentence(claim: &ClaimStatus, finding: &ClaimFinding) -> String {
         Reason::ShrinkRefused => format!("claim {claim} keeps its {current}: a volume can't shrink to {wanted}"),
         Reason::ChangeRefused => {
             let is_empty = findings.iter().any(|finding| finding.reason == Reason::ClaimPending);
-            let remedy = if is_empty {
-                "; it has no volume, so delete it, and it is made again as the spec wants it"
-            } else {
-                ""
-            };
+            let remedy =
+                if is_empty { "; it has no volume, so delete it to have it made as the spec wants it" } else { "" };
             format!("claim {claim} keeps its {current}: that can't be changed in a claim that exists{remedy}")
         }
         Reason::Resizing => format!("claim {claim} is growing to {wanted}"),
@@ -496,12 +496,12 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_never_had_a_volume_is_made_again_unless_a_guest_may_have_run_with_it() {
-        let pending = |running_by: &str, more: Value| {
+    fn a_claim_without_a_volume_that_could_not_change_is_made_again_unless_a_guest_may_have_run_with_it() {
+        let pending = |pod: Option<&str>, running_by: &str, more: Value| {
             let mut claim = json!({ "name": CLAIM, "uid": "u-1" });
             claim.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             vm(|vm| {
-                vm["status"] = json!({ "claims": [claim] });
+                vm["status"] = json!({ "claims": [claim], "podUid": pod });
                 let condition = json!({ "f:status": {}, "f:message": {} });
                 vm["metadata"]["managedFields"] = json!([{
                     "manager": running_by, "operation": "Apply", "subresource": "status",
@@ -509,10 +509,14 @@ mod tests {
                 }]);
             })
         };
-        let waits = json!({ "findings": [{ "reason": "ClaimPending" }] });
-        assert_eq!(missing(&pending(STATUS_MANAGER, waits.clone()), CLAIM), None);
-        assert!(missing(&pending(RUNNER_MANAGER, waits), CLAIM).is_some(), "a runner has reported since");
-        assert!(missing(&pending(STATUS_MANAGER, json!({})), CLAIM).is_some(), "it had a volume");
+        let waits = json!({ "findings": [{ "reason": "ChangeRefused" }, { "reason": "ClaimPending" }] });
+        assert_eq!(missing(&pending(None, STATUS_MANAGER, waits.clone()), CLAIM), None);
+        assert!(missing(&pending(None, RUNNER_MANAGER, waits.clone()), CLAIM).is_some(), "a runner has reported since");
+        assert!(missing(&pending(Some("u-2"), STATUS_MANAGER, waits), CLAIM).is_some(), "a guest ran before");
+        for one in ["ChangeRefused", "ClaimPending"] {
+            let finding = json!({ "findings": [{ "reason": one }] });
+            assert!(missing(&pending(None, STATUS_MANAGER, finding), CLAIM).is_some(), "{one}");
+        }
     }
 
     #[test]
@@ -529,7 +533,7 @@ mod tests {
         assert_eq!(
             sentence_of(json!([{ "reason": "ClaimPending", "current": "fast" }, refused])),
             "claim a of the storage class fast has no volume yet; kubectl describe pvc a says why; claim a keeps its storageClassName: \
-             that can't be changed in a claim that exists; it has no volume, so delete it, and it is made again as the spec wants it"
+             that can't be changed in a claim that exists; it has no volume, so delete it to have it made as the spec wants it"
         );
     }
 

@@ -37,7 +37,7 @@ use crate::{
     plan::{
         Action, Plan,
         beside::is_action_beside,
-        conflict::{Conflict, conflict, is_another_volume},
+        conflict::{Conflict, adopts, conflict, is_another_volume},
     },
     power,
     process::{ErrorChain, slots::Slots},
@@ -397,6 +397,8 @@ impl Cluster {
         let failed = |source| ActionError::Api { what: "apply", key: key.clone(), source: Box::new(source) };
         let found = existing.object.unpack();
         match conflict(vm, rendered, &found) {
+            // Somebody else may have taken the owner away, as at the deletion of the VM.
+            Conflict::Apply(_) if adopts(rendered, &found) && !self.is_current(vm).await? => Err(failed(answer)),
             Conflict::Apply(object) => {
                 let applied = self.apply_if(&namespace_of(vm), key, &object.value, ("uid", &found.uid)).await;
                 self.store_applied(key, applied.map_err(failed)?);
@@ -580,6 +582,26 @@ impl Cluster {
             }
             Err(source) => Err(ActionError::Api { what: "delete", key: key.clone(), source: Box::new(source) }),
         }
+    }
+
+    /// Whether the API server has the VM, and it is not being deleted.
+    ///
+    /// # Errors
+    /// The error of the request.
+    pub async fn is_current(&self, vm: &VirtualMachine) -> Result<bool, ActionError> {
+        let api: Api<StoredVm> = Api::namespaced(self.client.clone(), &namespace_of(vm));
+        let found = self.requests.run(api.get_metadata_opt(&vm.name_any())).await;
+        let found = found.map_err(|source| ActionError::Api {
+            what: "read",
+            key: ObjectKey {
+                api_version: VirtualMachine::api_version(&()).into(),
+                kind: VirtualMachine::kind(&()).into(),
+                name: vm.name_any(),
+            },
+            source: Box::new(source),
+        })?;
+        Ok(found
+            .is_some_and(|found| found.metadata.uid == vm.metadata.uid && found.metadata.deletion_timestamp.is_none()))
     }
 
     /// Sets `spec.vm.state` to Stopped, and the annotation that identifies the guest's shutdown. Returns false if the VM was changed or

@@ -93,6 +93,10 @@ pub struct Plan {
     pub pending: Vec<PendingChange>,
     /// The new `status.retry`.
     pub retry: Option<Retry>,
+    /// Whether an object without an owner becomes the VM's. The garbage collector takes owners away from what a VM leaves
+    /// (`kubectl delete --cascade=orphan`), and the watch of VMs may report that deletion later than the watch of the objects: so before that
+    /// plan is executed, the API server must say that the VM exists and is not being deleted.
+    pub adopts: bool,
 }
 
 impl Plan {
@@ -555,6 +559,7 @@ impl<'a> Planner<'a> {
             Update::Live => (!is_same || !found.owns_all_of(&object.value))
                 .then(|| Action::Apply { object: object.clone(), uid: Some(uid()) }),
         };
+        self.plan.adopts |= action.is_some() && metadata::missing_owners(object, found).is_some();
         self.plan.steps[step].extend(action);
     }
 

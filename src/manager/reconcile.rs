@@ -198,6 +198,11 @@ impl Reconciler {
         let plan = plan(&vm, &view.observed, view.plannable());
         self.count_skipped(view.rendered.as_deref().ok(), &plan);
         self.debug.planned(&vm, view.rendered.as_deref(), &plan);
+        if plan.adopts && !self.cluster.is_current(&vm).await? {
+            // The watch reports the deletion soon.
+            debug!("the VM is being deleted or is gone: it adopts nothing");
+            return Ok(None);
+        }
 
         // 3. Execute. Writes objects.
         let Executed { done, refusals, beside, result } = match self.check_start(&vm, &plan, &inputs.config).await {

@@ -17,6 +17,7 @@
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
+use super::metadata;
 use crate::{
     api::VirtualMachine,
     claims,
@@ -59,6 +60,11 @@ pub fn conflict(vm: &VirtualMachine, rendered: &Rendered, found: &Object) -> Con
         Update::Once => Conflict::Keep,
         Update::Live | Update::AtStart => Conflict::Apply(rendered.clone()),
     }
+}
+
+/// Whether an object without an owner would become the VM's.
+pub fn adopts(rendered: &Rendered, found: &Object) -> bool {
+    metadata::missing_owners(rendered, found).is_some()
 }
 
 /// Whether a claim that exists is another volume than the rendered one would be: with another mode or another size, for which the Pod and the

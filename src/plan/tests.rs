@@ -687,4 +687,6 @@ fn a_recreated_vm_adopts_orphaned_objects() {
     let actions = decide(&vm, &observed);
     assert_eq!(actions.len(), 1, "{actions:?}");
     assert!(actions[0].starts_with(r#"1 label Pod apple {"ownerReferences":"#));
+    let adopts = |observed: &Observed| plan(&vm, observed, Some(&rendered(&vm, observed))).adopts;
+    assert_eq!((adopts(&observed), adopts(&cluster(&vm, |_, _| ()))), (true, false));
 }

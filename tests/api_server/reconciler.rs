@@ -617,7 +617,7 @@ async fn a_template_that_fails_for_one_vm_does_not_block_another() {
     ns.vm_with_reason("good", "Starting").await;
     for (name, message) in [
         ("bad", "a.yaml.j2:2:4: undefined value: `nothing` is undefined"),
-        ("worse", "b.yaml.j2: the output is not YAML: did not find expected ',' or ']'"),
+        ("worse", "b.yaml.j2:2: the output is not YAML: did not find expected ',' or ']'"),
     ] {
         let vm = ns.vm_with_reason(name, "TemplateError").await;
         let ready = conditions::find(&vm.status.as_ref().unwrap().conditions, "Ready").unwrap();

@@ -14,7 +14,7 @@ use futures::future::join_all;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret};
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, PropagationPolicy},
 };
 use serde_json::{Value, json};
 use vm_operator::api::{PowerState, VirtualMachine};
@@ -497,4 +497,52 @@ async fn a_slow_admission_webhook_blocks_no_other_vm_and_a_failing_one_is_report
     eventually("the Pod of late", LIMIT, async || has_pod("late").await.then_some(())).await;
     ready("Starting").await;
     cluster.kubectl(&["delete", "validatingwebhookconfiguration", namespace.name()]);
+}
+
+/// The garbage collector takes away the owner of what a VM leaves. If the manager gave it back, the Pod would go with the VM.
+#[tokio::test]
+async fn a_vm_whose_deletion_is_seen_late_takes_nothing_back_that_it_left() {
+    let cluster = Cluster::control_plane();
+    let client = cluster.client().await;
+    let namespace = namespace(cluster, "left").await;
+    let proxy = Proxy::start(client.clone(), 1, Faults::default()).await;
+    let manager = Manager::start_with(&proxy.kubeconfig(), namespace.name(), &[], "");
+    let vms = api::<VirtualMachine>(&client, &namespace);
+    let pods = api::<Pod>(&client, &namespace);
+    let mut manifest = vm_manifest("apple");
+    // With a node the Pod does not go at once when it is deleted.
+    manifest["spec"]["nodeName"] = json!("played");
+    namespace.apply(&manifest.to_string());
+    eventually("the VM to run", LIMIT, async || {
+        pods.get_opt("apple").await.unwrap()?;
+        report(&client, namespace.name(), "apple", true, "Started").await;
+        let vm = vms.get("apple").await.unwrap();
+        condition(&vm, "Ready").is_some_and(|ready| ready.1 == "Running").then_some(())
+    })
+    .await;
+    let pod = pods.get("apple").await.unwrap();
+    proxy.hold_watches(Some("/vms?"));
+    let orphan = DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
+    vms.delete("apple", &orphan).await.unwrap();
+    eventually("the manager to see what the VM left", LIMIT, async || {
+        manager.log().contains("it adopts nothing").then_some(())
+    })
+    .await;
+    let is_gone = async || vms.get_opt("apple").await.unwrap().is_none().then_some(());
+    eventually("the VM to be gone", LIMIT, is_gone).await;
+    let left = pods.get("apple").await.unwrap();
+    assert_eq!((left.uid(), left.metadata.deletion_timestamp.is_some()), (pod.uid(), false));
+    assert!(left.owner_references().is_empty(), "{:?}", left.metadata);
+
+    // A new VM of the name continues with it, whether its state is set or not.
+    proxy.hold_watches(None);
+    manifest["spec"]["vm"].as_object_mut().unwrap().remove("state");
+    namespace.apply(&manifest.to_string());
+    let vm = vms.get("apple").await.unwrap();
+    let adopted = eventually("the Pod to be owned", LIMIT, async || {
+        let pod = pods.get("apple").await.unwrap();
+        pod.owner_references().iter().any(|owner| Some(&owner.uid) == vm.uid().as_ref()).then_some(pod)
+    })
+    .await;
+    assert_eq!((adopted.uid(), adopted.metadata.deletion_timestamp.is_some()), (pod.uid(), false));
 }

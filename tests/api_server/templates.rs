@@ -367,7 +367,7 @@ fn commands_on_template_folders_print_what_is_wrong() {
         "kind: ConfigMap\n---\napiVersion: vmoperator.jdrupes.org/v1\nkind: VirtualMachine\nmetadata: {name: pear}\nspec:\n  \
          vm: {maximumCpus: 1}\n  templateValues: {size: huge}\n  templates:\n    set: none\n",
     );
-    let no_set = "vms/pear.yaml:10:10: no template set is named \"none\": there are none (spec.templates.set)\n1";
+    let no_set = "vms/pear.yaml:10:10: no template set is named \"none\": there are none; with --installed the sets of the cluster are known (spec.templates.set)\n1";
     assert_eq!(said(&["render", "-f", "vms/pear.yaml", "--templates", "v"]), no_set);
     let linted = said(&["lint", "v", "-f", "vms"]);
     assert!(

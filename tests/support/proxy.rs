@@ -14,7 +14,7 @@ use axum::{
     extract::{Request, State},
     response::Response,
 };
-use futures::{StreamExt, stream};
+use futures::{Stream, StreamExt, stream};
 use http_body_util::BodyExt;
 use kube::Client;
 use serde_json::{Value, json};
@@ -52,6 +52,8 @@ struct Shared {
     refused: Mutex<Option<&'static str>>,
     /// Writes wait here. One whose client closes its connection meanwhile does not arrive.
     holds_writes: watch::Sender<bool>,
+    /// What watches of addresses with this text report waits here.
+    holds_watches: watch::Sender<Option<&'static str>>,
     random: Mutex<fastrand::Rng>,
     /// Writes that the API server carried out and answered, by method and path.
     writes: Mutex<BTreeMap<String, u32>>,
@@ -68,6 +70,7 @@ impl Proxy {
             faults: Mutex::new(Some(faults)),
             refused: Mutex::default(),
             holds_writes: watch::Sender::new(false),
+            holds_watches: watch::Sender::new(None),
             random: Mutex::new(fastrand::Rng::with_seed(seed)),
             writes: Mutex::default(),
             lists: Mutex::default(),
@@ -106,6 +109,11 @@ impl Proxy {
     /// Holds all writes that arrive from now on, or lets the held ones go on.
     pub fn hold_writes(&self, holds: bool) {
         self.shared.holds_writes.send_replace(holds);
+    }
+
+    /// Holds what watches of addresses with a text report from now on, or lets all of it go on.
+    pub fn hold_watches(&self, text: Option<&'static str>) {
+        self.shared.holds_watches.send_replace(text);
     }
 
     /// Writes that were carried out and answered, by method and path. A write whose answer was lost is not counted.
@@ -147,6 +155,21 @@ fn refusal(code: u16, reason: &str) -> Response {
     response.body(Body::from(status(code, reason).to_string())).unwrap()
 }
 
+/// Events of a watch, which wait while those of its address are held.
+fn held_back<S: Stream>(
+    events: S,
+    held: watch::Receiver<Option<&'static str>>,
+    address: String,
+) -> impl Stream<Item = S::Item> {
+    events.then(move |event| {
+        let (mut held, address) = (held.clone(), address.clone());
+        async move {
+            held.wait_for(|text| !text.is_some_and(|text| address.contains(text))).await.unwrap();
+            event
+        }
+    })
+}
+
 async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let faults = *shared.faults.lock().unwrap();
     let (parts, body) = request.into_parts();
@@ -165,6 +188,7 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     if refused.is_some_and(|text| parts.uri.to_string().contains(text)) {
         return refusal(503, "ServiceUnavailable");
     }
+    let address = parts.uri.to_string();
     let body = body.collect().await.unwrap().to_bytes();
     let request = http::Request::from_parts(parts, kube::client::Body::from(body));
     let dice = shared.random.lock().unwrap().u8(0..100);
@@ -226,6 +250,12 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         });
         return Response::from_parts(head, Body::from_stream(half.chain(broken)));
     }
+    let answer = if is_watch {
+        let held = shared.holds_watches.subscribe();
+        answer.map(|body| Body::from_stream(held_back(body.into_data_stream(), held, address)))
+    } else {
+        answer
+    };
     match faults.and_then(|faults| faults.watch) {
         Some(longest) if is_watch => {
             shared.inject("cut watch");

@@ -50,6 +50,36 @@ async fn a_claim_that_is_deleted_is_never_replaced_by_an_empty_one_unless_a_pers
     assert_ne!(claims.get("apple-core-disk").await.unwrap().uid().unwrap(), restored);
 }
 
+#[tokio::test]
+async fn a_claim_of_a_class_that_does_not_exist_is_made_again_when_it_is_deleted_after_the_class_was_mended() {
+    let ns = ManagedNamespace::new("no-class").await;
+    let disks = |class: &str| {
+        let spec = json!({ "storageClassName": class, "resources": { "requests": { "storage": "1Gi" } } });
+        json!([{ "volumeClaimTemplate": { "metadata": { "name": "core" }, "spec": spec } }])
+    };
+    ns.create_vm("apple", |vm| vm["spec"]["vm"]["disks"] = disks("nope")).await;
+    let says = async |words: &str| {
+        ns.vm_when("apple", words, |vm| condition(vm, "StorageReady").is_some_and(|storage| storage.2.contains(words)))
+            .await
+    };
+    let why = "of the storage class nope has no volume yet; kubectl describe pvc apple-core-disk says why";
+    says(&format!("claim apple-core-disk {why}")).await;
+    let claims: Api<PersistentVolumeClaim> = ns.api();
+    let first = claims.get("apple-core-disk").await.unwrap().uid();
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "disks": disks("fast") } } })).await;
+    says(
+        "can't be changed in a claim that exists; it has no volume, so delete it to have it made as the spec wants it",
+    )
+    .await;
+    claims.delete("apple-core-disk", &DeleteParams::default()).await.unwrap();
+    let again = eventually("the claim to be made again", LIMIT, async || {
+        let claim = claims.get_opt("apple-core-disk").await.unwrap()?;
+        (claim.uid() != first).then_some(claim)
+    })
+    .await;
+    assert_eq!(again.spec.unwrap().storage_class_name.as_deref(), Some("fast"));
+}
+
 /// A claim that lost its labels, or came back from a backup without, is the disk; also one with the name of an earlier release.
 #[tokio::test]
 async fn a_claim_without_labels_is_the_disk_at_the_first_start() {

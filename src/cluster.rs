@@ -340,6 +340,12 @@ impl Cluster {
         match action {
             Action::Apply { object, uid } => self.apply(vm, object, uid.as_deref()).await,
             Action::Label { key, uid, patch } => self.label(&namespace_of(vm), key, uid, patch).await,
+            Action::Image { key, uid, container, image } => {
+                let patch = json!({ "spec": { "initContainers": [{ "name": container, "image": image }] } });
+                self.change_image(&namespace_of(vm), key, uid, &patch).await?;
+                info!(object = %key, container, image, "changed the image");
+                Ok(())
+            }
             Action::Delete { key, uid, grace, version, keeps_owned, reason: _ } => {
                 let resource_version = version.map(|version| version.to_string());
                 let preconditions = Preconditions { uid: Some(uid.clone()), resource_version };
@@ -554,6 +560,27 @@ impl Cluster {
         info!(object = %key, "labelled");
         self.children.metrics.wrote("label", &key.kind);
         self.children.insert(patched);
+        Ok(())
+    }
+
+    async fn change_image(
+        &self,
+        namespace: &str,
+        key: &ObjectKey,
+        uid: &str,
+        patch: &Value,
+    ) -> Result<(), ActionError> {
+        let body = || {
+            let mut patch = patch.clone();
+            patch["metadata"]["uid"] = json!(uid);
+            Patch::Strategic(patch)
+        };
+        let parameters = PatchParams { field_manager: Some(OBJECT_MANAGER.into()), ..PatchParams::default() };
+        let patched = self.patch(namespace, key, &parameters, body).await;
+        let failed =
+            |source| ActionError::Api { what: "change the image of", key: key.clone(), source: Box::new(source) };
+        self.children.insert(patched.map_err(failed)?);
+        self.children.metrics.wrote("image", &key.kind);
         Ok(())
     }
 

@@ -8,7 +8,8 @@
 //! When it is told to end (SIGTERM, SIGINT) the manager begins no new write, waits a moment for those under way, gives the lease
 //! back and ends. The next leader does what is left, as after a crash.
 
-pub mod caches;
+pub mod agents;
+mod caches;
 mod child;
 mod client;
 pub mod debug;

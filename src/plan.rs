@@ -35,7 +35,9 @@ use serde_json::{Value, json};
 use crate::{
     api::{PendingChange, VirtualMachine, status::Retry},
     claims,
-    object::{HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, RESTARTED_ANNOTATION, Rendered, Update},
+    object::{
+        AGENT_NAME, HASH_ANNOTATION, LIFETIME_ANNOTATION, Lifetime, ObjectKey, RESTARTED_ANNOTATION, Rendered, Update,
+    },
     observed::{Object, Observed},
     power::{
         self, Power, Wanted,
@@ -104,7 +106,7 @@ impl Plan {
     pub fn writes(&self, key: &ObjectKey) -> bool {
         self.steps.iter().flatten().any(|action| match action {
             Action::Apply { object, uid: _ } => object.key == *key,
-            Action::Label { key: labelled, uid: _, patch: _ } => labelled == key,
+            Action::Label { key: labelled, .. } | Action::Image { key: labelled, .. } => labelled == key,
             Action::Delete { .. } => false,
         })
     }
@@ -126,7 +128,7 @@ impl Plan {
     pub fn starts(&self) -> bool {
         let is_created = |action: &Action| match action {
             Action::Apply { object, uid: None } => object.lifetime == Lifetime::Running,
-            Action::Apply { .. } | Action::Label { .. } | Action::Delete { .. } => false,
+            Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } | Action::Delete { .. } => false,
         };
         self.steps.iter().flatten().any(is_created)
     }
@@ -551,7 +553,15 @@ impl<'a> Planner<'a> {
                 .map(|owners| label(json!({ "metadata": { "ownerReferences": owners } }))),
             Update::AtStart => {
                 if !is_same {
-                    self.plan.pending.extend(pending::changes(object, found));
+                    let mut changes = pending::changes(object, found);
+                    let image = Some(&mut changes).filter(|_| object.key.is_pod()).and_then(pending::take_agent_image);
+                    self.plan.steps[step].extend(image.map(|image| Action::Image {
+                        key: object.key.clone(),
+                        uid: uid(),
+                        container: AGENT_NAME.into(),
+                        image,
+                    }));
+                    self.plan.pending.extend(changes);
                 }
                 metadata::patch(object, found).map(label)
             }

@@ -104,11 +104,14 @@ fn describe(plan: &Plan) -> String {
         Action::Apply { object, uid: None } => json!({ "create": object.key.to_string() }),
         Action::Apply { object, uid: Some(uid) } => json!({ "apply": object.key.to_string(), "uid": uid }),
         Action::Label { key, uid, patch } => json!({ "label": key.to_string(), "uid": uid, "patch": patch }),
+        Action::Image { key, uid, container, image } => {
+            json!({ "image": key.to_string(), "uid": uid, "container": container, "to": image })
+        }
         Action::Delete { key, uid, reason, grace, version: _, keeps_owned: _ } => {
             json!({ "delete": key.to_string(), "uid": uid, "reason": format!("{reason:?}"), "grace": grace })
         }
     };
-    let Plan { power, force_stop: _, steps, waits, requeue_after, pending, retry } = plan;
+    let Plan { power, force_stop: _, steps, waits, requeue_after, pending, retry, adopts: _ } = plan;
     yaml(json!({
         "power": format!("{power:?}"),
         "steps": steps.iter().map(|step| step.iter().map(action).collect::<Vec<_>>()).collect::<Vec<_>>(),

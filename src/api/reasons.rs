@@ -126,6 +126,7 @@ reasons! {
     Evicted, "event", Notice, "The cluster removes the Pod, for example because its node is drained. The message has the cause.";
     Forced, "event", Notice, "The manager ends the Pod without waiting for the guest.";
     ForceStopIgnored, "event", Warning, "The annotation `forceStop` is ignored: it was set while the VM should run, or it is not the UID of the VM's Pod.";
+    AgentReplaced, "event", Notice, "The runner's agent gets another image. The guest goes on, and the agent reports again a moment later.";
     RestartRequired, "event", Notice, "The condition RestartRequired became True, or other changes wait.";
     PowerUnmanaged, "event", Warning, "The condition PowerUnmanaged became True.";
     DiskKept, "event", Notice, "A disk was removed from the spec; its claim still exists.";

@@ -193,6 +193,9 @@ async fn print(
             Action::Label { key, patch, .. } => {
                 write!(output, "{key}: labels and annotations changed at once\n{}", indent(&yaml(patch)?))?;
             }
+            Action::Image { key, container, image, .. } => {
+                writeln!(output, "{key}: the container {container} gets the image {image} at once; the guest goes on")?;
+            }
             Action::Delete { key, reason, .. } => print_deletion(key, reason, output)?,
         }
     }

@@ -80,7 +80,7 @@ fn pod_spec(action: &Action) -> Option<&Value> {
         Action::Apply { object, uid: None } if object.lifetime == Lifetime::Running => {
             object.value.pointer(if object.key.is_pod() { "/spec" } else { "/spec/template/spec" })
         }
-        Action::Apply { .. } | Action::Label { .. } | Action::Delete { .. } => None,
+        Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } | Action::Delete { .. } => None,
     }
 }
 

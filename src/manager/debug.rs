@@ -179,6 +179,9 @@ fn action(action: &Action) -> Value {
     match action {
         Action::Apply { object, uid } => json!({ "apply": object.key.to_string(), "uid": uid }),
         Action::Label { key, uid, patch: _ } => json!({ "label": key.to_string(), "uid": uid }),
+        Action::Image { key, uid, container, image } => {
+            json!({ "image": image, "container": container, "of": key.to_string(), "uid": uid })
+        }
         Action::Delete { key, uid, reason, grace, version: _, keeps_owned: _ } => {
             json!({ "delete": key.to_string(), "uid": uid, "reason": format!("{reason:?}"), "graceSeconds": grace })
         }

@@ -27,10 +27,11 @@ use tokio::sync::watch;
 use tracing::{Instrument as _, error_span};
 
 use super::{
+    agents::Agents,
     caches::Caches,
     debug::DebugRecords,
     pools,
-    reconcile::Reconciler,
+    reconcile::{Followed, Reconciler},
     renderer::Renderer,
     slow::{Beside, Slow},
     templates::InForce,
@@ -126,14 +127,15 @@ impl Namespace {
             triggers(shared, &caches, pools.clone(), triggered),
             started,
         );
+        let (agents, turns) = Agents::new();
+        let triggered = stream::select(triggered, turns);
         let reconciler = Arc::new(Reconciler::new(
             cluster.clone(),
-            shared.config.clone(),
-            shared.templates.clone(),
-            pools,
+            Followed { config: shared.config.clone(), templates: shared.templates.clone(), pools },
             shared.recorder.clone(),
             shared.debug.clone(),
             shared.renderer.clone(),
+            agents,
         ));
         let queue = Queue { store: caches.vms.clone(), reconciler, shared: shared.clone() };
         Self { caches, cluster, work: queue.work(vms, triggered).boxed() }

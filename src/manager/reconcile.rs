@@ -33,6 +33,7 @@ use crate::{
     },
     config::ReconcilerConfig,
     manager::{
+        agents::Agents,
         debug::DebugRecords,
         renderer::{Input, Renderer},
         templates::InForce,
@@ -99,6 +100,7 @@ pub struct Reconciler {
     recorder: Arc<EventRecorder>,
     debug: DebugRecords,
     renderer: Arc<Renderer>,
+    agents: Agents,
     /// The VMs as the last writes of their status returned them.
     pub written: Written,
     /// The VMs whose last reconcile failed.
@@ -139,17 +141,27 @@ impl View {
     }
 }
 
+/// What is read anew for each reconcile.
+pub struct Followed {
+    /// The configuration.
+    pub config: watch::Receiver<Arc<ReconcilerConfig>>,
+    /// The template sets in force.
+    pub templates: watch::Receiver<Arc<InForce>>,
+    /// The pools that log users in.
+    pub pools: watch::Receiver<Arc<LoginPools>>,
+}
+
 impl Reconciler {
     /// A reconciler that reads and writes through `cluster`.
     pub fn new(
         cluster: Cluster,
-        config: watch::Receiver<Arc<ReconcilerConfig>>,
-        templates: watch::Receiver<Arc<InForce>>,
-        pools: watch::Receiver<Arc<LoginPools>>,
+        followed: Followed,
         recorder: Arc<EventRecorder>,
         debug: DebugRecords,
         renderer: Arc<Renderer>,
+        agents: Agents,
     ) -> Self {
+        let Followed { config, templates, pools } = followed;
         Self {
             cluster,
             config,
@@ -158,6 +170,7 @@ impl Reconciler {
             recorder,
             debug,
             renderer,
+            agents,
             written: Written::default(),
             failing: Mutex::default(),
         }
@@ -196,6 +209,7 @@ impl Reconciler {
 
         // 2. Plan. Pure.
         let plan = plan(&vm, &view.observed, view.plannable());
+        let plan = self.paced(&vm, &name, &view.observed, plan);
         self.count_skipped(view.rendered.as_deref().ok(), &plan);
         self.debug.planned(&vm, view.rendered.as_deref(), &plan);
         if plan.adopts && !self.cluster.is_current(&vm).await? {
@@ -319,6 +333,18 @@ impl Reconciler {
         if plan.starts() { self.cluster.check_secrets(vm, &config.cloud_init_secret_label).await } else { Ok(()) }
     }
 
+    /// The plan without a new image for the VM's agent, if its turn has not come.
+    fn paced(&self, vm: &VirtualMachine, name: &ObjectRef<PackedVm>, observed: &Observed, mut plan: Plan) -> Plan {
+        let pod = guests::pod(vm, observed);
+        self.agents.observe(name, pod.map(AsRef::as_ref));
+        let may_begin = || pod.is_some_and(|pod| self.agents.may_begin(name, pod));
+        let is_image = |action: &plan::Action| matches!(action, plan::Action::Image { .. });
+        if plan.steps.iter().flatten().any(is_image) && !may_begin() {
+            plan.steps.iter_mut().for_each(|step| step.retain(|action| !is_image(action)));
+        }
+        plan
+    }
+
     /// Records the events and writes the status if it differs. Returns whether the status was written.
     async fn report(&self, reconciled: &Reconciled<'_>, done: &[&plan::Action]) -> Result<bool, ReconcileError> {
         let vm = reconciled.vm;
@@ -375,6 +401,7 @@ impl Reconciler {
         let vm = ObjectRef::new(name).within(namespace);
         self.debug.forget(name, namespace);
         self.written.forget(&vm);
+        self.agents.forget(&vm);
         lock(&self.failing).remove(&vm);
     }
 

@@ -23,6 +23,17 @@ pub enum Action {
         /// A merge patch of its metadata.
         patch: Value,
     },
+    /// Give a container of an existing Pod another image. The kubelet starts that container again, and no other.
+    Image {
+        /// The Pod.
+        key: ObjectKey,
+        /// Its UID.
+        uid: String,
+        /// The sidecar, one of `initContainers`.
+        container: String,
+        /// The image.
+        image: String,
+    },
     /// Delete the object.
     Delete {
         /// The object.
@@ -45,7 +56,7 @@ impl Action {
     pub fn key(&self) -> &ObjectKey {
         match self {
             Self::Apply { object, .. } => &object.key,
-            Self::Label { key, .. } | Self::Delete { key, .. } => key,
+            Self::Label { key, .. } | Self::Image { key, .. } | Self::Delete { key, .. } => key,
         }
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     api::{PendingChange, Quantity},
-    object::Rendered,
+    object::{AGENT_NAME, Rendered},
     observed::{Json, Object},
 };
 
@@ -48,6 +48,17 @@ pub fn created_after_pod(rendered: &Rendered, pod: &Object) -> PendingChange {
         wanted: None,
         reason: format!("the VM runs in the {}, which other templates created", pod.key),
     }
+}
+
+/// Takes out the change of the agent's image, if nothing else of the agent changes. A Pod can get it while its guest runs.
+pub fn take_agent_image(changes: &mut Vec<PendingChange>) -> Option<String> {
+    let agent = format!("{PREFIX}Pod/spec.initContainers[{AGENT_NAME}]");
+    let mut of_agent = changes.iter().enumerate().filter(|(_, change)| change.path.starts_with(&agent));
+    let (index, change) = of_agent.next().filter(|_| of_agent.next().is_none())?;
+    let is_image = change.path.strip_prefix(&agent) == Some(".image") && change.current.is_some();
+    let image = change.wanted.as_ref().filter(|_| is_image)?.as_str()?.to_owned();
+    changes.remove(index);
+    Some(image)
 }
 
 /// Whether a change is another amount of CPUs or memory that the runner's container requests.

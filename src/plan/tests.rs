@@ -17,6 +17,7 @@ fn short(plan: &Plan) -> Vec<String> {
                 format!("{step} {} {}", if uid.is_some() { "change" } else { "make" }, object.key)
             }
             Action::Label { key, patch, .. } => format!("{step} label {key} {}", patch["metadata"]),
+            Action::Image { key, container, image, .. } => format!("{step} image {key} {container} {image}"),
             Action::Delete { key, reason: DeleteReason::Stop | DeleteReason::NotRendered, .. } => {
                 format!("{step} delete {key}")
             }
@@ -418,9 +419,8 @@ fn a_change_of_the_pod_waits_for_the_next_start() {
     let plan_of = |observed: &Observed| plan(&after, observed, Some(&rendered(&after, observed)));
     let paths = |plan: &Plan| plan.pending.iter().map(|change| change.path.clone()).collect::<Vec<_>>();
     let waiting = plan_of(&observed);
-    assert_eq!(short(&waiting), [""; 0]);
-    let images = ["containers[vm-runner]", "initContainers[agent]"];
-    assert_eq!(paths(&waiting), images.map(|container| format!("objects/Pod/spec.{container}.image")));
+    assert_eq!(short(&waiting), ["1 image Pod apple agent other"]);
+    assert_eq!(paths(&waiting), ["objects/Pod/spec.containers[vm-runner].image"]);
 }
 
 #[test]
@@ -689,4 +689,36 @@ fn a_recreated_vm_adopts_orphaned_objects() {
     assert!(actions[0].starts_with(r#"1 label Pod apple {"ownerReferences":"#));
     let adopts = |observed: &Observed| plan(&vm, observed, Some(&rendered(&vm, observed))).adopts;
     assert_eq!((adopts(&observed), adopts(&cluster(&vm, |_, _| ()))), (true, false));
+}
+
+#[test]
+fn an_agent_gets_its_new_image_while_the_guest_runs_and_all_else_waits() {
+    let vm = vm(|_| ());
+    let plan_of = |edit: fn(&mut Value)| {
+        let observed = cluster(
+            &vm,
+            on_pod(move |pod| {
+                on_node(pod);
+                pod["metadata"]["annotations"][HASH_ANNOTATION] = json!("another");
+                pod["spec"]["initContainers"][0]["image"] = json!("old");
+                edit(pod);
+            }),
+        );
+        let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
+        let images = plan.steps.iter().flatten().filter_map(|action| match action {
+            Action::Image { container, image, .. } => Some(format!("{container}: {image}")),
+            _ => None,
+        });
+        let pending = plan.pending.iter().map(|change| change.path.replace("objects/Pod/spec.", ""));
+        (images.collect::<Vec<_>>(), pending.collect::<Vec<_>>())
+    };
+    let new = || rendered(&vm, &nothing());
+    let pod = new().into_iter().find(|object| object.key.is_pod()).unwrap();
+    let image = format!("agent: {}", pod.value["spec"]["initContainers"][0]["image"].as_str().unwrap());
+    let both = plan_of(|pod| pod["spec"]["containers"][0]["image"] = json!("old"));
+    assert_eq!(both, (vec![image.clone()], vec!["containers[vm-runner].image".into()]));
+    assert_eq!(plan_of(|_| ()), (vec![image], vec![]));
+    // An agent that would be mounted or started otherwise needs a new Pod.
+    let (images, pending) = plan_of(|pod| pod["spec"]["initContainers"][0]["args"] = json!(["other"]));
+    assert_eq!((images, pending.len()), (vec![], 2), "{pending:?}");
 }

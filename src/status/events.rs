@@ -83,6 +83,9 @@ fn action_done(action: &Action) -> Option<Event> {
             DeleteReason::Force => (Reason::Forced, format!("{key} ends without waiting for its guest"), "Stop"),
             DeleteReason::NotRendered => return None,
         },
+        Action::Image { key, image, .. } => {
+            (Reason::AgentReplaced, format!("the agent of {key} gets the image {image}; the guest goes on"), "Update")
+        }
         Action::Apply { object: _, uid: _ } | Action::Label { .. } | Action::Delete { .. } => return None,
     };
     Some(Event { reason, note, action })

@@ -1,5 +1,6 @@
 //! The agent in a container of its own.
 
+use k8s_openapi::api::core::v1::Pod;
 use vm_operator::api::conditions;
 
 use super::{LIMIT, ONE_AT_A_TIME, Stage, demo, gone, wait_for};
@@ -47,6 +48,29 @@ async fn a_killed_agent_is_back_under_the_same_guest_and_only_it_has_a_token() {
     for container in status.container_statuses.iter().chain(&status.init_container_statuses).flatten() {
         assert_eq!(container.restart_count, 0, "{}", container.name);
     }
+
+    // Another image, which is the same under another name: the node knows it by its ID too.
+    let agent = |pod: &Pod| {
+        pod.status.as_ref()?.init_container_statuses.as_ref()?.iter().find(|it| it.name == "agent").cloned()
+    };
+    let old = agent(&pods.get("demo").await.unwrap()).unwrap();
+    let id = old.image_id.rsplit_once("sha256:").unwrap().1;
+    let image = format!(r#"{{"spec":{{"image":{{"source":"sha256:{id}"}}}}}}"#);
+    namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", &image]);
+    eventually("another agent", LIMIT, async || {
+        let new = agent(&pods.get("demo").await.unwrap())?;
+        (new.container_id != old.container_id && new.state?.running.is_some()).then_some(())
+    })
+    .await;
+    namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", r#"{"spec":{"vm":{"resetCount":4}}}"#]);
+    let vm = eventually("the new agent to report a reset", LIMIT, async || {
+        let vm = vms.get("demo").await.unwrap();
+        (vm.status.as_ref()?.reset_count == Some(4)).then_some(vm)
+    })
+    .await;
+    let pending: Vec<String> = vm.status.unwrap().pending_changes.into_iter().map(|change| change.path).collect();
+    assert_eq!(pending, ["objects/Pod/spec.containers[vm-runner].image"]);
+    assert_eq!(run("vm-runner", "cat /run/vm-runner/machine.json"), before, "the same QEMU");
 
     namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", r#"{"spec":{"vm":{"state":"Stopped"}}}"#]);
     gone(&pods, "demo").await;

@@ -72,7 +72,7 @@ fn at_once(plan: &Plan) -> String {
             Action::Apply { object, uid: Some(_) } if !object.key.is_pod() => changed += 1,
             Action::Label { key, .. } if !key.is_pod() => changed += 1,
             Action::Delete { key, .. } if !key.is_pod() => deleted += 1,
-            Action::Apply { .. } | Action::Label { .. } | Action::Delete { .. } => {}
+            Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } | Action::Delete { .. } => {}
         }
     }
     let counts = [(created, "created"), (changed, "changed"), (deleted, "deleted")];

@@ -132,7 +132,7 @@ fn a_change_that_waits_is_added_once_to_what_keeps_the_vm_from_starting() {
     };
     let first = derive(&with_status(Value::Null), &restarted("ErrImagePull", "no such image"));
     let expected = "vm-runner: ErrImagePull: no such image; these changes need a restart: \
-                    objects/Pod/spec.containers[vm-runner].image and 1 more: kubectl -n orchard annotate --overwrite vm apple \
+                    objects/Pod/spec.containers[vm-runner].image: kubectl -n orchard annotate --overwrite vm apple \
                     vmoperator.jdrupes.org/restartedAt=\"$(date -Is)\"";
     assert_eq!(ready(&first), ("ImagePullFailed".into(), expected.into()));
     let second = derive(&with_status(first), &restarted("ImagePullBackOff", "it waits"));
@@ -153,6 +153,6 @@ fn a_pod_that_the_manager_makes_again_by_itself_needs_no_restart() {
         }
     });
     let message = ready(&derive(&changed, &creating)).1;
-    let end = "objects/Pod/spec.containers[vm-runner].image and 1 more: if no container starts, the manager does that at 2027-01-15T08:01:00Z";
+    let end = "objects/Pod/spec.containers[vm-runner].image: if no container starts, the manager does that at 2027-01-15T08:01:00Z";
     assert!(message.ends_with(&format!("; these changes need a restart: {end}")), "{message}");
 }

@@ -29,7 +29,7 @@ async fn a_pod_whose_runner_never_started_is_made_anew_when_its_spec_is_mended()
         ns.namespace.name()
     );
     let message = condition(&vm, "Ready").unwrap().2;
-    let change = "these changes need a restart: objects/Pod/spec.containers[vm-runner].image and 1 more";
+    let change = "these changes need a restart: objects/Pod/spec.containers[vm-runner].image";
     assert!(message.ends_with(&format!("; {change}: {restart}")), "{message}");
     ns.patch_pod_status("apple", waits("ErrImagePull")).await;
     ns.pod_when("apple", "going", is_going).await;

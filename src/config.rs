@@ -89,6 +89,10 @@ impl fmt::Display for Scope {
 pub struct ReconcilerConfig {
     /// The claim for the runner's data of each VM.
     pub runner_data_pvc: RunnerDataPvc,
+    /// The device plugin of the nodes. Not in the original operator.
+    pub node_devices: NodeDevices,
+    /// The profiles of a container with passt. Not in the original operator.
+    pub passt: Passt,
     /// The claims for disks. Not in the original operator.
     pub disk_pvc: DiskPvc,
     /// The claim with CD images that every Pod mounts; absent: only Pods with a CD out of it. Not in the original operator.
@@ -121,6 +125,8 @@ impl Default for ReconcilerConfig {
     fn default() -> Self {
         Self {
             runner_data_pvc: RunnerDataPvc::default(),
+            node_devices: NodeDevices::default(),
+            passt: Passt::default(),
             disk_pvc: DiskPvc::default(),
             image_repository_claim: None,
             cd_folders: Vec::new(),
@@ -248,6 +254,41 @@ pub struct RunnerDataPvc {
     pub storage_class_name: Option<String>,
 }
 
+/// The resources with which Pods get the devices of their nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeDevices {
+    /// The resource of KVM, for VMs that demand it.
+    pub kvm: String,
+    /// The resource for VMs that take KVM if there is some, and for tap devices. Absent: the nodes have no such plugin.
+    pub machine: Option<String>,
+}
+
+impl Default for NodeDevices {
+    fn default() -> Self {
+        Self { kvm: "vmoperator.jdrupes.org/kvm".to_owned(), machine: None }
+    }
+}
+
+/// [`Passt`]: no profile.
+pub const UNCONFINED: &str = "Unconfined";
+
+/// The profiles of a container with passt, which isolates itself with calls that the runtime's profiles forbid.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Passt {
+    /// The path of a seccomp profile on the nodes (`localhostProfile`), or [`UNCONFINED`].
+    pub seccomp_profile: String,
+    /// The name of an AppArmor profile that is loaded on the nodes, or [`UNCONFINED`]. Absent: the runtime's.
+    pub app_armor_profile: Option<String>,
+}
+
+impl Default for Passt {
+    fn default() -> Self {
+        Self { seccomp_profile: "vm-operator/passt.json".to_owned(), app_armor_profile: None }
+    }
+}
+
 /// The claims for disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -335,6 +376,12 @@ impl Config {
             }
             ("/Manager/Controller/Reconciler", "diskPvc") => {
                 reconciler.disk_pvc = map.next_value_seed(known(path, key, &mut self.unknown))?;
+            }
+            ("/Manager/Controller/Reconciler", "nodeDevices") => {
+                reconciler.node_devices = map.next_value_seed(known(path, key, &mut self.unknown))?;
+            }
+            ("/Manager/Controller/Reconciler", "passt") => {
+                reconciler.passt = map.next_value_seed(known(path, key, &mut self.unknown))?;
             }
             ("/Manager/Controller/Reconciler", "imageRepositoryClaim") => {
                 reconciler.image_repository_claim = map.next_value()?;
@@ -501,6 +548,19 @@ mod tests {
         assert_eq!(config.reconciler.cd_folders, ["/srv/isos"]);
         assert_eq!((config.reconciler.cpu_overcommit, config.reconciler.ram_overcommit), (3.0, 1.25));
         assert_eq!(config.unknown, ["/Manager/GuiHttpServer: port"]);
+    }
+
+    #[test]
+    fn the_resources_and_profiles_have_defaults_of_their_own() {
+        let read = |text: &str| {
+            Config::parse(&format!("/Manager:\n  /Controller:\n    /Reconciler: {text}\n")).unwrap().reconciler
+        };
+        assert_eq!(read("{nodeDevices: {}, passt: {}}"), ReconcilerConfig::default());
+        let kvm = "vmoperator.jdrupes.org/kvm".to_owned();
+        let machine = Some("example.org/kvm".to_owned());
+        assert_eq!(read("{nodeDevices: {machine: example.org/kvm}}").node_devices, NodeDevices { kvm, machine });
+        let passt = read("{passt: {seccompProfile: Unconfined, appArmorProfile: passt}}").passt;
+        assert_eq!((passt.seccomp_profile.as_str(), passt.app_armor_profile.as_deref()), (UNCONFINED, Some("passt")));
     }
 
     #[test]

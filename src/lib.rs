@@ -20,6 +20,8 @@ pub mod api;
 pub mod claims;
 #[deny(clippy::disallowed_methods)]
 pub mod config;
+#[deny(clippy::disallowed_methods)]
+pub mod kvm;
 #[cfg(feature = "schema")]
 #[deny(clippy::disallowed_methods)]
 pub mod lint;
@@ -65,5 +67,7 @@ pub mod files;
 pub mod local;
 #[cfg(feature = "manager")]
 pub mod manager;
+#[cfg(feature = "node-devices")]
+pub mod node_devices;
 #[cfg(feature = "runner")]
 pub mod runner;

@@ -184,7 +184,7 @@ async fn start(
     let config_dir = folder.prepare(Path::new(&plan.config.runtime_dir), &plan.files)?;
     let logging = log_to(folder.log()?, log_format);
     let runtime = RuntimeDir::open(Path::new(&plan.config.runtime_dir))?;
-    let accelerator = accel::choose(vm.accelerator, &vm.cpu_model, &programs.qemu, &runtime).await?;
+    let accelerator = accel::choose(vm.accelerator, &vm.cpu_model, &programs.qemu, &runtime, None).await?;
     say_what_runs(folder, vm, &accelerator);
     let options = MachineOptions {
         config_dir,
@@ -196,6 +196,7 @@ async fn start(
         passt: String::new(),
         pod_ports: 1,
         require_password: false,
+        kvm_trial: None,
     };
     Ok(session::run(options, logging, &vm.display).await?)
 }
@@ -214,7 +215,7 @@ fn log_to(file: fs::File, format: LogFormat) -> Logging {
 
 fn say_what_runs(folder: &Folder, vm: &VmSection, accelerator: &Choice) {
     if accelerator.accelerator == "tcg" && vm.accelerator == Accelerator::Auto {
-        note(&format!("the guest is emulated, which is slow: {}{}", accelerator.reason, hint_for_kvm()));
+        note(&format!("the guest is emulated, which is slow: {}", why_no_kvm(&accelerator.reason)));
     }
     let forwards = vm.network.iter().flat_map(|network| match network {
         NetworkSection::User { forwards, .. } => forwards.as_slice(),
@@ -228,13 +229,21 @@ fn say_what_runs(folder: &Folder, vm: &VmSection, accelerator: &Choice) {
     note(&format!("{} starts; its files are in {}{how}", vm.name, folder.path().display()));
 }
 
-/// What the user can do to have KVM.
-fn hint_for_kvm() -> &'static str {
+/// Why there is no KVM, and what the user can do to have it. The runner's own words about a missing device are about Pods.
+fn why_no_kvm(reason: &str) -> String {
     match fs::File::options().read(true).write(true).open("/dev/kvm") {
-        Ok(_) => "",
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => "; add your user to the group kvm",
-        Err(_) => {
-            "; load the module kvm_intel or kvm_amd, and look whether virtualization is switched on in the computer's setup"
+        Ok(_) => reason.to_owned(),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            format!("{reason}; add your user to the group kvm")
+        }
+        Err(error) => {
+            let problem = match error.kind() {
+                io::ErrorKind::NotFound => "there is no /dev/kvm",
+                _ => reason,
+            };
+            format!(
+                "{problem}; load the module kvm_intel or kvm_amd, and look whether virtualization is switched on in the computer's setup"
+            )
         }
     }
 }

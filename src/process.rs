@@ -3,9 +3,9 @@
 //!
 //! This module imports nothing of this crate.
 
-#[cfg(any(feature = "manager", feature = "runner"))]
+#[cfg(any(feature = "node-devices", feature = "runner"))]
 pub mod follow;
-#[cfg(any(feature = "manager", feature = "runner"))]
+#[cfg(any(feature = "node-devices", feature = "runner"))]
 pub mod signals;
 #[cfg(feature = "manager")]
 pub mod slots;

@@ -50,6 +50,7 @@
 //! | `cd` | | what a CD drive may hold |
 //! | `control` | `cd` `config` `lines` `runtime_dir` | the socket on which the machine role answers |
 //! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
+//! | `node_trial` | `accel` `files` | makes the trial of KVM for a node |
 //! | `command` | `cd` `runtime_dir` | the command lines of QEMU, swtpm and passt |
 //! | `prepare` | `cd` `cloud_init` `command` `config` `files` `runtime_dir` | creates the files that QEMU needs |
 //! | `lifecycle` | `qmp` `state` | decides when to continue, power down, and end QEMU |
@@ -83,6 +84,7 @@ pub mod lines;
 pub mod logging;
 pub mod login;
 pub mod machine;
+pub mod node_trial;
 pub mod prepare;
 pub mod programs;
 pub mod qemu;
@@ -107,6 +109,7 @@ use tokio::{sync::watch, time::timeout};
 use tracing::{info, warn};
 
 use crate::{
+    kvm::{self, TrialResult},
     process::{ErrorChain, signals},
     runner_config::paths,
 };
@@ -167,6 +170,8 @@ enum RunnerCommand {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Try whether KVM works on this node, leave the result in a folder, and wait for the end (SIGTERM); after a failure, try again.
+    TryKvm(TrialArguments),
     /// Print the version.
     Version,
 }
@@ -188,6 +193,16 @@ struct RunCommand {
     from_file: FileArguments,
     #[command(flatten)]
     run: RunArguments,
+}
+
+#[derive(Args, Clone, Debug)]
+struct TrialArguments {
+    /// The folder for the result, which `vm-operator node-devices` reads.
+    #[arg(long, value_name = "DIR", default_value = "/run/vm-operator")]
+    reports: PathBuf,
+    /// The program QEMU.
+    #[arg(long, default_value = "qemu-system-x86_64", env = "VM_RUNNER_QEMU")]
+    qemu: String,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -225,6 +240,9 @@ struct RunArguments {
     /// Do not start a VM with a display that has no password.
     #[arg(long, env = "VM_RUNNER_REQUIRE_PASSWORD")]
     require_password: bool,
+    /// The result of the node's trial of KVM, as the device plugin hands it to the container.
+    #[arg(long, env = kvm::VARIABLE, value_parser = TrialResult::parse)]
+    kvm_trial: Option<TrialResult>,
     /// The file for the error message if the VM fails. It is written only if it exists.
     #[arg(long, default_value = "/dev/termination-log", env = "VM_RUNNER_TERMINATION_LOG")]
     termination_log: PathBuf,
@@ -267,6 +285,9 @@ pub enum Error {
     /// A file cannot be read or written.
     #[error(transparent)]
     File(#[from] files::FileAccessError),
+    /// The trial of KVM can't be made.
+    #[error(transparent)]
+    Trial(#[from] accel::Error),
     /// The machine role has failed.
     #[error(transparent)]
     Machine(#[from] machine::Error),
@@ -334,6 +355,10 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
                 return Err(Error::NotStopping);
             }
             print("the guest is ended without waiting for it\n")
+        }
+        RunnerCommand::TryKvm(TrialArguments { reports, qemu }) => {
+            let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;
+            Ok(node_trial::run(&reports, &qemu, term).await?)
         }
         RunnerCommand::Machine(arguments) => {
             run_command(RunArguments { role: Role::Machine, ..arguments }, logging).await
@@ -407,6 +432,7 @@ fn machine_options(arguments: &RunArguments, configuration: &Configuration) -> R
         passt: arguments.passt.clone(),
         pod_ports: arguments.pod_ports,
         require_password: arguments.require_password,
+        kvm_trial: arguments.kvm_trial.clone(),
     })
 }
 

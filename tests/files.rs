@@ -21,7 +21,12 @@ fn the_crds_are_those_of_the_types() {
 /// The manifests name the images of this version.
 #[test]
 fn the_manifests_are_of_this_version() {
-    for file in ["deploy/deployment.yaml", "example/quickstart/guest-disk.yaml"] {
+    for file in [
+        "deploy/deployment.yaml",
+        "deploy/node-devices/plugin.yaml",
+        "deploy/node-devices/trial.yaml",
+        "example/quickstart/guest-disk.yaml",
+    ] {
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
         let image = text.lines().find(|line| line.trim().starts_with("image: localhost/")).unwrap();
         assert!(image.ends_with(concat!(":", env!("CARGO_PKG_VERSION"))), "{file}: {image}");
@@ -258,7 +263,7 @@ mod documentation {
         files(&root().join("src"), &mut found);
         let names = found.iter().map(|path| path.strip_prefix(root().join("src")).unwrap().display().to_string());
         let logging = names.filter(|name| {
-            ["manager", "cluster", "runner", "process"].iter().any(|module| name.starts_with(module))
+            ["manager", "cluster", "node_devices", "runner", "process"].iter().any(|module| name.starts_with(module))
                 && Path::new(name).extension().is_some_and(|end| end == "rs")
                 && !name.ends_with("tests.rs")
                 && !name.contains("tests/")

@@ -588,8 +588,7 @@ fn the_error_names_a_helper_that_is_missing_or_fails() {
         r#"case "$*" in *passt.sock*) touch started; while [ -e /proc/$(cat pid) ]; do sleep 0.02; done ;; esac
            exec qemu-system-x86_64 "$@""#,
     );
-    let late =
-        "fails-late ended (exit status: 1): Failed to sandbox process, exiting\na pod network needs a container that";
+    let late = "fails-late ended (exit status: 1): Failed to sandbox process, exiting\na pod network needs seccomp and AppArmor profiles that";
     for (program, why) in [
         (Path::new("/no/passt"), "cannot start /no/passt (install it in the runner's image)"),
         (Path::new("/bin/false"), "/bin/false ended (exit status: 1): no output"),

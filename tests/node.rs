@@ -1,9 +1,11 @@
 //! From a YAML file to a booted guest, on a real node: the manager in its Pod as `deploy/` has it, a kubelet, QEMU, a guest.
 #![forbid(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "this is test code")]
 
 #[path = "node/agent.rs"]
 mod agent;
+#[path = "node/devices.rs"]
+mod devices;
 #[path = "node/mended.rs"]
 mod mended;
 #[path = "node/recipes.rs"]
@@ -555,9 +557,19 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
     let mut manifest = demo(&namespace);
     manifest["metadata"]["labels"] = serde_json::json!({ "tier": "web" });
     manifest["spec"]["vm"]["networks"] = serde_json::json!([{ "pod": {} }]);
-    // In a Pod without any capability, and in a privileged one.
-    for (accelerator, privileged) in [("tcg", None), ("auto", Some(true))] {
-        manifest["spec"]["vm"]["accelerator"] = accelerator.into();
+    // With the profile that the device plugin installs, where Pod security is enforced; and without a profile.
+    let _plugin = devices::Plugin::start(cluster);
+    let enforced = "pod-security.kubernetes.io/enforce";
+    cluster.kubectl(&["label", "namespace", namespace.name(), &format!("{enforced}=baseline")]);
+    for profile in ["Localhost", "Unconfined"] {
+        if profile == "Unconfined" {
+            cluster.kubectl(&["label", "namespace", namespace.name(), &format!("{enforced}-")]);
+            let config = "'/Manager': {'/Controller': {'/Reconciler': {passt: {seccompProfile: Unconfined}}}}";
+            namespace.kubectl(&["create", "configmap", "vm-operator", &format!("--from-literal=config.yaml={config}")]);
+            // A new Pod has the configuration at once.
+            namespace.kubectl(&["rollout", "restart", "deployment/vm-operator"]);
+            namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=120s"]);
+        }
         namespace.apply(&manifest.to_string());
         wait_for(&vms, "demo", conditions::BOOTED, true).await;
         let page = eventually("the guest's page", LIMIT, async || {
@@ -567,15 +579,20 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
         .await;
         assert!(page.ends_with("\n\r\ndemo-guest Hello from cloud-init\n"), "{page}");
         let pod = pods.get("demo").await.unwrap();
-        assert_eq!(pod.spec.unwrap().containers[0].security_context.as_ref().unwrap().privileged, privileged);
+        let context = pod.spec.unwrap().containers.remove(0).security_context.unwrap();
+        assert_eq!((context.privileged, context.seccomp_profile.unwrap().type_.as_str()), (None, profile));
+        if profile != "Unconfined" {
+            devices::assert_confined(&namespace, "vm-runner", "qemu-system-x86");
+        }
+        devices::assert_confined(&namespace, "agent", "vm-runner");
         let console = namespace.kubectl(&["logs", "demo"]);
         let own = format!("guest: address={}", pod.status.unwrap().pod_ip.unwrap());
         assert!(console.contains(&own), "{own}:\n{console}");
-        if privileged.is_none() {
-            namespace.kubectl(&["delete", "vm", "demo"]);
-            gone(&pods, "demo").await;
-        }
+        namespace.kubectl(&["delete", "vm", "demo"]);
+        gone(&pods, "demo").await;
     }
-    // The namespace goes with the guest that runs in it.
+    // The namespace goes with a guest that runs in it.
+    namespace.apply(&manifest.to_string());
+    wait_for(&vms, "demo", conditions::RUNNING, true).await;
     cluster.kubectl(&["delete", "namespace", namespace.name(), "--timeout=180s"]);
 }

@@ -13,6 +13,8 @@ use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use vm_operator::{
     config::Scope,
     manager::{self, Options, log, renderer, sandbox},
+    node_devices,
+    process::signals,
 };
 
 #[global_allocator]
@@ -59,6 +61,34 @@ enum Command {
         /// need not wait for the lease of the one before. Default: a new one each time.
         #[arg(long, env = "VM_OPERATOR_IDENTITY", value_name = "NAME")]
         identity: Option<String>,
+        /// The format of the log.
+        #[arg(long, env = "VM_OPERATOR_LOG_FORMAT", default_value = "text")]
+        log_format: LogFormat,
+    },
+    /// Give the Pods of VMs the devices of their node (a device plugin of the kubelet) until told to end (SIGTERM).
+    ///
+    /// It runs once on each node: deploy/node-devices.
+    NodeDevices {
+        /// The kubelet's folder for device plugins.
+        #[arg(
+            long,
+            env = "NODE_DEVICES_PLUGINS",
+            value_name = "DIR",
+            default_value = "/var/lib/kubelet/device-plugins"
+        )]
+        plugins: PathBuf,
+        /// The node's /dev.
+        #[arg(long, env = "NODE_DEVICES_DEV", value_name = "DIR", default_value = "/dev")]
+        dev: PathBuf,
+        /// The folder in which `vm-runner try-kvm` leaves the result of its trial.
+        #[arg(long, env = "NODE_DEVICES_REPORTS", value_name = "DIR", default_value = "/run/vm-operator")]
+        reports: PathBuf,
+        /// The kubelet's folder of seccomp profiles; the profile for passt is installed there.
+        #[arg(long, env = "NODE_DEVICES_SECCOMP", value_name = "DIR")]
+        seccomp: Option<PathBuf>,
+        /// The address on which probes and metrics are answered, or `off`.
+        #[arg(long, env = "NODE_DEVICES_LISTEN", value_name = "ADDRESS", default_value = "[::]:8082")]
+        listen: Listen,
         /// The format of the log.
         #[arg(long, env = "VM_OPERATOR_LOG_FORMAT", default_value = "text")]
         log_format: LogFormat,
@@ -125,6 +155,10 @@ fn main() -> ExitCode {
                 Options { config, scope, templates, listen: listen.0, debug_endpoint, leader_election, identity };
             return run(options, log_format);
         }
+        Command::NodeDevices { plugins, dev, reports, seccomp, listen, log_format } => {
+            let options = node_devices::Options { plugins, dev, reports, seccomp, listen: listen.0 };
+            return give_devices(options, log_format);
+        }
         Command::CheckTemplates => sandbox::serve(),
         Command::RenderTemplates => renderer::serve(),
     };
@@ -161,4 +195,31 @@ fn run(options: Options, log_format: LogFormat) -> ExitCode {
     // What is still running, such as a DNS query, must not delay the end.
     runtime.shutdown_background();
     code
+}
+
+fn give_devices(options: node_devices::Options, log_format: LogFormat) -> ExitCode {
+    // It waits most of the time.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "start the runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    runtime.block_on(async {
+        let log = log::start(log_format.into());
+        let result = match signals::termination() {
+            Ok(term) => node_devices::run(options, term).await.map_err(anyhow::Error::from),
+            Err(error) => Err(error.into()),
+        };
+        let code = match result {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                tracing::error!("{error:#}");
+                ExitCode::FAILURE
+            }
+        };
+        log.end();
+        code
+    })
 }

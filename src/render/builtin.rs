@@ -59,7 +59,7 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
     (
         "pod.yaml.j2",
         "agent_resources",
-        "`resources` of the agent's container: small requests, and limits if the runner's container has limits",
+        "`resources` of the agent's container: small requests, and limits if the runner's container has limits of CPU or memory",
         "0.1",
     ),
     ("pod.yaml.j2", "agent_environment", "`env` of the agent's container", "0.1"),
@@ -72,10 +72,10 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
     (
         "pod.yaml.j2",
         "security_context",
-        "`securityContext` of the runner's container: privileged for KVM and taps, unconfined for a pod network",
+        "`securityContext` of the runner's container: no rights, with `NET_ADMIN` for a tap and another seccomp profile for a pod network",
         "0.1",
     ),
-    ("pod.yaml.j2", "resources", "`resources` of the runner's container", "0.1"),
+    ("pod.yaml.j2", "resources", "`resources` of the runner's container, with its devices", "0.1"),
     ("pod.yaml.j2", "ports", "its `ports`: the display's", "0.1"),
     (
         "pod.yaml.j2",

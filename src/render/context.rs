@@ -15,7 +15,7 @@
 //! | `labels` | the labels of all objects of the VM (the operator sets them in any case) |
 //! | `podLabels` | those, and the VM's own labels without those of other tools |
 //! | `values` | the values of the template set, over them the manager's `templateValues`, over those `spec.templateValues` |
-//! | `config` | the manager's configuration: `runnerDataPvc.storageClassName` |
+//! | `config` | the manager's configuration: `runnerDataPvc.storageClassName`; `nodeDevices.kvm` and `.machine` (or `none`): the resources of devices; `passt.seccompProfile` and `.appArmorProfile` (or `none`) |
 //! | `imageRepositoryClaim` | the claim with CD images that the Pod mounts, or `none` |
 //! | `serviceAccount`, `managerVersion` | name and version |
 //!
@@ -161,7 +161,7 @@ pub(super) fn build(
     Ok(Context {
         vm: Vm::of(vm),
         spec,
-        resources: resources(&vm.spec, config)?,
+        resources: resources(&vm.spec, config, &image)?,
         cloud_init,
         runner,
         disks,
@@ -171,7 +171,11 @@ pub(super) fn build(
         labels: labels(&name),
         pod_labels: pod_labels(vm),
         values,
-        config: json!({ "runnerDataPvc": { "storageClassName": config.runner_data_pvc.storage_class_name } }),
+        config: json!({
+            "runnerDataPvc": { "storageClassName": config.runner_data_pvc.storage_class_name },
+            "nodeDevices": config.node_devices,
+            "passt": config.passt,
+        }),
         service_account: if image.legacy { LEGACY_SERVICE_ACCOUNT } else { SERVICE_ACCOUNT },
         image,
         image_repository_claim,

@@ -55,7 +55,11 @@ pub fn context(values: Option<Value>) -> Value {
             "name": maybe, "version": maybe, "generate": { "type": "boolean" }, "password": text,
         })),
         "labels": texts, "podLabels": texts,
-        "config": object(json!({ "runnerDataPvc": object(json!({ "storageClassName": maybe })) })),
+        "config": object(json!({
+            "runnerDataPvc": object(json!({ "storageClassName": maybe })),
+            "nodeDevices": object(json!({ "kvm": text, "machine": maybe })),
+            "passt": object(json!({ "seccompProfile": text, "appArmorProfile": maybe })),
+        })),
         "serviceAccount": text, "imageRepositoryClaim": maybe, "managerVersion": text,
     });
     properties["values"] = values.unwrap_or_else(|| json!({ "type": "object" }));

@@ -14,7 +14,7 @@ use super::{
     files::{FileAccessError, write_atomically},
     runtime_dir::RuntimeDir,
 };
-use crate::api::Accelerator;
+use crate::{api::Accelerator, kvm::TrialResult};
 
 /// The time for the trial. It takes less than 0.1 s if KVM works; a busy node may need more.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -106,7 +106,8 @@ impl Trial {
     }
 }
 
-/// Chooses the accelerator. Starts a trial of KVM if the choice depends on it and this Pod has not made one yet.
+/// Chooses the accelerator. `known` is the result of the node's trial of KVM. Without it, starts a trial if the choice depends on it and
+/// this Pod has not made one yet.
 ///
 /// # Errors
 /// If the configuration demands KVM and KVM does not work, or QEMU cannot be started.
@@ -115,10 +116,16 @@ pub async fn choose(
     cpu_model: &str,
     qemu: &str,
     runtime: &RuntimeDir,
+    known: Option<&TrialResult>,
 ) -> Result<Choice, Error> {
     let problem = match configured {
         Accelerator::Tcg => None,
-        Accelerator::Kvm | Accelerator::Auto => try_kvm(cpu_model, qemu, runtime).await?,
+        Accelerator::Kvm | Accelerator::Auto => match (known, device_problem()) {
+            (Some(TrialResult { problem: Some(problem) }), _) => Some(problem.clone()),
+            (Some(TrialResult { problem: None }) | None, Some(problem)) => Some(problem),
+            (Some(TrialResult { problem: None }), None) => None,
+            (None, None) => try_kvm(cpu_model, qemu, runtime).await?,
+        },
     };
     decide(configured, problem).map_err(Error::NoKvm)
 }
@@ -134,17 +141,29 @@ fn decide(configured: Accelerator, problem: Option<String>) -> Result<Choice, St
     }
 }
 
+/// Why `/dev/kvm` can't be used, if it can't be opened.
+pub(super) fn device_problem() -> Option<String> {
+    let opened = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
+    opened.err().map(|error| problem_of_device(&error))
+}
+
+fn problem_of_device(error: &io::Error) -> String {
+    if error.kind() == io::ErrorKind::NotFound {
+        return "there is no /dev/kvm; a Pod gets it from a device plugin, such as deploy/node-devices, that the manager's configuration \
+                names in nodeDevices"
+            .to_owned();
+    }
+    format!("/dev/kvm cannot be opened ({error})")
+}
+
 /// Returns what does not work with KVM, or `None` if KVM works.
 async fn try_kvm(cpu_model: &str, qemu: &str, runtime: &RuntimeDir) -> Result<Option<String>, Error> {
-    if let Err(error) = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm") {
-        return Ok(Some(format!("/dev/kvm cannot be opened ({error})")));
-    }
     if let Some(trial) = Trial::read(runtime, cpu_model) {
         return Ok(trial.problem);
     }
     let firmware = runtime.kvm_trial_firmware();
     write_atomically(&firmware, &trial_firmware())?;
-    let problem = run_trial("kvm", cpu_model, qemu, &firmware).await?;
+    let problem = run_trial("kvm", cpu_model, qemu, &firmware, TRIAL_TIMEOUT).await?;
     // A file that stays does no harm.
     let _ = fs::remove_file(&firmware);
     let trial = Trial { cpu_model: cpu_model.into(), problem };
@@ -152,8 +171,27 @@ async fn try_kvm(cpu_model: &str, qemu: &str, runtime: &RuntimeDir) -> Result<Op
     Ok(trial.problem)
 }
 
+/// Makes a trial of KVM with the host's CPU, which takes as long as `limit` at most. `firmware` is a file that is written for it.
+///
+/// # Errors
+/// If the file can't be written, or QEMU can't be started.
+pub async fn trial(qemu: &str, firmware: &Path, limit: Duration) -> Result<TrialResult, Error> {
+    if let Some(problem) = device_problem() {
+        return Ok(TrialResult::failed(&problem));
+    }
+    write_atomically(firmware, &trial_firmware())?;
+    let problem = run_trial("kvm", "host", qemu, firmware, limit).await?;
+    Ok(problem.map_or_else(TrialResult::default, |problem| TrialResult::failed(&problem)))
+}
+
 /// Runs the trial. Returns what does not work, or `None`.
-async fn run_trial(accelerator: &str, cpu_model: &str, qemu: &str, firmware: &Path) -> Result<Option<String>, Error> {
+async fn run_trial(
+    accelerator: &str,
+    cpu_model: &str,
+    qemu: &str,
+    firmware: &Path,
+    limit: Duration,
+) -> Result<Option<String>, Error> {
     let child = Command::new(qemu)
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-m", "16"])
         .args(["-accel", accelerator, "-cpu", cpu_model, "-bios"])
@@ -165,7 +203,7 @@ async fn run_trial(accelerator: &str, cpu_model: &str, qemu: &str, firmware: &Pa
         .kill_on_drop(true)
         .spawn()
         .map_err(|source| Error::Qemu { qemu: qemu.into(), source })?;
-    let output = match tokio::time::timeout(TRIAL_TIMEOUT, child.wait_with_output()).await {
+    let output = match tokio::time::timeout(limit, child.wait_with_output()).await {
         Err(_) => return Ok(Some("/dev/kvm can be opened, but a trial program did not end in time".into())),
         Ok(Err(source)) => return Err(Error::Qemu { qemu: qemu.into(), source }),
         Ok(Ok(output)) => output,
@@ -213,12 +251,39 @@ mod tests {
     /// Emulation works everywhere, so this shows that the firmware is correct.
     #[tokio::test]
     async fn the_trial_firmware_reaches_its_end() {
+        const LIMIT: Duration = Duration::from_secs(60);
         let dir = tempfile::tempdir().unwrap();
         let firmware = dir.path().join("trial.bin");
         fs::write(&firmware, trial_firmware()).unwrap();
-        assert_eq!(run_trial("tcg", "max", "qemu-system-x86_64", &firmware).await.unwrap(), None);
-        let problem = run_trial("tcg", "no-such-cpu", "qemu-system-x86_64", &firmware).await.unwrap().unwrap();
+        assert_eq!(run_trial("tcg", "max", "qemu-system-x86_64", &firmware, LIMIT).await.unwrap(), None);
+        let problem = run_trial("tcg", "no-such-cpu", "qemu-system-x86_64", &firmware, LIMIT).await.unwrap().unwrap();
         assert!(problem.contains("no-such-cpu"), "{problem}");
+    }
+
+    /// No QEMU is started: there is none of that name.
+    #[tokio::test]
+    async fn the_result_of_the_nodes_trial_counts_without_one_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = RuntimeDir::open(dir.path()).unwrap();
+        let known = TrialResult::failed("no VMX");
+        let choice = choose(Accelerator::Auto, "host", "no-such-qemu", &runtime, Some(&known)).await.unwrap();
+        assert_eq!(choice, Choice { accelerator: "tcg", reason: "no VMX".into() });
+        let error = choose(Accelerator::Kvm, "host", "no-such-qemu", &runtime, Some(&known)).await.unwrap_err();
+        assert!(error.to_string().contains("but no VMX; use auto or tcg"), "{error}");
+        let works = TrialResult::default();
+        let choice = choose(Accelerator::Auto, "host", "no-such-qemu", &runtime, Some(&works)).await.unwrap();
+        let expected = if device_problem().is_none() { "kvm" } else { "tcg" };
+        assert_eq!(choice.accelerator, expected);
+    }
+
+    #[test]
+    fn a_missing_device_says_who_gives_it() {
+        let problem = problem_of_device(&io::ErrorKind::NotFound.into());
+        assert!(problem.contains("deploy/node-devices") && problem.contains("nodeDevices"), "{problem}");
+        assert_eq!(
+            problem_of_device(&io::ErrorKind::PermissionDenied.into()),
+            "/dev/kvm cannot be opened (permission denied)"
+        );
     }
 
     #[test]

@@ -24,6 +24,7 @@ use super::{
     state::{EndReason, MachineState, Phase, StartedWith},
 };
 use crate::{
+    kvm::TrialResult,
     process::ErrorChain,
     runner_config::{NetworkSection, RunnerConfig, VmSection, default_powerdown_timeout},
 };
@@ -89,6 +90,8 @@ pub struct MachineOptions {
     pub pod_ports: u16,
     /// Whether a display must have a password.
     pub require_password: bool,
+    /// The result of the node's trial of KVM, if there was one.
+    pub kvm_trial: Option<TrialResult>,
 }
 
 /// Runs the VM until QEMU ends. `term` becomes true when the VM must be stopped.
@@ -165,8 +168,14 @@ struct Start {
 
 async fn prepare_start(options: &MachineOptions, configuration: &Configuration) -> Result<Start, Error> {
     let config = &configuration.config;
-    let Choice { accelerator, reason } =
-        accel::choose(config.vm.accelerator, &config.vm.cpu_model, &options.qemu, &options.runtime).await?;
+    let Choice { accelerator, reason } = accel::choose(
+        config.vm.accelerator,
+        &config.vm.cpu_model,
+        &options.qemu,
+        &options.runtime,
+        options.kvm_trial.as_ref(),
+    )
+    .await?;
     info!(accelerator, reason, "accelerator");
     let template = prepare::template(config, &options.templates)?;
     let prepared = prepare::prepare(configuration, &options.runtime, accelerator, &options.qemu).await?;

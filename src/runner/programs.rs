@@ -61,7 +61,7 @@ fn start_hint(source: &io::Error) -> &'static str {
 }
 
 /// What to do if passt fails.
-const UNCONFINED: &str = "\na pod network needs a container that is privileged or has the seccomp and AppArmor profiles Unconfined, and a node that lets users make user namespaces";
+const UNCONFINED: &str = "\na pod network needs seccomp and AppArmor profiles that let passt isolate itself (see passt in the manager's configuration), and a node that lets users make user namespaces";
 
 /// Parts of messages of QEMU and passt, and what to do about them.
 const HINTS: [(&str, &str); 9] = [

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     api::{
-        Reason, VirtualMachine,
+        Accelerator, Reason, VirtualMachine,
         conditions::{self, CHANGES_APPLIED, NewCondition, READY, RUNNING},
         status::whole_seconds,
     },
@@ -286,7 +286,7 @@ fn disruption(pod: &Object) -> String {
 
 /// Why a Pod does not run its guest: by its conditions, its phase, its containers, and the runner's report, in this order.
 fn problem_of_pod(vm: &VirtualMachine, pod: &Object, now: Timestamp) -> Option<Problem> {
-    unschedulable(pod)
+    unschedulable(vm, pod)
         .or_else(|| ended_pod(pod))
         .or_else(|| pod.container_statuses().find_map(|status| problem_of_container(vm, pod, status)))
         .or_else(|| pause_after_shutdown(pod))
@@ -294,9 +294,25 @@ fn problem_of_pod(vm: &VirtualMachine, pod: &Object, now: Timestamp) -> Option<P
         .or_else(|| start_delayed(vm, pod, now))
 }
 
-fn unschedulable(pod: &Object) -> Option<Problem> {
+fn unschedulable(vm: &VirtualMachine, pod: &Object) -> Option<Problem> {
     let condition = pod.condition("PodScheduled", "False")?;
-    Some(Problem::new(Reason::Unschedulable, string(&condition["message"])))
+    Some(Problem::new(Reason::Unschedulable, string(&condition["message"]) + &device_hint(vm, pod)))
+}
+
+/// What a VM that demands KVM may lack on every node. The scheduler only names the resource. Extended resources have a domain in their
+/// names (<https://kubernetes.io/docs/tasks/configure-pod-container/extended-resource/>).
+fn device_hint(vm: &VirtualMachine, pod: &Object) -> String {
+    let limits = pod.runner_container().and_then(|container| container["resources"]["limits"].as_object());
+    let devices: Vec<&str> =
+        limits.into_iter().flatten().map(|(name, _)| name.as_str()).filter(|name| name.contains('/')).collect();
+    if vm.spec.vm.accelerator != Accelerator::Kvm || devices.is_empty() {
+        return String::new();
+    }
+    format!(
+        "; with accelerator kvm the Pod needs {}, which a device plugin such as deploy/node-devices gives where KVM works; with auto the \
+         VM can do without",
+        devices.join(" and ")
+    )
 }
 
 fn ended_pod(pod: &Object) -> Option<Problem> {

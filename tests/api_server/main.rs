@@ -38,6 +38,8 @@ mod power;
 mod token;
 // VMs of release 3.3, whose Pods a StatefulSet makes.
 mod former_releases;
+// Pod Security Standards, and Pods that wait for devices.
+mod pod_security;
 // Disks: claims grow, are kept, and belong to one VM.
 mod disks;
 

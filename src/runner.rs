@@ -42,6 +42,8 @@
 //! | `state` | `cloud_init` `config` `files` `runtime_dir` | the files that the roles write for each other |
 //! | `lines` | | connections that carry lines |
 //! | `qmp` | `lines` | QEMU's monitor |
+//! | `halt` | `qmp` | whether the guest is stopped, and when it is tried again |
+//! | `devices` | | the devices that do not work |
 //! | `cd_drive` | `cd` `qmp` | changes the CD in a drive |
 //! | `guest_agent` | `lines` | QEMU's guest agent |
 //! | `login` | `lines` | the login agent |
@@ -52,18 +54,19 @@
 //! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
 //! | `command` | `cd` `runtime_dir` | the command lines of QEMU, swtpm and passt |
 //! | `prepare` | `cd` `cloud_init` `command` `config` `files` `runtime_dir` | creates the files that QEMU needs |
-//! | `lifecycle` | `qmp` `state` | decides when to continue, power down, and end QEMU |
+//! | `lifecycle` | `halt` `qmp` `state` | decides when to continue, power down, and end QEMU |
 //! | `changes` | `cd` `cloud_init` `config` `qmp` `state` | compares the configuration with the running VM |
-//! | `report` | `login` `qmp` `state` | derives the VM's status |
+//! | `live` | `cd_drive` `changes` `qmp` | carries out a change in the running QEMU |
+//! | `report` | `devices` `login` `qmp` `state` | derives the VM's status |
 //! | `status_writer` | `report` | writes the VM's status |
 //! | `programs` | | starts programs, and explains their failures |
 //! | `from_file` | | the command line for a VM from a file |
 //! | `qemu` | `changes` `console` `control` `lifecycle` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
 //! | `machine` | `accel` `command` `config` `control` `files` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
 //! | `supervisor` | | starts the agent role again when it ends |
-//! | `agent` | `cd` `cd_drive` `changes` `config` `control` `files` `guest_agent` `logging` `login` `qmp` `report` `runtime_dir` `state` `status_writer` | the agent role |
+//! | `agent` | `cd` `changes` `config` `control` `devices` `files` `guest_agent` `live` `logging` `login` `qmp` `report` `runtime_dir` `state` `status_writer` | the agent role |
 //!
-//! `cloud_init` (but for its disk), `command`, `lifecycle`, `changes` and `report` are pure, and so is `LoginState` in `login`.
+//! `cloud_init` (but for its disk), `command`, `halt`, `devices`, `lifecycle`, `changes` and `report` are pure, and so is `LoginState` in `login`.
 
 pub mod accel;
 pub mod agent;
@@ -75,11 +78,14 @@ pub mod command;
 pub mod config;
 pub mod console;
 pub mod control;
+pub mod devices;
 pub mod files;
 pub mod from_file;
 pub mod guest_agent;
+pub mod halt;
 pub mod lifecycle;
 pub mod lines;
+pub mod live;
 pub mod logging;
 pub mod login;
 pub mod machine;

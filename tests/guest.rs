@@ -249,6 +249,24 @@ fn a_reboot_does_not_end_the_vm() {
 }
 
 #[test]
+fn a_guest_whose_disk_is_full_waits_until_there_is_space() {
+    let mut vm = Vm::new(json!({}), json!({}));
+    let mut runner = vm.start_on_a_full_storage("all");
+    // The guest counts its starts on that disk.
+    runner.logs("condition=\"DevicesReady\" status=false reason=\"StorageFull\"");
+    runner.says_last("DevicesReady", "The storage of the disk ");
+    runner.says_last("DevicesReady", "/storage/data.img is full");
+    assert!(!runner.output().contains("guest: starts="), "{}", runner.state());
+    runner.says_last("Running", "QEMU runs a");
+    runner.grow_storage();
+    runner.console("guest: starts=1");
+    runner.console("guest: up");
+    runner.logs("condition=\"Booted\" status=true");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
 fn a_guest_that_ignores_the_power_button_is_powered_off() {
     let vm = Vm::new(json!({ "powerdownTimeout": 1 }), json!({ "ignore-power-button": true }));
     let mut runner = vm.start("all");

@@ -16,17 +16,15 @@ use tracing::{debug, info, warn};
 
 use super::{
     cd::Answer,
-    cd_drive,
-    changes::{Actual, Change, Desired, DisplayPassword, Media, cd_drives, changes, must_ask, pending, refused_media},
+    changes::{Actual, Change, Desired, Media, cd_drives, changes, must_ask, pending, refused_media},
     config::{self, Configuration},
     control::MediaQuestion,
+    devices::failed_disks,
     files::FileAccessError,
-    guest_agent,
+    guest_agent, live,
     logging::Logging,
     login::{LoginPort, LoginState},
-    qmp::{
-        Error as QmpError, Event, ExpirePassword, Qmp, QueryBlock, QuerySpice, QueryVnc, SetPassword, Viewer, Viewers,
-    },
+    qmp::{Error as QmpError, Event, Qmp, QueryBlock, QuerySpice, QueryVnc, Viewer, Viewers},
     report::{Observation, Report},
     runtime_dir::RuntimeDir,
     state::{LastReset, MachineState, Phase},
@@ -47,6 +45,9 @@ const FIRST_ANSWER: Duration = Duration::from_millis(800);
 
 /// When the agent asks again what a refused CD is.
 const MEDIA_AGAIN: Duration = Duration::from_secs(30);
+
+/// How long a guest must run again until the disk that had stopped it counts as mended. A disk that is still full stops it at once.
+const DISK_IS_MENDED: Duration = Duration::from_secs(2);
 
 /// After SIGTERM, how often the agent tries to connect to a QEMU that does not answer.
 const ATTEMPTS_AFTER_TERM: u32 = 3;
@@ -99,6 +100,8 @@ struct Session {
     /// When it is asked again, because it has refused a CD.
     media_again: Option<Instant>,
     login: Option<LoginPort>,
+    /// When the disk that had stopped the guest counts as mended.
+    disk_mended_at: Option<Instant>,
     /// The task that ends when a person asks for a forced stop, while the guest powers down.
     forced_stop: Option<JoinHandle<()>>,
 }
@@ -112,6 +115,7 @@ enum Input {
     LoginLine(io::Result<String>),
     MediaAnswer(Vec<Answer>),
     AskAboutMedia,
+    DiskIsMended,
     QuietIsOver,
     StopForced,
 }
@@ -164,7 +168,16 @@ impl Agent {
                     () = sleep(RETRY_INTERVAL), if qemu_is_running => Some(Input::Retry),
                 }
             }
-            Some(Session { monitor, guest_question, media_question, media_again, login, forced_stop, .. }) => {
+            Some(Session {
+                monitor,
+                guest_question,
+                media_question,
+                media_again,
+                login,
+                disk_mended_at,
+                forced_stop,
+                ..
+            }) => {
                 Some(tokio::select! {
                     biased;
                     // Events come first: the event that the login agent has closed its port must not be processed after the greeting
@@ -175,6 +188,7 @@ impl Agent {
                     line = login_line(login) => Input::LoginLine(line),
                     media = media_answer(media_question) => Input::MediaAnswer(media),
                     () = time_of(*media_again) => Input::AskAboutMedia,
+                    () = time_of(*disk_mended_at) => Input::DiskIsMended,
                     () = ended(forced_stop) => Input::StopForced,
                     () = time_of(self.quiet_until) => Input::QuietIsOver,
                 })
@@ -230,6 +244,12 @@ impl Agent {
                     let texts = session.actual.media.texts.clone();
                     self.ask_about_cds(texts, session);
                 }
+            }
+            Input::DiskIsMended => {
+                if let Some(session) = session {
+                    session.disk_mended_at = None;
+                }
+                self.observation.devices.clear();
             }
             Input::QuietIsOver => self.quiet_until = None,
             Input::StopForced => {
@@ -326,6 +346,7 @@ impl Agent {
             waits_for_tray: false,
             media_again: None,
             login: self.connect_login().await,
+            disk_mended_at: None,
             forced_stop: None,
         };
         self.apply(&mut session).await;
@@ -358,8 +379,29 @@ impl Agent {
             session.monitor.execute(qmp::cont {}).await?;
             info!("the guest runs");
         }
-        self.observation.is_executing = Some(state.running || has_not_run_yet);
+        self.find_stop(session, state.running || has_not_run_yet, state.status).await
+    }
+
+    /// Finds out why the guest is stopped. A guest that a disk has stopped counts as one that runs: nobody wanted to pause it.
+    async fn find_stop(
+        &mut self,
+        session: &mut Session,
+        is_executing: bool,
+        state: qmp::RunState,
+    ) -> Result<(), QmpError> {
+        let is_stopped_by_disk = state == qmp::RunState::io_error;
+        if is_stopped_by_disk {
+            let blocks = session.monitor.execute(QueryBlock {}).await?;
+            self.observation.devices = failed_disks(&blocks, &self.options.configuration.config.vm);
+            session.disk_mended_at = None;
+        }
+        self.observation.is_executing = Some(is_executing || is_stopped_by_disk);
         Ok(())
+    }
+
+    async fn process_stop(&mut self, session: &mut Session) -> Result<(), QmpError> {
+        let state = session.monitor.execute(qmp::query_status {}).await?;
+        self.find_stop(session, state.running, state.status).await
     }
 
     /// Finds out which agents in the guest have opened their ports.
@@ -495,7 +537,7 @@ impl Agent {
         let is_password = matches!(change, Change::Password(_));
         let is_of_cd = matches!(change, Change::Insert { .. } | Change::Eject { .. });
         let problem = change.problem();
-        match carry_out(change, session).await {
+        match live::carry_out(change, &mut session.monitor, &mut session.actual).await {
             Ok(()) => {
                 info!(change = name, "changed");
                 self.observation.password_changes += u64::from(is_password);
@@ -538,8 +580,16 @@ impl Agent {
 
     async fn process_event(&mut self, event: Event, session: &mut Session) {
         match event {
-            Event::Resume => self.observation.is_executing = Some(true),
-            Event::Stop => self.observation.is_executing = Some(false),
+            Event::Resume => {
+                self.observation.is_executing = Some(true);
+                session.disk_mended_at =
+                    (!self.observation.devices.is_empty()).then(|| Instant::now() + DISK_IS_MENDED);
+            }
+            Event::Stop => {
+                if let Err(error) = self.process_stop(session).await {
+                    debug!(%error, "QEMU's monitor");
+                }
+            }
             Event::Powerdown => {
                 // The machine role presses the power button several times.
                 let resource = self.options.resource.clone();
@@ -583,7 +633,10 @@ impl Agent {
             }
             // The machine role writes QEMU's end, because it knows whether the runner has received SIGTERM.
             Event::Shutdown { .. } => {}
-            Event::VserportChange { .. } | Event::DeviceTrayMoved { .. } | Event::Other => {}
+            Event::VserportChange { .. }
+            | Event::BlockIoError { .. }
+            | Event::DeviceTrayMoved { .. }
+            | Event::Other => {}
         }
     }
 }
@@ -652,33 +705,4 @@ async fn login_line(login: &mut Option<LoginPort>) -> io::Result<String> {
         Some(port) => port.receive().await,
         None => futures::future::pending().await,
     }
-}
-
-async fn carry_out(change: Change, session: &mut Session) -> Result<(), QmpError> {
-    let Session { monitor, actual, .. } = session;
-    match change {
-        Change::Plug { id, slot } => monitor.plug(id, slot).await?,
-        Change::Unplug { id } => {
-            monitor.execute(qmp::device_del { id }).await?;
-        }
-        Change::Balloon(bytes) => {
-            monitor.execute(qmp::balloon { value: i64::try_from(bytes).unwrap_or(i64::MAX) }).await?;
-            actual.ram = Some(bytes);
-        }
-        Change::Password(DisplayPassword { protocol, password }) => {
-            monitor.execute(SetPassword { protocol, password: &password.secret }).await?;
-            // This order is necessary: `set_password` removes the expiry.
-            monitor.execute(ExpirePassword { protocol, time: &password.expiry }).await?;
-            actual.password = Some(password);
-        }
-        Change::Insert { id, medium, former } => cd_drive::insert(monitor, &id, &medium, former).await?,
-        Change::Eject { id, former } => {
-            cd_drive::eject(monitor, &id, former).await?;
-        }
-        Change::Reset(counter) => {
-            actual.reset_counter = Some(counter);
-            monitor.execute(qmp::system_reset {}).await?;
-        }
-    }
-    Ok(())
 }

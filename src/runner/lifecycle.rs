@@ -8,11 +8,13 @@
 //! | Quitting | the runner has sent `quit` to QEMU | Killing after [`QUIT_TIMEOUT`] |
 //! | Killing | the runner has killed QEMU | |
 //!
+//! In Running and PoweringDown the guest may be stopped, see [`super::halt`].
+//!
 //! QEMU's exit ends the life cycle in each stage; [`Lifecycle::end_reason`] says why.
 
 use std::time::{Duration, Instant};
 
-use super::{qmp, state::EndReason};
+use super::{halt::Halt, qmp, state::EndReason};
 
 /// The time that the agent has to set the display's password and to continue the guest. After that the machine role continues the
 /// guest, because the guest is more important than its display. The display is not open then: SPICE and VNC refuse every viewer as
@@ -45,6 +47,8 @@ pub enum Input {
 pub enum QemuAction {
     /// QMP `cont`.
     Continue,
+    /// QMP `cont`, because a disk that has stopped the guest may work again.
+    TryAgain,
     /// QMP `system_powerdown`.
     Powerdown,
     /// QMP `quit`.
@@ -66,6 +70,7 @@ enum Stage {
 #[derive(Debug)]
 pub struct Lifecycle {
     stage: Stage,
+    halt: Halt,
     /// The reason in QEMU's event SHUTDOWN, if it has sent one.
     shutdown: Option<String>,
     /// Whether the runner has received SIGTERM.
@@ -75,15 +80,20 @@ pub struct Lifecycle {
 impl Lifecycle {
     /// The life cycle of a QEMU whose guest has not run yet.
     pub fn new(now: Instant) -> Self {
-        Self { stage: Stage::Paused { until: now + AGENT_TIMEOUT }, shutdown: None, is_stopping: false }
+        let stage = Stage::Paused { until: now + AGENT_TIMEOUT };
+        Self { stage, halt: Halt::default(), shutdown: None, is_stopping: false }
     }
 
     /// When the caller must call [`Lifecycle::next`] with [`Input::Timer`], if there is no other input before.
     pub fn wake_at(&self) -> Option<Instant> {
+        let again_at = self.halt.again_at();
         match self.stage {
             Stage::Paused { until } | Stage::Quitting { until } => Some(until),
-            Stage::PoweringDown { until, press_at } => Some(until.min(press_at)),
-            Stage::Running | Stage::Killing => None,
+            Stage::PoweringDown { until, press_at } => {
+                [Some(until), Some(press_at), again_at].into_iter().flatten().min()
+            }
+            Stage::Running => again_at,
+            Stage::Killing => None,
         }
     }
 
@@ -103,6 +113,7 @@ impl Lifecycle {
     }
 
     fn qemu_event(&mut self, event: qmp::Event, now: Instant) -> Option<QemuAction> {
+        self.halt.event(&event, now);
         match event {
             qmp::Event::Resume => {
                 if matches!(self.stage, Stage::Paused { .. }) {
@@ -122,6 +133,7 @@ impl Lifecycle {
             | qmp::Event::Powerdown
             | qmp::Event::BalloonChange { .. }
             | qmp::Event::VserportChange { .. }
+            | qmp::Event::BlockIoError { .. }
             | qmp::Event::DeviceDeleted { .. }
             | qmp::Event::DeviceTrayMoved { .. }
             | qmp::Event::ViewerConnected { .. }
@@ -156,6 +168,7 @@ impl Lifecycle {
                 self.stage = Stage::PoweringDown { until, press_at: now + PRESS_AGAIN };
                 Some(QemuAction::Powerdown)
             }
+            Stage::Running | Stage::PoweringDown { .. } if self.halt.is_due(now) => Some(QemuAction::TryAgain),
             Stage::Quitting { until } if now >= until => {
                 self.stage = Stage::Killing;
                 Some(QemuAction::Kill)
@@ -315,6 +328,18 @@ mod tests {
         assert_eq!(scenario.at(10).timer(), Some(QemuAction::Continue));
         assert_eq!(scenario.at(20).timer(), None, "only once");
         assert_eq!(scenario.terminate(), Some(QemuAction::Powerdown));
+    }
+
+    #[test]
+    fn a_guest_that_a_full_disk_has_stopped_is_tried_again() {
+        let mut scenario = Scenario::running();
+        scenario.at(20).event(qmp::Event::BlockIoError { stops: true });
+        scenario.at(20).event(qmp::Event::Stop);
+        assert_eq!(scenario.at(24).timer(), None);
+        assert_eq!(scenario.lifecycle.wake_at(), Some(scenario.start + Duration::from_secs(25)));
+        assert_eq!(scenario.at(25).timer(), Some(QemuAction::TryAgain));
+        scenario.event(qmp::Event::Resume);
+        assert_eq!(scenario.lifecycle.wake_at(), None);
     }
 
     #[test]

@@ -171,10 +171,18 @@ impl Qemu {
     }
 
     async fn carry_out(&mut self, action: QemuAction, monitor: &mut Qmp) -> Result<(), QmpError> {
-        info!(?action, "next step of the VM's life cycle");
+        // A disk may be full for days.
+        if action == QemuAction::TryAgain {
+            debug!(?action, "next step of the VM's life cycle");
+        } else {
+            info!(?action, "next step of the VM's life cycle");
+        }
         match action {
             QemuAction::Continue => {
                 warn!("no agent has continued the guest; continuing it without one");
+                monitor.execute(qmp::cont {}).await?;
+            }
+            QemuAction::TryAgain => {
                 monitor.execute(qmp::cont {}).await?;
             }
             QemuAction::Powerdown => {

@@ -136,6 +136,18 @@ impl Vm {
         self.start_by(command, role)
     }
 
+    /// Starts the runner with its second disk on a storage that is full.
+    pub fn start_on_a_full_storage(&mut self, role: &str) -> Runner<'_> {
+        let storage = self.path("storage");
+        fs::create_dir(&storage).unwrap();
+        self.config["vm"]["drives"][1]["resource"] = storage.join("data.img").display().to_string().into();
+        self.write_config();
+        let script = "mount -t tmpfs -o size=4k tmpfs \"$0\" && head -c 4096 /dev/zero >\"$0/other\" && exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]).arg(storage).arg(RUNNER);
+        self.start_by(command, role)
+    }
+
     pub fn start_by(&self, command: Command, role: &str) -> Runner<'_> {
         self.start_words(command, role, &["run", "--role", role])
     }
@@ -218,8 +230,18 @@ impl Runner<'_> {
 
     /// What a program says in the runner's network.
     pub fn in_its_network(&self, program: &[&str]) -> String {
+        self.in_its("--net", program)
+    }
+
+    /// Lets the storage of the second disk grow, see [`Vm::start_on_a_full_storage`].
+    pub fn grow_storage(&self) {
+        let storage = self.vm.path("storage").display().to_string();
+        self.in_its("--mount", &["mount", "-o", "remount,size=8m", &storage]);
+    }
+
+    fn in_its(&self, namespace: &str, program: &[&str]) -> String {
         let pid = self.child.id().to_string();
-        let enter = ["--target", &pid, "--user", "--preserve-credentials", "--net"];
+        let enter = ["--target", &pid, "--user", "--preserve-credentials", namespace];
         let output = Command::new("nsenter").args(enter).args(program).output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned()
     }

@@ -267,6 +267,31 @@ fn a_guest_whose_disk_is_full_waits_until_there_is_space() {
 }
 
 #[test]
+fn a_guest_whose_disk_stays_full_is_powered_off_at_the_end_of_its_time() {
+    let mut vm = Vm::new(json!({ "powerdownTimeout": 1 }), json!({}));
+    let mut runner = vm.start_on_a_full_storage("all");
+    runner.logs("reason=\"StorageFull\"");
+    runner.signal("TERM");
+    runner.logs("the guest is stopped; continuing it, so that it hears the power button");
+    runner.ends_well("PoweredOff");
+}
+
+#[test]
+fn a_guest_that_is_paused_hears_the_power_button() {
+    let vm = Vm::new(json!({}), json!({}));
+    // A person has paused the guest while no agent ran.
+    let mut machine = vm.start("machine");
+    machine.console("guest: up");
+    vm.ask_qemu("stop");
+    let agent = vm.start("agent");
+    agent.logs("condition=\"Running\" status=false reason=\"Paused\"");
+    drop(agent);
+    machine.signal("TERM");
+    machine.console("guest: power button");
+    machine.ends_well("PoweredDown");
+}
+
+#[test]
 fn a_guest_that_ignores_the_power_button_is_powered_off() {
     let vm = Vm::new(json!({ "powerdownTimeout": 1 }), json!({ "ignore-power-button": true }));
     let mut runner = vm.start("all");

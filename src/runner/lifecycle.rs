@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | Paused | QEMU listens on its monitors, the guest has not run yet | Running when the agent continues the guest, or after [`AGENT_TIMEOUT`] |
 //! | Running | the guest runs | PoweringDown at SIGTERM |
-//! | PoweringDown | the runner presses the power button, every [`PRESS_AGAIN`] | Quitting after the powerdown timeout, or when a person asks for it |
+//! | PoweringDown | the runner presses the power button, every [`PRESS_AGAIN`], and continues a guest that is stopped | Quitting after the powerdown timeout, or when a person asks for it |
 //! | Quitting | the runner has sent `quit` to QEMU | Killing after [`QUIT_TIMEOUT`] |
 //! | Killing | the runner has killed QEMU | |
 //!
@@ -51,6 +51,8 @@ pub enum QemuAction {
     TryAgain,
     /// QMP `system_powerdown`.
     Powerdown,
+    /// QMP `cont` and then `system_powerdown`: a guest that is stopped does not hear the power button.
+    WakeAndPowerdown,
     /// QMP `quit`.
     Quit,
     /// SIGKILL.
@@ -150,7 +152,7 @@ impl Lifecycle {
             Stage::Paused { .. } => Some(self.quit(now)),
             Stage::Running => {
                 self.stage = Stage::PoweringDown { until: now + timeout, press_at: now + PRESS_AGAIN };
-                Some(QemuAction::Powerdown)
+                Some(self.press())
             }
             Stage::PoweringDown { .. } | Stage::Quitting { .. } | Stage::Killing => None,
         }
@@ -166,7 +168,7 @@ impl Lifecycle {
             Stage::PoweringDown { until, .. } if now >= until => Some(self.quit(now)),
             Stage::PoweringDown { until, press_at } if now >= press_at => {
                 self.stage = Stage::PoweringDown { until, press_at: now + PRESS_AGAIN };
-                Some(QemuAction::Powerdown)
+                Some(self.press())
             }
             Stage::Running | Stage::PoweringDown { .. } if self.halt.is_due(now) => Some(QemuAction::TryAgain),
             Stage::Quitting { until } if now >= until => {
@@ -179,6 +181,10 @@ impl Lifecycle {
             | Stage::Quitting { .. }
             | Stage::Killing => None,
         }
+    }
+
+    fn press(&self) -> QemuAction {
+        if self.halt.is_stopped() { QemuAction::WakeAndPowerdown } else { QemuAction::Powerdown }
     }
 
     fn quit(&mut self, now: Instant) -> QemuAction {
@@ -340,6 +346,22 @@ mod tests {
         assert_eq!(scenario.at(25).timer(), Some(QemuAction::TryAgain));
         scenario.event(qmp::Event::Resume);
         assert_eq!(scenario.lifecycle.wake_at(), None);
+    }
+
+    #[test]
+    fn a_guest_that_is_stopped_is_continued_so_that_it_hears_the_power_button() {
+        let mut scenario = Scenario::running();
+        scenario.event(qmp::Event::Stop);
+        assert_eq!(scenario.at(0).terminate(), Some(QemuAction::WakeAndPowerdown));
+        scenario.event(qmp::Event::Resume);
+        assert_eq!(scenario.at(10).timer(), Some(QemuAction::Powerdown));
+        // A disk is full, and stays so.
+        scenario.event(qmp::Event::BlockIoError { stops: true });
+        scenario.event(qmp::Event::Stop);
+        assert_eq!(scenario.at(15).timer(), Some(QemuAction::TryAgain));
+        assert_eq!(scenario.at(20).timer(), Some(QemuAction::WakeAndPowerdown));
+        assert_eq!(scenario.at(25).timer(), Some(QemuAction::Quit));
+        assert_eq!(scenario.lifecycle.wake_at(), Some(scenario.start + Duration::from_secs(28)));
     }
 
     #[test]

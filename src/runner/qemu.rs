@@ -188,6 +188,13 @@ impl Qemu {
             QemuAction::Powerdown => {
                 monitor.execute(qmp::system_powerdown {}).await?;
             }
+            QemuAction::WakeAndPowerdown => {
+                warn!("the guest is stopped; continuing it, so that it hears the power button");
+                let continued = monitor.execute(qmp::cont {}).await;
+                // QEMU keeps the press until the guest runs.
+                monitor.execute(qmp::system_powerdown {}).await?;
+                continued?;
+            }
             QemuAction::Quit => {
                 monitor.execute(qmp::quit {}).await?;
             }

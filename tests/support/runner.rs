@@ -2,6 +2,8 @@
 
 use std::{
     fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::OnceLock,
@@ -179,6 +181,17 @@ impl Vm {
         let path = self.path(name);
         fs::write(&path, vec![b'x'; kilobytes << 10]).unwrap();
         path.display().to_string()
+    }
+
+    /// Gives QEMU a command over the agent's monitor, which no agent uses.
+    pub fn ask_qemu(&self, command: &str) {
+        let mut monitor = UnixStream::connect(self.path("run/agent.sock")).unwrap();
+        let mut answers = BufReader::new(monitor.try_clone().unwrap()).lines().map(Result::unwrap);
+        answers.next().unwrap();
+        for command in ["qmp_capabilities", command] {
+            writeln!(monitor, "{}", json!({ "execute": command })).unwrap();
+            answers.find(|answer| answer.contains("\"return\"")).unwrap();
+        }
     }
 
     pub fn machine(&self) -> Value {

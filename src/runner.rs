@@ -45,6 +45,7 @@
 //! | `halt` | `qmp` | whether the guest is stopped, and when it is tried again |
 //! | `devices` | | the devices that do not work |
 //! | `cd_drive` | `cd` `qmp` | changes the CD in a drive |
+//! | `monitor` | `qmp` | a connection to QEMU's monitor that is made again |
 //! | `guest_agent` | `lines` | QEMU's guest agent |
 //! | `login` | `lines` | the login agent |
 //! | `logging` | | the log levels |
@@ -61,10 +62,11 @@
 //! | `status_writer` | `report` | writes the VM's status |
 //! | `programs` | | starts programs, and explains their failures |
 //! | `from_file` | | the command line for a VM from a file |
-//! | `qemu` | `changes` `console` `control` `lifecycle` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
-//! | `machine` | `accel` `command` `config` `control` `files` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
+//! | `qemu` | `changes` `console` `control` `lifecycle` `monitor` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
+//! | `machine` | `accel` `command` `config` `control` `files` `monitor` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
 //! | `supervisor` | | starts the agent role again when it ends |
-//! | `agent` | `cd` `changes` `config` `control` `devices` `files` `guest_agent` `live` `logging` `login` `qmp` `report` `runtime_dir` `state` `status_writer` | the agent role |
+//! | `session` | `cd` `changes` `control` `login` `qmp` | the agent's connections to one QEMU process |
+//! | `agent` | `cd` `changes` `config` `control` `devices` `files` `guest_agent` `live` `logging` `login` `qmp` `report` `runtime_dir` `session` `state` `status_writer` | the agent role |
 //!
 //! `cloud_init` (but for its disk), `command`, `halt`, `devices`, `lifecycle`, `changes` and `report` are pure, and so is `LoginState` in `login`.
 
@@ -89,12 +91,14 @@ pub mod live;
 pub mod logging;
 pub mod login;
 pub mod machine;
+pub mod monitor;
 pub mod prepare;
 pub mod programs;
 pub mod qemu;
 pub mod qmp;
 pub mod report;
 pub mod runtime_dir;
+pub mod session;
 pub mod state;
 pub mod status_writer;
 pub mod supervisor;

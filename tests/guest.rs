@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use runner::{ADDRESS, RUNNER, Vm, kill, wait_for};
+use runner::{ADDRESS, MonitorProxy, RUNNER, Vm, kill, wait_for};
 use serde_json::{Value, json};
 
 #[test]
@@ -289,6 +289,21 @@ fn a_guest_that_is_paused_hears_the_power_button() {
     machine.signal("TERM");
     machine.console("guest: power button");
     machine.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_hears_the_power_button_after_the_monitors_connection_was_cut() {
+    let vm = Vm::new(json!({}), json!({}));
+    let mut command = Command::new(RUNNER);
+    command.env("VM_RUNNER_QEMU", MonitorProxy::qemu(&vm));
+    let mut runner = vm.start_by(command, "all");
+    let proxy = MonitorProxy::start(&vm);
+    runner.console("guest: up");
+    proxy.cut();
+    runner.logs("the connection to QEMU's monitor was broken; it is there again guest=Executes");
+    runner.signal("TERM");
+    runner.console("guest: power button");
+    runner.ends_well("PoweredDown");
 }
 
 #[test]

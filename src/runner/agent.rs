@@ -9,8 +9,7 @@ use qapi::qmp;
 use serde_json::Value;
 use tokio::{
     sync::watch,
-    task::JoinHandle,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep},
 };
 use tracing::{debug, info, warn};
 
@@ -24,9 +23,10 @@ use super::{
     guest_agent, live,
     logging::Logging,
     login::{LoginPort, LoginState},
-    qmp::{Error as QmpError, Event, Qmp, QueryBlock, QuerySpice, QueryVnc, Viewer, Viewers},
+    qmp::{Error as QmpError, Event, GuestState, Qmp, QueryBlock, QuerySpice, QueryVnc, Viewer, Viewers},
     report::{Observation, Report},
     runtime_dir::RuntimeDir,
+    session::{Session, ended, guest_answer, login_line, media_answer, time_of},
     state::{LastReset, MachineState, Phase},
     status_writer::VmResource,
 };
@@ -85,25 +85,6 @@ pub struct Agent {
     reports: watch::Sender<Option<Report>>,
     /// The first report waits until then.
     quiet_until: Option<Instant>,
-}
-
-/// The connections to one QEMU process.
-struct Session {
-    monitor: Qmp,
-    actual: Actual,
-    /// The task that asks the guest agent for the guest's operating system.
-    guest_question: Option<JoinHandle<io::Result<Value>>>,
-    /// The question to the machine role what the CDs are.
-    media_question: Option<MediaQuestion>,
-    /// Whether QEMU has refused to change a CD, as it does while the guest has locked the tray.
-    waits_for_tray: bool,
-    /// When it is asked again, because it has refused a CD.
-    media_again: Option<Instant>,
-    login: Option<LoginPort>,
-    /// When the disk that had stopped the guest counts as mended.
-    disk_mended_at: Option<Instant>,
-    /// The task that ends when a person asks for a forced stop, while the guest powers down.
-    forced_stop: Option<JoinHandle<()>>,
 }
 
 /// What the agent reacts to.
@@ -374,34 +355,29 @@ impl Agent {
     /// Continues a guest that has not run yet.
     async fn continue_guest(&mut self, session: &mut Session) -> Result<(), QmpError> {
         let state = session.monitor.execute(qmp::query_status {}).await?;
-        let has_not_run_yet = state.status == qmp::RunState::prelaunch;
-        if has_not_run_yet {
+        let mut guest = GuestState::from(state);
+        if guest == GuestState::NotStarted {
             session.monitor.execute(qmp::cont {}).await?;
             info!("the guest runs");
+            guest = GuestState::Executes;
         }
-        self.find_stop(session, state.running || has_not_run_yet, state.status).await
+        self.find_stop(session, guest).await
     }
 
     /// Finds out why the guest is stopped. A guest that a disk has stopped counts as one that runs: nobody wanted to pause it.
-    async fn find_stop(
-        &mut self,
-        session: &mut Session,
-        is_executing: bool,
-        state: qmp::RunState,
-    ) -> Result<(), QmpError> {
-        let is_stopped_by_disk = state == qmp::RunState::io_error;
-        if is_stopped_by_disk {
+    async fn find_stop(&mut self, session: &mut Session, guest: GuestState) -> Result<(), QmpError> {
+        if guest == GuestState::StoppedByDisk {
             let blocks = session.monitor.execute(QueryBlock {}).await?;
             self.observation.devices = failed_disks(&blocks, &self.options.configuration.config.vm);
             session.disk_mended_at = None;
         }
-        self.observation.is_executing = Some(is_executing || is_stopped_by_disk);
+        self.observation.is_executing = Some(matches!(guest, GuestState::Executes | GuestState::StoppedByDisk));
         Ok(())
     }
 
     async fn process_stop(&mut self, session: &mut Session) -> Result<(), QmpError> {
         let state = session.monitor.execute(qmp::query_status {}).await?;
-        self.find_stop(session, state.running, state.status).await
+        self.find_stop(session, state.into()).await
     }
 
     /// Finds out which agents in the guest have opened their ports.
@@ -641,68 +617,10 @@ impl Agent {
     }
 }
 
-/// The answer to a question to the guest agent, or `None` if there is no answer. Never returns without a question.
-async fn guest_answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> Option<Value> {
-    match question {
-        Some(handle) => match handle.await {
-            Ok(Ok(answer)) => Some(answer),
-            Ok(Err(error)) => {
-                warn!(%error, "the guest agent has opened its port but does not answer");
-                None
-            }
-            Err(_) => None,
-        },
-        None => futures::future::pending().await,
-    }
-}
-
-/// What the machine role says about the CDs. Never returns without a question.
-async fn media_answer(question: &mut Option<MediaQuestion>) -> Vec<Answer> {
-    match question {
-        Some(question) => question.answers().await,
-        None => futures::future::pending().await,
-    }
-}
-
-/// Returns at the time. Never returns without one.
-async fn time_of(time: Option<Instant>) {
-    match time {
-        Some(time) => sleep_until(time).await,
-        None => futures::future::pending().await,
-    }
-}
-
-/// Returns when the task has ended. Never returns without a task.
-async fn ended(task: &mut Option<JoinHandle<()>>) {
-    match task {
-        Some(task) => drop(task.await),
-        None => futures::future::pending().await,
-    }
-}
-
 /// Ends QEMU, because a person has asked for a forced stop.
 async fn quit(session: &mut Session) {
     warn!("a forced stop was requested; ending QEMU without waiting for the guest");
     if let Err(error) = session.monitor.execute(qmp::quit {}).await {
         debug!(%error, "QEMU's monitor");
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        if let Some(task) = &self.forced_stop {
-            task.abort();
-        }
-        if let Some(task) = &self.guest_question {
-            task.abort();
-        }
-    }
-}
-
-/// The login agent's next line. Never returns without a port.
-async fn login_line(login: &mut Option<LoginPort>) -> io::Result<String> {
-    match login {
-        Some(port) => port.receive().await,
-        None => futures::future::pending().await,
     }
 }

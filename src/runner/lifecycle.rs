@@ -31,6 +31,8 @@ pub const QUIT_TIMEOUT: Duration = Duration::from_secs(3);
 pub enum Input {
     /// QEMU's monitor has sent an event.
     Qemu(qmp::Event),
+    /// Events may have been lost; this is what the guest does now.
+    Found(qmp::GuestState),
     /// The runner has received SIGTERM.
     Terminate {
         /// The time that the guest has to power down.
@@ -108,6 +110,7 @@ impl Lifecycle {
     pub fn next(&mut self, input: Input, now: Instant) -> Option<QemuAction> {
         match input {
             Input::Qemu(event) => self.qemu_event(event, now),
+            Input::Found(guest) => self.found(guest, now),
             Input::Terminate { timeout } => self.terminate(timeout, now),
             Input::End => matches!(self.stage, Stage::PoweringDown { .. }).then(|| self.quit(now)),
             Input::Timer => self.timer(now),
@@ -143,6 +146,24 @@ impl Lifecycle {
             | qmp::Event::Other => {}
         }
         None
+    }
+
+    fn found(&mut self, guest: qmp::GuestState, now: Instant) -> Option<QemuAction> {
+        let missed: &[qmp::Event] = match guest {
+            qmp::GuestState::NotStarted => &[],
+            qmp::GuestState::Executes => &[qmp::Event::Resume],
+            qmp::GuestState::StoppedByDisk => {
+                &[qmp::Event::Resume, qmp::Event::BlockIoError { stops: true }, qmp::Event::Stop]
+            }
+            qmp::GuestState::Stopped => &[qmp::Event::Resume, qmp::Event::Stop],
+        };
+        for event in missed {
+            self.qemu_event(event.clone(), now);
+        }
+        let Stage::PoweringDown { press_at, .. } = &mut self.stage else { return None };
+        // The last press may not have reached QEMU.
+        *press_at = now + PRESS_AGAIN;
+        Some(self.press())
     }
 
     fn terminate(&mut self, timeout: Duration, now: Instant) -> Option<QemuAction> {
@@ -362,6 +383,21 @@ mod tests {
         assert_eq!(scenario.at(20).timer(), Some(QemuAction::WakeAndPowerdown));
         assert_eq!(scenario.at(25).timer(), Some(QemuAction::Quit));
         assert_eq!(scenario.lifecycle.wake_at(), Some(scenario.start + Duration::from_secs(28)));
+    }
+
+    #[test]
+    fn what_is_found_over_a_new_connection_counts_as_the_events_that_were_missed() {
+        use qmp::GuestState::{Executes, NotStarted, Stopped, StoppedByDisk};
+        let mut scenario = Scenario::new();
+        assert_eq!(scenario.at(1).input(Input::Found(NotStarted)), None);
+        assert_eq!(scenario.lifecycle.wake_at(), Some(scenario.start + AGENT_TIMEOUT));
+        assert_eq!(scenario.at(2).input(Input::Found(Executes)), None);
+        assert_eq!(scenario.lifecycle.wake_at(), None);
+        assert_eq!(scenario.at(50).input(Input::Found(StoppedByDisk)), None);
+        assert_eq!(scenario.at(60).timer(), Some(QemuAction::TryAgain));
+        assert_eq!(scenario.at(61).input(Input::Found(Stopped)), None);
+        assert_eq!(scenario.at(62).terminate(), Some(QemuAction::WakeAndPowerdown));
+        assert_eq!(scenario.at(63).input(Input::Found(Executes)), Some(QemuAction::Powerdown), "the press may be lost");
     }
 
     #[test]

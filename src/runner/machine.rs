@@ -17,6 +17,7 @@ use super::{
     config::{self, Configuration},
     control::Control,
     files::{FileAccessError, create_directory, random_uuid},
+    monitor::Monitor,
     prepare,
     programs::{self, Helpers, hint},
     qemu::{Connection, End, Qemu, plug_cpus},
@@ -258,6 +259,7 @@ impl StartedVm {
         self.state.phase = Phase::Running;
         self.state.write(&options.runtime)?;
         let powerdown_timeout = || powerdown_timeout(options);
+        let monitor = Monitor::new(monitor, options.runtime.monitor());
         Ok(self.qemu.supervise(monitor, control, &mut self.helpers, term, powerdown_timeout).await?)
     }
 }

@@ -21,6 +21,7 @@ use super::{
     console,
     control::{Control, EndRequest},
     lifecycle::{Input, Lifecycle, QemuAction},
+    monitor::{Monitor, News},
     programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
     qmp::{Error as QmpError, Qmp},
     runtime_dir::RuntimeDir,
@@ -28,7 +29,7 @@ use super::{
 };
 use crate::{process::ErrorChain, runner_config::VmSection};
 
-/// The time for reading the rest of the events, the console, and the standard error after QEMU's end.
+/// The time for reading the rest of the console, and the standard error after QEMU's end.
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A QEMU process.
@@ -112,33 +113,27 @@ impl Qemu {
         self.child.wait().await.map_err(|source| self.error(source))
     }
 
-    /// Supervises QEMU until it ends. [`Lifecycle`] decides what to do; this function collects its inputs and carries out its
+    /// Supervises QEMU until it ends, also while its monitor cannot be reached. [`Lifecycle`] decides what to do; this function collects its inputs and carries out its
     /// actions. `control` has the requests of others in the Pod. `powerdown_timeout` returns the time that the guest has to power down, when `term` becomes true.
     ///
     /// # Errors
     /// If the system cannot wait for the process.
     pub async fn supervise(
         &mut self,
-        mut monitor: Qmp,
+        mut monitor: Monitor,
         mut control: Option<Control>,
         helpers: &mut Helpers,
         mut term: watch::Receiver<bool>,
         powerdown_timeout: impl Fn() -> Duration,
     ) -> Result<End, Error> {
         let mut lifecycle = Lifecycle::new(Instant::now());
-        let mut monitor_is_open = true;
         let status = loop {
             let wake_at = lifecycle.wake_at();
             let input = tokio::select! {
                 status = self.child.wait() => break status.map_err(|source| self.error(source))?,
-                event = monitor.event(), if monitor_is_open => match event {
-                    Ok(event) => Input::Qemu(event),
-                    Err(error) => {
-                        // QEMU is about to end; its exit status says how.
-                        debug!(%error, "QEMU's monitor");
-                        monitor_is_open = false;
-                        continue;
-                    }
+                news = monitor.news() => match news {
+                    News::Event(event) => Input::Qemu(event),
+                    News::Back(guest) => Input::Found(guest),
                 },
                 Some(error) = helpers.ended() => {
                     report_helper(&error, &mut monitor).await;
@@ -163,14 +158,13 @@ impl Qemu {
                 warn!(%error, ?action, "QEMU has not carried out the action");
             }
         };
-        // Events that QEMU has sent before its end.
-        while let Ok(Ok(event)) = timeout(REST_TIMEOUT, monitor.event()).await {
+        for event in monitor.last_events().await {
             lifecycle.next(Input::Qemu(event), Instant::now());
         }
         Ok(End { reason: lifecycle.end_reason(status.success()), status })
     }
 
-    async fn carry_out(&mut self, action: QemuAction, monitor: &mut Qmp) -> Result<(), QmpError> {
+    async fn carry_out(&mut self, action: QemuAction, monitor: &mut Monitor) -> Result<(), QmpError> {
         // A disk may be full for days.
         if action == QemuAction::TryAgain {
             debug!(?action, "next step of the VM's life cycle");
@@ -226,7 +220,7 @@ async fn end_request(control: &mut Option<Control>) -> EndRequest {
 }
 
 /// Logs that a helper has ended, unless it has ended because QEMU ends. QEMU does not answer then.
-async fn report_helper(error: &Error, monitor: &mut Qmp) {
+async fn report_helper(error: &Error, monitor: &mut Monitor) {
     if monitor.execute(qmp::query_status {}).await.is_ok() {
         error!(%error, "a program that QEMU needs has ended; the guest continues without it until its next start");
     }

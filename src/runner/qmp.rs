@@ -221,6 +221,30 @@ commands! {
     BlockdevAdd = "blockdev-add" -> qapi::Empty;
 }
 
+/// What the guest does, from an answer of `query-status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestState {
+    /// It has not run yet.
+    NotStarted,
+    /// It executes.
+    Executes,
+    /// A disk has stopped it.
+    StoppedByDisk,
+    /// It is stopped otherwise.
+    Stopped,
+}
+
+impl From<qmp::StatusInfo> for GuestState {
+    fn from(info: qmp::StatusInfo) -> Self {
+        match info.status {
+            _ if info.running => Self::Executes,
+            qmp::RunState::prelaunch => Self::NotStarted,
+            qmp::RunState::io_error => Self::StoppedByDisk,
+            _ => Self::Stopped,
+        }
+    }
+}
+
 /// A slot for a CPU, from the answer of `query-hotpluggable-cpus`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CpuSlot {

@@ -3,11 +3,15 @@
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader, Write},
-    os::unix::net::UnixStream,
+    net::Shutdown,
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::OnceLock,
-    thread::sleep,
+    sync::{Arc, Mutex, OnceLock},
+    thread::{self, sleep},
     time::{Duration, Instant},
 };
 
@@ -196,6 +200,51 @@ impl Vm {
 
     pub fn machine(&self) -> Value {
         serde_json::from_str(&self.text("run/machine.json")).unwrap_or_default()
+    }
+}
+
+/// Stands between the machine role and QEMU's monitor, and can cut the connection.
+#[derive(Default)]
+pub struct MonitorProxy(Arc<Mutex<Vec<UnixStream>>>);
+
+impl MonitorProxy {
+    /// The program that the runner must start as QEMU.
+    pub fn qemu(vm: &Vm) -> PathBuf {
+        let script = "#!/bin/sh
+            for word; do shift; set -- \"$@\" \"$(echo \"$word\" | sed s,/monitor.sock,/qemu.sock,)\"; done
+            exec qemu-system-x86_64 \"$@\"";
+        let file = vm.path("qemu");
+        fs::write(&file, script).unwrap();
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
+        file
+    }
+
+    /// Waits for QEMU's monitor, and passes on what is said there.
+    pub fn start(vm: &Vm) -> Self {
+        let (socket, qemu) = (vm.path("run/monitor.sock"), vm.path("run/qemu.sock"));
+        wait_for("QEMU's monitor", || UnixStream::connect(&qemu).ok(), || vm.text("all.err"));
+        let listener = UnixListener::bind(socket).unwrap();
+        let proxy = Self::default();
+        let streams = Arc::clone(&proxy.0);
+        thread::spawn(move || {
+            for runner in listener.incoming().map_while(Result::ok) {
+                let Ok(qemu) = UnixStream::connect(&qemu) else { return };
+                let pairs = [(&runner, &qemu), (&qemu, &runner)].map(|(from, to)| (from.try_clone(), to.try_clone()));
+                streams.lock().unwrap().extend([runner, qemu]);
+                for (from, to) in pairs {
+                    let (mut from, mut to) = (from.unwrap(), to.unwrap());
+                    thread::spawn(move || std::io::copy(&mut from, &mut to));
+                }
+            }
+        });
+        proxy
+    }
+
+    /// Cuts all connections.
+    pub fn cut(&self) {
+        for stream in self.0.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
     }
 }
 

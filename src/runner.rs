@@ -66,7 +66,7 @@
 //! | `machine` | `accel` `command` `config` `control` `files` `monitor` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
 //! | `supervisor` | | starts the agent role again when it ends |
 //! | `session` | `cd` `changes` `control` `login` `qmp` | the agent's connections to one QEMU process |
-//! | `agent` | `cd` `changes` `config` `control` `devices` `files` `guest_agent` `live` `logging` `login` `qmp` `report` `runtime_dir` `session` `state` `status_writer` | the agent role |
+//! | `agent` | `cd` `cd_drive` `changes` `config` `control` `devices` `files` `guest_agent` `live` `logging` `login` `qmp` `report` `runtime_dir` `session` `state` `status_writer` | the agent role |
 //!
 //! `cloud_init` (but for its disk), `command`, `halt`, `devices`, `lifecycle`, `changes` and `report` are pure, and so is `LoginState` in `login`.
 

@@ -15,6 +15,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     cd::Answer,
+    cd_drive,
     changes::{Actual, Change, Desired, Media, cd_drives, changes, must_ask, pending, refused_media},
     config::{self, Configuration},
     control::MediaQuestion,
@@ -182,9 +183,10 @@ impl Agent {
             Input::Retry => self.update_session(session).await,
             Input::FilesChanged(changed) => {
                 changed.map_err(Error::Watch)?;
-                self.read_configuration();
+                let is_new = self.read_configuration();
                 self.update_session(session).await;
-                if let Some(session) = session {
+                // Most events are about other files, such as the state that the machine role writes.
+                if is_new && let Some(session) = session {
                     self.apply(session).await;
                     self.request_login(session).await;
                 }
@@ -276,12 +278,18 @@ impl Agent {
         });
     }
 
-    fn read_configuration(&mut self) {
+    /// Reads the configuration. Returns whether it has changed.
+    fn read_configuration(&mut self) -> bool {
         self.options.logging.read(&self.options.config_dir);
         match config::read(&self.options.config_dir) {
-            Ok(configuration) => self.options.configuration = configuration,
+            Ok(configuration) => {
+                let is_new = configuration != self.options.configuration;
+                self.options.configuration = configuration;
+                is_new
+            }
             Err(error) => {
-                warn!(error = %ErrorChain(&error), "cannot use the new configuration; the last good one stays in use")
+                warn!(error = %ErrorChain(&error), "cannot use the new configuration; the last good one stays in use");
+                false
             }
         }
     }
@@ -324,7 +332,7 @@ impl Agent {
             actual: Actual { reset_counter: Some(reset_counter), ..Actual::default() },
             guest_question: None,
             media_question: None,
-            waits_for_tray: false,
+            waits_for_tray: Vec::new(),
             media_again: None,
             login: self.connect_login().await,
             disk_mended_at: None,
@@ -458,6 +466,11 @@ impl Agent {
     /// Changes QEMU to what the configuration says. If QEMU refuses a change, the agent logs that and continues with the others; it
     /// tries again when the configuration changes.
     async fn apply(&mut self, session: &mut Session) {
+        self.apply_where(session, |_| true).await;
+    }
+
+    /// Carries out those of the changes that are meant. QEMU was asked for the others already, and it may have refused them.
+    async fn apply_where(&mut self, session: &mut Session, is_meant: fn(&Change) -> bool) {
         if let Err(error) = self.query_hardware(session).await {
             // The connection is broken, which the next wait for an event returns too.
             debug!(%error, "QEMU's monitor");
@@ -468,8 +481,8 @@ impl Agent {
             self.ask_about_cds(desired.cds.clone(), session);
         }
         self.observation.refused = refused_media(&session.actual);
-        session.waits_for_tray = false;
-        for change in changes(&desired, &session.actual) {
+        session.waits_for_tray.clear();
+        for change in changes(&desired, &session.actual).into_iter().filter(is_meant) {
             self.apply_change(change, session).await;
         }
         if let Some(password) = &session.actual.password {
@@ -499,7 +512,7 @@ impl Agent {
                 warn!(reason, "a CD is not inserted");
             }
         }
-        self.apply(session).await;
+        self.apply_where(session, Change::waits_for_media).await;
     }
 
     async fn apply_change(&mut self, change: Change, session: &mut Session) {
@@ -511,7 +524,7 @@ impl Agent {
             return;
         }
         let is_password = matches!(change, Change::Password(_));
-        let is_of_cd = matches!(change, Change::Insert { .. } | Change::Eject { .. });
+        let drive = change.drive().map(str::to_owned);
         let problem = change.problem();
         match live::carry_out(change, &mut session.monitor, &mut session.actual).await {
             Ok(()) => {
@@ -520,7 +533,7 @@ impl Agent {
             }
             Err(error) => {
                 warn!(change = name, error = %ErrorChain(&error), "not changed");
-                session.waits_for_tray |= is_of_cd;
+                session.waits_for_tray.extend(drive.filter(|_| cd_drive::is_locked(&error)));
                 if let (Some(problem), QmpError::Refused { reason, .. }) = (problem, &error) {
                     self.observation.refused.push(format!("{problem}: {reason}"));
                 }
@@ -601,7 +614,9 @@ impl Agent {
                 self.observation.viewers.retain(|viewer| !viewer.is_same_connection(&client));
             }
             // The guest has opened a tray that it had locked, so the CD can be changed now. Otherwise it may open trays as it likes.
-            Event::DeviceTrayMoved { open: true } if session.waits_for_tray => self.apply(session).await,
+            Event::DeviceTrayMoved { id, open: true } if session.waits_for(&id) => {
+                self.apply_where(session, Change::waits_for_media).await;
+            }
             Event::DeviceDeleted { .. } => {
                 if let Err(error) = self.query_hardware(session).await {
                     debug!(%error, "QEMU's monitor");

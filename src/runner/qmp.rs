@@ -99,6 +99,8 @@ pub enum Event {
     },
     /// The tray of a CD drive was opened or closed.
     DeviceTrayMoved {
+        /// The name of the drive's device, or a path in QEMU's object tree that ends with it.
+        id: String,
         /// Whether it is open now.
         #[serde(rename = "tray-open")]
         open: bool,
@@ -395,7 +397,7 @@ mod tests {
         );
         assert_eq!(
             parse(r#"{"event": "DEVICE_TRAY_MOVED", "data": {"device": "", "id": "cd0", "tray-open": true}}"#),
-            Event::DeviceTrayMoved { open: true }
+            Event::DeviceTrayMoved { id: "cd0".into(), open: true }
         );
         let disk = r#"{"event": "BLOCK_IO_ERROR", "data": {"device": "", "node-name": "disk0-image", "operation": "write",
             "action": "ACTION", "nospace": true, "reason": "No space left on device"}}"#;

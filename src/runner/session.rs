@@ -21,8 +21,8 @@ pub struct Session {
     pub guest_question: Option<JoinHandle<io::Result<Value>>>,
     /// The question to the machine role what the CDs are.
     pub media_question: Option<MediaQuestion>,
-    /// Whether QEMU has refused to change a CD, as it does while the guest has locked the tray.
-    pub waits_for_tray: bool,
+    /// The drives whose CD QEMU has not changed, because the guest has locked the tray.
+    pub waits_for_tray: Vec<String>,
     /// When it is asked again, because it has refused a CD.
     pub media_again: Option<Instant>,
     /// The port of the login agent.
@@ -31,6 +31,13 @@ pub struct Session {
     pub disk_mended_at: Option<Instant>,
     /// The task that ends when a person asks for a forced stop, while the guest powers down.
     pub forced_stop: Option<JoinHandle<()>>,
+}
+
+impl Session {
+    /// Whether the CD of the drive waits for its tray. QEMU gives the name of the drive's device, or a path that ends with it.
+    pub fn waits_for(&self, device: &str) -> bool {
+        device.rsplit('/').next().is_some_and(|id| self.waits_for_tray.iter().any(|drive| drive == id))
+    }
 }
 
 impl Drop for Session {

@@ -43,7 +43,7 @@
 //! | `lines` | | connections that carry lines |
 //! | `qmp` | `lines` | QEMU's monitor |
 //! | `halt` | `qmp` | whether the guest is stopped, and when it is tried again |
-//! | `devices` | | the devices that do not work |
+//! | `devices` | `state` | the devices that do not work |
 //! | `cd_drive` | `cd` `qmp` | changes the CD in a drive |
 //! | `monitor` | `qmp` | a connection to QEMU's monitor that is made again |
 //! | `guest_agent` | `lines` | QEMU's guest agent |
@@ -60,7 +60,7 @@
 //! | `live` | `cd_drive` `changes` `qmp` | carries out a change in the running QEMU |
 //! | `report` | `devices` `login` `qmp` `state` | derives the VM's status |
 //! | `status_writer` | `report` | writes the VM's status |
-//! | `programs` | | starts programs, and explains their failures |
+//! | `programs` | `state` | starts programs, and explains their failures |
 //! | `from_file` | | the command line for a VM from a file |
 //! | `qemu` | `changes` `console` `control` `lifecycle` `monitor` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
 //! | `machine` | `accel` `command` `config` `control` `files` `monitor` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |

@@ -621,9 +621,28 @@ fn a_guest_with_a_pod_network_has_the_pods_address_and_its_ports() {
     let is_passt = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().starts_with("passt");
     kill(children.find(is_passt).expect("passt among the runner's children"), "KILL").unwrap();
     runner.logs("the guest continues without it until its next start");
+    runner.logs("condition=\"DevicesReady\" status=false reason=\"NetworkLost\"");
     runner.signal("TERM");
     runner.console("guest: power button");
     runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_whose_tpm_is_lost_goes_on_and_its_status_says_so() {
+    let vm = Vm::new(json!({ "useTpm": true }), json!({}));
+    let mut machine = vm.start("machine");
+    let agent = vm.start("agent");
+    machine.console("guest: up");
+    let is_swtpm = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().starts_with("swtpm");
+    kill(machine.children().into_iter().find(is_swtpm).expect("swtpm among the runner's children"), "KILL").unwrap();
+    agent.logs("condition=\"DevicesReady\" status=false reason=\"TpmLost\"");
+    drop(agent);
+    let agent = vm.start("agent");
+    agent.logs("condition=\"DevicesReady\" status=false reason=\"TpmLost\"");
+    agent.says_last("Running", "QEMU runs a");
+    machine.signal("TERM");
+    machine.console("guest: power button");
+    machine.ends_well("PoweredDown");
 }
 
 #[test]

@@ -469,6 +469,7 @@ mod tests {
             uuid: "c0ffee00-0000-4000-8000-000000000001".into(),
             macs: vec!["52:54:00:00:00:01".into()],
             started_with: Some(StartedWith::from(&config(|_| ()))),
+            lost: Vec::new(),
             phase: Phase::Running,
         };
         let paths = |edit: fn(&mut Value)| {

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::state::Helper;
 use crate::{
     api::Reason,
     runner_config::{Drive, VmSection, paths::DISK_DIR},
@@ -17,6 +18,8 @@ pub enum Problem {
         /// Whether there is no space left. Otherwise it is another error.
         is_full: bool,
     },
+    /// A program that QEMU is connected to has ended.
+    Helper(Helper),
 }
 
 impl Problem {
@@ -25,6 +28,8 @@ impl Problem {
         match self {
             Self::Disk { is_full: true, .. } => Reason::StorageFull,
             Self::Disk { is_full: false, .. } => Reason::StorageFailed,
+            Self::Helper(Helper::Tpm) => Reason::TpmLost,
+            Self::Helper(Helper::PodNetwork) => Reason::NetworkLost,
         }
     }
 
@@ -39,6 +44,16 @@ impl Problem {
                 "The storage of the disk {name} has an error, so QEMU has stopped the guest before it loses data. Mend the storage; the \
                  guest goes on by itself then."
             ),
+            Self::Helper(Helper::Tpm) => {
+                "The guest has no TPM any more, because the program that emulates it has ended. What the TPM had \
+                 stored is kept. Restart the VM."
+                    .into()
+            }
+            Self::Helper(Helper::PodNetwork) => {
+                "The guest has lost its network of type pod, because the program passt has ended. Restart \
+                 the VM."
+                    .into()
+            }
         }
     }
 }
@@ -98,8 +113,10 @@ mod tests {
         };
         let failed = |statuses| {
             let problems = failed_disks(&blocks(statuses), &vm);
-            let text =
-                |Problem::Disk { name, is_full }: Problem| format!("{name}{}", if is_full { " full" } else { "" });
+            let text = |problem| match problem {
+                Problem::Disk { name, is_full } => format!("{name}{}", if is_full { " full" } else { "" }),
+                Problem::Helper(helper) => panic!("{helper:?}"),
+            };
             problems.into_iter().map(text).collect::<Vec<_>>().join(", ")
         };
         assert_eq!(failed(["ok", "ok", "ok", "ok"]), "");

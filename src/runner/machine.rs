@@ -22,7 +22,7 @@ use super::{
     programs::{self, Helpers, hint},
     qemu::{Connection, End, Qemu, plug_cpus},
     runtime_dir::RuntimeDir,
-    state::{EndReason, MachineState, Phase, StartedWith},
+    state::{EndReason, Helper, MachineState, Phase, StartedWith},
 };
 use crate::{
     process::ErrorChain,
@@ -182,6 +182,7 @@ async fn prepare_start(options: &MachineOptions, configuration: &Configuration) 
         macs: command::macs(&config.vm.network, &uuid, hardware),
         uuid,
         started_with: Some(StartedWith::from(configuration)),
+        lost: Vec::new(),
         phase: Phase::Starting,
     };
     Ok(Start { state, arguments })
@@ -194,10 +195,12 @@ async fn start_helpers(options: &MachineOptions, config: &RunnerConfig) -> Resul
     if config.vm.use_tpm {
         let state = prepare::tpm_directory(Path::new(&config.data_dir));
         create_directory(&state)?;
-        helpers.start(&options.swtpm, &command::swtpm(&state, runtime), &runtime.tpm()).await?;
+        helpers.start(Helper::Tpm, &options.swtpm, &command::swtpm(&state, runtime), &runtime.tpm()).await?;
     }
     if config.vm.network.iter().any(|network| matches!(network, NetworkSection::Pod { .. })) {
-        helpers.start(&options.passt, &passt_arguments(options, &config.vm), &runtime.passt()).await?;
+        helpers
+            .start(Helper::PodNetwork, &options.passt, &passt_arguments(options, &config.vm), &runtime.passt())
+            .await?;
     }
     Ok(helpers)
 }
@@ -260,7 +263,14 @@ impl StartedVm {
         self.state.write(&options.runtime)?;
         let powerdown_timeout = || powerdown_timeout(options);
         let monitor = Monitor::new(monitor, options.runtime.monitor());
-        Ok(self.qemu.supervise(monitor, control, &mut self.helpers, term, powerdown_timeout).await?)
+        let Self { qemu, helpers, state } = self;
+        let lost = |helper| {
+            state.lost.push(helper);
+            if let Err(error) = state.write(&options.runtime) {
+                warn!(error = %ErrorChain(&error), "cannot write what the agent must know");
+            }
+        };
+        Ok(qemu.supervise(monitor, control, helpers, term, powerdown_timeout, lost).await?)
     }
 }
 

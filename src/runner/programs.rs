@@ -26,6 +26,8 @@ use tokio::{
 };
 use tracing::debug;
 
+use super::state::Helper;
+
 /// The time that a program has until it listens on its socket. QEMU may need some seconds for much memory on huge pages.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time between two attempts to find a socket that a program is about to create.
@@ -189,18 +191,25 @@ async fn next_line(stderr: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Optio
 /// A program that ends while the guest runs is not started again, because QEMU would not connect to it again. The guest continues
 /// without it: what runs there may not need it, and only the VM's owner can decide about a restart.
 #[derive(Default)]
-pub struct Helpers(JoinSet<Error>);
+pub struct Helpers(JoinSet<(Helper, Error)>);
 
 impl Helpers {
     /// Starts a program and waits until its socket exists, because QEMU does not wait for it.
     ///
     /// # Errors
     /// If the program cannot be started, does not create its socket in time, or a helper ends before that.
-    pub async fn start(&mut self, program: &str, arguments: &[String], socket: &Path) -> Result<(), Error> {
+    pub async fn start(
+        &mut self,
+        helper: Helper,
+        program: &str,
+        arguments: &[String],
+        socket: &Path,
+    ) -> Result<(), Error> {
         // An earlier container of the Pod may have left its socket.
         let _ = fs::remove_file(socket);
         let child = start(program, arguments)?;
-        self.0.spawn(wait_for_end(program.to_owned(), child));
+        let ended = wait_for_end(program.to_owned(), child);
+        self.0.spawn(async move { (helper, ended.await) });
         let socket_exists = timeout(START_TIMEOUT, async {
             while !socket.exists() {
                 sleep(RETRY_INTERVAL).await;
@@ -211,18 +220,18 @@ impl Helpers {
                 program: program.to_owned(),
                 source: io::Error::other("it has not created its socket"),
             }),
-            Some(error) = self.ended() => Err(error),
+            Some((_, error)) = self.ended() => Err(error),
         }
     }
 
     /// Waits until a helper ends. `None`: no helper runs.
-    pub async fn ended(&mut self) -> Option<Error> {
+    pub async fn ended(&mut self) -> Option<(Helper, Error)> {
         self.0.join_next().await?.ok()
     }
 
     /// Returns a helper that has ended already, without waiting.
     pub fn try_ended(&mut self) -> Option<Error> {
-        self.0.try_join_next()?.ok()
+        self.0.try_join_next()?.ok().map(|(_, error)| error)
     }
 }
 

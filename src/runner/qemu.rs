@@ -25,7 +25,7 @@ use super::{
     programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
     qmp::{Error as QmpError, Qmp},
     runtime_dir::RuntimeDir,
-    state::EndReason,
+    state::{EndReason, Helper},
 };
 use crate::{process::ErrorChain, runner_config::VmSection};
 
@@ -114,7 +114,8 @@ impl Qemu {
     }
 
     /// Supervises QEMU until it ends, also while its monitor cannot be reached. [`Lifecycle`] decides what to do; this function collects its inputs and carries out its
-    /// actions. `control` has the requests of others in the Pod. `powerdown_timeout` returns the time that the guest has to power down, when `term` becomes true.
+    /// actions. `control` has the requests of others in the Pod. `powerdown_timeout` returns the time that the guest has to power down, when `term` becomes true. `lost` is told of each
+    /// helper that ends before QEMU.
     ///
     /// # Errors
     /// If the system cannot wait for the process.
@@ -125,6 +126,7 @@ impl Qemu {
         helpers: &mut Helpers,
         mut term: watch::Receiver<bool>,
         powerdown_timeout: impl Fn() -> Duration,
+        mut lost: impl FnMut(Helper),
     ) -> Result<End, Error> {
         let mut lifecycle = Lifecycle::new(Instant::now());
         let status = loop {
@@ -135,8 +137,10 @@ impl Qemu {
                     News::Event(event) => Input::Qemu(event),
                     News::Back(guest) => Input::Found(guest),
                 },
-                Some(error) = helpers.ended() => {
-                    report_helper(&error, &mut monitor).await;
+                Some((helper, error)) = helpers.ended() => {
+                    if is_missed(&error, &mut monitor).await {
+                        lost(helper);
+                    }
                     continue;
                 }
                 _ = term.wait_for(|is_terminated| *is_terminated), if !lifecycle.is_stopping() => {
@@ -219,11 +223,13 @@ async fn end_request(control: &mut Option<Control>) -> EndRequest {
     }
 }
 
-/// Logs that a helper has ended, unless it has ended because QEMU ends. QEMU does not answer then.
-async fn report_helper(error: &Error, monitor: &mut Monitor) {
-    if monitor.execute(qmp::query_status {}).await.is_ok() {
+/// Whether a helper has ended before QEMU. If it has ended because QEMU ends, QEMU does not answer any more.
+async fn is_missed(error: &Error, monitor: &mut Monitor) -> bool {
+    let is_missed = monitor.execute(qmp::query_status {}).await.is_ok();
+    if is_missed {
         error!(%error, "a program that QEMU needs has ended; the guest continues without it until its next start");
     }
+    is_missed
 }
 
 /// Plugs the CPUs that the guest starts with. QEMU itself starts with one CPU, because CPUs of its start cannot be unplugged.

@@ -55,7 +55,7 @@ pub struct Observation {
     pub pending: Vec<PendingChange>,
     /// The changes that QEMU refused, each as a sentence with QEMU's words.
     pub refused: Vec<String>,
-    /// The devices of the guest that do not work.
+    /// The disks that have stopped the guest.
     pub devices: Vec<Problem>,
     /// See [`ConfigFile::digest`](crate::runner_config::ConfigFile::digest).
     pub config_digest: Option<String>,
@@ -272,15 +272,13 @@ fn all_conditions(observation: &Observation, machine: &MachineState, activity: A
         of_guest(conditions::CONSOLE_CONNECTED, console),
     ];
     // These conditions exist only while something is wrong.
+    let lost = machine.lost.iter().copied().map(Problem::Helper);
+    let problems: Vec<Problem> = observation.devices.iter().cloned().chain(lost).collect();
     if activity.is_running()
-        && let Some(problem) = observation.devices.first()
+        && let Some(problem) = problems.first()
     {
-        let messages: Vec<String> = observation
-            .devices
-            .iter()
-            .take(MOST_PROBLEMS)
-            .map(|problem| quote(&problem.message(), LONGEST_REMARK))
-            .collect();
+        let messages: Vec<String> =
+            problems.iter().take(MOST_PROBLEMS).map(|problem| quote(&problem.message(), LONGEST_REMARK)).collect();
         all.push(Finding::new(false, problem.reason(), messages.join(" ")).condition(conditions::DEVICES_READY));
     }
     if activity.is_running() && !observation.refused.is_empty() {
@@ -397,6 +395,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::runner::state::Helper;
 
     fn machine(phase: Phase) -> Option<MachineState> {
         Some(MachineState {
@@ -408,6 +407,7 @@ mod tests {
             uuid: "u-1".into(),
             macs: vec!["52:54:00:00:00:01".into()],
             started_with: None,
+            lost: Vec::new(),
             phase,
         })
     }
@@ -475,6 +475,14 @@ mod tests {
             (
                 "a disk is full",
                 Observation { devices: vec![Problem::Disk { name: "data-disk".into(), is_full: true }], ..up.clone() },
+            ),
+            (
+                "a disk is full, and there is no TPM",
+                Observation {
+                    devices: vec![Problem::Disk { name: "data-disk".into(), is_full: true }],
+                    machine: up.machine.clone().map(|machine| MachineState { lost: vec![Helper::Tpm], ..machine }),
+                    ..up.clone()
+                },
             ),
             ("paused", Observation { is_executing: Some(false), ..up.clone() }),
             ("ended by the guest", Observation { machine: ended(EndReason::GuestShutdown, ""), ..up.clone() }),

@@ -20,6 +20,8 @@ const MOST: u64 = 2 << 20;
 const LONGEST_NAME: usize = 64;
 const LONGEST_SENTENCE: usize = 32 << 10;
 const MOST_INTERFACES: usize = 64;
+/// The most programs that can end: there is one of each.
+const MOST_LOST: usize = 2;
 
 /// The file `machine.json`. The machine role writes it, the agent role reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,6 +47,9 @@ pub struct MachineState {
     /// The configuration at QEMU's start. Absent if QEMU was never started.
     #[serde(default)]
     pub started_with: Option<StartedWith>,
+    /// The programs that QEMU needs and that have ended while the guest runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<Helper>,
     /// What QEMU does now.
     #[serde(flatten)]
     pub phase: Phase,
@@ -63,6 +68,7 @@ impl MachineState {
             uuid: String::new(),
             macs: Vec::new(),
             started_with,
+            lost: Vec::new(),
             phase,
         }
     }
@@ -82,6 +88,7 @@ impl MachineState {
         [&self.start, &self.machine_type, &self.uuid].into_iter().all(|text| is_name(text))
             && ["", "kvm", "tcg"].contains(&self.accelerator.as_str())
             && self.accelerator_reason.len() <= LONGEST_SENTENCE
+            && self.lost.len() <= MOST_LOST
             && self.macs.len() <= MOST_INTERFACES
             && self.macs.iter().all(|mac| is_name(mac))
     }
@@ -94,6 +101,16 @@ impl MachineState {
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
         write_atomically(&runtime.machine(), &text)
     }
+}
+
+/// A program that QEMU is connected to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Helper {
+    /// swtpm, which is the guest's TPM.
+    Tpm,
+    /// passt, which connects the guest to the Pod's network.
+    PodNetwork,
 }
 
 /// The parts of the configuration at QEMU's start that QEMU or the guest does not read again.
@@ -223,6 +240,7 @@ mod tests {
             uuid: "u-1".into(),
             macs: vec!["52:54:00:00:00:01".into()],
             started_with: None,
+            lost: vec![Helper::PodNetwork],
             phase: Phase::Ended {
                 reason: EndReason::QemuFailed,
                 code: Some(1),
@@ -272,6 +290,7 @@ mod tests {
             with(|state| state.accelerator_reason = "x".repeat((32 << 10) + 1)),
             with(|state| state.macs = vec!["52:54:00:00:00:01".into(); 65]),
             with(|state| state.macs = vec!["x".repeat(65)]),
+            with(|state| state.lost = vec![Helper::Tpm; 3]),
         ] {
             state.write(&runtime).unwrap();
             assert_eq!(MachineState::read(&runtime), None, "{state:?}");

@@ -54,7 +54,7 @@
 //! | `control` | `cd` `config` `lines` `runtime_dir` | the socket on which the machine role answers |
 //! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
 //! | `command` | `cd` `runtime_dir` | the command lines of QEMU, swtpm and passt |
-//! | `prepare` | `cd` `cloud_init` `command` `config` `files` `runtime_dir` | creates the files that QEMU needs |
+//! | `prepare` | `cd` `cloud_init` `command` `config` `files` `runtime_dir` | finds and creates the files that QEMU needs |
 //! | `lifecycle` | `halt` `qmp` `state` | decides when to continue, power down, and end QEMU |
 //! | `changes` | `cd` `cloud_init` `config` `qmp` `state` | compares the configuration with the running VM |
 //! | `live` | `cd_drive` `changes` `qmp` | carries out a change in the running QEMU |
@@ -162,7 +162,7 @@ enum RunnerCommand {
     Agent(RunArguments),
     /// Check the configuration, and print `NAME: ok`.
     Validate(RunArguments),
-    /// Print QEMU's command line, one argument per line. This creates all files that QEMU needs, but does not start it.
+    /// Print QEMU's command line for the present configuration, one argument per line. It changes nothing, also while the VM runs.
     RenderCommand(RunArguments),
     /// End the guest at once, if it is being powered down. Run it in the VM's container: kubectl exec POD -c vm-runner -- vm-runner end
     End(RunArguments),
@@ -334,12 +334,13 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
         }
         RunnerCommand::RenderCommand(arguments) => {
             let configuration = config::read(&arguments.config_dir)?;
-            let command = machine::render_command(&machine_options(&arguments, &configuration)?).await?;
+            let command =
+                machine::render_command(&machine_options(&arguments, &configuration, RuntimeDir::at)?).await?;
             print(&format!("{}\n", command.join("\n")))
         }
         RunnerCommand::End(arguments) => {
             let configuration = config::read(&arguments.config_dir)?;
-            let runtime = machine_options(&arguments, &configuration)?.runtime;
+            let runtime = machine_options(&arguments, &configuration, RuntimeDir::at)?.runtime;
             if !control::end(&runtime).await.map_err(Error::End)? {
                 return Err(Error::NotStopping);
             }
@@ -406,12 +407,16 @@ fn write_termination_message(path: &Path, message: &str) {
     }
 }
 
-fn machine_options(arguments: &RunArguments, configuration: &Configuration) -> Result<MachineOptions, Error> {
+fn machine_options(
+    arguments: &RunArguments,
+    configuration: &Configuration,
+    runtime_dir: fn(&Path) -> Result<RuntimeDir, files::FileAccessError>,
+) -> Result<MachineOptions, Error> {
     let runtime = arguments.runtime_dir.as_deref().unwrap_or(Path::new(&configuration.config.runtime_dir));
     Ok(MachineOptions {
         config_dir: arguments.config_dir.clone(),
         templates: arguments.qemu_templates.clone(),
-        runtime: RuntimeDir::open(runtime)?,
+        runtime: runtime_dir(runtime)?,
         qemu: arguments.qemu.clone(),
         swtpm: arguments.swtpm.clone(),
         passt: arguments.passt.clone(),
@@ -423,7 +428,7 @@ fn machine_options(arguments: &RunArguments, configuration: &Configuration) -> R
 async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(), Error> {
     logging.read(&arguments.config_dir);
     let configuration = config::read(&arguments.config_dir)?;
-    let options = machine_options(arguments, &configuration)?;
+    let options = machine_options(arguments, &configuration, RuntimeDir::open)?;
     let vm = format!("{}/{}", configuration.config.namespace, configuration.config.vm.name);
     info!(vm, role = ?arguments.role, "vm-runner {}", env!("CARGO_PKG_VERSION"));
     let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;

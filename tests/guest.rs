@@ -450,7 +450,29 @@ fn render_command_prints_the_command_line_without_starting_qemu() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.starts_with("qemu-system-x86_64\n-nodefaults\n"), "{text}");
     assert!(text.contains("port=5999,disable-ticketing=off") && !text.contains("secret"), "{text}");
-    assert!(!vm.path("run/machine.json").exists());
+    assert!(!vm.path("run").exists() && !vm.path("data").exists() && !vm.path("data.img").exists());
+}
+
+#[test]
+fn render_command_changes_nothing_of_a_vm_that_runs() {
+    let mut vm = Vm::new(json!({ "firmware": "uefi" }), json!({}));
+    vm.config["updateTemplate"] = json!(false);
+    vm.write_config();
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    // The next start would enlarge the disk and write another cloud-init disk.
+    vm.change(|config| {
+        config["cloudInit"]["metaData"]["local-hostname"] = json!("emil");
+        config["vm"]["drives"][1]["size"] = json!(2 << 20);
+    });
+    let files = || ["cloud-init.img", "machine.json"].map(|file| vm.text(&format!("run/{file}")));
+    let before = (files(), fs::read_dir(vm.path("data")).unwrap().count());
+    let output = Command::new(RUNNER).args(["render-command", "--config-dir"]).arg(vm.path("config")).output().unwrap();
+    assert!(output.status.success() && output.stdout.starts_with(b"qemu-system-x86_64\n"), "{output:?}");
+    assert!(before == (files(), fs::read_dir(vm.path("data")).unwrap().count()));
+    assert_eq!(fs::metadata(vm.path("data.img")).unwrap().len(), 1 << 20);
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
 }
 
 #[test]

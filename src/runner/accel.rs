@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
 use super::{
-    files::{FileAccessError, write_atomically},
+    files::{FileAccessError, Purpose, write_atomically},
     runtime_dir::RuntimeDir,
 };
 use crate::api::Accelerator;
@@ -106,7 +106,8 @@ impl Trial {
     }
 }
 
-/// Chooses the accelerator. Starts a trial of KVM if the choice depends on it and this Pod has not made one yet.
+/// Chooses the accelerator. Starts a trial of KVM if the choice depends on it and this Pod has not made one yet. Who only looks makes no
+/// trial: KVM counts as working then.
 ///
 /// # Errors
 /// If the configuration demands KVM and KVM does not work, or QEMU cannot be started.
@@ -115,10 +116,11 @@ pub async fn choose(
     cpu_model: &str,
     qemu: &str,
     runtime: &RuntimeDir,
+    purpose: Purpose,
 ) -> Result<Choice, Error> {
     let problem = match configured {
         Accelerator::Tcg => None,
-        Accelerator::Kvm | Accelerator::Auto => try_kvm(cpu_model, qemu, runtime).await?,
+        Accelerator::Kvm | Accelerator::Auto => try_kvm(cpu_model, qemu, runtime, purpose).await?,
     };
     decide(configured, problem).map_err(Error::NoKvm)
 }
@@ -135,12 +137,15 @@ fn decide(configured: Accelerator, problem: Option<String>) -> Result<Choice, St
 }
 
 /// Returns what does not work with KVM, or `None` if KVM works.
-async fn try_kvm(cpu_model: &str, qemu: &str, runtime: &RuntimeDir) -> Result<Option<String>, Error> {
+async fn try_kvm(cpu_model: &str, qemu: &str, runtime: &RuntimeDir, purpose: Purpose) -> Result<Option<String>, Error> {
     if let Err(error) = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         return Ok(Some(format!("/dev/kvm cannot be opened ({error})")));
     }
     if let Some(trial) = Trial::read(runtime, cpu_model) {
         return Ok(trial.problem);
+    }
+    if purpose == Purpose::Look {
+        return Ok(None);
     }
     let firmware = runtime.kvm_trial_firmware();
     write_atomically(&firmware, &trial_firmware())?;

@@ -16,7 +16,7 @@ use super::{
     command::{self, Prepared, UserAndGroup},
     config::{self, Configuration},
     control::Control,
-    files::{FileAccessError, create_directory, random_uuid},
+    files::{FileAccessError, Purpose, create_directory, random_uuid},
     monitor::Monitor,
     prepare,
     programs::{self, Helpers, hint},
@@ -164,13 +164,17 @@ struct Start {
     arguments: Vec<String>,
 }
 
-async fn prepare_start(options: &MachineOptions, configuration: &Configuration) -> Result<Start, Error> {
+async fn prepare_start(
+    options: &MachineOptions,
+    configuration: &Configuration,
+    purpose: Purpose,
+) -> Result<Start, Error> {
     let config = &configuration.config;
     let Choice { accelerator, reason } =
-        accel::choose(config.vm.accelerator, &config.vm.cpu_model, &options.qemu, &options.runtime).await?;
+        accel::choose(config.vm.accelerator, &config.vm.cpu_model, &options.qemu, &options.runtime, purpose).await?;
     info!(accelerator, reason, "accelerator");
-    let template = prepare::template(config, &options.templates)?;
-    let prepared = prepare::prepare(configuration, &options.runtime, accelerator, &options.qemu).await?;
+    let template = prepare::template(config, &options.templates, purpose)?;
+    let prepared = prepare::prepare(configuration, &options.runtime, accelerator, &options.qemu, purpose).await?;
     let arguments = command::qemu(config, &prepared, &options.runtime, &template)?;
     let Prepared { machine_type, uuid, hardware, .. } = prepared;
     let state = MachineState {
@@ -228,7 +232,7 @@ struct StartedVm {
 impl StartedVm {
     /// Prepares the files, starts the helpers, and starts QEMU, in this order: QEMU does not wait for the helpers' sockets.
     async fn start(options: &MachineOptions, configuration: &Configuration) -> Result<Self, Error> {
-        let Start { mut state, arguments } = prepare_start(options, configuration).await?;
+        let Start { mut state, arguments } = prepare_start(options, configuration, Purpose::Start).await?;
         let helpers = start_helpers(options, &configuration.config).await?;
         let start = random_uuid()?;
         let qemu = Qemu::start(&options.qemu, &arguments, &options.runtime)?;
@@ -314,12 +318,13 @@ async fn hold(
     Ok(())
 }
 
-/// Returns QEMU's command line, beginning with the program. Prepares all that QEMU needs, and may make a trial of KVM.
+/// Returns QEMU's command line, beginning with the program. Changes nothing, so it can be called while the VM runs. Before the VM's first start
+/// the UUID is another one each time, and without a trial of KVM it counts as working.
 ///
 /// # Errors
 /// As [`run`].
 pub async fn render_command(options: &MachineOptions) -> Result<Vec<String>, Error> {
     let configuration = config::read(&options.config_dir)?;
-    let Start { arguments, .. } = prepare_start(options, &configuration).await?;
+    let Start { arguments, .. } = prepare_start(options, &configuration, Purpose::Look).await?;
     Ok([vec![options.qemu.clone()], arguments].concat())
 }

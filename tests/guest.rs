@@ -319,6 +319,17 @@ fn a_guest_that_ignores_the_power_button_is_powered_off() {
     runner.ends_well("PoweredOff");
 }
 
+#[test]
+fn the_time_of_a_guest_that_powers_down_follows_the_configuration() {
+    let vm = Vm::new(json!({ "powerdownTimeout": 900 }), json!({ "ignore-power-button": true }));
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    runner.signal("TERM");
+    runner.console("guest: power button, not listening");
+    vm.change(|config| config["vm"]["powerdownTimeout"] = json!(1));
+    runner.ends_well("PoweredOff");
+}
+
 /// As `kubectl exec` does it, also for the Pod of a VM that was deleted.
 #[test]
 fn a_person_in_the_container_ends_a_guest_that_does_not_power_down() {

@@ -65,7 +65,7 @@ pub enum QemuAction {
 enum Stage {
     Paused { until: Instant },
     Running,
-    PoweringDown { until: Instant, press_at: Instant },
+    PoweringDown { since: Instant, until: Instant, press_at: Instant },
     Quitting { until: Instant },
     Killing,
 }
@@ -93,7 +93,7 @@ impl Lifecycle {
         let again_at = self.halt.again_at();
         match self.stage {
             Stage::Paused { until } | Stage::Quitting { until } => Some(until),
-            Stage::PoweringDown { until, press_at } => {
+            Stage::PoweringDown { until, press_at, .. } => {
                 [Some(until), Some(press_at), again_at].into_iter().flatten().min()
             }
             Stage::Running => again_at,
@@ -104,6 +104,13 @@ impl Lifecycle {
     /// Whether the runner has received SIGTERM.
     pub fn is_stopping(&self) -> bool {
         self.is_stopping
+    }
+
+    /// Takes note of the time that the guest has to power down, counted from SIGTERM. It may have changed since then.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        if let Stage::PoweringDown { since, until, .. } = &mut self.stage {
+            *until = *since + timeout;
+        }
     }
 
     /// Processes an input. Returns what the runner must do now.
@@ -172,7 +179,7 @@ impl Lifecycle {
             // No operating system runs that could react to the power button.
             Stage::Paused { .. } => Some(self.quit(now)),
             Stage::Running => {
-                self.stage = Stage::PoweringDown { until: now + timeout, press_at: now + PRESS_AGAIN };
+                self.stage = Stage::PoweringDown { since: now, until: now + timeout, press_at: now + PRESS_AGAIN };
                 Some(self.press())
             }
             Stage::PoweringDown { .. } | Stage::Quitting { .. } | Stage::Killing => None,
@@ -187,8 +194,8 @@ impl Lifecycle {
                 Some(QemuAction::Continue)
             }
             Stage::PoweringDown { until, .. } if now >= until => Some(self.quit(now)),
-            Stage::PoweringDown { until, press_at } if now >= press_at => {
-                self.stage = Stage::PoweringDown { until, press_at: now + PRESS_AGAIN };
+            Stage::PoweringDown { since, until, press_at } if now >= press_at => {
+                self.stage = Stage::PoweringDown { since, until, press_at: now + PRESS_AGAIN };
                 Some(self.press())
             }
             Stage::Running | Stage::PoweringDown { .. } if self.halt.is_due(now) => Some(QemuAction::TryAgain),
@@ -290,6 +297,19 @@ mod tests {
         assert_eq!(scenario.at(28).timer(), Some(QemuAction::Kill));
         assert_eq!(scenario.lifecycle.wake_at(), None);
         assert_eq!(scenario.lifecycle.end_reason(false), EndReason::PoweredOff);
+    }
+
+    #[test]
+    fn the_time_of_a_guest_that_powers_down_can_change() {
+        let mut scenario = Scenario::running();
+        scenario.lifecycle.set_timeout(Duration::from_secs(1));
+        assert_eq!(scenario.at(0).terminate(), Some(QemuAction::Powerdown));
+        scenario.lifecycle.set_timeout(Duration::from_secs(100));
+        assert_eq!(scenario.at(25).timer(), Some(QemuAction::Powerdown));
+        assert_eq!(scenario.at(99).timer(), Some(QemuAction::Powerdown));
+        assert_eq!(scenario.at(100).timer(), Some(QemuAction::Quit));
+        scenario.lifecycle.set_timeout(Duration::from_secs(200));
+        assert_eq!(scenario.at(103).timer(), Some(QemuAction::Kill), "it is over");
     }
 
     #[test]

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     process::ErrorChain,
-    runner_config::{NetworkSection, RunnerConfig, VmSection, default_powerdown_timeout},
+    runner_config::{NetworkSection, RunnerConfig, VmSection},
 };
 
 /// Why the VM could not be started, or has not ended well.
@@ -278,11 +278,10 @@ impl StartedVm {
     }
 }
 
-/// The powerdown timeout in the present configuration, which may have changed since QEMU's start.
-fn powerdown_timeout(options: &MachineOptions) -> Duration {
-    let seconds = config::read(&options.config_dir)
-        .map_or_else(|_| default_powerdown_timeout(), |configuration| configuration.config.vm.powerdown_timeout);
-    Duration::from_secs(seconds)
+/// The powerdown timeout in the present configuration, which may have changed since QEMU's start, and since SIGTERM.
+fn powerdown_timeout(options: &MachineOptions) -> Option<Duration> {
+    let configuration = config::read(&options.config_dir).ok()?;
+    Some(Duration::from_secs(configuration.config.vm.powerdown_timeout))
 }
 
 /// Whether the guest stays down after its own shutdown, in the present configuration.

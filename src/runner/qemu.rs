@@ -27,7 +27,10 @@ use super::{
     runtime_dir::RuntimeDir,
     state::{EndReason, Helper},
 };
-use crate::{process::ErrorChain, runner_config::VmSection};
+use crate::{
+    process::ErrorChain,
+    runner_config::{VmSection, default_powerdown_timeout},
+};
 
 /// The time for reading the rest of the console, and the standard error after QEMU's end.
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
@@ -114,7 +117,8 @@ impl Qemu {
     }
 
     /// Supervises QEMU until it ends, also while its monitor cannot be reached. [`Lifecycle`] decides what to do; this function collects its inputs and carries out its
-    /// actions. `control` has the requests of others in the Pod. `powerdown_timeout` returns the time that the guest has to power down, when `term` becomes true. `lost` is told of each
+    /// actions. `control` has the requests of others in the Pod. `powerdown_timeout` returns the time that the guest has to power down; `None` if it
+    /// cannot be read now. It is asked for when `term` becomes true, and again as long as the guest powers down. `lost` is told of each
     /// helper that ends before QEMU.
     ///
     /// # Errors
@@ -125,7 +129,7 @@ impl Qemu {
         mut control: Option<Control>,
         helpers: &mut Helpers,
         mut term: watch::Receiver<bool>,
-        powerdown_timeout: impl Fn() -> Duration,
+        powerdown_timeout: impl Fn() -> Option<Duration>,
         mut lost: impl FnMut(Helper),
     ) -> Result<End, Error> {
         let mut lifecycle = Lifecycle::new(Instant::now());
@@ -144,7 +148,7 @@ impl Qemu {
                     continue;
                 }
                 _ = term.wait_for(|is_terminated| *is_terminated), if !lifecycle.is_stopping() => {
-                    let timeout = powerdown_timeout();
+                    let timeout = powerdown_timeout().unwrap_or_else(|| Duration::from_secs(default_powerdown_timeout()));
                     info!(timeout_s = timeout.as_secs(), "stopping the VM");
                     Input::Terminate { timeout }
                 }
@@ -156,6 +160,11 @@ impl Qemu {
                 }
                 () = sleep_until(wake_at.unwrap_or_else(Instant::now).into()), if wake_at.is_some() => Input::Timer,
             };
+            if input == Input::Timer
+                && let Some(timeout) = powerdown_timeout()
+            {
+                lifecycle.set_timeout(timeout);
+            }
             if let Some(action) = lifecycle.next(input, Instant::now())
                 && let Err(error) = self.carry_out(action, &mut monitor).await
             {

@@ -543,6 +543,29 @@ fn the_display_accepts_only_the_current_password_until_it_expires() {
 }
 
 #[test]
+fn a_password_that_has_expired_is_not_valid_again_when_another_agent_starts() {
+    let port = free_port();
+    let vm = Vm::new(json!({ "display": { "vnc": { "port": port } } }), json!({}));
+    fs::write(vm.path("config/display-password"), "first").unwrap();
+    fs::write(vm.path("config/password-expiry"), "+3").unwrap();
+    let machine = vm.start("machine");
+    let agent = vm.start("agent");
+    agent.logs("changed change=\"Password");
+    let state = || machine.state();
+    wait_for("the password to expire", || vnc::view(port, "first").is_none().then_some(()), state);
+    drop(agent);
+    let agent = vm.start("agent");
+    agent.logs("changed change=\"Password");
+    assert!(vnc::view(port, "first").is_none());
+    // Another password has its own time.
+    fs::write(vm.path("config/new"), "second").unwrap();
+    fs::rename(vm.path("config/new"), vm.path("config/display-password")).unwrap();
+    fs::write(vm.path("config/new"), "+3600").unwrap();
+    fs::rename(vm.path("config/new"), vm.path("config/password-expiry")).unwrap();
+    wait_for("the second password", || vnc::view(port, "second"), state);
+}
+
+#[test]
 fn a_display_that_had_a_password_is_never_started_without_one() {
     let port = free_port();
     let vm = Vm::new(json!({ "display": { "vnc": { "port": port } } }), json!({}));

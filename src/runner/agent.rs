@@ -3,7 +3,11 @@
 //! An agent may end and another one may start while the guest runs. Each one finds out from QEMU and the files of the runtime
 //! directory what it needs to know.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{
+    io,
+    path::PathBuf,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use qapi::qmp;
 use serde_json::Value;
@@ -17,7 +21,7 @@ use super::{
     cd::Answer,
     cd_drive,
     changes::{Actual, Change, Desired, Media, cd_drives, changes, must_ask, pending, refused_media},
-    config::{self, Configuration},
+    config::{self, Configuration, Password},
     control::MediaQuestion,
     devices::failed_disks,
     files::FileAccessError,
@@ -28,10 +32,13 @@ use super::{
     report::{Observation, Report},
     runtime_dir::RuntimeDir,
     session::{Session, ended, guest_answer, login_line, media_answer, time_of},
-    state::{LastReset, MachineState, Phase},
+    state::{LastReset, MachineState, PasswordEnd, Phase},
     status_writer::VmResource,
 };
-use crate::process::{ErrorChain, follow::Follower};
+use crate::{
+    process::{ErrorChain, follow::Follower},
+    runner_config::digest,
+};
 
 /// The names of the agents' ports in the QEMU template.
 const GUEST_AGENT_PORT: &str = "guest-agent";
@@ -476,7 +483,10 @@ impl Agent {
             debug!(%error, "QEMU's monitor");
             return;
         }
-        let desired = Desired::from(&self.options.configuration);
+        let mut desired = Desired::from(&self.options.configuration);
+        if let Some(display) = &mut desired.password {
+            self.fix_end(&mut display.password);
+        }
         if must_ask(&desired, &session.actual) {
             self.ask_about_cds(desired.cds.clone(), session);
         }
@@ -485,12 +495,34 @@ impl Agent {
         for change in changes(&desired, &session.actual).into_iter().filter(is_meant) {
             self.apply_change(change, session).await;
         }
-        if let Some(password) = &session.actual.password {
-            self.observation.password_expiry = Some(password.expiry.clone());
+        let wanted = desired.password.map(|display| display.password);
+        if wanted.is_some() && session.actual.password == wanted {
+            // As the configuration has it.
+            let password = self.options.configuration.password.as_ref();
+            self.observation.password_expiry = password.map(|password| password.expiry.clone());
         }
         if let Err(error) = self.query_hardware(session).await {
             debug!(%error, "QEMU's monitor");
         }
+    }
+
+    /// Makes Unix time of a password's time that counts from the moment when it is set. An earlier agent may have set it.
+    fn fix_end(&self, password: &mut Password) {
+        let Some(seconds) = password.expiry.strip_prefix('+').and_then(|seconds| seconds.parse::<u64>().ok()) else {
+            return;
+        };
+        let start = self.observation.machine.as_ref().map(|machine| machine.start.as_str()).unwrap_or_default();
+        let digest = digest(format!("{start}\n{}\n{}", password.expiry, password.secret), 16);
+        let end = PasswordEnd::read(&self.options.runtime, &digest).unwrap_or_else(|| {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            let end = PasswordEnd { password: digest, until: now.saturating_add(seconds) };
+            if let Err(error) = end.write(&self.options.runtime) {
+                warn!(error = %ErrorChain(&error), "cannot note until when the display's password is valid");
+            }
+            end
+        });
+        // QEMU reads a signed number.
+        password.expiry = end.until.min(i64::MAX.unsigned_abs()).to_string();
     }
 
     /// Asks the machine role what the CDs are, if it is not being asked about the same.

@@ -112,6 +112,11 @@ impl RuntimeDir {
         self.0.join("passt.sock")
     }
 
+    /// Until when the display's password is valid.
+    pub fn password_end(&self) -> PathBuf {
+        self.0.join("password-end.json")
+    }
+
     /// The image of the cloud-init disk.
     pub fn cloud_init_disk(&self) -> PathBuf {
         self.0.join("cloud-init.img")

@@ -215,6 +215,32 @@ impl LastReset {
     }
 }
 
+/// The file `password-end.json`: until when a password is valid whose time counts from the moment when it was set. Without it, each agent that
+/// is started again would begin to count anew, and a password that has expired would be valid again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PasswordEnd {
+    /// A digest of the password, its time, and the start of QEMU.
+    pub password: String,
+    /// The Unix time in seconds.
+    pub until: u64,
+}
+
+impl PasswordEnd {
+    /// Reads the file. `None` if it is about another password.
+    pub fn read(runtime: &RuntimeDir, password: &str) -> Option<Self> {
+        let end: Self = serde_json::from_slice(&read_untrusted(&runtime.password_end(), MOST).ok()?).ok()?;
+        (end.password == password).then_some(end)
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write(&self, runtime: &RuntimeDir) -> Result<(), FileAccessError> {
+        write_atomically(&runtime.password_end(), &serde_json::to_vec(self).unwrap_or_default())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -268,6 +294,16 @@ mod tests {
         reset.write(&runtime).unwrap();
         assert_eq!(LastReset::read(&runtime, "a"), Some(reset));
         assert_eq!(LastReset::read(&runtime, "b"), None);
+    }
+
+    #[test]
+    fn the_end_of_a_password_does_not_count_for_another_one() {
+        let (_directory, runtime) = runtime();
+        assert_eq!(PasswordEnd::read(&runtime, "a"), None);
+        let end = PasswordEnd { password: "a".into(), until: 3 };
+        end.write(&runtime).unwrap();
+        assert_eq!(PasswordEnd::read(&runtime, "a"), Some(end));
+        assert_eq!(PasswordEnd::read(&runtime, "b"), None);
     }
 
     /// The directory belongs to whoever breaks out of QEMU.

@@ -36,7 +36,7 @@ use crate::{
         LogFormat, Programs,
         accel::{self, Choice},
         cd,
-        files::FileAccessError,
+        files::{FileAccessError, Purpose},
         from_file::FileArguments,
         logging::Logging,
         machine::MachineOptions,
@@ -184,7 +184,8 @@ async fn start(
     let config_dir = folder.prepare(Path::new(&plan.config.runtime_dir), &plan.files)?;
     let logging = log_to(folder.log()?, log_format);
     let runtime = RuntimeDir::open(Path::new(&plan.config.runtime_dir))?;
-    let accelerator = accel::choose(vm.accelerator, &vm.cpu_model, &programs.qemu, &runtime, None).await?;
+    let accelerator =
+        accel::choose(vm.accelerator, &vm.cpu_model, &programs.qemu, &runtime, None, Purpose::Start).await?;
     say_what_runs(folder, vm, &accelerator);
     let options = MachineOptions {
         config_dir,

@@ -42,7 +42,10 @@
 //! | `state` | `cloud_init` `config` `files` `runtime_dir` | the files that the roles write for each other |
 //! | `lines` | | connections that carry lines |
 //! | `qmp` | `lines` | QEMU's monitor |
+//! | `halt` | `qmp` | whether the guest is stopped, and when it is tried again |
+//! | `devices` | `state` | the devices that do not work |
 //! | `cd_drive` | `cd` `qmp` | changes the CD in a drive |
+//! | `monitor` | `qmp` | a connection to QEMU's monitor that is made again |
 //! | `guest_agent` | `lines` | QEMU's guest agent |
 //! | `login` | `lines` | the login agent |
 //! | `logging` | | the log levels |
@@ -52,19 +55,21 @@
 //! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
 //! | `node_trial` | `accel` `files` | makes the trial of KVM for a node |
 //! | `command` | `cd` `runtime_dir` | the command lines of QEMU, swtpm and passt |
-//! | `prepare` | `cd` `cloud_init` `command` `config` `files` `runtime_dir` | creates the files that QEMU needs |
-//! | `lifecycle` | `qmp` `state` | decides when to continue, power down, and end QEMU |
+//! | `prepare` | `cd` `cloud_init` `command` `config` `files` `runtime_dir` | finds and creates the files that QEMU needs |
+//! | `lifecycle` | `halt` `qmp` `state` | decides when to continue, power down, and end QEMU |
 //! | `changes` | `cd` `cloud_init` `config` `qmp` `state` | compares the configuration with the running VM |
-//! | `report` | `login` `qmp` `state` | derives the VM's status |
+//! | `live` | `cd_drive` `changes` `qmp` | carries out a change in the running QEMU |
+//! | `report` | `devices` `login` `qmp` `state` | derives the VM's status |
 //! | `status_writer` | `report` | writes the VM's status |
-//! | `programs` | | starts programs, and explains their failures |
+//! | `programs` | `state` | starts programs, and explains their failures |
 //! | `from_file` | | the command line for a VM from a file |
-//! | `qemu` | `changes` `console` `control` `lifecycle` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
-//! | `machine` | `accel` `command` `config` `control` `files` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
+//! | `qemu` | `changes` `console` `control` `lifecycle` `monitor` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
+//! | `machine` | `accel` `command` `config` `control` `files` `monitor` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
 //! | `supervisor` | | starts the agent role again when it ends |
-//! | `agent` | `cd` `cd_drive` `changes` `config` `control` `files` `guest_agent` `logging` `login` `qmp` `report` `runtime_dir` `state` `status_writer` | the agent role |
+//! | `session` | `cd` `changes` `control` `login` `qmp` | the agent's connections to one QEMU process |
+//! | `agent` | `cd` `cd_drive` `changes` `config` `control` `devices` `files` `guest_agent` `live` `logging` `login` `qmp` `report` `runtime_dir` `session` `state` `status_writer` | the agent role |
 //!
-//! `cloud_init` (but for its disk), `command`, `lifecycle`, `changes` and `report` are pure, and so is `LoginState` in `login`.
+//! `cloud_init` (but for its disk), `command`, `halt`, `devices`, `lifecycle`, `changes` and `report` are pure, and so is `LoginState` in `login`.
 
 pub mod accel;
 pub mod agent;
@@ -76,14 +81,18 @@ pub mod command;
 pub mod config;
 pub mod console;
 pub mod control;
+pub mod devices;
 pub mod files;
 pub mod from_file;
 pub mod guest_agent;
+pub mod halt;
 pub mod lifecycle;
 pub mod lines;
+pub mod live;
 pub mod logging;
 pub mod login;
 pub mod machine;
+pub mod monitor;
 pub mod node_trial;
 pub mod prepare;
 pub mod programs;
@@ -91,6 +100,7 @@ pub mod qemu;
 pub mod qmp;
 pub mod report;
 pub mod runtime_dir;
+pub mod session;
 pub mod state;
 pub mod status_writer;
 pub mod supervisor;
@@ -155,7 +165,7 @@ enum RunnerCommand {
     Agent(RunArguments),
     /// Check the configuration, and print `NAME: ok`.
     Validate(RunArguments),
-    /// Print QEMU's command line, one argument per line. This creates all files that QEMU needs, but does not start it.
+    /// Print QEMU's command line for the present configuration, one argument per line. It changes nothing, also while the VM runs.
     RenderCommand(RunArguments),
     /// End the guest at once, if it is being powered down. Run it in the VM's container: kubectl exec POD -c vm-runner -- vm-runner end
     End(RunArguments),
@@ -345,12 +355,13 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
         }
         RunnerCommand::RenderCommand(arguments) => {
             let configuration = config::read(&arguments.config_dir)?;
-            let command = machine::render_command(&machine_options(&arguments, &configuration)?).await?;
+            let command =
+                machine::render_command(&machine_options(&arguments, &configuration, RuntimeDir::at)?).await?;
             print(&format!("{}\n", command.join("\n")))
         }
         RunnerCommand::End(arguments) => {
             let configuration = config::read(&arguments.config_dir)?;
-            let runtime = machine_options(&arguments, &configuration)?.runtime;
+            let runtime = machine_options(&arguments, &configuration, RuntimeDir::at)?.runtime;
             if !control::end(&runtime).await.map_err(Error::End)? {
                 return Err(Error::NotStopping);
             }
@@ -421,12 +432,16 @@ fn write_termination_message(path: &Path, message: &str) {
     }
 }
 
-fn machine_options(arguments: &RunArguments, configuration: &Configuration) -> Result<MachineOptions, Error> {
+fn machine_options(
+    arguments: &RunArguments,
+    configuration: &Configuration,
+    runtime_dir: fn(&Path) -> Result<RuntimeDir, files::FileAccessError>,
+) -> Result<MachineOptions, Error> {
     let runtime = arguments.runtime_dir.as_deref().unwrap_or(Path::new(&configuration.config.runtime_dir));
     Ok(MachineOptions {
         config_dir: arguments.config_dir.clone(),
         templates: arguments.qemu_templates.clone(),
-        runtime: RuntimeDir::open(runtime)?,
+        runtime: runtime_dir(runtime)?,
         qemu: arguments.qemu.clone(),
         swtpm: arguments.swtpm.clone(),
         passt: arguments.passt.clone(),
@@ -439,7 +454,7 @@ fn machine_options(arguments: &RunArguments, configuration: &Configuration) -> R
 async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(), Error> {
     logging.read(&arguments.config_dir);
     let configuration = config::read(&arguments.config_dir)?;
-    let options = machine_options(arguments, &configuration)?;
+    let options = machine_options(arguments, &configuration, RuntimeDir::open)?;
     let vm = format!("{}/{}", configuration.config.namespace, configuration.config.vm.name);
     info!(vm, role = ?arguments.role, "vm-runner {}", env!("CARGO_PKG_VERSION"));
     let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;

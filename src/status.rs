@@ -6,6 +6,7 @@
 //! | is starting | False, Starting or the cause | False | false |
 //! | up, as wanted | True, Running | True | true |
 //! | up, but QEMU refused a change | False, ChangeFailed | True | true |
+//! | up, but a device does not work (a disk is full) | False, StorageFull or another | True | true |
 //! | up, but its guest is paused | False, Paused | False | false |
 //! | up, but its node does not answer | False, NodeNotResponding | Unknown | false, because nobody knows |
 //! | up, should stop | False, Stopping | True | true until the guest is down |
@@ -30,8 +31,8 @@ use crate::{
     api::{
         ObjectKind, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
         conditions::{
-            self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, NewCondition, OBJECTS_READY, POWER_UNMANAGED,
-            RESTART_REQUIRED, RUNNING, TEMPLATES_VALID, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
+            self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, DEVICES_READY, NewCondition, OBJECTS_READY,
+            POWER_UNMANAGED, RESTART_REQUIRED, RUNNING, TEMPLATES_VALID, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
         },
         reasons::Effect,
         status::{Address, Phase},
@@ -249,7 +250,8 @@ fn conditions_without_report(guest: &Guest<'_>, phase: Phase) -> Vec<NewConditio
         };
         NewCondition { type_, status, reason, message: message.into() }
     };
-    let types = [RUNNING, BOOTED, VMOP_AGENT_CONNECTED, USER_LOGGED_IN, CONSOLE_CONNECTED, CHANGES_APPLIED];
+    let types =
+        [RUNNING, BOOTED, VMOP_AGENT_CONNECTED, USER_LOGGED_IN, CONSOLE_CONNECTED, CHANGES_APPLIED, DEVICES_READY];
     types.into_iter().filter(written).map(condition).collect()
 }
 

@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use runner::{ADDRESS, RUNNER, Vm, kill, wait_for};
+use runner::{ADDRESS, MonitorProxy, RUNNER, Vm, kill, wait_for};
 use serde_json::{Value, json};
 
 #[test]
@@ -195,6 +195,9 @@ fn a_cd_that_the_guest_has_locked_is_changed_when_the_guest_opens_the_tray() {
     runner.closes(&small);
     runner.signal("TERM");
     runner.ends_well("PoweredDown");
+    // What QEMU refuses is tried at the start and with each new configuration. Other events of files and trays are no reason.
+    let refused = runner.log().matches("not changed change=\"Balloon").count();
+    assert!((1..=3).contains(&refused), "{refused} times: {}", runner.log());
 }
 
 #[test]
@@ -249,12 +252,81 @@ fn a_reboot_does_not_end_the_vm() {
 }
 
 #[test]
+fn a_guest_whose_disk_is_full_waits_until_there_is_space() {
+    let mut vm = Vm::new(json!({}), json!({}));
+    let mut runner = vm.start_on_a_full_storage("all");
+    // The guest counts its starts on that disk.
+    runner.logs("condition=\"DevicesReady\" status=false reason=\"StorageFull\"");
+    runner.says_last("DevicesReady", "The storage of the disk ");
+    runner.says_last("DevicesReady", "/storage/data.img is full");
+    assert!(!runner.output().contains("guest: starts="), "{}", runner.state());
+    runner.says_last("Running", "QEMU runs a");
+    runner.grow_storage();
+    runner.console("guest: starts=1");
+    runner.console("guest: up");
+    runner.logs("condition=\"Booted\" status=true");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_whose_disk_stays_full_is_powered_off_at_the_end_of_its_time() {
+    let mut vm = Vm::new(json!({ "powerdownTimeout": 1 }), json!({}));
+    let mut runner = vm.start_on_a_full_storage("all");
+    runner.logs("reason=\"StorageFull\"");
+    runner.signal("TERM");
+    runner.logs("the guest is stopped; continuing it, so that it hears the power button");
+    runner.ends_well("PoweredOff");
+}
+
+#[test]
+fn a_guest_that_is_paused_hears_the_power_button() {
+    let vm = Vm::new(json!({}), json!({}));
+    // A person has paused the guest while no agent ran.
+    let mut machine = vm.start("machine");
+    machine.console("guest: up");
+    vm.ask_qemu("stop");
+    let agent = vm.start("agent");
+    agent.logs("condition=\"Running\" status=false reason=\"Paused\"");
+    drop(agent);
+    machine.signal("TERM");
+    machine.console("guest: power button");
+    machine.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_hears_the_power_button_after_the_monitors_connection_was_cut() {
+    let vm = Vm::new(json!({}), json!({}));
+    let mut command = Command::new(RUNNER);
+    command.env("VM_RUNNER_QEMU", MonitorProxy::qemu(&vm));
+    let mut runner = vm.start_by(command, "all");
+    let proxy = MonitorProxy::start(&vm);
+    runner.console("guest: up");
+    proxy.cut();
+    runner.logs("the connection to QEMU's monitor was broken; it is there again guest=Executes");
+    runner.signal("TERM");
+    runner.console("guest: power button");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
 fn a_guest_that_ignores_the_power_button_is_powered_off() {
     let vm = Vm::new(json!({ "powerdownTimeout": 1 }), json!({ "ignore-power-button": true }));
     let mut runner = vm.start("all");
     runner.console("guest: up");
     runner.signal("TERM");
     runner.console("guest: power button, not listening");
+    runner.ends_well("PoweredOff");
+}
+
+#[test]
+fn the_time_of_a_guest_that_powers_down_follows_the_configuration() {
+    let vm = Vm::new(json!({ "powerdownTimeout": 900 }), json!({ "ignore-power-button": true }));
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    runner.signal("TERM");
+    runner.console("guest: power button, not listening");
+    vm.change(|config| config["vm"]["powerdownTimeout"] = json!(1));
     runner.ends_well("PoweredOff");
 }
 
@@ -389,7 +461,29 @@ fn render_command_prints_the_command_line_without_starting_qemu() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.starts_with("qemu-system-x86_64\n-nodefaults\n"), "{text}");
     assert!(text.contains("port=5999,disable-ticketing=off") && !text.contains("secret"), "{text}");
-    assert!(!vm.path("run/machine.json").exists());
+    assert!(!vm.path("run").exists() && !vm.path("data").exists() && !vm.path("data.img").exists());
+}
+
+#[test]
+fn render_command_changes_nothing_of_a_vm_that_runs() {
+    let mut vm = Vm::new(json!({ "firmware": "uefi" }), json!({}));
+    vm.config["updateTemplate"] = json!(false);
+    vm.write_config();
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    // The next start would enlarge the disk and write another cloud-init disk.
+    vm.change(|config| {
+        config["cloudInit"]["metaData"]["local-hostname"] = json!("emil");
+        config["vm"]["drives"][1]["size"] = json!(2 << 20);
+    });
+    let files = || ["cloud-init.img", "machine.json"].map(|file| vm.text(&format!("run/{file}")));
+    let before = (files(), fs::read_dir(vm.path("data")).unwrap().count());
+    let output = Command::new(RUNNER).args(["render-command", "--config-dir"]).arg(vm.path("config")).output().unwrap();
+    assert!(output.status.success() && output.stdout.starts_with(b"qemu-system-x86_64\n"), "{output:?}");
+    assert!(before == (files(), fs::read_dir(vm.path("data")).unwrap().count()));
+    assert_eq!(fs::metadata(vm.path("data.img")).unwrap().len(), 1 << 20);
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
 }
 
 #[test]
@@ -446,6 +540,29 @@ fn the_display_accepts_only_the_current_password_until_it_expires() {
     runner.console("guest: up");
     runner.signal("TERM");
     runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_password_that_has_expired_is_not_valid_again_when_another_agent_starts() {
+    let port = free_port();
+    let vm = Vm::new(json!({ "display": { "vnc": { "port": port } } }), json!({}));
+    fs::write(vm.path("config/display-password"), "first").unwrap();
+    fs::write(vm.path("config/password-expiry"), "+3").unwrap();
+    let machine = vm.start("machine");
+    let agent = vm.start("agent");
+    agent.logs("changed change=\"Password");
+    let state = || machine.state();
+    wait_for("the password to expire", || vnc::view(port, "first").is_none().then_some(()), state);
+    drop(agent);
+    let agent = vm.start("agent");
+    agent.logs("changed change=\"Password");
+    assert!(vnc::view(port, "first").is_none());
+    // Another password has its own time.
+    fs::write(vm.path("config/new"), "second").unwrap();
+    fs::rename(vm.path("config/new"), vm.path("config/display-password")).unwrap();
+    fs::write(vm.path("config/new"), "+3600").unwrap();
+    fs::rename(vm.path("config/new"), vm.path("config/password-expiry")).unwrap();
+    wait_for("the second password", || vnc::view(port, "second"), state);
 }
 
 #[test]
@@ -560,9 +677,28 @@ fn a_guest_with_a_pod_network_has_the_pods_address_and_its_ports() {
     let is_passt = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().starts_with("passt");
     kill(children.find(is_passt).expect("passt among the runner's children"), "KILL").unwrap();
     runner.logs("the guest continues without it until its next start");
+    runner.logs("condition=\"DevicesReady\" status=false reason=\"NetworkLost\"");
     runner.signal("TERM");
     runner.console("guest: power button");
     runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_whose_tpm_is_lost_goes_on_and_its_status_says_so() {
+    let vm = Vm::new(json!({ "useTpm": true }), json!({}));
+    let mut machine = vm.start("machine");
+    let agent = vm.start("agent");
+    machine.console("guest: up");
+    let is_swtpm = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().starts_with("swtpm");
+    kill(machine.children().into_iter().find(is_swtpm).expect("swtpm among the runner's children"), "KILL").unwrap();
+    agent.logs("condition=\"DevicesReady\" status=false reason=\"TpmLost\"");
+    drop(agent);
+    let agent = vm.start("agent");
+    agent.logs("condition=\"DevicesReady\" status=false reason=\"TpmLost\"");
+    agent.says_last("Running", "QEMU runs a");
+    machine.signal("TERM");
+    machine.console("guest: power button");
+    machine.ends_well("PoweredDown");
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub const POWER_UNMANAGED: &str = "PowerUnmanaged";
 pub const RUNNING: &str = "Running";
 /// QEMU refused a change of the running VM. It is never `True` (written by the runner).
 pub const CHANGES_APPLIED: &str = "ChangesApplied";
+/// A device of the guest does not work, such as a disk whose storage is full. It is never `True` (written by the runner).
+pub const DEVICES_READY: &str = "DevicesReady";
 /// The guest agent has answered (written by the runner).
 pub const BOOTED: &str = "Booted";
 /// The login agent in the guest answers (written by the runner).

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
 use super::{
-    files::{FileAccessError, write_atomically},
+    files::{FileAccessError, Purpose, write_atomically},
     runtime_dir::RuntimeDir,
 };
 use crate::{api::Accelerator, kvm::TrialResult};
@@ -107,7 +107,7 @@ impl Trial {
 }
 
 /// Chooses the accelerator. `known` is the result of the node's trial of KVM. Without it, starts a trial if the choice depends on it and
-/// this Pod has not made one yet.
+/// this Pod has not made one yet. Who only looks makes no trial: KVM counts as working then.
 ///
 /// # Errors
 /// If the configuration demands KVM and KVM does not work, or QEMU cannot be started.
@@ -117,6 +117,7 @@ pub async fn choose(
     qemu: &str,
     runtime: &RuntimeDir,
     known: Option<&TrialResult>,
+    purpose: Purpose,
 ) -> Result<Choice, Error> {
     let problem = match configured {
         Accelerator::Tcg => None,
@@ -124,7 +125,7 @@ pub async fn choose(
             (Some(TrialResult { problem: Some(problem) }), _) => Some(problem.clone()),
             (Some(TrialResult { problem: None }) | None, Some(problem)) => Some(problem),
             (Some(TrialResult { problem: None }), None) => None,
-            (None, None) => try_kvm(cpu_model, qemu, runtime).await?,
+            (None, None) => try_kvm(cpu_model, qemu, runtime, purpose).await?,
         },
     };
     decide(configured, problem).map_err(Error::NoKvm)
@@ -157,9 +158,12 @@ fn problem_of_device(error: &io::Error) -> String {
 }
 
 /// Returns what does not work with KVM, or `None` if KVM works.
-async fn try_kvm(cpu_model: &str, qemu: &str, runtime: &RuntimeDir) -> Result<Option<String>, Error> {
+async fn try_kvm(cpu_model: &str, qemu: &str, runtime: &RuntimeDir, purpose: Purpose) -> Result<Option<String>, Error> {
     if let Some(trial) = Trial::read(runtime, cpu_model) {
         return Ok(trial.problem);
+    }
+    if purpose == Purpose::Look {
+        return Ok(None);
     }
     let firmware = runtime.kvm_trial_firmware();
     write_atomically(&firmware, &trial_firmware())?;
@@ -266,12 +270,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let runtime = RuntimeDir::open(dir.path()).unwrap();
         let known = TrialResult::failed("no VMX");
-        let choice = choose(Accelerator::Auto, "host", "no-such-qemu", &runtime, Some(&known)).await.unwrap();
+        let choice = choose(Accelerator::Auto, "host", "no-such-qemu", &runtime, Some(&known), Purpose::Start).await.unwrap();
         assert_eq!(choice, Choice { accelerator: "tcg", reason: "no VMX".into() });
-        let error = choose(Accelerator::Kvm, "host", "no-such-qemu", &runtime, Some(&known)).await.unwrap_err();
+        let error = choose(Accelerator::Kvm, "host", "no-such-qemu", &runtime, Some(&known), Purpose::Start).await.unwrap_err();
         assert!(error.to_string().contains("but no VMX; use auto or tcg"), "{error}");
         let works = TrialResult::default();
-        let choice = choose(Accelerator::Auto, "host", "no-such-qemu", &runtime, Some(&works)).await.unwrap();
+        let choice = choose(Accelerator::Auto, "host", "no-such-qemu", &runtime, Some(&works), Purpose::Start).await.unwrap();
         let expected = if device_problem().is_none() { "kvm" } else { "tcg" };
         assert_eq!(choice.accelerator, expected);
     }

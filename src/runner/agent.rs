@@ -3,36 +3,42 @@
 //! An agent may end and another one may start while the guest runs. Each one finds out from QEMU and the files of the runtime
 //! directory what it needs to know.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{
+    io,
+    path::PathBuf,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use qapi::qmp;
 use serde_json::Value;
 use tokio::{
     sync::watch,
-    task::JoinHandle,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep},
 };
 use tracing::{debug, info, warn};
 
 use super::{
     cd::Answer,
     cd_drive,
-    changes::{Actual, Change, Desired, DisplayPassword, Media, cd_drives, changes, must_ask, pending, refused_media},
-    config::{self, Configuration},
+    changes::{Actual, Change, Desired, Media, cd_drives, changes, must_ask, pending, refused_media},
+    config::{self, Configuration, Password},
     control::MediaQuestion,
+    devices::failed_disks,
     files::FileAccessError,
-    guest_agent,
+    guest_agent, live,
     logging::Logging,
     login::{LoginPort, LoginState},
-    qmp::{
-        Error as QmpError, Event, ExpirePassword, Qmp, QueryBlock, QuerySpice, QueryVnc, SetPassword, Viewer, Viewers,
-    },
+    qmp::{Error as QmpError, Event, GuestState, Qmp, QueryBlock, QuerySpice, QueryVnc, Viewer, Viewers},
     report::{Observation, Report},
     runtime_dir::RuntimeDir,
-    state::{LastReset, MachineState, Phase},
+    session::{Session, ended, guest_answer, login_line, media_answer, time_of},
+    state::{LastReset, MachineState, PasswordEnd, Phase},
     status_writer::VmResource,
 };
-use crate::process::{ErrorChain, follow::Follower};
+use crate::{
+    process::{ErrorChain, follow::Follower},
+    runner_config::digest,
+};
 
 /// The names of the agents' ports in the QEMU template.
 const GUEST_AGENT_PORT: &str = "guest-agent";
@@ -47,6 +53,9 @@ const FIRST_ANSWER: Duration = Duration::from_millis(800);
 
 /// When the agent asks again what a refused CD is.
 const MEDIA_AGAIN: Duration = Duration::from_secs(30);
+
+/// How long a guest must run again until the disk that had stopped it counts as mended. A disk that is still full stops it at once.
+const DISK_IS_MENDED: Duration = Duration::from_secs(2);
 
 /// After SIGTERM, how often the agent tries to connect to a QEMU that does not answer.
 const ATTEMPTS_AFTER_TERM: u32 = 3;
@@ -86,23 +95,6 @@ pub struct Agent {
     quiet_until: Option<Instant>,
 }
 
-/// The connections to one QEMU process.
-struct Session {
-    monitor: Qmp,
-    actual: Actual,
-    /// The task that asks the guest agent for the guest's operating system.
-    guest_question: Option<JoinHandle<io::Result<Value>>>,
-    /// The question to the machine role what the CDs are.
-    media_question: Option<MediaQuestion>,
-    /// Whether QEMU has refused to change a CD, as it does while the guest has locked the tray.
-    waits_for_tray: bool,
-    /// When it is asked again, because it has refused a CD.
-    media_again: Option<Instant>,
-    login: Option<LoginPort>,
-    /// The task that ends when a person asks for a forced stop, while the guest powers down.
-    forced_stop: Option<JoinHandle<()>>,
-}
-
 /// What the agent reacts to.
 enum Input {
     Retry,
@@ -112,6 +104,7 @@ enum Input {
     LoginLine(io::Result<String>),
     MediaAnswer(Vec<Answer>),
     AskAboutMedia,
+    DiskIsMended,
     QuietIsOver,
     StopForced,
 }
@@ -164,7 +157,16 @@ impl Agent {
                     () = sleep(RETRY_INTERVAL), if qemu_is_running => Some(Input::Retry),
                 }
             }
-            Some(Session { monitor, guest_question, media_question, media_again, login, forced_stop, .. }) => {
+            Some(Session {
+                monitor,
+                guest_question,
+                media_question,
+                media_again,
+                login,
+                disk_mended_at,
+                forced_stop,
+                ..
+            }) => {
                 Some(tokio::select! {
                     biased;
                     // Events come first: the event that the login agent has closed its port must not be processed after the greeting
@@ -175,6 +177,7 @@ impl Agent {
                     line = login_line(login) => Input::LoginLine(line),
                     media = media_answer(media_question) => Input::MediaAnswer(media),
                     () = time_of(*media_again) => Input::AskAboutMedia,
+                    () = time_of(*disk_mended_at) => Input::DiskIsMended,
                     () = ended(forced_stop) => Input::StopForced,
                     () = time_of(self.quiet_until) => Input::QuietIsOver,
                 })
@@ -187,9 +190,10 @@ impl Agent {
             Input::Retry => self.update_session(session).await,
             Input::FilesChanged(changed) => {
                 changed.map_err(Error::Watch)?;
-                self.read_configuration();
+                let is_new = self.read_configuration();
                 self.update_session(session).await;
-                if let Some(session) = session {
+                // Most events are about other files, such as the state that the machine role writes.
+                if is_new && let Some(session) = session {
                     self.apply(session).await;
                     self.request_login(session).await;
                 }
@@ -230,6 +234,12 @@ impl Agent {
                     let texts = session.actual.media.texts.clone();
                     self.ask_about_cds(texts, session);
                 }
+            }
+            Input::DiskIsMended => {
+                if let Some(session) = session {
+                    session.disk_mended_at = None;
+                }
+                self.observation.devices.clear();
             }
             Input::QuietIsOver => self.quiet_until = None,
             Input::StopForced => {
@@ -275,12 +285,18 @@ impl Agent {
         });
     }
 
-    fn read_configuration(&mut self) {
+    /// Reads the configuration. Returns whether it has changed.
+    fn read_configuration(&mut self) -> bool {
         self.options.logging.read(&self.options.config_dir);
         match config::read(&self.options.config_dir) {
-            Ok(configuration) => self.options.configuration = configuration,
+            Ok(configuration) => {
+                let is_new = configuration != self.options.configuration;
+                self.options.configuration = configuration;
+                is_new
+            }
             Err(error) => {
-                warn!(error = %ErrorChain(&error), "cannot use the new configuration; the last good one stays in use")
+                warn!(error = %ErrorChain(&error), "cannot use the new configuration; the last good one stays in use");
+                false
             }
         }
     }
@@ -323,9 +339,10 @@ impl Agent {
             actual: Actual { reset_counter: Some(reset_counter), ..Actual::default() },
             guest_question: None,
             media_question: None,
-            waits_for_tray: false,
+            waits_for_tray: Vec::new(),
             media_again: None,
             login: self.connect_login().await,
+            disk_mended_at: None,
             forced_stop: None,
         };
         self.apply(&mut session).await;
@@ -353,13 +370,29 @@ impl Agent {
     /// Continues a guest that has not run yet.
     async fn continue_guest(&mut self, session: &mut Session) -> Result<(), QmpError> {
         let state = session.monitor.execute(qmp::query_status {}).await?;
-        let has_not_run_yet = state.status == qmp::RunState::prelaunch;
-        if has_not_run_yet {
+        let mut guest = GuestState::from(state);
+        if guest == GuestState::NotStarted {
             session.monitor.execute(qmp::cont {}).await?;
             info!("the guest runs");
+            guest = GuestState::Executes;
         }
-        self.observation.is_executing = Some(state.running || has_not_run_yet);
+        self.find_stop(session, guest).await
+    }
+
+    /// Finds out why the guest is stopped. A guest that a disk has stopped counts as one that runs: nobody wanted to pause it.
+    async fn find_stop(&mut self, session: &mut Session, guest: GuestState) -> Result<(), QmpError> {
+        if guest == GuestState::StoppedByDisk {
+            let blocks = session.monitor.execute(QueryBlock {}).await?;
+            self.observation.devices = failed_disks(&blocks, &self.options.configuration.config.vm);
+            session.disk_mended_at = None;
+        }
+        self.observation.is_executing = Some(matches!(guest, GuestState::Executes | GuestState::StoppedByDisk));
         Ok(())
+    }
+
+    async fn process_stop(&mut self, session: &mut Session) -> Result<(), QmpError> {
+        let state = session.monitor.execute(qmp::query_status {}).await?;
+        self.find_stop(session, state.into()).await
     }
 
     /// Finds out which agents in the guest have opened their ports.
@@ -440,26 +473,56 @@ impl Agent {
     /// Changes QEMU to what the configuration says. If QEMU refuses a change, the agent logs that and continues with the others; it
     /// tries again when the configuration changes.
     async fn apply(&mut self, session: &mut Session) {
+        self.apply_where(session, |_| true).await;
+    }
+
+    /// Carries out those of the changes that are meant. QEMU was asked for the others already, and it may have refused them.
+    async fn apply_where(&mut self, session: &mut Session, is_meant: fn(&Change) -> bool) {
         if let Err(error) = self.query_hardware(session).await {
             // The connection is broken, which the next wait for an event returns too.
             debug!(%error, "QEMU's monitor");
             return;
         }
-        let desired = Desired::from(&self.options.configuration);
+        let mut desired = Desired::from(&self.options.configuration);
+        if let Some(display) = &mut desired.password {
+            self.fix_end(&mut display.password);
+        }
         if must_ask(&desired, &session.actual) {
             self.ask_about_cds(desired.cds.clone(), session);
         }
         self.observation.refused = refused_media(&session.actual);
-        session.waits_for_tray = false;
-        for change in changes(&desired, &session.actual) {
+        session.waits_for_tray.clear();
+        for change in changes(&desired, &session.actual).into_iter().filter(is_meant) {
             self.apply_change(change, session).await;
         }
-        if let Some(password) = &session.actual.password {
-            self.observation.password_expiry = Some(password.expiry.clone());
+        let wanted = desired.password.map(|display| display.password);
+        if wanted.is_some() && session.actual.password == wanted {
+            // As the configuration has it.
+            let password = self.options.configuration.password.as_ref();
+            self.observation.password_expiry = password.map(|password| password.expiry.clone());
         }
         if let Err(error) = self.query_hardware(session).await {
             debug!(%error, "QEMU's monitor");
         }
+    }
+
+    /// Makes Unix time of a password's time that counts from the moment when it is set. An earlier agent may have set it.
+    fn fix_end(&self, password: &mut Password) {
+        let Some(seconds) = password.expiry.strip_prefix('+').and_then(|seconds| seconds.parse::<u64>().ok()) else {
+            return;
+        };
+        let start = self.observation.machine.as_ref().map(|machine| machine.start.as_str()).unwrap_or_default();
+        let digest = digest(format!("{start}\n{}\n{}", password.expiry, password.secret), 16);
+        let end = PasswordEnd::read(&self.options.runtime, &digest).unwrap_or_else(|| {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            let end = PasswordEnd { password: digest, until: now.saturating_add(seconds) };
+            if let Err(error) = end.write(&self.options.runtime) {
+                warn!(error = %ErrorChain(&error), "cannot note until when the display's password is valid");
+            }
+            end
+        });
+        // QEMU reads a signed number.
+        password.expiry = end.until.min(i64::MAX.unsigned_abs()).to_string();
     }
 
     /// Asks the machine role what the CDs are, if it is not being asked about the same.
@@ -481,7 +544,7 @@ impl Agent {
                 warn!(reason, "a CD is not inserted");
             }
         }
-        self.apply(session).await;
+        self.apply_where(session, Change::waits_for_media).await;
     }
 
     async fn apply_change(&mut self, change: Change, session: &mut Session) {
@@ -493,16 +556,16 @@ impl Agent {
             return;
         }
         let is_password = matches!(change, Change::Password(_));
-        let is_of_cd = matches!(change, Change::Insert { .. } | Change::Eject { .. });
+        let drive = change.drive().map(str::to_owned);
         let problem = change.problem();
-        match carry_out(change, session).await {
+        match live::carry_out(change, &mut session.monitor, &mut session.actual).await {
             Ok(()) => {
                 info!(change = name, "changed");
                 self.observation.password_changes += u64::from(is_password);
             }
             Err(error) => {
                 warn!(change = name, error = %ErrorChain(&error), "not changed");
-                session.waits_for_tray |= is_of_cd;
+                session.waits_for_tray.extend(drive.filter(|_| cd_drive::is_locked(&error)));
                 if let (Some(problem), QmpError::Refused { reason, .. }) = (problem, &error) {
                     self.observation.refused.push(format!("{problem}: {reason}"));
                 }
@@ -538,8 +601,16 @@ impl Agent {
 
     async fn process_event(&mut self, event: Event, session: &mut Session) {
         match event {
-            Event::Resume => self.observation.is_executing = Some(true),
-            Event::Stop => self.observation.is_executing = Some(false),
+            Event::Resume => {
+                self.observation.is_executing = Some(true);
+                session.disk_mended_at =
+                    (!self.observation.devices.is_empty()).then(|| Instant::now() + DISK_IS_MENDED);
+            }
+            Event::Stop => {
+                if let Err(error) = self.process_stop(session).await {
+                    debug!(%error, "QEMU's monitor");
+                }
+            }
             Event::Powerdown => {
                 // The machine role presses the power button several times.
                 let resource = self.options.resource.clone();
@@ -575,7 +646,9 @@ impl Agent {
                 self.observation.viewers.retain(|viewer| !viewer.is_same_connection(&client));
             }
             // The guest has opened a tray that it had locked, so the CD can be changed now. Otherwise it may open trays as it likes.
-            Event::DeviceTrayMoved { open: true } if session.waits_for_tray => self.apply(session).await,
+            Event::DeviceTrayMoved { id, open: true } if session.waits_for(&id) => {
+                self.apply_where(session, Change::waits_for_media).await;
+            }
             Event::DeviceDeleted { .. } => {
                 if let Err(error) = self.query_hardware(session).await {
                     debug!(%error, "QEMU's monitor");
@@ -583,47 +656,11 @@ impl Agent {
             }
             // The machine role writes QEMU's end, because it knows whether the runner has received SIGTERM.
             Event::Shutdown { .. } => {}
-            Event::VserportChange { .. } | Event::DeviceTrayMoved { .. } | Event::Other => {}
+            Event::VserportChange { .. }
+            | Event::BlockIoError { .. }
+            | Event::DeviceTrayMoved { .. }
+            | Event::Other => {}
         }
-    }
-}
-
-/// The answer to a question to the guest agent, or `None` if there is no answer. Never returns without a question.
-async fn guest_answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> Option<Value> {
-    match question {
-        Some(handle) => match handle.await {
-            Ok(Ok(answer)) => Some(answer),
-            Ok(Err(error)) => {
-                warn!(%error, "the guest agent has opened its port but does not answer");
-                None
-            }
-            Err(_) => None,
-        },
-        None => futures::future::pending().await,
-    }
-}
-
-/// What the machine role says about the CDs. Never returns without a question.
-async fn media_answer(question: &mut Option<MediaQuestion>) -> Vec<Answer> {
-    match question {
-        Some(question) => question.answers().await,
-        None => futures::future::pending().await,
-    }
-}
-
-/// Returns at the time. Never returns without one.
-async fn time_of(time: Option<Instant>) {
-    match time {
-        Some(time) => sleep_until(time).await,
-        None => futures::future::pending().await,
-    }
-}
-
-/// Returns when the task has ended. Never returns without a task.
-async fn ended(task: &mut Option<JoinHandle<()>>) {
-    match task {
-        Some(task) => drop(task.await),
-        None => futures::future::pending().await,
     }
 }
 
@@ -633,52 +670,4 @@ async fn quit(session: &mut Session) {
     if let Err(error) = session.monitor.execute(qmp::quit {}).await {
         debug!(%error, "QEMU's monitor");
     }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        if let Some(task) = &self.forced_stop {
-            task.abort();
-        }
-        if let Some(task) = &self.guest_question {
-            task.abort();
-        }
-    }
-}
-
-/// The login agent's next line. Never returns without a port.
-async fn login_line(login: &mut Option<LoginPort>) -> io::Result<String> {
-    match login {
-        Some(port) => port.receive().await,
-        None => futures::future::pending().await,
-    }
-}
-
-async fn carry_out(change: Change, session: &mut Session) -> Result<(), QmpError> {
-    let Session { monitor, actual, .. } = session;
-    match change {
-        Change::Plug { id, slot } => monitor.plug(id, slot).await?,
-        Change::Unplug { id } => {
-            monitor.execute(qmp::device_del { id }).await?;
-        }
-        Change::Balloon(bytes) => {
-            monitor.execute(qmp::balloon { value: i64::try_from(bytes).unwrap_or(i64::MAX) }).await?;
-            actual.ram = Some(bytes);
-        }
-        Change::Password(DisplayPassword { protocol, password }) => {
-            monitor.execute(SetPassword { protocol, password: &password.secret }).await?;
-            // This order is necessary: `set_password` removes the expiry.
-            monitor.execute(ExpirePassword { protocol, time: &password.expiry }).await?;
-            actual.password = Some(password);
-        }
-        Change::Insert { id, medium, former } => cd_drive::insert(monitor, &id, &medium, former).await?,
-        Change::Eject { id, former } => {
-            cd_drive::eject(monitor, &id, former).await?;
-        }
-        Change::Reset(counter) => {
-            actual.reset_counter = Some(counter);
-            monitor.execute(qmp::system_reset {}).await?;
-        }
-    }
-    Ok(())
 }

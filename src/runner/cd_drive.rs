@@ -1,6 +1,6 @@
 //! The steps in which QEMU changes the CD in a drive of the running VM.
 
-use qapi::qmp;
+use qapi::{Command, qmp};
 use tracing::debug;
 
 use super::{
@@ -37,6 +37,12 @@ pub async fn eject(monitor: &mut Qmp, id: &str, former: String) -> Result<(), Qm
     monitor.execute(close_tray(id)).await?;
     close_image(monitor, former).await;
     Ok(())
+}
+
+/// Whether a step failed because the guest has locked the tray.
+pub fn is_locked(error: &QmpError) -> bool {
+    let steps = [qmp::blockdev_open_tray::NAME, qmp::blockdev_remove_medium::NAME];
+    matches!(error, QmpError::Refused { command, .. } if steps.contains(command))
 }
 
 async fn exchange(monitor: &mut Qmp, id: &str, node: &str) -> Result<(), QmpError> {

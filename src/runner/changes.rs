@@ -152,6 +152,22 @@ pub enum Change {
 }
 
 impl Change {
+    /// Whether the change waits until it is known what the CDs are ([`must_ask`]).
+    pub fn waits_for_media(&self) -> bool {
+        match self {
+            Self::Insert { .. } | Self::Eject { .. } | Self::Reset(_) => true,
+            Self::Plug { .. } | Self::Unplug { .. } | Self::Balloon(_) | Self::Password(_) => false,
+        }
+    }
+
+    /// The CD drive that it changes.
+    pub fn drive(&self) -> Option<&str> {
+        match self {
+            Self::Insert { id, .. } | Self::Eject { id, .. } => Some(id),
+            Self::Plug { .. } | Self::Unplug { .. } | Self::Balloon(_) | Self::Password(_) | Self::Reset(_) => None,
+        }
+    }
+
     /// What to tell a person if QEMU refuses the change; `None` if it matters only to the log: a custom QEMU template, for example, may have
     /// no balloon.
     pub fn problem(&self) -> Option<String> {
@@ -453,6 +469,7 @@ mod tests {
             uuid: "c0ffee00-0000-4000-8000-000000000001".into(),
             macs: vec!["52:54:00:00:00:01".into()],
             started_with: Some(StartedWith::from(&config(|_| ()))),
+            lost: Vec::new(),
             phase: Phase::Running,
         };
         let paths = |edit: fn(&mut Value)| {

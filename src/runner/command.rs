@@ -463,6 +463,7 @@ fn networks<'a>(
     if vm.network.len() > NETWORK_ADDRESSES {
         return Err(Error::Unsupported(format!("there are more than {NETWORK_ADDRESSES} networks")));
     }
+    vm.network.iter().filter_map(NetworkSection::mac).try_for_each(check_mac)?;
     let networks: Vec<_> = vm
         .network
         .iter()
@@ -474,6 +475,21 @@ fn networks<'a>(
         return Err(Error::Unsupported("there is more than one network of type pod, but a Pod has one address".into()));
     }
     Ok(networks)
+}
+
+/// A text that is no address of one card would confuse QEMU or the switch, and with an own template it might become another option.
+fn check_mac(mac: &str) -> Result<(), Error> {
+    let pairs: Vec<&str> = mac.split(':').collect();
+    let is_pair = |pair: &&str| pair.len() == 2 && pair.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_address = pairs.len() == 6 && pairs.iter().all(is_pair);
+    let is_of_group = || u8::from_str_radix(pairs[0], 16).is_ok_and(|first| first & 1 == 1);
+    if !is_address || is_of_group() {
+        return Err(Error::Unsupported(format!(
+            "{mac:?} can't be the MAC address of a network: it must have six pairs of hexadecimal digits with colons between them, and the \
+             second digit must be even"
+        )));
+    }
+    Ok(())
 }
 
 #[derive(Debug)]

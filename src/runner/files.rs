@@ -30,6 +30,39 @@ impl FileAccessError {
     }
 }
 
+/// What files are looked at for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A VM is about to start, so what is missing is created.
+    Start,
+    /// Somebody wants to know how the VM would start, perhaps while it runs. Nothing is changed.
+    Look,
+}
+
+impl Purpose {
+    /// Writes a file, if the purpose is a start; see [`write_atomically`].
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write(self, path: &Path, content: &[u8]) -> Result<(), FileAccessError> {
+        match self {
+            Self::Start => write_atomically(path, content),
+            Self::Look => Ok(()),
+        }
+    }
+
+    /// Creates a directory, if the purpose is a start; see [`create_directory`].
+    ///
+    /// # Errors
+    /// If the directory cannot be created.
+    pub fn create_directory(self, path: &Path) -> Result<(), FileAccessError> {
+        match self {
+            Self::Start => create_directory(path),
+            Self::Look => Ok(()),
+        }
+    }
+}
+
 /// The content of a file; `None` if the file does not exist.
 ///
 /// # Errors

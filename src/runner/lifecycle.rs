@@ -4,15 +4,17 @@
 //! |---|---|---|
 //! | Paused | QEMU listens on its monitors, the guest has not run yet | Running when the agent continues the guest, or after [`AGENT_TIMEOUT`] |
 //! | Running | the guest runs | PoweringDown at SIGTERM |
-//! | PoweringDown | the runner presses the power button, every [`PRESS_AGAIN`] | Quitting after the powerdown timeout, or when a person asks for it |
+//! | PoweringDown | the runner presses the power button, every [`PRESS_AGAIN`], and continues a guest that is stopped | Quitting after the powerdown timeout, or when a person asks for it |
 //! | Quitting | the runner has sent `quit` to QEMU | Killing after [`QUIT_TIMEOUT`] |
 //! | Killing | the runner has killed QEMU | |
+//!
+//! In Running and PoweringDown the guest may be stopped, see [`super::halt`].
 //!
 //! QEMU's exit ends the life cycle in each stage; [`Lifecycle::end_reason`] says why.
 
 use std::time::{Duration, Instant};
 
-use super::{qmp, state::EndReason};
+use super::{halt::Halt, qmp, state::EndReason};
 
 /// The time that the agent has to set the display's password and to continue the guest. After that the machine role continues the
 /// guest, because the guest is more important than its display. The display is not open then: SPICE and VNC refuse every viewer as
@@ -29,6 +31,8 @@ pub const QUIT_TIMEOUT: Duration = Duration::from_secs(3);
 pub enum Input {
     /// QEMU's monitor has sent an event.
     Qemu(qmp::Event),
+    /// Events may have been lost; this is what the guest does now.
+    Found(qmp::GuestState),
     /// The runner has received SIGTERM.
     Terminate {
         /// The time that the guest has to power down.
@@ -45,8 +49,12 @@ pub enum Input {
 pub enum QemuAction {
     /// QMP `cont`.
     Continue,
+    /// QMP `cont`, because a disk that has stopped the guest may work again.
+    TryAgain,
     /// QMP `system_powerdown`.
     Powerdown,
+    /// QMP `cont` and then `system_powerdown`: a guest that is stopped does not hear the power button.
+    WakeAndPowerdown,
     /// QMP `quit`.
     Quit,
     /// SIGKILL.
@@ -57,7 +65,7 @@ pub enum QemuAction {
 enum Stage {
     Paused { until: Instant },
     Running,
-    PoweringDown { until: Instant, press_at: Instant },
+    PoweringDown { since: Instant, until: Instant, press_at: Instant },
     Quitting { until: Instant },
     Killing,
 }
@@ -66,6 +74,7 @@ enum Stage {
 #[derive(Debug)]
 pub struct Lifecycle {
     stage: Stage,
+    halt: Halt,
     /// The reason in QEMU's event SHUTDOWN, if it has sent one.
     shutdown: Option<String>,
     /// Whether the runner has received SIGTERM.
@@ -75,15 +84,20 @@ pub struct Lifecycle {
 impl Lifecycle {
     /// The life cycle of a QEMU whose guest has not run yet.
     pub fn new(now: Instant) -> Self {
-        Self { stage: Stage::Paused { until: now + AGENT_TIMEOUT }, shutdown: None, is_stopping: false }
+        let stage = Stage::Paused { until: now + AGENT_TIMEOUT };
+        Self { stage, halt: Halt::default(), shutdown: None, is_stopping: false }
     }
 
     /// When the caller must call [`Lifecycle::next`] with [`Input::Timer`], if there is no other input before.
     pub fn wake_at(&self) -> Option<Instant> {
+        let again_at = self.halt.again_at();
         match self.stage {
             Stage::Paused { until } | Stage::Quitting { until } => Some(until),
-            Stage::PoweringDown { until, press_at } => Some(until.min(press_at)),
-            Stage::Running | Stage::Killing => None,
+            Stage::PoweringDown { until, press_at, .. } => {
+                [Some(until), Some(press_at), again_at].into_iter().flatten().min()
+            }
+            Stage::Running => again_at,
+            Stage::Killing => None,
         }
     }
 
@@ -92,10 +106,18 @@ impl Lifecycle {
         self.is_stopping
     }
 
+    /// Takes note of the time that the guest has to power down, counted from SIGTERM. It may have changed since then.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        if let Stage::PoweringDown { since, until, .. } = &mut self.stage {
+            *until = *since + timeout;
+        }
+    }
+
     /// Processes an input. Returns what the runner must do now.
     pub fn next(&mut self, input: Input, now: Instant) -> Option<QemuAction> {
         match input {
             Input::Qemu(event) => self.qemu_event(event, now),
+            Input::Found(guest) => self.found(guest, now),
             Input::Terminate { timeout } => self.terminate(timeout, now),
             Input::End => matches!(self.stage, Stage::PoweringDown { .. }).then(|| self.quit(now)),
             Input::Timer => self.timer(now),
@@ -103,6 +125,7 @@ impl Lifecycle {
     }
 
     fn qemu_event(&mut self, event: qmp::Event, now: Instant) -> Option<QemuAction> {
+        self.halt.event(&event, now);
         match event {
             qmp::Event::Resume => {
                 if matches!(self.stage, Stage::Paused { .. }) {
@@ -122,6 +145,7 @@ impl Lifecycle {
             | qmp::Event::Powerdown
             | qmp::Event::BalloonChange { .. }
             | qmp::Event::VserportChange { .. }
+            | qmp::Event::BlockIoError { .. }
             | qmp::Event::DeviceDeleted { .. }
             | qmp::Event::DeviceTrayMoved { .. }
             | qmp::Event::ViewerConnected { .. }
@@ -131,14 +155,32 @@ impl Lifecycle {
         None
     }
 
+    fn found(&mut self, guest: qmp::GuestState, now: Instant) -> Option<QemuAction> {
+        let missed: &[qmp::Event] = match guest {
+            qmp::GuestState::NotStarted => &[],
+            qmp::GuestState::Executes => &[qmp::Event::Resume],
+            qmp::GuestState::StoppedByDisk => {
+                &[qmp::Event::Resume, qmp::Event::BlockIoError { stops: true }, qmp::Event::Stop]
+            }
+            qmp::GuestState::Stopped => &[qmp::Event::Resume, qmp::Event::Stop],
+        };
+        for event in missed {
+            self.qemu_event(event.clone(), now);
+        }
+        let Stage::PoweringDown { press_at, .. } = &mut self.stage else { return None };
+        // The last press may not have reached QEMU.
+        *press_at = now + PRESS_AGAIN;
+        Some(self.press())
+    }
+
     fn terminate(&mut self, timeout: Duration, now: Instant) -> Option<QemuAction> {
         self.is_stopping = true;
         match self.stage {
             // No operating system runs that could react to the power button.
             Stage::Paused { .. } => Some(self.quit(now)),
             Stage::Running => {
-                self.stage = Stage::PoweringDown { until: now + timeout, press_at: now + PRESS_AGAIN };
-                Some(QemuAction::Powerdown)
+                self.stage = Stage::PoweringDown { since: now, until: now + timeout, press_at: now + PRESS_AGAIN };
+                Some(self.press())
             }
             Stage::PoweringDown { .. } | Stage::Quitting { .. } | Stage::Killing => None,
         }
@@ -152,10 +194,11 @@ impl Lifecycle {
                 Some(QemuAction::Continue)
             }
             Stage::PoweringDown { until, .. } if now >= until => Some(self.quit(now)),
-            Stage::PoweringDown { until, press_at } if now >= press_at => {
-                self.stage = Stage::PoweringDown { until, press_at: now + PRESS_AGAIN };
-                Some(QemuAction::Powerdown)
+            Stage::PoweringDown { since, until, press_at } if now >= press_at => {
+                self.stage = Stage::PoweringDown { since, until, press_at: now + PRESS_AGAIN };
+                Some(self.press())
             }
+            Stage::Running | Stage::PoweringDown { .. } if self.halt.is_due(now) => Some(QemuAction::TryAgain),
             Stage::Quitting { until } if now >= until => {
                 self.stage = Stage::Killing;
                 Some(QemuAction::Kill)
@@ -166,6 +209,10 @@ impl Lifecycle {
             | Stage::Quitting { .. }
             | Stage::Killing => None,
         }
+    }
+
+    fn press(&self) -> QemuAction {
+        if self.halt.is_stopped() { QemuAction::WakeAndPowerdown } else { QemuAction::Powerdown }
     }
 
     fn quit(&mut self, now: Instant) -> QemuAction {
@@ -253,6 +300,19 @@ mod tests {
     }
 
     #[test]
+    fn the_time_of_a_guest_that_powers_down_can_change() {
+        let mut scenario = Scenario::running();
+        scenario.lifecycle.set_timeout(Duration::from_secs(1));
+        assert_eq!(scenario.at(0).terminate(), Some(QemuAction::Powerdown));
+        scenario.lifecycle.set_timeout(Duration::from_secs(100));
+        assert_eq!(scenario.at(25).timer(), Some(QemuAction::Powerdown));
+        assert_eq!(scenario.at(99).timer(), Some(QemuAction::Powerdown));
+        assert_eq!(scenario.at(100).timer(), Some(QemuAction::Quit));
+        scenario.lifecycle.set_timeout(Duration::from_secs(200));
+        assert_eq!(scenario.at(103).timer(), Some(QemuAction::Kill), "it is over");
+    }
+
+    #[test]
     fn a_quit_by_the_runner_is_not_a_shutdown_of_the_guest() {
         let mut scenario = Scenario::running();
         scenario.at(0).terminate();
@@ -315,6 +375,49 @@ mod tests {
         assert_eq!(scenario.at(10).timer(), Some(QemuAction::Continue));
         assert_eq!(scenario.at(20).timer(), None, "only once");
         assert_eq!(scenario.terminate(), Some(QemuAction::Powerdown));
+    }
+
+    #[test]
+    fn a_guest_that_a_full_disk_has_stopped_is_tried_again() {
+        let mut scenario = Scenario::running();
+        scenario.at(20).event(qmp::Event::BlockIoError { stops: true });
+        scenario.at(20).event(qmp::Event::Stop);
+        assert_eq!(scenario.at(24).timer(), None);
+        assert_eq!(scenario.lifecycle.wake_at(), Some(scenario.start + Duration::from_secs(25)));
+        assert_eq!(scenario.at(25).timer(), Some(QemuAction::TryAgain));
+        scenario.event(qmp::Event::Resume);
+        assert_eq!(scenario.lifecycle.wake_at(), None);
+    }
+
+    #[test]
+    fn a_guest_that_is_stopped_is_continued_so_that_it_hears_the_power_button() {
+        let mut scenario = Scenario::running();
+        scenario.event(qmp::Event::Stop);
+        assert_eq!(scenario.at(0).terminate(), Some(QemuAction::WakeAndPowerdown));
+        scenario.event(qmp::Event::Resume);
+        assert_eq!(scenario.at(10).timer(), Some(QemuAction::Powerdown));
+        // A disk is full, and stays so.
+        scenario.event(qmp::Event::BlockIoError { stops: true });
+        scenario.event(qmp::Event::Stop);
+        assert_eq!(scenario.at(15).timer(), Some(QemuAction::TryAgain));
+        assert_eq!(scenario.at(20).timer(), Some(QemuAction::WakeAndPowerdown));
+        assert_eq!(scenario.at(25).timer(), Some(QemuAction::Quit));
+        assert_eq!(scenario.lifecycle.wake_at(), Some(scenario.start + Duration::from_secs(28)));
+    }
+
+    #[test]
+    fn what_is_found_over_a_new_connection_counts_as_the_events_that_were_missed() {
+        use qmp::GuestState::{Executes, NotStarted, Stopped, StoppedByDisk};
+        let mut scenario = Scenario::new();
+        assert_eq!(scenario.at(1).input(Input::Found(NotStarted)), None);
+        assert_eq!(scenario.lifecycle.wake_at(), Some(scenario.start + AGENT_TIMEOUT));
+        assert_eq!(scenario.at(2).input(Input::Found(Executes)), None);
+        assert_eq!(scenario.lifecycle.wake_at(), None);
+        assert_eq!(scenario.at(50).input(Input::Found(StoppedByDisk)), None);
+        assert_eq!(scenario.at(60).timer(), Some(QemuAction::TryAgain));
+        assert_eq!(scenario.at(61).input(Input::Found(Stopped)), None);
+        assert_eq!(scenario.at(62).terminate(), Some(QemuAction::WakeAndPowerdown));
+        assert_eq!(scenario.at(63).input(Input::Found(Executes)), Some(QemuAction::Powerdown), "the press may be lost");
     }
 
     #[test]

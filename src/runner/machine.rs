@@ -16,17 +16,18 @@ use super::{
     command::{self, Prepared, UserAndGroup},
     config::{self, Configuration},
     control::Control,
-    files::{FileAccessError, create_directory, random_uuid},
+    files::{FileAccessError, Purpose, create_directory, random_uuid},
+    monitor::Monitor,
     prepare,
     programs::{self, Helpers, hint},
     qemu::{Connection, End, Qemu, plug_cpus},
     runtime_dir::RuntimeDir,
-    state::{EndReason, MachineState, Phase, StartedWith},
+    state::{EndReason, Helper, MachineState, Phase, StartedWith},
 };
 use crate::{
     kvm::TrialResult,
     process::ErrorChain,
-    runner_config::{NetworkSection, RunnerConfig, VmSection, default_powerdown_timeout},
+    runner_config::{NetworkSection, RunnerConfig, VmSection},
 };
 
 /// Why the VM could not be started, or has not ended well.
@@ -166,7 +167,11 @@ struct Start {
     arguments: Vec<String>,
 }
 
-async fn prepare_start(options: &MachineOptions, configuration: &Configuration) -> Result<Start, Error> {
+async fn prepare_start(
+    options: &MachineOptions,
+    configuration: &Configuration,
+    purpose: Purpose,
+) -> Result<Start, Error> {
     let config = &configuration.config;
     let Choice { accelerator, reason } = accel::choose(
         config.vm.accelerator,
@@ -174,11 +179,12 @@ async fn prepare_start(options: &MachineOptions, configuration: &Configuration) 
         &options.qemu,
         &options.runtime,
         options.kvm_trial.as_ref(),
+        purpose,
     )
     .await?;
     info!(accelerator, reason, "accelerator");
-    let template = prepare::template(config, &options.templates)?;
-    let prepared = prepare::prepare(configuration, &options.runtime, accelerator, &options.qemu).await?;
+    let template = prepare::template(config, &options.templates, purpose)?;
+    let prepared = prepare::prepare(configuration, &options.runtime, accelerator, &options.qemu, purpose).await?;
     let arguments = command::qemu(config, &prepared, &options.runtime, &template)?;
     let Prepared { machine_type, uuid, hardware, .. } = prepared;
     let state = MachineState {
@@ -190,6 +196,7 @@ async fn prepare_start(options: &MachineOptions, configuration: &Configuration) 
         macs: command::macs(&config.vm.network, &uuid, hardware),
         uuid,
         started_with: Some(StartedWith::from(configuration)),
+        lost: Vec::new(),
         phase: Phase::Starting,
     };
     Ok(Start { state, arguments })
@@ -202,10 +209,12 @@ async fn start_helpers(options: &MachineOptions, config: &RunnerConfig) -> Resul
     if config.vm.use_tpm {
         let state = prepare::tpm_directory(Path::new(&config.data_dir));
         create_directory(&state)?;
-        helpers.start(&options.swtpm, &command::swtpm(&state, runtime), &runtime.tpm()).await?;
+        helpers.start(Helper::Tpm, &options.swtpm, &command::swtpm(&state, runtime), &runtime.tpm()).await?;
     }
     if config.vm.network.iter().any(|network| matches!(network, NetworkSection::Pod { .. })) {
-        helpers.start(&options.passt, &passt_arguments(options, &config.vm), &runtime.passt()).await?;
+        helpers
+            .start(Helper::PodNetwork, &options.passt, &passt_arguments(options, &config.vm), &runtime.passt())
+            .await?;
     }
     Ok(helpers)
 }
@@ -233,7 +242,7 @@ struct StartedVm {
 impl StartedVm {
     /// Prepares the files, starts the helpers, and starts QEMU, in this order: QEMU does not wait for the helpers' sockets.
     async fn start(options: &MachineOptions, configuration: &Configuration) -> Result<Self, Error> {
-        let Start { mut state, arguments } = prepare_start(options, configuration).await?;
+        let Start { mut state, arguments } = prepare_start(options, configuration, Purpose::Start).await?;
         let helpers = start_helpers(options, &configuration.config).await?;
         let start = random_uuid()?;
         let qemu = Qemu::start(&options.qemu, &arguments, &options.runtime)?;
@@ -267,15 +276,22 @@ impl StartedVm {
         self.state.phase = Phase::Running;
         self.state.write(&options.runtime)?;
         let powerdown_timeout = || powerdown_timeout(options);
-        Ok(self.qemu.supervise(monitor, control, &mut self.helpers, term, powerdown_timeout).await?)
+        let monitor = Monitor::new(monitor, options.runtime.monitor());
+        let Self { qemu, helpers, state } = self;
+        let lost = |helper| {
+            state.lost.push(helper);
+            if let Err(error) = state.write(&options.runtime) {
+                warn!(error = %ErrorChain(&error), "cannot write what the agent must know");
+            }
+        };
+        Ok(qemu.supervise(monitor, control, helpers, term, powerdown_timeout, lost).await?)
     }
 }
 
-/// The powerdown timeout in the present configuration, which may have changed since QEMU's start.
-fn powerdown_timeout(options: &MachineOptions) -> Duration {
-    let seconds = config::read(&options.config_dir)
-        .map_or_else(|_| default_powerdown_timeout(), |configuration| configuration.config.vm.powerdown_timeout);
-    Duration::from_secs(seconds)
+/// The powerdown timeout in the present configuration, which may have changed since QEMU's start, and since SIGTERM.
+fn powerdown_timeout(options: &MachineOptions) -> Option<Duration> {
+    let configuration = config::read(&options.config_dir).ok()?;
+    Some(Duration::from_secs(configuration.config.vm.powerdown_timeout))
 }
 
 /// Whether the guest stays down after its own shutdown, in the present configuration.
@@ -311,12 +327,13 @@ async fn hold(
     Ok(())
 }
 
-/// Returns QEMU's command line, beginning with the program. Prepares all that QEMU needs, and may make a trial of KVM.
+/// Returns QEMU's command line, beginning with the program. Changes nothing, so it can be called while the VM runs. Before the VM's first start
+/// the UUID is another one each time, and without a trial of KVM it counts as working.
 ///
 /// # Errors
 /// As [`run`].
 pub async fn render_command(options: &MachineOptions) -> Result<Vec<String>, Error> {
     let configuration = config::read(&options.config_dir)?;
-    let Start { arguments, .. } = prepare_start(options, &configuration).await?;
+    let Start { arguments, .. } = prepare_start(options, &configuration, Purpose::Look).await?;
     Ok([vec![options.qemu.clone()], arguments].concat())
 }

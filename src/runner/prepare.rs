@@ -22,7 +22,7 @@ use super::{
     cloud_init::CloudInitFiles,
     command::{self, Firmware, Hardware, Prepared, Template},
     config::Configuration,
-    files::{FileAccessError, create_directory, random_uuid, read_optional, read_optional_text, write_atomically},
+    files::{FileAccessError, Purpose, random_uuid, read_optional, read_optional_text},
     runtime_dir::RuntimeDir,
 };
 use crate::{
@@ -124,7 +124,7 @@ pub enum Error {
     },
 }
 
-/// Creates everything that QEMU needs and that does not exist yet. `accelerator` is `kvm` or `tcg`, `qemu` the program.
+/// Finds everything that QEMU needs. For a start it creates what does not exist yet. `accelerator` is `kvm` or `tcg`, `qemu` the program.
 ///
 /// # Errors
 /// If something is missing or cannot be created. The error names it.
@@ -133,31 +133,33 @@ pub async fn prepare(
     runtime: &RuntimeDir,
     accelerator: &'static str,
     qemu: &str,
+    purpose: Purpose,
 ) -> Result<Prepared, Error> {
     let data = Path::new(&config.data_dir);
-    create_directory(data)?;
+    purpose.create_directory(data)?;
     let vm = &config.vm;
     // Before the machine type is written.
-    let hardware = hardware(data)?;
+    let hardware = hardware(data, purpose)?;
     Ok(Prepared {
         hardware,
-        machine_type: machine_type(vm.machine_type.as_deref(), data, qemu).await?,
+        machine_type: machine_type(vm.machine_type.as_deref(), data, qemu, purpose).await?,
         accelerator,
-        uuid: uuid(vm.uuid.as_deref(), data)?,
-        firmware: firmware(vm.firmware, data, firmware_directory(vm.firmware, &OVMF.map(Path::new)))?,
-        cloud_init_disk: cloud_init_disk(cloud_init.as_ref(), runtime)?,
-        block_devices: disks(&vm.drives)?,
+        uuid: uuid(vm.uuid.as_deref(), data, purpose)?,
+        firmware: firmware(vm.firmware, data, firmware_directory(vm.firmware, &OVMF.map(Path::new)), purpose)?,
+        cloud_init_disk: cloud_init_disk(cloud_init.as_ref(), runtime, purpose)?,
+        block_devices: disks(&vm.drives, purpose)?,
         media: media(&vm.drives, &cd::folders(&config.cd_folders)).await?,
         display_password: password.is_some(),
     })
 }
 
 /// Reads the QEMU template: the copy in the data directory, if the configuration has `updateTemplate: false` and there is one; else the
-/// file in `directory`, else the built-in template. With `updateTemplate: false` the function also makes the copy.
+/// file in `directory`, else the built-in template. With `updateTemplate: false` a start also makes the
+/// copy.
 ///
 /// # Errors
 /// If there is no template of that name, or it cannot be read or copied.
-pub fn template(config: &RunnerConfig, directory: &Path) -> Result<Template, Error> {
+pub fn template(config: &RunnerConfig, directory: &Path, purpose: Purpose) -> Result<Template, Error> {
     let name = config.template.as_deref().unwrap_or(command::STANDARD);
     // The standard template of the VM-Operator in Java. Its definition stored the name in VMs.
     let name = if name == "Standard-VM-latest.ftl.yaml" { command::STANDARD } else { name };
@@ -174,8 +176,8 @@ pub fn template(config: &RunnerConfig, directory: &Path) -> Result<Template, Err
         .ok_or_else(|| Error::NoTemplate { name: name.into() })?;
     if !config.update_template {
         let data = Path::new(&config.data_dir);
-        create_directory(data)?;
-        write_atomically(&copy, text.as_bytes())?;
+        purpose.create_directory(data)?;
+        purpose.write(&copy, text.as_bytes())?;
     }
     Ok(Template { name: name.into(), text })
 }
@@ -185,8 +187,8 @@ fn read_text(path: &Path) -> Result<Option<String>, FileAccessError> {
 }
 
 /// The UUID in the configuration, or the one in the data directory, which is generated at the first start.
-fn uuid(configured: Option<&str>, data: &Path) -> Result<String, Error> {
-    let uuid = kept_uuid(configured, data)?;
+fn uuid(configured: Option<&str>, data: &Path, purpose: Purpose) -> Result<String, Error> {
+    let uuid = kept_uuid(configured, data, purpose)?;
     // As QEMU reads it: 32 digits in groups.
     let lengths: Vec<usize> = uuid.split('-').map(str::len).collect();
     if lengths != [8, 4, 4, 4, 12] || !uuid.chars().all(|c| c.is_ascii_hexdigit() || c == '-') {
@@ -195,7 +197,7 @@ fn uuid(configured: Option<&str>, data: &Path) -> Result<String, Error> {
     Ok(uuid)
 }
 
-fn kept_uuid(configured: Option<&str>, data: &Path) -> Result<String, Error> {
+fn kept_uuid(configured: Option<&str>, data: &Path, purpose: Purpose) -> Result<String, Error> {
     if let Some(uuid) = configured {
         return Ok(uuid.to_owned());
     }
@@ -204,12 +206,12 @@ fn kept_uuid(configured: Option<&str>, data: &Path) -> Result<String, Error> {
         return Ok(uuid);
     }
     let uuid = random_uuid()?;
-    write_atomically(&path, uuid.as_bytes())?;
+    purpose.write(&path, uuid.as_bytes())?;
     Ok(uuid)
 }
 
 /// The arrangement of the guest's devices. It is decided at the first start of this runner, and stays.
-fn hardware(data: &Path) -> Result<Hardware, FileAccessError> {
+fn hardware(data: &Path, purpose: Purpose) -> Result<Hardware, FileAccessError> {
     let path = data.join(HARDWARE);
     if let Some(text) = read_optional_text(&path)? {
         return Ok(if text == LEGACY { Hardware::Legacy } else { Hardware::Standard });
@@ -217,7 +219,7 @@ fn hardware(data: &Path) -> Result<Hardware, FileAccessError> {
     if data.join(MACHINE_TYPE).exists() || !data.join(LEGACY_TEMPLATE).exists() {
         return Ok(Hardware::Standard);
     }
-    write_atomically(&path, LEGACY.as_bytes())?;
+    purpose.write(&path, LEGACY.as_bytes())?;
     Ok(Hardware::Legacy)
 }
 
@@ -240,8 +242,8 @@ pub fn tpm_directory(data: &Path) -> PathBuf {
 }
 
 /// The machine type in the configuration, or the one in the data directory: QEMU's newest at the first start.
-async fn machine_type(configured: Option<&str>, data: &Path, qemu: &str) -> Result<String, Error> {
-    let machine_type = kept_machine_type(configured, data, qemu).await?;
+async fn machine_type(configured: Option<&str>, data: &Path, qemu: &str, purpose: Purpose) -> Result<String, Error> {
+    let machine_type = kept_machine_type(configured, data, qemu, purpose).await?;
     // In QEMU's option a comma would begin another property.
     let is_name = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '_'].contains(&c);
     if machine_type.is_empty() || !machine_type.chars().all(is_name) {
@@ -250,7 +252,12 @@ async fn machine_type(configured: Option<&str>, data: &Path, qemu: &str) -> Resu
     Ok(machine_type)
 }
 
-async fn kept_machine_type(configured: Option<&str>, data: &Path, qemu: &str) -> Result<String, Error> {
+async fn kept_machine_type(
+    configured: Option<&str>,
+    data: &Path,
+    qemu: &str,
+    purpose: Purpose,
+) -> Result<String, Error> {
     if let Some(machine_type) = configured {
         return Ok(machine_type.to_owned());
     }
@@ -259,7 +266,7 @@ async fn kept_machine_type(configured: Option<&str>, data: &Path, qemu: &str) ->
         return Ok(machine_type);
     }
     if let Some(machine_type) = legacy_machine_type(data)? {
-        write_atomically(&path, machine_type.as_bytes())?;
+        purpose.write(&path, machine_type.as_bytes())?;
         return Ok(machine_type);
     }
     let output = Command::new(qemu)
@@ -269,7 +276,7 @@ async fn kept_machine_type(configured: Option<&str>, data: &Path, qemu: &str) ->
         .map_err(|source| Error::Qemu { qemu: qemu.into(), source })?;
     let machine_type = newest_q35(&String::from_utf8_lossy(&output.stdout))
         .ok_or_else(|| Error::NoMachineType { qemu: qemu.into() })?;
-    write_atomically(&path, machine_type.as_bytes())?;
+    purpose.write(&path, machine_type.as_bytes())?;
     Ok(machine_type)
 }
 
@@ -324,7 +331,7 @@ fn firmware_files(kind: api::Firmware) -> &'static [(&'static str, &'static str)
 
 /// Chooses the firmware among the installed ones, and creates the VM's variables at its first start. `ovmf` is the directory of the
 /// firmware files.
-fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path) -> Result<Option<Firmware>, Error> {
+fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path, purpose: Purpose) -> Result<Option<Firmware>, Error> {
     let files = firmware_files(kind);
     if files.is_empty() {
         return Ok(None);
@@ -349,7 +356,7 @@ fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path) -> Result<Option<Firm
             .ok_or_else(|| Error::OtherFirmware { kind: name, path: own.clone(), size: own_size })?,
         None => {
             let vars = fs::read(&first.1).map_err(FileAccessError::with("read", &first.1))?;
-            write_atomically(&own, &vars)?;
+            purpose.write(&own, &vars)?;
             first
         }
     };
@@ -361,7 +368,11 @@ fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path) -> Result<Option<Firm
 }
 
 /// Writes the cloud-init disk, if there is cloud-init data. Returns its path.
-fn cloud_init_disk(files: Option<&CloudInitFiles>, runtime: &RuntimeDir) -> Result<Option<String>, Error> {
+fn cloud_init_disk(
+    files: Option<&CloudInitFiles>,
+    runtime: &RuntimeDir,
+    purpose: Purpose,
+) -> Result<Option<String>, Error> {
     let Some(files) = files else {
         return Ok(None);
     };
@@ -371,7 +382,9 @@ fn cloud_init_disk(files: Option<&CloudInitFiles>, runtime: &RuntimeDir) -> Resu
         disk.set_len(files.disk_size())?;
         files.write_disk(disk)
     };
-    write().map_err(FileAccessError::with("write", &path))?;
+    if purpose == Purpose::Start {
+        write().map_err(FileAccessError::with("write", &path))?;
+    }
     Ok(Some(path.display().to_string()))
 }
 
@@ -394,19 +407,19 @@ async fn media(drives: &[Drive], folders: &[PathBuf]) -> Result<Vec<Option<Mediu
     Ok(media)
 }
 
-/// Finds out which disks are block devices. Creates disk files that do not exist and have a size in the configuration, and enlarges
-/// disk files that are smaller than that. A file is never made smaller, because the guest's data would be lost.
-fn disks(drives: &[Drive]) -> Result<Vec<bool>, Error> {
+/// Finds out which disks are block devices. A start creates disk files that do not exist and have a size in the configuration, and
+/// enlarges disk files that are smaller than that. A file is never made smaller, because the guest's data would be lost.
+fn disks(drives: &[Drive], purpose: Purpose) -> Result<Vec<bool>, Error> {
     let disks = drives.iter().filter_map(|drive| match drive {
         Drive::Raw { resource, size, bootindex: _ } => Some((Path::new(resource), *size)),
         Drive::Qcow2 { resource, bootindex: _ } => Some((Path::new(resource), None)),
         Drive::IdeCd { .. } => None,
     });
-    disks.map(|(path, size)| is_block_device(path, size)).collect()
+    disks.map(|(path, size)| is_block_device(path, size, purpose)).collect()
 }
 
 /// A disk with a size, or in a claim's file system, is a file: whoever can write to that file system can't make it a link or a device.
-fn is_block_device(path: &Path, size: Option<u64>) -> Result<bool, Error> {
+fn is_block_device(path: &Path, size: Option<u64>, purpose: Purpose) -> Result<bool, Error> {
     let must_be_file = size.is_some() || path.starts_with(paths::DISK_DIR);
     let metadata = if must_be_file { fs::symlink_metadata(path) } else { fs::metadata(path) };
     match (metadata, size) {
@@ -414,6 +427,9 @@ fn is_block_device(path: &Path, size: Option<u64>) -> Result<bool, Error> {
             Err(Error::NotAFile { path: path.display().to_string() })
         }
         (Ok(metadata), Some(size)) if metadata.len() < size => {
+            if purpose == Purpose::Look {
+                return Ok(false);
+            }
             let mut options = fs::File::options();
             options.write(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
             let file = options.open(path).map_err(FileAccessError::with("open", path))?;
@@ -423,6 +439,9 @@ fn is_block_device(path: &Path, size: Option<u64>) -> Result<bool, Error> {
         }
         (Ok(metadata), _) => Ok(metadata.file_type().is_block_device()),
         (Err(error), Some(size)) if error.kind() == io::ErrorKind::NotFound => {
+            if purpose == Purpose::Look {
+                return Ok(false);
+            }
             // The file is sparse: it needs space on the claim only when the guest writes.
             let file = fs::File::create_new(path).map_err(FileAccessError::with("create", path))?;
             file.set_len(size).map_err(FileAccessError::with("create", path))?;
@@ -438,6 +457,26 @@ fn is_block_device(path: &Path, size: Option<u64>) -> Result<bool, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Every test but the last one is about a start.
+    async fn machine_type(configured: Option<&str>, data: &Path, qemu: &str) -> Result<String, Error> {
+        super::machine_type(configured, data, qemu, Purpose::Start).await
+    }
+    fn uuid(configured: Option<&str>, data: &Path) -> Result<String, Error> {
+        super::uuid(configured, data, Purpose::Start)
+    }
+    fn hardware(data: &Path) -> Result<Hardware, FileAccessError> {
+        super::hardware(data, Purpose::Start)
+    }
+    fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path) -> Result<Option<Firmware>, Error> {
+        super::firmware(kind, data, ovmf, Purpose::Start)
+    }
+    fn disks(drives: &[Drive]) -> Result<Vec<bool>, Error> {
+        super::disks(drives, Purpose::Start)
+    }
+    fn template(config: &RunnerConfig, image: &Path) -> Result<Template, Error> {
+        super::template(config, image, Purpose::Start)
+    }
 
     #[test]
     fn machine_types_are_compared_by_their_numbers() {
@@ -607,5 +646,40 @@ mod tests {
         assert_eq!(text(false, "own.yaml.j2").unwrap(), "one");
         assert_eq!(text(true, "own.yaml.j2").unwrap(), "two");
         assert!(matches!(text(true, "../own.yaml.j2"), Err(Error::NoTemplate { .. })));
+    }
+
+    #[tokio::test]
+    async fn who_only_looks_changes_nothing() {
+        let (dir, ovmf) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (data, runtime) = (dir.path().join("data"), RuntimeDir::at(&dir.path().join("run")).unwrap());
+        for file in ["OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"] {
+            fs::write(ovmf.path().join(file), file).unwrap();
+        }
+        fs::write(dir.path().join("small.img"), "what the guest wrote").unwrap();
+        let look = Purpose::Look;
+        let drive = |name: &str| Drive::Raw {
+            resource: dir.path().join(name).display().to_string(),
+            bootindex: None,
+            size: Some(1 << 20),
+        };
+        assert_eq!(super::disks(&[drive("small.img"), drive("new.img")], look).unwrap(), [false, false]);
+        assert!(super::uuid(None, &data, look).is_ok());
+        assert!(super::machine_type(None, &data, "qemu-system-x86_64", look).await.unwrap().starts_with("pc-q35-"));
+        let firmware = super::firmware(api::Firmware::Uefi, &data, ovmf.path(), look).unwrap().unwrap();
+        assert!(firmware.vars.ends_with("data/fw-vars.fd"));
+        let disk = super::cloud_init_disk(Some(&CloudInitFiles::default()), &runtime, look).unwrap();
+        assert!(disk.unwrap().ends_with("run/cloud-init.img"));
+        let config =
+            format!("/Runner: {{ namespace: n, dataDir: {data:?}, updateTemplate: false, vm: {{ name: v }} }}");
+        assert!(super::template(&RunnerConfig::parse(&config).unwrap(), &data, look).is_ok());
+        // A VM of the VM-Operator in Java, which this runner has not started yet.
+        let legacy = tempfile::tempdir().unwrap();
+        fs::write(legacy.path().join(LEGACY_TEMPLATE), "[ \"-machine\", \"pc-q35-7.0\" ]").unwrap();
+        assert_eq!(super::hardware(legacy.path(), look).unwrap(), Hardware::Legacy);
+        assert_eq!(super::machine_type(None, legacy.path(), "no-such-qemu", look).await.unwrap(), "pc-q35-7.0");
+        let names = |dir: &Path| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+        assert_eq!(names(dir.path()), ["small.img"]);
+        assert_eq!(names(legacy.path()), [LEGACY_TEMPLATE]);
+        assert_eq!(fs::read_to_string(dir.path().join("small.img")).unwrap(), "what the guest wrote");
     }
 }

@@ -19,12 +19,14 @@ use std::{
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncRead, BufReader},
+    io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, BufReader},
     process::{Child, ChildStderr, Command},
     task::JoinSet,
     time::{sleep, timeout},
 };
 use tracing::debug;
+
+use super::state::Helper;
 
 /// The time that a program has until it listens on its socket. QEMU may need some seconds for much memory on huge pages.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -32,6 +34,8 @@ pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// The number of lines that are kept of a program's standard error.
 const KEPT_LINES: usize = 20;
+/// The most bytes of a line that are kept.
+const LONGEST_LINE: usize = 4096;
 
 /// Why a program does not work.
 #[derive(Debug, thiserror::Error)]
@@ -149,8 +153,8 @@ pub async fn last_lines(stderr: Option<ChildStderr>, log: impl Fn(&str)) -> Stri
 
 async fn keep_last_lines(stderr: impl AsyncRead + Unpin, log: impl Fn(&str)) -> String {
     let mut last = VecDeque::with_capacity(KEPT_LINES);
-    let mut lines = BufReader::with_capacity(1024, stderr).lines();
-    while let Ok(Some(line)) = lines.next_line().await {
+    let mut stderr = BufReader::with_capacity(1024, stderr);
+    while let Ok(Some(line)) = next_line(&mut stderr).await {
         log(&line);
         if last.len() == KEPT_LINES {
             last.pop_front();
@@ -160,24 +164,52 @@ async fn keep_last_lines(stderr: impl AsyncRead + Unpin, log: impl Fn(&str)) -> 
     Vec::from(last).join("\n")
 }
 
+/// The next line, or `None` at the end. A program may write any bytes, such as a name that the guest has chosen, and must never wait for a
+/// reader: what is no UTF-8 is replaced, and what is longer than [`LONGEST_LINE`] is left out.
+async fn next_line(stderr: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<String>> {
+    let (mut line, mut has_begun) = (Vec::new(), false);
+    loop {
+        let bytes = stderr.fill_buf().await?;
+        if bytes.is_empty() {
+            return Ok(has_begun.then(|| String::from_utf8_lossy(&line).into_owned()));
+        }
+        has_begun = true;
+        let end = bytes.iter().position(|byte| *byte == b'\n');
+        let part = &bytes[..end.unwrap_or(bytes.len())];
+        line.extend_from_slice(&part[..part.len().min(LONGEST_LINE - line.len())]);
+        let used = end.map_or(bytes.len(), |end| end + 1);
+        stderr.consume(used);
+        if end.is_some() {
+            return Ok(Some(String::from_utf8_lossy(line.trim_ascii_end()).into_owned()));
+        }
+    }
+}
+
 /// The programs that QEMU is connected to: the TPM emulator and passt. They end when QEMU closes the connection, or when this is
 /// dropped.
 ///
 /// A program that ends while the guest runs is not started again, because QEMU would not connect to it again. The guest continues
 /// without it: what runs there may not need it, and only the VM's owner can decide about a restart.
 #[derive(Default)]
-pub struct Helpers(JoinSet<Error>);
+pub struct Helpers(JoinSet<(Helper, Error)>);
 
 impl Helpers {
     /// Starts a program and waits until its socket exists, because QEMU does not wait for it.
     ///
     /// # Errors
     /// If the program cannot be started, does not create its socket in time, or a helper ends before that.
-    pub async fn start(&mut self, program: &str, arguments: &[String], socket: &Path) -> Result<(), Error> {
+    pub async fn start(
+        &mut self,
+        helper: Helper,
+        program: &str,
+        arguments: &[String],
+        socket: &Path,
+    ) -> Result<(), Error> {
         // An earlier container of the Pod may have left its socket.
         let _ = fs::remove_file(socket);
         let child = start(program, arguments)?;
-        self.0.spawn(wait_for_end(program.to_owned(), child));
+        let ended = wait_for_end(program.to_owned(), child);
+        self.0.spawn(async move { (helper, ended.await) });
         let socket_exists = timeout(START_TIMEOUT, async {
             while !socket.exists() {
                 sleep(RETRY_INTERVAL).await;
@@ -188,18 +220,18 @@ impl Helpers {
                 program: program.to_owned(),
                 source: io::Error::other("it has not created its socket"),
             }),
-            Some(error) = self.ended() => Err(error),
+            Some((_, error)) = self.ended() => Err(error),
         }
     }
 
     /// Waits until a helper ends. `None`: no helper runs.
-    pub async fn ended(&mut self) -> Option<Error> {
+    pub async fn ended(&mut self) -> Option<(Helper, Error)> {
         self.0.join_next().await?.ok()
     }
 
     /// Returns a helper that has ended already, without waiting.
     pub fn try_ended(&mut self) -> Option<Error> {
-        self.0.try_join_next()?.ok()
+        self.0.try_join_next()?.ok().map(|(_, error)| error)
     }
 }
 
@@ -224,6 +256,18 @@ mod tests {
         assert_eq!(logged.get(), 50);
         assert_eq!(last.lines().count(), KEPT_LINES);
         assert!(last.starts_with("line 31\n") && last.ends_with("line 50"), "{last}");
+    }
+
+    #[tokio::test]
+    async fn a_program_may_write_any_bytes_and_lines_of_any_length() {
+        let mut text = b"one\xff\xfe\r\n\n".to_vec();
+        text.extend([b'x'; 3 * LONGEST_LINE]);
+        text.extend(b"\nthe end\n\xc3");
+        let logged = std::cell::RefCell::new(vec![]);
+        let last = keep_last_lines(text.as_slice(), |line| logged.borrow_mut().push(line.to_owned())).await;
+        let long = "x".repeat(LONGEST_LINE);
+        assert_eq!(*logged.borrow(), ["one\u{fffd}\u{fffd}", "", &long, "the end", "\u{fffd}"]);
+        assert_eq!(last, logged.borrow().join("\n"));
     }
 
     #[test]

@@ -21,14 +21,18 @@ use super::{
     console,
     control::{Control, EndRequest},
     lifecycle::{Input, Lifecycle, QemuAction},
+    monitor::{Monitor, News},
     programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
     qmp::{Error as QmpError, Qmp},
     runtime_dir::RuntimeDir,
-    state::EndReason,
+    state::{EndReason, Helper},
 };
-use crate::{process::ErrorChain, runner_config::VmSection};
+use crate::{
+    process::ErrorChain,
+    runner_config::{VmSection, default_powerdown_timeout},
+};
 
-/// The time for reading the rest of the events, the console, and the standard error after QEMU's end.
+/// The time for reading the rest of the console, and the standard error after QEMU's end.
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A QEMU process.
@@ -112,40 +116,39 @@ impl Qemu {
         self.child.wait().await.map_err(|source| self.error(source))
     }
 
-    /// Supervises QEMU until it ends. [`Lifecycle`] decides what to do; this function collects its inputs and carries out its
-    /// actions. `control` has the requests of others in the Pod. `powerdown_timeout` returns the time that the guest has to power down, when `term` becomes true.
+    /// Supervises QEMU until it ends, also while its monitor cannot be reached. [`Lifecycle`] decides what to do; this function collects its inputs and carries out its
+    /// actions. `control` has the requests of others in the Pod. `powerdown_timeout` returns the time that the guest has to power down; `None` if it
+    /// cannot be read now. It is asked for when `term` becomes true, and again as long as the guest powers down. `lost` is told of each
+    /// helper that ends before QEMU.
     ///
     /// # Errors
     /// If the system cannot wait for the process.
     pub async fn supervise(
         &mut self,
-        mut monitor: Qmp,
+        mut monitor: Monitor,
         mut control: Option<Control>,
         helpers: &mut Helpers,
         mut term: watch::Receiver<bool>,
-        powerdown_timeout: impl Fn() -> Duration,
+        powerdown_timeout: impl Fn() -> Option<Duration>,
+        mut lost: impl FnMut(Helper),
     ) -> Result<End, Error> {
         let mut lifecycle = Lifecycle::new(Instant::now());
-        let mut monitor_is_open = true;
         let status = loop {
             let wake_at = lifecycle.wake_at();
             let input = tokio::select! {
                 status = self.child.wait() => break status.map_err(|source| self.error(source))?,
-                event = monitor.event(), if monitor_is_open => match event {
-                    Ok(event) => Input::Qemu(event),
-                    Err(error) => {
-                        // QEMU is about to end; its exit status says how.
-                        debug!(%error, "QEMU's monitor");
-                        monitor_is_open = false;
-                        continue;
-                    }
+                news = monitor.news() => match news {
+                    News::Event(event) => Input::Qemu(event),
+                    News::Back(guest) => Input::Found(guest),
                 },
-                Some(error) = helpers.ended() => {
-                    report_helper(&error, &mut monitor).await;
+                Some((helper, error)) = helpers.ended() => {
+                    if is_missed(&error, &mut monitor).await {
+                        lost(helper);
+                    }
                     continue;
                 }
                 _ = term.wait_for(|is_terminated| *is_terminated), if !lifecycle.is_stopping() => {
-                    let timeout = powerdown_timeout();
+                    let timeout = powerdown_timeout().unwrap_or_else(|| Duration::from_secs(default_powerdown_timeout()));
                     info!(timeout_s = timeout.as_secs(), "stopping the VM");
                     Input::Terminate { timeout }
                 }
@@ -157,28 +160,47 @@ impl Qemu {
                 }
                 () = sleep_until(wake_at.unwrap_or_else(Instant::now).into()), if wake_at.is_some() => Input::Timer,
             };
+            if input == Input::Timer
+                && let Some(timeout) = powerdown_timeout()
+            {
+                lifecycle.set_timeout(timeout);
+            }
             if let Some(action) = lifecycle.next(input, Instant::now())
                 && let Err(error) = self.carry_out(action, &mut monitor).await
             {
                 warn!(%error, ?action, "QEMU has not carried out the action");
             }
         };
-        // Events that QEMU has sent before its end.
-        while let Ok(Ok(event)) = timeout(REST_TIMEOUT, monitor.event()).await {
+        for event in monitor.last_events().await {
             lifecycle.next(Input::Qemu(event), Instant::now());
         }
         Ok(End { reason: lifecycle.end_reason(status.success()), status })
     }
 
-    async fn carry_out(&mut self, action: QemuAction, monitor: &mut Qmp) -> Result<(), QmpError> {
-        info!(?action, "next step of the VM's life cycle");
+    async fn carry_out(&mut self, action: QemuAction, monitor: &mut Monitor) -> Result<(), QmpError> {
+        // A disk may be full for days.
+        if action == QemuAction::TryAgain {
+            debug!(?action, "next step of the VM's life cycle");
+        } else {
+            info!(?action, "next step of the VM's life cycle");
+        }
         match action {
             QemuAction::Continue => {
                 warn!("no agent has continued the guest; continuing it without one");
                 monitor.execute(qmp::cont {}).await?;
             }
+            QemuAction::TryAgain => {
+                monitor.execute(qmp::cont {}).await?;
+            }
             QemuAction::Powerdown => {
                 monitor.execute(qmp::system_powerdown {}).await?;
+            }
+            QemuAction::WakeAndPowerdown => {
+                warn!("the guest is stopped; continuing it, so that it hears the power button");
+                let continued = monitor.execute(qmp::cont {}).await;
+                // QEMU keeps the press until the guest runs.
+                monitor.execute(qmp::system_powerdown {}).await?;
+                continued?;
             }
             QemuAction::Quit => {
                 monitor.execute(qmp::quit {}).await?;
@@ -210,11 +232,13 @@ async fn end_request(control: &mut Option<Control>) -> EndRequest {
     }
 }
 
-/// Logs that a helper has ended, unless it has ended because QEMU ends. QEMU does not answer then.
-async fn report_helper(error: &Error, monitor: &mut Qmp) {
-    if monitor.execute(qmp::query_status {}).await.is_ok() {
+/// Whether a helper has ended before QEMU. If it has ended because QEMU ends, QEMU does not answer any more.
+async fn is_missed(error: &Error, monitor: &mut Monitor) -> bool {
+    let is_missed = monitor.execute(qmp::query_status {}).await.is_ok();
+    if is_missed {
         error!(%error, "a program that QEMU needs has ended; the guest continues without it until its next start");
     }
+    is_missed
 }
 
 /// Plugs the CPUs that the guest starts with. QEMU itself starts with one CPU, because CPUs of its start cannot be unplugged.

@@ -85,6 +85,12 @@ pub enum Event {
         /// Whether the port is open now.
         open: bool,
     },
+    /// A drive could not be read or written.
+    BlockIoError {
+        /// Whether QEMU stops the guest therefore. Otherwise it reports the error to the guest, or ignores it.
+        #[serde(rename = "action", deserialize_with = "is_stop")]
+        stops: bool,
+    },
     /// A device was removed.
     DeviceDeleted {
         /// The device's name, if it had one.
@@ -93,6 +99,8 @@ pub enum Event {
     },
     /// The tray of a CD drive was opened or closed.
     DeviceTrayMoved {
+        /// The name of the drive's device, or a path in QEMU's object tree that ends with it.
+        id: String,
         /// Whether it is open now.
         #[serde(rename = "tray-open")]
         open: bool,
@@ -145,6 +153,10 @@ impl Viewer {
 
 fn ignore<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<(), D::Error> {
     serde::de::IgnoredAny::deserialize(deserializer).map(|_| ())
+}
+
+fn is_stop<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    String::deserialize(deserializer).map(|action| action == "stop")
 }
 
 /// `set_password`: <https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-ui.set_password>. The crate's
@@ -209,6 +221,30 @@ commands! {
     QuerySpice = "query-spice" -> Viewers;
     QueryVnc = "query-vnc" -> Viewers;
     BlockdevAdd = "blockdev-add" -> qapi::Empty;
+}
+
+/// What the guest does, from an answer of `query-status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestState {
+    /// It has not run yet.
+    NotStarted,
+    /// It executes.
+    Executes,
+    /// A disk has stopped it.
+    StoppedByDisk,
+    /// It is stopped otherwise.
+    Stopped,
+}
+
+impl From<qmp::StatusInfo> for GuestState {
+    fn from(info: qmp::StatusInfo) -> Self {
+        match info.status {
+            _ if info.running => Self::Executes,
+            qmp::RunState::prelaunch => Self::NotStarted,
+            qmp::RunState::io_error => Self::StoppedByDisk,
+            _ => Self::Stopped,
+        }
+    }
 }
 
 /// A slot for a CPU, from the answer of `query-hotpluggable-cpus`.
@@ -361,8 +397,13 @@ mod tests {
         );
         assert_eq!(
             parse(r#"{"event": "DEVICE_TRAY_MOVED", "data": {"device": "", "id": "cd0", "tray-open": true}}"#),
-            Event::DeviceTrayMoved { open: true }
+            Event::DeviceTrayMoved { id: "cd0".into(), open: true }
         );
+        let disk = r#"{"event": "BLOCK_IO_ERROR", "data": {"device": "", "node-name": "disk0-image", "operation": "write",
+            "action": "ACTION", "nospace": true, "reason": "No space left on device"}}"#;
+        for (action, stops) in [("stop", true), ("report", false), ("ignore", false)] {
+            assert_eq!(parse(&disk.replace("ACTION", action)), Event::BlockIoError { stops });
+        }
         let spice = r#"{"event": "SPICE_INITIALIZED", "data": {
             "server": {"auth": "spice", "port": "5900", "family": "ipv4", "host": "0.0.0.0"},
             "client": {"port": "40000", "channel-type": 1, "connection-id": 7, "family": "ipv4", "host": "10.0.0.7",

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
+    devices::Problem,
     login::LoginState,
     qmp::Viewer,
     state::{EndReason, MachineState, Phase},
@@ -21,6 +22,8 @@ const LONGEST_QUOTE: usize = 4000;
 const LONGEST_REMARK: usize = 500;
 /// The most refused changes that a message quotes, and the most pending changes.
 const MOST_REFUSED: usize = 8;
+/// The most problems of devices that a message names.
+const MOST_PROBLEMS: usize = 8;
 const MOST_PENDING: usize = 32;
 /// The longest value of a pending change in bytes as JSON. A longer one is left out; the path says what changes.
 const LONGEST_VALUE: usize = 500;
@@ -52,6 +55,8 @@ pub struct Observation {
     pub pending: Vec<PendingChange>,
     /// The changes that QEMU refused, each as a sentence with QEMU's words.
     pub refused: Vec<String>,
+    /// The disks that have stopped the guest.
+    pub devices: Vec<Problem>,
     /// See [`ConfigFile::digest`](crate::runner_config::ConfigFile::digest).
     pub config_digest: Option<String>,
     /// The UID of the VirtualMachine. If it changes, the VM was deleted and created again while QEMU ran, and its new status is empty.
@@ -266,7 +271,16 @@ fn all_conditions(observation: &Observation, machine: &MachineState, activity: A
         of_guest(conditions::USER_LOGGED_IN, logged_in),
         of_guest(conditions::CONSOLE_CONNECTED, console),
     ];
-    // The condition exists only while something is wrong.
+    // These conditions exist only while something is wrong.
+    let lost = machine.lost.iter().copied().map(Problem::Helper);
+    let problems: Vec<Problem> = observation.devices.iter().cloned().chain(lost).collect();
+    if activity.is_running()
+        && let Some(problem) = problems.first()
+    {
+        let messages: Vec<String> =
+            problems.iter().take(MOST_PROBLEMS).map(|problem| quote(&problem.message(), LONGEST_REMARK)).collect();
+        all.push(Finding::new(false, problem.reason(), messages.join(" ")).condition(conditions::DEVICES_READY));
+    }
     if activity.is_running() && !observation.refused.is_empty() {
         let refused: Vec<String> =
             observation.refused.iter().take(MOST_REFUSED).map(|text| quote(text, LONGEST_REMARK)).collect();
@@ -381,6 +395,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::runner::state::Helper;
 
     fn machine(phase: Phase) -> Option<MachineState> {
         Some(MachineState {
@@ -392,6 +407,7 @@ mod tests {
             uuid: "u-1".into(),
             macs: vec!["52:54:00:00:00:01".into()],
             started_with: None,
+            lost: Vec::new(),
             phase,
         })
     }
@@ -453,6 +469,18 @@ mod tests {
                 "a CD was refused",
                 Observation {
                     refused: vec!["/no/such.iso can't be inserted into the CD drive cd0: No such file".into()],
+                    ..up.clone()
+                },
+            ),
+            (
+                "a disk is full",
+                Observation { devices: vec![Problem::Disk { name: "data-disk".into(), is_full: true }], ..up.clone() },
+            ),
+            (
+                "a disk is full, and there is no TPM",
+                Observation {
+                    devices: vec![Problem::Disk { name: "data-disk".into(), is_full: true }],
+                    machine: up.machine.clone().map(|machine| MachineState { lost: vec![Helper::Tpm], ..machine }),
                     ..up.clone()
                 },
             ),

@@ -23,6 +23,16 @@ impl RuntimeDir {
     /// # Errors
     /// If the directory cannot be created, or its path has more than 80 bytes.
     pub fn open(path: &Path) -> Result<Self, FileAccessError> {
+        let directory = Self::at(path)?;
+        create_directory(&directory.0)?;
+        Ok(directory)
+    }
+
+    /// The directory, which may not exist.
+    ///
+    /// # Errors
+    /// If its path has more than 80 bytes.
+    pub fn at(path: &Path) -> Result<Self, FileAccessError> {
         let path = std::path::absolute(path).map_err(FileAccessError::with("find", path))?;
         if path.as_os_str().len() > LONGEST_PATH {
             let source = io::Error::new(
@@ -31,7 +41,6 @@ impl RuntimeDir {
             );
             return Err(FileAccessError::with("use", &path)(source));
         }
-        create_directory(&path)?;
         Ok(Self(path))
     }
 
@@ -101,6 +110,11 @@ impl RuntimeDir {
     /// The socket of passt, which connects a network of type `pod`.
     pub fn passt(&self) -> PathBuf {
         self.0.join("passt.sock")
+    }
+
+    /// Until when the display's password is valid.
+    pub fn password_end(&self) -> PathBuf {
+        self.0.join("password-end.json")
     }
 
     /// The image of the cloud-init disk.

@@ -20,6 +20,8 @@ const MOST: u64 = 2 << 20;
 const LONGEST_NAME: usize = 64;
 const LONGEST_SENTENCE: usize = 32 << 10;
 const MOST_INTERFACES: usize = 64;
+/// The most programs that can end: there is one of each.
+const MOST_LOST: usize = 2;
 
 /// The file `machine.json`. The machine role writes it, the agent role reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,6 +47,9 @@ pub struct MachineState {
     /// The configuration at QEMU's start. Absent if QEMU was never started.
     #[serde(default)]
     pub started_with: Option<StartedWith>,
+    /// The programs that QEMU needs and that have ended while the guest runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<Helper>,
     /// What QEMU does now.
     #[serde(flatten)]
     pub phase: Phase,
@@ -63,6 +68,7 @@ impl MachineState {
             uuid: String::new(),
             macs: Vec::new(),
             started_with,
+            lost: Vec::new(),
             phase,
         }
     }
@@ -82,6 +88,7 @@ impl MachineState {
         [&self.start, &self.machine_type, &self.uuid].into_iter().all(|text| is_name(text))
             && ["", "kvm", "tcg"].contains(&self.accelerator.as_str())
             && self.accelerator_reason.len() <= LONGEST_SENTENCE
+            && self.lost.len() <= MOST_LOST
             && self.macs.len() <= MOST_INTERFACES
             && self.macs.iter().all(|mac| is_name(mac))
     }
@@ -94,6 +101,16 @@ impl MachineState {
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
         write_atomically(&runtime.machine(), &text)
     }
+}
+
+/// A program that QEMU is connected to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Helper {
+    /// swtpm, which is the guest's TPM.
+    Tpm,
+    /// passt, which connects the guest to the Pod's network.
+    PodNetwork,
 }
 
 /// The parts of the configuration at QEMU's start that QEMU or the guest does not read again.
@@ -198,6 +215,32 @@ impl LastReset {
     }
 }
 
+/// The file `password-end.json`: until when a password is valid whose time counts from the moment when it was set. Without it, each agent that
+/// is started again would begin to count anew, and a password that has expired would be valid again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PasswordEnd {
+    /// A digest of the password, its time, and the start of QEMU.
+    pub password: String,
+    /// The Unix time in seconds.
+    pub until: u64,
+}
+
+impl PasswordEnd {
+    /// Reads the file. `None` if it is about another password.
+    pub fn read(runtime: &RuntimeDir, password: &str) -> Option<Self> {
+        let end: Self = serde_json::from_slice(&read_untrusted(&runtime.password_end(), MOST).ok()?).ok()?;
+        (end.password == password).then_some(end)
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn write(&self, runtime: &RuntimeDir) -> Result<(), FileAccessError> {
+        write_atomically(&runtime.password_end(), &serde_json::to_vec(self).unwrap_or_default())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -223,6 +266,7 @@ mod tests {
             uuid: "u-1".into(),
             macs: vec!["52:54:00:00:00:01".into()],
             started_with: None,
+            lost: vec![Helper::PodNetwork],
             phase: Phase::Ended {
                 reason: EndReason::QemuFailed,
                 code: Some(1),
@@ -252,6 +296,16 @@ mod tests {
         assert_eq!(LastReset::read(&runtime, "b"), None);
     }
 
+    #[test]
+    fn the_end_of_a_password_does_not_count_for_another_one() {
+        let (_directory, runtime) = runtime();
+        assert_eq!(PasswordEnd::read(&runtime, "a"), None);
+        let end = PasswordEnd { password: "a".into(), until: 3 };
+        end.write(&runtime).unwrap();
+        assert_eq!(PasswordEnd::read(&runtime, "a"), Some(end));
+        assert_eq!(PasswordEnd::read(&runtime, "b"), None);
+    }
+
     /// The directory belongs to whoever breaks out of QEMU.
     #[test]
     fn a_state_that_no_machine_role_writes_is_not_taken() {
@@ -272,6 +326,7 @@ mod tests {
             with(|state| state.accelerator_reason = "x".repeat((32 << 10) + 1)),
             with(|state| state.macs = vec!["52:54:00:00:00:01".into(); 65]),
             with(|state| state.macs = vec!["x".repeat(65)]),
+            with(|state| state.lost = vec![Helper::Tpm; 3]),
         ] {
             state.write(&runtime).unwrap();
             assert_eq!(MachineState::read(&runtime), None, "{state:?}");

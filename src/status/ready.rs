@@ -13,7 +13,7 @@ use super::{
 use crate::{
     api::{
         Accelerator, Reason, VirtualMachine,
-        conditions::{self, CHANGES_APPLIED, NewCondition, READY, RUNNING},
+        conditions::{self, CHANGES_APPLIED, DEVICES_READY, NewCondition, READY, RUNNING},
         status::whole_seconds,
     },
     object::{AGENT_NAME, FORCE_STOP_ANNOTATION, ObjectKey, RESTARTED_ANNOTATION},
@@ -62,7 +62,7 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
     let plan = reconciled.plan;
     match (plan.power.wanted, pods.own) {
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => not_ready(replacing(reconciled, guest, pod)),
-        (Wanted::Up, Some(_)) if guest.is_up => match refused_change(guest) {
+        (Wanted::Up, Some(_)) if guest.is_up => match device_problem(guest).or_else(|| refused_change(guest)) {
             Some(problem) => not_ready(problem),
             None => ready_as(Reason::Running, "the VM runs, as its spec wants it"),
         },
@@ -86,6 +86,13 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
             None => stopped(&plan.power),
         },
     }
+}
+
+/// A device of the running guest that does not work, as the runner reports it.
+fn device_problem(guest: &Guest<'_>) -> Option<Problem> {
+    let failed = conditions::find(guest.conditions, DEVICES_READY).filter(|_| guest.reports(DEVICES_READY))?;
+    let reason = conditions::reason(failed).filter(|reason| reason.uses().contains(DEVICES_READY))?;
+    (failed.status == "False").then(|| Problem::new(reason, failed.message.clone()))
 }
 
 /// A change of the running VM that QEMU refused, as the runner reports it.

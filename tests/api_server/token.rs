@@ -243,7 +243,15 @@ async fn a_runner_can_not_write_what_the_manager_and_others_write() {
         json!({ "conditions": [] }),
         Value::Null,
     ];
-    let mine = ["Running", "Booted", "VmopAgentConnected", "UserLoggedIn", "ConsoleConnected", "ChangesApplied"];
+    let mine = [
+        "Running",
+        "Booted",
+        "VmopAgentConnected",
+        "UserLoggedIn",
+        "ConsoleConnected",
+        "ChangesApplied",
+        "DevicesReady",
+    ];
     refused.extend(["Ready", "RestartRequired", "StorageReady", "TemplatesValid", "PowerUnmanaged"].map(with));
     let mut too_long = with("Running");
     too_long["conditions"].as_array_mut().unwrap().last_mut().unwrap()["message"] = json!(long);

@@ -2,10 +2,16 @@
 
 use std::{
     fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    net::Shutdown,
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::OnceLock,
-    thread::sleep,
+    sync::{Arc, Mutex, OnceLock},
+    thread::{self, sleep},
     time::{Duration, Instant},
 };
 
@@ -136,6 +142,18 @@ impl Vm {
         self.start_by(command, role)
     }
 
+    /// Starts the runner with its second disk on a storage that is full.
+    pub fn start_on_a_full_storage(&mut self, role: &str) -> Runner<'_> {
+        let storage = self.path("storage");
+        fs::create_dir(&storage).unwrap();
+        self.config["vm"]["drives"][1]["resource"] = storage.join("data.img").display().to_string().into();
+        self.write_config();
+        let script = "mount -t tmpfs -o size=4k tmpfs \"$0\" && head -c 4096 /dev/zero >\"$0/other\" && exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]).arg(storage).arg(RUNNER);
+        self.start_by(command, role)
+    }
+
     pub fn start_by(&self, command: Command, role: &str) -> Runner<'_> {
         self.start_words(command, role, &["run", "--role", role])
     }
@@ -169,8 +187,64 @@ impl Vm {
         path.display().to_string()
     }
 
+    /// Gives QEMU a command over the agent's monitor, which no agent uses.
+    pub fn ask_qemu(&self, command: &str) {
+        let mut monitor = UnixStream::connect(self.path("run/agent.sock")).unwrap();
+        let mut answers = BufReader::new(monitor.try_clone().unwrap()).lines().map(Result::unwrap);
+        answers.next().unwrap();
+        for command in ["qmp_capabilities", command] {
+            writeln!(monitor, "{}", json!({ "execute": command })).unwrap();
+            answers.find(|answer| answer.contains("\"return\"")).unwrap();
+        }
+    }
+
     pub fn machine(&self) -> Value {
         serde_json::from_str(&self.text("run/machine.json")).unwrap_or_default()
+    }
+}
+
+/// Stands between the machine role and QEMU's monitor, and can cut the connection.
+#[derive(Default)]
+pub struct MonitorProxy(Arc<Mutex<Vec<UnixStream>>>);
+
+impl MonitorProxy {
+    /// The program that the runner must start as QEMU.
+    pub fn qemu(vm: &Vm) -> PathBuf {
+        let script = "#!/bin/sh
+            for word; do shift; set -- \"$@\" \"$(echo \"$word\" | sed s,/monitor.sock,/qemu.sock,)\"; done
+            exec qemu-system-x86_64 \"$@\"";
+        let file = vm.path("qemu");
+        fs::write(&file, script).unwrap();
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
+        file
+    }
+
+    /// Waits for QEMU's monitor, and passes on what is said there.
+    pub fn start(vm: &Vm) -> Self {
+        let (socket, qemu) = (vm.path("run/monitor.sock"), vm.path("run/qemu.sock"));
+        wait_for("QEMU's monitor", || UnixStream::connect(&qemu).ok(), || vm.text("all.err"));
+        let listener = UnixListener::bind(socket).unwrap();
+        let proxy = Self::default();
+        let streams = Arc::clone(&proxy.0);
+        thread::spawn(move || {
+            for runner in listener.incoming().map_while(Result::ok) {
+                let Ok(qemu) = UnixStream::connect(&qemu) else { return };
+                let pairs = [(&runner, &qemu), (&qemu, &runner)].map(|(from, to)| (from.try_clone(), to.try_clone()));
+                streams.lock().unwrap().extend([runner, qemu]);
+                for (from, to) in pairs {
+                    let (mut from, mut to) = (from.unwrap(), to.unwrap());
+                    thread::spawn(move || std::io::copy(&mut from, &mut to));
+                }
+            }
+        });
+        proxy
+    }
+
+    /// Cuts all connections.
+    pub fn cut(&self) {
+        for stream in self.0.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
     }
 }
 
@@ -218,8 +292,18 @@ impl Runner<'_> {
 
     /// What a program says in the runner's network.
     pub fn in_its_network(&self, program: &[&str]) -> String {
+        self.in_its("--net", program)
+    }
+
+    /// Lets the storage of the second disk grow, see [`Vm::start_on_a_full_storage`].
+    pub fn grow_storage(&self) {
+        let storage = self.vm.path("storage").display().to_string();
+        self.in_its("--mount", &["mount", "-o", "remount,size=8m", &storage]);
+    }
+
+    fn in_its(&self, namespace: &str, program: &[&str]) -> String {
         let pid = self.child.id().to_string();
-        let enter = ["--target", &pid, "--user", "--preserve-credentials", "--net"];
+        let enter = ["--target", &pid, "--user", "--preserve-credentials", namespace];
         let output = Command::new("nsenter").args(enter).args(program).output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned()
     }

@@ -1,3 +1,5 @@
+mod options;
+
 use super::*;
 
 /// The runtime directory in the command lines.
@@ -309,4 +311,27 @@ fn addresses(text: &str) -> String {
     let mut devices: Vec<String> = devices.collect();
     devices.sort_by_key(|line| u32::from_str_radix(line.split('.').next().unwrap(), 16).unwrap());
     devices.join("\n")
+}
+
+#[test]
+fn a_mac_address_is_that_of_one_card() {
+    let network = |mac: &str| format!("    network:\n    - {{ type: pod, device: e1000e, mac: {mac:?} }}\n");
+    for mac in ["02:16:3e:33:58:10", "52:54:00:AB:cd:EF"] {
+        assert!(standard(&network(mac), &prepared()).contains(mac), "{mac}");
+    }
+    for mac in [
+        "",
+        "02:16:3e:33:58",
+        "02:16:3e:33:58:10:11",
+        "02-16-3e-33-58-10",
+        "2:16:3e:33:58:10",
+        "+2:16:3e:33:58:10",
+        "02:16:3e:33:58:1g",
+        "02:16:3e:33:58:10,romfile=/etc/passwd",
+        "01:00:5e:00:00:01",
+        "ff:ff:ff:ff:ff:ff",
+    ] {
+        let error = failure(&network(mac));
+        assert!(error.starts_with(&format!("{mac:?} can't be the MAC address of a network")), "{mac}: {error}");
+    }
 }

@@ -33,6 +33,25 @@ fn a_change_that_qemu_refuses_makes_a_running_vm_not_ready_and_its_guest_keeps_t
 }
 
 #[test]
+fn a_device_that_does_not_work_makes_a_running_vm_not_ready() {
+    let failed = |reason: &'static str| {
+        move |vm: &mut Value| {
+            let condition = json!({
+                "type": "DevicesReady", "status": "False", "reason": reason, "message": "the disk is full",
+                "lastTransitionTime": "2027-01-15T07:00:00Z",
+            });
+            vm["status"]["conditions"].as_array_mut().unwrap().push(condition);
+        }
+    };
+    let pod = pod(json!({ "phase": "Running" }));
+    let status = derive(&reported(true, failed("StorageFull")), &pod);
+    assert_eq!(short(&status), "Running true Ready=False StorageFull");
+    assert_eq!(ready(&status).1, "the disk is full");
+    // Only reasons of that condition.
+    assert_eq!(short(&derive(&reported(true, failed("Stopping")), &pod)), "Running true Ready=True Running");
+}
+
+#[test]
 fn a_vm_that_stops_or_restarts_says_until_when_its_guest_has_time_and_how_to_end_it() {
     let going = |kind: &str, object: &mut Value| {
         if kind == "Pod" {

@@ -1,0 +1,126 @@
+//! What of the guest's devices does not work. Pure.
+
+use serde_json::Value;
+
+use super::state::Helper;
+use crate::{
+    api::Reason,
+    runner_config::{Drive, VmSection, paths::DISK_DIR},
+};
+
+/// A device that does not work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// A disk cannot be written, so QEMU has stopped the guest.
+    Disk {
+        /// The disk's name, or the path of its file.
+        name: String,
+        /// Whether there is no space left. Otherwise it is another error.
+        is_full: bool,
+    },
+    /// A program that QEMU is connected to has ended.
+    Helper(Helper),
+}
+
+impl Problem {
+    /// The reason of the condition.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Disk { is_full: true, .. } => Reason::StorageFull,
+            Self::Disk { is_full: false, .. } => Reason::StorageFailed,
+            Self::Helper(Helper::Tpm) => Reason::TpmLost,
+            Self::Helper(Helper::PodNetwork) => Reason::NetworkLost,
+        }
+    }
+
+    /// What is wrong, and what to do.
+    pub fn message(&self) -> String {
+        match self {
+            Self::Disk { name, is_full: true } => format!(
+                "The storage of the disk {name} is full, so QEMU has stopped the guest before it loses data. Make space there, or let it \
+                 grow; the guest goes on by itself then."
+            ),
+            Self::Disk { name, is_full: false } => format!(
+                "The storage of the disk {name} has an error, so QEMU has stopped the guest before it loses data. Mend the storage; the \
+                 guest goes on by itself then."
+            ),
+            Self::Helper(Helper::Tpm) => {
+                "The guest has no TPM any more, because the program that emulates it has ended. What the TPM had \
+                 stored is kept. Restart the VM."
+                    .into()
+            }
+            Self::Helper(Helper::PodNetwork) => {
+                "The guest has lost its network of type pod, because the program passt has ended. Restart \
+                 the VM."
+                    .into()
+            }
+        }
+    }
+}
+
+/// The disks that have stopped the guest, from an answer of `query-block`. QEMU keeps a disk's error until the guest is continued.
+pub fn failed_disks(blocks: &Value, vm: &VmSection) -> Vec<Problem> {
+    let problem = |block: &Value| {
+        let is_full = match block["io-status"].as_str()? {
+            "nospace" => true,
+            "failed" => false,
+            _ => return None,
+        };
+        // The device's name, or a path in QEMU's object tree with it.
+        let device = block["qdev"].as_str()?;
+        let number = device.split('/').find_map(|part| part.strip_prefix("disk")?.parse().ok());
+        let name = number.and_then(|number| disk_name(number, vm)).unwrap_or_else(|| device.to_owned());
+        Some(Problem::Disk { name, is_full })
+    };
+    blocks.as_array().into_iter().flatten().filter_map(problem).collect()
+}
+
+/// The name of the disk with this number as people know it: that of the Pod's volume, or the path of a file elsewhere.
+fn disk_name(number: usize, vm: &VmSection) -> Option<String> {
+    let paths = vm.drives.iter().filter_map(|drive| match drive {
+        Drive::Raw { resource, .. } | Drive::Qcow2 { resource, .. } => Some(resource.as_str()),
+        Drive::IdeCd { .. } => None,
+    });
+    let path = paths.into_iter().nth(number)?;
+    let volume = path.strip_prefix(DISK_DIR).and_then(|rest| rest.strip_prefix('/')?.split('/').next());
+    Some(volume.or(path.strip_prefix("/dev/")).unwrap_or(path).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_disks_that_have_stopped_the_guest_have_the_names_that_people_know() {
+        let vm: VmSection = serde_json::from_value(json!({ "name": "apple", "drives": [
+            { "type": "raw", "resource": "/dev/system-disk" },
+            { "type": "ide-cd", "file": "" },
+            { "type": "raw", "resource": "/var/local/vm-disks/data-disk/disk.img" },
+            { "type": "qcow2", "resource": "/home/alice/more.qcow2" },
+        ] }))
+        .unwrap();
+        let blocks = |statuses: [&str; 4]| {
+            json!([
+                { "qdev": "/machine/peripheral/disk0/virtio-backend", "io-status": statuses[0] },
+                { "qdev": "cd0", "io-status": "ok" },
+                { "qdev": "/machine/peripheral/disk1/virtio-backend", "io-status": statuses[1] },
+                { "qdev": "disk2", "io-status": statuses[2] },
+                { "qdev": "mine", "io-status": statuses[3] },
+                { "device": "without a status" },
+            ])
+        };
+        let failed = |statuses| {
+            let problems = failed_disks(&blocks(statuses), &vm);
+            let text = |problem| match problem {
+                Problem::Disk { name, is_full } => format!("{name}{}", if is_full { " full" } else { "" }),
+                Problem::Helper(helper) => panic!("{helper:?}"),
+            };
+            problems.into_iter().map(text).collect::<Vec<_>>().join(", ")
+        };
+        assert_eq!(failed(["ok", "ok", "ok", "ok"]), "");
+        assert_eq!(failed(["failed", "nospace", "ok", "ok"]), "system-disk, data-disk full");
+        assert_eq!(failed(["ok", "ok", "nospace", "nospace"]), "/home/alice/more.qcow2 full, mine full");
+    }
+}

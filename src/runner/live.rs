@@ -1,0 +1,41 @@
+//! Carries out a change in the running QEMU.
+
+use qapi::qmp;
+
+use super::{
+    cd_drive,
+    changes::{Actual, Change, DisplayPassword},
+    qmp::{Error as QmpError, ExpirePassword, Qmp, SetPassword},
+};
+
+/// Carries out a change, and notes in `actual` what cannot be asked of QEMU.
+///
+/// # Errors
+/// If QEMU refuses it, or the connection is broken.
+pub async fn carry_out(change: Change, monitor: &mut Qmp, actual: &mut Actual) -> Result<(), QmpError> {
+    match change {
+        Change::Plug { id, slot } => monitor.plug(id, slot).await?,
+        Change::Unplug { id } => {
+            monitor.execute(qmp::device_del { id }).await?;
+        }
+        Change::Balloon(bytes) => {
+            monitor.execute(qmp::balloon { value: i64::try_from(bytes).unwrap_or(i64::MAX) }).await?;
+            actual.ram = Some(bytes);
+        }
+        Change::Password(DisplayPassword { protocol, password }) => {
+            monitor.execute(SetPassword { protocol, password: &password.secret }).await?;
+            // This order is necessary: `set_password` removes the expiry.
+            monitor.execute(ExpirePassword { protocol, time: &password.expiry }).await?;
+            actual.password = Some(password);
+        }
+        Change::Insert { id, medium, former } => cd_drive::insert(monitor, &id, &medium, former).await?,
+        Change::Eject { id, former } => {
+            cd_drive::eject(monitor, &id, former).await?;
+        }
+        Change::Reset(counter) => {
+            actual.reset_counter = Some(counter);
+            monitor.execute(qmp::system_reset {}).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! The agent's connections to one QEMU process, and what it waits for.
+
+use std::io;
+
+use serde_json::Value;
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep_until},
+};
+use tracing::warn;
+
+use super::{cd::Answer, changes::Actual, control::MediaQuestion, login::LoginPort, qmp::Qmp};
+
+/// The connections to one QEMU process.
+pub struct Session {
+    /// QEMU's monitor.
+    pub monitor: Qmp,
+    /// What is known of the running QEMU.
+    pub actual: Actual,
+    /// The task that asks the guest agent for the guest's operating system.
+    pub guest_question: Option<JoinHandle<io::Result<Value>>>,
+    /// The question to the machine role what the CDs are.
+    pub media_question: Option<MediaQuestion>,
+    /// The drives whose CD QEMU has not changed, because the guest has locked the tray.
+    pub waits_for_tray: Vec<String>,
+    /// When it is asked again, because it has refused a CD.
+    pub media_again: Option<Instant>,
+    /// The port of the login agent.
+    pub login: Option<LoginPort>,
+    /// When the disk that had stopped the guest counts as mended.
+    pub disk_mended_at: Option<Instant>,
+    /// The task that ends when a person asks for a forced stop, while the guest powers down.
+    pub forced_stop: Option<JoinHandle<()>>,
+}
+
+impl Session {
+    /// Whether the CD of the drive waits for its tray. QEMU gives the name of the drive's device, or a path that ends with it.
+    pub fn waits_for(&self, device: &str) -> bool {
+        device.rsplit('/').next().is_some_and(|id| self.waits_for_tray.iter().any(|drive| drive == id))
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(task) = &self.forced_stop {
+            task.abort();
+        }
+        if let Some(task) = &self.guest_question {
+            task.abort();
+        }
+    }
+}
+
+/// The answer to a question to the guest agent, or `None` if there is no answer. Never returns without a question.
+pub async fn guest_answer(question: &mut Option<JoinHandle<io::Result<Value>>>) -> Option<Value> {
+    match question {
+        Some(handle) => match handle.await {
+            Ok(Ok(answer)) => Some(answer),
+            Ok(Err(error)) => {
+                warn!(%error, "the guest agent has opened its port but does not answer");
+                None
+            }
+            Err(_) => None,
+        },
+        None => futures::future::pending().await,
+    }
+}
+
+/// What the machine role says about the CDs. Never returns without a question.
+pub async fn media_answer(question: &mut Option<MediaQuestion>) -> Vec<Answer> {
+    match question {
+        Some(question) => question.answers().await,
+        None => futures::future::pending().await,
+    }
+}
+
+/// Returns at the time. Never returns without one.
+pub async fn time_of(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => futures::future::pending().await,
+    }
+}
+
+/// Returns when the task has ended. Never returns without a task.
+pub async fn ended(task: &mut Option<JoinHandle<()>>) {
+    match task {
+        Some(task) => drop(task.await),
+        None => futures::future::pending().await,
+    }
+}
+
+/// The login agent's next line. Never returns without a port.
+pub async fn login_line(login: &mut Option<LoginPort>) -> io::Result<String> {
+    match login {
+        Some(port) => port.receive().await,
+        None => futures::future::pending().await,
+    }
+}

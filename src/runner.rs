@@ -51,7 +51,8 @@
 //! | `logging` | | the log levels |
 //! | `console` | | the serial console |
 //! | `cd` | | what a CD drive may hold |
-//! | `control` | `cd` `config` `lines` `runtime_dir` | the socket on which the machine role answers |
+//! | `ctl` | `monitor` `qmp` | what a person asks of a running guest |
+//! | `control` | `cd` `config` `ctl` `lines` `runtime_dir` | the socket on which the machine role answers |
 //! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
 //! | `node_trial` | `accel` `files` | makes the trial of KVM for a node |
 //! | `command` | `cd` `runtime_dir` | the command lines of QEMU, swtpm and passt |
@@ -63,7 +64,7 @@
 //! | `status_writer` | `report` | writes the VM's status |
 //! | `programs` | `state` | starts programs, and explains their failures |
 //! | `from_file` | | the command line for a VM from a file |
-//! | `qemu` | `changes` `console` `control` `lifecycle` `monitor` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
+//! | `qemu` | `changes` `console` `control` `ctl` `lifecycle` `monitor` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
 //! | `machine` | `accel` `command` `config` `control` `files` `monitor` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
 //! | `supervisor` | | starts the agent role again when it ends |
 //! | `session` | `cd` `changes` `control` `login` `qmp` | the agent's connections to one QEMU process |
@@ -81,6 +82,7 @@ pub mod command;
 pub mod config;
 pub mod console;
 pub mod control;
+pub mod ctl;
 pub mod devices;
 pub mod files;
 pub mod from_file;
@@ -125,6 +127,7 @@ use crate::{
 };
 use agent::{Agent, AgentOptions};
 use config::Configuration;
+use ctl::{Reply, Task};
 use from_file::FileArguments;
 use logging::Logging;
 use machine::MachineOptions;
@@ -169,6 +172,13 @@ enum RunnerCommand {
     RenderCommand(RunArguments),
     /// End the guest at once, if it is being powered down. Run it in the VM's container: kubectl exec POD -c vm-runner -- vm-runner end
     End(RunArguments),
+    /// Do something with the guest that runs here. Run it in the VM's container: kubectl exec POD -c vm-runner -- vm-runner ctl ...
+    Ctl {
+        #[command(flatten)]
+        run: RunArguments,
+        #[command(subcommand)]
+        task: Task,
+    },
     /// Become another program, which ends with the runner. The runner starts QEMU so.
     #[command(name = programs::EXEC, hide = true)]
     Exec {
@@ -310,6 +320,12 @@ pub enum Error {
     /// No runner could be asked to end the guest.
     #[error("cannot ask the runner to end the guest: no VM runs here")]
     End(#[source] io::Error),
+    /// No runner could be asked to do something with the guest.
+    #[error("cannot ask the runner: no VM runs here")]
+    Ctl(#[source] io::Error),
+    /// QEMU does not do what was asked.
+    #[error("{0}")]
+    Refused(String),
     /// The guest is not being powered down.
     #[error(
         "the guest is not being powered down: first stop the VM or delete its Pod; otherwise its node would start the guest again"
@@ -366,6 +382,19 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
                 return Err(Error::NotStopping);
             }
             print("the guest is ended without waiting for it\n")
+        }
+        RunnerCommand::Ctl { run, task } => {
+            let configuration = config::read(&run.config_dir)?;
+            let runtime = machine_options(&run, &configuration, RuntimeDir::at)?.runtime;
+            match control::carry_out(&runtime, task.clone()).await.map_err(Error::Ctl)? {
+                Reply::Done => Ok(()),
+                Reply::Status(status) => print(&format!("{status}\n")),
+                Reply::Refused(refusal) => Err(Error::Refused(refusal)),
+                Reply::Picture(picture) => {
+                    let Task::Screenshot { file } = &task else { return Ok(()) };
+                    ctl::deliver(&picture, file).map_err(|source| Error::System("write the picture", source))
+                }
+            }
         }
         RunnerCommand::TryKvm(TrialArguments { reports, qemu }) => {
             let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;

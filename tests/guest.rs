@@ -352,6 +352,46 @@ fn a_person_in_the_container_ends_a_guest_that_does_not_power_down() {
 }
 
 #[test]
+fn a_person_in_the_container_looks_at_the_guest_and_pauses_it() {
+    let vm = Vm::new(json!({ "display": { "vnc": { "port": free_port() } } }), json!({}));
+    let ctl = |arguments: &[&str]| {
+        let output = Command::new(RUNNER)
+            .arg("ctl")
+            .arg("--config-dir")
+            .arg(vm.path("config"))
+            .args(arguments)
+            .output()
+            .unwrap();
+        (output.status.success(), output.stdout, String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let status = || String::from_utf8(ctl(&["status"]).1).unwrap();
+    let (is_done, _, error) = ctl(&["status"]);
+    assert!(!is_done && error.contains("no VM runs here"), "{error}");
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    assert_eq!(status(), "running\n");
+    assert!(ctl(&["pause"]).0);
+    assert_eq!(status(), "paused\n");
+    runner.logs("condition=\"Running\" status=false reason=\"Paused\"");
+    assert!(ctl(&["resume"]).0);
+    assert_eq!(status(), "running\n");
+
+    let (is_done, picture, error) = ctl(&["screenshot"]);
+    assert!(is_done && picture.starts_with(b"\x89PNG"), "{error}");
+    let file = vm.path("screen.png");
+    assert!(ctl(&["screenshot", file.to_str().unwrap()]).0);
+    assert!(std::fs::read(file).unwrap().starts_with(b"\x89PNG"));
+    assert!(ctl(&["send-key", "ctrl-alt-f2"]).0);
+    let (is_done, _, error) = ctl(&["send-key", "ctrl+alt"]);
+    assert!(!is_done && error.contains("QEMU has no key \"ctrl+alt\""), "{error}");
+
+    assert!(ctl(&["reset"]).0);
+    runner.console("guest: starts=2");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
 fn a_failure_of_qemu_is_in_the_log_the_termination_log_and_the_state() {
     let vm = Vm::new(json!({ "machineType": "pc-q35-99.9" }), json!({}));
     let mut runner = vm.start("all");

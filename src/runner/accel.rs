@@ -270,12 +270,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let runtime = RuntimeDir::open(dir.path()).unwrap();
         let known = TrialResult::failed("no VMX");
-        let choice = choose(Accelerator::Auto, "host", "no-such-qemu", &runtime, Some(&known), Purpose::Start).await.unwrap();
+        let choice =
+            choose(Accelerator::Auto, "host", "no-such-qemu", &runtime, Some(&known), Purpose::Start).await.unwrap();
         assert_eq!(choice, Choice { accelerator: "tcg", reason: "no VMX".into() });
-        let error = choose(Accelerator::Kvm, "host", "no-such-qemu", &runtime, Some(&known), Purpose::Start).await.unwrap_err();
+        let error =
+            choose(Accelerator::Kvm, "host", "no-such-qemu", &runtime, Some(&known), Purpose::Start).await.unwrap_err();
         assert!(error.to_string().contains("but no VMX; use auto or tcg"), "{error}");
         let works = TrialResult::default();
-        let choice = choose(Accelerator::Auto, "host", "no-such-qemu", &runtime, Some(&works), Purpose::Start).await.unwrap();
+        let choice =
+            choose(Accelerator::Auto, "host", "no-such-qemu", &runtime, Some(&works), Purpose::Start).await.unwrap();
         let expected = if device_problem().is_none() { "kvm" } else { "tcg" };
         assert_eq!(choice.accelerator, expected);
     }

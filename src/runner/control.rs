@@ -1,5 +1,5 @@
-//! The socket on which the machine role answers to others in the Pod: a person who runs `vm-runner end`, for example by `kubectl exec`, and
-//! the agent, which asks what a CD is ([`super::cd`]).
+//! The socket on which the machine role answers to others in the Pod: a person who runs `vm-runner end` or `vm-runner ctl`, for example by
+//! `kubectl exec`, and the agent, which asks what a CD is ([`super::cd`]).
 //!
 //! Each connection is one [`Request`] and its answer, each a line of JSON.
 //!
@@ -9,6 +9,10 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -25,6 +29,7 @@ use tracing::{debug, warn};
 use super::{
     cd::{self, Answer},
     config,
+    ctl::{Reply, Task},
     lines::JsonLines,
     runtime_dir::RuntimeDir,
 };
@@ -42,12 +47,40 @@ enum Request {
     End,
     /// What QEMU opens for each of these CDs, as the configuration names them. The answer is a list of [`Answer`].
     Media(Vec<String>),
+    /// To do something with the guest. The answer is a [`Reply`].
+    Task(Task),
+}
+
+/// What [`Control`] hands on to who supervises QEMU.
+pub enum Asked {
+    /// To end the guest.
+    End(EndRequest),
+    /// To do something with the guest.
+    Task(TaskRequest),
+}
+
+/// A request to do something with the guest.
+pub struct TaskRequest {
+    /// What to do.
+    pub task: Task,
+    /// The file for a picture.
+    pub picture: PathBuf,
+    reply: oneshot::Sender<Reply>,
+}
+
+impl TaskRequest {
+    /// Answers. The command may have been interrupted meanwhile; then nobody takes a picture away.
+    pub fn answer(self, reply: Reply) {
+        if self.reply.send(reply).is_err() {
+            let _ = fs::remove_file(self.picture);
+        }
+    }
 }
 
 /// The machine role's side. It listens until it is dropped.
 pub struct Control {
     server: JoinHandle<()>,
-    ends: mpsc::Receiver<EndRequest>,
+    asked: mpsc::Receiver<Asked>,
 }
 
 /// A request to end the guest.
@@ -69,13 +102,19 @@ impl Control {
         // The socket of an earlier runner.
         let _ = fs::remove_file(runtime.control());
         let listener = UnixListener::bind(runtime.control())?;
-        let (sender, ends) = mpsc::channel(1);
-        Ok(Self { server: tokio::spawn(serve(listener, config_dir.to_owned(), sender)), ends })
+        let (sender, asked) = mpsc::channel(1);
+        let server = Server {
+            config_dir: config_dir.to_owned(),
+            runtime: runtime.clone(),
+            asks: sender,
+            pictures: Arc::default(),
+        };
+        Ok(Self { server: tokio::spawn(serve(listener, server)), asked })
     }
 
-    /// The next request to end the guest.
-    pub async fn end_request(&mut self) -> EndRequest {
-        match self.ends.recv().await {
+    /// The next request that is about the guest.
+    pub async fn asked(&mut self) -> Asked {
+        match self.asked.recv().await {
             Some(request) => request,
             // The task has panicked.
             None => std::future::pending().await,
@@ -89,15 +128,25 @@ impl Drop for Control {
     }
 }
 
-async fn serve(listener: UnixListener, config_dir: PathBuf, ends: mpsc::Sender<EndRequest>) {
+/// What each connection needs.
+#[derive(Clone)]
+struct Server {
+    config_dir: PathBuf,
+    runtime: RuntimeDir,
+    asks: mpsc::Sender<Asked>,
+    /// How many pictures were made.
+    pictures: Arc<AtomicU64>,
+}
+
+async fn serve(listener: UnixListener, server: Server) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    let (config_dir, ends) = (config_dir.clone(), ends.clone());
+                    let server = server.clone();
                     connections.spawn(async move {
-                        if let Err(error) = answer(stream, &config_dir, &ends).await {
+                        if let Err(error) = server.answer(stream).await {
                             debug!(%error, "a request to the machine role was not answered");
                         }
                     });
@@ -112,16 +161,26 @@ async fn serve(listener: UnixListener, config_dir: PathBuf, ends: mpsc::Sender<E
     }
 }
 
-async fn answer(stream: UnixStream, config_dir: &Path, ends: &mpsc::Sender<EndRequest>) -> io::Result<()> {
-    let mut lines = JsonLines::over(stream);
-    match receive(&mut lines, PATIENCE).await? {
-        Request::End => {
-            let (sender, is_ending) = oneshot::channel();
-            // No guest runs any more.
-            ends.send(EndRequest(sender)).await.map_err(|_| io::ErrorKind::UnexpectedEof)?;
-            lines.send(&[], &is_ending.await.map_err(|_| io::ErrorKind::UnexpectedEof)?).await
+impl Server {
+    async fn answer(&self, stream: UnixStream) -> io::Result<()> {
+        let mut lines = JsonLines::over(stream);
+        // No guest runs any more.
+        let gone = || io::Error::from(io::ErrorKind::UnexpectedEof);
+        match receive(&mut lines, PATIENCE).await? {
+            Request::End => {
+                let (sender, is_ending) = oneshot::channel();
+                self.asks.send(Asked::End(EndRequest(sender))).await.map_err(|_| gone())?;
+                lines.send(&[], &is_ending.await.map_err(|_| gone())?).await
+            }
+            Request::Task(task) => {
+                let (reply, answer) = oneshot::channel();
+                let picture = self.runtime.picture(self.pictures.fetch_add(1, Ordering::Relaxed));
+                let request = TaskRequest { task, picture, reply };
+                self.asks.send(Asked::Task(request)).await.map_err(|_| gone())?;
+                lines.send(&[], &answer.await.map_err(|_| gone())?).await
+            }
+            Request::Media(texts) => lines.send(&[], &media(&texts, &self.config_dir).await?).await,
         }
-        Request::Media(texts) => lines.send(&[], &media(&texts, config_dir).await?).await,
     }
 }
 
@@ -143,6 +202,14 @@ async fn receive<T: DeserializeOwned>(lines: &mut JsonLines, patience: Duration)
 /// If no VM runs, or its runner does not answer.
 pub async fn end(runtime: &RuntimeDir) -> io::Result<bool> {
     ask(runtime, &Request::End).await
+}
+
+/// Asks the machine role to do something with the guest.
+///
+/// # Errors
+/// If no VM runs, or its runner does not answer.
+pub async fn carry_out(runtime: &RuntimeDir, task: Task) -> io::Result<Reply> {
+    ask(runtime, &Request::Task(task)).await
 }
 
 /// A question what CDs are, which is asked in a task of its own: the machine role may have to wait for a server. The task ends with this.
@@ -209,7 +276,10 @@ mod tests {
         assert!(end(&runtime).await.is_err(), "no VM runs");
         for is_ending in [true, false] {
             let mut control = Control::listen(&runtime, directory.path()).unwrap();
-            let (asked, ()) = tokio::join!(end(&runtime), async { control.end_request().await.answer(is_ending) });
+            let (asked, ()) = tokio::join!(end(&runtime), async {
+                let Asked::End(request) = control.asked().await else { panic!("a task") };
+                request.answer(is_ending);
+            });
             assert_eq!(asked.unwrap(), is_ending);
         }
     }

@@ -19,7 +19,8 @@ use tracing::{debug, error, info, warn};
 use super::{
     changes::{Change, cpu_changes},
     console,
-    control::{Control, EndRequest},
+    control::{Asked, Control},
+    ctl,
     lifecycle::{Input, Lifecycle, QemuAction},
     monitor::{Monitor, News},
     programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
@@ -152,12 +153,20 @@ impl Qemu {
                     info!(timeout_s = timeout.as_secs(), "stopping the VM");
                     Input::Terminate { timeout }
                 }
-                request = end_request(&mut control) => {
-                    let is_stopping = lifecycle.is_stopping();
-                    info!(is_stopping, "somebody ran vm-runner end");
-                    request.answer(is_stopping);
-                    Input::End
-                }
+                request = asked(&mut control) => match request {
+                    Asked::End(request) => {
+                        let is_stopping = lifecycle.is_stopping();
+                        info!(is_stopping, "somebody ran vm-runner end");
+                        request.answer(is_stopping);
+                        Input::End
+                    }
+                    Asked::Task(request) => {
+                        info!(task = ?request.task, "somebody ran vm-runner ctl");
+                        let reply = ctl::carry_out(&request.task, request.picture.clone(), &mut monitor).await;
+                        request.answer(reply);
+                        continue;
+                    }
+                },
                 () = sleep_until(wake_at.unwrap_or_else(Instant::now).into()), if wake_at.is_some() => Input::Timer,
             };
             if input == Input::Timer
@@ -224,10 +233,10 @@ impl Qemu {
     }
 }
 
-/// The next request to end the guest. Never returns if there is no socket.
-async fn end_request(control: &mut Option<Control>) -> EndRequest {
+/// The next request that is about the guest. Never returns if there is no socket.
+async fn asked(control: &mut Option<Control>) -> Asked {
     match control {
-        Some(control) => control.end_request().await,
+        Some(control) => control.asked().await,
         None => std::future::pending().await,
     }
 }

@@ -112,6 +112,11 @@ impl RuntimeDir {
         self.0.join("passt.sock")
     }
 
+    /// A picture of the guest's screen, for who asked for it.
+    pub fn picture(&self, number: u64) -> PathBuf {
+        self.0.join(format!("picture-{number}.png"))
+    }
+
     /// Until when the display's password is valid.
     pub fn password_end(&self) -> PathBuf {
         self.0.join("password-end.json")

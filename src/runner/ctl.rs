@@ -1,0 +1,132 @@
+//! What a person asks of a running guest with `vm-runner ctl`, in the VM's container: to look at its screen, to press keys, to pause it.
+//!
+//! ```text
+//!  vm-runner ctl ─▶ control.sock ─▶ machine role ─▶ QEMU's monitor
+//!       ▲                               │
+//!       └── the picture's file ◀── Reply ┘
+//! ```
+//!
+//! QEMU's monitor has one client, the machine role, so that one carries it out. That needs no token and no VirtualMachine.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use clap::Subcommand;
+use qapi::qmp;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{monitor::Monitor, qmp::Error as QmpError};
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Task {
+    /// Print whether the guest runs: running, paused, or another state of QEMU
+    Status,
+    /// Stop the guest's CPUs. Its memory stays. The VM's condition Running says that it is paused
+    Pause,
+    /// Let a paused guest go on
+    Resume,
+    /// Reset the guest, as its reset button does
+    Reset,
+    /// Press keys at once, such as ctrl-alt-delete or a
+    SendKey {
+        /// The names of the keys with - between them, as QEMU has them: ctrl, alt, shift, meta_l, a, 1, f1, ret, esc, tab, spc, delete, ...
+        #[arg(value_name = "KEYS")]
+        keys: String,
+    },
+    /// Write a picture of the guest's screen as PNG
+    Screenshot {
+        /// The file; - for the standard output.
+        #[arg(value_name = "FILE", default_value = "-")]
+        #[serde(skip)]
+        file: PathBuf,
+    },
+}
+
+/// The machine role's answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Reply {
+    /// It is done.
+    Done,
+    /// The state of the guest in QEMU's words.
+    Status(String),
+    /// A file in the runtime directory with the picture. Who asked deletes it.
+    Picture(PathBuf),
+    /// It can't be done, for people.
+    Refused(String),
+}
+
+/// Carries out a task. `picture` is the file for a picture, which does not exist yet.
+pub async fn carry_out(task: &Task, picture: PathBuf, monitor: &mut Monitor) -> Reply {
+    let done = match task {
+        Task::Status => monitor.execute(qmp::query_status {}).await.map(|status| Reply::Status(words(&status))),
+        Task::Pause => monitor.execute(qmp::stop {}).await.map(|_| Reply::Done),
+        Task::Resume => monitor.execute(qmp::cont {}).await.map(|_| Reply::Done),
+        Task::Reset => monitor.execute(qmp::system_reset {}).await.map(|_| Reply::Done),
+        Task::SendKey { keys } => match key_codes(keys) {
+            Ok(keys) => monitor.execute(qmp::send_key { hold_time: None, keys }).await.map(|_| Reply::Done),
+            Err(refusal) => return Reply::Refused(refusal),
+        },
+        Task::Screenshot { .. } => screenshot(monitor, picture).await,
+    };
+    done.unwrap_or_else(|error| Reply::Refused(error.to_string()))
+}
+
+async fn screenshot(monitor: &mut Monitor, file: PathBuf) -> Result<Reply, QmpError> {
+    let filename = file.to_string_lossy().into_owned();
+    let format = Some(qmp::ImageFormat::png);
+    monitor.execute(qmp::screendump { filename, format, device: None, head: None }).await?;
+    Ok(Reply::Picture(file))
+}
+
+fn words(status: &qmp::StatusInfo) -> String {
+    json!(status.status).as_str().unwrap_or_default().to_owned()
+}
+
+/// The keys of a text such as `ctrl-alt-delete`.
+fn key_codes(text: &str) -> Result<Vec<qmp::KeyValue>, String> {
+    let key = |name: &str| {
+        let value = json!({ "type": "qcode", "data": name });
+        serde_json::from_value(value).map_err(|_| {
+            format!(
+                "QEMU has no key {name:?}; write for example ctrl-alt-delete, ctrl-alt-f2, shift-a, ret, spc or minus"
+            )
+        })
+    };
+    text.split('-').map(key).collect()
+}
+
+/// Takes the picture of an answer to where it is wanted.
+///
+/// # Errors
+/// If a file can't be read or written.
+pub fn deliver(picture: &Path, file: &Path) -> io::Result<()> {
+    let content = fs::read(picture);
+    let _ = fs::remove_file(picture);
+    let content = content?;
+    if file == Path::new("-") { io::Write::write_all(&mut io::stdout(), &content) } else { fs::write(file, content) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_have_qemus_names() {
+        let names = |text: &str| {
+            let keys = key_codes(text)?;
+            Ok(keys.iter().map(|key| json!(key)["data"].as_str().unwrap().to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(names("ctrl-alt-delete"), Ok(vec!["ctrl".into(), "alt".into(), "delete".into()]));
+        assert_eq!(names("a"), Ok(vec!["a".into()]));
+        for wrong in ["", "ctrl-", "ctrl+alt", "-", "no such key"] {
+            let refused: Result<Vec<String>, String> = names(wrong);
+            assert!(refused.unwrap_err().contains("QEMU has no key"), "{wrong}");
+        }
+    }
+}

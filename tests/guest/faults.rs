@@ -1,0 +1,190 @@
+//! What the guest, its devices and the programs around it do when something breaks: a disk whose storage is full, a monitor that is cut off,
+//! a TPM or a network that is lost. Also what a command must not change of a VM that runs.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
+
+use serde_json::json;
+
+use super::runner::{ADDRESS, MonitorProxy, RUNNER, Vm, kill, wait_for};
+
+#[test]
+fn a_guest_whose_disk_is_full_waits_until_there_is_space() {
+    let mut vm = Vm::new(json!({}), json!({}));
+    let mut runner = vm.start_on_a_full_storage("all");
+    // The guest counts its starts on that disk.
+    runner.logs("condition=\"DevicesReady\" status=false reason=\"StorageFull\"");
+    runner.says_last("DevicesReady", "The storage of the disk ");
+    runner.says_last("DevicesReady", "/storage/data.img is full");
+    assert!(!runner.output().contains("guest: starts="), "{}", runner.state());
+    runner.says_last("Running", "QEMU runs a");
+    runner.grow_storage();
+    runner.console("guest: starts=1");
+    runner.console("guest: up");
+    runner.logs("condition=\"Booted\" status=true");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_whose_disk_stays_full_is_powered_off_at_the_end_of_its_time() {
+    let mut vm = Vm::new(json!({ "powerdownTimeout": 1 }), json!({}));
+    let mut runner = vm.start_on_a_full_storage("all");
+    runner.logs("reason=\"StorageFull\"");
+    runner.signal("TERM");
+    runner.logs("the guest is stopped; continuing it, so that it hears the power button");
+    runner.ends_well("PoweredOff");
+}
+
+#[test]
+fn a_guest_that_is_paused_hears_the_power_button() {
+    let vm = Vm::new(json!({}), json!({}));
+    // A person has paused the guest while no agent ran.
+    let mut machine = vm.start("machine");
+    machine.console("guest: up");
+    vm.ask_qemu("stop");
+    let agent = vm.start("agent");
+    agent.logs("condition=\"Running\" status=false reason=\"Paused\"");
+    drop(agent);
+    machine.signal("TERM");
+    machine.console("guest: power button");
+    machine.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_hears_the_power_button_after_the_monitors_connection_was_cut() {
+    let vm = Vm::new(json!({}), json!({}));
+    let mut command = Command::new(RUNNER);
+    command.env("VM_RUNNER_QEMU", MonitorProxy::qemu(&vm));
+    let mut runner = vm.start_by(command, "all");
+    let proxy = MonitorProxy::start(&vm);
+    runner.console("guest: up");
+    proxy.cut();
+    runner.logs("the connection to QEMU's monitor was broken; it is there again guest=Executes");
+    runner.signal("TERM");
+    runner.console("guest: power button");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn render_command_changes_nothing_of_a_vm_that_runs() {
+    let mut vm = Vm::new(json!({ "firmware": "uefi" }), json!({}));
+    vm.config["updateTemplate"] = json!(false);
+    vm.write_config();
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    // The next start would enlarge the disk and write another cloud-init disk.
+    vm.change(|config| {
+        config["cloudInit"]["metaData"]["local-hostname"] = json!("emil");
+        config["vm"]["drives"][1]["size"] = json!(2 << 20);
+    });
+    let files = || ["cloud-init.img", "machine.json"].map(|file| vm.text(&format!("run/{file}")));
+    let before = (files(), fs::read_dir(vm.path("data")).unwrap().count());
+    let output = Command::new(RUNNER).args(["render-command", "--config-dir"]).arg(vm.path("config")).output().unwrap();
+    assert!(output.status.success() && output.stdout.starts_with(b"qemu-system-x86_64\n"), "{output:?}");
+    assert!(before == (files(), fs::read_dir(vm.path("data")).unwrap().count()));
+    assert_eq!(fs::metadata(vm.path("data.img")).unwrap().len(), 1 << 20);
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_whose_tpm_is_lost_goes_on_and_its_status_says_so() {
+    let vm = Vm::new(json!({ "useTpm": true }), json!({}));
+    let mut machine = vm.start("machine");
+    let agent = vm.start("agent");
+    machine.console("guest: up");
+    let is_swtpm = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().starts_with("swtpm");
+    kill(machine.children().into_iter().find(is_swtpm).expect("swtpm among the runner's children"), "KILL").unwrap();
+    agent.logs("condition=\"DevicesReady\" status=false reason=\"TpmLost\"");
+    drop(agent);
+    let agent = vm.start("agent");
+    agent.logs("condition=\"DevicesReady\" status=false reason=\"TpmLost\"");
+    agent.says_last("Running", "QEMU runs a");
+    machine.signal("TERM");
+    machine.console("guest: power button");
+    machine.ends_well("PoweredDown");
+}
+
+#[test]
+fn the_error_names_a_helper_that_is_missing_or_fails() {
+    let vm = Vm::new(json!({ "network": [{ "type": "pod", "device": "virtio-net" }] }), json!({}));
+    let script = |name: &str, text: &str| {
+        let file = vm.path(name);
+        fs::write(&file, format!("#!/bin/sh\ncd {}\n{text}", vm.path("").display())).unwrap();
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
+        file
+    };
+    // passt without its rights creates its socket before it fails, and QEMU starts without a network.
+    let fails_late = script(
+        "fails-late",
+        "while [ $1 != --socket ]; do shift; done
+         echo $$ >pid; touch $2
+         while [ ! -e started ]; do sleep 0.02; done
+         echo Failed to sandbox process, exiting >&2
+         exit 1",
+    );
+    let qemu = script(
+        "qemu",
+        r#"case "$*" in *passt.sock*) touch started; while [ -e /proc/$(cat pid) ]; do sleep 0.02; done ;; esac
+           exec qemu-system-x86_64 "$@""#,
+    );
+    let late = "fails-late ended (exit status: 1): Failed to sandbox process, exiting\na pod network needs seccomp and AppArmor profiles that";
+    for (program, why) in [
+        (Path::new("/no/passt"), "cannot start /no/passt (install it in the runner's image)"),
+        (Path::new("/bin/false"), "/bin/false ended (exit status: 1): no output"),
+        (&fails_late, late),
+    ] {
+        let mut command = Command::new("env");
+        command.arg(format!("VM_RUNNER_PASST={}", program.display()));
+        if program == fails_late {
+            command.arg(format!("VM_RUNNER_QEMU={}", qemu.display()));
+        }
+        command.arg(RUNNER);
+        let mut runner = vm.start_by(command, "all");
+        assert_eq!(runner.end().code(), Some(1), "{}", runner.state());
+        let last_words = vm.machine()["lastWords"].as_str().unwrap().to_owned();
+        for place in [vm.text("termination-log"), last_words] {
+            assert!(place.contains(why), "{place}");
+        }
+    }
+}
+
+#[test]
+fn a_guest_with_a_pod_network_has_the_pods_address_and_its_ports() {
+    let port = 5950;
+    let hardware = json!({
+        "network": [{ "type": "pod", "device": "virtio-net", "mac": "02:16:3e:33:58:10" }],
+        "display": { "vnc": { "port": port } },
+    });
+    let vm = Vm::new(hardware, json!({ "message": "hello from the guest" }));
+    let mut runner = vm.start_in_a_network_of_its_own("all");
+    runner.console(&format!("guest: address={ADDRESS}"));
+    let url = format!("http://{ADDRESS}:8080/");
+    let page = wait_for(
+        "the guest's page",
+        || Some(runner.in_its_network(&["busybox", "wget", "-q", "-O", "-", &url])).filter(|page| !page.is_empty()),
+        || runner.state(),
+    );
+    assert_eq!(page.trim(), "hugo hello from the guest");
+    // passt listens on all ports, also on privileged ones, except on the display's port. There QEMU listens.
+    let listening = runner.in_its_network(&["ss", "--no-header", "--listening", "--tcp", "--numeric", "--processes"]);
+    let owner = |port: u16| {
+        let line = listening.lines().find(|line| line.contains(&format!(":{port} ")));
+        line.and_then(|line| line.split('"').nth(1)).unwrap_or_default()
+    };
+    for (port, program) in
+        [(1, "passt"), (80, "passt"), (8080, "passt"), (port, "qemu-system-x86"), (port + 1, "passt")]
+    {
+        assert!(owner(port).starts_with(program), "{port}: {:?}", owner(port));
+    }
+
+    // The guest continues without its network.
+    let mut children = runner.children().into_iter();
+    let is_passt = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().starts_with("passt");
+    kill(children.find(is_passt).expect("passt among the runner's children"), "KILL").unwrap();
+    runner.logs("the guest continues without it until its next start");
+    runner.logs("condition=\"DevicesReady\" status=false reason=\"NetworkLost\"");
+    runner.signal("TERM");
+    runner.console("guest: power button");
+    runner.ends_well("PoweredDown");
+}

@@ -105,7 +105,11 @@ pub fn missing<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus
 /// it ([`sentence`]), and no guest of the VM has ever run: a runner's first report takes the condition Running away from the manager, and
 /// leaves the UID of its Pod.
 fn was_of_no_use(vm: &VirtualMachine, known: &ClaimStatus) -> bool {
-    let has_run = vm.status.as_ref().is_some_and(|status| status.pod_uid.is_some() || status.halted.is_some());
+    // Runners of the VM-Operator report their version, and not their Pod.
+    let has_run = vm
+        .status
+        .as_ref()
+        .is_some_and(|status| status.pod_uid.is_some() || status.halted.is_some() || status.runner_version.is_some());
     let found = |reason| known.findings.iter().any(|finding| finding.reason == reason);
     !has_run && found(Reason::ClaimPending) && found(Reason::ChangeRefused) && owns_condition(vm, RUNNING)
 }

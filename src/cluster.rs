@@ -10,10 +10,19 @@ pub mod packed;
 pub mod rights;
 pub mod watch;
 
-use std::{borrow::Cow, error::Error as _, fmt::Debug, sync::Arc};
+use std::{
+    borrow::Cow,
+    error::Error as _,
+    fmt::Debug,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::{Node, Secret};
+use k8s_openapi::{
+    api::core::v1::{Node, PersistentVolumeClaim, Secret},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy},
@@ -40,7 +49,10 @@ use crate::{
         conflict::{Conflict, adopts, conflict, is_another_volume},
     },
     power,
-    process::{ErrorChain, slots::Slots},
+    process::{
+        ErrorChain,
+        slots::{PATIENCE, Slots},
+    },
     schedule::Persistence,
 };
 
@@ -118,6 +130,9 @@ pub enum ActionError {
     /// A claim that the cache did not have exists, and is used now. It is another volume than the Pod was rendered for.
     #[error("{0} exists already: the VM is planned again with it")]
     Adopted(ObjectKey),
+    /// What the Pod mounts was made, and meanwhile the VM was changed or deleted.
+    #[error("the VM has changed since its start was decided: it is planned again, and {0} is not created")]
+    Outdated(ObjectKey),
     /// A Secret with cloud-init data is not meant for VMs.
     #[error(
         "the Secret {name} can't be used as cloud-init data: {}; whoever may change the Secret allows it: kubectl label secret {name} {label}=",
@@ -166,7 +181,7 @@ impl ActionError {
     pub fn persistence(&self) -> Persistence {
         match self {
             Self::Api { source, .. } if is_busy(source) => Persistence::Busy,
-            Self::Adopted(_) => Persistence::Busy,
+            Self::Adopted(_) | Self::Outdated(_) => Persistence::Busy,
             Self::Api { source, .. } if is_transient(source) => Persistence::Transient,
             Self::Api { .. }
             | Self::Forbidden { .. }
@@ -202,6 +217,7 @@ impl ActionError {
             Self::NameTaken(_) => Reason::NameTaken.as_str().into(),
             Self::Shared { .. } => "Shared".into(),
             Self::Adopted(_) => "Adopted".into(),
+            Self::Outdated(_) => "Outdated".into(),
             Self::SecretRefused { .. } => Reason::SecretRefused.as_str().into(),
             Self::MountMissing { .. } => Reason::MountMissing.as_str().into(),
             Self::Answer { .. } => "Answer".into(),
@@ -215,7 +231,9 @@ impl ActionError {
             Self::NameTaken(_) | Self::Shared { .. } => Reason::NameTaken,
             Self::SecretRefused { .. } => Reason::SecretRefused,
             Self::MountMissing { .. } => Reason::MountMissing,
-            Self::Api { .. } | Self::Forbidden { .. } | Self::Adopted(_) | Self::Answer { .. } => Reason::ApplyFailed,
+            Self::Api { .. } | Self::Forbidden { .. } | Self::Adopted(_) | Self::Outdated(_) | Self::Answer { .. } => {
+                Reason::ApplyFailed
+            }
         }
     }
 }
@@ -281,9 +299,14 @@ impl Cluster {
     /// [`Cluster::children`] contains the results.
     pub async fn execute<'a>(&self, vm: &VirtualMachine, plan: &'a Plan) -> Executed<'a> {
         let mut executed = Executed { done: Vec::new(), refusals: Vec::new(), beside: Vec::new(), result: Ok(()) };
+        let began = Instant::now();
         for (number, step) in plan.steps.iter().enumerate() {
             // An object of the step before may be what creates them.
-            if let Err(error) = self.check_mounts(vm, step).await {
+            let checked = match self.check_mounts(vm, step).await {
+                Ok(()) => self.check_vm(vm, step, began.elapsed()).await,
+                refused => refused,
+            };
+            if let Err(error) = checked {
                 executed.result = Err(error);
                 break;
             }
@@ -402,6 +425,13 @@ impl Cluster {
         let key = &rendered.key;
         let failed = |source| ActionError::Api { what: "apply", key: key.clone(), source: Box::new(source) };
         let found = existing.object.unpack();
+        let is_labelled = found.is_ours() && found.vm() == Some(&vm.name_any());
+        if key.is_claim()
+            && !is_labelled
+            && let Some(other) = self.children.other_user(vm, &found.uid)
+        {
+            return Err(ActionError::Shared { key: key.clone(), vm: other });
+        }
         match conflict(vm, rendered, &found) {
             // Somebody else may have taken the owner away, as at the deletion of the VM.
             Conflict::Apply(_) if adopts(rendered, &found) && !self.is_current(vm).await? => Err(failed(answer)),
@@ -611,7 +641,17 @@ impl Cluster {
         }
     }
 
-    /// Whether the API server has the VM, and it is not being deleted.
+    /// Checks that a VM that a step starts is still as it was when that was decided, if the steps before took `long`.
+    async fn check_vm(&self, vm: &VirtualMachine, step: &[Action], long: Duration) -> Result<(), ActionError> {
+        match step.iter().find(|action| action.starts()) {
+            Some(action) if long > PATIENCE && !self.is_current(vm).await? => {
+                Err(ActionError::Outdated(action.key().clone()))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Whether the API server has the VM as it is here, and it is not being deleted.
     ///
     /// # Errors
     /// The error of the request.
@@ -627,8 +667,30 @@ impl Cluster {
             },
             source: Box::new(source),
         })?;
-        Ok(found
-            .is_some_and(|found| found.metadata.uid == vm.metadata.uid && found.metadata.deletion_timestamp.is_none()))
+        let is_same = |found: &ObjectMeta| {
+            found.uid == vm.metadata.uid
+                && found.resource_version == vm.metadata.resource_version
+                && found.deletion_timestamp.is_none()
+        };
+        Ok(found.is_some_and(|found| is_same(&found.metadata)))
+    }
+
+    /// Whether a claim that a Pod mounts is being deleted. The claim exists as long as the Pod does.
+    ///
+    /// # Errors
+    /// The error of the request.
+    pub async fn keeps_a_claim(&self, vm: &VirtualMachine, pod: &Object) -> Result<bool, ActionError> {
+        let api = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &namespace_of(vm));
+        for (name, _) in pod.mounted_claims() {
+            let key =
+                ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_owned() };
+            let failed = |source| ActionError::Api { what: "read", key, source: Box::new(source) };
+            let found = self.requests.run(api.get_metadata_opt(name)).await.map_err(failed)?;
+            if found.is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Sets `spec.vm.state` to Stopped, and the annotation that identifies the guest's shutdown. Returns false if the VM was changed or

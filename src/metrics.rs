@@ -139,7 +139,7 @@ impl ReconcileMetrics {
             errors: add(
                 all,
                 "vm_operator_reconcile_errors",
-                "Failed reconciles of a VM; reason is the API server's, or NameTaken, Shared (a claim of another VM), SecretRefused (cloud-init data that is not meant for VMs), MountMissing (a Secret or ConfigMap that the Pod would mount), Adopted (a claim that was there already; no failure), Answer (the manager can't read it), Watch (of a kind of object), Render (the process that renders templates can't be started), Connection (no answer)",
+                "Failed reconciles of a VM; reason is the API server's, or NameTaken, Shared (a claim of another VM), SecretRefused (cloud-init data that is not meant for VMs), MountMissing (a Secret or ConfigMap that the Pod would mount), Adopted (a claim that was there already; no failure), Outdated (the VM changed during its start; no failure), Answer (the manager can't read it), Watch (of a kind of object), Render (the process that renders templates can't be started), Connection (no answer)",
             ),
             waiting: add(all, "vm_operator_machines_waiting", "VMs that changed and wait for their reconcile"),
             in_work: add(

@@ -126,11 +126,17 @@ impl Plan {
 
     /// Whether the plan creates what runs the guest.
     pub fn starts(&self) -> bool {
-        let is_created = |action: &Action| match action {
-            Action::Apply { object, uid: None } => object.lifetime == Lifetime::Running,
-            Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } | Action::Delete { .. } => false,
-        };
-        self.steps.iter().flatten().any(is_created)
+        self.steps.iter().flatten().any(Action::starts)
+    }
+
+    /// The UIDs of the Pods that the plan deletes although no person wants that: they have ended, or nothing has started in them.
+    pub fn unwanted_pods(&self) -> impl Iterator<Item = &str> {
+        self.steps.iter().flatten().filter_map(|action| match action {
+            Action::Delete { key, uid, reason: DeleteReason::Ended | DeleteReason::Changed, .. } if key.is_pod() => {
+                Some(uid.as_str())
+            }
+            Action::Delete { .. } | Action::Apply { .. } | Action::Label { .. } | Action::Image { .. } => None,
+        })
     }
 
     fn requeue_at(&mut self, time: Timestamp, now: Timestamp) {
@@ -402,7 +408,9 @@ impl<'a> Planner<'a> {
             Wanted::Down if self.is_forced(pod) => DeleteReason::Force,
             Wanted::Down => DeleteReason::Stop,
             Wanted::Up if self.rendered.is_some() && self.is_replaced(pod) => DeleteReason::Restart,
-            Wanted::Up if self.rendered.is_some() && pod.has_ended() => DeleteReason::Ended,
+            Wanted::Up if self.rendered.is_some() && pod.has_ended() && self.claim_that_goes_with(pod).is_none() => {
+                DeleteReason::Ended
+            }
             Wanted::Up | Wanted::Halting => return,
         };
         match self.observed.makers_of(pod).last() {
@@ -436,7 +444,8 @@ impl<'a> Planner<'a> {
                 self.delete_and_wait(found, DeleteReason::Restart);
             }
             (Wanted::Up, Existing::Present(found))
-                if unstarted::is_outdated(self.vm, object, found, self.observed.now) =>
+                if unstarted::is_outdated(self.vm, object, found, self.observed.now)
+                    && self.claim_that_goes_with(found).is_none() =>
             {
                 self.delete_and_wait(found, DeleteReason::Changed);
             }
@@ -488,9 +497,7 @@ impl<'a> Planner<'a> {
 
     /// The Pod ended although the VM should run. It is created again, after a pause.
     fn retry_ended(&mut self, found: &Object) {
-        // A claim that is being deleted exists only as long as a Pod mounts it, even a Pod that has ended.
-        let mut claims = found.mounted_claims().filter_map(|(claim, _)| self.observed.claim(claim));
-        if let Some(claim) = claims.find(|claim| claim.deleting.is_some()) {
+        if let Some(claim) = self.claim_that_goes_with(found) {
             self.plan.waits.push(Wait::Gone(claim.key.clone()));
             return;
         }
@@ -503,6 +510,12 @@ impl<'a> Planner<'a> {
         } else {
             self.delete_and_wait(found, DeleteReason::Ended);
         }
+    }
+
+    /// A claim that is being deleted. It exists only as long as a Pod mounts it, even a Pod that has ended or in which nothing has started.
+    fn claim_that_goes_with(&self, pod: &Object) -> Option<&'a Arc<Object>> {
+        let mut claims = pod.mounted_claims().filter_map(|(claim, _)| self.observed.claim(claim));
+        claims.find(|claim| claim.deleting.is_some())
     }
 
     fn delete_and_wait(&mut self, found: &Object, reason: DeleteReason) {

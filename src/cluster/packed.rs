@@ -250,6 +250,11 @@ impl PackedVm {
         Self { meta, summary, text: text.unwrap_or_default().into() }
     }
 
+    /// Whether the text occurs anywhere in the VM. Most VMs need not be read to find the one of a UID.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.text.contains(text)
+    }
+
     /// Namespace and name, for people.
     pub fn full_name(&self) -> String {
         full_name(self.meta.namespace.as_deref(), self.meta.name.as_deref().unwrap_or_default())

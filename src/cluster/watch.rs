@@ -36,18 +36,18 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
     time::Duration,
 };
 
 use futures::{FutureExt, StreamExt, TryStreamExt, channel::mpsc, future::BoxFuture};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
-    Api, Client, ResourceExt,
+    Api, Client, Resource as _, ResourceExt,
     api::{ApiResource, TypeMeta},
     core::DynamicResourceScope,
     runtime::{
-        reflector::ObjectRef,
+        reflector::{ObjectRef, Store},
         watcher::{self, Event},
     },
 };
@@ -94,6 +94,8 @@ pub struct Children {
     /// Hashes of the UIDs of all cached objects. A new object need not be searched under other VMs.
     uids: Mutex<HashSet<u64>>,
     hasher: RandomState,
+    /// The VMs: the status of each says which claims it uses, and which Pod is its own.
+    vms: OnceLock<Store<PackedVm>>,
     /// Receives the VMs that must be reconciled.
     pub trigger: mpsc::UnboundedSender<ObjectRef<PackedVm>>,
     /// Changes when a kind can be watched that could not be watched before, or the other way round.
@@ -191,6 +193,7 @@ impl Children {
             mounts: Mutex::default(),
             uids: Mutex::default(),
             hasher: RandomState::new(),
+            vms: OnceLock::new(),
             trigger,
             recovered: watch::Sender::new(()),
         };
@@ -202,20 +205,63 @@ impl Children {
         self.namespace.as_deref()
     }
 
+    /// Knows the VMs from now on.
+    pub fn follow(&self, vms: Store<PackedVm>) {
+        let _ = self.vms.set(vms);
+    }
+
     /// The objects of a VM.
     pub fn observe(&self, vm: &VirtualMachine, now: Timestamp) -> Observed {
-        let place = (vm.namespace().unwrap_or_default().into(), vm.name_any().into());
+        let place = place_of(vm);
+        let mut found: Vec<Object> = {
+            let objects = lock(&self.objects);
+            let of_vm = objects.get(&place).into_iter().flatten();
+            let names: Vec<String> = claims::possible_names(vm).collect();
+            let of_nobody = objects.get(&nobody(&place.0)).into_iter().flatten();
+            let of_nobody = of_nobody.filter(|object| object.key.is_claim() && names.contains(&object.key.name));
+            of_vm.chain(of_nobody).map(Packed::unpack).collect()
+        };
+        let is_unsure = |object: &Object| {
+            (object.key.is_pod() && object.owners.is_empty()) || (object.key.is_claim() && object.vm().is_none())
+        };
+        found.retain(|object| !is_unsure(object) || self.other_user(vm, &object.uid).is_none());
+        found.extend(self.lost_pod(vm, &found));
+        Observed::of(found.into_iter().map(Arc::new).collect(), now)
+    }
+
+    /// Another VM that uses the claim, or whose Pod it is, as its status says. Anybody may change labels and owners.
+    pub(super) fn other_user(&self, vm: &VirtualMachine, uid: &str) -> Option<String> {
+        let is_other = |other: &&Arc<PackedVm>| {
+            let meta = other.meta();
+            meta.namespace == vm.metadata.namespace && meta.name != vm.metadata.name && other.mentions(uid)
+        };
+        let uses = |other: &VirtualMachine| {
+            other.status.as_ref().is_some_and(|status| {
+                status.pod_uid.as_deref() == Some(uid)
+                    || status.claims.iter().any(|claim| !claim.unused && claim.uid.as_deref() == Some(uid))
+            })
+        };
+        let vms = self.vms.get()?.state();
+        vms.iter().filter(is_other).filter_map(|other| other.read().ok()).find(uses).map(|other| other.name_any())
+    }
+
+    /// The Pod whose runner has reported last, if it has lost its owner and names another VM.
+    fn lost_pod(&self, vm: &VirtualMachine, found: &[Object]) -> Option<Object> {
+        let uid = vm.status.as_ref()?.pod_uid.as_deref()?;
+        let is_known = lock(&self.uids).contains(&self.hasher.hash_one(uid));
+        if !is_known || found.iter().any(|object| object.uid == uid) {
+            return None;
+        }
         let objects = lock(&self.objects);
-        let of_vm = objects.get(&place).into_iter().flatten();
-        let names: Vec<String> = claims::possible_names(vm).collect();
-        let of_nobody = objects.get(&nobody(&place.0)).into_iter().flatten();
-        let of_nobody = of_nobody.filter(|object| object.key.is_claim() && names.contains(&object.key.name));
-        Observed::of(of_vm.chain(of_nobody).map(|object| Arc::new(object.unpack())).collect(), now)
+        let namespace = place_of(vm).0;
+        let mut elsewhere = objects.iter().filter(|(place, _)| place.0 == namespace).flat_map(|(_, objects)| objects);
+        let pod = elsewhere.find(|object| object.key.is_pod() && *object.uid == *uid)?.unpack();
+        pod.owners.is_empty().then_some(pod)
     }
 
     /// The Pods of others that mount one of these claims of the VM and can write to it.
     pub fn mounting(&self, vm: &VirtualMachine, claims: impl Iterator<Item = String>) -> Vec<Arc<Object>> {
-        let place: VmName = (vm.namespace().unwrap_or_default().into(), vm.name_any().into());
+        let place = place_of(vm);
         let pods: Vec<PodName> = {
             let mounts = lock(&self.mounts);
             let of = |claim: String| mounts.get(&(place.0.clone(), claim.into())).cloned().unwrap_or_default();
@@ -327,10 +373,13 @@ impl Children {
         let of_vm = objects.entry(vm.clone()).or_default();
         if find(of_vm, &object.key).is_none_or(|known| known.version <= object.version) {
             let uid = object.uid.clone();
+            let is_elsewhere =
+                lock(&self.uids).contains(&self.hasher.hash_one(&uid)) && of_vm.iter().all(|known| known.uid != uid);
             self.put(&vm, of_vm, object);
-            // A claim of nobody that was just labelled.
-            if let Some(of_nobody) = objects.get_mut(&nobody(&vm.0)).filter(|_| !vm.1.is_empty()) {
-                of_nobody.retain(|known| known.uid != uid);
+            // A claim of nobody that was just labelled, or a Pod that named another VM.
+            if is_elsewhere {
+                let others = objects.iter_mut().filter(|(place, _)| **place != vm);
+                others.for_each(|(_, objects)| objects.retain(|known| known.uid != uid));
             }
         }
     }
@@ -609,6 +658,10 @@ impl Children {
         // When the manager ends nobody receives this.
         let _ = self.trigger.unbounded_send(ObjectRef::new(vm).within(namespace));
     }
+}
+
+fn place_of(vm: &VirtualMachine) -> VmName {
+    (vm.namespace().unwrap_or_default().into(), vm.name_any().into())
 }
 
 /// The place of Pods and claims that name no VM.

@@ -98,6 +98,7 @@ impl Namespace {
         let (children, triggered) = Children::new(shared.client.clone(), namespace.clone(), shared.metrics.clone());
         let cluster = Cluster::new(shared.client.clone(), children.clone(), shared.requests.clone());
         let (vms, writer) = reflector::store::<PackedVm>();
+        children.follow(vms.clone());
         let started = watch::Sender::new(false);
         let caches = Caches { vms, children, started: started.subscribe() };
         let usual = shared.templates.borrow().usual_kinds();

@@ -212,9 +212,8 @@ impl Reconciler {
         let plan = self.paced(&vm, &name, &view.observed, plan);
         self.count_skipped(view.rendered.as_deref().ok(), &plan);
         self.debug.planned(&vm, view.rendered.as_deref(), &plan);
-        if plan.adopts && !self.cluster.is_current(&vm).await? {
-            // The watch reports the deletion soon.
-            debug!("the VM is being deleted or is gone: it adopts nothing");
+        if !self.still_holds(&vm, &view.observed, &plan).await? {
+            // The watch that is behind reports soon what has changed.
             return Ok(None);
         }
 
@@ -321,6 +320,30 @@ impl Reconciler {
         let has_pod = guests::pod(vm, &children.observe(vm, Timestamp::now())).is_some();
         let unknown = children.look_for(allowed, !has_pod).await;
         unknown.into_iter().chain(refused.into_iter().map(UnknownKind::from)).collect()
+    }
+
+    /// Asks the API server whether what starts a VM, or takes away what keeps its disks, is decided by what is true: the watches may be
+    /// behind, each by itself. The VM may be deleted or stopped, or its guest may have shut down. While the manager has written nothing about
+    /// a VM yet, there is nothing to ask.
+    async fn still_holds(&self, vm: &VirtualMachine, observed: &Observed, plan: &Plan) -> Result<bool, ActionError> {
+        let starts_again = plan.starts() && vm.status.is_some();
+        let asks = plan.adopts || starts_again || plan.unwanted_pods().next().is_some();
+        if asks && !self.cluster.is_current(vm).await? {
+            debug!(
+                "the API server has another version of the VM, or none: it adopts nothing, is not started, and the Pod is kept"
+            );
+            return Ok(false);
+        }
+        for uid in plan.unwanted_pods() {
+            let pod = observed.objects.iter().chain(&observed.others).find(|object| object.uid == uid);
+            if let Some(pod) = pod
+                && self.cluster.keeps_a_claim(vm, pod).await?
+            {
+                debug!("a claim is being deleted that would go with its Pod: the Pod is kept");
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Checks what a plan that starts the VM needs and that is not in the cache.

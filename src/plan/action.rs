@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::object::{ObjectKey, Rendered};
+use crate::object::{Lifetime, ObjectKey, Rendered};
 
 /// A write to the API server.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +52,14 @@ pub enum Action {
 }
 
 impl Action {
+    /// Whether the action creates what runs the guest.
+    pub fn starts(&self) -> bool {
+        match self {
+            Self::Apply { object, uid: None } => object.lifetime == Lifetime::Running,
+            Self::Apply { .. } | Self::Label { .. } | Self::Image { .. } | Self::Delete { .. } => false,
+        }
+    }
+
     /// The object that is written.
     pub fn key(&self) -> &ObjectKey {
         match self {

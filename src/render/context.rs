@@ -73,8 +73,9 @@ pub struct RandomInput {
 }
 
 /// Prefixes of labels that a VM's Pod does not get. These tools would take the Pod for one of their objects and delete it.
-pub const TOOL_LABELS: [&str; 5] = [
+pub const TOOL_LABELS: [&str; 6] = [
     "app.kubernetes.io/",
+    "applyset.kubernetes.io/",
     "argocd.argoproj.io/",
     "kustomize.toolkit.fluxcd.io/",
     "helm.toolkit.fluxcd.io/",

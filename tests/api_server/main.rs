@@ -19,6 +19,7 @@ mod support;
 
 // The manifest of a release.
 mod install;
+mod late;
 
 // What a VM becomes: its objects, its status and events, what is put back and what is refused.
 mod reconciler;

@@ -326,7 +326,10 @@ impl Reconciler {
     /// behind, each by itself. The VM may be deleted or stopped, or its guest may have shut down. While the manager has written nothing about
     /// a VM yet, there is nothing to ask.
     async fn still_holds(&self, vm: &VirtualMachine, observed: &Observed, plan: &Plan) -> Result<bool, ActionError> {
-        let starts_again = plan.starts() && vm.status.is_some();
+        // The definition gives a new VM a status with -1.
+        let generation = vm.status.as_ref().and_then(|status| status.observed_generation);
+        let is_known = vm.status.is_some() && generation.is_none_or(|generation| generation >= 0);
+        let starts_again = plan.starts() && is_known;
         let asks = plan.adopts || starts_again || plan.unwanted_pods().next().is_some();
         if asks && !self.cluster.is_current(vm).await? {
             debug!(

@@ -3,6 +3,7 @@
 //! Reads come from a cache: [`watch`] keeps every object that has the labels of a VM, so a reconcile at rest sends no request. Writes are
 //! [`Cluster::execute`], which executes a plan, and [`Cluster::write_status`].
 
+mod current;
 pub mod events;
 pub mod list_watch;
 pub mod mounts;
@@ -10,19 +11,10 @@ pub mod packed;
 pub mod rights;
 pub mod watch;
 
-use std::{
-    borrow::Cow,
-    error::Error as _,
-    fmt::Debug,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{borrow::Cow, error::Error as _, fmt::Debug, sync::Arc, time::Instant};
 
 use futures::future::join_all;
-use k8s_openapi::{
-    api::core::v1::{Node, PersistentVolumeClaim, Secret},
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
+use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{ApiResource, DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy},
@@ -38,7 +30,7 @@ use self::{
 };
 use crate::{
     access::MissingRule,
-    api::{CloudInit, Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
+    api::{Reason, StoredVm, VirtualMachine, VirtualMachineStatus, status::Halted},
     claims::Refusal,
     object::{GUEST_SHUTDOWN_ANNOTATION, ObjectKey, Rendered, is_workload},
     observed::{MAXIMUM_DEPTH, Maker, NodeState, Object, Observed},
@@ -49,10 +41,7 @@ use crate::{
         conflict::{Conflict, adopts, conflict, is_another_volume},
     },
     power,
-    process::{
-        ErrorChain,
-        slots::{PATIENCE, Slots},
-    },
+    process::{ErrorChain, slots::Slots},
     schedule::Persistence,
 };
 
@@ -339,34 +328,15 @@ impl Cluster {
         executed
     }
 
-    /// Checks that the Secrets from which a VM takes cloud-init data have the `label`, before its Pod is created. Who writes VMs need not be
-    /// allowed to read Secrets, but the guest can read what its Pod mounts. A Secret that does not exist is refused, because the Pod would
-    /// mount whatever somebody creates under that name.
-    ///
-    /// # Errors
-    /// The first Secret that does not have the label, or that can't be read.
-    pub async fn check_secrets(&self, vm: &VirtualMachine, label: &str) -> Result<(), ActionError> {
-        let api = Api::<Secret>::namespaced(self.client.clone(), &namespace_of(vm));
-        for name in vm.spec.cloud_init.iter().flat_map(CloudInit::secrets).filter(|_| !label.is_empty()) {
-            let key = || ObjectKey { api_version: "v1".into(), kind: "Secret".into(), name: name.to_owned() };
-            let failed = |source| ActionError::Api { what: "read", key: key(), source: Box::new(source) };
-            let secret = self.requests.run(api.get_metadata_opt(name)).await.map_err(failed)?;
-            if !secret.as_ref().is_some_and(|secret| secret.labels().contains_key(label)) {
-                let (name, label, exists) = (name.to_owned(), label.to_owned(), secret.is_some());
-                return Err(ActionError::SecretRefused { name, label, exists });
-            }
-        }
-        Ok(())
-    }
-
     async fn execute_action(&self, vm: &VirtualMachine, action: &Action) -> Result<(), ActionError> {
         match action {
             Action::Apply { object, uid } => self.apply(vm, object, uid.as_deref()).await,
             Action::Label { key, uid, patch } => self.label(&namespace_of(vm), key, uid, patch).await,
             Action::Image { key, uid, container, image } => {
                 let patch = json!({ "spec": { "initContainers": [{ "name": container, "image": image }] } });
-                self.change_image(&namespace_of(vm), key, uid, &patch).await?;
+                self.change(&namespace_of(vm), key, uid, "change the image of", Patch::Strategic(patch)).await?;
                 info!(object = %key, container, image, "changed the image");
+                self.children.metrics.wrote("image", &key.kind);
                 Ok(())
             }
             Action::Delete { key, uid, grace, version, keeps_owned, reason: _ } => {
@@ -578,39 +548,28 @@ impl Cluster {
     }
 
     async fn label(&self, namespace: &str, key: &ObjectKey, uid: &str, patch: &Value) -> Result<(), ActionError> {
-        let body = || {
-            let mut patch = patch.clone();
-            patch["metadata"]["uid"] = json!(uid);
-            Patch::Merge(patch)
-        };
-        let parameters = PatchParams { field_manager: Some(OBJECT_MANAGER.into()), ..PatchParams::default() };
-        let patched = self.patch(namespace, key, &parameters, body).await;
-        let patched =
-            patched.map_err(|source| ActionError::Api { what: "label", key: key.clone(), source: Box::new(source) })?;
+        self.change(namespace, key, uid, "label", Patch::Merge(patch.clone())).await?;
         info!(object = %key, "labelled");
         self.children.metrics.wrote("label", &key.kind);
-        self.children.insert(patched);
         Ok(())
     }
 
-    async fn change_image(
+    /// Sends a patch to the object with that UID, and keeps the answer in the cache. `what` is what the patch does, for errors.
+    async fn change(
         &self,
         namespace: &str,
         key: &ObjectKey,
         uid: &str,
-        patch: &Value,
+        what: &'static str,
+        mut patch: Patch<Value>,
     ) -> Result<(), ActionError> {
-        let body = || {
-            let mut patch = patch.clone();
+        if let Patch::Merge(patch) | Patch::Strategic(patch) = &mut patch {
             patch["metadata"]["uid"] = json!(uid);
-            Patch::Strategic(patch)
-        };
+        }
         let parameters = PatchParams { field_manager: Some(OBJECT_MANAGER.into()), ..PatchParams::default() };
-        let patched = self.patch(namespace, key, &parameters, body).await;
-        let failed =
-            |source| ActionError::Api { what: "change the image of", key: key.clone(), source: Box::new(source) };
+        let patched = self.patch(namespace, key, &parameters, || patch).await;
+        let failed = |source| ActionError::Api { what, key: key.clone(), source: Box::new(source) };
         self.children.insert(patched.map_err(failed)?);
-        self.children.metrics.wrote("image", &key.kind);
         Ok(())
     }
 
@@ -639,58 +598,6 @@ impl Cluster {
             }
             Err(source) => Err(ActionError::Api { what: "delete", key: key.clone(), source: Box::new(source) }),
         }
-    }
-
-    /// Checks that a VM that a step starts is still as it was when that was decided, if the steps before took `long`.
-    async fn check_vm(&self, vm: &VirtualMachine, step: &[Action], long: Duration) -> Result<(), ActionError> {
-        match step.iter().find(|action| action.starts()) {
-            Some(action) if long > PATIENCE && !self.is_current(vm).await? => {
-                Err(ActionError::Outdated(action.key().clone()))
-            }
-            Some(_) | None => Ok(()),
-        }
-    }
-
-    /// Whether the API server has the VM as it is here, and it is not being deleted.
-    ///
-    /// # Errors
-    /// The error of the request.
-    pub async fn is_current(&self, vm: &VirtualMachine) -> Result<bool, ActionError> {
-        let api: Api<StoredVm> = Api::namespaced(self.client.clone(), &namespace_of(vm));
-        let found = self.requests.run(api.get_metadata_opt(&vm.name_any())).await;
-        let found = found.map_err(|source| ActionError::Api {
-            what: "read",
-            key: ObjectKey {
-                api_version: VirtualMachine::api_version(&()).into(),
-                kind: VirtualMachine::kind(&()).into(),
-                name: vm.name_any(),
-            },
-            source: Box::new(source),
-        })?;
-        let is_same = |found: &ObjectMeta| {
-            found.uid == vm.metadata.uid
-                && found.resource_version == vm.metadata.resource_version
-                && found.deletion_timestamp.is_none()
-        };
-        Ok(found.is_some_and(|found| is_same(&found.metadata)))
-    }
-
-    /// Whether a claim that a Pod mounts is being deleted. The claim exists as long as the Pod does.
-    ///
-    /// # Errors
-    /// The error of the request.
-    pub async fn keeps_a_claim(&self, vm: &VirtualMachine, pod: &Object) -> Result<bool, ActionError> {
-        let api = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &namespace_of(vm));
-        for (name, _) in pod.mounted_claims() {
-            let key =
-                ObjectKey { api_version: "v1".into(), kind: "PersistentVolumeClaim".into(), name: name.to_owned() };
-            let failed = |source| ActionError::Api { what: "read", key, source: Box::new(source) };
-            let found = self.requests.run(api.get_metadata_opt(name)).await.map_err(failed)?;
-            if found.is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     /// Sets `spec.vm.state` to Stopped, and the annotation that identifies the guest's shutdown. Returns false if the VM was changed or

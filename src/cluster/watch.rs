@@ -33,6 +33,8 @@
 //! - If somebody deletes an object that we have just made, and its kind is then listed as a whole before our request is answered,
 //!   the object stays in the cache until its kind is listed again or a write finds that it is gone.
 
+mod users;
+
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     hash::{BuildHasher, RandomState},
@@ -43,7 +45,7 @@ use std::{
 use futures::{FutureExt, StreamExt, TryStreamExt, channel::mpsc, future::BoxFuture};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
-    Api, Client, Resource as _, ResourceExt,
+    Api, Client, ResourceExt,
     api::{ApiResource, TypeMeta},
     core::DynamicResourceScope,
     runtime::{
@@ -229,36 +231,6 @@ impl Children {
         Observed::of(found.into_iter().map(Arc::new).collect(), now)
     }
 
-    /// Another VM that uses the claim, or whose Pod it is, as its status says. Anybody may change labels and owners.
-    pub(super) fn other_user(&self, vm: &VirtualMachine, uid: &str) -> Option<String> {
-        let is_other = |other: &&Arc<PackedVm>| {
-            let meta = other.meta();
-            meta.namespace == vm.metadata.namespace && meta.name != vm.metadata.name && other.mentions(uid)
-        };
-        let uses = |other: &VirtualMachine| {
-            other.status.as_ref().is_some_and(|status| {
-                status.pod_uid.as_deref() == Some(uid)
-                    || status.claims.iter().any(|claim| !claim.unused && claim.uid.as_deref() == Some(uid))
-            })
-        };
-        let vms = self.vms.get()?.state();
-        vms.iter().filter(is_other).filter_map(|other| other.read().ok()).find(uses).map(|other| other.name_any())
-    }
-
-    /// The Pod whose runner has reported last, if it has lost its owner and names another VM.
-    fn lost_pod(&self, vm: &VirtualMachine, found: &[Object]) -> Option<Object> {
-        let uid = vm.status.as_ref()?.pod_uid.as_deref()?;
-        let is_known = lock(&self.uids).contains(&self.hasher.hash_one(uid));
-        if !is_known || found.iter().any(|object| object.uid == uid) {
-            return None;
-        }
-        let objects = lock(&self.objects);
-        let namespace = place_of(vm).0;
-        let mut elsewhere = objects.iter().filter(|(place, _)| place.0 == namespace).flat_map(|(_, objects)| objects);
-        let pod = elsewhere.find(|object| object.key.is_pod() && *object.uid == *uid)?.unpack();
-        pod.owners.is_empty().then_some(pod)
-    }
-
     /// The Pods of others that mount one of these claims of the VM and can write to it.
     pub fn mounting(&self, vm: &VirtualMachine, claims: impl Iterator<Item = String>) -> Vec<Arc<Object>> {
         let place = place_of(vm);
@@ -373,8 +345,7 @@ impl Children {
         let of_vm = objects.entry(vm.clone()).or_default();
         if find(of_vm, &object.key).is_none_or(|known| known.version <= object.version) {
             let uid = object.uid.clone();
-            let is_elsewhere =
-                lock(&self.uids).contains(&self.hasher.hash_one(&uid)) && of_vm.iter().all(|known| known.uid != uid);
+            let is_elsewhere = self.has_object(&uid) && of_vm.iter().all(|known| known.uid != uid);
             self.put(&vm, of_vm, object);
             // A claim of nobody that was just labelled, or a Pod that named another VM.
             if is_elsewhere {
@@ -580,7 +551,7 @@ impl Children {
     /// Removes an object from the VM that its label named before, if it now names another VM or none.
     fn leave_former(&self, Arrived { vm, object }: &Arrived) {
         let uid = &object.uid;
-        if !lock(&self.uids).contains(&self.hasher.hash_one(uid)) {
+        if !self.has_object(uid) {
             return;
         }
         let is_in_place = vm.as_ref().is_some_and(|vm| {

@@ -62,11 +62,12 @@ impl Agents {
         may_begin
     }
 
-    /// Looks whether a VM has its new agent. `pod`: the VM's Pod, if it has one.
-    pub fn observe(&self, vm: &ObjectRef<PackedVm>, pod: Option<&Object>) {
+    /// Looks whether a VM has its new agent. `pod` finds the VM's Pod, if it has one; most VMs need not be asked for it.
+    pub fn observe<'a>(&self, vm: &ObjectRef<PackedVm>, pod: impl FnOnce() -> Option<&'a Object>) {
         let mut state = lock(&self.state);
         let is_done = |old: &Container| {
-            pod.map(container)
+            pod()
+                .map(container)
                 .is_none_or(|(new, is_running)| new.pod_uid != old.pod_uid || is_running && new.id != old.id)
         };
         if state.under_way.get(vm).is_some_and(is_done) {
@@ -80,7 +81,7 @@ impl Agents {
 
     /// Forgets a VM that is gone.
     pub fn forget(&self, vm: &ObjectRef<PackedVm>) {
-        self.observe(vm, None);
+        self.observe(vm, || None);
         lock(&self.state).waiting.retain(|waiting| waiting != vm);
     }
 }
@@ -124,10 +125,11 @@ mod tests {
         assert!(agents.may_begin(&name(0), &old), "the patch is tried again");
         let mut turn = || turns.next().now_or_never().flatten().map(|vm| vm.name);
         for unfinished in [&old, &pod("old", "terminated"), &pod("new", "waiting")] {
-            agents.observe(&name(0), Some(unfinished));
+            agents.observe(&name(0), || Some(unfinished));
             assert_eq!(turn(), None);
         }
-        agents.observe(&name(0), Some(&pod("new", "running")));
+        let new = pod("new", "running");
+        agents.observe(&name(0), || Some(&new));
         assert_eq!(turn().as_deref(), Some("vm-4"));
         assert!(agents.may_begin(&name(4), &old));
         assert!(!agents.may_begin(&name(0), &old), "a later image waits like all others");

@@ -361,9 +361,9 @@ impl Reconciler {
 
     /// The plan without a new image for the VM's agent, if its turn has not come.
     fn paced(&self, vm: &VirtualMachine, name: &ObjectRef<PackedVm>, observed: &Observed, mut plan: Plan) -> Plan {
-        let pod = guests::pod(vm, observed);
-        self.agents.observe(name, pod.map(AsRef::as_ref));
-        let may_begin = || pod.is_some_and(|pod| self.agents.may_begin(name, pod));
+        let pod = || guests::pod(vm, observed).map(AsRef::as_ref);
+        self.agents.observe(name, pod);
+        let may_begin = || pod().is_some_and(|pod| self.agents.may_begin(name, pod));
         let is_image = |action: &plan::Action| matches!(action, plan::Action::Image { .. });
         if plan.steps.iter().flatten().any(is_image) && !may_begin() {
             plan.steps.iter_mut().for_each(|step| step.retain(|action| !is_image(action)));

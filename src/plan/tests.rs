@@ -1,3 +1,4 @@
+mod agent;
 mod claims;
 mod guests;
 mod retry;
@@ -689,36 +690,4 @@ fn a_recreated_vm_adopts_orphaned_objects() {
     assert!(actions[0].starts_with(r#"1 label Pod apple {"ownerReferences":"#));
     let adopts = |observed: &Observed| plan(&vm, observed, Some(&rendered(&vm, observed))).adopts;
     assert_eq!((adopts(&observed), adopts(&cluster(&vm, |_, _| ()))), (true, false));
-}
-
-#[test]
-fn an_agent_gets_its_new_image_while_the_guest_runs_and_all_else_waits() {
-    let vm = vm(|_| ());
-    let plan_of = |edit: fn(&mut Value)| {
-        let observed = cluster(
-            &vm,
-            on_pod(move |pod| {
-                on_node(pod);
-                pod["metadata"]["annotations"][HASH_ANNOTATION] = json!("another");
-                pod["spec"]["initContainers"][0]["image"] = json!("old");
-                edit(pod);
-            }),
-        );
-        let plan = plan(&vm, &observed, Some(&rendered(&vm, &observed)));
-        let images = plan.steps.iter().flatten().filter_map(|action| match action {
-            Action::Image { container, image, .. } => Some(format!("{container}: {image}")),
-            _ => None,
-        });
-        let pending = plan.pending.iter().map(|change| change.path.replace("objects/Pod/spec.", ""));
-        (images.collect::<Vec<_>>(), pending.collect::<Vec<_>>())
-    };
-    let new = || rendered(&vm, &nothing());
-    let pod = new().into_iter().find(|object| object.key.is_pod()).unwrap();
-    let image = format!("agent: {}", pod.value["spec"]["initContainers"][0]["image"].as_str().unwrap());
-    let both = plan_of(|pod| pod["spec"]["containers"][0]["image"] = json!("old"));
-    assert_eq!(both, (vec![image.clone()], vec!["containers[vm-runner].image".into()]));
-    assert_eq!(plan_of(|_| ()), (vec![image], vec![]));
-    // An agent that would be mounted or started otherwise needs a new Pod.
-    let (images, pending) = plan_of(|pod| pod["spec"]["initContainers"][0]["args"] = json!(["other"]));
-    assert_eq!((images, pending.len()), (vec![], 2), "{pending:?}");
 }

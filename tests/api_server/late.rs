@@ -58,13 +58,17 @@ impl Lagging {
         self.namespace.apply(&manifest.to_string());
         let pod = self.pod_when(name, |_| true).await;
         report(&self.client, self.namespace.name(), name, true, "Started").await;
+        self.vm_with_reason(name, "Running").await;
+        pod
+    }
+
+    async fn vm_with_reason(&self, name: &str, reason: &str) {
         let vms = self.api::<VirtualMachine>();
-        eventually("the VM to run", LIMIT, async || {
+        eventually(&format!("{name} to be {reason}"), LIMIT, async || {
             let vm = vms.get(name).await.unwrap();
-            condition(&vm, "Ready").is_some_and(|ready| ready.1 == "Running").then_some(())
+            condition(&vm, "Ready").is_some_and(|ready| ready.1 == reason).then_some(())
         })
         .await;
-        pod
     }
 
     async fn pod_when(&self, name: &str, mut check: impl FnMut(&Pod) -> bool) -> Pod {
@@ -146,12 +150,7 @@ async fn a_vm_whose_stop_is_seen_late_is_not_started_again() {
     assert_eq!(said, "is not started");
     assert!(lagging.api::<Pod>().get_opt("apple").await.unwrap().is_none());
     lagging.proxy.hold_watches(None);
-    let vms = lagging.api::<VirtualMachine>();
-    eventually("the VM to be stopped", LIMIT, async || {
-        let vm = vms.get("apple").await.unwrap();
-        condition(&vm, "Ready").is_some_and(|ready| ready.1 == "StoppedAsRequested").then_some(())
-    })
-    .await;
+    lagging.vm_with_reason("apple", "StoppedAsRequested").await;
     manifest["spec"]["vm"]["state"] = json!("Running");
     lagging.namespace.apply(&manifest.to_string());
     lagging.pod_when("apple", |pod| pod.uid() != first.uid()).await;
@@ -174,12 +173,7 @@ async fn a_vm_that_is_stopped_while_its_start_is_held_up_is_not_started() {
     manifest["spec"]["vm"]["state"] = json!("Stopped");
     lagging.namespace.apply(&manifest.to_string());
     lagging.proxy.hold_writes(false);
-    let vms = lagging.api::<VirtualMachine>();
-    eventually("the VM to be stopped", LIMIT, async || {
-        let vm = vms.get("apple").await.unwrap();
-        condition(&vm, "Ready").is_some_and(|ready| ready.1 == "StoppedAsRequested").then_some(())
-    })
-    .await;
+    lagging.vm_with_reason("apple", "StoppedAsRequested").await;
     assert!(!lagging.manager.log().contains("applied object=Pod apple"), "it was started");
 }
 
@@ -255,12 +249,7 @@ async fn a_shutdown_of_the_guest_that_is_seen_late_holds_though_its_pod_has_ende
     assert_eq!(said, "the Pod is kept");
     assert_eq!(lagging.api::<Pod>().get("apple").await.unwrap().uid(), first.uid());
     lagging.proxy.hold_watches(None);
-    let vms = lagging.api::<VirtualMachine>();
-    eventually("the VM to stay down", LIMIT, async || {
-        let vm = vms.get("apple").await.unwrap();
-        condition(&vm, "Ready").is_some_and(|ready| ready.1 == "GuestShutdown").then_some(())
-    })
-    .await;
+    lagging.vm_with_reason("apple", "GuestShutdown").await;
     assert!(lagging.api::<Pod>().get_opt("apple").await.unwrap().is_none_or(|pod| pod.uid() == first.uid()));
 }
 

@@ -1,0 +1,44 @@
+//! Whose a claim or a Pod is, if its labels and owners say nothing or something wrong: the status of each VM says which it uses.
+
+use std::{hash::BuildHasher as _, sync::Arc};
+
+use kube::{Resource as _, ResourceExt};
+
+use super::{Children, place_of};
+use crate::{api::VirtualMachine, cluster::packed::PackedVm, observed::Object, process::lock};
+
+impl Children {
+    /// Another VM that uses the claim, or whose Pod it is, as its status says. Anybody may change labels and owners.
+    pub(in crate::cluster) fn other_user(&self, vm: &VirtualMachine, uid: &str) -> Option<String> {
+        let is_other = |other: &&Arc<PackedVm>| {
+            let meta = other.meta();
+            meta.namespace == vm.metadata.namespace && meta.name != vm.metadata.name && other.mentions(uid)
+        };
+        let uses = |other: &VirtualMachine| {
+            other.status.as_ref().is_some_and(|status| {
+                status.pod_uid.as_deref() == Some(uid)
+                    || status.claims.iter().any(|claim| !claim.unused && claim.uid.as_deref() == Some(uid))
+            })
+        };
+        let vms = self.vms.get()?.state();
+        vms.iter().filter(is_other).filter_map(|other| other.read().ok()).find(uses).map(|other| other.name_any())
+    }
+
+    /// The Pod whose runner has reported last, if it has lost its owner and names another VM.
+    pub(super) fn lost_pod(&self, vm: &VirtualMachine, found: &[Object]) -> Option<Object> {
+        let uid = vm.status.as_ref()?.pod_uid.as_deref()?;
+        if !self.has_object(uid) || found.iter().any(|object| object.uid == uid) {
+            return None;
+        }
+        let objects = lock(&self.objects);
+        let namespace = place_of(vm).0;
+        let mut elsewhere = objects.iter().filter(|(place, _)| place.0 == namespace).flat_map(|(_, objects)| objects);
+        let pod = elsewhere.find(|object| object.key.is_pod() && *object.uid == *uid)?.unpack();
+        pod.owners.is_empty().then_some(pod)
+    }
+
+    /// Whether the cache has an object with that UID.
+    pub(super) fn has_object(&self, uid: &str) -> bool {
+        lock(&self.uids).contains(&self.hasher.hash_one(uid))
+    }
+}

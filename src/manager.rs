@@ -16,7 +16,6 @@ pub mod debug;
 mod in_force;
 pub mod leader;
 mod leadership;
-pub mod log;
 pub mod namespace;
 pub mod pools;
 pub mod reconcile;
@@ -59,7 +58,7 @@ use crate::{
 };
 
 /// How long events that wait, and then writes that are under way, may take when the manager ends. With what giving back the
-/// [lease](leader) and sending the [traces](log) may take that is less than a second.
+/// [lease](leader) and sending the [traces](crate::process::log) may take that is less than a second.
 const LAST_EVENTS: Duration = Duration::from_millis(150);
 const LAST_WRITES: Duration = Duration::from_millis(300);
 

@@ -1,11 +1,15 @@
 //! What every program of this crate needs from its own process: locks, errors on one line, messages that are not repeated,
-//! and (in submodules) the signals that end it, changes of files, and the limit of what is done at once.
+//! and (in submodules) the log, the signals that end it, changes of files, the addresses it listens on, and the limit of what is done at once.
 //!
 //! This module imports nothing of this crate.
 
-#[cfg(any(feature = "node-devices", feature = "runner"))]
+#[cfg(any(feature = "manager", feature = "node-devices", feature = "runner"))]
 pub mod follow;
-#[cfg(any(feature = "node-devices", feature = "runner"))]
+#[cfg(any(feature = "manager", feature = "node-devices"))]
+pub mod listen;
+#[cfg(any(feature = "manager", feature = "node-devices"))]
+pub mod log;
+#[cfg(any(feature = "manager", feature = "node-devices", feature = "runner"))]
 pub mod signals;
 #[cfg(feature = "manager")]
 pub mod slots;

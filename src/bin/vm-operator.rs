@@ -1,20 +1,19 @@
 //! The program of the manager.
 
 use std::{
+    ffi::OsString,
     io::Write,
-    net::{Ipv6Addr, SocketAddr},
+    os::unix::process::CommandExt,
     path::PathBuf,
-    process::ExitCode,
-    str::FromStr,
+    process::{self, ExitCode},
     thread,
 };
 
-use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Parser, Subcommand};
 use vm_operator::{
     config::Scope,
-    manager::{self, Options, log, renderer, sandbox},
-    node_devices,
-    process::signals,
+    manager::{self, Options, renderer, sandbox},
+    process::{listen::Listen, log},
 };
 
 #[global_allocator]
@@ -63,35 +62,16 @@ enum Command {
         identity: Option<String>,
         /// The format of the log.
         #[arg(long, env = "VM_OPERATOR_LOG_FORMAT", default_value = "text")]
-        log_format: LogFormat,
+        log_format: log::Format,
     },
     /// Give the Pods of VMs the devices of their node (a device plugin of the kubelet) until told to end (SIGTERM).
     ///
-    /// It runs once on each node: deploy/node-devices.
+    /// This is the program vm-node-devices, which must be in the same folder as this one. Its options: `vm-node-devices --help`.
+    #[command(disable_help_flag = true)]
     NodeDevices {
-        /// The kubelet's folder for device plugins.
-        #[arg(
-            long,
-            env = "NODE_DEVICES_PLUGINS",
-            value_name = "DIR",
-            default_value = "/var/lib/kubelet/device-plugins"
-        )]
-        plugins: PathBuf,
-        /// The node's /dev.
-        #[arg(long, env = "NODE_DEVICES_DEV", value_name = "DIR", default_value = "/dev")]
-        dev: PathBuf,
-        /// The folder in which `vm-runner try-kvm` leaves the result of its trial.
-        #[arg(long, env = "NODE_DEVICES_REPORTS", value_name = "DIR", default_value = "/run/vm-operator")]
-        reports: PathBuf,
-        /// The kubelet's folder of seccomp profiles; the profile for passt is installed there.
-        #[arg(long, env = "NODE_DEVICES_SECCOMP", value_name = "DIR")]
-        seccomp: Option<PathBuf>,
-        /// The address on which probes and metrics are answered, or `off`.
-        #[arg(long, env = "NODE_DEVICES_LISTEN", value_name = "ADDRESS", default_value = "[::]:8082")]
-        listen: Listen,
-        /// The format of the log.
-        #[arg(long, env = "VM_OPERATOR_LOG_FORMAT", default_value = "text")]
-        log_format: LogFormat,
+        /// The options of vm-node-devices.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
+        options: Vec<OsString>,
     },
     /// What `run` starts to check templates: reads a job from standard input.
     #[command(name = sandbox::COMMAND, hide = true)]
@@ -99,43 +79,6 @@ enum Command {
     /// What `run` starts to render templates that somebody wrote: reads orders from standard input.
     #[command(name = renderer::COMMAND, hide = true)]
     RenderTemplates,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum LogFormat {
-    /// Lines for people.
-    Text,
-    /// A JSON object for each line.
-    Json,
-}
-
-impl From<LogFormat> for log::Format {
-    fn from(format: LogFormat) -> Self {
-        match format {
-            LogFormat::Text => Self::Text,
-            LogFormat::Json => Self::Json,
-        }
-    }
-}
-
-/// Where to listen.
-#[derive(Clone)]
-struct Listen(Option<SocketAddr>);
-
-impl FromStr for Listen {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "off" {
-            return Ok(Self(None));
-        }
-        // `:8081` stands for all addresses, as in other programs.
-        let text = text
-            .strip_prefix(':')
-            .map_or_else(|| text.to_owned(), |port| format!("[{}]:{port}", Ipv6Addr::UNSPECIFIED));
-        let address = text.parse().map_err(|_| "expected an address such as [::]:8081 or 127.0.0.1:8081, or off")?;
-        Ok(Self(Some(address)))
-    }
 }
 
 fn main() -> ExitCode {
@@ -155,10 +98,7 @@ fn main() -> ExitCode {
                 Options { config, scope, templates, listen: listen.0, debug_endpoint, leader_election, identity };
             return run(options, log_format);
         }
-        Command::NodeDevices { plugins, dev, reports, seccomp, listen, log_format } => {
-            let options = node_devices::Options { plugins, dev, reports, seccomp, listen: listen.0 };
-            return give_devices(options, log_format);
-        }
+        Command::NodeDevices { options } => return run_beside("vm-node-devices", &options),
         Command::CheckTemplates => sandbox::serve(),
         Command::RenderTemplates => renderer::serve(),
     };
@@ -171,7 +111,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: Options, log_format: LogFormat) -> ExitCode {
+fn run(options: Options, log_format: log::Format) -> ExitCode {
     // With one thread a VM that takes long to render would hold up everything else, also the renewal of the lease.
     let threads = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build() {
@@ -181,7 +121,7 @@ fn run(options: Options, log_format: LogFormat) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let log = runtime.block_on(async { log::start(log_format.into()) });
+    let log = runtime.block_on(async { log::start(log_format) });
     // As a task, because it is woken by other tasks, and waking a task is cheaper than waking this thread.
     let result = runtime.block_on(async { tokio::spawn(manager::run(options)).await });
     let code = match result.map_err(anyhow::Error::from).flatten() {
@@ -197,29 +137,14 @@ fn run(options: Options, log_format: LogFormat) -> ExitCode {
     code
 }
 
-fn give_devices(options: node_devices::Options, log_format: LogFormat) -> ExitCode {
-    // It waits most of the time.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "start the runtime: {error}");
-            return ExitCode::FAILURE;
-        }
+/// The device plugin is a program of its own, because its gRPC would make the manager larger by a megabyte of memory.
+fn run_beside(program: &str, options: &[OsString]) -> ExitCode {
+    let file = match std::env::current_exe() {
+        Ok(own) => own.with_file_name(program),
+        Err(_) => program.into(),
     };
-    runtime.block_on(async {
-        let log = log::start(log_format.into());
-        let result = match signals::termination() {
-            Ok(term) => node_devices::run(options, term).await.map_err(anyhow::Error::from),
-            Err(error) => Err(error.into()),
-        };
-        let code = match result {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                tracing::error!("{error:#}");
-                ExitCode::FAILURE
-            }
-        };
-        log.end();
-        code
-    })
+    // It returns only if the program can't be started.
+    let error = process::Command::new(&file).args(options).exec();
+    let _ = writeln!(std::io::stderr(), "start {}: {error}", file.display());
+    ExitCode::FAILURE
 }

@@ -35,6 +35,7 @@ use self::load::{Raw, Seen};
 use self::process::{Manager, Usage};
 use crate::binaries::Binaries;
 use crate::components;
+use crate::programs::{MANAGER, Program};
 use crate::requests::{Requests, is_about_vms};
 use crate::setup::{self, Purpose};
 use crate::tools::{dev_dir, make_dir, read, remove, root, run, run_loud, write};
@@ -228,7 +229,8 @@ fn in_release() -> Result<()> {
         command.current_dir(root());
         command
     };
-    run_loud(cargo().args(["build", "--release", "--features", "dev", "--bin", "vm-operator", "--bin", "xtask"]))?;
+    let Program { name, feature } = MANAGER;
+    run_loud(cargo().args(["build", "--release", "--no-default-features", "--features", feature, "--bin", name]))?;
     run_loud(
         cargo()
             .args(["run", "--release", "--quiet", "--features", "dev", "--bin", "xtask", "--", "bench", "--built"])

@@ -1,13 +1,13 @@
 //! The operator's container images, from the Containerfiles that users build from.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::programs::{self, MANAGER, Profile, Program, RUNNER};
+use crate::programs::{self, MANAGER, NODE_DEVICES, Profile, Program, RUNNER};
 use crate::tools::{
     Stage, cache_dir, dev_dir, fingerprint, is_root, make_dir, read, remove, root, run, run_loud, run_raw, sha256_file,
     tied, try_hold, wait_for, write,
@@ -16,20 +16,24 @@ use crate::tools::{
 /// The registry in the names of images that are in none.
 pub const NO_REGISTRY: &str = "localhost";
 
-/// One of the operator's images. It has the name of its program.
+/// One of the operator's images. It has the name of its first program.
 struct Image {
-    program: Program,
+    programs: &'static [Program],
     registry: String,
 }
 
 fn images(registry: &str) -> impl Iterator<Item = Image> {
-    [MANAGER, RUNNER].into_iter().map(|program| Image { program, registry: registry.to_owned() })
+    let programs: [&[Program]; 2] = [&[MANAGER, NODE_DEVICES], &[RUNNER]];
+    programs.into_iter().map(|programs| Image { programs, registry: registry.to_owned() })
 }
 
 /// Builds both images and returns their archives; what has not changed since last time is left alone.
 pub fn build(profile: Profile, registry: &str, offline: bool) -> Result<Vec<PathBuf>> {
-    let programs = programs::build(profile, registry, &[MANAGER, RUNNER])?;
-    images(registry).zip(programs).map(|(image, program)| image.build(&program, offline)).collect()
+    let programs: Vec<_> = images(registry).flat_map(|image| image.programs).copied().collect();
+    let mut built = programs::build(profile, registry, &programs)?.into_iter();
+    images(registry)
+        .map(|image| image.build(&built.by_ref().take(image.programs.len()).collect::<Vec<_>>(), offline))
+        .collect()
 }
 
 /// Pushes both images, which were built for that registry.
@@ -52,15 +56,16 @@ pub fn names(registry: &str) -> impl Iterator<Item = String> {
 
 impl Image {
     fn tag(&self) -> String {
-        format!("{}/{}:{}", self.registry, self.program.name, env!("CARGO_PKG_VERSION"))
+        format!("{}/{}:{}", self.registry, self.programs[0].name, env!("CARGO_PKG_VERSION"))
     }
 
-    fn build(&self, program: &Path, offline: bool) -> Result<PathBuf> {
+    fn build(&self, programs: &[PathBuf], offline: bool) -> Result<PathBuf> {
         let start = Instant::now();
-        let name = self.program.name;
-        let containerfile = root().join("deploy/images").join(format!("{}.Containerfile", self.program.feature));
+        let Program { name, feature } = self.programs[0];
+        let containerfile = root().join("deploy/images").join(format!("{feature}.Containerfile"));
         let recipe = read(&containerfile)?;
-        let key = fingerprint([recipe.as_bytes(), self.tag().as_bytes(), sha256_file(program)?.as_bytes()]);
+        let sums = programs.iter().map(|program| sha256_file(program)).collect::<Result<String>>()?;
+        let key = fingerprint([recipe.as_bytes(), self.tag().as_bytes(), sums.as_bytes()]);
         let out = dev_dir().join("images");
         make_dir(&out)?;
         let _held = wait_for("another build of images", Duration::from_secs(1800), || try_hold(&storage()?))?;
@@ -84,7 +89,9 @@ impl Image {
         let context = out.join(format!("{name}.context"));
         remove(&context)?;
         make_dir(&context)?;
-        fs::copy(program, context.join(name)).with_context(|| format!("copying {}", program.display()))?;
+        for (program, Program { name, .. }) in programs.iter().zip(self.programs) {
+            fs::copy(program, context.join(name)).with_context(|| format!("copying {}", program.display()))?;
+        }
         // Timestamps of the program would make a new layer of the same content.
         run(buildah()?
             .args(["bud", "--layers", "--isolation", "chroot", "--pull=never", "--quiet", "--timestamp", "0"])

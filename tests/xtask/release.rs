@@ -8,13 +8,13 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use crate::binaries::kubectl_command;
-use crate::programs::{self, MANAGER, PLUGIN, Profile, Program, RUNNER};
+use crate::programs::{self, MANAGER, NODE_DEVICES, PLUGIN, Profile, Program, RUNNER};
 use crate::tools::{dev_dir, make_dir, read, remove, root, run, sha256_file, write};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The archives, by their names without version: who uses VMs needs the first, who builds images of their own the second.
-const ARCHIVES: &[(&str, &[Program])] = &[("kubectl-vm", &[PLUGIN]), ("vm-operator", &[MANAGER, RUNNER])];
+const ARCHIVES: &[(&str, &[Program])] = &[("kubectl-vm", &[PLUGIN]), ("vm-operator", &[MANAGER, NODE_DEVICES, RUNNER])];
 
 /// Writes the archives, the manifest and the sums of both into `dist`.
 pub fn dist(registry: &str, namespace: &str) -> Result<()> {

@@ -9,10 +9,10 @@ const DEFAULT: &str = "info,kube_runtime=error";
 
 /// How long sending the last spans may take when the program ends.
 #[cfg(any(test, feature = "otel"))]
-pub(super) const LAST: std::time::Duration = std::time::Duration::from_millis(100);
+pub const LAST: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The format of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// Lines for people.
     Text,

@@ -3,6 +3,7 @@
 //! Reads come from a cache: [`watch`] keeps every object that has the labels of a VM, so a reconcile at rest sends no request. Writes are
 //! [`Cluster::execute`], which executes a plan, and [`Cluster::write_status`].
 
+mod claim_list;
 mod current;
 pub mod events;
 pub mod list_watch;
@@ -25,6 +26,7 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
 use self::{
+    claim_list::ClaimLists,
     packed::{Arrived, Meta, Sent, Whole},
     watch::Children,
 };
@@ -61,6 +63,7 @@ pub struct Cluster {
     pub children: Arc<Children>,
     /// A slot for each request under way.
     requests: Slots,
+    claim_lists: Arc<ClaimLists>,
 }
 
 /// The number of simultaneous requests, beside those that hang. Each has its own connection, which costs time to open and memory on both
@@ -280,7 +283,7 @@ fn namespace_of(vm: &VirtualMachine) -> String {
 impl Cluster {
     /// The cluster of `client`. All parts of it share the slots for requests.
     pub fn new(client: Client, children: Arc<Children>, requests: Slots) -> Self {
-        Self { client, children, requests }
+        Self { client, children, requests, claim_lists: Arc::default() }
     }
 
     /// Executes a plan, step by step. The actions of one step are sent at the same time. After a failure the later steps are not executed,

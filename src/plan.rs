@@ -129,6 +129,12 @@ impl Plan {
         self.steps.iter().flatten().any(Action::starts)
     }
 
+    /// Whether the plan creates a claim.
+    pub fn makes_claims(&self) -> bool {
+        let makes = |action: &Action| matches!(action, Action::Apply { object, uid: None } if object.key.is_claim());
+        self.steps.iter().flatten().any(makes)
+    }
+
     /// The UIDs of the Pods that the plan deletes although no person wants that: they have ended, or nothing has started in them.
     pub fn unwanted_pods(&self) -> impl Iterator<Item = &str> {
         self.steps.iter().flatten().filter_map(|action| match action {

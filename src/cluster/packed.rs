@@ -7,6 +7,7 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, HashSet},
     sync::{Arc, Mutex},
+    time::Instant,
 };
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::OwnerReference, jiff::Timestamp};
@@ -208,6 +209,8 @@ pub struct PackedVm {
     meta: ObjectMeta,
     /// What the metrics show.
     pub summary: VmSummary,
+    /// When it was received.
+    pub arrived: Instant,
     text: Box<str>,
 }
 
@@ -247,7 +250,7 @@ impl PackedVm {
         };
         let summary = VmSummary::of(&vm);
         // It was read from JSON, so it can be written.
-        Self { meta, summary, text: text.unwrap_or_default().into() }
+        Self { meta, summary, arrived: Instant::now(), text: text.unwrap_or_default().into() }
     }
 
     /// Whether the text occurs anywhere in the VM. Most VMs need not be read to find the one of a UID.
@@ -298,7 +301,7 @@ impl<'de> Deserialize<'de> for PackedVm {
             resource_version: text_of(metadata.resource_version),
             ..ObjectMeta::default()
         };
-        Ok(Self { meta, summary: VmSummary::default(), text })
+        Ok(Self { meta, summary: VmSummary::default(), arrived: Instant::now(), text })
     }
 }
 

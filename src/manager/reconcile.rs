@@ -53,6 +53,9 @@ use crate::{
     },
 };
 
+/// The pause before a VM is reconciled again whose claims the watch has not reported yet.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// Why a reconcile failed. It is tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
@@ -188,15 +191,12 @@ impl Reconciler {
         async move {
             // The watch has already reported a VM that can't be read.
             let Some(vm) = newest else { return Ok(None) };
-            this.run(vm, ObjectRef::from_obj(&*packed)).await
+            this.run(vm, &packed).await
         }
     }
 
-    async fn run(
-        &self,
-        mut vm: Arc<VirtualMachine>,
-        name: ObjectRef<PackedVm>,
-    ) -> Result<Option<Duration>, ReconcileError> {
+    async fn run(&self, mut vm: Arc<VirtualMachine>, packed: &PackedVm) -> Result<Option<Duration>, ReconcileError> {
+        let name = ObjectRef::from_obj(packed);
         let failing = lock(&self.failing).get(&name).cloned().unwrap_or_default();
         if failing.retry.is_some() {
             Arc::make_mut(&mut vm).status.get_or_insert_default().retry = failing.retry;
@@ -215,6 +215,12 @@ impl Reconciler {
         if !self.still_holds(&vm, &view.observed, &plan).await? {
             // The watch that is behind reports soon what has changed.
             return Ok(None);
+        }
+        if plan.makes_claims()
+            && let Some(claim) = self.cluster.unseen_claim(&vm, &view.observed, packed.arrived).await?
+        {
+            debug!(claim, "the claim exists, but the watch has not reported it yet: no other is made");
+            return Ok(Some(LOOK_AGAIN));
         }
 
         // 3. Execute. Writes objects.

@@ -420,3 +420,53 @@ async fn a_claim_of_a_vm_that_has_run_with_an_earlier_runner_is_never_made_again
     .await;
     assert!(claims.get_opt("apple-core-disk").await.unwrap().is_none());
 }
+
+/// A backup tool restores a claim, with the name of an earlier release and without labels, and then its VM.
+#[tokio::test]
+async fn a_vm_whose_restored_disk_is_seen_late_gets_no_empty_one() {
+    let lagging = Lagging::new("restored-late").await;
+    lagging.proxy.hold_watches(Some("/persistentvolumeclaims?"));
+    let claim = |name: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name },
+            "spec": { "accessModes": ["ReadWriteOnce"], "volumeMode": "Block", "resources": { "requests": { "storage": "1Gi" } } },
+        })
+    };
+    let restored = ["core-disk-apple-0", "vmop-runner-data-apple-0"];
+    for name in restored {
+        lagging.namespace.apply(&claim(name).to_string());
+    }
+    let from = lagging.manager.log().len();
+    lagging.namespace.apply(&on_node("apple").to_string());
+    let said = lagging.manager_says(from, &["no other is made", "applied object=PersistentVolumeClaim"]).await;
+    assert_eq!(said, "no other is made");
+    lagging.proxy.hold_watches(None);
+    let pod = lagging.pod_when("apple", |_| true).await;
+    let claims = lagging.api::<PersistentVolumeClaim>().list(&Default::default()).await.unwrap();
+    let mut names: Vec<_> = claims.iter().map(ResourceExt::name_any).collect();
+    names.sort();
+    assert_eq!(names, restored);
+    let volumes = pod.spec.unwrap().volumes.unwrap_or_default();
+    let mounted = volumes.into_iter().filter_map(|volume| Some(volume.persistent_volume_claim?.claim_name));
+    assert!(mounted.into_iter().all(|name| restored.contains(&name.as_str())));
+}
+
+/// One list serves all VMs that came before it, so that a thousand VMs do not list a thousand times.
+#[tokio::test]
+async fn vms_that_come_at_once_ask_for_their_claims_together() {
+    let lagging = Lagging::new("lists").await;
+    lagging.proxy.hold_watches(Some("/vms?"));
+    for number in 0..20 {
+        lagging.namespace.apply(&on_node(&format!("vm-{number}")).to_string());
+    }
+    let path = format!("/api/v1/namespaces/{}/persistentvolumeclaims", lagging.namespace.name());
+    let lists = || lagging.proxy.lists().get(&format!("GET {path}")).copied().unwrap_or_default();
+    let before = lists();
+    lagging.proxy.hold_watches(None);
+    for number in 0..20 {
+        lagging.pod_when(&format!("vm-{number}"), |_| true).await;
+    }
+    let lists = lists() - before;
+    println!("20 VMs: {lists} lists of claims");
+    assert!((1..=5).contains(&lists), "{lists}");
+}

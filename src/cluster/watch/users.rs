@@ -38,7 +38,7 @@ impl Children {
     }
 
     /// Whether the cache has an object with that UID.
-    pub(super) fn has_object(&self, uid: &str) -> bool {
+    pub fn has_object(&self, uid: &str) -> bool {
         lock(&self.uids).contains(&self.hasher.hash_one(uid))
     }
 }

@@ -35,7 +35,8 @@ use self::load::{Raw, Seen};
 use self::process::{Manager, Usage};
 use crate::binaries::Binaries;
 use crate::components;
-use crate::programs::{MANAGER, Program};
+use crate::images::NO_REGISTRY;
+use crate::programs::{self, MANAGER, Profile};
 use crate::requests::{Requests, is_about_vms};
 use crate::setup::{self, Purpose};
 use crate::tools::{dev_dir, make_dir, read, remove, root, run, run_loud, write};
@@ -192,12 +193,9 @@ pub fn run_bench(options: &Options) -> Result<()> {
     }
     setup::ensure(&[Purpose::ControlPlane])?;
     if !options.built {
-        return in_release();
+        return in_release(options);
     }
-    let manager = match &options.manager {
-        Some(program) => program.clone(),
-        None => std::env::current_exe().context("finding this program")?.with_file_name("vm-operator"),
-    };
+    let manager = options.manager.as_ref().context("--built needs --manager")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let mut report = Report {
         date: Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
@@ -207,7 +205,7 @@ pub fn run_bench(options: &Options) -> Result<()> {
     };
     for count in &options.counts {
         eprintln!("· {count} VMs ...");
-        let figures = runtime.block_on(measure(*count, &manager, options))?;
+        let figures = runtime.block_on(measure(*count, manager, options))?;
         println!("{}", table::of(&figures));
         report.figures.push(figures);
     }
@@ -222,20 +220,16 @@ pub fn run_bench(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds manager and bench as they are published, and goes on there: a slow client would flatter the manager.
-fn in_release() -> Result<()> {
-    let cargo = || {
-        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        command.current_dir(root());
-        command
-    };
-    let Program { name, feature } = MANAGER;
-    run_loud(cargo().args(["build", "--release", "--no-default-features", "--features", feature, "--bin", name]))?;
-    run_loud(
-        cargo()
-            .args(["run", "--release", "--quiet", "--features", "dev", "--bin", "xtask", "--", "bench", "--built"])
-            .args(std::env::args_os().skip(2)),
-    )
+/// Builds the manager as it is published, and this program with optimizations, and goes on there: a slow client would flatter the manager.
+fn in_release(options: &Options) -> Result<()> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command.args(["run", "--release", "--quiet", "--features", "dev", "--bin", "xtask", "--", "bench", "--built"]);
+    if options.manager.is_none() {
+        let built = programs::build(Profile::Release, NO_REGISTRY, &[MANAGER])?;
+        command.arg("--manager").args(built);
+    }
+    run_loud(command.args(std::env::args_os().skip(2)))
 }
 
 fn commit() -> Result<String> {

@@ -195,6 +195,7 @@ async fn start(
         swtpm: programs.swtpm.clone(),
         // A network of type pod is a user network here.
         passt: String::new(),
+        passt_folder: PathBuf::new(),
         pod_ports: 1,
         require_password: false,
         kvm_trial: None,

@@ -15,6 +15,8 @@ pub const APP_NAME: &str = "vm-runner";
 pub const CONTAINER_NAME: &str = "vm-runner";
 /// The name of the sidecar that reports the status of the VM.
 pub const AGENT_NAME: &str = "agent";
+/// The name of the sidecar with passt, of a VM with a network of type pod.
+pub const PASST_NAME: &str = "passt";
 /// The value of the label `app.kubernetes.io/managed-by` on every object that the manager applies.
 pub const MANAGED_BY: &str = "vm-operator";
 

@@ -56,17 +56,18 @@
 //! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
 //! | `node_trial` | `accel` `files` | makes the trial of KVM for a node |
 //! | `command` | `cd` `runtime_dir` | the command lines of QEMU, swtpm and passt |
+//! | `programs` | `state` | starts programs, and explains their failures |
+//! | `supervisor` | | starts the agent role again when it ends |
+//! | `pod_network` | `command` `files` `programs` `supervisor` | passt in a container of its own |
 //! | `prepare` | `cd` `cloud_init` `command` `config` `files` `runtime_dir` | finds and creates the files that QEMU needs |
 //! | `lifecycle` | `halt` `qmp` `state` | decides when to continue, power down, and end QEMU |
 //! | `changes` | `cd` `cloud_init` `config` `qmp` `state` | compares the configuration with the running VM |
 //! | `live` | `cd_drive` `changes` `qmp` | carries out a change in the running QEMU |
 //! | `report` | `devices` `login` `qmp` `state` | derives the VM's status |
 //! | `status_writer` | `report` | writes the VM's status |
-//! | `programs` | `state` | starts programs, and explains their failures |
 //! | `from_file` | | the command line for a VM from a file |
 //! | `qemu` | `changes` `console` `control` `ctl` `lifecycle` `monitor` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
-//! | `machine` | `accel` `command` `config` `control` `files` `monitor` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
-//! | `supervisor` | | starts the agent role again when it ends |
+//! | `machine` | `accel` `command` `config` `control` `files` `monitor` `pod_network` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
 //! | `session` | `cd` `changes` `control` `login` `qmp` | the agent's connections to one QEMU process |
 //! | `agent` | `cd` `cd_drive` `changes` `config` `control` `devices` `files` `guest_agent` `live` `logging` `login` `qmp` `report` `runtime_dir` `session` `state` `status_writer` | the agent role |
 //!
@@ -96,6 +97,7 @@ pub mod login;
 pub mod machine;
 pub mod monitor;
 pub mod node_trial;
+pub mod pod_network;
 pub mod prepare;
 pub mod programs;
 pub mod qemu;
@@ -131,6 +133,7 @@ use ctl::{Reply, Task};
 use from_file::FileArguments;
 use logging::Logging;
 use machine::MachineOptions;
+use pod_network::Ports;
 use report::Target;
 use runtime_dir::RuntimeDir;
 use status_writer::{StatusWriter, VmResource};
@@ -190,6 +193,8 @@ enum RunnerCommand {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Connect a network of type pod to the Pod's network, for the runner in another container of the Pod.
+    Passt(PasstArguments),
     /// Try whether KVM works on this node, leave the result in a folder, and wait for the end (SIGTERM); after a failure, try again.
     TryKvm(TrialArguments),
     /// Print the version.
@@ -213,6 +218,22 @@ struct RunCommand {
     from_file: FileArguments,
     #[command(flatten)]
     run: RunArguments,
+}
+
+#[derive(Args, Clone, Debug)]
+struct PasstArguments {
+    /// The folder for the socket, which both containers mount.
+    #[arg(long, value_name = "DIR", default_value = paths::PASST_DIR, env = "VM_RUNNER_PASST_DIR")]
+    folder: PathBuf,
+    /// A port of the Pod that is not forwarded to the guest, such as that of the display. May be repeated.
+    #[arg(long = "keep-port", value_name = "PORT")]
+    kept: Vec<u16>,
+    /// The program.
+    #[arg(long, default_value = "passt", env = "VM_RUNNER_PASST")]
+    passt: String,
+    /// Forward the Pod's ports from 1 to this one to the guest.
+    #[arg(long, default_value_t = 9999, env = "VM_RUNNER_POD_PORTS", value_parser = clap::value_parser!(u16).range(1..))]
+    pod_ports: u16,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -254,6 +275,9 @@ struct RunArguments {
     /// The program that connects a network of type pod.
     #[arg(long, default_value = "passt", env = "VM_RUNNER_PASST")]
     passt: String,
+    /// The folder of the container that runs passt. If it does not exist, the runner starts passt itself.
+    #[arg(long, value_name = "DIR", default_value = paths::PASST_DIR, env = "VM_RUNNER_PASST_DIR")]
+    passt_folder: PathBuf,
     /// With a network of type pod: forward the Pod's ports from 1 to this one to the guest.
     #[arg(long, default_value_t = 9999, env = "VM_RUNNER_POD_PORTS", value_parser = clap::value_parser!(u16).range(1..))]
     pod_ports: u16,
@@ -317,6 +341,9 @@ pub enum Error {
     /// The standard output or signals cannot be used.
     #[error("cannot {0}")]
     System(&'static str, #[source] io::Error),
+    /// passt cannot be run.
+    #[error(transparent)]
+    Passt(#[from] pod_network::Error),
     /// No runner could be asked to end the guest.
     #[error("cannot ask the runner to end the guest: no VM runs here")]
     End(#[source] io::Error),
@@ -396,6 +423,11 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
                 }
             }
         }
+        RunnerCommand::Passt(PasstArguments { folder, kept, passt, pod_ports }) => {
+            let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;
+            let ports = Ports { last: pod_ports, kept: &kept };
+            Ok(pod_network::serve(&passt, &folder, ports, term).await?)
+        }
         RunnerCommand::TryKvm(TrialArguments { reports, qemu }) => {
             let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;
             Ok(node_trial::run(&reports, &qemu, term).await?)
@@ -474,6 +506,7 @@ fn machine_options(
         qemu: arguments.qemu.clone(),
         swtpm: arguments.swtpm.clone(),
         passt: arguments.passt.clone(),
+        passt_folder: arguments.passt_folder.clone(),
         pod_ports: arguments.pod_ports,
         require_password: arguments.require_password,
         kvm_trial: arguments.kvm_trial.clone(),

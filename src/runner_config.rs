@@ -36,6 +36,8 @@ pub mod paths {
     pub const IMAGE_REPOSITORY: &str = "/var/local/vmop-image-repository";
     /// The directory where claims with a file system are mounted. A disk is the file `disk.img` in a subdirectory with the disk's name.
     pub const DISK_DIR: &str = "/var/local/vm-disks";
+    /// The directory of the socket of passt, which the container passt shares with the runner's.
+    pub const PASST_DIR: &str = "/run/vm-passt";
 }
 
 /// The file `config.yaml`.

@@ -572,19 +572,48 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
         }
         namespace.apply(&manifest.to_string());
         wait_for(&vms, "demo", conditions::BOOTED, true).await;
-        let page = eventually("the guest's page", LIMIT, async || {
-            let page = namespace.kubectl(&["exec", "client", "--", "/bin/busybox", "sh", "-c", &fetch]);
-            Some(page).filter(|page| !page.is_empty())
+        let page = async || {
+            let page = eventually("the guest's page", LIMIT, async || {
+                let page = namespace.kubectl(&["exec", "client", "--", "/bin/busybox", "sh", "-c", &fetch]);
+                Some(page).filter(|page| !page.is_empty())
+            });
+            page.await
+        };
+        let first = page().await;
+        assert!(first.ends_with("\n\r\ndemo-guest Hello from cloud-init\n"), "{first}");
+        let pod = pods.get("demo").await.unwrap();
+        let spec = pod.spec.unwrap();
+        // Only passt has the weaker profile, and it has neither a disk nor a token nor a device.
+        assert!(spec.containers[0].security_context.as_ref().unwrap().seccomp_profile.is_none());
+        let passt = spec.init_containers.unwrap().into_iter().find(|container| container.name == "passt").unwrap();
+        assert_eq!(passt.security_context.unwrap().seccomp_profile.unwrap().type_, profile);
+        let mounts: Vec<_> = passt.volume_mounts.unwrap().into_iter().map(|mount| mount.name).collect();
+        assert_eq!((mounts, passt.volume_devices), (vec!["passt".to_owned()], None));
+        devices::assert_confined(&namespace, "vm-runner", "qemu-system-x86");
+        devices::assert_confined(&namespace, "agent", "vm-runner");
+        let log = namespace.kubectl(&["logs", "demo", "--container=passt"]);
+        assert!(log.contains("VhostUser"), "{log}");
+
+        // The network comes back when passt does.
+        let kill = r"for p in /proc/[0-9]*; do case $(cat $p/comm) in passt*) kill -9 ${p#/proc/};; esac; done";
+        namespace.kubectl(&["exec", "demo", "--container=passt", "--", "sh", "-c", kill]);
+        eventually("passt to be started again", LIMIT, async || {
+            let log = namespace.kubectl(&["logs", "demo", "--container=passt"]);
+            log.contains("passt has ended; it is started again").then_some(())
         })
         .await;
-        assert!(page.ends_with("\n\r\ndemo-guest Hello from cloud-init\n"), "{page}");
-        let pod = pods.get("demo").await.unwrap();
-        let context = pod.spec.unwrap().containers.remove(0).security_context.unwrap();
-        assert_eq!((context.privileged, context.seccomp_profile.unwrap().type_.as_str()), (None, profile));
-        if profile != "Unconfined" {
-            devices::assert_confined(&namespace, "vm-runner", "qemu-system-x86");
-        }
-        devices::assert_confined(&namespace, "agent", "vm-runner");
+        let again = page().await;
+        assert!(again.ends_with("\n\r\ndemo-guest Hello from cloud-init\n"), "{again}");
+        eventually("QEMU to have noticed both", LIMIT, async || {
+            let log = namespace.kubectl(&["logs", "demo", "--container=vm-runner"]);
+            (log.contains("passt has ended") && log.contains("passt runs again")).then_some(())
+        })
+        .await;
+        eventually("all devices to work", LIMIT, async || {
+            let vm = vms.get("demo").await.unwrap();
+            (reason(&vm, conditions::DEVICES_READY) != "NetworkLost").then_some(())
+        })
+        .await;
         let console = namespace.kubectl(&["logs", "demo"]);
         let own = format!("guest: address={}", pod.status.unwrap().pod_ip.unwrap());
         assert!(console.contains(&own), "{own}:\n{console}");

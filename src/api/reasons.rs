@@ -104,7 +104,7 @@ reasons! {
     StorageFull, "Ready=False, DevicesReady=False, event", Warning, "The storage of a disk is full, so QEMU has stopped the guest before it loses data. The message names the disk. The runner lets the guest go on when there is space.";
     StorageFailed, "Ready=False, DevicesReady=False, event", Warning, "The storage of a disk has another error for which the QEMU template stops the guest (`werror`, `rerror`). The runner tries again to let it go on.";
     TpmLost, "Ready=False, DevicesReady=False, event", Warning, "The program that emulates the TPM has ended. The guest goes on without a TPM until the VM is restarted; what the TPM had stored is kept.";
-    NetworkLost, "Ready=False, DevicesReady=False, event", Warning, "The program passt has ended. The guest goes on without its network of type pod until the VM is restarted.";
+    NetworkLost, "Ready=False, DevicesReady=False, event", Warning, "The program passt has ended. The guest goes on without its network of type pod until passt runs again, or, if passt ran beside QEMU, until the VM is restarted.";
     Started, "Running=True, event", Notice, "QEMU runs and the guest executes.";
     Paused, "Ready=False, Running=False", Fine, "QEMU runs, but the guest is paused.";
     PoweredDown, "Running=False", Fine, "The guest shut down because the runner asked it to.";

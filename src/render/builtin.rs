@@ -65,6 +65,30 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
     ("pod.yaml.j2", "agent_environment", "`env` of the agent's container", "0.1"),
     (
         "pod.yaml.j2",
+        "passt",
+        "the sidecar passt, one item of `initContainers`, of a VM with a network of type pod",
+        "0.1",
+    ),
+    (
+        "pod.yaml.j2",
+        "passt_security_context",
+        "`securityContext` of passt's container: no rights, with a seccomp profile of its own",
+        "0.1",
+    ),
+    (
+        "pod.yaml.j2",
+        "passt_resources",
+        "`resources` of passt's container: small requests, and limits if the runner's container has limits of CPU or memory",
+        "0.1",
+    ),
+    (
+        "pod.yaml.j2",
+        "passt_environment",
+        "`env` of passt's container: `VM_RUNNER_POD_PORTS` of the block `environment`",
+        "0.1",
+    ),
+    (
+        "pod.yaml.j2",
         "containers",
         "the list of containers; with `super()`, a place for sidecars (items with 4 spaces)",
         "0.1",
@@ -72,7 +96,7 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
     (
         "pod.yaml.j2",
         "security_context",
-        "`securityContext` of the runner's container: no rights, with `NET_ADMIN` for a tap and another seccomp profile for a pod network",
+        "`securityContext` of the runner's container: no rights, with `NET_ADMIN` for a tap",
         "0.1",
     ),
     ("pod.yaml.j2", "resources", "`resources` of the runner's container, with its devices", "0.1"),

@@ -659,6 +659,8 @@ impl Agent {
             Event::VserportChange { .. }
             | Event::BlockIoError { .. }
             | Event::DeviceTrayMoved { .. }
+            | Event::NetdevVhostUserConnected { .. }
+            | Event::NetdevVhostUserDisconnected { .. }
             | Event::Other => {}
         }
     }

@@ -95,6 +95,8 @@ pub struct Prepared {
     pub block_devices: Vec<bool>,
     /// For each CD drive, in their order, its medium. `None`: the drive is empty.
     pub media: Vec<Option<Medium>>,
+    /// How a network of type pod is reached, if there is one.
+    pub pod_network: PodLink,
     /// Whether the display has a password.
     pub display_password: bool,
 }
@@ -148,6 +150,8 @@ struct MachineContext<'a> {
     cpu_model: &'a str,
     uuid: &'a str,
     memory: u64,
+    /// Whether another program accesses the guest's memory.
+    shares_memory: bool,
 }
 
 /// The PCI addresses of the devices that a VM has at most once.
@@ -248,6 +252,8 @@ struct NetworkContext<'a> {
     forwards: Vec<String>,
     /// The socket of passt, for a network of type pod.
     socket: Option<String>,
+    /// Whether passt accesses the guest's memory through it.
+    vhost_user: bool,
     address: String,
 }
 
@@ -354,28 +360,60 @@ pub struct UserAndGroup {
     pub gid: u32,
 }
 
+/// How QEMU reaches passt: the protocol, and the path of passt's socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodLink {
+    /// Packets go through the socket.
+    Stream(PathBuf),
+    /// passt reads and writes packets in the guest's memory.
+    VhostUser(PathBuf),
+}
+
+impl PodLink {
+    /// The path of the socket.
+    pub fn socket(&self) -> &Path {
+        match self {
+            Self::Stream(socket) | Self::VhostUser(socket) => socket,
+        }
+    }
+}
+
+/// Whether the VM has a network of type pod.
+pub fn has_pod_network(vm: &VmSection) -> bool {
+    vm.network.iter().any(|network| matches!(network, NetworkSection::Pod { .. }))
+}
+
+/// The ports on which QEMU itself listens.
+pub fn own_ports(vm: &VmSection) -> Vec<u16> {
+    let display = &vm.display;
+    display.spice.iter().map(|spice| spice.port).chain(display.vnc.iter().map(|vnc| vnc.port)).collect()
+}
+
 /// The arguments of passt (passt(1)). passt gives the guest the Pod's own address, and forwards connections to the ports from 1 to
-/// `last_port` to the guest. It ends when QEMU closes the connection. `run_as` is the user that the runner runs as.
-pub fn passt(vm: &VmSection, last_port: u16, run_as: UserAndGroup, runtime: &RuntimeDir) -> Vec<String> {
-    // QEMU itself listens on the display's port.
-    let display = vm.display.spice.iter().map(|spice| spice.port).chain(vm.display.vnc.iter().map(|vnc| vnc.port));
-    let ports = display.fold(format!("1-{last_port}"), |ports, port| format!("{ports},~{port}"));
-    vec![
-        "--foreground".into(),
-        "--one-off".into(),
-        "--quiet".into(),
+/// `last_port` to the guest, but not those to the ports `kept`. With `one_off` it ends when QEMU closes the connection. `run_as` is the user
+/// that passt runs as.
+pub fn passt(kept: &[u16], last_port: u16, run_as: UserAndGroup, link: &PodLink, one_off: bool) -> Vec<String> {
+    let ports = kept.iter().fold(format!("1-{last_port}"), |ports, port| format!("{ports},~{port}"));
+    let protocol = match link {
+        PodLink::Stream(_) => None,
+        PodLink::VhostUser(_) => Some("--vhost-user"),
+    };
+    let words = [Some("--foreground"), one_off.then_some("--one-off"), protocol, Some("--quiet")];
+    let mut arguments: Vec<String> = words.into_iter().flatten().map(str::to_owned).collect();
+    arguments.extend([
         // As root, passt would become the user nobody by default, for which it needs capabilities. It drops all rights in any case.
         "--runas".into(),
         format!("{}:{}", run_as.uid, run_as.gid),
         "--socket".into(),
-        runtime.passt().display().to_string(),
+        link.socket().display().to_string(),
         // By default passt would forward the guest's connections to its gateway to programs that listen on localhost in the Pod.
         "--no-map-gw".into(),
         "--tcp-ports".into(),
         ports.clone(),
         "--udp-ports".into(),
         ports,
-    ]
+    ]);
+    arguments
 }
 
 fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &RuntimeDir) -> Result<Context<'a>, Error> {
@@ -383,7 +421,7 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &Runti
     let hardware = prepared.hardware;
     let addresses = Addresses { hardware, networks: vm.network.len() };
     let DriveContexts { disks, cds } = drives(&vm.drives, &prepared.block_devices, &prepared.media, addresses)?;
-    let networks = networks(vm, &prepared.uuid, addresses, runtime)?;
+    let networks = networks(vm, &prepared.uuid, addresses, &prepared.pod_network)?;
     if hardware == Hardware::Legacy {
         // The cloud-init disk has a slot, too.
         let (first, last) = LEGACY_SLOTS;
@@ -417,6 +455,7 @@ fn machine_context<'a>(vm: &'a VmSection, prepared: &'a Prepared) -> MachineCont
         cpu_model: if prepared.accelerator == "tcg" && vm.cpu_model == "host" { "max" } else { &vm.cpu_model },
         uuid: &prepared.uuid,
         memory: vm.maximum_ram.bytes(),
+        shares_memory: matches!(prepared.pod_network, PodLink::VhostUser(_)) && has_pod_network(vm),
     }
 }
 
@@ -458,7 +497,7 @@ fn networks<'a>(
     vm: &'a VmSection,
     uuid: &str,
     addresses: Addresses,
-    runtime: &RuntimeDir,
+    pod: &PodLink,
 ) -> Result<Vec<NetworkContext<'a>>, Error> {
     if vm.network.len() > NETWORK_ADDRESSES {
         return Err(Error::Unsupported(format!("there are more than {NETWORK_ADDRESSES} networks")));
@@ -469,7 +508,7 @@ fn networks<'a>(
         .iter()
         .zip(macs(&vm.network, uuid, addresses.hardware))
         .enumerate()
-        .map(|(index, (network, mac))| network_context(index, network, mac, addresses, runtime))
+        .map(|(index, (network, mac))| network_context(index, network, mac, addresses, pod))
         .collect();
     if networks.iter().filter(|network| network.type_ == "pod").count() > 1 {
         return Err(Error::Unsupported("there is more than one network of type pod, but a Pod has one address".into()));
@@ -559,7 +598,7 @@ fn network_context<'a>(
     network: &'a NetworkSection,
     mac: String,
     addresses: Addresses,
-    runtime: &RuntimeDir,
+    pod: &PodLink,
 ) -> NetworkContext<'a> {
     let (type_, device, bridge, net) = match network {
         NetworkSection::Tap { device, bridge, .. } => ("tap", device, Some(bridge.as_str()), None),
@@ -578,7 +617,8 @@ fn network_context<'a>(
             NetworkSection::User { forwards, .. } => forwards.iter().map(ToString::to_string).collect(),
             NetworkSection::Tap { .. } | NetworkSection::Pod { .. } => Vec::new(),
         },
-        socket: (type_ == "pod").then(|| runtime.passt().display().to_string()),
+        socket: (type_ == "pod").then(|| pod.socket().display().to_string()),
+        vhost_user: type_ == "pod" && matches!(pod, PodLink::VhostUser(_)),
         address: addresses.network(index),
     }
 }

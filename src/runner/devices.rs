@@ -29,7 +29,7 @@ impl Problem {
             Self::Disk { is_full: true, .. } => Reason::StorageFull,
             Self::Disk { is_full: false, .. } => Reason::StorageFailed,
             Self::Helper(Helper::Tpm) => Reason::TpmLost,
-            Self::Helper(Helper::PodNetwork) => Reason::NetworkLost,
+            Self::Helper(Helper::PodNetwork | Helper::PodContainer) => Reason::NetworkLost,
         }
     }
 
@@ -52,6 +52,11 @@ impl Problem {
             Self::Helper(Helper::PodNetwork) => {
                 "The guest has lost its network of type pod, because the program passt has ended. Restart \
                  the VM."
+                    .into()
+            }
+            Self::Helper(Helper::PodContainer) => {
+                "The guest has no network of type pod now, because the program passt has ended. The network comes back by itself when \
+                 passt runs again; the log of the Pod's container passt says why it has ended."
                     .into()
             }
         }

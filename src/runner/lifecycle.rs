@@ -150,6 +150,8 @@ impl Lifecycle {
             | qmp::Event::DeviceTrayMoved { .. }
             | qmp::Event::ViewerConnected { .. }
             | qmp::Event::ViewerDisconnected { .. }
+            | qmp::Event::NetdevVhostUserConnected { .. }
+            | qmp::Event::NetdevVhostUserDisconnected { .. }
             | qmp::Event::Other => {}
         }
         None

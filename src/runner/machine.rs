@@ -7,28 +7,24 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::Resource;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{
     accel::{self, Choice},
-    command::{self, Prepared, UserAndGroup},
+    command::{self, PodLink, Prepared},
     config::{self, Configuration},
     control::Control,
     files::{FileAccessError, Purpose, create_directory, random_uuid},
     monitor::Monitor,
+    pod_network::{self, Ports},
     prepare,
     programs::{self, Helpers, hint},
     qemu::{Connection, End, Qemu, plug_cpus},
     runtime_dir::RuntimeDir,
     state::{EndReason, Helper, MachineState, Phase, StartedWith},
 };
-use crate::{
-    kvm::TrialResult,
-    process::ErrorChain,
-    runner_config::{NetworkSection, RunnerConfig, VmSection},
-};
+use crate::{kvm::TrialResult, process::ErrorChain, runner_config::RunnerConfig};
 
 /// Why the VM could not be started, or has not ended well.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +47,9 @@ pub enum Error {
     /// A program cannot be started, or has failed.
     #[error(transparent)]
     Program(#[from] programs::Error),
+    /// There is no passt in its container.
+    #[error(transparent)]
+    PodNetwork(#[from] pod_network::Error),
     /// The display must have a password, and there is none.
     #[error(
         "the display's password is missing: its Secret does not exist, or does not have the key display-password. Correct the \
@@ -87,6 +86,8 @@ pub struct MachineOptions {
     pub swtpm: String,
     /// The program passt.
     pub passt: String,
+    /// The folder of the container that runs passt, if there is one.
+    pub passt_folder: PathBuf,
     /// With a network of type pod, the ports from 1 to this one are forwarded to the guest.
     pub pod_ports: u16,
     /// Whether a display must have a password.
@@ -165,6 +166,8 @@ fn check_password(
 struct Start {
     state: MachineState,
     arguments: Vec<String>,
+    /// How to reach passt, if no other container runs it.
+    own_passt: Option<PodLink>,
 }
 
 async fn prepare_start(
@@ -184,7 +187,15 @@ async fn prepare_start(
     .await?;
     info!(accelerator, reason, "accelerator");
     let template = prepare::template(config, &options.templates, purpose)?;
-    let prepared = prepare::prepare(configuration, &options.runtime, accelerator, &options.qemu, purpose).await?;
+    let link = match purpose {
+        Purpose::Start if command::has_pod_network(&config.vm) => pod_network::find(&options.passt_folder).await?,
+        Purpose::Look => pod_network::present(&options.passt_folder),
+        Purpose::Start => None,
+    };
+    let is_own = link.is_none();
+    let link = link.unwrap_or_else(|| PodLink::Stream(options.runtime.passt()));
+    let prepared =
+        prepare::prepare(configuration, &options.runtime, accelerator, &options.qemu, link.clone(), purpose).await?;
     let arguments = command::qemu(config, &prepared, &options.runtime, &template)?;
     let Prepared { machine_type, uuid, hardware, .. } = prepared;
     let state = MachineState {
@@ -199,11 +210,15 @@ async fn prepare_start(
         lost: Vec::new(),
         phase: Phase::Starting,
     };
-    Ok(Start { state, arguments })
+    Ok(Start { state, arguments, own_passt: is_own.then_some(link) })
 }
 
 /// Starts the programs that QEMU connects to.
-async fn start_helpers(options: &MachineOptions, config: &RunnerConfig) -> Result<Helpers, Error> {
+async fn start_helpers(
+    options: &MachineOptions,
+    config: &RunnerConfig,
+    own_passt: Option<&PodLink>,
+) -> Result<Helpers, Error> {
     let runtime = &options.runtime;
     let mut helpers = Helpers::default();
     if config.vm.use_tpm {
@@ -211,25 +226,11 @@ async fn start_helpers(options: &MachineOptions, config: &RunnerConfig) -> Resul
         create_directory(&state)?;
         helpers.start(Helper::Tpm, &options.swtpm, &command::swtpm(&state, runtime), &runtime.tpm()).await?;
     }
-    if config.vm.network.iter().any(|network| matches!(network, NetworkSection::Pod { .. })) {
-        helpers
-            .start(Helper::PodNetwork, &options.passt, &passt_arguments(options, &config.vm), &runtime.passt())
-            .await?;
+    if let Some(link) = own_passt.filter(|_| command::has_pod_network(&config.vm)) {
+        let ports = Ports { last: options.pod_ports, kept: &command::own_ports(&config.vm) };
+        helpers.start(Helper::PodNetwork, &options.passt, &ports.arguments(link, true), link.socket()).await?;
     }
     Ok(helpers)
-}
-
-fn passt_arguments(options: &MachineOptions, vm: &VmSection) -> Vec<String> {
-    let last_port = command::last_port(options.pod_ports, rustix::process::getrlimit(Resource::Nofile).maximum);
-    if last_port < options.pod_ports {
-        warn!(
-            last_port,
-            wanted = options.pod_ports,
-            "the limit of open files allows fewer ports to be forwarded to the guest"
-        );
-    }
-    let run_as = UserAndGroup { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
-    command::passt(vm, last_port, run_as, &options.runtime)
 }
 
 /// The processes of a VM, and what the machine role writes about them.
@@ -242,8 +243,8 @@ struct StartedVm {
 impl StartedVm {
     /// Prepares the files, starts the helpers, and starts QEMU, in this order: QEMU does not wait for the helpers' sockets.
     async fn start(options: &MachineOptions, configuration: &Configuration) -> Result<Self, Error> {
-        let Start { mut state, arguments } = prepare_start(options, configuration, Purpose::Start).await?;
-        let helpers = start_helpers(options, &configuration.config).await?;
+        let Start { mut state, arguments, own_passt } = prepare_start(options, configuration, Purpose::Start).await?;
+        let helpers = start_helpers(options, &configuration.config, own_passt.as_ref()).await?;
         let start = random_uuid()?;
         let qemu = Qemu::start(&options.qemu, &arguments, &options.runtime)?;
         state.pid = qemu.pid();
@@ -278,13 +279,16 @@ impl StartedVm {
         let powerdown_timeout = || powerdown_timeout(options);
         let monitor = Monitor::new(monitor, options.runtime.monitor());
         let Self { qemu, helpers, state } = self;
-        let lost = |helper| {
-            state.lost.push(helper);
+        let changed = |helper, works: bool| {
+            state.lost.retain(|lost| *lost != helper);
+            if !works {
+                state.lost.push(helper);
+            }
             if let Err(error) = state.write(&options.runtime) {
                 warn!(error = %ErrorChain(&error), "cannot write what the agent must know");
             }
         };
-        Ok(qemu.supervise(monitor, control, helpers, term, powerdown_timeout, lost).await?)
+        Ok(qemu.supervise(monitor, control, helpers, term, powerdown_timeout, changed).await?)
     }
 }
 

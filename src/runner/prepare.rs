@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use super::{
     cd::{self, Medium, Refusal},
     cloud_init::CloudInitFiles,
-    command::{self, Firmware, Hardware, Prepared, Template},
+    command::{self, Firmware, Hardware, PodLink, Prepared, Template},
     config::Configuration,
     files::{FileAccessError, Purpose, random_uuid, read_optional, read_optional_text},
     runtime_dir::RuntimeDir,
@@ -133,6 +133,7 @@ pub async fn prepare(
     runtime: &RuntimeDir,
     accelerator: &'static str,
     qemu: &str,
+    pod_network: PodLink,
     purpose: Purpose,
 ) -> Result<Prepared, Error> {
     let data = Path::new(&config.data_dir);
@@ -149,6 +150,7 @@ pub async fn prepare(
         cloud_init_disk: cloud_init_disk(cloud_init.as_ref(), runtime, purpose)?,
         block_devices: disks(&vm.drives, purpose)?,
         media: media(&vm.drives, &cd::folders(&config.cd_folders)).await?,
+        pod_network,
         display_password: password.is_some(),
     })
 }

@@ -235,7 +235,8 @@ impl Helpers {
     }
 }
 
-async fn wait_for_end(program: String, mut child: Child) -> Error {
+/// Waits until a program ends, and returns how.
+pub async fn wait_for_end(program: String, mut child: Child) -> Error {
     let lines = last_lines(child.stderr.take(), |line| debug!(program, "{line}")).await;
     let last = lines.lines().last().unwrap_or("no output").to_owned();
     match child.wait().await {

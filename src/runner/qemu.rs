@@ -24,7 +24,7 @@ use super::{
     lifecycle::{Input, Lifecycle, QemuAction},
     monitor::{Monitor, News},
     programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
-    qmp::{Error as QmpError, Qmp},
+    qmp::{Error as QmpError, Event, Qmp},
     runtime_dir::RuntimeDir,
     state::{EndReason, Helper},
 };
@@ -119,8 +119,8 @@ impl Qemu {
 
     /// Supervises QEMU until it ends, also while its monitor cannot be reached. [`Lifecycle`] decides what to do; this function collects its inputs and carries out its
     /// actions. `control` has the requests of others in the Pod. `powerdown_timeout` returns the time that the guest has to power down; `None` if it
-    /// cannot be read now. It is asked for when `term` becomes true, and again as long as the guest powers down. `lost` is told of each
-    /// helper that ends before QEMU.
+    /// cannot be read now. It is asked for when `term` becomes true, and again as long as the guest powers down. `changed` is told of each
+    /// helper that ends before QEMU (false), and of one that works again (true).
     ///
     /// # Errors
     /// If the system cannot wait for the process.
@@ -131,7 +131,7 @@ impl Qemu {
         helpers: &mut Helpers,
         mut term: watch::Receiver<bool>,
         powerdown_timeout: impl Fn() -> Option<Duration>,
-        mut lost: impl FnMut(Helper),
+        mut changed: impl FnMut(Helper, bool),
     ) -> Result<End, Error> {
         let mut lifecycle = Lifecycle::new(Instant::now());
         let status = loop {
@@ -139,12 +139,22 @@ impl Qemu {
             let input = tokio::select! {
                 status = self.child.wait() => break status.map_err(|source| self.error(source))?,
                 news = monitor.news() => match news {
+                    News::Event(Event::NetdevVhostUserConnected { network }) => {
+                        info!(network, "passt runs again");
+                        changed(Helper::PodContainer, true);
+                        continue;
+                    }
+                    News::Event(Event::NetdevVhostUserDisconnected { network }) => {
+                        warn!(network, "passt has ended; the guest has no network until it runs again");
+                        changed(Helper::PodContainer, false);
+                        continue;
+                    }
                     News::Event(event) => Input::Qemu(event),
                     News::Back(guest) => Input::Found(guest),
                 },
                 Some((helper, error)) = helpers.ended() => {
                     if is_missed(&error, &mut monitor).await {
-                        lost(helper);
+                        changed(helper, false);
                     }
                     continue;
                 }

@@ -117,6 +117,18 @@ pub enum Event {
         /// The viewer's connection.
         client: Viewer,
     },
+    /// passt has connected to QEMU's network, for the first time or again.
+    NetdevVhostUserConnected {
+        /// The name of the network.
+        #[serde(rename = "netdev-id")]
+        network: String,
+    },
+    /// passt has ended.
+    NetdevVhostUserDisconnected {
+        /// The name of the network.
+        #[serde(rename = "netdev-id")]
+        network: String,
+    },
     /// Any other event.
     #[serde(other, deserialize_with = "ignore")]
     Other,
@@ -415,6 +427,8 @@ mod tests {
             "client": {"family": "ipv4", "service": "40000", "host": "10.0.0.7", "websocket": false}}}"#;
         assert_eq!(parse(vnc), Event::ViewerDisconnected { client: Viewer { channel_type: None, ..viewer } });
         assert_eq!(parse(&format!(r#"{{"event": "POWERDOWN", {time}}}"#)), Event::Powerdown);
+        let network = r#"{"timestamp": {}, "event": "NETDEV_VHOST_USER_DISCONNECTED", "data": {"netdev-id": "net1"}}"#;
+        assert_eq!(parse(network), Event::NetdevVhostUserDisconnected { network: "net1".into() });
         assert_eq!(parse(r#"{"event": "RTC_CHANGE", "data": {"offset": 78}}"#), Event::Other);
         assert_eq!(parse(r#"{"event": "FROM_THE_FUTURE"}"#), Event::Other);
     }

@@ -21,7 +21,7 @@ const LONGEST_NAME: usize = 64;
 const LONGEST_SENTENCE: usize = 32 << 10;
 const MOST_INTERFACES: usize = 64;
 /// The most programs that can end: there is one of each.
-const MOST_LOST: usize = 2;
+const MOST_LOST: usize = 3;
 
 /// The file `machine.json`. The machine role writes it, the agent role reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -111,6 +111,8 @@ pub enum Helper {
     Tpm,
     /// passt, which connects the guest to the Pod's network.
     PodNetwork,
+    /// passt in a container of its own, where it is started again.
+    PodContainer,
 }
 
 /// The parts of the configuration at QEMU's start that QEMU or the guest does not read again.
@@ -326,7 +328,7 @@ mod tests {
             with(|state| state.accelerator_reason = "x".repeat((32 << 10) + 1)),
             with(|state| state.macs = vec!["52:54:00:00:00:01".into(); 65]),
             with(|state| state.macs = vec!["x".repeat(65)]),
-            with(|state| state.lost = vec![Helper::Tpm; 3]),
+            with(|state| state.lost = vec![Helper::Tpm; 4]),
         ] {
             state.write(&runtime).unwrap();
             assert_eq!(MachineState::read(&runtime), None, "{state:?}");

@@ -26,16 +26,16 @@ const GOOD_TIME: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The pauses between the ends and the starts of agents.
+/// The pauses between the ends and the starts of a program.
 #[derive(Debug, Default)]
-struct Pauses {
+pub struct Pauses {
     /// The pause after the next agent that ends soon. Zero: the first agent that ends soon is started again at once, too.
     next: Duration,
 }
 
 impl Pauses {
     /// The pause after an agent that worked for `time`.
-    fn after(&mut self, time: Duration) -> Duration {
+    pub fn after(&mut self, time: Duration) -> Duration {
         if time >= GOOD_TIME {
             self.next = Duration::ZERO;
         }

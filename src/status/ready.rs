@@ -16,7 +16,7 @@ use crate::{
         conditions::{self, CHANGES_APPLIED, DEVICES_READY, NewCondition, READY, RUNNING},
         status::whole_seconds,
     },
-    object::{AGENT_NAME, FORCE_STOP_ANNOTATION, ObjectKey, RESTARTED_ANNOTATION},
+    object::{AGENT_NAME, FORCE_STOP_ANNOTATION, ObjectKey, PASST_NAME, RESTARTED_ANNOTATION},
     observed::{NodeState, Object},
     ownership::owns_condition,
     plan::{
@@ -116,7 +116,8 @@ fn beside(guest: &Guest<'_>, pod: &Object) -> Option<String> {
     let end = pod.deleting.filter(|_| guest.has_ended())?;
     let names =
         pod.spec["containers"].as_array().into_iter().flatten().filter_map(|container| container["name"].as_str());
-    let others: Vec<_> = names.filter(|name| *name != pod.runner_container_name() && *name != AGENT_NAME).collect();
+    let others: Vec<_> =
+        names.filter(|name| *name != pod.runner_container_name() && ![AGENT_NAME, PASST_NAME].contains(name)).collect();
     let (cause, remedy) = match others.as_slice() {
         [] => (format!("waiting until its Pod {} is gone", pod.key.name), ""),
         [name] => (
@@ -335,7 +336,7 @@ fn problem_of_container(vm: &VirtualMachine, pod: &Object, status: &Value) -> Op
     if let Some(ended) = terminated(status).filter(|ended| ended["exitCode"] != 0) {
         let next = next_try(status, ended).map(|(count, next)| format!("; try {count} is at about {next}"));
         let message = end_of_container(&name, ended) + &next.unwrap_or_default();
-        let is_added = !is_runners(pod, status) && name != AGENT_NAME;
+        let is_added = !is_runners(pod, status) && ![AGENT_NAME, PASST_NAME].contains(&name.as_str());
         let reason = if is_added { Reason::ContainerFailed } else { Reason::RunnerFailed };
         return Some(Problem::new(reason, message));
     }

@@ -149,6 +149,44 @@ fn the_error_names_a_helper_that_is_missing_or_fails() {
     }
 }
 
+/// In a Pod, passt has a container of its own.
+#[test]
+fn passt_in_its_container_is_started_again_and_its_socket_says_what_it_can_do() {
+    for (help, socket) in
+        [("--vhost-user  Enable vhost-user mode", "vhost-user.sock"), ("--socket PATH", "stream.sock")]
+    {
+        let [tools, folder] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let program = tools.path().join("passt");
+        // It plays passt: it says what it can do, makes its socket, and ends at once unless there is the file `stay`.
+        let script = format!(
+            "#!/bin/sh\ncd {}\ntest \"$1\" = --help && {{ echo '{help}'; exit 0; }}\necho \"$*\" >>log\n\
+             for word; do case $word in *.sock) : >$word; esac; done\necho broken >&2; test -e stay && exec sleep 600; exit 3\n",
+            tools.path().display()
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        fs::write(folder.path().join("stream.sock"), "of an earlier container").unwrap();
+        let mut command = Command::new(RUNNER);
+        command.args(["passt", "--keep-port=5900", "--pod-ports=100", "--passt"]).arg(&program);
+        let mut passt = command.arg("--folder").arg(folder.path()).spawn().unwrap();
+        let text = |file: &Path| fs::read_to_string(file).unwrap_or_default();
+        let log = || text(&tools.path().join("log"));
+        wait_for("three starts", || (log().lines().count() >= 3).then_some(()), log);
+        let failure = || text(&folder.path().join("failure"));
+        wait_for("the failure", || failure().contains("(exit status: 3): broken").then_some(()), failure);
+        fs::write(tools.path().join("stay"), "").unwrap();
+        wait_for("the socket", || folder.path().join(socket).exists().then_some(()), log);
+        let arguments = log().lines().next().unwrap().to_owned();
+        assert_eq!(arguments.contains("--vhost-user"), socket == "vhost-user.sock", "{arguments}");
+        assert!(arguments.contains("--tcp-ports 1-100,~5900") && !arguments.contains("--one-off"), "{arguments}");
+        let sockets = fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.file_name());
+        let sockets: Vec<_> = sockets.filter(|name| name.to_string_lossy().ends_with(".sock")).collect();
+        assert_eq!(sockets, [socket]);
+        kill(passt.id(), "TERM").unwrap();
+        assert!(passt.wait().unwrap().success());
+    }
+}
+
 #[test]
 fn a_guest_with_a_pod_network_has_the_pods_address_and_its_ports() {
     let port = 5950;

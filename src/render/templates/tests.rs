@@ -23,7 +23,7 @@ fn errors_name_file_line_and_column() {
     insta::assert_snapshot!(error("{% if x.z %}{% endif %}"), @"pod.yaml.j2:1:7: undefined value: `x.z` is undefined");
     insta::assert_snapshot!(error("{% extends 'builtin/nothing.yaml.j2' %}"), @r#"pod.yaml.j2:1:4: template not found: template "builtin/nothing.yaml.j2" does not exist"#);
     insta::assert_snapshot!(error("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"), @"pod.yaml.j2:1:39: it takes too many steps: is there a loop that does not end?");
-    insta::assert_snapshot!(error("{% extends 'builtin/pod.yaml.j2' %}"), @"builtin/pod.yaml.j2:6:17: undefined value: `spec` is undefined");
+    insta::assert_snapshot!(error("{% extends 'builtin/pod.yaml.j2' %}"), @"builtin/pod.yaml.j2:8:17: undefined value: `spec` is undefined");
 }
 
 #[test]

@@ -17,6 +17,7 @@ fn prepared() -> Prepared {
         cloud_init_disk: None,
         block_devices: vec![true; 8],
         media: vec![],
+        pod_network: PodLink::Stream(runtime().passt()),
         display_password: true,
     }
 }
@@ -116,11 +117,27 @@ fn a_pod_network_is_a_connection_to_passt() {
     -netdev {"addr":{"path":"RUN/passt.sock","type":"unix"},"id":"net1","server":false,"type":"stream"}
     -device {"addr":"10.1","bus":"pcie.0","driver":"e1000e","id":"net1-card","mac":"02:16:3e:33:58:10","multifunction":true,"netdev":"net1","romfile":""}
     "#);
+    // passt in a container of its own, with the guest's memory.
+    let shared = Prepared { pod_network: PodLink::VhostUser("/run/vm-passt/vhost-user.sock".into()), ..prepared() };
+    let text = standard(vm, &shared);
+    let is_of_network = |line: &&str| ["net1", "memory"].iter().any(|word| line.contains(word));
+    let network = text.lines().filter(is_of_network).collect::<Vec<_>>().join("\n");
+    insta::assert_snapshot!(network, @r#"
+    -machine pc-q35-7.2,accel=kvm,vmport=off,hpet=off,memory-backend=memory
+    -object {"id":"memory","qom-type":"memory-backend-memfd","share":true,"size":1000000000}
+    -chardev socket,id=net1-link,reconnect-ms=500,path=/run/vm-passt/vhost-user.sock
+    -netdev {"chardev":"net1-link","id":"net1","type":"vhost-user"}
+    -device {"addr":"10.1","bus":"pcie.0","driver":"e1000e","id":"net1-card","mac":"02:16:3e:33:58:10","multifunction":true,"netdev":"net1","romfile":""}
+    "#);
+    let without = standard("", &shared);
+    assert!(!without.contains("memory-backend"), "{without}");
 }
 
 #[test]
 fn passt_forwards_all_ports_except_that_of_the_display() {
-    let arguments = |vm: &str| lines(&passt(&config(vm).vm, 9999, UserAndGroup { uid: 0, gid: 0 }, &runtime()));
+    let root = UserAndGroup { uid: 0, gid: 0 };
+    let link = PodLink::Stream(runtime().passt());
+    let arguments = |vm: &str| lines(&passt(&own_ports(&config(vm).vm), 9999, root, &link, true));
     insta::assert_snapshot!(arguments(""), @"
     --foreground
     --one-off

@@ -436,6 +436,15 @@ pub struct Machine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4_294_967_295_u32))]
     pub reset_count: Option<u32>,
+    /// When you increase this number, the runner asks the running guest to reboot. That needs QEMU's guest agent in the guest; until it
+    /// answers, the condition ChangesApplied says what the reboot waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 4_294_967_295_u32))]
+    pub reboot_count: Option<u32>,
+    /// Whether the guest is paused: its CPUs stand still, and its memory stays. It can be changed while the VM runs. A VM that is being stopped
+    /// goes on, so that its guest can shut down.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub paused: bool,
 }
 
 /// Whether a VM should run.
@@ -705,6 +714,10 @@ pub struct Vnc {
 
 fn yes() -> bool {
     true
+}
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 fn one() -> u32 {
     1

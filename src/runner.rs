@@ -62,7 +62,7 @@
 //! | `prepare` | `cd` `cloud_init` `command` `config` `files` `runtime_dir` | finds and creates the files that QEMU needs |
 //! | `lifecycle` | `halt` `qmp` `state` | decides when to continue, power down, and end QEMU |
 //! | `changes` | `cd` `cloud_init` `config` `qmp` `state` | compares the configuration with the running VM |
-//! | `live` | `cd_drive` `changes` `qmp` | carries out a change in the running QEMU |
+//! | `live` | `cd_drive` `changes` `guest_agent` `qmp` | carries out a change in the running QEMU |
 //! | `report` | `devices` `login` `qmp` `state` | derives the VM's status |
 //! | `status_writer` | `report` | writes the VM's status |
 //! | `from_file` | | the command line for a VM from a file |

@@ -84,6 +84,12 @@ pub struct RunnerConfig {
     /// When this number grows, the agent resets the VM. Default: 0.
     #[serde(default)]
     pub reset_counter: u64,
+    /// When this number grows, the agent asks the guest to reboot. Default: 0.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub reboot_counter: u64,
+    /// Whether the guest is paused. Default: false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub paused: bool,
     /// The cloud-init data. Files in [`paths::CLOUD_INIT_DIR`] have precedence. Default: none, and without files no cloud-init disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_init: Option<CloudInitSection>,
@@ -394,6 +400,9 @@ impl RunnerConfig {
     }
 }
 
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
 fn yes() -> bool {
     true
 }

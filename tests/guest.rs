@@ -6,6 +6,8 @@
 
 #[path = "guest/faults.rs"]
 mod faults;
+#[path = "guest/orders.rs"]
+mod orders;
 #[path = "support/runner.rs"]
 mod runner;
 #[path = "support/spice.rs"]

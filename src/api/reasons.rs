@@ -106,7 +106,8 @@ reasons! {
     TpmLost, "Ready=False, DevicesReady=False, event", Warning, "The program that emulates the TPM has ended. The guest goes on without a TPM until the VM is restarted; what the TPM had stored is kept.";
     NetworkLost, "Ready=False, DevicesReady=False, event", Warning, "The program passt has ended. The guest goes on without its network of type pod until passt runs again, or, if passt ran beside QEMU, until the VM is restarted.";
     Started, "Running=True, event", Notice, "QEMU runs and the guest executes.";
-    Paused, "Ready=False, Running=False", Fine, "QEMU runs, but the guest is paused.";
+    Paused, "Ready, Running=False", Fine, "QEMU runs, but the guest is paused. Ready is True if `spec.vm.paused` wants that.";
+    Pausing, "Ready=False", Passing, "`spec.vm.paused` is set, and the guest runs: the runner pauses it next, or somebody has let it go on with `vm-runner ctl resume`.";
     PoweredDown, "Running=False", Fine, "The guest shut down because the runner asked it to.";
     PoweredOff, "Running=False", Fine, "The guest did not shut down in time, or was not executing, and the runner ended QEMU.";
     QemuFailed, "Running=False", Warning, "QEMU could not be started, failed, or was ended by somebody other than the runner. The message has its last output.";
@@ -127,6 +128,7 @@ reasons! {
     SuccessfulDelete, "event", Notice, "The manager deleted the Pod to stop the VM.";
     GuestRestarts, "event", Notice, "The guest shut itself down, and its node starts it again in the same Pod.";
     Reset, "event", Notice, "The guest is reset, because `resetCount` was increased.";
+    Reboot, "event", Notice, "The guest is asked to reboot, because `rebootCount` was increased.";
     Evicted, "event", Notice, "The cluster removes the Pod, for example because its node is drained. The message has the cause.";
     Forced, "event", Notice, "The manager ends the Pod without waiting for the guest.";
     ForceStopIgnored, "event", Warning, "The annotation `forceStop` is ignored: it was set while the VM should run, or it is not the UID of the VM's Pod.";

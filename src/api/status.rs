@@ -84,6 +84,9 @@ pub struct VirtualMachineStatus {
     /// The `resetCount` of the last reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reset_count: Option<u32>,
+    /// The `rebootCount` of the last reboot that the guest was asked for, or that a reset has made needless.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reboot_count: Option<u32>,
     /// Changes that take effect at the next start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "pending_changes")]

@@ -31,6 +31,8 @@ pub fn runner_config(
         resource_uid: vm.uid(),
         guest_shutdown_stops: vm.spec.guest_shutdown_stops,
         reset_counter: vm.spec.vm.reset_count.map(u64::from).unwrap_or_default(),
+        reboot_counter: vm.spec.vm.reboot_count.map(u64::from).unwrap_or_default(),
+        paused: vm.spec.vm.paused,
         cloud_init,
         cd_folders,
         vm: vm_section(vm, drives),

@@ -3,11 +3,7 @@
 //! An agent may end and another one may start while the guest runs. Each one finds out from QEMU and the files of the runtime
 //! directory what it needs to know.
 
-use std::{
-    io,
-    path::PathBuf,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{io, path::PathBuf, time::Duration};
 
 use qapi::qmp;
 use serde_json::Value;
@@ -20,8 +16,10 @@ use tracing::{debug, info, warn};
 use super::{
     cd::Answer,
     cd_drive,
-    changes::{Actual, Change, Desired, Media, cd_drives, changes, must_ask, pending, refused_media},
-    config::{self, Configuration, Password},
+    changes::{
+        Actual, Change, Desired, Guest, Media, cd_drives, changes, must_ask, pending, refused_media, refused_reboot,
+    },
+    config::{self, Configuration},
     control::MediaQuestion,
     devices::failed_disks,
     files::FileAccessError,
@@ -32,13 +30,10 @@ use super::{
     report::{Observation, Report},
     runtime_dir::RuntimeDir,
     session::{Session, ended, guest_answer, login_line, media_answer, time_of},
-    state::{LastReset, MachineState, PasswordEnd, Phase},
+    state::{MachineState, Orders, PasswordEnd, Phase},
     status_writer::VmResource,
 };
-use crate::{
-    process::{ErrorChain, follow::Follower},
-    runner_config::digest,
-};
+use crate::process::{ErrorChain, follow::Follower};
 
 /// The names of the agents' ports in the QEMU template.
 const GUEST_AGENT_PORT: &str = "guest-agent";
@@ -218,6 +213,10 @@ impl Agent {
                 if os_info.is_some() {
                     info!("the guest agent answers");
                     self.observation.os_info = os_info;
+                    if let Some(session) = session {
+                        // A reboot may have waited for the agent.
+                        self.apply_where(session, Change::waits_for_media).await;
+                    }
                 }
             }
             Input::MediaAnswer(answers) => {
@@ -240,6 +239,9 @@ impl Agent {
                     session.disk_mended_at = None;
                 }
                 self.observation.devices.clear();
+                if let Some(session) = session {
+                    self.apply_where(session, Change::is_pause).await;
+                }
             }
             Input::QuietIsOver => self.quiet_until = None,
             Input::StopForced => {
@@ -332,11 +334,12 @@ impl Agent {
 
     async fn begin_session(&mut self) -> Result<Session, QmpError> {
         let monitor = Qmp::connect(&self.options.runtime.agent_monitor()).await?;
-        let reset_counter = self.last_reset_counter();
-        self.observation.reset_counter = Some(reset_counter);
+        let machine = self.observation.machine.as_ref();
+        let orders = machine.map(|machine| Orders::of(&self.options.runtime, machine)).unwrap_or_default();
+        self.observe_orders(&orders);
         let mut session = Session {
             monitor,
-            actual: Actual { reset_counter: Some(reset_counter), ..Actual::default() },
+            actual: Actual { orders, ..Actual::default() },
             guest_question: None,
             media_question: None,
             waits_for_tray: Vec::new(),
@@ -347,6 +350,7 @@ impl Agent {
         };
         self.apply(&mut session).await;
         self.continue_guest(&mut session).await?;
+        self.apply_where(&mut session, Change::is_pause).await;
         self.find_guest_agents(&mut session).await?;
         if session.guest_question.is_some() && self.reports.borrow().is_none() {
             self.quiet_until = Some(Instant::now() + FIRST_ANSWER);
@@ -355,16 +359,12 @@ impl Agent {
         Ok(session)
     }
 
-    /// The counter of the last reset, from an earlier agent or from QEMU's start. An agent that starts later carries out a reset that was
-    /// asked for meanwhile, and does not repeat one.
-    fn last_reset_counter(&self) -> u64 {
-        let machine = self.observation.machine.as_ref();
-        let reset = machine.and_then(|machine| LastReset::read(&self.options.runtime, &machine.start));
-        let started = machine.and_then(|machine| machine.started_with.as_ref());
-        reset
-            .map(|reset| reset.counter)
-            .or(started.map(|started| started.reset_counter))
-            .unwrap_or(self.options.configuration.config.reset_counter)
+    /// Takes note of what was carried out. Nobody wants to know of reboots in a VM that was never asked for one.
+    fn observe_orders(&mut self, orders: &Orders) {
+        self.observation.reset_counter = Some(orders.counter);
+        let reboots = orders.reboots;
+        let is_known = reboots > 0 || self.options.configuration.config.reboot_counter > 0;
+        self.observation.reboot_counter = is_known.then_some(reboots);
     }
 
     /// Continues a guest that has not run yet.
@@ -485,12 +485,15 @@ impl Agent {
         }
         let mut desired = Desired::from(&self.options.configuration);
         if let Some(display) = &mut desired.password {
-            self.fix_end(&mut display.password);
+            let start = self.observation.machine.as_ref().map(|machine| machine.start.as_str()).unwrap_or_default();
+            display.password.expiry = PasswordEnd::fixed(&self.options.runtime, start, &display.password);
         }
         if must_ask(&desired, &session.actual) {
             self.ask_about_cds(desired.cds.clone(), session);
         }
+        session.actual.guest = self.guest(session);
         self.observation.refused = refused_media(&session.actual);
+        self.observation.refused.extend(refused_reboot(&desired, &session.actual));
         session.waits_for_tray.clear();
         for change in changes(&desired, &session.actual).into_iter().filter(is_meant) {
             self.apply_change(change, session).await;
@@ -506,23 +509,15 @@ impl Agent {
         }
     }
 
-    /// Makes Unix time of a password's time that counts from the moment when it is set. An earlier agent may have set it.
-    fn fix_end(&self, password: &mut Password) {
-        let Some(seconds) = password.expiry.strip_prefix('+').and_then(|seconds| seconds.parse::<u64>().ok()) else {
-            return;
-        };
-        let start = self.observation.machine.as_ref().map(|machine| machine.start.as_str()).unwrap_or_default();
-        let digest = digest(format!("{start}\n{}\n{}", password.expiry, password.secret), 16);
-        let end = PasswordEnd::read(&self.options.runtime, &digest).unwrap_or_else(|| {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-            let end = PasswordEnd { password: digest, until: now.saturating_add(seconds) };
-            if let Err(error) = end.write(&self.options.runtime) {
-                warn!(error = %ErrorChain(&error), "cannot note until when the display's password is valid");
-            }
-            end
-        });
-        // QEMU reads a signed number.
-        password.expiry = end.until.min(i64::MAX.unsigned_abs()).to_string();
+    /// What the guest can be asked for now.
+    fn guest(&self, session: &Session) -> Guest {
+        let Observation { is_executing, devices, os_info, .. } = &self.observation;
+        let is_powering_down = session.forced_stop.is_some();
+        Guest {
+            can_pause: is_executing.is_some() && devices.is_empty() && !is_powering_down,
+            executes: *is_executing == Some(true),
+            answers: os_info.is_some(),
+        }
     }
 
     /// Asks the machine role what the CDs are, if it is not being asked about the same.
@@ -549,22 +544,28 @@ impl Agent {
 
     async fn apply_change(&mut self, change: Change, session: &mut Session) {
         let name = format!("{change:?}");
-        if let Change::Reset(counter) = change
-            && let Err(error) = self.note_reset(counter)
+        let before = session.actual.orders.clone();
+        if let Some(orders) = change.order(&before)
+            && let Err(error) = self.note(orders, session)
         {
-            warn!(error = %ErrorChain(&error), "cannot note the reset, so it is not carried out");
+            warn!(error = %ErrorChain(&error), change = name, "cannot note the change, so it is not carried out");
             return;
         }
         let is_password = matches!(change, Change::Password(_));
         let drive = change.drive().map(str::to_owned);
         let problem = change.problem();
-        match live::carry_out(change, &mut session.monitor, &mut session.actual).await {
+        match live::carry_out(change, &mut session.monitor, &self.options.runtime.guest_agent(), &mut session.actual)
+            .await
+        {
             Ok(()) => {
                 info!(change = name, "changed");
                 self.observation.password_changes += u64::from(is_password);
             }
             Err(error) => {
                 warn!(change = name, error = %ErrorChain(&error), "not changed");
+                if session.actual.orders != before {
+                    let _ = self.note(before, session);
+                }
                 session.waits_for_tray.extend(drive.filter(|_| cd_drive::is_locked(&error)));
                 if let (Some(problem), QmpError::Refused { reason, .. }) = (problem, &error) {
                     self.observation.refused.push(format!("{problem}: {reason}"));
@@ -573,13 +574,24 @@ impl Agent {
         }
     }
 
-    /// Writes the reset's counter before the reset, so that no agent repeats it.
-    fn note_reset(&mut self, counter: u64) -> Result<(), FileAccessError> {
-        if let Some(machine) = &self.observation.machine {
-            LastReset { start: machine.start.clone(), counter }.write(&self.options.runtime)?;
-            self.observation.reset_counter = Some(counter);
-        }
+    /// Writes what is carried out, so that no agent repeats it.
+    fn note(&mut self, orders: Orders, session: &mut Session) -> Result<(), FileAccessError> {
+        orders.write(&self.options.runtime)?;
+        self.observe_orders(&orders);
+        session.actual.orders = orders;
         Ok(())
+    }
+
+    /// The guest boots anew, so a reboot that it could not be asked for is needless.
+    async fn note_boot(&mut self, session: &mut Session) {
+        let reboots = self.options.configuration.config.reboot_counter;
+        if reboots > session.actual.orders.reboots {
+            let orders = Orders { reboots, ..session.actual.orders.clone() };
+            if let Err(error) = self.note(orders, session) {
+                warn!(error = %ErrorChain(&error), "cannot note that the guest has booted anew");
+            }
+            self.apply(session).await;
+        }
     }
 
     async fn query_hardware(&mut self, session: &mut Session) -> Result<(), QmpError> {
@@ -621,6 +633,7 @@ impl Agent {
                     question.abort();
                 }
                 self.observation.os_info = None;
+                self.note_boot(session).await;
             }
             Event::BalloonChange { actual } => self.observation.ram = actual,
             Event::VserportChange { id, open } if id == GUEST_AGENT_PORT => {

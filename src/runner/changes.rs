@@ -7,7 +7,7 @@ use super::{
     cd::{Answer, Medium},
     config::{Configuration, Password},
     qmp::CpuSlot,
-    state::{MachineState, StartedWith},
+    state::{MachineState, Orders, StartedWith},
 };
 use crate::{
     api::PendingChange,
@@ -27,6 +27,10 @@ pub struct Desired {
     pub cds: Vec<String>,
     /// The counter of resets. If it is higher than before, the agent resets the VM.
     pub reset_counter: u64,
+    /// The counter of reboots. If it is higher than before, the agent asks the guest to reboot.
+    pub reboot_counter: u64,
+    /// Whether the guest is paused.
+    pub paused: bool,
 }
 
 /// The password of a display.
@@ -51,6 +55,8 @@ impl From<&Configuration> for Desired {
                 .map(|(protocol, password)| DisplayPassword { protocol, password }),
             cds: vm.drives.iter().filter_map(Drive::cd).map(str::to_owned).collect(),
             reset_counter: config.reset_counter,
+            reboot_counter: config.reboot_counter,
+            paused: config.paused,
         }
     }
 }
@@ -108,8 +114,21 @@ pub struct Actual {
     pub cds: Vec<CdDrive>,
     /// What the CDs of the configuration are, as far as it is known.
     pub media: Media,
-    /// The counter of resets at QEMU's start or at the last reset.
-    pub reset_counter: Option<u64>,
+    /// What was asked for once, and carried out.
+    pub orders: Orders,
+    /// What the guest can be asked for now.
+    pub guest: Guest,
+}
+
+/// What the guest can be asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Guest {
+    /// It can be paused: it has run, it is not being powered down, and no disk has stopped it.
+    pub can_pause: bool,
+    /// Its CPUs run.
+    pub executes: bool,
+    /// QEMU's guest agent answers in it.
+    pub answers: bool,
 }
 
 /// A change of the running QEMU.
@@ -147,16 +166,49 @@ pub enum Change {
         /// The node of what is in the drive.
         former: String,
     },
+    /// `stop`.
+    Pause,
+    /// `cont`, after [`Change::Pause`].
+    GoOn,
     /// `system_reset`, with the counter of resets that asks for it.
     Reset(u64),
+    /// `guest-shutdown` with the mode `reboot`, by the guest agent, with the counter of reboots that asks for it.
+    Reboot(u64),
 }
 
 impl Change {
     /// Whether the change waits until it is known what the CDs are ([`must_ask`]).
     pub fn waits_for_media(&self) -> bool {
         match self {
-            Self::Insert { .. } | Self::Eject { .. } | Self::Reset(_) => true,
-            Self::Plug { .. } | Self::Unplug { .. } | Self::Balloon(_) | Self::Password(_) => false,
+            Self::Insert { .. } | Self::Eject { .. } | Self::Reset(_) | Self::Reboot(_) => true,
+            Self::Plug { .. }
+            | Self::Unplug { .. }
+            | Self::Balloon(_)
+            | Self::Password(_)
+            | Self::Pause
+            | Self::GoOn => false,
+        }
+    }
+
+    /// Whether it stops the guest or lets it go on.
+    pub fn is_pause(&self) -> bool {
+        matches!(self, Self::Pause | Self::GoOn)
+    }
+
+    /// What is carried out after this, if it must be noted before it is done, so that no agent repeats it.
+    pub fn order(&self, orders: &Orders) -> Option<Orders> {
+        match self {
+            // The guest boots anew with a reset, too.
+            Self::Reset(counter) => Some(Orders { counter: *counter, ..orders.clone() }),
+            Self::Reboot(counter) => Some(Orders { reboots: *counter, ..orders.clone() }),
+            Self::Pause => Some(Orders { paused: true, ..orders.clone() }),
+            Self::GoOn => Some(Orders { paused: false, ..orders.clone() }),
+            Self::Plug { .. }
+            | Self::Unplug { .. }
+            | Self::Balloon(_)
+            | Self::Password(_)
+            | Self::Insert { .. }
+            | Self::Eject { .. } => None,
         }
     }
 
@@ -164,7 +216,14 @@ impl Change {
     pub fn drive(&self) -> Option<&str> {
         match self {
             Self::Insert { id, .. } | Self::Eject { id, .. } => Some(id),
-            Self::Plug { .. } | Self::Unplug { .. } | Self::Balloon(_) | Self::Password(_) | Self::Reset(_) => None,
+            Self::Plug { .. }
+            | Self::Unplug { .. }
+            | Self::Balloon(_)
+            | Self::Password(_)
+            | Self::Pause
+            | Self::GoOn
+            | Self::Reset(_)
+            | Self::Reboot(_) => None,
         }
     }
 
@@ -174,6 +233,9 @@ impl Change {
         match self {
             Self::Insert { id, medium, former: _ } => Some(not_inserted(medium.text(), id)),
             Self::Eject { id, former: _ } => Some(format!("the CD can't be taken out of the drive {id}")),
+            Self::Pause => Some("the guest can't be paused".into()),
+            Self::GoOn => Some("the guest can't go on".into()),
+            Self::Reboot(_) => Some("the guest can't be asked to reboot".into()),
             Self::Plug { .. } | Self::Unplug { .. } | Self::Balloon(_) | Self::Password(_) | Self::Reset(_) => None,
         }
     }
@@ -201,6 +263,11 @@ pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
     {
         changes.push(Change::Password(display.clone()));
     }
+    match (desired.paused, actual.orders.paused) {
+        (true, false) if actual.guest.can_pause => changes.push(Change::Pause),
+        (false, true) => changes.push(Change::GoOn),
+        _ => {}
+    }
     if must_ask(desired, actual) {
         return changes;
     }
@@ -216,10 +283,27 @@ pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
             _ => {}
         }
     }
-    if actual.reset_counter.is_some_and(|last| desired.reset_counter > last) {
+    if desired.reset_counter > actual.orders.counter {
         changes.push(Change::Reset(desired.reset_counter));
+    } else if desired.reboot_counter > actual.orders.reboots && actual.guest.executes && actual.guest.answers {
+        changes.push(Change::Reboot(desired.reboot_counter));
     }
     changes
+}
+
+/// Why the guest is not asked to reboot yet, as a sentence.
+pub fn refused_reboot(desired: &Desired, actual: &Actual) -> Option<String> {
+    let wanted = desired.reboot_counter;
+    let cause = match actual.guest {
+        _ if wanted <= actual.orders.reboots => return None,
+        Guest { executes: true, answers: true, .. } => return None,
+        Guest { executes: false, .. } => "the guest is paused",
+        Guest { .. } => "QEMU's guest agent does not answer in it",
+    };
+    Some(format!(
+        "the guest can't be asked to reboot (rebootCount {wanted}): {cause}; it is asked as soon as it can be, or reset it with resetCount, or \
+         lower rebootCount to take that back"
+    ))
 }
 
 /// Whether the machine role must be asked what the CDs of the configuration are.
@@ -384,15 +468,69 @@ mod tests {
     }
 
     fn desired() -> Desired {
-        Desired { cpus: 1, ram: 1 << 30, password: Some(password("now")), cds: vec![], reset_counter: 3 }
+        let password = Some(password("now"));
+        Desired { cpus: 1, ram: 1 << 30, password, cds: vec![], reset_counter: 3, reboot_counter: 5, paused: false }
+    }
+
+    fn orders() -> Orders {
+        Orders { start: "s-1".into(), counter: 3, reboots: 5, paused: false }
+    }
+
+    #[test]
+    fn a_guest_is_paused_once_and_goes_on_only_if_an_agent_has_paused_it() {
+        let guest = Guest { can_pause: true, executes: true, answers: false };
+        let actual = |paused: bool, guest: Guest| Actual {
+            ram: Some(1 << 30),
+            password: Some(password("now").password),
+            orders: Orders { paused, ..orders() },
+            guest,
+            ..Actual::default()
+        };
+        let with = |wanted: bool, paused: bool, guest: Guest| {
+            changes(&Desired { cpus: 0, paused: wanted, ..desired() }, &actual(paused, guest))
+        };
+        assert_eq!(with(true, false, guest), [Change::Pause]);
+        assert_eq!(with(true, true, guest), [], "somebody has let it go on with vm-runner ctl");
+        assert_eq!(
+            with(true, false, Guest::default()),
+            [],
+            "it has not run yet, powers down, or a disk has stopped it"
+        );
+        assert_eq!(with(false, true, Guest::default()), [Change::GoOn]);
+        assert_eq!(with(false, false, Guest::default()), [], "somebody has paused it with vm-runner ctl");
+        assert_eq!(Change::Pause.order(&orders()), Some(Orders { paused: true, ..orders() }));
+        assert_eq!(Change::GoOn.order(&Orders { paused: true, ..orders() }), Some(orders()));
+    }
+
+    #[test]
+    fn a_guest_is_asked_to_reboot_when_its_agent_answers_and_a_reset_comes_first() {
+        let actual = |executes: bool, answers: bool| Actual {
+            ram: Some(1 << 30),
+            password: Some(password("now").password),
+            orders: orders(),
+            guest: Guest { can_pause: true, executes, answers },
+            ..Actual::default()
+        };
+        let wanted = Desired { cpus: 0, reboot_counter: 6, ..desired() };
+        assert_eq!(changes(&wanted, &actual(true, true)), [Change::Reboot(6)]);
+        assert_eq!(refused_reboot(&wanted, &actual(true, true)), None);
+        for (guest, cause) in [(actual(true, false), "guest agent does not answer"), (actual(false, true), "is paused")]
+        {
+            assert_eq!(changes(&wanted, &guest), []);
+            let refusal = refused_reboot(&wanted, &guest).unwrap();
+            assert!(refusal.contains("(rebootCount 6)") && refusal.contains(cause), "{refusal}");
+        }
+        let reset = Desired { reset_counter: 4, ..wanted };
+        assert_eq!(changes(&reset, &actual(true, true)), [Change::Reset(4)]);
+        assert_eq!(refused_reboot(&desired(), &actual(false, false)), None);
     }
 
     #[test]
     fn a_new_agent_sets_everything_once_and_then_only_what_differs() {
-        let mut actual = Actual { slots: slots(&["-", ""]), ..Actual::default() };
+        let mut actual = Actual { slots: slots(&["-", ""]), orders: orders(), ..Actual::default() };
         assert_eq!(changes(&desired(), &actual), [Change::Balloon(1 << 30), Change::Password(password("now"))]);
         let set = password("now").password;
-        actual = Actual { ram: Some(1 << 30), password: Some(set), reset_counter: Some(3), ..actual };
+        actual = Actual { ram: Some(1 << 30), password: Some(set), ..actual };
         assert_eq!(changes(&desired(), &actual), []);
         let mut desired = desired();
         desired.reset_counter = 4;
@@ -416,7 +554,7 @@ mod tests {
                 if text.starts_with('/') { Ok(Medium::File(text.clone())) } else { Err("it is strange".to_owned()) }
             };
             let media = Media { answers: texts.iter().map(answer).collect(), texts };
-            Actual { ram: Some(1 << 30), cds: cd_drives(&blocks), media, reset_counter: Some(3), ..Actual::default() }
+            Actual { ram: Some(1 << 30), cds: cd_drives(&blocks), media, orders: orders(), ..Actual::default() }
         };
         let desired = |cds: &[&str]| {
             let cds = cds.iter().map(|cd| (*cd).to_owned()).collect();

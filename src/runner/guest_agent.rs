@@ -5,6 +5,7 @@ use std::{io, path::Path, time::Duration};
 
 use qapi::{Command, qga};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::lines::JsonLines;
 
@@ -25,6 +26,12 @@ const KEYS: [&str; 10] = [
     "version",
     "version-id",
 ];
+/// The time for the guest agent to answer before the guest is asked to reboot.
+const REBOOT_TIMEOUT: Duration = Duration::from_secs(3);
+/// The time in which the guest agent refuses a reboot, if it does.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// The number with which a connection for a reboot synchronizes; those of questions are the numbers of their attempts.
+const REBOOT_ID: u32 = 1000;
 /// Attempts after the guest agent has opened its port.
 const ATTEMPTS: u32 = 6;
 
@@ -53,11 +60,35 @@ pub async fn os_info(socket: &Path) -> io::Result<Value> {
     }
 }
 
-async fn ask(socket: &Path, id: u32) -> io::Result<Value> {
+/// Asks the guest to reboot. The guest agent says nothing to that, unless it refuses.
+///
+/// # Errors
+/// If the agent does not answer, or refuses.
+pub async fn reboot(socket: &Path) -> io::Result<()> {
+    let mut lines = timeout(REBOOT_TIMEOUT, connect(socket, REBOOT_ID)).await??;
+    lines.send(&[], &execute(&qga::guest_shutdown { mode: Some(qga::GuestShutdownMode::Reboot) })).await?;
+    match timeout(REFUSAL_TIMEOUT, receive(&mut lines)).await {
+        Ok(Ok(answer)) if answer.get("error").is_some() => {
+            let reason = answer["error"]["desc"].as_str().unwrap_or("the guest agent gives no reason");
+            let reason: String = reason.chars().filter(|c| !c.is_control()).take(LONGEST_TEXT).collect();
+            Err(io::Error::other(reason))
+        }
+        // It reboots, and QEMU may have closed the connection.
+        _ => Ok(()),
+    }
+}
+
+/// Connects and synchronizes.
+async fn connect(socket: &Path, id: u32) -> io::Result<JsonLines> {
     let mut lines = JsonLines::connect(socket).await?;
     let sync = qga::guest_sync_delimited { id: id.into() };
     lines.send(&[0xff], &execute(&sync)).await?;
     while receive(&mut lines).await?.get("return").and_then(Value::as_u64) != Some(id.into()) {}
+    Ok(lines)
+}
+
+async fn ask(socket: &Path, id: u32) -> io::Result<Value> {
+    let mut lines = connect(socket, id).await?;
     lines.send(&[], &execute(&qga::guest_get_osinfo {})).await?;
     let mut answer = receive(&mut lines).await?;
     match answer.get("error") {
@@ -120,5 +151,26 @@ mod tests {
         };
         let (info, ()) = tokio::join!(ask(&socket, 1), guest);
         assert_eq!(info.unwrap()["id"], "debian");
+    }
+
+    #[tokio::test]
+    async fn a_reboot_is_done_unless_the_agent_refuses_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("qga");
+        let listener = UnixListener::bind(&socket).unwrap();
+        for (answer, expected) in [("", Ok(())), (r#"{"error": {"desc": "no\u0007"}}"#, Err("no".to_owned()))] {
+            let guest = async {
+                let (mut guest, _) = listener.accept().await.unwrap();
+                let mut buffer = [0; 512];
+                assert_ne!(guest.read(&mut buffer).await.unwrap(), 0);
+                guest.write_all(format!("{{\"return\": {REBOOT_ID}}}\n").as_bytes()).await.unwrap();
+                let count = guest.read(&mut buffer).await.unwrap();
+                let asked = String::from_utf8_lossy(&buffer[..count]).into_owned();
+                assert!(asked.contains("guest-shutdown") && asked.contains("reboot"), "{asked}");
+                guest.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+            };
+            let (done, ()) = tokio::join!(reboot(&socket), guest);
+            assert_eq!(done.map_err(|error| error.to_string()), expected);
+        }
     }
 }

@@ -1,18 +1,26 @@
 //! Carries out a change in the running QEMU.
 
+use std::path::Path;
+
 use qapi::qmp;
 
 use super::{
     cd_drive,
     changes::{Actual, Change, DisplayPassword},
+    guest_agent,
     qmp::{Error as QmpError, ExpirePassword, Qmp, SetPassword},
 };
 
-/// Carries out a change, and notes in `actual` what cannot be asked of QEMU.
+/// Carries out a change, and notes in `actual` what cannot be asked of QEMU. `guest_agent` is the socket of the guest agent's port.
 ///
 /// # Errors
-/// If QEMU refuses it, or the connection is broken.
-pub async fn carry_out(change: Change, monitor: &mut Qmp, actual: &mut Actual) -> Result<(), QmpError> {
+/// If QEMU or the guest agent refuses it, or the connection is broken.
+pub async fn carry_out(
+    change: Change,
+    monitor: &mut Qmp,
+    guest_agent: &Path,
+    actual: &mut Actual,
+) -> Result<(), QmpError> {
     match change {
         Change::Plug { id, slot } => monitor.plug(id, slot).await?,
         Change::Unplug { id } => {
@@ -32,10 +40,18 @@ pub async fn carry_out(change: Change, monitor: &mut Qmp, actual: &mut Actual) -
         Change::Eject { id, former } => {
             cd_drive::eject(monitor, &id, former).await?;
         }
-        Change::Reset(counter) => {
-            actual.reset_counter = Some(counter);
+        Change::Pause => {
+            monitor.execute(qmp::stop {}).await?;
+        }
+        Change::GoOn => {
+            monitor.execute(qmp::cont {}).await?;
+        }
+        Change::Reset(_) => {
             monitor.execute(qmp::system_reset {}).await?;
         }
+        Change::Reboot(_) => guest_agent::reboot(guest_agent)
+            .await
+            .map_err(|error| QmpError::Refused { command: "guest-shutdown", reason: error.to_string() })?,
     }
     Ok(())
 }

@@ -51,6 +51,8 @@ pub struct Observation {
     pub password_expiry: Option<String>,
     /// The counter of the last reset.
     pub reset_counter: Option<u64>,
+    /// The counter of the last reboot, if there was one or the configuration asks for one.
+    pub reboot_counter: Option<u64>,
     /// The changes that take effect at QEMU's next start.
     pub pending: Vec<PendingChange>,
     /// The changes that QEMU refused, each as a sentence with QEMU's words.
@@ -82,6 +84,7 @@ pub struct Report {
     password_expiry: Option<String>,
     identity: Option<Identity>,
     reset_counter: Option<u64>,
+    reboot_counter: Option<u64>,
     pending: Vec<PendingChange>,
     config_digest: Option<String>,
 }
@@ -111,6 +114,7 @@ impl Report {
                 machine_type: Some(machine.machine_type.clone()),
             }),
             reset_counter: observation.reset_counter,
+            reboot_counter: observation.reboot_counter,
             pending: if is_running { short_changes(&observation.pending) } else { Vec::new() },
             config_digest: observation.config_digest.clone(),
         })
@@ -137,6 +141,7 @@ impl Report {
             password_expiry,
             identity,
             reset_counter,
+            reboot_counter,
             pending,
             config_digest,
         } = self;
@@ -152,6 +157,7 @@ impl Report {
             accelerator: accelerator.clone(),
             identity: identity.clone(),
             reset_count: reset_counter.map(|counter| u32::try_from(counter).unwrap_or(u32::MAX)),
+            reboot_count: reboot_counter.map(|counter| u32::try_from(counter).unwrap_or(u32::MAX)),
             pending_changes: pending.clone(),
             config_digest: config_digest.clone(),
             pod_uid: target.pod_uid.clone(),

@@ -1,18 +1,25 @@
-//! The files in the runtime directory that one role writes for the other: the state of QEMU, and the last reset.
+//! The files in the runtime directory that one role writes for the other: the state of QEMU, and what was carried out.
 //!
 //! In a Pod the roles are in two containers. Whoever breaks out of QEMU can write into the directory, but does not have the agent's token, so
 //! the agent does not trust the files: it follows no link, reads a limited number of bytes, and takes only a state that a machine role could
 //! have written.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 use super::{
     cloud_init::CloudInitFiles,
-    config::Configuration,
+    config::{Configuration, Password},
     files::{FileAccessError, read_untrusted, write_atomically},
     runtime_dir::RuntimeDir,
 };
-use crate::{api::Reason, runner_config::VmSection};
+use crate::{
+    api::Reason,
+    process::ErrorChain,
+    runner_config::{VmSection, digest},
+};
 
 /// The most bytes of a file. The state contains a part of the configuration, which a ConfigMap of 1 MiB contains too.
 const MOST: u64 = 2 << 20;
@@ -123,6 +130,9 @@ pub struct StartedWith {
     pub vm: VmSection,
     /// The counter of resets.
     pub reset_counter: u64,
+    /// The counter of reboots.
+    #[serde(default)]
+    pub reboot_counter: u64,
     /// The name of the QEMU template, if the configuration has one.
     #[serde(default)]
     pub template: Option<String>,
@@ -139,6 +149,7 @@ impl From<&Configuration> for StartedWith {
         Self {
             vm: config.vm.clone(),
             reset_counter: config.reset_counter,
+            reboot_counter: config.reboot_counter,
             template: config.template.clone(),
             cloud_init: cloud_init.as_ref().map(CloudInitFiles::digest),
             display_password: password.is_some(),
@@ -192,17 +203,34 @@ impl EndReason {
     }
 }
 
-/// The file `resets.json`: the last reset that an agent has carried out, for an agent that starts later.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LastReset {
-    /// The start of QEMU after which the reset was, see [`MachineState::start`].
+/// The file `resets.json`: what agents have carried out of what is asked for once, for an agent that starts later.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Orders {
+    /// The start of QEMU after which that was, see [`MachineState::start`].
     pub start: String,
-    /// The counter of resets in the configuration that asked for it.
+    /// The counter of resets in the configuration that asked for the last reset.
     pub counter: u64,
+    /// The counter of reboots in the configuration that asked for the last reboot.
+    #[serde(default)]
+    pub reboots: u64,
+    /// Whether an agent has paused the guest and has not let it go on since.
+    #[serde(default)]
+    pub paused: bool,
 }
 
-impl LastReset {
-    /// Reads the file. `None` if QEMU was not reset since this start.
+impl Orders {
+    /// What was carried out since the start of this QEMU. The configuration with which it was started counts as carried out.
+    pub fn of(runtime: &RuntimeDir, machine: &MachineState) -> Self {
+        let started = machine.started_with.as_ref();
+        Self::read(runtime, &machine.start).unwrap_or_else(|| Self {
+            start: machine.start.clone(),
+            counter: started.map(|started| started.reset_counter).unwrap_or_default(),
+            reboots: started.map(|started| started.reboot_counter).unwrap_or_default(),
+            paused: false,
+        })
+    }
+
+    /// Reads the file. `None` if nothing was carried out since this start.
     pub fn read(runtime: &RuntimeDir, start: &str) -> Option<Self> {
         let last: Self = serde_json::from_slice(&read_untrusted(&runtime.resets(), MOST).ok()?).ok()?;
         (last.start == start).then_some(last)
@@ -228,6 +256,25 @@ pub struct PasswordEnd {
 }
 
 impl PasswordEnd {
+    /// When a password expires, for QEMU. Of a time that counts from the moment when the password is set it makes Unix time, which an earlier
+    /// agent may have noted. `start` is that of QEMU.
+    pub fn fixed(runtime: &RuntimeDir, start: &str, Password { secret, expiry }: &Password) -> String {
+        let Some(seconds) = expiry.strip_prefix('+').and_then(|seconds| seconds.parse::<u64>().ok()) else {
+            return expiry.clone();
+        };
+        let digest = digest(format!("{start}\n{expiry}\n{secret}"), 16);
+        let end = Self::read(runtime, &digest).unwrap_or_else(|| {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            let end = Self { password: digest, until: now.saturating_add(seconds) };
+            if let Err(error) = end.write(runtime) {
+                warn!(error = %ErrorChain(&error), "cannot note until when the display's password is valid");
+            }
+            end
+        });
+        // QEMU reads a signed number.
+        end.until.min(i64::MAX.unsigned_abs()).to_string()
+    }
+
     /// Reads the file. `None` if it is about another password.
     pub fn read(runtime: &RuntimeDir, password: &str) -> Option<Self> {
         let end: Self = serde_json::from_slice(&read_untrusted(&runtime.password_end(), MOST).ok()?).ok()?;
@@ -289,13 +336,22 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_counts_only_for_the_start_of_qemu_before_it() {
+    fn what_was_carried_out_counts_only_for_the_start_of_qemu_before_it() {
         let (_directory, runtime) = runtime();
-        assert_eq!(LastReset::read(&runtime, "a"), None);
-        let reset = LastReset { start: "a".into(), counter: 3 };
-        reset.write(&runtime).unwrap();
-        assert_eq!(LastReset::read(&runtime, "a"), Some(reset));
-        assert_eq!(LastReset::read(&runtime, "b"), None);
+        assert_eq!(Orders::read(&runtime, "a"), None);
+        let orders = Orders { start: "a".into(), counter: 3, reboots: 2, paused: true };
+        orders.write(&runtime).unwrap();
+        assert_eq!(Orders::read(&runtime, "a"), Some(orders.clone()));
+        assert_eq!(Orders::read(&runtime, "b"), None);
+        let machine = |start: &str| MachineState {
+            start: start.into(),
+            ..MachineState::failed_before_start(String::new(), None)
+        };
+        assert_eq!(Orders::of(&runtime, &machine("a")), orders);
+        assert_eq!(Orders::of(&runtime, &machine("b")), Orders { start: "b".into(), ..Orders::default() });
+        // As agents of earlier versions wrote it.
+        fs::write(runtime.resets(), r#"{"start":"a","counter":3}"#).unwrap();
+        assert_eq!(Orders::of(&runtime, &machine("a")), Orders { start: "a".into(), counter: 3, ..Orders::default() });
     }
 
     #[test]

@@ -128,6 +128,14 @@ fn guest_changed(reconciled: &Reconciled<'_>, wanted: &VirtualMachineStatus) -> 
     {
         add(Reason::Reset, format!("resetCount was increased to {asked}: the guest is reset"), "Reset");
     }
+    let counts = (vm.spec.vm.reboot_count, before.and_then(|status| status.reboot_count));
+    if let (Some(asked), done) = counts
+        && is(&new, Phase::Running)
+        && is_new_spec
+        && asked > done.unwrap_or_default()
+    {
+        add(Reason::Reboot, format!("rebootCount was increased to {asked}: the guest is asked to reboot"), "Reboot");
+    }
     let disruption = pod.and_then(|pod| pod.condition("DisruptionTarget", "True"));
     if let (Some(pod), Some(disruption)) = (pod, disruption)
         && is(&new, Phase::Stopping)

@@ -62,11 +62,17 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
     let plan = reconciled.plan;
     match (plan.power.wanted, pods.own) {
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => not_ready(replacing(reconciled, guest, pod)),
+        (Wanted::Up, Some(_)) if guest.is_up && reconciled.vm.spec.vm.paused => not_ready(pausing(guest)),
         (Wanted::Up, Some(_)) if guest.is_up => match device_problem(guest).or_else(|| refused_change(guest)) {
             Some(problem) => not_ready(problem),
             None => ready_as(Reason::Running, "the VM runs, as its spec wants it"),
         },
-        (Wanted::Up, Some(pod)) => not_ready(starting(reconciled, pod)),
+        (Wanted::Up, Some(pod)) => match starting(reconciled, pod) {
+            Problem { reason: Reason::Paused, .. } if reconciled.vm.spec.vm.paused => {
+                ready_as(Reason::Paused, "the guest is paused, as the VM's spec wants it")
+            }
+            problem => not_ready(problem),
+        },
         (Wanted::Up, None) => {
             not_ready(stuck(reconciled, pods.previous).unwrap_or_else(|| waiting_for_pod(reconciled)))
         }
@@ -86,6 +92,15 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
             None => stopped(&plan.power),
         },
     }
+}
+
+/// The guest runs and should be paused.
+fn pausing(guest: &Guest<'_>) -> Problem {
+    device_problem(guest).or_else(|| refused_change(guest)).unwrap_or_else(|| {
+        let message = "spec.vm.paused is set, and the guest runs: the runner pauses it next; or somebody has let it go on with vm-runner ctl \
+                       resume; or the runner's image is older than this field";
+        Problem::new(Reason::Pausing, message)
+    })
 }
 
 /// A device of the running guest that does not work, as the runner reports it.

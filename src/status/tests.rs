@@ -495,6 +495,13 @@ fn the_guests_conditions_are_unknown_while_its_node_does_not_answer() {
 fn a_paused_guest_and_a_pod_that_is_not_created_have_reasons_of_their_own() {
     let paused = reported(false, |vm| vm["status"]["conditions"][0]["reason"] = json!("Paused"));
     assert_eq!(short(&derive(&paused, &cluster(|_, _| ()))), "Paused false Ready=False Paused");
+    let wanted = reported(false, |vm| {
+        vm["status"]["conditions"][0]["reason"] = json!("Paused");
+        vm["spec"]["vm"]["paused"] = json!(true);
+    });
+    assert_eq!(short(&derive(&wanted, &cluster(|_, _| ()))), "Paused false Ready=True Paused");
+    let not_yet = reported(true, |vm| vm["spec"]["vm"]["paused"] = json!(true));
+    assert_eq!(short(&derive(&not_yet, &cluster(|_, _| ()))), "Running true Ready=False Pausing");
 
     let creating = |scheduled: &str, reason: &str| {
         pod(json!({
@@ -566,7 +573,16 @@ fn what_happens_to_the_guest_is_an_event() {
         vm["status"]["resetCount"] = json!(1);
         vm["status"]["observedGeneration"] = json!(2);
     };
+    let reboot = |vm: &mut Value| {
+        vm["spec"]["vm"]["rebootCount"] = json!(1);
+        vm["status"]["observedGeneration"] = json!(2);
+    };
     for (vm, observed, expected) in [
+        (
+            with_phase("Running", true, reboot),
+            &there,
+            "Reboot: rebootCount was increased to 1: the guest is asked to reboot",
+        ),
         (with_phase("Starting", true, |_| ()), &there, "Started: the guest has started on node node-1"),
         (with_phase("Running", true, |_| ()), &there, ""),
         (with_phase("Paused", true, |_| ()), &there, ""),

@@ -118,6 +118,7 @@ async fn report(resource: VmResource, phase: Phase) {
         password_changes: 1,
         password_expiry: Some("never".into()),
         reset_counter: Some(3),
+        reboot_counter: Some(1),
         pending: vec![pending.unwrap()],
         refused: vec!["refused".into()],
         config_digest: Some("digest".into()),

@@ -1,0 +1,84 @@
+//! What is asked of a running guest through the VM: to stand still, and to reboot.
+
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::runner::{RUNNER, Vm, wait_for};
+
+fn status(vm: &Vm) -> String {
+    let output =
+        Command::new(RUNNER).args(["ctl", "--config-dir"]).arg(vm.path("config")).arg("status").output().unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_guest_is_paused_goes_on_and_powers_down_as_the_configuration_says() {
+    let vm = Vm::new(json!({ "powerdownTimeout": 900 }), json!({}));
+    let machine = vm.start("machine");
+    let mut agent = vm.start("agent");
+    machine.console("guest: up");
+    let is = |wanted: &str| wait_for(wanted, || (status(&vm) == format!("{wanted}\n")).then_some(()), || agent.state());
+    is("running");
+    vm.change(|config| config["paused"] = json!(true));
+    is("paused");
+    agent.says_last("Running", "The guest is paused.");
+    // Another agent leaves what it finds, also a guest that somebody has let go on meanwhile.
+    agent.child.kill().unwrap();
+    agent.end();
+    let resumed = Command::new(RUNNER).args(["ctl", "--config-dir"]).arg(vm.path("config")).arg("resume").status();
+    assert!(resumed.unwrap().success());
+    drop(agent);
+    let agent = vm.start("agent");
+    agent.says_last("Running", "QEMU runs a");
+    assert_eq!(status(&vm), "running\n");
+    vm.change(|config| config["paused"] = json!(false));
+    agent.logs("changed change=\"GoOn\"");
+    vm.change(|config| config["paused"] = json!(true));
+    agent.logs("changed change=\"Pause\"");
+    agent.says_last("Running", "The guest is paused.");
+    // A guest that is paused hears the power button.
+    let mut machine = machine;
+    machine.signal("TERM");
+    agent.signal("TERM");
+    machine.console("guest: power button");
+    machine.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_vm_that_is_started_paused_boots_when_it_may_go_on() {
+    let mut vm = Vm::new(json!({}), json!({}));
+    vm.config["paused"] = json!(true);
+    vm.write_config();
+    let mut runner = vm.start("all");
+    runner.logs("changed change=\"Pause\"");
+    runner.says_last("Running", "The guest is paused.");
+    assert_eq!(status(&vm), "paused\n");
+    assert!(!runner.output().contains("guest:"), "{}", runner.output());
+    vm.change(|config| config["paused"] = json!(false));
+    runner.console("guest: up");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_reboots_when_its_agent_can_be_asked_and_only_once() {
+    let vm = Vm::new(json!({}), json!({}));
+    let mut runner = vm.start("all");
+    // The guest's agent does not run yet.
+    runner.logs("the guest runs");
+    vm.change(|config| config["rebootCounter"] = json!(1));
+    runner.logs("the guest can't be asked to reboot (rebootCount 1): QEMU's guest agent does not answer in it");
+    runner.logs("condition=\"ChangesApplied\" status=false reason=\"ChangeFailed\"");
+    runner.console("guest: asked to reboot");
+    runner.console("guest: starts=2");
+    runner.logs("condition=\"Booted\" status=true");
+    vm.change(|config| {
+        config["rebootCounter"] = json!(1);
+        config["vm"]["currentRam"] = json!("200 MiB");
+    });
+    runner.logs("changed change=\"Balloon(209715200)\"");
+    assert_eq!(runner.log().matches("changed change=\"Reboot(1)\"").count(), 1, "{}", runner.log());
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}

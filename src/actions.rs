@@ -6,8 +6,10 @@
 //! | action | what it does |
 //! |---|---|
 //! | [`display::open`] | gives a viewer the address of a VM's display and the password that lets it in |
+//! | [`VmHandle::order`] | starts, stops, restarts, resets, reboots, pauses or resumes a VM |
 
 pub mod display;
+pub mod power;
 
 use std::fmt;
 

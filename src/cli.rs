@@ -14,11 +14,15 @@ mod display;
 mod input;
 mod installed;
 mod lint;
+mod list;
 mod manifest;
 mod output;
+mod power;
 mod render;
 mod templates;
 pub mod vm_file;
+mod vms;
+mod wait;
 
 use std::{
     fs,
@@ -29,7 +33,7 @@ use std::{
 use clap::{CommandFactory, Parser, Subcommand};
 
 use self::output::{Exit, Failure, Output};
-use crate::{api::crd, files::FileError};
+use crate::{actions::power::Order, api::crd, files::FileError};
 
 /// Works with VMs and with the templates that they are rendered from.
 #[derive(Parser)]
@@ -43,6 +47,26 @@ struct Arguments {
 enum Command {
     /// Print the version.
     Version,
+    /// List VMs, with the columns of `kubectl get`.
+    #[command(visible_alias = "ls")]
+    List(list::Options),
+    /// Start VMs, and wait until their guests run.
+    Start(power::Options),
+    /// Stop VMs: their guests shut down, and are ended after the time that the VM gives them (powerdownTimeout).
+    Stop(power::StopOptions),
+    /// Restart VMs: their guests shut down, and start in new Pods, with all changes that wait for that.
+    Restart(power::Options),
+    /// Ask guests to reboot, in the same Pod. This needs QEMU's guest agent in the guest.
+    Reboot(power::Options),
+    /// Reset VMs, as with a computer's reset button. Guests may lose data.
+    Reset(power::Options),
+    /// Pause VMs: their CPUs stand still, their memory stays.
+    Pause(power::Options),
+    /// Let paused VMs go on.
+    #[command(visible_alias = "unpause")]
+    Resume(power::Options),
+    /// Wait until VMs are in a state.
+    Wait(wait::Options),
     /// Print the objects that the manager would create for the VMs of a file, as YAML.
     ///
     /// The VMs are checked as the API server checks them. No cluster is asked, except for templates with --installed: what depends on one
@@ -110,6 +134,15 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Version => print_version(output)?,
         Command::Crds { out } => crds(out.as_deref(), output)?,
         Command::Completion { shell } => completion(*shell, output)?,
+        Command::List(options) => list::run(options, output).await?,
+        Command::Start(options) => power::run(Order::Start, options, output).await?,
+        Command::Stop(options) => power::stop(options, output).await?,
+        Command::Restart(options) => power::run(Order::Restart, options, output).await?,
+        Command::Reboot(options) => power::run(Order::Reboot, options, output).await?,
+        Command::Reset(options) => power::run(Order::Reset, options, output).await?,
+        Command::Pause(options) => power::run(Order::Pause, options, output).await?,
+        Command::Resume(options) => power::run(Order::Resume, options, output).await?,
+        Command::Wait(options) => wait::run(options, output).await?,
         Command::Render(options) => render::run(options, output).await?,
         Command::Diff(options) => diff::run(options, output).await?,
         Command::Display(options) => display::run(options, output).await?,

@@ -20,10 +20,13 @@ pub(super) enum Exit {
     Negative = 1,
     Usage = 2,
     Unknown = 3,
+    TimedOut = 4,
+    Partly = 5,
 }
 
 impl Exit {
-    pub const ALL: [Self; 4] = [Self::Success, Self::Negative, Self::Usage, Self::Unknown];
+    pub const ALL: [Self; 6] =
+        [Self::Success, Self::Negative, Self::Usage, Self::Unknown, Self::TimedOut, Self::Partly];
 
     /// For the help text.
     pub fn meaning(self) -> &'static str {
@@ -31,6 +34,8 @@ impl Exit {
             Self::Success => "success; diff: no difference; lint, templates test: no error",
             Self::Negative => "an error, described on standard error; diff: differences; lint, templates test: errors",
             Self::Usage => "the command line is wrong",
+            Self::TimedOut => "what was waited for did not come about in time",
+            Self::Partly => "done for some of several VMs; the others are described on standard error",
             Self::Unknown => "diff: an error, so the differences are not known; others: no answer of a cluster",
         }
     }
@@ -64,6 +69,11 @@ pub(super) enum Failure {
 impl Failure {
     pub fn new(line: impl Into<String>) -> Self {
         Self::Command { lines: vec![line.into()], exit: Exit::Negative }
+    }
+
+    /// The command line is wrong in a way that its parser does not see.
+    pub fn usage(line: impl Into<String>) -> Self {
+        Self::Command { lines: vec![line.into()], exit: Exit::Usage }
     }
 
     /// Something that a cluster did not answer, so that the result of the command is not known.

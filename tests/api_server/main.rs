@@ -24,6 +24,7 @@ mod late;
 // What a VM becomes: its objects, its status and events, what is put back and what is refused.
 mod reconciler;
 // What existing manifests, disks and scripts rely on: images, resources, claims, cloud-init, the runner's configuration.
+mod commands;
 mod contract;
 // Values that the schema refuses, and values that are stored already.
 mod values;

@@ -240,8 +240,11 @@ pub fn progress(order: Order, before: &VirtualMachine, vm: &VirtualMachine) -> P
         return Progress::Done;
     }
     let Some(ready) = ready else { return Progress::Waits(phase(vm)) };
+    // An annotation does not change the generation, so the status may be that of before the restart.
+    let by_annotation =
+        order == Order::Restart || (order == Order::Start && before.spec.vm.state == PowerState::Running);
     let is_stuck = conditions::reason(ready).is_some_and(|reason| STUCK.contains(&reason));
-    if is_stuck && !matches!(order, Order::Stop | Order::Force) {
+    if is_stuck && (!by_annotation || is_new_pod) && !matches!(order, Order::Stop | Order::Force) {
         return Progress::Failed { reason: ready.reason.clone(), message: ready.message.clone() };
     }
     Progress::Waits(format!("{}: {}", phase(vm), ready.message))
@@ -369,5 +372,92 @@ pub fn ago(since: Timestamp, now: Timestamp) -> String {
         120..=7199 => format!("{}m", seconds / 60),
         7200..=172_799 => format!("{}h", seconds / 3600),
         _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::vm;
+
+    fn with_status(state: &str, status: Value) -> VirtualMachine {
+        vm(|vm| {
+            vm["spec"]["vm"]["state"] = json!(state);
+            vm["metadata"]["generation"] = json!(2);
+            vm["status"] = status;
+        })
+    }
+
+    fn up() -> Value {
+        json!({ "observedGeneration": 2, "phase": "Running", "podUid": "p1", "resetCount": 3, "conditions": [
+            { "type": "Running", "status": "True", "reason": "Started", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z" },
+            { "type": "Ready", "status": "True", "reason": "Running", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z" },
+        ] })
+    }
+
+    fn down() -> Value {
+        json!({ "observedGeneration": 2, "phase": "Stopped", "podUid": "p1", "conditions": [] })
+    }
+
+    fn stuck(pod: &str) -> Value {
+        json!({ "observedGeneration": 2, "phase": "Failed", "podUid": pod, "conditions": [
+            { "type": "Ready", "status": "False", "reason": "RunnerFailed", "message": "no", "lastTransitionTime": "2026-01-01T00:00:00Z" },
+        ] })
+    }
+
+    #[test]
+    fn an_order_changes_what_it_must_and_nothing_if_all_is_so() {
+        let now = Timestamp::UNIX_EPOCH;
+        let (up, down) = (with_status("Running", up()), with_status("Stopped", down()));
+        let state = |state: &str| Change::Patch(json!({ "spec": { "vm": { "state": state } } }));
+        let table = [
+            (Order::Start, &up, Change::Unchanged),
+            (Order::Start, &down, state("Running")),
+            (Order::Stop, &up, state("Stopped")),
+            (Order::Stop, &down, Change::Unchanged),
+            (Order::Force, &down, Change::Unchanged),
+            (Order::Reset, &up, Change::Patch(json!({ "spec": { "vm": { "resetCount": 4 } } }))),
+            (Order::Pause, &up, Change::Patch(json!({ "spec": { "vm": { "paused": true } } }))),
+            (Order::Resume, &up, Change::Unchanged),
+        ];
+        for (order, vm, expected) in table {
+            assert_eq!(change(order, vm, Some("p1"), now).unwrap(), expected, "{order:?}");
+        }
+        let Change::Patch(forced) = change(Order::Force, &up, Some("p1"), now).unwrap() else { panic!("unchanged") };
+        assert_eq!(forced["metadata"]["annotations"][FORCE_STOP_ANNOTATION], "p1");
+        assert_eq!(forced["spec"]["vm"]["state"], "Stopped");
+        for order in [Order::Restart, Order::Reset, Order::Reboot, Order::Pause, Order::Resume] {
+            assert!(matches!(change(order, &down, None, now), Err(PowerError::NotRunning { .. })), "{order:?}");
+        }
+        // The guest has shut itself down, though the state says Running: only a restart starts it.
+        let halted = json!({ "observedGeneration": 2, "phase": "Halted",
+            "halted": { "by": "x", "time": "2026-01-01T00:00:00Z", "generation": 1 } });
+        let Change::Patch(patch) = change(Order::Start, &with_status("Running", halted), None, now).unwrap() else {
+            panic!("unchanged")
+        };
+        assert!(patch["metadata"]["annotations"][RESTARTED_ANNOTATION].is_string(), "{patch}");
+    }
+
+    #[test]
+    fn an_order_is_done_when_the_status_says_so_and_fails_when_it_never_will() {
+        let before = with_status("Running", up());
+        let done = |order, status| progress(order, &before, &with_status("Running", status)) == Progress::Done;
+        assert!(done(Order::Start, up()) && !done(Order::Restart, up()));
+        let mut again = up();
+        again["podUid"] = json!("p2");
+        assert!(done(Order::Restart, again));
+        assert!(done(Order::Stop, down()) && !done(Order::Stop, up()));
+        let mut old = up();
+        old["observedGeneration"] = json!(1);
+        assert!(!done(Order::Start, old), "the manager has not seen the change");
+        let failed = |order, status| {
+            matches!(progress(order, &with_status("Stopped", down()), &status), Progress::Failed { .. })
+        };
+        assert!(failed(Order::Start, with_status("Running", stuck("p1"))));
+        assert!(!failed(Order::Stop, with_status("Running", stuck("p1"))), "a stop needs nothing to be right");
+        // The failure may be that of before the restart.
+        let restart =
+            |pod| progress(Order::Restart, &with_status("Running", stuck("p1")), &with_status("Running", stuck(pod)));
+        assert!(matches!(restart("p1"), Progress::Waits(_)) && matches!(restart("p2"), Progress::Failed { .. }));
     }
 }

@@ -14,7 +14,6 @@ mod image;
 mod plan;
 mod session;
 mod ssh;
-mod terminal;
 mod volumes;
 
 use std::{

@@ -49,7 +49,8 @@
 //! | `guest_agent` | `lines` | QEMU's guest agent |
 //! | `login` | `lines` | the login agent |
 //! | `logging` | | the log levels |
-//! | `console` | | the serial console |
+//! | `terminal` | | the user's terminal |
+//! | `console` | `terminal` | the serial console |
 //! | `cd` | | what a CD drive may hold |
 //! | `ctl` | `monitor` `qmp` | what a person asks of a running guest |
 //! | `control` | `cd` `config` `ctl` `lines` `runtime_dir` | the socket on which the machine role answers |
@@ -108,6 +109,7 @@ pub mod session;
 pub mod state;
 pub mod status_writer;
 pub mod supervisor;
+pub mod terminal;
 
 use std::{
     ffi::OsString,
@@ -182,6 +184,9 @@ enum RunnerCommand {
         #[command(subcommand)]
         task: Task,
     },
+    /// Join the guest's serial console: its last output, then what it writes; what you type goes to the guest. Ctrl-] leaves. Run it in the VM's
+    /// container: kubectl exec -it POD -c vm-runner -- vm-runner console
+    Console(RunArguments),
     /// Become another program, which ends with the runner. The runner starts QEMU so.
     #[command(name = programs::EXEC, hide = true)]
     Exec {
@@ -350,6 +355,9 @@ pub enum Error {
     /// No runner could be asked to do something with the guest.
     #[error("cannot ask the runner: no VM runs here")]
     Ctl(#[source] io::Error),
+    /// The console could not be joined.
+    #[error("cannot join the guest's console")]
+    Console(#[source] io::Error),
     /// QEMU does not do what was asked.
     #[error("{0}")]
     Refused(String),
@@ -427,6 +435,11 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
             let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;
             let ports = Ports { last: pod_ports, kept: &kept };
             Ok(pod_network::serve(&passt, &folder, ports, term).await?)
+        }
+        RunnerCommand::Console(arguments) => {
+            let configuration = config::read(&arguments.config_dir)?;
+            let runtime = machine_options(&arguments, &configuration, RuntimeDir::at)?.runtime;
+            console::join(&runtime.console()).await.map_err(Error::Console)
         }
         RunnerCommand::TryKvm(TrialArguments { reports, qemu }) => {
             let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;

@@ -10,10 +10,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{
-    note,
-    terminal::{LEAVE, Terminal},
-};
+use super::note;
 use crate::{
     runner::{
         self, control,
@@ -23,6 +20,7 @@ use crate::{
         programs::{self, RETRY_INTERVAL},
         runtime_dir::RuntimeDir,
         state::{EndReason, MachineState, Phase},
+        terminal::{LEAVE, Terminal},
     },
     runner_config::DisplaySection,
 };

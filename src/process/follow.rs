@@ -1,12 +1,23 @@
-//! Waits for changes of files, without polling (inotify(7)).
+//! Waits for changes of files, without polling (inotify(7)), unless the node has none of the kernel's watches left.
 //!
 //! In a projected volume (a mounted ConfigMap or Secret) the kubelet replaces the symbolic link `..data` with a rename; an editor
 //! and `cp` close the file that they have written.
 
-use std::{io, path::Path};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use futures::StreamExt;
 use inotify::{EventStream, Inotify, WatchMask};
+use tokio::time::sleep;
+
+/// How often directories are compared if the kernel does not report their changes.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Which changes in a directory are reported.
 #[derive(Clone, Copy, Debug)]
@@ -57,22 +68,81 @@ impl DirectoryWatch {
     /// # Errors
     /// If the descriptor can't be registered with the runtime.
     pub fn follow(self) -> io::Result<Follower> {
-        self.0.into_event_stream([0; 4096]).map(Follower)
+        Ok(Follower(Source::Kernel(Box::new(self.0.into_event_stream([0; 4096])?))))
     }
 }
 
 /// Reports changes of watched directories.
-pub struct Follower(EventStream<[u8; 4096]>);
+pub struct Follower(Source);
+
+enum Source {
+    Kernel(Box<EventStream<[u8; 4096]>>),
+    Poll(Poll),
+}
+
+/// Directories that are compared with what they were.
+struct Poll {
+    directories: Vec<PathBuf>,
+    known: Vec<Listing>,
+}
+
+/// What identifies the content of a file: inode, size, and time of modification in seconds and nanoseconds.
+type Listing = BTreeMap<OsString, (u64, u64, i64, i64)>;
+
+impl Poll {
+    fn look(&self) -> Vec<Listing> {
+        let identity = |entry: fs::DirEntry| {
+            let metadata = entry.metadata().ok()?;
+            Some((entry.file_name(), (metadata.ino(), metadata.size(), metadata.mtime(), metadata.mtime_nsec())))
+        };
+        let listing = |directory: &PathBuf| {
+            fs::read_dir(directory).into_iter().flatten().filter_map(|entry| identity(entry.ok()?)).collect()
+        };
+        self.directories.iter().map(listing).collect()
+    }
+
+    async fn changed(&mut self) {
+        loop {
+            sleep(POLL_INTERVAL).await;
+            let now = self.look();
+            if now != self.known {
+                self.known = now;
+                return;
+            }
+        }
+    }
+}
+
+/// Whether the kernel has no watches or instances of inotify left for this user (inotify(7): `EMFILE`, `ENFILE`, `ENOSPC`, `ENOMEM`).
+pub fn is_exhausted(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let codes = [Errno::MFILE, Errno::NFILE, Errno::NOSPC, Errno::NOMEM];
+    error.raw_os_error().is_some_and(|code| codes.iter().any(|errno| errno.raw_os_error() == code))
+}
 
 impl Follower {
+    /// Compares the directories with what they were each second. For when the kernel can't report their changes.
+    pub fn polling(directories: &[&Path]) -> Self {
+        let directories = directories.iter().map(|directory| (*directory).to_owned()).collect();
+        let mut poll = Poll { directories, known: Vec::new() };
+        poll.known = poll.look();
+        Self(Source::Poll(poll))
+    }
+
     /// Returns when something has changed since the last call. Several changes may cause several returns.
     ///
     /// # Errors
     /// If the kernel reports no changes any more.
     pub async fn changed(&mut self) -> io::Result<()> {
-        match self.0.next().await {
-            Some(event) => event.map(|_| ()),
-            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        match &mut self.0 {
+            Source::Kernel(events) => match events.next().await {
+                Some(event) => event.map(|_| ()),
+                None => Err(io::ErrorKind::UnexpectedEof.into()),
+            },
+            Source::Poll(poll) => {
+                poll.changed().await;
+                Ok(())
+            }
         }
     }
 }
@@ -85,6 +155,16 @@ mod tests {
 
     #[tokio::test]
     async fn the_swap_of_a_projected_volume_is_reported() {
+        swap(|directory| {
+            let watch = DirectoryWatch::new().unwrap();
+            watch.add(directory, Changes::Files).unwrap();
+            watch.follow().unwrap()
+        })
+        .await;
+        swap(|directory| Follower::polling(&[directory])).await;
+    }
+
+    async fn swap(follow: impl Fn(&Path) -> Follower) {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         for (version, text) in [("..1", "one"), ("..2", "two")] {
@@ -93,9 +173,7 @@ mod tests {
         }
         symlink("..1", path("..data")).unwrap();
         symlink("..data/config.yaml", path("config.yaml")).unwrap();
-        let watch = DirectoryWatch::new().unwrap();
-        watch.add(directory.path(), Changes::Files).unwrap();
-        let mut follower = watch.follow().unwrap();
+        let mut follower = follow(directory.path());
         symlink("..2", path("..data_tmp")).unwrap();
         fs::rename(path("..data_tmp"), path("..data")).unwrap();
         follower.changed().await.unwrap();

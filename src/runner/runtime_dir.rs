@@ -6,8 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tracing::warn;
+
 use super::files::{FileAccessError, create_directory};
-use crate::process::follow::{Changes, DirectoryWatch, Follower};
+use crate::process::follow::{Changes, DirectoryWatch, Follower, is_exhausted};
 
 /// The longest path of the directory in bytes. The address of a Unix socket has 108 bytes (`sun_path`, see unix(7)), and the
 /// names of the sockets in the directory need the rest.
@@ -49,11 +51,22 @@ impl RuntimeDir {
         &self.0
     }
 
-    /// Reports changes of the files in `config_dir`, and files that are renamed into the runtime directory.
+    /// Reports changes of the files in `config_dir`, and files that are renamed into the runtime directory. If the kernel can't do that,
+    /// because the node has no watches left, the directories are looked at each second.
     ///
     /// # Errors
-    /// If one of the directories does not exist, or the user's limit of inotify instances is reached.
+    /// If one of the directories does not exist.
     pub fn follow_with(&self, config_dir: &Path) -> Result<Follower, FileAccessError> {
+        match self.watch_with(config_dir) {
+            Err(FileAccessError { source, .. }) if is_exhausted(&source) => {
+                warn!(error = %source, "the node has no inotify watches left; looking at the files each second");
+                Ok(Follower::polling(&[&self.0, config_dir]))
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn watch_with(&self, config_dir: &Path) -> Result<Follower, FileAccessError> {
         let error = || FileAccessError::with("watch", config_dir);
         let watch = DirectoryWatch::new().map_err(error())?;
         watch.add(&self.0, Changes::Renames).map_err(FileAccessError::with("watch", &self.0))?;

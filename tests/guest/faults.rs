@@ -226,3 +226,19 @@ fn a_guest_with_a_pod_network_has_the_pods_address_and_its_ports() {
     runner.console("guest: power button");
     runner.ends_well("PoweredDown");
 }
+
+/// As on a node where other programs have used up the user's inotify instances.
+#[test]
+fn a_node_without_inotify_starts_the_guest_and_changes_it() {
+    let vm = Vm::new(json!({}), json!({}));
+    let script = "echo 0 >/proc/sys/user/max_inotify_instances && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "sh", "-c", script, "sh", RUNNER]);
+    let mut runner = vm.start_by(command, "all");
+    runner.logs("the node has no inotify watches left; looking at the files each second");
+    runner.console("guest: up");
+    vm.change(|config| config["vm"]["currentRam"] = json!("200 MiB"));
+    runner.logs("changed change=\"Balloon(209715200)\"");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}

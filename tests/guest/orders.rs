@@ -1,6 +1,10 @@
 //! What is asked of a running guest through the VM: to stand still, and to reboot.
 
-use std::process::Command;
+use std::{
+    fs::File,
+    io::Write,
+    process::{Command, Stdio},
+};
 
 use serde_json::json;
 
@@ -80,5 +84,36 @@ fn a_guest_reboots_when_its_agent_can_be_asked_and_only_once() {
     runner.logs("changed change=\"Balloon(209715200)\"");
     assert_eq!(runner.log().matches("changed change=\"Reboot(1)\"").count(), 1, "{}", runner.log());
     runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn several_people_join_the_console_and_see_what_was_before() {
+    let vm = Vm::new(json!({}), json!({}));
+    let join = |name: &str| {
+        Command::new(RUNNER)
+            .args(["console", "--config-dir"])
+            .arg(vm.path("config"))
+            .stdin(Stdio::piped())
+            .stdout(File::create(vm.path(name)).unwrap())
+            .spawn()
+            .unwrap()
+    };
+    assert!(!join("nobody").wait().unwrap().success(), "no VM runs");
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    let (mut one, mut two) = (join("one"), join("two"));
+    let shows =
+        |name: &str, text: &str| wait_for(text, || vm.text(name).contains(text).then_some(()), || vm.text(name));
+    for name in ["one", "two"] {
+        shows(name, "guest: hostname=hugo");
+    }
+    // Ctrl-] leaves, and the guest goes on.
+    one.stdin.as_mut().unwrap().write_all(b"\x1d").unwrap();
+    assert!(one.wait().unwrap().success());
+    runner.signal("TERM");
+    shows("two", "guest: power button");
+    assert!(two.wait().unwrap().success(), "the guest has ended");
+    assert!(!vm.text("one").contains("guest: power button"));
     runner.ends_well("PoweredDown");
 }

@@ -1,4 +1,4 @@
-//! The user's terminal as the guest's serial console: every key goes to the guest, but for Ctrl-].
+//! The user's terminal as the guest's serial console: every key goes to the guest, but for Ctrl-]. Instead of a terminal there may be a pipe.
 
 use std::{
     fs::File,
@@ -21,7 +21,8 @@ pub struct Terminal {
     device: File,
     /// The same open file. tokio's type for pipes only waits and reads, which a terminal does in the same way.
     input: Receiver,
-    before: Termios,
+    /// How the terminal was set. `None`: it is a pipe.
+    before: Option<Termios>,
 }
 
 impl Terminal {
@@ -33,17 +34,28 @@ impl Terminal {
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
             return Ok(None);
         }
-        // Opened anew, because other processes share the open file of the standard input, and would get its flag.
-        let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-        let device = File::options().read(true).custom_flags(flags).open("/proc/self/fd/0")?;
-        let input = Receiver::from_file_unchecked(device.try_clone()?)?;
-        let before = tcgetattr(&device)?;
+        let mut terminal = Self::pipe()?;
+        let device = &terminal.device;
+        let before = tcgetattr(device)?;
         let mut raw = before.clone();
         raw.make_raw();
         // The messages of this program end with a plain newline.
         raw.output_modes = before.output_modes;
-        tcsetattr(&device, OptionalActions::Now, &raw)?;
-        Ok(Some(Self { device, input, before }))
+        tcsetattr(device, OptionalActions::Now, &raw)?;
+        terminal.before = Some(before);
+        Ok(Some(terminal))
+    }
+
+    /// Takes the standard input as it is.
+    ///
+    /// # Errors
+    /// If nobody can wait for it: it is a file, or there is none.
+    pub fn pipe() -> io::Result<Self> {
+        // Opened anew, because other processes share the open file of the standard input, and would get its flag.
+        let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+        let device = File::options().read(true).custom_flags(flags).open("/proc/self/fd/0")?;
+        let input = Receiver::from_file_unchecked(device.try_clone()?)?;
+        Ok(Self { device, input, before: None })
     }
 
     /// The next bytes that the user has typed. Empty: the terminal has gone.
@@ -59,7 +71,9 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // There is nobody left who could do something about an error.
-        let _ = tcsetattr(&self.device, OptionalActions::Now, &self.before);
+        if let Some(before) = &self.before {
+            // There is nobody left who could do something about an error.
+            let _ = tcsetattr(&self.device, OptionalActions::Now, before);
+        }
     }
 }

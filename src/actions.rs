@@ -6,6 +6,7 @@
 //! | action | what it does |
 //! |---|---|
 //! | [`display::open`] | gives a viewer the address of a VM's display and the password that lets it in |
+//! | [`VmHandle::pod`] | finds the Pod in which the guest runs |
 //! | [`VmHandle::order`] | starts, stops, restarts, resets, reboots, pauses or resumes a VM |
 
 pub mod display;
@@ -13,9 +14,13 @@ pub mod power;
 
 use std::fmt;
 
-use kube::{Api, Client, Resource, core::NamespaceResourceScope};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client, Resource, ResourceExt, api::ListParams, core::NamespaceResourceScope};
 
-use crate::api::{StoredVm, VirtualMachine};
+use crate::{
+    api::{StoredVm, VirtualMachine},
+    object::INSTANCE_LABEL,
+};
 
 /// A VM of the cluster, and the client that acts on it.
 #[derive(Clone)]
@@ -44,6 +49,18 @@ impl VmHandle {
     /// Objects of a kind in the VM's namespace.
     fn api<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(&self) -> Api<K> {
         Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// The name of the Pod in which the VM's guest runs: the one that its runner reported from, else the VM's only one. `None`: there is none.
+    ///
+    /// # Errors
+    /// The error of a request.
+    pub async fn pod(&self) -> kube::Result<Option<String>> {
+        let reported = self.get().await?.status.and_then(|status| status.pod_uid);
+        let parameters = ListParams::default().labels(&format!("{INSTANCE_LABEL}={}", self.name));
+        let pods = self.api::<Pod>().list_metadata(&parameters).await?.items;
+        let of_guest = pods.iter().find(|pod| pod.uid() == reported).or(pods.first());
+        Ok(of_guest.map(ResourceExt::name_any))
     }
 
     async fn get(&self) -> kube::Result<VirtualMachine> {

@@ -9,6 +9,7 @@
 //! modules are the commands. [`vm_file`] is for `vm-runner run FILE`.
 
 mod cluster;
+mod console;
 mod diff;
 mod display;
 mod input;
@@ -65,6 +66,10 @@ enum Command {
     /// Let paused VMs go on.
     #[command(visible_alias = "unpause")]
     Resume(power::Options),
+    /// Show the guest's serial console in this terminal, from its last output on; Ctrl-] leaves.
+    ///
+    /// It waits until the guest runs, and goes on with the next guest after a restart.
+    Console(console::Options),
     /// Wait until VMs are in a state.
     Wait(wait::Options),
     /// Print the objects that the manager would create for the VMs of a file, as YAML.
@@ -142,6 +147,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Reset(options) => power::run(Order::Reset, options, output).await?,
         Command::Pause(options) => power::run(Order::Pause, options, output).await?,
         Command::Resume(options) => power::run(Order::Resume, options, output).await?,
+        Command::Console(options) => console::run(options, output).await?,
         Command::Wait(options) => wait::run(options, output).await?,
         Command::Render(options) => render::run(options, output).await?,
         Command::Diff(options) => diff::run(options, output).await?,

@@ -99,6 +99,36 @@ async fn wait_for(api: &Api<VirtualMachine>, name: &str, type_: &str, status: bo
 /// Requests are counted for the whole cluster, and two guests at once are slow.
 static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
+/// `kubectl vm console` of the VM `demo` has the last output of the guest, and the guest gets what is typed.
+async fn the_console_is_in_a_terminal(namespace: &TestNamespace) {
+    // It starts the kubectl that has started it.
+    let tools = tempfile::tempdir().unwrap();
+    let kubectl = tools.path().join("kubectl");
+    std::fs::write(&kubectl, format!("#!/bin/sh\nexec {XTASK} kubectl -- \"$@\"\n")).unwrap();
+    std::fs::set_permissions(&kubectl, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", tools.path().display(), std::env::var("PATH").unwrap());
+    let mut console = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubectl-vm"))
+        .args(["console", "vm/demo", "--namespace", namespace.name()])
+        .env("KUBECONFIG", Cluster::with_node().kubeconfig())
+        .env("PATH", path)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let (mut stdout, mut seen) = (console.stdout.take().unwrap(), Vec::new());
+    let read = async {
+        while !String::from_utf8_lossy(&seen).contains("guest: up") {
+            tokio::io::AsyncReadExt::read_buf(&mut stdout, &mut seen).await.unwrap();
+        }
+    };
+    tokio::time::timeout(LIMIT, read).await.expect("the guest's last output");
+    // Ctrl-] leaves.
+    tokio::io::AsyncWriteExt::write_all(console.stdin.as_mut().unwrap(), b"\x1d").await.unwrap();
+    let status = tokio::time::timeout(LIMIT, console.wait()).await.expect("the end of the command").unwrap();
+    assert!(status.success(), "{status}");
+}
+
 #[tokio::test]
 async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     let _turn = ONE_AT_A_TIME.lock().await;
@@ -128,6 +158,8 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     for line in ["guest: hostname=demo-guest", "guest: user-data Hello from cloud-init", "guest: starts=1"] {
         assert!(console.contains(line), "{line:?} in:\n{console}");
     }
+
+    the_console_is_in_a_terminal(&namespace).await;
 
     // At rest nothing is written. The kubelet, the garbage collector and the API server itself look at objects now and then;
     // that we do not even do that is shown where we are alone, in tests/api_server/at_rest.rs.

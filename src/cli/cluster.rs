@@ -42,6 +42,16 @@ pub(super) enum ConnectError {
 }
 
 impl ClusterOptions {
+    /// Has kubectl ask the same cluster.
+    pub fn pass_on(&self, kubectl: &mut std::process::Command) {
+        if let Some(context) = &self.context {
+            kubectl.arg("--context").arg(context);
+        }
+        if let Some(file) = &self.kubeconfig {
+            kubectl.arg("--kubeconfig").arg(file);
+        }
+    }
+
     /// Makes a client. Nothing is asked of the API server yet.
     pub async fn connect(&self) -> Result<Cluster, ConnectError> {
         let config = self.config().await?;

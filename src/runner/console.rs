@@ -184,13 +184,15 @@ async fn serve_client(
 /// it copies the standard input as long as there is some, and the output until the guest ends.
 ///
 /// # Errors
-/// If no VM runs, or the terminal can't be used.
+/// If no VM runs, or the terminal can't be used. Also if the guest ends before somebody at a terminal has left, so that whoever has started this
+/// can join the next guest.
 pub async fn join(socket: &Path) -> io::Result<()> {
     let console = UnixStream::connect(socket).await?;
     let mut terminal = match Terminal::take()? {
         Some(terminal) => Some(terminal),
         None => Terminal::pipe().ok(),
     };
+    let is_terminal = terminal.as_ref().is_some_and(Terminal::is_raw);
     let (mut output, mut input) = console.into_split();
     let mut stdout = tokio::io::stdout();
     let mut buffer = vec![0; 4096];
@@ -199,7 +201,7 @@ pub async fn join(socket: &Path) -> io::Result<()> {
             count = output.read(&mut buffer) => {
                 let bytes = &buffer[..count?];
                 if bytes.is_empty() {
-                    return Ok(());
+                    return if is_terminal { Err(io::Error::other("the guest has ended")) } else { Ok(()) };
                 }
                 stdout.write_all(bytes).await?;
                 stdout.flush().await?;

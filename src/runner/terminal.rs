@@ -46,6 +46,11 @@ impl Terminal {
         Ok(Some(terminal))
     }
 
+    /// Whether it is a terminal, and no pipe.
+    pub fn is_raw(&self) -> bool {
+        self.before.is_some()
+    }
+
     /// Takes the standard input as it is.
     ///
     /// # Errors

@@ -1,10 +1,12 @@
 //! What every program of this crate needs from its own process: locks, errors on one line, messages that are not repeated,
-//! and (in submodules) the signals that end it, changes of files, and the limit of what is done at once.
+//! and (in submodules) the signals that end it, changes of files, an output whose reader stalls, and the limit of what is done at once.
 //!
 //! This module imports nothing of this crate.
 
 #[cfg(any(feature = "node-devices", feature = "runner"))]
 pub mod follow;
+#[cfg(feature = "runner")]
+pub mod output;
 #[cfg(any(feature = "node-devices", feature = "runner"))]
 pub mod signals;
 #[cfg(feature = "manager")]

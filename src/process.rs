@@ -1,5 +1,6 @@
 //! What every program of this crate needs from its own process: locks, errors on one line, messages that are not repeated,
-//! and (in submodules) the log, the signals that end it, changes of files, the addresses it listens on, and the limit of what is done at once.
+//! and (in submodules) the log, the signals that end it, changes of files, an output whose reader stalls, the addresses it listens on, and the
+//! limit of what is done at once.
 //!
 //! This module imports nothing of this crate.
 
@@ -9,6 +10,8 @@ pub mod follow;
 pub mod listen;
 #[cfg(any(feature = "manager", feature = "node-devices"))]
 pub mod log;
+#[cfg(feature = "runner")]
+pub mod output;
 #[cfg(any(feature = "manager", feature = "node-devices", feature = "runner"))]
 pub mod signals;
 #[cfg(feature = "manager")]

@@ -275,6 +275,21 @@ fn the_time_of_a_guest_that_powers_down_follows_the_configuration() {
     runner.ends_well("PoweredOff");
 }
 
+/// The kubelet would kill the runner before.
+#[test]
+fn a_time_that_is_raised_is_not_longer_than_the_pods_grace_period() {
+    let mut vm = Vm::new(json!({ "powerdownTimeout": 1 }), json!({ "ignore-power-button": true }));
+    vm.start("all").console("guest: up");
+    // The container is started again in the same Pod, which keeps its grace period.
+    vm.set("powerdownTimeout", 900);
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    wait_for("the limit", || (vm.machine()["startedWith"]["longestPowerdown"] == 1).then_some(()), || runner.state());
+    runner.signal("TERM");
+    runner.console("guest: power button, not listening");
+    runner.ends_well("PoweredOff");
+}
+
 /// As `kubectl exec` does it, also for the Pod of a VM that was deleted.
 #[test]
 fn a_person_in_the_container_ends_a_guest_that_does_not_power_down() {

@@ -1,14 +1,21 @@
 //! The program that runs one virtual machine, inside its Pod or from a file.
 #![forbid(unsafe_code)]
 
-use std::{io::IsTerminal, process::ExitCode};
+use std::{
+    io::{IsTerminal, Write},
+    process::ExitCode,
+    time::Duration,
+};
 
 use clap::Parser;
 use tracing_subscriber::{layer::SubscriberExt, util::SubscriberInitExt};
 use vm_operator::{
-    process::ErrorChain,
+    process::{ErrorChain, output::Output},
     runner::{Arguments, LogFormat, logging::Logging, run},
 };
+
+/// How long the end of the program waits until its log is written.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
 // The runner waits most of the time, so one thread is enough. Each thread costs memory in each Pod.
 #[tokio::main(flavor = "current_thread")]
@@ -20,17 +27,29 @@ async fn main() -> ExitCode {
     }
     let (logging, filter) = Logging::new(std::env::var("VM_RUNNER_LOG").ok().as_deref());
     // The log goes to the standard error, because the standard output is the guest's console.
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    // Without a thread for it the log is written at once, and waits for its reader.
+    let output = Output::to(std::io::stderr()).ok();
+    let writer = output.clone();
+    let log = tracing_subscriber::fmt::layer().with_writer(move || -> Box<dyn Write> {
+        match &writer {
+            Some(output) => Box::new(output.clone()),
+            None => Box::new(std::io::stderr()),
+        }
+    });
     let registry = tracing_subscriber::registry().with(filter);
     match arguments.log_format {
         LogFormat::Text => registry.with(log.with_ansi(std::io::stderr().is_terminal())).init(),
         LogFormat::Json => registry.with(log.json().flatten_event(true)).init(),
     }
-    match run(arguments, logging).await {
+    let code = match run(arguments, logging).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{}", ErrorChain(&error));
             ExitCode::FAILURE
         }
+    };
+    if let Some(output) = output {
+        output.finish(LAST_LINES);
     }
+    code
 }

@@ -335,6 +335,15 @@ pub fn pending(machine: &MachineState, configuration: &Configuration) -> Vec<Pen
     let Some(started) = &machine.started_with else { return Vec::new() };
     let desired = StartedWith::from(configuration);
     let mut pending = pending_fields(machine, &started.vm, &desired.vm);
+    let wanted = desired.vm.powerdown_timeout;
+    if let Some(longest) = started.longest_powerdown.filter(|longest| wanted > *longest) {
+        pending.push(PendingChange {
+            path: "config.yaml/vm.powerdownTimeout".into(),
+            current: Some(json!(longest)),
+            wanted: Some(json!(wanted)),
+            reason: "the Pod keeps the grace period with which it was made".into(),
+        });
+    }
     if started.template != desired.template {
         let text = |text: &Option<String>| text.clone().map(Value::String);
         pending.push(PendingChange {
@@ -633,5 +642,7 @@ mod tests {
             vm["network"][0]["mac"] = json!("52:54:00:00:00:01");
         };
         assert_eq!(paths(live), "");
+        assert_eq!(paths(|config| config["vm"]["powerdownTimeout"] = json!(60)), "", "it is shorter");
+        assert_eq!(paths(|config| config["vm"]["powerdownTimeout"] = json!(901)), "vm.powerdownTimeout");
     }
 }

@@ -8,20 +8,27 @@ use std::{
     fs::File,
     io::{self, Write},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream, unix::OwnedWriteHalf},
     sync::{broadcast, mpsc},
+    time::{Instant, sleep},
 };
 
 use super::terminal::{LEAVE, Terminal};
+use crate::process::output::Output;
 
 /// At this size in bytes the log is renamed and a new one starts. So the last 128 to 256 KiB of the guest's output are kept.
 const LOG_SIZE: u64 = 128 << 10;
 /// The number of chunks that are buffered for a slow client. If there are more, the client loses the oldest.
 const CLIENT_BUFFER: usize = 64;
+/// How long the guest's console waits for the reader of the standard output.
+const SLOW_READER: Duration = Duration::from_secs(1);
+/// How long the end of the console waits until everything is written.
+const LAST_WORDS: Duration = Duration::from_millis(800);
 /// The bytes of the last output that a new client gets.
 const REPLAY: usize = 32 << 10;
 
@@ -106,7 +113,8 @@ pub async fn serve(serial: UnixStream, socket: &Path, log: &Path) -> io::Result<
     let (mut read, write) = serial.into_split();
     let (output, _) = broadcast::channel(CLIENT_BUFFER);
     let (input, typed) = mpsc::channel(1);
-    let mut stdout = tokio::io::stdout();
+    let stdout = Output::to(io::stdout())?;
+    let mut is_stalled = false;
     let mut log = Log::new(log).inspect_err(|error| tracing::warn!(%error, "cannot write the console log")).ok();
     let forwarding = tokio::spawn(forward_input(write, typed));
     let mut buffer = vec![0; 4096];
@@ -118,9 +126,8 @@ pub async fn serve(serial: UnixStream, socket: &Path, log: &Path) -> io::Result<
                 if bytes.is_empty() {
                     break;
                 }
-                // A closed standard output must not stop the guest's console.
-                let _ = stdout.write_all(bytes).await;
-                let _ = stdout.flush().await;
+                // A standard output that nobody reads must not stop the guest, whose kernel waits for its console.
+                is_stalled = !show(&stdout, bytes, is_stalled).await;
                 if let Some(file) = &mut log
                     && let Err(error) = file.write(bytes)
                 {
@@ -140,7 +147,24 @@ pub async fn serve(serial: UnixStream, socket: &Path, log: &Path) -> io::Result<
         }
     }
     forwarding.abort();
+    // The program ends soon, and the guest's last words are the most important ones.
+    let _ = tokio::task::spawn_blocking(move || stdout.finish(LAST_WORDS)).await;
     Ok(())
+}
+
+/// Writes to the standard output. Waits a moment for a slow reader, unless the last piece was lost already. Returns whether it will be
+/// written.
+async fn show(stdout: &Output, bytes: &[u8], is_stalled: bool) -> bool {
+    let until = Instant::now() + if is_stalled { Duration::ZERO } else { SLOW_READER };
+    loop {
+        if stdout.send(bytes) {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
 }
 
 /// Writes what clients send to the guest.

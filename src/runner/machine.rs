@@ -126,7 +126,8 @@ async fn run_until_end(
         return hold(options, &configuration, term).await;
     }
     check_password(options, before, &configuration)?;
-    let mut vm = StartedVm::start(options, &configuration).await?;
+    let longest = before.and_then(|before| before.started_with.as_ref()?.longest_powerdown);
+    let mut vm = StartedVm::start(options, &configuration, longest).await?;
     let end = vm.run(options, term.clone()).await?;
     let StartedVm { mut qemu, mut state, helpers } = vm;
     let last_words = qemu.last_words().await;
@@ -242,8 +243,16 @@ struct StartedVm {
 
 impl StartedVm {
     /// Prepares the files, starts the helpers, and starts QEMU, in this order: QEMU does not wait for the helpers' sockets.
-    async fn start(options: &MachineOptions, configuration: &Configuration) -> Result<Self, Error> {
+    /// `longest` is the longest time of a power-down in seconds if QEMU was started in this Pod before.
+    async fn start(
+        options: &MachineOptions,
+        configuration: &Configuration,
+        longest: Option<u64>,
+    ) -> Result<Self, Error> {
         let Start { mut state, arguments, own_passt } = prepare_start(options, configuration, Purpose::Start).await?;
+        if let Some(started) = &mut state.started_with {
+            started.longest_powerdown = longest.or(started.longest_powerdown);
+        }
         let helpers = start_helpers(options, &configuration.config, own_passt.as_ref()).await?;
         let start = random_uuid()?;
         let qemu = Qemu::start(&options.qemu, &arguments, &options.runtime)?;
@@ -276,7 +285,8 @@ impl StartedVm {
         // The agent may continue the guest from here on. The console is copied already, so none of the guest's output is lost.
         self.state.phase = Phase::Running;
         self.state.write(&options.runtime)?;
-        let powerdown_timeout = || powerdown_timeout(options);
+        let longest = self.state.started_with.as_ref().and_then(|started| started.longest_powerdown);
+        let powerdown_timeout = || powerdown_timeout(options, longest);
         let monitor = Monitor::new(monitor, options.runtime.monitor());
         let Self { qemu, helpers, state } = self;
         let changed = |helper, works: bool| {
@@ -292,10 +302,11 @@ impl StartedVm {
     }
 }
 
-/// The powerdown timeout in the present configuration, which may have changed since QEMU's start, and since SIGTERM.
-fn powerdown_timeout(options: &MachineOptions) -> Option<Duration> {
-    let configuration = config::read(&options.config_dir).ok()?;
-    Some(Duration::from_secs(configuration.config.vm.powerdown_timeout))
+/// The powerdown timeout in the present configuration, which may have changed since QEMU's start, and since SIGTERM. It is not longer than the
+/// Pod's grace period allows: after that the kubelet kills the runner, and QEMU could not flush its disks.
+fn powerdown_timeout(options: &MachineOptions, longest: Option<u64>) -> Option<Duration> {
+    let configured = config::read(&options.config_dir).ok()?.config.vm.powerdown_timeout;
+    Some(Duration::from_secs(longest.map_or(configured, |longest| configured.min(longest))))
 }
 
 /// Whether the guest stays down after its own shutdown, in the present configuration.

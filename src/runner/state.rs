@@ -142,6 +142,10 @@ pub struct StartedWith {
     /// Whether the display had a password.
     #[serde(default)]
     pub display_password: bool,
+    /// The longest time in seconds that the guest has to power down: that of QEMU's first start in this Pod, because the Pod's grace period
+    /// stays. `None`: it is not known.
+    #[serde(default)]
+    pub longest_powerdown: Option<u64>,
 }
 
 impl From<&Configuration> for StartedWith {
@@ -153,6 +157,7 @@ impl From<&Configuration> for StartedWith {
             template: config.template.clone(),
             cloud_init: cloud_init.as_ref().map(CloudInitFiles::digest),
             display_password: password.is_some(),
+            longest_powerdown: Some(config.vm.powerdown_timeout),
         }
     }
 }

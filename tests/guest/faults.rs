@@ -242,3 +242,14 @@ fn a_node_without_inotify_starts_the_guest_and_changes_it() {
     runner.signal("TERM");
     runner.ends_well("PoweredDown");
 }
+
+/// As on a node whose container runtime hangs, or whose disk is full.
+#[test]
+fn a_log_that_nobody_reads_keeps_no_guest_from_booting_and_powering_down() {
+    let vm = Vm::new(json!({}), json!({}));
+    let (mut runner, _unread) = vm.start_unread("all");
+    wait_for("guest: up", || vm.text("run/console.log").contains("guest: up").then_some(()), || runner.state());
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+    assert!(vm.text("run/console.log").contains("guest: power button"));
+}

@@ -4,9 +4,12 @@ use std::{
     fs::{self, File},
     io::{BufRead, BufReader, Write},
     net::Shutdown,
-    os::unix::{
-        fs::PermissionsExt,
-        net::{UnixListener, UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+        },
     },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -163,8 +166,23 @@ impl Vm {
         self.start_words(Command::new(RUNNER), name, &[name])
     }
 
-    fn start_words(&self, mut command: Command, role: &str, words: &[&str]) -> Runner<'_> {
-        let file = |kind: &str| File::create(self.path(&format!("{role}.{kind}"))).unwrap();
+    /// Starts the runner with an output that nobody reads and that takes nothing more.
+    pub fn start_unread(&self, role: &str) -> (Runner<'_>, UnixStream) {
+        let (reader, mut writer) = UnixStream::pair().unwrap();
+        writer.set_nonblocking(true).unwrap();
+        while writer.write(&[b'x'; 4096]).is_ok() {}
+        writer.set_nonblocking(false).unwrap();
+        let out = || Stdio::from(OwnedFd::from(writer.try_clone().unwrap()));
+        let words = ["run", "--role", role];
+        (self.start_into(Command::new(RUNNER), role, &words, out(), out()), reader)
+    }
+
+    fn start_words(&self, command: Command, role: &str, words: &[&str]) -> Runner<'_> {
+        let file = |kind: &str| Stdio::from(File::create(self.path(&format!("{role}.{kind}"))).unwrap());
+        self.start_into(command, role, words, file("out"), file("err"))
+    }
+
+    fn start_into(&self, mut command: Command, role: &str, words: &[&str], output: Stdio, errors: Stdio) -> Runner<'_> {
         fs::write(self.path("termination-log"), "").unwrap();
         let child = command
             .args(words)
@@ -173,8 +191,8 @@ impl Vm {
             .arg("--termination-log")
             .arg(self.path("termination-log"))
             .stdin(Stdio::null())
-            .stdout(file("out"))
-            .stderr(file("err"))
+            .stdout(output)
+            .stderr(errors)
             .spawn()
             .unwrap();
         Runner { vm: self, role: role.into(), child }

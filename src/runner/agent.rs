@@ -335,7 +335,9 @@ impl Agent {
     async fn begin_session(&mut self) -> Result<Session, QmpError> {
         let monitor = Qmp::connect(&self.options.runtime.agent_monitor()).await?;
         let machine = self.observation.machine.as_ref();
-        let orders = machine.map(|machine| Orders::of(&self.options.runtime, machine)).unwrap_or_default();
+        let orders = machine
+            .map(|machine| Orders::of(&self.options.runtime, machine, &self.options.configuration.config))
+            .unwrap_or_default();
         self.observe_orders(&orders);
         let mut session = Session {
             monitor,

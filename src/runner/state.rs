@@ -18,7 +18,7 @@ use super::{
 use crate::{
     api::Reason,
     process::ErrorChain,
-    runner_config::{VmSection, digest},
+    runner_config::{RunnerConfig, VmSection, digest},
 };
 
 /// The most bytes of a file. The state contains a part of the configuration, which a ConfigMap of 1 MiB contains too.
@@ -224,13 +224,14 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// What was carried out since the start of this QEMU. The configuration with which it was started counts as carried out.
-    pub fn of(runtime: &RuntimeDir, machine: &MachineState) -> Self {
+    /// What was carried out since the start of this QEMU. The configuration with which it was started counts as carried out; if that is not
+    /// known, the present one does.
+    pub fn of(runtime: &RuntimeDir, machine: &MachineState, config: &RunnerConfig) -> Self {
         let started = machine.started_with.as_ref();
         Self::read(runtime, &machine.start).unwrap_or_else(|| Self {
             start: machine.start.clone(),
-            counter: started.map(|started| started.reset_counter).unwrap_or_default(),
-            reboots: started.map(|started| started.reboot_counter).unwrap_or_default(),
+            counter: started.map_or(config.reset_counter, |started| started.reset_counter),
+            reboots: started.map_or(config.reboot_counter, |started| started.reboot_counter),
             paused: false,
         })
     }
@@ -348,15 +349,25 @@ mod tests {
         orders.write(&runtime).unwrap();
         assert_eq!(Orders::read(&runtime, "a"), Some(orders.clone()));
         assert_eq!(Orders::read(&runtime, "b"), None);
+        let config: RunnerConfig = serde_json::from_value(
+            serde_json::json!({ "namespace": "ns", "resetCounter": 7, "vm": { "name": "apple" } }),
+        )
+        .unwrap();
         let machine = |start: &str| MachineState {
             start: start.into(),
             ..MachineState::failed_before_start(String::new(), None)
         };
-        assert_eq!(Orders::of(&runtime, &machine("a")), orders);
-        assert_eq!(Orders::of(&runtime, &machine("b")), Orders { start: "b".into(), ..Orders::default() });
+        assert_eq!(Orders::of(&runtime, &machine("a"), &config), orders);
+        assert_eq!(
+            Orders::of(&runtime, &machine("b"), &config),
+            Orders { start: "b".into(), counter: 7, ..Orders::default() }
+        );
         // As agents of earlier versions wrote it.
         fs::write(runtime.resets(), r#"{"start":"a","counter":3}"#).unwrap();
-        assert_eq!(Orders::of(&runtime, &machine("a")), Orders { start: "a".into(), counter: 3, ..Orders::default() });
+        assert_eq!(
+            Orders::of(&runtime, &machine("a"), &config),
+            Orders { start: "a".into(), counter: 3, ..Orders::default() }
+        );
     }
 
     #[test]

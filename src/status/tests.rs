@@ -492,35 +492,6 @@ fn the_guests_conditions_are_unknown_while_its_node_does_not_answer() {
 }
 
 #[test]
-fn a_paused_guest_and_a_pod_that_is_not_created_have_reasons_of_their_own() {
-    let paused = reported(false, |vm| vm["status"]["conditions"][0]["reason"] = json!("Paused"));
-    assert_eq!(short(&derive(&paused, &cluster(|_, _| ()))), "Paused false Ready=False Paused");
-    let wanted = reported(false, |vm| {
-        vm["status"]["conditions"][0]["reason"] = json!("Paused");
-        vm["spec"]["vm"]["paused"] = json!(true);
-    });
-    assert_eq!(short(&derive(&wanted, &cluster(|_, _| ()))), "Paused false Ready=True Paused");
-    let not_yet = reported(true, |vm| vm["spec"]["vm"]["paused"] = json!(true));
-    assert_eq!(short(&derive(&not_yet, &cluster(|_, _| ()))), "Running true Ready=False Pausing");
-
-    let creating = |scheduled: &str, reason: &str| {
-        pod(json!({
-            "phase": "Pending",
-            "conditions": [{ "type": "PodScheduled", "status": "True", "lastTransitionTime": scheduled }],
-            "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": reason } } }],
-        }))
-    };
-    let vm = vm(|_| ());
-    let late = creating("2027-01-15T07:58:00Z", "ContainerCreating");
-    assert_eq!(short(&derive(&vm, &late)), "Starting false Ready=False StartDelayed");
-    let soon = creating("2027-01-15T07:58:10Z", "ContainerCreating");
-    assert_eq!(short(&derive(&vm, &soon)), "Starting false Ready=False Starting");
-    let again = plan(&vm, &soon, Some(&rendered(&vm, &soon))).requeue_after;
-    assert_eq!(again, Some(std::time::Duration::from_secs(10)));
-    assert_eq!(plan(&vm, &late, Some(&rendered(&vm, &late))).requeue_after, None);
-}
-
-#[test]
 fn the_next_try_of_a_container_is_in_the_message() {
     let message = |restarts: u32, state: Value| {
         let ended = json!({ "terminated": { "exitCode": 1, "finishedAt": "2027-01-15T07:59:50Z" } });

@@ -175,3 +175,32 @@ fn a_pod_that_the_manager_makes_again_by_itself_needs_no_restart() {
     let end = "objects/Pod/spec.containers[vm-runner].image: if no container starts, the manager does that at 2027-01-15T08:01:00Z";
     assert!(message.ends_with(&format!("; these changes need a restart: {end}")), "{message}");
 }
+
+#[test]
+fn a_paused_guest_and_a_pod_that_is_not_created_have_reasons_of_their_own() {
+    let paused = reported(false, |vm| vm["status"]["conditions"][0]["reason"] = json!("Paused"));
+    assert_eq!(short(&derive(&paused, &cluster(|_, _| ()))), "Paused false Ready=False Paused");
+    let wanted = reported(false, |vm| {
+        vm["status"]["conditions"][0]["reason"] = json!("Paused");
+        vm["spec"]["vm"]["paused"] = json!(true);
+    });
+    assert_eq!(short(&derive(&wanted, &cluster(|_, _| ()))), "Paused false Ready=True Paused");
+    let not_yet = reported(true, |vm| vm["spec"]["vm"]["paused"] = json!(true));
+    assert_eq!(short(&derive(&not_yet, &cluster(|_, _| ()))), "Running true Ready=False Pausing");
+
+    let creating = |scheduled: &str, reason: &str| {
+        pod(json!({
+            "phase": "Pending",
+            "conditions": [{ "type": "PodScheduled", "status": "True", "lastTransitionTime": scheduled }],
+            "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": reason } } }],
+        }))
+    };
+    let vm = vm(|_| ());
+    let late = creating("2027-01-15T07:58:00Z", "ContainerCreating");
+    assert_eq!(short(&derive(&vm, &late)), "Starting false Ready=False StartDelayed");
+    let soon = creating("2027-01-15T07:58:10Z", "ContainerCreating");
+    assert_eq!(short(&derive(&vm, &soon)), "Starting false Ready=False Starting");
+    let again = plan(&vm, &soon, Some(&rendered(&vm, &soon))).requeue_after;
+    assert_eq!(again, Some(std::time::Duration::from_secs(10)));
+    assert_eq!(plan(&vm, &late, Some(&rendered(&vm, &late))).requeue_after, None);
+}

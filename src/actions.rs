@@ -5,9 +5,11 @@
 //!
 //! | action | what it does |
 //! |---|---|
+//! | [`power::decide`] | says what starting, stopping, restarting or resetting a VM writes, and why it is refused |
 //! | [`display::open`] | gives a viewer the address of a VM's display and the password that lets it in |
 
 pub mod display;
+pub mod power;
 
 use std::fmt;
 

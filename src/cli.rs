@@ -14,11 +14,15 @@ mod display;
 mod input;
 mod installed;
 mod lint;
+mod list;
 mod manifest;
 mod output;
+mod power;
 mod render;
 mod templates;
 pub mod vm_file;
+mod vms;
+mod wait;
 
 use std::{
     fs,
@@ -29,7 +33,7 @@ use std::{
 use clap::{CommandFactory, Parser, Subcommand};
 
 use self::output::{Exit, Failure, Output};
-use crate::{api::crd, files::FileError};
+use crate::{actions, api::crd, files::FileError};
 
 /// Works with VMs and with the templates that they are rendered from.
 #[derive(Parser)]
@@ -43,6 +47,28 @@ struct Arguments {
 enum Command {
     /// Print the version.
     Version,
+    /// List VMs, as `kubectl get vms` does.
+    #[command(visible_alias = "ls")]
+    List(list::Options),
+    /// Let VMs run.
+    ///
+    /// A VM that runs is left as it is, and that is a success. If a GitOps controller applies spec.vm.state, it would take the start back:
+    /// then the command says which one, and does nothing without --yes.
+    Start(power::Options),
+    /// Shut down the guests of VMs, and leave the VMs stopped.
+    ///
+    /// The guest has the VM's powerdownTimeout to shut down.
+    Stop(power::StopOptions),
+    /// Shut down the guests of VMs and start them again, with all changes that wait for the next start.
+    ///
+    /// GitOps controllers do not take a restart back.
+    Restart(power::Options),
+    /// Press the reset button of VMs: their guests start again at once, without a shutdown, in the same Pod.
+    Reset(power::Options),
+    /// Wait until VMs are as they should be.
+    ///
+    /// What is waited for is on standard error, whenever it changes. Exit code 4: the time is over.
+    Wait(wait::Options),
     /// Print the objects that the manager would create for the VMs of a file, as YAML.
     ///
     /// The VMs are checked as the API server checks them. No cluster is asked, except for templates with --installed: what depends on one
@@ -110,6 +136,12 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Version => print_version(output)?,
         Command::Crds { out } => crds(out.as_deref(), output)?,
         Command::Completion { shell } => completion(*shell, output)?,
+        Command::List(options) => list::run(options, output).await?,
+        Command::Start(options) => power::run(actions::power::Command::Start, options, output).await?,
+        Command::Stop(options) => power::stop(options, output).await?,
+        Command::Restart(options) => power::run(actions::power::Command::Restart, options, output).await?,
+        Command::Reset(options) => power::run(actions::power::Command::Reset, options, output).await?,
+        Command::Wait(options) => wait::run(options, output).await?,
         Command::Render(options) => render::run(options, output).await?,
         Command::Diff(options) => diff::run(options, output).await?,
         Command::Display(options) => display::run(options, output).await?,

@@ -20,10 +20,12 @@ pub(super) enum Exit {
     Negative = 1,
     Usage = 2,
     Unknown = 3,
+    TimeOut = 4,
+    Partly = 5,
 }
 
 impl Exit {
-    pub const ALL: [Self; 4] = [Self::Success, Self::Negative, Self::Usage, Self::Unknown];
+    pub const ALL: [Self; 6] = [Self::Success, Self::Negative, Self::Usage, Self::Unknown, Self::TimeOut, Self::Partly];
 
     /// For the help text.
     pub fn meaning(self) -> &'static str {
@@ -32,6 +34,8 @@ impl Exit {
             Self::Negative => "an error, described on standard error; diff: differences; lint, templates test: errors",
             Self::Usage => "the command line is wrong",
             Self::Unknown => "diff: an error, so the differences are not known; others: no answer of a cluster",
+            Self::TimeOut => "what was waited for did not happen in time",
+            Self::Partly => "of several VMs, some succeeded and some did not",
         }
     }
 
@@ -64,6 +68,11 @@ pub(super) enum Failure {
 impl Failure {
     pub fn new(line: impl Into<String>) -> Self {
         Self::Command { lines: vec![line.into()], exit: Exit::Negative }
+    }
+
+    /// The command line is wrong, which only shows when it is used.
+    pub fn usage(line: impl Into<String>) -> Self {
+        Self::Command { lines: vec![line.into()], exit: Exit::Usage }
     }
 
     /// Something that a cluster did not answer, so that the result of the command is not known.

@@ -34,6 +34,8 @@ mod takeover;
 // All VMs of two of its releases: taken over, stopped, started, restarted, evicted.
 mod takeover_all;
 // Start, stop and restart. Two Pods of one VM never run at the same time.
+// The commands of `kubectl vm` for every day.
+mod commands;
 mod power;
 // What the token of a VM's Pod may do, and how a forced stop reaches its runner.
 mod token;

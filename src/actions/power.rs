@@ -1,0 +1,292 @@
+//! Starts, stops, restarts and resets a VM: what is to be written, decided from the VM as it is. The caller writes it.
+//!
+//! | the person says | the VM | what is written |
+//! |---|---|---|
+//! | start | should not run | `state: Running` |
+//! | start | should run, but its guest shut itself down, and it stays down | a new value of the restart annotation |
+//! | start | should run | nothing |
+//! | stop | should run | `state: Stopped` |
+//! | stop | runs because nobody sets `state` (PowerUnmanaged) | the same, as an apply: a patch that changes no value makes nobody its owner |
+//! | stop | should not run | nothing |
+//! | forced stop | has a Pod | the force-stop annotation with the UID of the Pod too |
+//! | restart | should run | a new value of the restart annotation |
+//! | restart | should not run | nothing: an error |
+//! | reset | its guest runs | `resetCount` of the spec plus one |
+//! | reset | its guest does not run | nothing: an error |
+//!
+//! If a GitOps controller applies `spec.vm.state`, its next sync would take a start or stop back, so these are errors unless the person
+//! insists. Annotations are safe from it: such tools only take back what is in Git.
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use crate::{
+    api::{PowerState, VirtualMachine, conditions},
+    object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION},
+    ownership::{Applier, state_applier},
+};
+
+/// What a person wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Let the VM run.
+    Start,
+    /// Shut its guest down.
+    Stop {
+        /// Without waiting for the guest.
+        force: bool,
+    },
+    /// Shut its guest down and start the VM again, with all changes that wait for that.
+    Restart,
+    /// Press the reset button.
+    Reset,
+}
+
+/// How the change is sent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// As a merge patch.
+    Merge(Value),
+    /// As a forced server-side apply.
+    Apply(Value),
+}
+
+/// What follows for a VM.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// Nothing is to be done, because of this.
+    Unchanged(&'static str),
+    /// This is to be written.
+    Write {
+        /// What is written. It has the UID of the VM, so that another VM of its name is not changed.
+        change: Change,
+        /// Who else applies `spec.vm.state`, if that is written, and so may take it back.
+        applier: Option<Applier>,
+    },
+}
+
+/// Why a command is refused. The texts name no object; the caller does.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts say what they are")]
+pub enum Refusal {
+    #[error("it is being deleted")]
+    Deleted,
+    #[error("it is stopped; a start is what it needs")]
+    Stopped,
+    #[error("its guest does not run{}", reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default())]
+    NoGuest { reason: Option<String> },
+    #[error(
+        "{} applies spec.vm.state from Git{}, and takes back what others write; change it in Git",
+        applier.manager, applier.since.as_ref().map(|time| format!(" (its last change: {})", time.0)).unwrap_or_default()
+    )]
+    Git { applier: Applier },
+}
+
+/// Decides what a command writes. `pod_uid` is the UID of the VM's Pod, if it has one; only a forced stop needs it. With `insist` a
+/// field is also written if a GitOps controller applies it.
+///
+/// # Errors
+/// Why the command is refused.
+pub fn decide(
+    vm: &VirtualMachine,
+    command: Command,
+    pod_uid: Option<&str>,
+    insist: bool,
+    now: Timestamp,
+) -> Result<Decision, Refusal> {
+    if vm.metadata.deletion_timestamp.is_some() {
+        return Err(Refusal::Deleted);
+    }
+    let status = vm.status.as_ref();
+    let is = |type_: &str| {
+        let condition = status.and_then(|status| conditions::find(&status.conditions, type_));
+        condition.is_some_and(|condition| condition.status == "True")
+    };
+    let should_run = vm.spec.vm.state == PowerState::Running && !vm.is_state_unknown();
+    let should_stop = vm.spec.vm.state == PowerState::Stopped && !vm.is_state_unknown();
+    let is_unmanaged = is(conditions::POWER_UNMANAGED);
+    let stays_down = status.and_then(|status| status.halted.as_ref()).is_some_and(|halted| !halted.released);
+    let restart = || {
+        let annotations = json!({ RESTARTED_ANNOTATION: now.to_string() });
+        write(vm, json!({ "metadata": { "annotations": annotations } }))
+    };
+    match command {
+        Command::Start if should_run && stays_down => Ok(restart()),
+        Command::Start if should_run => {
+            Ok(Decision::Unchanged(if is(conditions::RUNNING) { "runs already" } else { "is starting already" }))
+        }
+        Command::Start => set_state(vm, PowerState::Running, json!({}), insist),
+        Command::Stop { force } => {
+            let forced = pod_uid.filter(|_| force).map(|uid| json!({ "annotations": { FORCE_STOP_ANNOTATION: uid } }));
+            match forced {
+                Some(metadata) if should_stop && !is_unmanaged => Ok(write(vm, json!({ "metadata": metadata }))),
+                None if should_stop && !is_unmanaged => {
+                    Ok(Decision::Unchanged(if status.is_some_and(|status| status.created == Some(true)) {
+                        "is stopping already"
+                    } else {
+                        "is stopped already"
+                    }))
+                }
+                forced => set_state(vm, PowerState::Stopped, forced.unwrap_or_else(|| json!({})), insist),
+            }
+        }
+        Command::Restart if should_stop && !is_unmanaged => Err(Refusal::Stopped),
+        Command::Restart => Ok(restart()),
+        Command::Reset if !is(conditions::RUNNING) => {
+            let ready = status.and_then(|status| conditions::find(&status.conditions, conditions::READY));
+            Err(Refusal::NoGuest { reason: ready.map(|ready| ready.reason.clone()) })
+        }
+        Command::Reset => {
+            let count = vm.spec.vm.reset_count.unwrap_or_default().saturating_add(1);
+            Ok(write(vm, json!({ "spec": { "vm": { "resetCount": count } } })))
+        }
+    }
+}
+
+fn set_state(vm: &VirtualMachine, state: PowerState, metadata: Value, insist: bool) -> Result<Decision, Refusal> {
+    let applier = state_applier(vm);
+    if let Some(applier) = applier.clone().filter(|applier| applier.is_gitops && !insist) {
+        return Err(Refusal::Git { applier });
+    }
+    let is_same = vm.spec.vm.state == state && !vm.is_state_unknown();
+    let Decision::Write { change: Change::Merge(body), .. } =
+        write(vm, json!({ "metadata": metadata, "spec": { "vm": { "state": state } } }))
+    else {
+        return Ok(Decision::Unchanged(""));
+    };
+    Ok(Decision::Write { change: if is_same { Change::Apply(body) } else { Change::Merge(body) }, applier })
+}
+
+/// A merge patch with the UID of the VM.
+fn write(vm: &VirtualMachine, mut body: Value) -> Decision {
+    body["metadata"]["uid"] = json!(vm.uid());
+    Decision::Write { change: Change::Merge(body), applier: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{noon, vm};
+
+    /// A VM as the API server has it. `who` applied its state with this operation, if anybody did.
+    fn machine(state: &str, who: Option<(&str, &str)>, status: &Value) -> VirtualMachine {
+        vm(|vm| {
+            vm["spec"]["vm"]["state"] = json!(state);
+            vm["status"] = status.clone();
+            if let Some((manager, operation)) = who {
+                let fields = json!({ "f:spec": { "f:vm": { "f:state": {} } } });
+                vm["metadata"]["managedFields"] = json!([{
+                    "manager": manager, "operation": operation, "time": "2026-11-20T10:00:00Z",
+                    "apiVersion": "vmoperator.jdrupes.org/v1", "fieldsType": "FieldsV1", "fieldsV1": fields,
+                }]);
+            }
+        })
+    }
+
+    fn conditions(types: &[&str]) -> Value {
+        let condition = |type_: &&str| json!({ "type": type_, "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z" });
+        json!({ "created": true, "conditions": types.iter().map(condition).collect::<Vec<_>>() })
+    }
+
+    fn decided(vm: &VirtualMachine, command: Command) -> Result<String, String> {
+        match decide(vm, command, Some("pod-1"), false, noon()) {
+            Ok(Decision::Unchanged(why)) => Ok(why.to_owned()),
+            Ok(Decision::Write { change: Change::Merge(body), .. }) => Ok(format!("merge {body}")),
+            Ok(Decision::Write { change: Change::Apply(body), .. }) => Ok(format!("apply {body}")),
+            Err(refusal) => Err(refusal.to_string()),
+        }
+    }
+
+    const STOP: Command = Command::Stop { force: false };
+    const FORCE: Command = Command::Stop { force: true };
+
+    #[test]
+    fn each_command_writes_what_the_vm_lacks() {
+        let cli = Some(("vm-operator-cli", "Update"));
+        let up = machine("Running", cli, &conditions(&["Running"]));
+        let starting = machine("Running", cli, &conditions(&[]));
+        let going = machine("Stopped", cli, &conditions(&["Running"]));
+        let down = machine("Stopped", cli, &json!({ "created": false }));
+        let unmanaged = machine("Stopped", None, &conditions(&["Running", "PowerUnmanaged"]));
+        let halted = json!({ "halted": { "by": "guest", "time": "2026-01-01T00:00:00Z", "generation": 3 } });
+        let halted = machine("Running", Some(("kustomize-controller", "Apply")), &halted);
+        let state =
+            |state: &str| format!(r#"{{"metadata":{{"uid":"apple-uid"}},"spec":{{"vm":{{"state":"{state}"}}}}}}"#);
+        let restart = r#"merge {"metadata":{"annotations":{"vmoperator.jdrupes.org/restartedAt":"2027-01-15T08:00:00Z"},"uid":"apple-uid"}}"#;
+        let force = r#"{"annotations":{"vmoperator.jdrupes.org/forceStop":"pod-1"},"uid":"apple-uid"}"#;
+        let reset = r#"merge {"metadata":{"uid":"apple-uid"},"spec":{"vm":{"resetCount":1}}}"#;
+        for (vm, command, expected) in [
+            (&up, Command::Start, Ok("runs already".to_owned())),
+            (&starting, Command::Start, Ok("is starting already".into())),
+            (&going, Command::Start, Ok(format!("merge {}", state("Running")))),
+            (&down, Command::Start, Ok(format!("merge {}", state("Running")))),
+            (&unmanaged, Command::Start, Ok(format!("merge {}", state("Running")))),
+            (&halted, Command::Start, Ok(restart.into())),
+            (&up, STOP, Ok(format!("merge {}", state("Stopped")))),
+            (&going, STOP, Ok("is stopping already".into())),
+            (&down, STOP, Ok("is stopped already".into())),
+            // A patch that changes no value makes nobody its owner.
+            (&unmanaged, STOP, Ok(format!("apply {}", state("Stopped")))),
+            (&up, FORCE, Ok(format!(r#"merge {{"metadata":{force},"spec":{{"vm":{{"state":"Stopped"}}}}}}"#))),
+            (&going, FORCE, Ok(format!(r#"merge {{"metadata":{force}}}"#))),
+            (&up, Command::Restart, Ok(restart.into())),
+            (&halted, Command::Restart, Ok(restart.into())),
+            (&unmanaged, Command::Restart, Ok(restart.into())),
+            (&down, Command::Restart, Err("it is stopped; a start is what it needs".into())),
+            (&up, Command::Reset, Ok(reset.into())),
+            (&starting, Command::Reset, Err("its guest does not run".into())),
+        ] {
+            assert_eq!(decided(vm, command), expected, "{command:?} {:?}", vm.spec.vm.state);
+        }
+        let mut deleted = up.clone();
+        deleted.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+        assert_eq!(decided(&deleted, Command::Restart), Err("it is being deleted".into()));
+        let without_pod = decide(&down, FORCE, None, false, noon());
+        assert_eq!(without_pod, Ok(Decision::Unchanged("is stopped already")));
+    }
+
+    #[test]
+    fn what_a_gitops_controller_applies_is_written_only_if_the_person_insists() {
+        for (manager, operation, is_refused) in [
+            ("kustomize-controller", "Apply", true),
+            ("argocd-controller", "Apply", true),
+            ("argocd-controller", "Update", false),
+            ("kubectl", "Apply", false),
+            ("vm-operator-cli", "Apply", false),
+        ] {
+            let vm = machine("Running", Some((manager, operation)), &conditions(&["Running"]));
+            let expected = format!(
+                "{manager} applies spec.vm.state from Git (its last change: 2026-11-20T10:00:00Z), and takes back what others write; \
+                 change it in Git"
+            );
+            assert_eq!(decided(&vm, STOP).err(), is_refused.then_some(expected), "{manager} {operation}");
+            let insisted = decide(&vm, STOP, None, true, noon()).unwrap();
+            let Decision::Write { applier, .. } = insisted else { panic!("{insisted:?}") };
+            let is_told = operation == "Apply" && manager != "vm-operator-cli";
+            assert_eq!(
+                applier.map(|applier| applier.manager),
+                is_told.then(|| manager.to_owned()),
+                "{manager} {operation}"
+            );
+            assert!(decided(&vm, Command::Restart).is_ok(), "an annotation is safe");
+        }
+    }
+
+    #[test]
+    fn argo_cd_applies_without_the_server_too() {
+        let applied = |last: Value| {
+            let mut vm = machine("Running", None, &conditions(&["Running"]));
+            let last_applied = "kubectl.kubernetes.io/last-applied-configuration";
+            vm.annotations_mut().insert(last_applied.into(), last.to_string());
+            vm.metadata.managed_fields = serde_json::from_value(json!([{
+                "manager": "argocd-controller", "operation": "Update", "time": "2026-11-20T10:00:00Z",
+                "fieldsV1": { "f:metadata": { "f:annotations": { format!("f:{last_applied}"): {} } } },
+            }]))
+            .unwrap();
+            decided(&vm, STOP)
+        };
+        assert!(applied(json!({ "spec": { "vm": { "state": "Running" } } })).is_err());
+        assert!(applied(json!({ "spec": { "vm": {} } })).is_ok(), "Git says nothing about the state");
+    }
+}

@@ -1,0 +1,234 @@
+//! `kubectl vm list`: the API server makes the table, with the columns of the CustomResourceDefinition, so they are those of
+//! `kubectl get vms` (<https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables>).
+
+mod table;
+
+use clap::{Args, ValueEnum};
+use futures::StreamExt;
+use http::{HeaderValue, header::ACCEPT};
+use kube::{
+    Client, Resource,
+    api::{ListParams, Request, WatchEvent, WatchParams},
+};
+use serde_json::{Value, json};
+
+use self::table::{Printer, Table};
+use super::{
+    cluster::Cluster,
+    output::{Exit, Failure, Output, note, yaml},
+    vms::{self, Selection, name_of, refused, title},
+};
+use crate::{api::VirtualMachine, process::ErrorChain};
+
+/// The media type of a table.
+const AS_TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
+/// How many VMs are in one answer of the API server.
+const CHUNK: u32 = 500;
+
+#[derive(Args)]
+pub(super) struct Options {
+    #[command(flatten)]
+    selection: Selection,
+    /// How to print them: more columns, or the objects.
+    #[arg(long, short, value_name = "FORMAT")]
+    output: Option<Format>,
+    /// Without the head of the table.
+    #[arg(long)]
+    no_headers: bool,
+    /// Go on, with a line for each change.
+    #[arg(long, short)]
+    watch: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Wide,
+    Json,
+    Yaml,
+    Name,
+}
+
+/// Where VMs are asked for.
+struct Source<'a> {
+    client: &'a Client,
+    /// `None`: in all namespaces.
+    namespace: Option<&'a str>,
+    selector: Option<&'a str>,
+    is_table: bool,
+}
+
+impl Source<'_> {
+    fn request(&self) -> Request {
+        Request::new(VirtualMachine::url_path(&(), self.namespace))
+    }
+
+    fn accept(&self, mut request: http::Request<Vec<u8>>) -> http::Request<Vec<u8>> {
+        if self.is_table {
+            request.headers_mut().insert(ACCEPT, HeaderValue::from_static(AS_TABLE));
+        }
+        request
+    }
+
+    async fn send(&self, request: Result<http::Request<Vec<u8>>, kube::core::request::Error>) -> kube::Result<Value> {
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        self.client.request(self.accept(request)).await
+    }
+
+    /// One VM, as a table of one row or as an object.
+    async fn get(&self, name: &str) -> kube::Result<Value> {
+        self.send(self.request().get(name, &Default::default())).await
+    }
+
+    /// All VMs, chunk by chunk.
+    async fn list(&self) -> Result<Vec<Value>, Failure> {
+        let mut parameters = ListParams { limit: Some(CHUNK), ..ListParams::default() };
+        parameters.label_selector = self.selector.map(str::to_owned);
+        let mut pages = Vec::new();
+        loop {
+            let page = match self.send(self.request().list(&parameters)).await {
+                Ok(page) => page,
+                Err(error) => {
+                    let line = refused(self.client, "VMs", &["list"], self.namespace, &error).await;
+                    return Err(Failure::unknown(line));
+                }
+            };
+            parameters.continue_token =
+                page["metadata"]["continue"].as_str().filter(|it| !it.is_empty()).map(str::to_owned);
+            pages.push(page);
+            if parameters.continue_token.is_none() {
+                return Ok(pages);
+            }
+        }
+    }
+}
+
+pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let Selection { names, selector, all_namespaces, .. } = &options.selection;
+    let is_table = matches!(options.output, None | Some(Format::Wide));
+    if options.watch && (!names.is_empty() || !is_table) {
+        return Err(Failure::usage("--watch is for tables of a namespace, or of all, or of those with labels"));
+    }
+    let Cluster { client, namespace } = &options.selection.connect().await?;
+    let namespace = (!all_namespaces).then_some(namespace.as_str());
+    let source = Source { client, namespace, selector: selector.as_deref(), is_table };
+    let mut missing = 0;
+    let pages = if names.is_empty() {
+        source.list().await?
+    } else {
+        let mut pages = Vec::new();
+        for name in names.iter().map(|argument| name_of(argument)) {
+            match source.get(name).await {
+                Ok(page) => pages.push(page),
+                Err(error) => {
+                    note(&refused(client, &title(name), &["get"], namespace, &error).await);
+                    missing += 1;
+                }
+            }
+        }
+        pages
+    };
+    let found = if is_table {
+        let table = Table::from_pages(&pages).map_err(Failure::unknown)?;
+        let mut printer = Printer::new(&table, options.output == Some(Format::Wide), *all_namespaces);
+        if !table.rows.is_empty() || options.watch {
+            write!(output, "{}", printer.print(&table, !options.no_headers))?;
+        }
+        if options.watch {
+            output.flush()?;
+            let version = pages.last().and_then(|page| page["metadata"]["resourceVersion"].as_str());
+            return watch(&source, version.unwrap_or("0"), &mut printer, output).await;
+        }
+        table.rows.len()
+    } else {
+        let items = objects(pages, names.is_empty());
+        print_objects(&items, !names.is_empty() && names.len() == 1, options.output, output)?;
+        items.len()
+    };
+    if found == 0 && missing == 0 {
+        note(&vms::nothing(namespace, selector.as_deref()));
+    }
+    Ok(vms::exit(found, missing))
+}
+
+/// The objects of lists, or of answers about one each. Items of a list do not say their kind.
+fn objects(pages: Vec<Value>, are_lists: bool) -> Vec<Value> {
+    if !are_lists {
+        return pages;
+    }
+    let items = pages.into_iter().flat_map(|mut page| match page["items"].take() {
+        Value::Array(items) => items,
+        _ => Vec::new(),
+    });
+    items
+        .map(|mut item| {
+            item["apiVersion"] = json!(VirtualMachine::api_version(&()));
+            item["kind"] = json!(VirtualMachine::kind(&()));
+            item
+        })
+        .collect()
+}
+
+fn print_objects(
+    items: &[Value],
+    is_one: bool,
+    format: Option<Format>,
+    output: &mut Output<'_>,
+) -> Result<(), Failure> {
+    if format == Some(Format::Name) {
+        for item in items {
+            let name = item["metadata"]["name"].as_str().unwrap_or_default();
+            writeln!(output, "virtualmachine.{}/{name}", VirtualMachine::group(&()))?;
+        }
+        return Ok(());
+    }
+    let value = match items {
+        [] if is_one => return Ok(()),
+        [item] if is_one => item.clone(),
+        items => json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": items }),
+    };
+    match format {
+        Some(Format::Json) => writeln!(output, "{value:#}"),
+        _ => write!(output, "{}", yaml(&value)?),
+    }
+}
+
+/// Prints a line for each change, until the reader has seen enough.
+async fn watch(
+    source: &Source<'_>,
+    version: &str,
+    printer: &mut Printer,
+    output: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let mut version = version.to_owned();
+    let mut parameters = WatchParams { label_selector: source.selector.map(str::to_owned), ..WatchParams::default() };
+    parameters.bookmarks = false;
+    loop {
+        let request = source.request().watch(&parameters, &version).map_err(|error| Failure::new(error.to_string()))?;
+        let events = source.client.request_events::<Value>(source.accept(request)).await;
+        let mut events = match events {
+            Ok(events) => std::pin::pin!(events),
+            Err(error) => {
+                let line = refused(source.client, "VMs", &["watch"], source.namespace, &error).await;
+                return Err(Failure::unknown(line));
+            }
+        };
+        // The API server ends a watch after some minutes; the next one goes on where it ended.
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(WatchEvent::Added(page) | WatchEvent::Modified(page) | WatchEvent::Deleted(page)) => {
+                    let table = Table::from_pages(&[page]).map_err(Failure::unknown)?;
+                    if let Some(seen) = table.rows.last().and_then(|row| row.version.clone()) {
+                        version = seen;
+                    }
+                    write!(output, "{}", printer.print(&table, false))?;
+                    output.flush()?;
+                }
+                Ok(WatchEvent::Bookmark(bookmark)) => version = bookmark.metadata.resource_version,
+                Ok(WatchEvent::Error(status)) => {
+                    return Err(Failure::unknown(format!("VMs: the watch ended: {}", status.message)));
+                }
+                Err(error) => return Err(Failure::unknown(format!("VMs: the watch ended: {}", ErrorChain(&error)))),
+            }
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! `kubectl vm start`, `stop`, `restart` and `reset`. What they write is [`actions::power`](crate::actions::power).
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use futures::future::join_all;
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
+};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{
+    output::{Exit, Failure, Output, chain, note, yaml},
+    vms::{FoundVm, Selection, api, exit, refused, title},
+    wait::{self, Goal, Limit, seconds},
+};
+use crate::{
+    actions::power::{Change, Command, Decision, Refusal, decide},
+    api::VirtualMachine,
+    ownership::COMMAND_MANAGER,
+};
+
+/// What the commands that change VMs have in common.
+#[derive(Args)]
+pub(super) struct Options {
+    #[command(flatten)]
+    selection: Selection,
+    /// Say what would be done, without doing it: client asks only what the VM is, server also whether the change would be accepted.
+    #[arg(long, value_name = "HOW")]
+    dry_run: Option<DryRun>,
+    /// Print the changed VM, instead of a line about it.
+    #[arg(long, short, value_name = "FORMAT")]
+    output: Option<Format>,
+    /// The name under which the API server notes the change.
+    #[arg(long, value_name = "NAME", default_value = COMMAND_MANAGER)]
+    field_manager: String,
+    /// Change spec.vm.state also where a GitOps controller applies it, which then takes it back.
+    #[arg(long, short)]
+    yes: bool,
+    /// Wait until it is done, and say how far it is.
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    limit: Limit,
+}
+
+#[derive(Args)]
+pub(super) struct StopOptions {
+    /// Do not wait for the guest: its disks are as after a power failure.
+    #[arg(long, conflicts_with = "grace_period")]
+    force: bool,
+    /// How long the guest has to shut down, such as 30s, instead of the VM's powerdownTimeout.
+    #[arg(long, value_name = "TIME", value_parser = wait::time)]
+    grace_period: Option<Duration>,
+    #[command(flatten)]
+    common: Options,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DryRun {
+    Client,
+    Server,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Json,
+    Yaml,
+    Name,
+}
+
+/// What was done with a VM.
+enum Done {
+    Unchanged(&'static str),
+    /// The VM as it is now, and the UID of the Pod that it had.
+    Written {
+        object: Box<DynamicObject>,
+        former: Option<String>,
+    },
+}
+
+pub(super) async fn stop(options: &StopOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let command = Command::Stop { force: options.force };
+    Job { options: &options.common, command, grace_period: options.grace_period }.run(output).await
+}
+
+pub(super) async fn run(command: Command, options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    Job { options, command, grace_period: None }.run(output).await
+}
+
+/// A command for some VMs.
+struct Job<'a> {
+    options: &'a Options,
+    command: Command,
+    grace_period: Option<Duration>,
+}
+
+impl Job<'_> {
+    async fn run(&self, output: &mut Output<'_>) -> Result<Exit, Failure> {
+        let begin = Instant::now();
+        let found = self.options.selection.find().await?;
+        let client = &found.cluster.client;
+        let (mut failed, mut succeeded) = (found.missing, 0);
+        let (mut objects, mut waits) = (Vec::new(), Vec::new());
+        for vm in &found.vms {
+            match self.change(client, vm).await {
+                Err(line) => {
+                    note(&line);
+                    failed += 1;
+                }
+                Ok(Done::Unchanged(why)) => {
+                    if self.options.output.is_none() {
+                        writeln!(output, "{} unchanged ({why})", vm.title())?;
+                    }
+                    objects.push(json!(vm.object));
+                    succeeded += 1;
+                }
+                Ok(Done::Written { object, former }) => {
+                    objects.push(json!(object));
+                    let goal = self.goal(former).filter(|_| self.options.wait && self.options.dry_run.is_none());
+                    match goal {
+                        Some(goal) => waits.push((vm.namespace(), vm.vm.name_any(), goal)),
+                        None => {
+                            succeeded += 1;
+                            if self.options.output.is_none() {
+                                writeln!(output, "{} {}{}", vm.title(), self.past(), self.dry())?;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        output.flush()?;
+        let waits = waits.iter().map(|(namespace, name, goal)| async move {
+            let end = wait::wait(client, namespace, name, goal, begin, self.options.limit.timeout).await;
+            (name.clone(), end)
+        });
+        let mut all = exit(succeeded, failed);
+        let ends = join_all(waits).await;
+        if !ends.is_empty() {
+            let lines = if self.options.output.is_none() { Some(&mut *output) } else { None };
+            let waited = wait::report(ends, 0, lines, |name, phase, after| {
+                format!("{} {} (now {phase}, {})", title(name), self.past(), seconds(after))
+            })?;
+            all = match (waited, all) {
+                (Exit::TimeOut, _) => Exit::TimeOut,
+                (Exit::Success, _) if failed > 0 => Exit::Partly,
+                (Exit::Negative, _) if succeeded > 0 => Exit::Partly,
+                (waited, _) => waited,
+            };
+        }
+        print(&objects, self.options.output, output)?;
+        Ok(all)
+    }
+
+    /// Decides and writes.
+    async fn change(&self, client: &Client, found: &FoundVm) -> Result<Done, String> {
+        let FoundVm { object, vm } = found;
+        let namespace = &found.namespace();
+        let is_forced = self.command == Command::Stop { force: true };
+        let needs_pod = is_forced || self.grace_period.is_some();
+        let pod = if needs_pod { self.pod(client, found).await? } else { None };
+        let pod_uid = pod.as_ref().and_then(|pod| pod.metadata.uid.clone());
+        let decision = decide(vm, self.command, pod_uid.as_deref(), self.options.yes, Timestamp::now());
+        let (change, applier) = match decision.map_err(|refusal| self.words(found, &refusal))? {
+            Decision::Unchanged(why) => return Ok(Done::Unchanged(why)),
+            Decision::Write { change, applier } => (change, applier),
+        };
+        if let Some(applier) = applier {
+            let what = if applier.is_gitops { "which takes this back" } else { "whose next apply takes this back" };
+            note(&format!("{}: {} applies spec.vm.state too, {what}", found.title(), applier.manager));
+        }
+        let former = vm.status.as_ref().and_then(|status| status.pod_uid.clone());
+        if self.options.dry_run == Some(DryRun::Client) {
+            return Ok(Done::Written { object: Box::new(object.clone()), former });
+        }
+        let written = self.write(client, namespace, &vm.name_any(), &change).await;
+        let object = match written {
+            Ok(object) => object,
+            Err(error) => return Err(refused(client, &found.title(), &["patch"], Some(namespace), &error).await),
+        };
+        if let (Some(time), Some(pod), None) = (self.grace_period, &pod, self.options.dry_run) {
+            shorten(client, namespace, pod, time)
+                .await
+                .map_err(|error| chain(format!("Pod {}", pod.name_any()), &error))?;
+        }
+        Ok(Done::Written { object: Box::new(object), former })
+    }
+
+    async fn write(
+        &self,
+        client: &Client,
+        namespace: &str,
+        name: &str,
+        change: &Change,
+    ) -> kube::Result<DynamicObject> {
+        let api = api(client, namespace);
+        let mut parameters = PatchParams {
+            field_manager: Some(self.options.field_manager.clone()),
+            dry_run: self.options.dry_run == Some(DryRun::Server),
+            ..PatchParams::default()
+        };
+        match change {
+            Change::Merge(body) => api.patch(name, &parameters, &Patch::Merge(body)).await,
+            Change::Apply(body) => {
+                let mut body = body.clone();
+                body["apiVersion"] = json!(VirtualMachine::api_version(&()));
+                body["kind"] = json!(VirtualMachine::kind(&()));
+                parameters.force = true;
+                api.patch(name, &parameters, &Patch::Apply(&body)).await
+            }
+        }
+    }
+
+    /// The Pod of a VM, which has its name and belongs to it.
+    async fn pod(&self, client: &Client, found: &FoundVm) -> Result<Option<Pod>, String> {
+        let api: Api<Pod> = Api::namespaced(client.clone(), &found.namespace());
+        let name = found.vm.name_any();
+        let pod = api.get_opt(&name).await.map_err(|error| chain(format!("{}: its Pod", found.title()), &error))?;
+        let uid = found.vm.uid();
+        Ok(pod.filter(|pod| pod.owner_references().iter().any(|owner| Some(&owner.uid) == uid.as_ref())))
+    }
+
+    /// A refusal, with what helps.
+    fn words(&self, found: &FoundVm, refusal: &Refusal) -> String {
+        let (title, name) = (found.title(), found.vm.name_any());
+        match refusal {
+            Refusal::Git { .. } => format!("{title}: {refusal}, or give --yes to do it until the next sync"),
+            Refusal::Stopped => format!("{title}: {refusal}: kubectl vm start {name}"),
+            Refusal::Deleted | Refusal::NoGuest { .. } => format!("{title}: {refusal}"),
+        }
+    }
+
+    /// What `--wait` waits for. A reset is done when it is written.
+    fn goal(&self, former: Option<String>) -> Option<Goal> {
+        match self.command {
+            Command::Start => Some(Goal::Running),
+            Command::Stop { .. } => Some(Goal::Stopped),
+            Command::Restart => Some(Goal::Restarted { former }),
+            Command::Reset => None,
+        }
+    }
+
+    fn past(&self) -> &'static str {
+        match self.command {
+            Command::Start => "started",
+            Command::Stop { .. } => "stopped",
+            Command::Restart => "restarted",
+            Command::Reset => "reset",
+        }
+    }
+
+    fn dry(&self) -> &'static str {
+        match self.options.dry_run {
+            None => "",
+            Some(DryRun::Client) => " (dry run)",
+            Some(DryRun::Server) => " (server dry run)",
+        }
+    }
+}
+
+/// Deletes a Pod that is to go, with less time for its guest than it would have.
+async fn shorten(client: &Client, namespace: &str, pod: &Pod, time: Duration) -> kube::Result<()> {
+    let parameters = DeleteParams {
+        grace_period_seconds: Some(u32::try_from(time.as_secs()).unwrap_or(u32::MAX)),
+        preconditions: Some(Preconditions { uid: pod.uid(), resource_version: None }),
+        ..DeleteParams::default()
+    };
+    match Api::<Pod>::namespaced(client.clone(), namespace).delete(&pod.name_any(), &parameters).await {
+        // It went in the meantime.
+        Err(kube::Error::Api(answer)) if answer.is_not_found() || answer.is_conflict() => Ok(()),
+        result => result.map(drop),
+    }
+}
+
+fn print(objects: &[Value], format: Option<Format>, output: &mut Output<'_>) -> Result<(), Failure> {
+    let whole = match objects {
+        [] => return Ok(()),
+        [object] => object.clone(),
+        objects => json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": objects }),
+    };
+    match format {
+        None => Ok(()),
+        Some(Format::Json) => writeln!(output, "{whole:#}"),
+        Some(Format::Yaml) => write!(output, "{}", yaml(&whole)?),
+        Some(Format::Name) => objects.iter().try_for_each(|object| {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            writeln!(output, "virtualmachine.{}/{name}", VirtualMachine::group(&()))
+        }),
+    }
+}

@@ -7,14 +7,14 @@ use futures::future::join_all;
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    output::{Exit, Failure, Output, chain, note, yaml},
-    vms::{FoundVm, Selection, api, exit, refused, title},
+    output::{Exit, Failure, Output, note, yaml},
+    vms::{FoundVm, Selection, api, exit, refused, refused_about, title},
     wait::{self, Goal, Limit, seconds},
 };
 use crate::{
@@ -183,9 +183,10 @@ impl Job<'_> {
             Err(error) => return Err(refused(client, &found.title(), &["patch"], Some(namespace), &error).await),
         };
         if let (Some(time), Some(pod), None) = (self.grace_period, &pod, self.options.dry_run) {
-            shorten(client, namespace, pod, time)
-                .await
-                .map_err(|error| chain(format!("Pod {}", pod.name_any()), &error))?;
+            let what = format!("{} stopped, but its Pod keeps its time", found.title());
+            if let Err(error) = shorten(client, namespace, pod, time).await {
+                return Err(of_pod(client, &what, "delete", namespace, &error).await);
+            }
         }
         Ok(Done::Written { object: Box::new(object), former })
     }
@@ -219,7 +220,10 @@ impl Job<'_> {
     async fn pod(&self, client: &Client, found: &FoundVm) -> Result<Option<Pod>, String> {
         let api: Api<Pod> = Api::namespaced(client.clone(), &found.namespace());
         let name = found.vm.name_any();
-        let pod = api.get_opt(&name).await.map_err(|error| chain(format!("{}: its Pod", found.title()), &error))?;
+        let pod = match api.get_opt(&name).await {
+            Ok(pod) => pod,
+            Err(error) => return Err(of_pod(client, &found.title(), "get", &found.namespace(), &error).await),
+        };
         let uid = found.vm.uid();
         Ok(pod.filter(|pod| pod.owner_references().iter().any(|owner| Some(&owner.uid) == uid.as_ref())))
     }
@@ -260,6 +264,12 @@ impl Job<'_> {
             Some(DryRun::Server) => " (server dry run)",
         }
     }
+}
+
+/// What the API server said about the Pod of a VM.
+async fn of_pod(client: &Client, what: &str, verb: &str, namespace: &str, error: &kube::Error) -> String {
+    let resource = ApiResource::erase::<Pod>(&());
+    refused_about(client, &resource, what, &[verb], Some(namespace), error).await
 }
 
 /// Deletes a Pod that is to go, with less time for its guest than it would have.

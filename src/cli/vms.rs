@@ -2,7 +2,7 @@
 
 use clap::Args;
 use kube::{
-    Api, Client, Resource, ResourceExt,
+    Api, Client, ResourceExt,
     api::{ApiResource, DynamicObject, ListParams},
 };
 
@@ -169,20 +169,28 @@ pub(super) async fn refused(
     namespace: Option<&str>,
     error: &kube::Error,
 ) -> String {
+    refused_about(client, &resource(), what, verbs, namespace, error).await
+}
+
+/// The same about objects of another kind.
+pub(super) async fn refused_about(
+    client: &Client,
+    resource: &ApiResource,
+    what: &str,
+    verbs: &[&str],
+    namespace: Option<&str>,
+    error: &kube::Error,
+) -> String {
     match error {
         kube::Error::Api(answer) if answer.is_forbidden() => {
             let access = Access::of_person(client.clone());
-            match access.missing_rule(&resource(), verbs, namespace).await {
+            match access.missing_rule(resource, verbs, namespace).await {
                 Some(rule) => format!("{what}: {rule}"),
                 None => format!("{what}: {}", answer.message),
             }
         }
         kube::Error::Api(answer) if answer.is_not_found() && answer.details.is_none() => {
-            format!(
-                "{what}: the cluster has no {}.{}: vm-operator is not installed",
-                resource().plural,
-                VirtualMachine::group(&())
-            )
+            format!("{what}: the cluster has no {}.{}: vm-operator is not installed", resource.plural, resource.group)
         }
         kube::Error::Api(answer) if answer.is_not_found() => {
             let place = namespace.map(|namespace| format!(" in the namespace {namespace}")).unwrap_or_default();

@@ -256,6 +256,10 @@ async fn a_missing_right_is_named_with_its_rule() {
     .await;
     assert_eq!((start.code, start.talk), (1, format!("vm/apple: {}", lacks("patch"))));
     assert_eq!(as_alice(&["list"]).code, 0);
+    let stop = as_alice(&["stop", "apple", "--force"]);
+    let lacks_pods =
+        lacks("get").replace("vms.vmoperator.jdrupes.org", "pods").replace("vmoperator.jdrupes.org", "\"\"");
+    assert_eq!((stop.code, stop.talk), (1, format!("vm/apple: {}", lacks_pods.replace("[vms]", "[pods]"))));
     allow("writers", "--verb=patch");
     eventually("alice to write", LIMIT, async || (as_alice(&["start", "apple"]).code == 0).then_some(())).await;
 }

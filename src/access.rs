@@ -1,4 +1,4 @@
-//! What the manager's account may do, asked by the manager or by a person. It asks the API server, without doing it
+//! What the manager's account or a person may do, asked by the manager or by a person. It asks the API server, without doing it
 //! (<https://kubernetes.io/docs/reference/access-authn-authz/authorization/#checking-api-access>). An answer with the code 403 alone does not
 //! say that: a quota or an admission plugin answers so too.
 
@@ -25,21 +25,31 @@ pub struct MissingRule {
     verbs: Vec<String>,
     /// `None`: in all namespaces.
     namespace: Option<String>,
-    /// `None`: the API server did not say who the manager is.
+    /// `None`: the API server did not say whose rights it has looked at.
     account: Option<String>,
+    /// It is a person who lacks it, not the manager.
+    is_person: bool,
 }
 
 impl fmt::Display for MissingRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { group, plural, verbs, namespace, account } = self;
+        let Self { group, plural, verbs, namespace, account, is_person } = self;
         let verbs = verbs.join(", ");
         let resource = if group.is_empty() { plural.clone() } else { format!("{plural}.{group}") };
         let (place, role) = match namespace {
             Some(namespace) => (format!("the namespace {namespace}"), "a Role in that namespace"),
             None => ("all namespaces".to_owned(), "a ClusterRole"),
         };
-        let account = account.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
         let group = if group.is_empty() { "\"\"" } else { group };
+        if *is_person {
+            let who = account.as_deref().unwrap_or("this user");
+            return write!(
+                f,
+                "{who} may not {verbs} {resource} in {place}; {role} with the rule \
+                 - {{apiGroups: [{group}], resources: [{plural}], verbs: [{verbs}]}} allows it"
+            );
+        }
+        let account = account.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
         write!(
             f,
             "the manager may not {verbs} {resource} in {place}; give its account{account} {role} with the rule \
@@ -55,18 +65,25 @@ pub struct Access {
     account: OnceCell<Option<String>>,
     /// Whether the client is a person's, who asks about the manager.
     is_others: bool,
+    /// Whether the client is a person's, who asks about herself.
+    is_person: bool,
 }
 
 impl Access {
     /// Asks with this client, and so about its account.
     pub fn new(client: Client) -> Self {
-        Self { client, account: OnceCell::new(), is_others: false }
+        Self { client, account: OnceCell::new(), is_others: false, is_person: false }
+    }
+
+    /// Asks with a person's client about that person. What it finds is worded for her.
+    pub fn of_person(client: Client) -> Self {
+        Self { is_person: true, ..Self::new(client) }
     }
 
     /// Asks about the service account of that namespace and name. That needs the right to create SubjectAccessReviews.
     pub fn of_account(client: Client, namespace: &str, name: &str) -> Self {
         let account = Some(format!("{SERVICE_ACCOUNTS}:{namespace}:{name}"));
-        Self { client, account: OnceCell::new_with(Some(account)), is_others: true }
+        Self { client, account: OnceCell::new_with(Some(account)), is_others: true, is_person: false }
     }
 
     /// The rule that the manager lacks to do this with a resource in a namespace (`None`: in all). `None`: it lacks none, or the API server
@@ -94,6 +111,7 @@ impl Access {
             verbs: verbs.iter().map(|verb| (*verb).to_owned()).collect(),
             namespace: namespace.map(str::to_owned),
             account: self.account.get_or_try_init(|| self.ask_account()).await.ok().cloned().flatten(),
+            is_person: self.is_person,
         }
     }
 

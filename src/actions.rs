@@ -5,9 +5,9 @@
 //!
 //! | action | what it does |
 //! |---|---|
+//! | [`power::decide`] | says what starting, stopping, restarting or resetting a VM writes, and why it is refused |
 //! | [`display::open`] | gives a viewer the address of a VM's display and the password that lets it in |
 //! | [`VmHandle::pod`] | finds the Pod in which the guest runs |
-//! | [`VmHandle::order`] | starts, stops, restarts, resets, reboots, pauses or resumes a VM |
 
 pub mod display;
 pub mod power;
@@ -63,7 +63,11 @@ impl VmHandle {
         Ok(of_guest.map(ResourceExt::name_any))
     }
 
-    async fn get(&self) -> kube::Result<VirtualMachine> {
+    /// The VM as it is now.
+    ///
+    /// # Errors
+    /// The error of the request.
+    pub async fn get(&self) -> kube::Result<VirtualMachine> {
         self.api::<StoredVm>().get(&self.name).await.map(|StoredVm(vm)| vm)
     }
 }

@@ -34,7 +34,7 @@ use std::{
 use clap::{CommandFactory, Parser, Subcommand};
 
 use self::output::{Exit, Failure, Output};
-use crate::{actions::power::Order, api::crd, files::FileError};
+use crate::{actions, api::crd, files::FileError};
 
 /// Works with VMs and with the templates that they are rendered from.
 #[derive(Parser)]
@@ -48,19 +48,26 @@ struct Arguments {
 enum Command {
     /// Print the version.
     Version,
-    /// List VMs, with the columns of `kubectl get`.
+    /// List VMs, as `kubectl get vms` does.
     #[command(visible_alias = "ls")]
     List(list::Options),
-    /// Start VMs, and wait until their guests run.
+    /// Let VMs run.
+    ///
+    /// A VM that runs is left as it is, and that is a success. If a GitOps controller applies spec.vm.state, it would take the start back:
+    /// then the command says which one, and does nothing without --yes.
     Start(power::Options),
-    /// Stop VMs: their guests shut down, and are ended after the time that the VM gives them (powerdownTimeout).
+    /// Shut down the guests of VMs, and leave the VMs stopped.
+    ///
+    /// The guest has the VM's powerdownTimeout to shut down.
     Stop(power::StopOptions),
-    /// Restart VMs: their guests shut down, and start in new Pods, with all changes that wait for that.
+    /// Shut down the guests of VMs and start them again, with all changes that wait for the next start.
+    ///
+    /// GitOps controllers do not take a restart back.
     Restart(power::Options),
-    /// Ask guests to reboot, in the same Pod. This needs QEMU's guest agent in the guest.
-    Reboot(power::Options),
-    /// Reset VMs, as with a computer's reset button. Guests may lose data.
+    /// Press the reset button of VMs: their guests start again at once, without a shutdown, in the same Pod.
     Reset(power::Options),
+    /// Ask the guests of VMs to reboot. This needs QEMU's guest agent in the guest.
+    Reboot(power::Options),
     /// Pause VMs: their CPUs stand still, their memory stays.
     Pause(power::Options),
     /// Let paused VMs go on.
@@ -70,7 +77,9 @@ enum Command {
     ///
     /// It waits until the guest runs, and goes on with the next guest after a restart.
     Console(console::Options),
-    /// Wait until VMs are in a state.
+    /// Wait until VMs are as they should be.
+    ///
+    /// What is waited for is on standard error, whenever it changes. Exit code 4: the time is over.
     Wait(wait::Options),
     /// Print the objects that the manager would create for the VMs of a file, as YAML.
     ///
@@ -140,13 +149,13 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Crds { out } => crds(out.as_deref(), output)?,
         Command::Completion { shell } => completion(*shell, output)?,
         Command::List(options) => list::run(options, output).await?,
-        Command::Start(options) => power::run(Order::Start, options, output).await?,
+        Command::Start(options) => power::run(actions::power::Command::Start, options, output).await?,
         Command::Stop(options) => power::stop(options, output).await?,
-        Command::Restart(options) => power::run(Order::Restart, options, output).await?,
-        Command::Reboot(options) => power::run(Order::Reboot, options, output).await?,
-        Command::Reset(options) => power::run(Order::Reset, options, output).await?,
-        Command::Pause(options) => power::run(Order::Pause, options, output).await?,
-        Command::Resume(options) => power::run(Order::Resume, options, output).await?,
+        Command::Restart(options) => power::run(actions::power::Command::Restart, options, output).await?,
+        Command::Reset(options) => power::run(actions::power::Command::Reset, options, output).await?,
+        Command::Reboot(options) => power::run(actions::power::Command::Reboot, options, output).await?,
+        Command::Pause(options) => power::run(actions::power::Command::Pause, options, output).await?,
+        Command::Resume(options) => power::run(actions::power::Command::Resume, options, output).await?,
         Command::Console(options) => console::run(options, output).await?,
         Command::Wait(options) => wait::run(options, output).await?,
         Command::Render(options) => render::run(options, output).await?,

@@ -9,7 +9,7 @@
 //! | [`RUNNER_MANAGER`] | the runner's part of a VM's status |
 //! | [`COMMAND_MANAGER`] | changes that a person makes with `kubectl vm` |
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry, Time};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 
@@ -78,6 +78,38 @@ pub fn setter(vm: &VirtualMachine) -> Setter {
             setter
         }
     })
+}
+
+/// A client that applies `spec.vm.state` again and again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applier {
+    /// Its field manager.
+    pub manager: String,
+    /// When it last changed something of the VM. The API server keeps no other time.
+    pub since: Option<Time>,
+    /// It is a controller that syncs with Git by itself, so it takes back soon what somebody else writes.
+    pub is_gitops: bool,
+}
+
+/// The field managers of controllers that sync with Git by themselves: Argo CD
+/// (<https://argo-cd.readthedocs.io/en/stable/user-guide/sync-options/#server-side-apply>), Flux, Rancher Fleet.
+const GITOPS_MANAGERS: [&str; 4] = ["argocd-controller", "kustomize-controller", "helm-controller", "fleetagent"];
+
+/// Who applies `spec.vm.state` of a VM again and again; a controller rather than a person's apply. The VM is as the API server has it:
+/// [`trim`] removes what this needs.
+pub fn state_applier(vm: &VirtualMachine) -> Option<Applier> {
+    let last = vm.annotations().get(LAST_APPLIED).and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let last_has_state = last.is_some_and(|last| last.pointer("/spec/vm/state").is_some());
+    let applies = |entry: &&ManagedFieldsEntry| {
+        let is_server_side = entry.operation.as_deref() == Some("Apply") && sets_state(entry);
+        is_server_side || (last_has_state && is_client_side_apply(entry))
+    };
+    let appliers = vm.managed_fields().iter().filter(applies).filter_map(|entry| {
+        let manager = entry.manager.clone().filter(|manager| manager != COMMAND_MANAGER)?;
+        let is_gitops = GITOPS_MANAGERS.contains(&manager.as_str());
+        Some(Applier { manager, since: entry.time.clone(), is_gitops })
+    });
+    appliers.max_by_key(|applier| applier.is_gitops)
 }
 
 fn sets_state(entry: &ManagedFieldsEntry) -> bool {

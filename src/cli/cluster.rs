@@ -9,7 +9,7 @@ use kube::{
 };
 
 /// Which cluster a command asks, and in which namespace.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub(super) struct ClusterOptions {
     /// The namespace. Default: that of the kubeconfig's context.
     #[arg(long, short, value_name = "NS")]
@@ -20,6 +20,12 @@ pub(super) struct ClusterOptions {
     /// The kubeconfig. Default: $KUBECONFIG, or ~/.kube/config, or the service account of the Pod.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    /// Act as this user, which needs the right to impersonate.
+    #[arg(long = "as", value_name = "USER")]
+    impersonate: Option<String>,
+    /// Act as a member of this group, together with --as. Can be given several times.
+    #[arg(long = "as-group", value_name = "GROUP", requires = "impersonate")]
+    impersonate_groups: Vec<String>,
 }
 
 /// A client, and the namespace in which a command works.
@@ -50,11 +56,20 @@ impl ClusterOptions {
         if let Some(file) = &self.kubeconfig {
             kubectl.arg("--kubeconfig").arg(file);
         }
+        if let Some(user) = &self.impersonate {
+            kubectl.arg("--as").arg(user);
+            kubectl.args(self.impersonate_groups.iter().flat_map(|group| ["--as-group", group]));
+        }
     }
 
     /// Makes a client. Nothing is asked of the API server yet.
     pub async fn connect(&self) -> Result<Cluster, ConnectError> {
-        let config = self.config().await?;
+        let mut config = self.config().await?;
+        if let Some(user) = &self.impersonate {
+            config.auth_info.impersonate = Some(user.clone());
+            config.auth_info.impersonate_groups =
+                Some(self.impersonate_groups.clone()).filter(|groups| !groups.is_empty());
+        }
         let namespace = self.namespace.as_ref().unwrap_or(&config.default_namespace).clone();
         let client = Client::try_from(config).map_err(ConnectError::Client)?;
         Ok(Cluster { client, namespace })
@@ -90,7 +105,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), kubeconfig).unwrap();
         let context = context.map(str::to_owned);
-        let options = ClusterOptions { namespace: None, context, kubeconfig: Some(file.path().to_owned()) };
+        let options = ClusterOptions { context, kubeconfig: Some(file.path().to_owned()), ..ClusterOptions::default() };
         (file, options)
     }
 

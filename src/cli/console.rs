@@ -12,18 +12,16 @@ use std::{io::IsTerminal, process::Command, time::Duration};
 
 use clap::Args;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use tokio::time::{Instant, sleep};
 
 use super::{
     cluster::ClusterOptions,
     output::{Exit, Failure, Output, chain, note},
-    power::duration,
-    vms::name,
+    vms::name_of,
+    wait::{self, Ended, Goal, Limit},
 };
 use crate::{
-    actions::{
-        VmHandle,
-        power::{self, Order, PowerError, Progress},
-    },
+    actions::VmHandle,
     api::{
         VirtualMachine,
         conditions::{self, RUNNING},
@@ -31,42 +29,42 @@ use crate::{
     process::ErrorChain,
 };
 
-/// How long the end of a guest may take to be reported.
+/// How long the end of a guest may take to be reported, and how often it is looked for.
 const NEWS: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Args)]
 pub(super) struct Options {
     /// The VM.
     #[arg(value_name = "VM")]
     vm: String,
-    /// How long to wait until the guest runs, at first and after a restart.
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
-    timeout: Duration,
+    /// For the guest, at first and after a restart.
+    #[command(flatten)]
+    limit: Limit,
     #[command(flatten)]
     cluster: ClusterOptions,
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let cluster = options.cluster.connect().await.map_err(|error| Failure::new(ErrorChain(&error).to_string()))?;
-    let vm = VmHandle::new(cluster.client, &cluster.namespace, name(&options.vm)?);
+    let cluster = options.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
+    let vm = VmHandle::new(cluster.client.clone(), &cluster.namespace, name_of(&options.vm));
     let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     if is_terminal {
         note("Ctrl-] leaves the console.");
     }
     output.flush()?;
     loop {
-        let told = |what: &str| note(&format!("{vm}: {what}"));
-        let runs = vm.wait(options.timeout, |now| power::progress(Order::Start, now, now), told).await;
-        let running = match runs {
-            Ok(running) => running,
-            Err(error) => {
-                let exit = if matches!(error, PowerError::TimedOut { .. }) { Exit::TimedOut } else { Exit::Negative };
-                note(&format!("{vm}: {}", ErrorChain(&error)));
-                return Ok(exit);
-            }
+        let (begin, limit) = (Instant::now(), options.limit.timeout);
+        match wait::wait(&cluster.client, vm.namespace(), vm.name(), &Goal::Running, begin, limit).await {
+            Ended::Reached { .. } => {}
+            Ended::TimedOut => return Ok(Exit::TimeOut),
+            Ended::Failed => return Ok(Exit::Negative),
+        }
+        let unknown = |error: kube::Error| Failure::unknown(chain(&vm, &error));
+        let running = guest(&vm.get().await.map_err(unknown)?);
+        let Some(pod) = vm.pod().await.map_err(unknown)? else {
+            return Err(Failure::new(format!("{vm}: it has no Pod")));
         };
-        let pod = vm.pod().await.map_err(|error| Failure::unknown(chain(&vm, &error)))?;
-        let Some(pod) = pod else { return Err(Failure::new(format!("{vm}: it has no Pod"))) };
         let mut kubectl = Command::new("kubectl");
         kubectl.args(["exec", "--stdin", "--quiet", "--namespace", vm.namespace(), "--container=vm-runner"]);
         if is_terminal {
@@ -79,12 +77,12 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
             return Ok(Exit::negative_if(!status.success()));
         }
         // kubectl fails, too, if the user may not do this; then it has said so.
-        let is_other = |now: &VirtualMachine| match guest(now) == guest(&running) {
-            true => Progress::Waits(String::new()),
-            false => Progress::Done,
-        };
-        if vm.wait(NEWS, is_other, |_| ()).await.is_err() {
-            return Ok(Exit::Negative);
+        let deadline = Instant::now() + NEWS;
+        while guest(&vm.get().await.map_err(unknown)?) == running {
+            if Instant::now() > deadline {
+                return Ok(Exit::Negative);
+            }
+            sleep(LOOK).await;
         }
         note(&format!("{vm}: the guest has ended; waiting for the next one"));
     }

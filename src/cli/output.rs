@@ -20,13 +20,12 @@ pub(super) enum Exit {
     Negative = 1,
     Usage = 2,
     Unknown = 3,
-    TimedOut = 4,
+    TimeOut = 4,
     Partly = 5,
 }
 
 impl Exit {
-    pub const ALL: [Self; 6] =
-        [Self::Success, Self::Negative, Self::Usage, Self::Unknown, Self::TimedOut, Self::Partly];
+    pub const ALL: [Self; 6] = [Self::Success, Self::Negative, Self::Usage, Self::Unknown, Self::TimeOut, Self::Partly];
 
     /// For the help text.
     pub fn meaning(self) -> &'static str {
@@ -34,9 +33,9 @@ impl Exit {
             Self::Success => "success; diff: no difference; lint, templates test: no error",
             Self::Negative => "an error, described on standard error; diff: differences; lint, templates test: errors",
             Self::Usage => "the command line is wrong",
-            Self::TimedOut => "what was waited for did not come about in time",
-            Self::Partly => "done for some of several VMs; the others are described on standard error",
             Self::Unknown => "diff: an error, so the differences are not known; others: no answer of a cluster",
+            Self::TimeOut => "what was waited for did not happen in time",
+            Self::Partly => "of several VMs, some succeeded and some did not",
         }
     }
 
@@ -71,7 +70,7 @@ impl Failure {
         Self::Command { lines: vec![line.into()], exit: Exit::Negative }
     }
 
-    /// The command line is wrong in a way that its parser does not see.
+    /// The command line is wrong, which only shows when it is used.
     pub fn usage(line: impl Into<String>) -> Self {
         Self::Command { lines: vec![line.into()], exit: Exit::Usage }
     }

@@ -1,193 +1,308 @@
-//! `kubectl vm start` and the other commands that act on a VM's power. What they do to a VM is [`actions::power`].
-//!
-//! Each VM is one task, and all run at once; a line of output says what became of each.
+//! `kubectl vm start`, `stop`, `restart`, `reboot`, `reset`, `pause` and `resume`. What they write is [`actions::power`](crate::actions::power).
 
-use std::{
-    io::IsTerminal,
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use futures::future::join_all;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
+};
+use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{
-    output::{Exit, Failure, Output, note},
-    vms::VmOptions,
+    output::{Exit, Failure, Output, note, yaml},
+    vms::{FoundVm, Selection, api, exit, refused, refused_about, title},
+    wait::{self, Goal, Limit, seconds},
 };
 use crate::{
-    actions::{
-        VmHandle,
-        power::{self, Change, Given, Order, PowerError},
-    },
-    process::ErrorChain,
+    actions::power::{Change, Command, Decision, Refusal, decide},
+    api::VirtualMachine,
+    ownership::COMMAND_MANAGER,
 };
 
-/// What all these commands have.
+/// What the commands that change VMs have in common.
 #[derive(Args)]
 pub(super) struct Options {
     #[command(flatten)]
-    vms: VmOptions,
-    /// Wait until it is done.
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set, num_args = 0..=1, default_missing_value = "true", require_equals = true)]
-    wait: bool,
-    /// How long to wait.
-    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = duration)]
-    timeout: Duration,
-    /// Only say what would be done: `client` asks the cluster for the VMs alone, `server` has the API server check the change.
-    #[arg(long, value_name = "WHERE", num_args = 0..=1, default_missing_value = "client", require_equals = true)]
+    selection: Selection,
+    /// Say what would be done, without doing it: client asks only what the VM is, server also whether the change would be accepted.
+    #[arg(long, value_name = "HOW")]
     dry_run: Option<DryRun>,
+    /// Print the changed VM, instead of a line about it.
+    #[arg(long, short, value_name = "FORMAT")]
+    output: Option<Format>,
+    /// The name under which the API server notes the change.
+    #[arg(long, value_name = "NAME", default_value = COMMAND_MANAGER)]
+    field_manager: String,
+    /// Change spec.vm.state also where a GitOps controller applies it, which then takes it back.
+    #[arg(long, short)]
+    yes: bool,
+    /// Wait until it is done, and say how far it is.
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    limit: Limit,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Args)]
+pub(super) struct StopOptions {
+    /// Do not wait for the guest: its disks are as after a power failure.
+    #[arg(long, conflicts_with = "grace_period")]
+    force: bool,
+    /// How long the guest has to shut down, such as 30s, instead of the VM's powerdownTimeout.
+    #[arg(long, value_name = "TIME", value_parser = wait::time)]
+    grace_period: Option<Duration>,
+    #[command(flatten)]
+    common: Options,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DryRun {
     Client,
     Server,
 }
 
-/// `kubectl vm stop`.
-#[derive(Args)]
-pub(super) struct StopOptions {
-    #[command(flatten)]
-    options: Options,
-    /// End the guest at once, without its shutdown. It may lose data.
-    #[arg(long, conflicts_with = "grace_period")]
-    force: bool,
-    /// End the guest without its shutdown if it has not shut down within this time.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    grace_period: Option<Duration>,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Json,
+    Yaml,
+    Name,
 }
 
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    // kubectl's flag takes seconds.
-    if let Ok(seconds) = text.parse() {
-        return Ok(Duration::from_secs(seconds));
-    }
-    let time: kube::core::Duration = text.parse().map_err(|error| format!("{error}"))?;
-    if time.is_negative() {
-        return Err("a time is not negative".into());
-    }
-    Ok(time.into())
+/// What was done with a VM.
+enum Done {
+    Unchanged(&'static str),
+    /// The VM as it is now, and the UID of the Pod that it had.
+    Written {
+        object: Box<DynamicObject>,
+        former: Option<String>,
+    },
 }
 
 pub(super) async fn stop(options: &StopOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let StopOptions { options, force, grace_period } = options;
-    let grace = if *force { Some(Duration::ZERO) } else { *grace_period };
-    run_all(options, Orders { order: Order::Stop, grace }, output).await
+    let command = Command::Stop { force: options.force };
+    Job { options: &options.common, command, grace_period: options.grace_period }.run(output).await
 }
 
-pub(super) async fn run(order: Order, options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    run_all(options, Orders { order, grace: None }, output).await
+pub(super) async fn run(command: Command, options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    Job { options, command, grace_period: None }.run(output).await
 }
 
-/// An order, and for a stop after which time it is forced.
-#[derive(Clone, Copy)]
-struct Orders {
-    order: Order,
-    grace: Option<Duration>,
+/// A command for some VMs.
+struct Job<'a> {
+    options: &'a Options,
+    command: Command,
+    grace_period: Option<Duration>,
 }
 
-async fn run_all(options: &Options, orders: Orders, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let cluster = options.vms.cluster.connect().await.map_err(|error| Failure::new(ErrorChain(&error).to_string()))?;
-    let vms = options.vms.find(&cluster).await?;
-    if vms.is_empty() {
-        note("no VMs are selected");
-        return Ok(Exit::Success);
+impl Job<'_> {
+    async fn run(&self, output: &mut Output<'_>) -> Result<Exit, Failure> {
+        let begin = Instant::now();
+        let found = self.options.selection.find().await?;
+        let client = &found.cluster.client;
+        let (mut failed, mut succeeded) = (found.missing, 0);
+        let (mut objects, mut waits) = (Vec::new(), Vec::new());
+        for vm in &found.vms {
+            match self.change(client, vm).await {
+                Err(line) => {
+                    note(&line);
+                    failed += 1;
+                }
+                Ok(Done::Unchanged(why)) => {
+                    if self.options.output.is_none() {
+                        writeln!(output, "{} unchanged ({why})", vm.title())?;
+                    }
+                    objects.push(json!(vm.object));
+                    succeeded += 1;
+                }
+                Ok(Done::Written { object, former }) => {
+                    objects.push(json!(object));
+                    let goal = self.goal(former).filter(|_| self.options.wait && self.options.dry_run.is_none());
+                    match goal {
+                        Some(goal) => waits.push((vm.namespace(), vm.vm.name_any(), goal)),
+                        None => {
+                            succeeded += 1;
+                            if self.options.output.is_none() {
+                                writeln!(output, "{} {}{}", vm.title(), self.past(), self.dry())?;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        output.flush()?;
+        let waits = waits.iter().map(|(namespace, name, goal)| async move {
+            let end = wait::wait(client, namespace, name, goal, begin, self.options.limit.timeout).await;
+            (name.clone(), end)
+        });
+        let mut all = exit(succeeded, failed);
+        let ends = join_all(waits).await;
+        if !ends.is_empty() {
+            let lines = if self.options.output.is_none() { Some(&mut *output) } else { None };
+            let waited = wait::report(ends, 0, lines, |name, phase, after| {
+                format!("{} {} (now {phase}, {})", title(name), self.past(), seconds(after))
+            })?;
+            all = match (waited, all) {
+                (Exit::TimeOut, _) => Exit::TimeOut,
+                (Exit::Success, _) if failed > 0 => Exit::Partly,
+                (Exit::Negative, _) if succeeded > 0 => Exit::Partly,
+                (waited, _) => waited,
+            };
+        }
+        print(&objects, self.options.output, output)?;
+        Ok(all)
     }
-    let shows_namespace = vms.iter().any(|vm| vm.namespace() != vms[0].namespace());
-    let tasks = vms.iter().map(async |vm| {
-        let name =
-            if shows_namespace { format!("vm/{}/{}", vm.namespace(), vm.name()) } else { format!("vm/{}", vm.name()) };
-        let outcome = one(vm, &name, orders, options).await;
-        (name, outcome)
-    });
-    let outcomes = join_all(tasks).await;
-    let number = outcomes.len();
-    let mut worst = Vec::new();
-    for (name, outcome) in outcomes {
-        match outcome {
-            Ok(line) => writeln!(output, "{name} {line}")?,
-            Err(error) => {
-                note(&format!("{name}: {}", explained(&error)));
-                worst.push(if matches!(error, PowerError::TimedOut { .. }) { Exit::TimedOut } else { Exit::Negative });
+
+    /// Decides and writes.
+    async fn change(&self, client: &Client, found: &FoundVm) -> Result<Done, String> {
+        let FoundVm { object, vm } = found;
+        let namespace = &found.namespace();
+        let is_forced = self.command == Command::Stop { force: true };
+        let needs_pod = is_forced || self.grace_period.is_some();
+        let pod = if needs_pod { self.pod(client, found).await? } else { None };
+        let pod_uid = pod.as_ref().and_then(|pod| pod.metadata.uid.clone());
+        let decision = decide(vm, self.command, pod_uid.as_deref(), self.options.yes, Timestamp::now());
+        let (change, applier) = match decision.map_err(|refusal| self.words(found, &refusal))? {
+            Decision::Unchanged(why) => return Ok(Done::Unchanged(why)),
+            Decision::Write { change, applier } => (change, applier),
+        };
+        if let Some(applier) = applier {
+            let what = if applier.is_gitops { "which takes this back" } else { "whose next apply takes this back" };
+            note(&format!("{}: {} applies spec.vm.state too, {what}", found.title(), applier.manager));
+        }
+        let former = vm.status.as_ref().and_then(|status| status.pod_uid.clone());
+        if self.options.dry_run == Some(DryRun::Client) {
+            return Ok(Done::Written { object: Box::new(object.clone()), former });
+        }
+        let written = self.write(client, namespace, &vm.name_any(), &change).await;
+        let object = match written {
+            Ok(object) => object,
+            Err(error) => return Err(refused(client, &found.title(), &["patch"], Some(namespace), &error).await),
+        };
+        if let (Some(time), Some(pod), None) = (self.grace_period, &pod, self.options.dry_run) {
+            let what = format!("{} stopped, but its Pod keeps its time", found.title());
+            if let Err(error) = shorten(client, namespace, pod, time).await {
+                return Err(of_pod(client, &what, "delete", namespace, &error).await);
+            }
+        }
+        Ok(Done::Written { object: Box::new(object), former })
+    }
+
+    async fn write(
+        &self,
+        client: &Client,
+        namespace: &str,
+        name: &str,
+        change: &Change,
+    ) -> kube::Result<DynamicObject> {
+        let api = api(client, namespace);
+        let mut parameters = PatchParams {
+            field_manager: Some(self.options.field_manager.clone()),
+            dry_run: self.options.dry_run == Some(DryRun::Server),
+            ..PatchParams::default()
+        };
+        match change {
+            Change::Merge(body) => api.patch(name, &parameters, &Patch::Merge(body)).await,
+            Change::Apply(body) => {
+                let mut body = body.clone();
+                body["apiVersion"] = json!(VirtualMachine::api_version(&()));
+                body["kind"] = json!(VirtualMachine::kind(&()));
+                parameters.force = true;
+                api.patch(name, &parameters, &Patch::Apply(&body)).await
             }
         }
     }
-    Ok(match worst.iter().max() {
-        None => Exit::Success,
-        Some(_) if worst.len() < number => Exit::Partly,
-        Some(exit) => *exit,
-    })
-}
 
-/// The error, with the right that is missing.
-fn explained(error: &PowerError) -> String {
-    match error {
-        PowerError::Request(kube::Error::Api(answer)) if answer.code == 404 => {
-            format!("{} (is it in another namespace? -n NAMESPACE)", ErrorChain(error))
+    /// The Pod of a VM, which has its name and belongs to it.
+    async fn pod(&self, client: &Client, found: &FoundVm) -> Result<Option<Pod>, String> {
+        let api: Api<Pod> = Api::namespaced(client.clone(), &found.namespace());
+        let name = found.vm.name_any();
+        let pod = match api.get_opt(&name).await {
+            Ok(pod) => pod,
+            Err(error) => return Err(of_pod(client, &found.title(), "get", &found.namespace(), &error).await),
+        };
+        let uid = found.vm.uid();
+        Ok(pod.filter(|pod| pod.owner_references().iter().any(|owner| Some(&owner.uid) == uid.as_ref())))
+    }
+
+    /// A refusal, with what helps.
+    fn words(&self, found: &FoundVm, refusal: &Refusal) -> String {
+        let (title, name) = (found.title(), found.vm.name_any());
+        match refusal {
+            Refusal::Git { .. } => format!("{title}: {refusal}, or give --yes to do it until the next sync"),
+            Refusal::Stopped => format!("{title}: {refusal}: kubectl vm start {name}"),
+            Refusal::Deleted | Refusal::NoGuest { .. } => format!("{title}: {refusal}"),
         }
-        _ => ErrorChain(error).to_string(),
     }
-}
 
-/// Gives the order to a VM, and returns the rest of the line about it.
-async fn one(
-    vm: &VmHandle,
-    name: &str,
-    Orders { order, grace }: Orders,
-    options: &Options,
-) -> Result<String, PowerError> {
-    let begun = Instant::now();
-    let order = if grace == Some(Duration::ZERO) { Order::Force } else { order };
-    if options.dry_run == Some(DryRun::Client) {
-        let change = vm.plan(order).await?;
-        let done = if change == Change::Unchanged { "unchanged" } else { order.past() };
-        return Ok(format!("{done} (dry run)"));
-    }
-    let given = vm.order(order, options.dry_run.is_some()).await?;
-    warn_of_applier(name, &given);
-    if options.dry_run.is_some() {
-        let done = if given.change == Change::Unchanged { "unchanged" } else { order.past() };
-        return Ok(format!("{done} (server dry run)"));
-    }
-    let is_done = |vm| power::progress(order, &given.before, vm) == power::Progress::Done;
-    if given.change == Change::Unchanged && is_done(&given.before) {
-        return Ok(format!("unchanged (already {})", power::phase(&given.before)));
-    }
-    if !options.wait {
-        return Ok(format!("will be {}", order.past()));
-    }
-    let told = |what: &str| {
-        if std::io::stderr().is_terminal() {
-            note(&format!("{name}: {what} ({}s)", begun.elapsed().as_secs()));
+    /// What `--wait` waits for. The others are done when they are written.
+    fn goal(&self, former: Option<String>) -> Option<Goal> {
+        match self.command {
+            Command::Start => Some(Goal::Running),
+            Command::Stop { .. } => Some(Goal::Stopped),
+            Command::Restart => Some(Goal::Restarted { former }),
+            Command::Resume => Some(Goal::Running),
+            Command::Reset | Command::Reboot | Command::Pause => None,
         }
-    };
-    let wait = async |order: Order, limit: Duration| {
-        vm.wait(limit, |vm| power::progress(order, &given.before, vm), told).await
-    };
-    let waited = match (order, grace) {
-        (Order::Stop, Some(grace)) => match wait(Order::Stop, grace.min(options.timeout)).await {
-            Err(PowerError::TimedOut { .. }) if grace < options.timeout => {
-                note(&format!("{name}: the guest has not shut down within {}s and is ended", grace.as_secs()));
-                vm.order(Order::Force, false).await?;
-                wait(Order::Force, options.timeout - grace).await
-            }
-            other => other,
-        },
-        _ => wait(order, options.timeout).await,
-    };
-    let now = waited?;
-    Ok(format!("{} (now {}, {}s)", order.past(), power::phase(&now), begun.elapsed().as_secs()))
+    }
+
+    fn past(&self) -> &'static str {
+        match self.command {
+            Command::Start => "started",
+            Command::Stop { .. } => "stopped",
+            Command::Restart => "restarted",
+            Command::Reset => "reset",
+            Command::Reboot => "asked to reboot",
+            Command::Pause => "paused",
+            Command::Resume => "resumed",
+        }
+    }
+
+    fn dry(&self) -> &'static str {
+        match self.options.dry_run {
+            None => "",
+            Some(DryRun::Client) => " (dry run)",
+            Some(DryRun::Server) => " (server dry run)",
+        }
+    }
 }
 
-/// Git would set back what a person has changed.
-fn warn_of_applier(name: &str, given: &Given) {
-    let (Change::Patch(_), Some(applier)) = (&given.change, &given.applier) else { return };
-    let since =
-        applier.since.map(|since| format!(", last {} ago", power::ago(since, Timestamp::now()))).unwrap_or_default();
-    note(&format!(
-        "{name}: {} applies {}{since}: its next sync sets it back. Change it in Git, or remove the line there: then the VM keeps what \
-         people set",
-        applier.manager, applier.field
-    ));
+/// What the API server said about the Pod of a VM.
+async fn of_pod(client: &Client, what: &str, verb: &str, namespace: &str, error: &kube::Error) -> String {
+    let resource = ApiResource::erase::<Pod>(&());
+    refused_about(client, &resource, what, &[verb], Some(namespace), error).await
+}
+
+/// Deletes a Pod that is to go, with less time for its guest than it would have.
+async fn shorten(client: &Client, namespace: &str, pod: &Pod, time: Duration) -> kube::Result<()> {
+    let parameters = DeleteParams {
+        grace_period_seconds: Some(u32::try_from(time.as_secs()).unwrap_or(u32::MAX)),
+        preconditions: Some(Preconditions { uid: pod.uid(), resource_version: None }),
+        ..DeleteParams::default()
+    };
+    match Api::<Pod>::namespaced(client.clone(), namespace).delete(&pod.name_any(), &parameters).await {
+        // It went in the meantime.
+        Err(kube::Error::Api(answer)) if answer.is_not_found() || answer.is_conflict() => Ok(()),
+        result => result.map(drop),
+    }
+}
+
+fn print(objects: &[Value], format: Option<Format>, output: &mut Output<'_>) -> Result<(), Failure> {
+    let whole = match objects {
+        [] => return Ok(()),
+        [object] => object.clone(),
+        objects => json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": objects }),
+    };
+    match format {
+        None => Ok(()),
+        Some(Format::Json) => writeln!(output, "{whole:#}"),
+        Some(Format::Yaml) => write!(output, "{}", yaml(&whole)?),
+        Some(Format::Name) => objects.iter().try_for_each(|object| {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            writeln!(output, "virtualmachine.{}/{name}", VirtualMachine::group(&()))
+        }),
+    }
 }

@@ -1,76 +1,212 @@
-//! Which VMs a command means: names, a selector, or all.
+//! Which VMs a command is about: names, labels, all; in one namespace or in every one. How they are read, and what is said if that fails.
 
 use clap::Args;
 use kube::{
-    Api, ResourceExt,
-    api::{ListParams, PartialObjectMeta},
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject, ListParams},
 };
 
 use super::{
     cluster::{Cluster, ClusterOptions},
-    output::{Failure, chain},
+    output::{Exit, Failure, note},
 };
-use crate::{actions::VmHandle, api::StoredVm};
+use crate::{
+    access::Access,
+    api::{VirtualMachine, stored},
+    process::ErrorChain,
+};
 
-/// How many VMs the API server sends at once.
-const PAGE: u32 = 500;
+/// How many VMs a list has in one answer of the API server.
+const CHUNK: u32 = 500;
 
-/// The VMs that a command is for.
+/// Which VMs are meant.
 #[derive(Args)]
-pub(super) struct VmOptions {
-    /// The VMs: `NAME` or `vm/NAME`.
-    #[arg(value_name = "VM", required_unless_present_any = ["selector", "all"], conflicts_with_all = ["selector", "all", "all_namespaces"])]
-    vms: Vec<String>,
-    /// The VMs with these labels.
-    #[arg(long, short = 'l', value_name = "LABELS")]
-    selector: Option<String>,
+pub(super) struct Selection {
+    /// The VMs.
+    #[arg(value_name = "VM", conflicts_with_all = ["selector", "all", "all_namespaces"])]
+    pub names: Vec<String>,
+    /// VMs with these labels, such as tier=web or 'tier in (web, db)'.
+    #[arg(long, short = 'l', value_name = "LABELS", conflicts_with = "all")]
+    pub selector: Option<String>,
     /// All VMs of the namespace.
-    #[arg(long, conflicts_with = "selector")]
-    all: bool,
-    /// With --selector or --all: of all namespaces.
+    #[arg(long)]
+    pub all: bool,
+    /// Of all namespaces.
     #[arg(long, short = 'A')]
-    all_namespaces: bool,
+    pub all_namespaces: bool,
     #[command(flatten)]
     pub cluster: ClusterOptions,
 }
 
-/// The name in `NAME` or `vm/NAME`.
-///
-/// # Errors
-/// If it names another kind.
-pub(super) fn name(text: &str) -> Result<&str, Failure> {
-    match text.split_once('/') {
-        None => Ok(text),
-        Some(("vm" | "vms" | "virtualmachine" | "virtualmachines" | "vms.vmoperator.jdrupes.org", name)) => Ok(name),
-        Some((kind, _)) => Err(Failure::usage(format!("{text}: {kind} is no VM; write NAME or vm/NAME"))),
+/// A VM as the API server has it: all its fields, and what this program understands of them.
+pub(super) struct FoundVm {
+    pub object: DynamicObject,
+    pub vm: VirtualMachine,
+}
+
+impl FoundVm {
+    /// # Errors
+    /// If the object is no VM.
+    pub fn new(object: DynamicObject) -> Result<Self, Failure> {
+        let text = serde_json::to_string(&object).map_err(|error| Failure::new(error.to_string()))?;
+        let vm = stored::read(&text).map_err(|error| Failure::new(format!("vm/{}: {error}", object.name_any())))?;
+        Ok(Self { object, vm })
+    }
+
+    pub fn namespace(&self) -> String {
+        self.vm.namespace().unwrap_or_default()
+    }
+
+    /// `vm/NAME`.
+    pub fn title(&self) -> String {
+        title(&self.vm.name_any())
     }
 }
 
-impl VmOptions {
-    /// Finds the VMs. Names are not looked up: what happens to each VM says whether it exists.
-    pub async fn find(&self, Cluster { client, namespace }: &Cluster) -> Result<Vec<VmHandle>, Failure> {
-        if !self.vms.is_empty() {
-            let handle = |text: &String| Ok(VmHandle::new(client.clone(), namespace, name(text)?));
-            return self.vms.iter().map(handle).collect();
+/// The VMs that were found, and how many names had none.
+pub(super) struct FoundVms {
+    pub cluster: Cluster,
+    pub vms: Vec<FoundVm>,
+    pub missing: usize,
+}
+
+/// How a VM is called in messages, and in an argument if the person likes.
+pub(super) fn title(name: &str) -> String {
+    format!("vm/{name}")
+}
+
+/// The name in an argument: `apple`, `vm/apple` or what `--output=name` prints.
+pub(super) fn name_of(argument: &str) -> &str {
+    match argument.split_once('/') {
+        Some(("vm" | "vms" | "virtualmachine" | "virtualmachine.vmoperator.jdrupes.org", name)) => name,
+        _ => argument,
+    }
+}
+
+/// The resource, for objects with all their fields.
+pub(super) fn resource() -> ApiResource {
+    ApiResource::erase::<VirtualMachine>(&())
+}
+
+/// The VMs of a namespace.
+pub(super) fn api(client: &Client, namespace: &str) -> Api<DynamicObject> {
+    Api::namespaced_with(client.clone(), namespace, &resource())
+}
+
+impl Selection {
+    /// Makes a client. Nothing is asked of the API server yet.
+    pub async fn connect(&self) -> Result<Cluster, Failure> {
+        self.cluster.connect().await.map_err(|error| Failure::new(ErrorChain(&error).to_string()))
+    }
+
+    /// Reads the VMs. Those that are missing are reported at once, so that the others get what they should.
+    ///
+    /// # Errors
+    /// If no VM is named in any way, or the API server refuses.
+    pub async fn find(&self) -> Result<FoundVms, Failure> {
+        if self.names.is_empty() && self.selector.is_none() && !self.all {
+            return Err(Failure::usage("name a VM, or say which by --selector or --all"));
         }
-        let vms: Api<StoredVm> = match self.all_namespaces {
-            true => Api::all(client.clone()),
-            false => Api::namespaced(client.clone(), namespace),
-        };
-        let mut parameters = ListParams::default().limit(PAGE);
-        parameters.label_selector.clone_from(&self.selector);
-        let mut found = Vec::new();
-        loop {
-            let page =
-                vms.list_metadata(&parameters).await.map_err(|error| Failure::unknown(chain("list VMs", &error)))?;
-            found.extend(page.items.iter().map(|vm: &PartialObjectMeta<StoredVm>| {
-                VmHandle::new(client.clone(), vm.namespace().unwrap_or_default(), vm.name_any())
-            }));
-            match page.metadata.continue_.filter(|next| !next.is_empty()) {
-                Some(next) => parameters = parameters.continue_token(&next),
-                None => return Ok(found),
+        let cluster = self.connect().await?;
+        let mut found = FoundVms { cluster, vms: Vec::new(), missing: 0 };
+        let Cluster { client, namespace } = &found.cluster;
+        if self.names.is_empty() {
+            let (api, place) = if self.all_namespaces {
+                (Api::all_with(client.clone(), &resource()), None)
+            } else {
+                (api(client, namespace), Some(namespace.as_str()))
+            };
+            let mut parameters = ListParams { label_selector: self.selector.clone(), ..ListParams::default() };
+            parameters.limit = Some(CHUNK);
+            loop {
+                let page = match api.list(&parameters).await {
+                    Ok(page) => page,
+                    Err(error) => {
+                        return Err(Failure::unknown(refused(client, "VMs", &["list"], place, &error).await));
+                    }
+                };
+                parameters.continue_token = page.metadata.continue_.clone().filter(|token| !token.is_empty());
+                for object in page.items {
+                    found.vms.push(FoundVm::new(object)?);
+                }
+                if parameters.continue_token.is_none() {
+                    break;
+                }
+            }
+            if found.vms.is_empty() {
+                note(&nothing(place, self.selector.as_deref()));
+            }
+            return Ok(found);
+        }
+        for argument in &self.names {
+            let name = name_of(argument);
+            match api(client, namespace).get(name).await {
+                Ok(object) => found.vms.push(FoundVm::new(object)?),
+                Err(error) => {
+                    note(&refused(client, &title(name), &["get"], Some(namespace), &error).await);
+                    found.missing += 1;
+                }
             }
         }
+        Ok(found)
+    }
+}
+
+/// That there are no VMs.
+pub(super) fn nothing(namespace: Option<&str>, selector: Option<&str>) -> String {
+    let place = namespace.map(|namespace| format!(" in the namespace {namespace}")).unwrap_or_default();
+    match selector {
+        Some(selector) => format!("no VM{place} has the labels {selector}"),
+        None => format!("no VMs{place}"),
+    }
+}
+
+/// What the API server said about VMs, in a line. If a right is missing, the line has the rule that a role needs.
+pub(super) async fn refused(
+    client: &Client,
+    what: &str,
+    verbs: &[&str],
+    namespace: Option<&str>,
+    error: &kube::Error,
+) -> String {
+    refused_about(client, &resource(), what, verbs, namespace, error).await
+}
+
+/// The same about objects of another kind.
+pub(super) async fn refused_about(
+    client: &Client,
+    resource: &ApiResource,
+    what: &str,
+    verbs: &[&str],
+    namespace: Option<&str>,
+    error: &kube::Error,
+) -> String {
+    match error {
+        kube::Error::Api(answer) if answer.is_forbidden() => {
+            let access = Access::of_person(client.clone());
+            match access.missing_rule(resource, verbs, namespace).await {
+                Some(rule) => format!("{what}: {rule}"),
+                None => format!("{what}: {}", answer.message),
+            }
+        }
+        kube::Error::Api(answer) if answer.is_not_found() && answer.details.is_none() => {
+            format!("{what}: the cluster has no {}.{}: vm-operator is not installed", resource.plural, resource.group)
+        }
+        kube::Error::Api(answer) if answer.is_not_found() => {
+            let place = namespace.map(|namespace| format!(" in the namespace {namespace}")).unwrap_or_default();
+            format!("{what}: there is none{place}")
+        }
+        kube::Error::Api(answer) => format!("{what}: {}", answer.message),
+        error => format!("{what}: {}", ErrorChain(error)),
+    }
+}
+
+/// The exit code of a command for several VMs.
+pub(super) fn exit(succeeded: usize, failed: usize) -> Exit {
+    match (succeeded, failed) {
+        (_, 0) => Exit::Success,
+        (0, _) => Exit::Negative,
+        _ => Exit::Partly,
     }
 }
 
@@ -79,10 +215,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vm_is_named_as_kubectl_names_it() {
-        for text in ["apple", "vm/apple", "vms.vmoperator.jdrupes.org/apple"] {
-            assert_eq!(name(text).unwrap(), "apple");
+    fn a_name_may_be_what_the_commands_print() {
+        for argument in ["apple", "vm/apple", "vms/apple", "virtualmachine.vmoperator.jdrupes.org/apple"] {
+            assert_eq!(name_of(argument), "apple");
         }
-        assert!(name("pod/apple").is_err());
+        assert_eq!(name_of("pod/apple"), "pod/apple", "it is refused by the API server");
+    }
+
+    #[test]
+    fn the_exit_code_tells_apart_some_and_none() {
+        assert_eq!(
+            [exit(0, 0), exit(2, 0), exit(0, 1), exit(2, 1)],
+            [Exit::Success, Exit::Success, Exit::Negative, Exit::Partly]
+        );
     }
 }

@@ -1,132 +1,170 @@
-//! `kubectl vm wait`: until VMs are in a state.
+//! `kubectl vm wait`, and the waiting of other commands: what is awaited, and what is said meanwhile.
 
-use std::time::{Duration, Instant};
+mod goal;
+
+use std::time::Duration;
 
 use clap::Args;
-use futures::future::join_all;
+use futures::{StreamExt, future::join_all};
+use kube::{
+    Api, Client, ResourceExt,
+    runtime::watcher::{self, watch_object},
+};
+use tokio::time::{Instant, sleep, timeout_at};
 
+pub(super) use self::goal::Goal;
+use self::goal::{Verdict, seen};
 use super::{
     output::{Exit, Failure, Output, note},
-    power::duration,
-    vms::VmOptions,
+    vms::{self, Selection, refused, title},
 };
 use crate::{
-    actions::power::{self, PowerError, Progress},
-    api::{VirtualMachine, conditions},
+    api::{StoredVm, VirtualMachine},
     process::ErrorChain,
 };
+
+/// How long a watch that failed rests.
+const REST: Duration = Duration::from_secs(1);
 
 #[derive(Args)]
 pub(super) struct Options {
     #[command(flatten)]
-    vms: VmOptions,
-    /// What to wait for: a phase (`running`, `stopped`, `paused`), a condition (`condition=Booted`, `condition=Ready=False`), or `deleted`.
-    #[arg(long = "for", value_name = "WHAT", default_value = "running", value_parser = Goal::parse)]
+    selection: Selection,
+    /// What is awaited: running, stopped, booted (the guest is up), ready, deleted, or condition=TYPE[=STATUS].
+    #[arg(long = "for", value_name = "WHAT")]
     goal: Goal,
-    /// How long to wait.
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
-    timeout: Duration,
+    #[command(flatten)]
+    limit: Limit,
 }
 
-/// What is waited for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Goal {
-    Phase(String),
-    Condition { type_: String, status: String },
-    Deleted,
+/// How long a command waits.
+#[derive(Args)]
+pub(super) struct Limit {
+    /// How long to wait, such as 90s or 1h.
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = time)]
+    pub timeout: Duration,
 }
 
-impl Goal {
-    fn parse(text: &str) -> Result<Self, String> {
-        if let Some(condition) = text.strip_prefix("condition=") {
-            let (type_, status) = condition.split_once('=').unwrap_or((condition, "True"));
-            // Written as kubectl takes it, in any case.
-            let status = match status.to_ascii_lowercase().as_str() {
-                "true" => "True",
-                "false" => "False",
-                "unknown" => "Unknown",
-                _ => return Err(format!("{status}: a condition is True, False or Unknown")),
-            };
-            return Ok(Self::Condition { type_: type_.into(), status: status.into() });
-        }
-        match text.to_ascii_lowercase().as_str() {
-            "deleted" | "delete" => Ok(Self::Deleted),
-            "running" => Ok(Self::Phase("Running".into())),
-            "stopped" => Ok(Self::Phase("Stopped".into())),
-            "paused" => Ok(Self::Phase("Paused".into())),
-            _ => Err("write running, stopped, paused, condition=TYPE, condition=TYPE=False, or deleted".into()),
-        }
-    }
+pub(super) fn time(text: &str) -> Result<Duration, String> {
+    let time: kube::core::Duration = text.parse().map_err(|error| format!("{error}"))?;
+    if time.is_negative() { Err("a time is not negative".into()) } else { Ok(time.into()) }
+}
 
-    fn progress(&self, vm: &VirtualMachine) -> Progress {
-        let status = vm.status.as_ref();
-        let phase = power::phase(vm);
-        let is_current = status.is_some_and(|status| status.observed_generation >= vm.metadata.generation);
-        let conditions = status.map(|status| &status.conditions[..]).unwrap_or_default();
-        let (is_so, now) = match self {
-            Self::Phase(wanted) => (phase == *wanted, format!("phase {phase}")),
-            Self::Condition { type_, status } => {
-                let condition = conditions::find(conditions, type_);
-                let now = condition.map_or_else(
-                    || format!("there is no condition {type_} yet; phase {phase}"),
-                    |condition| format!("{type_} is {}: {}", condition.status, condition.message),
-                );
-                (condition.is_some_and(|condition| condition.status == *status), now)
-            }
-            Self::Deleted => (false, format!("it exists; phase {phase}")),
-        };
-        if is_so && is_current { Progress::Done } else { Progress::Waits(now) }
-    }
-
-    fn text(&self) -> String {
-        match self {
-            Self::Phase(phase) => phase.to_lowercase(),
-            Self::Condition { type_, status } => format!("{type_}={status}"),
-            Self::Deleted => "deleted".into(),
-        }
-    }
+/// How waiting for a VM ended.
+pub(super) enum Ended {
+    /// What was awaited is so, after this time. The phase of the VM, if it exists.
+    Reached {
+        phase: Option<String>,
+        after: Duration,
+    },
+    TimedOut,
+    /// It can't be waited for.
+    Failed,
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let cluster = options.vms.cluster.connect().await.map_err(|error| Failure::new(ErrorChain(&error).to_string()))?;
-    let vms = options.vms.find(&cluster).await?;
-    let begun = Instant::now();
-    let tasks = vms.iter().map(async |vm| {
-        let waited = vm.wait(options.timeout, |vm| options.goal.progress(vm), |_| ()).await;
-        match waited {
-            Err(PowerError::Deleted) if options.goal == Goal::Deleted => Ok(begun.elapsed()),
-            other => other.map(|_| begun.elapsed()),
-        }
+    let found = options.selection.find().await?;
+    let begin = Instant::now();
+    let client = &found.cluster.client;
+    let waits = found.vms.iter().map(|it| (it.namespace(), it.vm.name_any())).map(|(namespace, name)| {
+        let goal = options.goal.clone();
+        async move { (name.clone(), wait(client, &namespace, &name, &goal, begin, options.limit.timeout).await) }
     });
-    let outcomes = join_all(tasks).await;
-    let mut worst = Vec::new();
-    for (vm, outcome) in vms.iter().zip(outcomes) {
-        match outcome {
-            Ok(after) => writeln!(output, "vm/{} {} ({}s)", vm.name(), options.goal.text(), after.as_secs())?,
-            Err(error) => {
-                note(&format!("vm/{}: {}", vm.name(), ErrorChain(&error)));
-                worst.push(if matches!(error, PowerError::TimedOut { .. }) { Exit::TimedOut } else { Exit::Negative });
-            }
-        }
-    }
-    Ok(match worst.iter().max() {
-        None => Exit::Success,
-        Some(_) if worst.len() < vms.len() => Exit::Partly,
-        Some(exit) => *exit,
+    // One that does not exist is deleted.
+    let missing = if options.goal == Goal::Deleted { 0 } else { found.missing };
+    let ends = join_all(waits).await;
+    report(ends, missing, Some(output), |name, phase, after| {
+        format!("{}: {} (now {phase}, {})", title(name), options.goal, seconds(after))
     })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Prints how waiting ended, a line for each VM if there is an output, and returns the exit code. `missing` VMs have failed already.
+pub(super) fn report(
+    ends: Vec<(String, Ended)>,
+    missing: usize,
+    mut output: Option<&mut Output<'_>>,
+    line: impl Fn(&str, &str, Duration) -> String,
+) -> Result<Exit, Failure> {
+    let (mut reached, mut failed, mut timed_out) = (0, missing, 0);
+    for (name, end) in ends {
+        match end {
+            Ended::Reached { phase, after } => {
+                if let Some(output) = &mut output {
+                    writeln!(output, "{}", line(&name, phase.as_deref().unwrap_or("gone"), after))?;
+                }
+                reached += 1;
+            }
+            Ended::TimedOut => timed_out += 1,
+            Ended::Failed => failed += 1,
+        }
+    }
+    Ok(if timed_out > 0 { Exit::TimeOut } else { vms::exit(reached, failed) })
+}
 
-    #[test]
-    fn a_goal_is_a_phase_a_condition_or_the_end() {
-        assert_eq!(Goal::parse("Stopped"), Ok(Goal::Phase("Stopped".into())));
-        assert_eq!(Goal::parse("delete"), Ok(Goal::Deleted));
-        let condition = |status: &str| Ok(Goal::Condition { type_: "Booted".into(), status: status.into() });
-        assert_eq!(Goal::parse("condition=Booted"), condition("True"));
-        assert_eq!(Goal::parse("condition=Booted=false"), condition("False"));
-        assert!(Goal::parse("condition=Booted=maybe").is_err() && Goal::parse("up").is_err());
+/// Waits until a VM is as it should be, and says on standard error what it waits for, whenever that changes.
+pub(super) async fn wait(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    goal: &Goal,
+    begin: Instant,
+    limit: Duration,
+) -> Ended {
+    let mut said = String::new();
+    let reached = follow(client, namespace, name, goal, begin, &mut said);
+    // A time that is too long for the clock never ends.
+    let end = match begin.checked_add(limit) {
+        Some(end) => timeout_at(end, reached).await.ok(),
+        None => Some(reached.await),
+    };
+    end.unwrap_or_else(|| {
+        let last = if said.is_empty() { "the API server said nothing" } else { &said };
+        note(&format!("{}: not {goal} after {}: {last}", title(name), seconds(limit)));
+        Ended::TimedOut
+    })
+}
+
+async fn follow(client: &Client, namespace: &str, name: &str, goal: &Goal, begin: Instant, said: &mut String) -> Ended {
+    let api: Api<StoredVm> = Api::namespaced(client.clone(), namespace);
+    let mut changes = std::pin::pin!(watch_object(api, name));
+    while let Some(change) = changes.next().await {
+        let vm: Option<VirtualMachine> = match change {
+            Ok(vm) => vm.map(|StoredVm(vm)| vm),
+            Err(watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)) if matches!(&error, kube::Error::Api(answer) if answer.is_forbidden() || answer.is_not_found()) =>
+            {
+                note(&refused(client, &title(name), &["list", "watch"], Some(namespace), &error).await);
+                return Ended::Failed;
+            }
+            Err(error) => {
+                note(&format!("{}: {}; trying again", title(name), ErrorChain(&error)));
+                sleep(REST).await;
+                continue;
+            }
+        };
+        match goal.verdict(vm.as_ref()) {
+            Verdict::Reached => {
+                let phase = vm.and_then(|vm| vm.status?.phase);
+                return Ended::Reached { phase, after: begin.elapsed() };
+            }
+            Verdict::Never(why) => {
+                note(&format!("{}: never {goal}: {why}", title(name)));
+                return Ended::Failed;
+            }
+            Verdict::NotYet => {}
+        }
+        let now = seen(vm.as_ref());
+        if *said != now {
+            note(&format!("{}: {now} ({})", title(name), seconds(begin.elapsed())));
+            *said = now;
+        }
+    }
+    Ended::Failed
+}
+
+/// A time for people: `41 s`, `3 min 5 s`.
+pub(super) fn seconds(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds => format!("{} min {} s", seconds / 60, seconds % 60),
     }
 }

@@ -1,143 +1,265 @@
-//! `kubectl vm list`, `start`, `stop` and the other commands that people type every day, with a real API server and a played runner.
+//! The commands of `kubectl vm` for every day, on a real API server with a manager. The tests play the runner and the kubelet.
 
-use std::process::{Command, Output};
-
-use kube::{
-    ResourceExt,
-    api::{Patch, PatchParams},
-};
-use serde_json::json;
-use tokio::task::JoinHandle;
-use vm_operator::{api::VirtualMachine, ownership::COMMAND_MANAGER};
+use std::process::{Command, Stdio};
 
 use crate::support::{
     cluster::eventually,
-    managed_namespace::{LIMIT, ManagedNamespace},
+    managed_namespace::{LIMIT, ManagedNamespace, vm_manifest},
 };
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{
+    Api, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use vm_operator::{
+    api::{PowerState, VirtualMachine},
+    object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION},
+    ownership::COMMAND_MANAGER,
+};
+
+/// A node without a kubelet, so that Pods on it are gone only when the test says so.
+const NODE: &str = "played";
 
 /// What a command printed.
 #[derive(Debug)]
 struct Printed {
     code: i32,
-    out: String,
-    err: String,
+    data: String,
+    talk: String,
 }
 
-/// Runs `kubectl vm` in a namespace, beside the test.
-fn beside(ns: &ManagedNamespace, arguments: &[&str]) -> JoinHandle<Printed> {
+fn command(ns: &ManagedNamespace, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-vm"));
     command.args(arguments).args(["--namespace", ns.namespace.name()]).env("KUBECONFIG", ns.cluster.kubeconfig());
-    tokio::task::spawn_blocking(move || {
-        let Output { status, stdout, stderr } = command.output().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        Printed { code: status.code().unwrap(), out: text(stdout), err: text(stderr) }
+    command
+}
+
+fn run(ns: &ManagedNamespace, arguments: &[&str]) -> Printed {
+    printed(command(ns, arguments).output().unwrap())
+}
+
+fn printed(output: std::process::Output) -> Printed {
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Printed { code: output.status.code().unwrap(), data: text(output.stdout), talk: text(output.stderr) }
+}
+
+/// Runs a command that succeeds, and returns its data.
+fn succeeds(ns: &ManagedNamespace, arguments: &[&str]) -> String {
+    let printed = run(ns, arguments);
+    assert_eq!(printed.code, 0, "{arguments:?}: {printed:?}");
+    printed.data
+}
+
+async fn ns(test: &str) -> ManagedNamespace {
+    let ns = ManagedNamespace::new(test).await;
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
+    Api::<Node>::all(ns.client.clone()).patch(NODE, &PatchParams::apply("test"), &Patch::Apply(&node)).await.unwrap();
+    ns
+}
+
+/// Creates a VM whose guest runs.
+async fn up(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
+    ns.create_vm(name, |vm| {
+        vm["spec"]["nodeName"] = json!(NODE);
+        edit(vm);
     })
+    .await;
+    ns.vm_with_reason(name, "Starting").await;
+    ns.report(name, true, "Started").await;
+    ns.vm_with_reason(name, "Running").await;
 }
 
-async fn vm(ns: &ManagedNamespace, arguments: &[&str]) -> Printed {
-    beside(ns, arguments).await.unwrap()
+async fn vm(ns: &ManagedNamespace, name: &str) -> VirtualMachine {
+    ns.api::<VirtualMachine>().get(name).await.unwrap()
+}
+
+/// A table without the age, which changes from second to second.
+fn without_age(table: &str) -> Vec<Vec<String>> {
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let is_age = |word: &str| word.ends_with(['s', 'm']) && word.starts_with(|char: char| char.is_ascii_digit());
+    table.lines().map(|line| words(line).into_iter().filter(|word| !is_age(word)).collect()).collect()
 }
 
 #[tokio::test]
-async fn vms_are_started_and_stopped_and_what_is_so_already_is_no_error() {
-    let ns = ManagedNamespace::new("commands").await;
-    for name in ["apple", "pear"] {
-        ns.create_vm(name, |vm| {
-            vm["spec"]["vm"]["state"] = json!("Stopped");
-            vm["metadata"]["labels"] = json!({ "team": "fruit" });
-        })
-        .await;
-        ns.vm_with_reason(name, "StoppedAsRequested").await;
+async fn list_prints_what_kubectl_prints() {
+    let ns = ns("list").await;
+    let empty = run(&ns, &["list"]);
+    assert_eq!((empty.code, empty.data.as_str()), (0, ""));
+    assert_eq!(empty.talk, format!("no VMs in the namespace {}\n", ns.namespace));
+    up(&ns, "apple", |vm| vm["metadata"]["labels"] = json!({ "tier": "web" })).await;
+    ns.create_vm("pear", |vm| vm["spec"]["vm"]["state"] = json!("Stopped")).await;
+    ns.vm_with_reason("pear", "StoppedAsRequested").await;
+    for (ours, kubectl) in [
+        (&["list"] as &[&str], &["get", "vms"] as &[&str]),
+        (&["ls", "-o", "wide"], &["get", "vms", "-o", "wide"]),
+        (&["list", "-l", "tier=web", "--no-headers"], &["get", "vms", "-l", "tier=web", "--no-headers"]),
+        (&["list", "vm/pear", "apple"], &["get", "vms", "pear", "apple"]),
+        (&["list", "-o", "name"], &["get", "vms", "-o", "name"]),
+    ] {
+        let table = succeeds(&ns, ours);
+        assert_eq!(without_age(&table), without_age(&ns.namespace.kubectl(kubectl)), "{ours:?}\n{table}");
+        assert!(table.contains("apple"), "{table}");
     }
-    let stopped = vm(&ns, &["stop", "apple"]).await;
-    assert_eq!((stopped.code, stopped.out.as_str()), (0, "vm/apple unchanged (already Stopped)\n"), "{stopped:?}");
+    let everywhere = succeeds(&ns, &["list", "-A"]);
+    let place = ns.namespace.name();
+    assert!(everywhere.starts_with("NAMESPACE ") && everywhere.contains(&format!("{place}   ")), "{everywhere}");
+    let list: Value = serde_json::from_str(&succeeds(&ns, &["list", "-o", "json"])).unwrap();
+    assert_eq!(list["items"][1]["kind"], "VirtualMachine");
+    let one: Value = serde_yaml::from_str(&succeeds(&ns, &["list", "pear", "-o", "yaml"])).unwrap();
+    assert_eq!(one, json!(vm(&ns, "pear").await), "nothing is lost");
 
-    // A dry run changes nothing.
-    for (dry_run, said) in [("--dry-run=client", "started (dry run)"), ("--dry-run=server", "started (server dry run)")]
-    {
-        let printed = vm(&ns, &["start", "-l", "team=fruit", dry_run]).await;
-        assert_eq!(printed.out, format!("vm/apple {said}\nvm/pear {said}\n"), "{printed:?}");
+    let some = run(&ns, &["list", "pear", "plum"]);
+    assert_eq!(some.code, 5, "{some:?}");
+    assert!(some.data.contains("pear") && some.talk.starts_with("vm/plum: there is none in the namespace"), "{some:?}");
+    assert_eq!(run(&ns, &["list", "plum"]).code, 1);
+    let none = run(&ns, &["list", "-l", "tier=db"]);
+    assert_eq!((none.code, none.talk), (0, format!("no VM in the namespace {place} has the labels tier=db\n")));
+
+    // A watch has a line for each change.
+    let mut watch = command(&ns, &["list", "-w"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(watch.stdout.take().unwrap()));
+    for word in ["NAME", "apple", "pear"] {
+        assert!(lines.next().unwrap().unwrap().starts_with(word));
     }
-    assert!(ns.pods().await.is_empty());
+    succeeds(&ns, &["start", "pear"]);
+    assert!(lines.any(|line| line.unwrap().split_whitespace().take(2).eq(["pear", "Running"])));
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+}
 
-    let starting = beside(&ns, &["start", "apple", "vm/pear"]);
-    for name in ["apple", "pear"] {
-        ns.pod_when(name, "made", |_| true).await;
-        // Without a kubelet: a Pod that is deleted does not go at once.
-        ns.bind_pod(name, "played").await;
-        ns.report(name, true, "Started").await;
+#[tokio::test]
+async fn vms_are_started_stopped_restarted_and_reset() {
+    let ns = ns("commands").await;
+    up(&ns, "apple", |vm| vm["metadata"]["labels"] = json!({ "tier": "web" })).await;
+    ns.create_vm("pear", |vm| vm["spec"]["vm"]["state"] = json!("Stopped")).await;
+    ns.vm_with_reason("pear", "StoppedAsRequested").await;
+
+    assert_eq!(run(&ns, &["start"]).code, 2);
+    assert_eq!(succeeds(&ns, &["start", "apple"]), "vm/apple unchanged (runs already)\n");
+    assert_eq!(succeeds(&ns, &["stop", "pear"]), "vm/pear unchanged (is stopped already)\n");
+    for (how, what) in [("client", "dry run"), ("server", "server dry run")] {
+        let how = format!("--dry-run={how}");
+        assert_eq!(
+            succeeds(&ns, &["start", "--all", &how]),
+            format!("vm/apple unchanged (runs already)\nvm/pear started ({what})\n")
+        );
     }
-    let started = starting.await.unwrap();
-    assert_eq!(started.code, 0, "{started:?}");
-    for name in ["apple", "pear"] {
-        assert!(started.out.contains(&format!("vm/{name} started (now Running, ")), "{started:?}");
-    }
-    let apple = ns.api::<VirtualMachine>().get("apple").await.unwrap();
-    assert!(apple.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some(COMMAND_MANAGER)));
+    assert_eq!(vm(&ns, "pear").await.spec.vm.state, PowerState::Stopped);
+    let some = run(&ns, &["start", "pear", "plum"]);
+    assert_eq!((some.code, some.data.as_str()), (5, "vm/pear started\n"), "{some:?}");
+    let pear = ns.vm_with_reason("pear", "Starting").await;
+    assert_eq!(pear.spec.vm.state, PowerState::Running);
+    assert!(pear.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some(COMMAND_MANAGER)));
 
-    let list = vm(&ns, &["ls"]).await;
-    let lines: Vec<Vec<&str>> = list.out.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(lines[0][..4], ["NAME", "STATE", "PHASE", "READY"], "{list:?}");
-    assert_eq!(lines[1][..3], ["apple", "Running", "Running"], "{list:?}");
-    assert_eq!(lines.len(), 3);
-    assert!(vm(&ns, &["list", "-o", "wide"]).await.out.contains("REASON"));
-    let names = vm(&ns, &["list", "-o", "name", "-l", "team=fruit"]).await;
-    assert_eq!(names.out, "virtualmachine.vmoperator.jdrupes.org/apple\nvirtualmachine.vmoperator.jdrupes.org/pear\n");
-    let object: serde_json::Value = serde_json::from_str(&vm(&ns, &["list", "pear", "-o", "json"]).await.out).unwrap();
-    assert_eq!((&object["kind"], &object["metadata"]["name"]), (&json!("VirtualMachine"), &json!("pear")));
-    let missing = vm(&ns, &["list", "apple", "plum"]).await;
-    assert!(missing.code == 1 && missing.err.contains("vm/plum does not exist"), "{missing:?}");
-
-    // Some of several.
-    let partly = vm(&ns, &["reset", "apple", "plum", "--wait=false"]).await;
-    assert_eq!((partly.code, partly.out.as_str()), (5, "vm/apple will be reset\n"), "{partly:?}");
-    assert!(partly.err.contains("vm/plum: ") && partly.err.contains("not found"), "{partly:?}");
-    let apple = ns.api::<VirtualMachine>().get("apple").await.unwrap();
-    assert_eq!(apple.spec.vm.reset_count, Some(1));
-
-    // The guest does not react.
-    let stopping = beside(&ns, &["stop", "apple", "--grace-period=1s"]);
-    let forced = eventually("the stop to be forced", LIMIT, async || {
-        let vm = ns.api::<VirtualMachine>().get("apple").await.unwrap();
-        vm.annotations().get("vmoperator.jdrupes.org/forceStop").cloned()
-    });
-    assert!(!forced.await.is_empty());
+    // A restart, and how it is waited for.
+    let refused = run(&ns, &["reset", "pear"]);
+    assert_eq!((refused.code, refused.talk.as_str()), (1, "vm/pear: its guest does not run (Starting)\n"));
+    let former = ns.api::<Pod>().get("apple").await.unwrap();
+    let arguments = ["restart", "-l", "tier=web", "--wait"];
+    let restart = command(&ns, &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    ns.pod_when("apple", "going", |pod| pod.metadata.deletion_timestamp.is_some()).await;
     ns.remove_pod("apple").await;
-    let stopped = stopping.await.unwrap();
-    assert!(stopped.code == 0 && stopped.out.contains("vm/apple stopped"), "{stopped:?}");
-    let waited = vm(&ns, &["wait", "apple", "--for=stopped"]).await;
-    assert!(waited.code == 0 && waited.out.starts_with("vm/apple stopped ("), "{waited:?}");
-    let late = vm(&ns, &["wait", "apple", "--for=condition=Booted", "--timeout=1s"]).await;
-    assert_eq!(late.code, 4, "{late:?}");
-    let unknown = vm(&ns, &["wait", "plum", "--for=deleted"]).await;
-    assert_eq!(unknown.code, 0, "{unknown:?}");
-    let no_guest = vm(&ns, &["pause", "apple"]).await;
-    assert!(no_guest.code == 1 && no_guest.err.contains("it does not run (Stopped)"), "{no_guest:?}");
+    ns.pod_when("apple", "another", |pod| pod.uid() != former.uid()).await;
+    ns.report("apple", true, "Started").await;
+    let restart = printed(restart.wait_with_output().unwrap());
+    assert!(restart.code == 0 && restart.data.starts_with("vm/apple restarted (now Running, "), "{restart:?}");
+    assert!(restart.talk.starts_with("vm/apple: ") && restart.talk.contains(" s)\n"), "{restart:?}");
+    assert!(vm(&ns, "apple").await.annotations().contains_key(RESTARTED_ANNOTATION));
+    ns.vm_with_reason("apple", "Running").await;
+    assert_eq!(succeeds(&ns, &["reset", "apple", "-o", "name"]), "virtualmachine.vmoperator.jdrupes.org/apple\n");
+    assert_eq!(vm(&ns, "apple").await.spec.vm.reset_count, Some(1));
+
+    // A stop takes as long as the guest.
+    let late = run(&ns, &["stop", "apple", "--wait", "--timeout", "1s"]);
+    assert_eq!((late.code, late.data.as_str()), (4, ""), "{late:?}");
+    assert!(late.talk.contains("vm/apple: not stopped after 1 s: "), "{late:?}");
+    let waiting = run(&ns, &["wait", "apple", "--for=stopped", "--timeout=0s"]);
+    assert_eq!(waiting.code, 4, "{waiting:?}");
+    assert_eq!(succeeds(&ns, &["stop", "apple"]), "vm/apple unchanged (is stopping already)\n");
+    assert_eq!(succeeds(&ns, &["stop", "apple", "--force"]), "vm/apple stopped\n");
+    let pod = ns.pod_when("apple", "going soon", |pod| pod.metadata.deletion_grace_period_seconds < Some(30)).await;
+    assert_eq!(vm(&ns, "apple").await.annotations()[FORCE_STOP_ANNOTATION], pod.uid().unwrap());
+    ns.remove_pod("apple").await;
+    let stopped = succeeds(&ns, &["wait", "apple", "--for=stopped"]);
+    assert!(stopped.starts_with("vm/apple: stopped (now Stopped, "), "{stopped}");
+    assert_eq!(
+        run(&ns, &["restart", "apple"]).talk,
+        "vm/apple: it is stopped; a start is what it needs: kubectl vm start apple\n"
+    );
+    assert_eq!(run(&ns, &["wait", "plum", "--for=deleted"]).code, 0);
+    assert_eq!(run(&ns, &["wait", "plum", "--for=running"]).code, 1);
 }
 
 #[tokio::test]
-async fn a_vm_that_can_not_start_says_why_and_who_applies_the_state_is_named() {
-    let ns = ManagedNamespace::new("command-errors").await;
+async fn a_stop_has_the_time_that_a_person_gives_it() {
+    let ns = ns("grace").await;
+    up(&ns, "apple", |_| ()).await;
+    assert_eq!(succeeds(&ns, &["stop", "apple", "--grace-period=7s"]), "vm/apple stopped\n");
+    ns.pod_when("apple", "has 7 s", |pod| pod.metadata.deletion_grace_period_seconds.is_some_and(|time| time <= 7))
+        .await;
+    ns.remove_pod("apple").await;
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
+}
+
+#[tokio::test]
+async fn what_git_applies_is_left_to_git() {
+    let ns = ns("git-owner").await;
+    let mut manifest = vm_manifest("apple");
+    manifest["spec"]["nodeName"] = json!(NODE);
+    let git = PatchParams::apply("kustomize-controller").force();
+    ns.api::<VirtualMachine>().patch("apple", &git, &Patch::Apply(&manifest)).await.unwrap();
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
+    let refused = run(&ns, &["stop", "apple"]);
+    assert_eq!((refused.code, refused.data.as_str()), (1, ""), "{refused:?}");
+    let who = "vm/apple: kustomize-controller applies spec.vm.state from Git (its last change: 20";
+    assert!(refused.talk.starts_with(who) && refused.talk.contains("or give --yes"), "{refused:?}");
+    assert_eq!(vm(&ns, "apple").await.spec.vm.state, PowerState::Running);
+    let insisted = run(&ns, &["stop", "apple", "--yes"]);
+    assert_eq!((insisted.code, insisted.data.as_str()), (0, "vm/apple stopped\n"), "{insisted:?}");
+    assert!(
+        insisted.talk.contains("kustomize-controller applies spec.vm.state too, which takes this back"),
+        "{insisted:?}"
+    );
+    assert_eq!(vm(&ns, "apple").await.spec.vm.state, PowerState::Stopped);
+}
+
+/// The page about security says which rights the commands need.
+#[tokio::test]
+async fn a_missing_right_is_named_with_its_rule() {
+    let ns = ns("commands-rights").await;
     ns.create_vm("apple", |vm| vm["spec"]["vm"]["state"] = json!("Stopped")).await;
     ns.vm_with_reason("apple", "StoppedAsRequested").await;
-    let applied = json!({
-        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": "apple" },
-        "spec": { "vm": { "state": "Stopped" } },
-    });
-    let parameters = PatchParams::apply("kustomize-controller").force();
-    ns.api::<VirtualMachine>().patch("apple", &parameters, &Patch::Apply(&applied)).await.unwrap();
-    // A Pod of somebody else has the name.
-    let pod = json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "apple" },
-        "spec": { "containers": [{ "name": "c", "image": "i" }] },
-    });
-    ns.namespace.apply(&pod.to_string());
-    let printed = vm(&ns, &["start", "apple"]).await;
-    assert_eq!(printed.code, 1, "{printed:?}");
-    assert!(printed.err.contains("kustomize-controller applies spec.vm.state"), "{printed:?}");
-    assert!(printed.err.contains("vm/apple: NameTaken: "), "{printed:?}");
-    let nobody = vm(&ns, &["start", "apple", "--context=none"]).await;
-    assert!(nobody.code == 1 && nobody.err.contains("has no context"), "{nobody:?}");
-    assert_eq!(vm(&ns, &["start"]).await.code, 2);
-    assert_eq!(vm(&ns, &["start", "pod/apple"]).await.code, 2);
+    let as_alice = |arguments: &[&str]| run(&ns, &[arguments, &["--as", "alice"]].concat());
+    let place = ns.namespace.name();
+    let lacks = |verb: &str| {
+        format!(
+            "alice may not {verb} vms.vmoperator.jdrupes.org in the namespace {place}; a Role in that namespace with the rule \
+             - {{apiGroups: [vmoperator.jdrupes.org], resources: [vms], verbs: [{verb}]}} allows it\n"
+        )
+    };
+    let list = as_alice(&["list"]);
+    assert_eq!((list.code, list.talk), (3, format!("VMs: {}", lacks("list"))));
+    let start = as_alice(&["start", "apple"]);
+    assert_eq!((start.code, start.talk), (1, format!("vm/apple: {}", lacks("get"))));
+    let allow = |role: &str, verbs: &str| {
+        let resource = "--resource=vms.vmoperator.jdrupes.org";
+        ns.namespace.kubectl(&["create", "role", role, verbs, resource]);
+        ns.namespace.kubectl(&["create", "rolebinding", role, &format!("--role={role}"), "--user=alice"]);
+    };
+    allow("readers", "--verb=get,list,watch");
+    let start = eventually("alice to read", LIMIT, async || {
+        Some(as_alice(&["start", "apple"])).filter(|start| !start.talk.contains("may not get"))
+    })
+    .await;
+    assert_eq!((start.code, start.talk), (1, format!("vm/apple: {}", lacks("patch"))));
+    assert_eq!(as_alice(&["list"]).code, 0);
+    let stop = as_alice(&["stop", "apple", "--force"]);
+    let lacks_pods =
+        lacks("get").replace("vms.vmoperator.jdrupes.org", "pods").replace("vmoperator.jdrupes.org", "\"\"");
+    assert_eq!((stop.code, stop.talk), (1, format!("vm/apple: {}", lacks_pods.replace("[vms]", "[pods]"))));
+    allow("writers", "--verb=patch");
+    eventually("alice to write", LIMIT, async || (as_alice(&["start", "apple"]).code == 0).then_some(())).await;
 }

@@ -24,7 +24,6 @@ mod late;
 // What a VM becomes: its objects, its status and events, what is put back and what is refused.
 mod reconciler;
 // What existing manifests, disks and scripts rely on: images, resources, claims, cloud-init, the runner's configuration.
-mod commands;
 mod contract;
 // Values that the schema refuses, and values that are stored already.
 mod values;
@@ -34,6 +33,8 @@ mod offline;
 mod takeover;
 // All VMs of two of its releases: taken over, stopped, started, restarted, evicted.
 mod takeover_all;
+// The commands of `kubectl vm` for every day.
+mod commands;
 // Start, stop and restart. Two Pods of one VM never run at the same time.
 mod power;
 // What the token of a VM's Pod may do, and how a forced stop reaches its runner.

@@ -1,0 +1,170 @@
+//! What is awaited of a VM. Pure.
+
+use std::{fmt, str::FromStr};
+
+use crate::api::{VirtualMachine, VirtualMachineStatus, conditions};
+
+/// What a VM should come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::cli) enum Goal {
+    /// Its guest runs, as the runner reports.
+    Running,
+    /// It has no Pod.
+    Stopped,
+    /// Its guest is up.
+    Booted,
+    /// It is as its spec wants it.
+    Ready,
+    /// It does not exist.
+    Deleted,
+    /// A guest runs in another Pod than that.
+    Restarted { former: Option<String> },
+    /// A condition has this status.
+    Condition { type_: String, status: String },
+}
+
+impl FromStr for Goal {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text.to_lowercase().as_str() {
+            "running" => Self::Running,
+            "stopped" => Self::Stopped,
+            "booted" => Self::Booted,
+            "ready" => Self::Ready,
+            "deleted" | "delete" => Self::Deleted,
+            _ => {
+                let condition = text.strip_prefix("condition=").filter(|condition| !condition.is_empty());
+                let condition =
+                    condition.ok_or("write running, stopped, booted, ready, deleted, or condition=TYPE[=STATUS]")?;
+                let (type_, status) = condition.split_once('=').unwrap_or((condition, "True"));
+                Self::Condition { type_: type_.into(), status: status.into() }
+            }
+        })
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Running => "running",
+            Self::Stopped => "stopped",
+            Self::Booted => "booted",
+            Self::Ready => "ready",
+            Self::Deleted => "deleted",
+            Self::Restarted { .. } => "restarted",
+            Self::Condition { type_, status } => return write!(f, "{type_}={status}"),
+        })
+    }
+}
+
+/// What a goal says about a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Reached,
+    NotYet,
+    /// It can't become so any more.
+    Never(&'static str),
+}
+
+impl Goal {
+    /// Whether the VM, `None` if it does not exist, is as awaited. What a manager wrote about an earlier spec does not count.
+    pub(super) fn verdict(&self, vm: Option<&VirtualMachine>) -> Verdict {
+        let Some(vm) = vm else {
+            return if *self == Self::Deleted { Verdict::Reached } else { Verdict::Never("it does not exist") };
+        };
+        let status = vm.status.as_ref().filter(|status| status.observed_generation == vm.metadata.generation);
+        let Some(status) = status else { return Verdict::NotYet };
+        let is_reached = match self {
+            Self::Running => runs(status),
+            Self::Stopped => status.created == Some(false),
+            Self::Booted => status.ready == Some(true),
+            Self::Ready => has(status, conditions::READY, "True"),
+            Self::Deleted => false,
+            Self::Restarted { former } => status.pod_uid.is_some() && status.pod_uid != *former && runs(status),
+            Self::Condition { type_, status: wanted } => has(status, type_, wanted),
+        };
+        if is_reached { Verdict::Reached } else { Verdict::NotYet }
+    }
+}
+
+/// Whether the runner has reported that the guest runs, and the manager has seen that.
+fn runs(status: &VirtualMachineStatus) -> bool {
+    has(status, conditions::RUNNING, "True") && status.phase.as_deref() == Some("Running")
+}
+
+fn has(status: &VirtualMachineStatus, type_: &str, wanted: &str) -> bool {
+    conditions::find(&status.conditions, type_).is_some_and(|condition| condition.status.eq_ignore_ascii_case(wanted))
+}
+
+/// What a person is told about a VM that is not there yet: its phase, and what Ready says.
+pub(super) fn seen(vm: Option<&VirtualMachine>) -> String {
+    let Some(status) = vm.and_then(|vm| vm.status.as_ref()) else { return "it has no status yet".into() };
+    let phase = status.phase.as_deref().unwrap_or("Pending");
+    match conditions::find(&status.conditions, conditions::READY) {
+        Some(ready) if ready.reason == phase => format!("{phase}: {}", ready.message),
+        Some(ready) => format!("{phase}, {}: {}", ready.reason, ready.message),
+        None => phase.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::test_support::vm;
+
+    fn with(status: Value) -> VirtualMachine {
+        vm(|vm| {
+            vm["status"] = status;
+            vm["status"]["observedGeneration"] = 3.into();
+        })
+    }
+
+    fn condition(type_: &str, status: &str) -> Value {
+        json!({ "type": type_, "status": status, "reason": "Starting", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z" })
+    }
+
+    #[test]
+    fn a_goal_is_reached_when_the_status_of_this_spec_says_so() {
+        let up = with(json!({
+            "created": true, "ready": true, "podUid": "pod-2", "phase": "Running",
+            "conditions": [condition("Running", "True"), condition("Ready", "True"), condition("Odd", "Unknown")],
+        }));
+        let down = with(json!({ "created": false, "ready": false, "conditions": [condition("Running", "False")] }));
+        let restarted = |former: &str| Goal::Restarted { former: Some(former.into()) };
+        for (goal, of_up, of_down) in [
+            (Goal::Running, true, false),
+            (Goal::Stopped, false, true),
+            (Goal::Booted, true, false),
+            (Goal::Ready, true, false),
+            (Goal::Deleted, false, false),
+            (restarted("pod-1"), true, false),
+            (restarted("pod-2"), false, false),
+            ("condition=odd=unknown".parse().unwrap(), false, false),
+            ("condition=Odd=unknown".parse().unwrap(), true, false),
+            ("condition=Running".parse().unwrap(), true, false),
+        ] {
+            for (vm, is_reached) in [(&up, of_up), (&down, of_down)] {
+                let expected = if is_reached { Verdict::Reached } else { Verdict::NotYet };
+                assert_eq!(goal.verdict(Some(vm)), expected, "{goal}");
+                let mut changed = vm.clone();
+                changed.metadata.generation = Some(4);
+                assert_eq!(goal.verdict(Some(&changed)), Verdict::NotYet, "{goal}: the manager has not seen the spec");
+            }
+        }
+        assert_eq!(Goal::Deleted.verdict(None), Verdict::Reached);
+        assert_eq!(Goal::Running.verdict(None), Verdict::Never("it does not exist"));
+    }
+
+    #[test]
+    fn what_is_seen_is_the_phase_and_the_message() {
+        let starting = with(json!({ "phase": "Starting", "conditions": [condition("Ready", "False")] }));
+        assert_eq!(seen(Some(&starting)), "Starting: m");
+        let failed = with(json!({ "phase": "Failed", "conditions": [condition("Ready", "False")] }));
+        assert_eq!(seen(Some(&failed)), "Failed, Starting: m");
+        assert!("nonsense".parse::<Goal>().unwrap_err().contains("condition=TYPE"));
+        assert!("condition=".parse::<Goal>().is_err());
+    }
+}

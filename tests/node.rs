@@ -104,9 +104,10 @@ async fn the_console_is_in_a_terminal(namespace: &TestNamespace) {
     // It starts the kubectl that has started it.
     let tools = tempfile::tempdir().unwrap();
     let kubectl = tools.path().join("kubectl");
-    std::fs::write(&kubectl, format!("#!/bin/sh\nexec {XTASK} kubectl -- \"$@\"\n")).unwrap();
+    let own_path = std::env::var("PATH").unwrap();
+    std::fs::write(&kubectl, format!("#!/bin/sh\nPATH='{own_path}' exec {XTASK} kubectl -- \"$@\"\n")).unwrap();
     std::fs::set_permissions(&kubectl, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", tools.path().display(), std::env::var("PATH").unwrap());
+    let path = format!("{}:{own_path}", tools.path().display());
     let mut console = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubectl-vm"))
         .args(["console", "vm/demo", "--namespace", namespace.name()])
         .env("KUBECONFIG", Cluster::with_node().kubeconfig())
@@ -119,7 +120,8 @@ async fn the_console_is_in_a_terminal(namespace: &TestNamespace) {
     let (mut stdout, mut seen) = (console.stdout.take().unwrap(), Vec::new());
     let read = async {
         while !String::from_utf8_lossy(&seen).contains("guest: up") {
-            tokio::io::AsyncReadExt::read_buf(&mut stdout, &mut seen).await.unwrap();
+            let count = tokio::io::AsyncReadExt::read_buf(&mut stdout, &mut seen).await.unwrap();
+            assert!(count > 0, "the command has ended: {}", String::from_utf8_lossy(&seen));
         }
     };
     tokio::time::timeout(LIMIT, read).await.expect("the guest's last output");

@@ -51,12 +51,12 @@ impl VmHandle {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The name of the Pod in which the VM's guest runs: the one that its runner reported from, else the VM's only one. `None`: there is none.
+    /// The name of the Pod in which the guest of this VM, as it was read, runs: the one that its runner reported from, else the VM's only one. `None`: there is none.
     ///
     /// # Errors
     /// The error of a request.
-    pub async fn pod(&self) -> kube::Result<Option<String>> {
-        let reported = self.get().await?.status.and_then(|status| status.pod_uid);
+    pub async fn pod(&self, vm: &VirtualMachine) -> kube::Result<Option<String>> {
+        let reported = vm.status.as_ref().and_then(|status| status.pod_uid.clone());
         let parameters = ListParams::default().labels(&format!("{INSTANCE_LABEL}={}", self.name));
         let pods = self.api::<Pod>().list_metadata(&parameters).await?.items;
         let of_guest = pods.iter().find(|pod| pod.uid() == reported).or(pods.first());

@@ -411,16 +411,14 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
             print(&format!("{}\n", command.join("\n")))
         }
         RunnerCommand::End(arguments) => {
-            let configuration = config::read(&arguments.config_dir)?;
-            let runtime = machine_options(&arguments, &configuration, RuntimeDir::at)?.runtime;
+            let runtime = running(&arguments)?;
             if !control::end(&runtime).await.map_err(Error::End)? {
                 return Err(Error::NotStopping);
             }
             print("the guest is ended without waiting for it\n")
         }
         RunnerCommand::Ctl { run, task } => {
-            let configuration = config::read(&run.config_dir)?;
-            let runtime = machine_options(&run, &configuration, RuntimeDir::at)?.runtime;
+            let runtime = running(&run)?;
             match control::carry_out(&runtime, task.clone()).await.map_err(Error::Ctl)? {
                 Reply::Done => Ok(()),
                 Reply::Status(status) => print(&format!("{status}\n")),
@@ -432,17 +430,16 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
             }
         }
         RunnerCommand::Passt(PasstArguments { folder, kept, passt, pod_ports }) => {
-            let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;
+            let term = termination()?;
             let ports = Ports { last: pod_ports, kept: &kept };
             Ok(pod_network::serve(&passt, &folder, ports, term).await?)
         }
         RunnerCommand::Console(arguments) => {
-            let configuration = config::read(&arguments.config_dir)?;
-            let runtime = machine_options(&arguments, &configuration, RuntimeDir::at)?.runtime;
+            let runtime = running(&arguments)?;
             console::join(&runtime.console()).await.map_err(Error::Console)
         }
         RunnerCommand::TryKvm(TrialArguments { reports, qemu }) => {
-            let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;
+            let term = termination()?;
             Ok(node_trial::run(&reports, &qemu, term).await?)
         }
         RunnerCommand::Machine(arguments) => {
@@ -464,9 +461,20 @@ async fn run_command(arguments: RunArguments, logging: Logging) -> Result<(), Er
     outcome
 }
 
+/// Becomes true at SIGTERM and the like.
+fn termination() -> Result<watch::Receiver<bool>, Error> {
+    signals::termination().map_err(|source| Error::System("wait for signals", source))
+}
+
+/// The runtime directory of the VM that runs here.
+fn running(arguments: &RunArguments) -> Result<RuntimeDir, Error> {
+    let configuration = config::read(&arguments.config_dir)?;
+    Ok(machine_options(arguments, &configuration, RuntimeDir::at)?.runtime)
+}
+
 /// Starts this program as the agent role, with the same options, whenever it ends.
 async fn supervise_agent() -> Result<(), Error> {
-    let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;
+    let term = termination()?;
     let program = std::env::current_exe().map_err(|source| Error::System("find the program itself", source))?;
     let mut arguments: Vec<OsString> =
         std::env::args_os().skip(1).map(|word| if word == "agent" { "run".into() } else { word }).collect();
@@ -532,7 +540,7 @@ async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(),
     let options = machine_options(arguments, &configuration, RuntimeDir::open)?;
     let vm = format!("{}/{}", configuration.config.namespace, configuration.config.vm.name);
     info!(vm, role = ?arguments.role, "vm-runner {}", env!("CARGO_PKG_VERSION"));
-    let term = signals::termination().map_err(|source| Error::System("wait for signals", source))?;
+    let term = termination()?;
     if arguments.role == Role::Machine {
         return Ok(machine::run(&options, term).await?);
     }

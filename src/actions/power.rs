@@ -166,18 +166,19 @@ fn set_state(vm: &VirtualMachine, state: PowerState, metadata: Value, insist: bo
         return Err(Refusal::Git { applier });
     }
     let is_same = vm.spec.vm.state == state && !vm.is_state_unknown();
-    let Decision::Write { change: Change::Merge(body), .. } =
-        write(vm, json!({ "metadata": metadata, "spec": { "vm": { "state": state } } }))
-    else {
-        return Ok(Decision::Unchanged(""));
-    };
+    let body = body(vm, json!({ "metadata": metadata, "spec": { "vm": { "state": state } } }));
     Ok(Decision::Write { change: if is_same { Change::Apply(body) } else { Change::Merge(body) }, applier })
 }
 
-/// A merge patch with the UID of the VM.
-fn write(vm: &VirtualMachine, mut body: Value) -> Decision {
+/// A merge patch that nobody's sync takes back.
+fn write(vm: &VirtualMachine, patch: Value) -> Decision {
+    Decision::Write { change: Change::Merge(body(vm, patch)), applier: None }
+}
+
+/// What is written, with the UID of the VM.
+fn body(vm: &VirtualMachine, mut body: Value) -> Value {
     body["metadata"]["uid"] = json!(vm.uid());
-    Decision::Write { change: Change::Merge(body), applier: None }
+    body
 }
 
 #[cfg(test)]

@@ -61,8 +61,8 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
             Ended::Failed => return Ok(Exit::Negative),
         }
         let unknown = |error: kube::Error| Failure::unknown(chain(&vm, &error));
-        let running = guest(&vm.get().await.map_err(unknown)?);
-        let Some(pod) = vm.pod().await.map_err(unknown)? else {
+        let running = vm.get().await.map_err(unknown)?;
+        let Some(pod) = vm.pod(&running).await.map_err(unknown)? else {
             return Err(Failure::new(format!("{vm}: it has no Pod")));
         };
         let mut kubectl = Command::new("kubectl");
@@ -78,7 +78,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         }
         // kubectl fails, too, if the user may not do this; then it has said so.
         let deadline = Instant::now() + NEWS;
-        while guest(&vm.get().await.map_err(unknown)?) == running {
+        while guest(&vm.get().await.map_err(unknown)?) == guest(&running) {
             if Instant::now() > deadline {
                 return Ok(Exit::Negative);
             }

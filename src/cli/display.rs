@@ -3,7 +3,6 @@
 use std::{
     io::{self, Write},
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use clap::Args;
@@ -12,6 +11,7 @@ use tempfile::NamedTempFile;
 use super::{
     cluster::ClusterOptions,
     output::{Exit, Failure, Output, chain, note},
+    wait::time,
 };
 use crate::{
     actions::{
@@ -50,11 +50,7 @@ pub(super) struct Options {
 }
 
 fn validity(text: &str) -> Result<Validity, String> {
-    let time: kube::core::Duration = text.parse().map_err(|error| format!("{error}"))?;
-    if time.is_negative() {
-        return Err("a time is not negative".into());
-    }
-    Validity::try_from(Duration::from(time)).map_err(|error| error.to_string())
+    Validity::try_from(time(text)?).map_err(|error| error.to_string())
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
@@ -136,6 +132,8 @@ impl<'a> PrivateFile<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -15,15 +15,13 @@ use serde_json::{Value, json};
 use self::table::{Printer, Table};
 use super::{
     cluster::Cluster,
-    output::{Exit, Failure, Output, note, yaml},
-    vms::{self, Selection, name_of, refused, title},
+    output::{Exit, Failure, Output, note},
+    vms::{self, CHUNK, ObjectFormat, Selection, name_of, print_objects, refused, title},
 };
 use crate::{api::VirtualMachine, process::ErrorChain};
 
 /// The media type of a table.
 const AS_TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
-/// How many VMs are in one answer of the API server.
-const CHUNK: u32 = 500;
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -46,6 +44,18 @@ enum Format {
     Json,
     Yaml,
     Name,
+}
+
+impl Format {
+    /// `None`: as a table.
+    fn of_objects(self) -> Option<ObjectFormat> {
+        match self {
+            Self::Wide => None,
+            Self::Json => Some(ObjectFormat::Json),
+            Self::Yaml => Some(ObjectFormat::Yaml),
+            Self::Name => Some(ObjectFormat::Name),
+        }
+    }
 }
 
 /// Where VMs are asked for.
@@ -104,7 +114,8 @@ impl Source<'_> {
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let Selection { names, selector, all_namespaces, .. } = &options.selection;
-    let is_table = matches!(options.output, None | Some(Format::Wide));
+    let of_objects = options.output.and_then(Format::of_objects);
+    let is_table = of_objects.is_none();
     if options.watch && (!names.is_empty() || !is_table) {
         return Err(Failure::usage("--watch is for tables of a namespace, or of all, or of those with labels"));
     }
@@ -127,7 +138,11 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         }
         pages
     };
-    let found = if is_table {
+    let found = if let Some(format) = of_objects {
+        let items = objects(pages, names.is_empty());
+        print_objects(&items, names.len() == 1, format, output)?;
+        items.len()
+    } else {
         let table = Table::from_pages(&pages).map_err(Failure::unknown)?;
         let mut printer = Printer::new(&table, options.output == Some(Format::Wide), *all_namespaces);
         if !table.rows.is_empty() || options.watch {
@@ -139,10 +154,6 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
             return watch(&source, version.unwrap_or("0"), &mut printer, output).await;
         }
         table.rows.len()
-    } else {
-        let items = objects(pages, names.is_empty());
-        print_objects(&items, !names.is_empty() && names.len() == 1, options.output, output)?;
-        items.len()
     };
     if found == 0 && missing == 0 {
         note(&vms::nothing(namespace, selector.as_deref()));
@@ -166,30 +177,6 @@ fn objects(pages: Vec<Value>, are_lists: bool) -> Vec<Value> {
             item
         })
         .collect()
-}
-
-fn print_objects(
-    items: &[Value],
-    is_one: bool,
-    format: Option<Format>,
-    output: &mut Output<'_>,
-) -> Result<(), Failure> {
-    if format == Some(Format::Name) {
-        for item in items {
-            let name = item["metadata"]["name"].as_str().unwrap_or_default();
-            writeln!(output, "virtualmachine.{}/{name}", VirtualMachine::group(&()))?;
-        }
-        return Ok(());
-    }
-    let value = match items {
-        [] if is_one => return Ok(()),
-        [item] if is_one => item.clone(),
-        items => json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": items }),
-    };
-    match format {
-        Some(Format::Json) => writeln!(output, "{value:#}"),
-        _ => write!(output, "{}", yaml(&value)?),
-    }
 }
 
 /// Prints a line for each change, until the reader has seen enough.

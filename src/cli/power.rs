@@ -9,12 +9,12 @@ use kube::{
     Api, Client, Resource, ResourceExt,
     api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    output::{Exit, Failure, Output, note, yaml},
-    vms::{FoundVm, Selection, api, exit, refused, refused_about, title},
+    output::{Exit, Failure, Output, note},
+    vms::{FoundVm, ObjectFormat, Selection, api, exit, print_objects, refused, refused_about, title},
     wait::{self, Goal, Limit, seconds},
 };
 use crate::{
@@ -33,7 +33,7 @@ pub(super) struct Options {
     dry_run: Option<DryRun>,
     /// Print the changed VM, instead of a line about it.
     #[arg(long, short, value_name = "FORMAT")]
-    output: Option<Format>,
+    output: Option<ObjectFormat>,
     /// The name under which the API server notes the change.
     #[arg(long, value_name = "NAME", default_value = COMMAND_MANAGER)]
     field_manager: String,
@@ -63,13 +63,6 @@ pub(super) struct StopOptions {
 enum DryRun {
     Client,
     Server,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Json,
-    Yaml,
-    Name,
 }
 
 /// What was done with a VM.
@@ -152,7 +145,9 @@ impl Job<'_> {
                 (waited, _) => waited,
             };
         }
-        print(&objects, self.options.output, output)?;
+        if let Some(format) = self.options.output {
+            print_objects(&objects, objects.len() <= 1, format, output)?;
+        }
         Ok(all)
     }
 
@@ -287,22 +282,5 @@ async fn shorten(client: &Client, namespace: &str, pod: &Pod, time: Duration) ->
         // It went in the meantime.
         Err(kube::Error::Api(answer)) if answer.is_not_found() || answer.is_conflict() => Ok(()),
         result => result.map(drop),
-    }
-}
-
-fn print(objects: &[Value], format: Option<Format>, output: &mut Output<'_>) -> Result<(), Failure> {
-    let whole = match objects {
-        [] => return Ok(()),
-        [object] => object.clone(),
-        objects => json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": objects }),
-    };
-    match format {
-        None => Ok(()),
-        Some(Format::Json) => writeln!(output, "{whole:#}"),
-        Some(Format::Yaml) => write!(output, "{}", yaml(&whole)?),
-        Some(Format::Name) => objects.iter().try_for_each(|object| {
-            let name = object["metadata"]["name"].as_str().unwrap_or_default();
-            writeln!(output, "virtualmachine.{}/{name}", VirtualMachine::group(&()))
-        }),
     }
 }

@@ -1,14 +1,16 @@
 //! Which VMs a command is about: names, labels, all; in one namespace or in every one. How they are read, and what is said if that fails.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use kube::{
-    Api, Client, ResourceExt,
+    Api, Client, Resource, ResourceExt,
     api::{ApiResource, DynamicObject, ListParams},
 };
 
+use serde_json::{Value, json};
+
 use super::{
     cluster::{Cluster, ClusterOptions},
-    output::{Exit, Failure, note},
+    output::{Exit, Failure, Output, note, yaml},
 };
 use crate::{
     access::Access,
@@ -17,7 +19,7 @@ use crate::{
 };
 
 /// How many VMs a list has in one answer of the API server.
-const CHUNK: u32 = 500;
+pub(super) const CHUNK: u32 = 500;
 
 /// Which VMs are meant.
 #[derive(Args)]
@@ -150,6 +152,35 @@ impl Selection {
         }
         Ok(found)
     }
+}
+
+/// How objects are printed in place of lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum ObjectFormat {
+    Json,
+    Yaml,
+    Name,
+}
+
+/// Prints VMs: one of which one is meant as itself, several as a list.
+pub(super) fn print_objects(
+    vms: &[Value],
+    is_one: bool,
+    format: ObjectFormat,
+    output: &mut Output<'_>,
+) -> Result<(), Failure> {
+    if format == ObjectFormat::Name {
+        return vms.iter().try_for_each(|vm| {
+            let name = vm["metadata"]["name"].as_str().unwrap_or_default();
+            writeln!(output, "virtualmachine.{}/{name}", VirtualMachine::group(&()))
+        });
+    }
+    let value = match vms {
+        [] if is_one => return Ok(()),
+        [vm] if is_one => vm.clone(),
+        vms => json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": vms }),
+    };
+    if format == ObjectFormat::Json { writeln!(output, "{value:#}") } else { write!(output, "{}", yaml(&value)?) }
 }
 
 /// That there are no VMs.

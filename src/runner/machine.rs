@@ -211,7 +211,7 @@ async fn prepare_start(
         lost: Vec::new(),
         phase: Phase::Starting,
     };
-    Ok(Start { state, arguments, own_passt: is_own.then_some(link) })
+    Ok(Start { state, arguments, own_passt: (is_own && command::has_pod_network(&config.vm)).then_some(link) })
 }
 
 /// Starts the programs that QEMU connects to.
@@ -227,7 +227,7 @@ async fn start_helpers(
         create_directory(&state)?;
         helpers.start(Helper::Tpm, &options.swtpm, &command::swtpm(&state, runtime), &runtime.tpm()).await?;
     }
-    if let Some(link) = own_passt.filter(|_| command::has_pod_network(&config.vm)) {
+    if let Some(link) = own_passt {
         let ports = Ports { last: options.pod_ports, kept: &command::own_ports(&config.vm) };
         helpers.start(Helper::PodNetwork, &options.passt, &ports.arguments(link, true), link.socket()).await?;
     }

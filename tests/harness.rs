@@ -4,12 +4,14 @@
 
 mod support;
 
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod};
 use kube::api::{Api, LogParams, Patch, PatchParams};
+use rustix::fs::{major, minor};
 use serde_json::{Value, json};
 
 use support::cluster::{Cluster, TOOLS_IMAGE, eventually, start};
@@ -153,14 +155,16 @@ async fn a_killed_supervisor_leaves_nothing() {
     let network = format!("/proc/{}/ns/net", state["init"]["pid"]);
     let network = std::fs::read_link(network).unwrap();
     let cgroup = state["cgroup"].as_str().unwrap();
-    assert!(traces(&dir, &network, cgroup).len() > 5, "the test sees what is there");
+    let loops = loops_of(&dir);
+    assert_eq!(loops.len(), 2, "the block volume's, and the kubelet's on top of it");
+    assert!(traces(&dir, &network, cgroup, &loops).len() > 7, "the test sees what is there");
 
     supervisor.kill().unwrap();
     supervisor.wait().unwrap();
     let mut left = vec![];
     let start = std::time::Instant::now();
     while start.elapsed() < Duration::from_secs(20) {
-        left = traces(&dir, &network, cgroup);
+        left = traces(&dir, &network, cgroup, &loops);
         if left.is_empty() {
             break;
         }
@@ -171,7 +175,7 @@ async fn a_killed_supervisor_leaves_nothing() {
 }
 
 /// All that a cluster has outside its directory.
-fn traces(dir: &Path, network: &Path, cgroup: &str) -> Vec<String> {
+fn traces(dir: &Path, network: &Path, cgroup: &str, loops: &[Loop]) -> Vec<String> {
     let mut found = vec![];
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         if std::fs::read_link(process.path().join("ns/net")).is_ok_and(|namespace| namespace == network) {
@@ -186,16 +190,7 @@ fn traces(dir: &Path, network: &Path, cgroup: &str) -> Vec<String> {
     found.extend(
         mounts.lines().filter(|line| line.contains(&*dir.to_string_lossy())).map(|line| format!("mount {line}")),
     );
-    let claims = dir.join("volumes");
-    for device in std::fs::read_dir("/sys/block").unwrap().flatten() {
-        // Inside, the path begins elsewhere; the volume's name in it is the same, and after the end what is left of it.
-        if let Ok(file) = std::fs::read_to_string(device.path().join("loop/backing_file"))
-            && (file.contains("/volumes/pvc-") || file.trim() == "/")
-            && claims_own(&claims, &file)
-        {
-            found.push(format!("loop device {} {file}", device.path().display()));
-        }
-    }
+    found.extend(loops.iter().filter(|device| is_attached(device)).map(|(device, _)| format!("loop device {device}")));
     if Path::new("/sys/class/net").join(cgroup).exists() {
         found.push(format!("interface {cgroup}"));
     }
@@ -207,8 +202,42 @@ fn traces(dir: &Path, network: &Path, cgroup: &str) -> Vec<String> {
     found
 }
 
-/// Whether a loop device's file is a volume of this cluster, or was: then nobody else can say whose it is.
-fn claims_own(volumes: &Path, file: &str) -> bool {
-    let name = file.split('/').find(|part| part.starts_with("pvc-"));
-    file.contains("(deleted)") || file.trim() == "/" || name.is_some_and(|name| volumes.join(name).exists())
+/// A loop device, such as loop0, and the number that the kernel gave to what is attached to it: the next file on the
+/// same device has another one.
+type Loop = (String, String);
+
+/// The loop devices of a cluster's volumes, and those that the kubelet has put on top of them. They are known by the
+/// inodes of their files: the paths are those of other mount namespaces, and `/` for all of the kubelet's, whichever
+/// cluster it belongs to.
+fn loops_of(dir: &Path) -> Vec<Loop> {
+    let volumes = std::fs::read_dir(dir.join("volumes")).unwrap().flatten();
+    let mut files: Vec<PathBuf> = volumes.map(|volume| volume.path().join("disk")).collect();
+    let mut found = vec![];
+    while let Some(file) = files.pop() {
+        let Ok(meta) = std::fs::metadata(&file) else { continue };
+        let mut list = Command::new("losetup");
+        let list = list
+            .args(["--noheadings", "--raw", "--list"])
+            .args(["--output", "NAME,BACK-INO,BACK-MAJ:MIN"])
+            .output()
+            .unwrap()
+            .stdout;
+        for line in String::from_utf8_lossy(&list).replace("\\x20", " ").lines() {
+            let (device, inode) = line.split_once(' ').unwrap();
+            let file = format!("{} {}:{}", meta.ino(), major(meta.dev()), minor(meta.dev()));
+            if inode.split_whitespace().collect::<Vec<_>>().join(" ") == file {
+                let name = device.trim_start_matches("/dev/").to_owned();
+                let number = std::fs::read_to_string(format!("/sys/block/{name}/diskseq")).unwrap();
+                found.push((name, number));
+                files.push(device.into());
+            }
+        }
+    }
+    found
+}
+
+fn is_attached((name, number): &Loop) -> bool {
+    let device = Path::new("/sys/block").join(name);
+    device.join("loop/backing_file").exists()
+        && std::fs::read_to_string(device.join("diskseq")).is_ok_and(|now| now == *number)
 }

@@ -1,7 +1,8 @@
 //! The custom resources `VirtualMachine` and `VmPool`, which users write and read.
 //!
 //! `kubectl explain` prints the doc comments of the fields. Rules that the API server can check are in the schema or in CEL expressions.
-//! [`crd`] generates the files in `crds/` from this module. The fields of the spec are in one file, in the order in which users see them.
+//! [`crd`] generates the files in `crds/` from this module. The fields of the spec are in this file, in the order in which users see them, and
+//! those of the display in [`display`].
 //!
 //! Every number and text has bounds: a value that the manager can't use is refused where it is written. What is stored already, under
 //! another definition for example, is read part by part ([`stored`]).
@@ -15,6 +16,7 @@
 
 pub mod conditions;
 pub mod crd;
+pub mod display;
 pub mod login_pools;
 pub mod pool;
 pub mod quantity;
@@ -30,6 +32,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use display::{Clipboard, Display, Spice, Vnc};
 pub use pool::{PoolPermission, VmPool, VmPoolSpec};
 pub use quantity::Quantity;
 pub use reasons::Reason;
@@ -445,6 +448,22 @@ pub struct Machine {
     /// goes on, so that its guest can shut down.
     #[serde(default, skip_serializing_if = "is_false")]
     pub paused: bool,
+    /// What happens when the guest's kernel panics, or its watchdog is not fed in time. The VM has a panic device (pvpanic) and a watchdog
+    /// (iTCO) then. Default: the VM has neither, and the guest decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_panic: Option<OnPanic>,
+}
+
+/// What happens when the guest panics.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum OnPanic {
+    /// The VM is reset, after 5 s, and later the more often that happens: at most every 5 min.
+    Restart,
+    /// The VM is stopped, and stays down until somebody starts it.
+    Stop,
+    /// The guest stays paused as it is, so that somebody can look at it.
+    Keep,
 }
 
 /// Whether a VM should run.
@@ -635,83 +654,6 @@ pub struct Cdrom {
     pub image: String,
 }
 
-/// The display.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct Display {
-    /// The number of screens.
-    #[serde(default = "one")]
-    #[schemars(range(min = 1, max = 16))]
-    pub outputs: u32,
-    /// The user that the guest's login agent logs in.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 256), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
-    pub logged_in_user: Option<String>,
-    /// The display as SPICE.
-    #[serde(default)]
-    pub spice: Spice,
-    /// The display as VNC, instead of SPICE.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vnc: Option<Vnc>,
-}
-
-impl Default for Display {
-    fn default() -> Self {
-        Self { outputs: 1, logged_in_user: None, spice: Spice::default(), vnc: None }
-    }
-}
-
-/// SPICE.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct Spice {
-    /// The port in the Pod.
-    #[serde(default = "spice_port")]
-    #[schemars(range(min = 1, max = 65535))]
-    pub port: u16,
-    /// The host in the connection file (`kubectl vm display`). Default: the load balancer's address, or else the Pod's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 253), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
-    pub server: Option<String>,
-    /// Whether the manager creates a display secret with a random password if there is none.
-    #[serde(default = "yes")]
-    pub generate_secret: bool,
-    /// The URL of an HTTP proxy for SPICE viewers, for the connection file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 4096), regex(pattern = r"^[^\x00-\x1f\x7f]*$"))]
-    pub proxy_url: Option<String>,
-    /// SPICE's `streaming-video`: `off`, `all` or `filter`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::qemu_text")]
-    pub streaming_video: Option<String>,
-    /// The number of USB devices that a viewer can redirect.
-    #[serde(default = "two")]
-    #[schemars(range(min = 0, max = 8))]
-    pub usb_redirects: u32,
-}
-
-impl Default for Spice {
-    fn default() -> Self {
-        Self {
-            port: spice_port(),
-            server: None,
-            generate_secret: true,
-            proxy_url: None,
-            streaming_video: None,
-            usb_redirects: 2,
-        }
-    }
-}
-
-/// VNC.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
-pub struct Vnc {
-    /// The port in the Pod.
-    #[serde(default = "spice_port")]
-    #[schemars(range(min = 5900, max = 65535))]
-    pub port: u16,
-}
-
 fn yes() -> bool {
     true
 }
@@ -722,14 +664,8 @@ fn is_false(value: &bool) -> bool {
 fn one() -> u32 {
     1
 }
-fn two() -> u32 {
-    2
-}
 fn powerdown_timeout() -> u32 {
     900
-}
-fn spice_port() -> u16 {
-    5900
 }
 fn host() -> String {
     "host".into()

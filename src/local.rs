@@ -197,6 +197,7 @@ async fn start(
         passt_folder: PathBuf::new(),
         pod_ports: 1,
         require_password: false,
+        is_in_pod: false,
         kvm_trial: None,
     };
     Ok(session::run(options, logging, &vm.display).await?)

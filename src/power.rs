@@ -103,8 +103,10 @@ struct Shutdown<'a> {
     now: Timestamp,
     /// The UID of the Pod whose runner reported last.
     reporting_pod: Option<&'a String>,
-    /// The runner has reported that the guest shut itself down.
+    /// The runner has reported that the guest shut itself down, or that it was ended after a panic.
     is_reported: bool,
+    /// The reported end was a panic.
+    is_panic: bool,
     /// The reported shutdown stops the VM.
     stops: bool,
     /// `status.halted`, unless it is about an earlier shutdown than the reported one.
@@ -115,16 +117,22 @@ impl<'a> Shutdown<'a> {
     fn new(vm: &'a VirtualMachine, pod: Option<&'a Object>, previous: Option<&'a Object>, now: Timestamp) -> Self {
         let status = vm.status.as_ref();
         let reporting_pod = status.and_then(|status| status.pod_uid.as_ref());
-        let is_reported = has_shut_down(vm, pod);
+        let reported = reported_end(vm, pod);
+        let is_reported = reported.is_some();
         // A Pod that a controller (a StatefulSet) owns has no restart annotation; its controller has it.
         let is_restarting =
             |pod: &Object| pod.is_owned_or_adoptable(&vm.uid().unwrap_or_default()) && is_restart_wanted(vm, pod);
-        let stops = is_reported && vm.spec.guest_shutdown_stops && !pod.is_some_and(is_restarting);
+        let stops = match reported {
+            Some(End::Shutdown) => vm.spec.guest_shutdown_stops,
+            Some(End::Panic) => true,
+            None => false,
+        } && !pod.is_some_and(is_restarting);
         // If the status is about an earlier Pod's guest, the VM was started since, and the reported shutdown is a new one.
         let is_of_report = |halted: &Halted| halted.pod_uid.is_none() || halted.pod_uid.as_ref() == reporting_pod;
         let halted = status.and_then(|status| status.halted.clone());
         let halted = halted.filter(|halted| !is_reported || is_of_report(halted));
-        Self { vm, pod, previous, now, reporting_pod, is_reported, stops, halted }
+        let is_panic = reported == Some(End::Panic);
+        Self { vm, pod, previous, now, reporting_pod, is_reported, is_panic, stops, halted }
     }
 
     /// `state` is Running.
@@ -190,7 +198,7 @@ impl<'a> Shutdown<'a> {
         let is_annotated = self.annotated_shutdown().is_some_and(|time| *time == whole_seconds(self.now));
         let time = if is_annotated { self.now + SignedDuration::from_secs(1) } else { self.now };
         Halted {
-            by: "guest".into(),
+            by: if self.is_panic { Halted::PANIC } else { Halted::GUEST }.into(),
             time: Time(time),
             generation: self.vm.metadata.generation.unwrap_or_default(),
             pod_uid: self.reporting_pod.cloned(),
@@ -224,14 +232,27 @@ pub fn is_report_of(vm: &VirtualMachine, pod: &Object) -> bool {
     pod.has_legacy_runner() || reported.is_none_or(|reported| *reported == pod.uid)
 }
 
-/// Whether the runner has reported that the guest shut itself down. Without a Pod the last report counts: only the manager creates Pods,
-/// and after that it owns the condition itself.
-fn has_shut_down(vm: &VirtualMachine, pod: Option<&Object>) -> bool {
+/// How a guest has ended by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// It shut itself down.
+    Shutdown,
+    /// It panicked, and the runner ended it, because the spec wanted that when it was started.
+    Panic,
+}
+
+/// What the runner has reported of the guest's own end. Without a Pod the last report counts: only the manager creates Pods, and after that
+/// it owns the condition itself.
+fn reported_end(vm: &VirtualMachine, pod: Option<&Object>) -> Option<End> {
     let current = vm.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    conditions::find(current, RUNNING)
-        .is_some_and(|running| running.status == "False" && conditions::reason(running) == Some(Reason::GuestShutdown))
-        && !ownership::owns_condition(vm, RUNNING)
-        && pod.is_none_or(|pod| is_report_of(vm, pod))
+    let running = conditions::find(current, RUNNING).filter(|running| running.status == "False")?;
+    let end = match conditions::reason(running)? {
+        Reason::GuestShutdown => End::Shutdown,
+        Reason::StoppedAfterPanic => End::Panic,
+        _ => return None,
+    };
+    let is_of_guest = !ownership::owns_condition(vm, RUNNING) && pod.is_none_or(|pod| is_report_of(vm, pod));
+    is_of_guest.then_some(end)
 }
 
 #[cfg(test)]

@@ -98,6 +98,7 @@ pub mod login;
 pub mod machine;
 pub mod monitor;
 pub mod node_trial;
+pub mod panics;
 pub mod pod_network;
 pub mod prepare;
 pub mod programs;
@@ -530,6 +531,7 @@ fn machine_options(
         passt_folder: arguments.passt_folder.clone(),
         pod_ports: arguments.pod_ports,
         require_password: arguments.require_password,
+        is_in_pod: true,
         kvm_trial: arguments.kvm_trial.clone(),
     })
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::api::{Accelerator, Firmware, Quantity};
+use crate::api::{Accelerator, Clipboard, Firmware, OnPanic, Quantity};
 
 /// Paths in the runner's container, and the names of files there.
 pub mod paths {
@@ -129,6 +129,9 @@ pub struct VmSection {
     /// data directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_type: Option<String>,
+    /// How the devices are arranged: `root-ports`, `standard` or `legacy`. Default: `root-ports` at the first start, kept in the data directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hardware: Option<String>,
     /// Whether the VM has a TPM 2.0. Default: false.
     #[serde(default)]
     pub use_tpm: bool,
@@ -177,6 +180,9 @@ pub struct VmSection {
     /// The clock that drives the real-time clock, as in QEMU's option `-rtc`: `host`, `rt` or `vm`. Default: `rt`.
     #[serde(default = "rt")]
     pub rtc_clock: String,
+    /// What is done when the guest panics, or its watchdog is not fed in time. Default: there is neither a panic device nor a watchdog.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_panic: Option<OnPanic>,
     /// The network interfaces. Default: none.
     #[serde(default)]
     pub network: Vec<NetworkSection>,
@@ -330,6 +336,9 @@ pub struct DisplaySection {
     /// VNC. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vnc: Option<VncSection>,
+    /// Which viewers share the guest's clipboard. Default: those of SPICE, or, without SPICE, those of VNC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clipboard: Option<Clipboard>,
 }
 
 impl DisplaySection {
@@ -337,12 +346,18 @@ impl DisplaySection {
     pub fn protocol(&self) -> Option<&'static str> {
         self.vnc.as_ref().map(|_| "vnc").or(self.spice.as_ref().map(|_| "spice"))
     }
+
+    /// The protocol of the port that others can connect to, and that a password protects. `None`: nobody outside the Pod reaches the display.
+    pub fn open_protocol(&self) -> Option<&'static str> {
+        let is_open = self.vnc.is_some() || self.spice.as_ref().is_some_and(|spice| spice.port != 0);
+        self.protocol().filter(|_| is_open)
+    }
 }
 
 /// SPICE.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct SpiceSection {
-    /// The TCP port.
+    /// The TCP port. 0: none, and QEMU listens on a Unix socket in the runtime directory.
     pub port: u16,
     /// The password, which does not expire. The file [`paths::PASSWORD_FILE`] has precedence. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

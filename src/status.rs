@@ -294,7 +294,7 @@ fn phase(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>, ready: 
         (Wanted::Up, Some(pod)) if pod.deleting.is_some() => Phase::Stopping,
         (Wanted::Up, Some(_)) if guest.is_up => Phase::Running,
         (Wanted::Up, Some(pod)) if is_lost(pod) => Phase::Unknown,
-        (Wanted::Up, Some(_)) if ready == Reason::Paused => Phase::Paused,
+        (Wanted::Up, Some(_)) if matches!(ready, Reason::Paused | Reason::GuestPanicked) => Phase::Paused,
         (Wanted::Up, None) if is_being_deleted => Phase::Stopped,
         (Wanted::Up, Some(_) | None) if is_failure(ready) => Phase::Failed,
         (Wanted::Up, Some(_) | None) => Phase::Starting,

@@ -8,6 +8,8 @@
 mod faults;
 #[path = "guest/orders.rs"]
 mod orders;
+#[path = "guest/panics.rs"]
+mod panics;
 #[path = "support/runner.rs"]
 mod runner;
 #[path = "support/spice.rs"]

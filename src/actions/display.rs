@@ -161,6 +161,9 @@ pub enum DisplayError {
         /// The address of that viewer.
         client: Option<String>,
     },
+    /// `display.spice.port` is 0.
+    #[error("it has no port: spec.vm.display.spice.port is 0")]
+    NoPort,
     /// Neither the spec nor a load balancer nor the Pod gives an address.
     #[error("it has no address yet")]
     NoAddress,

@@ -111,6 +111,8 @@ reasons! {
     PoweredDown, "Running=False", Fine, "The guest shut down because the runner asked it to.";
     PoweredOff, "Running=False", Fine, "The guest did not shut down in time, or was not executing, and the runner ended QEMU.";
     QemuFailed, "Running=False", Warning, "QEMU could not be started, failed, or was ended by somebody other than the runner. The message has its last output.";
+    GuestPanicked, "Ready=False, Running=False, event", Warning, "The guest's kernel has panicked, or its watchdog was not fed in time, and the guest is paused. `spec.vm.onPanic` says what follows.";
+    StoppedAfterPanic, "Ready=True, Running=False, event", Warning, "The guest has panicked, or its watchdog was not fed in time, and the VM is down, because `spec.vm.onPanic` is `stop`. The message of Ready explains how to start it.";
     GuestAgentAnswered, "Booted=True", Fine, "QEMU's guest agent in the guest has answered.";
     NoGuestAgent, "Booted=False", Fine, "QEMU's guest agent in the guest has not answered yet.";
     LoginAgentAnswered, "VmopAgentConnected=True", Fine, "The login agent in the guest has answered.";

@@ -267,6 +267,13 @@ impl From<TypeMeta> for ObjectKind {
     }
 }
 
+impl Halted {
+    /// [`Halted::by`] after the guest's own shutdown.
+    pub const GUEST: &str = "guest";
+    /// [`Halted::by`] after a panic.
+    pub const PANIC: &str = "panic";
+}
+
 impl From<ObjectKind> for TypeMeta {
     fn from(ObjectKind { api_version, kind }: ObjectKind) -> Self {
         Self { api_version, kind }
@@ -277,7 +284,7 @@ impl From<ObjectKind> for TypeMeta {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Halted {
-    /// Who stopped it: `guest`.
+    /// Who stopped it: `guest` by its shutdown, or `panic` with `onPanic: stop`.
     pub by: String,
     /// The time of the shutdown.
     pub time: Time,
@@ -328,13 +335,19 @@ pub struct Address {
 pub struct Identity {
     /// The VM's UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[0-9A-Za-z-]{1,64}$"))]
     pub uuid: Option<String>,
     /// The MAC addresses, in the order of `networks`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub macs: Vec<String>,
     /// QEMU's machine type with its version, such as `pc-q35-7.2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[0-9A-Za-z._-]{1,64}$"))]
     pub machine_type: Option<String>,
+    /// How the devices are arranged: `root-ports`, `standard` (as before there were root ports) or `legacy` (as the VM-Operator in Java does).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = "^[0-9A-Za-z._-]{1,64}$"))]
+    pub hardware: Option<String>,
 }
 
 /// A change that takes effect at the next start.

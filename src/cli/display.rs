@@ -88,6 +88,7 @@ fn failure(vm: &VmHandle, error: &DisplayError) -> Failure {
         DisplayError::NotStarted
         | DisplayError::NotRunning { .. }
         | DisplayError::Deleted
+        | DisplayError::NoPort
         | DisplayError::Vm(_)
         | DisplayError::Watch(_)
         | DisplayError::Object { .. }

@@ -131,12 +131,12 @@ pub fn plan(objects: &Objects, options: &Options) -> Result<LocalPlan, Error> {
 const OF_THE_RUNNER: [&str; 2] = ["agent", "passt"];
 
 fn display(display: DisplaySection, options: &Options) -> DisplaySection {
-    let DisplaySection { outputs, logged_in_user, mut spice, mut vnc } = display;
+    let DisplaySection { outputs, logged_in_user, mut spice, mut vnc, clipboard } = display;
     let socket = options.runtime_dir.join("display.sock").display().to_string();
     spice.iter_mut().for_each(|spice| spice.socket = Some(socket.clone()));
     vnc.iter_mut().for_each(|vnc| vnc.socket = Some(socket.clone()));
     let shown = options.display;
-    DisplaySection { outputs, logged_in_user, spice: spice.filter(|_| shown), vnc: vnc.filter(|_| shown) }
+    DisplaySection { outputs, logged_in_user, spice: spice.filter(|_| shown), vnc: vnc.filter(|_| shown), clipboard }
 }
 
 /// Makes user networks of all networks. The first one forwards the ports.

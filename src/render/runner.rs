@@ -47,6 +47,7 @@ fn vm_section(vm: &VirtualMachine, drives: Vec<Drive>) -> VmSection {
         name: vm.name_any(),
         uuid: machine.machine_uuid.clone().or_else(|| identity?.uuid.clone()),
         machine_type: identity.and_then(|identity| identity.machine_type.clone()),
+        hardware: identity.and_then(|identity| identity.hardware.clone()),
         use_tpm: machine.use_tpm,
         firmware: machine.firmware,
         boot_menu: machine.boot_menu,
@@ -63,6 +64,7 @@ fn vm_section(vm: &VirtualMachine, drives: Vec<Drive>) -> VmSection {
         accelerator: machine.accelerator,
         rtc_base: machine.rtc_base.clone(),
         rtc_clock: machine.rtc_clock.clone(),
+        on_panic: machine.on_panic,
         network: networks(vm),
         drives,
         display: display(vm),
@@ -146,6 +148,7 @@ fn display(vm: &VirtualMachine) -> DisplaySection {
         logged_in_user: display.logged_in_user.clone(),
         spice,
         vnc: display.vnc.as_ref().map(|vnc| VncSection { port: vnc.port, socket: None }),
+        clipboard: display.clipboard,
     }
 }
 

@@ -27,7 +27,7 @@ use super::{
     logging::Logging,
     login::{LoginPort, LoginState},
     qmp::{Error as QmpError, Event, GuestState, Qmp, QueryBlock, QuerySpice, QueryVnc, Viewer, Viewers},
-    report::{Observation, Report},
+    report::{Observation, Panic, Report},
     runtime_dir::RuntimeDir,
     session::{Session, ended, guest_answer, login_line, media_answer, time_of},
     state::{MachineState, Orders, PasswordEnd, Phase},
@@ -389,6 +389,7 @@ impl Agent {
             session.disk_mended_at = None;
         }
         self.observation.is_executing = Some(matches!(guest, GuestState::Executes | GuestState::StoppedByDisk));
+        self.observation.panic = Panic::of(guest);
         Ok(())
     }
 
@@ -616,7 +617,7 @@ impl Agent {
     async fn process_event(&mut self, event: Event, session: &mut Session) {
         match event {
             Event::Resume => {
-                self.observation.is_executing = Some(true);
+                (self.observation.is_executing, self.observation.panic) = (Some(true), None);
                 session.disk_mended_at =
                     (!self.observation.devices.is_empty()).then(|| Instant::now() + DISK_IS_MENDED);
             }
@@ -635,6 +636,10 @@ impl Agent {
                     question.abort();
                 }
                 self.observation.os_info = None;
+                // It is not paused because somebody wants that.
+                if self.observation.panic.is_some() && !session.actual.orders.paused {
+                    let _ = session.monitor.execute(qmp::cont {}).await;
+                }
                 self.note_boot(session).await;
             }
             Event::BalloonChange { actual } => self.observation.ram = actual,
@@ -673,6 +678,8 @@ impl Agent {
             Event::Shutdown { .. } => {}
             Event::VserportChange { .. }
             | Event::BlockIoError { .. }
+            | Event::GuestPanicked {}
+            | Event::Watchdog {}
             | Event::DeviceTrayMoved { .. }
             | Event::NetdevVhostUserConnected { .. }
             | Event::NetdevVhostUserDisconnected { .. }

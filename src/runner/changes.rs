@@ -50,7 +50,7 @@ impl From<&Configuration> for Desired {
             ram: vm.current_ram.as_ref().unwrap_or(&vm.maximum_ram).bytes(),
             password: vm
                 .display
-                .protocol()
+                .open_protocol()
                 .zip(password.clone())
                 .map(|(protocol, password)| DisplayPassword { protocol, password }),
             cds: vm.drives.iter().filter_map(Drive::cd).map(str::to_owned).collect(),
@@ -397,6 +397,7 @@ fn start_fields(vm: &VmSection, machine: &MachineState) -> Map<String, Value> {
     // A VM without an identity in the configuration has chosen its own. It is no change if the configuration contains it later.
     vm.uuid = Some(vm.uuid.unwrap_or_else(|| machine.uuid.clone()).to_lowercase());
     vm.machine_type.get_or_insert_with(|| machine.machine_type.clone());
+    vm.hardware.get_or_insert_with(|| machine.hardware.clone());
     for (network, own) in vm.network.iter_mut().zip(&machine.macs) {
         network.set_mac(network.mac().unwrap_or(own).to_lowercase());
     }
@@ -611,6 +612,7 @@ mod tests {
             start: "s-1".into(),
             pid: 1,
             machine_type: "pc-q35-9.2".into(),
+            hardware: "root-ports".into(),
             accelerator: "tcg".into(),
             accelerator_reason: String::new(),
             uuid: "c0ffee00-0000-4000-8000-000000000001".into(),

@@ -11,11 +11,15 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use self::hardware::{Addresses, LEGACY_SLOTS, RootPort, Slots, memory_limit, root_ports};
 use super::{cd::Medium, runtime_dir::RuntimeDir};
+use crate::api::Clipboard;
 use crate::runner_config::{DisplaySection, Drive, NetworkSection, RunnerConfig, VmSection};
 
+mod hardware;
 mod passt;
 
+pub use hardware::Hardware;
 pub use passt::{PodLink, UserAndGroup, has_pod_network, last_port, own_ports, passt};
 
 /// The name of the template that is used if the configuration names none.
@@ -28,8 +32,6 @@ const BUILT_IN: [(&str, &str); 1] = [(STANDARD, include_str!("../../templates/ru
 const FUEL: u64 = 1_000_000;
 /// The most CD drives: the SATA controller of q35 has six ports.
 const CD_PORTS: usize = 6;
-/// The first PCI slot of networks and disks in [`Hardware::Legacy`], and the last slot that is free.
-const LEGACY_SLOTS: (usize, usize) = (7, 30);
 /// The most disks: eight PCI slots with eight functions each.
 const DISK_ADDRESSES: usize = 64;
 /// The most networks: four PCI slots with eight functions each.
@@ -67,17 +69,6 @@ pub enum Error {
         /// What it renders instead.
         what: String,
     },
-}
-
-/// How the guest's devices are arranged, which a guest must find unchanged at each start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Hardware {
-    /// Every kind of device has slots of its own, so that a new disk moves no network card.
-    #[default]
-    Standard,
-    /// As the runner of the VM-Operator in Java arranges them: each device takes the next free PCI slot, first the networks and then the
-    /// disks; networks have QEMU's default MAC addresses; the TPM has the interface TIS.
-    Legacy,
 }
 
 /// What `prepare` has found or made on the node, and the command line needs.
@@ -133,6 +124,7 @@ struct Context<'a> {
     machine: MachineContext<'a>,
     firmware: FirmwareContext<'a>,
     slots: Slots,
+    root_ports: Vec<RootPort>,
     /// Whether several disks, and several networks, share a PCI slot.
     shared_slots: bool,
     /// The interface of the TPM.
@@ -142,7 +134,7 @@ struct Context<'a> {
     cloud_init_disk: Option<&'a str>,
     networks: Vec<NetworkContext<'a>>,
     uses_bridge: bool,
-    display: DisplayContext<'a>,
+    display: DisplayContext,
     sockets: Sockets,
 }
 
@@ -154,64 +146,12 @@ struct MachineContext<'a> {
     cpu_model: &'a str,
     uuid: &'a str,
     memory: u64,
+    /// The memory with all that can be plugged while the guest runs. `None`: none can be.
+    memory_limit: Option<u64>,
     /// Whether another program accesses the guest's memory.
     shares_memory: bool,
-}
-
-/// The PCI addresses of the devices that a VM has at most once.
-#[derive(Debug, Serialize)]
-struct Slots {
-    video: String,
-    usb: String,
-    ports: String,
-    balloon: String,
-    entropy: String,
-    sound: String,
-    cloud_init: String,
-}
-
-impl Slots {
-    fn of(hardware: Hardware, networks: usize, disks: usize) -> Self {
-        let [video, usb, ports, balloon, entropy, sound, cloud_init] = match hardware {
-            Hardware::Standard => [1, 2, 3, 4, 5, 6, 0x14],
-            Hardware::Legacy => {
-                // QEMU gave a VM without networks a network card in slot 1.
-                let [video, usb, ports, balloon, entropy, sound] =
-                    [5, 3, 2, 1, 4, 6].map(|slot| slot + usize::from(networks == 0));
-                [video, usb, ports, balloon, entropy, sound, legacy_disk_slot(networks, disks)]
-            }
-        }
-        .map(|slot| format!("{slot:x}.0"));
-        Self { video, usb, ports, balloon, entropy, sound, cloud_init }
-    }
-}
-
-/// The PCI addresses of networks and disks.
-#[derive(Clone, Copy)]
-struct Addresses {
-    hardware: Hardware,
-    networks: usize,
-}
-
-impl Addresses {
-    fn network(self, index: usize) -> String {
-        match self.hardware {
-            Hardware::Standard => address(0x10, index),
-            Hardware::Legacy => format!("{:x}.0", LEGACY_SLOTS.0 + index),
-        }
-    }
-
-    fn disk(self, index: usize) -> String {
-        match self.hardware {
-            Hardware::Standard => address(0x8, index),
-            Hardware::Legacy => format!("{:x}.0", legacy_disk_slot(self.networks, index)),
-        }
-    }
-}
-
-/// The slot of a disk in [`Hardware::Legacy`]: after the networks, or after the card that a VM without networks had.
-fn legacy_disk_slot(networks: usize, index: usize) -> usize {
-    LEGACY_SLOTS.0 + networks.max(1) + index
+    /// Whether the runner must hear of panics.
+    reports_panics: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -262,25 +202,29 @@ struct NetworkContext<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct DisplayContext<'a> {
+struct DisplayContext {
     outputs: u32,
     password: bool,
-    spice: Option<SpiceContext<'a>>,
-    vnc: Option<VncContext<'a>>,
+    spice: Option<SpiceContext>,
+    vnc: Option<VncContext>,
+    /// The socket of VNC for programs in the Pod, beside `spice` or `vnc`. `None`: there is no display.
+    inner_vnc: Option<String>,
+    /// Which viewers share the guest's clipboard: `spice` or `vnc`. `None`: there is no display.
+    clipboard: Option<Clipboard>,
 }
 
 #[derive(Debug, Serialize)]
-struct SpiceContext<'a> {
+struct SpiceContext {
     port: u16,
-    socket: Option<&'a str>,
-    streaming_video: Option<&'a str>,
+    socket: Option<String>,
+    streaming_video: Option<String>,
     usb_redirects: u32,
 }
 
 #[derive(Debug, Serialize)]
-struct VncContext<'a> {
+struct VncContext {
     port: u16,
-    socket: Option<&'a str>,
+    socket: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -361,9 +305,10 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &Runti
         machine: machine_context(vm, prepared),
         firmware: firmware_context(prepared.firmware.as_ref()),
         slots: Slots::of(hardware, networks.len(), disks.len()),
-        shared_slots: hardware == Hardware::Standard,
+        root_ports: if hardware == Hardware::RootPorts { root_ports() } else { Vec::new() },
+        shared_slots: hardware != Hardware::Legacy,
         tpm_device: match hardware {
-            Hardware::Standard => "tpm-crb",
+            Hardware::RootPorts | Hardware::Standard => "tpm-crb",
             Hardware::Legacy => "tpm-tis",
         },
         disks,
@@ -371,7 +316,7 @@ fn context<'a>(config: &'a RunnerConfig, prepared: &'a Prepared, runtime: &Runti
         cloud_init_disk: prepared.cloud_init_disk.as_deref(),
         uses_bridge: networks.iter().any(|network| network.type_ == "tap"),
         networks,
-        display: display_context(&vm.display, prepared.display_password),
+        display: display_context(&vm.display, prepared.display_password, runtime),
         sockets: sockets(runtime, vm.use_tpm),
     })
 }
@@ -384,6 +329,8 @@ fn machine_context<'a>(vm: &'a VmSection, prepared: &'a Prepared) -> MachineCont
         cpu_model: if prepared.accelerator == "tcg" && vm.cpu_model == "host" { "max" } else { &vm.cpu_model },
         uuid: &prepared.uuid,
         memory: vm.maximum_ram.bytes(),
+        reports_panics: vm.on_panic.is_some(),
+        memory_limit: memory_limit(prepared.hardware, vm.maximum_ram.bytes()),
         shares_memory: matches!(prepared.pod_network, PodLink::VhostUser(_)) && has_pod_network(vm),
     }
 }
@@ -396,17 +343,24 @@ fn firmware_context(firmware: Option<&Firmware>) -> FirmwareContext<'_> {
     }
 }
 
-fn display_context(display: &DisplaySection, password: bool) -> DisplayContext<'_> {
+fn display_context(display: &DisplaySection, password: bool, runtime: &RuntimeDir) -> DisplayContext {
+    let in_runtime = |path: PathBuf| path.display().to_string();
+    let spice = display.spice.as_ref().map(|spice| SpiceContext {
+        port: spice.port,
+        socket: spice.socket.clone().or_else(|| (spice.port == 0).then(|| in_runtime(runtime.spice()))),
+        streaming_video: spice.streaming_video.clone(),
+        usb_redirects: spice.usb_redirects,
+    });
+    let vnc = display.vnc.as_ref().map(|vnc| VncContext { port: vnc.port, socket: vnc.socket.clone() });
+    let has_display = spice.is_some() || vnc.is_some();
+    let by_protocol = if spice.is_some() { Clipboard::Spice } else { Clipboard::Vnc };
     DisplayContext {
         outputs: display.outputs,
-        password,
-        spice: display.spice.as_ref().map(|spice| SpiceContext {
-            port: spice.port,
-            socket: spice.socket.as_deref(),
-            streaming_video: spice.streaming_video.as_deref(),
-            usb_redirects: spice.usb_redirects,
-        }),
-        vnc: display.vnc.as_ref().map(|vnc| VncContext { port: vnc.port, socket: vnc.socket.as_deref() }),
+        password: password && display.open_protocol().is_some(),
+        inner_vnc: has_display.then(|| in_runtime(runtime.vnc())),
+        clipboard: has_display.then(|| display.clipboard.unwrap_or(by_protocol)),
+        spice,
+        vnc,
     }
 }
 
@@ -556,7 +510,7 @@ fn network_context<'a>(
 /// network has.
 pub fn macs(networks: &[NetworkSection], uuid: &str, hardware: Hardware) -> Vec<String> {
     let default = |index, attempt| match hardware {
-        Hardware::Standard => derived_mac(uuid, index, attempt),
+        Hardware::RootPorts | Hardware::Standard => derived_mac(uuid, index, attempt),
         Hardware::Legacy => qemus_mac(attempt),
     };
     let mut taken: Vec<String> = networks.iter().filter_map(|network| Some(network.mac()?.to_lowercase())).collect();
@@ -588,11 +542,6 @@ fn derived_mac(uuid: &str, index: usize, attempt: u32) -> String {
 /// The address that QEMU gives to the first network card without one (52:54:00:12:34:56), or to a later one.
 fn qemus_mac(number: u32) -> String {
     format!("52:54:00:12:34:{:02x}", (0x56 + number) & 0xff)
-}
-
-/// The PCI address on the root bus of the device with this index: eight functions in each slot, starting at slot `first`.
-fn address(first: usize, index: usize) -> String {
-    format!("{:x}.{}", first + index / 8, index % 8)
 }
 
 fn render(Template { name, text }: &Template, context: &Context<'_>) -> Result<String, Error> {

@@ -10,7 +10,10 @@ use super::{
     cloud_init::CloudInitFiles,
     files::{FileAccessError, read_optional, read_optional_text},
 };
-use crate::runner_config::{ConfigFile, RunnerConfig, VmSection, paths};
+use crate::{
+    api::Clipboard,
+    runner_config::{ConfigFile, RunnerConfig, VmSection, paths},
+};
 
 /// Why the runner cannot use the configuration.
 #[derive(Debug, thiserror::Error)]
@@ -130,6 +133,9 @@ fn contradiction(vm: &VmSection) -> Option<String> {
     }
     if vm.display.spice.is_some() && vm.display.vnc.is_some() {
         return Some("vm.display has both spice and vnc: remove one of them".into());
+    }
+    if vm.display.vnc.is_some() && vm.display.clipboard == Some(Clipboard::Spice) {
+        return Some("vm.display.clipboard is spice, but the display is VNC: remove one of the two".into());
     }
     None
 }

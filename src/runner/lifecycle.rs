@@ -14,7 +14,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::{halt::Halt, qmp, state::EndReason};
+use super::{halt::Halt, panics::Panics, qmp, state::EndReason};
+use crate::api::OnPanic;
 
 /// The time that the agent has to set the display's password and to continue the guest. After that the machine role continues the
 /// guest, because the guest is more important than its display. The display is not open then: SPICE and VNC refuse every viewer as
@@ -51,6 +52,8 @@ pub enum QemuAction {
     Continue,
     /// QMP `cont`, because a disk that has stopped the guest may work again.
     TryAgain,
+    /// QMP `system_reset` and then `cont`, because the guest has panicked.
+    Reset,
     /// QMP `system_powerdown`.
     Powerdown,
     /// QMP `cont` and then `system_powerdown`: a guest that is stopped does not hear the power button.
@@ -75,6 +78,9 @@ enum Stage {
 pub struct Lifecycle {
     stage: Stage,
     halt: Halt,
+    panics: Panics,
+    /// Whether the runner ends QEMU because the guest has panicked.
+    ends_by_panic: bool,
     /// The reason in QEMU's event SHUTDOWN, if it has sent one.
     shutdown: Option<String>,
     /// Whether the runner has received SIGTERM.
@@ -83,9 +89,10 @@ pub struct Lifecycle {
 
 impl Lifecycle {
     /// The life cycle of a QEMU whose guest has not run yet.
-    pub fn new(now: Instant) -> Self {
+    pub fn new(on_panic: Option<OnPanic>, now: Instant) -> Self {
         let stage = Stage::Paused { until: now + AGENT_TIMEOUT };
-        Self { stage, halt: Halt::default(), shutdown: None, is_stopping: false }
+        let panics = Panics::new(on_panic);
+        Self { stage, halt: Halt::default(), panics, ends_by_panic: false, shutdown: None, is_stopping: false }
     }
 
     /// When the caller must call [`Lifecycle::next`] with [`Input::Timer`], if there is no other input before.
@@ -96,7 +103,7 @@ impl Lifecycle {
             Stage::PoweringDown { until, press_at, .. } => {
                 [Some(until), Some(press_at), again_at].into_iter().flatten().min()
             }
-            Stage::Running => again_at,
+            Stage::Running => [again_at, self.panics.reset_at()].into_iter().flatten().min(),
             Stage::Killing => None,
         }
     }
@@ -126,6 +133,18 @@ impl Lifecycle {
 
     fn qemu_event(&mut self, event: qmp::Event, now: Instant) -> Option<QemuAction> {
         self.halt.event(&event, now);
+        let ends = self.panics.event(&event, now);
+        match self.stage {
+            Stage::Running if ends => {
+                self.ends_by_panic = true;
+                return Some(self.quit(now));
+            }
+            // It can't shut down any more.
+            Stage::PoweringDown { .. } if matches!(event, qmp::Event::GuestPanicked {} | qmp::Event::Watchdog {}) => {
+                return Some(self.quit(now));
+            }
+            _ => {}
+        }
         match event {
             qmp::Event::Resume => {
                 if matches!(self.stage, Stage::Paused { .. }) {
@@ -141,6 +160,8 @@ impl Lifecycle {
             }
             // QEMU does not end at a reset. The other events are for the agent.
             qmp::Event::Reset { .. }
+            | qmp::Event::GuestPanicked {}
+            | qmp::Event::Watchdog {}
             | qmp::Event::Stop
             | qmp::Event::Powerdown
             | qmp::Event::BalloonChange { .. }
@@ -164,10 +185,16 @@ impl Lifecycle {
             qmp::GuestState::StoppedByDisk => {
                 &[qmp::Event::Resume, qmp::Event::BlockIoError { stops: true }, qmp::Event::Stop]
             }
+            // A panic that is known is not a new one.
+            qmp::GuestState::Panicked | qmp::GuestState::Hung if self.panics.has_panicked() => &[],
+            qmp::GuestState::Panicked => &[qmp::Event::Resume, qmp::Event::GuestPanicked {}, qmp::Event::Stop],
+            qmp::GuestState::Hung => &[qmp::Event::Resume, qmp::Event::Watchdog {}, qmp::Event::Stop],
             qmp::GuestState::Stopped => &[qmp::Event::Resume, qmp::Event::Stop],
         };
         for event in missed {
-            self.qemu_event(event.clone(), now);
+            if let Some(action) = self.qemu_event(event.clone(), now) {
+                return Some(action);
+            }
         }
         let Stage::PoweringDown { press_at, .. } = &mut self.stage else { return None };
         // The last press may not have reached QEMU.
@@ -180,6 +207,7 @@ impl Lifecycle {
         match self.stage {
             // No operating system runs that could react to the power button.
             Stage::Paused { .. } => Some(self.quit(now)),
+            Stage::Running if self.panics.has_panicked() => Some(self.quit(now)),
             Stage::Running => {
                 self.stage = Stage::PoweringDown { since: now, until: now + timeout, press_at: now + PRESS_AGAIN };
                 Some(self.press())
@@ -200,6 +228,7 @@ impl Lifecycle {
                 self.stage = Stage::PoweringDown { since, until, press_at: now + PRESS_AGAIN };
                 Some(self.press())
             }
+            Stage::Running if self.panics.is_due(now) => Some(QemuAction::Reset),
             Stage::Running | Stage::PoweringDown { .. } if self.halt.is_due(now) => Some(QemuAction::TryAgain),
             Stage::Quitting { until } if now >= until => {
                 self.stage = Stage::Killing;
@@ -226,10 +255,11 @@ impl Lifecycle {
     /// <https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html>.
     pub fn end_reason(&self, success: bool) -> EndReason {
         match (self.stage, self.shutdown.as_deref()) {
+            _ if self.ends_by_panic => EndReason::StoppedAfterPanic,
             (Stage::Quitting { .. } | Stage::Killing, _) => EndReason::PoweredOff,
             (_, Some("guest-shutdown")) if self.is_stopping => EndReason::PoweredDown,
             (_, Some("guest-shutdown")) if success => EndReason::GuestShutdown,
-            // QEMU has crashed, the guest has panicked, or somebody has ended QEMU by its monitor or its display.
+            // QEMU has crashed, or somebody has ended QEMU by its monitor or its display.
             (Stage::Paused { .. } | Stage::Running | Stage::PoweringDown { .. }, _) => EndReason::QemuFailed,
         }
     }
@@ -249,7 +279,7 @@ mod tests {
     impl Scenario {
         fn new() -> Self {
             let start = Instant::now();
-            Self { start, now: start, lifecycle: Lifecycle::new(start) }
+            Self { start, now: start, lifecycle: Lifecycle::new(None, start) }
         }
         fn at(&mut self, seconds: u64) -> &mut Self {
             self.now = self.start + Duration::from_secs(seconds);
@@ -427,6 +457,43 @@ mod tests {
         let mut scenario = Scenario::new();
         assert_eq!(scenario.at(1).terminate(), Some(QemuAction::Quit));
         assert_eq!(scenario.at(4).timer(), Some(QemuAction::Kill));
+    }
+
+    #[test]
+    fn a_guest_that_panics_is_reset_or_ended_as_the_spec_says() {
+        let panicked = |on_panic, at: u64| {
+            let mut scenario = Scenario::running();
+            scenario.lifecycle.panics = Panics::new(on_panic);
+            let action = scenario.at(at).event(qmp::Event::GuestPanicked {});
+            scenario.event(qmp::Event::Stop);
+            (scenario, action)
+        };
+        let (mut restarts, action) = panicked(Some(OnPanic::Restart), 10);
+        assert_eq!(action, None);
+        assert_eq!(restarts.lifecycle.wake_at(), Some(restarts.start + Duration::from_secs(15)));
+        assert_eq!(restarts.at(15).timer(), Some(QemuAction::Reset));
+        restarts.event(qmp::Event::Reset { guest: false });
+        restarts.event(qmp::Event::Resume);
+        assert_eq!(restarts.at(16).terminate(), Some(QemuAction::Powerdown), "it runs again");
+
+        let (mut stops, action) = panicked(Some(OnPanic::Stop), 10);
+        assert_eq!(action, Some(QemuAction::Quit));
+        stops.shutdown(false, "host-qmp-quit");
+        assert_eq!(stops.lifecycle.end_reason(true), EndReason::StoppedAfterPanic);
+
+        let (mut kept, action) = panicked(Some(OnPanic::Keep), 10);
+        assert_eq!((action, kept.lifecycle.wake_at()), (None, None));
+        assert_eq!(kept.terminate(), Some(QemuAction::Quit), "nobody hears the power button");
+        assert_eq!(kept.lifecycle.end_reason(true), EndReason::PoweredOff);
+
+        let mut late = Scenario::running();
+        late.lifecycle.panics = Panics::new(Some(OnPanic::Restart));
+        late.terminate();
+        assert_eq!(late.event(qmp::Event::GuestPanicked {}), Some(QemuAction::Quit), "it can't shut down any more");
+
+        let mut missed = Scenario::running();
+        missed.lifecycle.panics = Panics::new(Some(OnPanic::Stop));
+        assert_eq!(missed.input(Input::Found(qmp::GuestState::Hung)), Some(QemuAction::Quit));
     }
 
     #[test]

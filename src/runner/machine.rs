@@ -20,11 +20,11 @@ use super::{
     pod_network::{self, Ports},
     prepare,
     programs::{self, Helpers, hint},
-    qemu::{Connection, End, Qemu, plug_cpus},
+    qemu::{Connection, End, GuestSpec, Qemu, plug_cpus},
     runtime_dir::RuntimeDir,
     state::{EndReason, Helper, MachineState, Phase, StartedWith},
 };
-use crate::{kvm::TrialResult, process::ErrorChain, runner_config::RunnerConfig};
+use crate::{api::OnPanic, kvm::TrialResult, process::ErrorChain, runner_config::RunnerConfig};
 
 /// Why the VM could not be started, or has not ended well.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +92,8 @@ pub struct MachineOptions {
     pub pod_ports: u16,
     /// Whether a display must have a password.
     pub require_password: bool,
+    /// Whether a kubelet would start the runner again when it ends.
+    pub is_in_pod: bool,
     /// The result of the node's trial of KVM, if there was one.
     pub kvm_trial: Option<TrialResult>,
 }
@@ -122,8 +124,8 @@ async fn run_until_end(
 ) -> Result<(), Error> {
     let configuration = config::read(&options.config_dir)?;
     // The kubelet has started the container again, but the guest has shut down and stays down.
-    if let Some(MachineState { phase: Phase::Ended { held: true, .. }, .. }) = before {
-        return hold(options, &configuration, term).await;
+    if let Some(MachineState { phase: Phase::Ended { held: true, reason, .. }, .. }) = before {
+        return hold(options, &configuration, *reason, term).await;
     }
     check_password(options, before, &configuration)?;
     let longest = before.and_then(|before| before.started_with.as_ref()?.longest_powerdown);
@@ -133,15 +135,16 @@ async fn run_until_end(
     let last_words = qemu.last_words().await;
     drop(helpers);
 
-    let held = end.reason == EndReason::GuestShutdown && stays_down(options, &configuration);
+    let held = stays_down(options, &configuration, end.reason);
     state.phase = Phase::Ended { reason: end.reason, code: end.status.code(), last_words: last_words.clone(), held };
     state.write(&options.runtime)?;
     match end.reason {
         EndReason::QemuFailed => return Err(Error::Qemu { status: end.status, last_words }),
+        EndReason::StoppedAfterPanic => warn!("the guest has panicked; QEMU was ended, as the VM's spec wants it"),
         EndReason::PoweredOff => warn!("the guest did not shut down in time, or did not run; QEMU was ended"),
         EndReason::PoweredDown | EndReason::GuestShutdown => info!(reason = %end.reason.reason(), "the VM has ended"),
     }
-    if held { hold(options, &configuration, term).await } else { Ok(()) }
+    if held { hold(options, &configuration, end.reason, term).await } else { Ok(()) }
 }
 
 /// A display that had a password, or must have one, is never started without one.
@@ -153,8 +156,8 @@ fn check_password(
     let had_password =
         before.and_then(|before| before.started_with.as_ref()).is_some_and(|started| started.display_password);
     let needs_password = options.require_password || had_password;
-    let has_display = configuration.config.vm.display.protocol().is_some();
-    if has_display && configuration.password.is_none() {
+    let is_open = configuration.config.vm.display.open_protocol().is_some();
+    if is_open && configuration.password.is_none() {
         if needs_password {
             return Err(Error::PasswordMissing);
         }
@@ -203,6 +206,7 @@ async fn prepare_start(
         start: String::new(),
         pid: 0,
         machine_type,
+        hardware: hardware.name().into(),
         accelerator: accelerator.into(),
         accelerator_reason: reason,
         macs: command::macs(&config.vm.network, &uuid, hardware),
@@ -286,7 +290,8 @@ impl StartedVm {
         self.state.phase = Phase::Running;
         self.state.write(&options.runtime)?;
         let longest = self.state.started_with.as_ref().and_then(|started| started.longest_powerdown);
-        let powerdown_timeout = || powerdown_timeout(options, longest);
+        let on_panic = self.state.started_with.as_ref().and_then(|started| started.vm.on_panic);
+        let spec = GuestSpec { on_panic, powerdown_timeout: || powerdown_timeout(options, longest) };
         let monitor = Monitor::new(monitor, options.runtime.monitor());
         let Self { qemu, helpers, state } = self;
         let changed = |helper, works: bool| {
@@ -298,7 +303,7 @@ impl StartedVm {
                 warn!(error = %ErrorChain(&error), "cannot write what the agent must know");
             }
         };
-        Ok(qemu.supervise(monitor, control, helpers, term, powerdown_timeout, changed).await?)
+        Ok(qemu.supervise(monitor, control, helpers, term, spec, changed).await?)
     }
 }
 
@@ -309,10 +314,15 @@ fn powerdown_timeout(options: &MachineOptions, longest: Option<u64>) -> Option<D
     Some(Duration::from_secs(longest.map_or(configured, |longest| configured.min(longest))))
 }
 
-/// Whether the guest stays down after its own shutdown, in the present configuration.
-fn stays_down(options: &MachineOptions, started_with: &Configuration) -> bool {
+/// Whether the guest stays down after this end, in the present configuration.
+fn stays_down(options: &MachineOptions, started_with: &Configuration, reason: EndReason) -> bool {
     let present = config::read(&options.config_dir);
-    present.as_ref().unwrap_or(started_with).config.guest_shutdown_stops
+    let config = &present.as_ref().unwrap_or(started_with).config;
+    match reason {
+        EndReason::GuestShutdown => config.guest_shutdown_stops,
+        EndReason::StoppedAfterPanic => options.is_in_pod && config.vm.on_panic == Some(OnPanic::Stop),
+        EndReason::PoweredDown | EndReason::PoweredOff | EndReason::QemuFailed => false,
+    }
 }
 
 /// Waits without QEMU until SIGTERM, or until the configuration says that the guest does not stay down. If the runner ended at
@@ -320,12 +330,13 @@ fn stays_down(options: &MachineOptions, started_with: &Configuration) -> bool {
 async fn hold(
     options: &MachineOptions,
     started_with: &Configuration,
+    reason: EndReason,
     mut term: watch::Receiver<bool>,
 ) -> Result<(), Error> {
     let runtime = &options.runtime;
-    info!("the guest has shut down and stays down; waiting for the Pod's end");
+    info!("the guest is down and stays down; waiting for the Pod's end");
     let mut follower = runtime.follow_with(&options.config_dir)?;
-    while stays_down(options, started_with) {
+    while stays_down(options, started_with, reason) {
         tokio::select! {
             // An error means that the sender is dropped because the program ends.
             _ = term.wait_for(|is_terminated| *is_terminated) => break,

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     api,
-    runner_config::{Drive, RunnerConfig, paths},
+    runner_config::{Drive, RunnerConfig, VmSection, paths},
 };
 
 /// The directory of custom QEMU templates in the runner's image.
@@ -35,10 +35,9 @@ pub const TEMPLATES: &str = "/opt/vmrunner/templates";
 /// The directories of the UEFI firmware: of Debian's and Alpine's package ovmf, and of Fedora's and Arch's package edk2-ovmf.
 const OVMF: [&str; 3] = ["/usr/share/OVMF", "/usr/share/edk2/ovmf", "/usr/share/edk2/x64"];
 
-/// The file in the data directory that names the arrangement of the devices; absent: [`Hardware::Standard`].
+/// The file in the data directory that names the arrangement of the devices ([`Hardware::name`]); absent in a VM that was started before:
+/// [`Hardware::Standard`].
 const HARDWARE: &str = "hardware";
-/// The content of [`HARDWARE`] for [`Hardware::Legacy`].
-const LEGACY: &str = "legacy";
 /// The file in the data directory in which the VM-Operator in Java keeps the QEMU template of the last start.
 const LEGACY_TEMPLATE: &str = "VM.ftl.yaml";
 /// The file in the data directory with QEMU's machine type.
@@ -152,7 +151,7 @@ pub async fn prepare(
     purpose.create_directory(data)?;
     let vm = &config.vm;
     // Before the machine type is written.
-    let hardware = hardware(data, purpose)?;
+    let hardware = hardware(vm, data, purpose)?;
     Ok(Prepared {
         hardware,
         machine_type: machine_type(vm.machine_type.as_deref(), data, qemu, purpose).await?,
@@ -225,16 +224,21 @@ fn kept_uuid(configured: Option<&str>, data: &Path, purpose: Purpose) -> Result<
 }
 
 /// The arrangement of the guest's devices. It is decided at the first start of this runner, and stays.
-fn hardware(data: &Path, purpose: Purpose) -> Result<Hardware, FileAccessError> {
+fn hardware(vm: &VmSection, data: &Path, purpose: Purpose) -> Result<Hardware, FileAccessError> {
     let path = data.join(HARDWARE);
-    if let Some(text) = read_optional_text(&path)? {
-        return Ok(if text == LEGACY { Hardware::Legacy } else { Hardware::Standard });
+    let kept = read_optional_text(&path)?;
+    if let Some(hardware) = kept.as_deref().or(vm.hardware.as_deref()).and_then(Hardware::from_name) {
+        return Ok(hardware);
     }
-    if data.join(MACHINE_TYPE).exists() || !data.join(LEGACY_TEMPLATE).exists() {
-        return Ok(Hardware::Standard);
-    }
-    purpose.write(&path, LEGACY.as_bytes())?;
-    Ok(Hardware::Legacy)
+    let has_machine_type = vm.machine_type.is_some() || data.join(MACHINE_TYPE).exists();
+    let hardware = match () {
+        // It was started before there were other arrangements.
+        () if kept.is_some() || has_machine_type => return Ok(Hardware::Standard),
+        () if data.join(LEGACY_TEMPLATE).exists() => Hardware::Legacy,
+        () => Hardware::RootPorts,
+    };
+    purpose.write(&path, hardware.name().as_bytes())?;
+    Ok(hardware)
 }
 
 /// The machine type in the QEMU template of the VM-Operator in Java, if that runner has started the VM.

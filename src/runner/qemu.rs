@@ -29,6 +29,7 @@ use super::{
     state::{EndReason, Helper},
 };
 use crate::{
+    api::OnPanic,
     process::ErrorChain,
     runner_config::{VmSection, default_powerdown_timeout},
 };
@@ -59,6 +60,15 @@ pub enum Connection {
     Monitor(Qmp),
     /// QEMU has ended before that, or was killed because it did not answer in time.
     Ended(End),
+}
+
+/// What the VM's spec wants of a guest that ends.
+pub struct GuestSpec<F> {
+    /// What to do if the guest panics.
+    pub on_panic: Option<OnPanic>,
+    /// Returns the time that the guest has to power down; `None` if it cannot be read now. It is asked for at SIGTERM, and again as long as the
+    /// guest powers down.
+    pub powerdown_timeout: F,
 }
 
 impl Qemu {
@@ -117,10 +127,9 @@ impl Qemu {
         self.child.wait().await.map_err(|source| self.error(source))
     }
 
-    /// Supervises QEMU until it ends, also while its monitor cannot be reached. [`Lifecycle`] decides what to do; this function collects its inputs and carries out its
-    /// actions. `control` has the requests of others in the Pod. `powerdown_timeout` returns the time that the guest has to power down; `None` if it
-    /// cannot be read now. It is asked for when `term` becomes true, and again as long as the guest powers down. `changed` is told of each
-    /// helper that ends before QEMU (false), and of one that works again (true).
+    /// Supervises QEMU until it ends, also while its monitor cannot be reached. [`Lifecycle`] decides what to do; this function collects its
+    /// inputs and carries out its actions. `control` has the requests of others in the Pod. `changed` is told of each helper that ends before
+    /// QEMU (false), and of one that works again (true).
     ///
     /// # Errors
     /// If the system cannot wait for the process.
@@ -130,10 +139,10 @@ impl Qemu {
         mut control: Option<Control>,
         helpers: &mut Helpers,
         mut term: watch::Receiver<bool>,
-        powerdown_timeout: impl Fn() -> Option<Duration>,
+        spec: GuestSpec<impl Fn() -> Option<Duration>>,
         mut changed: impl FnMut(Helper, bool),
     ) -> Result<End, Error> {
-        let mut lifecycle = Lifecycle::new(Instant::now());
+        let mut lifecycle = Lifecycle::new(spec.on_panic, Instant::now());
         let status = loop {
             let wake_at = lifecycle.wake_at();
             let input = tokio::select! {
@@ -159,7 +168,7 @@ impl Qemu {
                     continue;
                 }
                 _ = term.wait_for(|is_terminated| *is_terminated), if !lifecycle.is_stopping() => {
-                    let timeout = powerdown_timeout().unwrap_or_else(|| Duration::from_secs(default_powerdown_timeout()));
+                    let timeout = (spec.powerdown_timeout)().unwrap_or_else(|| Duration::from_secs(default_powerdown_timeout()));
                     info!(timeout_s = timeout.as_secs(), "stopping the VM");
                     Input::Terminate { timeout }
                 }
@@ -180,7 +189,7 @@ impl Qemu {
                 () = sleep_until(wake_at.unwrap_or_else(Instant::now).into()), if wake_at.is_some() => Input::Timer,
             };
             if input == Input::Timer
-                && let Some(timeout) = powerdown_timeout()
+                && let Some(timeout) = (spec.powerdown_timeout)()
             {
                 lifecycle.set_timeout(timeout);
             }
@@ -209,6 +218,11 @@ impl Qemu {
                 monitor.execute(qmp::cont {}).await?;
             }
             QemuAction::TryAgain => {
+                monitor.execute(qmp::cont {}).await?;
+            }
+            QemuAction::Reset => {
+                warn!("the guest has panicked; resetting it");
+                monitor.execute(qmp::system_reset {}).await?;
                 monitor.execute(qmp::cont {}).await?;
             }
             QemuAction::Powerdown => {

@@ -73,6 +73,10 @@ pub enum Event {
         /// Whether the guest caused it.
         guest: bool,
     },
+    /// The guest's kernel has panicked.
+    GuestPanicked {},
+    /// The guest has not fed its watchdog in time.
+    Watchdog {},
     /// The size of the balloon has changed.
     BalloonChange {
         /// The memory that the guest has, in bytes.
@@ -146,15 +150,18 @@ pub struct Viewer {
     /// The type of the SPICE channel. Absent with VNC, where a viewer has only one connection.
     #[serde(default)]
     pub channel_type: Option<u8>,
+    /// Whether it came through a Unix socket: from a program in the Pod.
+    #[serde(default, rename = "family", deserialize_with = "is_unix")]
+    pub is_inner: bool,
 }
 
 impl Viewer {
     /// The main channel of SPICE, of which each viewer has one (`SPICE_CHANNEL_MAIN` in spice-protocol).
     const MAIN_CHANNEL: u8 = 1;
 
-    /// Whether this is the viewer's main connection. Each viewer has exactly one.
+    /// Whether this is the main connection of a viewer outside the Pod. Each viewer has exactly one.
     pub fn is_main(&self) -> bool {
-        self.channel_type.is_none_or(|channel| channel == Self::MAIN_CHANNEL)
+        !self.is_inner && self.channel_type.is_none_or(|channel| channel == Self::MAIN_CHANNEL)
     }
 
     /// Whether both are the same connection.
@@ -169,6 +176,10 @@ fn ignore<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<(), D::Er
 
 fn is_stop<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     String::deserialize(deserializer).map(|action| action == "stop")
+}
+
+fn is_unix<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    String::deserialize(deserializer).map(|family| family == "unix")
 }
 
 /// `set_password`: <https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#command-QMP-ui.set_password>. The crate's
@@ -244,6 +255,10 @@ pub enum GuestState {
     Executes,
     /// A disk has stopped it.
     StoppedByDisk,
+    /// It has panicked, and is stopped.
+    Panicked,
+    /// Its watchdog has stopped it.
+    Hung,
     /// It is stopped otherwise.
     Stopped,
 }
@@ -254,6 +269,8 @@ impl From<qmp::StatusInfo> for GuestState {
             _ if info.running => Self::Executes,
             qmp::RunState::prelaunch => Self::NotStarted,
             qmp::RunState::io_error => Self::StoppedByDisk,
+            qmp::RunState::guest_panicked => Self::Panicked,
+            qmp::RunState::watchdog => Self::Hung,
             _ => Self::Stopped,
         }
     }
@@ -388,6 +405,9 @@ mod tests {
         let parse = |text: &str| event(serde_json::from_str(text).unwrap());
         let time = r#""timestamp": {"seconds": 1, "microseconds": 2}"#;
         assert_eq!(parse(&format!(r#"{{{time}, "event": "RESUME"}}"#)), Event::Resume);
+        let data = r#""data": {"action": "pause", "info": {"type": "tdx"}}"#;
+        assert_eq!(parse(&format!(r#"{{{time}, "event": "GUEST_PANICKED", {data}}}"#)), Event::GuestPanicked {});
+        assert_eq!(parse(&format!(r#"{{{time}, "event": "WATCHDOG", {data}}}"#)), Event::Watchdog {});
         assert_eq!(
             parse(&format!(
                 r#"{{{time}, "event": "SHUTDOWN", "data": {{"guest": true, "reason": "guest-shutdown"}}}}"#
@@ -420,7 +440,7 @@ mod tests {
             "server": {"auth": "spice", "port": "5900", "family": "ipv4", "host": "0.0.0.0"},
             "client": {"port": "40000", "channel-type": 1, "connection-id": 7, "family": "ipv4", "host": "10.0.0.7",
                 "channel-id": 0, "tls": false}}}"#;
-        let viewer = Viewer { host: "10.0.0.7".into(), port: "40000".into(), channel_type: Some(1) };
+        let viewer = Viewer { host: "10.0.0.7".into(), port: "40000".into(), channel_type: Some(1), is_inner: false };
         assert_eq!(parse(spice), Event::ViewerConnected { client: viewer.clone() });
         let vnc = r#"{"event": "VNC_DISCONNECTED", "data": {
             "server": {"auth": "vnc", "family": "ipv4", "service": "5900", "host": "0.0.0.0", "websocket": false},

@@ -8,11 +8,11 @@ use serde_json::Value;
 use super::{
     devices::Problem,
     login::LoginState,
-    qmp::Viewer,
+    qmp::{GuestState, Viewer},
     state::{EndReason, MachineState, Phase},
 };
 use crate::api::{
-    Identity, PendingChange, Quantity, Reason, VirtualMachine, VirtualMachineStatus,
+    Identity, OnPanic, PendingChange, Quantity, Reason, VirtualMachine, VirtualMachineStatus,
     conditions::{self, NewCondition, with_times},
 };
 
@@ -35,6 +35,8 @@ pub struct Observation {
     pub machine: Option<MachineState>,
     /// Whether the guest executes. `None`: the agent does not know it yet.
     pub is_executing: Option<bool>,
+    /// Why the guest does not execute, if it is its own fault.
+    pub panic: Option<Panic>,
     /// The number of CPUs.
     pub cpus: u32,
     /// The memory in bytes.
@@ -65,6 +67,26 @@ pub struct Observation {
     pub resource_uid: Option<String>,
 }
 
+/// How the guest has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Panic {
+    /// Its kernel has panicked.
+    Kernel,
+    /// Its watchdog was not fed in time.
+    Watchdog,
+}
+
+impl Panic {
+    /// Whether and how the guest has failed if this is what it does.
+    pub fn of(guest: GuestState) -> Option<Self> {
+        match guest {
+            GuestState::Panicked => Some(Self::Kernel),
+            GuestState::Hung => Some(Self::Watchdog),
+            GuestState::NotStarted | GuestState::Executes | GuestState::StoppedByDisk | GuestState::Stopped => None,
+        }
+    }
+}
+
 /// The status that the runner writes, without times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
@@ -93,7 +115,7 @@ impl Report {
     /// Derives the status. `None`: nothing is known yet, so an earlier status stays.
     pub fn derive(observation: &Observation) -> Option<Self> {
         let machine = observation.machine.as_ref()?;
-        let activity = Activity::derive(&machine.phase, observation.is_executing)?;
+        let activity = Activity::derive(&machine.phase, observation.is_executing, observation.panic)?;
         let is_running = activity.is_running();
         let viewer = observation.viewers.first().filter(|_| is_running);
         Some(Self {
@@ -112,6 +134,7 @@ impl Report {
                 uuid: Some(machine.uuid.clone()),
                 macs: machine.macs.clone(),
                 machine_type: Some(machine.machine_type.clone()),
+                hardware: Some(machine.hardware.clone()).filter(|hardware| !hardware.is_empty()),
             }),
             reset_counter: observation.reset_counter,
             reboot_counter: observation.reboot_counter,
@@ -215,20 +238,21 @@ enum Activity {
     Starting,
     Executing,
     Paused,
+    Panicked(Panic),
     Ended(EndReason),
 }
 
 impl Activity {
     /// `None`: QEMU runs, and the agent does not know yet whether the guest executes. An agent that has just started must not report a
     /// running guest as stopped.
-    fn derive(phase: &Phase, is_executing: Option<bool>) -> Option<Self> {
+    fn derive(phase: &Phase, is_executing: Option<bool>, panic: Option<Panic>) -> Option<Self> {
         Some(match phase {
             Phase::Starting => Self::Starting,
             Phase::Running => {
                 if is_executing? {
                     Self::Executing
                 } else {
-                    Self::Paused
+                    panic.map_or(Self::Paused, Self::Panicked)
                 }
             }
             Phase::Ended { reason, .. } => Self::Ended(*reason),
@@ -238,7 +262,7 @@ impl Activity {
     /// Whether QEMU has a guest, which may be paused.
     fn is_running(self) -> bool {
         match self {
-            Self::Executing | Self::Paused => true,
+            Self::Executing | Self::Paused | Self::Panicked(_) => true,
             Self::Starting | Self::Ended(_) => false,
         }
     }
@@ -304,8 +328,27 @@ fn running(machine: &MachineState, activity: Activity) -> Finding {
         Activity::Starting => Finding::new(false, Reason::Starting, "QEMU is starting."),
         Activity::Executing => Finding::new(true, Reason::Started, qemu),
         Activity::Paused => Finding::new(false, Reason::Paused, format!("The guest is paused. {qemu}")),
+        Activity::Panicked(panic) => Finding::new(false, Reason::GuestPanicked, panic_message(panic, machine)),
         Activity::Ended(reason) => Finding::new(false, reason.reason(), end_message(reason, phase)),
     }
+}
+
+fn panic_message(panic: Panic, machine: &MachineState) -> String {
+    let what = match panic {
+        Panic::Kernel => "The guest's kernel has panicked",
+        Panic::Watchdog => "The guest has not fed its watchdog in time",
+    };
+    let on_panic = machine.started_with.as_ref().and_then(|started| started.vm.on_panic);
+    let next = match on_panic {
+        Some(OnPanic::Restart) => {
+            "the runner resets it; if that happens again and again, after up to 5 min (onPanic: restart)"
+        }
+        Some(OnPanic::Stop) => "the runner ends QEMU (onPanic: stop)",
+        Some(OnPanic::Keep) | None => {
+            "it stays paused as it is: increase resetCount to reset it, or restart the VM (onPanic: keep)"
+        }
+    };
+    format!("{what}; {next}.")
 }
 
 fn end_message(reason: EndReason, phase: &Phase) -> String {
@@ -313,6 +356,7 @@ fn end_message(reason: EndReason, phase: &Phase) -> String {
         EndReason::GuestShutdown => "The guest has shut down.".into(),
         EndReason::PoweredDown => "The guest has shut down, as the runner asked it to.".into(),
         EndReason::PoweredOff => "The guest did not shut down in time and was powered off.".into(),
+        EndReason::StoppedAfterPanic => "The guest has panicked, and QEMU was ended (onPanic: stop).".into(),
         EndReason::QemuFailed => {
             let (code, last_words) = match phase {
                 Phase::Ended { code, last_words, .. } => (*code, last_words.as_str()),
@@ -408,6 +452,7 @@ mod tests {
             start: "s-1".into(),
             pid: 1,
             machine_type: "pc-q35-7.2".into(),
+            hardware: "root-ports".into(),
             accelerator: "tcg".into(),
             accelerator_reason: "as configured".into(),
             uuid: "u-1".into(),
@@ -446,7 +491,7 @@ mod tests {
             }
             login
         };
-        let viewer = Viewer { host: "10.0.0.7".into(), port: "40000".into(), channel_type: None };
+        let viewer = Viewer { host: "10.0.0.7".into(), port: "40000".into(), channel_type: None, is_inner: false };
         let before = StatusBefore { conditions: vec![], password_serial: 4 };
         let target = Target { name: "vm1".into(), pod_uid: Some("pod-uid".into()) };
         let situations = [
@@ -491,6 +536,8 @@ mod tests {
                 },
             ),
             ("paused", Observation { is_executing: Some(false), ..up.clone() }),
+            ("panicked", Observation { is_executing: Some(false), panic: Some(Panic::Watchdog), ..up.clone() }),
+            ("ended after a panic", Observation { machine: ended(EndReason::StoppedAfterPanic, ""), ..up.clone() }),
             ("ended by the guest", Observation { machine: ended(EndReason::GuestShutdown, ""), ..up.clone() }),
             ("powered down", Observation { machine: ended(EndReason::PoweredDown, ""), ..up.clone() }),
             ("powered off", Observation { machine: ended(EndReason::PoweredOff, ""), ..up.clone() }),
@@ -533,7 +580,7 @@ mod tests {
             machine: machine(Phase::Running),
             is_executing: Some(true),
             login,
-            viewers: vec![Viewer { host: long("\u{7}ä"), port: "1".into(), channel_type: None }],
+            viewers: vec![Viewer { host: long("\u{7}ä"), port: "1".into(), channel_type: None, is_inner: false }],
             refused: vec![long("no"); 1000],
             pending: vec![change; 1000],
             ..Observation::default()

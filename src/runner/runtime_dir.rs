@@ -105,6 +105,16 @@ impl RuntimeDir {
         self.0.join("console.sock")
     }
 
+    /// QEMU's socket of the display as SPICE, if it has no port.
+    pub fn spice(&self) -> PathBuf {
+        self.0.join("spice.sock")
+    }
+
+    /// QEMU's socket of the display as VNC, beside the display's own protocol. It has no password: only programs in the Pod reach it.
+    pub fn vnc(&self) -> PathBuf {
+        self.0.join("vnc.sock")
+    }
+
     /// The machine role's socket for the command `vm-runner end`.
     pub fn control(&self) -> PathBuf {
         self.0.join("control.sock")

@@ -41,6 +41,9 @@ pub struct MachineState {
     pub pid: u32,
     /// QEMU's machine type, such as `pc-q35-7.2`. Empty if QEMU was not started, as the next three fields.
     pub machine_type: String,
+    /// How the devices are arranged: a name of [`Hardware`](super::command::Hardware).
+    #[serde(default)]
+    pub hardware: String,
     /// `kvm` or `tcg`.
     pub accelerator: String,
     /// Why this accelerator was chosen, for people.
@@ -70,6 +73,7 @@ impl MachineState {
             start: String::new(),
             pid: 0,
             machine_type: String::new(),
+            hardware: String::new(),
             accelerator: String::new(),
             accelerator_reason: String::new(),
             uuid: String::new(),
@@ -92,7 +96,7 @@ impl MachineState {
             let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
             text.len() <= LONGEST_NAME && text.bytes().all(is_plain)
         };
-        [&self.start, &self.machine_type, &self.uuid].into_iter().all(|text| is_name(text))
+        [&self.start, &self.machine_type, &self.hardware, &self.uuid].into_iter().all(|text| is_name(text))
             && ["", "kvm", "tcg"].contains(&self.accelerator.as_str())
             && self.accelerator_reason.len() <= LONGEST_SENTENCE
             && self.lost.len() <= MOST_LOST
@@ -192,6 +196,8 @@ pub enum EndReason {
     PoweredDown,
     /// The guest did not shut down in time, or was not executing, and the runner ended QEMU.
     PoweredOff,
+    /// The guest has panicked, and the runner ended QEMU, because that is what the VM's spec wants.
+    StoppedAfterPanic,
     /// QEMU could not be started, failed, or was ended by somebody other than the runner.
     QemuFailed,
 }
@@ -203,6 +209,7 @@ impl EndReason {
             Self::GuestShutdown => Reason::GuestShutdown,
             Self::PoweredDown => Reason::PoweredDown,
             Self::PoweredOff => Reason::PoweredOff,
+            Self::StoppedAfterPanic => Reason::StoppedAfterPanic,
             Self::QemuFailed => Reason::QemuFailed,
         }
     }
@@ -316,6 +323,7 @@ mod tests {
             start: "s-1".into(),
             pid: 7,
             machine_type: "pc-q35-7.2".into(),
+            hardware: "root-ports".into(),
             accelerator: "tcg".into(),
             accelerator_reason: "as configured".into(),
             uuid: "u-1".into(),

@@ -183,7 +183,7 @@ fn conditions_changed(vm: &VirtualMachine, conditions: &[Condition]) -> Vec<Even
         let same_message = before.is_some_and(|before| before.message == condition.message);
         let (is_new, reason) = match condition.type_.as_str() {
             // After a shutdown the message is always the same.
-            READY if reason == Reason::GuestShutdown => (!same_reason, reason),
+            READY if matches!(reason, Reason::GuestShutdown | Reason::StoppedAfterPanic) => (!same_reason, reason),
             READY if matches!(reason.effect(), Effect::Warning | Effect::Notice) => {
                 (!same_reason || !same_message, reason)
             }

@@ -57,7 +57,14 @@ impl<'a> Guest<'a> {
     pub fn has_ended(&self) -> bool {
         let running = conditions::find(self.conditions, RUNNING).filter(|_| self.reports(RUNNING));
         let is_end = |reason| {
-            matches!(reason, Reason::GuestShutdown | Reason::PoweredDown | Reason::PoweredOff | Reason::QemuFailed)
+            matches!(
+                reason,
+                Reason::GuestShutdown
+                    | Reason::StoppedAfterPanic
+                    | Reason::PoweredDown
+                    | Reason::PoweredOff
+                    | Reason::QemuFailed
+            )
         };
         self.is_down || running.is_some_and(|running| conditions::reason(running).is_some_and(is_end))
     }

@@ -14,7 +14,7 @@ use crate::{
     api::{
         Accelerator, Reason, VirtualMachine,
         conditions::{self, CHANGES_APPLIED, DEVICES_READY, NewCondition, READY, RUNNING},
-        status::whole_seconds,
+        status::{Halted, whole_seconds},
     },
     object::{AGENT_NAME, FORCE_STOP_ANNOTATION, ObjectKey, PASST_NAME, RESTARTED_ANNOTATION},
     observed::{NodeState, Object},
@@ -175,12 +175,16 @@ pub(super) fn name_taken(key: &ObjectKey) -> Problem {
 
 /// The VM is down, and no Pod is left.
 fn stopped(power: &Power) -> NewCondition {
-    if power.halted.as_ref().is_some_and(|halted| !halted.released) {
+    if let Some(halted) = power.halted.as_ref().filter(|halted| !halted.released) {
+        let (reason, cause) = if halted.by == Halted::PANIC {
+            (Reason::StoppedAfterPanic, "the guest has panicked, and onPanic is stop")
+        } else {
+            (Reason::GuestShutdown, "the guest has shut itself down, and guestShutdownStops is set")
+        };
         let message = format!(
-            "the guest has shut itself down, and guestShutdownStops is set; to start it, set state to Stopped and then to Running, \
-             or give the annotation {RESTARTED_ANNOTATION} a new value"
+            "{cause}; to start it, set state to Stopped and then to Running, or give the annotation {RESTARTED_ANNOTATION} a new value"
         );
-        ready_as(Reason::GuestShutdown, &message)
+        ready_as(reason, &message)
     } else {
         ready_as(Reason::StoppedAsRequested, "the VM is down, as its spec wants it")
     }
@@ -395,7 +399,7 @@ fn reported(vm: &VirtualMachine, pod: &Object) -> Option<Problem> {
     let is_report = !owns_condition(vm, RUNNING) && is_report_of(vm, pod);
     let reason = match conditions::reason(running)? {
         Reason::QemuFailed => Reason::RunnerFailed,
-        Reason::Paused => Reason::Paused,
+        reason @ (Reason::Paused | Reason::GuestPanicked) => reason,
         _ => return None,
     };
     (is_report && running.status == "False").then(|| Problem::new(reason, running.message.clone()))

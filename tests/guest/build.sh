@@ -46,7 +46,7 @@ install -m 755 "$here/init" "$root/init"
 # The modules with their dependencies. A module that does not exist is built in.
 modules=$work/all/lib/modules/$version
 for name in virtio_pci virtio_blk virtio_console virtio_net virtio_balloon virtio-rng button evdev vfat nls_cp437 nls_iso8859-1 \
-	nls_ascii nls_utf8 ahci virtio_scsi sr_mod isofs; do
+	nls_ascii nls_utf8 ahci virtio_scsi sr_mod isofs pvpanic-mmio; do
 	sed -n "s|^\([^:]*/$name\.ko[^:]*\): *\(.*\)|\1 \2|p" "$modules/modules.dep"
 done | tr ' ' '\n' | sort -u | while read -r file; do
 	[ -n "$file" ] || continue

@@ -33,6 +33,9 @@ pub(super) struct Endpoint {
 impl Endpoint {
     /// The endpoint on the request's server, or the one that the VM has.
     pub async fn find(vm: &VmHandle, resource: &VirtualMachine, server: Option<&str>) -> Result<Self, DisplayError> {
+        if pod_port(resource) == 0 {
+            return Err(DisplayError::NoPort);
+        }
         if let Some(server) = server {
             return Ok(Self { host: Host::Public(server.to_owned()), port: pod_port(resource) });
         }

@@ -49,7 +49,8 @@ pub fn has_pod_network(vm: &VmSection) -> bool {
 /// The ports on which QEMU itself listens.
 pub fn own_ports(vm: &VmSection) -> Vec<u16> {
     let display = &vm.display;
-    display.spice.iter().map(|spice| spice.port).chain(display.vnc.iter().map(|vnc| vnc.port)).collect()
+    let ports = display.spice.iter().map(|spice| spice.port).chain(display.vnc.iter().map(|vnc| vnc.port));
+    ports.filter(|port| *port != 0).collect()
 }
 
 /// The arguments of passt (passt(1)). passt gives the guest the Pod's own address, and forwards connections to the ports from 1 to

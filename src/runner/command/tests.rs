@@ -96,12 +96,69 @@ fn a_desktop_with_everything() {
     insta::assert_snapshot!(standard(vm, &prepared));
 }
 
+/// The lines about the display.
+fn display(vm: &str, prepared: &Prepared) -> String {
+    let text = standard(vm, prepared);
+    let is_of_display = |line: &&str| ["-vnc", "-spice", "vdagent", "viewer"].iter().any(|word| line.contains(word));
+    text.lines().filter(is_of_display).collect::<Vec<_>>().join("\n")
+}
+
 #[test]
-fn vnc_without_a_password() {
-    let prepared = Prepared { display_password: false, ..prepared() };
-    let text = standard("    display: { vnc: { port: 5901 } }\n", &prepared);
-    assert!(text.contains("\n-vnc :1\n") || text.ends_with("\n-vnc :1"), "{text}");
-    assert!(text.contains("virtio-vga") && !text.contains("spice"), "{text}");
+fn beside_its_own_port_each_display_has_vnc_for_programs_in_the_pod() {
+    let open = Prepared { display_password: false, ..prepared() };
+    insta::assert_snapshot!(display("    display: { vnc: { port: 5901 } }\n", &open), @r#"
+    -vnc :1
+    -vnc vnc=unix:RUN/vnc.sock,id=inner,share=force-shared
+    -chardev qemu-vdagent,id=viewer,name=vdagent,clipboard=on,mouse=off
+    -device {"bus":"ports.0","chardev":"viewer","driver":"virtserialport","id":"viewer","name":"com.redhat.spice.0","nr":3}
+    "#);
+    insta::assert_snapshot!(display("    display: { spice: { port: 5900 }, clipboard: vnc }\n", &prepared()), @r#"
+    -spice port=5900,disable-ticketing=off
+    -vnc vnc=unix:RUN/vnc.sock,id=inner,share=force-shared
+    -chardev qemu-vdagent,id=viewer,name=vdagent,clipboard=on,mouse=off
+    -device {"bus":"ports.0","chardev":"viewer","driver":"virtserialport","id":"viewer","name":"com.redhat.spice.0","nr":3}
+    "#);
+    // Only programs in the Pod reach it, so it has no password.
+    insta::assert_snapshot!(display("    display: { spice: { port: 0 } }\n", &prepared()), @r#"
+    -spice unix=on,addr=RUN/spice.sock,disable-ticketing=on
+    -vnc vnc=unix:RUN/vnc.sock,id=inner,share=force-shared
+    -chardev spicevmc,id=viewer,debug=0,name=vdagent
+    -device {"bus":"ports.0","chardev":"viewer","driver":"virtserialport","id":"viewer","name":"com.redhat.spice.0","nr":3}
+    "#);
+    assert_eq!(display("", &prepared()), "");
+}
+
+#[test]
+fn a_new_vm_can_get_devices_and_memory_while_it_runs() {
+    let new = Prepared { hardware: Hardware::RootPorts, ..prepared() };
+    let has = |memory: &str| {
+        let text = standard(&format!("    maximumRam: {memory}\n"), &new);
+        text.lines().find(|line| line.starts_with("-m ")).unwrap().to_owned()
+    };
+    assert_eq!(has("2 GiB"), "-m size=2147483648B", "Linux would reserve 64 MB of it");
+    assert_eq!(has("4 GiB"), "-m size=4294967296B,slots=8,maxmem=8589934592B");
+    assert_eq!(has("256 GiB"), "-m size=274877906944B", "the smallest CPUs can't address twice that");
+    let text = standard("    maximumRam: 4 GiB\n", &new);
+    let ports: Vec<&str> = text.lines().filter(|line| line.contains("pcie-root-port")).collect();
+    assert_eq!(ports.len(), 8, "{text}");
+    insta::assert_snapshot!(ports[7], @r#"-device {"addr":"15.7","bus":"pcie.0","chassis":8,"driver":"pcie-root-port","id":"root-port7","multifunction":true,"slot":8}"#);
+    for before in [Hardware::Standard, Hardware::Legacy] {
+        let text = standard("    maximumRam: 4 GiB\n", &Prepared { hardware: before, ..prepared() });
+        assert!(!text.contains("root-port") && !text.contains("maxmem"), "{text}");
+    }
+}
+
+#[test]
+fn a_vm_that_reacts_to_panics_has_a_panic_device_and_a_watchdog() {
+    for on_panic in ["restart", "stop", "keep"] {
+        let text = standard(&format!("    onPanic: {on_panic}\n"), &prepared());
+        for line in
+            ["-device {\"driver\":\"pvpanic\"}", "-global ICH9-LPC.noreboot=off", "-action panic=pause,watchdog=pause"]
+        {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+    }
+    assert!(!standard("", &prepared()).contains("panic"));
 }
 
 #[test]

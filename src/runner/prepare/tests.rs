@@ -7,8 +7,11 @@ async fn machine_type(configured: Option<&str>, data: &Path, qemu: &str) -> Resu
 fn uuid(configured: Option<&str>, data: &Path) -> Result<String, Error> {
     super::uuid(configured, data, Purpose::Start)
 }
+fn vm() -> VmSection {
+    RunnerConfig::parse("/Runner: { namespace: n, vm: { name: v } }").unwrap().vm
+}
 fn hardware(data: &Path) -> Result<Hardware, FileAccessError> {
-    super::hardware(data, Purpose::Start)
+    super::hardware(&vm(), data, Purpose::Start)
 }
 fn firmware(kind: api::Firmware, data: &Path, ovmf: &Path) -> Result<Option<Firmware>, Error> {
     super::firmware(kind, data, ovmf, Purpose::Start)
@@ -56,15 +59,32 @@ async fn a_vm_that_the_vm_operator_created_keeps_its_hardware() {
 }
 
 #[test]
-fn a_new_vm_has_the_standard_hardware_even_if_the_vm_operator_runs_it_later() {
+fn a_vm_keeps_the_arrangement_of_its_first_start() {
     let data = tempfile::tempdir().unwrap();
-    assert_eq!(hardware(data.path()).unwrap(), Hardware::Standard);
+    fs::write(data.path().join(MACHINE_TYPE), "pc-q35-9.0").unwrap();
+    assert_eq!(hardware(data.path()).unwrap(), Hardware::Standard, "its runner knew no root ports");
+    // What the runner keeps is lost, and the VM's status has it.
+    let lost = tempfile::tempdir().unwrap();
+    let of_status = |machine_type: &str, name: Option<&str>| {
+        let vm = VmSection { machine_type: Some(machine_type.into()), hardware: name.map(str::to_owned), ..vm() };
+        super::hardware(&vm, lost.path(), Purpose::Start).unwrap()
+    };
+    assert_eq!(of_status("pc-q35-9.0", None), Hardware::Standard);
+    assert_eq!(of_status("pc-q35-9.0", Some("root-ports")), Hardware::RootPorts);
+    assert_eq!(of_status("pc-q35-9.0", Some("from-the-future")), Hardware::Standard);
+    assert_eq!(of_status("pc-q35-9.0", Some("legacy")), Hardware::Legacy);
+}
+
+#[test]
+fn a_new_vm_has_root_ports_even_if_the_vm_operator_runs_it_later() {
+    let data = tempfile::tempdir().unwrap();
+    assert_eq!(hardware(data.path()).unwrap(), Hardware::RootPorts);
     assert_eq!(tpm_directory(data.path()), data.path().join("tpm"));
     fs::create_dir(data.path().join("tpm")).unwrap();
     for file in [MACHINE_TYPE, LEGACY_TEMPLATE, TPM_STATE, "tpm/tpm2-00.permall"] {
         fs::write(data.path().join(file), "pc-q35-9.0").unwrap();
     }
-    assert_eq!(hardware(data.path()).unwrap(), Hardware::Standard);
+    assert_eq!(hardware(data.path()).unwrap(), Hardware::RootPorts);
     assert_eq!(tpm_directory(data.path()), data.path().join("tpm"));
 }
 
@@ -226,7 +246,7 @@ async fn who_only_looks_changes_nothing() {
     // A VM of the VM-Operator in Java, which this runner has not started yet.
     let legacy = tempfile::tempdir().unwrap();
     fs::write(legacy.path().join(LEGACY_TEMPLATE), "[ \"-machine\", \"pc-q35-7.0\" ]").unwrap();
-    assert_eq!(super::hardware(legacy.path(), look).unwrap(), Hardware::Legacy);
+    assert_eq!(super::hardware(&vm(), legacy.path(), look).unwrap(), Hardware::Legacy);
     assert_eq!(super::machine_type(None, legacy.path(), "no-such-qemu", look).await.unwrap(), "pc-q35-7.0");
     let names = |dir: &Path| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
     assert_eq!(names(dir.path()), ["small.img"]);

@@ -1,0 +1,128 @@
+//! How the guest's devices are arranged: what a guest must find unchanged at each start. Pure.
+
+use serde::Serialize;
+
+/// The ports for devices that are plugged while the guest runs, and their PCI slot.
+const ROOT_PORTS: usize = 8;
+const ROOT_PORT_SLOT: usize = 0x15;
+/// Linux reserves 64 MB for devices that reach only the first 4 GiB if memory can be plugged above them. A guest with at least 3 GiB does so
+/// anyway, because q35 puts a part of its memory there.
+const MEMORY_SLOTS_FROM: u64 = 3 << 30;
+/// QEMU does not start if the limit is more than the CPU can address, which is 512 GiB for the smallest CPUs with KVM.
+const MEMORY_SLOTS_TO: u64 = 128 << 30;
+/// The first PCI slot of networks and disks in [`Hardware::Legacy`], and the last slot that is free.
+pub(super) const LEGACY_SLOTS: (usize, usize) = (7, 30);
+
+/// How the guest's devices are arranged, which a guest must find unchanged at each start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hardware {
+    /// As [`Hardware::Standard`], with ports into which devices can be plugged while the guest runs. PCI Express allows that nowhere else, and
+    /// a guest that starts without ports never gets them: they would be new hardware for it.
+    #[default]
+    RootPorts,
+    /// Every kind of device has slots of its own, so that a new disk moves no network card.
+    Standard,
+    /// As the runner of the VM-Operator in Java arranges them: each device takes the next free PCI slot, first the networks and then the
+    /// disks; networks have QEMU's default MAC addresses; the TPM has the interface TIS.
+    Legacy,
+}
+
+impl Hardware {
+    /// The name in the data directory and in the VM's status.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RootPorts => "root-ports",
+            Self::Standard => "standard",
+            Self::Legacy => "legacy",
+        }
+    }
+
+    /// The arrangement with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::RootPorts, Self::Standard, Self::Legacy].into_iter().find(|hardware| hardware.name() == name)
+    }
+}
+
+/// The PCI addresses of the devices that a VM has at most once.
+#[derive(Debug, Serialize)]
+pub(super) struct Slots {
+    video: String,
+    usb: String,
+    ports: String,
+    balloon: String,
+    entropy: String,
+    sound: String,
+    cloud_init: String,
+}
+
+impl Slots {
+    pub(super) fn of(hardware: Hardware, networks: usize, disks: usize) -> Self {
+        let [video, usb, ports, balloon, entropy, sound, cloud_init] = match hardware {
+            Hardware::RootPorts | Hardware::Standard => [1, 2, 3, 4, 5, 6, 0x14],
+            Hardware::Legacy => {
+                // QEMU gave a VM without networks a network card in slot 1.
+                let [video, usb, ports, balloon, entropy, sound] =
+                    [5, 3, 2, 1, 4, 6].map(|slot| slot + usize::from(networks == 0));
+                [video, usb, ports, balloon, entropy, sound, legacy_disk_slot(networks, disks)]
+            }
+        }
+        .map(|slot| format!("{slot:x}.0"));
+        Self { video, usb, ports, balloon, entropy, sound, cloud_init }
+    }
+}
+
+/// A port into which a device can be plugged while the guest runs.
+#[derive(Debug, Serialize)]
+pub(super) struct RootPort {
+    id: String,
+    /// Its number among the guest's slots, from 1.
+    number: usize,
+    address: String,
+}
+
+pub(super) fn root_ports() -> Vec<RootPort> {
+    let port = |index: usize| RootPort {
+        id: format!("root-port{index}"),
+        number: index + 1,
+        address: address(ROOT_PORT_SLOT, index),
+    };
+    (0..ROOT_PORTS).map(port).collect()
+}
+
+/// Twice the memory, if the VM has at least [`MEMORY_SLOTS_FROM`] and at most [`MEMORY_SLOTS_TO`] bytes.
+pub(super) fn memory_limit(hardware: Hardware, memory: u64) -> Option<u64> {
+    (hardware == Hardware::RootPorts && (MEMORY_SLOTS_FROM..=MEMORY_SLOTS_TO).contains(&memory)).then_some(2 * memory)
+}
+
+/// The PCI addresses of networks and disks.
+#[derive(Clone, Copy)]
+pub(super) struct Addresses {
+    pub(super) hardware: Hardware,
+    pub(super) networks: usize,
+}
+
+impl Addresses {
+    pub(super) fn network(self, index: usize) -> String {
+        match self.hardware {
+            Hardware::RootPorts | Hardware::Standard => address(0x10, index),
+            Hardware::Legacy => format!("{:x}.0", LEGACY_SLOTS.0 + index),
+        }
+    }
+
+    pub(super) fn disk(self, index: usize) -> String {
+        match self.hardware {
+            Hardware::RootPorts | Hardware::Standard => address(0x8, index),
+            Hardware::Legacy => format!("{:x}.0", legacy_disk_slot(self.networks, index)),
+        }
+    }
+}
+
+/// The slot of a disk in [`Hardware::Legacy`]: after the networks, or after the card that a VM without networks had.
+fn legacy_disk_slot(networks: usize, index: usize) -> usize {
+    LEGACY_SLOTS.0 + networks.max(1) + index
+}
+
+/// The PCI address on the root bus of the device with this index: eight functions in each slot, starting at slot `first`.
+fn address(first: usize, index: usize) -> String {
+    format!("{:x}.{}", first + index / 8, index % 8)
+}

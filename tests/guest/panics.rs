@@ -1,0 +1,59 @@
+//! What the runner does when the guest's kernel panics. The small guest's kernel has no driver of a watchdog.
+
+use serde_json::json;
+
+use crate::runner::Vm;
+
+fn vm(on_panic: &str, user_data: serde_json::Value) -> Vm {
+    Vm::new(json!({ "onPanic": on_panic, "powerdownTimeout": 900 }), user_data)
+}
+
+#[test]
+fn a_guest_that_panics_is_reset_and_its_status_says_so() {
+    let vm = vm("restart", json!({ "panic": "start 1" }));
+    let mut runner = vm.start("all");
+    runner.console("guest: panicking");
+    runner.logs("condition=\"Running\" status=false reason=\"GuestPanicked\"");
+    runner.says_last("Running", "QEMU runs a");
+    runner.console("guest: starts=2");
+    runner.console("guest: up");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_that_panics_stays_as_it_is_for_who_wants_to_look_at_it() {
+    let vm = vm("keep", json!({ "panic": "start 1" }));
+    let mut runner = vm.start("all");
+    runner.says_last("Running", "The guest's kernel has panicked; it stays paused");
+    vm.change(|config| config["resetCounter"] = json!(1));
+    runner.logs("changed change=\"Reset(1)\"");
+    runner.console("guest: starts=2");
+    runner.says_last("Running", "QEMU runs a");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_that_has_panicked_is_not_asked_to_power_down() {
+    let vm = vm("keep", json!({ "panic": "start 1" }));
+    let mut runner = vm.start("all");
+    runner.says_last("Running", "The guest's kernel has panicked; it stays paused");
+    runner.signal("TERM");
+    runner.ends_well("PoweredOff");
+}
+
+#[test]
+fn a_guest_that_panics_stays_down_also_when_its_container_is_started_again() {
+    let vm = vm("stop", json!({ "panic": "start 1" }));
+    {
+        let runner = vm.start("all");
+        runner.logs("condition=\"Running\" status=false reason=\"StoppedAfterPanic\"");
+        runner.logs("waiting for the Pod's end");
+    }
+    let mut runner = vm.start("all");
+    runner.logs("waiting for the Pod's end");
+    assert!(!runner.log().contains("QEMU started"), "{}", runner.log());
+    runner.signal("TERM");
+    runner.ends_well("StoppedAfterPanic");
+}

@@ -9,6 +9,7 @@ NAMESPACE ?= vm-operator
 # Where `make install` puts the program.
 PREFIX ?= /usr/local
 BINDIR ?= $(PREFIX)/bin
+DATADIR ?= $(PREFIX)/share
 
 .DEFAULT_GOAL := help
 .PHONY: help try build test bench fuzz lint fmt demo demo-down crds install images push manifest dist cluster-up cluster-down clean xtask helper
@@ -58,9 +59,15 @@ demo-down: helper ## Remove the demo and its cluster
 crds: ## Generate crds/*.yaml from the types
 	@$(XTASK) crds
 
-install: ## Build kubectl-vm and install it into PREFIX (/usr/local), below DESTDIR if that is set
+install: ## Build kubectl-vm and install it with completion and manual pages into PREFIX (/usr/local), below DESTDIR if that is set
 	cargo build --release --no-default-features --features cli --bin kubectl-vm
 	install -D -m 755 target/release/kubectl-vm $(DESTDIR)$(BINDIR)/kubectl-vm
+	ln -sf kubectl-vm $(DESTDIR)$(BINDIR)/kubectl_complete-vm
+	mkdir -p $(DESTDIR)$(DATADIR)/bash-completion/completions $(DESTDIR)$(DATADIR)/zsh/site-functions $(DESTDIR)$(DATADIR)/fish/vendor_completions.d
+	target/release/kubectl-vm completion bash > $(DESTDIR)$(DATADIR)/bash-completion/completions/kubectl-vm
+	target/release/kubectl-vm completion zsh > $(DESTDIR)$(DATADIR)/zsh/site-functions/_kubectl-vm
+	target/release/kubectl-vm completion fish > $(DESTDIR)$(DATADIR)/fish/vendor_completions.d/kubectl-vm.fish
+	target/release/kubectl-vm man --out $(DESTDIR)$(DATADIR)/man/man1
 
 images: helper ## Build the container images for REGISTRY, as they are published
 	@$(HELPER) images --profile release --registry $(REGISTRY)

@@ -9,6 +9,7 @@
 //! modules are the commands. [`vm_file`] is for `vm-runner run FILE`.
 
 mod cluster;
+mod complete;
 mod console;
 mod diff;
 mod display;
@@ -117,9 +118,18 @@ enum Command {
         out: Option<PathBuf>,
     },
     /// Print a script that completes this command in a shell, for `source`.
+    ///
+    /// kubectl itself completes `kubectl vm` if a link kubectl_complete-vm to this program is in the PATH.
     Completion {
         /// The shell.
         shell: clap_complete::Shell,
+    },
+    /// Write the manual pages.
+    #[command(hide = true)]
+    Man {
+        /// The folder.
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
     },
 }
 
@@ -131,6 +141,9 @@ fn exit_codes() -> String {
 
 /// Runs the program.
 pub fn main() -> ExitCode {
+    if complete::answer(Arguments::command) {
+        return Exit::Success.into();
+    }
     let command = Arguments::parse().command;
     // It removes colours where nobody sees them.
     let mut stdout = anstream::stdout();
@@ -148,6 +161,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Version => print_version(output)?,
         Command::Crds { out } => crds(out.as_deref(), output)?,
         Command::Completion { shell } => completion(*shell, output)?,
+        Command::Man { out } => man(out)?,
         Command::List(options) => list::run(options, output).await?,
         Command::Start(options) => power::run(actions::power::Command::Start, options, output).await?,
         Command::Stop(options) => power::stop(options, output).await?,
@@ -184,10 +198,16 @@ fn crds(folder: Option<&Path>, output: &mut Output<'_>) -> Result<Exit, Failure>
 }
 
 fn completion(shell: clap_complete::Shell, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    // Into memory first, because clap_complete panics if it can't write.
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "kubectl-vm", &mut script);
-    write!(output, "{}", String::from_utf8_lossy(&script))?;
+    write!(output, "{}", complete::script(shell)?)?;
+    Ok(Exit::Success)
+}
+
+/// Writes a page for the command and one for each subcommand.
+fn man(folder: &Path) -> Result<Exit, Failure> {
+    fs::create_dir_all(folder).map_err(FileError::io(folder))?;
+    // The pages are called kubectl-vm-stop.1, as man(1) finds them.
+    let command = Arguments::command().bin_name("kubectl-vm");
+    clap_mangen::generate_to(command, folder).map_err(FileError::io(folder))?;
     Ok(Exit::Success)
 }
 

@@ -1,10 +1,13 @@
 //! How commands connect to a cluster.
 
-use std::path::PathBuf;
+use std::{ffi::OsStr, path::PathBuf, time::Duration};
 
-use clap::Args;
+use clap::{Args, Parser};
+use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
+use k8s_openapi::api::core::v1::Namespace;
 use kube::{
-    Client,
+    Api, Client, Resource, ResourceExt,
+    api::ListParams,
     config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
@@ -12,10 +15,10 @@ use kube::{
 #[derive(Args, Default)]
 pub(super) struct ClusterOptions {
     /// The namespace. Default: that of the kubeconfig's context.
-    #[arg(long, short, value_name = "NS")]
+    #[arg(long, short, value_name = "NS", add = ArgValueCompleter::new(namespaces))]
     pub namespace: Option<String>,
     /// The context of the kubeconfig. Default: its current context.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(contexts))]
     context: Option<String>,
     /// The kubeconfig. Default: $KUBECONFIG, or ~/.kube/config, or the service account of the Pod.
     #[arg(long, value_name = "FILE")]
@@ -96,6 +99,71 @@ impl ClusterOptions {
     }
 }
 
+/// How long somebody waits who has pressed TAB, and the most names.
+const PATIENCE: Duration = Duration::from_secs(1);
+const MOST: u32 = 500;
+
+/// What a command line says of the cluster, however incomplete it is.
+#[derive(Parser)]
+struct Typed {
+    #[command(flatten)]
+    cluster: ClusterOptions,
+}
+
+/// The options for the cluster among the words of this program's command line.
+pub(super) fn typed() -> ClusterOptions {
+    options_among(std::env::args_os().skip(1).filter_map(|word| word.into_string().ok()))
+}
+
+fn options_among(words: impl Iterator<Item = String>) -> ClusterOptions {
+    const WITH_VALUE: [&str; 6] = ["-n", "--namespace", "--context", "--kubeconfig", "--as", "--as-group"];
+    let mut words = words.peekable();
+    let mut found = vec!["kubectl-vm".to_owned()];
+    while let Some(word) = words.next() {
+        let (name, value) = word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
+        if !WITH_VALUE.contains(&name) {
+            continue;
+        }
+        let value = value.map(str::to_owned).or_else(|| words.next());
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            found.push(format!("{}={value}", if name == "-n" { "--namespace" } else { name }));
+        }
+    }
+    Typed::try_parse_from(found).map(|typed| typed.cluster).unwrap_or_default()
+}
+
+/// The names of namespaces.
+fn namespaces(current: &OsStr) -> Vec<CompletionCandidate> {
+    let options = ClusterOptions { namespace: None, ..typed() };
+    ask(current, async move { names(Api::<Namespace>::all(options.connect().await.ok()?.client)).await })
+}
+
+/// The contexts of the kubeconfig.
+fn contexts(current: &OsStr) -> Vec<CompletionCandidate> {
+    let contexts = Kubeconfig::read().map(|kubeconfig| kubeconfig.contexts).unwrap_or_default();
+    matching(current, contexts.into_iter().map(|context| context.name))
+}
+
+pub(super) async fn names<K>(api: Api<K>) -> Option<Vec<String>>
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned + Resource,
+{
+    let list = api.list_metadata(&ListParams::default().limit(MOST)).await.ok()?;
+    Some(list.items.iter().map(ResourceExt::name_any).collect())
+}
+
+/// The names that a question of the API server brings in time.
+pub(super) fn ask(current: &OsStr, question: impl Future<Output = Option<Vec<String>>>) -> Vec<CompletionCandidate> {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return Vec::new() };
+    let names = runtime.block_on(async { tokio::time::timeout(PATIENCE, question).await });
+    matching(current, names.ok().flatten().unwrap_or_default().into_iter())
+}
+
+fn matching(current: &OsStr, names: impl Iterator<Item = String>) -> Vec<CompletionCandidate> {
+    let current = current.to_string_lossy();
+    names.filter(|name| name.starts_with(&*current)).map(CompletionCandidate::new).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,5 +209,14 @@ current-context: a
             let error = ErrorChain(&error).to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn the_cluster_is_the_one_that_was_typed() {
+        let options = |line: &str| options_among(line.split(' ').map(str::to_owned)).namespace;
+        assert_eq!(options("stop -n web app").as_deref(), Some("web"));
+        assert_eq!(options("stop --namespace=web --force app").as_deref(), Some("web"));
+        assert_eq!(options("stop app -n"), None);
+        assert_eq!(options("stop -n  --all"), None, "nothing is typed yet");
     }
 }

@@ -11,13 +11,14 @@
 use std::{io::IsTerminal, process::Command, time::Duration};
 
 use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use tokio::time::{Instant, sleep};
 
 use super::{
     cluster::ClusterOptions,
     output::{Exit, Failure, Output, chain, note},
-    vms::name_of,
+    vms::{self, name_of},
     wait::{self, Ended, Goal, Limit},
 };
 use crate::{
@@ -36,7 +37,7 @@ const LOOK: Duration = Duration::from_millis(500);
 #[derive(Args)]
 pub(super) struct Options {
     /// The VM.
-    #[arg(value_name = "VM")]
+    #[arg(value_name = "VM", add = ArgValueCompleter::new(vms::vm_names))]
     vm: String,
     /// For the guest, at first and after a restart.
     #[command(flatten)]

@@ -7,6 +7,7 @@ mod summary;
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 use kube::{
     Api, Client, CustomResourceExt, ResourceExt,
     api::{DynamicObject, ListParams, Patch, PatchParams},
@@ -36,7 +37,7 @@ use crate::{
 #[derive(Args)]
 pub(super) struct Options {
     /// The VM in the cluster.
-    #[arg(value_name = "VM", required_unless_present_any = ["filename", "all"])]
+    #[arg(value_name = "VM", add = ArgValueCompleter::new(super::vms::vm_names), required_unless_present_any = ["filename", "all"])]
     vm: Option<String>,
     /// A file with the VMs as they shall be.
     #[arg(long, short, value_name = "FILE", conflicts_with = "vm")]

@@ -6,6 +6,7 @@ use std::{
 };
 
 use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 use tempfile::NamedTempFile;
 
 use super::{
@@ -25,7 +26,7 @@ use crate::{
 #[derive(Args)]
 pub(super) struct Options {
     /// The VM.
-    #[arg(value_name = "VM")]
+    #[arg(value_name = "VM", add = ArgValueCompleter::new(super::vms::vm_names))]
     vm: String,
     #[command(flatten)]
     cluster: ClusterOptions,

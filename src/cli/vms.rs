@@ -1,6 +1,9 @@
 //! Which VMs a command is about: names, labels, all; in one namespace or in every one. How they are read, and what is said if that fails.
 
+use std::ffi::OsStr;
+
 use clap::{Args, ValueEnum};
+use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{ApiResource, DynamicObject, ListParams},
@@ -9,7 +12,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
-    cluster::{Cluster, ClusterOptions},
+    cluster::{self, Cluster, ClusterOptions},
     output::{Exit, Failure, Output, note, yaml},
 };
 use crate::{
@@ -25,7 +28,7 @@ pub(super) const CHUNK: u32 = 500;
 #[derive(Args)]
 pub(super) struct Selection {
     /// The VMs.
-    #[arg(value_name = "VM", conflicts_with_all = ["selector", "all", "all_namespaces"])]
+    #[arg(value_name = "VM", add = ArgValueCompleter::new(vm_names), conflicts_with_all = ["selector", "all", "all_namespaces"])]
     pub names: Vec<String>,
     /// VMs with these labels, such as tier=web or 'tier in (web, db)'.
     #[arg(long, short = 'l', value_name = "LABELS", conflicts_with = "all")]
@@ -93,6 +96,15 @@ pub(super) fn resource() -> ApiResource {
 /// The VMs of a namespace.
 pub(super) fn api(client: &Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &resource())
+}
+
+/// The names of VMs that begin with what is typed.
+pub(super) fn vm_names(current: &OsStr) -> Vec<CompletionCandidate> {
+    let options = cluster::typed();
+    cluster::ask(current, async move {
+        let cluster = options.connect().await.ok()?;
+        cluster::names(Api::<VirtualMachine>::namespaced(cluster.client, &cluster.namespace)).await
+    })
 }
 
 impl Selection {

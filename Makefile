@@ -37,8 +37,9 @@ test: xtask ## Run all tests, also those on a real cluster; the last line shows 
 bench: ## Compare the manager with a minimal client that sends the same writes; BENCH holds options
 	@$(XTASK) bench $(BENCH)
 
-fuzz: ## Test random templates and VMs for an hour (FUZZ_SECONDS)
+fuzz: ## Test random templates and VMs, and what the runner reads, for an hour each (FUZZ_SECONDS)
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} cargo test --release --no-default-features --features schema --test fuzz -- --nocapture
+	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} cargo test --release --no-default-features --features runner --test fuzz_runner -- --nocapture
 
 lint: ## Check the format and run Clippy
 	cargo fmt --check

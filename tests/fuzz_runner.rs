@@ -428,7 +428,7 @@ async fn agent_case(input: Input, mutator: &mut Mutator, folders: &Folders) -> u
         (runtime.agent_monitor(), Role::Qemu, is(Input::Qmp)),
         (runtime.guest_agent(), Role::GuestAgent, is(Input::GuestAgent)),
         (runtime.vmop_agent(), Role::LoginAgent, is(Input::LoginAgent)),
-        (runtime.control(), Role::MachineRole, is(Input::SharedFolder)),
+        (runtime.control(), Role::Machine, is(Input::SharedFolder)),
     ]
     .map(|(socket, role, is_hostile)| Peer::listen(&socket, role, is_hostile, mutator.fork()));
     let options = AgentOptions {
@@ -495,7 +495,7 @@ fn case(number: u64, counts: &mut BTreeMap<Input, Count>) {
             };
             *(if is_used { &mut count.used } else { &mut count.refused }) += 1;
         };
-        timeout(LONGEST, case).await.expect("it does not end");
+        assert!(timeout(LONGEST, case).await.is_ok(), "it does not end");
     });
 }
 

@@ -19,7 +19,7 @@ pub enum Role {
     Qemu,
     GuestAgent,
     LoginAgent,
-    MachineRole,
+    Machine,
 }
 
 /// Serves a socket until it is dropped; its connections end with it.
@@ -41,7 +41,7 @@ impl Peer {
                         Role::Qemu => speaker.qemu().await,
                         Role::GuestAgent => speaker.guest_agent().await,
                         Role::LoginAgent => speaker.login_agent().await,
-                        Role::MachineRole => speaker.machine_role().await,
+                        Role::Machine => speaker.machine_role().await,
                     };
                 });
             }

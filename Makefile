@@ -11,7 +11,7 @@ PREFIX ?= /usr/local
 BINDIR ?= $(PREFIX)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try build test bench fuzz lint fmt demo demo-down crds install images push manifest dist cluster-up cluster-down clean xtask helper
+.PHONY: help try build test bench fuzz lint fmt demo demo-down crds install images push manifest guest-package dist cluster-up cluster-down clean xtask helper
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,10 @@ push: images ## Build the container images and push them to REGISTRY
 
 manifest: helper ## Print one manifest that installs the CRDs and the manager, with images of REGISTRY, into NAMESPACE
 	@$(HELPER) manifest --registry $(REGISTRY) --namespace $(NAMESPACE)
+
+guest-package: ## Build the package with the login agent for Debian and Ubuntu guests into dist
+	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1); \
+		deploy/guest-package/build.sh "$$version" "dist/vmop-agent_$${version}_all.deb" && ls -l "dist/vmop-agent_$${version}_all.deb"
 
 dist: helper ## Build what a release consists of beside the images, for REGISTRY, into dist
 	@$(HELPER) dist --registry $(REGISTRY) --namespace $(NAMESPACE)

@@ -511,6 +511,7 @@ fn what_the_runner_reads_never_makes_it_panic_hang_or_report_too_much() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     if let Some(only) = number("FUZZ_CASE") {
         case(only, &mut BTreeMap::new());
+        eprintln!("case {only}: at most {} MiB", most_memory() >> 10);
         return;
     }
     let seconds = number("FUZZ_SECONDS");

@@ -124,7 +124,8 @@ impl Mutator {
                 let index = self.random.usize(..list.len());
                 if self.once_in(6) {
                     let item = list[index].clone();
-                    list.extend(vec![item; self.random.usize(..2_000)]);
+                    let most = 2_000.min((1 << 20) / item.to_string().len());
+                    list.extend(vec![item; self.random.usize(..=most)]);
                 } else {
                     self.change(&mut list[index]);
                 }

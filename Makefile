@@ -11,10 +11,10 @@ PREFIX ?= /usr/local
 BINDIR ?= $(PREFIX)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help try build test bench fuzz lint fmt demo demo-down crds install images push manifest guest-package dist cluster-up cluster-down clean xtask helper
+.PHONY: help try build test bench bench-runner fuzz lint fmt demo demo-down crds install images push manifest guest-package dist cluster-up cluster-down clean xtask helper
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Builds the helper with Cargo's output, because the first build takes minutes.
 xtask:
@@ -36,6 +36,9 @@ test: xtask ## Run all tests, also those on a real cluster; the last line shows 
 
 bench: ## Compare the manager with a minimal client that sends the same writes; BENCH holds options
 	@$(XTASK) bench $(BENCH)
+
+bench-runner: ## Measure the runner's memory and the guest's networks, and write them into docs/performance.md
+	VM_OPERATOR_TEST_UPDATE=1 cargo test --release --no-default-features --features runner --test guest measures:: -- --ignored --nocapture
 
 fuzz: ## Test random templates and VMs, and what the runner reads, for an hour each (FUZZ_SECONDS)
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} cargo test --release --no-default-features --features schema --test fuzz -- --nocapture

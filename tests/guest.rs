@@ -8,6 +8,8 @@
 mod agents;
 #[path = "guest/faults.rs"]
 mod faults;
+#[path = "guest/measures.rs"]
+mod measures;
 #[path = "guest/orders.rs"]
 mod orders;
 #[path = "support/runner.rs"]

@@ -43,7 +43,7 @@ fn process(vm: &Vm) -> (u64, String) {
 }
 
 /// The resident memory of a process in MiB.
-fn resident(pid: u64) -> f64 {
+pub fn resident(pid: u64) -> f64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1024.0

@@ -244,7 +244,8 @@ async fn login_case(mutator: &mut Mutator, folders: &Folders) -> bool {
     while let Ok(Ok(line)) = timeout(Duration::from_secs(10), port.receive()).await {
         login.receive(&line);
         if mutator.once_in(20) {
-            user = Some(mutator.text());
+            // A longer one is only copied more slowly, once for each line of a flood.
+            user = Some(mutator.text().chars().take(3_000).collect());
         }
         if let Some(request) = login.next_request(user.as_deref()) {
             is_used = true;

@@ -12,10 +12,10 @@ BINDIR ?= $(PREFIX)/bin
 DATADIR ?= $(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help try build test bench fuzz lint fmt demo demo-down crds install images push manifest dist cluster-up cluster-down clean xtask helper
+.PHONY: help try build test bench bench-runner fuzz lint fmt demo demo-down crds install images push manifest guest-package dist cluster-up cluster-down clean xtask helper
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Builds the helper with Cargo's output, because the first build takes minutes.
 xtask:
@@ -38,8 +38,12 @@ test: xtask ## Run all tests, also those on a real cluster; the last line shows 
 bench: ## Compare the manager with a minimal client that sends the same writes; BENCH holds options
 	@$(XTASK) bench $(BENCH)
 
-fuzz: ## Test random templates and VMs for an hour (FUZZ_SECONDS)
+bench-runner: ## Measure the runner's memory and the guest's networks, and write them into docs/performance.md
+	VM_OPERATOR_TEST_UPDATE=1 cargo test --release --no-default-features --features runner --test guest measures:: -- --ignored --nocapture
+
+fuzz: ## Test random templates and VMs, and what the runner reads, for an hour each (FUZZ_SECONDS)
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} cargo test --release --no-default-features --features schema --test fuzz -- --nocapture
+	FUZZ_SECONDS=$${FUZZ_SECONDS:-3600} cargo test --release --no-default-features --features runner --test fuzz_runner -- --nocapture
 
 lint: ## Check the format and run Clippy
 	cargo fmt --check
@@ -77,6 +81,10 @@ push: images ## Build the container images and push them to REGISTRY
 
 manifest: helper ## Print one manifest that installs the CRDs and the manager, with images of REGISTRY, into NAMESPACE
 	@$(HELPER) manifest --registry $(REGISTRY) --namespace $(NAMESPACE)
+
+guest-package: ## Build the package with the login agent for Debian and Ubuntu guests into dist
+	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1); \
+		deploy/guest-package/build.sh "$$version" "dist/vmop-agent_$${version}_all.deb" && ls -l "dist/vmop-agent_$${version}_all.deb"
 
 dist: helper ## Build what a release consists of beside the images, for REGISTRY, into dist
 	@$(HELPER) dist --registry $(REGISTRY) --namespace $(NAMESPACE)

@@ -205,16 +205,18 @@ mod documentation {
         text.split(start).skip(1).filter_map(|rest| rest.split(end).next()).collect()
     }
 
-    /// Each promise names a test that there is.
+    /// Each promise names a test that there is, and so does each feature of the runner.
     #[test]
-    fn the_tests_of_the_compatibility_page_exist() {
-        let text = fs::read_to_string(root().join("docs/compatibility.md")).unwrap();
-        let named: Vec<(&str, &str)> =
-            between(&text, "`", '`').into_iter().filter_map(|code| code.split_once(".rs::")).collect();
-        assert!(named.len() > 40, "{}", named.len());
-        for (file, function) in named {
-            let source = fs::read_to_string(root().join(format!("{file}.rs"))).unwrap_or_default();
-            assert!(source.contains(&format!("fn {function}(")), "there is no {function} in {file}.rs");
+    fn the_tests_that_pages_name_exist() {
+        for (page, least) in [("docs/compatibility.md", 40), ("docs/runner-tested.md", 40)] {
+            let text = fs::read_to_string(root().join(page)).unwrap();
+            let named: Vec<(&str, &str)> =
+                between(&text, "`", '`').into_iter().filter_map(|code| code.split_once(".rs::")).collect();
+            assert!(named.len() > least, "{page}: {}", named.len());
+            for (file, function) in named {
+                let source = fs::read_to_string(root().join(format!("{file}.rs"))).unwrap_or_default();
+                assert!(source.contains(&format!("fn {function}(")), "{page}: there is no {function} in {file}.rs");
+            }
         }
     }
 

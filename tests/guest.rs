@@ -4,8 +4,12 @@
 //! tests/guest/build.sh names. QEMU emulates the CPU (TCG), so the tests need no KVM.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
+#[path = "guest/agents.rs"]
+mod agents;
 #[path = "guest/faults.rs"]
 mod faults;
+#[path = "guest/measures.rs"]
+mod measures;
 #[path = "guest/orders.rs"]
 mod orders;
 #[path = "guest/panics.rs"]

@@ -85,8 +85,9 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// The result of a trial, which is kept in the runtime directory. It depends on the node and the CPU model. The node changes only
-/// with the Pod, and the runtime directory is deleted with the Pod.
+/// The result of a trial that has ended, which is kept in the runtime directory. It depends on the node and the CPU model. The node changes
+/// only with the Pod, and the runtime directory is deleted with the Pod. A trial that did not end in time says only that the node was busy, so
+/// the next start makes another one.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Trial {
     /// The CPU model that was tried.
@@ -125,7 +126,7 @@ pub async fn choose(
             (Some(TrialResult { problem: Some(problem) }), _) => Some(problem.clone()),
             (Some(TrialResult { problem: None }) | None, Some(problem)) => Some(problem),
             (Some(TrialResult { problem: None }), None) => None,
-            (None, None) => try_kvm(cpu_model, qemu, runtime, purpose).await?,
+            (None, None) => try_kvm(cpu_model, qemu, runtime, purpose, TRIAL_TIMEOUT).await?,
         },
     };
     decide(configured, problem).map_err(Error::NoKvm)
@@ -158,7 +159,13 @@ fn problem_of_device(error: &io::Error) -> String {
 }
 
 /// Returns what does not work with KVM, or `None` if KVM works.
-async fn try_kvm(cpu_model: &str, qemu: &str, runtime: &RuntimeDir, purpose: Purpose) -> Result<Option<String>, Error> {
+async fn try_kvm(
+    cpu_model: &str,
+    qemu: &str,
+    runtime: &RuntimeDir,
+    purpose: Purpose,
+    limit: Duration,
+) -> Result<Option<String>, Error> {
     if let Some(trial) = Trial::read(runtime, cpu_model) {
         return Ok(trial.problem);
     }
@@ -167,12 +174,36 @@ async fn try_kvm(cpu_model: &str, qemu: &str, runtime: &RuntimeDir, purpose: Pur
     }
     let firmware = runtime.kvm_trial_firmware();
     write_atomically(&firmware, &trial_firmware())?;
-    let problem = run_trial("kvm", cpu_model, qemu, &firmware, TRIAL_TIMEOUT).await?;
+    let outcome = run_trial("kvm", cpu_model, qemu, &firmware, limit).await;
     // A file that stays does no harm.
     let _ = fs::remove_file(&firmware);
-    let trial = Trial { cpu_model: cpu_model.into(), problem };
-    trial.write(runtime)?;
-    Ok(trial.problem)
+    let outcome = outcome?;
+    if let Outcome::Works | Outcome::Fails(_) = &outcome {
+        Trial { cpu_model: cpu_model.into(), problem: outcome.clone().problem() }.write(runtime)?;
+    }
+    Ok(outcome.problem())
+}
+
+/// What a trial has shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// KVM works.
+    Works,
+    /// KVM does not work, and why.
+    Fails(String),
+    /// The trial did not end in time. KVM may work nevertheless: the node may have been busy.
+    TimedOut,
+}
+
+impl Outcome {
+    /// What does not work, as far as it is known; `None`: KVM works.
+    fn problem(self) -> Option<String> {
+        match self {
+            Self::Works => None,
+            Self::Fails(problem) => Some(problem),
+            Self::TimedOut => Some("/dev/kvm can be opened, but a trial program did not end in time".into()),
+        }
+    }
 }
 
 /// Makes a trial of KVM with the host's CPU, which takes as long as `limit` at most. `firmware` is a file that is written for it.
@@ -184,18 +215,18 @@ pub async fn trial(qemu: &str, firmware: &Path, limit: Duration) -> Result<Trial
         return Ok(TrialResult::failed(&problem));
     }
     write_atomically(firmware, &trial_firmware())?;
-    let problem = run_trial("kvm", "host", qemu, firmware, limit).await?;
+    let problem = run_trial("kvm", "host", qemu, firmware, limit).await?.problem();
     Ok(problem.map_or_else(TrialResult::default, |problem| TrialResult::failed(&problem)))
 }
 
-/// Runs the trial. Returns what does not work, or `None`.
+/// Runs the trial.
 async fn run_trial(
     accelerator: &str,
     cpu_model: &str,
     qemu: &str,
     firmware: &Path,
     limit: Duration,
-) -> Result<Option<String>, Error> {
+) -> Result<Outcome, Error> {
     let child = Command::new(qemu)
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-m", "16"])
         .args(["-accel", accelerator, "-cpu", cpu_model, "-bios"])
@@ -208,15 +239,15 @@ async fn run_trial(
         .spawn()
         .map_err(|source| Error::Qemu { qemu: qemu.into(), source })?;
     let output = match tokio::time::timeout(limit, child.wait_with_output()).await {
-        Err(_) => return Ok(Some("/dev/kvm can be opened, but a trial program did not end in time".into())),
+        Err(_) => return Ok(Outcome::TimedOut),
         Ok(Err(source)) => return Err(Error::Qemu { qemu: qemu.into(), source }),
         Ok(Ok(output)) => output,
     };
     if output.status.code() == Some(TRIAL_SUCCESS) {
-        return Ok(None);
+        return Ok(Outcome::Works);
     }
     let message = first_message(qemu, &String::from_utf8_lossy(&output.stderr));
-    Ok(Some(format!("/dev/kvm can be opened, but KVM does not run a trial program ({message})")))
+    Ok(Outcome::Fails(format!("/dev/kvm can be opened, but KVM does not run a trial program ({message})")))
 }
 
 /// The first line on QEMU's standard error that is not a warning, without QEMU's own name.
@@ -259,9 +290,42 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let firmware = dir.path().join("trial.bin");
         fs::write(&firmware, trial_firmware()).unwrap();
-        assert_eq!(run_trial("tcg", "max", "qemu-system-x86_64", &firmware, LIMIT).await.unwrap(), None);
-        let problem = run_trial("tcg", "no-such-cpu", "qemu-system-x86_64", &firmware, LIMIT).await.unwrap().unwrap();
-        assert!(problem.contains("no-such-cpu"), "{problem}");
+        assert_eq!(run_trial("tcg", "max", "qemu-system-x86_64", &firmware, LIMIT).await.unwrap(), Outcome::Works);
+        let outcome = run_trial("tcg", "no-such-cpu", "qemu-system-x86_64", &firmware, LIMIT).await.unwrap();
+        assert!(matches!(&outcome, Outcome::Fails(problem) if problem.contains("no-such-cpu")), "{outcome:?}");
+    }
+
+    /// As on a node where a hundred VMs start at once. The guest would be emulated for the life of its Pod.
+    #[tokio::test]
+    async fn a_trial_that_did_not_end_in_time_is_made_again_and_one_that_failed_is_not() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = RuntimeDir::open(dir.path()).unwrap();
+        let qemu = dir.path().join("qemu");
+        let script = |text: &str| {
+            let new = dir.path().join("new");
+            fs::write(&new, format!("#!/bin/sh\n{text}\n")).unwrap();
+            fs::set_permissions(&new, PermissionsExt::from_mode(0o755)).unwrap();
+            fs::rename(new, &qemu).unwrap();
+        };
+        let attempt = async |limit| {
+            let qemu = qemu.display().to_string();
+            try_kvm("host", &qemu, &runtime, Purpose::Start, limit).await.unwrap()
+        };
+        script("exec sleep 600");
+        let problem = attempt(Duration::from_millis(1)).await.unwrap();
+        assert!(problem.contains("did not end in time"), "{problem}");
+        let works = format!("exit {TRIAL_SUCCESS}");
+        for (text, expected) in [("echo no VMX >&2; exit 1", "(no VMX)"), (works.as_str(), "(no VMX)")] {
+            script(text);
+            let problem = attempt(Duration::from_secs(60)).await.unwrap();
+            assert!(problem.contains(expected), "{problem}");
+        }
+        fs::remove_file(runtime.kvm_trial()).unwrap();
+        assert_eq!(attempt(Duration::from_secs(60)).await, None);
+        script("exit 1");
+        assert_eq!(attempt(Duration::from_secs(60)).await, None, "what works is kept too");
     }
 
     /// No QEMU is started: there is none of that name.

@@ -52,6 +52,9 @@ const MEDIA_AGAIN: Duration = Duration::from_secs(30);
 /// How long a guest must run again until the disk that had stopped it counts as mended. A disk that is still full stops it at once.
 const DISK_IS_MENDED: Duration = Duration::from_secs(2);
 
+/// The most viewers that the agent keeps.
+const MOST_VIEWERS: usize = 100;
+
 /// After SIGTERM, how often the agent tries to connect to a QEMU that does not answer.
 const ATTEMPTS_AFTER_TERM: u32 = 3;
 
@@ -418,7 +421,10 @@ impl Agent {
             None => Ok(Viewers::default()),
         };
         match viewers {
-            Ok(viewers) => self.observation.viewers = viewers.clients.into_iter().filter(Viewer::is_main).collect(),
+            Ok(viewers) => {
+                let viewers = viewers.clients.into_iter().filter(Viewer::is_main);
+                self.observation.viewers = viewers.take(MOST_VIEWERS).collect();
+            }
             // A custom QEMU template may have no display.
             Err(error) => debug!(%error, "cannot find out who is connected to the display"),
         }
@@ -658,7 +664,7 @@ impl Agent {
                 }
             }
             Event::ViewerConnected { client } => {
-                if client.is_main() {
+                if client.is_main() && self.observation.viewers.len() < MOST_VIEWERS {
                     self.observation.viewers.push(client);
                 }
             }

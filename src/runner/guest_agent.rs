@@ -94,7 +94,8 @@ async fn ask(socket: &Path, id: u32) -> io::Result<Value> {
     match answer.get("error") {
         // The agent is older than this command, or its configuration forbids it. That it answers says that the guest is up.
         Some(_) => Ok(json!({})),
-        None => Ok(documented(answer["return"].take())),
+        // A guest can send anything, also what has no fields.
+        None => Ok(documented(answer.get_mut("return").map(Value::take).unwrap_or_default())),
     }
 }
 
@@ -132,6 +133,24 @@ mod tests {
                 "variant": "\u{1b}[2J", "colour": "blue" });
         assert_eq!(documented(info), json!({ "id": "debian" }));
         assert_eq!(documented(json!([1])), json!({}));
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_has_no_fields_is_no_panic() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("qga");
+        let listener = UnixListener::bind(&socket).unwrap();
+        for answer in ["\"return\"", "[]", "7", "null", "{}"] {
+            let guest = async {
+                let (mut guest, _) = listener.accept().await.unwrap();
+                let mut buffer = [0; 512];
+                assert_ne!(guest.read(&mut buffer).await.unwrap(), 0);
+                guest.write_all(format!("{{\"return\": 1}}\n{answer}\n").as_bytes()).await.unwrap();
+                assert_ne!(guest.read(&mut buffer).await.unwrap(), 0);
+            };
+            let (info, ()) = tokio::join!(ask(&socket, 1), guest);
+            assert_eq!(info.unwrap(), json!({}), "{answer}");
+        }
     }
 
     #[tokio::test]

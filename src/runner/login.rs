@@ -37,6 +37,10 @@ pub struct LoginState {
     answered: Option<Request>,
 }
 
+/// The longest name of a user in bytes. The VM's schema allows 256 characters, of which each has up to four bytes. A longer line may be more
+/// than an agent reads, and a status with it more than the API server accepts.
+const LONGEST_NAME: usize = 1024;
+
 /// A request to the agent: the user to log in, or `None` for a logout.
 type Request = Option<String>;
 
@@ -56,8 +60,9 @@ impl LoginState {
             self.pending = Some(request);
             return Some("logout".into());
         };
-        if user.chars().any(char::is_control) {
-            self.refusal = Some(format!("{user:?} cannot be the name of a user"));
+        if user.len() > LONGEST_NAME || user.chars().any(char::is_control) {
+            let beginning: String = user.chars().take(LONGEST_NAME).collect();
+            self.refusal = Some(format!("{beginning:?} cannot be the name of a user"));
             self.answered = Some(request);
             return None;
         }
@@ -195,6 +200,11 @@ mod tests {
             "the guest has booted again"
         );
         assert_eq!(requests(&["< 220", "> al\nlogout"]), "", "a name cannot contain a second request");
+        assert_eq!(
+            requests(&["< 220", &format!("> {}", "x".repeat(LONGEST_NAME + 1))]),
+            "",
+            "nobody has a name so long"
+        );
     }
 
     #[test]

@@ -17,6 +17,12 @@ use super::lines::JsonLines;
 /// The time that QEMU has to answer. It answers in milliseconds unless its main loop hangs, for example on failed storage.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The most events that are kept while a command is executed, which takes milliseconds. Whoever breaks out of QEMU can send them without end,
+/// and the agent must have no use for more memory than it has.
+const MOST_EVENTS: usize = 1000;
+/// The longest event in bytes, as JSON. Those that the runner uses have some hundred.
+const LONGEST_EVENT: usize = 4096;
+
 /// Why a command or an event cannot be exchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -26,6 +32,9 @@ pub enum Error {
     /// QEMU has closed the connection, or the peer is not QEMU.
     #[error("QEMU closed its monitor")]
     Closed,
+    /// QEMU has sent more events than the runner keeps.
+    #[error("QEMU sent more than {MOST_EVENTS} events before an answer")]
+    Flood,
     /// QEMU has refused the command.
     #[error("QEMU refused {command}: {reason}")]
     Refused {
@@ -292,6 +301,8 @@ pub struct CpuSlot {
 pub struct Qmp {
     lines: JsonLines,
     events: VecDeque<Event>,
+    /// An event was lost, so the connection is of no use any more.
+    is_flooded: bool,
     last_id: u64,
 }
 
@@ -309,7 +320,7 @@ impl Qmp {
         if greeting.is_none_or(|greeting| greeting.get("QMP").is_none()) {
             return Err(Error::Closed);
         }
-        let mut qmp = Self { lines, events: VecDeque::new(), last_id: 0 };
+        let mut qmp = Self { lines, events: VecDeque::new(), is_flooded: false, last_id: 0 };
         qmp.execute(qmp_capabilities { enable: None }).await?;
         Ok(qmp)
     }
@@ -321,6 +332,9 @@ impl Qmp {
     /// be used.
     pub async fn execute<C: Command>(&mut self, command: C) -> Result<C::Ok, Error> {
         let name = C::NAME;
+        if self.is_flooded {
+            return Err(Error::Flood);
+        }
         self.last_id += 1;
         let id = self.last_id;
         let exchange = async {
@@ -329,7 +343,7 @@ impl Qmp {
                 let message = self.lines.receive().await?.ok_or(Error::Closed)?;
                 // An answer with another number belongs to an earlier command that has timed out.
                 if message.get("event").is_some() {
-                    self.events.push_back(event(message));
+                    self.keep(event(message))?;
                 } else if message.get("id").and_then(Value::as_u64) == Some(id) {
                     return answer::<C>(message);
                 }
@@ -376,15 +390,31 @@ impl Qmp {
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
+            if self.is_flooded {
+                return Err(Error::Flood);
+            }
             let message = self.lines.receive().await?.ok_or(Error::Closed)?;
             if message.get("event").is_some() {
-                self.events.push_back(event(message));
+                self.keep(event(message))?;
             }
         }
+    }
+
+    /// Keeps an event. What the runner does not use is not kept.
+    fn keep(&mut self, event: Event) -> Result<(), Error> {
+        self.is_flooded |= self.events.len() == MOST_EVENTS;
+        if self.is_flooded {
+            return Err(Error::Flood);
+        }
+        self.events.extend(Some(event).filter(|event| *event != Event::Other));
+        Ok(())
     }
 }
 
 fn event(message: Value) -> Event {
+    if message.to_string().len() > LONGEST_EVENT {
+        return Event::Other;
+    }
     serde_json::from_value(message).unwrap_or(Event::Other)
 }
 
@@ -451,6 +481,38 @@ mod tests {
         assert_eq!(parse(network), Event::NetdevVhostUserDisconnected { network: "net1".into() });
         assert_eq!(parse(r#"{"event": "RTC_CHANGE", "data": {"offset": 78}}"#), Event::Other);
         assert_eq!(parse(r#"{"event": "FROM_THE_FUTURE"}"#), Event::Other);
+    }
+
+    /// As whoever has broken out of QEMU could do it.
+    #[tokio::test]
+    async fn events_without_end_are_not_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("monitor.sock");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let qemu = tokio::spawn(async move {
+            let mut lines = JsonLines::over(listener.accept().await.unwrap().0);
+            lines.send(&[], &json!({ "QMP": {} })).await.unwrap();
+            let request = lines.receive().await.unwrap().unwrap();
+            lines.send(&[], &json!({ "return": {}, "id": request["id"] })).await.unwrap();
+            lines.receive().await.unwrap().unwrap();
+            let long = json!({ "event": "DEVICE_DELETED", "data": { "device": "x".repeat(LONGEST_EVENT) } });
+            for event in [json!({ "event": "RTC_CHANGE" }), long] {
+                for _ in 0..2 * MOST_EVENTS {
+                    lines.send(&[], &event).await.unwrap();
+                }
+            }
+            // Until nobody listens.
+            while lines.send(&[], &json!({ "event": "RESUME" })).await.is_ok() {}
+        });
+        let mut qmp = Qmp::connect(&socket).await.unwrap();
+        assert!(matches!(qmp.execute(qmp::query_status {}).await, Err(Error::Flood)));
+        for _ in 0..MOST_EVENTS {
+            assert_eq!(qmp.event().await.unwrap(), Event::Resume);
+        }
+        assert!(matches!(qmp.event().await, Err(Error::Flood)));
+        assert!(matches!(qmp.execute(qmp::query_status {}).await, Err(Error::Flood)));
+        drop(qmp);
+        qemu.await.unwrap();
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl Report {
             logged_in_user: observation.login.user.clone().filter(|_| is_running),
             console_client: viewer.map(|viewer| quote(&viewer.host, LONGEST_REMARK)),
             password_changes: observation.password_changes,
-            password_expiry: observation.password_expiry.clone(),
+            password_expiry: observation.password_expiry.as_deref().map(|expiry| quote(expiry, LONGEST_REMARK)),
             identity: Some(machine).filter(|machine| !machine.uuid.is_empty()).map(|machine| Identity {
                 uuid: Some(machine.uuid.clone()),
                 macs: machine.macs.clone(),
@@ -421,9 +421,10 @@ fn quote(text: &str, most: usize) -> String {
     end_of(text, most).replace(is_obeyed, " ")
 }
 
-/// The pending changes without values that are long.
+/// The pending changes without values that are long or that a terminal would obey.
 fn short_changes(changes: &[PendingChange]) -> Vec<PendingChange> {
-    let short = |value: &Option<Value>| value.clone().filter(|value| value.to_string().len() <= LONGEST_VALUE);
+    let is_short = |value: &Value| value.to_string().len() <= LONGEST_VALUE && !has_control_characters(value);
+    let short = |value: &Option<Value>| value.clone().filter(is_short);
     let changes = changes.iter().take(MOST_PENDING);
     let shortened = changes.map(|PendingChange { path, current, wanted, reason }| PendingChange {
         path: path.clone(),
@@ -432,6 +433,17 @@ fn short_changes(changes: &[PendingChange]) -> Vec<PendingChange> {
         reason: reason.clone(),
     });
     shortened.collect()
+}
+
+/// Whether a text in the value has control characters, other than newlines.
+fn has_control_characters(value: &Value) -> bool {
+    let in_text = |text: &str| text.contains(|c: char| c.is_control() && c != '\n');
+    match value {
+        Value::String(text) => in_text(text),
+        Value::Array(list) => list.iter().any(has_control_characters),
+        Value::Object(map) => map.iter().any(|(key, value)| in_text(key) || has_control_characters(value)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
 }
 
 /// The last bytes of a text, at most `most`, from the beginning of a character.
@@ -573,7 +585,7 @@ mod tests {
         let change = PendingChange {
             path: "config.yaml/vm.maximumCpus".into(),
             current: Some(json!(long("x"))),
-            wanted: Some(json!(2)),
+            wanted: Some(json!([{ "device": "\u{1b}[2J" }])),
             reason: "why".into(),
         };
         let observation = Observation {

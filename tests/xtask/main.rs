@@ -66,7 +66,7 @@ enum Task {
     },
     /// Push the images, which were built for a registry, to it
     Push(Target),
-    /// Build what a release has beside its images into dist: archives of the programs, install.yaml, SHA256SUMS
+    /// Build what a release has beside its images into dist: archives of the programs, install.yaml, the guests' package, SHA256SUMS
     Dist {
         #[command(flatten)]
         target: Target,

@@ -30,6 +30,10 @@ pub fn dist(registry: &str, namespace: &str) -> Result<()> {
     }
     write(&dist.join("install.yaml"), manifest(registry, namespace)?)?;
     files.push("install.yaml".to_owned());
+    let package = format!("vmop-agent_{VERSION}_all.deb");
+    run(Command::new(root().join("deploy/guest-package/build.sh")).arg(VERSION).arg(dist.join(&package)))
+        .context("building the guests' package")?;
+    files.push(package);
     let sums = files.iter().map(|file| Ok(format!("{}  {file}\n", sha256_file(&dist.join(file))?)));
     write(&dist.join("SHA256SUMS"), sums.collect::<Result<String>>()?)?;
     for file in files.iter().map(String::as_str).chain(["SHA256SUMS"]) {

@@ -213,8 +213,17 @@ pub fn time(event: &Event) -> Option<Timestamp> {
 pub(crate) fn owner_of(entries: &[ManagedFieldsEntry], path: &str) -> Option<String> {
     let owns =
         |entry: &&ManagedFieldsEntry| entry.fields_v1.as_ref().is_some_and(|fields| fields.0.pointer(path).is_some());
-    entries.iter().filter(owns).max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?.manager.clone()
+    entries
+        .iter()
+        .filter(owns)
+        .max_by_key(|entry| entry.time.as_ref().map(|time| time.0))?
+        .manager
+        .clone()
+        .filter(|manager| manager != UNNAMED)
 }
+
+/// The API server's name for a field manager of which it knows nothing.
+const UNNAMED: &str = "unknown";
 
 /// Explains a VM.
 pub fn explain(facts: &Facts) -> Explanation {
@@ -226,7 +235,10 @@ pub fn explain(facts: &Facts) -> Explanation {
             (as_wanted(facts), who_sets_state(facts))
         }
         (None, Some(ready)) if facts.is_observed() => (on_its_way(facts), format!(": {}", ready.message)),
-        (None, _) => (on_its_way(facts), ": waiting until the manager has taken the newest spec".to_owned()),
+        (None, _) => {
+            let generation = facts.vm.metadata.generation.unwrap_or_default();
+            ("waits", format!(": the manager has not taken generation {generation} of the spec yet"))
+        }
     };
     Explanation {
         line: format!("{name} {head}{rest}"),

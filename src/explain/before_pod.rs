@@ -95,8 +95,8 @@ fn of_deployment(deployment: &Deployment, untaken: &str) -> Finding {
         return Finding::new(Cause::ManagerStopped, text, todo).by(who).at("spec.replicas");
     }
     if status.and_then(|status| status.available_replicas).unwrap_or_default() == 0 {
-        let conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
-        let bad = conditions.filter(|it| it.status == "False" || it.type_ == "ReplicaFailure").last();
+        let mut conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+        let bad = conditions.rfind(|it| it.status == "False" || it.type_ == "ReplicaFailure");
         let why = bad.and_then(|it| it.message.clone()).map(|message| format!(" ({message})")).unwrap_or_default();
         let since = bad.and_then(|it| it.last_transition_time.as_ref()).map(|time| time.0);
         let text = format!("{title} of the manager has no Pod that is ready{why}, so {untaken}");

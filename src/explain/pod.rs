@@ -93,13 +93,12 @@ fn on_no_node(facts: &Facts, pod: &Object, nodes: &[Node]) -> Option<Finding> {
         }
         let value = taint.value.as_ref().map(|value| format!("={value}")).unwrap_or_default();
         let told = format!("{}{value}:{}", taint.key, taint.effect);
-        let who = owner_of(node.managed_fields(), "/f:spec/f:taints");
         let text = format!("node {name} has the taint {told}, which Pod {} does not tolerate", pod.key.name);
         let todo = format!(
             "kubectl taint node {name} {}:{}-, or a toleration in the template of the Pod",
             taint.key, taint.effect
         );
-        return Some(Finding::new(Cause::Tainted, text, todo).by(who).at("Node: spec.taints"));
+        return Some(Finding::new(Cause::Tainted, text, todo).at("Node: spec.taints"));
     }
     let free: Vec<&Node> = left.into_iter().filter(|node| untolerated(pod, node).is_none()).collect();
     too_large(facts, pod, &free)
@@ -109,7 +108,7 @@ fn names(nodes: &[&Node]) -> String {
     nodes.iter().map(|node| node.name_any()).collect::<Vec<_>>().join(", ")
 }
 
-/// The first taint that keeps a Pod away (<https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/>).
+/// The taint that keeps a Pod away, rather one that a person has set than one that the cluster takes away by itself (<https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/>).
 fn untolerated<'a>(pod: &Object, node: &'a Node) -> Option<&'a Taint> {
     let tolerations = || pod.spec["tolerations"].as_array().into_iter().flatten();
     let is_tolerated = |taint: &Taint| {
@@ -122,8 +121,9 @@ fn untolerated<'a>(pod: &Object, node: &'a Node) -> Option<&'a Taint> {
             is_key && is_value && has("effect", &taint.effect)
         })
     };
-    let mut taints = node.spec.as_ref()?.taints.iter().flatten();
-    taints.find(|taint| taint.effect != "PreferNoSchedule" && taint.key != CORDONED && !is_tolerated(taint))
+    let taints = node.spec.as_ref()?.taints.iter().flatten();
+    let keeps = |taint: &&Taint| taint.effect != "PreferNoSchedule" && taint.key != CORDONED && !is_tolerated(taint);
+    taints.filter(keeps).min_by_key(|taint| NOT_READY.contains(&taint.key.as_str()))
 }
 
 /// What a Pod requests and no node has, even if nothing else ran there.

@@ -227,7 +227,7 @@ fn a_vm_without_a_problem_has_no_cause() {
         (|f| waiting(f, "ContainerCreating", ""), "apple is starting: waiting"),
         (|f| { ready(f, "False", "Stopping", "waiting until the guest has powered down"); f["vm"]["spec"]["vm"]["state"] = json!("Stopped"); f["pod"]["metadata"]["deletionTimestamp"] = json!(EARLIER); }, "apple is stopping: waiting until the guest"),
         // The spec was changed a moment ago, or nothing but the VM may be read.
-        (|f| { f["vm"]["metadata"]["generation"] = json!(4); f["vm"]["metadata"]["managedFields"][0]["time"] = json!(JUST_NOW); }, "apple is starting: waiting until the manager"),
+        (|f| { f["vm"]["metadata"]["generation"] = json!(4); f["vm"]["metadata"]["managedFields"][0]["time"] = json!(JUST_NOW); }, "apple waits: the manager has not taken generation 4 of the spec yet"),
         (|f| for part in ["claims", "classes", "nodes", "limits", "quotas", "namespace", "deployments", "leases"] { f[part] = Value::Null; f["pod"] = json!("not read"); }, "apple runs, as its spec wants it"),
         (|f| { f["leases"] = json!([]); f["deployments"] = json!([]); }, "apple runs, as its spec wants it"),
     ];

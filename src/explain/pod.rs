@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    api::core::v1::{Node, Taint},
+    api::core::v1::{Event, Node, Taint},
     jiff::{SignedDuration, Timestamp},
 };
 use kube::ResourceExt;
@@ -253,9 +253,11 @@ pub(super) fn kubelet(facts: &Facts) -> Option<Finding> {
         _ => None,
     };
     let events = facts.events_of(&pod.uid);
-    if let Some((event, (cause, what))) =
-        events.iter().find_map(|event| Some((event, cause(event.reason.as_deref()?)?)))
-    {
+    // Images are pulled when the volumes and the network are there, so that has healed an earlier failure.
+    let has_healed =
+        |event: &&&Event| matches!(event.reason.as_deref(), Some("Pulling" | "Pulled" | "Created" | "Started"));
+    let mut since_then = events.iter().take_while(|event| !has_healed(event));
+    if let Some((event, (cause, what))) = since_then.find_map(|event| Some((event, cause(event.reason.as_deref()?)?))) {
         let text = format!("node {node}: {what}: {}", event.message.as_deref().unwrap_or_default());
         return Some(
             Finding::new(cause, text, describe)

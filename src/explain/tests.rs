@@ -251,12 +251,13 @@ fn a_vm_without_a_problem_has_no_cause() {
 #[test]
 #[rustfmt::skip]
 fn a_decoy_is_not_the_cause() {
-    let decoys: [(Plant, Option<Cause>); 12] = [
+    let decoys: [(Plant, Option<Cause>); 13] = [
         // Events of this Pod that have healed, and of an earlier one.
         (|f| f["events"] = json!([event("pod-uid", "FailedMount", "x", EARLIER)]), None),
         (|f| f["events"] = json!([event("pod-uid", "Failed", "Failed to pull image \"runner:1\"", EARLIER)]), None),
         (|f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("earlier-uid", "FailedMount", "x", JUST_NOW)]); }, None),
         (|f| { waiting(f, "ErrImagePull", "now"); f["events"] = json!([event("pod-uid", "FailedMount", "x", EARLIER)]); }, Some(Cause::ImagePullFailed)),
+        (|f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedMount", "x", EARLIER), event("pod-uid", "Pulling", "x", JUST_NOW)]); }, None),
         // A claim that got its volume, or whose class has gone since.
         (|f| { pending(f, "x"); f["events"] = json!([event("apple-core-disk-uid", "ProvisioningFailed", "x", EARLIER)]); }, Some(Cause::Unschedulable)),
         (|f| f["classes"] = json!([]), None),

@@ -13,6 +13,7 @@ mod complete;
 mod console;
 mod diff;
 mod display;
+mod explain;
 mod input;
 mod installed;
 mod lint;
@@ -82,6 +83,11 @@ enum Command {
     ///
     /// What is waited for is on standard error, whenever it changes. Exit code 4: the time is over.
     Wait(wait::Options),
+    /// Say why a VM does not run, or is not as its spec wants it: the cause first, in one line with what to do.
+    ///
+    /// Then come the stages from the manager to QEMU, a line each. What you have no right to read is named, and everything else is said
+    /// nevertheless. Exit code 1: there is a cause. 0: the VM is as its spec wants it, or is on its way.
+    Explain(explain::Options),
     /// Print the objects that the manager would create for the VMs of a file, as YAML.
     ///
     /// The VMs are checked as the API server checks them. No cluster is asked, except for templates with --installed: what depends on one
@@ -171,6 +177,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Pause(options) => power::run(actions::power::Command::Pause, options, output).await?,
         Command::Resume(options) => power::run(actions::power::Command::Resume, options, output).await?,
         Command::Console(options) => console::run(options, output).await?,
+        Command::Explain(options) => explain::run(options, output).await?,
         Command::Wait(options) => wait::run(options, output).await?,
         Command::Render(options) => render::run(options, output).await?,
         Command::Diff(options) => diff::run(options, output).await?,

@@ -31,7 +31,7 @@ impl Exit {
     pub fn meaning(self) -> &'static str {
         match self {
             Self::Success => "success; diff: no difference; lint, templates test: no error",
-            Self::Negative => "an error, described on standard error; diff: differences; lint, templates test: errors",
+            Self::Negative => "an error; diff: differences; lint, templates test: errors; explain: a cause",
             Self::Usage => "the command line is wrong",
             Self::Unknown => "diff: an error, so the differences are not known; others: no answer of a cluster",
             Self::TimeOut => "what was waited for did not happen in time",

@@ -50,6 +50,8 @@ mod disks;
 mod secrets;
 // The display's password and the file that a viewer opens.
 mod display;
+// Causes that `kubectl vm explain` names.
+mod explain;
 
 // VMs in Git: what Flux, Argo CD, kubectl and other appliers do to them.
 mod gitops;

@@ -1,0 +1,314 @@
+//! The stages before a Pod: the manager, the templates, the API server, the claims.
+
+use k8s_openapi::{
+    api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::LimitRange, storage::v1::StorageClass},
+    apimachinery::pkg::apis::meta::v1::Condition,
+    jiff::{SignedDuration, Timestamp},
+};
+use kube::ResourceExt;
+
+use super::{Cause, Facts, Finding, of_condition, owner_of, time};
+use crate::{
+    api::{Reason, conditions::TEMPLATES_VALID},
+    observed::Object,
+};
+
+/// How old a manager's Lease may be. A leader renews it every 4 s; the person's clock may be another one.
+const LEASE_AGE: SignedDuration = SignedDuration::from_secs(40);
+/// How long a manager has to take a new spec.
+const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+/// The annotation of the default class (<https://kubernetes.io/docs/concepts/storage/storage-classes/#default-storageclass>).
+const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
+
+fn is_renewed(lease: &Lease, now: Timestamp) -> bool {
+    let Some(spec) = &lease.spec else { return false };
+    let is_held = spec.holder_identity.as_deref().is_some_and(|holder| !holder.is_empty());
+    is_held && spec.renew_time.as_ref().is_some_and(|time| now.duration_since(time.0) < LEASE_AGE)
+}
+
+/// Whether it is known that no manager works, in words.
+pub(super) fn idle_manager(facts: &Facts) -> Option<String> {
+    let leases = facts.leases.as_ref()?;
+    (!leases.iter().any(|lease| is_renewed(lease, facts.now))).then(|| "no manager renews its Lease".to_owned())
+}
+
+/// The manager has taken the newest spec, and has nothing to do.
+pub(super) fn manager(facts: &Facts) -> Option<Finding> {
+    let lacks_pod = facts.is_wanted_up() && facts.pod == Some(None) && facts.not_ready().is_none();
+    if facts.is_observed() && !lacks_pod {
+        return None;
+    }
+    let changed = changed(facts);
+    if changed.is_some_and(|changed| facts.now.duration_since(changed) < PATIENCE) {
+        return None;
+    }
+    let namespace = facts.vm.namespace().unwrap_or_default();
+    let untaken = if facts.is_observed() {
+        "nobody makes its Pod".to_owned()
+    } else {
+        format!("generation {} of the spec is not taken", facts.vm.metadata.generation.unwrap_or_default())
+    };
+    let working = facts.leases.iter().flatten().find(|lease| is_renewed(lease, facts.now));
+    if facts.is_observed() && (working.is_some() || facts.leases.is_none()) {
+        // Somebody has deleted the Pod a moment ago, and the manager makes it again.
+        return None;
+    }
+    if let Some(lease) = working {
+        let home = lease.namespace().unwrap_or_default();
+        let text = format!(
+            "the manager in the namespace {home} works, and {untaken}: it does not manage the namespace {namespace}, or is busy"
+        );
+        let todo = format!(
+            "add {namespace} to the key namespace of ConfigMap vm-operator in {home}, and restart the manager; or see its log"
+        );
+        return Some(Finding::new(Cause::NotManaged, text, todo).since(changed));
+    }
+    match facts.deployments.as_deref() {
+        Some([]) if facts.leases.as_ref().is_some_and(Vec::is_empty) => {
+            let text = format!("the cluster has no manager, so {untaken}");
+            Some(
+                Finding::new(Cause::ManagerMissing, text, "install it: kubectl apply --server-side -f install.yaml")
+                    .since(changed),
+            )
+        }
+        Some([first, ..]) => Some(of_deployment(first, &untaken)),
+        _ => {
+            let text = format!("no manager renews its Lease, so {untaken}");
+            let last = facts.leases.iter().flatten().filter_map(|lease| lease.spec.as_ref()?.renew_time.as_ref());
+            let since = last.map(|time| time.0).max().or(changed);
+            let todo =
+                "start the manager, or see its log: kubectl get lease -A --field-selector metadata.name=vm-operator";
+            Some(Finding::new(Cause::ManagerSilent, text, todo).since(since))
+        }
+    }
+}
+
+/// A manager that does not work, by its Deployment.
+fn of_deployment(deployment: &Deployment, untaken: &str) -> Finding {
+    let (home, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
+    let title = format!("Deployment {home}/{name}");
+    let status = deployment.status.as_ref();
+    if deployment.spec.as_ref().and_then(|spec| spec.replicas) == Some(0) {
+        let who = owner_of(deployment.managed_fields(), "/f:spec/f:replicas");
+        let text = format!("{title} of the manager wants no Pod, so {untaken}");
+        let todo = format!("kubectl -n {home} scale deployment {name} --replicas=1");
+        return Finding::new(Cause::ManagerStopped, text, todo).by(who).at("spec.replicas");
+    }
+    if status.and_then(|status| status.available_replicas).unwrap_or_default() == 0 {
+        let mut conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+        let bad = conditions.rfind(|it| it.status == "False" || it.type_ == "ReplicaFailure");
+        let why = bad.and_then(|it| it.message.clone()).map(|message| format!(" ({message})")).unwrap_or_default();
+        let since = bad.and_then(|it| it.last_transition_time.as_ref()).map(|time| time.0);
+        let text = format!("{title} of the manager has no Pod that is ready{why}, so {untaken}");
+        let todo = format!("kubectl -n {home} describe pods -l app.kubernetes.io/component=manager");
+        return Finding::new(Cause::ManagerUnavailable, text, todo).since(since);
+    }
+    let text = format!("the manager of {title} does not renew its Lease, so {untaken}");
+    Finding::new(Cause::ManagerSilent, text, format!("kubectl -n {home} logs deployment/{name}"))
+}
+
+/// When somebody other than the programs changed the VM last.
+fn changed(facts: &Facts) -> Option<Timestamp> {
+    let vm = &facts.vm;
+    let of_spec =
+        vm.managed_fields().iter().filter(|entry| entry.subresource.as_deref().unwrap_or_default().is_empty());
+    let last = of_spec.filter_map(|entry| entry.time.as_ref()).map(|time| time.0).max();
+    last.or_else(|| vm.metadata.creation_timestamp.as_ref().map(|time| time.0))
+}
+
+/// The templates render the newest spec.
+pub(super) fn template(facts: &Facts) -> Option<Finding> {
+    let cause = |reason| match reason {
+        Reason::TemplateError => Some(Cause::TemplateError),
+        Reason::InvalidSpec => Some(Cause::InvalidSpec),
+        _ => None,
+    };
+    let valid = facts.condition(TEMPLATES_VALID).filter(|it| it.status == "False" && facts.is_observed());
+    let found = valid.and_then(|it| Some((Reason::parse(&it.reason)?, it))).or_else(|| facts.not_ready());
+    let (reason, condition) = found?;
+    // A VM that is down as wanted stays so, whatever its templates are.
+    let matters = facts.is_wanted_up() || facts.not_ready().is_some();
+    Some(of_condition(facts, cause(reason).filter(|_| matters)?, condition))
+}
+
+/// The API server accepts the objects.
+pub(super) fn server(facts: &Facts) -> Option<Finding> {
+    let ending = facts.namespace.as_ref().and_then(|namespace| namespace.metadata.deletion_timestamp.clone());
+    let namespace = facts.vm.namespace().unwrap_or_default();
+    if let Some(time) = ending.filter(|_| facts.is_wanted_up()) {
+        let text = format!("the namespace {namespace} is being deleted, so nothing can be created in it");
+        let todo =
+            format!("create the VM in another namespace, or see what keeps it: kubectl describe namespace {namespace}");
+        return Some(Finding::new(Cause::NamespaceTerminating, text, todo).since(Some(time.0)));
+    }
+    if let (Some(time), Some(None)) = (&facts.vm.metadata.deletion_timestamp, &facts.pod) {
+        let finalizers = facts.vm.finalizers();
+        return (!finalizers.is_empty()).then(|| {
+            let text = format!("the finalizers {} keep it", finalizers.join(", "));
+            let todo = "let the programs to which these belong remove them";
+            Finding::new(Cause::DeletionBlocked, text, todo).at("metadata.finalizers").since(Some(time.0))
+        });
+    }
+    let (reason, ready) = facts.not_ready()?;
+    let cause = match reason {
+        Reason::NameTaken => Cause::NameTaken,
+        Reason::WatchFailed => Cause::WatchFailed,
+        Reason::SecretRefused => Cause::SecretRefused,
+        Reason::MountMissing => Cause::MountMissing,
+        Reason::ApplyFailed => return Some(refusal(facts, ready)),
+        _ => return None,
+    };
+    Some(of_condition(facts, cause, ready))
+}
+
+/// Who refused a write. The API has no field for that: the answer of the API server names who it was, in words of its admission plugins.
+fn refusal(facts: &Facts, ready: &Condition) -> Finding {
+    let message = ready.message.as_str();
+    let after = |words: &str| message.split_once(words).map(|(_, rest)| rest);
+    let quoted = |words: &str| after(words).and_then(|rest| rest.split(['"', '\'']).next()).map(str::to_owned);
+    let finding = |cause, todo: String| Finding { what_to_do: todo, ..of_condition(facts, cause, ready) };
+    let place = facts.on_command_line();
+    if let Some(rest) = after("exceeded quota: ") {
+        let name = rest.split(',').next().unwrap_or_default();
+        let used = facts.quotas.iter().flatten().find(|quota| quota.name_any() == name).and_then(|quota| {
+            let hard = quota.spec.as_ref()?.hard.as_ref()?;
+            Some(hard.iter().map(|(what, most)| format!("{what} {}", most.0)).collect::<Vec<_>>().join(", "))
+        });
+        let most = used.map(|used| format!(" (at most {used})")).unwrap_or_default();
+        let todo = format!("free some of it, or raise it{most}: kubectl {place} describe quota {name}");
+        return finding(Cause::QuotaExceeded, todo).at(format!("ResourceQuota {name}"));
+    }
+    if message.contains("failed quota: ") {
+        let name = after("failed quota: ").and_then(|rest| rest.split(':').next()).unwrap_or_default();
+        let todo = format!(
+            "set spec.resources of the VM, or a LimitRange with defaults: kubectl {place} describe quota {name}"
+        );
+        return finding(Cause::QuotaExceeded, todo).at(format!("ResourceQuota {name}"));
+    }
+    if message.contains("violates PodSecurity") {
+        let todo = "let the namespace admit the Pod (label pod-security.kubernetes.io/enforce), or change the VM: docs/node-devices.md has the table";
+        return finding(Cause::PodSecurity, todo.into());
+    }
+    if let Some(name) = quoted("failed calling webhook \"") {
+        let todo = "let the program behind it run, or remove its configuration".to_owned();
+        return finding(Cause::WebhookUnavailable, todo).at(format!("webhook {name}"));
+    }
+    if let Some(name) = quoted("admission webhook \"") {
+        let todo = "do what it asks for, or talk to whoever runs it".to_owned();
+        return finding(Cause::WebhookRefused, todo).at(format!("webhook {name}"));
+    }
+    if let Some(name) = quoted("ValidatingAdmissionPolicy '") {
+        let todo = format!("do what it asks for: kubectl describe validatingadmissionpolicy {name}");
+        return finding(Cause::PolicyRefused, todo).at(format!("ValidatingAdmissionPolicy {name}"));
+    }
+    // `maximum cpu usage per Container is 1, but request is 2`: the LimitRange has no name there.
+    let bound = ["maximum ", "minimum "].iter().find_map(|words| Some((*words, after(words)?)));
+    if let Some((words, rest)) = bound.filter(|(_, rest)| rest.contains(" usage per ")) {
+        let resource = rest.split(' ').next().unwrap_or_default();
+        let kind = rest.split(" usage per ").nth(1).and_then(|rest| rest.split([' ', ',']).next()).unwrap_or_default();
+        let has = |limit: &&LimitRange| {
+            limit.spec.iter().flat_map(|spec| &spec.limits).any(|item| {
+                let bounds = if words == "maximum " { &item.max } else { &item.min };
+                item.type_ == kind && bounds.as_ref().is_some_and(|bounds| bounds.contains_key(resource))
+            })
+        };
+        let found = facts.limits.iter().flatten().find(has).map(ResourceExt::name_any);
+        let found_name = found.unwrap_or_else(|| "of the namespace".into());
+        let todo = format!("set spec.resources of the VM within it, or change it: kubectl {place} describe limitrange");
+        return finding(Cause::LimitExceeded, todo).at(format!("LimitRange {found_name}"));
+    }
+    // A LimitRange gives a container without limits its default one, which may be less than the container requests.
+    if let Some((_, rest)) =
+        message.split_once("must be less than or equal to ").filter(|(_, rest)| rest.contains(" limit of "))
+    {
+        let resource = rest.split(' ').next().unwrap_or_default();
+        let gives = |limit: &&LimitRange| {
+            let mut items = limit.spec.iter().flat_map(|spec| &spec.limits);
+            items.any(|item| item.default.as_ref().is_some_and(|default| default.contains_key(resource)))
+        };
+        if let Some(found) = facts.limits.iter().flatten().find(gives).map(ResourceExt::name_any) {
+            let todo = format!(
+                "set limits in spec.resources of the VM, or change its default: kubectl {place} describe limitrange {found}"
+            );
+            return finding(Cause::LimitExceeded, todo).at(format!("LimitRange {found}"));
+        }
+    }
+    of_condition(facts, Cause::ApplyFailed, ready)
+}
+
+/// The claims have their volumes. While a guest runs, they have.
+pub(super) fn claims(facts: &Facts) -> Option<Finding> {
+    if let Some((reason @ (Reason::ClaimMissing | Reason::ClaimInUse), ready)) = facts.not_ready() {
+        let cause = if reason == Reason::ClaimMissing { Cause::ClaimMissing } else { Cause::ClaimInUse };
+        return Some(of_condition(facts, cause, ready));
+    }
+    let has_node = facts.pod().is_some_and(|pod| pod.node_name().is_some());
+    if !facts.is_wanted_up() || has_node {
+        return None;
+    }
+    facts.claims.iter().flatten().find_map(|claim| of_claim(facts, claim))
+}
+
+fn of_claim(facts: &Facts, claim: &Object) -> Option<Finding> {
+    let (name, place) = (&claim.key.name, facts.on_command_line());
+    let describe = format!("kubectl {place} describe pvc {name}");
+    if claim.phase() == Some("Lost") {
+        let text = format!("claim {name} has lost its volume {}", claim.spec_str("/volumeName").unwrap_or_default());
+        return Some(Finding::new(
+            Cause::ClaimLost,
+            text,
+            format!("restore the volume, or the claim from a backup: {describe}"),
+        ));
+    }
+    if let Some(time) = claim.deleting {
+        let text = format!("claim {name} is being deleted, so no new Pod gets it");
+        let todo = format!("nothing takes that back: copy its data while a Pod still has it, or let it go; {describe}");
+        return Some(Finding::new(Cause::ClaimDeleting, text, todo).since(Some(time)));
+    }
+    if claim.is_bound() {
+        return None;
+    }
+    let field = format!("claim {name}: spec.storageClassName");
+    let class_name = claim.spec_str("/storageClassName").filter(|class| !class.is_empty());
+    let class = |wanted: &str| facts.classes.iter().flatten().find(|class| class.name_any() == wanted);
+    match (class_name, &facts.classes) {
+        (Some(wanted), Some(classes)) if class(wanted).is_none() => {
+            let known: Vec<String> = classes.iter().map(ResourceExt::name_any).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            let text =
+                format!("claim {name} wants the storage class {wanted}, which does not exist (there are: {known})");
+            let todo = format!(
+                "create the class, or correct the disk and delete the claim, which is empty: kubectl {place} delete pvc {name}"
+            );
+            return Some(Finding::new(Cause::StorageClassMissing, text, todo).at(field).since(claim.created));
+        }
+        (None, Some(classes)) if claim.spec["storageClassName"].is_null() && !classes.iter().any(is_default) => {
+            let text = format!("claim {name} names no storage class, and the cluster has no default one");
+            let todo = "make a class the default, or name one in the disk";
+            return Some(Finding::new(Cause::NoDefaultClass, text, todo).at(field).since(claim.created));
+        }
+        _ => {}
+    }
+    // Only the provisioner's event says why it can't make a volume.
+    let events = facts.events_of(&claim.uid);
+    let failed = events.iter().find(|event| {
+        ["ProvisioningFailed", "ProvisioningSucceeded"].contains(&event.reason.as_deref().unwrap_or_default())
+    });
+    if let Some(event) = failed.filter(|event| event.reason.as_deref() == Some("ProvisioningFailed")) {
+        let text = format!("claim {name} gets no volume: {}", event.message.as_deref().unwrap_or_default());
+        return Some(Finding::new(Cause::ProvisioningFailed, text, describe).since(time(event)));
+    }
+    let waits = class_name
+        .and_then(class)
+        .is_some_and(|class| class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"));
+    let is_late =
+        claim.created.is_some_and(|created| facts.now.duration_since(created) > PATIENCE + PATIENCE + PATIENCE);
+    (!waits && is_late && facts.classes.is_some()).then(|| {
+        let text = format!("claim {name} has no volume");
+        Finding::new(Cause::ClaimUnbound, text, describe).since(claim.created)
+    })
+}
+
+fn is_default(class: &StorageClass) -> bool {
+    class.annotations().get(DEFAULT_CLASS).is_some_and(|value| value == "true")
+}

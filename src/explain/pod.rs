@@ -1,0 +1,407 @@
+//! The stages of a Pod: the scheduler, the kubelet, QEMU.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{Event, Node, Taint},
+    jiff::{SignedDuration, Timestamp},
+};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use super::{Cause, Facts, Finding, of_condition, owner_of, time};
+use crate::{
+    api::{Quantity, Reason, conditions},
+    observed::Object,
+};
+
+/// How long a scheduler has to say something about a Pod.
+const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+/// The taint of a node on which `kubectl cordon` was used.
+const CORDONED: &str = "node.kubernetes.io/unschedulable";
+/// The taints that the cluster sets for nodes that are not ready.
+const NOT_READY: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+
+/// The Pod has a node.
+pub(super) fn scheduler(facts: &Facts) -> Option<Finding> {
+    let pod = facts.pod().filter(|pod| pod.node_name().is_none() && pod.deleting.is_none() && facts.is_wanted_up());
+    let Some(pod) = pod else {
+        let (_, ready) =
+            facts.not_ready().filter(|(reason, _)| *reason == Reason::Unschedulable && facts.pod.is_none())?;
+        return Some(of_condition(facts, Cause::Unschedulable, ready));
+    };
+    let name = &pod.key.name;
+    let describe = format!("kubectl {} describe pod {name}", facts.on_command_line());
+    let Some(condition) = pod.condition("PodScheduled", "False") else {
+        let wanted = pod.spec_str("/schedulerName").unwrap_or("default-scheduler");
+        let is_late = pod.created.is_some_and(|created| facts.now.duration_since(created) > PATIENCE);
+        return is_late.then(|| {
+            let text = format!("no scheduler has looked at Pod {name}: nothing serves schedulerName {wanted}");
+            let todo = format!("correct schedulerName in the template of the Pod, or start the scheduler {wanted}");
+            Finding::new(Cause::SchedulerMissing, text, todo).at("Pod: spec.schedulerName").since(pod.created)
+        });
+    };
+    let since = instant(&condition["lastTransitionTime"]);
+    let message = condition["message"].as_str().unwrap_or_default();
+    if condition["reason"] == "SchedulingGated" {
+        let gates = pod.spec["schedulingGates"].as_array().into_iter().flatten();
+        let gates: Vec<&str> = gates.filter_map(|gate| gate["name"].as_str()).collect();
+        let text = format!("the scheduling gates {} hold Pod {name}", gates.join(", "));
+        let todo = "let the program to which the gate belongs remove it";
+        return Some(Finding::new(Cause::SchedulingGated, text, todo).at("Pod: spec.schedulingGates").since(since));
+    }
+    let found = facts.nodes.as_ref().and_then(|nodes| on_no_node(facts, pod, nodes));
+    let found = found.unwrap_or_else(|| {
+        Finding::new(Cause::Unschedulable, format!("no node takes Pod {name}: {message}"), describe)
+    });
+    Some(found.since(since))
+}
+
+/// Why no node takes a Pod, if that shows in the nodes themselves. What the scheduler considers first is looked at first.
+fn on_no_node(facts: &Facts, pod: &Object, nodes: &[Node]) -> Option<Finding> {
+    if nodes.is_empty() {
+        return Some(Finding::new(Cause::NoNodes, "the cluster has no node", "add a node: kubectl get nodes"));
+    }
+    let selector: BTreeMap<String, String> =
+        serde_json::from_value(pod.spec["nodeSelector"].clone()).unwrap_or_default();
+    let fits = |node: &&Node| selector.iter().all(|(label, value)| node.labels().get(label) == Some(value));
+    let left: Vec<&Node> = nodes.iter().filter(fits).collect();
+    if left.is_empty() {
+        let wanted: Vec<String> = selector.iter().map(|(label, value)| format!("{label}={value}")).collect();
+        let wanted = wanted.join(",");
+        let who = owner_of(facts.vm.managed_fields(), "/f:spec/f:nodeSelector");
+        let text = format!("no node has the labels {wanted}");
+        let todo =
+            format!("correct nodeSelector, or label a node: kubectl label node NODE {}", wanted.replace(',', " "));
+        return Some(Finding::new(Cause::SelectorUnmatched, text, todo).by(who).at("spec.nodeSelector"));
+    }
+    let cordoned = |node: &&&Node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
+    if left.iter().all(|node| cordoned(&node)) {
+        let names = names(&left);
+        let who = left.first().and_then(|node| owner_of(node.managed_fields(), "/f:spec/f:unschedulable"));
+        let text = format!("node {names} is cordoned");
+        let todo = format!("kubectl uncordon {}", names.replace(',', ""));
+        return Some(Finding::new(Cause::Cordoned, text, todo).by(who).at("Node: spec.unschedulable"));
+    }
+    let left: Vec<&Node> = left.into_iter().filter(|node| !cordoned(&node)).collect();
+    let tainted: Vec<(&Node, &Taint)> = left.iter().filter_map(|node| Some((*node, untolerated(pod, node)?))).collect();
+    if tainted.len() == left.len() {
+        let (node, taint) = tainted.first()?;
+        let name = node.name_any();
+        if NOT_READY.contains(&taint.key.as_str()) {
+            return Some(not_ready(&name, node));
+        }
+        let value = taint.value.as_ref().map(|value| format!("={value}")).unwrap_or_default();
+        let told = format!("{}{value}:{}", taint.key, taint.effect);
+        let text = format!("node {name} has the taint {told}, which Pod {} does not tolerate", pod.key.name);
+        let todo = format!(
+            "kubectl taint node {name} {}:{}-, or a toleration in the template of the Pod",
+            taint.key, taint.effect
+        );
+        return Some(Finding::new(Cause::Tainted, text, todo).at("Node: spec.taints"));
+    }
+    let free: Vec<&Node> = left.into_iter().filter(|node| untolerated(pod, node).is_none()).collect();
+    too_large(facts, pod, &free)
+}
+
+fn names(nodes: &[&Node]) -> String {
+    nodes.iter().map(|node| node.name_any()).collect::<Vec<_>>().join(", ")
+}
+
+/// The taint that keeps a Pod away, rather one that a person has set than one that the cluster takes away by itself (<https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/>).
+fn untolerated<'a>(pod: &Object, node: &'a Node) -> Option<&'a Taint> {
+    let tolerations = || pod.spec["tolerations"].as_array().into_iter().flatten();
+    let is_tolerated = |taint: &Taint| {
+        tolerations().any(|toleration| {
+            let has = |field: &str, wanted: &str| toleration[field].is_null() || toleration[field] == wanted;
+            let exists = toleration["operator"] == "Exists";
+            let value = taint.value.as_deref().unwrap_or_default();
+            let is_value = exists || toleration["value"].as_str().unwrap_or_default() == value;
+            let is_key = toleration["key"] == taint.key.as_str() || (toleration["key"].is_null() && exists);
+            is_key && is_value && has("effect", &taint.effect)
+        })
+    };
+    let taints = node.spec.as_ref()?.taints.iter().flatten();
+    let keeps = |taint: &&Taint| taint.effect != "PreferNoSchedule" && taint.key != CORDONED && !is_tolerated(taint);
+    taints.filter(keeps).min_by_key(|taint| NOT_READY.contains(&taint.key.as_str()))
+}
+
+/// What a Pod requests and no node has, even if nothing else ran there.
+fn too_large(facts: &Facts, pod: &Object, nodes: &[&Node]) -> Option<Finding> {
+    for (resource, wanted) in requests(pod) {
+        let has = |node: &&Node| {
+            node.status.as_ref()?.allocatable.as_ref()?.get(&resource).map(|it| amount(&resource, &json!(it.0)))
+        };
+        let most = nodes
+            .iter()
+            .filter_map(has)
+            .flatten()
+            .fold(None, |most: Option<f64>, it| Some(most.map_or(it, |most| most.max(it))));
+        // Devices have a domain in their names (https://kubernetes.io/docs/tasks/configure-pod-container/extended-resource/).
+        if resource.contains('/') && most.unwrap_or_default() < wanted {
+            let text = format!("no node offers {resource}, which Pod {} needs", pod.key.name);
+            let todo =
+                "install the device plugin (deploy/node-devices) on nodes with KVM, or set spec.vm.accelerator to auto";
+            return Some(Finding::new(Cause::DeviceMissing, text, todo).at("spec.vm.accelerator"));
+        }
+        if most.is_some_and(|most| most < wanted) {
+            let told = |amount: f64| {
+                if resource == "cpu" { format!("{amount}") } else { format!("{} Mi", (amount / 1_048_576.0).floor()) }
+            };
+            let field = if resource == "cpu" { "spec.vm.currentCpus" } else { "spec.vm.currentRam" };
+            let field = if facts.vm.spec.resources.is_some() { "spec.resources" } else { field };
+            let text = format!(
+                "Pod {} requests {} of {resource}, and the largest node has {}",
+                pod.key.name,
+                told(wanted),
+                told(most.unwrap_or_default())
+            );
+            return Some(Finding::new(Cause::TooLarge, text, "make the VM smaller, or add a larger node").at(field));
+        }
+    }
+    None
+}
+
+/// What the containers of a Pod request together. Sidecars count, other init containers need less than the rest.
+fn requests(pod: &Object) -> BTreeMap<String, f64> {
+    let mut sum = BTreeMap::new();
+    let all = ["containers", "initContainers"].into_iter().filter_map(|list| Some((list, pod.spec[list].as_array()?)));
+    for container in all.flat_map(|(list, items)| {
+        items.iter().filter(move |it| list == "containers" || it["restartPolicy"] == "Always")
+    }) {
+        let resources = &container["resources"];
+        let mut wanted: BTreeMap<&String, &Value> = BTreeMap::new();
+        for list in ["limits", "requests"] {
+            wanted.extend(resources[list].as_object().into_iter().flatten());
+        }
+        for (resource, value) in wanted {
+            *sum.entry(resource.clone()).or_default() += amount(resource, value).unwrap_or_default();
+        }
+    }
+    sum
+}
+
+/// A quantity as a number: CPUs, bytes, or pieces.
+fn amount(resource: &str, value: &Value) -> Option<f64> {
+    let milli = value.as_str().and_then(|text| text.strip_suffix('m'));
+    match milli {
+        Some(text) => text.parse::<f64>().ok().map(|milli| milli / 1000.0),
+        None if resource == "cpu" => value.as_f64().or_else(|| value.as_str()?.parse().ok()),
+        #[allow(clippy::cast_precision_loss, reason = "a size is compared and printed in MiB")]
+        None => Quantity::bytes_of(value).map(|bytes| bytes as f64),
+    }
+}
+
+/// The node runs the Pod's containers.
+pub(super) fn kubelet(facts: &Facts) -> Option<Finding> {
+    if let Some((reason, ready)) = facts.not_ready() {
+        let cause = match reason {
+            Reason::NodeNotResponding => Some(Cause::NodeNotResponding),
+            Reason::PodNotEnded => Some(Cause::PodNotEnded),
+            Reason::PodNotRemoved => Some(Cause::PodNotRemoved),
+            _ => None,
+        };
+        if let Some(cause) = cause {
+            return Some(of_condition(facts, cause, ready));
+        }
+    }
+    let pod = facts.pod().filter(|pod| pod.deleting.is_none() && facts.is_wanted_up())?;
+    let node = pod.node_name()?;
+    let name = &pod.key.name;
+    let describe = format!("kubectl {} describe pod {name}", facts.on_command_line());
+    let is_running = pod.phase() == Some("Running");
+    if let Some(nodes) = &facts.nodes {
+        match nodes.iter().find(|found| found.name_any() == node) {
+            None => {
+                let who = owner_of(facts.vm.managed_fields(), "/f:spec/f:nodeName");
+                let field = if facts.vm.spec.node_name.is_some() { "spec.nodeName" } else { "Pod: spec.nodeName" };
+                let text = format!("Pod {name} is for node {node}, which does not exist");
+                return Some(
+                    Finding::new(Cause::NodeMissing, text, "name another node (kubectl get nodes), or none")
+                        .by(who)
+                        .at(field)
+                        .since(pod.created),
+                );
+            }
+            Some(found) => {
+                let ready = found
+                    .status
+                    .iter()
+                    .flat_map(|status| status.conditions.iter().flatten())
+                    .find(|it| it.type_ == "Ready");
+                if ready.is_some_and(|ready| ready.status == "Unknown" || (ready.status == "False" && !is_running)) {
+                    return Some(not_ready(node, found));
+                }
+            }
+        }
+    }
+    if let Some(found) = ended(pod, &describe) {
+        return Some(found);
+    }
+    if let Some(found) = pod.container_statuses().find_map(|status| waiting(facts, pod, status, &describe)) {
+        return Some(found);
+    }
+    // Why containers are not created is only in the kubelet's events.
+    let is_created = pod.container_statuses().next().is_some() && !pod.container_statuses().any(is_being_created);
+    if is_running || (is_created && pod.phase() != Some("Pending")) {
+        return None;
+    }
+    let cause = |reason: &str| match reason {
+        "FailedMount" => Some((Cause::MountFailed, "a volume can't be mounted")),
+        "FailedAttachVolume" => Some((Cause::AttachFailed, "a volume can't be attached")),
+        "FailedCreatePodSandBox" => Some((Cause::SandboxFailed, "the Pod's network can't be made")),
+        _ => None,
+    };
+    let events = facts.events_of(&pod.uid);
+    // Images are pulled when the volumes and the network are there, so that has healed an earlier failure.
+    let has_healed =
+        |event: &&&Event| matches!(event.reason.as_deref(), Some("Pulling" | "Pulled" | "Created" | "Started"));
+    let mut since_then = events.iter().take_while(|event| !has_healed(event));
+    if let Some((event, (cause, what))) = since_then.find_map(|event| Some((event, cause(event.reason.as_deref()?)?))) {
+        let text = format!("node {node}: {what}: {}", event.message.as_deref().unwrap_or_default());
+        return Some(
+            Finding::new(cause, text, describe)
+                .since(event.first_timestamp.as_ref().map(|it| it.0).or_else(|| time(event))),
+        );
+    }
+    let (_, ready) = facts.not_ready().filter(|(reason, _)| *reason == Reason::StartDelayed)?;
+    Some(of_condition(facts, Cause::StartDelayed, ready))
+}
+
+/// A node that is not ready.
+fn not_ready(name: &str, node: &Node) -> Finding {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let ready = conditions.into_iter().find(|it| it.type_ == "Ready");
+    let since = ready.and_then(|ready| ready.last_transition_time.as_ref()).map(|it| it.0);
+    let message = ready.and_then(|ready| ready.message.clone()).unwrap_or_default();
+    let (cause, what) = match ready.map(|ready| ready.status.as_str()) {
+        Some("Unknown") => (Cause::NodeNotResponding, "does not answer"),
+        _ => (Cause::NodeNotReady, "is not ready"),
+    };
+    let text = format!("node {name} {what}: {message}");
+    Finding::new(cause, text.trim_end_matches(": "), format!("kubectl describe node {name}"))
+        .at("Node: status")
+        .since(since)
+}
+
+/// A Pod that has ended as a whole.
+fn ended(pod: &Object, describe: &str) -> Option<Finding> {
+    let name = &pod.key.name;
+    let (reason, message) =
+        (pod.status_str("/reason").unwrap_or_default(), pod.status_str("/message").unwrap_or_default());
+    let told = if reason.is_empty() { String::new() } else { format!(": {reason}: {message}") };
+    match pod.phase()? {
+        "Failed" if reason == "Evicted" => {
+            let text = format!("node {} has evicted Pod {name}: {message}", pod.node_name().unwrap_or("?"));
+            let todo = "the manager makes the Pod again; free what the node lacks, or request more in spec.resources";
+            Some(Finding::new(Cause::Evicted, text, todo))
+        }
+        "Failed" => Some(Finding::new(Cause::PodFailed, format!("Pod {name} failed{told}"), describe)),
+        "Succeeded" => {
+            Some(Finding::new(Cause::PodSucceeded, format!("the containers of Pod {name} have ended{told}"), describe))
+        }
+        _ => None,
+    }
+}
+
+fn is_being_created(status: &Value) -> bool {
+    let reason = status["state"]["waiting"]["reason"].as_str();
+    reason.is_some_and(|reason| ["ContainerCreating", "PodInitializing"].contains(&reason))
+}
+
+/// A container that the node can't start.
+fn waiting(facts: &Facts, pod: &Object, status: &Value, describe: &str) -> Option<Finding> {
+    let waiting = &status["state"]["waiting"];
+    let reason = waiting["reason"].as_str().filter(|_| !is_being_created(status))?;
+    let (container, image) =
+        (status["name"].as_str().unwrap_or_default(), status["image"].as_str().unwrap_or_default());
+    let since = pod.condition("PodScheduled", "True").and_then(|it| instant(&it["lastTransitionTime"]));
+    let message = waiting["message"].as_str().unwrap_or_default();
+    let who = || owner_of(facts.vm.managed_fields(), "/f:spec/f:image");
+    let field = if facts.vm.spec.image.is_some() { "spec.image" } else { "runnerImage of the configuration" };
+    let field =
+        if container == pod.runner_container_name() { field.to_owned() } else { format!("container {container}") };
+    let found = match reason {
+        "InvalidImageName" => {
+            Finding::new(Cause::InvalidImageName, format!("the image name {image} is invalid"), "correct the name")
+                .by(who())
+                .at(field)
+        }
+        "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull" => {
+            // In a pause the kubelet says only that it waits; its event has the registry's words.
+            let event = facts.events_of(&pod.uid).into_iter().find(|event| {
+                event.reason.as_deref() == Some("Failed")
+                    && event.message.as_deref().is_some_and(|message| message.contains(image))
+            });
+            let why = event.and_then(|event| event.message.as_deref()).unwrap_or(message);
+            let text = format!("node {} can't get the image {image}: {why}", pod.node_name().unwrap_or("?"));
+            Finding::new(
+                Cause::ImagePullFailed,
+                text,
+                "correct the image, or let the node pull it (registry, pull secret, tag)",
+            )
+            .by(who())
+            .at(field)
+        }
+        "CreateContainerConfigError" => Finding::new(
+            Cause::ContainerConfig,
+            format!("container {container}: {message}"),
+            "create what is missing; the node tries again by itself",
+        ),
+        // It has run: QEMU's stage looks at its end.
+        "CrashLoopBackOff" => return None,
+        reason => {
+            Finding::new(Cause::ContainerWaiting, format!("container {container}: {reason}: {message}"), describe)
+        }
+    };
+    Some(found.since(since))
+}
+
+/// QEMU runs the guest as the spec wants it.
+pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
+    if let Some(pod) = facts.pod().filter(|_| facts.is_wanted_up() && !facts.is_up()) {
+        let ends = |status: &&Value| killed(status).is_some();
+        if let Some(status) = pod.container_statuses().find(ends) {
+            let container = status["name"].as_str().unwrap_or_default();
+            let limit = pod.runner_container().and_then(|it| it["resources"]["limits"]["memory"].as_str());
+            let limit = limit.map(|limit| format!(" of {limit}")).unwrap_or_default();
+            let text = format!(
+                "container {container} was killed because it used more memory than its limit{limit}, or than the node has"
+            );
+            let todo =
+                "raise the memory in spec.resources above currentRam (QEMU itself needs some), or remove the limit";
+            let since = killed(status).and_then(|ended| instant(&ended["finishedAt"]));
+            return Some(Finding::new(Cause::OutOfMemory, text, todo).at("spec.resources.limits.memory").since(since));
+        }
+    }
+    let (reason, ready) = facts.not_ready()?;
+    let name = facts.vm.name_any();
+    let place = facts.on_command_line();
+    let cause = match reason {
+        Reason::RunnerFailed => Cause::RunnerFailed,
+        Reason::ContainerFailed => Cause::ContainerFailed,
+        Reason::StorageFull => Cause::StorageFull,
+        Reason::StorageFailed => Cause::StorageFailed,
+        Reason::TpmLost => Cause::TpmLost,
+        Reason::NetworkLost => Cause::NetworkLost,
+        Reason::ChangeFailed => Cause::ChangeFailed,
+        Reason::Paused => {
+            let since = facts.condition(conditions::RUNNING).map(|running| running.last_transition_time.0);
+            let todo = format!("kubectl {place} exec {name} -c vm-runner -- vm-runner ctl resume");
+            let text = "somebody has paused the guest, and spec.vm.paused does not want that";
+            return Some(Finding::new(Cause::PausedByHand, text, todo).since(since));
+        }
+        _ => return None,
+    };
+    Some(of_condition(facts, cause, ready))
+}
+
+/// How a container ended that was killed for its memory.
+fn killed(status: &Value) -> Option<&Value> {
+    let ends = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
+    ends.into_iter().find(|ended| ended["reason"] == "OOMKilled")
+}
+
+fn instant(value: &Value) -> Option<Timestamp> {
+    value.as_str()?.parse().ok()
+}

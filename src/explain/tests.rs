@@ -1,0 +1,303 @@
+use kube::core::{DynamicObject, TypeMeta};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::test_support::{noon, nothing, rendered, vm};
+
+/// Long before [`noon`], so that nothing has to be waited for.
+const EARLIER: &str = "2027-01-15T06:00:00Z";
+/// Seconds before [`noon`].
+const JUST_NOW: &str = "2027-01-15T07:59:58Z";
+
+/// The facts as JSON, which a test edits. They are those of a healthy VM.
+fn healthy() -> Value {
+    let pod = rendered(&vm(|_| ()), &nothing()).into_iter().find(|object| object.key.is_pod()).unwrap();
+    let mut pod = Value::clone(&pod.value);
+    pod["metadata"]["uid"] = json!("pod-uid");
+    pod["metadata"]["creationTimestamp"] = json!(EARLIER);
+    pod["spec"]["nodeName"] = json!("node-1");
+    pod["status"] = json!({
+        "phase": "Running", "conditions": [{ "type": "PodScheduled", "status": "True", "lastTransitionTime": EARLIER }],
+        "containerStatuses": [{ "name": "vm-runner", "image": "runner:1", "state": { "running": {} } }],
+    });
+    let claim = |name: &str| {
+        json!({
+            "metadata": { "name": name, "uid": format!("{name}-uid"), "creationTimestamp": EARLIER },
+            "spec": { "storageClassName": "fast", "volumeName": "pv-1" }, "status": { "phase": "Bound" },
+        })
+    };
+    json!({
+        "vm": {
+            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+            "metadata": { "name": "apple", "namespace": "orchard", "uid": "apple-uid", "generation": 3, "creationTimestamp": EARLIER,
+                "managedFields": [{ "manager": "kubectl-edit", "operation": "Update", "time": EARLIER, "fieldsV1": { "f:spec": {
+                    "f:nodeSelector": {}, "f:nodeName": {}, "f:image": {}, "f:vm": { "f:state": {} } } } }] },
+            "spec": { "vm": { "state": "Running", "maximumCpus": 2 } },
+            "status": { "observedGeneration": 3, "phase": "Running", "ready": true, "conditions": [
+                { "type": "Ready", "status": "True", "reason": "Running", "message": "it runs", "lastTransitionTime": EARLIER },
+            ] },
+        },
+        "pod": pod,
+        "claims": [claim("apple-core-disk")],
+        "classes": [{ "metadata": { "name": "fast" }, "provisioner": "p", "volumeBindingMode": "Immediate" }],
+        "events": [],
+        "nodes": [{ "metadata": { "name": "node-1" }, "spec": {}, "status": {
+            "allocatable": { "cpu": "8", "memory": "16Gi" },
+            "conditions": [{ "type": "Ready", "status": "True", "lastTransitionTime": EARLIER, "message": "posting" }] } }],
+        "limits": [], "quotas": [], "namespace": { "metadata": { "name": "orchard" } },
+        "deployments": [{ "metadata": { "name": "vm-operator", "namespace": "system" }, "spec": { "replicas": 1 }, "status": { "availableReplicas": 1 } }],
+        "leases": [{ "metadata": { "name": "vm-operator", "namespace": "system" }, "spec": { "holderIdentity": "m", "renewTime": "2027-01-15T07:59:57.000000Z" } }],
+    })
+}
+
+fn facts(value: &Value) -> Facts {
+    fn part<T: serde::de::DeserializeOwned>(value: &Value, name: &str) -> Option<T> {
+        serde_json::from_value(value[name].clone()).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+    let trim = |kind: &str, value: &Value| {
+        let types = TypeMeta { api_version: "v1".into(), kind: kind.into() };
+        Object::trim(&types, serde_json::from_value::<DynamicObject>(value.clone()).unwrap())
+    };
+    Facts {
+        vm: part(value, "vm").unwrap(),
+        pod: match &value["pod"] {
+            Value::String(_) => None,
+            Value::Null => Some(None),
+            pod => Some(Some(trim("Pod", pod))),
+        },
+        claims: value["claims"].as_array().map(|all| all.iter().map(|it| trim("PersistentVolumeClaim", it)).collect()),
+        classes: part(value, "classes"),
+        events: part(value, "events").unwrap(),
+        nodes: part(value, "nodes"),
+        limits: part(value, "limits"),
+        quotas: part(value, "quotas"),
+        namespace: part(value, "namespace"),
+        deployments: part(value, "deployments"),
+        leases: part(value, "leases"),
+        unread: Vec::new(),
+        now: noon(),
+    }
+}
+
+fn explained(edit: impl FnOnce(&mut Value)) -> Explanation {
+    let mut value = healthy();
+    edit(&mut value);
+    explain(&facts(&value))
+}
+
+/// The manager or the runner has found that.
+fn ready(facts: &mut Value, status: &str, reason: &str, message: &str) {
+    facts["vm"]["status"]["ready"] = json!(false);
+    facts["vm"]["status"]["conditions"][0] = json!({ "type": "Ready", "status": status, "reason": reason, "message": message, "lastTransitionTime": EARLIER });
+}
+
+/// The Pod has no node.
+fn pending(facts: &mut Value, message: &str) {
+    ready(facts, "False", "Unschedulable", message);
+    facts["pod"]["spec"]["nodeName"] = Value::Null;
+    facts["pod"]["status"] = json!({ "phase": "Pending", "conditions": [
+        { "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message, "lastTransitionTime": EARLIER }] });
+}
+
+/// The Pod has a node, and its container waits.
+fn waiting(facts: &mut Value, reason: &str, message: &str) {
+    ready(facts, "False", "Starting", "waiting");
+    facts["pod"]["status"]["phase"] = json!("Pending");
+    facts["pod"]["status"]["containerStatuses"][0]["state"] =
+        json!({ "waiting": { "reason": reason, "message": message } });
+}
+
+/// The claim has no volume.
+fn unbound(facts: &mut Value) {
+    pending(facts, "pod has unbound immediate PersistentVolumeClaims");
+    facts["claims"][0]["spec"]["volumeName"] = Value::Null;
+    facts["claims"][0]["status"]["phase"] = json!("Pending");
+}
+
+fn event(uid: &str, reason: &str, message: &str, time: &str) -> Value {
+    json!({ "metadata": { "name": "e" }, "involvedObject": { "uid": uid }, "reason": reason, "message": message, "lastTimestamp": time })
+}
+
+/// The newest spec is not taken.
+fn untaken(facts: &mut Value) {
+    facts["vm"]["metadata"]["generation"] = json!(4);
+    facts["leases"][0]["spec"]["renewTime"] = json!("2027-01-15T06:30:00.000000Z");
+}
+
+type Plant = fn(&mut Value);
+
+/// A cause, how it is planted, and what the first line has.
+#[rustfmt::skip]
+const PLANTS: &[(Cause, Plant, &str)] = &[
+    (Cause::ManagerMissing, |f| { untaken(f); f["leases"] = json!([]); f["deployments"] = json!([]); }, "the cluster has no manager, so generation 4"),
+    (Cause::ManagerStopped, |f| { untaken(f); f["deployments"][0]["spec"]["replicas"] = json!(0);
+        f["deployments"][0]["metadata"]["managedFields"] = json!([{ "manager": "kubectl-scale", "fieldsV1": { "f:spec": { "f:replicas": {} } } }]); },
+        "(set by kubectl-scale, spec.replicas) -> kubectl -n system scale deployment vm-operator --replicas=1"),
+    (Cause::ManagerUnavailable, |f| { untaken(f); f["deployments"][0]["status"] = json!({ "conditions": [{ "type": "Available", "status": "False", "message": "no pod is ready" }] }); }, "(no pod is ready)"),
+    (Cause::ManagerSilent, untaken, "does not renew its Lease"),
+    (Cause::NotManaged, |f| { f["vm"]["metadata"]["generation"] = json!(4); }, "does not manage the namespace orchard"),
+    (Cause::InvalidSpec, |f| ready(f, "False", "InvalidSpec", "spec.vm.maximumCpus: no number"), "spec.vm.maximumCpus: no number"),
+    (Cause::TemplateError, |f| ready(f, "False", "TemplateError", "pod.yaml.j2:3:14: undefined value"), "pod.yaml.j2:3:14: undefined value (since 2027-01-15T06:00:00Z) ->"),
+    (Cause::NamespaceTerminating, |f| { f["namespace"]["metadata"]["deletionTimestamp"] = json!(EARLIER); }, "the namespace orchard is being deleted"),
+    (Cause::NameTaken, |f| ready(f, "False", "NameTaken", "Pod apple exists"), "Pod apple exists"),
+    (Cause::QuotaExceeded, |f| { ready(f, "False", "ApplyFailed", "Pod apple: pods \"apple\" is forbidden: exceeded quota: few, requested: pods=1, used: pods=0, limited: pods=0");
+        f["quotas"] = json!([{ "metadata": { "name": "few" }, "spec": { "hard": { "pods": "0" } } }]); }, "(ResourceQuota few, since 2027-01-15T06:00:00Z) -> free some of it, or raise it (at most pods 0)"),
+    (Cause::LimitExceeded, |f| { ready(f, "False", "ApplyFailed", "pods \"apple\" is forbidden: maximum cpu usage per Container is 500m, but request is 1");
+        f["limits"] = json!([{ "metadata": { "name": "other" }, "spec": { "limits": [{ "type": "Pod", "max": { "cpu": "1" } }] } }, { "metadata": { "name": "small" }, "spec": { "limits": [{ "type": "Container", "max": { "cpu": "500m" } }] } }]); }, "LimitRange small"),
+    (Cause::LimitExceeded, |f| { ready(f, "False", "ApplyFailed", "spec.containers[0].resources.requests: Invalid value: \"800M\": must be less than or equal to memory limit of 1Mi");
+        f["limits"] = json!([{ "metadata": { "name": "small" }, "spec": { "limits": [{ "type": "Container", "default": { "memory": "1Mi" } }] } }]); }, "LimitRange small"),
+    (Cause::PodSecurity, |f| ready(f, "False", "ApplyFailed", "pods \"apple\" is forbidden: violates PodSecurity \"restricted:latest\": runAsNonRoot"), "pod-security.kubernetes.io/enforce"),
+    (Cause::WebhookRefused, |f| ready(f, "False", "ApplyFailed", "admission webhook \"deny.example.org\" denied the request: no"), "webhook deny.example.org"),
+    (Cause::WebhookUnavailable, |f| ready(f, "False", "ApplyFailed", "Internal error occurred: failed calling webhook \"gone.example.org\": no endpoints"), "webhook gone.example.org"),
+    (Cause::PolicyRefused, |f| ready(f, "False", "ApplyFailed", "ValidatingAdmissionPolicy 'no-vms' with binding 'b' denied request: no"), "ValidatingAdmissionPolicy no-vms"),
+    (Cause::ApplyFailed, |f| ready(f, "False", "ApplyFailed", "Pod apple: spec.x: invalid"), "spec.x: invalid"),
+    (Cause::WatchFailed, |f| ready(f, "False", "WatchFailed", "the manager may not watch x"), "may not watch x"),
+    (Cause::SecretRefused, |f| ready(f, "False", "SecretRefused", "the Secret s has no label"), "the Secret s"),
+    (Cause::MountMissing, |f| ready(f, "False", "MountMissing", "ConfigMap c does not exist"), "ConfigMap c"),
+    (Cause::DeletionBlocked, |f| { f["vm"]["metadata"]["deletionTimestamp"] = json!(EARLIER); f["vm"]["metadata"]["finalizers"] = json!(["x.org/keep"]); f["pod"] = Value::Null; }, "apple is not deleted yet: the finalizers x.org/keep keep it"),
+    (Cause::ClaimMissing, |f| ready(f, "False", "ClaimMissing", "claim c is gone"), "claim c is gone"),
+    (Cause::ClaimInUse, |f| ready(f, "False", "ClaimInUse", "Pod p mounts a claim"), "Pod p mounts a claim"),
+    (Cause::ClaimLost, |f| { pending(f, "x"); f["claims"][0]["status"]["phase"] = json!("Lost"); }, "claim apple-core-disk has lost its volume pv-1"),
+    (Cause::ClaimDeleting, |f| { pending(f, "x"); f["claims"][0]["metadata"]["deletionTimestamp"] = json!(EARLIER); }, "claim apple-core-disk is being deleted"),
+    (Cause::StorageClassMissing, |f| { unbound(f); f["claims"][0]["spec"]["storageClassName"] = json!("gold"); }, "wants the storage class gold, which does not exist (there are: fast)"),
+    (Cause::NoDefaultClass, |f| { unbound(f); f["claims"][0]["spec"]["storageClassName"] = Value::Null; }, "names no storage class"),
+    (Cause::ProvisioningFailed, |f| { unbound(f); f["events"] = json!([event("apple-core-disk-uid", "ProvisioningFailed", "no space", EARLIER)]); }, "gets no volume: no space (since 2027-01-15T06:00:00Z)"),
+    (Cause::ClaimUnbound, unbound, "claim apple-core-disk has no volume"),
+    (Cause::SchedulerMissing, |f| { pending(f, "x"); f["pod"]["status"] = json!({ "phase": "Pending" }); f["pod"]["spec"]["schedulerName"] = json!("nobody"); }, "nothing serves schedulerName nobody"),
+    (Cause::SchedulingGated, |f| { pending(f, "x"); f["pod"]["status"]["conditions"][0]["reason"] = json!("SchedulingGated"); f["pod"]["spec"]["schedulingGates"] = json!([{ "name": "x.org/wait" }]); }, "the scheduling gates x.org/wait hold Pod apple"),
+    (Cause::NoNodes, |f| { pending(f, "x"); f["nodes"] = json!([]); }, "the cluster has no node"),
+    (Cause::SelectorUnmatched, |f| { pending(f, "x"); f["pod"]["spec"]["nodeSelector"] = json!({ "disk": "ssd" }); }, "no node has the labels disk=ssd (set by kubectl-edit, spec.nodeSelector"),
+    (Cause::Cordoned, |f| { pending(f, "x"); f["nodes"][0]["spec"]["unschedulable"] = json!(true); }, "-> kubectl uncordon node-1"),
+    (Cause::Tainted, |f| { pending(f, "0/1 nodes are available: 1 node(s) had untolerated taint(s)"); f["nodes"][0]["spec"]["taints"] = json!([{ "key": "team", "value": "red", "effect": "NoSchedule" }]); }, "node node-1 has the taint team=red:NoSchedule"),
+    (Cause::DeviceMissing, |f| { pending(f, "x"); f["pod"]["spec"]["containers"][0]["resources"]["limits"] = json!({ "vmoperator.jdrupes.org/kvm": 1 }); }, "no node offers vmoperator.jdrupes.org/kvm"),
+    (Cause::TooLarge, |f| { pending(f, "x"); f["pod"]["spec"]["containers"][0]["resources"]["requests"] = json!({ "cpu": "9" }); }, "requests 9.01 of cpu, and the largest node has 8"),
+    (Cause::Unschedulable, |f| pending(f, "didn't match pod affinity rules"), "no node takes Pod apple: didn't match pod affinity rules"),
+    (Cause::NodeMissing, |f| { waiting(f, "ContainerCreating", ""); f["nodes"] = json!([]); f["vm"]["spec"]["nodeName"] = json!("node-1"); }, "node node-1, which does not exist (set by kubectl-edit, spec.nodeName"),
+    (Cause::NodeNotResponding, |f| { waiting(f, "ContainerCreating", ""); f["nodes"][0]["status"]["conditions"][0]["status"] = json!("Unknown"); }, "node node-1 does not answer"),
+    (Cause::NodeNotReady, |f| { waiting(f, "ContainerCreating", ""); f["nodes"][0]["status"]["conditions"][0]["status"] = json!("False"); }, "node node-1 is not ready"),
+    (Cause::Evicted, |f| { ready(f, "False", "PodFailed", "x"); f["pod"]["status"] = json!({ "phase": "Failed", "reason": "Evicted", "message": "low on memory" }); }, "node node-1 has evicted Pod apple: low on memory"),
+    (Cause::PodFailed, |f| { ready(f, "False", "PodFailed", "x"); f["pod"]["status"] = json!({ "phase": "Failed", "reason": "OutOfcpu", "message": "no cpu" }); }, "Pod apple failed: OutOfcpu: no cpu"),
+    (Cause::PodSucceeded, |f| { ready(f, "False", "PodSucceeded", "x"); f["pod"]["status"] = json!({ "phase": "Succeeded" }); }, "the containers of Pod apple have ended"),
+    (Cause::InvalidImageName, |f| waiting(f, "InvalidImageName", "x"), "the image name runner:1 is invalid"),
+    (Cause::ImagePullFailed, |f| { waiting(f, "ImagePullBackOff", "Back-off"); f["events"] = json!([event("pod-uid", "Failed", "Failed to pull image \"runner:1\": not found", EARLIER)]); }, "Failed to pull image \"runner:1\": not found"),
+    (Cause::ContainerConfig, |f| waiting(f, "CreateContainerConfigError", "secret \"s\" not found"), "secret \"s\" not found"),
+    (Cause::ContainerWaiting, |f| waiting(f, "CreateContainerError", "x"), "CreateContainerError: x"),
+    (Cause::MountFailed, |f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedMount", "MountVolume.SetUp failed", EARLIER)]); }, "MountVolume.SetUp failed"),
+    (Cause::AttachFailed, |f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedAttachVolume", "Multi-Attach error", EARLIER)]); }, "Multi-Attach error"),
+    (Cause::SandboxFailed, |f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedCreatePodSandBox", "no CNI", EARLIER)]); }, "no CNI"),
+    (Cause::StartDelayed, |f| { waiting(f, "ContainerCreating", ""); ready(f, "False", "StartDelayed", "not created yet"); }, "not created yet"),
+    (Cause::PodNotEnded, |f| { ready(f, "False", "PodNotEnded", "Pod apple should have ended"); f["vm"]["spec"]["vm"]["state"] = json!("Stopped"); }, "apple does not stop: Pod apple should have ended"),
+    (Cause::PodNotRemoved, |f| ready(f, "False", "PodNotRemoved", "something keeps it"), "something keeps it"),
+    (Cause::OutOfMemory, |f| { ready(f, "False", "RunnerFailed", "exit code 137"); f["pod"]["status"]["containerStatuses"][0] = json!({ "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } }, "lastState": { "terminated": { "reason": "OOMKilled", "exitCode": 137, "finishedAt": EARLIER } } }); }, "more memory than its limit"),
+    (Cause::RunnerFailed, |f| ready(f, "False", "RunnerFailed", "qemu: no such device"), "qemu: no such device"),
+    (Cause::ContainerFailed, |f| ready(f, "False", "ContainerFailed", "sidecar ended with exit code 1"), "sidecar ended"),
+    (Cause::StorageFull, |f| { ready(f, "False", "StorageFull", "core is full"); f["vm"]["status"]["ready"] = json!(true); }, "apple runs, but not as its spec wants it: core is full"),
+    (Cause::StorageFailed, |f| ready(f, "False", "StorageFailed", "core: I/O error"), "I/O error"),
+    (Cause::TpmLost, |f| ready(f, "False", "TpmLost", "swtpm ended"), "kubectl vm restart apple -n orchard"),
+    (Cause::NetworkLost, |f| ready(f, "False", "NetworkLost", "passt ended"), "kubectl vm restart apple -n orchard"),
+    (Cause::ChangeFailed, |f| ready(f, "False", "ChangeFailed", "no such CD"), "no such CD"),
+    (Cause::PausedByHand, |f| ready(f, "False", "Paused", "paused"), "vm-runner ctl resume"),
+];
+
+#[test]
+fn the_first_line_names_each_cause() {
+    for (cause, plant, words) in PLANTS {
+        let explanation = explained(plant);
+        assert_eq!(explanation.cause.as_ref().map(|it| it.cause), Some(*cause), "{}", explanation.line);
+        assert!(explanation.line.contains(words), "{cause}: {}", explanation.line);
+        let (before, todo) = explanation.line.rsplit_once(" -> ").unwrap();
+        assert!(before.starts_with("apple ") && !todo.is_empty(), "{before}");
+        let failed: Vec<Stage> =
+            explanation.chain.iter().filter(|it| it.state == "failed").map(|it| it.stage).collect();
+        assert_eq!(failed, [cause.stage()], "{cause}");
+    }
+    let planted: std::collections::BTreeSet<Cause> = PLANTS.iter().map(|(cause, ..)| *cause).collect();
+    let missing: Vec<&Cause> = Cause::ALL.iter().filter(|cause| !planted.contains(cause)).collect();
+    assert!(missing.is_empty() && Cause::ALL.len() >= 60, "{} causes, not planted: {missing:?}", Cause::ALL.len());
+}
+
+#[test]
+#[rustfmt::skip]
+fn a_vm_without_a_problem_has_no_cause() {
+    let cases: [(Plant, &str); 9] = [
+        (|_| (), "apple runs, as its spec wants it"),
+        (|f| { ready(f, "True", "StoppedAsRequested", "down"); f["vm"]["spec"]["vm"]["state"] = json!("Stopped"); f["pod"] = Value::Null; }, "apple is stopped, as its spec wants it (spec.vm.state: Stopped, set by kubectl-edit)"),
+        (|f| { ready(f, "True", "Paused", "paused"); f["vm"]["spec"]["vm"]["paused"] = json!(true); }, "apple is paused, as its spec wants it"),
+        (|f| { ready(f, "True", "GuestShutdown", "x"); f["pod"] = Value::Null; f["vm"]["status"]["halted"] = json!({ "by": "guest", "time": EARLIER, "generation": 3 }); }, "apple is stopped, because its guest shut itself down"),
+        (|f| waiting(f, "ContainerCreating", ""), "apple is starting: waiting"),
+        (|f| { ready(f, "False", "Stopping", "waiting until the guest has powered down"); f["vm"]["spec"]["vm"]["state"] = json!("Stopped"); f["pod"]["metadata"]["deletionTimestamp"] = json!(EARLIER); }, "apple is stopping: waiting until the guest"),
+        // The spec was changed a moment ago, or nothing but the VM may be read.
+        (|f| { f["vm"]["metadata"]["generation"] = json!(4); f["vm"]["metadata"]["managedFields"][0]["time"] = json!(JUST_NOW); }, "apple waits: the manager has not taken generation 4 of the spec yet"),
+        (|f| for part in ["claims", "classes", "nodes", "limits", "quotas", "namespace", "deployments", "leases"] { f[part] = Value::Null; f["pod"] = json!("not read"); }, "apple runs, as its spec wants it"),
+        (|f| { f["leases"] = json!([]); f["deployments"] = json!([]); }, "apple runs, as its spec wants it"),
+    ];
+    for (edit, line) in cases {
+        let explanation = explained(edit);
+        assert!(explanation.cause.is_none() && explanation.line.starts_with(line), "{}", explanation.line);
+    }
+    // A Pod that somebody has deleted is made again, if a manager works.
+    assert_eq!(explained(|f| f["pod"] = Value::Null).cause, None);
+    let line = explained(|f| {
+        f["pod"] = Value::Null;
+        f["leases"] = json!([]);
+        f["deployments"] = json!([]);
+    });
+    assert!(line.line.starts_with("apple does not run: the cluster has no manager, so nobody makes its Pod"), "{}", line.line);
+    let idle = explained(|f| f["leases"] = json!([]));
+    assert_eq!(idle.also, ["no manager renews its Lease: changes of the VM have no effect until one works"]);
+}
+
+/// What healed, what is about another object, and what does not matter.
+#[test]
+#[rustfmt::skip]
+fn a_decoy_is_not_the_cause() {
+    let decoys: [(Plant, Option<Cause>); 13] = [
+        // Events of this Pod that have healed, and of an earlier one.
+        (|f| f["events"] = json!([event("pod-uid", "FailedMount", "x", EARLIER)]), None),
+        (|f| f["events"] = json!([event("pod-uid", "Failed", "Failed to pull image \"runner:1\"", EARLIER)]), None),
+        (|f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("earlier-uid", "FailedMount", "x", JUST_NOW)]); }, None),
+        (|f| { waiting(f, "ErrImagePull", "now"); f["events"] = json!([event("pod-uid", "FailedMount", "x", EARLIER)]); }, Some(Cause::ImagePullFailed)),
+        (|f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedMount", "x", EARLIER), event("pod-uid", "Pulling", "x", JUST_NOW)]); }, None),
+        // A claim that got its volume, or whose class has gone since.
+        (|f| { pending(f, "x"); f["events"] = json!([event("apple-core-disk-uid", "ProvisioningFailed", "x", EARLIER)]); }, Some(Cause::Unschedulable)),
+        (|f| f["classes"] = json!([]), None),
+        (|f| { unbound(f); f["events"] = json!([event("apple-core-disk-uid", "ProvisioningFailed", "x", EARLIER), event("apple-core-disk-uid", "ProvisioningSucceeded", "x", JUST_NOW)]); }, Some(Cause::ClaimUnbound)),
+        // Newer templates that are refused, and the VM has those that it has.
+        (|f| { pending(f, "x"); f["vm"]["status"]["conditions"].as_array_mut().unwrap().push(json!({ "type": "TemplatesValid", "status": "True", "reason": "NewerRefused", "message": "newer ones are not used", "lastTransitionTime": EARLIER })); }, Some(Cause::Unschedulable)),
+        // Another node's taint; a taint that is tolerated; a cordoned node on which the guest runs.
+        (|f| f["nodes"][0]["spec"]["taints"] = json!([{ "key": "team", "effect": "NoSchedule" }]), None),
+        (|f| { pending(f, "affinity"); f["nodes"][0]["spec"]["taints"] = json!([{ "key": "team", "effect": "NoSchedule" }]); f["pod"]["spec"]["tolerations"] = json!([{ "key": "team", "operator": "Exists" }]); }, Some(Cause::Unschedulable)),
+        (|f| f["nodes"][0]["spec"]["unschedulable"] = json!(true), None),
+        // A claim that waits for its Pod: the Pod's problem comes first.
+        (|f| { unbound(f); f["classes"][0]["volumeBindingMode"] = json!("WaitForFirstConsumer"); f["nodes"][0]["spec"]["unschedulable"] = json!(true); }, Some(Cause::Cordoned)),
+    ];
+    for (number, (edit, cause)) in decoys.into_iter().enumerate() {
+        let explanation = explained(edit);
+        assert_eq!(explanation.cause.map(|it| it.cause), cause, "{number}: {}", explanation.line);
+    }
+}
+
+#[test]
+fn without_rights_the_managers_words_remain() {
+    for (reason, cause) in [("Unschedulable", Cause::Unschedulable), ("ImagePullFailed", Cause::ImagePullFailed)] {
+        let explanation = explained(|f| {
+            ready(f, "False", reason, "the manager's words");
+            for part in ["claims", "classes", "nodes", "deployments", "leases"] {
+                f[part] = Value::Null;
+            }
+            f["pod"] = json!("not read");
+        });
+        assert_eq!(explanation.cause.unwrap().cause, cause);
+        assert!(
+            explanation.line.starts_with("apple does not run: the manager's words (since "),
+            "{}",
+            explanation.line
+        );
+    }
+}
+
+#[test]
+fn the_page_has_all_causes() {
+    let page = include_str!("../../docs/commands.md");
+    assert!(page.contains(&Cause::markdown()), "docs/commands.md lacks the table\n{}", Cause::markdown());
+}

@@ -1,0 +1,244 @@
+//! `kubectl vm explain` on a real API server: causes are planted, and the first line names them. The tests play the scheduler, the kubelet
+//! and the runner.
+
+use std::{process::Command, time::Instant};
+
+use crate::support::{
+    cluster::eventually,
+    managed_namespace::{LIMIT, ManagedNamespace},
+};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Event, LimitRange, Namespace, Node, ResourceQuota, Secret},
+    storage::v1::StorageClass,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use vm_operator::api::VirtualMachine;
+
+struct Printed {
+    code: i32,
+    data: String,
+    talk: String,
+}
+
+fn explain(ns: &ManagedNamespace, arguments: &[&str]) -> Printed {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-vm"));
+    command.arg("explain").args(arguments).args(["--namespace", ns.namespace.name()]);
+    let output = command.env("KUBECONFIG", ns.cluster.kubeconfig()).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Printed { code: output.status.code().unwrap(), data: text(output.stdout), talk: text(output.stderr) }
+}
+
+/// Waits until the first line has these words, and returns all lines.
+async fn says(ns: &ManagedNamespace, name: &str, words: &str) -> String {
+    let mut last = String::new();
+    let found = eventually(&format!("{name} to be explained by {words:?}"), LIMIT, async || {
+        let begin = Instant::now();
+        let printed = explain(ns, &[name]);
+        last = format!("{}{}", printed.data, printed.talk);
+        let line = printed.data.lines().next().unwrap_or_default();
+        eprintln!("{} ms, exit {}: {line}", begin.elapsed().as_millis(), printed.code);
+        (line.contains(words)).then_some(printed)
+    })
+    .await;
+    assert_eq!(found.code, i32::from(found.data.lines().next().unwrap().contains(" -> ")), "{}", found.data);
+    found.data
+}
+
+fn made<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+/// A namespace whose claims wait for their Pods, which is no cause.
+async fn namespace(test: &str) -> ManagedNamespace {
+    const CLASS: &str = "explain-late";
+    let config = format!(
+        "\"/Manager\": {{\"/Controller\": {{\"/Reconciler\": {{runnerDataPvc: {{storageClassName: {CLASS}}}}}}}}}"
+    );
+    let ns = ManagedNamespace::with_configuration(test, &config).await;
+    let class = json!({ "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": CLASS },
+        "provisioner": "example.org/none", "volumeBindingMode": "WaitForFirstConsumer" });
+    Api::<StorageClass>::all(ns.client.clone())
+        .patch(CLASS, &PatchParams::apply("test"), &Patch::Apply(&class))
+        .await
+        .unwrap();
+    ns
+}
+
+/// A node of this test alone.
+async fn node(ns: &ManagedNamespace, name: &str, spec: Value) {
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name, "labels": { "of": name } }, "spec": spec });
+    Api::<Node>::all(ns.client.clone())
+        .patch(name, &PatchParams::apply("an-admin"), &Patch::Apply(&node))
+        .await
+        .unwrap();
+}
+
+/// A VM whose Pod no node takes, as a scheduler would say.
+async fn pending(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
+    ns.create_vm(name, |vm| {
+        vm["spec"]["vm"]["disks"] = json!([]);
+        edit(vm);
+    })
+    .await;
+    ns.pod_when(name, "exists", |_| true).await;
+    let condition = json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/1 nodes are available: 1 node(s) had untolerated taint(s).", "lastTransitionTime": "2026-01-01T00:00:00Z" });
+    ns.patch_pod_status(name, json!({ "conditions": [condition] })).await;
+}
+
+#[tokio::test]
+async fn what_the_api_server_refuses_is_named() {
+    let ns = namespace("explain-refused").await;
+    let quota = json!({ "metadata": { "name": "few" }, "spec": { "hard": { "pods": "0" } } });
+    ns.api::<ResourceQuota>().create(&PostParams::default(), &made(quota)).await.unwrap();
+    eventually("the quota to be counted", LIMIT, async || {
+        ns.api::<ResourceQuota>().get("few").await.unwrap().status.and_then(|status| status.used).map(drop)
+    })
+    .await;
+    ns.create_vm("quota", |_| ()).await;
+    let said = says(&ns, "quota", "exceeded quota: few").await;
+    assert!(said.contains("(ResourceQuota few, since ") && said.contains("(at most pods 0)"), "{said}");
+    assert!(said.contains("\n  API server  failed "), "{said}");
+    eprintln!("{said}");
+    ns.api::<ResourceQuota>().delete("few", &DeleteParams::default()).await.unwrap();
+
+    let limits = json!({ "metadata": { "name": "small" }, "spec": { "limits": [{ "type": "Container", "max": { "memory": "1Mi" } }] } });
+    ns.api::<LimitRange>().create(&PostParams::default(), &made(limits)).await.unwrap();
+    ns.create_vm("limit", |_| ()).await;
+    says(&ns, "limit", "LimitRange small").await;
+    ns.api::<LimitRange>().delete("small", &DeleteParams::default()).await.unwrap();
+
+    let other = json!({ "metadata": { "name": "taken" }, "data": {} });
+    ns.api::<ConfigMap>().create(&PostParams::default(), &made(other)).await.unwrap();
+    ns.create_vm("taken", |_| ()).await;
+    says(&ns, "taken", "ConfigMap taken exists and does not belong to this VM").await;
+
+    let secret = json!({ "metadata": { "name": "private" }, "stringData": { "user": "x" } });
+    ns.api::<Secret>().create(&PostParams::default(), &made(secret)).await.unwrap();
+    ns.create_vm("secret", |vm| {
+        vm["spec"]["cloudInit"] = json!({ "userDataFrom": { "secretKeyRef": { "name": "private", "key": "user" } } });
+    })
+    .await;
+    says(&ns, "secret", "the Secret private can't be used as cloud-init data").await;
+    ns.create_vm("mount", |vm| {
+        vm["spec"]["cloudInit"] =
+            json!({ "userDataFrom": { "configMapKeyRef": { "name": "nowhere", "key": "user" } } });
+    })
+    .await;
+    says(&ns, "mount", "ConfigMap nowhere does not exist").await;
+    ns.create_vm("template", |vm| vm["spec"]["templateValues"] = json!({ "runAsUser": 1000 })).await;
+    says(&ns, "template", "pod.yaml.j2:").await;
+
+    let label = json!({ "metadata": { "labels": { "pod-security.kubernetes.io/enforce": "restricted" } } });
+    let namespaces = Api::<Namespace>::all(ns.client.clone());
+    namespaces.patch(ns.namespace.name(), &PatchParams::default(), &Patch::Merge(label)).await.unwrap();
+    ns.create_vm("standard", |_| ()).await;
+    says(&ns, "standard", "violates PodSecurity").await;
+
+    ns.create_vm("kept", |vm| {
+        vm["metadata"]["finalizers"] = json!(["example.org/keep"]);
+        vm["spec"]["vm"]["state"] = json!("Stopped");
+    })
+    .await;
+    says(&ns, "kept", "kept is stopped, as its spec wants it").await;
+    ns.api::<VirtualMachine>().delete("kept", &DeleteParams::default()).await.unwrap();
+    says(&ns, "kept", "kept is not deleted yet: the finalizers example.org/keep keep it").await;
+    let none = json!({ "metadata": { "finalizers": null } });
+    ns.api::<VirtualMachine>().patch("kept", &PatchParams::default(), &Patch::Merge(none)).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_keeps_a_pod_from_a_node_is_named() {
+    let ns = namespace("explain-node").await;
+    let taint = json!({ "taints": [{ "key": "team", "value": "red", "effect": "NoSchedule" }] });
+    node(&ns, "explain-tainted", taint).await;
+    node(&ns, "explain-cordoned", json!({ "unschedulable": true })).await;
+    node(&ns, "explain-plain", json!({})).await;
+    let on = |name: &'static str| move |vm: &mut Value| vm["spec"]["nodeSelector"] = json!({ "of": name });
+    pending(&ns, "tainted", on("explain-tainted")).await;
+    let said = says(&ns, "tainted", "node explain-tainted has the taint team=red:NoSchedule").await;
+    assert!(said.contains("(Node: spec.taints, since 2026-01-01T00:00:00Z)"), "{said}");
+    eprintln!("{said}");
+    pending(&ns, "cordoned", on("explain-cordoned")).await;
+    says(&ns, "cordoned", "-> kubectl uncordon explain-cordoned").await;
+    pending(&ns, "selector", on("explain-missing")).await;
+    says(&ns, "selector", "no node has the labels of=explain-missing").await;
+    ns.create_vm("class", |vm| {
+        vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]["storageClassName"] = json!("gold");
+    })
+    .await;
+    says(&ns, "class", "claim class-core-disk wants the storage class gold, which does not exist").await;
+    ns.create_vm("nobody", |vm| vm["spec"]["vm"]["disks"] = json!([])).await;
+
+    let nowhere = |vm: &mut Value| vm["spec"]["nodeName"] = json!("explain-nowhere");
+    ns.create_vm("nowhere", nowhere).await;
+    says(&ns, "nowhere", "Pod nowhere is for node explain-nowhere, which does not exist").await;
+
+    let plain = |vm: &mut Value| vm["spec"]["nodeName"] = json!("explain-plain");
+    let waits = |reason: &str, last: Value| {
+        json!({ "phase": "Pending", "containerStatuses": [{ "name": "vm-runner", "image": "runner:1", "imageID": "",
+        "ready": false, "restartCount": 1, "state": { "waiting": { "reason": reason, "message": "of a test" } }, "lastState": last }] })
+    };
+    let killed = json!({ "terminated": { "exitCode": 137, "reason": "OOMKilled" } });
+    for (name, status, words) in [
+        ("image", waits("ErrImagePull", json!({})), "node explain-plain can't get the image runner:1: of a test"),
+        ("name", waits("InvalidImageName", json!({})), "the image name runner:1 is invalid"),
+        ("config", waits("CreateContainerConfigError", json!({})), "container vm-runner: of a test"),
+        ("memory", waits("CrashLoopBackOff", killed), "killed because it used more memory than its limit"),
+        ("mounted", waits("ContainerCreating", json!({})), "a volume can't be mounted: no such disk"),
+    ] {
+        ns.create_vm(name, plain).await;
+        let pod = ns.pod_when(name, "exists", |_| true).await;
+        let event = |uid: Option<String>, time: &str| {
+            json!({ "metadata": { "generateName": "e-", "namespace": ns.namespace.name() }, "type": "Warning",
+            "involvedObject": { "kind": "Pod", "name": name, "namespace": ns.namespace.name(), "uid": uid },
+            "reason": "FailedMount", "message": "no such disk", "lastTimestamp": time })
+        };
+        // Of an earlier Pod of this name, and for the last one of this Pod.
+        let uid = if name == "mounted" { pod.uid() } else { Some("earlier".into()) };
+        ns.api::<Event>().create(&PostParams::default(), &made(event(uid, "2026-01-01T00:00:00Z"))).await.unwrap();
+        ns.patch_pod_status(name, status).await;
+        says(&ns, name, words).await;
+    }
+    says(&ns, "nobody", "nothing serves schedulerName default-scheduler").await;
+}
+
+#[tokio::test]
+async fn a_healthy_vm_has_no_cause_and_a_missing_right_ends_nothing() {
+    let ns = namespace("explain-healthy").await;
+    node(&ns, "explain-healthy", json!({})).await;
+    ns.create_vm("apple", |vm| vm["spec"]["nodeName"] = json!("explain-healthy")).await;
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
+    let said = says(&ns, "apple", "apple runs, as its spec wants it").await;
+    assert!(!said.contains("not known"), "{said}");
+    eprintln!("{said}");
+    let data: Value = serde_json::from_str(&explain(&ns, &["apple", "-o", "json"]).data).unwrap();
+    assert_eq!((data["line"].as_str(), &data["cause"]), (Some("apple runs, as its spec wants it"), &Value::Null));
+    let yaml: Value = serde_yaml::from_str(&explain(&ns, &["vm/apple", "-o", "yaml"]).data).unwrap();
+    assert_eq!(yaml["chain"], data["chain"]);
+    let none = explain(&ns, &["plum"]);
+    assert_eq!(none.code, 1, "{}", none.talk);
+    assert!(none.talk.starts_with("vm/plum: there is none in the namespace"), "{}", none.talk);
+
+    let resource = "--resource=vms.vmoperator.jdrupes.org";
+    ns.namespace.kubectl(&["create", "role", "reader", "--verb=get", resource]);
+    ns.namespace.kubectl(&["create", "rolebinding", "reader", "--role=reader", "--user=alice"]);
+    let printed = eventually("alice to read", LIMIT, async || {
+        Some(explain(&ns, &["apple", "--as", "alice"])).filter(|printed| !printed.data.is_empty())
+    })
+    .await;
+    assert!(printed.data.starts_with("apple runs, as its spec wants it\n") && printed.code == 0, "{}", printed.data);
+    for plural in
+        ["pods", "events", "nodes", "leases", "deployments", "storageclasses", "limitranges", "resourcequotas"]
+    {
+        let line = format!("not known: {plural} in the ");
+        assert!(plural == "nodes" || printed.data.contains(&line), "{plural}: {}", printed.data);
+    }
+    eprintln!("{}", printed.data);
+}

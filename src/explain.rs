@@ -303,6 +303,7 @@ fn wrong(facts: &Facts) -> &'static str {
 fn as_wanted(facts: &Facts) -> &'static str {
     match facts.condition(READY).and_then(conditions::reason) {
         Some(Reason::GuestShutdown) => "is stopped, because its guest shut itself down, and guestShutdownStops is set",
+        Some(Reason::StoppedAfterPanic) => "is stopped, because its guest panicked, and onPanic is stop",
         Some(Reason::StoppedAsRequested) => "is stopped, as its spec wants it",
         Some(Reason::Paused) => "is paused, as its spec wants it",
         _ if !facts.is_wanted_up() => "is stopped, as its spec wants it",

@@ -35,7 +35,9 @@ pub(super) fn answer(command: fn() -> clap::Command) -> bool {
     let mut words = std::env::args_os();
     let program = words.next().unwrap_or_default();
     if Path::new(&program).file_name() == Some(OsStr::new(FOR_KUBECTL)) {
-        print!("{}", for_kubectl(&mut command(), words.collect()));
+        let answer = for_kubectl(&mut command(), words.collect());
+        // If nobody reads it, nobody misses it.
+        let _ = std::io::stdout().write_all(answer.as_bytes());
         return true;
     }
     let has_answered = CompleteEnv::with_factory(command)

@@ -6,6 +6,7 @@
 use std::fmt::Debug;
 
 use clap::{Args, ValueEnum};
+use clap_complete::engine::ArgValueCompleter;
 use futures::{future::join_all, join};
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -41,7 +42,7 @@ use crate::{
 #[derive(Args)]
 pub(super) struct Options {
     /// The VM.
-    #[arg(value_name = "VM")]
+    #[arg(value_name = "VM", add = ArgValueCompleter::new(vms::vm_names))]
     name: String,
     /// Print the explanation as data.
     #[arg(long, short, value_name = "FORMAT")]

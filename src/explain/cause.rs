@@ -135,6 +135,7 @@ causes! {
     TpmLost, Qemu, "the guest has lost its TPM";
     NetworkLost, Qemu, "the guest has lost its network";
     ChangeFailed, Qemu, "QEMU refuses a change";
+    GuestPanicked, Qemu, "the guest's kernel has panicked, or its watchdog was not fed";
     PausedByHand, Qemu, "somebody has paused the guest, and the spec does not want that";
 }
 

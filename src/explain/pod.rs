@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{Cause, Facts, Finding, of_condition, owner_of, time};
 use crate::{
-    api::{Quantity, Reason, conditions},
+    api::{OnPanic, Quantity, Reason, conditions},
     observed::Object,
 };
 
@@ -385,6 +385,14 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
         Reason::TpmLost => Cause::TpmLost,
         Reason::NetworkLost => Cause::NetworkLost,
         Reason::ChangeFailed => Cause::ChangeFailed,
+        Reason::GuestPanicked => {
+            let todo = match facts.vm.spec.vm.on_panic {
+                Some(OnPanic::Restart) => "wait until the runner resets it, or look at its console".to_owned(),
+                _ => format!("kubectl vm reset {name} {place}"),
+            };
+            let found = Finding::new(Cause::GuestPanicked, ready.message.clone(), todo).at("spec.vm.onPanic");
+            return Some(found.since(facts.condition(conditions::RUNNING).map(|it| it.last_transition_time.0)));
+        }
         Reason::Paused => {
             let since = facts.condition(conditions::RUNNING).map(|running| running.last_transition_time.0);
             let todo = format!("kubectl {place} exec {name} -c vm-runner -- vm-runner ctl resume");

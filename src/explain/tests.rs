@@ -196,6 +196,7 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::TpmLost, |f| ready(f, "False", "TpmLost", "swtpm ended"), "kubectl vm restart apple -n orchard"),
     (Cause::NetworkLost, |f| ready(f, "False", "NetworkLost", "passt ended"), "kubectl vm restart apple -n orchard"),
     (Cause::ChangeFailed, |f| ready(f, "False", "ChangeFailed", "no such CD"), "no such CD"),
+    (Cause::GuestPanicked, |f| { ready(f, "False", "GuestPanicked", "The guest's kernel has panicked; it stays paused"); f["vm"]["spec"]["vm"]["onPanic"] = json!("keep"); }, "kubectl vm reset apple -n orchard"),
     (Cause::PausedByHand, |f| ready(f, "False", "Paused", "paused"), "vm-runner ctl resume"),
 ];
 
@@ -219,11 +220,12 @@ fn the_first_line_names_each_cause() {
 #[test]
 #[rustfmt::skip]
 fn a_vm_without_a_problem_has_no_cause() {
-    let cases: [(Plant, &str); 9] = [
+    let cases: [(Plant, &str); 10] = [
         (|_| (), "apple runs, as its spec wants it"),
         (|f| { ready(f, "True", "StoppedAsRequested", "down"); f["vm"]["spec"]["vm"]["state"] = json!("Stopped"); f["pod"] = Value::Null; }, "apple is stopped, as its spec wants it (spec.vm.state: Stopped, set by kubectl-edit)"),
         (|f| { ready(f, "True", "Paused", "paused"); f["vm"]["spec"]["vm"]["paused"] = json!(true); }, "apple is paused, as its spec wants it"),
         (|f| { ready(f, "True", "GuestShutdown", "x"); f["pod"] = Value::Null; f["vm"]["status"]["halted"] = json!({ "by": "guest", "time": EARLIER, "generation": 3 }); }, "apple is stopped, because its guest shut itself down"),
+        (|f| { ready(f, "True", "StoppedAfterPanic", "x"); f["pod"] = Value::Null; f["vm"]["status"]["halted"] = json!({ "by": "panic", "time": EARLIER, "generation": 3 }); }, "apple is stopped, because its guest panicked"),
         (|f| waiting(f, "ContainerCreating", ""), "apple is starting: waiting"),
         (|f| { ready(f, "False", "Stopping", "waiting until the guest has powered down"); f["vm"]["spec"]["vm"]["state"] = json!("Stopped"); f["pod"]["metadata"]["deletionTimestamp"] = json!(EARLIER); }, "apple is stopping: waiting until the guest"),
         // The spec was changed a moment ago, or nothing but the VM may be read.

@@ -1,6 +1,9 @@
 //! The commands of `kubectl vm` for every day, on a real API server with a manager. The tests play the runner and the kubelet.
 
-use std::process::{Command, Stdio};
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use crate::support::{
     cluster::eventually,
@@ -267,25 +270,22 @@ async fn a_missing_right_is_named_with_its_rule() {
 /// What kubectl gets when somebody presses TAB.
 #[tokio::test]
 async fn names_of_vms_and_namespaces_are_completed() {
-    let cluster = Cluster::control_plane();
-    let namespace = cluster.namespace("tab").await;
+    let ns = ns("tab").await;
     for name in ["apple", "apricot", "banana"] {
-        namespace.apply(&vm_named(name));
+        ns.create_vm(name, |_| {}).await;
     }
     let link = tempfile::tempdir().unwrap();
     let program = link.path().join("kubectl_complete-vm");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kubectl-vm"), &program).unwrap();
-    let complete = |words: &[&str]| {
-        let output = std::process::Command::new(&program).args(words).env("KUBECONFIG", cluster.kubeconfig()).output();
-        String::from_utf8(output.unwrap().stdout).unwrap()
+    let complete = |words: &[&str], kubeconfig: &Path| {
+        let output = Command::new(&program).args(words).env("KUBECONFIG", kubeconfig).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
     };
-    let name = namespace.name();
-    assert_eq!(complete(&["stop", "-n", name, "ap"]), "apple\napricot\n:4\n");
-    assert_eq!(complete(&["console", &format!("--namespace={name}"), "b"]), "banana\n:4\n");
-    assert_eq!(complete(&["list", "-n", name]), format!("{name}\n:4\n"));
+    let (name, kubeconfig) = (ns.namespace.name(), ns.cluster.kubeconfig());
+    assert_eq!(complete(&["stop", "-n", name, "ap"], kubeconfig), "apple\napricot\n:4\n");
+    assert_eq!(complete(&["console", &format!("--namespace={name}"), "b"], kubeconfig), "banana\n:4\n");
+    assert_eq!(complete(&["list", "-n", name], kubeconfig), format!("{name}\n:4\n"));
     // Errors are silent: somebody is typing.
-    let nowhere = std::process::Command::new(&program).args(["stop", "a"]).env("KUBECONFIG", "/nowhere").output();
-    let nowhere = nowhere.unwrap();
-    assert!(nowhere.status.success() && nowhere.stderr.is_empty(), "{nowhere:?}");
-    assert!(!String::from_utf8_lossy(&nowhere.stdout).contains("apple"));
+    assert_eq!(complete(&["console", "a"], Path::new("/nowhere")), ":0\n");
 }

@@ -72,3 +72,6 @@ mod process;
 mod at_rest;
 // The API server cuts connections, refuses and loses answers; the manager is killed.
 mod robust;
+
+// What people may do with VMs, by the roles of `deploy/users`.
+mod user_roles;

@@ -256,6 +256,7 @@ impl Demo {
         println!("  kubectl -n {NAMESPACE} get all,cm,secret,pvc     # what was made of it");
         println!("  kubectl -n {NAMESPACE} logs -f {VM}              # its console");
         println!("  kubectl vm diff {VM} -n {NAMESPACE}              # what the manager would change now: nothing");
+        println!("  kubectl vm explain {VM} -n {NAMESPACE}           # whether it is as it should be, and if not, why");
         println!(
             "  kubectl -n {NAMESPACE} patch vm {VM} --type merge -p '{{\"spec\":{{\"vm\":{{\"state\":\"Stopped\"}}}}}}'   # shut it down"
         );

@@ -1,0 +1,124 @@
+//! What people may do with VMs by the roles and the policy of `deploy/users`, on a real API server: each role with each kind of change.
+
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde_json::{Value, json};
+use vm_operator::object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION};
+
+use crate::support::{
+    cluster::eventually,
+    managed_namespace::{LIMIT, ManagedNamespace},
+};
+
+/// A client of a person who has this role in the namespace.
+async fn person(ns: &ManagedNamespace, role: &str) -> Client {
+    let name = format!("person-{role}");
+    let namespace = ns.namespace.name();
+    ns.namespace
+        .create(
+            &json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": { "name": name },
+                "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role },
+                "subjects": [{ "apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name }],
+            })
+            .to_string(),
+        )
+        .await;
+    let kubeconfig = Kubeconfig::read_from(ns.cluster.kubeconfig()).unwrap();
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    config.auth_info.impersonate = Some(name);
+    config.default_namespace = namespace.to_owned();
+    Client::try_from(config).unwrap()
+}
+
+/// The code of the answer to a request about a VM, and its message.
+async fn send(client: &Client, verb: &str, path: &str, body: &Value) -> (u16, String) {
+    let content = if verb == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+    let uri = format!("/apis/vmoperator.jdrupes.org/v1/namespaces/{}/{path}", client.default_namespace());
+    let request = http::Request::builder().method(verb).uri(uri).header("content-type", content);
+    let body = if verb == "GET" { Vec::new() } else { serde_json::to_vec(body).unwrap() };
+    match client.request::<Value>(request.body(body).unwrap()).await {
+        Ok(_) => (200, String::new()),
+        Err(kube::Error::Api(answer)) => (answer.code, answer.message.clone()),
+        Err(error) => panic!("{verb} {path}: {error}"),
+    }
+}
+
+#[tokio::test]
+async fn each_role_may_what_its_name_says() {
+    let ns = ManagedNamespace::new("roles").await;
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/users");
+    ns.cluster.kubectl(&["apply", "--server-side", "--kustomize", folder]);
+    ns.create_vm("apple", |vm| {
+        vm["spec"]["vm"]["state"] = json!("Stopped");
+        vm["metadata"]["labels"] = json!({ "tier": "web" });
+        vm["metadata"]["annotations"] = json!({ "note": "kept" });
+    })
+    .await;
+    let (view, edit, admin, power) = (
+        person(&ns, "view").await,
+        person(&ns, "edit").await,
+        person(&ns, "admin").await,
+        person(&ns, "vm-operator-power").await,
+    );
+    let vm = "vms/apple";
+    let more_ram = json!({ "spec": { "vm": { "currentRam": "512Mi" } } });
+    // Both the roles' rules and the policy take a moment.
+    eventually("the roles to have the rules", LIMIT, async || {
+        let reads =
+            send(&view, "GET", vm, &json!({})).await.0 == 200 && send(&admin, "GET", vm, &json!({})).await.0 == 200;
+        (reads && send(&edit, "PATCH", vm, &json!({})).await.0 == 200).then_some(())
+    })
+    .await;
+    eventually("the policy to be in force", LIMIT, async || {
+        (send(&power, "PATCH", vm, &more_ram).await.0 == 422).then_some(())
+    })
+    .await;
+
+    let power_only = [
+        json!({ "spec": { "vm": { "state": "Running" } } }),
+        json!({ "spec": { "vm": { "state": "Stopped", "resetCount": 1, "rebootCount": 1, "paused": true } } }),
+        json!({ "spec": { "vm": { "paused": false } } }),
+        json!({ "metadata": { "annotations": { RESTARTED_ANNOTATION: "now", FORCE_STOP_ANNOTATION: "a-uid" } } }),
+        json!({ "metadata": { "annotations": { FORCE_STOP_ANNOTATION: null } } }),
+    ];
+    let more = [
+        more_ram,
+        json!({ "spec": { "vm": { "bootMenu": true } } }),
+        json!({ "spec": { "nodeName": "other" } }),
+        json!({ "spec": { "guestShutdownStops": true } }),
+        json!({ "spec": { "vm": { "state": "Running", "display": { "outputs": 2 } } } }),
+        json!({ "metadata": { "labels": { "tier": "db" } } }),
+        json!({ "metadata": { "labels": { "more": "x" } } }),
+        json!({ "metadata": { "annotations": { "note": null } } }),
+        json!({ "metadata": { "annotations": { "other": "x" } } }),
+        json!({ "metadata": { "finalizers": ["example.org/keep"] } }),
+    ];
+    for change in power_only.iter().chain(&more) {
+        assert_eq!(send(&view, "PATCH", vm, change).await.0, 403, "view: {change}");
+    }
+    for change in &power_only {
+        assert_eq!(send(&power, "PATCH", vm, change).await, (200, String::new()), "power: {change}");
+    }
+    for change in &more {
+        let (code, message) = send(&power, "PATCH", vm, change).await;
+        assert!(code == 422 && message.contains("you may change only these"), "power: {change}: {code} {message}");
+    }
+    for (who, client) in [("edit", &edit), ("admin", &admin)] {
+        for change in power_only.iter().chain(&more[..9]) {
+            assert_eq!(send(client, "PATCH", vm, change).await, (200, String::new()), "{who}: {change}");
+        }
+        assert_eq!(send(client, "PATCH", "vms/apple/status", &json!({})).await.0, 403, "{who}");
+    }
+    let other = json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+        "metadata": { "name": "banana" }, "spec": { "vm": { "maximumCpus": 1 } },
+    });
+    for (client, allowed) in [(&view, false), (&power, false), (&edit, true)] {
+        let code = if allowed { 200 } else { 403 };
+        assert_eq!(send(client, "POST", "vms", &other).await.0, code);
+        assert_eq!(send(client, "DELETE", "vms/banana", &json!({})).await.0, code);
+    }
+}

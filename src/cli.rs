@@ -14,6 +14,7 @@ mod console;
 mod diff;
 mod display;
 mod explain;
+mod in_pod;
 mod input;
 mod installed;
 mod lint;
@@ -79,6 +80,12 @@ enum Command {
     ///
     /// It waits until the guest runs, and goes on with the next guest after a restart.
     Console(console::Options),
+    /// Print the log of a VM: what its runner says, and what the guest writes on its serial console.
+    Logs(in_pod::LogOptions),
+    /// Write a picture of the guest's screen into a file.
+    Screenshot(in_pod::ScreenshotOptions),
+    /// Press keys of the guest's keyboard, such as ctrl-alt-delete.
+    SendKey(in_pod::KeyOptions),
     /// Wait until VMs are as they should be.
     ///
     /// What is waited for is on standard error, whenever it changes. Exit code 4: the time is over.
@@ -178,6 +185,9 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Resume(options) => power::run(actions::power::Command::Resume, options, output).await?,
         Command::Console(options) => console::run(options, output).await?,
         Command::Explain(options) => explain::run(options, output).await?,
+        Command::Logs(options) => in_pod::logs(options, output).await?,
+        Command::Screenshot(options) => in_pod::screenshot(options, output).await?,
+        Command::SendKey(options) => in_pod::send_key(options, output).await?,
         Command::Wait(options) => wait::run(options, output).await?,
         Command::Render(options) => render::run(options, output).await?,
         Command::Diff(options) => diff::run(options, output).await?,

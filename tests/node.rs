@@ -99,19 +99,39 @@ async fn wait_for(api: &Api<VirtualMachine>, name: &str, type_: &str, status: bo
 /// Requests are counted for the whole cluster, and two guests at once are slow.
 static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// `kubectl vm console` of the VM `demo` has the last output of the guest, and the guest gets what is typed.
-async fn the_console_is_in_a_terminal(namespace: &TestNamespace) {
-    // It starts the kubectl that has started it.
+/// A `kubectl vm` command in the namespace. It starts the kubectl of this cluster; the folder holds it.
+fn kubectl_vm(namespace: &TestNamespace, arguments: &[&str]) -> (tempfile::TempDir, tokio::process::Command) {
     let tools = tempfile::tempdir().unwrap();
     let kubectl = tools.path().join("kubectl");
     let own_path = std::env::var("PATH").unwrap();
     std::fs::write(&kubectl, format!("#!/bin/sh\nPATH='{own_path}' exec {XTASK} kubectl -- \"$@\"\n")).unwrap();
     std::fs::set_permissions(&kubectl, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let path = format!("{}:{own_path}", tools.path().display());
-    let mut console = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubectl-vm"))
-        .args(["console", "vm/demo", "--namespace", namespace.name()])
-        .env("KUBECONFIG", Cluster::with_node().kubeconfig())
-        .env("PATH", path)
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubectl-vm"));
+    command.args(arguments).args(["--namespace", namespace.name()]);
+    command.env("KUBECONFIG", Cluster::with_node().kubeconfig()).env("PATH", path);
+    (tools, command)
+}
+
+/// What `kubectl vm` says about the guest of the VM `demo`.
+async fn the_guest_answers_commands(namespace: &TestNamespace) {
+    let run = async |arguments: &[&str]| {
+        let (_tools, mut command) = kubectl_vm(namespace, arguments);
+        let output = command.output().await.unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        output.stdout
+    };
+    let log = String::from_utf8(run(&["logs", "demo", "--tail=50"]).await).unwrap();
+    assert!(log.contains("guest: up"), "{log}");
+    let picture = run(&["screenshot", "demo", "--output=-"]).await;
+    assert!(picture.starts_with(b"\x89PNG"), "{} bytes", picture.len());
+    run(&["send-key", "demo", "ctrl-alt-f1", "ret"]).await;
+}
+
+/// `kubectl vm console` of the VM `demo` has the last output of the guest, and the guest gets what is typed.
+async fn the_console_is_in_a_terminal(namespace: &TestNamespace) {
+    let (_tools, mut command) = kubectl_vm(namespace, &["console", "vm/demo"]);
+    let mut console = command
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())
         .kill_on_drop(true)
@@ -162,6 +182,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     }
 
     the_console_is_in_a_terminal(&namespace).await;
+    the_guest_answers_commands(&namespace).await;
 
     // At rest nothing is written. The kubelet, the garbage collector and the API server itself look at objects now and then;
     // that we do not even do that is shown where we are alone, in tests/api_server/at_rest.rs.

@@ -95,6 +95,8 @@ enum Command {
     /// Then come the stages from the manager to QEMU, a line each. What you have no right to read is named, and everything else is said
     /// nevertheless. Exit code 1: there is a cause. 0: the VM is as its spec wants it, or is on its way.
     Explain(explain::Options),
+    /// Show all that there is to know of a VM on one page: what is wanted and what is, disks, Pod, changes that wait, last events.
+    Status(explain::Options),
     /// Print the objects that the manager would create for the VMs of a file, as YAML.
     ///
     /// The VMs are checked as the API server checks them. No cluster is asked, except for templates with --installed: what depends on one
@@ -184,6 +186,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Pause(options) => power::run(actions::power::Command::Pause, options, output).await?,
         Command::Resume(options) => power::run(actions::power::Command::Resume, options, output).await?,
         Command::Console(options) => console::run(options, output).await?,
+        Command::Status(options) => explain::status(options, output).await?,
         Command::Explain(options) => explain::run(options, output).await?,
         Command::Logs(options) => in_pod::logs(options, output).await?,
         Command::Screenshot(options) => in_pod::screenshot(options, output).await?,

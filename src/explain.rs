@@ -38,6 +38,7 @@ use crate::{
 
 mod before_pod;
 mod cause;
+pub mod page;
 mod pod;
 #[cfg(test)]
 mod tests;

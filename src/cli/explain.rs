@@ -1,4 +1,4 @@
-//! `kubectl vm explain`: reads the facts and prints what [`crate::explain`] makes of them.
+//! `kubectl vm explain` and `kubectl vm status`: read the facts and print what [`crate::explain`] makes of them.
 //!
 //! Two rounds of requests, each in parallel: the VM and what can be asked without knowing more; then what depends on the answers. A request
 //! that is refused takes away only its facts.
@@ -28,12 +28,12 @@ use serde_json::json;
 
 use super::{
     cluster::ClusterOptions,
-    output::{Exit, Failure, Output, yaml},
+    output::{Exit, Failure, Output, plain, yaml},
     vms::{self, FoundVm, name_of, refused, title},
 };
 use crate::{
     claims,
-    explain::{Explanation, Facts, explain},
+    explain::{Explanation, Facts, explain, page::Page},
     object::{self, INSTANCE_LABEL},
     observed::Object,
     process::ErrorChain,
@@ -44,11 +44,27 @@ pub(super) struct Options {
     /// The VM.
     #[arg(value_name = "VM", add = ArgValueCompleter::new(vms::vm_names))]
     name: String,
-    /// Print the explanation as data.
+    /// Print it as data.
     #[arg(long, short, value_name = "FORMAT")]
     output: Option<Format>,
     #[command(flatten)]
     cluster: ClusterOptions,
+}
+
+/// `kubectl vm status`: the same facts on a page.
+///
+/// # Errors
+/// If the VM can't be read.
+pub(super) async fn status(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let cluster = options.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
+    let page = Page::of(&gather(&cluster.client, &cluster.namespace, name_of(&options.name)).await?);
+    let value = json!(page);
+    match options.output {
+        Some(Format::Json) => writeln!(output, "{value:#}")?,
+        Some(Format::Yaml) => write!(output, "{}", yaml(&value)?)?,
+        None => write!(output, "{}", plain(&page.to_string()))?,
+    }
+    Ok(Exit::Success)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -71,15 +87,19 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
 }
 
 fn print(explanation: &Explanation, output: &mut Output<'_>) -> Result<(), Failure> {
-    writeln!(output, "{}", explanation.line)?;
+    writeln!(output, "{}", plain(&explanation.line))?;
     for link in &explanation.chain {
-        writeln!(output, "{}", format!("  {:<11} {:<7} {}", link.stage.title(), link.state, link.text).trim_end())?;
+        writeln!(
+            output,
+            "{}",
+            plain(format!("  {:<11} {:<7} {}", link.stage.title(), link.state, link.text).trim_end())
+        )?;
     }
     for line in &explanation.also {
-        writeln!(output, "also: {line}")?;
+        writeln!(output, "also: {}", plain(line))?;
     }
     for line in &explanation.unread {
-        writeln!(output, "not known: {line}")?;
+        writeln!(output, "not known: {}", plain(line))?;
     }
     Ok(())
 }

@@ -146,6 +146,11 @@ pub(super) fn yaml(value: &Value) -> Result<String, Failure> {
     serde_saphyr::to_string(value).map_err(|error| Failure::new(error.to_string()))
 }
 
+/// Text of others (a guest, an event, a message) for a terminal: without control characters, which could move the cursor or hide lines.
+pub(super) fn plain(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() && letter != '\n' { '\u{fffd}' } else { letter }).collect()
+}
+
 /// `1 file`, `2 files`.
 pub(super) fn counted(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })

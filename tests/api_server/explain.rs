@@ -25,8 +25,12 @@ struct Printed {
 }
 
 fn explain(ns: &ManagedNamespace, arguments: &[&str]) -> Printed {
+    run(ns, "explain", arguments)
+}
+
+fn run(ns: &ManagedNamespace, verb: &str, arguments: &[&str]) -> Printed {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-vm"));
-    command.arg("explain").args(arguments).args(["--namespace", ns.namespace.name()]);
+    command.arg(verb).args(arguments).args(["--namespace", ns.namespace.name()]);
     let output = command.env("KUBECONFIG", ns.cluster.kubeconfig()).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Printed { code: output.status.code().unwrap(), data: text(output.stdout), talk: text(output.stderr) }
@@ -222,6 +226,24 @@ async fn a_healthy_vm_has_no_cause_and_a_missing_right_ends_nothing() {
     assert_eq!((data["line"].as_str(), &data["cause"]), (Some("apple runs, as its spec wants it"), &Value::Null));
     let yaml: Value = serde_yaml::from_str(&explain(&ns, &["vm/apple", "-o", "yaml"]).data).unwrap();
     assert_eq!(yaml["chain"], data["chain"]);
+    // Events are written beside everything else.
+    let page = eventually("the page with its events", LIMIT, async || {
+        Some(run(&ns, "status", &["apple"]))
+            .filter(|page| page.data.contains("VirtualMachine/apple: created Pod apple"))
+    })
+    .await;
+    eprintln!("{}", page.data);
+    assert_eq!(page.code, 0, "{}", page.talk);
+    let lines = [
+        "apple runs, as its spec wants it",
+        "Wanted      Running, 2 CPUs, 1G of memory",
+        "Is          Running on node explain-healthy",
+        "Disks       apple-core-disk",
+        "Pod         apple",
+    ];
+    for line in lines {
+        assert!(page.data.contains(line), "{line}: {}", page.data);
+    }
     let none = explain(&ns, &["plum"]);
     assert_eq!(none.code, 1, "{}", none.talk);
     assert!(none.talk.starts_with("vm/plum: there is none in the namespace"), "{}", none.talk);
@@ -241,4 +263,11 @@ async fn a_healthy_vm_has_no_cause_and_a_missing_right_ends_nothing() {
         assert!(plural == "nodes" || printed.data.contains(&line), "{plural}: {}", printed.data);
     }
     eprintln!("{}", printed.data);
+    let page = run(&ns, "status", &["apple", "--as", "alice"]);
+    assert!(page.code == 0 && page.data.contains("\nIs          Running on node"), "{}{}", page.data, page.talk);
+    assert!(
+        page.data.contains("\nnot known: pods in the namespace") && !page.data.contains("\nDisks"),
+        "{}",
+        page.data
+    );
 }

@@ -1,0 +1,337 @@
+//! One page about a VM: what is wanted, what is, what it waits for, and what belongs to it.
+
+use std::fmt;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{Explanation, Facts, explain, time};
+use crate::{
+    api::{PendingChange, PowerState, Quantity},
+    observed::Object,
+};
+
+/// The most events on the page.
+const EVENTS: usize = 5;
+
+/// The page.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Page {
+    /// Whether it is as wanted, and if not, why.
+    pub explanation: Explanation,
+    /// What the spec wants.
+    pub wanted: Size,
+    /// What there is.
+    pub is: Present,
+    /// The claims with the VM's data. `None`: they could not be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disks: Option<Vec<Disk>>,
+    /// The Pod. `None`: there is none, or it could not be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<Pod>,
+    /// The template set and its version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub templates: Option<String>,
+    /// What takes effect at the next start.
+    pub pending: Vec<PendingChange>,
+    /// The last events about the VM, its Pod and its claims, the newest last.
+    pub events: Vec<Happening>,
+}
+
+/// How large a VM is, and whether it runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Size {
+    /// Running or Stopped.
+    pub state: PowerState,
+    /// CPUs now, and at most.
+    pub cpus: [u32; 2],
+    /// Memory now, and at most.
+    pub ram: [String; 2],
+}
+
+/// What there is of a VM, as its status says.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Present {
+    /// Running, Stopped, ...
+    pub phase: String,
+    /// The node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// kvm or tcg.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<String>,
+    /// The CPUs of the guest.
+    pub cpus: u32,
+    /// The memory of the guest.
+    pub ram: String,
+    /// The addresses.
+    pub addresses: Vec<String>,
+    /// The guest's operating system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
+    /// Who is logged in in the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The address of a viewer of the display.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub viewer: Option<String>,
+}
+
+/// A claim.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Disk {
+    /// The claim's name.
+    pub claim: String,
+    /// Bound, Pending, Lost.
+    pub phase: String,
+    /// The size of its volume, or the size that it wants.
+    pub size: String,
+    /// The storage class.
+    pub class: String,
+    /// What is not as the spec wants it: reasons of the condition StorageReady.
+    pub findings: Vec<&'static str>,
+}
+
+/// The Pod.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Pod {
+    /// Its name.
+    pub name: String,
+    /// Its containers.
+    pub containers: Vec<Container>,
+}
+
+/// A container.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Container {
+    /// Its name.
+    pub name: String,
+    /// running, waiting (with the reason), terminated (with the reason).
+    pub state: String,
+    /// How often it was started again.
+    pub restarts: i64,
+}
+
+/// An event.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Happening {
+    /// How long ago it was seen last.
+    pub age: String,
+    /// Normal or Warning.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// Its reason.
+    pub reason: String,
+    /// Kind and name of the object.
+    pub object: String,
+    /// Its words.
+    pub message: String,
+}
+
+impl Page {
+    /// The page of a VM.
+    pub fn of(facts: &Facts) -> Self {
+        let status = facts.vm.status.clone().unwrap_or_default();
+        let templates = status.templates.as_ref().map(|from| {
+            let set = from.set.as_deref().unwrap_or("the default set");
+            from.version.as_ref().map_or_else(|| set.to_owned(), |version| format!("{set}, version {version}"))
+        });
+        let claims = facts.claims.as_ref();
+        Self {
+            explanation: explain(facts),
+            wanted: wanted(facts),
+            is: present(facts),
+            disks: claims.map(|claims| claims.iter().map(|claim| disk(facts, claim)).collect()),
+            pod: facts.pod().map(pod),
+            templates,
+            pending: status.pending_changes,
+            events: events(facts),
+        }
+    }
+}
+
+fn wanted(facts: &Facts) -> Size {
+    let machine = &facts.vm.spec.vm;
+    let topology = machine.cpu_topology.map(|it| {
+        [it.sockets, it.dies_per_socket, it.cores_per_die, it.threads_per_core]
+            .iter()
+            .map(|level| (*level).max(1))
+            .product()
+    });
+    let most = machine.maximum_cpus.or(topology).unwrap_or(1);
+    let ram = |quantity: &Quantity| Quantity::with_unit(quantity.bytes()).to_string();
+    let current = machine.current_ram.as_ref().unwrap_or(&machine.maximum_ram);
+    Size {
+        state: machine.state,
+        cpus: [machine.current_cpus.unwrap_or(most), most],
+        ram: [ram(current), ram(&machine.maximum_ram)],
+    }
+}
+
+fn present(facts: &Facts) -> Present {
+    let Some(status) = &facts.vm.status else { return Present::default() };
+    let system = |key: &str| status.osinfo.as_ref()?[key].as_str().map(str::to_owned);
+    Present {
+        phase: status.phase.clone().unwrap_or_default(),
+        node: status.node_name.clone(),
+        accelerator: status.accelerator.clone(),
+        cpus: status.cpus.unwrap_or_default(),
+        ram: status.ram.as_deref().map(readable).unwrap_or_default(),
+        addresses: status.addresses.iter().flatten().map(|it| it.address.clone()).collect(),
+        system: system("pretty-name").or_else(|| system("name")),
+        user: status.logged_in_user.clone(),
+        viewer: status.console_client.clone(),
+    }
+}
+
+/// An amount of memory with a unit that people read. What is no amount stays.
+fn readable(text: &str) -> String {
+    Quantity::parse(text).map_or_else(|_| text.to_owned(), |quantity| Quantity::with_unit(quantity.bytes()).to_string())
+}
+
+fn disk(facts: &Facts, claim: &Object) -> Disk {
+    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let size = Some(&claim.status["capacity"]["storage"]).filter(|size| !size.is_null());
+    let of_claim = facts.vm.status.iter().flat_map(|it| &it.claims).find(|it| it.name == claim.key.name);
+    Disk {
+        claim: claim.key.name.clone(),
+        phase: text(&claim.status["phase"]),
+        size: text(size.unwrap_or(&claim.spec["resources"]["requests"]["storage"])),
+        class: text(&claim.spec["storageClassName"]),
+        findings: of_claim.iter().flat_map(|it| &it.findings).map(|finding| finding.reason.as_str()).collect(),
+    }
+}
+
+fn pod(pod: &Object) -> Pod {
+    let listed = |key: &str| pod.status[key].as_array().cloned().unwrap_or_default();
+    let container = |status: &Value| {
+        let state = status["state"].as_object().and_then(|state| state.iter().next());
+        let (word, more) = state.map_or(("not started", &Value::Null), |(word, more)| (word.as_str(), more));
+        Container {
+            name: status["name"].as_str().unwrap_or_default().to_owned(),
+            state: more["reason"].as_str().map_or_else(|| word.to_owned(), |reason| format!("{word} ({reason})")),
+            restarts: status["restartCount"].as_i64().unwrap_or_default(),
+        }
+    };
+    let containers = [listed("containerStatuses"), listed("initContainerStatuses")].concat();
+    Pod { name: pod.key.name.clone(), containers: containers.iter().map(container).collect() }
+}
+
+fn events(facts: &Facts) -> Vec<Happening> {
+    let own = |uid: Option<&String>| {
+        let is_claim = |uid: &String| facts.claims.iter().flatten().any(|claim| claim.uid == *uid);
+        uid.is_some_and(|uid| {
+            facts.vm.uid().as_ref() == Some(uid) || facts.pod().is_some_and(|pod| pod.uid == *uid) || is_claim(uid)
+        })
+    };
+    let mut found: Vec<_> = facts.events.iter().filter(|event| own(event.involved_object.uid.as_ref())).collect();
+    found.sort_by_key(|event| time(event));
+    let last = found.len().saturating_sub(EVENTS);
+    let happening = |event: &&k8s_openapi::api::core::v1::Event| Happening {
+        age: time(event).map_or_else(|| "?".to_owned(), |time| age(facts.now, time)),
+        type_: event.type_.clone().unwrap_or_default(),
+        reason: event.reason.clone().unwrap_or_default(),
+        object: format!(
+            "{}/{}",
+            event.involved_object.kind.as_deref().unwrap_or_default(),
+            event.involved_object.name.as_deref().unwrap_or_default()
+        ),
+        message: event.message.as_deref().unwrap_or_default().lines().next().unwrap_or_default().to_owned(),
+    };
+    found[last..].iter().map(happening).collect()
+}
+
+/// A time that has passed, in the largest unit of which there are two: `90s`, `47h`, `3d`.
+fn age(now: Timestamp, time: Timestamp) -> String {
+    let seconds = now.duration_since(time).as_secs().max(0);
+    let units = [("d", 86_400), ("h", 3_600), ("m", 60)];
+    let unit = units.iter().find(|(_, length)| seconds >= 2 * length);
+    unit.map_or_else(|| format!("{seconds}s"), |(unit, length)| format!("{}{unit}", seconds / length))
+}
+
+/// A line with a title in a column of its own.
+fn line(f: &mut fmt::Formatter<'_>, title: &str, text: &str) -> fmt::Result {
+    writeln!(f, "{}", format!("{title:<12}{text}").trim_end())
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = |now: &str, most: &str| if now == most { now.to_owned() } else { format!("{now} of {most}") };
+        let [cpus, most] = self.cpus.map(|number| number.to_string());
+        let [ram, most_ram] = &self.ram;
+        write!(f, "{:?}, {} CPUs, {} of memory", self.state, of(&cpus, &most), of(ram, most_ram))
+    }
+}
+
+impl fmt::Display for Present {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.phase.is_empty() { "not known yet" } else { &self.phase })?;
+        if let Some(node) = &self.node {
+            write!(f, " on node {node}")?;
+        }
+        if let Some(accelerator) = &self.accelerator {
+            write!(f, " with {accelerator}")?;
+        }
+        if self.cpus > 0 {
+            write!(f, ", {} CPUs, {} of memory", self.cpus, self.ram)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}\n", self.explanation.line)?;
+        line(f, "Wanted", &self.wanted.to_string())?;
+        line(f, "Is", &self.is.to_string())?;
+        let guest = [
+            self.is.system.clone(),
+            self.is.user.as_ref().map(|user| format!("{user} is logged in")),
+            self.is.viewer.as_ref().map(|viewer| format!("a viewer at {viewer}")),
+        ];
+        let guest: Vec<String> = guest.into_iter().flatten().collect();
+        if !guest.is_empty() {
+            line(f, "Guest", &guest.join(", "))?;
+        }
+        if !self.is.addresses.is_empty() {
+            line(f, "Addresses", &self.is.addresses.join(" "))?;
+        }
+        if let Some(templates) = &self.templates {
+            line(f, "Templates", templates)?;
+        }
+        let mut title = "Next start";
+        for PendingChange { path, current, wanted, reason } in &self.pending {
+            let text = |value: &Option<Value>| value.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
+            line(f, title, &format!("{path}: {} -> {} ({reason})", text(current), text(wanted)))?;
+            title = "";
+        }
+        title = "Disks";
+        for disk in self.disks.iter().flatten() {
+            let Disk { claim, phase, size, class, findings } = disk;
+            line(f, title, &format!("{claim:<28} {phase:<8} {size:<8} {class} {}", findings.join(" ")))?;
+            title = "";
+        }
+        if let Some(Pod { name, containers }) = &self.pod {
+            line(f, "Pod", name)?;
+            for Container { name, state, restarts } in containers {
+                let again = if *restarts > 0 { format!(", started again {restarts} times") } else { String::new() };
+                line(f, "", &format!("{name:<12} {state}{again}"))?;
+            }
+        }
+        title = "Events";
+        for Happening { age, type_: _, reason, object, message } in &self.events {
+            line(f, title, &format!("{age:<5} {reason:<22} {object}: {message}"))?;
+            title = "";
+        }
+        for line in &self.explanation.unread {
+            writeln!(f, "not known: {line}")?;
+        }
+        Ok(())
+    }
+}

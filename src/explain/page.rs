@@ -265,7 +265,8 @@ impl fmt::Display for Size {
         let of = |now: &str, most: &str| if now == most { now.to_owned() } else { format!("{now} of {most}") };
         let [cpus, most] = self.cpus.map(|number| number.to_string());
         let [ram, most_ram] = &self.ram;
-        write!(f, "{:?}, {} CPUs, {} of memory", self.state, of(&cpus, &most), of(ram, most_ram))
+        let unit = if most == "1" { "CPU" } else { "CPUs" };
+        write!(f, "{:?}, {} {unit}, {} of memory", self.state, of(&cpus, &most), of(ram, most_ram))
     }
 }
 
@@ -279,7 +280,8 @@ impl fmt::Display for Present {
             write!(f, " with {accelerator}")?;
         }
         if self.cpus > 0 {
-            write!(f, ", {} CPUs, {} of memory", self.cpus, self.ram)?;
+            let unit = if self.cpus == 1 { "CPU" } else { "CPUs" };
+            write!(f, ", {} {unit}, {} of memory", self.cpus, self.ram)?;
         }
         Ok(())
     }

@@ -82,6 +82,8 @@ enum Command {
     Console(console::Options),
     /// Print the log of a VM: what its runner says, and what the guest writes on its serial console.
     Logs(in_pod::LogOptions),
+    /// Forward ports of this computer to the guest of a VM, which needs a network of type pod. Ctrl-C ends it.
+    PortForward(in_pod::ForwardOptions),
     /// Write a picture of the guest's screen into a file.
     Screenshot(in_pod::ScreenshotOptions),
     /// Press keys of the guest's keyboard, such as ctrl-alt-delete.
@@ -189,6 +191,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Status(options) => explain::status(options, output).await?,
         Command::Explain(options) => explain::run(options, output).await?,
         Command::Logs(options) => in_pod::logs(options, output).await?,
+        Command::PortForward(options) => in_pod::port_forward(options, output).await?,
         Command::Screenshot(options) => in_pod::screenshot(options, output).await?,
         Command::SendKey(options) => in_pod::send_key(options, output).await?,
         Command::Wait(options) => wait::run(options, output).await?,

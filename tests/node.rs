@@ -113,6 +113,22 @@ fn kubectl_vm(namespace: &TestNamespace, arguments: &[&str]) -> (tempfile::TempD
     (tools, command)
 }
 
+/// What the guest of the VM `demo` serves, through `kubectl vm port-forward`.
+async fn a_forwarded_port_leads_to_the_guest(namespace: &TestNamespace) -> String {
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
+    let (_tools, mut command) = kubectl_vm(namespace, &["port-forward", "demo", ":8080"]);
+    let mut forward = command.stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let mut lines = tokio::io::BufReader::new(forward.stdout.take().unwrap()).lines();
+    let line = tokio::time::timeout(LIMIT, lines.next_line()).await.expect("a line").unwrap().unwrap();
+    let (_, port) = line.split_once("127.0.0.1:").expect("where it listens");
+    let port: u16 = port.split(' ').next().unwrap().parse().unwrap();
+    let mut guest = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    guest.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
+    let mut page = String::new();
+    tokio::time::timeout(LIMIT, guest.read_to_string(&mut page)).await.expect("an answer").unwrap();
+    page
+}
+
 /// What `kubectl vm` says about the guest of the VM `demo`.
 async fn the_guest_answers_commands(namespace: &TestNamespace) {
     let run = async |arguments: &[&str]| {
@@ -636,6 +652,9 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
         };
         let first = page().await;
         assert!(first.ends_with("\n\r\ndemo-guest Hello from cloud-init\n"), "{first}");
+        assert!(
+            a_forwarded_port_leads_to_the_guest(&namespace).await.ends_with("\r\ndemo-guest Hello from cloud-init\n")
+        );
         let pod = pods.get("demo").await.unwrap();
         let spec = pod.spec.unwrap();
         // Only passt has the weaker profile, and it has neither a disk nor a token nor a device.

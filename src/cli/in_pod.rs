@@ -18,7 +18,7 @@ use super::{
     output::{Exit, Failure, Output, chain, note},
     vms::{name_of, vm_names},
 };
-use crate::{actions::VmHandle, files::FileError, process::ErrorChain};
+use crate::{actions::VmHandle, api::Network, files::FileError, process::ErrorChain};
 
 /// The container with QEMU.
 const MACHINE: &str = "vm-runner";
@@ -72,6 +72,18 @@ pub(super) struct KeyOptions {
     keys: Vec<String>,
 }
 
+#[derive(Args)]
+pub(super) struct ForwardOptions {
+    #[command(flatten)]
+    target: Target,
+    /// Ports of the guest: 8080; 80:8080 for another one here; :8080 for any free one here.
+    #[arg(value_name = "[LOCAL:]REMOTE", required = true)]
+    ports: Vec<String>,
+    /// Where to listen on this computer.
+    #[arg(long, default_value = "localhost", value_name = "ADDRESS")]
+    address: String,
+}
+
 /// A VM's Pod.
 struct InPod<'a> {
     cluster: &'a ClusterOptions,
@@ -117,6 +129,41 @@ fn start_failed(error: std::io::Error) -> Failure {
     Failure::new(format!("start kubectl: {error}"))
 }
 
+/// Why nothing in the cluster reaches the guest of a VM with these networks; `None`: a network of type pod leads to it.
+fn unreachable(networks: &[Network]) -> Option<&'static str> {
+    let has = |is: fn(&Network) -> bool| networks.iter().any(is);
+    if has(|network| network.pod.is_some()) {
+        None
+    } else if has(|network| network.tap.is_some()) {
+        Some(
+            "its guest is on a bridge of the node and has an address there, which the API server does not know: connect to that",
+        )
+    } else if has(|network| network.user.is_some()) {
+        Some(
+            "its networks are of type user, through which nothing reaches the guest: give it one of type pod (spec.vm.networks)",
+        )
+    } else {
+        Some("it has no network")
+    }
+}
+
+pub(super) async fn port_forward(options: &ForwardOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let Target { vm, cluster } = &options.target;
+    let connected = cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
+    let handle = VmHandle::new(connected.client.clone(), &connected.namespace, name_of(vm));
+    let found = handle.get().await.map_err(|error| Failure::unknown(chain(&handle, &error)))?;
+    if let Some(why) = unreachable(&found.spec.vm.networks) {
+        return Err(Failure::new(format!("{handle}: {why}")));
+    }
+    let pod = InPod::find(&options.target).await?;
+    output.flush()?;
+    let mut kubectl = Command::new("kubectl");
+    kubectl.args(["port-forward", &format!("pod/{}", pod.pod), "--namespace", &pod.namespace]);
+    cluster.pass_on(&mut kubectl);
+    kubectl.args(["--address", &options.address]).args(&options.ports);
+    Ok(Exit::negative_if(!kubectl.status().map_err(start_failed)?.success()))
+}
+
 pub(super) async fn logs(options: &LogOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let pod = InPod::find(&options.target).await?;
     output.flush()?;
@@ -157,4 +204,20 @@ pub(super) async fn send_key(options: &KeyOptions, output: &mut Output<'_>) -> R
         }
     }
     Ok(Exit::Success)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_a_network_of_type_pod_leads_to_the_guest() {
+        let why = |networks| unreachable(&serde_json::from_value::<Vec<Network>>(networks).unwrap());
+        assert_eq!(why(json!([{ "user": {} }, { "pod": {} }])), None);
+        assert!(why(json!([{ "user": {} }])).unwrap().contains("type pod"));
+        assert!(why(json!([{ "user": {} }, { "tap": {} }])).unwrap().contains("bridge of the node"));
+        assert_eq!(why(json!([])), Some("it has no network"));
+    }
 }

@@ -5,6 +5,7 @@
 
 use std::{
     io::{IsTerminal, Write},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -125,6 +126,11 @@ async fn pod(client: Client, namespace: &str, name: &str) -> Result<String, Fail
     })
 }
 
+/// Lets kubectl take the place of this process, so that whoever ends this command ends it. Returns only if that fails.
+fn become_it(mut kubectl: Command) -> Failure {
+    start_failed(kubectl.exec())
+}
+
 fn start_failed(error: std::io::Error) -> Failure {
     Failure::new(format!("start kubectl: {error}"))
 }
@@ -161,7 +167,7 @@ pub(super) async fn port_forward(options: &ForwardOptions, output: &mut Output<'
     kubectl.args(["port-forward", &format!("pod/{}", pod.pod), "--namespace", &pod.namespace]);
     cluster.pass_on(&mut kubectl);
     kubectl.args(["--address", &options.address]).args(&options.ports);
-    Ok(Exit::negative_if(!kubectl.status().map_err(start_failed)?.success()))
+    Err(become_it(kubectl))
 }
 
 pub(super) async fn logs(options: &LogOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
@@ -171,7 +177,7 @@ pub(super) async fn logs(options: &LogOptions, output: &mut Output<'_>) -> Resul
     let flags = [("--follow", options.follow), ("--previous", options.previous), ("--timestamps", options.timestamps)];
     kubectl.args(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag));
     kubectl.args(options.tail.map(|lines| format!("--tail={lines}")));
-    Ok(Exit::negative_if(!kubectl.status().map_err(start_failed)?.success()))
+    Err(become_it(kubectl))
 }
 
 pub(super) async fn screenshot(options: &ScreenshotOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {

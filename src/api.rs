@@ -454,6 +454,24 @@ pub struct Machine {
     pub on_panic: Option<OnPanic>,
 }
 
+impl Machine {
+    /// The CPUs that the running VM can get at most.
+    pub fn most_cpus(&self) -> u32 {
+        self.cpu_topology.map(|topology| topology.cpus()).or(self.maximum_cpus).unwrap_or(1)
+    }
+
+    /// The CPUs that the guest has when it starts. The Java VM-Operator allowed more than the maximum, and the guest then had the maximum.
+    pub fn cpus(&self) -> u32 {
+        self.current_cpus.map_or(self.most_cpus(), |current| current.min(self.most_cpus()))
+    }
+
+    /// As [`Machine::cpus`], for the memory.
+    pub fn ram(&self) -> &Quantity {
+        let current = self.current_ram.as_ref().filter(|current| current.bytes() <= self.maximum_ram.bytes());
+        current.unwrap_or(&self.maximum_ram)
+    }
+}
+
 /// What happens when the guest panics.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]

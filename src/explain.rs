@@ -11,6 +11,8 @@
 //! has no right to read nodes, storage classes or events, is looked up here. The words of other programs decide only where the API has
 //! nothing else: the answer of a refused write, and events of the kubelet.
 
+use std::fmt;
+
 use k8s_openapi::{
     api::{
         apps::v1::Deployment,
@@ -197,7 +199,7 @@ impl Facts {
         events
     }
 
-    /// `vm/NAME` for commands, with its namespace.
+    /// The option of commands that names the VM's namespace.
     pub(crate) fn on_command_line(&self) -> String {
         format!("-n {}", self.vm.namespace().unwrap_or_default())
     }
@@ -225,6 +227,18 @@ pub(crate) fn owner_of(entries: &[ManagedFieldsEntry], path: &str) -> Option<Str
 
 /// The API server's name for a field manager of which it knows nothing.
 const UNNAMED: &str = "unknown";
+
+impl fmt::Display for Explanation {
+    /// The line, the chain with a line for each stage, and what else there is to say.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.line)?;
+        for Link { stage, state, text } in &self.chain {
+            writeln!(f, "{}", format!("  {:<11} {state:<7} {text}", stage.title()).trim_end())?;
+        }
+        self.also.iter().try_for_each(|line| writeln!(f, "also: {line}"))?;
+        self.unread.iter().try_for_each(|line| writeln!(f, "not known: {line}"))
+    }
+}
 
 /// Explains a VM.
 pub fn explain(facts: &Facts) -> Explanation {

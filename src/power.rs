@@ -103,10 +103,8 @@ struct Shutdown<'a> {
     now: Timestamp,
     /// The UID of the Pod whose runner reported last.
     reporting_pod: Option<&'a String>,
-    /// The runner has reported that the guest shut itself down, or that it was ended after a panic.
-    is_reported: bool,
-    /// The reported end was a panic.
-    is_panic: bool,
+    /// What the runner has reported of the guest's own end.
+    reported: Option<End>,
     /// The reported shutdown stops the VM.
     stops: bool,
     /// `status.halted`, unless it is about an earlier shutdown than the reported one.
@@ -118,7 +116,6 @@ impl<'a> Shutdown<'a> {
         let status = vm.status.as_ref();
         let reporting_pod = status.and_then(|status| status.pod_uid.as_ref());
         let reported = reported_end(vm, pod);
-        let is_reported = reported.is_some();
         // A Pod that a controller (a StatefulSet) owns has no restart annotation; its controller has it.
         let is_restarting =
             |pod: &Object| pod.is_owned_or_adoptable(&vm.uid().unwrap_or_default()) && is_restart_wanted(vm, pod);
@@ -130,9 +127,8 @@ impl<'a> Shutdown<'a> {
         // If the status is about an earlier Pod's guest, the VM was started since, and the reported shutdown is a new one.
         let is_of_report = |halted: &Halted| halted.pod_uid.is_none() || halted.pod_uid.as_ref() == reporting_pod;
         let halted = status.and_then(|status| status.halted.clone());
-        let halted = halted.filter(|halted| !is_reported || is_of_report(halted));
-        let is_panic = reported == Some(End::Panic);
-        Self { vm, pod, previous, now, reporting_pod, is_reported, is_panic, stops, halted }
+        let halted = halted.filter(|halted| reported.is_none() || is_of_report(halted));
+        Self { vm, pod, previous, now, reporting_pod, reported, stops, halted }
     }
 
     /// `state` is Running.
@@ -189,7 +185,7 @@ impl<'a> Shutdown<'a> {
     /// The shutdown no longer keeps the VM down. It stays in the status while the runner's report does, or the report would be taken
     /// for a new shutdown.
     fn released(&self, halted: Option<Halted>) -> Option<Halted> {
-        halted.filter(|_| self.is_reported).map(|halted| Halted { released: true, ..halted })
+        halted.filter(|_| self.reported.is_some()).map(|halted| Halted { released: true, ..halted })
     }
 
     /// `status.halted` for the reported shutdown.
@@ -198,7 +194,7 @@ impl<'a> Shutdown<'a> {
         let is_annotated = self.annotated_shutdown().is_some_and(|time| *time == whole_seconds(self.now));
         let time = if is_annotated { self.now + SignedDuration::from_secs(1) } else { self.now };
         Halted {
-            by: if self.is_panic { Halted::PANIC } else { Halted::GUEST }.into(),
+            by: if self.reported == Some(End::Panic) { Halted::PANIC } else { Halted::GUEST }.into(),
             time: Time(time),
             generation: self.vm.metadata.generation.unwrap_or_default(),
             pod_uid: self.reporting_pod.cloned(),

@@ -4,17 +4,10 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is test code")]
 
-use std::{
-    fmt::Write as _,
-    panic::{AssertUnwindSafe, catch_unwind},
-    process,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
-};
+#[path = "support/fuzzing.rs"]
+mod fuzzing;
+
+use std::fmt::Write as _;
 
 use fastrand::Rng;
 use k8s_openapi::jiff::Timestamp;
@@ -27,10 +20,6 @@ use vm_operator::{
     observed::Observed,
     render::{Files, RandomInput, Sources, TemplateSet, builtin::BUILTIN, check, render},
 };
-
-/// How long one round may take before it counts as one that does not end. The rendering of a template alone is bounded by its steps to
-/// about a second in a debug build.
-const HANG: Duration = Duration::from_secs(120);
 
 /// Words that are near something: the context, functions, syntax, YAML.
 const WORDS: &[&str] = &[
@@ -371,36 +360,15 @@ fn round(seed: u64) -> Became {
 
 #[test]
 fn fuzzed_templates_and_vms_never_panic_hang_or_break_the_rules() {
-    let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
-    let first = if seconds.is_some() { fastrand::u64(..u64::MAX / 2) } else { 0 };
-    let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(5));
-    let current = Arc::new(AtomicU64::new(first));
-    let watched = current.clone();
-    thread::spawn(move || {
-        let mut last = u64::MAX;
-        loop {
-            let now = watched.load(Ordering::Relaxed);
-            if now == last {
-                eprintln!("round {now} does not end");
-                process::abort();
-            }
-            last = now;
-            thread::sleep(HANG);
-        }
-    });
     let (mut objects, mut refused, mut not_compiled) = (0_u64, 0_u64, 0_u64);
-    for seed in first.. {
-        if Instant::now() > end {
-            break;
-        }
-        current.store(seed, Ordering::Relaxed);
-        let became = catch_unwind(AssertUnwindSafe(|| round(seed)));
-        match became.unwrap_or_else(|_| panic!("round {seed} panicked: `round({seed})` does it again")) {
+    let first = fuzzing::fuzz(
+        |seed| format!("`round({seed})`"),
+        |seed| match round(seed) {
             Became::Objects => objects += 1,
             Became::Refused => refused += 1,
             Became::NotCompiled => not_compiled += 1,
-        }
-    }
+        },
+    );
     eprintln!("{objects} rendered, {refused} refused, {not_compiled} not compiled; seeds from {first}");
     // Otherwise it would show nothing.
     assert!(objects > 0 && refused > 0 && not_compiled > 0, "{objects} {refused} {not_compiled}");

@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is test code")]
 
+#[path = "support/fuzzing.rs"]
+mod fuzzing;
 #[path = "fuzz_runner/mutator.rs"]
 mod mutator;
 #[path = "fuzz_runner/peers.rs"]
@@ -18,14 +20,7 @@ use std::{
     fs,
     io::Cursor,
     os::unix::fs::symlink,
-    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
-    process,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
     time::{Duration, Instant},
 };
 
@@ -61,8 +56,6 @@ use vm_operator::{
     },
 };
 
-/// How long one case may take before it counts as one that does not end.
-const HANG: Duration = Duration::from_secs(120);
 /// A case that takes longer is named.
 const SLOW: Duration = Duration::from_secs(5);
 /// How long it may take in the time that passes only while everybody waits.
@@ -509,43 +502,23 @@ fn most_memory() -> u64 {
 
 #[test]
 fn what_the_runner_reads_never_makes_it_panic_hang_or_report_too_much() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    if let Some(only) = number("FUZZ_CASE") {
+    if let Some(only) = std::env::var("FUZZ_CASE").ok().and_then(|text| text.parse().ok()) {
         case(only, &mut BTreeMap::new());
         eprintln!("case {only}: at most {} MiB", most_memory() >> 10);
         return;
     }
-    let seconds = number("FUZZ_SECONDS");
-    let first = if seconds.is_some() { fastrand::u64(..u64::MAX / 2) } else { 0 };
-    let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(5));
-    let current = Arc::new(AtomicU64::new(first));
-    let watched = current.clone();
-    thread::spawn(move || {
-        let mut last = u64::MAX;
-        loop {
-            let now = watched.load(Ordering::Relaxed);
-            if now == last {
-                eprintln!("case {now} does not end");
-                process::abort();
-            }
-            last = now;
-            thread::sleep(HANG);
-        }
-    });
     let mut counts = BTreeMap::new();
-    for number in first.. {
-        if Instant::now() > end {
-            break;
-        }
-        current.store(number, Ordering::Relaxed);
-        let begin = Instant::now();
-        let done = catch_unwind(AssertUnwindSafe(|| case(number, &mut counts)));
-        assert!(done.is_ok(), "case {number} failed; FUZZ_CASE={number} does it again");
-        if begin.elapsed() > SLOW {
-            eprintln!("case {number} took {:?}", begin.elapsed());
-        }
-        assert!(most_memory() < MOST_MEMORY, "after case {number} the process has had {} KiB", most_memory());
-    }
+    let first = fuzzing::fuzz(
+        |number| format!("FUZZ_CASE={number}"),
+        |number| {
+            let begin = Instant::now();
+            case(number, &mut counts);
+            if begin.elapsed() > SLOW {
+                eprintln!("case {number} took {:?}", begin.elapsed());
+            }
+            assert!(most_memory() < MOST_MEMORY, "after case {number} the process has had {} KiB", most_memory());
+        },
+    );
     eprintln!("cases from {first}; at most {} MiB", most_memory() >> 10);
     for (input, Count { used, refused, agents, reports }) in &counts {
         eprintln!("{input:?}: {used} used, {refused} refused; {agents} agents with {reports} reports");

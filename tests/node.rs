@@ -4,6 +4,8 @@
 
 #[path = "node/agent.rs"]
 mod agent;
+#[path = "node/commands.rs"]
+mod commands;
 #[path = "node/devices.rs"]
 mod devices;
 #[path = "node/mended.rs"]
@@ -99,74 +101,6 @@ async fn wait_for(api: &Api<VirtualMachine>, name: &str, type_: &str, status: bo
 /// Requests are counted for the whole cluster, and two guests at once are slow.
 static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// A `kubectl vm` command in the namespace. It starts the kubectl of this cluster; the folder holds it.
-fn kubectl_vm(namespace: &TestNamespace, arguments: &[&str]) -> (tempfile::TempDir, tokio::process::Command) {
-    let tools = tempfile::tempdir().unwrap();
-    let kubectl = tools.path().join("kubectl");
-    let own_path = std::env::var("PATH").unwrap();
-    std::fs::write(&kubectl, format!("#!/bin/sh\nPATH='{own_path}' exec {XTASK} kubectl -- \"$@\"\n")).unwrap();
-    std::fs::set_permissions(&kubectl, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let path = format!("{}:{own_path}", tools.path().display());
-    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubectl-vm"));
-    command.args(arguments).args(["--namespace", namespace.name()]);
-    command.env("KUBECONFIG", Cluster::with_node().kubeconfig()).env("PATH", path);
-    (tools, command)
-}
-
-/// What the guest of the VM `demo` serves, through `kubectl vm port-forward`.
-async fn a_forwarded_port_leads_to_the_guest(namespace: &TestNamespace) -> String {
-    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
-    let (_tools, mut command) = kubectl_vm(namespace, &["port-forward", "demo", ":8080"]);
-    let mut forward = command.stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-    let mut lines = tokio::io::BufReader::new(forward.stdout.take().unwrap()).lines();
-    let line = tokio::time::timeout(LIMIT, lines.next_line()).await.expect("a line").unwrap().unwrap();
-    let (_, port) = line.split_once("127.0.0.1:").expect("where it listens");
-    let port: u16 = port.split(' ').next().unwrap().parse().unwrap();
-    let mut guest = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-    guest.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
-    let mut page = String::new();
-    tokio::time::timeout(LIMIT, guest.read_to_string(&mut page)).await.expect("an answer").unwrap();
-    page
-}
-
-/// What `kubectl vm` says about the guest of the VM `demo`.
-async fn the_guest_answers_commands(namespace: &TestNamespace) {
-    let run = async |arguments: &[&str]| {
-        let (_tools, mut command) = kubectl_vm(namespace, arguments);
-        let output = command.output().await.unwrap();
-        assert!(output.status.success(), "{arguments:?}: {output:?}");
-        output.stdout
-    };
-    let log = String::from_utf8(run(&["logs", "demo", "--tail=50"]).await).unwrap();
-    assert!(log.contains("guest: up"), "{log}");
-    let picture = run(&["screenshot", "demo", "--output=-"]).await;
-    assert!(picture.starts_with(b"\x89PNG"), "{} bytes", picture.len());
-    run(&["send-key", "demo", "ctrl-alt-f1", "ret"]).await;
-}
-
-/// `kubectl vm console` of the VM `demo` has the last output of the guest, and the guest gets what is typed.
-async fn the_console_is_in_a_terminal(namespace: &TestNamespace) {
-    let (_tools, mut command) = kubectl_vm(namespace, &["console", "vm/demo"]);
-    let mut console = command
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    let (mut stdout, mut seen) = (console.stdout.take().unwrap(), Vec::new());
-    let read = async {
-        while !String::from_utf8_lossy(&seen).contains("guest: up") {
-            let count = tokio::io::AsyncReadExt::read_buf(&mut stdout, &mut seen).await.unwrap();
-            assert!(count > 0, "the command has ended: {}", String::from_utf8_lossy(&seen));
-        }
-    };
-    tokio::time::timeout(LIMIT, read).await.expect("the guest's last output");
-    // Ctrl-] leaves.
-    tokio::io::AsyncWriteExt::write_all(console.stdin.as_mut().unwrap(), b"\x1d").await.unwrap();
-    let status = tokio::time::timeout(LIMIT, console.wait()).await.expect("the end of the command").unwrap();
-    assert!(status.success(), "{status}");
-}
-
 #[tokio::test]
 async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     let _turn = ONE_AT_A_TIME.lock().await;
@@ -197,8 +131,8 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
         assert!(console.contains(line), "{line:?} in:\n{console}");
     }
 
-    the_console_is_in_a_terminal(&namespace).await;
-    the_guest_answers_commands(&namespace).await;
+    commands::the_console_is_in_a_terminal(&namespace).await;
+    commands::the_guest_answers_commands(&namespace).await;
 
     // At rest nothing is written. The kubelet, the garbage collector and the API server itself look at objects now and then;
     // that we do not even do that is shown where we are alone, in tests/api_server/at_rest.rs.
@@ -653,7 +587,9 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
         let first = page().await;
         assert!(first.ends_with("\n\r\ndemo-guest Hello from cloud-init\n"), "{first}");
         assert!(
-            a_forwarded_port_leads_to_the_guest(&namespace).await.ends_with("\r\ndemo-guest Hello from cloud-init\n")
+            commands::a_forwarded_port_leads_to_the_guest(&namespace)
+                .await
+                .ends_with("\r\ndemo-guest Hello from cloud-init\n")
         );
         let pod = pods.get("demo").await.unwrap();
         let spec = pod.spec.unwrap();

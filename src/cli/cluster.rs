@@ -115,9 +115,8 @@ pub(super) fn typed() -> ClusterOptions {
     options_among(std::env::args_os().skip(1).filter_map(|word| word.into_string().ok()))
 }
 
-fn options_among(words: impl Iterator<Item = String>) -> ClusterOptions {
+fn options_among(mut words: impl Iterator<Item = String>) -> ClusterOptions {
     const WITH_VALUE: [&str; 6] = ["-n", "--namespace", "--context", "--kubeconfig", "--as", "--as-group"];
-    let mut words = words.peekable();
     let mut found = vec!["kubectl-vm".to_owned()];
     while let Some(word) = words.next() {
         let (name, value) = word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));

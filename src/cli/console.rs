@@ -8,7 +8,7 @@
 //!
 //! kubectl carries the terminal: it is there, because it has started this plugin, and knows the user's way to the cluster.
 
-use std::{io::IsTerminal, process::Command, time::Duration};
+use std::{io::IsTerminal, time::Duration};
 
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     cluster::ClusterOptions,
+    in_pod::{InPod, start_failed},
     output::{Exit, Failure, Output, chain, note},
     vms::{self, name_of},
     wait::{self, Ended, Goal, Limit},
@@ -63,17 +64,9 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         }
         let unknown = |error: kube::Error| Failure::unknown(chain(&vm, &error));
         let running = vm.get().await.map_err(unknown)?;
-        let Some(pod) = vm.pod(&running).await.map_err(unknown)? else {
-            return Err(Failure::new(format!("{vm}: it has no Pod")));
-        };
-        let mut kubectl = Command::new("kubectl");
-        kubectl.args(["exec", "--stdin", "--quiet", "--namespace", vm.namespace(), "--container=vm-runner"]);
-        if is_terminal {
-            kubectl.arg("--tty");
-        }
-        options.cluster.pass_on(&mut kubectl);
-        let status = kubectl.arg(pod).args(["--", "vm-runner", "console"]).status();
-        let status = status.map_err(|error| Failure::new(format!("start kubectl: {error}")))?;
+        let pod = InPod::of(&vm, &running, &options.cluster).await?;
+        let flags = if is_terminal { &["--stdin", "--quiet", "--tty"][..] } else { &["--stdin", "--quiet"] };
+        let status = pod.runner(flags, &["console"]).status().map_err(start_failed)?;
         if status.success() || !is_terminal {
             return Ok(Exit::negative_if(!status.success()));
         }

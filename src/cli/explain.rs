@@ -3,7 +3,7 @@
 //! Two rounds of requests, each in parallel: the VM and what can be asked without knowing more; then what depends on the answers. A request
 //! that is refused takes away only its facts.
 
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 
 use clap::{Args, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
@@ -23,7 +23,7 @@ use kube::{
     api::{ApiResource, DynamicObject, ListParams},
     core::TypeMeta,
 };
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 
 use super::{
@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     claims,
-    explain::{Explanation, Facts, explain, page::Page},
+    explain::{Facts, explain, page::Page},
     object::{self, INSTANCE_LABEL},
     observed::Object,
     process::ErrorChain,
@@ -51,22 +51,6 @@ pub(super) struct Options {
     cluster: ClusterOptions,
 }
 
-/// `kubectl vm status`: the same facts on a page.
-///
-/// # Errors
-/// If the VM can't be read.
-pub(super) async fn status(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let cluster = options.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-    let page = Page::of(&gather(&cluster.client, &cluster.namespace, name_of(&options.name)).await?);
-    let value = json!(page);
-    match options.output {
-        Some(Format::Json) => writeln!(output, "{value:#}")?,
-        Some(Format::Yaml) => write!(output, "{}", yaml(&value)?)?,
-        None => write!(output, "{}", plain(&page.to_string()))?,
-    }
-    Ok(Exit::Success)
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     Json,
@@ -74,34 +58,34 @@ enum Format {
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let cluster = options.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-    let facts = gather(&cluster.client, &cluster.namespace, name_of(&options.name)).await?;
-    let explanation = explain(&facts);
-    let value = json!(explanation);
-    match options.output {
-        Some(Format::Json) => writeln!(output, "{value:#}")?,
-        Some(Format::Yaml) => write!(output, "{}", yaml(&value)?)?,
-        None => print(&explanation, output)?,
-    }
+    let explanation = explain(&options.facts().await?);
+    options.print(&explanation, output)?;
     Ok(Exit::negative_if(explanation.cause.is_some()))
 }
 
-fn print(explanation: &Explanation, output: &mut Output<'_>) -> Result<(), Failure> {
-    writeln!(output, "{}", plain(&explanation.line))?;
-    for link in &explanation.chain {
-        writeln!(
-            output,
-            "{}",
-            plain(format!("  {:<11} {:<7} {}", link.stage.title(), link.state, link.text).trim_end())
-        )?;
+/// `kubectl vm status`: the same facts on a page.
+///
+/// # Errors
+/// If the VM can't be read.
+pub(super) async fn status(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    options.print(&Page::of(&options.facts().await?), output)?;
+    Ok(Exit::Success)
+}
+
+impl Options {
+    async fn facts(&self) -> Result<Facts, Failure> {
+        let cluster = self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
+        gather(&cluster.client, &cluster.namespace, name_of(&self.name)).await
     }
-    for line in &explanation.also {
-        writeln!(output, "also: {}", plain(line))?;
+
+    /// As text for a terminal, or as data.
+    fn print(&self, found: &(impl Display + Serialize), output: &mut Output<'_>) -> Result<(), Failure> {
+        match self.output {
+            Some(Format::Json) => writeln!(output, "{:#}", json!(found)),
+            Some(Format::Yaml) => write!(output, "{}", yaml(&json!(found))?),
+            None => write!(output, "{}", plain(&found.to_string())),
+        }
     }
-    for line in &explanation.unread {
-        writeln!(output, "not known: {}", plain(line))?;
-    }
-    Ok(())
 }
 
 /// Keeps what was read, and notes what was not.

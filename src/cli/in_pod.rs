@@ -10,16 +10,19 @@ use std::{
     process::{Command, Stdio},
 };
 
-use clap::Args;
-use clap_complete::engine::ArgValueCompleter;
-use kube::Client;
-
 use super::{
     cluster::ClusterOptions,
     output::{Exit, Failure, Output, chain, note},
     vms::{name_of, vm_names},
 };
-use crate::{actions::VmHandle, api::Network, files::FileError, process::ErrorChain};
+use crate::{
+    actions::VmHandle,
+    api::{Network, VirtualMachine},
+    files::FileError,
+    process::ErrorChain,
+};
+use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 
 /// The container with QEMU.
 const MACHINE: &str = "vm-runner";
@@ -86,44 +89,57 @@ pub(super) struct ForwardOptions {
 }
 
 /// A VM's Pod.
-struct InPod<'a> {
+pub(super) struct InPod<'a> {
     cluster: &'a ClusterOptions,
     namespace: String,
     pod: String,
 }
 
-impl<'a> InPod<'a> {
-    async fn find(Target { vm, cluster }: &'a Target) -> Result<Self, Failure> {
-        let connected = cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-        let pod = pod(connected.client, &connected.namespace, name_of(vm)).await?;
-        Ok(Self { cluster, namespace: connected.namespace, pod })
+impl Target {
+    /// Reads the VM.
+    async fn read(&self) -> Result<(VmHandle, VirtualMachine), Failure> {
+        let cluster = self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
+        let vm = VmHandle::new(cluster.client, &cluster.namespace, name_of(&self.vm));
+        let found = vm.get().await.map_err(|error| Failure::unknown(chain(&vm, &error)))?;
+        Ok((vm, found))
     }
 
-    /// `kubectl VERB POD` with the container, for the rest of the arguments.
-    fn kubectl(&self, verb: &str, container: &str) -> Command {
+    async fn pod(&self) -> Result<InPod<'_>, Failure> {
+        let (vm, found) = self.read().await?;
+        InPod::of(&vm, &found, &self.cluster).await
+    }
+}
+
+impl<'a> InPod<'a> {
+    /// The Pod of this VM, as it was read.
+    ///
+    /// # Errors
+    /// If there is none, or the API server does not say.
+    pub async fn of(vm: &VmHandle, found: &VirtualMachine, cluster: &'a ClusterOptions) -> Result<Self, Failure> {
+        let pod = vm.pod(found).await.map_err(|error| Failure::unknown(chain(vm, &error)))?;
+        let (name, namespace) = (vm.name(), vm.namespace());
+        let pod = pod.ok_or_else(|| {
+            Failure::new(format!(
+                "{vm}: it has no Pod, so no guest runs: kubectl vm explain {name} -n {namespace} says why"
+            ))
+        })?;
+        Ok(Self { cluster, namespace: namespace.to_owned(), pod })
+    }
+
+    /// `kubectl VERB POD`, for the rest of the arguments.
+    fn kubectl(&self, verb: &str) -> Command {
         let mut kubectl = Command::new("kubectl");
-        kubectl.args([verb, &self.pod, "--namespace", &self.namespace, "--container", container]);
+        kubectl.args([verb, &self.pod, "--namespace", &self.namespace]);
         self.cluster.pass_on(&mut kubectl);
         kubectl
     }
 
-    /// `vm-runner ctl` in the container of the machine.
-    fn control(&self, arguments: &[&str]) -> Command {
-        let mut kubectl = self.kubectl("exec", MACHINE);
-        kubectl.args(["--", "vm-runner", "ctl"]).args(arguments);
+    /// `vm-runner` in the container of the machine. `flags` are those of `kubectl exec`.
+    pub fn runner(&self, flags: &[&str], arguments: &[&str]) -> Command {
+        let mut kubectl = self.kubectl("exec");
+        kubectl.args(["--container", MACHINE]).args(flags).args(["--", "vm-runner"]).args(arguments);
         kubectl
     }
-}
-
-async fn pod(client: Client, namespace: &str, name: &str) -> Result<String, Failure> {
-    let vm = VmHandle::new(client, namespace, name);
-    let unknown = |error: kube::Error| Failure::unknown(chain(&vm, &error));
-    let found = vm.get().await.map_err(unknown)?;
-    vm.pod(&found).await.map_err(unknown)?.ok_or_else(|| {
-        Failure::new(format!(
-            "{vm}: it has no Pod, so no guest runs: kubectl vm explain {name} -n {namespace} says why"
-        ))
-    })
 }
 
 /// Lets kubectl take the place of this process, so that whoever ends this command ends it. Returns only if that fails.
@@ -131,7 +147,7 @@ fn become_it(mut kubectl: Command) -> Failure {
     start_failed(kubectl.exec())
 }
 
-fn start_failed(error: std::io::Error) -> Failure {
+pub(super) fn start_failed(error: std::io::Error) -> Failure {
     Failure::new(format!("start kubectl: {error}"))
 }
 
@@ -154,26 +170,22 @@ fn unreachable(networks: &[Network]) -> Option<&'static str> {
 }
 
 pub(super) async fn port_forward(options: &ForwardOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let Target { vm, cluster } = &options.target;
-    let connected = cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-    let handle = VmHandle::new(connected.client.clone(), &connected.namespace, name_of(vm));
-    let found = handle.get().await.map_err(|error| Failure::unknown(chain(&handle, &error)))?;
+    let (vm, found) = options.target.read().await?;
     if let Some(why) = unreachable(&found.spec.vm.networks) {
-        return Err(Failure::new(format!("{handle}: {why}")));
+        return Err(Failure::new(format!("{vm}: {why}")));
     }
-    let pod = InPod::find(&options.target).await?;
+    let pod = InPod::of(&vm, &found, &options.target.cluster).await?;
     output.flush()?;
-    let mut kubectl = Command::new("kubectl");
-    kubectl.args(["port-forward", &format!("pod/{}", pod.pod), "--namespace", &pod.namespace]);
-    cluster.pass_on(&mut kubectl);
+    let mut kubectl = pod.kubectl("port-forward");
     kubectl.args(["--address", &options.address]).args(&options.ports);
     Err(become_it(kubectl))
 }
 
 pub(super) async fn logs(options: &LogOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let pod = InPod::find(&options.target).await?;
+    let pod = options.target.pod().await?;
     output.flush()?;
-    let mut kubectl = pod.kubectl("logs", &options.container);
+    let mut kubectl = pod.kubectl("logs");
+    kubectl.args(["--container", &options.container]);
     let flags = [("--follow", options.follow), ("--previous", options.previous), ("--timestamps", options.timestamps)];
     kubectl.args(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag));
     kubectl.args(options.tail.map(|lines| format!("--tail={lines}")));
@@ -185,8 +197,8 @@ pub(super) async fn screenshot(options: &ScreenshotOptions, output: &mut Output<
     if to_stdout && std::io::stdout().is_terminal() {
         return Err(Failure::usage("a picture is not for a terminal: give a file by --output"));
     }
-    let pod = InPod::find(&options.target).await?;
-    let answer = pod.control(&["screenshot"]).stderr(Stdio::inherit()).output().map_err(start_failed)?;
+    let pod = options.target.pod().await?;
+    let answer = pod.runner(&[], &["ctl", "screenshot"]).stderr(Stdio::inherit()).output().map_err(start_failed)?;
     if !answer.status.success() {
         return Ok(Exit::Negative);
     }
@@ -202,10 +214,10 @@ pub(super) async fn screenshot(options: &ScreenshotOptions, output: &mut Output<
 }
 
 pub(super) async fn send_key(options: &KeyOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let pod = InPod::find(&options.target).await?;
+    let pod = options.target.pod().await?;
     output.flush()?;
     for keys in &options.keys {
-        if !pod.control(&["send-key", keys]).status().map_err(start_failed)?.success() {
+        if !pod.runner(&[], &["ctl", "send-key", keys]).status().map_err(start_failed)?.success() {
             return Ok(Exit::Negative);
         }
     }

@@ -158,19 +158,11 @@ impl Page {
 
 fn wanted(facts: &Facts) -> Size {
     let machine = &facts.vm.spec.vm;
-    let topology = machine.cpu_topology.map(|it| {
-        [it.sockets, it.dies_per_socket, it.cores_per_die, it.threads_per_core]
-            .iter()
-            .map(|level| (*level).max(1))
-            .product()
-    });
-    let most = machine.maximum_cpus.or(topology).unwrap_or(1);
     let ram = |quantity: &Quantity| Quantity::with_unit(quantity.bytes()).to_string();
-    let current = machine.current_ram.as_ref().unwrap_or(&machine.maximum_ram);
     Size {
         state: machine.state,
-        cpus: [machine.current_cpus.unwrap_or(most), most],
-        ram: [ram(current), ram(&machine.maximum_ram)],
+        cpus: [machine.cpus(), machine.most_cpus()],
+        ram: [ram(machine.ram()), ram(&machine.maximum_ram)],
     }
 }
 

@@ -5,7 +5,7 @@
 use kube::ResourceExt;
 
 use crate::{
-    api::{CpuTopology, Machine, Network, Quantity, VirtualMachine, VirtualMachineSpec, status::Identity},
+    api::{CpuTopology, Network, VirtualMachine, status::Identity},
     runner_config::{
         CloudInitSection, DisplaySection, Drive, NetworkSection, RunnerConfig, SpiceSection, VmSection, VncSection,
         paths,
@@ -53,14 +53,14 @@ fn vm_section(vm: &VirtualMachine, drives: Vec<Drive>) -> VmSection {
         boot_menu: machine.boot_menu,
         powerdown_timeout: u64::from(machine.powerdown_timeout),
         cpu_model: machine.cpu_model.clone(),
-        maximum_cpus: maximum_cpus(&vm.spec),
+        maximum_cpus: machine.most_cpus(),
         sockets: level(|topology| topology.sockets),
         dies_per_socket: level(|topology| topology.dies_per_socket),
         cores_per_die: level(|topology| topology.cores_per_die),
         threads_per_core: level(|topology| topology.threads_per_core),
-        current_cpus: current_cpus(&vm.spec),
+        current_cpus: machine.cpus(),
         maximum_ram: machine.maximum_ram.spaced(),
-        current_ram: Some(current_ram_of(machine).spaced()),
+        current_ram: Some(machine.ram().spaced()),
         accelerator: machine.accelerator,
         rtc_base: machine.rtc_base.clone(),
         rtc_clock: machine.rtc_clock.clone(),
@@ -73,27 +73,6 @@ fn vm_section(vm: &VirtualMachine, drives: Vec<Drive>) -> VmSection {
 
 fn identity(vm: &VirtualMachine) -> Option<&Identity> {
     vm.status.as_ref()?.identity.as_ref()
-}
-
-fn maximum_cpus(spec: &VirtualMachineSpec) -> u32 {
-    spec.vm.cpu_topology.map(|topology| topology.cpus()).or(spec.vm.maximum_cpus).unwrap_or(1)
-}
-
-/// The CPUs that the guest has when it starts. The Java VM-Operator allowed more than the maximum, and the guest then had the maximum.
-pub(super) fn current_cpus(spec: &VirtualMachineSpec) -> u32 {
-    let maximum = maximum_cpus(spec);
-    spec.vm.current_cpus.map_or(maximum, |current| current.min(maximum))
-}
-
-/// The memory that the guest has when it starts, in bytes.
-pub(super) fn current_ram(spec: &VirtualMachineSpec) -> u64 {
-    current_ram_of(&spec.vm).bytes()
-}
-
-/// As [`current_cpus`], for the memory.
-fn current_ram_of(machine: &Machine) -> &Quantity {
-    let current = machine.current_ram.as_ref().filter(|current| current.bytes() <= machine.maximum_ram.bytes());
-    current.unwrap_or(&machine.maximum_ram)
 }
 
 fn networks(vm: &VirtualMachine) -> Vec<NetworkSection> {
@@ -192,7 +171,7 @@ mod tests {
         let config = runner_config(&vm, Vec::new(), None, vec![]).vm;
         assert_eq!((config.current_cpus, config.maximum_cpus), (2, 2));
         assert_eq!(config.current_ram, Some(config.maximum_ram));
-        assert_eq!((current_cpus(&vm.spec), current_ram(&vm.spec)), (2, 1_000_000_000));
+        assert_eq!((vm.spec.vm.cpus(), vm.spec.vm.ram().bytes()), (2, 1_000_000_000));
     }
 
     #[test]

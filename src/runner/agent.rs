@@ -26,7 +26,7 @@ use super::{
     guest_agent, live,
     logging::Logging,
     login::{LoginPort, LoginState},
-    qmp::{Error as QmpError, Event, GuestState, Qmp, QueryBlock, QuerySpice, QueryVnc, Viewer, Viewers},
+    qmp::{Error as QmpError, Event, GuestState, Qmp, QueryBlock, QuerySpice, QueryVnc, Viewers},
     report::{Observation, Panic, Report},
     runtime_dir::RuntimeDir,
     session::{Session, ended, guest_answer, login_line, media_answer, time_of},
@@ -51,9 +51,6 @@ const MEDIA_AGAIN: Duration = Duration::from_secs(30);
 
 /// How long a guest must run again until the disk that had stopped it counts as mended. A disk that is still full stops it at once.
 const DISK_IS_MENDED: Duration = Duration::from_secs(2);
-
-/// The most viewers that the agent keeps.
-const MOST_VIEWERS: usize = 100;
 
 /// After SIGTERM, how often the agent tries to connect to a QEMU that does not answer.
 const ATTEMPTS_AFTER_TERM: u32 = 3;
@@ -422,8 +419,8 @@ impl Agent {
         };
         match viewers {
             Ok(viewers) => {
-                let viewers = viewers.clients.into_iter().filter(Viewer::is_main);
-                self.observation.viewers = viewers.take(MOST_VIEWERS).collect();
+                self.observation.viewers.clear();
+                viewers.clients.into_iter().for_each(|viewer| self.observation.add_viewer(viewer));
             }
             // A custom QEMU template may have no display.
             Err(error) => debug!(%error, "cannot find out who is connected to the display"),
@@ -663,11 +660,7 @@ impl Agent {
                     session.login = self.connect_login().await;
                 }
             }
-            Event::ViewerConnected { client } => {
-                if client.is_main() && self.observation.viewers.len() < MOST_VIEWERS {
-                    self.observation.viewers.push(client);
-                }
-            }
+            Event::ViewerConnected { client } => self.observation.add_viewer(client),
             Event::ViewerDisconnected { client } => {
                 self.observation.viewers.retain(|viewer| !viewer.is_same_connection(&client));
             }

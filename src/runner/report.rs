@@ -20,6 +20,8 @@ use crate::api::{
 const LONGEST_QUOTE: usize = 4000;
 /// The longest part of a message that quotes the guest, a viewer, or QEMU while it runs, in bytes. A guest can cause a report each second.
 const LONGEST_REMARK: usize = 500;
+/// The most viewers that are kept.
+const MOST_VIEWERS: usize = 100;
 /// The most refused changes that a message quotes, and the most pending changes.
 const MOST_REFUSED: usize = 8;
 /// The most problems of devices that a message names.
@@ -65,6 +67,15 @@ pub struct Observation {
     pub config_digest: Option<String>,
     /// The UID of the VirtualMachine. If it changes, the VM was deleted and created again while QEMU ran, and its new status is empty.
     pub resource_uid: Option<String>,
+}
+
+impl Observation {
+    /// Takes note of a viewer of the display, unless there are too many, or it is not the viewer's main connection.
+    pub fn add_viewer(&mut self, viewer: Viewer) {
+        if viewer.is_main() && self.viewers.len() < MOST_VIEWERS {
+            self.viewers.push(viewer);
+        }
+    }
 }
 
 /// How the guest has failed.

@@ -33,11 +33,12 @@ pub(super) struct Endpoint {
 impl Endpoint {
     /// The endpoint on the request's server, or the one that the VM has.
     pub async fn find(vm: &VmHandle, resource: &VirtualMachine, server: Option<&str>) -> Result<Self, DisplayError> {
-        if pod_port(resource) == 0 {
+        let port = pod_port(resource);
+        if port == 0 {
             return Err(DisplayError::NoPort);
         }
         if let Some(server) = server {
-            return Ok(Self { host: Host::Public(server.to_owned()), port: pod_port(resource) });
+            return Ok(Self { host: Host::Public(server.to_owned()), port });
         }
         let service = match &resource.spec.load_balancer_service {
             Some(metadata) if metadata.is_empty() => None,

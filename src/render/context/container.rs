@@ -8,7 +8,6 @@ use crate::{
     api::{Accelerator, Image, VirtualMachine, VirtualMachineSpec},
     config::{NodeDevices, ReconcilerConfig},
     object::CONTAINER_NAME,
-    render::runner::{current_cpus, current_ram},
 };
 
 /// The registry of the runner's image if neither the VM nor the manager names one. The programs of a release have its registry built in.
@@ -78,8 +77,8 @@ pub(super) fn resources(
 
 fn shares(spec: &VirtualMachineSpec, config: &ReconcilerConfig) -> Value {
     // Whole thousandths of a CPU and whole bytes. Both are far below 2^53, up to which a float is exact.
-    let cpu = (f64::from(current_cpus(spec)) / config.cpu_overcommit * 1000.0).floor();
-    let ram = (current_ram(spec) as f64 / config.ram_overcommit).floor();
+    let cpu = (f64::from(spec.vm.cpus()) / config.cpu_overcommit * 1000.0).floor();
+    let ram = (spec.vm.ram().bytes() as f64 / config.ram_overcommit).floor();
     json!({ "requests": { "cpu": format!("{cpu:.0}m"), "memory": format!("{ram:.0}") } })
 }
 

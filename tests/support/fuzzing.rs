@@ -1,0 +1,47 @@
+//! The loop of the fuzz tests: one case after the other, each with a number from which everything in it follows.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    process,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long one case may take before it counts as one that does not end. The rendering of a template alone is bounded by its steps to about a
+/// second in a debug build.
+const HANG: Duration = Duration::from_secs(120);
+
+/// Does cases with the numbers from the one that is returned on, for `FUZZ_SECONDS`; without it for a short time, and always the same. `again`
+/// says how to do one case again.
+pub fn fuzz(again: impl Fn(u64) -> String, mut case: impl FnMut(u64)) -> u64 {
+    let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
+    let first = if seconds.is_some() { fastrand::u64(..u64::MAX / 2) } else { 0 };
+    let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(5));
+    let current = Arc::new(AtomicU64::new(first));
+    let watched = current.clone();
+    thread::spawn(move || {
+        let mut last = u64::MAX;
+        loop {
+            let now = watched.load(Ordering::Relaxed);
+            if now == last {
+                eprintln!("case {now} does not end");
+                process::abort();
+            }
+            last = now;
+            thread::sleep(HANG);
+        }
+    });
+    for number in first.. {
+        if Instant::now() > end {
+            break;
+        }
+        current.store(number, Ordering::Relaxed);
+        let done = catch_unwind(AssertUnwindSafe(|| case(number)));
+        assert!(done.is_ok(), "case {number} failed; {} does it again", again(number));
+    }
+    first
+}

@@ -309,11 +309,14 @@ impl fmt::Display for TestNamespace {
 const NODES: &str = r#"jsonpath={range .items[*]}{.metadata.name}: {range .status.conditions[?(@.status=="True")]}{.type} {end}{.spec.taints[*].key}{"\n"}{end}"#;
 
 impl TestNamespace {
-    /// Prints the objects and events of the namespace. They often say why a test has waited in vain.
+    /// Prints the objects and events of the namespace, and the last lines of its VMs' containers. They often say why a test has waited in vain.
     fn describe(&self) {
+        const VMS: &str = "--selector=app.kubernetes.io/name=vm-runner";
         for args in [
             &["get", "nodes", "--output", NODES][..],
             &["get", "vm,deployments,jobs,pods,pvc", "--output=wide"],
+            &["logs", VMS, "--all-containers", "--prefix", "--tail=25"],
+            &["logs", VMS, "--previous", "--prefix", "--tail=15"],
             &["get", "events", "--sort-by=.metadata.creationTimestamp"],
         ] {
             let told = self.cluster.try_kubectl(&[&["--namespace", &self.name], args].concat());

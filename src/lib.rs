@@ -45,6 +45,8 @@ pub mod runner_config;
 pub mod schedule;
 #[deny(clippy::disallowed_methods)]
 pub mod status;
+#[cfg(any(feature = "cli", feature = "runner"))]
+pub mod relay;
 #[cfg(test)]
 mod test_support;
 

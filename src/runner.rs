@@ -66,13 +66,16 @@
 //! | `live` | `cd_drive` `changes` `guest_agent` `qmp` | carries out a change in the running QEMU |
 //! | `report` | `devices` `login` `qmp` `state` | derives the VM's status |
 //! | `status_writer` | `report` | writes the VM's status |
+//! | `viewers` | | decides who is let in to the consoles, and who controls the screen |
+//! | `rfb` | | makes what viewers send by VNC harmless |
+//! | `relay` | `rfb` `runtime_dir` `viewers` | the TLS port through which people reach the consoles |
 //! | `from_file` | | the command line for a VM from a file |
 //! | `qemu` | `changes` `console` `control` `ctl` `lifecycle` `monitor` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
 //! | `machine` | `accel` `command` `config` `control` `files` `monitor` `pod_network` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
 //! | `session` | `cd` `changes` `control` `login` `qmp` | the agent's connections to one QEMU process |
 //! | `agent` | `cd` `cd_drive` `changes` `config` `control` `devices` `files` `guest_agent` `live` `logging` `login` `qmp` `report` `runtime_dir` `session` `state` `status_writer` | the agent role |
 //!
-//! `cloud_init` (but for its disk), `command`, `halt`, `devices`, `lifecycle`, `changes` and `report` are pure, and so is `LoginState` in `login`.
+//! `cloud_init` (but for its disk), `command`, `halt`, `devices`, `lifecycle`, `changes`, `report`, `viewers` and `rfb` are pure, and so is `LoginState` in `login`.
 
 pub mod accel;
 pub mod agent;
@@ -104,13 +107,16 @@ pub mod prepare;
 pub mod programs;
 pub mod qemu;
 pub mod qmp;
+pub mod relay;
 pub mod report;
+pub mod rfb;
 pub mod runtime_dir;
 pub mod session;
 pub mod state;
 pub mod status_writer;
 pub mod supervisor;
 pub mod terminal;
+pub mod viewers;
 
 use std::{
     ffi::OsString,
@@ -128,6 +134,7 @@ use tracing::{info, warn};
 use crate::{
     kvm::{self, TrialResult},
     process::{ErrorChain, signals},
+    relay::PORT,
     runner_config::paths,
 };
 use agent::{Agent, AgentOptions};
@@ -137,6 +144,7 @@ use from_file::FileArguments;
 use logging::Logging;
 use machine::MachineOptions;
 use pod_network::Ports;
+use relay::{RelayOptions, RelayState};
 use report::Target;
 use runtime_dir::RuntimeDir;
 use status_writer::{StatusWriter, VmResource};
@@ -287,6 +295,13 @@ struct RunArguments {
     /// With a network of type pod: forward the Pod's ports from 1 to this one to the guest.
     #[arg(long, default_value_t = 9999, env = "VM_RUNNER_POD_PORTS", value_parser = clap::value_parser!(u16).range(1..))]
     pod_ports: u16,
+    /// The folder with the certificate and the token of the relay, through which people reach the guest's consoles. If it does not exist, there is no
+    /// relay.
+    #[arg(long, value_name = "DIR", default_value = paths::RELAY_DIR, env = "VM_RUNNER_RELAY_DIR")]
+    relay_dir: PathBuf,
+    /// The relay's port. If it is taken, the system chooses another one, which the VM's status.relayPort has.
+    #[arg(long, value_name = "PORT", default_value_t = PORT, env = "VM_RUNNER_RELAY_PORT")]
+    relay_port: u16,
     /// Do not start a VM with a display that has no password.
     #[arg(long, env = "VM_RUNNER_REQUIRE_PASSWORD")]
     require_password: bool,
@@ -548,7 +563,13 @@ async fn run_roles(arguments: &RunArguments, mut logging: Logging) -> Result<(),
     }
 
     let client = client(arguments.status).await?;
-    let parts = Parts { options, configuration, logging, client, pod_uid: arguments.pod_uid.clone() };
+    let relay = RelayOptions {
+        folder: arguments.relay_dir.clone(),
+        port: arguments.relay_port,
+        runtime: options.runtime.clone(),
+    };
+    let pod_uid = arguments.pod_uid.clone();
+    let parts = Parts { options, configuration, logging, client, pod_uid, relay: Some(relay) };
     run_with_agent(parts, arguments.role, term).await
 }
 
@@ -563,7 +584,7 @@ pub async fn run_without_cluster(
 ) -> Result<(), Error> {
     logging.read(&options.config_dir);
     let configuration = config::read(&options.config_dir)?;
-    let parts = Parts { options, configuration, logging, client: None, pod_uid: None };
+    let parts = Parts { options, configuration, logging, client: None, pod_uid: None, relay: None };
     run_with_agent(parts, Role::All, term).await
 }
 
@@ -574,20 +595,27 @@ struct Parts {
     logging: Logging,
     client: Option<Client>,
     pod_uid: Option<String>,
+    relay: Option<RelayOptions>,
 }
 
 async fn run_with_agent(parts: Parts, role: Role, term: watch::Receiver<bool>) -> Result<(), Error> {
-    let Parts { options, configuration, logging, client, pod_uid } = parts;
+    let Parts { options, configuration, logging, client, pod_uid, relay } = parts;
     let target = Target { name: configuration.config.vm.name.clone(), pod_uid };
     let resource = VmResource::new(client, &configuration.config.namespace, target);
     let (reports, receiver) = watch::channel(None);
     let writing = tokio::spawn(StatusWriter::new(resource.clone()).follow(receiver));
+    let (state, relayed) = watch::channel(RelayState::default());
+    // It ends with the program. Without it, people at least have the VM.
+    if let Some(relay) = relay {
+        tokio::spawn(relay::serve(relay, state));
+    }
     let agent_options = AgentOptions {
         config_dir: options.config_dir.clone(),
         runtime: options.runtime.clone(),
         configuration,
         logging,
         resource,
+        relay: relayed,
     };
     let mut agent = Agent::new(agent_options, reports)?;
     let outcome = match role {

@@ -38,6 +38,8 @@ pub mod paths {
     pub const DISK_DIR: &str = "/var/local/vm-disks";
     /// The directory of the socket of passt, which the container passt shares with the runner's.
     pub const PASST_DIR: &str = "/run/vm-passt";
+    /// The folder of the agent's container with the certificate and the token of the relay.
+    pub const RELAY_DIR: &str = "/run/secrets/vm-relay";
 }
 
 /// The file `config.yaml`.

@@ -14,6 +14,9 @@ mod measures;
 mod orders;
 #[path = "guest/panics.rs"]
 mod panics;
+#[cfg(feature = "dev")]
+#[path = "guest/relay.rs"]
+mod relay;
 #[path = "support/runner.rs"]
 mod runner;
 #[path = "support/spice.rs"]

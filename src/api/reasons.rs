@@ -120,7 +120,7 @@ reasons! {
     LoggedIn, "UserLoggedIn=True", Fine, "A user is logged in in the guest. `status.loggedInUser` is the user.";
     NobodyLoggedIn, "UserLoggedIn=False", Fine, "No user is logged in in the guest.";
     Refused, "UserLoggedIn", Fine, "The login agent refused the last request. The message is the agent's; the status says whether an earlier user is still logged in.";
-    Connected, "ConsoleConnected=True", Fine, "A viewer is connected to the display. `status.consoleClient` is its address.";
+    Connected, "ConsoleConnected=True", Fine, "A viewer is connected to the display. `status.consoleClient` is its address, or its user.";
     NobodyConnected, "ConsoleConnected=False", Fine, "No viewer is connected to the display.";
     NotRunning, "Booted=False, ConsoleConnected=False, VmopAgentConnected=False, UserLoggedIn=False", Fine, "The VM does not run, so nothing is known of its guest.";
     Stopped, "Running=False, and conditions of the guest", Fine, "There is no Pod, so no guest runs.";

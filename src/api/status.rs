@@ -111,7 +111,10 @@ pub struct VirtualMachineStatus {
     /// The memory of the running guest, such as `8Gi` or `512Mi`; rounded to MiB where no unit fits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram: Option<String>,
-    /// The address of the viewer that is connected to the display.
+    /// The port of the VM's Pod on which people reach the guest's consoles, with what the Secret NAME-relay has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay_port: Option<u16>,
+    /// The address of the viewer that is connected to the display, or its user if it came through the relay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub console_client: Option<String>,
     /// The user for whom the display's current password was set.

@@ -13,6 +13,8 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
+mod events;
+
 use super::{
     cd::Answer,
     cd_drive,
@@ -27,6 +29,7 @@ use super::{
     logging::Logging,
     login::{LoginPort, LoginState},
     qmp::{Error as QmpError, Event, GuestState, Qmp, QueryBlock, QuerySpice, QueryVnc, Viewers},
+    relay::RelayState,
     report::{Observation, Panic, Report},
     runtime_dir::RuntimeDir,
     session::{Session, ended, guest_answer, login_line, media_answer, time_of},
@@ -78,6 +81,8 @@ pub struct AgentOptions {
     pub logging: Logging,
     /// The VM in the API server.
     pub resource: VmResource,
+    /// Where the relay is, and who uses it.
+    pub relay: watch::Receiver<RelayState>,
 }
 
 /// The agent.
@@ -101,6 +106,7 @@ enum Input {
     AskAboutMedia,
     DiskIsMended,
     QuietIsOver,
+    RelayChanged,
     StopForced,
 }
 
@@ -173,6 +179,7 @@ impl Agent {
                     media = media_answer(media_question) => Input::MediaAnswer(media),
                     () = time_of(*media_again) => Input::AskAboutMedia,
                     () = time_of(*disk_mended_at) => Input::DiskIsMended,
+                    Ok(()) = self.options.relay.changed() => Input::RelayChanged,
                     () = ended(forced_stop) => Input::StopForced,
                     () = time_of(self.quiet_until) => Input::QuietIsOver,
                 })
@@ -244,6 +251,7 @@ impl Agent {
                 }
             }
             Input::QuietIsOver => self.quiet_until = None,
+            Input::RelayChanged => self.take_up_relay(),
             Input::StopForced => {
                 if let Some(session) = session {
                     session.forced_stop = None;
@@ -358,7 +366,12 @@ impl Agent {
             self.quiet_until = Some(Instant::now() + FIRST_ANSWER);
         }
         self.find_viewers(&mut session).await;
+        self.take_up_relay();
         Ok(session)
+    }
+
+    fn take_up_relay(&mut self) {
+        self.observation.relay = self.options.relay.borrow_and_update().clone();
     }
 
     /// Takes note of what was carried out. Nobody wants to know of reboots in a VM that was never asked for one.
@@ -615,75 +628,6 @@ impl Agent {
             Err(error) => return Err(error),
         };
         Ok(())
-    }
-
-    async fn process_event(&mut self, event: Event, session: &mut Session) {
-        match event {
-            Event::Resume => {
-                (self.observation.is_executing, self.observation.panic) = (Some(true), None);
-                session.disk_mended_at =
-                    (!self.observation.devices.is_empty()).then(|| Instant::now() + DISK_IS_MENDED);
-            }
-            Event::Stop => {
-                if let Err(error) = self.process_stop(session).await {
-                    debug!(%error, "QEMU's monitor");
-                }
-            }
-            Event::Powerdown => {
-                // The machine role presses the power button several times.
-                let resource = self.options.resource.clone();
-                session.forced_stop.get_or_insert_with(|| tokio::spawn(async move { resource.stop_forced().await }));
-            }
-            Event::Reset { .. } => {
-                if let Some(question) = session.guest_question.take() {
-                    question.abort();
-                }
-                self.observation.os_info = None;
-                // It is not paused because somebody wants that.
-                if self.observation.panic.is_some() && !session.actual.orders.paused {
-                    let _ = session.monitor.execute(qmp::cont {}).await;
-                }
-                self.note_boot(session).await;
-            }
-            Event::BalloonChange { actual } => self.observation.ram = actual,
-            Event::VserportChange { id, open } if id == GUEST_AGENT_PORT => {
-                // A guest agent that closes its port says nothing about the guest: the package may be upgraded.
-                if open {
-                    self.ask_guest_agent(session);
-                }
-            }
-            Event::VserportChange { id, open } if id == LOGIN_AGENT_PORT => {
-                // A login agent that opens its port sends a greeting.
-                if !open {
-                    self.observation.login = LoginState::default();
-                } else if session.login.is_none() {
-                    session.login = self.connect_login().await;
-                }
-            }
-            Event::ViewerConnected { client } => self.observation.add_viewer(client),
-            Event::ViewerDisconnected { client } => {
-                self.observation.viewers.retain(|viewer| !viewer.is_same_connection(&client));
-            }
-            // The guest has opened a tray that it had locked, so the CD can be changed now. Otherwise it may open trays as it likes.
-            Event::DeviceTrayMoved { id, open: true } if session.waits_for(&id) => {
-                self.apply_where(session, Change::waits_for_media).await;
-            }
-            Event::DeviceDeleted { .. } => {
-                if let Err(error) = self.query_hardware(session).await {
-                    debug!(%error, "QEMU's monitor");
-                }
-            }
-            // The machine role writes QEMU's end, because it knows whether the runner has received SIGTERM.
-            Event::Shutdown { .. } => {}
-            Event::VserportChange { .. }
-            | Event::BlockIoError { .. }
-            | Event::GuestPanicked {}
-            | Event::Watchdog {}
-            | Event::DeviceTrayMoved { .. }
-            | Event::NetdevVhostUserConnected { .. }
-            | Event::NetdevVhostUserDisconnected { .. }
-            | Event::Other => {}
-        }
     }
 }
 

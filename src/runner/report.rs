@@ -9,12 +9,14 @@ use super::{
     devices::Problem,
     login::LoginState,
     qmp::{GuestState, Viewer},
+    relay::{RelayState, at_screen},
     state::{EndReason, MachineState, Phase},
 };
 use crate::api::{
     Identity, OnPanic, PendingChange, Quantity, Reason, VirtualMachine, VirtualMachineStatus,
     conditions::{self, NewCondition, with_times},
 };
+use crate::relay::Mode;
 
 /// The longest part of a message that quotes QEMU after its failure, in bytes. A condition's message may have 32768 characters.
 const LONGEST_QUOTE: usize = 4000;
@@ -49,6 +51,8 @@ pub struct Observation {
     pub login: LoginState,
     /// The viewers that are connected to the display.
     pub viewers: Vec<Viewer>,
+    /// Where the relay is, and who uses it.
+    pub relay: RelayState,
     /// How often this agent has set the display's password.
     pub password_changes: u64,
     /// When the display's password expires: `now`, `never`, `+SECONDS` or Unix time.
@@ -113,6 +117,7 @@ pub struct Report {
     os_info: Option<Value>,
     logged_in_user: Option<String>,
     console_client: Option<String>,
+    relay_port: Option<u16>,
     password_changes: u64,
     password_expiry: Option<String>,
     identity: Option<Identity>,
@@ -128,7 +133,6 @@ impl Report {
         let machine = observation.machine.as_ref()?;
         let activity = Activity::derive(&machine.phase, observation.is_executing, observation.panic)?;
         let is_running = activity.is_running();
-        let viewer = observation.viewers.first().filter(|_| is_running);
         Some(Self {
             conditions: all_conditions(observation, machine, activity),
             resource_uid: observation.resource_uid.clone(),
@@ -138,7 +142,8 @@ impl Report {
             accelerator: Some(machine.accelerator.clone()).filter(|name| !name.is_empty()),
             os_info: observation.os_info.clone().filter(|_| is_running),
             logged_in_user: observation.login.user.clone().filter(|_| is_running),
-            console_client: viewer.map(|viewer| quote(&viewer.host, LONGEST_REMARK)),
+            console_client: at_display(observation).filter(|_| is_running).map(|(client, _)| client),
+            relay_port: observation.relay.port.filter(|_| is_running),
             password_changes: observation.password_changes,
             password_expiry: observation.password_expiry.as_deref().map(|expiry| quote(expiry, LONGEST_REMARK)),
             identity: Some(machine).filter(|machine| !machine.uuid.is_empty()).map(|machine| Identity {
@@ -171,6 +176,7 @@ impl Report {
             os_info,
             logged_in_user,
             console_client,
+            relay_port,
             password_changes,
             password_expiry,
             identity,
@@ -188,6 +194,7 @@ impl Report {
             display_password_expiry: password_expiry.clone(),
             logged_in_user: logged_in_user.clone(),
             console_client: console_client.clone(),
+            relay_port: *relay_port,
             accelerator: accelerator.clone(),
             identity: identity.clone(),
             reset_count: reset_counter.map(|counter| u32::try_from(counter).unwrap_or(u32::MAX)),
@@ -417,13 +424,26 @@ fn logged_in(observation: &Observation) -> Finding {
 }
 
 fn console(observation: &Observation) -> Finding {
-    match observation.viewers.first() {
-        Some(Viewer { host, .. }) => {
-            let host = quote(host, LONGEST_REMARK);
-            Finding::new(true, Reason::Connected, format!("A viewer at {host} is connected to the display."))
-        }
+    match at_display(observation) {
+        Some((_, message)) => Finding::new(true, Reason::Connected, message),
         None => Finding::new(false, Reason::NobodyConnected, "No viewer is connected to the display."),
     }
+}
+
+/// Who looks at the display: the user or the address, and a sentence about that.
+fn at_display(observation: &Observation) -> Option<(String, String)> {
+    let by_relay = at_screen(&observation.relay.viewers);
+    // Whoever controls the display comes first.
+    if let Some(viewer) = by_relay.min_by_key(|viewer| viewer.mode != Mode::Controls) {
+        let user = quote(&viewer.user, LONGEST_REMARK);
+        let does = if viewer.mode == Mode::Controls { "uses" } else { "watches" };
+        let message = format!("{user} {does} the display.");
+        return Some((user, message));
+    }
+    let Viewer { host, .. } = observation.viewers.first()?;
+    let host = quote(host, LONGEST_REMARK);
+    let message = format!("A viewer at {host} is connected to the display.");
+    Some((host, message))
 }
 
 /// The end of a text as a part of the status: at most `most` bytes, and no control characters, which a terminal would obey.

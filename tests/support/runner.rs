@@ -177,6 +177,13 @@ impl Vm {
         (self.start_into(Command::new(RUNNER), role, &words, out(), out()), reader)
     }
 
+    /// Starts the runner with the relay on a port that the system chooses; the folder `relay` has what it needs.
+    pub fn start_relayed(&self) -> Runner<'_> {
+        let mut command = Command::new(RUNNER);
+        command.env("VM_RUNNER_RELAY_DIR", self.path("relay")).env("VM_RUNNER_RELAY_PORT", "0");
+        self.start_by(command, "all")
+    }
+
     fn start_words(&self, command: Command, role: &str, words: &[&str]) -> Runner<'_> {
         let file = |kind: &str| Stdio::from(File::create(self.path(&format!("{role}.{kind}"))).unwrap());
         self.start_into(command, role, words, file("out"), file("err"))
@@ -299,6 +306,14 @@ impl Runner<'_> {
     /// Waits for a text in the runner's log.
     pub fn logs(&self, text: &str) {
         wait_for(text, || self.log().contains(text).then_some(()), || self.state());
+    }
+
+    /// Waits for a text in the runner's log, and returns the word after it.
+    pub fn logged(&self, text: &str) -> String {
+        self.logs(text);
+        let log = self.log();
+        let word = log.split_once(text).and_then(|(_, rest)| rest.split_whitespace().next());
+        word.unwrap().to_owned()
     }
 
     /// Waits until the last word on a condition is this message.

@@ -1,0 +1,254 @@
+//! The relay, with a real QEMU behind it: the screen by VNC and SPICE, and the serial console, for several people.
+
+use std::{fs, path::Path, time::Duration};
+
+use futures::{SinkExt, StreamExt};
+use serde_json::json;
+use tokio::{net::TcpStream, time::timeout};
+use tokio_tungstenite::tungstenite::{self, Message};
+use vm_operator::relay::{
+    Answer, Closed, Console, Hello, Mode, News, VIEWERS, Viewer, Wish,
+    client::{Access, Error, Socket},
+};
+
+use crate::runner::{Runner, Vm};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Writes what the agent's container gets from the Secret, and returns what a client gets from it.
+fn secret(folder: &Path, token: &str) -> Access {
+    let made = rcgen::generate_simple_self_signed(["relay".to_owned()]).unwrap();
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join("tls.crt"), made.cert.pem()).unwrap();
+    fs::write(folder.join("tls.key"), made.signing_key.serialize_pem()).unwrap();
+    fs::write(folder.join("token"), token).unwrap();
+    Access::new(made.cert.pem().as_bytes(), token.as_bytes()).unwrap()
+}
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+/// A VM whose relay has a port that the system has chosen.
+struct Relayed {
+    access: Access,
+    port: u16,
+}
+
+impl Relayed {
+    fn of(runner: &Runner<'_>, access: Access) -> Self {
+        let port = runner.logged("the relay listens port=");
+        Self { access, port: port.parse().unwrap() }
+    }
+
+    async fn open(&self, path: &str) -> Result<Socket<TcpStream>, Error> {
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).await.unwrap();
+        timeout(PATIENCE, self.access.open(stream, path)).await.unwrap()
+    }
+
+    async fn enter(&self, console: Console, user: &str, wish: Wish) -> Socket<TcpStream> {
+        let mut socket = self.open(console.path()).await.unwrap();
+        say(&mut socket, &Hello { user: user.into(), session: format!("of {user}"), wish }).await;
+        socket
+    }
+}
+
+async fn say(socket: &mut Socket<TcpStream>, what: &impl serde::Serialize) {
+    socket.send(Message::text(serde_json::to_string(what).unwrap())).await.unwrap();
+}
+
+async fn next(socket: &mut Socket<TcpStream>) -> Message {
+    loop {
+        match timeout(PATIENCE, socket.next()).await.expect("a message").unwrap().unwrap() {
+            Message::Ping(_) | Message::Pong(_) => {}
+            message => return message,
+        }
+    }
+}
+
+/// The next news; the screen's bytes before it do not matter.
+async fn news(socket: &mut Socket<TcpStream>) -> News {
+    loop {
+        match next(socket).await {
+            Message::Binary(_) => {}
+            Message::Text(text) => return serde_json::from_str(&text).unwrap(),
+            message => panic!("{message:?}"),
+        }
+    }
+}
+
+async fn closed(socket: &mut Socket<TcpStream>) -> (u16, String) {
+    loop {
+        match next(socket).await {
+            Message::Close(Some(frame)) => return (frame.code.into(), frame.reason.to_string()),
+            Message::Binary(_) | Message::Text(_) => {}
+            message => panic!("{message:?}"),
+        }
+    }
+}
+
+fn because(closed: Closed, reason: &str) -> (u16, String) {
+    (closed as u16, reason.to_owned())
+}
+
+/// What QEMU has sent, until it is as long as this.
+async fn bytes(socket: &mut Socket<TcpStream>, number: usize) -> Vec<u8> {
+    let mut all = Vec::new();
+    while all.len() < number {
+        match next(socket).await {
+            Message::Binary(bytes) => all.extend_from_slice(&bytes),
+            message => panic!("{message:?}"),
+        }
+    }
+    all
+}
+
+/// Greets QEMU as a VNC viewer that wants the screen for itself (RFC 6143, 7.1 to 7.3). Returns the screen's name.
+async fn greet(socket: &mut Socket<TcpStream>) -> String {
+    assert_eq!(bytes(socket, 12).await, b"RFB 003.008\n");
+    socket.send(Message::binary(b"RFB 003.008\n".to_vec())).await.unwrap();
+    assert_eq!(bytes(socket, 2).await, [1, 1], "nobody is asked for a password");
+    socket.send(Message::binary(vec![1])).await.unwrap();
+    assert_eq!(bytes(socket, 4).await, [0; 4]);
+    socket.send(Message::binary(vec![0])).await.unwrap();
+    let screen = bytes(socket, 24).await;
+    String::from_utf8_lossy(&screen[24..]).into_owned()
+}
+
+async fn list(socket: &mut Socket<TcpStream>) -> Vec<(String, Console, Mode)> {
+    let Message::Text(text) = next(socket).await else { panic!("no list") };
+    let viewers: Vec<Viewer> = serde_json::from_str(&text).unwrap();
+    viewers.into_iter().map(|viewer| (viewer.user, viewer.console, viewer.mode)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn people_watch_ask_and_take_over_the_screen_and_the_status_names_them() {
+    let vm = Vm::new(json!({ "display": { "spice": { "port": 0 } } }), json!({}));
+    let access = secret(&vm.path("relay"), TOKEN);
+    let mut runner = vm.start_relayed();
+    let relay = Relayed::of(&runner, access);
+    runner.console("guest: up");
+    let mut viewers = relay.open(VIEWERS).await.unwrap();
+    assert_eq!(list(&mut viewers).await, []);
+
+    let mut ann = relay.enter(Console::Vnc, "ann", Wish::Control).await;
+    assert_eq!(news(&mut ann).await, News::Connected { controls: true });
+    let screen = greet(&mut ann).await;
+    assert!(screen.contains("vm1"), "{screen:?}");
+    let controls = |user: &str| (user.to_owned(), Console::Vnc, Mode::Controls);
+    assert_eq!(list(&mut viewers).await, [controls("ann")]);
+    runner.says_last("ConsoleConnected", "ann uses the display.");
+
+    // One who only watches disturbs nobody, and can't type.
+    let mut eve = relay.enter(Console::Vnc, "eve", Wish::Watch).await;
+    assert_eq!(news(&mut eve).await, News::Connected { controls: false });
+    greet(&mut eve).await;
+    assert_eq!(list(&mut viewers).await, [controls("ann"), ("eve".into(), Console::Vnc, Mode::Watches)]);
+    let update = || Message::binary(b"\x03\x00\x00\x00\x00\x00\x00\x01\x00\x01".to_vec());
+    for viewer in [&mut ann, &mut eve] {
+        viewer.send(update()).await.unwrap();
+        assert_eq!(bytes(viewer, 4).await[0], 0, "an update of the screen");
+    }
+
+    // Another user gets the screen only if ann has nothing against it.
+    let mut bob = relay.enter(Console::Vnc, "bob", Wish::Control).await;
+    assert_eq!(closed(&mut bob).await, because(Closed::InUse, "ann"));
+    for agrees in [false, true] {
+        bob = relay.enter(Console::Vnc, "bob", Wish::Ask).await;
+        assert!(matches!(news(&mut bob).await, News::Asking { user, .. } if user == "ann"));
+        let News::Question { id, user, seconds } = news(&mut ann).await else { panic!("no question") };
+        assert_eq!((user.as_str(), seconds), ("bob", 10));
+        say(&mut ann, &Answer { id, agrees }).await;
+        if !agrees {
+            assert_eq!(closed(&mut bob).await.0, Closed::Refused as u16);
+        }
+    }
+    assert_eq!(news(&mut bob).await, News::Connected { controls: true });
+    assert_eq!(closed(&mut ann).await, because(Closed::TakenOver, "bob"));
+    greet(&mut bob).await;
+    runner.says_last("ConsoleConnected", "bob uses the display.");
+
+    // Bob does not answer.
+    ann = relay.enter(Console::Vnc, "ann", Wish::Ask).await;
+    assert!(matches!(news(&mut ann).await, News::Asking { .. }));
+    assert_eq!(news(&mut ann).await, News::Connected { controls: true });
+    assert_eq!(closed(&mut bob).await, because(Closed::TakenOver, "ann"));
+    bob = relay.enter(Console::Vnc, "bob", Wish::TakeOver).await;
+    assert_eq!(news(&mut bob).await, News::Connected { controls: true });
+    assert_eq!(closed(&mut ann).await, because(Closed::TakenOver, "bob"));
+    drop(bob);
+    runner.says_last("ConsoleConnected", "eve watches the display.");
+
+    // SPICE is one of the ways to the same screen.
+    let mut kim = relay.enter(Console::Spice, "kim", Wish::Control).await;
+    assert_eq!(news(&mut kim).await, News::Connected { controls: true });
+    bob = relay.enter(Console::Vnc, "bob", Wish::Control).await;
+    assert_eq!(closed(&mut bob).await, because(Closed::InUse, "kim"));
+    let mut watcher = relay.enter(Console::Spice, "lea", Wish::Watch).await;
+    assert_eq!(closed(&mut watcher).await.0, Closed::NoConsole as u16);
+    drop(kim);
+
+    runner.signal("TERM");
+    assert_eq!(closed(&mut eve).await.0, Closed::GuestEnded as u16);
+    runner.ends_well("PoweredDown");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_people_type_into_the_serial_console_and_only_with_the_token() {
+    let vm = Vm::new(json!({}), json!({ "answer-on-console": true }));
+    let access = secret(&vm.path("relay"), TOKEN);
+    let mut runner = vm.start_relayed();
+    let relay = Relayed::of(&runner, access);
+    runner.console("guest: up");
+    let mut two = [relay.enter(Console::Serial, "ann", Wish::Control).await,
+        relay.enter(Console::Serial, "bob", Wish::Control).await];
+    for socket in &mut two {
+        assert_eq!(news(socket).await, News::Connected { controls: true });
+        let mut shown = String::new();
+        while !shown.contains("guest: up") {
+            shown += &String::from_utf8_lossy(&bytes(socket, 1).await);
+        }
+    }
+    let mut watcher = relay.enter(Console::Serial, "eve", Wish::Watch).await;
+    assert_eq!(news(&mut watcher).await, News::Connected { controls: false });
+    watcher.send(Message::binary(b"by nobody\n".to_vec())).await.unwrap();
+    two[0].send(Message::binary(b"by ann\n".to_vec())).await.unwrap();
+    for socket in two.iter_mut().chain([&mut watcher]) {
+        let mut shown = String::new();
+        while !shown.contains("guest: typed by ann") {
+            shown += &String::from_utf8_lossy(&bytes(socket, 1).await);
+        }
+        assert!(!shown.contains("by nobody"), "{shown}");
+    }
+    // This VM has no display.
+    let mut none = relay.enter(Console::Vnc, "ann", Wish::Control).await;
+    assert_eq!(closed(&mut none).await.0, Closed::NoConsole as u16);
+    runner.says_last("ConsoleConnected", "No viewer");
+
+    // Who has no token, or another one, or is another relay.
+    let certificate = fs::read(vm.path("relay/tls.crt")).unwrap();
+    let stranger = Relayed { access: Access::new(&certificate, b"of somebody else").unwrap(), port: relay.port };
+    assert!(matches!(stranger.open("/serial").await, Err(Error::Token)));
+    assert!(matches!(relay.open("/etc/passwd").await, Err(Error::WebSocket(error)) if is_not_found(&error)));
+    let other = Relayed { access: secret(&vm.path("other"), TOKEN), port: relay.port };
+    assert!(matches!(other.open("/serial").await, Err(Error::Tls(_))));
+    // Those who say nothing, or nonsense, are let go.
+    let mut rude = relay.open("/serial").await.unwrap();
+    say(&mut rude, &json!({ "user": "", "session": "s", "wish": "control" })).await;
+    assert_eq!(closed(&mut rude).await.0, Closed::BadRequest as u16);
+
+    // A new Secret counts from the next connection on, and those that are there stay.
+    let changed = Relayed { access: secret(&vm.path("relay"), "another token, as long as one"), port: relay.port };
+    assert!(matches!(relay.open("/serial").await, Err(Error::Tls(_))));
+    let mut new = changed.enter(Console::Serial, "ann", Wish::Control).await;
+    assert_eq!(news(&mut new).await, News::Connected { controls: true });
+    new.send(Message::binary(b"by new\n".to_vec())).await.unwrap();
+    let mut shown = String::new();
+    while !shown.contains("guest: typed by new") {
+        shown += &String::from_utf8_lossy(&bytes(&mut two[1], 1).await);
+    }
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
+fn is_not_found(error: &tungstenite::Error) -> bool {
+    matches!(error, tungstenite::Error::Http(response) if response.status() == 404)
+}

@@ -53,7 +53,7 @@ fn field_set(value: &Value) -> Value {
 
 fn benchmarks(criterion: &mut Criterion) {
     let (vm, config, templates) = (vm(), ReconcilerConfig::default(), TemplateSet::builtin().unwrap());
-    let random = RandomInput { display_password: "0123456789abcdef0123456789abcdef".into() };
+    let random = RandomInput { display_password: "0123456789abcdef0123456789abcdef".into(), ..RandomInput::default() };
     let render = |observed: &Observed| render(&vm, observed, &config, &random, &templates).unwrap();
     let empty = Observed::nothing(Timestamp::UNIX_EPOCH);
     let full = Observed::of(cluster(&render(&empty)), Timestamp::UNIX_EPOCH);

@@ -93,6 +93,8 @@ pub struct ReconcilerConfig {
     pub node_devices: NodeDevices,
     /// The profiles of a container with passt. Not in the original operator.
     pub passt: Passt,
+    /// Whether VMs have a relay, through which people reach their consoles. Not in the original operator.
+    pub relay: bool,
     /// The claims for disks. Not in the original operator.
     pub disk_pvc: DiskPvc,
     /// The claim with CD images that every Pod mounts; absent: only Pods with a CD out of it. Not in the original operator.
@@ -127,6 +129,7 @@ impl Default for ReconcilerConfig {
             runner_data_pvc: RunnerDataPvc::default(),
             node_devices: NodeDevices::default(),
             passt: Passt::default(),
+            relay: true,
             disk_pvc: DiskPvc::default(),
             image_repository_claim: None,
             cd_folders: Vec::new(),
@@ -380,6 +383,7 @@ impl Config {
             ("/Manager/Controller/Reconciler", "nodeDevices") => {
                 reconciler.node_devices = map.next_value_seed(known(path, key, &mut self.unknown))?;
             }
+            ("/Manager/Controller/Reconciler", "relay") => reconciler.relay = map.next_value()?,
             ("/Manager/Controller/Reconciler", "passt") => {
                 reconciler.passt = map.next_value_seed(known(path, key, &mut self.unknown))?;
             }
@@ -555,6 +559,7 @@ mod tests {
         let read = |text: &str| {
             Config::parse(&format!("/Manager:\n  /Controller:\n    /Reconciler: {text}\n")).unwrap().reconciler
         };
+        assert!(ReconcilerConfig::default().relay && !read("{relay: false}").relay);
         assert_eq!(read("{nodeDevices: {}, passt: {}}"), ReconcilerConfig::default());
         let kvm = "vmoperator.jdrupes.org/kvm".to_owned();
         let machine = Some("example.org/kvm".to_owned());

@@ -37,6 +37,8 @@ pub mod ownership;
 pub mod plan;
 #[deny(clippy::disallowed_methods)]
 pub mod power;
+#[cfg(any(feature = "cli", feature = "runner"))]
+pub mod relay;
 #[deny(clippy::disallowed_methods)]
 pub mod render;
 #[deny(clippy::disallowed_methods)]
@@ -45,8 +47,6 @@ pub mod runner_config;
 pub mod schedule;
 #[deny(clippy::disallowed_methods)]
 pub mod status;
-#[cfg(any(feature = "cli", feature = "runner"))]
-pub mod relay;
 #[cfg(test)]
 mod test_support;
 

@@ -485,7 +485,7 @@ mod tests {
         // It is in another line of the output of each VM.
         let volumes =
             "{% extends 'builtin/pod.yaml.j2' %}\n{% block volumes %}\n{{ super() }}\n  - {name: a}\n{% endblock %}\n";
-        insta::assert_snapshot!(found(&[("pod.yaml.j2", volumes)]), @"pod.yaml.j2:Some(4) render the output is not YAML: did not find expected key at line 108 column 3, while parsing a block mapping at line 14 column 3 (line 108 of the output: - {name: a}); an item of volumes begins with 4 spaces (VMs small, large)");
+        insta::assert_snapshot!(found(&[("pod.yaml.j2", volumes)]), @"pod.yaml.j2:Some(4) render the output is not YAML: did not find expected key at line 115 column 3, while parsing a block mapping at line 14 column 3 (line 115 of the output: - {name: a}); an item of volumes begins with 4 spaces (VMs small, large)");
     }
 
     #[test]

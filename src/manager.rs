@@ -18,6 +18,7 @@ pub mod leader;
 mod leadership;
 pub mod namespace;
 pub mod pools;
+mod random;
 pub mod reconcile;
 pub mod reload;
 pub mod renderer;

@@ -49,7 +49,7 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use crate::{api::VirtualMachine, config::ReconcilerConfig, object::Rendered, observed::Observed};
 
-pub use context::RandomInput;
+pub use context::{RandomInput, RelayIdentity, needs_relay_identity, relay_secret};
 pub use error::TemplateError;
 pub use library::{Library, Sources};
 pub use templates::{Files, TemplateSet};
@@ -175,7 +175,7 @@ pub fn first_start(
     config: &ReconcilerConfig,
     templates: &TemplateSet,
 ) -> Result<Vec<Rendered>, TemplateError> {
-    let random = RandomInput { display_password: "random".into() };
+    let random = RandomInput { display_password: "random".into(), ..RandomInput::default() };
     let has_uid = vm.metadata.uid.is_some();
     let vm = created(vm);
     let mut objects = render(&vm, &Observed::nothing(Timestamp::UNIX_EPOCH), config, &random, templates)?;
@@ -208,7 +208,7 @@ pub struct Replacement {
 
 /// The lists with merge keys that patches of a set replace at the first start of a VM, as far as it can be rendered.
 pub fn replacements(vm: &VirtualMachine, config: &ReconcilerConfig, templates: &TemplateSet) -> Vec<Replacement> {
-    let random = RandomInput { display_password: "random".into() };
+    let random = RandomInput { display_password: "random".into(), ..RandomInput::default() };
     let vm = created(vm);
     let vm = steering::without(&vm);
     let observed = Observed::nothing(Timestamp::UNIX_EPOCH);

@@ -187,6 +187,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
         cpus: is_runner_silent.then_some(0),
         ram: is_runner_silent.then(|| "0".into()),
         console_client: emptied(stale.is_some_and(|status| status.console_client.is_some())),
+        relay_port: stale.is_some_and(|status| status.relay_port.is_some()).then_some(0),
         logged_in_user: emptied(stale.is_some_and(|status| status.logged_in_user.is_some())),
         node_name: pods.own.and_then(Object::node_name).map(str::to_owned),
         addresses: pods.own.map(addresses).filter(|addresses| !addresses.is_empty()),

@@ -64,7 +64,7 @@ pub(crate) fn set_by(operation: &str, vm: &mut Value) {
 
 /// The VM's objects as the built-in templates render them.
 pub(crate) fn rendered(vm: &VirtualMachine, observed: &Observed) -> Vec<Rendered> {
-    let random = RandomInput { display_password: "secret".into() };
+    let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
     render(vm, observed, &ReconcilerConfig::default(), &random, &TemplateSet::builtin().unwrap()).unwrap()
 }
 

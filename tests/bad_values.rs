@@ -88,7 +88,7 @@ fn pointers(value: &Value, prefix: &str, found: &mut Vec<String>) {
 }
 
 fn rendered(vm: &VirtualMachine, observed: &Observed, set: &TemplateSet) -> Result<Vec<Rendered>, TemplateError> {
-    let random = RandomInput { display_password: "secret".into() };
+    let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
     render(vm, observed, &ReconcilerConfig::default(), &random, set)
 }
 

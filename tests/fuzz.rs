@@ -345,7 +345,7 @@ fn round(seed: u64) -> Became {
     }
     let Ok(set) = TemplateSet::layered(&files, None) else { return Became::NotCompiled };
     let observed = Observed::nothing(Timestamp::UNIX_EPOCH);
-    let random = RandomInput { display_password: "secret".into() };
+    let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
     match render(&vm, &observed, &ReconcilerConfig::default(), &random, &set) {
         Ok(objects) => {
             holds_the_rails(&vm, &objects);

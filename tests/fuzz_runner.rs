@@ -431,6 +431,7 @@ async fn agent_case(input: Input, mutator: &mut Mutator, folders: &Folders) -> u
         configuration: config::read(&folders.config).unwrap(),
         logging: Logging::new(None).0,
         resource: VmResource::new(None, "ns1", Target { name: "vm1".into(), pod_uid: None }),
+        relay: tokio::sync::watch::channel(vm_operator::runner::relay::RelayState::default()).1,
     };
     let (sender, mut reports) = watch::channel(None);
     let (term, is_term) = watch::channel(false);

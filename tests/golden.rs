@@ -136,7 +136,7 @@ fn outcome_or_error(case: &Path) -> Result<String, String> {
     let library = Library::new(&sources);
     let set_of =
         |vm: &VirtualMachine| library.get(vm.spec.templates.as_ref().and_then(|templates| templates.set.as_deref()));
-    let random = RandomInput { display_password: "(random)".into() };
+    let random = RandomInput { display_password: "(random)".into(), ..RandomInput::default() };
     let now: Timestamp = NOW.parse().unwrap();
 
     let mut objects: Vec<Value> = Vec::new();

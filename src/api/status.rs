@@ -111,7 +111,7 @@ pub struct VirtualMachineStatus {
     /// The memory of the running guest, such as `8Gi` or `512Mi`; rounded to MiB where no unit fits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram: Option<String>,
-    /// The port of the VM's Pod on which people reach the guest's consoles, with what the Secret NAME-relay has.
+    /// The port of the VM's Pod on which people reach the guest's consoles, with what the Secret NAME-relay has. 0: none at present.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay_port: Option<u16>,
     /// The address of the viewer that is connected to the display, or its user if it came through the relay.

@@ -255,7 +255,7 @@ mod tests {
             vm["metadata"]["labels"] = json!({ "team": "moles" });
         });
         let (config, set) = (ReconcilerConfig::default(), TemplateSet::builtin().unwrap());
-        let random = RandomInput { display_password: "hunter2".into() };
+        let random = RandomInput { display_password: "hunter2".into(), ..RandomInput::default() };
         let rendered = render(&vm, &nothing(), &config, &random, &set).unwrap();
         let text = rendered.iter().map(|object| object.value.to_string()).collect::<String>();
         let secrets = ["correct-horse", "staple", "hunter2", "Tr0ub4dor", "moles"];

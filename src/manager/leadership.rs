@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::{
     leader::{Election, Fence, LeaderState},
-    reconcile,
+    random,
     web::{self, Health, Readiness},
 };
 use crate::metrics::Metrics;
@@ -106,5 +106,5 @@ impl Leadership {
 /// A name that no other process has, and that this program did not have before it was restarted. In the form of client-go.
 fn unique_identity() -> String {
     let host = std::env::var("HOSTNAME").or_else(|_| fs::read_to_string("/proc/sys/kernel/hostname"));
-    format!("{}_{}", host.unwrap_or_default().trim(), reconcile::random())
+    format!("{}_{}", host.unwrap_or_default().trim(), random::random())
 }

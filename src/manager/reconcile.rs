@@ -35,6 +35,7 @@ use crate::{
     manager::{
         agents::Agents,
         debug::DebugRecords,
+        random::random_input,
         renderer::{Input, Renderer},
         templates::InForce,
         written::Written,
@@ -44,7 +45,7 @@ use crate::{
     ownership::{status_differs, trim},
     plan::{self, Plan, guests, kinds, plan},
     process::{ErrorChain, lock},
-    render::{RandomInput, TemplateError, TemplateSet},
+    render::{TemplateError, TemplateSet},
     schedule::{self, Persistence},
     status::{
         Outcome, Problem, Reconciled, Source,
@@ -480,7 +481,7 @@ impl Inputs {
         vm: &VirtualMachine,
         observed: &Observed,
     ) -> Result<Rendering, ReconcileError> {
-        let random = RandomInput { display_password: random() };
+        let random = random_input(vm, observed);
         let input = Input { vm, observed, config: &self.config };
         let with = async |set: &TemplateSet| renderer.render(input, &random, set).await.map_err(ReconcileError::Render);
         let rendered = match self.templates.of(vm) {
@@ -500,18 +501,6 @@ impl Inputs {
         match kept_back {
             Some(error) => Source { set: self.templates.former(vm), refused: Some(error) },
             None => Source { set: self.templates.of(vm).ok(), refused: self.templates.refusal(vm) },
-        }
-    }
-}
-
-/// 128 random bits in hexadecimal. Empty if the operating system has no randomness; then no password can be made.
-pub(super) fn random() -> String {
-    let mut bits = [0; 16];
-    match getrandom::fill(&mut bits) {
-        Ok(()) => bits.iter().map(|byte| format!("{byte:02x}")).collect(),
-        Err(error) => {
-            warn!(%error, "the operating system has no randomness");
-            String::new()
         }
     }
 }

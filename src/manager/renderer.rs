@@ -75,7 +75,7 @@ enum Order<'a> {
         vm: &'a VirtualMachine,
         observed: &'a Observed,
         config: &'a ReconcilerConfig,
-        password: &'a str,
+        random: &'a RandomInput,
     },
 }
 
@@ -91,7 +91,7 @@ enum Received {
         vm: Box<VirtualMachine>,
         observed: Observed,
         config: Box<ReconcilerConfig>,
-        password: String,
+        random: RandomInput,
     },
 }
 
@@ -158,7 +158,7 @@ impl Worker {
         if self.sets.insert(version.to_owned()) {
             self.send(&Order::Compile { version, layers: set.layers() }).await?;
         }
-        self.send(&Order::Render { version, vm, observed, config, password: &random.display_password }).await?;
+        self.send(&Order::Render { version, vm, observed, config, random }).await?;
         let answer = self.output.next_line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
         Ok(serde_json::from_str(&answer)?)
     }
@@ -185,8 +185,7 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     for line in input.lines() {
         match serde_json::from_str(&line?)? {
             Received::Compile { version, layers } => drop(sets.insert(version, TemplateSet::compile(layers))),
-            Received::Render { version, vm, observed, config, password } => {
-                let random = RandomInput { display_password: password };
+            Received::Render { version, vm, observed, config, random } => {
                 let answer = match sets.get(&version) {
                     Some(Ok(set)) => render(&vm, &observed, &config, &random, set),
                     Some(Err(error)) => Err(error.clone()),
@@ -216,7 +215,7 @@ mod tests {
         let files: Files = [("x.yaml.j2".to_owned(), text.to_owned())].into();
         let set = TemplateSet::layered(&files, None).unwrap();
         let (observed, config) = (nothing(), ReconcilerConfig::default());
-        let random = RandomInput { display_password: "secret".into() };
+        let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
         let (version, mut orders, mut expected) = (set.version(), Vec::new(), Vec::new());
         let mut order = |order: &Order<'_>| {
             serde_json::to_writer(&mut orders, order).unwrap();
@@ -225,7 +224,7 @@ mod tests {
         order(&Order::Compile { version, layers: set.layers() });
         for size in ["\"small\"", "null"] {
             let vm = vm(|vm| vm["spec"]["templateValues"] = format!("{{\"size\":{size}}}").parse().unwrap());
-            order(&Order::Render { version, vm: &vm, observed: &observed, config: &config, password: "secret" });
+            order(&Order::Render { version, vm: &vm, observed: &observed, config: &config, random: &random });
             expected.push(render(&vm, &observed, &config, &random, &set).map_err(|error| error.to_string()));
         }
         let mut output = Vec::new();

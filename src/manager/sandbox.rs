@@ -222,7 +222,7 @@ fn work(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     };
     if trace {
         // Errors do not matter here.
-        let random = RandomInput { display_password: String::new() };
+        let random = RandomInput::default();
         for line in lines {
             let (name, line) = line.split_once('\t').ok_or(io::ErrorKind::InvalidData)?;
             let mut say = |place: &str| {

@@ -59,6 +59,7 @@ fn a_new_vm_gets_the_objects_that_its_pod_mounts_and_then_its_pod() {
             "0 make ConfigMap apple",
             "0 make PersistentVolumeClaim apple-core-disk",
             "0 make Secret apple-display-secret",
+            "0 make Secret apple-relay",
             "0 make PersistentVolumeClaim apple-runner-data",
             "1 make Pod apple",
         ]
@@ -73,6 +74,7 @@ fn a_stopped_vm_gets_all_objects_except_a_pod() {
             "0 make ConfigMap apple",
             "0 make PersistentVolumeClaim apple-core-disk",
             "0 make Secret apple-display-secret",
+            "0 make Secret apple-relay",
             "0 make PersistentVolumeClaim apple-runner-data",
         ]
     );

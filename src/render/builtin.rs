@@ -1,13 +1,14 @@
 //! The built-in templates and their blocks.
 
 /// The built-in templates, from `templates/`.
-pub const BUILTIN: [(&str, &str); 8] = [
+pub const BUILTIN: [(&str, &str); 9] = [
     ("cloud-init-config-map.yaml.j2", include_str!("../../templates/cloud-init-config-map.yaml.j2")),
     ("cloud-init-secret.yaml.j2", include_str!("../../templates/cloud-init-secret.yaml.j2")),
     ("config-map.yaml.j2", include_str!("../../templates/config-map.yaml.j2")),
     ("disk-pvcs.yaml.j2", include_str!("../../templates/disk-pvcs.yaml.j2")),
     ("display-secret.yaml.j2", include_str!("../../templates/display-secret.yaml.j2")),
     ("pod.yaml.j2", include_str!("../../templates/pod.yaml.j2")),
+    ("relay-secret.yaml.j2", include_str!("../../templates/relay-secret.yaml.j2")),
     ("runner-data-pvc.yaml.j2", include_str!("../../templates/runner-data-pvc.yaml.j2")),
     ("service.yaml.j2", include_str!("../../templates/service.yaml.j2")),
 ];
@@ -120,6 +121,8 @@ pub const BLOCKS: &[(&str, &str, &str, &str)] = &[
         "what is projected into the runner's folder of configuration (items with 10 spaces)",
         "0.1",
     ),
+    ("relay-secret.yaml.j2", "labels", "labels to add", "0.1"),
+    ("relay-secret.yaml.j2", "annotations", "annotations to add", "0.1"),
     ("runner-data-pvc.yaml.j2", "labels", "labels to add", "0.1"),
     ("runner-data-pvc.yaml.j2", "annotations", "annotations to add", "0.1"),
     ("runner-data-pvc.yaml.j2", "spec", "the claim's `spec`", "0.1"),

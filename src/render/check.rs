@@ -100,7 +100,7 @@ pub fn check(
     vms: impl IntoIterator<Item = (VirtualMachine, Observed)>,
     config: &ReconcilerConfig,
 ) -> Result<Outcome, Refusal> {
-    let random = RandomInput { display_password: "a-password-for-the-check".into() };
+    let random = RandomInput { display_password: "a-password-for-the-check".into(), ..RandomInput::default() };
     let mut outcome = Outcome::default();
     let mut samples: BTreeMap<(String, String), Vec<Sample>> = BTreeMap::new();
     let mut uses: BTreeMap<(String, String), Use> = BTreeMap::new();
@@ -488,7 +488,7 @@ mod tests {
     fn each_kind_is_used_with_the_rights_that_its_objects_need() {
         let kept = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {{ vm.metadata.name }}\n  annotations: {vmoperator.jdrupes.org/lifetime: keep}\n";
         let of_pear = format!("{{% if values.size == 'pear' %}}\n{POLICY}{{% endif %}}\n");
-        let new = set(&[("x.yaml.j2", &of_pear), ("display-secret.yaml.j2", kept)]);
+        let new = set(&[("x.yaml.j2", &of_pear), ("display-secret.yaml.j2", kept), ("relay-secret.yaml.j2", "")]);
         let outcome = check(None, &new, vms(), &ReconcilerConfig::default()).unwrap();
         let used = |kind: &str| outcome.uses.iter().find(|used| used.kind.kind == kind).unwrap();
         assert_eq!(used("Pod").verbs().1, ["get", "create", "patch", "delete"]);

@@ -11,6 +11,7 @@
 //! | `cloudInit` | `none`, or `metaData`, `userData`, `networkConfig` as the texts of files (or `none`) and `userDataFrom`, `networkConfigFrom`, and `runnerConfig`: the `config.yaml` of a legacy runner, which contains all that, or `none` |
 //! | `runner` | the content of the runner's `config.yaml` in the ConfigMap: without user data |
 //! | `service` | `none`, or `labels` and `annotations` of the Service |
+//! | `relay` | `secret`: the name of the Secret of the relay, or `none` if there is no relay; for a new one `certificate`, `key` and `token` |
 //! | `displaySecret` | `name` of the display secret, or `none`; `version`: changes when somebody changes its content; `generate`: whether the operator makes it; `password`: a random one for that |
 //! | `labels` | the labels of all objects of the VM (the operator sets them in any case) |
 //! | `podLabels` | those, and the VM's own labels without those of other tools |
@@ -32,7 +33,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use kube::ResourceExt;
 use minijinja::value::Serde;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
@@ -66,10 +67,34 @@ pub const LEGACY_SERVICE_ACCOUNT: &str = "vm-runner-legacy";
 pub const IMAGE_REPOSITORY_CLAIM: &str = "vmop-image-repository";
 
 /// Random values. The caller makes them, so that rendering is a pure function.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RandomInput {
     /// The password for a new display secret.
     pub display_password: String,
+    /// For a new Secret of the relay, which a VM with such a Secret does not need, see [`needs_relay_identity`].
+    pub relay: RelayIdentity,
+}
+
+/// By what the relay of a VM and its clients know each other.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RelayIdentity {
+    /// The certificate as PEM.
+    pub certificate: String,
+    /// Its private key as PEM.
+    pub key: String,
+    /// What a client must know.
+    pub token: String,
+}
+
+/// Whether the VM has no Secret for the relay yet, so that [`RandomInput::relay`] matters.
+pub fn needs_relay_identity(vm: &VirtualMachine, observed: &Observed) -> bool {
+    let name = relay_secret(&vm.name_any());
+    !observed.objects.iter().any(|object| object.key.kind == "Secret" && object.key.name == name)
+}
+
+/// The name of the Secret with the relay's certificate and token.
+pub fn relay_secret(vm: &str) -> String {
+    format!("{vm}-relay")
 }
 
 /// Prefixes of labels that a VM's Pod does not get. These tools would take the Pod for one of their objects and delete it.
@@ -97,6 +122,7 @@ pub(super) struct Context {
     runner: RunnerFile,
     service: Option<Service>,
     display_secret: DisplaySecret,
+    relay: Value,
     labels: BTreeMap<String, String>,
     pod_labels: BTreeMap<String, String>,
     values: Value,
@@ -169,6 +195,12 @@ pub(super) fn build(
         runner_data: json!({ "claimName": claims::runner_data_name(vm, observed) }),
         service: Service::of(vm.spec.load_balancer_service.as_ref(), &config.load_balancer_service),
         display_secret: DisplaySecret::of(vm, observed, &random.display_password),
+        relay: json!({
+            "secret": (config.relay && !image.legacy).then(|| relay_secret(&name)),
+            "certificate": random.relay.certificate,
+            "key": random.relay.key,
+            "token": random.relay.token,
+        }),
         labels: labels(&name),
         pod_labels: pod_labels(vm),
         values,

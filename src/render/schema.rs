@@ -54,6 +54,7 @@ pub fn context(values: Option<Value>) -> Value {
         "displaySecret": object(json!({
             "name": maybe, "version": maybe, "generate": { "type": "boolean" }, "password": text,
         })),
+        "relay": object(json!({ "secret": maybe, "certificate": text, "key": text, "token": text })),
         "labels": texts, "podLabels": texts,
         "config": object(json!({
             "runnerDataPvc": object(json!({ "storageClassName": maybe })),

@@ -102,7 +102,7 @@ mod tests {
         });
         let load_balancer_service = LoadBalancerService::Metadata(ServiceMetadata::default());
         let config = ReconcilerConfig { load_balancer_service, ..ReconcilerConfig::default() };
-        let random = RandomInput { display_password: "secret".into() };
+        let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
         let mut with_annotation = 0;
         for object in render(&vm, &nothing(), &config, &random, &set).unwrap() {
             with_annotation += usize::from(object.value["metadata"]["annotations"]["mine"] == "y");

@@ -223,10 +223,7 @@ async fn connection(stream: TcpStream, options: &RelayOptions, room: &Room) -> R
     }
 }
 
-async fn greet(
-    stream: TlsStream<TcpStream>,
-    identity: &Identity,
-) -> Result<(Socket, Wanted), tungstenite::Error> {
+async fn greet(stream: TlsStream<TcpStream>, identity: &Identity) -> Result<(Socket, Wanted), tungstenite::Error> {
     let mut wanted = None;
     let refuse = |code, text: &str| {
         let mut response = ErrorResponse::new(Some(text.to_owned()));

@@ -70,7 +70,8 @@ impl Filter {
             (_, []) => return Ok(false),
             (Stage::Version, version) => {
                 let Some(version) = version.get(..12) else { return Ok(false) };
-                let minor = version.strip_prefix(b"RFB 003.").and_then(|rest| rest.strip_suffix(b"\n")).ok_or(NotRfb)?;
+                let minor =
+                    version.strip_prefix(b"RFB 003.").and_then(|rest| rest.strip_suffix(b"\n")).ok_or(NotRfb)?;
                 // Before 3.7 the server chooses.
                 self.stage = if minor < b"007".as_slice() { Stage::Init } else { Stage::Security };
                 passed.extend(self.begun.drain(..12));
@@ -189,10 +190,9 @@ mod tests {
         let size = [b"\xfb\x00\x04\x00\x03\x00\x01\x00".as_slice(), &[7; 16]].concat();
         let power = b"\xfa\x00\x01\x02";
         let sound = b"\xff\x01\x00\x01";
-        let sent = [
-            encodings.as_slice(), keys[0], pointer, text, request, keys[1], extended, &size, power, sound, request,
-        ]
-        .concat();
+        let sent =
+            [encodings.as_slice(), keys[0], pointer, text, request, keys[1], extended, &size, power, sound, request]
+                .concat();
         let expected = [encodings.as_slice(), request, sound, request].concat();
         assert_eq!(of_watcher(&sent).unwrap(), expected);
     }

@@ -578,7 +578,7 @@ fn what_happens_to_the_guest_is_an_event() {
 #[test]
 fn a_vm_whose_spec_can_not_be_rendered_is_not_ready() {
     let refused = vm(|vm| vm["spec"]["vm"]["networks"] = json!([{ "tap": {} }, { "pod": {} }]));
-    let (config, random) = (ReconcilerConfig::default(), RandomInput { display_password: String::new() });
+    let (config, random) = (ReconcilerConfig::default(), RandomInput::default());
     let error = render(&refused, &nothing(), &config, &random, &TemplateSet::builtin().unwrap()).unwrap_err();
     for (vm, observed, expected) in [
         (stopped(), nothing(), "Stopped false Ready=False TemplateError"),

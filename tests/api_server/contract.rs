@@ -159,6 +159,7 @@ async fn every_object_has_the_labels_and_the_owner_of_its_vm() {
             "Pod apple",
             "Secret apple-cloud-init",
             "Secret apple-display-secret",
+            "Secret apple-relay",
             "Service apple",
         ]
     );

@@ -90,6 +90,7 @@ async fn the_documented_example_yields_the_documented_objects() {
             "pod/demo",
             "secret/demo-cloud-init",
             "secret/demo-display-secret",
+            "secret/demo-relay",
         ]
     );
     let pod = ns.api::<Pod>().get("demo").await.unwrap();
@@ -233,7 +234,10 @@ async fn a_manager_that_does_not_know_a_pod_does_not_change_it() {
     vm.spec.image = serde_json::from_value(json!({ "source": "example.org/other:1" })).unwrap();
     // Nothing is known of its claims either.
     vm.status = None;
-    let (nothing, random) = (Observed::nothing(Timestamp::now()), RandomInput { display_password: "secret".into() });
+    let (nothing, random) = (
+        Observed::nothing(Timestamp::now()),
+        RandomInput { display_password: "secret".into(), ..RandomInput::default() },
+    );
     let config = ReconcilerConfig::default();
     let rendered = render(&vm, &nothing, &config, &random, &TemplateSet::builtin().unwrap()).unwrap();
     let (children, _triggered) = Children::new(ns.client.clone(), None, Arc::default());
@@ -258,7 +262,7 @@ async fn an_action_is_refused_if_the_object_was_recreated_meanwhile() {
     map.metadata = ObjectMeta { name: Some("apple".into()), labels: map.metadata.labels, ..ObjectMeta::default() };
     let new = maps.create(&PostParams::default(), &map).await.unwrap();
 
-    let random = RandomInput { display_password: "secret".into() };
+    let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
     let nothing = Observed::nothing(Timestamp::now());
     let rendered =
         render(&vm, &nothing, &ReconcilerConfig::default(), &random, &TemplateSet::builtin().unwrap()).unwrap();

@@ -96,3 +96,39 @@ async fn to_add_or_remove_the_display_secret_takes_a_restart() {
     ns.namespace.kubectl(&["delete", "secret", "mine"]);
     waits(true).await;
 }
+
+#[tokio::test]
+async fn the_relays_secret_is_made_once_for_each_vm_and_again_when_it_is_deleted() {
+    let ns = ManagedNamespace::new("relay").await;
+    for name in ["apple", "pear"] {
+        ns.create_vm(name, |_| ()).await;
+        ns.vm_with_reason(name, "Starting").await;
+    }
+    let secrets: Api<Secret> = ns.api();
+    let of = async |vm: &str| secrets.get(&format!("{vm}-relay")).await.unwrap();
+    let apple = of("apple").await;
+    let data = apple.data.clone().unwrap();
+    vm_operator::relay::client::Access::new(&data["tls.crt"].0, &data["token"].0).unwrap();
+    assert_eq!(data["token"].0.len(), 64);
+    let pears = of("pear").await.data.unwrap();
+    for key in ["tls.crt", "tls.key", "token"] {
+        assert_ne!(pears[key], data[key], "{key}");
+    }
+    let mounts: Vec<String> = ns.api::<Pod>().get("apple").await.unwrap().spec.unwrap().containers[0]
+        .volume_mounts
+        .iter()
+        .flatten()
+        .map(|mount| mount.name.clone())
+        .collect();
+    assert!(!mounts.contains(&"relay".to_owned()), "only the agent has it: {mounts:?}");
+
+    // The next reconcile, also by another manager, keeps it.
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
+    assert_eq!(of("apple").await.metadata.resource_version, apple.metadata.resource_version);
+    ns.namespace.kubectl(&["delete", "secret", "apple-relay"]);
+    let new = eventually("another Secret", LIMIT, async || secrets.get_opt("apple-relay").await.unwrap()).await;
+    assert_ne!(new.data.unwrap()["token"], data["token"]);
+    let vm = ns.vm_with_reason("apple", "Running").await;
+    assert_eq!(condition(&vm, "RestartRequired"), None, "the Pod mounts it by name");
+}

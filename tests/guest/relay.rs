@@ -198,8 +198,10 @@ async fn several_people_type_into_the_serial_console_and_only_with_the_token() {
     let mut runner = vm.start_relayed();
     let relay = Relayed::of(&runner, access);
     runner.console("guest: up");
-    let mut two = [relay.enter(Console::Serial, "ann", Wish::Control).await,
-        relay.enter(Console::Serial, "bob", Wish::Control).await];
+    let mut two = [
+        relay.enter(Console::Serial, "ann", Wish::Control).await,
+        relay.enter(Console::Serial, "bob", Wish::Control).await,
+    ];
     for socket in &mut two {
         assert_eq!(news(socket).await, News::Connected { controls: true });
         let mut shown = String::new();

@@ -5,29 +5,49 @@ use crate::{
     support::cluster::{Cluster, TestNamespace, XTASK},
 };
 
-/// A `kubectl vm` command in the namespace. It starts the kubectl of this cluster; the folder holds it.
+/// A `kubectl vm` command in the namespace.
 fn kubectl_vm(namespace: &TestNamespace, arguments: &[&str]) -> (tempfile::TempDir, tokio::process::Command) {
+    command(namespace, env!("CARGO_BIN_EXE_kubectl-vm"), arguments)
+}
+
+/// A kubectl command in the namespace.
+fn kubectl(namespace: &TestNamespace, arguments: &[&str]) -> (tempfile::TempDir, tokio::process::Command) {
+    command(namespace, "kubectl", arguments)
+}
+
+/// The program finds the kubectl of this cluster; the folder holds it.
+fn command(
+    namespace: &TestNamespace,
+    program: &str,
+    arguments: &[&str],
+) -> (tempfile::TempDir, tokio::process::Command) {
     let tools = tempfile::tempdir().unwrap();
     let kubectl = tools.path().join("kubectl");
     let own_path = std::env::var("PATH").unwrap();
     std::fs::write(&kubectl, format!("#!/bin/sh\nPATH='{own_path}' exec {XTASK} kubectl -- \"$@\"\n")).unwrap();
     std::fs::set_permissions(&kubectl, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let path = format!("{}:{own_path}", tools.path().display());
-    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_kubectl-vm"));
+    let own = tools.path().join(program);
+    let mut command = tokio::process::Command::new(if own.exists() { own } else { program.into() });
     command.args(arguments).args(["--namespace", namespace.name()]);
     command.env("KUBECONFIG", Cluster::with_node().kubeconfig()).env("PATH", path);
     (tools, command)
 }
 
-/// What the guest of the VM `demo` serves, through `kubectl vm port-forward`.
-pub async fn a_forwarded_port_leads_to_the_guest(namespace: &TestNamespace) -> String {
-    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
-    let (_tools, mut command) = kubectl_vm(namespace, &["port-forward", "demo", ":8080"]);
-    let mut forward = command.stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-    let mut lines = tokio::io::BufReader::new(forward.stdout.take().unwrap()).lines();
+/// Where a started `port-forward` listens.
+async fn forwarded(forward: &mut tokio::process::Child) -> u16 {
+    let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(forward.stdout.take().unwrap()));
     let line = tokio::time::timeout(LIMIT, lines.next_line()).await.expect("a line").unwrap().unwrap();
     let (_, port) = line.split_once("127.0.0.1:").expect("where it listens");
-    let port: u16 = port.split(' ').next().unwrap().parse().unwrap();
+    port.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// What the guest of the VM `demo` serves, through `kubectl vm port-forward`.
+pub async fn a_forwarded_port_leads_to_the_guest(namespace: &TestNamespace) -> String {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let (_tools, mut command) = kubectl_vm(namespace, &["port-forward", "demo", ":8080"]);
+    let mut forward = command.stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let port = forwarded(&mut forward).await;
     let mut guest = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     guest.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
     let mut page = String::new();
@@ -71,4 +91,31 @@ pub async fn the_console_is_in_a_terminal(namespace: &TestNamespace) {
     tokio::io::AsyncWriteExt::write_all(console.stdin.as_mut().unwrap(), b"\x1d").await.unwrap();
     let status = tokio::time::timeout(LIMIT, console.wait()).await.expect("the end of the command").unwrap();
     assert!(status.success(), "{status}");
+}
+
+/// Who has the VM's Secret sees what the guest writes, through the port that its status names.
+pub async fn the_relay_leads_to_the_guests_consoles(namespace: &TestNamespace, port: Option<u16>) {
+    use futures::{SinkExt, StreamExt};
+    use tokio_tungstenite::tungstenite::Message;
+    use vm_operator::relay::{Console, Hello, PORT, Wish, client::Access};
+
+    assert_eq!(port, Some(PORT));
+    let (_tools, mut command) = kubectl(namespace, &["port-forward", "pod/demo", &format!(":{PORT}")]);
+    let mut forward = command.stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let port = forwarded(&mut forward).await;
+    let secret: k8s_openapi::api::core::v1::Secret =
+        serde_json::from_str(&namespace.kubectl(&["get", "secret", "demo-relay", "--output=json"])).unwrap();
+    let data = secret.data.unwrap();
+    let access = Access::new(&data["tls.crt"].0, &data["token"].0).unwrap();
+    let stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    let mut console = access.open(stream, Console::Serial.path()).await.unwrap();
+    let hello = Hello { user: "ann".into(), session: "s".into(), wish: Wish::Watch };
+    console.send(Message::text(serde_json::to_string(&hello).unwrap())).await.unwrap();
+    let mut seen = String::new();
+    while !seen.contains("guest: up") {
+        let message = tokio::time::timeout(LIMIT, console.next()).await.expect("the guest's last output").unwrap();
+        if let Message::Binary(bytes) = message.unwrap() {
+            seen += &String::from_utf8_lossy(&bytes);
+        }
+    }
 }

@@ -74,7 +74,7 @@ impl<'a> Renderer<'a> {
 
     /// The VM's objects, as they depend on what there is already.
     fn render(&self, vm: &VirtualMachine, observed: &Observed) -> Result<Vec<Rendered>, Failure> {
-        let random = RandomInput { display_password: "(random)".into() };
+        let random = RandomInput { display_password: "(random)".into(), ..RandomInput::default() };
         let wrong = |error| rendering_error(self.vm_file, vm, self.settings, &error);
         Ok(render(vm, observed, &self.config, &random, self.set(vm)?).map_err(wrong)?)
     }

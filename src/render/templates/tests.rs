@@ -81,7 +81,7 @@ fn base_is_the_template_of_the_layer_below_in_each_layer() {
     let library = Library::new(&sources);
     let volumes = |name: Option<&str>| {
         let vm = crate::test_support::vm(|_| ());
-        let random = RandomInput { display_password: "secret".into() };
+        let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
         let observed = crate::test_support::nothing();
         let objects = render(&vm, &observed, &Default::default(), &random, library.get(name).unwrap()).unwrap();
         let pod = objects.into_iter().find(|object| object.key.is_pod()).unwrap();
@@ -110,7 +110,7 @@ fn a_panic_is_an_error_of_the_vm() {
         TemplateSet::layered(&Files::from([("x.yaml.j2".to_owned(), "{{ panics() }}".to_owned())]), None).unwrap();
     set.environment.add_function("panics", || -> String { panic!("on purpose") });
     let (vm, observed) = (crate::test_support::vm(|_| ()), crate::test_support::nothing());
-    let random = RandomInput { display_password: "secret".into() };
+    let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
     let error = render(&vm, &observed, &Default::default(), &random, &set).unwrap_err();
     insta::assert_snapshot!(error, @"(render): the rendering panicked; the log has the place");
 }
@@ -170,7 +170,7 @@ fn an_override_works_after_a_change_of_another_block_and_the_error_names_a_renam
     let with = |text: &str, renamed: &[Renamed]| {
         let set = TemplateSet::over(&[("pod.yaml.j2", text)], renamed, layers())?;
         let vm = crate::test_support::vm(|_| ());
-        let random = RandomInput { display_password: "secret".into() };
+        let random = RandomInput { display_password: "secret".into(), ..RandomInput::default() };
         let objects = render(&vm, &crate::test_support::nothing(), &Default::default(), &random, &set)?;
         Ok::<_, TemplateError>(objects[0].value["spec"].clone())
     };

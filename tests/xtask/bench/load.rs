@@ -108,7 +108,8 @@ struct Writes {
 impl Writes {
     fn of(vm: &VirtualMachine, templates: &TemplateSet) -> Result<Self> {
         let observed = Observed::nothing(Timestamp::now());
-        let random = RandomInput { display_password: "0123456789abcdef0123456789abcdef".into() };
+        let random =
+            RandomInput { display_password: "0123456789abcdef0123456789abcdef".into(), ..RandomInput::default() };
         let rendered = render(vm, &observed, &ReconcilerConfig::default(), &random, templates)?;
         let plan = plan(vm, &observed, Some(&rendered));
         let reconciled = Reconciled {

@@ -34,12 +34,14 @@ fn command(
     (tools, command)
 }
 
-/// Where a started `port-forward` listens.
-async fn forwarded(forward: &mut tokio::process::Child) -> u16 {
+/// Where a started `port-forward` listens, and what else it says: it ends if nobody reads that.
+async fn forwarded(
+    forward: &mut tokio::process::Child,
+) -> (u16, tokio::io::Lines<tokio::io::BufReader<tokio::process::ChildStdout>>) {
     let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(forward.stdout.take().unwrap()));
     let line = tokio::time::timeout(LIMIT, lines.next_line()).await.expect("a line").unwrap().unwrap();
     let (_, port) = line.split_once("127.0.0.1:").expect("where it listens");
-    port.split(' ').next().unwrap().parse().unwrap()
+    (port.split(' ').next().unwrap().parse().unwrap(), lines)
 }
 
 /// What the guest of the VM `demo` serves, through `kubectl vm port-forward`.
@@ -47,7 +49,7 @@ pub async fn a_forwarded_port_leads_to_the_guest(namespace: &TestNamespace) -> S
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let (_tools, mut command) = kubectl_vm(namespace, &["port-forward", "demo", ":8080"]);
     let mut forward = command.stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-    let port = forwarded(&mut forward).await;
+    let (port, _lines) = forwarded(&mut forward).await;
     let mut guest = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     guest.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
     let mut page = String::new();
@@ -102,7 +104,7 @@ pub async fn the_relay_leads_to_the_guests_consoles(namespace: &TestNamespace, p
     assert_eq!(port, Some(PORT));
     let (_tools, mut command) = kubectl(namespace, &["port-forward", "pod/demo", &format!(":{PORT}")]);
     let mut forward = command.stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-    let port = forwarded(&mut forward).await;
+    let (port, _lines) = forwarded(&mut forward).await;
     let secret: k8s_openapi::api::core::v1::Secret =
         serde_json::from_str(&namespace.kubectl(&["get", "secret", "demo-relay", "--output=json"])).unwrap();
     let data = secret.data.unwrap();

@@ -23,6 +23,7 @@ mod manifest;
 mod output;
 mod power;
 mod render;
+mod stdio;
 mod templates;
 pub mod vm_file;
 mod vms;
@@ -83,6 +84,9 @@ enum Command {
     /// Print the log of a VM: what its runner says, and what the guest writes on its serial console.
     Logs(in_pod::LogOptions),
     /// Forward ports of this computer to the guest of a VM, which needs a network of type pod. Ctrl-C ends it.
+    ///
+    /// With --stdio it is one connection, on standard input and output, for example as ssh's ProxyCommand:
+    /// `ssh -o ProxyCommand='kubectl vm port-forward VM --stdio %p' USER@VM`. It ends when the guest closes the connection.
     PortForward(in_pod::ForwardOptions),
     /// Write a picture of the guest's screen into a file.
     Screenshot(in_pod::ScreenshotOptions),
@@ -166,7 +170,12 @@ pub fn main() -> ExitCode {
     let mut stdout = anstream::stdout();
     let mut output = Output::new(&mut stdout);
     let result = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(run(&command, &mut output)),
+        Ok(runtime) => {
+            let result = runtime.block_on(run(&command, &mut output));
+            // Without waiting for who reads standard input, which may never end.
+            runtime.shutdown_background();
+            result
+        }
         Err(error) => Err(Failure::new(format!("there is no runtime: {error}"))),
     };
     result.unwrap_or_else(Failure::report).into()

@@ -26,10 +26,10 @@ const NODE: &str = "played";
 
 /// What a command printed.
 #[derive(Debug)]
-struct Printed {
-    code: i32,
-    data: String,
-    talk: String,
+pub struct Printed {
+    pub code: i32,
+    pub data: String,
+    pub talk: String,
 }
 
 fn command(ns: &ManagedNamespace, arguments: &[&str]) -> Command {
@@ -38,7 +38,7 @@ fn command(ns: &ManagedNamespace, arguments: &[&str]) -> Command {
     command
 }
 
-fn run(ns: &ManagedNamespace, arguments: &[&str]) -> Printed {
+pub fn run(ns: &ManagedNamespace, arguments: &[&str]) -> Printed {
     printed(command(ns, arguments).output().unwrap())
 }
 
@@ -54,7 +54,7 @@ fn succeeds(ns: &ManagedNamespace, arguments: &[&str]) -> String {
     printed.data
 }
 
-async fn ns(test: &str) -> ManagedNamespace {
+pub async fn ns(test: &str) -> ManagedNamespace {
     let ns = ManagedNamespace::new(test).await;
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
     Api::<Node>::all(ns.client.clone()).patch(NODE, &PatchParams::apply("test"), &Patch::Apply(&node)).await.unwrap();
@@ -62,7 +62,7 @@ async fn ns(test: &str) -> ManagedNamespace {
 }
 
 /// Creates a VM whose guest runs.
-async fn up(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
+pub async fn up(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
     ns.create_vm(name, |vm| {
         vm["spec"]["nodeName"] = json!(NODE);
         edit(vm);

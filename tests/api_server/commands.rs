@@ -42,7 +42,7 @@ pub fn run(ns: &ManagedNamespace, arguments: &[&str]) -> Printed {
     printed(command(ns, arguments).output().unwrap())
 }
 
-fn printed(output: std::process::Output) -> Printed {
+pub fn printed(output: std::process::Output) -> Printed {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Printed { code: output.status.code().unwrap(), data: text(output.stdout), talk: text(output.stderr) }
 }
@@ -286,6 +286,10 @@ async fn names_of_vms_and_namespaces_are_completed() {
     assert_eq!(complete(&["stop", "-n", name, "ap"], kubeconfig), "apple\napricot\n:4\n");
     assert_eq!(complete(&["console", &format!("--namespace={name}"), "b"], kubeconfig), "banana\n:4\n");
     assert_eq!(complete(&["list", "-n", name], kubeconfig), format!("{name}\n:4\n"));
+    assert_eq!(complete(&["ssh", "-n", name, "ada@ba"], kubeconfig), "ada@banana\n:4\n");
+    // A path comes next, or it is a file.
+    assert_eq!(complete(&["scp", "-n", name, "ap"], kubeconfig), "apple:\napricot:\n:6\n");
+    assert_eq!(complete(&["scp", "-n", name, "./ap"], kubeconfig), ":0\n");
     // Errors are silent: somebody is typing.
     assert_eq!(complete(&["console", "a"], Path::new("/nowhere")), ":0\n");
 }

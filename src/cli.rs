@@ -14,6 +14,7 @@ mod console;
 mod diff;
 mod display;
 mod explain;
+mod expose;
 mod in_pod;
 mod input;
 mod installed;
@@ -115,6 +116,14 @@ enum Command {
     /// and at the head of ~/.ssh/config: Include vms
     #[command(verbatim_doc_comment)]
     SshConfig(ssh::ConfigOptions),
+    /// Create a Service that leads to the guest of a VM, also before it runs. The VM needs a network of type pod.
+    ///
+    ///   kubectl vm expose web --port 80
+    ///   kubectl vm expose web --port 27017 --target-port 22 --name ssh --type LoadBalancer
+    ///
+    /// The Service stays when the VM is deleted, as that of `kubectl expose` does.
+    #[command(verbatim_doc_comment)]
+    Expose(expose::Options),
     /// Write a picture of the guest's screen into a file.
     Screenshot(in_pod::ScreenshotOptions),
     /// Press keys of the guest's keyboard, such as ctrl-alt-delete.
@@ -228,6 +237,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Explain(options) => explain::run(options, output).await?,
         Command::Logs(options) => in_pod::logs(options, output).await?,
         Command::PortForward(options) => in_pod::port_forward(options, output).await?,
+        Command::Expose(options) => expose::run(options, output).await?,
         Command::Ssh(options) => ssh::login(options, output).await?,
         Command::Scp(options) => ssh::copy(options, output).await?,
         Command::SshConfig(options) => ssh::config(options, output).await?,

@@ -48,7 +48,7 @@ pub fn printed(output: std::process::Output) -> Printed {
 }
 
 /// Runs a command that succeeds, and returns its data.
-fn succeeds(ns: &ManagedNamespace, arguments: &[&str]) -> String {
+pub fn succeeds(ns: &ManagedNamespace, arguments: &[&str]) -> String {
     let printed = run(ns, arguments);
     assert_eq!(printed.code, 0, "{arguments:?}: {printed:?}");
     printed.data

@@ -2,9 +2,12 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
+use k8s_openapi::api::core::v1::Service;
+use kube::api::DeleteParams;
 use serde_json::{Value, json};
+use vm_operator::api::VirtualMachine;
 
-use super::commands::{Printed, ns, printed, run, up};
+use super::commands::{Printed, ns, printed, run, succeeds, up};
 use crate::support::{
     cluster::eventually,
     managed_namespace::{LIMIT, ManagedNamespace},
@@ -219,4 +222,105 @@ async fn a_configuration_for_openssh_leads_to_all_vms_that_can_be_reached() {
         let talk = format!("vm {place}/fig: it has no Pod, so no guest runs");
         assert!(output.code == 255 && output.talk.contains(&talk), "{output:?}");
     }
+}
+
+#[tokio::test]
+async fn a_vm_is_exposed_before_it_runs_and_after_it_was_created_anew() {
+    let ns = ns("expose").await;
+    let create = async || {
+        ns.create_vm("fig", |vm| {
+            with_pod_network(vm);
+            vm["spec"]["vm"]["state"] = json!("Stopped");
+            vm["spec"]["nodeName"] = json!("played");
+        })
+        .await;
+        ns.vm_with_reason("fig", "StoppedAsRequested").await;
+    };
+    create().await;
+    ns.create_vm("plum", |vm| vm["spec"]["vm"]["networks"] = json!([{ "user": {} }])).await;
+    let place = ns.namespace.name();
+    let services = ns.api::<Service>();
+    let expose = ["expose", "vm/fig", "--name", "vmiservice", "--port", "27017", "--target-port", "22"];
+    let with = |more: &[&'static str]| [&expose as &[&str], more].concat();
+
+    // For Git, and without a trace.
+    let file = succeeds(&ns, &with(&["--dry-run=client", "-o", "yaml"]));
+    let file: Value = serde_yaml::from_str(&file).unwrap();
+    assert_eq!((&file["kind"], &file["spec"]["ports"][0]["targetPort"]), (&json!("Service"), &json!(22)));
+    let dry = "service/vmiservice exposed (server dry run): it leads to port 22 of vm/fig\n";
+    assert_eq!(succeeds(&ns, &with(&["--dry-run=server"])), dry);
+    assert_eq!(succeeds(&ns, &with(&["--dry-run=client", "-o", "name"])), "service/vmiservice\n");
+    assert!(services.get_opt("vmiservice").await.unwrap().is_none());
+
+    let exposed = succeeds(&ns, &expose);
+    let service = services.get("vmiservice").await.unwrap();
+    let address = service.spec.clone().unwrap().cluster_ip.unwrap();
+    let lines = |done: &str, endpoints: &str| {
+        format!(
+            "service/vmiservice {done}: it leads to port 22 of vm/fig\n  in the cluster: {address}:27017, \
+             vmiservice.{place}.svc:27017 (TCP)\n  ready endpoints: {endpoints}\n"
+        )
+    };
+    assert_eq!(exposed, lines("exposed", "none until vm/fig runs"));
+    assert_eq!(succeeds(&ns, &expose), lines("unchanged", "none until vm/fig runs"));
+    let other = run(&ns, &with(&["--type", "NodePort"]));
+    let talk =
+        "service/vmiservice: it exists already, and is another one than this; give this one another name by --name\n";
+    assert_eq!((other.code, other.data.as_str(), other.talk.as_str()), (1, "", talk));
+    let node_port = succeeds(&ns, &["expose", "fig", "--port=80", "--type=nodeport", "--labels=a=b", "-o", "json"]);
+    let node_port: Value = serde_json::from_str(&node_port).unwrap();
+    assert_eq!(
+        (&node_port["metadata"]["name"], &node_port["metadata"]["labels"]["a"]),
+        (&json!("fig-80"), &json!("b"))
+    );
+    assert!(node_port["spec"]["ports"][0]["nodePort"].is_number(), "{node_port}");
+    let unreachable = run(&ns, &["expose", "plum", "--port", "22"]);
+    assert!(
+        unreachable.code == 1 && unreachable.talk.contains("through which nothing reaches the guest"),
+        "{unreachable:?}"
+    );
+
+    // Two VMs of the same name after each other have the same Service, which the manager leaves alone.
+    for ip in ["10.200.0.7", "10.200.0.8"] {
+        succeeds(&ns, &["start", "fig"]);
+        ns.vm_with_reason("fig", "Starting").await;
+        ns.patch_pod_status(
+            "fig",
+            json!({
+                "phase": "Running", "podIP": ip, "podIPs": [{ "ip": ip }], "conditions": [{ "type": "Ready", "status": "True" }],
+            }),
+        )
+        .await;
+        ns.report("fig", true, "Started").await;
+        ns.vm_with_reason("fig", "Running").await;
+        let endpoint = format!("{ip}:22");
+        eventually("the Service to lead to the new Pod", LIMIT, async || {
+            (succeeds(&ns, &expose) == lines("unchanged", &endpoint)).then_some(())
+        })
+        .await;
+        ns.api::<VirtualMachine>().delete("fig", &DeleteParams::default()).await.unwrap();
+        ns.remove_pod("fig").await;
+        eventually("the VM to be gone", LIMIT, async || {
+            ns.api::<VirtualMachine>().get_opt("fig").await.unwrap().is_none().then_some(())
+        })
+        .await;
+        create().await;
+    }
+    let same = services.get("vmiservice").await.unwrap();
+    assert_eq!((same.metadata.uid, same.spec), (service.metadata.uid, service.spec));
+
+    // The page about security has these rights.
+    let as_alice = || run(&ns, &["expose", "fig", "--port", "443", "--as", "alice"]);
+    allow(&ns, "vms", "get", "vms.vmoperator.jdrupes.org");
+    eventually("alice to read the VM", LIMIT, async || {
+        as_alice().talk.starts_with("service/fig-443: alice may not create services in the namespace").then_some(())
+    })
+    .await;
+    allow(&ns, "services", "create", "services");
+    let exposed =
+        eventually("alice to create it", LIMIT, async || Some(as_alice()).filter(|done| done.code == 0)).await;
+    assert!(
+        exposed.data.contains("ready endpoints: not known: alice may not list endpointslices.discovery.k8s.io"),
+        "{exposed:?}"
+    );
 }

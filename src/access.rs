@@ -121,15 +121,20 @@ impl Access {
         Ok(answer.status.and_then(|status| status.user_info?.username))
     }
 
-    /// Whether the account may do this in a namespace; with an empty one: in all.
+    /// Whether the account may do this in a namespace; with an empty one: in all. The plural may have a subresource (`pods/exec`).
     ///
     /// # Errors
     /// The error of the request.
     pub async fn is_allowed(&self, resource: &ApiResource, verb: &str, namespace: &str) -> kube::Result<bool> {
+        let (plural, subresource) = match resource.plural.split_once('/') {
+            Some((plural, subresource)) => (plural, Some(subresource.to_owned())),
+            None => (resource.plural.as_str(), None),
+        };
         let attributes = ResourceAttributes {
             group: Some(resource.group.clone()),
             version: Some(resource.version.clone()),
-            resource: Some(resource.plural.clone()),
+            resource: Some(plural.to_owned()),
+            subresource,
             verb: Some(verb.to_owned()),
             namespace: Some(namespace.to_owned()),
             ..ResourceAttributes::default()

@@ -36,6 +36,11 @@ impl VmHandle {
         Self { client, namespace: namespace.into(), name: name.into() }
     }
 
+    /// The client, for requests about more than the VM.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Its namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace

@@ -14,6 +14,7 @@ mod console;
 mod diff;
 mod display;
 mod explain;
+mod expose;
 mod in_pod;
 mod input;
 mod installed;
@@ -23,6 +24,8 @@ mod manifest;
 mod output;
 mod power;
 mod render;
+mod ssh;
+mod stdio;
 mod templates;
 pub mod vm_file;
 mod vms;
@@ -83,7 +86,44 @@ enum Command {
     /// Print the log of a VM: what its runner says, and what the guest writes on its serial console.
     Logs(in_pod::LogOptions),
     /// Forward ports of this computer to the guest of a VM, which needs a network of type pod. Ctrl-C ends it.
+    ///
+    /// With --stdio it is one connection, on standard input and output, for example as ssh's ProxyCommand:
+    /// `ssh -o ProxyCommand='kubectl vm port-forward VM --stdio %p' USER@VM`. It ends when the guest closes the connection.
     PortForward(in_pod::ForwardOptions),
+    /// Log in to the guest of a VM with OpenSSH, or run a command there. The VM needs a network of type pod.
+    ///
+    ///   kubectl vm ssh web
+    ///   kubectl vm ssh ada@web -- uptime
+    ///   kubectl vm ssh web -- -N -L 8080:localhost:80
+    ///
+    /// The agent, the keys, ~/.ssh/config and known_hosts are those of ssh. There the guest is called
+    /// vm.NAME.NAMESPACE. The exit code is that of ssh: that of the command in the guest, or 255.
+    #[command(verbatim_doc_comment)]
+    Ssh(ssh::LoginOptions),
+    /// Copy files from and to the guest of a VM with OpenSSH. The VM needs a network of type pod.
+    ///
+    ///   kubectl vm scp page.html web:/var/www
+    ///   kubectl vm scp -r ada@web:photos .
+    ///
+    /// A path with a colon before its first slash is in the guest, so ./a:b is on this computer. The exit
+    /// code is that of scp.
+    #[command(verbatim_doc_comment)]
+    Scp(ssh::CopyOptions),
+    /// Print a configuration with which ssh, scp, rsync and editors reach the guests of VMs, as vm.NAME.NAMESPACE.
+    ///
+    ///   kubectl vm ssh-config --all > ~/.ssh/vms
+    ///
+    /// and at the head of ~/.ssh/config: Include vms
+    #[command(verbatim_doc_comment)]
+    SshConfig(ssh::ConfigOptions),
+    /// Create a Service that leads to the guest of a VM, also before it runs. The VM needs a network of type pod.
+    ///
+    ///   kubectl vm expose web --port 80
+    ///   kubectl vm expose web --port 27017 --target-port 22 --name ssh --type LoadBalancer
+    ///
+    /// The Service stays when the VM is deleted, as that of `kubectl expose` does.
+    #[command(verbatim_doc_comment)]
+    Expose(expose::Options),
     /// Write a picture of the guest's screen into a file.
     Screenshot(in_pod::ScreenshotOptions),
     /// Press keys of the guest's keyboard, such as ctrl-alt-delete.
@@ -153,7 +193,7 @@ enum Command {
 /// The table of exit codes, for the help text.
 fn exit_codes() -> String {
     let lines = Exit::ALL.map(|exit| format!("\n  {}  {}", exit as u8, exit.meaning()));
-    format!("Exit codes:{}", lines.concat())
+    format!("Exit codes:{}\nssh and scp end with the exit code of OpenSSH.", lines.concat())
 }
 
 /// Runs the program.
@@ -166,7 +206,12 @@ pub fn main() -> ExitCode {
     let mut stdout = anstream::stdout();
     let mut output = Output::new(&mut stdout);
     let result = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(run(&command, &mut output)),
+        Ok(runtime) => {
+            let result = runtime.block_on(run(&command, &mut output));
+            // Without waiting for who reads standard input, which may never end.
+            runtime.shutdown_background();
+            result
+        }
         Err(error) => Err(Failure::new(format!("there is no runtime: {error}"))),
     };
     result.unwrap_or_else(Failure::report).into()
@@ -192,6 +237,10 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Explain(options) => explain::run(options, output).await?,
         Command::Logs(options) => in_pod::logs(options, output).await?,
         Command::PortForward(options) => in_pod::port_forward(options, output).await?,
+        Command::Expose(options) => expose::run(options, output).await?,
+        Command::Ssh(options) => ssh::login(options, output).await?,
+        Command::Scp(options) => ssh::copy(options, output).await?,
+        Command::SshConfig(options) => ssh::config(options, output).await?,
         Command::Screenshot(options) => in_pod::screenshot(options, output).await?,
         Command::SendKey(options) => in_pod::send_key(options, output).await?,
         Command::Wait(options) => wait::run(options, output).await?,

@@ -592,6 +592,9 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
                 .await
                 .ends_with("\r\ndemo-guest Hello from cloud-init\n")
         );
+        let same = commands::one_connection_leads_to_the_guest(&namespace).await;
+        assert!(same.ends_with("\r\ndemo-guest Hello from cloud-init\n"), "{same}");
+        commands::a_connection_ends_with_its_reader(&namespace).await;
         let pod = pods.get("demo").await.unwrap();
         let spec = pod.spec.unwrap();
         // Only passt has the weaker profile, and it has neither a disk nor a token nor a device.

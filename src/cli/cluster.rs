@@ -1,6 +1,10 @@
 //! How commands connect to a cluster.
 
-use std::{ffi::OsStr, path::PathBuf, time::Duration};
+use std::{
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+    time::Duration,
+};
 
 use clap::{Args, Parser};
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
@@ -63,6 +67,35 @@ impl ClusterOptions {
             kubectl.arg("--as").arg(user);
             kubectl.args(self.impersonate_groups.iter().flat_map(|group| ["--as-group", group]));
         }
+    }
+
+    /// The same cluster for a command that runs later and in another folder: the current context gets its name, each file its folder.
+    ///
+    /// The second value is what `KUBECONFIG` must be, if `kubeconfigs` (its present value) names several files.
+    pub fn pinned(&self, kubeconfigs: Option<&OsStr>) -> (Self, Option<OsString>) {
+        let absolute = |file: PathBuf| std::path::absolute(&file).unwrap_or(file);
+        let given = self.kubeconfig.clone().map(|file| vec![file]);
+        let named = || std::env::split_paths(kubeconfigs.unwrap_or_default()).collect::<Vec<_>>();
+        let mut files = given.unwrap_or_else(named);
+        files.retain(|file| !file.as_os_str().is_empty());
+        let files: Vec<_> = files.into_iter().map(absolute).collect();
+        let (kubeconfig, several) = match &files[..] {
+            [] => (None, None),
+            [file] => (Some(file.clone()), None),
+            several => (None, std::env::join_paths(several).ok()),
+        };
+        let read = || match &kubeconfig {
+            Some(file) => Kubeconfig::read_from(file),
+            None => Kubeconfig::read(),
+        };
+        let pinned = Self {
+            namespace: self.namespace.clone(),
+            context: self.context.clone().or_else(|| read().ok()?.current_context),
+            kubeconfig,
+            impersonate: self.impersonate.clone(),
+            impersonate_groups: self.impersonate_groups.clone(),
+        };
+        (pinned, several)
     }
 
     /// Makes a client. Nothing is asked of the API server yet.
@@ -194,6 +227,33 @@ current-context: a
         assert_eq!(options.connect().await.unwrap().namespace, "orchard");
         options.namespace = Some("meadow".into());
         assert_eq!(options.connect().await.unwrap().namespace, "meadow");
+    }
+
+    #[test]
+    fn a_command_for_later_has_the_context_and_whole_paths() {
+        let words = |options: &ClusterOptions| {
+            let mut kubectl = std::process::Command::new("kubectl");
+            options.pass_on(&mut kubectl);
+            kubectl.get_args().map(|word| word.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let (file, mut options) = options(KUBECONFIG, None);
+        let path = file.path().to_str().unwrap();
+        let (pinned, several) = options.pinned(Some(OsStr::new("/other:/more")));
+        assert_eq!(
+            (words(&pinned), several),
+            (vec!["--context".into(), "a".into(), "--kubeconfig".into(), path.into()], None)
+        );
+        options.context = Some("b".into());
+        assert_eq!(words(&options.pinned(None).0)[..2], ["--context", "b"]);
+
+        let (options, here) = (ClusterOptions::default(), std::env::current_dir().unwrap());
+        let (pinned, several) = options.pinned(Some(OsStr::new(path)));
+        assert_eq!(
+            (words(&pinned), several),
+            (vec!["--context".into(), "a".into(), "--kubeconfig".into(), path.into()], None)
+        );
+        let (pinned, several) = options.pinned(Some(OsStr::new("/a::b")));
+        assert_eq!((pinned.kubeconfig, several), (None, Some(format!("/a:{}/b", here.display()).into())));
     }
 
     #[tokio::test]

@@ -26,7 +26,8 @@ use super::output::Failure;
 const FOR_KUBECTL: &str = "kubectl_complete-vm";
 /// The environment variable by which the scripts of shells ask.
 const VARIABLE: &str = "COMPLETE";
-/// kubectl's directives (`cobra.ShellCompDirective`): no file names, or what the shell would do.
+/// kubectl's directives (`cobra.ShellCompDirective`): no space behind the word, no file names, or what the shell would do.
+const NO_SPACE: u8 = 2;
 const NO_FILES: u8 = 4;
 const DEFAULT: u8 = 0;
 
@@ -76,7 +77,12 @@ fn for_kubectl(command: &mut clap::Command, words: Vec<OsString>) -> String {
         }
         text.push(b'\n');
     }
-    let directive = if visible().next().is_some() { NO_FILES } else { DEFAULT };
+    let goes_on = || visible().all(|candidate| candidate.get_value().as_encoded_bytes().ends_with(b":"));
+    let directive = match visible().next() {
+        None => DEFAULT,
+        Some(_) if goes_on() => NO_FILES | NO_SPACE,
+        Some(_) => NO_FILES,
+    };
     let _ = writeln!(text, ":{directive}");
     String::from_utf8_lossy(&text).into_owned()
 }

@@ -13,6 +13,7 @@ use std::{
 use super::{
     cluster::ClusterOptions,
     output::{Exit, Failure, Output, chain, note},
+    stdio,
     vms::{name_of, vm_names},
 };
 use crate::{
@@ -86,6 +87,9 @@ pub(super) struct ForwardOptions {
     /// Where to listen on this computer.
     #[arg(long, default_value = "localhost", value_name = "ADDRESS")]
     address: String,
+    /// Connect standard input and output to one port, in place of a port of this computer.
+    #[arg(long, conflicts_with = "address")]
+    stdio: bool,
 }
 
 /// A VM's Pod.
@@ -95,13 +99,18 @@ pub(super) struct InPod<'a> {
     pod: String,
 }
 
+/// Reads the VM of this name, or of what `--output=name` prints.
+pub(super) async fn read_vm(vm: &str, cluster: &ClusterOptions) -> Result<(VmHandle, VirtualMachine), Failure> {
+    let cluster = cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
+    let vm = VmHandle::new(cluster.client, &cluster.namespace, name_of(vm));
+    let found = vm.get().await.map_err(|error| Failure::unknown(chain(&vm, &error)))?;
+    Ok((vm, found))
+}
+
 impl Target {
     /// Reads the VM.
     async fn read(&self) -> Result<(VmHandle, VirtualMachine), Failure> {
-        let cluster = self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-        let vm = VmHandle::new(cluster.client, &cluster.namespace, name_of(&self.vm));
-        let found = vm.get().await.map_err(|error| Failure::unknown(chain(&vm, &error)))?;
-        Ok((vm, found))
+        read_vm(&self.vm, &self.cluster).await
     }
 
     async fn pod(&self) -> Result<InPod<'_>, Failure> {
@@ -152,7 +161,7 @@ pub(super) fn start_failed(error: std::io::Error) -> Failure {
 }
 
 /// Why nothing in the cluster reaches the guest of a VM with these networks; `None`: a network of type pod leads to it.
-fn unreachable(networks: &[Network]) -> Option<&'static str> {
+pub(super) fn unreachable(networks: &[Network]) -> Option<&'static str> {
     let has = |is: fn(&Network) -> bool| networks.iter().any(is);
     if has(|network| network.pod.is_some()) {
         None
@@ -170,15 +179,41 @@ fn unreachable(networks: &[Network]) -> Option<&'static str> {
 }
 
 pub(super) async fn port_forward(options: &ForwardOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let port = if options.stdio { Some(only_port(&options.ports)?) } else { None };
     let (vm, found) = options.target.read().await?;
-    if let Some(why) = unreachable(&found.spec.vm.networks) {
-        return Err(Failure::new(format!("{vm}: {why}")));
-    }
-    let pod = InPod::of(&vm, &found, &options.target.cluster).await?;
+    let pod = forwardable(&vm, &found, &options.target.cluster).await?;
     output.flush()?;
+    if let Some(port) = port {
+        stdio::join(&vm, &pod.pod, port).await?;
+        return Ok(Exit::Success);
+    }
     let mut kubectl = pod.kubectl("port-forward");
     kubectl.args(["--address", &options.address]).args(&options.ports);
     Err(become_it(kubectl))
+}
+
+/// The Pod through which the ports of a VM's guest are reached.
+///
+/// # Errors
+/// If nothing in the cluster reaches the guest, or it does not run.
+pub(super) async fn forwardable<'a>(
+    vm: &VmHandle,
+    found: &VirtualMachine,
+    cluster: &'a ClusterOptions,
+) -> Result<InPod<'a>, Failure> {
+    if let Some(why) = unreachable(&found.spec.vm.networks) {
+        return Err(Failure::new(format!("{vm}: {why}")));
+    }
+    InPod::of(vm, found, cluster).await
+}
+
+/// The port of a connection on standard input and output.
+fn only_port(ports: &[String]) -> Result<u16, Failure> {
+    match ports {
+        [port] => port.parse().ok().filter(|port| *port > 0),
+        _ => None,
+    }
+    .ok_or_else(|| Failure::usage("--stdio takes one port of the guest, from 1 to 65535, such as 22"))
 }
 
 pub(super) async fn logs(options: &LogOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
@@ -237,5 +272,14 @@ mod tests {
         assert!(why(json!([{ "user": {} }])).unwrap().contains("type pod"));
         assert!(why(json!([{ "user": {} }, { "tap": {} }])).unwrap().contains("bridge of the node"));
         assert_eq!(why(json!([])), Some("it has no network"));
+    }
+
+    #[test]
+    fn standard_input_and_output_are_one_connection() {
+        let port = |ports: &[&str]| only_port(&ports.iter().map(|&port| port.to_owned()).collect::<Vec<_>>()).ok();
+        assert_eq!(port(&["22"]), Some(22));
+        for ports in [&["22", "80"] as &[&str], &["2222:22"], &[":22"], &["ssh"], &["0"], &["65536"]] {
+            assert_eq!(port(ports), None, "{ports:?}");
+        }
     }
 }

@@ -60,7 +60,7 @@ pub(super) struct StopOptions {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DryRun {
+pub(super) enum DryRun {
     Client,
     Server,
 }

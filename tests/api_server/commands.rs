@@ -26,10 +26,10 @@ const NODE: &str = "played";
 
 /// What a command printed.
 #[derive(Debug)]
-struct Printed {
-    code: i32,
-    data: String,
-    talk: String,
+pub struct Printed {
+    pub code: i32,
+    pub data: String,
+    pub talk: String,
 }
 
 fn command(ns: &ManagedNamespace, arguments: &[&str]) -> Command {
@@ -38,23 +38,23 @@ fn command(ns: &ManagedNamespace, arguments: &[&str]) -> Command {
     command
 }
 
-fn run(ns: &ManagedNamespace, arguments: &[&str]) -> Printed {
+pub fn run(ns: &ManagedNamespace, arguments: &[&str]) -> Printed {
     printed(command(ns, arguments).output().unwrap())
 }
 
-fn printed(output: std::process::Output) -> Printed {
+pub fn printed(output: std::process::Output) -> Printed {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Printed { code: output.status.code().unwrap(), data: text(output.stdout), talk: text(output.stderr) }
 }
 
 /// Runs a command that succeeds, and returns its data.
-fn succeeds(ns: &ManagedNamespace, arguments: &[&str]) -> String {
+pub fn succeeds(ns: &ManagedNamespace, arguments: &[&str]) -> String {
     let printed = run(ns, arguments);
     assert_eq!(printed.code, 0, "{arguments:?}: {printed:?}");
     printed.data
 }
 
-async fn ns(test: &str) -> ManagedNamespace {
+pub async fn ns(test: &str) -> ManagedNamespace {
     let ns = ManagedNamespace::new(test).await;
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
     Api::<Node>::all(ns.client.clone()).patch(NODE, &PatchParams::apply("test"), &Patch::Apply(&node)).await.unwrap();
@@ -62,7 +62,7 @@ async fn ns(test: &str) -> ManagedNamespace {
 }
 
 /// Creates a VM whose guest runs.
-async fn up(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
+pub async fn up(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
     ns.create_vm(name, |vm| {
         vm["spec"]["nodeName"] = json!(NODE);
         edit(vm);
@@ -286,6 +286,10 @@ async fn names_of_vms_and_namespaces_are_completed() {
     assert_eq!(complete(&["stop", "-n", name, "ap"], kubeconfig), "apple\napricot\n:4\n");
     assert_eq!(complete(&["console", &format!("--namespace={name}"), "b"], kubeconfig), "banana\n:4\n");
     assert_eq!(complete(&["list", "-n", name], kubeconfig), format!("{name}\n:4\n"));
+    assert_eq!(complete(&["ssh", "-n", name, "ada@ba"], kubeconfig), "ada@banana\n:4\n");
+    // A path comes next, or it is a file.
+    assert_eq!(complete(&["scp", "-n", name, "ap"], kubeconfig), "apple:\napricot:\n:6\n");
+    assert_eq!(complete(&["scp", "-n", name, "./ap"], kubeconfig), ":0\n");
     // Errors are silent: somebody is typing.
     assert_eq!(complete(&["console", "a"], Path::new("/nowhere")), ":0\n");
 }

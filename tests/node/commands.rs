@@ -57,6 +57,38 @@ pub async fn a_forwarded_port_leads_to_the_guest(namespace: &TestNamespace) -> S
     page
 }
 
+/// What the guest of the VM `demo` serves, through `kubectl vm port-forward --stdio`; and what is said where nothing listens.
+pub async fn one_connection_leads_to_the_guest(namespace: &TestNamespace) -> String {
+    let ask = async |port: &str| {
+        let (_tools, mut command) = kubectl_vm(namespace, &["port-forward", "demo", "--stdio", port]);
+        let piped = std::process::Stdio::piped;
+        let mut child = command.stdin(piped()).stdout(piped()).stderr(piped()).kill_on_drop(true).spawn().unwrap();
+        // Standard input ends here, before the answer comes.
+        let mut stdin = child.stdin.take().unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut stdin, b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
+        drop(stdin);
+        tokio::time::timeout(LIMIT, child.wait_with_output()).await.expect("the end of the connection").unwrap()
+    };
+    let closed = ask("9").await;
+    let talk = String::from_utf8_lossy(&closed.stderr);
+    let silent = "demo: port 9: the guest does not answer: nothing listens there, or it has not booted yet (";
+    assert!(closed.status.code() == Some(1) && talk.contains(silent), "{closed:?}");
+    let page = ask("8080").await;
+    assert!(page.status.success() && page.stderr.is_empty(), "{page:?}");
+    String::from_utf8(page.stdout).unwrap()
+}
+
+/// `kubectl vm port-forward --stdio` does not outlive who reads its standard output.
+pub async fn a_connection_ends_with_its_reader(namespace: &TestNamespace) {
+    let (_tools, mut command) = kubectl_vm(namespace, &["port-forward", "demo", "--stdio", "8080"]);
+    let piped = std::process::Stdio::piped;
+    // The guest waits for a question that does not come.
+    let mut child = command.stdin(piped()).stdout(piped()).kill_on_drop(true).spawn().unwrap();
+    drop(child.stdout.take());
+    let status = tokio::time::timeout(LIMIT, child.wait()).await.expect("the end of the command").unwrap();
+    assert!(status.success(), "{status}");
+}
+
 /// What `kubectl vm` says about the guest of the VM `demo`.
 pub async fn the_guest_answers_commands(namespace: &TestNamespace) {
     let run = async |arguments: &[&str]| {

@@ -4,6 +4,7 @@
 
 mod bench;
 mod binaries;
+mod chart;
 mod cluster;
 mod components;
 mod demo;
@@ -23,6 +24,7 @@ mod sweep;
 mod testrun;
 mod tools;
 mod tools_image;
+mod values_table;
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -82,8 +84,12 @@ enum Task {
     },
     /// Build the tiny guest of tests and of the demo into .dev/guest, as a disk and as a container image
     Guest,
-    /// Generate crds/*.yaml from the types
+    /// Generate crds/*.yaml, and their copies in the Helm chart, from the types
     Crds,
+    /// Write deploy/*.yaml from the Helm chart, with a Helm that is built from its Go modules
+    Manifests,
+    /// Test the Helm chart: what it renders, what it refuses, and an installation on a real API server
+    ChartTest,
     /// Run all tests; the last line says how many passed, failed and were skipped
     Test {
         /// Only tests whose names contain one of these
@@ -189,12 +195,9 @@ fn run(task: Task) -> Result<bool> {
             println!("{}", guest::image()?.display());
             Ok(())
         }
-        Task::Crds => {
-            for (name, text) in vm_operator::api::crd::files()? {
-                tools::write(&tools::root().join("crds").join(name), text)?;
-            }
-            Ok(())
-        }
+        Task::Crds => chart::write_definitions(),
+        Task::Manifests => chart::write_manifests(),
+        Task::ChartTest => chart::test(),
         Task::Bench(options) => bench::run_bench(&options),
         Task::Demo { offline } => demo::up(offline),
         Task::DemoDown => demo::down(),

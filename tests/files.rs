@@ -4,6 +4,8 @@
 
 #[path = "files/chart.rs"]
 mod chart;
+#[path = "files/gitops.rs"]
+mod gitops;
 #[path = "files/structure.rs"]
 mod structure;
 #[cfg(feature = "dev")]

@@ -131,3 +131,37 @@ fn the_manager_can_have_a_priority_class() {
     std::fs::write(file.path(), class).unwrap();
     Cluster::control_plane().kubectl(&["apply", "--dry-run=server", "--filename", &file.path().to_string_lossy()]);
 }
+
+/// The VMs of the trees for Flux and Argo CD, as kustomize makes them: the API server takes them, and what they name exists under the name
+/// that kustomize gave it.
+#[tokio::test]
+async fn the_vms_of_the_trees_for_gitops_are_taken() {
+    let cluster = Cluster::control_plane();
+    let namespace = cluster.namespace("trees").await;
+    for tool in ["flux", "argocd"] {
+        let vms =
+            format!("resources: [DEPLOY/../example/gitops/{tool}/vms, DEPLOY/../example/gitops/{tool}/templates]\n");
+        let mut objects = kustomize(&vms);
+        let generated =
+            objects.iter().find(|object| object["data"].get("user-data").is_some() && object["kind"] == "ConfigMap");
+        let name = generated.unwrap()["metadata"]["name"].clone();
+        assert_ne!(name, "web-user-data", "kustomize adds a suffix");
+        let web = objects.iter().find(|object| object["metadata"]["name"] == "web").unwrap();
+        assert_eq!(web["spec"]["cloudInit"]["userDataFrom"]["configMapKeyRef"]["name"], name, "{tool}");
+        objects.retain(|object| object["kind"] != "ExternalSecret");
+        for object in &mut objects {
+            object["metadata"]["namespace"] = namespace.name().into();
+        }
+        assert_eq!(objects.iter().filter(|object| object["kind"] == "VirtualMachine").count(), 2, "{tool}");
+        let list = serde_json::json!({ "apiVersion": "v1", "kind": "List", "items": objects });
+        let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+        std::fs::write(file.path(), list.to_string()).unwrap();
+        namespace.kubectl(&[
+            "apply",
+            "--server-side",
+            "--dry-run=server",
+            "--filename",
+            &file.path().to_string_lossy(),
+        ]);
+    }
+}

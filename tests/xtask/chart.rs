@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::binaries::helm;
-use crate::tools::{make_dir, read, root, run, run_raw, sha256_file, write};
+use crate::tools::{make_dir, read, remove, root, run, run_raw, sha256_file, write};
 use crate::values_table;
 
 /// The chart, from the top of the tree.
@@ -97,6 +97,33 @@ fn kustomize_files() -> Result<BTreeMap<String, String>> {
     Ok(files.into_iter().map(of_kustomize).collect())
 }
 
+/// Writes the chart as an archive, as `helm package` would. Its images are in the registry.
+pub fn pack(archive: &Path, registry: &str) -> Result<()> {
+    let stage = crate::tools::dev_dir().join("chart-package");
+    remove(&stage)?;
+    for path in chart_files()? {
+        let name = Path::new(&path).strip_prefix(CHART)?;
+        let target = stage.join("vm-operator").join(name);
+        make_dir(target.parent().context("a file is in a folder")?)?;
+        let mut text = read(&root().join(&path))?;
+        if name == Path::new("values.yaml") {
+            text = with_registry(&text, registry)?;
+        }
+        write(&target, text)?;
+    }
+    let mut command = Command::new("tar");
+    command.args(["--create", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "--mode=a+rX"]);
+    command.args(["--use-compress-program", "gzip -9 -n", "--file"]).arg(archive);
+    run(command.arg("--directory").arg(&stage).arg("vm-operator")).context("packing the chart").map(drop)
+}
+
+/// The values with another default of `image.registry`.
+fn with_registry(values: &str, registry: &str) -> Result<String> {
+    let (before, after) =
+        values.split_once("\n  registry: localhost\n").context("values.yaml has no line `registry: localhost`")?;
+    Ok(format!("{before}\n  registry: {registry}\n{after}"))
+}
+
 /// All files of the chart, from the top of the tree.
 fn chart_files() -> Result<Vec<String>> {
     let mut folders = vec![root().join(CHART)];
@@ -135,11 +162,12 @@ pub fn test() -> Result<()> {
         check_case(case)?;
     }
     definitions_are_installed_as_they_are()?;
+    the_archive_names_the_registry()?;
     let refused = entries(&root().join("tests/chart/refused"))?;
     for file in &refused {
         check_refused(file)?;
     }
-    count += cases.len() + 1 + refused.len();
+    count += cases.len() + 2 + refused.len();
     install()?;
     println!("The chart passes {} checks ({:.0} s)", count + 1, started.elapsed().as_secs_f32());
     Ok(())
@@ -190,6 +218,17 @@ fn definitions_are_installed_as_they_are() -> Result<()> {
     for none in ["crds.install=false", "clusterWide=false"] {
         ensure!(!render(OF_CASES, &["--set", none])?.contains_key("crds.yaml"), "{none} installs definitions");
     }
+    Ok(())
+}
+
+/// Helm takes the archive, whose manager is in the release's registry.
+fn the_archive_names_the_registry() -> Result<()> {
+    let archive = crate::tools::dev_dir().join("chart-test.tgz");
+    pack(&archive, "registry.example.org/vms")?;
+    let mut command = Command::new(helm()?);
+    let text = run(command.arg("template").arg("vm-operator").arg(&archive)).context("rendering the archive")?;
+    let image = concat!("image: registry.example.org/vms/vm-operator:", env!("CARGO_PKG_VERSION"), "\n");
+    ensure!(text.contains(image), "the archive's manager has not the {image}");
     Ok(())
 }
 

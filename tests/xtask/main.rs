@@ -68,12 +68,17 @@ enum Task {
     },
     /// Push the images, which were built for a registry, to it
     Push(Target),
-    /// Build what a release has beside its images into dist: archives of the programs, install.yaml, the guests' package, SHA256SUMS
+    /// Build what a release has beside its images into dist: archives of the programs, packages, the Helm chart, install.yaml, SHA256SUMS
     Dist {
         #[command(flatten)]
         target: Target,
         #[command(flatten)]
         installation: Installation,
+        /// The URL of the folder from which people download these files, for krew's manifest
+        ///
+        /// Default, if the registry is ghcr.io/OWNER/REPO: the release of that repository at GitHub.
+        #[arg(long, value_name = "URL")]
+        downloads: Option<String>,
     },
     /// Print one manifest with the CustomResourceDefinitions and the manager
     Manifest {
@@ -214,7 +219,9 @@ fn run(task: Task) -> Result<bool> {
             Ok(())
         }
         Task::Push(target) => images::push(&target.registry),
-        Task::Dist { target, installation } => release::dist(&target.registry, &installation.namespace),
+        Task::Dist { target, installation, downloads } => {
+            release::dist(&target.registry, &installation.namespace, downloads.as_deref())
+        }
         Task::Manifest { target, installation } => {
             print!("{}", release::manifest(&target.registry, &installation.namespace)?);
             Ok(())

@@ -12,7 +12,7 @@ BINDIR ?= $(PREFIX)/bin
 DATADIR ?= $(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help try build test bench bench-runner fuzz lint fmt demo demo-down crds install images push manifest guest-package dist cluster-up cluster-down clean xtask helper
+.PHONY: help try build test bench bench-runner fuzz lint fmt demo demo-down crds manifests chart-test install images push manifest guest-package kubectl-package dist cluster-up cluster-down clean xtask helper
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,8 +60,14 @@ demo: ## Start a guest from nothing, on a new local cluster or on the cluster of
 demo-down: helper ## Remove the demo and its cluster
 	@$(HELPER) demo-down
 
-crds: ## Generate crds/*.yaml from the types
+crds: ## Generate crds/*.yaml, and their copies in the Helm chart, from the types
 	@$(XTASK) crds
+
+manifests: xtask ## Write deploy/*.yaml from the Helm chart in deploy/chart, and the table of its values (builds Helm once)
+	@$(XTASK) manifests
+
+chart-test: xtask ## Test the Helm chart: renderings, refused values, and an installation on a real API server (builds Helm once)
+	@$(XTASK) chart-test
 
 install: ## Build kubectl-vm and install it with completion and manual pages into PREFIX (/usr/local), below DESTDIR if that is set
 	cargo build --release --no-default-features --features cli --bin kubectl-vm
@@ -86,8 +92,13 @@ guest-package: ## Build the package with the login agent for Debian and Ubuntu g
 	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1); \
 		deploy/guest-package/build.sh "$$version" "dist/vmop-agent_$${version}_all.deb" && ls -l "dist/vmop-agent_$${version}_all.deb"
 
-dist: helper ## Build what a release consists of beside the images, for REGISTRY, into dist
-	@$(HELPER) dist --registry $(REGISTRY) --namespace $(NAMESPACE)
+kubectl-package: ## Build the Debian package of kubectl-vm into dist
+	cargo build --release --no-default-features --features cli --bin kubectl-vm
+	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1); \
+		deploy/kubectl-package/build.sh "$$version" target/release/kubectl-vm "dist/kubectl-vm_$${version}_amd64.deb" && ls -l "dist/kubectl-vm_$${version}_amd64.deb"
+
+dist: helper ## Build what a release consists of beside the images, for REGISTRY, into dist; DOWNLOADS is the URL of its files
+	@$(HELPER) dist --registry $(REGISTRY) --namespace $(NAMESPACE) $(if $(DOWNLOADS),--downloads $(DOWNLOADS))
 
 cluster-up: ## Start a Kubernetes cluster with one node on this computer
 	@$(XTASK) cluster up

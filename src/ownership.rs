@@ -40,7 +40,7 @@ pub enum Setter {
     Nobody,
     /// A client set it once.
     Somebody,
-    /// A client applies it again and again, as a GitOps tool does.
+    /// A client writes it again and again, as a GitOps tool does.
     Applier,
 }
 
@@ -64,13 +64,17 @@ pub fn owns_all_of(owned: &Value, object: &Value) -> bool {
     covers(owned, object, &["apiVersion", "kind"], 0)
 }
 
+/// The field managers of tools that write what is in Git by updates instead of applies, and write it again when it differs: Helm, Flux's
+/// helm-controller with drift detection, and Argo CD with `Replace=true`.
+const UPDATERS: [&str; 4] = ["helm", "helm-controller", "argocd-controller", "argocd-application-controller"];
+
 /// Who sets `spec.vm.state` of a VM.
 pub fn setter(vm: &VirtualMachine) -> Setter {
     let setters = vm.managed_fields().iter().filter(|entry| sets_state(entry));
     setters.fold(Setter::Nobody, |setter, entry| {
-        let is_applier =
-            entry.operation.as_deref() == Some("Apply") && entry.manager.as_deref() != Some(COMMAND_MANAGER);
-        if is_applier {
+        let manager = entry.manager.as_deref().unwrap_or_default();
+        let applies = entry.operation.as_deref() == Some("Apply") && manager != COMMAND_MANAGER;
+        if applies || UPDATERS.contains(&manager) {
             Setter::Applier
         } else if setter == Setter::Nobody {
             Setter::Somebody
@@ -482,6 +486,8 @@ mod tests {
             (json!([entry("flux", "Apply", other.clone())]), json!({}), Setter::Nobody),
             (json!([entry("flux", "Apply", state.clone())]), json!({}), Setter::Applier),
             (json!([entry("kubectl-edit", "Update", state.clone())]), json!({}), Setter::Somebody),
+            (json!([entry("helm-controller", "Update", state.clone())]), json!({}), Setter::Applier),
+            (json!([entry("argocd-application-controller", "Update", state.clone())]), json!({}), Setter::Applier),
             (json!([entry(COMMAND_MANAGER, "Apply", state.clone())]), json!({}), Setter::Somebody),
             (
                 json!([entry("kubectl-client-side-apply", "Update", state.clone())]),

@@ -16,7 +16,7 @@
 //! | can't be read | any client | the VM was up, or it has a Pod | up |
 //! | can't be read | any client | the VM was down | down |
 //!
-//! If a client creates or changes the VM by another operation than Apply, it also owns the CRD's default. For a client-side apply
+//! Tools that write what is in Git by updates (Helm, Argo CD with `Replace=true`) count as clients that apply it. If a client creates or changes the VM by another operation than Apply, it also owns the CRD's default. For a client-side apply
 //! (kubectl, Argo CD), the annotation `last-applied-configuration` shows whether the client set `state` ([`crate::ownership`]).
 //!
 //! A VM that is made again after `kubectl delete --cascade=orphan` adopts the Pod of the former one. The manager may see the new VM before

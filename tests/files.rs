@@ -2,8 +2,15 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "this is test code")]
 
+#[path = "files/chart.rs"]
+mod chart;
+#[path = "files/gitops.rs"]
+mod gitops;
 #[path = "files/structure.rs"]
 mod structure;
+#[cfg(feature = "dev")]
+#[path = "xtask/values_table.rs"]
+mod values_table;
 
 use std::{fs, path::Path, process::Command};
 

@@ -368,7 +368,8 @@ fn problem_of_container(vm: &VirtualMachine, pod: &Object, status: &Value) -> Op
         "ImagePullBackOff" if let Some(known) = current_message(vm, Reason::ImagePullFailed) => {
             Some(Problem::new(Reason::ImagePullFailed, known))
         }
-        reason @ ("ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull") => {
+        reason @ "InvalidImageName" => Some(Problem::new(Reason::InvalidImageName, described(reason))),
+        reason @ ("ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull") => {
             Some(Problem::new(Reason::ImagePullFailed, described(reason)))
         }
         reason => Some(Problem::new(Reason::ContainerWaiting, described(reason))),

@@ -154,6 +154,10 @@ fn the_reason_comes_from_the_pod() {
             "Failed false Ready=False ImagePullFailed",
         ),
         (
+            json!({ "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "InvalidImageName" } } }] }),
+            "Failed false Ready=False InvalidImageName",
+        ),
+        (
             json!({ "containerStatuses": [{ "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } },
                 "lastState": { "terminated": { "exitCode": 1, "message": "qemu: no such machine" } } }] }),
             "Failed false Ready=False RunnerFailed",

@@ -260,6 +260,36 @@ async fn a_power_state_in_git_wins_over_a_persons() {
     ns.vm_with_reason("apple", "StoppedAsRequested").await;
 }
 
+/// helm-controller with drift detection, and Argo CD with `Replace=true`, write by updates without the annotation of `kubectl apply`.
+#[tokio::test]
+async fn a_guests_shutdown_stays_where_a_tool_writes_the_state_by_updates() {
+    let ns = ManagedNamespace::new("updaters").await;
+    ns.create_vm("apple", |vm| {
+        vm["spec"]["guestShutdownStops"] = json!(true);
+        vm["spec"]["vm"]["state"] = json!("Stopped");
+    })
+    .await;
+    for manager in ["helm-controller", "argocd-application-controller"] {
+        set_state(&ns, "apple", manager, "Running").await;
+        ns.vm_with_reason("apple", "Starting").await;
+        ns.report("apple", true, "Started").await;
+        ns.vm_with_reason("apple", "Running").await;
+        ns.report("apple", false, "GuestShutdown").await;
+        let vm = ns.vm_with_reason("apple", "GuestShutdown").await;
+        assert_eq!(
+            vm.spec.vm.state,
+            PowerState::Running,
+            "{manager}: what Git has is not changed, so nothing has to be put back"
+        );
+        // The tool's next look, and then the manager's.
+        set_state(&ns, "apple", manager, "Running").await;
+        settled(&ns, &manager[..4]).await;
+        assert_eq!(ns.api::<Pod>().get_opt("apple").await.unwrap(), None, "{manager}");
+        set_state(&ns, "apple", manager, "Stopped").await;
+        ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    }
+}
+
 #[tokio::test]
 async fn appliers_of_different_fields_do_not_fight_and_the_manager_writes_nothing_at_rest() {
     let ns = ManagedNamespace::new("appliers").await;

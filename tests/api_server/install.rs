@@ -1,7 +1,7 @@
 //! How the manager is installed: the manifest that `make manifest` prints and a release has as `install.yaml`, and what `deploy/` has
 //! beside it.
 
-use std::process::Command;
+use std::{collections::BTreeMap, process::Command};
 
 use serde_json::Value;
 
@@ -36,16 +36,92 @@ async fn one_manifest_installs_the_definitions_and_the_manager_with_the_images_o
     }
 }
 
-#[test]
-fn the_manager_can_have_a_priority_class() {
+/// The objects of a kustomization with these keys, in which `DEPLOY` is the path of `deploy`.
+fn kustomize(text: &str) -> Vec<Value> {
     // Kustomize takes only relative paths.
     let folder = tempfile::tempdir().unwrap();
     let up = "/..".repeat(folder.path().canonicalize().unwrap().components().count() - 1);
     let deploy = format!(".{up}{}/deploy", env!("CARGO_MANIFEST_DIR"));
-    let text = format!("namespace: vms\nresources: [{deploy}]\ncomponents: [{deploy}/priority]\n");
-    std::fs::write(folder.path().join("kustomization.yaml"), text).unwrap();
+    std::fs::write(folder.path().join("kustomization.yaml"), text.replace("DEPLOY", &deploy)).unwrap();
     let manifests = Cluster::control_plane().kubectl(&["kustomize", &folder.path().to_string_lossy()]);
-    let objects: Vec<Value> = manifests.split("\n---\n").map(|text| serde_yaml::from_str(text).unwrap()).collect();
+    let mut objects: Vec<Value> = manifests.split("\n---\n").map(|text| serde_yaml::from_str(text).unwrap()).collect();
+    for object in &mut objects {
+        // Kustomize does not know that these are cluster-wide; the API server ignores the namespace.
+        if object["kind"].as_str().unwrap().starts_with("ValidatingAdmissionPolicy") {
+            object["metadata"].as_object_mut().unwrap().remove("namespace");
+        }
+    }
+    objects
+}
+
+/// What the chart renders for a case of `tests/chart`.
+fn rendered(case: &str) -> Vec<Value> {
+    let file = format!("{}/tests/chart/cases/{case}/expected.yaml", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(file).unwrap();
+    text.split("---\n").skip(1).map(|text| serde_yaml::from_str(text).unwrap()).collect()
+}
+
+/// Without the breaks of lines in texts: kustomize adds some to the expressions of policies.
+fn in_one_line(value: &mut Value) {
+    match value {
+        Value::String(text) => *text = text.split_whitespace().collect::<Vec<_>>().join(" "),
+        Value::Array(list) => list.iter_mut().for_each(in_one_line),
+        Value::Object(map) => map.values_mut().for_each(in_one_line),
+        _ => {}
+    }
+}
+
+/// Objects by kind, namespace and name.
+fn by_name(mut objects: Vec<Value>) -> BTreeMap<String, Value> {
+    objects.iter_mut().for_each(in_one_line);
+    let name = |it: &Value| format!("{} {} {}", it["kind"], it["metadata"]["namespace"], it["metadata"]["name"]);
+    objects.into_iter().map(|object| (name(&object), object)).collect()
+}
+
+#[test]
+fn the_chart_and_the_kustomization_have_the_same_objects() {
+    let base = by_name(kustomize("namespace: operator\nresources: [DEPLOY, DEPLOY/users]\n"));
+    let chart = by_name(rendered("default"));
+    assert!(chart.len() > 14 && chart.keys().eq(base.keys()), "{:?}\n{:?}", chart.keys(), base.keys());
+    for (name, object) in chart {
+        assert_eq!(object, base[&name], "{name}");
+    }
+    let mut chart = by_name(rendered("optional"));
+    let monitoring = "namespace: operator\nresources: [DEPLOY, DEPLOY/users]\ncomponents: [DEPLOY/monitoring]\n";
+    for (name, object) in
+        by_name(kustomize(monitoring)).into_iter().chain(by_name(kustomize("resources: [DEPLOY/node-devices]")))
+    {
+        assert_eq!(chart.remove(&name), Some(object), "{name}");
+    }
+    assert_eq!(chart.into_keys().collect::<Vec<_>>(), [r#""ConfigMap" "operator" "vm-operator""#]);
+}
+
+/// The chart's namespaces become one of the test's, and no two cases are in the same.
+#[tokio::test]
+async fn the_api_server_takes_what_the_chart_renders() {
+    let cluster = Cluster::control_plane();
+    for (case, least) in [("cluster", 14), ("namespaces", 20), ("optional", 22), ("content", 18)] {
+        let namespace = cluster.namespace(&format!("chart-{case}")).await;
+        let mut objects = rendered(case);
+        // The test's API server has no such kinds.
+        objects.retain(|object| !object["apiVersion"].as_str().unwrap().starts_with("monitoring.coreos.com/"));
+        for object in &mut objects {
+            if let Some(name) = object["metadata"].get_mut("namespace") {
+                *name = namespace.name().into();
+            }
+        }
+        assert!(objects.len() >= least, "{case}: {}", objects.len());
+        let list = serde_json::json!({ "apiVersion": "v1", "kind": "List", "items": objects });
+        let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+        std::fs::write(file.path(), list.to_string()).unwrap();
+        let file = file.path().to_string_lossy();
+        namespace.kubectl(&["apply", "--server-side", "--force-conflicts", "--dry-run=server", "--filename", &file]);
+    }
+}
+
+#[test]
+fn the_manager_can_have_a_priority_class() {
+    let objects = kustomize("namespace: vms\nresources: [DEPLOY]\ncomponents: [DEPLOY/priority]\n");
     let of = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
     let class = of("PriorityClass");
     assert_eq!(class["metadata"].get("namespace"), None);
@@ -54,4 +130,38 @@ fn the_manager_can_have_a_priority_class() {
     let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
     std::fs::write(file.path(), class).unwrap();
     Cluster::control_plane().kubectl(&["apply", "--dry-run=server", "--filename", &file.path().to_string_lossy()]);
+}
+
+/// The VMs of the trees for Flux and Argo CD, as kustomize makes them: the API server takes them, and what they name exists under the name
+/// that kustomize gave it.
+#[tokio::test]
+async fn the_vms_of_the_trees_for_gitops_are_taken() {
+    let cluster = Cluster::control_plane();
+    let namespace = cluster.namespace("trees").await;
+    for tool in ["flux", "argocd"] {
+        let vms =
+            format!("resources: [DEPLOY/../example/gitops/{tool}/vms, DEPLOY/../example/gitops/{tool}/templates]\n");
+        let mut objects = kustomize(&vms);
+        let generated =
+            objects.iter().find(|object| object["data"].get("user-data").is_some() && object["kind"] == "ConfigMap");
+        let name = generated.unwrap()["metadata"]["name"].clone();
+        assert_ne!(name, "web-user-data", "kustomize adds a suffix");
+        let web = objects.iter().find(|object| object["metadata"]["name"] == "web").unwrap();
+        assert_eq!(web["spec"]["cloudInit"]["userDataFrom"]["configMapKeyRef"]["name"], name, "{tool}");
+        objects.retain(|object| object["kind"] != "ExternalSecret");
+        for object in &mut objects {
+            object["metadata"]["namespace"] = namespace.name().into();
+        }
+        assert_eq!(objects.iter().filter(|object| object["kind"] == "VirtualMachine").count(), 2, "{tool}");
+        let list = serde_json::json!({ "apiVersion": "v1", "kind": "List", "items": objects });
+        let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+        std::fs::write(file.path(), list.to_string()).unwrap();
+        namespace.kubectl(&[
+            "apply",
+            "--server-side",
+            "--dry-run=server",
+            "--filename",
+            &file.path().to_string_lossy(),
+        ]);
+    }
 }

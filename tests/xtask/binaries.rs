@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -78,9 +78,55 @@ pub fn kubectl_command() -> Result<Command> {
     Ok(command)
 }
 
+/// The version of Helm that renders the chart.
+pub const HELM_VERSION: &str = "4.3.1";
+
+/// Helm, built from its Go modules and kept: the chart is rendered with one version of it, whatever the machine has.
+pub fn helm() -> Result<PathBuf> {
+    const PACKAGE: &str = "helm.sh/helm/v4/cmd/helm";
+    let source = root().join("tests/helm");
+    let built = build_once(&source, "helm", HELM_VERSION, &format!("Helm {HELM_VERSION}"), |unfinished| {
+        let flags = format!("-s -w -X helm.sh/helm/v4/internal/version.version=v{HELM_VERSION}");
+        compile(&source, PACKAGE, &flags, &unfinished.join("helm")).context("building Helm from its Go modules")
+    })?;
+    Ok(built.join("helm"))
+}
+
 fn build() -> Result<Binaries> {
     let source = root().join("tests/controlplane");
-    let mut files: Vec<PathBuf> = fs::read_dir(&source)
+    let what = format!("Kubernetes {KUBERNETES_VERSION}");
+    let dir = build_once(&source, "controlplane", KUBERNETES_VERSION, &what, |unfinished| {
+        let (major, minor) = KUBERNETES_VERSION
+            .split_once('.')
+            .and_then(|(major, rest)| Some((major, rest.split_once('.')?.0)))
+            .context("a version of Kubernetes has three parts")?;
+        // Without these the server says that it is v0.0.0, and clients believe it.
+        let mut flags = "-s -w".to_owned();
+        for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
+            flags.push_str(&format!(
+                " -X {package}.gitVersion=v{KUBERNETES_VERSION} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
+            ));
+        }
+        compile(&source, ".", &flags, &unfinished.join("controlplane"))
+            .context("building the control plane from its Go modules")?;
+        for name in ALL {
+            symlink("controlplane", unfinished.join(name)).with_context(|| format!("linking {name}"))?;
+        }
+        Ok(())
+    })?;
+    Ok(Binaries(ALL.iter().map(|name| ((*name).to_owned(), dir.join(name))).collect()))
+}
+
+/// The folder in the cache with what `build` made of a Go module. It is built again when the module's files change; `program` is the
+/// file by which one sees that a build is whole, and the name of the folder above.
+fn build_once(
+    source: &Path,
+    program: &str,
+    version: &str,
+    what: &str,
+    build: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let mut files: Vec<PathBuf> = fs::read_dir(source)
         .with_context(|| format!("listing {}", source.display()))?
         .map(|entry| entry.map(|entry| entry.path()))
         .collect::<std::io::Result<_>>()?;
@@ -91,54 +137,43 @@ fn build() -> Result<Binaries> {
         .map(|path| fs::read(path).with_context(|| format!("reading {}", path.display())))
         .collect::<Result<_>>()?;
     let key = fingerprint(contents.iter().map(Vec::as_slice));
-    let base = cache_dir()?.join("controlplane");
-    let dir = base.join(format!("v{KUBERNETES_VERSION}-{key}"));
-    let binaries = Binaries(ALL.iter().map(|name| ((*name).to_owned(), dir.join(name))).collect());
-    if dir.join("controlplane").is_file() {
-        return Ok(binaries);
+    let base = cache_dir()?.join(program);
+    let dir = base.join(format!("v{version}-{key}"));
+    if dir.join(program).is_file() {
+        return Ok(dir);
     }
 
     setup::ensure_go()?;
     make_dir(&base)?;
     // Several tests may start at once on a machine that has nothing yet: one builds, the others wait for it.
     let lock = fs::File::create(base.join("lock")).with_context(|| format!("creating {}/lock", base.display()))?;
-    lock.lock().context("waiting for another build of the control plane")?;
-    if dir.join("controlplane").is_file() {
-        return Ok(binaries);
+    lock.lock().with_context(|| format!("waiting for another build of {what}"))?;
+    if dir.join(program).is_file() {
+        return Ok(dir);
     }
-    eprintln!("Building Kubernetes {KUBERNETES_VERSION} from its Go modules (once; takes some minutes) ...");
+    eprintln!("Building {what} from its Go modules (once; takes some minutes) ...");
     let start = Instant::now();
-    let (major, minor) = KUBERNETES_VERSION
-        .split_once('.')
-        .and_then(|(major, rest)| Some((major, rest.split_once('.')?.0)))
-        .context("a version of Kubernetes has three parts")?;
-    // Without these the server says that it is v0.0.0, and clients believe it.
-    let mut flags = "-s -w".to_owned();
-    for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
-        flags.push_str(&format!(
-            " -X {package}.gitVersion=v{KUBERNETES_VERSION} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
-        ));
-    }
     let unfinished = base.join(format!("unfinished-{key}"));
     remove(&unfinished)?;
     make_dir(&unfinished)?;
+    build(&unfinished)?;
+    fs::rename(&unfinished, &dir).with_context(|| format!("moving {what} to {}", dir.display()))?;
+    eprintln!("Built in {} s, kept in {}", start.elapsed().as_secs(), dir.display());
+    Ok(dir)
+}
+
+/// Compiles a package of a Go module into a static program.
+fn compile(source: &Path, package: &str, flags: &str, program: &Path) -> Result<()> {
     // It downloads the modules, and says so on its own.
     let mut list = tied("go");
-    list.current_dir(&source).args(["list", "-deps", "."]).env("CGO_ENABLED", "0").stderr(Stdio::inherit());
-    let packages = run(&mut list).context("listing the packages of the control plane")?.lines().count();
+    list.current_dir(source).args(["list", "-deps", package]).env("CGO_ENABLED", "0").stderr(Stdio::inherit());
+    let packages = run(&mut list).context("listing the packages")?.lines().count();
     let mut compile = tied("go");
     compile
-        .current_dir(&source)
-        .args(["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", &flags, "-o"])
-        .arg(unfinished.join("controlplane"))
-        .arg(".")
+        .current_dir(source)
+        .args(["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o"])
+        .arg(program)
+        .arg(package)
         .env("CGO_ENABLED", "0");
     run_counted(&mut compile, &format!("of {packages} packages"))
-        .context("building the control plane from its Go modules")?;
-    for name in ALL {
-        symlink("controlplane", unfinished.join(name)).with_context(|| format!("linking {name}"))?;
-    }
-    fs::rename(&unfinished, &dir).with_context(|| format!("moving the control plane to {}", dir.display()))?;
-    eprintln!("Built in {} s, kept in {}", start.elapsed().as_secs(), dir.display());
-    Ok(binaries)
 }

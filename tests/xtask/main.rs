@@ -4,6 +4,7 @@
 
 mod bench;
 mod binaries;
+mod chart;
 mod cluster;
 mod components;
 mod demo;
@@ -23,6 +24,7 @@ mod sweep;
 mod testrun;
 mod tools;
 mod tools_image;
+mod values_table;
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -66,12 +68,17 @@ enum Task {
     },
     /// Push the images, which were built for a registry, to it
     Push(Target),
-    /// Build what a release has beside its images into dist: archives of the programs, install.yaml, the guests' package, SHA256SUMS
+    /// Build what a release has beside its images into dist: archives of the programs, packages, the Helm chart, install.yaml, SHA256SUMS
     Dist {
         #[command(flatten)]
         target: Target,
         #[command(flatten)]
         installation: Installation,
+        /// The URL of the folder from which people download these files, for krew's manifest
+        ///
+        /// Default, if the registry is ghcr.io/OWNER/REPO: the release of that repository at GitHub.
+        #[arg(long, value_name = "URL")]
+        downloads: Option<String>,
     },
     /// Print one manifest with the CustomResourceDefinitions and the manager
     Manifest {
@@ -82,8 +89,12 @@ enum Task {
     },
     /// Build the tiny guest of tests and of the demo into .dev/guest, as a disk and as a container image
     Guest,
-    /// Generate crds/*.yaml from the types
+    /// Generate crds/*.yaml, and their copies in the Helm chart, from the types
     Crds,
+    /// Write deploy/*.yaml from the Helm chart, with a Helm that is built from its Go modules
+    Manifests,
+    /// Test the Helm chart: what it renders, what it refuses, and an installation on a real API server
+    ChartTest,
     /// Run all tests; the last line says how many passed, failed and were skipped
     Test {
         /// Only tests whose names contain one of these
@@ -189,12 +200,9 @@ fn run(task: Task) -> Result<bool> {
             println!("{}", guest::image()?.display());
             Ok(())
         }
-        Task::Crds => {
-            for (name, text) in vm_operator::api::crd::files()? {
-                tools::write(&tools::root().join("crds").join(name), text)?;
-            }
-            Ok(())
-        }
+        Task::Crds => chart::write_definitions(),
+        Task::Manifests => chart::write_manifests(),
+        Task::ChartTest => chart::test(),
         Task::Bench(options) => bench::run_bench(&options),
         Task::Demo { offline } => demo::up(offline),
         Task::DemoDown => demo::down(),
@@ -211,7 +219,9 @@ fn run(task: Task) -> Result<bool> {
             Ok(())
         }
         Task::Push(target) => images::push(&target.registry),
-        Task::Dist { target, installation } => release::dist(&target.registry, &installation.namespace),
+        Task::Dist { target, installation, downloads } => {
+            release::dist(&target.registry, &installation.namespace, downloads.as_deref())
+        }
         Task::Manifest { target, installation } => {
             print!("{}", release::manifest(&target.registry, &installation.namespace)?);
             Ok(())

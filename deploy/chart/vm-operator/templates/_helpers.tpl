@@ -1,0 +1,107 @@
+{{/* The labels of an object. */}}
+{{- define "vm-operator.labels" -}}
+app.kubernetes.io/name: vm-operator
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The labels of an object of the device plugin. */}}
+{{- define "vm-operator.pluginLabels" -}}
+app.kubernetes.io/name: vm-node-devices
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The reference of the manager's image. */}}
+{{- define "vm-operator.image" -}}
+{{- with .Values.image -}}
+{{ .registry }}/{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end -}}
+{{- end }}
+
+{{/* The reference of the runner's image, for the trial of KVM. */}}
+{{- define "vm-operator.runnerImage" -}}
+{{ .Values.nodeDevices.runnerImage | default .Values.runner.image | default (printf "%s/vm-runner:%s" .Values.image.registry .Chart.AppVersion) }}
+{{- end }}
+
+{{/* The namespaces whose Pods run VMs, with commas. */}}
+{{- define "vm-operator.vmNamespaces" -}}
+{{ .Values.rbac.namespaces | default (list .Release.Namespace) | uniq | join "," }}
+{{- end }}
+
+{{/* The section `/Reconciler` of the configuration; what the values say of it comes first. */}}
+{{- define "vm-operator.reconciler" -}}
+{{- $config := dict }}
+{{- with .Values.runner.image }}{{ $_ := set $config "runnerImage" . }}{{ end }}
+{{- with .Values.runner.pullPolicy }}{{ $_ := set $config "runnerImagePullPolicy" . }}{{ end }}
+{{- if .Values.nodeDevices.enabled }}{{ $_ := set $config "nodeDevices" (dict "machine" "vmoperator.jdrupes.org/machine") }}{{ end }}
+{{- $config = mergeOverwrite $config (deepCopy .Values.config) }}
+{{- with $config }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{/* What the manager must be able to do in a namespace with VMs. */}}
+{{- define "vm-operator.vmRules" -}}
+- apiGroups: [vmoperator.jdrupes.org]
+  resources: [vms, vmpools]
+  verbs: [get, list, watch]
+- apiGroups: [vmoperator.jdrupes.org]
+  resources: [vms/status]
+  verbs: [patch]
+# The manager patches only the field `state`: when a guest shut itself down and must stay down, and nobody applies that field.
+- apiGroups: [vmoperator.jdrupes.org]
+  resources: [vms]
+  verbs: [patch]
+# `blockOwnerDeletion` in a Pod's owner, which makes `kubectl delete --cascade=foreground` wait for the guest. Only the admission plugin
+# OwnerReferencesPermissionEnforcement asks for this right.
+- apiGroups: [vmoperator.jdrupes.org]
+  resources: [vms/finalizers]
+  verbs: [update]
+# The kinds that the built-in templates create. If your templates create other kinds, add the same verbs for them.
+- apiGroups: [""]
+  resources: [configmaps, pods, secrets, services]
+  verbs: [get, list, watch, create, patch, delete]
+# No verb `delete`: claims are the disks of VMs, and the manager never deletes them.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch]
+# VM-Operator releases before 3.4 created a StatefulSet for each VM. It would make a VM's Pod again, so the manager watches and deletes
+# it; its claims stay.
+- apiGroups: [apps]
+  resources: [statefulsets]
+  verbs: [get, list, watch, delete]
+# What made a Pod that runs a guest, if your templates or a person make it otherwise.
+- apiGroups: [apps]
+  resources: [deployments, replicasets]
+  verbs: [get]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- with .Values.rbac.extraRules }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* What the manager must be able to do with its Lease, in its own namespace. */}}
+{{- define "vm-operator.leaseRules" -}}
+# The leader election between managers. A rule for `create` can't be restricted to a name.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [vm-operator]
+  verbs: [get, list, watch, update]
+{{- end }}
+
+{{/* What the manager must be able to do with template sets in its own namespace, if it manages no VMs there. */}}
+{{- define "vm-operator.templateRules" -}}
+# Template sets, and which of them are in force.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}

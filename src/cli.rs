@@ -13,6 +13,7 @@ mod complete;
 mod console;
 mod diff;
 mod display;
+mod edit;
 mod explain;
 mod in_pod;
 mod input;
@@ -27,6 +28,7 @@ mod templates;
 pub mod vm_file;
 mod vms;
 mod wait;
+mod write;
 
 use std::{
     fs,
@@ -76,6 +78,15 @@ enum Command {
     /// Let paused VMs go on.
     #[command(visible_alias = "unpause")]
     Resume(power::Options),
+    /// Set how many CPUs and how much memory guests have, and which CDs are in their drives.
+    #[command(subcommand)]
+    Set(edit::Set),
+    /// Give VMs more hardware.
+    #[command(subcommand)]
+    Add(edit::Add),
+    /// Make what VMs have larger.
+    #[command(subcommand)]
+    Grow(edit::Grow),
     /// Show the guest's serial console in this terminal, from its last output on; Ctrl-] leaves.
     ///
     /// It waits until the guest runs, and goes on with the next guest after a restart.
@@ -187,6 +198,9 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Reboot(options) => power::run(actions::power::Command::Reboot, options, output).await?,
         Command::Pause(options) => power::run(actions::power::Command::Pause, options, output).await?,
         Command::Resume(options) => power::run(actions::power::Command::Resume, options, output).await?,
+        Command::Set(command) => edit::set(command, output).await?,
+        Command::Add(command) => edit::add(command, output).await?,
+        Command::Grow(command) => edit::grow(command, output).await?,
         Command::Console(options) => console::run(options, output).await?,
         Command::Status(options) => explain::status(options, output).await?,
         Command::Explain(options) => explain::run(options, output).await?,

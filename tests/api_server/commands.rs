@@ -26,35 +26,35 @@ const NODE: &str = "played";
 
 /// What a command printed.
 #[derive(Debug)]
-struct Printed {
-    code: i32,
-    data: String,
-    talk: String,
+pub struct Printed {
+    pub code: i32,
+    pub data: String,
+    pub talk: String,
 }
 
-fn command(ns: &ManagedNamespace, arguments: &[&str]) -> Command {
+pub fn command(ns: &ManagedNamespace, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-vm"));
     command.args(arguments).args(["--namespace", ns.namespace.name()]).env("KUBECONFIG", ns.cluster.kubeconfig());
     command
 }
 
-fn run(ns: &ManagedNamespace, arguments: &[&str]) -> Printed {
+pub fn run(ns: &ManagedNamespace, arguments: &[&str]) -> Printed {
     printed(command(ns, arguments).output().unwrap())
 }
 
-fn printed(output: std::process::Output) -> Printed {
+pub fn printed(output: std::process::Output) -> Printed {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Printed { code: output.status.code().unwrap(), data: text(output.stdout), talk: text(output.stderr) }
 }
 
 /// Runs a command that succeeds, and returns its data.
-fn succeeds(ns: &ManagedNamespace, arguments: &[&str]) -> String {
+pub fn succeeds(ns: &ManagedNamespace, arguments: &[&str]) -> String {
     let printed = run(ns, arguments);
     assert_eq!(printed.code, 0, "{arguments:?}: {printed:?}");
     printed.data
 }
 
-async fn ns(test: &str) -> ManagedNamespace {
+pub async fn ns(test: &str) -> ManagedNamespace {
     let ns = ManagedNamespace::new(test).await;
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
     Api::<Node>::all(ns.client.clone()).patch(NODE, &PatchParams::apply("test"), &Patch::Apply(&node)).await.unwrap();
@@ -62,7 +62,7 @@ async fn ns(test: &str) -> ManagedNamespace {
 }
 
 /// Creates a VM whose guest runs.
-async fn up(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
+pub async fn up(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
     ns.create_vm(name, |vm| {
         vm["spec"]["nodeName"] = json!(NODE);
         edit(vm);
@@ -73,7 +73,7 @@ async fn up(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
     ns.vm_with_reason(name, "Running").await;
 }
 
-async fn vm(ns: &ManagedNamespace, name: &str) -> VirtualMachine {
+pub async fn vm(ns: &ManagedNamespace, name: &str) -> VirtualMachine {
     ns.api::<VirtualMachine>().get(name).await.unwrap()
 }
 

@@ -35,6 +35,8 @@ mod takeover;
 mod takeover_all;
 // The commands of `kubectl vm` for every day.
 mod commands;
+// And those for CPUs, memory, CDs and disks.
+mod edit;
 // Start, stop and restart. Two Pods of one VM never run at the same time.
 mod power;
 // What the token of a VM's Pod may do, and how a forced stop reaches its runner.

@@ -19,6 +19,8 @@ pub(in crate::cli) enum Goal {
     Deleted,
     /// A guest runs in another Pod than that.
     Restarted { former: Option<String> },
+    /// Manager and runner have seen the spec: the guest has it, or what it does not have waits for its next start.
+    Taken,
     /// A condition has this status.
     Condition { type_: String, status: String },
 }
@@ -53,6 +55,7 @@ impl fmt::Display for Goal {
             Self::Ready => "ready",
             Self::Deleted => "deleted",
             Self::Restarted { .. } => "restarted",
+            Self::Taken => "taken",
             Self::Condition { type_, status } => return write!(f, "{type_}={status}"),
         })
     }
@@ -82,6 +85,12 @@ impl Goal {
             Self::Ready => has(status, conditions::READY, "True"),
             Self::Deleted => false,
             Self::Restarted { former } => status.pod_uid.is_some() && status.pod_uid != *former && runs(status),
+            Self::Taken => {
+                status.created != Some(true)
+                    || !status.pending_changes.is_empty()
+                    || status.guest_generation >= vm.metadata.generation
+                    || has(status, conditions::CHANGES_APPLIED, "False")
+            }
             Self::Condition { type_, status: wanted } => has(status, type_, wanted),
         };
         if is_reached { Verdict::Reached } else { Verdict::NotYet }
@@ -141,6 +150,7 @@ mod tests {
             (Goal::Ready, true, false),
             (Goal::Deleted, false, false),
             (restarted("pod-1"), true, false),
+            (Goal::Taken, false, true),
             (restarted("pod-2"), false, false),
             ("condition=odd=unknown".parse().unwrap(), false, false),
             ("condition=Odd=unknown".parse().unwrap(), true, false),
@@ -156,6 +166,22 @@ mod tests {
         }
         assert_eq!(Goal::Deleted.verdict(None), Verdict::Reached);
         assert_eq!(Goal::Running.verdict(None), Verdict::Never("it does not exist"));
+    }
+
+    #[test]
+    fn a_change_is_taken_when_the_guest_has_it_or_it_waits() {
+        let condition = condition("ChangesApplied", "False");
+        for (status, is_taken) in [
+            (json!({}), true),
+            (json!({ "created": true }), false),
+            (json!({ "created": true, "guestGeneration": 2 }), false),
+            (json!({ "created": true, "guestGeneration": 3 }), true),
+            (json!({ "created": true, "pendingChanges": [{ "path": "p", "reason": "r" }] }), true),
+            (json!({ "created": true, "conditions": [condition] }), true),
+        ] {
+            let expected = if is_taken { Verdict::Reached } else { Verdict::NotYet };
+            assert_eq!(Goal::Taken.verdict(Some(&with(status.clone()))), expected, "{status}");
+        }
     }
 
     #[test]

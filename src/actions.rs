@@ -38,6 +38,11 @@ impl VmHandle {
         Self { client, namespace: namespace.into(), name: name.into() }
     }
 
+    /// The client that acts on it.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Its namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace

@@ -14,7 +14,9 @@ mod console;
 mod diff;
 mod display;
 mod edit;
+mod events;
 mod explain;
+mod guest;
 mod in_pod;
 mod input;
 mod installed;
@@ -22,6 +24,7 @@ mod lint;
 mod list;
 mod manifest;
 mod output;
+mod password;
 mod power;
 mod render;
 mod templates;
@@ -91,6 +94,8 @@ enum Command {
     ///
     /// It waits until the guest runs, and goes on with the next guest after a restart.
     Console(console::Options),
+    /// Show what is known of the guest of a VM: its system, addresses, users, file systems. Most of it comes from QEMU's guest agent in the guest.
+    Guest(guest::Options),
     /// Print the log of a VM: what its runner says, and what the guest writes on its serial console.
     Logs(in_pod::LogOptions),
     /// Forward ports of this computer to the guest of a VM, which needs a network of type pod. Ctrl-C ends it.
@@ -110,6 +115,12 @@ enum Command {
     Explain(explain::Options),
     /// Show all that there is to know of a VM on one page: what is wanted and what is, disks, Pod, changes that wait, last events.
     Status(explain::Options),
+    /// Print the events of a VM and of its objects, the oldest first.
+    Events(events::Options),
+    /// Print the password of a VM's display.
+    ///
+    /// Standard error says when it ends. With a viewer, `kubectl vm display` is simpler.
+    Password(password::Options),
     /// Print the objects that the manager would create for the VMs of a file, as YAML.
     ///
     /// The VMs are checked as the API server checks them. No cluster is asked, except for templates with --installed: what depends on one
@@ -204,6 +215,9 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Console(options) => console::run(options, output).await?,
         Command::Status(options) => explain::status(options, output).await?,
         Command::Explain(options) => explain::run(options, output).await?,
+        Command::Events(options) => events::run(options, output).await?,
+        Command::Password(options) => password::run(options, output).await?,
+        Command::Guest(options) => guest::run(options, output).await?,
         Command::Logs(options) => in_pod::logs(options, output).await?,
         Command::PortForward(options) => in_pod::port_forward(options, output).await?,
         Command::Screenshot(options) => in_pod::screenshot(options, output).await?,

@@ -50,7 +50,7 @@ pub(super) struct Options {
     take: bool,
 }
 
-fn validity(text: &str) -> Result<Validity, String> {
+pub(super) fn validity(text: &str) -> Result<Validity, String> {
     Validity::try_from(time(text)?).map_err(|error| error.to_string())
 }
 
@@ -78,7 +78,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
 }
 
 /// The error, with the option that helps.
-fn failure(vm: &VmHandle, error: &DisplayError) -> Failure {
+pub(super) fn failure(vm: &VmHandle, error: &DisplayError) -> Failure {
     let help = match error {
         DisplayError::InUse { .. } => "; --take takes it over".to_owned(),
         DisplayError::NoAddress => "; --server gives one".to_owned(),

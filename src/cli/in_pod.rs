@@ -29,7 +29,7 @@ const MACHINE: &str = "vm-runner";
 
 /// The VM of a command, and where it is.
 #[derive(Args)]
-struct Target {
+pub(super) struct Target {
     /// The VM.
     #[arg(value_name = "VM", add = ArgValueCompleter::new(vm_names))]
     vm: String,
@@ -96,10 +96,26 @@ pub(super) struct InPod<'a> {
 }
 
 impl Target {
-    /// Reads the VM.
-    async fn read(&self) -> Result<(VmHandle, VirtualMachine), Failure> {
+    /// Where it is.
+    pub fn cluster(&self) -> &ClusterOptions {
+        &self.cluster
+    }
+
+    /// The VM. Nothing is asked of the API server yet.
+    ///
+    /// # Errors
+    /// If there is no cluster to ask.
+    pub async fn handle(&self) -> Result<VmHandle, Failure> {
         let cluster = self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-        let vm = VmHandle::new(cluster.client, &cluster.namespace, name_of(&self.vm));
+        Ok(VmHandle::new(cluster.client, &cluster.namespace, name_of(&self.vm)))
+    }
+
+    /// Reads the VM.
+    ///
+    /// # Errors
+    /// If there is none, or the API server does not say.
+    pub async fn read(&self) -> Result<(VmHandle, VirtualMachine), Failure> {
+        let vm = self.handle().await?;
         let found = vm.get().await.map_err(|error| Failure::unknown(chain(&vm, &error)))?;
         Ok((vm, found))
     }

@@ -11,6 +11,7 @@
 mod cluster;
 mod complete;
 mod console;
+mod create;
 mod diff;
 mod display;
 mod edit;
@@ -59,6 +60,16 @@ enum Command {
     /// List VMs, as `kubectl get vms` does.
     #[command(visible_alias = "ls")]
     List(list::Options),
+    /// Create VMs, and wait until their guests are up; or print manifests for Git.
+    ///
+    ///   kubectl vm create web --image debian:13
+    ///   kubectl vm create web --image debian:13 --dry-run=client -o yaml > web.yaml
+    ///   kubectl vm create web --cd https://.../installer.iso --disk 40Gi
+    ///
+    /// What --image names fills the disk before the first start, which needs the template set import-disk in the manager's
+    /// namespace. The disk image must have cloud-init for the user to be made. With --cd alone the disk is empty.
+    #[command(verbatim_doc_comment)]
+    Create(create::Options),
     /// Let VMs run.
     ///
     /// A VM that runs is left as it is, and that is a success. If a GitOps controller applies spec.vm.state, it would take the start back:
@@ -201,6 +212,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Crds { out } => crds(out.as_deref(), output)?,
         Command::Completion { shell } => completion(*shell, output)?,
         Command::Man { out } => man(out)?,
+        Command::Create(options) => create::run(options, output).await?,
         Command::List(options) => list::run(options, output).await?,
         Command::Start(options) => power::run(actions::power::Command::Start, options, output).await?,
         Command::Stop(options) => power::stop(options, output).await?,

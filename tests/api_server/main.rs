@@ -39,6 +39,8 @@ mod commands;
 mod edit;
 // And those that show something of a VM.
 mod about;
+// And the one that makes VMs.
+mod create;
 // Start, stop and restart. Two Pods of one VM never run at the same time.
 mod power;
 // What the token of a VM's Pod may do, and how a forced stop reaches its runner.

@@ -9,6 +9,8 @@ use crate::api::{VirtualMachine, VirtualMachineStatus, conditions};
 pub(in crate::cli) enum Goal {
     /// Its guest runs, as the runner reports.
     Running,
+    /// The same of a new VM, which never comes to it if its templates can't be rendered.
+    FirstStart,
     /// It has no Pod.
     Stopped,
     /// Its guest is up.
@@ -49,7 +51,7 @@ impl FromStr for Goal {
 impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Running => "running",
+            Self::Running | Self::FirstStart => "running",
             Self::Stopped => "stopped",
             Self::Booted => "booted",
             Self::Ready => "ready",
@@ -79,7 +81,10 @@ impl Goal {
         let status = vm.status.as_ref().filter(|status| status.observed_generation == vm.metadata.generation);
         let Some(status) = status else { return Verdict::NotYet };
         let is_reached = match self {
-            Self::Running => runs(status),
+            Self::FirstStart if has(status, conditions::TEMPLATES_VALID, "False") => {
+                return Verdict::Never("its objects can't be rendered from the templates");
+            }
+            Self::Running | Self::FirstStart => runs(status),
             Self::Stopped => status.created == Some(false),
             Self::Booted => status.ready == Some(true),
             Self::Ready => has(status, conditions::READY, "True"),
@@ -182,6 +187,15 @@ mod tests {
             let expected = if is_taken { Verdict::Reached } else { Verdict::NotYet };
             assert_eq!(Goal::Taken.verdict(Some(&with(status.clone()))), expected, "{status}");
         }
+    }
+
+    #[test]
+    fn a_new_vm_is_not_waited_for_if_its_templates_are_wrong() {
+        let status = |is_valid: &str| json!({ "conditions": [condition("TemplatesValid", is_valid)] });
+        assert_eq!(Goal::FirstStart.verdict(Some(&with(status("True")))), Verdict::NotYet);
+        let wrong = with(status("False"));
+        assert!(matches!(Goal::FirstStart.verdict(Some(&wrong)), Verdict::Never(_)));
+        assert_eq!(Goal::Running.verdict(Some(&wrong)), Verdict::NotYet, "somebody may be mending them");
     }
 
     #[test]

@@ -30,7 +30,7 @@ const REST: Duration = Duration::from_secs(1);
 pub(super) struct Options {
     #[command(flatten)]
     selection: Selection,
-    /// What is awaited: running, stopped, booted (the guest is up), ready, deleted, or condition=TYPE[=STATUS].
+    /// What is awaited: running, stopped, booted (the agent in the guest answers), ready, deleted, or condition=TYPE[=STATUS].
     #[arg(long = "for", value_name = "WHAT")]
     goal: Goal,
     #[command(flatten)]

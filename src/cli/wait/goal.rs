@@ -13,7 +13,7 @@ pub(in crate::cli) enum Goal {
     FirstStart,
     /// It has no Pod.
     Stopped,
-    /// Its guest is up.
+    /// The agent in its guest answers.
     Booted,
     /// It is as its spec wants it.
     Ready,
@@ -86,7 +86,7 @@ impl Goal {
             }
             Self::Running | Self::FirstStart => runs(status),
             Self::Stopped => status.created == Some(false),
-            Self::Booted => status.ready == Some(true),
+            Self::Booted => runs(status) && has(status, conditions::BOOTED, "True"),
             Self::Ready => has(status, conditions::READY, "True"),
             Self::Deleted => false,
             Self::Restarted { former } => status.pod_uid.is_some() && status.pod_uid != *former && runs(status),
@@ -144,7 +144,7 @@ mod tests {
     fn a_goal_is_reached_when_the_status_of_this_spec_says_so() {
         let up = with(json!({
             "created": true, "ready": true, "podUid": "pod-2", "phase": "Running",
-            "conditions": [condition("Running", "True"), condition("Ready", "True"), condition("Odd", "Unknown")],
+            "conditions": [condition("Running", "True"), condition("Booted", "True"), condition("Ready", "True"), condition("Odd", "Unknown")],
         }));
         let down = with(json!({ "created": false, "ready": false, "conditions": [condition("Running", "False")] }));
         let restarted = |former: &str| Goal::Restarted { former: Some(former.into()) };
@@ -171,6 +171,17 @@ mod tests {
         }
         assert_eq!(Goal::Deleted.verdict(None), Verdict::Reached);
         assert_eq!(Goal::Running.verdict(None), Verdict::Never("it does not exist"));
+    }
+
+    #[test]
+    fn a_guest_that_runs_has_not_booted_yet() {
+        let runs = |booted: &str| {
+            with(
+                json!({ "ready": true, "phase": "Running", "conditions": [condition("Running", "True"), condition("Booted", booted)] }),
+            )
+        };
+        assert_eq!(Goal::Booted.verdict(Some(&runs("False"))), Verdict::NotYet);
+        assert_eq!(Goal::Booted.verdict(Some(&runs("True"))), Verdict::Reached);
     }
 
     #[test]

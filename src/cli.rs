@@ -14,6 +14,7 @@ mod console;
 mod create;
 mod diff;
 mod display;
+mod dump;
 mod edit;
 mod events;
 mod explain;
@@ -128,6 +129,10 @@ enum Command {
     Status(explain::Options),
     /// Print the events of a VM and of its objects, the oldest first.
     Events(events::Options),
+    /// Collect all that a bug report about a VM needs in an archive: the VM, its objects, events, logs, templates, the manager's log.
+    ///
+    /// Secrets are masked. What you have no right to read is named in a file of the archive, and everything else is in it.
+    Dump(dump::Options),
     /// Print the password of a VM's display.
     ///
     /// Standard error says when it ends. With a viewer, `kubectl vm display` is simpler.
@@ -228,6 +233,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Status(options) => explain::status(options, output).await?,
         Command::Explain(options) => explain::run(options, output).await?,
         Command::Events(options) => events::run(options, output).await?,
+        Command::Dump(options) => dump::run(options, output).await?,
         Command::Password(options) => password::run(options, output).await?,
         Command::Guest(options) => guest::run(options, output).await?,
         Command::Logs(options) => in_pod::logs(options, output).await?,

@@ -72,7 +72,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     let text = connection.file(file.is_some());
     match file {
         None => write!(output, "{text}")?,
-        Some(file) => file.replace(&text)?,
+        Some(file) => file.replace(text.as_bytes())?,
     }
     Ok(Exit::Success)
 }
@@ -110,13 +110,13 @@ fn explain_pod_address(vm: &VmHandle, connection: &Connection) {
 }
 
 /// A file that only its owner can read. It takes its place when it is complete.
-struct PrivateFile<'a> {
+pub(super) struct PrivateFile<'a> {
     path: &'a Path,
     temporary: NamedTempFile,
 }
 
 impl<'a> PrivateFile<'a> {
-    fn new(path: &'a Path) -> Result<Self, FileError> {
+    pub fn new(path: &'a Path) -> Result<Self, FileError> {
         if path.exists() && !path.is_file() {
             return Err(FileError::io(path)(io::Error::other("this is no file")));
         }
@@ -125,8 +125,8 @@ impl<'a> PrivateFile<'a> {
         Ok(Self { path, temporary })
     }
 
-    fn replace(mut self, text: &str) -> Result<(), FileError> {
-        self.temporary.write_all(text.as_bytes()).map_err(FileError::io(self.path))?;
+    pub fn replace(mut self, content: &[u8]) -> Result<(), FileError> {
+        self.temporary.write_all(content).map_err(FileError::io(self.path))?;
         self.temporary.persist(self.path).map_err(|error| FileError::io(self.path)(error.error))?;
         Ok(())
     }

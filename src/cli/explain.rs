@@ -105,7 +105,7 @@ where
 }
 
 /// Objects of all namespaces, or if that is forbidden of those in which a manager may be.
-async fn anywhere<R>(client: &Client, namespace: &str, parameters: &ListParams) -> kube::Result<Vec<R>>
+pub(super) async fn anywhere<R>(client: &Client, namespace: &str, parameters: &ListParams) -> kube::Result<Vec<R>>
 where
     R: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
 {
@@ -131,7 +131,7 @@ const HOME: &str = "vm-operator";
 ///
 /// # Errors
 /// If the VM can't be read.
-async fn gather(client: &Client, namespace: &str, name: &str) -> Result<Facts, Failure> {
+pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Result<Facts, Failure> {
     let mut unread = Vec::new();
     let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource_of_pods());
     let of_vm = ListParams::default().labels(&format!("{},{INSTANCE_LABEL}={name}", object::selector()));

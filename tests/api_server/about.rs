@@ -115,3 +115,72 @@ async fn without_a_guest_agent_the_page_has_what_the_status_has() {
         "{stopped:?}"
     );
 }
+
+/// All files of an archive, by their names in it.
+fn unpacked(archive: &std::path::Path) -> std::collections::BTreeMap<String, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let tar = std::process::Command::new("tar").arg("xzf").arg(archive).arg("-C").arg(folder.path()).status().unwrap();
+    assert!(tar.success());
+    fn all(folder: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { all(&path, found) } else { found.push(path) }
+        }
+    }
+    let mut files = Vec::new();
+    all(folder.path(), &mut files);
+    let name = |file: &std::path::Path| file.strip_prefix(folder.path()).unwrap().display().to_string();
+    files.iter().map(|file| (name(file), std::fs::read_to_string(file).unwrap())).collect()
+}
+
+#[tokio::test]
+async fn a_dump_has_what_a_bug_report_needs_and_no_secrets() {
+    let ns = ns("dump").await;
+    up(&ns, "apple", |vm| {
+        vm["spec"]["cloudInit"] = json!({ "userData": { "chpasswd": { "expire": false, "list": "ann:sesame-open" } } });
+    })
+    .await;
+    let password = succeeds(&ns, &["password", "apple"]).trim().to_owned();
+    // Where nobody looks for it.
+    ns.patch_vm("apple", json!({ "metadata": { "annotations": { "note": format!("the password is {password}") } } }))
+        .await;
+    let folder = tempfile::tempdir().unwrap();
+    let archive = folder.path().join("a.tar.gz");
+    let dump =
+        |arguments: &[&str]| run(&ns, &[&["dump", "apple", "-o", archive.to_str().unwrap()], arguments].concat());
+    let dumped = dump(&[]);
+    assert!(dumped.code == 0 && dumped.data.is_empty() && dumped.talk.contains("vm/apple is in "), "{dumped:?}");
+    let files = unpacked(&archive);
+    for file in [
+        "README.txt",
+        "explain.txt",
+        "status.txt",
+        "events.txt",
+        "versions.txt",
+        "vm/VirtualMachine-apple.yaml",
+        "objects/Pod-apple.yaml",
+        "objects/ConfigMap-apple.yaml",
+        "objects/Secret-apple-display-secret.yaml",
+        "objects/PersistentVolumeClaim-apple-core-disk.yaml",
+        "rendered/Pod-apple.yaml",
+    ] {
+        assert!(files.contains_key(&format!("apple/{file}")), "{file}: {:?}", files.keys());
+    }
+    for (file, text) in &files {
+        assert!(!text.contains("sesame-open") && !text.contains(&password), "{file}:\n{text}");
+    }
+    assert!(files["apple/vm/VirtualMachine-apple.yaml"].contains("the password is (masked)"));
+    assert!(files["apple/explain.txt"].starts_with("apple runs, as its spec wants it"));
+
+    // With the least rights.
+    ns.namespace.kubectl(&["create", "role", "reader", "--verb=get", "--resource=vms.vmoperator.jdrupes.org"]);
+    ns.namespace.kubectl(&["create", "rolebinding", "reader", "--role=reader", "--user=alice"]);
+    let poor =
+        eventually("alice to read", LIMIT, async || Some(dump(&["--as", "alice"])).filter(|it| it.code == 0)).await;
+    assert!(poor.talk.contains("things could not be read: unread.txt in it names them"), "{poor:?}");
+    let files = unpacked(&archive);
+    let unread = &files["apple/unread.txt"];
+    assert!(unread.contains("events: ") && unread.contains("objects of the kind Secret: "), "{unread}");
+    assert!(files.contains_key("apple/vm/VirtualMachine-apple.yaml") && files.contains_key("apple/explain.txt"));
+    assert_eq!(run(&ns, &["dump", "plum", "-o", archive.to_str().unwrap()]).code, 1);
+}

@@ -6,10 +6,14 @@
 //! | action | what it does |
 //! |---|---|
 //! | [`power::decide`] | says what starting, stopping, restarting or resetting a VM writes, and why it is refused |
+//! | [`create::manifest`] | makes the manifest of a new VM |
+//! | [`edit::decide`] | says what another number of CPUs, another CD or a larger disk writes, and why it is refused |
 //! | [`display::open`] | gives a viewer the address of a VM's display and the password that lets it in |
 //! | [`VmHandle::pod`] | finds the Pod in which the guest runs |
 
+pub mod create;
 pub mod display;
+pub mod edit;
 pub mod power;
 
 use std::fmt;

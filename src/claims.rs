@@ -70,8 +70,8 @@ pub fn volumes(disks: &[Disk]) -> impl Iterator<Item = Option<String>> {
     })
 }
 
-/// The name of a new claim, and then those of former releases.
-fn disk_names(vm: &str, volume: &str) -> Vec<String> {
+/// The name of a new claim for a disk's volume, and then those of former releases.
+pub fn disk_names(vm: &str, volume: &str) -> Vec<String> {
     vec![format!("{vm}-{volume}"), format!("{volume}-{vm}-0")]
 }
 

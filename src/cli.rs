@@ -11,10 +11,15 @@
 mod cluster;
 mod complete;
 mod console;
+mod create;
 mod diff;
 mod display;
+mod dump;
+mod edit;
+mod events;
 mod explain;
 mod expose;
+mod guest;
 mod in_pod;
 mod input;
 mod installed;
@@ -22,6 +27,7 @@ mod lint;
 mod list;
 mod manifest;
 mod output;
+mod password;
 mod power;
 mod render;
 mod ssh;
@@ -30,6 +36,7 @@ mod templates;
 pub mod vm_file;
 mod vms;
 mod wait;
+mod write;
 
 use std::{
     fs,
@@ -57,6 +64,16 @@ enum Command {
     /// List VMs, as `kubectl get vms` does.
     #[command(visible_alias = "ls")]
     List(list::Options),
+    /// Create VMs, and wait until their guests are up; or print manifests for Git.
+    ///
+    ///   kubectl vm create web --image debian:13
+    ///   kubectl vm create web --image debian:13 --dry-run=client -o yaml > web.yaml
+    ///   kubectl vm create web --cd https://.../installer.iso --disk 40Gi
+    ///
+    /// What --image names fills the disk before the first start, which needs the template set import-disk in the manager's
+    /// namespace. The disk image must have cloud-init for the user to be made. With --cd alone the disk is empty.
+    #[command(verbatim_doc_comment)]
+    Create(create::Options),
     /// Let VMs run.
     ///
     /// A VM that runs is left as it is, and that is a success. If a GitOps controller applies spec.vm.state, it would take the start back:
@@ -79,10 +96,21 @@ enum Command {
     /// Let paused VMs go on.
     #[command(visible_alias = "unpause")]
     Resume(power::Options),
+    /// Set how many CPUs and how much memory guests have, and which CDs are in their drives.
+    #[command(subcommand)]
+    Set(edit::Set),
+    /// Give VMs more hardware.
+    #[command(subcommand)]
+    Add(edit::Add),
+    /// Make what VMs have larger.
+    #[command(subcommand)]
+    Grow(edit::Grow),
     /// Show the guest's serial console in this terminal, from its last output on; Ctrl-] leaves.
     ///
     /// It waits until the guest runs, and goes on with the next guest after a restart.
     Console(console::Options),
+    /// Show what is known of the guest of a VM: its system, addresses, users, file systems. Most of it comes from QEMU's guest agent in the guest.
+    Guest(guest::Options),
     /// Print the log of a VM: what its runner says, and what the guest writes on its serial console.
     Logs(in_pod::LogOptions),
     /// Forward ports of this computer to the guest of a VM, which needs a network of type pod. Ctrl-C ends it.
@@ -139,6 +167,16 @@ enum Command {
     Explain(explain::Options),
     /// Show all that there is to know of a VM on one page: what is wanted and what is, disks, Pod, changes that wait, last events.
     Status(explain::Options),
+    /// Print the events of a VM and of its objects, the oldest first.
+    Events(events::Options),
+    /// Collect all that a bug report about a VM needs in an archive: the VM, its objects, events, logs, templates, the manager's log.
+    ///
+    /// Secrets are masked. What you have no right to read is named in a file of the archive, and everything else is in it.
+    Dump(dump::Options),
+    /// Print the password of a VM's display.
+    ///
+    /// Standard error says when it ends. With a viewer, `kubectl vm display` is simpler.
+    Password(password::Options),
     /// Print the objects that the manager would create for the VMs of a file, as YAML.
     ///
     /// The VMs are checked as the API server checks them. No cluster is asked, except for templates with --installed: what depends on one
@@ -224,6 +262,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Crds { out } => crds(out.as_deref(), output)?,
         Command::Completion { shell } => completion(*shell, output)?,
         Command::Man { out } => man(out)?,
+        Command::Create(options) => create::run(options, output).await?,
         Command::List(options) => list::run(options, output).await?,
         Command::Start(options) => power::run(actions::power::Command::Start, options, output).await?,
         Command::Stop(options) => power::stop(options, output).await?,
@@ -232,9 +271,16 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Reboot(options) => power::run(actions::power::Command::Reboot, options, output).await?,
         Command::Pause(options) => power::run(actions::power::Command::Pause, options, output).await?,
         Command::Resume(options) => power::run(actions::power::Command::Resume, options, output).await?,
+        Command::Set(command) => edit::set(command, output).await?,
+        Command::Add(command) => edit::add(command, output).await?,
+        Command::Grow(command) => edit::grow(command, output).await?,
         Command::Console(options) => console::run(options, output).await?,
         Command::Status(options) => explain::status(options, output).await?,
         Command::Explain(options) => explain::run(options, output).await?,
+        Command::Events(options) => events::run(options, output).await?,
+        Command::Dump(options) => dump::run(options, output).await?,
+        Command::Password(options) => password::run(options, output).await?,
+        Command::Guest(options) => guest::run(options, output).await?,
         Command::Logs(options) => in_pod::logs(options, output).await?,
         Command::PortForward(options) => in_pod::port_forward(options, output).await?,
         Command::Expose(options) => expose::run(options, output).await?,

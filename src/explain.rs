@@ -35,7 +35,7 @@ use crate::{
         status::whole_seconds,
     },
     observed::Object,
-    ownership::state_applier,
+    ownership,
 };
 
 mod before_pod;
@@ -341,7 +341,7 @@ fn who_sets_state(facts: &Facts) -> String {
     if facts.is_wanted_up() || facts.vm.spec.vm.state == PowerState::Running {
         return String::new();
     }
-    let who = state_applier(&facts.vm).map(|applier| applier.manager);
+    let who = ownership::applier(&facts.vm, "state").map(|applier| applier.manager);
     let who = who.or_else(|| owner_of(facts.vm.managed_fields(), "/f:spec/f:vm/f:state"));
     who.map(|who| format!(" (spec.vm.state: Stopped, set by {who})")).unwrap_or_default()
 }

@@ -99,14 +99,14 @@ pub struct Applier {
 /// (<https://argo-cd.readthedocs.io/en/stable/user-guide/sync-options/#server-side-apply>), Flux, Rancher Fleet.
 const GITOPS_MANAGERS: [&str; 4] = ["argocd-controller", "kustomize-controller", "helm-controller", "fleetagent"];
 
-/// Who applies `spec.vm.state` of a VM again and again; a controller rather than a person's apply. The VM is as the API server has it:
-/// [`trim`] removes what this needs.
-pub fn state_applier(vm: &VirtualMachine) -> Option<Applier> {
+/// Who applies a field of a VM's `spec.vm` again and again, such as `state`; a controller rather than a person's apply. A list has one
+/// owner, whoever's its items are. The VM is as the API server has it: [`trim`] removes what this needs.
+pub fn applier(vm: &VirtualMachine, field: &str) -> Option<Applier> {
     let last = vm.annotations().get(LAST_APPLIED).and_then(|text| serde_json::from_str::<Value>(text).ok());
-    let last_has_state = last.is_some_and(|last| last.pointer("/spec/vm/state").is_some());
+    let is_in_last = last.is_some_and(|last| last["spec"]["vm"].get(field).is_some());
     let applies = |entry: &&ManagedFieldsEntry| {
-        let is_server_side = entry.operation.as_deref() == Some("Apply") && sets_state(entry);
-        is_server_side || (last_has_state && is_client_side_apply(entry))
+        let is_server_side = entry.operation.as_deref() == Some("Apply") && sets(entry, field);
+        is_server_side || (is_in_last && is_client_side_apply(entry))
     };
     let appliers = vm.managed_fields().iter().filter(applies).filter_map(|entry| {
         let manager = entry.manager.clone().filter(|manager| manager != COMMAND_MANAGER)?;
@@ -117,7 +117,11 @@ pub fn state_applier(vm: &VirtualMachine) -> Option<Applier> {
 }
 
 fn sets_state(entry: &ManagedFieldsEntry) -> bool {
-    entry.fields_v1.as_ref().is_some_and(|fields| fields.0.pointer("/f:spec/f:vm/f:state").is_some())
+    sets(entry, "state")
+}
+
+fn sets(entry: &ManagedFieldsEntry, field: &str) -> bool {
+    entry.fields_v1.as_ref().is_some_and(|fields| fields.0["f:spec"]["f:vm"].get(format!("f:{field}")).is_some())
 }
 
 fn is_client_side_apply(entry: &ManagedFieldsEntry) -> bool {

@@ -196,6 +196,8 @@ enum RunnerCommand {
     /// Join the guest's serial console: its last output, then what it writes; what you type goes to the guest. Ctrl-] leaves. Run it in the VM's
     /// container: kubectl exec -it POD -c vm-runner -- vm-runner console
     Console(RunArguments),
+    /// Print what QEMU's guest agent says about the guest, as JSON. Run it in the VM's container: kubectl exec POD -c vm-runner -- vm-runner guest
+    Guest(RunArguments),
     /// Become another program, which ends with the runner. The runner starts QEMU so.
     #[command(name = programs::EXEC, hide = true)]
     Exec {
@@ -374,6 +376,9 @@ pub enum Error {
     /// The console could not be joined.
     #[error("cannot join the guest's console")]
     Console(#[source] io::Error),
+    /// QEMU's guest agent does not answer.
+    #[error("QEMU's guest agent in the guest does not answer")]
+    GuestAgent(#[source] io::Error),
     /// QEMU does not do what was asked.
     #[error("{0}")]
     Refused(String),
@@ -453,6 +458,11 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
         RunnerCommand::Console(arguments) => {
             let runtime = running(&arguments)?;
             console::join(&runtime.console()).await.map_err(Error::Console)
+        }
+        RunnerCommand::Guest(arguments) => {
+            let socket = running(&arguments)?.guest_agent();
+            let details = guest_agent::details(&socket).await.map_err(Error::GuestAgent)?;
+            print(&format!("{details}\n"))
         }
         RunnerCommand::TryKvm(TrialArguments { reports, qemu }) => {
             let term = termination()?;

@@ -360,6 +360,27 @@ fn a_person_in_the_container_looks_at_the_guest_and_pauses_it() {
     runner.ends_well("PoweredDown");
 }
 
+/// As `kubectl vm guest` does it.
+#[test]
+fn a_person_in_the_container_asks_the_guest_agent() {
+    let vm = Vm::new(json!({}), json!({}));
+    let guest = || Command::new(RUNNER).args(["guest", "--config-dir"]).arg(vm.path("config")).output().unwrap();
+    let error = guest();
+    assert!(!error.status.success() && !error.stderr.is_empty(), "{error:?}");
+    let mut runner = vm.start("all");
+    runner.console("guest: up");
+    // The agent starts after that, and the runner asks it too: one connection waits for the other.
+    let answer = wait_for("an answer", || Some(guest()).filter(|it| it.status.success()), || format!("{:?}", guest()));
+    let said: Value = serde_json::from_slice(&answer.stdout).unwrap();
+    println!("{said:#}");
+    assert!(said["osinfo"]["kernel-release"].is_string() && said["hostname"]["host-name"].is_string(), "{said:#}");
+    assert!(said["interfaces"].is_array() && said["filesystems"].is_array(), "{said:#}");
+    assert!(said["users"].is_array() || said["refused"]["users"].is_string(), "{said:#}");
+    runner.logs("condition=\"Booted\" status=true");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+}
+
 #[test]
 fn a_failure_of_qemu_is_in_the_log_the_termination_log_and_the_state() {
     let vm = Vm::new(json!({ "machineType": "pc-q35-99.9" }), json!({}));

@@ -55,6 +55,7 @@ use serde_json::json;
 
 use self::address::Endpoint;
 pub use self::address::Host;
+pub use self::password::{End, Present};
 use super::VmHandle;
 use crate::{
     api::{
@@ -234,6 +235,28 @@ pub async fn open(vm: &VmHandle, request: &Request, waiting: impl FnOnce()) -> R
         proxy: spice.filter(|_| request.server.is_none()).and_then(|spice| spice.proxy_url.clone()),
         usb: spice.is_some_and(|spice| spice.usb_redirects > 0),
     })
+}
+
+/// The password in the VM's display secret, whether or not it lets anybody in. `None`: the VM has no display secret. Nothing is written.
+///
+/// # Errors
+/// [`DisplayError::Object`].
+pub async fn present_password(vm: &VmHandle) -> Result<Option<Present>, DisplayError> {
+    password::present(vm).await
+}
+
+/// A password that lets viewers in now: steps 3 and 4 of [`open`]. `None`: the display lets everybody in.
+///
+/// # Errors
+/// As [`open`].
+pub async fn password_in_force(
+    vm: &VmHandle,
+    validity: Validity,
+    waiting: impl FnOnce(),
+) -> Result<Option<String>, DisplayError> {
+    check_available(&vm.get().await.map_err(DisplayError::Vm)?, true)?;
+    let request = Request { server: None, port: None, validity, user: None, take_over: false };
+    password::in_force(vm, &request, waiting).await
 }
 
 /// Checks that the VM runs and that nobody else uses its display.

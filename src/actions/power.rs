@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{PowerState, VirtualMachine, conditions},
     object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION},
-    ownership::{Applier, state_applier},
+    ownership::{self, Applier},
 };
 
 /// What a person wants.
@@ -161,7 +161,7 @@ pub fn decide(
 }
 
 fn set_state(vm: &VirtualMachine, state: PowerState, metadata: Value, insist: bool) -> Result<Decision, Refusal> {
-    let applier = state_applier(vm);
+    let applier = ownership::applier(vm, "state");
     if let Some(applier) = applier.clone().filter(|applier| applier.is_gitops && !insist) {
         return Err(Refusal::Git { applier });
     }

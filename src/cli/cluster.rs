@@ -16,7 +16,7 @@ use kube::{
 };
 
 /// Which cluster a command asks, and in which namespace.
-#[derive(Args, Default)]
+#[derive(Args, Clone, Default)]
 pub(super) struct ClusterOptions {
     /// The namespace. Default: that of the kubeconfig's context.
     #[arg(long, short, value_name = "NS", add = ArgValueCompleter::new(namespaces))]

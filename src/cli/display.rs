@@ -50,7 +50,7 @@ pub(super) struct Options {
     take: bool,
 }
 
-fn validity(text: &str) -> Result<Validity, String> {
+pub(super) fn validity(text: &str) -> Result<Validity, String> {
     Validity::try_from(time(text)?).map_err(|error| error.to_string())
 }
 
@@ -72,13 +72,13 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     let text = connection.file(file.is_some());
     match file {
         None => write!(output, "{text}")?,
-        Some(file) => file.replace(&text)?,
+        Some(file) => file.replace(text.as_bytes())?,
     }
     Ok(Exit::Success)
 }
 
 /// The error, with the option that helps.
-fn failure(vm: &VmHandle, error: &DisplayError) -> Failure {
+pub(super) fn failure(vm: &VmHandle, error: &DisplayError) -> Failure {
     let help = match error {
         DisplayError::InUse { .. } => "; --take takes it over".to_owned(),
         DisplayError::NoAddress => "; --server gives one".to_owned(),
@@ -110,13 +110,13 @@ fn explain_pod_address(vm: &VmHandle, connection: &Connection) {
 }
 
 /// A file that only its owner can read. It takes its place when it is complete.
-struct PrivateFile<'a> {
+pub(super) struct PrivateFile<'a> {
     path: &'a Path,
     temporary: NamedTempFile,
 }
 
 impl<'a> PrivateFile<'a> {
-    fn new(path: &'a Path) -> Result<Self, FileError> {
+    pub fn new(path: &'a Path) -> Result<Self, FileError> {
         if path.exists() && !path.is_file() {
             return Err(FileError::io(path)(io::Error::other("this is no file")));
         }
@@ -125,8 +125,8 @@ impl<'a> PrivateFile<'a> {
         Ok(Self { path, temporary })
     }
 
-    fn replace(mut self, text: &str) -> Result<(), FileError> {
-        self.temporary.write_all(text.as_bytes()).map_err(FileError::io(self.path))?;
+    pub fn replace(mut self, content: &[u8]) -> Result<(), FileError> {
+        self.temporary.write_all(content).map_err(FileError::io(self.path))?;
         self.temporary.persist(self.path).map_err(|error| FileError::io(self.path)(error.error))?;
         Ok(())
     }

@@ -3,9 +3,9 @@
 //! Two rounds of requests, each in parallel: the VM and what can be asked without knowing more; then what depends on the answers. A request
 //! that is refused takes away only its facts.
 
-use std::fmt::{Debug, Display};
+use std::fmt::Debug;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 use futures::{future::join_all, join};
 use k8s_openapi::{
@@ -23,12 +23,12 @@ use kube::{
     api::{ApiResource, DynamicObject, ListParams},
     core::TypeMeta,
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::{
     cluster::ClusterOptions,
-    output::{Exit, Failure, Output, plain, yaml},
+    output::{DataFormat, Exit, Failure, Output},
     vms::{self, FoundVm, name_of, refused, title},
 };
 use crate::{
@@ -46,20 +46,14 @@ pub(super) struct Options {
     name: String,
     /// Print it as data.
     #[arg(long, short, value_name = "FORMAT")]
-    output: Option<Format>,
+    output: Option<DataFormat>,
     #[command(flatten)]
     cluster: ClusterOptions,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Json,
-    Yaml,
-}
-
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let explanation = explain(&options.facts().await?);
-    options.print(&explanation, output)?;
+    output.found(&explanation, options.output)?;
     Ok(Exit::negative_if(explanation.cause.is_some()))
 }
 
@@ -68,7 +62,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
 /// # Errors
 /// If the VM can't be read.
 pub(super) async fn status(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    options.print(&Page::of(&options.facts().await?), output)?;
+    output.found(&Page::of(&options.facts().await?), options.output)?;
     Ok(Exit::Success)
 }
 
@@ -76,15 +70,6 @@ impl Options {
     async fn facts(&self) -> Result<Facts, Failure> {
         let cluster = self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
         gather(&cluster.client, &cluster.namespace, name_of(&self.name)).await
-    }
-
-    /// As text for a terminal, or as data.
-    fn print(&self, found: &(impl Display + Serialize), output: &mut Output<'_>) -> Result<(), Failure> {
-        match self.output {
-            Some(Format::Json) => writeln!(output, "{:#}", json!(found)),
-            Some(Format::Yaml) => write!(output, "{}", yaml(&json!(found))?),
-            None => write!(output, "{}", plain(&found.to_string())),
-        }
     }
 }
 
@@ -120,7 +105,7 @@ where
 }
 
 /// Objects of all namespaces, or if that is forbidden of those in which a manager may be.
-async fn anywhere<R>(client: &Client, namespace: &str, parameters: &ListParams) -> kube::Result<Vec<R>>
+pub(super) async fn anywhere<R>(client: &Client, namespace: &str, parameters: &ListParams) -> kube::Result<Vec<R>>
 where
     R: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
 {
@@ -146,7 +131,7 @@ const HOME: &str = "vm-operator";
 ///
 /// # Errors
 /// If the VM can't be read.
-async fn gather(client: &Client, namespace: &str, name: &str) -> Result<Facts, Failure> {
+pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Result<Facts, Failure> {
     let mut unread = Vec::new();
     let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource_of_pods());
     let of_vm = ListParams::default().labels(&format!("{},{INSTANCE_LABEL}={name}", object::selector()));

@@ -25,8 +25,8 @@ use super::{
     cluster::ClusterOptions,
     in_pod::{read_vm, unreachable},
     output::{Exit, Failure, Output, note, yaml},
-    power::DryRun,
     vms::{ObjectFormat, refused_about, title, vm_names},
+    write::DryRun,
 };
 use crate::{
     api::{

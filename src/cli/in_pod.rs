@@ -30,7 +30,7 @@ const MACHINE: &str = "vm-runner";
 
 /// The VM of a command, and where it is.
 #[derive(Args)]
-struct Target {
+pub(super) struct Target {
     /// The VM.
     #[arg(value_name = "VM", add = ArgValueCompleter::new(vm_names))]
     vm: String,
@@ -108,8 +108,25 @@ pub(super) async fn read_vm(vm: &str, cluster: &ClusterOptions) -> Result<(VmHan
 }
 
 impl Target {
+    /// Where it is.
+    pub fn cluster(&self) -> &ClusterOptions {
+        &self.cluster
+    }
+
+    /// The VM. Nothing is asked of the API server yet.
+    ///
+    /// # Errors
+    /// If there is no cluster to ask.
+    pub async fn handle(&self) -> Result<VmHandle, Failure> {
+        let cluster = self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
+        Ok(VmHandle::new(cluster.client, &cluster.namespace, name_of(&self.vm)))
+    }
+
     /// Reads the VM.
-    async fn read(&self) -> Result<(VmHandle, VirtualMachine), Failure> {
+    ///
+    /// # Errors
+    /// If there is none, or the API server does not say.
+    pub async fn read(&self) -> Result<(VmHandle, VirtualMachine), Failure> {
         read_vm(&self.vm, &self.cluster).await
     }
 

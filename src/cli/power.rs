@@ -2,49 +2,31 @@
 
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use futures::future::join_all;
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::{
-    Api, Client, Resource, ResourceExt,
-    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions},
+    Api, Client, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, Preconditions},
 };
 use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
     output::{Exit, Failure, Output, note},
-    vms::{FoundVm, ObjectFormat, Selection, api, exit, print_objects, refused, refused_about, title},
-    wait::{self, Goal, Limit, seconds},
+    vms::{FoundVm, Selection, print_objects, refused, refused_about, title},
+    wait::{self, Goal, seconds},
+    write::{DryRun, WriteOptions, combined},
 };
-use crate::{
-    actions::power::{Change, Command, Decision, Refusal, decide},
-    api::VirtualMachine,
-    ownership::COMMAND_MANAGER,
-};
+use crate::actions::power::{Change, Command, Decision, Refusal, decide};
 
 /// What the commands that change VMs have in common.
 #[derive(Args)]
 pub(super) struct Options {
     #[command(flatten)]
     selection: Selection,
-    /// Say what would be done, without doing it: client asks only what the VM is, server also whether the change would be accepted.
-    #[arg(long, value_name = "HOW")]
-    dry_run: Option<DryRun>,
-    /// Print the changed VM, instead of a line about it.
-    #[arg(long, short, value_name = "FORMAT")]
-    output: Option<ObjectFormat>,
-    /// The name under which the API server notes the change.
-    #[arg(long, value_name = "NAME", default_value = COMMAND_MANAGER)]
-    field_manager: String,
-    /// Change spec.vm.state also where a GitOps controller applies it, which then takes it back.
-    #[arg(long, short)]
-    yes: bool,
-    /// Wait until it is done, and say how far it is.
-    #[arg(long)]
-    wait: bool,
     #[command(flatten)]
-    limit: Limit,
+    write: WriteOptions,
 }
 
 #[derive(Args)]
@@ -57,12 +39,6 @@ pub(super) struct StopOptions {
     grace_period: Option<Duration>,
     #[command(flatten)]
     common: Options,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum DryRun {
-    Client,
-    Server,
 }
 
 /// What was done with a VM.
@@ -105,7 +81,7 @@ impl Job<'_> {
                     failed += 1;
                 }
                 Ok(Done::Unchanged(why)) => {
-                    if self.options.output.is_none() {
+                    if self.options.write.output.is_none() {
                         writeln!(output, "{} unchanged ({why})", vm.title())?;
                     }
                     objects.push(json!(vm.object));
@@ -113,13 +89,13 @@ impl Job<'_> {
                 }
                 Ok(Done::Written { object, former }) => {
                     objects.push(json!(object));
-                    let goal = self.goal(former).filter(|_| self.options.wait && self.options.dry_run.is_none());
+                    let goal = self.goal(former).filter(|_| self.options.write.waits());
                     match goal {
                         Some(goal) => waits.push((vm.namespace(), vm.vm.name_any(), goal)),
                         None => {
                             succeeded += 1;
-                            if self.options.output.is_none() {
-                                writeln!(output, "{} {}{}", vm.title(), self.past(), self.dry())?;
+                            if self.options.write.output.is_none() {
+                                writeln!(output, "{} {}{}", vm.title(), self.past(), self.options.write.dry())?;
                             }
                         }
                     }
@@ -128,27 +104,22 @@ impl Job<'_> {
         }
         output.flush()?;
         let waits = waits.iter().map(|(namespace, name, goal)| async move {
-            let end = wait::wait(client, namespace, name, goal, begin, self.options.limit.timeout).await;
+            let end = wait::wait(client, namespace, name, goal, begin, self.options.write.limit.timeout).await;
             (name.clone(), end)
         });
-        let mut all = exit(succeeded, failed);
         let ends = join_all(waits).await;
-        if !ends.is_empty() {
-            let lines = if self.options.output.is_none() { Some(&mut *output) } else { None };
-            let waited = wait::report(ends, 0, lines, |name, phase, after| {
+        let waited = if ends.is_empty() {
+            None
+        } else {
+            let lines = if self.options.write.output.is_none() { Some(&mut *output) } else { None };
+            Some(wait::report(ends, 0, lines, |name, phase, after| {
                 format!("{} {} (now {phase}, {})", title(name), self.past(), seconds(after))
-            })?;
-            all = match (waited, all) {
-                (Exit::TimeOut, _) => Exit::TimeOut,
-                (Exit::Success, _) if failed > 0 => Exit::Partly,
-                (Exit::Negative, _) if succeeded > 0 => Exit::Partly,
-                (waited, _) => waited,
-            };
-        }
-        if let Some(format) = self.options.output {
+            })?)
+        };
+        if let Some(format) = self.options.write.output {
             print_objects(&objects, objects.len() <= 1, format, output)?;
         }
-        Ok(all)
+        Ok(combined(waited, succeeded, failed))
     }
 
     /// Decides and writes.
@@ -159,7 +130,7 @@ impl Job<'_> {
         let needs_pod = is_forced || self.grace_period.is_some();
         let pod = if needs_pod { self.pod(client, found).await? } else { None };
         let pod_uid = pod.as_ref().and_then(|pod| pod.metadata.uid.clone());
-        let decision = decide(vm, self.command, pod_uid.as_deref(), self.options.yes, Timestamp::now());
+        let decision = decide(vm, self.command, pod_uid.as_deref(), self.options.write.yes, Timestamp::now());
         let (change, applier) = match decision.map_err(|refusal| self.words(found, &refusal))? {
             Decision::Unchanged(why) => return Ok(Done::Unchanged(why)),
             Decision::Write { change, applier } => (change, applier),
@@ -169,7 +140,7 @@ impl Job<'_> {
             note(&format!("{}: {} applies spec.vm.state too, {what}", found.title(), applier.manager));
         }
         let former = vm.status.as_ref().and_then(|status| status.pod_uid.clone());
-        if self.options.dry_run == Some(DryRun::Client) {
+        if self.options.write.dry_run == Some(DryRun::Client) {
             return Ok(Done::Written { object: Box::new(object.clone()), former });
         }
         let written = self.write(client, namespace, &vm.name_any(), &change).await;
@@ -177,7 +148,7 @@ impl Job<'_> {
             Ok(object) => object,
             Err(error) => return Err(refused(client, &found.title(), &["patch"], Some(namespace), &error).await),
         };
-        if let (Some(time), Some(pod), None) = (self.grace_period, &pod, self.options.dry_run) {
+        if let (Some(time), Some(pod), None) = (self.grace_period, &pod, self.options.write.dry_run) {
             let what = format!("{} stopped, but its Pod keeps its time", found.title());
             if let Err(error) = shorten(client, namespace, pod, time).await {
                 return Err(of_pod(client, &what, "delete", namespace, &error).await);
@@ -193,21 +164,9 @@ impl Job<'_> {
         name: &str,
         change: &Change,
     ) -> kube::Result<DynamicObject> {
-        let api = api(client, namespace);
-        let mut parameters = PatchParams {
-            field_manager: Some(self.options.field_manager.clone()),
-            dry_run: self.options.dry_run == Some(DryRun::Server),
-            ..PatchParams::default()
-        };
         match change {
-            Change::Merge(body) => api.patch(name, &parameters, &Patch::Merge(body)).await,
-            Change::Apply(body) => {
-                let mut body = body.clone();
-                body["apiVersion"] = json!(VirtualMachine::api_version(&()));
-                body["kind"] = json!(VirtualMachine::kind(&()));
-                parameters.force = true;
-                api.patch(name, &parameters, &Patch::Apply(&body)).await
-            }
+            Change::Merge(body) => self.options.write.merge(client, namespace, name, body).await,
+            Change::Apply(body) => self.options.write.apply(client, namespace, name, body).await,
         }
     }
 
@@ -253,14 +212,6 @@ impl Job<'_> {
             Command::Reboot => "asked to reboot",
             Command::Pause => "paused",
             Command::Resume => "resumed",
-        }
-    }
-
-    fn dry(&self) -> &'static str {
-        match self.options.dry_run {
-            None => "",
-            Some(DryRun::Client) => " (dry run)",
-            Some(DryRun::Server) => " (server dry run)",
         }
     }
 }

@@ -30,7 +30,7 @@ const REST: Duration = Duration::from_secs(1);
 pub(super) struct Options {
     #[command(flatten)]
     selection: Selection,
-    /// What is awaited: running, stopped, booted (the guest is up), ready, deleted, or condition=TYPE[=STATUS].
+    /// What is awaited: running, stopped, booted (the agent in the guest answers), ready, deleted, or condition=TYPE[=STATUS].
     #[arg(long = "for", value_name = "WHAT")]
     goal: Goal,
     #[command(flatten)]
@@ -52,9 +52,9 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
 
 /// How waiting for a VM ended.
 pub(super) enum Ended {
-    /// What was awaited is so, after this time. The phase of the VM, if it exists.
+    /// What was awaited is so, after this time. The VM, if it exists.
     Reached {
-        phase: Option<String>,
+        vm: Option<Box<VirtualMachine>>,
         after: Duration,
     },
     TimedOut,
@@ -88,8 +88,9 @@ pub(super) fn report(
     let (mut reached, mut failed, mut timed_out) = (0, missing, 0);
     for (name, end) in ends {
         match end {
-            Ended::Reached { phase, after } => {
+            Ended::Reached { vm, after } => {
                 if let Some(output) = &mut output {
+                    let phase = vm.and_then(|vm| vm.status?.phase);
                     writeln!(output, "{}", line(&name, phase.as_deref().unwrap_or("gone"), after))?;
                 }
                 reached += 1;
@@ -143,8 +144,7 @@ async fn follow(client: &Client, namespace: &str, name: &str, goal: &Goal, begin
         };
         match goal.verdict(vm.as_ref()) {
             Verdict::Reached => {
-                let phase = vm.and_then(|vm| vm.status?.phase);
-                return Ended::Reached { phase, after: begin.elapsed() };
+                return Ended::Reached { vm: vm.map(Box::new), after: begin.elapsed() };
             }
             Verdict::Never(why) => {
                 note(&format!("{}: never {goal}: {why}", title(name)));

@@ -240,7 +240,7 @@ fn events(facts: &Facts) -> Vec<Happening> {
 }
 
 /// A time that has passed, in the largest unit of which there are two: `90s`, `47h`, `3d`.
-fn age(now: Timestamp, time: Timestamp) -> String {
+pub(crate) fn age(now: Timestamp, time: Timestamp) -> String {
     let seconds = now.duration_since(time).as_secs().max(0);
     let units = [("d", 86_400), ("h", 3_600), ("m", 60)];
     let unit = units.iter().find(|(_, length)| seconds >= 2 * length);

@@ -78,6 +78,39 @@ pub async fn reboot(socket: &Path) -> io::Result<()> {
     }
 }
 
+/// The number with which a connection for [`details`] synchronizes.
+const DETAILS_ID: u32 = 2000;
+
+/// All that the guest agent says about the guest, for a person: its answers under the names `osinfo`, `hostname`, `timezone`, `interfaces`,
+/// `users` and `filesystems`, as the guest sent them, and under `refused` why there is none of these. Nothing in them can be trusted.
+///
+/// # Errors
+/// If the agent does not answer within 5 seconds.
+pub async fn details(socket: &Path) -> io::Result<Value> {
+    let questions = [
+        ("osinfo", execute(&qga::guest_get_osinfo {})),
+        ("hostname", execute(&qga::guest_get_host_name {})),
+        ("timezone", execute(&qga::guest_get_timezone {})),
+        ("interfaces", execute(&qga::guest_network_get_interfaces {})),
+        ("users", execute(&qga::guest_get_users {})),
+        ("filesystems", execute(&qga::guest_get_fsinfo {})),
+    ];
+    let mut lines = timeout(ANSWER_TIMEOUT, connect(socket, DETAILS_ID)).await??;
+    let mut details = json!({});
+    for (name, question) in questions {
+        lines.send(&[], &question).await?;
+        let mut answer = timeout(ANSWER_TIMEOUT, receive(&mut lines)).await??;
+        match (answer["error"].is_null(), answer.get_mut("return")) {
+            (true, Some(found)) => details[name] = found.take(),
+            _ => {
+                let reason = answer["error"]["desc"].as_str().unwrap_or("the guest agent gives no reason");
+                details["refused"][name] = json!(reason);
+            }
+        }
+    }
+    Ok(details)
+}
+
 /// Connects and synchronizes.
 async fn connect(socket: &Path, id: u32) -> io::Result<JsonLines> {
     let mut lines = JsonLines::connect(socket).await?;
@@ -170,6 +203,38 @@ mod tests {
         };
         let (info, ()) = tokio::join!(ask(&socket, 1), guest);
         assert_eq!(info.unwrap()["id"], "debian");
+    }
+
+    #[tokio::test]
+    async fn what_the_agent_refuses_is_named_beside_what_it_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("qga");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let guest = async {
+            let (mut guest, _) = listener.accept().await.unwrap();
+            let (read, mut write) = guest.split();
+            let mut asked = tokio::io::AsyncBufReadExt::split(tokio::io::BufReader::new(read), b'\n');
+            let answers = [
+                json!({ "return": DETAILS_ID }),
+                json!({ "return": { "id": "debian" } }),
+                json!({ "return": { "host-name": "apple" } }),
+                json!({ "error": { "class": "GenericError", "desc": "no zone" } }),
+                json!([]),
+                json!({ "return": [] }),
+                json!({ "return": [{ "mountpoint": "/" }] }),
+            ];
+            for answer in answers {
+                assert!(asked.next_segment().await.unwrap().is_some());
+                write.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+            }
+        };
+        let (found, ()) = tokio::join!(details(&socket), guest);
+        let refused = json!({ "timezone": "no zone", "interfaces": "the guest agent gives no reason" });
+        let expected = json!({
+            "osinfo": { "id": "debian" }, "hostname": { "host-name": "apple" }, "users": [], "filesystems": [{ "mountpoint": "/" }],
+            "refused": refused,
+        });
+        assert_eq!(found.unwrap(), expected);
     }
 
     #[tokio::test]

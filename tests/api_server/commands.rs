@@ -32,7 +32,7 @@ pub struct Printed {
     pub talk: String,
 }
 
-fn command(ns: &ManagedNamespace, arguments: &[&str]) -> Command {
+pub fn command(ns: &ManagedNamespace, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-vm"));
     command.args(arguments).args(["--namespace", ns.namespace.name()]).env("KUBECONFIG", ns.cluster.kubeconfig());
     command
@@ -73,7 +73,7 @@ pub async fn up(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)
     ns.vm_with_reason(name, "Running").await;
 }
 
-async fn vm(ns: &ManagedNamespace, name: &str) -> VirtualMachine {
+pub async fn vm(ns: &ManagedNamespace, name: &str) -> VirtualMachine {
     ns.api::<VirtualMachine>().get(name).await.unwrap()
 }
 

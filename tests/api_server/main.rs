@@ -37,6 +37,12 @@ mod takeover_all;
 mod commands;
 // How `kubectl vm` leads to guests: connections, ssh, Services.
 mod reach;
+// And those for CPUs, memory, CDs and disks.
+mod edit;
+// And those that show something of a VM.
+mod about;
+// And the one that makes VMs.
+mod create;
 // Start, stop and restart. Two Pods of one VM never run at the same time.
 mod power;
 // What the token of a VM's Pod may do, and how a forced stop reaches its runner.

@@ -102,6 +102,10 @@ pub async fn the_guest_answers_commands(namespace: &TestNamespace) {
     let picture = run(&["screenshot", "demo", "--output=-"]).await;
     assert!(picture.starts_with(b"\x89PNG"), "{} bytes", picture.len());
     run(&["send-key", "demo", "ctrl-alt-f1", "ret"]).await;
+    let guest: serde_json::Value = serde_json::from_slice(&run(&["guest", "demo", "-o", "json"]).await).unwrap();
+    assert!(guest["isUp"] == true && guest["kernel"].is_string() && guest["hostName"] == "demo-guest", "{guest:#}");
+    assert!(guest["interfaces"].is_array() && guest["fileSystems"].is_array(), "{guest:#}");
+    println!("{}", String::from_utf8_lossy(&run(&["guest", "demo"]).await));
 }
 
 /// `kubectl vm console` of the VM `demo` has the last output of the guest, and the guest gets what is typed.

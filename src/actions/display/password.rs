@@ -46,6 +46,37 @@ pub(super) async fn in_force(
     Ok(Some(password.text))
 }
 
+/// The password in the display secret, whether or not it lets anybody in.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Present {
+    /// The Secret.
+    pub secret: String,
+    /// The password. `None`: the display lets everybody in.
+    pub password: Option<String>,
+    /// When it ends.
+    pub end: End,
+}
+
+/// When a password ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It does not.
+    Never,
+    /// At this time.
+    At(Timestamp),
+    /// As the Secret says: only the runner knows what a time such as `+300` counts from.
+    Unknown(String),
+}
+
+/// Reads the password. `None`: the VM has no display secret.
+pub(super) async fn present(vm: &VmHandle) -> Result<Option<Present>, DisplayError> {
+    let Some(name) = find_secret(vm).await? else { return Ok(None) };
+    let secret = vm.api::<Secret>().get(&name).await.map_err(DisplayError::object(format!("Secret {name}")))?;
+    let password = Password::of(&secret);
+    let end = password.as_ref().map_or(End::Never, Password::shown_end);
+    Ok(Some(Present { secret: name, password: password.map(|password| password.text), end }))
+}
+
 /// Reads the password, and writes a new one if it does not last long enough or is another user's.
 async fn present_or_new(vm: &VmHandle, name: &str, request: &Request) -> Result<Option<Password>, DisplayError> {
     let secrets = vm.api::<Secret>();
@@ -172,6 +203,16 @@ impl Password {
         (self.expiry != NEVER).then(|| self.expiry.parse().ok().filter(|_| !self.expiry.starts_with('+')).unwrap_or(0))
     }
 
+    /// When it ends, for people.
+    fn shown_end(&self) -> End {
+        let time = || self.expiry.parse().ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
+        match self.expiry.as_str() {
+            NEVER => End::Never,
+            expiry if expiry.starts_with('+') => End::Unknown(expiry.to_owned()),
+            expiry => time().map_or_else(|| End::Unknown(expiry.to_owned()), End::At),
+        }
+    }
+
     /// When the next password ends. The runner tells passwords apart by their end, so it is never the present one's.
     fn next_end(&self, now: i64, validity: Duration) -> i64 {
         let end = now.saturating_add_unsigned(validity.as_secs());
@@ -212,6 +253,19 @@ mod tests {
             let password = Password::of(&secret(" secret\n", expiry)).unwrap();
             assert_eq!(password.text, " secret");
             assert_eq!(password.must_be_renewed(Some("alice"), user, 1_000), renewed, "{expiry:?} {user:?}");
+        }
+    }
+
+    #[test]
+    fn people_are_told_when_a_password_ends() {
+        for (expiry, end) in [
+            (None, End::Never),
+            (Some("never"), End::Never),
+            (Some("1800000000"), End::At(Timestamp::from_second(1_800_000_000).unwrap())),
+            (Some("+300"), End::Unknown("+300".into())),
+            (Some("now"), End::Unknown("now".into())),
+        ] {
+            assert_eq!(Password::of(&secret("s", expiry)).unwrap().shown_end(), end, "{expiry:?}");
         }
     }
 

@@ -9,9 +9,11 @@ use crate::api::{VirtualMachine, VirtualMachineStatus, conditions};
 pub(in crate::cli) enum Goal {
     /// Its guest runs, as the runner reports.
     Running,
+    /// The same of a new VM, which never comes to it if its templates can't be rendered.
+    FirstStart,
     /// It has no Pod.
     Stopped,
-    /// Its guest is up.
+    /// The agent in its guest answers.
     Booted,
     /// It is as its spec wants it.
     Ready,
@@ -19,6 +21,8 @@ pub(in crate::cli) enum Goal {
     Deleted,
     /// A guest runs in another Pod than that.
     Restarted { former: Option<String> },
+    /// Manager and runner have seen the spec: the guest has it, or what it does not have waits for its next start.
+    Taken,
     /// A condition has this status.
     Condition { type_: String, status: String },
 }
@@ -47,12 +51,13 @@ impl FromStr for Goal {
 impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Running => "running",
+            Self::Running | Self::FirstStart => "running",
             Self::Stopped => "stopped",
             Self::Booted => "booted",
             Self::Ready => "ready",
             Self::Deleted => "deleted",
             Self::Restarted { .. } => "restarted",
+            Self::Taken => "taken",
             Self::Condition { type_, status } => return write!(f, "{type_}={status}"),
         })
     }
@@ -76,12 +81,21 @@ impl Goal {
         let status = vm.status.as_ref().filter(|status| status.observed_generation == vm.metadata.generation);
         let Some(status) = status else { return Verdict::NotYet };
         let is_reached = match self {
-            Self::Running => runs(status),
+            Self::FirstStart if has(status, conditions::TEMPLATES_VALID, "False") => {
+                return Verdict::Never("its objects can't be rendered from the templates");
+            }
+            Self::Running | Self::FirstStart => runs(status),
             Self::Stopped => status.created == Some(false),
-            Self::Booted => status.ready == Some(true),
+            Self::Booted => runs(status) && has(status, conditions::BOOTED, "True"),
             Self::Ready => has(status, conditions::READY, "True"),
             Self::Deleted => false,
             Self::Restarted { former } => status.pod_uid.is_some() && status.pod_uid != *former && runs(status),
+            Self::Taken => {
+                status.created != Some(true)
+                    || !status.pending_changes.is_empty()
+                    || status.guest_generation >= vm.metadata.generation
+                    || has(status, conditions::CHANGES_APPLIED, "False")
+            }
             Self::Condition { type_, status: wanted } => has(status, type_, wanted),
         };
         if is_reached { Verdict::Reached } else { Verdict::NotYet }
@@ -130,7 +144,7 @@ mod tests {
     fn a_goal_is_reached_when_the_status_of_this_spec_says_so() {
         let up = with(json!({
             "created": true, "ready": true, "podUid": "pod-2", "phase": "Running",
-            "conditions": [condition("Running", "True"), condition("Ready", "True"), condition("Odd", "Unknown")],
+            "conditions": [condition("Running", "True"), condition("Booted", "True"), condition("Ready", "True"), condition("Odd", "Unknown")],
         }));
         let down = with(json!({ "created": false, "ready": false, "conditions": [condition("Running", "False")] }));
         let restarted = |former: &str| Goal::Restarted { former: Some(former.into()) };
@@ -141,6 +155,7 @@ mod tests {
             (Goal::Ready, true, false),
             (Goal::Deleted, false, false),
             (restarted("pod-1"), true, false),
+            (Goal::Taken, false, true),
             (restarted("pod-2"), false, false),
             ("condition=odd=unknown".parse().unwrap(), false, false),
             ("condition=Odd=unknown".parse().unwrap(), true, false),
@@ -156,6 +171,42 @@ mod tests {
         }
         assert_eq!(Goal::Deleted.verdict(None), Verdict::Reached);
         assert_eq!(Goal::Running.verdict(None), Verdict::Never("it does not exist"));
+    }
+
+    #[test]
+    fn a_guest_that_runs_has_not_booted_yet() {
+        let runs = |booted: &str| {
+            with(
+                json!({ "ready": true, "phase": "Running", "conditions": [condition("Running", "True"), condition("Booted", booted)] }),
+            )
+        };
+        assert_eq!(Goal::Booted.verdict(Some(&runs("False"))), Verdict::NotYet);
+        assert_eq!(Goal::Booted.verdict(Some(&runs("True"))), Verdict::Reached);
+    }
+
+    #[test]
+    fn a_change_is_taken_when_the_guest_has_it_or_it_waits() {
+        let condition = condition("ChangesApplied", "False");
+        for (status, is_taken) in [
+            (json!({}), true),
+            (json!({ "created": true }), false),
+            (json!({ "created": true, "guestGeneration": 2 }), false),
+            (json!({ "created": true, "guestGeneration": 3 }), true),
+            (json!({ "created": true, "pendingChanges": [{ "path": "p", "reason": "r" }] }), true),
+            (json!({ "created": true, "conditions": [condition] }), true),
+        ] {
+            let expected = if is_taken { Verdict::Reached } else { Verdict::NotYet };
+            assert_eq!(Goal::Taken.verdict(Some(&with(status.clone()))), expected, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_new_vm_is_not_waited_for_if_its_templates_are_wrong() {
+        let status = |is_valid: &str| json!({ "conditions": [condition("TemplatesValid", is_valid)] });
+        assert_eq!(Goal::FirstStart.verdict(Some(&with(status("True")))), Verdict::NotYet);
+        let wrong = with(status("False"));
+        assert!(matches!(Goal::FirstStart.verdict(Some(&wrong)), Verdict::Never(_)));
+        assert_eq!(Goal::Running.verdict(Some(&wrong)), Verdict::NotYet, "somebody may be mending them");
     }
 
     #[test]

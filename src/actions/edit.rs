@@ -1,0 +1,367 @@
+//! Changes CPUs, memory, CDs and disks of a VM: what is to be written, decided from the VM as it is. The caller writes it.
+//!
+//! | the person says | what is written |
+//! |---|---|
+//! | CPUs or memory up to the maximum | `currentCpus`, `currentRam` |
+//! | more than the maximum | nothing: an error; or if the person wants it, `maximumCpus`, `maximumRam`, and the current value where the spec has one |
+//! | insert or eject a CD | the list of disks, with another `image` in one of its CD drives |
+//! | add a disk | the list of disks with one more at its end, so that no other disk gets another name |
+//! | grow a disk | the list of disks with another `storage` in one of them; never a smaller one |
+//!
+//! A list is written as a whole, so what is written names the version of the VM that it was made of: if somebody has changed the VM since,
+//! the API server refuses it, and the caller decides again.
+//!
+//! If a GitOps controller applies the field, its next sync would take the change back, so that is an error unless the person insists.
+
+use kube::{ResourceExt, core::DynamicObject};
+use serde_json::{Value, json};
+
+use crate::{
+    api::{Quantity, Reason, VirtualMachine, conditions},
+    claims,
+    ownership::{self, Applier},
+};
+
+/// The least memory that the CustomResourceDefinition allows.
+const LEAST_RAM: u64 = 1 << 20;
+
+/// What a person wants to change.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Edit {
+    /// The guest's CPUs.
+    Cpus {
+        /// How many.
+        number: u32,
+        /// Whether the maximum is raised, if it is lower.
+        raise: bool,
+    },
+    /// The guest's memory.
+    Ram {
+        /// How much.
+        size: Quantity,
+        /// Whether the maximum is raised, if it is lower.
+        raise: bool,
+    },
+    /// What is in a CD drive.
+    Cd {
+        /// The CD, as in `spec.vm.disks[].cdrom.image`; empty: none.
+        image: String,
+        /// The drive, counted from 0. `None`: the only one.
+        drive: Option<usize>,
+    },
+    /// Another disk.
+    AddDisk {
+        /// Its size.
+        size: Quantity,
+        /// Its name. `None`: `data`, or with a number behind it.
+        name: Option<String>,
+        /// Its storage class. `None`: the default one.
+        class: Option<String>,
+    },
+    /// A larger disk.
+    GrowDisk {
+        /// Its name, or the name of its volume or claim.
+        disk: String,
+        /// Its new size.
+        size: Quantity,
+    },
+}
+
+/// When a change reaches a guest that runs, if nothing comes in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// While it runs.
+    AtOnce,
+    /// At its next start.
+    NextStart,
+}
+
+/// What follows for a VM.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// Nothing is to be done, because of this.
+    Unchanged(String),
+    /// This is to be written.
+    Write {
+        /// A merge patch. It has the UID of the VM, so that another VM of its name is not changed, and if it replaces a list also the
+        /// version of the VM.
+        patch: Value,
+        /// What is different then, for people: `4 CPUs (before: 2)`.
+        what: String,
+        /// When the guest gets it, if it runs.
+        effect: Effect,
+        /// The volume of the disk that it is about.
+        volume: Option<String>,
+        /// What the person should know.
+        note: Option<String>,
+        /// Who else applies the field, and so may take it back, and the field.
+        applier: Option<(Applier, &'static str)>,
+    },
+}
+
+/// Why a change is refused. The texts name no object; the caller does.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts say what they are")]
+pub enum Refusal {
+    #[error("it is being deleted")]
+    Deleted,
+    #[error("its spec has values that can't be read: {0}")]
+    Unreadable(String),
+    #[error(
+        "{} applies spec.vm.{field} from Git{}, and takes back what others write; change it in Git",
+        applier.manager, applier.since.as_ref().map(|time| format!(" (its last change: {})", time.0)).unwrap_or_default()
+    )]
+    Git { applier: Applier, field: &'static str },
+    #[error("its guest can have {most} at most (spec.vm.{field})")]
+    OverMaximum { most: String, field: &'static str },
+    #[error("its CPUs are given by spec.vm.cpuTopology ({most} of them): change that")]
+    Topology { most: u32 },
+    #[error("{0} is too little: a number without a unit is in bytes; write for example 2Gi")]
+    TooLittle(String),
+    #[error("it has no CD drive: add one to spec.vm.disks, such as - cdrom: {{image: \"\"}}, which takes a restart")]
+    NoDrive,
+    #[error("it has {0} CD drives")]
+    WhichDrive(usize),
+    #[error("it has no CD drive {drive}: its drives are 0 to {last}")]
+    NoSuchDrive { drive: usize, last: usize },
+    #[error("it has a disk {0} already")]
+    DiskExists(String),
+    #[error("it has no disk {disk}{}", if known.is_empty() { String::new() } else { format!("; it has {}", known.join(", ")) })]
+    NoDisk { disk: String, known: Vec<String> },
+    #[error("the disk {disk} has {now} already, and a claim can't become smaller")]
+    Smaller { disk: String, now: String },
+}
+
+/// Decides what is written. `object` is the VM as the API server has it, with all its fields, of which this program knows perhaps not all,
+/// and `vm` what this program understands of them. With `insist` a field is also written if a GitOps controller applies it.
+///
+/// # Errors
+/// Why the change is refused.
+pub fn decide(object: &DynamicObject, vm: &VirtualMachine, edit: &Edit, insist: bool) -> Result<Decision, Refusal> {
+    if vm.metadata.deletion_timestamp.is_some() {
+        return Err(Refusal::Deleted);
+    }
+    if let Some(invalid) = &vm.spec.invalid {
+        return Err(Refusal::Unreadable(invalid.message.clone()));
+    }
+    let disks = || match &object.data["spec"]["vm"]["disks"] {
+        Value::Array(disks) => disks.clone(),
+        _ => Vec::new(),
+    };
+    let change = match edit {
+        Edit::Cpus { number, raise } => cpus(vm, *number, *raise)?,
+        Edit::Ram { size, raise } => ram(vm, size, *raise)?,
+        Edit::Cd { image, drive } => cd(disks(), image, *drive)?,
+        Edit::AddDisk { size, name, class } => add_disk(vm, disks(), size, name.as_deref(), class.as_deref())?,
+        Edit::GrowDisk { disk, size } => grow_disk(vm, disks(), disk, size)?,
+    };
+    let Change { fields, what, effect, volume, note } = match change {
+        Ok(change) => change,
+        Err(unchanged) => return Ok(Decision::Unchanged(unchanged)),
+    };
+    let appliers = fields.iter().filter_map(|(field, _)| Some((ownership::applier(vm, field)?, *field)));
+    let applier = appliers.max_by_key(|(applier, _)| applier.is_gitops);
+    if let Some((applier, field)) = applier.clone().filter(|(applier, _)| applier.is_gitops && !insist) {
+        return Err(Refusal::Git { applier, field });
+    }
+    let mut patch = json!({ "metadata": { "uid": vm.uid() }, "spec": { "vm": {} } });
+    for (field, value) in fields {
+        if value.is_array() {
+            patch["metadata"]["resourceVersion"] = json!(vm.resource_version());
+        }
+        patch["spec"]["vm"][field] = value;
+    }
+    Ok(Decision::Write { patch, what, effect, volume, note, applier })
+}
+
+/// What becomes of the fields of `spec.vm`.
+struct Change {
+    fields: Vec<(&'static str, Value)>,
+    what: String,
+    effect: Effect,
+    volume: Option<String>,
+    note: Option<String>,
+}
+
+/// A change, or why there is none.
+type Changed = Result<Change, String>;
+
+fn change(fields: Vec<(&'static str, Value)>, what: String, effect: Effect) -> Changed {
+    Ok(Change { fields, what, effect, volume: None, note: None })
+}
+
+fn cpus(vm: &VirtualMachine, number: u32, raise: bool) -> Result<Changed, Refusal> {
+    let machine = &vm.spec.vm;
+    let (now, most) = (machine.cpus(), machine.most_cpus());
+    let counted = |number: u32| format!("{number} {}", if number == 1 { "CPU" } else { "CPUs" });
+    let what = format!("{} (before: {now})", counted(number));
+    if number == now {
+        return Ok(Err(format!("has {} already", counted(now))));
+    }
+    if number <= most {
+        return Ok(change(vec![("currentCpus", json!(number))], what, Effect::AtOnce));
+    }
+    if machine.cpu_topology.is_some() {
+        return Err(Refusal::Topology { most });
+    }
+    if !raise {
+        return Err(Refusal::OverMaximum { most: counted(most), field: "maximumCpus" });
+    }
+    let current = machine.current_cpus.map(|_| ("currentCpus", json!(number)));
+    Ok(change(
+        [("maximumCpus", json!(number))].into_iter().chain(current).collect(),
+        format!("{what}, which is also the new maximum"),
+        Effect::NextStart,
+    ))
+}
+
+fn ram(vm: &VirtualMachine, size: &Quantity, raise: bool) -> Result<Changed, Refusal> {
+    let machine = &vm.spec.vm;
+    let (now, most) = (machine.ram(), &machine.maximum_ram);
+    if size.bytes() < LEAST_RAM {
+        return Err(Refusal::TooLittle(size.to_string()));
+    }
+    let what = format!("{size} of memory (before: {now})");
+    if size == now {
+        return Ok(Err(format!("has {now} of memory already")));
+    }
+    if size.bytes() <= most.bytes() {
+        return Ok(change(vec![("currentRam", json!(size))], what, Effect::AtOnce));
+    }
+    if !raise {
+        return Err(Refusal::OverMaximum { most: most.to_string(), field: "maximumRam" });
+    }
+    let current = machine.current_ram.as_ref().map(|_| ("currentRam", json!(size)));
+    Ok(change(
+        [("maximumRam", json!(size))].into_iter().chain(current).collect(),
+        format!("{what}, which is also the new maximum"),
+        Effect::NextStart,
+    ))
+}
+
+fn cd(mut disks: Vec<Value>, image: &str, drive: Option<usize>) -> Result<Changed, Refusal> {
+    let mut drives: Vec<&mut Value> = disks.iter_mut().filter_map(|disk| disk.get_mut("cdrom")).collect();
+    let count = drives.len();
+    let at = match (drive, count) {
+        (_, 0) => return Err(Refusal::NoDrive),
+        (None, 1) => 0,
+        (None, count) => return Err(Refusal::WhichDrive(count)),
+        (Some(drive), count) if drive >= count => return Err(Refusal::NoSuchDrive { drive, last: count - 1 }),
+        (Some(drive), _) => drive,
+    };
+    let Some(drive) = drives.get_mut(at) else { return Err(Refusal::NoDrive) };
+    let before = drive["image"].as_str().unwrap_or_default().to_owned();
+    let which = if count > 1 { format!(" {at}") } else { String::new() };
+    if before == image {
+        return Ok(Err(match image {
+            "" => format!("CD drive{which} is empty already"),
+            image => format!("CD drive{which} has {image} already"),
+        }));
+    }
+    drive["image"] = json!(image);
+    let what = match (image, before.as_str()) {
+        ("", before) => format!("CD drive{which} is empty (before: {before})"),
+        (image, "") => format!("CD drive{which} has {image}"),
+        (image, before) => format!("CD drive{which} has {image} (before: {before})"),
+    };
+    Ok(change(vec![("disks", json!(disks))], what, Effect::AtOnce))
+}
+
+fn add_disk(
+    vm: &VirtualMachine,
+    mut disks: Vec<Value>,
+    size: &Quantity,
+    name: Option<&str>,
+    class: Option<&str>,
+) -> Result<Changed, Refusal> {
+    let volumes: Vec<String> = claims::volumes(&vm.spec.vm.disks).flatten().collect();
+    let is_used = |name: &str| volumes.contains(&format!("{name}-disk"));
+    let claim = |name: &str| format!("{}-{name}-disk", vm.name_any());
+    let is_kept = |name: &str| {
+        let mut known = vm.status.iter().flat_map(|status| &status.claims);
+        known.any(|known| known.name == claim(name))
+    };
+    // A name that is chosen here never leads to the data of a disk that the VM had once.
+    let is_free = |name: &String| !is_used(name) && !is_kept(name);
+    let names = std::iter::once("data".to_owned()).chain((2..).map(|number| format!("data-{number}")));
+    let chosen = match name {
+        Some(name) if is_used(name) => return Err(Refusal::DiskExists(name.to_owned())),
+        Some(name) => Some(name.to_owned()),
+        None => names.take(disks.len() + 1 + vm.status.iter().flat_map(|it| &it.claims).count()).find(is_free),
+    };
+    let name = chosen.unwrap_or_default();
+    let mut spec = json!({ "resources": { "requests": { "storage": of_claim(size) } } });
+    if let Some(class) = class {
+        spec["storageClassName"] = json!(class);
+    }
+    disks.push(json!({ "volumeClaimTemplate": { "metadata": { "name": name }, "spec": spec } }));
+    let note = is_kept(&name).then(|| {
+        format!(
+            "the VM had a disk {name} before: if its claim {} is still there, it gets that, with its data",
+            claim(&name)
+        )
+    });
+    let what = format!("a new disk {name} of {size} (claim {})", claim(&name));
+    let (fields, volume) = (vec![("disks", json!(disks))], Some(format!("{name}-disk")));
+    Ok(Ok(Change { fields, what, effect: Effect::NextStart, volume, note }))
+}
+
+fn grow_disk(vm: &VirtualMachine, mut disks: Vec<Value>, disk: &str, size: &Quantity) -> Result<Changed, Refusal> {
+    let volumes: Vec<Option<String>> = claims::volumes(&vm.spec.vm.disks).collect();
+    let short = |volume: &str| volume.strip_suffix("-disk").unwrap_or(volume).to_owned();
+    let claim = |volume: &str| format!("{}-{volume}", vm.name_any());
+    let is_it = |volume: &Option<String>| {
+        volume.as_ref().is_some_and(|volume| [short(volume), volume.clone(), claim(volume)].contains(&disk.to_owned()))
+    };
+    let found = volumes.iter().position(is_it);
+    let template = found.and_then(|at| disks.get_mut(at)?.get_mut("volumeClaimTemplate"));
+    let Some(template) = template else {
+        let known = volumes.iter().flatten().map(|volume| short(volume)).collect();
+        return Err(Refusal::NoDisk { disk: disk.to_owned(), known });
+    };
+    let now = template["spec"]["resources"]["requests"]["storage"].clone();
+    let (words, bytes) = (now.as_str().map_or_else(|| now.to_string(), str::to_owned), Quantity::bytes_of(&now));
+    if bytes == Some(size.bytes()) {
+        return Ok(Err(format!("disk {disk} has {words} already")));
+    }
+    if bytes.is_some_and(|bytes| bytes > size.bytes()) {
+        return Err(Refusal::Smaller { disk: disk.to_owned(), now: words });
+    }
+    json_patch::merge(template, &json!({ "spec": { "resources": { "requests": { "storage": of_claim(size) } } } }));
+    let before = if bytes.is_some() { format!(" (before: {words})") } else { String::new() };
+    let what = format!("disk {disk} of {size}{before}");
+    let (fields, volume) = (vec![("disks", json!(disks))], found.and_then(|at| volumes.get(at)?.clone()));
+    Ok(Ok(Change { fields, what, effect: Effect::NextStart, volume, note: None }))
+}
+
+/// The size as Kubernetes writes it: it does not know `4 GiB`.
+fn of_claim(size: &Quantity) -> String {
+    size.to_string().replace([' ', 'B'], "").replace("ki", "Ki")
+}
+
+/// What became of a change, in the words of manager and runner, when they have seen it; with what the manager says about the claim of that
+/// volume. The second value: it is as it should be, or will be at the next start.
+pub fn outcome(vm: &VirtualMachine, volume: Option<&str>) -> (String, bool) {
+    let Some(status) = &vm.status else { return ("no manager has seen it".into(), true) };
+    let refused = conditions::find(&status.conditions, conditions::CHANGES_APPLIED);
+    if let Some(refused) = refused.filter(|refused| refused.status == "False") {
+        return (format!("the running guest does not get it: {}", refused.message), false);
+    }
+    let names = volume.map(|volume| claims::disk_names(&vm.name_any(), volume)).unwrap_or_default();
+    let of_disk = status.claims.iter().filter(|claim| !claim.unused && names.contains(&claim.name));
+    let findings = of_disk.flat_map(|claim| claim.findings.iter().map(move |finding| (claim, finding)));
+    let is_refused = findings.clone().any(|(_, finding)| finding.reason == Reason::GrowthRefused);
+    let mut parts: Vec<String> = match (status.created, status.pending_changes.as_slice()) {
+        (Some(true), []) => vec!["the running guest has it".into()],
+        (Some(true), pending) => {
+            let paths: Vec<&str> = pending.iter().map(|change| change.path.as_str()).collect();
+            vec![format!("waits for a restart: {}", paths.join(", "))]
+        }
+        _ => vec!["the guest gets it when it starts".into()],
+    };
+    parts.extend(findings.map(|(claim, finding)| claims::sentence(claim, finding)));
+    (parts.join("; "), !is_refused)
+}
+
+#[cfg(test)]
+mod tests;

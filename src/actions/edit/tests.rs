@@ -1,0 +1,215 @@
+use super::*;
+use crate::test_support;
+
+/// A VM as the API server has it, with two disks, one CD drive, and a field that this program does not know.
+fn stored(edit: impl FnOnce(&mut Value)) -> (DynamicObject, VirtualMachine) {
+    let claim = |name: &str, size: Value| json!({ "volumeClaimTemplate": { "metadata": { "name": name }, "spec": { "resources": { "requests": { "storage": size } } } } });
+    let mut value = json!(test_support::vm(|_| ()));
+    value["metadata"]["resourceVersion"] = json!("7");
+    value["spec"]["vm"] = json!({ "state": "Running", "maximumCpus": 4, "currentCpus": 2, "maximumRam": "4Gi", "disks": [
+        claim("core", json!("1Gi")), { "cdrom": { "image": "a.iso", "later": 1 } },
+        { "volumeClaimTemplate": { "spec": { "resources": { "requests": { "storage": 2_147_483_648_u64 } } } } },
+    ] });
+    edit(&mut value);
+    (serde_json::from_value(value.clone()).unwrap(), serde_json::from_value(value).unwrap())
+}
+
+fn decided(vm: &(DynamicObject, VirtualMachine), edit: &Edit) -> String {
+    match decide(&vm.0, &vm.1, edit, false) {
+        Ok(Decision::Unchanged(why)) => format!("unchanged: {why}"),
+        Ok(Decision::Write { patch, what, effect, volume: _, note, applier: _ }) => {
+            assert_eq!(patch["metadata"]["uid"], "apple-uid");
+            let version = if patch["metadata"]["resourceVersion"] == "7" { " (version 7)" } else { "" };
+            let note = note.map(|note| format!("\n  note: {note}")).unwrap_or_default();
+            format!("{what}, {effect:?}\n  {}{version}{note}", patch["spec"]["vm"])
+        }
+        Err(refusal) => format!("refused: {refusal}"),
+    }
+}
+
+fn size(text: &str) -> Quantity {
+    Quantity::parse(text).unwrap()
+}
+
+fn add(name: Option<&str>, class: Option<&str>) -> Edit {
+    Edit::AddDisk { size: size("20 GiB"), name: name.map(str::to_owned), class: class.map(str::to_owned) }
+}
+
+fn cd(image: &str, drive: Option<usize>) -> Edit {
+    Edit::Cd { image: image.to_owned(), drive }
+}
+
+fn grow(disk: &str, to: &str) -> Edit {
+    Edit::GrowDisk { disk: disk.to_owned(), size: size(to) }
+}
+
+/// The decisions about a VM, each after the words that it is for.
+fn all(vm: &(DynamicObject, VirtualMachine), edits: &[(&str, Edit)]) -> String {
+    edits.iter().map(|(words, edit)| format!("{words}: {}\n", decided(vm, edit))).collect()
+}
+
+#[test]
+fn cpus_and_memory_have_a_maximum() {
+    let vm = stored(|_| ());
+    let cpus = |number, raise| Edit::Cpus { number, raise };
+    let ram = |text, raise| Edit::Ram { size: size(text), raise };
+    insta::assert_snapshot!(all(&vm, &[
+        ("cpus 2", cpus(2, false)), ("cpus 1", cpus(1, false)), ("cpus 4", cpus(4, true)), ("cpus 5", cpus(5, false)),
+        ("cpus 5 --raise-maximum", cpus(5, true)),
+        ("ram 4Gi", ram("4Gi", false)), ("ram 4096Mi", ram("4096Mi", false)), ("ram 1 GiB", ram("1 GiB", false)),
+        ("ram 5Gi", ram("5Gi", false)), ("ram 5Gi --raise-maximum", ram("5Gi", true)), ("ram 4", ram("4", false)),
+    ]), @r#"
+    cpus 2: unchanged: has 2 CPUs already
+    cpus 1: 1 CPU (before: 2), AtOnce
+      {"currentCpus":1}
+    cpus 4: 4 CPUs (before: 2), AtOnce
+      {"currentCpus":4}
+    cpus 5: refused: its guest can have 4 CPUs at most (spec.vm.maximumCpus)
+    cpus 5 --raise-maximum: 5 CPUs (before: 2), which is also the new maximum, NextStart
+      {"currentCpus":5,"maximumCpus":5}
+    ram 4Gi: unchanged: has 4Gi of memory already
+    ram 4096Mi: unchanged: has 4Gi of memory already
+    ram 1 GiB: 1 GiB of memory (before: 4Gi), AtOnce
+      {"currentRam":"1 GiB"}
+    ram 5Gi: refused: its guest can have 4Gi at most (spec.vm.maximumRam)
+    ram 5Gi --raise-maximum: 5Gi of memory (before: 4Gi), which is also the new maximum, NextStart
+      {"maximumRam":"5Gi"}
+    ram 4: refused: 4 is too little: a number without a unit is in bytes; write for example 2Gi
+    "#);
+    let topology = stored(|vm| {
+        let topology = json!({ "disks": [], "cpuTopology": { "sockets": 2, "coresPerDie": 2 } });
+        vm["spec"]["vm"] = topology;
+    });
+    assert_eq!(decided(&topology, &cpus(3, true)), "3 CPUs (before: 4), AtOnce\n  {\"currentCpus\":3}");
+    let refused = "refused: its CPUs are given by spec.vm.cpuTopology (4 of them): change that";
+    assert_eq!(decided(&topology, &cpus(8, true)), refused);
+}
+
+#[test]
+fn a_list_keeps_what_else_is_in_it() {
+    let vm = stored(|_| ());
+    insta::assert_snapshot!(all(&vm, &[
+        ("cd b.iso", cd("b.iso", None)), ("cd a.iso --drive 0", cd("a.iso", Some(0))), ("cd --eject", cd("", None)), ("cd --drive 1", cd("b.iso", Some(1))),
+        ("add disk", add(None, None)), ("add disk --name logs --storage-class fast", add(Some("logs"), Some("fast"))),
+        ("add disk --name core", add(Some("core"), None)),
+        ("grow disk core 2Gi", grow("core", "2Gi")), ("grow disk core-disk 1024Mi", grow("core-disk", "1024Mi")),
+        ("grow disk apple-core-disk 512Mi", grow("apple-core-disk", "512Mi")), ("grow disk disk-1 3 GiB", grow("disk-1", "3 GiB")),
+        ("grow disk 1", grow("1", "3Gi")),
+    ]), @r#"
+    cd b.iso: CD drive has b.iso (before: a.iso), AtOnce
+      {"disks":[{"volumeClaimTemplate":{"metadata":{"name":"core"},"spec":{"resources":{"requests":{"storage":"1Gi"}}}}},{"cdrom":{"image":"b.iso","later":1}},{"volumeClaimTemplate":{"spec":{"resources":{"requests":{"storage":2147483648}}}}}]} (version 7)
+    cd a.iso --drive 0: unchanged: CD drive has a.iso already
+    cd --eject: CD drive is empty (before: a.iso), AtOnce
+      {"disks":[{"volumeClaimTemplate":{"metadata":{"name":"core"},"spec":{"resources":{"requests":{"storage":"1Gi"}}}}},{"cdrom":{"image":"","later":1}},{"volumeClaimTemplate":{"spec":{"resources":{"requests":{"storage":2147483648}}}}}]} (version 7)
+    cd --drive 1: refused: it has no CD drive 1: its drives are 0 to 0
+    add disk: a new disk data of 20 GiB (claim apple-data-disk), NextStart
+      {"disks":[{"volumeClaimTemplate":{"metadata":{"name":"core"},"spec":{"resources":{"requests":{"storage":"1Gi"}}}}},{"cdrom":{"image":"a.iso","later":1}},{"volumeClaimTemplate":{"spec":{"resources":{"requests":{"storage":2147483648}}}}},{"volumeClaimTemplate":{"metadata":{"name":"data"},"spec":{"resources":{"requests":{"storage":"20Gi"}}}}}]} (version 7)
+    add disk --name logs --storage-class fast: a new disk logs of 20 GiB (claim apple-logs-disk), NextStart
+      {"disks":[{"volumeClaimTemplate":{"metadata":{"name":"core"},"spec":{"resources":{"requests":{"storage":"1Gi"}}}}},{"cdrom":{"image":"a.iso","later":1}},{"volumeClaimTemplate":{"spec":{"resources":{"requests":{"storage":2147483648}}}}},{"volumeClaimTemplate":{"metadata":{"name":"logs"},"spec":{"resources":{"requests":{"storage":"20Gi"}},"storageClassName":"fast"}}}]} (version 7)
+    add disk --name core: refused: it has a disk core already
+    grow disk core 2Gi: disk core of 2Gi (before: 1Gi), NextStart
+      {"disks":[{"volumeClaimTemplate":{"metadata":{"name":"core"},"spec":{"resources":{"requests":{"storage":"2Gi"}}}}},{"cdrom":{"image":"a.iso","later":1}},{"volumeClaimTemplate":{"spec":{"resources":{"requests":{"storage":2147483648}}}}}]} (version 7)
+    grow disk core-disk 1024Mi: unchanged: disk core-disk has 1Gi already
+    grow disk apple-core-disk 512Mi: refused: the disk apple-core-disk has 1Gi already, and a claim can't become smaller
+    grow disk disk-1 3 GiB: disk disk-1 of 3 GiB (before: 2147483648), NextStart
+      {"disks":[{"volumeClaimTemplate":{"metadata":{"name":"core"},"spec":{"resources":{"requests":{"storage":"1Gi"}}}}},{"cdrom":{"image":"a.iso","later":1}},{"volumeClaimTemplate":{"spec":{"resources":{"requests":{"storage":"3Gi"}}}}}]} (version 7)
+    grow disk 1: refused: it has no disk 1; it has core, disk-1
+    "#);
+}
+
+#[test]
+fn several_drives_are_told_apart() {
+    let vm =
+        stored(|vm| vm["spec"]["vm"]["disks"] = json!([{ "cdrom": { "image": "" } }, { "cdrom": { "image": "" } }]));
+    assert_eq!(decided(&vm, &cd("b.iso", None)), "refused: it has 2 CD drives");
+    let second = r#"{"disks":[{"cdrom":{"image":""}},{"cdrom":{"image":"b.iso"}}]}"#;
+    assert_eq!(decided(&vm, &cd("b.iso", Some(1))), format!("CD drive 1 has b.iso, AtOnce\n  {second} (version 7)"));
+    let none = stored(|vm| vm["spec"]["vm"]["disks"] = json!([]));
+    assert!(decided(&none, &cd("b.iso", None)).starts_with("refused: it has no CD drive: add one"));
+}
+
+#[test]
+fn a_new_disk_never_gets_old_data_by_chance() {
+    let vm = stored(|vm| {
+        let kept = |name: &str| json!({ "name": name, "uid": "u", "unused": true });
+        vm["status"] = json!({ "claims": [kept("apple-data-disk"), kept("apple-data-2-disk")] });
+    });
+    assert!(decided(&vm, &add(None, None)).starts_with("a new disk data-3 of"));
+    let asked = decided(&vm, &add(Some("data"), None));
+    assert!(asked.contains("note: the VM had a disk data before"), "{asked}");
+}
+
+#[test]
+fn what_git_applies_is_not_written_without_insisting() {
+    let owned = |manager: &str, fields: Value| {
+        stored(|vm| {
+            vm["metadata"]["managedFields"] = json!([{
+                "manager": manager, "operation": "Apply", "time": "2026-11-20T10:00:00Z",
+                "apiVersion": "vmoperator.jdrupes.org/v1", "fieldsType": "FieldsV1", "fieldsV1": { "f:spec": { "f:vm": fields } },
+            }]);
+        })
+    };
+    let git = owned("kustomize-controller", json!({ "f:disks": {}, "f:maximumCpus": {} }));
+    let cpus = |number| Edit::Cpus { number, raise: true };
+    // Git says nothing about the current CPUs, so it does not take them back.
+    for (edit, field) in [(cpus(1), None), (cpus(8), Some("maximumCpus")), (grow("core", "2Gi"), Some("disks"))] {
+        let expected = field.map(|field| format!(
+            "kustomize-controller applies spec.vm.{field} from Git (its last change: 2026-11-20T10:00:00Z), and takes back what others \
+             write; change it in Git"
+        ));
+        let refusal = decide(&git.0, &git.1, &edit, false).err().map(|refusal| refusal.to_string());
+        assert_eq!(refusal, expected, "{edit:?}");
+        let Ok(Decision::Write { applier, .. }) = decide(&git.0, &git.1, &edit, true) else { panic!("{edit:?}") };
+        assert_eq!(applier.map(|(_, field)| field), field);
+    }
+    let person = owned("kubectl", json!({ "f:disks": {} }));
+    let Ok(Decision::Write { applier, .. }) = decide(&person.0, &person.1, &grow("core", "2Gi"), false) else {
+        panic!()
+    };
+    assert_eq!(applier.map(|(applier, field)| (applier.manager, field)), Some(("kubectl".into(), "disks")));
+}
+
+#[test]
+fn a_vm_that_goes_or_cant_be_read_is_left_alone() {
+    let going = stored(|vm| vm["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
+    assert_eq!(decided(&going, &cd("", None)), "refused: it is being deleted");
+    let mut odd = stored(|_| ());
+    odd.1 = test_support::stored(|vm| vm["spec"]["vm"]["maximumCpus"] = json!("many"));
+    let refused = decided(&odd, &cd("", None));
+    assert!(refused.starts_with("refused: its spec has values that can't be read: "), "{refused}");
+}
+
+#[test]
+fn what_became_of_a_change_is_in_the_status() {
+    let with = |status: Value| {
+        let (_, vm) = stored(|vm| vm["status"] = status);
+        outcome(&vm, Some("core-disk"))
+    };
+    let pending = json!([{ "path": "config.yaml/vm.maximumCpus", "reason": "r" }]);
+    let condition = json!({ "type": "ChangesApplied", "status": "False", "reason": "ChangeFailed", "message": "no such file", "lastTransitionTime": "2026-01-01T00:00:00Z" });
+    let growth = json!([
+        { "name": "apple-core-disk", "findings": [{ "reason": "GrowthRefused", "current": "1Gi", "wanted": "2Gi", "answer": "no" }] },
+        { "name": "apple-other-disk", "findings": [{ "reason": "ClaimLost" }] },
+    ]);
+    for (status, words, is_well) in [
+        (json!({ "created": true }), "the running guest has it", true),
+        (json!({ "created": false }), "the guest gets it when it starts", true),
+        (
+            json!({ "created": true, "pendingChanges": pending }),
+            "waits for a restart: config.yaml/vm.maximumCpus",
+            true,
+        ),
+        (
+            json!({ "created": true, "conditions": [condition] }),
+            "the running guest does not get it: no such file",
+            false,
+        ),
+        (
+            json!({ "created": false, "claims": growth }),
+            "the guest gets it when it starts; claim apple-core-disk can't grow from 1Gi to 2Gi: no (tried again when the VM's spec changes)",
+            false,
+        ),
+    ] {
+        assert_eq!(with(status), (words.to_owned(), is_well));
+    }
+}

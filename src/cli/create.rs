@@ -1,0 +1,544 @@
+//! `kubectl vm create`: makes VMs, or their manifests for Git. What is in a manifest is [`actions::create`](crate::actions::create).
+//!
+//! ```text
+//!  options, keys ─▶ manifest ─▶ checked as the API server does it ─▶ printed (--dry-run=client)
+//!                                                                 └▶ created ─▶ runs ─▶ its agent answers, or its console asks for a login
+//! ```
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use clap::Args;
+use futures::future::join_all;
+use kube::{
+    Client, ResourceExt,
+    api::{DynamicObject, PostParams},
+};
+use serde_json::Value;
+use tokio::{io::AsyncReadExt, time::Instant};
+
+use super::{
+    cluster::ClusterOptions,
+    in_pod::InPod,
+    input::read_text,
+    manifest::{self, Violation},
+    output::{Exit, Failure, Output, note},
+    vms::{ObjectFormat, api, exit, print_objects, refused, title},
+    wait::{self, Ended, Goal, seconds, time},
+    write::DryRun,
+};
+use crate::{
+    actions::{
+        VmHandle,
+        create::{DiskImage, IMPORT_SET, Wanted, WantedNetwork, WantedUser, manifest as manifest_of},
+    },
+    api::{
+        Quantity,
+        conditions::{self, TEMPLATES_VALID},
+    },
+    files::FileError,
+    ownership::COMMAND_MANAGER,
+    process::ErrorChain,
+};
+
+#[derive(Args)]
+pub(super) struct Options {
+    /// The names of the new VMs. They are alike.
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
+    /// What fills the disk: https://... or http://..., an image of the format qcow2 or raw, or one of debian:12, debian:13, ubuntu:22.04,
+    /// ubuntu:24.04. The VM's Pod downloads it. Default: the disk is empty.
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
+    /// The image has the format raw. Default: qcow2, unless its name ends with .raw.
+    #[arg(long, requires = "image")]
+    raw: bool,
+    /// A CD in a drive, for an installation: https://..., or the name of a file in the claim vmop-image-repository.
+    #[arg(long, value_name = "CD")]
+    cd: Option<String>,
+    /// CPUs.
+    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    cpus: u32,
+    /// Memory.
+    #[arg(long, value_name = "SIZE", default_value = "2Gi", value_parser = quantity)]
+    ram: Quantity,
+    /// The size of the disk.
+    #[arg(long, value_name = "SIZE", default_value = "10Gi", value_parser = quantity)]
+    disk: Quantity,
+    /// The storage class of the disk. Default: the manager's, or the cluster's.
+    #[arg(long, value_name = "NAME")]
+    storage_class: Option<String>,
+    /// The network: pod (the guest has the Pod's address), user (nothing reaches the guest), bridge=NAME (a bridge of the node), or none.
+    #[arg(long, value_name = "NETWORK", default_value = "pod", value_parser = network)]
+    network: WantedNetwork,
+    /// The user who can log in, and become root. Default with --image: $USER.
+    #[arg(long, value_name = "NAME", conflicts_with = "cloud_init")]
+    user: Option<String>,
+    /// A public key of that user, or a file with some. Can be given several times. Default: ~/.ssh/*.pub, or what ssh-add -L prints.
+    #[arg(long, value_name = "KEY|FILE", conflicts_with = "cloud_init")]
+    ssh_key: Vec<String>,
+    /// The user-data for cloud-init, instead of a user with keys; - is standard input.
+    #[arg(long, value_name = "FILE")]
+    cloud_init: Option<PathBuf>,
+    /// The template set that fills the disk.
+    #[arg(long, value_name = "NAME", default_value = IMPORT_SET)]
+    set: String,
+    /// Do not start it, and leave spec.vm.state out, so that people start and stop it, also if the manifest is in Git.
+    #[arg(long)]
+    stopped: bool,
+    /// Do not wait for the guest.
+    #[arg(long)]
+    no_wait: bool,
+    /// How long to wait for the guest, such as 90s or 1h.
+    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = time)]
+    timeout: Duration,
+    /// Create nothing: client asks no cluster, server asks it whether it would accept the VM.
+    #[arg(long, value_name = "HOW")]
+    dry_run: Option<DryRun>,
+    /// Print the VM: with --dry-run=client -o yaml a file for Git.
+    #[arg(long, short, value_name = "FORMAT")]
+    output: Option<ObjectFormat>,
+    /// The name under which the API server notes who created it.
+    #[arg(long, value_name = "NAME", default_value = COMMAND_MANAGER)]
+    field_manager: String,
+    #[command(flatten)]
+    cluster: ClusterOptions,
+}
+
+fn quantity(text: &str) -> Result<Quantity, String> {
+    Quantity::parse(text).map_err(|error| error.to_string())
+}
+
+fn network(text: &str) -> Result<WantedNetwork, String> {
+    Ok(match (text, text.strip_prefix("bridge=")) {
+        ("pod", _) => WantedNetwork::Pod,
+        ("user", _) => WantedNetwork::User,
+        ("none", _) => WantedNetwork::Nothing,
+        (_, Some(bridge)) if !bridge.is_empty() => WantedNetwork::Bridge(bridge.to_owned()),
+        _ => return Err("write pod, user, bridge=NAME or none".into()),
+    })
+}
+
+pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let wanted = options.wanted()?;
+    let mut manifests = Vec::new();
+    for name in &options.names {
+        let vm = manifest_of(&Wanted { name: name.clone(), ..wanted.clone() });
+        check(name, &vm)?;
+        manifests.push(vm);
+    }
+    if options.dry_run == Some(DryRun::Client) {
+        for (name, vm) in options.names.iter().zip(&manifests) {
+            match options.output {
+                Some(ObjectFormat::Yaml) if manifests.len() > 1 => write!(output, "---\n{}", yaml(vm)?)?,
+                Some(ObjectFormat::Yaml) => write!(output, "{}", yaml(vm)?)?,
+                Some(_) => {}
+                None => writeln!(output, "{} created (dry run)", title(name))?,
+            }
+        }
+        return match options.output.filter(|format| *format != ObjectFormat::Yaml) {
+            Some(format) => print_objects(&manifests, manifests.len() == 1, format, output).map(|()| Exit::Success),
+            None => Ok(Exit::Success),
+        };
+    }
+    options.create(manifests, output).await
+}
+
+impl Options {
+    /// What the options say, with what they leave out. The name is that of the first VM.
+    fn wanted(&self) -> Result<Wanted, Failure> {
+        if self.image.is_none() && self.cd.is_none() {
+            return Err(Failure::usage(
+                "say what the VM boots: --image debian:13, --image https://... (qcow2 or raw), or --cd for an installation",
+            ));
+        }
+        let image = self.image.as_ref().map(|image| DiskImage::parse(image, self.raw));
+        let image = image.transpose().map_err(|error| Failure::usage(error.to_string()))?;
+        Ok(Wanted {
+            name: self.names.first().cloned().unwrap_or_default(),
+            namespace: self.cluster.namespace.clone(),
+            image,
+            cd: self.cd.clone(),
+            cpus: self.cpus,
+            ram: self.ram.clone(),
+            disk: self.disk.to_string().replace([' ', 'B'], "").replace("ki", "Ki"),
+            class: self.storage_class.clone(),
+            network: self.network.clone(),
+            user: self.login()?,
+            set: self.set.clone(),
+            start: !self.stopped,
+        })
+    }
+
+    /// Who can log in.
+    fn login(&self) -> Result<WantedUser, Failure> {
+        if let Some(file) = &self.cloud_init {
+            return Ok(WantedUser::Data(user_data(&read_text(file)?, file)?));
+        }
+        // An installer asks whom to make.
+        if self.image.is_none() && self.user.is_none() && self.ssh_key.is_empty() {
+            return Ok(WantedUser::Nobody);
+        }
+        let user = self.user.clone().or_else(|| std::env::var("USER").ok()).filter(|user| !user.is_empty());
+        let user = user.ok_or_else(|| Failure::usage("say who can log in: --user, because $USER is not set"))?;
+        if !is_user_name(&user) {
+            return Err(Failure::usage(format!(
+                "{user:?} is no name of a user in a guest: give another one by --user"
+            )));
+        }
+        let mut keys = Vec::new();
+        for key in &self.ssh_key {
+            keys.extend(if is_key(key) { vec![key.clone()] } else { keys_in(Path::new(key))? });
+        }
+        if self.ssh_key.is_empty() {
+            keys = own_keys()?;
+        }
+        if keys.is_empty() {
+            return Err(Failure::usage(
+                "nobody could log in: there is no key in ~/.ssh/*.pub or in ssh-agent; give one by --ssh-key, or --cloud-init",
+            ));
+        }
+        Ok(WantedUser::Keys { user, keys })
+    }
+
+    async fn create(&self, manifests: Vec<Value>, output: &mut Output<'_>) -> Result<Exit, Failure> {
+        let begin = Instant::now();
+        let cluster = self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
+        let (client, namespace) = (&cluster.client, cluster.namespace.as_str());
+        let parameters = PostParams {
+            dry_run: self.dry_run == Some(DryRun::Server),
+            field_manager: Some(self.field_manager.clone()),
+        };
+        let (mut created, mut failed) = (Vec::new(), 0);
+        for manifest in manifests {
+            let object: DynamicObject =
+                serde_json::from_value(manifest).map_err(|error| Failure::new(error.to_string()))?;
+            let name = object.name_any();
+            match api(client, namespace).create(&parameters, &object).await {
+                Ok(object) => created.push(object),
+                Err(error) => {
+                    note(&refused(client, &title(&name), &["create"], Some(namespace), &error).await);
+                    failed += 1;
+                }
+            }
+        }
+        let waits = self.dry_run.is_none() && !self.stopped && !self.no_wait;
+        let dry = if self.dry_run.is_some() { " (server dry run)" } else { "" };
+        if self.output.is_none() {
+            for vm in &created {
+                writeln!(output, "{} created{dry}", title(&vm.name_any()))?;
+            }
+        } else if let Some(format) = self.output {
+            let objects: Vec<Value> = created.iter().map(|vm| serde_json::json!(vm)).collect();
+            print_objects(&objects, self.names.len() == 1, format, output)?;
+        }
+        output.flush()?;
+        let (mut up, mut timed_out) = (0, false);
+        if waits {
+            let each = created.iter().map(ResourceExt::name_any).map(|name| async move {
+                let end = self.follow(client, namespace, &name, begin).await;
+                (name, end)
+            });
+            for (name, end) in join_all(each).await {
+                match end {
+                    Ok(what) => {
+                        up += 1;
+                        let what = format!("{}: {what} ({})", title(&name), seconds(begin.elapsed()));
+                        if self.output.is_none() { writeln!(output, "{what}")? } else { note(&what) }
+                    }
+                    Err(Exit::TimeOut) => timed_out = true,
+                    Err(_) => failed += 1,
+                }
+            }
+            output.flush()?;
+        } else {
+            up = created.len();
+        }
+        if let Some(vm) = created.first().filter(|_| up > 0 && self.dry_run.is_none()) {
+            note(&self.next(&vm.name_any()));
+        }
+        Ok(if timed_out { Exit::TimeOut } else { exit(up, failed) })
+    }
+
+    /// Waits for the guest of a new VM, and says how far it came.
+    async fn follow(&self, client: &Client, namespace: &str, name: &str, begin: Instant) -> Result<&'static str, Exit> {
+        let is_up = match wait::wait(client, namespace, name, &Goal::FirstStart, begin, self.timeout).await {
+            Ended::Reached { .. } => Ok(()),
+            Ended::TimedOut => Err(Exit::TimeOut),
+            Ended::Failed => Err(Exit::Negative),
+        };
+        let vm = VmHandle::new(client.clone(), namespace, name);
+        if let Err(exit) = is_up {
+            self.help(&vm).await;
+            return Err(exit);
+        }
+        if self.image.is_none() {
+            return Ok("runs; its installer is on the display and perhaps on the console");
+        }
+        tokio::select! {
+            end = wait::wait(client, namespace, name, &Goal::Booted, begin, self.timeout) => match end {
+                Ended::Reached { .. } => Ok("is up: its agent answers"),
+                Ended::TimedOut => Err(Exit::TimeOut),
+                Ended::Failed => Err(Exit::Negative),
+            },
+            () = login_prompt(&vm, &self.cluster) => Ok("is up: its console asks for a login"),
+        }
+    }
+
+    /// Says what helps a VM that does not start.
+    async fn help(&self, vm: &VmHandle) {
+        let status = vm.get().await.ok().and_then(|vm| vm.status).unwrap_or_default();
+        let of_templates = conditions::find(&status.conditions, TEMPLATES_VALID).filter(|it| it.status == "False");
+        if let Some(wrong) = of_templates {
+            note(&format!("{}: {}", title(vm.name()), wrong.message));
+        }
+        if of_templates.is_some() && self.image.is_some() {
+            note(&format!(
+                "the template set {} fills disks; to install it, in a checkout of vm-operator and with the manager's namespace: kubectl vm \
+                 templates pack example/templates/import-disk --set {} | kubectl -n NAMESPACE apply --server-side -f -; then the VM \
+                 starts by itself",
+                self.set, self.set
+            ));
+        } else {
+            note(&format!("kubectl vm explain {} -n {} says why", vm.name(), vm.namespace()));
+        }
+    }
+
+    /// The three commands that a person is likely to need next.
+    fn next(&self, name: &str) -> String {
+        let place = self.cluster.namespace.as_ref().map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
+        if self.stopped {
+            return format!(
+                "next:\n  kubectl vm start {name}{place}\n  kubectl vm console {name}{place}\n  kubectl vm status {name}{place}"
+            );
+        }
+        let user = self.user.clone().or_else(|| std::env::var("USER").ok()).unwrap_or_else(|| "USER".into());
+        let second = if self.network == WantedNetwork::Pod && self.image.is_some() {
+            format!("kubectl vm port-forward {name} 2222:22{place}    # and then: ssh -p 2222 {user}@localhost")
+        } else {
+            format!("kubectl vm display {name}{place} | remote-viewer -")
+        };
+        format!("next:\n  kubectl vm console {name}{place}\n  {second}\n  kubectl vm stop {name}{place}")
+    }
+}
+
+/// A manifest as a file for Git has it: long texts are not folded.
+fn yaml(vm: &Value) -> Result<String, Failure> {
+    let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
+    serde_saphyr::to_string_with_options(vm, options).map_err(|error| Failure::new(error.to_string()))
+}
+
+/// Checks a manifest as the API server checks it, before anything is created.
+fn check(name: &str, vm: &Value) -> Result<(), Failure> {
+    let wrong = |message: String| format!("{}: {message}", title(name));
+    let parsed = serde_yaml::to_value(vm).map_err(|error| Failure::new(wrong(error.to_string())))?;
+    match manifest::read(&yaml(vm)?, &parsed) {
+        Ok(_) => Ok(()),
+        Err(violations) => Err(Failure::Command {
+            lines: violations.into_iter().map(|Violation { message, .. }| wrong(message)).collect(),
+            exit: Exit::Usage,
+        }),
+    }
+}
+
+/// The user-data of a file: as text if it says what it is (`#cloud-config`, `#!/bin/sh`), else as YAML.
+fn user_data(text: &str, file: &Path) -> Result<Value, FileError> {
+    if text.starts_with('#') {
+        return Ok(text.into());
+    }
+    serde_yaml::from_str(text).map_err(|error| FileError::yaml(file, &error, 0))
+}
+
+/// Whether Linux programs take this as a user's name (useradd(8)).
+fn is_user_name(name: &str) -> bool {
+    let is_first = |char: char| char.is_ascii_lowercase() || char == '_';
+    let is_other = |char: char| is_first(char) || char.is_ascii_digit() || char == '-';
+    name.len() <= 32 && name.starts_with(is_first) && name.chars().all(is_other)
+}
+
+/// Whether a text is a public key as in `authorized_keys` (sshd(8)), without options.
+fn is_key(text: &str) -> bool {
+    let kinds = ["ssh-", "ecdsa-", "sk-ssh-", "sk-ecdsa-"];
+    kinds.iter().any(|kind| text.starts_with(kind)) && text.split_whitespace().nth(1).is_some_and(|key| key.len() > 16)
+}
+
+/// The public keys in a text, or what it is instead.
+fn keys_of(text: &str) -> Result<Vec<String>, &'static str> {
+    if text.contains("PRIVATE KEY") {
+        return Err("this is a private key, which stays here: give the file with .pub");
+    }
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let keys: Vec<String> = lines.map(str::to_owned).collect();
+    if keys.is_empty() || !keys.iter().all(|key| is_key(key)) { Err("this has no public keys") } else { Ok(keys) }
+}
+
+fn keys_in(file: &Path) -> Result<Vec<String>, Failure> {
+    let text = fs::read_to_string(file).map_err(FileError::io(file))?;
+    keys_of(&text).map_err(|what| Failure::usage(format!("{}: {what}", file.display())))
+}
+
+/// The keys of who runs this: the files in ~/.ssh, or else what the agent has.
+fn own_keys() -> Result<Vec<String>, Failure> {
+    let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+    let files = fs::read_dir(home.join(".ssh")).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|end| end == "pub")).collect();
+    files.sort();
+    let mut keys = Vec::new();
+    for file in files {
+        keys.extend(keys_in(&file)?);
+    }
+    if keys.is_empty() {
+        let agent = Command::new("ssh-add").arg("-L").stderr(Stdio::null()).output();
+        let said = agent.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        keys = keys_of(&said).unwrap_or_default();
+    }
+    Ok(keys)
+}
+
+/// How much of the console is looked at.
+const PROMPT: usize = 4096;
+
+/// Returns when the guest's serial console asks for a login. Never, if it can't be looked at.
+async fn login_prompt(vm: &VmHandle, cluster: &ClusterOptions) {
+    let console = async {
+        let pod = InPod::of(vm, &vm.get().await.ok()?, cluster).await.ok()?;
+        let mut command = tokio::process::Command::from(pod.runner(&["--stdin", "--quiet"], &["console"]));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+        let mut console = command.spawn().ok()?;
+        let (mut stdout, mut seen) = (console.stdout.take()?, Vec::new());
+        while stdout.read_buf(&mut seen).await.ok()? > 0 {
+            if asks_for_login(&seen) {
+                return Some(());
+            }
+            seen.drain(..seen.len().saturating_sub(PROMPT));
+        }
+        None
+    };
+    if console.await.is_none() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Whether the last thing on a console is getty's question (agetty(8)).
+fn asks_for_login(console: &[u8]) -> bool {
+    String::from_utf8_lossy(console).trim_end().ends_with(" login:")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(line: &str) -> Result<Options, String> {
+        let words = std::iter::once("create").chain(line.split_whitespace());
+        Line::try_parse_from(words).map(|line| line.options).map_err(|error| error.to_string())
+    }
+
+    fn wanted(line: &str) -> Result<Wanted, String> {
+        options(line)?.wanted().map_err(|failure| failure.words())
+    }
+
+    const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIabc ann@desk";
+
+    #[test]
+    fn a_command_line_becomes_a_vm() {
+        let keys = tempfile::NamedTempFile::new().unwrap();
+        fs::write(keys.path(), format!("# mine\n{KEY}\n\n{KEY}\n")).unwrap();
+        let line = format!(
+            "web -n vms --image debian:12 --user ann --ssh-key {} --ram 4GiB --disk 20GiB --cpus 1",
+            keys.path().display()
+        );
+        let wanted = wanted(&line).unwrap();
+        assert_eq!((wanted.name.as_str(), wanted.namespace.as_deref()), ("web", Some("vms")));
+        assert_eq!((wanted.disk.as_str(), wanted.ram.to_string().as_str(), wanted.start), ("20Gi", "4GiB", true));
+        assert_eq!(wanted.user, WantedUser::Keys { user: "ann".into(), keys: vec![KEY.into(), KEY.into()] });
+        check("web", &manifest_of(&wanted)).unwrap();
+        assert!(yaml(&manifest_of(&wanted)).unwrap().contains(&format!("- {KEY}\n")), "not folded");
+    }
+
+    #[test]
+    fn an_installation_needs_no_user() {
+        let wanted = wanted("web --cd debian.iso --network bridge=br1 --stopped").unwrap();
+        assert_eq!(
+            (wanted.user, wanted.network, wanted.start),
+            (WantedUser::Nobody, WantedNetwork::Bridge("br1".into()), false)
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_before_anything_is_created() {
+        let private = tempfile::NamedTempFile::new().unwrap();
+        fs::write(private.path(), "-----BEGIN OPENSSH PRIVATE KEY-----\n").unwrap();
+        let private = format!("web --image debian:12 --user ann --ssh-key {}", private.path().display());
+        for (line, complaint) in [
+            ("", "required"),
+            ("web", "say what the VM boots"),
+            ("web --image fedora:1 --user ann", "is no image that can fill a disk"),
+            ("web --image https://a/b.iso", "give it by --cd"),
+            ("web --cd a.iso --network tap", "write pod, user, bridge=NAME or none"),
+            ("web --cd a.iso --cpus 0", "0 is not in"),
+            ("web --cd a.iso --disk much", "is not a size"),
+            ("web --image debian:12 --user Ann", "is no name of a user"),
+            ("web --image debian:12 --user ann --ssh-key /nowhere.pub", "/nowhere.pub"),
+            ("web --image debian:12 --user ann --cloud-init x", "cannot be used with"),
+            (private.as_str(), "this is a private key"),
+        ] {
+            let error = wanted(line).unwrap_err();
+            assert!(error.contains(complaint), "{line}: {error}");
+        }
+        let named =
+            |name: &str| check(name, &manifest_of(&Wanted { name: name.into(), ..wanted("x --cd a.iso").unwrap() }));
+        assert!(named("web").is_ok());
+        for name in ["Web", "a_b", &"x".repeat(64)] {
+            let failure = named(name).unwrap_err();
+            assert!(failure.words().starts_with(&format!("vm/{name}: ")), "{}", failure.words());
+            assert_eq!(failure.report(), Exit::Usage);
+        }
+    }
+
+    #[test]
+    fn user_data_is_text_if_it_says_what_it_is() {
+        let data = |text: &str| user_data(text, Path::new("f")).unwrap();
+        assert_eq!(data("#cloud-config\na: 1\n"), json!("#cloud-config\na: 1\n"));
+        assert_eq!(data("#!/bin/sh\n"), json!("#!/bin/sh\n"));
+        assert_eq!(data("a: [1]\n"), json!({ "a": [1] }));
+        assert!(user_data("a: [", Path::new("f")).is_err());
+    }
+
+    #[test]
+    fn a_console_that_asks_for_a_login_is_recognized() {
+        for (console, asks) in [
+            ("\r\nDebian GNU/Linux 12 web ttyS0\r\n\r\nweb login: ", true),
+            ("web login:", true),
+            ("last login: yesterday\r\n$ ", false),
+            ("", false),
+        ] {
+            assert_eq!(asks_for_login(console.as_bytes()), asks, "{console}");
+        }
+    }
+
+    #[test]
+    fn the_next_commands_are_for_this_vm() {
+        let next = |line: &str| options(line).unwrap().next("web");
+        insta::assert_snapshot!(next("web -n vms --image debian:12 --user ann"), @r"
+        next:
+          kubectl vm console web -n vms
+          kubectl vm port-forward web 2222:22 -n vms    # and then: ssh -p 2222 ann@localhost
+          kubectl vm stop web -n vms
+        ");
+        assert!(next("web --cd a.iso").contains("kubectl vm display web | remote-viewer -"));
+        assert!(next("web --cd a.iso --stopped").contains("kubectl vm start web\n"));
+    }
+}

@@ -1,0 +1,214 @@
+//! Takes secrets out of what is for a bug report. Pure.
+//!
+//! | what | becomes |
+//! |---|---|
+//! | `data` and `stringData` of Secrets | the number of bytes |
+//! | `cloudInit.userData`, also in a ConfigMap's `config.yaml`; keys `user-data` of a ConfigMap | masked |
+//! | texts under a key that sounds like a secret (`password`, `token`, ...), and such variables of containers | masked |
+//! | names and passwords in URLs | masked |
+//! | what a client-side apply has kept of an object | left out |
+//! | what a Secret of the VM contains, wherever it stands | masked |
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+/// What stands in place of a secret.
+pub(super) const MASK: &str = "(masked)";
+/// A text of a Secret that is shorter may be a word that is no secret.
+const SHORTEST: usize = 6;
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// Parts of keys whose texts are secrets, and ends of keys that only name one.
+const SECRET: [&str; 8] = ["password", "passwd", "passphrase", "token", "secret", "apikey", "privatekey", "credential"];
+const NAMES: [&str; 7] = ["name", "path", "expiry", "class", "ref", "kind", "file"];
+
+/// The secrets that are known by their text.
+#[derive(Default)]
+pub(super) struct Known(BTreeSet<String>);
+
+impl Known {
+    /// Remembers what a Secret contains.
+    pub fn add(&mut self, secret: &k8s_openapi::api::core::v1::Secret) {
+        let values = secret.data.iter().flatten().filter_map(|(_, value)| std::str::from_utf8(&value.0).ok());
+        self.0.extend(values.map(str::trim).filter(|text| text.len() >= SHORTEST).map(str::to_owned));
+    }
+
+    /// The text without them, and without names and passwords in URLs.
+    pub fn mask(&self, text: &str) -> String {
+        // The longest first: one may be a part of another.
+        let mut known: Vec<&String> = self.0.iter().collect();
+        known.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+        let text = known.into_iter().fold(text.to_owned(), |text, secret| text.replace(secret.as_str(), MASK));
+        without_logins(&text)
+    }
+}
+
+/// `https://user:password@host` without what is before the `@`.
+fn without_logins(text: &str) -> String {
+    let mut parts = text.split("://");
+    let mut masked = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        masked.push_str("://");
+        let end = part.find(|char: char| char == '/' || char == '?' || char.is_whitespace() || "\"'<>".contains(char));
+        let (authority, rest) = part.split_at(end.unwrap_or(part.len()));
+        match authority.rsplit_once('@') {
+            Some((_, host)) => masked.push_str(&format!("{MASK}@{host}")),
+            None => masked.push_str(authority),
+        }
+        masked.push_str(rest);
+    }
+    masked
+}
+
+/// An object without its secrets.
+pub(super) fn object(mut object: Value) -> Value {
+    let is_secret = object["kind"] == "Secret";
+    let is_map = object["kind"] == "ConfigMap";
+    if let Some(annotations) = object["metadata"]["annotations"].as_object_mut() {
+        annotations.remove(LAST_APPLIED);
+    }
+    let mut masked = Vec::new();
+    for part in ["data", "stringData"] {
+        let Some(Value::Object(mut entries)) = object.get_mut(part).map(Value::take) else { continue };
+        for (key, value) in &mut entries {
+            let text = value.as_str().unwrap_or_default();
+            if is_secret {
+                *value = format!("{MASK} {} characters", text.len()).into();
+            } else if is_map {
+                *value = file_of_map(key, text).into();
+            }
+        }
+        masked.push((part, entries));
+    }
+    below(&mut object);
+    for (part, entries) in masked {
+        object[part] = Value::Object(entries);
+    }
+    object
+}
+
+/// A file in a ConfigMap.
+fn file_of_map(name: &str, text: &str) -> String {
+    if name.contains("user-data") || is_secret_key(name) {
+        return MASK.into();
+    }
+    if name.ends_with(".j2") {
+        return template(text);
+    }
+    if !text.contains("userData") && !text.contains("user-data") && !sounds_secret(text) {
+        return text.to_owned();
+    }
+    // It has a secret somewhere: all comes out anew.
+    let Ok(mut value) = serde_yaml::from_str::<Value>(text) else { return MASK.into() };
+    below(&mut value);
+    match value {
+        // No YAML with fields, such as a template.
+        Value::String(_) | Value::Null => text.to_owned(),
+        value => serde_saphyr::to_string(&value).unwrap_or_else(|_| MASK.into()),
+    }
+}
+
+/// A template, which is no YAML before it is rendered, without the texts that stand behind a key that sounds like a secret.
+fn template(text: &str) -> String {
+    let masked = |line: &str| {
+        let (key, value) = line.split_once(':')?;
+        let name = key.trim_start_matches([' ', '-']).trim_matches(['"', '\'']);
+        let is_text = !value.trim().is_empty() && !value.trim_start().starts_with(['{', '[', '|', '>', '&', '*']);
+        (is_text && is_secret_key(name)).then(|| format!("{key}: {MASK}"))
+    };
+    let lines: Vec<String> = text.split('\n').map(|line| masked(line).unwrap_or_else(|| line.to_owned())).collect();
+    lines.join("\n")
+}
+
+fn sounds_secret(text: &str) -> bool {
+    let text = text.to_lowercase().replace(['-', '_'], "");
+    SECRET.iter().any(|word| text.contains(word))
+}
+
+fn is_secret_key(key: &str) -> bool {
+    let lower = key.to_lowercase();
+    sounds_secret(key) && !NAMES.iter().any(|end| lower.ends_with(end))
+}
+
+/// Masks what stands below a value, by its keys.
+fn below(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            let names_secret = map.get("name").and_then(Value::as_str).is_some_and(is_secret_key);
+            for (key, value) in map.iter_mut() {
+                let is_variable = names_secret && key == "value";
+                let is_user_data = key == "userData" || key == "user-data";
+                if is_user_data || (value.is_string() && (is_variable || is_secret_key(key))) {
+                    *value = MASK.into();
+                } else {
+                    below(value);
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(below),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn secrets_are_masked_wherever_their_keys_say_so() {
+        let vm = json!({
+            "kind": "VirtualMachine", "metadata": { "annotations": { LAST_APPLIED: "{}", "note": "n" } },
+            "spec": {
+                "cloudInit": { "userData": { "password": "p" }, "metaData": { "local-hostname": "h" } },
+                "templateValues": { "apiKey": "k", "tokens": { "registryToken": "t", "tokenPath": "/run/t" }, "size": 1 },
+                "vm": { "display": { "spice": { "generateSecret": false } } },
+            },
+            "status": { "displayPasswordExpiry": "never", "displayPasswordSerial": 3 },
+        });
+        let masked = object(vm);
+        assert_eq!(masked["metadata"]["annotations"], json!({ "note": "n" }));
+        let spec = &masked["spec"];
+        assert_eq!(spec["cloudInit"], json!({ "userData": MASK, "metaData": { "local-hostname": "h" } }));
+        let values = json!({ "apiKey": MASK, "tokens": { "registryToken": MASK, "tokenPath": "/run/t" }, "size": 1 });
+        assert_eq!(spec["templateValues"], values);
+        assert_eq!(spec["vm"]["display"]["spice"]["generateSecret"], false);
+        assert_eq!(masked["status"], json!({ "displayPasswordExpiry": "never", "displayPasswordSerial": 3 }));
+        let env = json!([{ "name": "DB_PASSWORD", "value": "x" }, { "name": "URL", "value": "y" }]);
+        let pod = object(json!({ "kind": "Pod", "spec": { "containers": [{ "env": env }] } }));
+        let env = json!([{ "name": "DB_PASSWORD", "value": MASK }, { "name": "URL", "value": "y" }]);
+        assert_eq!(pod["spec"]["containers"][0]["env"], env);
+    }
+
+    #[test]
+    fn secrets_and_config_maps_lose_what_is_in_them() {
+        let secret =
+            object(json!({ "kind": "Secret", "data": { "display-password": "aGVsbG8=" }, "stringData": { "a": "b" } }));
+        assert_eq!(secret["data"]["display-password"], "(masked) 8 characters");
+        let config = "vm:\n  cloudInit:\n    userData:\n      password: hello\n  maximumCpus: 2\n";
+        let map = object(json!({ "kind": "ConfigMap", "data": {
+            "config.yaml": config, "user-data": "#cloud-config", "other": "plain: 1 # kept\n", "broken": "password: [",
+            "pod.yaml.j2": "{% if secret %}\nsecret: {{ secret }}\n- password: hello\nsecretName: s\n{% endif %}\n",
+        } }));
+        let config: Value = serde_yaml::from_str(map["data"]["config.yaml"].as_str().unwrap()).unwrap();
+        assert_eq!(config, json!({ "vm": { "cloudInit": { "userData": MASK }, "maximumCpus": 2 } }));
+        assert_eq!((&map["data"]["user-data"], &map["data"]["broken"]), (&json!(MASK), &json!(MASK)));
+        assert_eq!(map["data"]["other"], "plain: 1 # kept\n");
+        let template = "{% if secret %}\nsecret: {{ secret }}\n- password: (masked)\nsecretName: s\n{% endif %}\n";
+        assert_eq!(map["data"]["pod.yaml.j2"], template);
+    }
+
+    #[test]
+    fn what_a_secret_contains_is_masked_in_texts() {
+        let mut known = Known::default();
+        let secret = json!({ "data": { "a": "aGVsbG8gd29ybGQK", "b": "aGVsbG8=", "short": "YWI=", "long": "aGVsbG8gd29ybGQgYW5kIG1vcmU=" } });
+        known.add(&serde_json::from_value(secret).unwrap());
+        let text =
+            "hello world and more; hello world; hello; ab; https://ann:x@example.org/a@b http://example.org/?q=a@b";
+        assert_eq!(
+            known.mask(text),
+            format!("{MASK}; {MASK}; hello; ab; https://{MASK}@example.org/a@b http://example.org/?q=a@b")
+        );
+    }
+}

@@ -1,0 +1,332 @@
+//! `kubectl vm set`, `add` and `grow`: CPUs, memory, CDs and disks. What they write is [`actions::edit`](crate::actions::edit).
+
+use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCompleter;
+use futures::future::join_all;
+use kube::{Client, api::DynamicObject};
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::{
+    cluster::ClusterOptions,
+    output::{Exit, Failure, Output, note},
+    vms::{FoundVm, Selection, api, print_objects, refused, title, vm_names},
+    wait::{self, Ended, Goal, seconds},
+    write::{DryRun, WriteOptions, combined},
+};
+use crate::{
+    actions::edit::{Decision, Edit, Effect, Refusal, decide, outcome},
+    api::Quantity,
+};
+
+/// How often a list is changed again that somebody else changes at the same time.
+const TRIES: usize = 10;
+
+#[derive(Subcommand)]
+pub(super) enum Set {
+    /// Set how many CPUs guests have. Up to the maximum that a guest has, it gets them while it runs.
+    #[command(override_usage = "kubectl vm set cpus [OPTIONS] [VM]... <N>")]
+    Cpus {
+        /// The VMs, and at the end how many CPUs each has.
+        #[arg(value_name = "VM... N", required = true, add = ArgValueCompleter::new(vm_names))]
+        words: Vec<String>,
+        #[command(flatten)]
+        raise: Raise,
+        #[command(flatten)]
+        common: Options,
+    },
+    /// Set how much memory guests have. Up to the maximum that a guest has, it gets it while it runs.
+    #[command(override_usage = "kubectl vm set ram [OPTIONS] [VM]... <SIZE>")]
+    Ram {
+        /// The VMs, and at the end how much memory each has, such as 4Gi.
+        #[arg(value_name = "VM... SIZE", required = true, add = ArgValueCompleter::new(vm_names))]
+        words: Vec<String>,
+        #[command(flatten)]
+        raise: Raise,
+        #[command(flatten)]
+        common: Options,
+    },
+    /// Insert a CD into a drive of VMs, or take it out.
+    ///
+    /// A CD is a URL (https://...), or a file in the claim vmop-image-repository, by its name. A guest that runs gets it at once, except
+    /// that the first CD out of the claim takes a restart.
+    #[command(
+        override_usage = "kubectl vm set cd [OPTIONS] [VM]... <IMAGE>\n       kubectl vm set cd [OPTIONS] [VM]... --eject"
+    )]
+    Cd {
+        /// The VMs, and at the end the CD.
+        #[arg(value_name = "VM... IMAGE", add = ArgValueCompleter::new(vm_names))]
+        words: Vec<String>,
+        /// Take the CD out.
+        #[arg(long)]
+        eject: bool,
+        /// Which of several drives, counted from 0.
+        #[arg(long, value_name = "N")]
+        drive: Option<usize>,
+        #[command(flatten)]
+        common: Options,
+    },
+}
+
+#[derive(Subcommand)]
+pub(super) enum Add {
+    /// Give VMs one more disk, an empty one. Their guests have it after the next start.
+    ///
+    /// The manager makes its claim, VM-NAME-disk, and never deletes it.
+    #[command(override_usage = "kubectl vm add disk [OPTIONS] [VM]... <SIZE>")]
+    Disk {
+        /// The VMs, and at the end the size of the disk, such as 20Gi.
+        #[arg(value_name = "VM... SIZE", required = true, add = ArgValueCompleter::new(vm_names))]
+        words: Vec<String>,
+        /// The disk's name. Default: data, or data-2 and so on, if the VM has or had a disk of that name.
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+        /// The storage class of its claim. Default: the manager's, or the cluster's.
+        #[arg(long, value_name = "NAME")]
+        storage_class: Option<String>,
+        #[command(flatten)]
+        common: Options,
+    },
+}
+
+#[derive(Subcommand)]
+pub(super) enum Grow {
+    /// Make a disk of VMs larger. Its claim grows at once, if its storage class allows that; guests see the new size after the next start.
+    #[command(override_usage = "kubectl vm grow disk [OPTIONS] [VM]... <DISK> <SIZE>")]
+    Disk {
+        /// The VMs, and at the end the disk's name and its new size.
+        #[arg(value_name = "VM... DISK SIZE", required = true, add = ArgValueCompleter::new(vm_names))]
+        words: Vec<String>,
+        #[command(flatten)]
+        common: Options,
+    },
+}
+
+#[derive(Args)]
+pub(super) struct Raise {
+    /// Raise the maximum too, if it is lower. That takes effect at the next start.
+    #[arg(long)]
+    raise_maximum: bool,
+}
+
+/// Which VMs, and how they are changed.
+#[derive(Args)]
+pub(super) struct Options {
+    /// VMs with these labels, such as tier=web or 'tier in (web, db)', instead of names.
+    #[arg(long, short = 'l', value_name = "LABELS", conflicts_with = "all")]
+    selector: Option<String>,
+    /// All VMs of the namespace.
+    #[arg(long)]
+    all: bool,
+    /// Of all namespaces.
+    #[arg(long, short = 'A')]
+    all_namespaces: bool,
+    #[command(flatten)]
+    cluster: ClusterOptions,
+    #[command(flatten)]
+    write: WriteOptions,
+}
+
+pub(super) async fn set(command: &Set, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    match command {
+        Set::Cpus { words, raise, common } => {
+            let (vms, [number]) = split(words, ["how many CPUs"])?;
+            let number = number.parse().ok().filter(|number| *number > 0);
+            let number = number.ok_or_else(|| Failure::usage("write how many CPUs as a number, such as 4"))?;
+            common.run(vms, &Edit::Cpus { number, raise: raise.raise_maximum }, output).await
+        }
+        Set::Ram { words, raise, common } => {
+            let (vms, [size]) = split(words, ["how much memory"])?;
+            common.run(vms, &Edit::Ram { size: quantity(size)?, raise: raise.raise_maximum }, output).await
+        }
+        Set::Cd { words, eject: true, drive, common } => {
+            common.run(words, &Edit::Cd { image: String::new(), drive: *drive }, output).await
+        }
+        Set::Cd { words, eject: false, drive, common } => {
+            let (vms, [image]) = split(words, ["the CD, or give --eject"])?;
+            common.run(vms, &Edit::Cd { image: image.clone(), drive: *drive }, output).await
+        }
+    }
+}
+
+pub(super) async fn add(command: &Add, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let Add::Disk { words, name, storage_class, common } = command;
+    let (vms, [size]) = split(words, ["the size of the disk"])?;
+    let edit = Edit::AddDisk { size: quantity(size)?, name: name.clone(), class: storage_class.clone() };
+    common.run(vms, &edit, output).await
+}
+
+pub(super) async fn grow(command: &Grow, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let Grow::Disk { words, common } = command;
+    let (vms, [disk, size]) = split(words, ["the name of the disk", "its new size"])?;
+    common.run(vms, &Edit::GrowDisk { disk: disk.clone(), size: quantity(size)? }, output).await
+}
+
+/// The names of VMs, and the last words, which say this.
+fn split<'a, const N: usize>(words: &'a [String], what: [&str; N]) -> Result<(&'a [String], &'a [String; N]), Failure> {
+    words.split_last_chunk().ok_or_else(|| Failure::usage(format!("write {} at the end", what.join(" and "))))
+}
+
+fn quantity(text: &str) -> Result<Quantity, Failure> {
+    Quantity::parse(text).map_err(|error| Failure::usage(error.to_string()))
+}
+
+/// What was done with a VM.
+enum Done {
+    Unchanged(String),
+    Written { object: Box<DynamicObject>, what: String, effect: Effect, volume: Option<String> },
+}
+
+impl Options {
+    async fn run(&self, names: &[String], edit: &Edit, output: &mut Output<'_>) -> Result<Exit, Failure> {
+        let begin = Instant::now();
+        if !names.is_empty() && (self.selector.is_some() || self.all || self.all_namespaces) {
+            return Err(Failure::usage("name the VMs, or say which by --selector or --all, not both"));
+        }
+        let selection = Selection {
+            names: names.to_vec(),
+            selector: self.selector.clone(),
+            all: self.all,
+            all_namespaces: self.all_namespaces,
+            cluster: self.cluster.clone(),
+        };
+        let found = selection.find().await?;
+        let client = &found.cluster.client;
+        let (mut failed, mut succeeded) = (found.missing, 0);
+        let (mut objects, mut waits) = (Vec::new(), Vec::new());
+        for vm in found.vms {
+            let (name, namespace) = (vm.title(), vm.namespace());
+            match self.change(client, vm, edit).await {
+                Err(line) => {
+                    note(&line);
+                    failed += 1;
+                }
+                Ok(Done::Unchanged(why)) => {
+                    if self.write.output.is_none() {
+                        writeln!(output, "{name} unchanged ({why})")?;
+                    }
+                    succeeded += 1;
+                }
+                Ok(Done::Written { object, what, effect, volume }) => {
+                    objects.push(json!(object));
+                    if self.write.waits() {
+                        waits.push((namespace, object.metadata.name.unwrap_or_default(), what, volume));
+                        continue;
+                    }
+                    succeeded += 1;
+                    if self.write.output.is_none() {
+                        writeln!(output, "{name}: {what}{}{}", when(&object, effect), self.write.dry())?;
+                    }
+                }
+            }
+        }
+        output.flush()?;
+        let waits = waits.into_iter().map(|(namespace, name, what, volume)| async move {
+            let end = wait::wait(client, &namespace, &name, &Goal::Taken, begin, self.write.limit.timeout).await;
+            (name, what, volume, end)
+        });
+        let waited = self.report(join_all(waits).await, output)?;
+        if let Some(format) = self.write.output {
+            print_objects(&objects, objects.len() <= 1, format, output)?;
+        }
+        Ok(combined(waited, succeeded, failed))
+    }
+
+    /// Prints what became of the changes.
+    fn report(
+        &self,
+        ends: Vec<(String, String, Option<String>, Ended)>,
+        output: &mut Output<'_>,
+    ) -> Result<Option<Exit>, Failure> {
+        let (mut well, mut badly, mut late) = (0, 0, false);
+        for (name, what, volume, end) in ends {
+            match end {
+                Ended::Reached { vm, after } => {
+                    let (became, is_well) =
+                        vm.map_or_else(|| ("it is gone".to_owned(), false), |vm| outcome(&vm, volume.as_deref()));
+                    let line = format!("{}: {what}; {became} ({})", title(&name), seconds(after));
+                    match (is_well, self.write.output) {
+                        (true, None) => writeln!(output, "{line}")?,
+                        (true, Some(_)) => {}
+                        (false, _) => note(&line),
+                    }
+                    if is_well { well += 1 } else { badly += 1 }
+                }
+                Ended::TimedOut => late = true,
+                Ended::Failed => badly += 1,
+            }
+        }
+        Ok(match (late, well, badly) {
+            (true, _, _) => Some(Exit::TimeOut),
+            (false, 0, 0) => None,
+            (false, well, badly) => Some(super::vms::exit(well, badly)),
+        })
+    }
+
+    /// Decides and writes. If somebody else has changed the VM meanwhile, it decides again.
+    async fn change(&self, client: &Client, mut found: FoundVm, edit: &Edit) -> Result<Done, String> {
+        let (namespace, name) = (found.namespace(), found.object.metadata.name.clone().unwrap_or_default());
+        for _ in 0..TRIES {
+            let decision = decide(&found.object, &found.vm, edit, self.write.yes);
+            let decision = decision.map_err(|refusal| format!("{}: {}", found.title(), help(&refusal)))?;
+            let (patch, what, effect, volume, hint, applier) = match decision {
+                Decision::Unchanged(why) => return Ok(Done::Unchanged(why)),
+                Decision::Write { patch, what, effect, volume, note, applier } => {
+                    (patch, what, effect, volume, note, applier)
+                }
+            };
+            if let Some((applier, field)) = applier {
+                let what = if applier.is_gitops { "which takes this back" } else { "whose next apply takes this back" };
+                note(&format!("{}: {} applies spec.vm.{field} too, {what}", found.title(), applier.manager));
+            }
+            if let Some(hint) = hint {
+                note(&format!("{}: {hint}", found.title()));
+            }
+            if self.write.dry_run == Some(DryRun::Client) {
+                let mut object = found.object;
+                json_patch::merge(&mut object.data, &json!({ "spec": patch["spec"] }));
+                return Ok(Done::Written { object: Box::new(object), what, effect, volume });
+            }
+            let error = match self.write.merge(client, &namespace, &name, &patch).await {
+                Ok(object) => return Ok(Done::Written { object: Box::new(object), what, effect, volume }),
+                Err(error) => error,
+            };
+            let is_late = matches!(&error, kube::Error::Api(answer) if answer.is_conflict());
+            if !is_late {
+                return Err(refused(client, &found.title(), &["patch"], Some(&namespace), &error).await);
+            }
+            found = match api(client, &namespace).get(&name).await {
+                Ok(object) => FoundVm::new(object).map_err(|_| format!("{}: it can't be read", title(&name)))?,
+                Err(error) => return Err(refused(client, &title(&name), &["get"], Some(&namespace), &error).await),
+            };
+        }
+        Err(format!("{}: others change it all the time; try again", title(&name)))
+    }
+}
+
+/// A refusal, with what helps.
+fn help(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::Git { .. } => format!("{refusal}, or give --yes to do it until the next sync"),
+        Refusal::OverMaximum { .. } => format!("{refusal}; --raise-maximum raises that too, which takes a restart"),
+        Refusal::WhichDrive(_) => format!("{refusal}; say which by --drive, counted from 0"),
+        Refusal::DiskExists(_) => format!("{refusal}; give another --name, or make it larger: kubectl vm grow disk"),
+        Refusal::Deleted
+        | Refusal::Unreadable(_)
+        | Refusal::Topology { .. }
+        | Refusal::TooLittle(_)
+        | Refusal::NoDrive
+        | Refusal::NoSuchDrive { .. }
+        | Refusal::NoDisk { .. }
+        | Refusal::Smaller { .. } => refusal.to_string(),
+    }
+}
+
+/// When a change reaches the guest, before manager and runner have said it.
+fn when(object: &DynamicObject, effect: Effect) -> &'static str {
+    match (object.data["status"]["created"].as_bool(), effect) {
+        (Some(true), Effect::AtOnce) => ", while it runs",
+        (Some(true), Effect::NextStart) => ", after a restart",
+        _ => ", when it starts",
+    }
+}

@@ -70,8 +70,9 @@ enum Command {
     ///   kubectl vm create web --image debian:13 --dry-run=client -o yaml > web.yaml
     ///   kubectl vm create web --cd https://.../installer.iso --disk 40Gi
     ///
-    /// What --image names fills the disk before the first start, which needs the template set import-disk in the manager's
-    /// namespace. The disk image must have cloud-init for the user to be made. With --cd alone the disk is empty.
+    /// What --image names fills the disk before the first start. That needs the template set
+    /// import-disk in the manager's namespace, and cloud-init in the image, which makes the user.
+    /// With --cd alone the disk is empty.
     #[command(verbatim_doc_comment)]
     Create(create::Options),
     /// Let VMs run.

@@ -195,7 +195,7 @@ impl Options {
             keys.extend(if is_key(key) { vec![key.clone()] } else { keys_in(Path::new(key))? });
         }
         if self.ssh_key.is_empty() {
-            keys = own_keys()?;
+            keys = own_keys();
         }
         if keys.is_empty() {
             return Err(Failure::usage(
@@ -382,21 +382,23 @@ fn keys_in(file: &Path) -> Result<Vec<String>, Failure> {
 }
 
 /// The keys of who runs this: the files in ~/.ssh, or else what the agent has.
-fn own_keys() -> Result<Vec<String>, Failure> {
+fn own_keys() -> Vec<String> {
     let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
     let files = fs::read_dir(home.join(".ssh")).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|end| end == "pub")).collect();
     files.sort();
     let mut keys = Vec::new();
-    for file in files {
-        keys.extend(keys_in(&file)?);
+    // Certificates, and what else may be there, are no keys for a guest.
+    for file in files.iter().filter(|file| !file.to_string_lossy().ends_with("-cert.pub")) {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        keys.extend(keys_of(&text).unwrap_or_default());
     }
     if keys.is_empty() {
         let agent = Command::new("ssh-add").arg("-L").stderr(Stdio::null()).output();
         let said = agent.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
         keys = keys_of(&said).unwrap_or_default();
     }
-    Ok(keys)
+    keys
 }
 
 /// How much of the console is looked at.

@@ -112,3 +112,39 @@ async fn a_set_that_is_not_installed_is_no_endless_wait() {
     assert!(created.code == 1 && created.data == "vm/web created\n", "{created:?}");
     assert!(created.talk.contains("kubectl vm templates pack example/templates/import-disk --set fill"), "{created:?}");
 }
+
+/// A `kubectl` whose `exec` shows a guest that asks for a login.
+fn kubectl_with_a_console() -> (tempfile::TempDir, String) {
+    let tools = tempfile::tempdir().unwrap();
+    let kubectl = tools.path().join("kubectl");
+    std::fs::write(
+        &kubectl,
+        "#!/bin/sh\nprintf 'Debian GNU/Linux 13 web ttyS0\\r\\n\\r\\nweb login: '\nexec sleep 60\n",
+    )
+    .unwrap();
+    std::fs::set_permissions(&kubectl, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", tools.path().display(), std::env::var("PATH").unwrap());
+    (tools, path)
+}
+
+#[tokio::test]
+async fn a_guest_without_an_agent_is_up_when_its_console_asks_for_a_login() {
+    let ns = ns("create-login").await;
+    let (_tools, path) = kubectl_with_a_console();
+    let image = ["--image", "http://images.example/a.img", "--user", "ann", "--ssh-key", KEY];
+    let create = [["create", "web"].as_slice(), &image].concat();
+    let creating =
+        command(&ns, &create).env("PATH", path).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("the VM", LIMIT, async || ns.api::<VirtualMachine>().get_opt("web").await.unwrap()).await;
+    ns.vm_with_reason("web", "Starting").await;
+    let pod = ns.api::<Pod>().get("web").await.unwrap();
+    let condition = |type_: &str, status: &str| json!({ "type": type_, "status": status, "reason": "Started", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z" });
+    let report = json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+        "status": { "podUid": pod.uid(), "conditions": [condition("Running", "True"), condition("Booted", "False")] },
+    });
+    let runner = PatchParams::apply("vm-runner").force();
+    ns.api::<VirtualMachine>().patch_status("web", &runner, &Patch::Apply(&report)).await.unwrap();
+    let created = printed(creating.wait_with_output().unwrap());
+    assert!(created.code == 0 && created.data.contains("vm/web: is up: its console asks for a login ("), "{created:?}");
+}

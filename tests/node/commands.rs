@@ -105,7 +105,6 @@ pub async fn the_guest_answers_commands(namespace: &TestNamespace) {
     let guest: serde_json::Value = serde_json::from_slice(&run(&["guest", "demo", "-o", "json"]).await).unwrap();
     assert!(guest["isUp"] == true && guest["kernel"].is_string() && guest["hostName"] == "demo-guest", "{guest:#}");
     assert!(guest["interfaces"].is_array() && guest["fileSystems"].is_array(), "{guest:#}");
-    println!("{}", String::from_utf8_lossy(&run(&["guest", "demo"]).await));
 }
 
 /// `kubectl vm console` of the VM `demo` has the last output of the guest, and the guest gets what is typed.
@@ -156,4 +155,35 @@ pub async fn the_relay_leads_to_the_guests_consoles(namespace: &TestNamespace, p
             seen += &String::from_utf8_lossy(&bytes);
         }
     }
+}
+
+/// `kubectl vm create` makes a VM whose disk is filled from a web server, and ends when its guest is up. Returns what it printed.
+pub async fn a_vm_is_created_from_an_image(namespace: &TestNamespace, url: &str) -> String {
+    let data = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(data.path(), "message: Hello from the command line\n").unwrap();
+    let what = [
+        "create",
+        "web",
+        "--image",
+        url,
+        "--raw",
+        "--cpus=1",
+        "--ram=512Mi",
+        "--disk=256Mi",
+        "--network=user",
+        "--cloud-init",
+    ];
+    let (_tools, mut command) = kubectl_vm(namespace, &[what.as_slice(), &[data.path().to_str().unwrap()]].concat());
+    let output = tokio::time::timeout(LIMIT, command.output()).await.expect("the end of the command").unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{output:?}");
+    format!("{}{}", text(&output.stderr), text(&output.stdout))
+}
+
+/// The page about a guest.
+pub async fn guest_page(namespace: &TestNamespace, vm: &str) -> String {
+    let (_tools, mut command) = kubectl_vm(namespace, &["guest", vm]);
+    let output = command.output().await.unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
 }

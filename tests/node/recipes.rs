@@ -19,6 +19,27 @@ fn install_set(namespace: &TestNamespace, set: &str, recipes: &[&str]) {
     namespace.apply(&String::from_utf8(output.stdout).unwrap());
 }
 
+/// Starts a web server with the guest's disk image, and returns its address.
+async fn serve_images(namespace: &TestNamespace, pods: &Api<Pod>) -> String {
+    namespace.kubectl(&[
+        "run",
+        "images",
+        "--image=localhost/vm-demo-guest:0.1.0",
+        "--image-pull-policy=IfNotPresent",
+        "--command",
+        "--",
+        "/bin/busybox",
+        "httpd",
+        "-f",
+        "-p",
+        "8000",
+        "-h",
+        "/",
+    ]);
+    namespace.kubectl(&["wait", "--for=condition=Ready", "pod/images", "--timeout=60s"]);
+    pods.get("images").await.unwrap().status.unwrap().pod_ip.unwrap()
+}
+
 /// The recipes of the cookbook that need nothing but a node: with each a guest boots.
 #[tokio::test]
 async fn recipes_run_on_a_node() {
@@ -91,23 +112,7 @@ async fn recipes_run_on_a_node() {
     }
 
     // A new disk that is filled from a web server, once.
-    namespace.kubectl(&[
-        "run",
-        "images",
-        "--image=localhost/vm-demo-guest:0.1.0",
-        "--image-pull-policy=IfNotPresent",
-        "--command",
-        "--",
-        "/bin/busybox",
-        "httpd",
-        "-f",
-        "-p",
-        "8000",
-        "-h",
-        "/",
-    ]);
-    namespace.kubectl(&["wait", "--for=condition=Ready", "pod/images", "--timeout=60s"]);
-    let address = pods.get("images").await.unwrap().status.unwrap().pod_ip.unwrap();
+    let address = serve_images(&namespace, &pods).await;
     install_set(&namespace, "import-disk", &["import-disk"]);
     manifest["spec"]["templates"] = serde_json::json!({ "set": "import-disk" });
     let import =
@@ -128,4 +133,22 @@ async fn recipes_run_on_a_node() {
         }
         namespace.kubectl(&["delete", "vm", name]);
     }
+}
+
+/// `kubectl vm create`, from an image to a guest that is up.
+#[tokio::test]
+async fn one_command_makes_a_guest_of_an_image() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let Stage { cluster: _, namespace, vms, pods } = Stage::set("create").await;
+    let address = serve_images(&namespace, &pods).await;
+    install_set(&namespace, "import-disk", &["import-disk"]);
+    let printed =
+        commands::a_vm_is_created_from_an_image(&namespace, &format!("http://{address}:8000/guest.img")).await;
+    println!("{printed}");
+    assert!(printed.contains("vm/web: is up: its agent answers ("), "{printed}");
+    assert!(conditions::is_true(&vms.get("web").await.unwrap().status.unwrap().conditions, conditions::BOOTED));
+    let console = namespace.kubectl(&["logs", "web", "--container=vm-runner"]);
+    assert!(console.contains("guest: user-data Hello from the command line"), "{console}");
+    println!("{}", commands::guest_page(&namespace, "web").await);
+    namespace.kubectl(&["delete", "vm", "web"]);
 }

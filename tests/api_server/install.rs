@@ -5,7 +5,15 @@ use std::{collections::BTreeMap, process::Command};
 
 use serde_json::Value;
 
-use crate::support::cluster::{Cluster, XTASK};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, api::PostParams};
+use vm_operator::api::VirtualMachine;
+
+use crate::support::{
+    cluster::{Cluster, XTASK, eventually},
+    managed_namespace::{LIMIT, condition, vm_manifest},
+    manager::{Manager, Setup, install_crds},
+};
 
 #[tokio::test]
 async fn one_manifest_installs_the_definitions_and_the_manager_with_the_images_of_a_registry() {
@@ -164,4 +172,67 @@ async fn the_vms_of_the_trees_for_gitops_are_taken() {
             &file.path().to_string_lossy(),
         ]);
     }
+}
+
+/// With `rbac.scope: namespaces` the manager has no right on VMs, Pods or Secrets in its own namespace, where its Lease and the template sets
+/// are. It needs none.
+#[tokio::test]
+async fn the_roles_of_the_chart_are_enough_for_a_manager_of_other_namespaces() {
+    let cluster = Cluster::control_plane();
+    install_crds(cluster).await;
+    let (operator, red, blue) =
+        (cluster.namespace("operator").await, cluster.namespace("red").await, cluster.namespace("blue").await);
+    let of_chart = |name: &mut Value| {
+        *name = match name.as_str().unwrap() {
+            "operator" => operator.name(),
+            "red" => red.name(),
+            "blue" => blue.name(),
+            other => panic!("{other}"),
+        }
+        .into();
+    };
+    let mut objects = rendered("namespaces");
+    objects.retain(|object| ["ServiceAccount", "Role", "RoleBinding"].contains(&object["kind"].as_str().unwrap()));
+    for object in &mut objects {
+        of_chart(&mut object["metadata"]["namespace"]);
+        for subject in object.get_mut("subjects").and_then(Value::as_array_mut).into_iter().flatten() {
+            of_chart(&mut subject["namespace"]);
+        }
+    }
+    let list = serde_json::json!({ "apiVersion": "v1", "kind": "List", "items": objects });
+    let file = tempfile::NamedTempFile::with_suffix(".json").unwrap();
+    std::fs::write(file.path(), list.to_string()).unwrap();
+    cluster.kubectl(&["create", "--filename", &file.path().to_string_lossy()]);
+    let set = serde_json::json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": "a-set", "labels": { "vmoperator.jdrupes.org/template-set": "more" } },
+        "data": { "more.yaml.j2": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ vm.metadata.name ~ '-more' }}}\n" },
+    });
+    operator.create(&set.to_string()).await;
+
+    let kubeconfig = operator.managers_account_kubeconfig();
+    let setup = Setup { arguments: &["--identity=the-only-one"], ..Setup::default() };
+    let manager = Manager::with(kubeconfig.path(), Some(&format!("{},{}", red.name(), blue.name())), &setup);
+    for (namespace, name) in [(&red, "apple"), (&blue, "pear")] {
+        let mut vm = vm_manifest(name);
+        vm["spec"]["templates"] = serde_json::json!({ "set": "more" });
+        let vms: Api<VirtualMachine> = Api::namespaced(cluster.client().await, namespace.name());
+        vms.create(&PostParams::default(), &serde_json::from_value(vm).unwrap()).await.unwrap();
+        eventually(&format!("{name} to start"), LIMIT, async || {
+            let ready = condition(&vms.get(name).await.unwrap(), "Ready")?;
+            (ready.1 == "Starting").then_some(())
+        })
+        .await;
+        let maps: Api<ConfigMap> = Api::namespaced(cluster.client().await, namespace.name());
+        assert!(maps.get_opt(&format!("{name}-more")).await.unwrap().is_some(), "the set's object of {name}");
+    }
+    // Which set is in force is kept for the next manager.
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client().await, operator.name());
+    eventually("the set in force", LIMIT, async || {
+        (maps.list(&Default::default()).await.unwrap().items.len() > 2).then_some(())
+    })
+    .await;
+    let log = manager.log();
+    let refused: Vec<&str> = log.lines().filter(|line| line.contains("orbidden") || line.contains("may not")).collect();
+    assert_eq!(refused, [""; 0]);
 }

@@ -283,8 +283,20 @@ impl TestNamespace {
         {
             self.create(manifests).await;
         }
+        self.kubeconfig_of_manager(None)
+    }
+
+    /// A kubeconfig of the manager's service account in its own namespace, with the permissions that the test gives it.
+    pub fn managers_account_kubeconfig(&self) -> NamedTempFile {
+        self.kubeconfig_of_manager(Some(&self.name))
+    }
+
+    fn kubeconfig_of_manager(&self, default_namespace: Option<&str>) -> NamedTempFile {
         let text = std::fs::read_to_string(self.cluster.kubeconfig()).expect("the cluster's kubeconfig");
         let mut kubeconfig: serde_json::Value = serde_yaml::from_str(&text).expect("the cluster's kubeconfig");
+        if let Some(namespace) = default_namespace {
+            kubeconfig["contexts"][0]["context"]["namespace"] = namespace.into();
+        }
         kubeconfig["users"][0]["user"]["as"] = format!("system:serviceaccount:{}:vm-operator", self.name).into();
         let file = NamedTempFile::new().expect("a temporary file");
         std::fs::write(file.path(), kubeconfig.to_string()).expect("writing a kubeconfig");

@@ -122,4 +122,14 @@ async fn each_role_may_what_its_name_says() {
         assert_eq!(send(client, "POST", "vms", &other).await.0, code);
         assert_eq!(send(client, "DELETE", "vms/banana", &json!({})).await.0, code);
     }
+
+    // What connections to guests and Services need, as the page about security says.
+    for (role, allowed) in [("view", false), ("vm-operator-power", false), ("edit", true), ("admin", true)] {
+        let who = format!("--as=person-{role}");
+        let forward = "--subresource=portforward";
+        for what in [&["get", "pods", forward] as &[&str], &["create", "pods", forward], &["create", "services"]] {
+            let asked = [&["auth", "can-i", "--namespace", ns.namespace.name(), &who], what].concat();
+            assert_eq!(ns.cluster.try_kubectl(&asked).is_ok(), allowed, "{role}: {what:?}");
+        }
+    }
 }

@@ -71,7 +71,7 @@ pub async fn one_connection_leads_to_the_guest(namespace: &TestNamespace) -> Str
     };
     let closed = ask("9").await;
     let talk = String::from_utf8_lossy(&closed.stderr);
-    let silent = "demo: port 9: the guest does not answer: nothing listens there, or it has not booted yet (";
+    let silent = "demo: port 9: the guest does not answer: nothing listens there, or it has not booted yet";
     assert!(closed.status.code() == Some(1) && talk.contains(silent), "{closed:?}");
     let page = ask("8080").await;
     assert!(page.status.success() && page.stderr.is_empty(), "{page:?}");

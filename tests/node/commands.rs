@@ -99,10 +99,22 @@ pub async fn a_vm_is_created_from_an_image(namespace: &TestNamespace, url: &str)
     format!("{}{}", text(&output.stderr), text(&output.stdout))
 }
 
-/// The page about a guest.
-pub async fn guest_page(namespace: &TestNamespace, vm: &str) -> String {
-    let (_tools, mut command) = kubectl_vm(namespace, &["guest", vm]);
-    let output = command.output().await.unwrap();
-    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+/// What a command that succeeds prints on standard output.
+pub async fn printed(namespace: &TestNamespace, arguments: &[&str]) -> String {
+    let (_tools, mut command) = kubectl_vm(namespace, arguments);
+    let output = tokio::time::timeout(LIMIT, command.output()).await.expect("the end of the command").unwrap();
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    println!("$ kubectl vm {}\n{}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// A file of the archive that `kubectl vm dump` makes.
+pub async fn dumped(namespace: &TestNamespace, vm: &str, file: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let archive = folder.path().join("dump.tar.gz");
+    printed(namespace, &["dump", vm, "--output", archive.to_str().unwrap()]).await;
+    let file = format!("{vm}/{file}");
+    let tar = std::process::Command::new("tar").arg("xzOf").arg(&archive).arg(&file).output().unwrap();
+    assert!(tar.status.success(), "{file}: {}", String::from_utf8_lossy(&tar.stderr));
+    String::from_utf8(tar.stdout).unwrap()
 }

@@ -33,6 +33,7 @@ mod render;
 mod ssh;
 mod stdio;
 mod templates;
+mod view;
 pub mod vm_file;
 mod vms;
 mod wait;
@@ -110,6 +111,11 @@ enum Command {
     ///
     /// It waits until the guest runs, and goes on with the next guest after a restart.
     Console(console::Options),
+    /// Show the guest's screen in a viewer for VNC on this computer. One user has it; others may watch, ask for it, or take it.
+    ///
+    /// The command ends with the viewer. Without one it prints an address for any viewer. It needs neither a network of the VM nor a password: it goes
+    /// through the API server to the relay in the VM's Pod.
+    View(view::Options),
     /// Show what is known of the guest of a VM: its system, addresses, users, file systems. Most of it comes from QEMU's guest agent in the guest.
     Guest(guest::Options),
     /// Print the log of a VM: what its runner says, and what the guest writes on its serial console.
@@ -276,6 +282,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Add(command) => edit::add(command, output).await?,
         Command::Grow(command) => edit::grow(command, output).await?,
         Command::Console(options) => console::run(options, output).await?,
+        Command::View(options) => view::run(options, output).await?,
         Command::Status(options) => explain::status(options, output).await?,
         Command::Explain(options) => explain::run(options, output).await?,
         Command::Events(options) => events::run(options, output).await?,

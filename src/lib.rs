@@ -37,7 +37,6 @@ pub mod ownership;
 pub mod plan;
 #[deny(clippy::disallowed_methods)]
 pub mod power;
-#[cfg(any(feature = "cli", feature = "runner"))]
 pub mod relay;
 #[deny(clippy::disallowed_methods)]
 pub mod render;

@@ -26,6 +26,11 @@ pub const VIEWERS: &str = "/viewers";
 /// The files of the relay in the agent's container: the certificate, its key, and the token.
 pub const FILES: [&str; 3] = ["tls.crt", "tls.key", "token"];
 
+/// The name of the Secret of a VM's relay.
+pub fn secret_name(vm: &str) -> String {
+    format!("{vm}-relay")
+}
+
 /// The longest name of a user or a session, in bytes.
 const LONGEST_NAME: usize = 256;
 
@@ -184,4 +189,12 @@ pub enum Closed {
     TakenOver = 4004,
     /// The client has sent something that it may not send.
     BadRequest = 4005,
+}
+
+impl Closed {
+    /// The reason with this code.
+    pub fn of(code: u16) -> Option<Self> {
+        let all = [Self::GuestEnded, Self::NoConsole, Self::InUse, Self::Refused, Self::TakenOver, Self::BadRequest];
+        all.into_iter().find(|closed| *closed as u16 == code)
+    }
 }

@@ -49,7 +49,7 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use crate::{api::VirtualMachine, config::ReconcilerConfig, object::Rendered, observed::Observed};
 
-pub use context::{RandomInput, RelayIdentity, needs_relay_identity, relay_secret};
+pub use context::{RandomInput, RelayIdentity, needs_relay_identity};
 pub use error::TemplateError;
 pub use library::{Library, Sources};
 pub use templates::{Files, TemplateSet};

@@ -134,6 +134,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     commands::the_console_is_in_a_terminal(&namespace).await;
     commands::the_guest_answers_commands(&namespace).await;
     commands::the_relay_leads_to_the_guests_consoles(&namespace, status.relay_port).await;
+    commands::the_screen_is_shown(&namespace).await;
 
     // At rest nothing is written. The kubelet, the garbage collector and the API server itself look at objects now and then;
     // that we do not even do that is shown where we are alone, in tests/api_server/at_rest.rs.

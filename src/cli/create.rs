@@ -316,11 +316,10 @@ impl Options {
                 "next:\n  kubectl vm start {name}{place}\n  kubectl vm console {name}{place}\n  kubectl vm status {name}{place}"
             );
         }
-        let user = self.user.clone().or_else(|| std::env::var("USER").ok()).unwrap_or_else(|| "USER".into());
         let second = if self.network == WantedNetwork::Pod && self.image.is_some() {
-            format!("kubectl vm port-forward {name} 2222:22{place}    # and then: ssh -p 2222 {user}@localhost")
+            format!("kubectl vm ssh {name}{place}")
         } else {
-            format!("kubectl vm display {name}{place} | remote-viewer -")
+            format!("kubectl vm view {name}{place}")
         };
         format!("next:\n  kubectl vm console {name}{place}\n  {second}\n  kubectl vm stop {name}{place}")
     }
@@ -537,10 +536,10 @@ mod tests {
         insta::assert_snapshot!(next("web -n vms --image debian:12 --user ann"), @r"
         next:
           kubectl vm console web -n vms
-          kubectl vm port-forward web 2222:22 -n vms    # and then: ssh -p 2222 ann@localhost
+          kubectl vm ssh web -n vms
           kubectl vm stop web -n vms
         ");
-        assert!(next("web --cd a.iso").contains("kubectl vm display web | remote-viewer -"));
+        assert!(next("web --cd a.iso").contains("kubectl vm view web"));
         assert!(next("web --cd a.iso --stopped").contains("kubectl vm start web\n"));
     }
 }

@@ -10,7 +10,10 @@
 use std::os::fd::AsFd;
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, api::ApiResource};
+use kube::{
+    Api,
+    api::{ApiResource, Portforwarder},
+};
 use rustix::event::{PollFd, PollFlags, poll};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -27,22 +30,34 @@ const VERBS: [&str; 2] = ["get", "create"];
 /// # Errors
 /// If the API server refuses, if nothing in the guest answers, or if the connection breaks.
 pub(super) async fn join(vm: &VmHandle, pod: &str, port: u16) -> Result<(), Failure> {
-    let api: Api<Pod> = Api::namespaced(vm.client().clone(), vm.namespace());
     let failed = |why: &str| Failure::new(format!("{vm}: port {port}: {why}"));
-    let mut forwarder = match api.portforward(pod, &[port]).await {
-        Ok(forwarder) => forwarder,
-        Err(error) => {
-            return Err(Failure::unknown(refused_to_forward(vm, &error).await));
-        }
-    };
-    let (Some(guest), Some(error)) = (forwarder.take_stream(port), forwarder.take_error(port)) else {
-        return Err(failed("it was not forwarded"));
-    };
+    let (mut forwarder, guest) = connect(vm, pod, port).await?;
+    let Some(error) = forwarder.take_error(port) else { return Err(failed("it was not forwarded")) };
     let carried = carry(guest, tokio::io::stdin(), tokio::io::stdout(), nobody_reads()).await;
     let carried = carried.map_err(|error| failed(&error.to_string()))?;
     // The API server says it before it closes the connection.
     let message = futures::FutureExt::now_or_never(error).flatten();
     verdict(carried, message.as_deref()).map_err(|why| failed(&why))
+}
+
+/// A connection to a port of a VM's Pod. It ends when the first part is dropped.
+///
+/// # Errors
+/// If the API server refuses.
+pub(super) async fn connect(
+    vm: &VmHandle,
+    pod: &str,
+    port: u16,
+) -> Result<(Portforwarder, impl AsyncRead + AsyncWrite + Unpin + use<>), Failure> {
+    let api: Api<Pod> = Api::namespaced(vm.client().clone(), vm.namespace());
+    let mut forwarder = match api.portforward(pod, &[port]).await {
+        Ok(forwarder) => forwarder,
+        Err(error) => return Err(Failure::unknown(refused_to_forward(vm, &error).await)),
+    };
+    match forwarder.take_stream(port) {
+        Some(stream) => Ok((forwarder, stream)),
+        None => Err(Failure::new(format!("{vm}: port {port}: it was not forwarded"))),
+    }
 }
 
 /// How a connection ended: what came from the guest, and the error that the node reported.

@@ -47,6 +47,7 @@ use crate::{
     config::ReconcilerConfig,
     object::labels,
     observed::Observed,
+    relay::secret_name,
     runner_config::{CloudInitSection, ConfigFile},
 };
 
@@ -88,13 +89,8 @@ pub struct RelayIdentity {
 
 /// Whether the VM has no Secret for the relay yet, so that [`RandomInput::relay`] matters.
 pub fn needs_relay_identity(vm: &VirtualMachine, observed: &Observed) -> bool {
-    let name = relay_secret(&vm.name_any());
+    let name = secret_name(&vm.name_any());
     !observed.objects.iter().any(|object| object.key.kind == "Secret" && object.key.name == name)
-}
-
-/// The name of the Secret with the relay's certificate and token.
-pub fn relay_secret(vm: &str) -> String {
-    format!("{vm}-relay")
 }
 
 /// Prefixes of labels that a VM's Pod does not get. These tools would take the Pod for one of their objects and delete it.
@@ -196,7 +192,7 @@ pub(super) fn build(
         service: Service::of(vm.spec.load_balancer_service.as_ref(), &config.load_balancer_service),
         display_secret: DisplaySecret::of(vm, observed, &random.display_password),
         relay: json!({
-            "secret": (config.relay && !image.legacy).then(|| relay_secret(&name)),
+            "secret": (config.relay && !image.legacy).then(|| secret_name(&name)),
             "certificate": random.relay.certificate,
             "key": random.relay.key,
             "token": random.relay.token,

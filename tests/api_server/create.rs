@@ -68,8 +68,7 @@ async fn a_vm_is_created_and_followed_until_its_guest_is_up() {
     assert!(created.talk.contains("vm/web: Starting: waiting for "), "{created:?}");
     assert!(
         created.talk.ends_with(&format!(
-            "next:\n  kubectl vm console web -n {place}\n  kubectl vm port-forward web 2222:22 -n {place}    # and then: ssh -p 2222 \
-             ann@localhost\n  kubectl vm stop web -n {place}\n"
+            "next:\n  kubectl vm console web -n {place}\n  kubectl vm ssh web -n {place}\n  kubectl vm stop web -n {place}\n"
         )),
         "{created:?}"
     );

@@ -180,10 +180,51 @@ pub async fn a_vm_is_created_from_an_image(namespace: &TestNamespace, url: &str)
     format!("{}{}", text(&output.stderr), text(&output.stdout))
 }
 
-/// The page about a guest.
-pub async fn guest_page(namespace: &TestNamespace, vm: &str) -> String {
-    let (_tools, mut command) = kubectl_vm(namespace, &["guest", vm]);
-    let output = command.output().await.unwrap();
-    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+/// What a command that succeeds prints on standard output.
+pub async fn printed(namespace: &TestNamespace, arguments: &[&str]) -> String {
+    let (_tools, mut command) = kubectl_vm(namespace, arguments);
+    let output = tokio::time::timeout(LIMIT, command.output()).await.expect("the end of the command").unwrap();
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    println!("$ kubectl vm {}\n{}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// A file of the archive that `kubectl vm dump` makes.
+pub async fn dumped(namespace: &TestNamespace, vm: &str, file: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let archive = folder.path().join("dump.tar.gz");
+    printed(namespace, &["dump", vm, "--output", archive.to_str().unwrap()]).await;
+    let file = format!("{vm}/{file}");
+    let tar = std::process::Command::new("tar").arg("xzOf").arg(&archive).arg(&file).output().unwrap();
+    assert!(tar.status.success(), "{file}: {}", String::from_utf8_lossy(&tar.stderr));
+    String::from_utf8(tar.stdout).unwrap()
+}
+
+/// `kubectl vm view` leads a viewer for VNC to the guest's screen, one at a time.
+pub async fn the_screen_is_shown(namespace: &TestNamespace) {
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+    let (_tools, mut command) = kubectl_vm(namespace, &["view", "demo", "--proxy-only", "--user=ann"]);
+    let mut view = command.stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let mut lines = BufReader::new(view.stdout.take().unwrap()).lines();
+    let line = tokio::time::timeout(LIMIT, lines.next_line()).await.expect("an address").unwrap().unwrap();
+    let address = line.strip_prefix("vnc://").unwrap();
+    let mut viewer = tokio::net::TcpStream::connect(address).await.unwrap();
+    let mut version = [0; 12];
+    tokio::time::timeout(LIMIT, viewer.read_exact(&mut version)).await.expect("QEMU's greeting").unwrap();
+    assert_eq!(&version, b"RFB 003.008\n");
+
+    // Another user's viewer is one that does nothing but end when it is told to.
+    let (_tools, mut command) = kubectl_vm(namespace, &["view", "demo", "--proxy-only", "--user=bob"]);
+    let mut other = command
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(other.stdout.take().unwrap()).lines();
+    let line = tokio::time::timeout(LIMIT, lines.next_line()).await.expect("an address").unwrap().unwrap();
+    let _viewer = tokio::net::TcpStream::connect(line.strip_prefix("vnc://").unwrap()).await.unwrap();
+    let mut notes = BufReader::new(other.stderr.take().unwrap()).lines();
+    let note = tokio::time::timeout(LIMIT, notes.next_line()).await.expect("a note").unwrap().unwrap();
+    assert!(note.contains("ann has the screen: --ask asks for it"), "{note}");
 }

@@ -135,7 +135,7 @@ async fn recipes_run_on_a_node() {
     }
 }
 
-/// `kubectl vm create`, from an image to a guest that is up.
+/// `kubectl vm create`, from an image to a guest that is up, and what changes and describes it.
 #[tokio::test]
 async fn one_command_makes_a_guest_of_an_image() {
     let _turn = ONE_AT_A_TIME.lock().await;
@@ -149,6 +149,22 @@ async fn one_command_makes_a_guest_of_an_image() {
     assert!(conditions::is_true(&vms.get("web").await.unwrap().status.unwrap().conditions, conditions::BOOTED));
     let console = namespace.kubectl(&["logs", "web", "--container=vm-runner"]);
     assert!(console.contains("guest: user-data Hello from the command line"), "{console}");
-    println!("{}", commands::guest_page(&namespace, "web").await);
+    let page = commands::printed(&namespace, &["guest", "web"]).await;
+    assert!(page.starts_with("Guest        Tiny guest") && page.contains("\nHost name    web\n"), "{page}");
+
+    let ram = commands::printed(&namespace, &["set", "ram", "web", "400Mi", "--wait"]).await;
+    assert!(ram.starts_with("vm/web: 400Mi of memory (before: 512Mi); the running guest has it ("), "{ram}");
+    let added = commands::printed(&namespace, &["add", "disk", "web", "16Mi", "--wait"]).await;
+    assert!(added.contains("(claim web-data-disk); waits for a restart: objects/Pod/"), "{added}");
+    commands::printed(&namespace, &["restart", "web", "--wait"]).await;
+    let vm = vms.get("web").await.unwrap();
+    assert!(vm.status.unwrap().pending_changes.is_empty(), "the restart has brought the disk");
+    let events = commands::printed(&namespace, &["events", "web"]).await;
+    assert!(events.contains("Pod/web ") && events.contains("VirtualMachine/web "), "{events}");
+    println!("{ram}{added}{events}");
+    let log = commands::dumped(&namespace, "web", "logs/web-vm-runner.log").await;
+    assert!(log.contains("QEMU started"), "{log}");
+    let manager = commands::dumped(&namespace, "web", "status.txt").await;
+    assert!(manager.contains("web-data-disk"), "{manager}");
     namespace.kubectl(&["delete", "vm", "web"]);
 }

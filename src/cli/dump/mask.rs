@@ -29,7 +29,9 @@ pub(super) struct Known(BTreeSet<String>);
 impl Known {
     /// Remembers what a Secret contains.
     pub fn add(&mut self, secret: &k8s_openapi::api::core::v1::Secret) {
-        let values = secret.data.iter().flatten().filter_map(|(_, value)| std::str::from_utf8(&value.0).ok());
+        // When a password ends is no secret, and is in the status too.
+        let entries = secret.data.iter().flatten().filter(|(key, _)| !key.ends_with("expiry"));
+        let values = entries.filter_map(|(_, value)| std::str::from_utf8(&value.0).ok());
         self.0.extend(values.map(str::trim).filter(|text| text.len() >= SHORTEST).map(str::to_owned));
     }
 
@@ -202,13 +204,12 @@ mod tests {
     #[test]
     fn what_a_secret_contains_is_masked_in_texts() {
         let mut known = Known::default();
-        let secret = json!({ "data": { "a": "aGVsbG8gd29ybGQK", "b": "aGVsbG8=", "short": "YWI=", "long": "aGVsbG8gd29ybGQgYW5kIG1vcmU=" } });
+        let secret = json!({ "data": { "a": "aGVsbG8gd29ybGQK", "b": "aGVsbG8=", "short": "YWI=", "password-expiry": "MTgwMDAwMDAwMA==", "long": "aGVsbG8gd29ybGQgYW5kIG1vcmU=" } });
         known.add(&serde_json::from_value(secret).unwrap());
-        let text =
-            "hello world and more; hello world; hello; ab; https://ann:x@example.org/a@b http://example.org/?q=a@b";
+        let text = "hello world and more; hello world; hello; ab; 1800000000; https://ann:x@example.org/a@b http://example.org/?q=a@b";
         assert_eq!(
             known.mask(text),
-            format!("{MASK}; {MASK}; hello; ab; https://{MASK}@example.org/a@b http://example.org/?q=a@b")
+            format!("{MASK}; {MASK}; hello; ab; 1800000000; https://{MASK}@example.org/a@b http://example.org/?q=a@b")
         );
     }
 }

@@ -53,6 +53,7 @@ use crate::{
     config::Scope,
     metrics::Metrics,
     process::{
+        name_client,
         signals::{self, terminated},
         slots::Slots,
     },
@@ -117,7 +118,8 @@ struct Reports {
 async fn manage(options: Options, reports: Reports, termination: watch::Receiver<bool>) -> anyhow::Result<()> {
     let Reports { metrics, health, debug } = reports;
     let (config, at_start) = Settings::follow(options.config, metrics.clone(), health.clone())?;
-    let kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
+    let mut kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
+    name_client(&mut kubeconfig, "vm-operator");
     let is_in_cluster = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let places = Places::of(&kubeconfig.default_namespace, options.scope.or(at_start.namespace), is_in_cluster);
     let fence = Fence::default();

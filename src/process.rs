@@ -88,6 +88,16 @@ fn is_wrapper(_: &(dyn Error + 'static)) -> bool {
     false
 }
 
+/// Has a program name itself and its version to the API server (`User-Agent`), which writes it into its audit log and counts by it.
+#[cfg(feature = "client")]
+pub fn name_client(config: &mut kube::Config, program: &str) {
+    let value = format!("{program}/{}", env!("CARGO_PKG_VERSION")).parse();
+    // Neither can fail: the program names itself in ASCII.
+    if let (Ok(name), Ok(value)) = ("user-agent".parse(), value) {
+        config.headers.push((name, value));
+    }
+}
+
 /// Keeps a message that stays the same from being logged again with each try.
 #[derive(Default)]
 pub struct RepeatFilter(Option<String>);
@@ -151,6 +161,17 @@ mod tests {
         assert_eq!(ErrorChain(&none).to_string(), "the API server answered with code 502");
         let lost = kube::Error::Service(Box::new(Failure("connect", Some(Box::new(Failure("refused", None))))));
         assert_eq!(ErrorChain(&lost).to_string(), "connect: refused");
+    }
+
+    #[cfg(feature = "manager")]
+    #[tokio::test]
+    async fn a_client_names_its_program() {
+        let name = |headers: axum::http::HeaderMap| async move { format!("{:?}", headers.get("user-agent")) };
+        let mut config = crate::test_support::played(axum::Router::new().fallback(name)).await;
+        name_client(&mut config, "vm-operator");
+        let client = kube::Client::try_from(config).unwrap();
+        let answer = client.request_text(axum::http::Request::get("/").body(vec![]).unwrap()).await.unwrap();
+        assert_eq!(answer, concat!("Some(\"vm-operator/", env!("CARGO_PKG_VERSION"), "\")"));
     }
 
     #[test]

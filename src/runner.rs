@@ -133,7 +133,7 @@ use tracing::{info, warn};
 
 use crate::{
     kvm::{self, TrialResult},
-    process::{ErrorChain, signals},
+    process::{ErrorChain, name_client, signals},
     relay::PORT,
     runner_config::paths,
 };
@@ -653,13 +653,21 @@ async fn run_both_roles(options: &MachineOptions, agent: &mut Agent, term: watch
     }
 }
 
+fn named_client(mut config: kube::Config) -> Result<Option<Client>, Error> {
+    name_client(&mut config, "vm-runner");
+    Client::try_from(config).map(Some).map_err(Error::Kubeconfig)
+}
+
 /// The client of the API server that gets the status. `None`: the status is only logged.
 async fn client(target: StatusTarget) -> Result<Option<Client>, Error> {
     match target {
         StatusTarget::Log => Ok(None),
-        StatusTarget::Kubeconfig => Client::try_default().await.map(Some).map_err(Error::Kubeconfig),
+        StatusTarget::Kubeconfig => {
+            let config = kube::Config::infer().await.map_err(kube::Error::InferConfig).map_err(Error::Kubeconfig)?;
+            named_client(config)
+        }
         StatusTarget::Auto => match kube::Config::incluster() {
-            Ok(config) => Client::try_from(config).map(Some).map_err(Error::Kubeconfig),
+            Ok(config) => named_client(config),
             Err(error) => {
                 info!(reason = %error, "the runner is not in a cluster: the status is only logged");
                 Ok(None)

@@ -101,6 +101,7 @@ impl ClusterOptions {
     /// Makes a client. Nothing is asked of the API server yet.
     pub async fn connect(&self) -> Result<Cluster, ConnectError> {
         let mut config = self.config().await?;
+        crate::process::name_client(&mut config, "kubectl-vm");
         if let Some(user) = &self.impersonate {
             config.auth_info.impersonate = Some(user.clone());
             config.auth_info.impersonate_groups =

@@ -9,7 +9,7 @@
 //! The certificate, its key and the token are read anew for each connection, so they can be replaced at any time. Without them nothing listens.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     fs, io,
     net::Ipv6Addr,
     path::{Path, PathBuf},
@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixStream},
-    sync::{Semaphore, mpsc, watch},
+    sync::{Semaphore, mpsc, oneshot, watch},
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout},
 };
@@ -58,6 +58,8 @@ use crate::{
 
 /// The most connections at the same time. A SPICE viewer has up to ten.
 const MOST_CONNECTIONS: usize = 64;
+/// The most connections at the same time that have not shown the token.
+const MOST_STRANGERS: usize = 64;
 /// The time for TLS, the request, and the first message.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// When the relay looks again for the certificate or a free port.
@@ -112,22 +114,20 @@ pub async fn serve(options: RelayOptions, state: watch::Sender<RelayState>) {
     state.send_modify(|state| state.port = port);
     let room = Arc::new(Room { people: Mutex::default(), start: Instant::now(), state });
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let mut strangers = Strangers::default();
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => match places.clone().try_acquire_owned() {
-                    Ok(place) => {
-                        let (options, room) = (options.clone(), room.clone());
-                        connections.spawn(async move {
-                            if let Err(error) = connection(stream, &options, &room).await {
-                                debug!(%error, %peer, "a connection to the relay has ended");
-                            }
-                            drop(place);
-                        });
-                    }
-                    Err(_) => debug!(%peer, "the relay has too many connections"),
-                },
+                Ok((stream, peer)) => {
+                    let (options, room, places) = (options.clone(), room.clone(), places.clone());
+                    let known = strangers.add();
+                    connections.spawn(async move {
+                        if let Err(error) = connection(stream, known, &places, &options, &room).await {
+                            debug!(%error, %peer, "a connection to the relay has ended");
+                        }
+                    });
+                }
                 Err(error) => {
                     warn!(%error, "the relay cannot accept a connection");
                     sleep(AGAIN).await;
@@ -192,6 +192,25 @@ impl Identity {
     }
 }
 
+/// The connections that have not shown the token yet. If there are too many, the oldest one gives way, so that nobody without the token keeps
+/// out those who have it: they show it within moments.
+#[derive(Default)]
+struct Strangers(VecDeque<oneshot::Sender<()>>);
+
+impl Strangers {
+    /// One more. What is returned ends when the stranger must go.
+    fn add(&mut self) -> oneshot::Receiver<()> {
+        // Those that are known now, or gone.
+        self.0.retain(|stranger| !stranger.is_closed());
+        if self.0.len() >= MOST_STRANGERS {
+            self.0.pop_front();
+        }
+        let (must_go, receiver) = oneshot::channel();
+        self.0.push_back(must_go);
+        receiver
+    }
+}
+
 /// What a client has asked for.
 #[derive(Clone, Copy)]
 enum Wanted {
@@ -199,7 +218,13 @@ enum Wanted {
     Console(Console),
 }
 
-async fn connection(stream: TcpStream, options: &RelayOptions, room: &Room) -> Result<(), tungstenite::Error> {
+async fn connection(
+    stream: TcpStream,
+    stranger: oneshot::Receiver<()>,
+    places: &Semaphore,
+    options: &RelayOptions,
+    room: &Room,
+) -> Result<(), tungstenite::Error> {
     let identity = Identity::read(&options.folder)?;
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     stream.set_nodelay(true)?;
@@ -207,7 +232,13 @@ async fn connection(stream: TcpStream, options: &RelayOptions, room: &Room) -> R
         let stream = identity.tls.accept(stream).await?;
         greet(stream, &identity).await
     };
-    let (mut socket, wanted) = timeout(PATIENCE, begin).await.map_err(late)??;
+    let (mut socket, wanted) = tokio::select! {
+        begun = timeout(PATIENCE, begin) => begun.map_err(late)??,
+        _ = stranger => return Ok(()),
+    };
+    let Ok(_place) = places.try_acquire() else {
+        return close(&mut socket, Closed::NoConsole, "the relay has too many viewers").await;
+    };
     match wanted {
         Wanted::List => show_list(&mut socket, room).await,
         Wanted::Console(console) => {

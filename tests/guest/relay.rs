@@ -225,6 +225,15 @@ async fn several_people_type_into_the_serial_console_and_only_with_the_token() {
     assert_eq!(closed(&mut none).await.0, Closed::NoConsole as u16);
     runner.says_last("ConsoleConnected", "No viewer");
 
+    // Strangers who say nothing do not keep out those who have the token.
+    let mut strangers = Vec::new();
+    for _ in 0..200 {
+        strangers.push(TcpStream::connect(("127.0.0.1", relay.port)).await.unwrap());
+    }
+    let mut late = relay.enter(Console::Serial, "late", Wish::Watch).await;
+    assert_eq!(news(&mut late).await, News::Connected { controls: false });
+    drop(strangers);
+
     // Who has no token, or another one, or is another relay.
     let certificate = fs::read(vm.path("relay/tls.crt")).unwrap();
     let stranger = Relayed { access: Access::new(&certificate, b"of somebody else").unwrap(), port: relay.port };

@@ -17,7 +17,7 @@ use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 use futures::{SinkExt, StreamExt};
 use k8s_openapi::api::core::v1::Secret;
-use kube::Api;
+use kube::{Api, api::ApiResource};
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, Lines, Stdin},
     net::{TcpListener, TcpStream},
@@ -30,7 +30,7 @@ use super::{
     in_pod::read_vm,
     output::{Exit, Failure, Output, chain, note},
     stdio,
-    vms::vm_names,
+    vms::{refused_about, vm_names},
 };
 use crate::{
     actions::VmHandle,
@@ -145,8 +145,15 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
 async fn access(vm: &VmHandle) -> Result<Access, Failure> {
     let name = secret_name(vm.name());
     let secrets: Api<Secret> = Api::namespaced(vm.client().clone(), vm.namespace());
-    let read = |error: kube::Error| Failure::unknown(format!("{vm}: Secret {name}: {}", ErrorChain(&error)));
-    let data = secrets.get(&name).await.map_err(read)?.data.unwrap_or_default();
+    let secret = match secrets.get(&name).await {
+        Ok(secret) => secret,
+        Err(error) => {
+            let (resource, what) = (ApiResource::erase::<Secret>(&()), format!("{vm}: Secret {name}"));
+            let refused = refused_about(vm.client(), &resource, &what, &["get"], Some(vm.namespace()), &error).await;
+            return Err(Failure::unknown(refused));
+        }
+    };
+    let data = secret.data.unwrap_or_default();
     let part = |key: &str| data.get(key).map(|value| value.0.as_slice()).unwrap_or_default();
     Access::new(part("tls.crt"), part("token")).map_err(|error| Failure::new(format!("{vm}: Secret {name}: {error}")))
 }

@@ -324,3 +324,25 @@ async fn a_vm_is_exposed_before_it_runs_and_after_it_was_created_anew() {
         "{exposed:?}"
     );
 }
+
+#[tokio::test]
+async fn the_screen_is_not_shown_and_why() {
+    let ns = ns("view").await;
+    let place = ns.namespace.name();
+    up(&ns, "apple", |_| ()).await;
+    let view = |more: &[&str]| run(&ns, &[&["view", "apple", "--proxy-only", "--user=ann"] as &[&str], more].concat());
+    let printed = view(&[]);
+    assert!(printed.code == 1 && printed.talk.contains("nothing leads to its screen"), "{printed:?}");
+
+    // Its agent says where the relay is. Nobody but those with the Secret gets there.
+    let status = r#"--patch={"status":{"relayPort":10443}}"#;
+    ns.namespace.kubectl(&["patch", "vm", "apple", "--subresource=status", "--type=merge", status]);
+    allow(&ns, "vms", "get", "vms.vmoperator.jdrupes.org");
+    allow(&ns, "pods", "list", "pods");
+    let lacks = eventually("alice to read the VM and its Pod", LIMIT, async || {
+        Some(view(&["--as", "alice"])).filter(|printed| printed.talk.contains("may not get secrets"))
+    })
+    .await;
+    assert!(lacks.code == 3 && lacks.talk.contains(&format!("vm {place}/apple: Secret apple-relay")), "{lacks:?}");
+    assert_eq!(view(&["--watch", "--ask"]).code, 2);
+}

@@ -80,10 +80,19 @@ pub struct Hello {
 impl Hello {
     /// What is wrong with the names, if something is.
     pub fn problem(&self) -> Option<&'static str> {
-        let is_name = |name: &str| (1..=LONGEST_NAME).contains(&name.len()) && !name.chars().any(char::is_control);
+        let is_name = |name: &str| {
+            (1..=LONGEST_NAME).contains(&name.len()) && !name.trim().is_empty() && !name.chars().any(is_obeyed)
+        };
         (!is_name(&self.user) || !is_name(&self.session))
-            .then_some("user and session have 1 to 256 bytes, without control characters")
+            .then_some("user and session have 1 to 256 bytes, not only blanks, without control and format characters")
     }
+}
+
+/// Whether a terminal or a browser obeys the character in place of showing it: controls, separators of lines, and what changes the direction of
+/// text or is not seen (Unicode's categories Cc, Zl, Zp, and most of Cf).
+fn is_obeyed(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// What a viewer wants.
@@ -196,5 +205,21 @@ impl Closed {
     pub fn of(code: u16) -> Option<Self> {
         let all = [Self::GuestEnded, Self::NoConsole, Self::InUse, Self::Refused, Self::TakenOver, Self::BadRequest];
         all.into_iter().find(|closed| *closed as u16 == code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_texts_that_are_shown_as_they_are() {
+        let hello = |user: &str| Hello { user: user.into(), session: "s".into(), wish: Wish::Watch };
+        for name in ["ann", "Jürgen Müller", "ann@example.com", "李"] {
+            assert_eq!(hello(name).problem(), None, "{name}");
+        }
+        for name in ["", "  ", "a\nb", "\u{202e}gnp", "a\u{2028}b", "\u{200b}", &"x".repeat(257)] {
+            assert!(hello(name).problem().is_some(), "{name:?}");
+        }
     }
 }

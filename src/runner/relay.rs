@@ -11,13 +11,14 @@
 use std::{
     collections::{HashMap, VecDeque},
     fs, io,
-    net::Ipv6Addr,
+    net::{IpAddr, Ipv6Addr},
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use futures::{SinkExt, StreamExt};
+use rustix::net::sockopt;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use tokio::{
@@ -53,13 +54,13 @@ use super::{
 };
 use crate::{
     process::lock,
-    relay::{ANSWER_SECONDS, Answer, Closed, Console, FILES, Hello, Mode, News, VIEWERS, Viewer, Wish},
+    relay::{Answer, Closed, Console, FILES, Hello, Mode, News, VIEWERS, Viewer, Wish},
 };
 
 /// The most connections at the same time. A SPICE viewer has up to ten.
 const MOST_CONNECTIONS: usize = 64;
 /// The most connections at the same time that have not shown the token.
-const MOST_STRANGERS: usize = 64;
+const MOST_STRANGERS: usize = 256;
 /// The time for TLS, the request, and the first message.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// When the relay looks again for the certificate or a free port.
@@ -69,9 +70,17 @@ const HEARTBEAT: Duration = Duration::from_secs(15);
 /// A viewer that has sent nothing for this time, nor taken anything, is gone.
 const SILENCE: Duration = Duration::from_secs(45);
 /// The longest message of a viewer in bytes. A pasted text is the longest one.
-const LONGEST_MESSAGE: usize = 1 << 20;
+const LONGEST_MESSAGE: usize = 256 << 10;
 /// The bytes that are read at once from QEMU.
 const PIECE: usize = 32 << 10;
+/// The most bytes that wait for a viewer who does not read. More end the connection.
+const MOST_UNREAD: usize = 8 * PIECE;
+/// The bytes of a viewer that are looked at without a pause for the others.
+const TURN: usize = 16 << 10;
+/// The bytes of a viewer that QEMU may not have read yet. Whoever loses control has typed no more than that.
+const IN_FLIGHT: usize = 4 << 10;
+/// For how long, and how often, QEMU is tried again that has many viewers to accept.
+const ACCEPTS: (u32, Duration) = (250, Duration::from_millis(20));
 
 type Socket = WebSocketStream<TlsStream<TcpStream>>;
 
@@ -121,7 +130,7 @@ pub async fn serve(options: RelayOptions, state: watch::Sender<RelayState>) {
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => {
                     let (options, room, places) = (options.clone(), room.clone(), places.clone());
-                    let known = strangers.add();
+                    let known = strangers.add(peer.ip());
                     connections.spawn(async move {
                         if let Err(error) = connection(stream, known, &places, &options, &room).await {
                             debug!(%error, %peer, "a connection to the relay has ended");
@@ -192,21 +201,25 @@ impl Identity {
     }
 }
 
-/// The connections that have not shown the token yet. If there are too many, the oldest one gives way, so that nobody without the token keeps
-/// out those who have it: they show it within moments.
+/// The connections that have not shown the token yet. If there are too many, the oldest one of the address with the most of them gives way, so
+/// that nobody without the token keeps out those who have it.
 #[derive(Default)]
-struct Strangers(VecDeque<oneshot::Sender<()>>);
+struct Strangers(VecDeque<(IpAddr, oneshot::Sender<()>)>);
 
 impl Strangers {
-    /// One more. What is returned ends when the stranger must go.
-    fn add(&mut self) -> oneshot::Receiver<()> {
+    /// One more, from this address. What is returned ends when the stranger must go.
+    fn add(&mut self, address: IpAddr) -> oneshot::Receiver<()> {
         // Those that are known now, or gone.
-        self.0.retain(|stranger| !stranger.is_closed());
+        self.0.retain(|(_, stranger)| !stranger.is_closed());
         if self.0.len() >= MOST_STRANGERS {
-            self.0.pop_front();
+            let mut numbers = HashMap::<IpAddr, usize>::new();
+            self.0.iter().for_each(|(address, _)| *numbers.entry(*address).or_default() += 1);
+            let rudest = numbers.into_iter().max_by_key(|(_, number)| *number).map(|(address, _)| address);
+            let at = self.0.iter().position(|(address, _)| Some(*address) == rudest);
+            at.and_then(|at| self.0.remove(at));
         }
         let (must_go, receiver) = oneshot::channel();
-        self.0.push_back(must_go);
+        self.0.push_back((address, must_go));
         receiver
     }
 }
@@ -274,6 +287,8 @@ async fn greet(stream: TlsStream<TcpStream>, identity: &Identity) -> Result<(Soc
     };
     let config = WebSocketConfig::default()
         .read_buffer_size(16 << 10)
+        .write_buffer_size(0)
+        .max_write_buffer_size(MOST_UNREAD)
         .max_message_size(Some(LONGEST_MESSAGE))
         .max_frame_size(Some(LONGEST_MESSAGE));
     let socket = accept_hdr_async_with_config(stream, look, Some(config)).await?;
@@ -348,7 +363,12 @@ impl Alive {
                     self.last = Instant::now();
                     match message {
                         Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
-                        Some(Ok(Message::Close(_))) | None => return Ok(None),
+                        Some(Ok(Message::Close(_))) => {
+                            // The answer to it, which is part of the protocol, and which the client may not want any more.
+                            let _ = timeout(Duration::from_secs(1), socket.flush()).await;
+                            return Ok(None);
+                        }
+                        None => return Ok(None),
                         Some(message) => return message.map(Some),
                     }
                 }
@@ -414,6 +434,12 @@ impl Room {
         lock(&self.people).viewers.next_time().map(|at| self.start + at)
     }
 
+    /// The seconds that are left for an answer.
+    fn seconds_left(&self) -> u64 {
+        let left = self.granted_at().map(|at| at.saturating_duration_since(Instant::now()));
+        left.unwrap_or_default().as_secs_f32().round() as u64
+    }
+
     fn hand_out(&self, people: &mut People, decisions: Vec<Decision>) {
         for decision in decisions {
             let id = match &decision {
@@ -471,7 +497,7 @@ async fn view(
         Console::Serial => runtime.console(),
     };
     // Nobody is asked for a console that is not there.
-    let Ok(qemu) = UnixStream::connect(&path).await else {
+    let Ok(qemu) = connect(&path).await else {
         return close(socket, Closed::NoConsole, "the guest does not run, or has no such console").await;
     };
     info!(user = hello.user, session = hello.session, ?console, wish = ?hello.wish, "a viewer connects");
@@ -489,6 +515,22 @@ async fn view(
     close(socket, code, &reason).await
 }
 
+/// Connects with one of QEMU's sockets, whose queue is short.
+async fn connect(path: &Path) -> io::Result<UnixStream> {
+    let (times, pause) = ACCEPTS;
+    for _ in 0..times {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(pause).await,
+            outcome => {
+                let stream = outcome?;
+                sockopt::set_socket_send_buffer_size(&stream, IN_FLIGHT)?;
+                return Ok(stream);
+            }
+        }
+    }
+    Err(io::ErrorKind::TimedOut.into())
+}
+
 /// Waits until the viewer is let in. Otherwise why not.
 async fn wait(
     socket: &mut Socket,
@@ -498,9 +540,13 @@ async fn wait(
     loop {
         let until = guest.room.granted_at();
         tokio::select! {
+            // What a viewer sends who is let in already must not be lost.
+            biased;
             Some(order) = guest.orders.recv() => match order {
                 Decision::LetIn(_) => return Ok(None),
-                Decision::Wait { user, .. } => tell(socket, &News::Asking { user, seconds: ANSWER_SECONDS }).await?,
+                Decision::Wait { user, .. } => {
+                    tell(socket, &News::Asking { user, seconds: guest.room.seconds_left() }).await?;
+                }
                 Decision::InUse { user, .. } => return Ok(Some((Closed::InUse, user))),
                 Decision::Refuse(_) => return Ok(Some((Closed::Refused, "the user said no".into()))),
                 Decision::Replace { user, .. } => return Ok(Some((Closed::TakenOver, user))),
@@ -541,37 +587,78 @@ async fn exchange(
 ) -> Result<(Closed, String), tungstenite::Error> {
     let (mut output, mut input) = qemu.into_split();
     let mut buffer = vec![0; PIECE];
+    // What QEMU has not taken yet. The viewer is not read as long as there is some.
+    let mut rest = VecDeque::new();
+    let mut taken = Instant::now();
     let ended = || (Closed::GuestEnded, "the guest has ended".to_owned());
     loop {
+        // Whoever has lost control types nothing more.
+        while let Ok(order) = guest.orders.try_recv() {
+            if let Some(end) = obey(order, socket, guest.room).await? {
+                return Ok(end);
+            }
+        }
+        let (pending, _) = rest.as_slices();
+        let is_pending = !pending.is_empty();
         tokio::select! {
-            Some(order) = guest.orders.recv() => match order {
-                Decision::Replace { user, .. } => return Ok((Closed::TakenOver, user)),
-                Decision::Question { asks, user, .. } => {
-                    tell(socket, &News::Question { id: asks, user, seconds: ANSWER_SECONDS }).await?;
-                }
-                Decision::Withdraw { asks, .. } => tell(socket, &News::Withdrawn { id: asks }).await?,
-                Decision::LetIn(_) | Decision::Wait { .. } | Decision::InUse { .. } | Decision::Refuse(_) => {}
+            Some(order) = guest.orders.recv() => if let Some(end) = obey(order, socket, guest.room).await? {
+                return Ok(end);
             },
-            received = alive.next(socket) => match received? {
-                None => return Err(tungstenite::Error::ConnectionClosed),
-                Some(Message::Text(text)) => match serde_json::from_str::<Answer>(&text) {
+            count = input.write(pending), if is_pending => match count {
+                Ok(0) | Err(_) => return Ok(ended()),
+                Ok(count) => {
+                    rest.drain(..count);
+                    taken = Instant::now();
+                }
+            },
+            () = sleep_until(taken + SILENCE), if is_pending => {
+                return Ok((Closed::GuestEnded, "the guest takes nothing".to_owned()));
+            }
+            count = output.read(&mut buffer) => match count {
+                Ok(0) | Err(_) => return Ok(ended()),
+                Ok(count) => send(socket, Message::binary(buffer.get(..count).unwrap_or_default().to_vec())).await?,
+            },
+            received = alive.next(socket), if !is_pending => match received {
+                Ok(None) => return Err(tungstenite::Error::ConnectionClosed),
+                Ok(Some(Message::Text(text))) => match serde_json::from_str::<Answer>(&text) {
                     Ok(Answer { id, agrees }) => {
                         guest.room.change(|viewers, now| viewers.answer(guest.id, id, agrees, now));
                     }
                     Err(error) => return Ok((Closed::BadRequest, error.to_string())),
                 },
-                Some(Message::Binary(bytes)) => match gate.pass(&bytes) {
-                    None => return Ok((Closed::BadRequest, super::rfb::NotRfb.to_string())),
-                    Some(bytes) => if input.write_all(&bytes).await.is_err() { return Ok(ended()) },
-                },
-                Some(_) => {}
-            },
-            count = output.read(&mut buffer) => match count {
-                Ok(0) | Err(_) => return Ok(ended()),
-                Ok(count) => send(socket, Message::binary(buffer.get(..count).unwrap_or_default().to_vec())).await?,
+                Ok(Some(Message::Binary(bytes))) => {
+                    for part in bytes.chunks(TURN) {
+                        let Some(bytes) = gate.pass(part) else {
+                            return Ok((Closed::BadRequest, super::rfb::NotRfb.to_string()));
+                        };
+                        rest.extend(bytes);
+                        tokio::task::yield_now().await;
+                    }
+                    taken = Instant::now();
+                }
+                Ok(Some(_)) => {}
+                Err(tungstenite::Error::Capacity(error)) => return Ok((Closed::BadRequest, error.to_string())),
+                Err(error) => return Err(error),
             },
         }
     }
+}
+
+/// Does what a viewer who is let in is told. Returns why the connection ends, if it does.
+async fn obey(
+    order: Decision,
+    socket: &mut Socket,
+    room: &Room,
+) -> Result<Option<(Closed, String)>, tungstenite::Error> {
+    match order {
+        Decision::Replace { user, .. } => return Ok(Some((Closed::TakenOver, user))),
+        Decision::Question { asks, user, .. } => {
+            tell(socket, &News::Question { id: asks, user, seconds: room.seconds_left() }).await?;
+        }
+        Decision::Withdraw { asks, .. } => tell(socket, &News::Withdrawn { id: asks }).await?,
+        Decision::LetIn(_) | Decision::Wait { .. } | Decision::InUse { .. } | Decision::Refuse(_) => {}
+    }
+    Ok(None)
 }
 
 /// Whether a viewer looks at the screen, for the condition ConsoleConnected.

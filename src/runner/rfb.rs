@@ -55,48 +55,65 @@ impl Filter {
         if self.stage == Stage::Messages && !self.only_watches {
             return Ok(bytes.to_vec());
         }
-        self.begun.extend_from_slice(bytes);
+        let skipped = self.skip.min(bytes.len());
+        self.skip -= skipped;
+        self.begun.extend_from_slice(bytes.get(skipped..).unwrap_or_default());
         let mut passed = Vec::new();
-        while self.step(&mut passed)? {}
+        let begun = std::mem::take(&mut self.begun);
+        let mut rest = begun.as_slice();
+        while self.step(&mut rest, &mut passed)? {}
+        self.begun = rest.to_vec();
         Ok(passed)
     }
 
     /// Takes the next part out of what has arrived. Returns whether there may be another one.
-    fn step(&mut self, passed: &mut Vec<u8>) -> Result<bool, NotRfb> {
-        let skipped = self.skip.min(self.begun.len());
-        self.begun.drain(..skipped);
-        self.skip -= skipped;
-        match (self.stage, self.begun.as_slice()) {
+    fn step(&mut self, rest: &mut &[u8], passed: &mut Vec<u8>) -> Result<bool, NotRfb> {
+        match (self.stage, *rest) {
             (_, []) => return Ok(false),
-            (Stage::Version, version) => {
-                let Some(version) = version.get(..12) else { return Ok(false) };
+            (Stage::Version, _) => {
+                let Some((version, after)) = rest.split_at_checked(12) else { return Ok(false) };
                 let minor =
                     version.strip_prefix(b"RFB 003.").and_then(|rest| rest.strip_suffix(b"\n")).ok_or(NotRfb)?;
-                // Before 3.7 the server chooses.
-                self.stage = if minor < b"007".as_slice() { Stage::Init } else { Stage::Security };
-                passed.extend(self.begun.drain(..12));
+                // Exactly as they are written: QEMU reads numbers more loosely, and must not take another version for granted.
+                self.stage = match minor {
+                    // Before 3.7 the server chooses.
+                    b"003" | b"005" => Stage::Init,
+                    b"007" | b"008" => Stage::Security,
+                    _ => return Err(NotRfb),
+                };
+                passed.extend_from_slice(version);
+                *rest = after;
             }
             // 1 is "none": QEMU's socket in the Pod wants no password.
-            (Stage::Security, [1, ..]) => {
+            (Stage::Security, [1, after @ ..]) => {
                 self.stage = Stage::Init;
-                passed.extend(self.begun.drain(..1));
+                passed.push(1);
+                *rest = after;
             }
             (Stage::Security, _) => return Err(NotRfb),
-            (Stage::Init, [_, ..]) => {
+            (Stage::Init, [_, after @ ..]) => {
                 self.stage = Stage::Messages;
-                self.begun.drain(..1);
                 passed.push(1);
+                *rest = after;
             }
-            (Stage::Messages, _) if !self.only_watches => passed.append(&mut self.begun),
-            (Stage::Messages, begun) => {
-                let Some(message) = message(begun)? else { return Ok(false) };
-                if message.passes {
-                    if self.begun.len() < message.length {
-                        return Ok(false);
+            (Stage::Messages, all) if !self.only_watches => {
+                passed.extend_from_slice(all);
+                *rest = &[];
+            }
+            (Stage::Messages, all) => {
+                let Some(message) = message(all)? else { return Ok(false) };
+                match all.split_at_checked(message.length) {
+                    Some((whole, after)) => {
+                        if message.passes {
+                            passed.extend_from_slice(whole);
+                        }
+                        *rest = after;
                     }
-                    passed.extend(self.begun.drain(..message.length));
-                } else {
-                    self.skip = message.length;
+                    None if message.passes => return Ok(false),
+                    None => {
+                        self.skip = message.length - all.len();
+                        *rest = &[];
+                    }
                 }
             }
         }
@@ -200,6 +217,9 @@ mod tests {
     #[test]
     fn what_is_not_rfb_ends_the_connection() {
         assert_eq!(Filter::new(true).pass(b"GET / HTTP/1.1\r\n"), Err(NotRfb));
+        for version in [b"RFB 003. 08\n", b"RFB 003.+08\n", b"RFB 003.0x8\n", b"RFB 003.889\n", b"RFB 003.8\n\n\n"] {
+            assert_eq!(Filter::new(true).pass(version), Err(NotRfb), "QEMU would read it as 3.8, or not at all");
+        }
         assert_eq!(Filter::new(false).pass(b"RFB 003.008\n\x02"), Err(NotRfb), "another kind of authentication");
         assert_eq!(of_watcher(b"\x63"), Err(NotRfb));
         assert_eq!(of_watcher(b"\x02\x00\xff\xff"), Err(NotRfb), "too many encodings");

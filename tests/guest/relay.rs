@@ -177,6 +177,18 @@ async fn people_watch_ask_and_take_over_the_screen_and_the_status_names_them() {
     drop(bob);
     runner.says_last("ConsoleConnected", "eve watches the display.");
 
+    // QEMU has a short queue for those who connect.
+    let all = futures::future::join_all((0..20).map(|number| {
+        let name = format!("watcher {number}");
+        let relay = &relay;
+        async move {
+            let mut socket = relay.enter(Console::Vnc, &name, Wish::Watch).await;
+            assert_eq!(news(&mut socket).await, News::Connected { controls: false }, "{name}");
+            socket
+        }
+    }));
+    drop(all.await);
+
     // SPICE is one of the ways to the same screen.
     let mut kim = relay.enter(Console::Spice, "kim", Wish::Control).await;
     assert_eq!(news(&mut kim).await, News::Connected { controls: true });

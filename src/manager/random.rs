@@ -5,14 +5,16 @@ use tracing::warn;
 
 use crate::{
     api::VirtualMachine,
+    config::ReconcilerConfig,
     observed::Observed,
     process::ErrorChain,
     render::{RandomInput, RelayIdentity, needs_relay_identity},
 };
 
 /// The random values for a VM.
-pub fn random_input(vm: &VirtualMachine, observed: &Observed) -> RandomInput {
-    let relay = if needs_relay_identity(vm, observed) { new_identity() } else { RelayIdentity::default() };
+pub fn random_input(vm: &VirtualMachine, observed: &Observed, config: &ReconcilerConfig) -> RandomInput {
+    let is_needed = needs_relay_identity(vm, observed, config);
+    let relay = if is_needed { new_identity() } else { RelayIdentity::default() };
     RandomInput { display_password: random(), relay }
 }
 

@@ -481,7 +481,7 @@ impl Inputs {
         vm: &VirtualMachine,
         observed: &Observed,
     ) -> Result<Rendering, ReconcileError> {
-        let random = random_input(vm, observed);
+        let random = random_input(vm, observed, &self.config);
         let input = Input { vm, observed, config: &self.config };
         let with = async |set: &TemplateSet| renderer.render(input, &random, set).await.map_err(ReconcileError::Render);
         let rendered = match self.templates.of(vm) {

@@ -87,10 +87,16 @@ pub struct RelayIdentity {
     pub token: String,
 }
 
-/// Whether the VM has no Secret for the relay yet, so that [`RandomInput::relay`] matters.
-pub fn needs_relay_identity(vm: &VirtualMachine, observed: &Observed) -> bool {
+/// Whether the VM is to have a relay and has no Secret for it yet, so that [`RandomInput::relay`] matters.
+pub fn needs_relay_identity(vm: &VirtualMachine, observed: &Observed, config: &ReconcilerConfig) -> bool {
     let name = secret_name(&vm.name_any());
-    !observed.objects.iter().any(|object| object.key.kind == "Secret" && object.key.name == name)
+    let exists = observed.objects.iter().any(|object| object.key.kind == "Secret" && object.key.name == name);
+    !exists && has_relay(config, &RunnerImage::of(vm, config))
+}
+
+/// Whether VMs with this image have a relay. A legacy runner has none.
+fn has_relay(config: &ReconcilerConfig, image: &RunnerImage) -> bool {
+    config.relay && !image.legacy
 }
 
 /// Prefixes of labels that a VM's Pod does not get. These tools would take the Pod for one of their objects and delete it.
@@ -192,7 +198,7 @@ pub(super) fn build(
         service: Service::of(vm.spec.load_balancer_service.as_ref(), &config.load_balancer_service),
         display_secret: DisplaySecret::of(vm, observed, &random.display_password),
         relay: json!({
-            "secret": (config.relay && !image.legacy).then(|| secret_name(&name)),
+            "secret": has_relay(config, &image).then(|| secret_name(&name)),
             "certificate": random.relay.certificate,
             "key": random.relay.key,
             "token": random.relay.token,

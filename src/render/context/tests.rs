@@ -117,3 +117,24 @@ fn the_mode_of_a_new_claim_is_the_disks_else_the_configurations_and_one_that_exi
         assert_eq!((&disk["mode"], &disk["spec"]["volumeMode"]), (&json!(expected), &json!(expected)), "{disk}");
     }
 }
+
+#[test]
+fn an_identity_is_made_only_for_a_relay_that_has_none() {
+    let config = ReconcilerConfig::default();
+    let without = ReconcilerConfig { relay: false, ..ReconcilerConfig::default() };
+    let plain = vm(|_| ());
+    let legacy = vm(|vm| {
+        vm["spec"]["image"] = json!({ "source": "example.org/org.jdrupes.vmoperator.runner.qemu-arch:latest" })
+    });
+    let object = json!({ "metadata": { "name": secret_name("apple") } });
+    let types = TypeMeta { api_version: "v1".into(), kind: "Secret".into() };
+    let made = Observed::of(vec![Arc::new(Object::trim(&types, serde_json::from_value(object).unwrap()))], noon());
+    for (vm, observed, config, is_needed) in [
+        (&plain, nothing(), &config, true),
+        (&plain, made, &config, false),
+        (&plain, nothing(), &without, false),
+        (&legacy, nothing(), &config, false),
+    ] {
+        assert_eq!(needs_relay_identity(vm, &observed, config), is_needed);
+    }
+}

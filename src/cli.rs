@@ -337,6 +337,14 @@ fn man(folder: &Path) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
+/// The options of a command, as words on its command line.
+#[cfg(test)]
+fn parsed<T: clap::Args>(line: &str) -> Result<T, clap::Error> {
+    let mut matches = T::augment_args(clap::Command::new("test"))
+        .try_get_matches_from(std::iter::once("test").chain(line.split_whitespace()))?;
+    T::from_arg_matches_mut(&mut matches)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -20,7 +20,7 @@ use super::{
     in_pod::{InPod, start_failed},
     output::{Exit, Failure, Output, chain, note},
     vms::{self, name_of},
-    wait::{self, Ended, Goal, Limit},
+    wait::{self, Goal, Limit},
 };
 use crate::{
     actions::VmHandle,
@@ -57,10 +57,9 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     output.flush()?;
     loop {
         let (begin, limit) = (Instant::now(), options.limit.timeout);
-        match wait::wait(&cluster.client, vm.namespace(), vm.name(), &Goal::Running, begin, limit).await {
-            Ended::Reached { .. } => {}
-            Ended::TimedOut => return Ok(Exit::TimeOut),
-            Ended::Failed => return Ok(Exit::Negative),
+        let running = wait::wait(&cluster.client, vm.namespace(), vm.name(), &Goal::Running, begin, limit).await;
+        if let Err(exit) = running.reached() {
+            return Ok(exit);
         }
         let unknown = |error: kube::Error| Failure::unknown(chain(&vm, &error));
         let running = vm.get().await.map_err(unknown)?;

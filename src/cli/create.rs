@@ -28,7 +28,7 @@ use super::{
     manifest::{self, Violation},
     output::{Exit, Failure, Output, note},
     vms::{ObjectFormat, api, exit, print_objects, refused, title},
-    wait::{self, Ended, Goal, seconds, time},
+    wait::{self, Goal, seconds, time},
     write::DryRun,
 };
 use crate::{
@@ -109,7 +109,7 @@ pub(super) struct Options {
     cluster: ClusterOptions,
 }
 
-fn quantity(text: &str) -> Result<Quantity, String> {
+pub(super) fn quantity(text: &str) -> Result<Quantity, String> {
     Quantity::parse(text).map_err(|error| error.to_string())
 }
 
@@ -137,7 +137,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
                 Some(ObjectFormat::Yaml) if manifests.len() > 1 => write!(output, "---\n{}", yaml(vm)?)?,
                 Some(ObjectFormat::Yaml) => write!(output, "{}", yaml(vm)?)?,
                 Some(_) => {}
-                None => writeln!(output, "{} created (dry run)", title(name))?,
+                None => writeln!(output, "{} created{}", title(name), DryRun::mark(options.dry_run))?,
             }
         }
         return match options.output.filter(|format| *format != ObjectFormat::Yaml) {
@@ -227,7 +227,7 @@ impl Options {
             }
         }
         let waits = self.dry_run.is_none() && !self.stopped && !self.no_wait;
-        let dry = if self.dry_run.is_some() { " (server dry run)" } else { "" };
+        let dry = DryRun::mark(self.dry_run);
         if self.output.is_none() {
             for vm in &created {
                 writeln!(output, "{} created{dry}", title(&vm.name_any()))?;
@@ -266,13 +266,9 @@ impl Options {
 
     /// Waits for the guest of a new VM, and says how far it came.
     async fn follow(&self, client: &Client, namespace: &str, name: &str, begin: Instant) -> Result<&'static str, Exit> {
-        let is_up = match wait::wait(client, namespace, name, &Goal::FirstStart, begin, self.timeout).await {
-            Ended::Reached { .. } => Ok(()),
-            Ended::TimedOut => Err(Exit::TimeOut),
-            Ended::Failed => Err(Exit::Negative),
-        };
+        let started = wait::wait(client, namespace, name, &Goal::FirstStart, begin, self.timeout).await;
         let vm = VmHandle::new(client.clone(), namespace, name);
-        if let Err(exit) = is_up {
+        if let Err(exit) = started.reached() {
             self.help(&vm).await;
             return Err(exit);
         }
@@ -280,11 +276,9 @@ impl Options {
             return Ok("runs; its installer is on the display and perhaps on the console");
         }
         tokio::select! {
-            end = wait::wait(client, namespace, name, &Goal::Booted, begin, self.timeout) => match end {
-                Ended::Reached { .. } => Ok("is up: its agent answers"),
-                Ended::TimedOut => Err(Exit::TimeOut),
-                Ended::Failed => Err(Exit::Negative),
-            },
+            booted = wait::wait(client, namespace, name, &Goal::Booted, begin, self.timeout) => {
+                booted.reached().map(|()| "is up: its agent answers")
+            }
             () = login_prompt(&vm, &self.cluster) => Ok("is up: its console asks for a login"),
         }
     }
@@ -431,20 +425,12 @@ fn asks_for_login(console: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use serde_json::json;
 
     use super::*;
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
-
     fn options(line: &str) -> Result<Options, String> {
-        let words = std::iter::once("create").chain(line.split_whitespace());
-        Line::try_parse_from(words).map(|line| line.options).map_err(|error| error.to_string())
+        crate::cli::parsed(line).map_err(|error| error.to_string())
     }
 
     fn wanted(line: &str) -> Result<Wanted, String> {

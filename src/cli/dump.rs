@@ -252,8 +252,7 @@ impl Dump {
 
     /// The managers that can be found, and the namespace of one.
     async fn managers(&mut self, client: &Client, namespace: &str) -> Option<String> {
-        let labels =
-            ListParams::default().labels("app.kubernetes.io/name=vm-operator,app.kubernetes.io/component=manager");
+        let labels = explain::managers();
         let deployments = explain::anywhere::<Deployment>(client, namespace, &labels).await;
         let deployments = self.read("the manager's Deployment", deployments).unwrap_or_default();
         let home = deployments.first().and_then(ResourceExt::namespace);

@@ -168,7 +168,7 @@ fn split<'a, const N: usize>(words: &'a [String], what: [&str; N]) -> Result<(&'
 }
 
 fn quantity(text: &str) -> Result<Quantity, Failure> {
-    Quantity::parse(text).map_err(|error| Failure::usage(error.to_string()))
+    super::create::quantity(text).map_err(Failure::usage)
 }
 
 /// What was done with a VM.
@@ -215,7 +215,12 @@ impl Options {
                     }
                     succeeded += 1;
                     if self.write.output.is_none() {
-                        writeln!(output, "{name}: {what}{}{}", when(&object, effect), self.write.dry())?;
+                        writeln!(
+                            output,
+                            "{name}: {what}{}{}",
+                            when(&object, effect),
+                            DryRun::mark(self.write.dry_run)
+                        )?;
                     }
                 }
             }

@@ -124,6 +124,11 @@ where
     }
 }
 
+/// The Deployments and Pods of managers.
+pub(super) fn managers() -> ListParams {
+    ListParams::default().labels("app.kubernetes.io/name=vm-operator,app.kubernetes.io/component=manager")
+}
+
 /// The namespace of a default installation.
 const HOME: &str = "vm-operator";
 
@@ -141,8 +146,7 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
     );
     let about = |name: &str| ListParams::default().fields(&format!("involvedObject.name={name}")).limit(vms::CHUNK);
     let about_vm = about(name);
-    let managers =
-        ListParams::default().labels("app.kubernetes.io/name=vm-operator,app.kubernetes.io/component=manager");
+    let managers = managers();
     let lease = ListParams::default().fields("metadata.name=vm-operator");
     let (vms, namespaces) = (vms::api(client, namespace), Api::<Namespace>::all(client.clone()));
     let (classes, limits, quotas) = (

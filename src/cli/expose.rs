@@ -268,10 +268,11 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     }
     let wanted = options.service(&found);
     let what = format!("service/{}", wanted.name_any());
-    let (service, done) = match options.dry_run {
-        Some(DryRun::Client) => (wanted, "exposed (dry run)"),
-        dry_run => create(vm.client(), options, &wanted, &what, dry_run == Some(DryRun::Server)).await?,
+    let (service, is_new) = match options.dry_run {
+        Some(DryRun::Client) => (wanted, true),
+        _ => create(vm.client(), options, &wanted, &what).await?,
     };
+    let done = if is_new { format!("exposed{}", DryRun::mark(options.dry_run)) } else { "unchanged".to_owned() };
     match options.output {
         Some(ObjectFormat::Name) => writeln!(output, "{what}")?,
         Some(ObjectFormat::Json) => writeln!(output, "{:#}", json!(service))?,
@@ -290,27 +291,22 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     Ok(Exit::Success)
 }
 
-/// Creates the Service, or finds that it exists as it is wanted.
-async fn create(
-    client: &Client,
-    options: &Options,
-    wanted: &Service,
-    what: &str,
-    is_dry: bool,
-) -> Result<(Service, &'static str), Failure> {
+/// Creates the Service, or finds that it exists as it is wanted. Returns whether it is new.
+async fn create(client: &Client, options: &Options, wanted: &Service, what: &str) -> Result<(Service, bool), Failure> {
     let namespace = wanted.namespace().unwrap_or_default();
     let api: Api<Service> = Api::namespaced(client.clone(), &namespace);
     let resource = ApiResource::erase::<Service>(&());
-    let parameters = PostParams { dry_run: is_dry, field_manager: Some(options.field_manager.clone()) };
+    let dry_run = options.dry_run == Some(DryRun::Server);
+    let parameters = PostParams { dry_run, field_manager: Some(options.field_manager.clone()) };
     let error = match api.create(&parameters, wanted).await {
-        Ok(service) => return Ok((service, if is_dry { "exposed (server dry run)" } else { "exposed" })),
+        Ok(service) => return Ok((service, true)),
         Err(error) => error,
     };
     if !matches!(&error, kube::Error::Api(answer) if answer.is_already_exists()) {
         return Err(Failure::new(refused_about(client, &resource, what, &["create"], Some(&namespace), &error).await));
     }
     match api.get(&wanted.name_any()).await {
-        Ok(existing) if is_wanted(&existing, wanted) => Ok((existing, "unchanged")),
+        Ok(existing) if is_wanted(&existing, wanted) => Ok((existing, false)),
         Ok(_) => Err(Failure::new(format!(
             "{what}: it exists already, and is another one than this; give this one another name by --name"
         ))),
@@ -372,18 +368,11 @@ fn endpoints(slices: &[EndpointSlice]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
 
     use super::*;
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
-
     fn options(line: &str) -> Options {
-        Line::parse_from(["expose"].into_iter().chain(line.split(' '))).options
+        crate::cli::parsed(line).unwrap()
     }
 
     fn vm(display: Value) -> VirtualMachine {
@@ -440,8 +429,7 @@ mod tests {
         for wrong in
             ["", "--port 0", "--port 65536", "--port ssh", "--port 22 --type ExternalName", "--port 22 --labels a"]
         {
-            let words = ["expose", "web"].into_iter().chain(wrong.split(' ').filter(|word| !word.is_empty()));
-            assert!(Line::try_parse_from(words).is_err(), "{wrong}");
+            assert!(crate::cli::parsed::<Options>(&format!("web {wrong}")).is_err(), "{wrong}");
         }
     }
 

@@ -95,7 +95,13 @@ impl Job<'_> {
                         None => {
                             succeeded += 1;
                             if self.options.write.output.is_none() {
-                                writeln!(output, "{} {}{}", vm.title(), self.past(), self.options.write.dry())?;
+                                writeln!(
+                                    output,
+                                    "{} {}{}",
+                                    vm.title(),
+                                    self.past(),
+                                    DryRun::mark(self.options.write.dry_run)
+                                )?;
                             }
                         }
                     }

@@ -62,6 +62,17 @@ pub(super) enum Ended {
     Failed,
 }
 
+impl Ended {
+    /// With the exit code of a command that waits for one VM.
+    pub fn reached(self) -> Result<(), Exit> {
+        match self {
+            Self::Reached { .. } => Ok(()),
+            Self::TimedOut => Err(Exit::TimeOut),
+            Self::Failed => Err(Exit::Negative),
+        }
+    }
+}
+
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let found = options.selection.find().await?;
     let begin = Instant::now();

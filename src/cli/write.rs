@@ -42,6 +42,17 @@ pub(super) enum DryRun {
     Server,
 }
 
+impl DryRun {
+    /// That nothing was done, behind what would have been.
+    pub fn mark(dry_run: Option<Self>) -> &'static str {
+        match dry_run {
+            None => "",
+            Some(Self::Client) => " (dry run)",
+            Some(Self::Server) => " (server dry run)",
+        }
+    }
+}
+
 impl WriteOptions {
     fn parameters(&self) -> PatchParams {
         PatchParams {
@@ -86,15 +97,6 @@ impl WriteOptions {
     /// Whether the command waits for what it has written.
     pub fn waits(&self) -> bool {
         self.wait && self.dry_run.is_none()
-    }
-
-    /// That nothing was done, behind what would have been.
-    pub fn dry(&self) -> &'static str {
-        match self.dry_run {
-            None => "",
-            Some(DryRun::Client) => " (dry run)",
-            Some(DryRun::Server) => " (server dry run)",
-        }
     }
 }
 

@@ -3,6 +3,8 @@
 //! An agent may end and another one may start while the guest runs. Each one finds out from QEMU and the files of the runtime
 //! directory what it needs to know.
 
+mod events;
+
 use std::{io, path::PathBuf, time::Duration};
 
 use qapi::qmp;
@@ -12,8 +14,6 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tracing::{debug, info, warn};
-
-mod events;
 
 use super::{
     cd::Answer,

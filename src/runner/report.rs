@@ -12,11 +12,13 @@ use super::{
     relay::{RelayState, at_screen},
     state::{EndReason, MachineState, Phase},
 };
-use crate::api::{
-    Identity, OnPanic, PendingChange, Quantity, Reason, VirtualMachine, VirtualMachineStatus,
-    conditions::{self, NewCondition, with_times},
+use crate::{
+    api::{
+        Identity, OnPanic, PendingChange, Quantity, Reason, VirtualMachine, VirtualMachineStatus,
+        conditions::{self, NewCondition, with_times},
+    },
+    relay::Mode,
 };
-use crate::relay::Mode;
 
 /// The longest part of a message that quotes QEMU after its failure, in bytes. A condition's message may have 32768 characters.
 const LONGEST_QUOTE: usize = 4000;

@@ -1,0 +1,160 @@
+use super::*;
+
+#[test]
+fn the_documented_file_is_read() {
+    let config = Config::parse(
+        "\"/Manager\":\n  \"/Controller\":\n    namespace: vmop-dev\n    \"/Reconciler\":\n      runnerDataPvc: { storageClassName: local-path }\n      \
+         diskPvc: { volumeMode: Filesystem }\n      imageRepositoryClaim: cds\n      cdFolders: [/srv/isos]\n      \
+         loadBalancerService: { labels: {a: b}, annotations: {} }\n      cpuOvercommit: 3\n  \"/GuiHttpServer\": { port: 8080 }\n",
+    )
+    .unwrap();
+    assert_eq!(config.namespace, Some(Scope::of(vec!["vmop-dev".into()])));
+    assert_eq!(config.reconciler.runner_data_pvc.storage_class_name.as_deref(), Some("local-path"));
+    assert_eq!(config.reconciler.disk_pvc.volume_mode, VolumeMode::Filesystem);
+    assert_eq!(config.reconciler.image_repository_claim.as_deref(), Some("cds"));
+    assert_eq!(config.reconciler.cd_folders, ["/srv/isos"]);
+    assert_eq!((config.reconciler.cpu_overcommit, config.reconciler.ram_overcommit), (3.0, 1.25));
+    assert_eq!(config.unknown, ["/Manager/GuiHttpServer: port"]);
+}
+
+#[test]
+fn the_resources_and_profiles_have_defaults_of_their_own() {
+    let read = |text: &str| {
+        Config::parse(&format!("/Manager:\n  /Controller:\n    /Reconciler: {text}\n")).unwrap().reconciler
+    };
+    assert!(ReconcilerConfig::default().relay && !read("{relay: false}").relay);
+    assert_eq!(read("{nodeDevices: {}, passt: {}}"), ReconcilerConfig::default());
+    let kvm = "vmoperator.jdrupes.org/kvm".to_owned();
+    let machine = Some("example.org/kvm".to_owned());
+    assert_eq!(read("{nodeDevices: {machine: example.org/kvm}}").node_devices, NodeDevices { kvm, machine });
+    let passt = read("{passt: {seccompProfile: Unconfined, appArmorProfile: passt}}").passt;
+    assert_eq!((passt.seccomp_profile.as_str(), passt.app_armor_profile.as_deref()), (UNCONFINED, Some("passt")));
+}
+
+#[test]
+fn vms_have_services_only_if_the_key_is_true_or_a_map() {
+    for (value, expected) in [
+        ("false", LoadBalancerService::Enabled(false)),
+        ("null", LoadBalancerService::Enabled(false)),
+        ("true", LoadBalancerService::Enabled(true)),
+        ("{}", LoadBalancerService::Metadata(ServiceMetadata::default())),
+    ] {
+        let text = format!("/Manager:\n  /Controller:\n    /Reconciler:\n      loadBalancerService: {value}\n");
+        assert_eq!(Config::parse(&text).unwrap().reconciler.load_balancer_service, expected, "{value}");
+    }
+    assert_eq!(Config::default().reconciler.load_balancer_service, LoadBalancerService::Enabled(false));
+}
+
+/// A file of the VM-Operator in Java, with the parts of its web interface.
+#[test]
+fn the_file_of_the_original_operator_is_read_with_all_its_keys() {
+    let config = Config::parse(include_str!("../../tests/predecessor/config.yaml")).unwrap();
+    assert_eq!(config.namespace, Some(Scope::of(vec!["vmop".into()])));
+    let reconciler = config.reconciler;
+    assert_eq!(reconciler.runner_data_pvc.storage_class_name.as_deref(), Some("rook-cephfs"));
+    let LoadBalancerService::Metadata(service) = reconciler.load_balancer_service else { unreachable!() };
+    assert_eq!(service.labels.unwrap()["label2"].as_deref(), Some("toBeReplaced"));
+    assert_eq!(service.annotations.unwrap().len(), 3);
+    assert!(reconciler.logging_properties.unwrap().contains("org.jdrupes.vmoperator.runner.qemu.level=FINEST"));
+    assert_eq!(reconciler.cpu_overcommit, 4.0);
+    assert_eq!(
+        config.unknown,
+        [
+            "/Manager: clusterName",
+            "/Manager/Controller/DisplaySecretMonitor: passwordValidity",
+            "/Manager/GuiSocketServer: port",
+            "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/LoginConlet: users",
+            "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConfigurator: rolesByUser",
+            "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConfigurator: replace",
+            "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConletFilter: conletTypesByRole",
+            "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/ComponentCollector/VmAccess: displayResource",
+            "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/ComponentCollector/VmAccess: syncPreviewsFor",
+        ]
+    );
+}
+
+#[test]
+fn legacy_runners_are_known_by_the_repository_of_their_image() {
+    let default = Images::default();
+    for (reference, expected) in [
+        ("ghcr.io/mnlipp/org.jdrupes.vmoperator.runner.qemu-arch:latest", true),
+        ("registry.example.org:5000/a/b/org.jdrupes.vmoperator.runner.qemu-alpine", true),
+        ("org.jdrupes.vmoperator.runner.qemu-arch:4.0.3@sha256:00", true),
+        ("ghcr.io/org.jdrupes.vmoperator.runner.qemu-arch/vm-runner:1", false),
+        ("localhost/vm-runner:0.1.0", false),
+        ("example.org/my.org.jdrupes.vmoperator.runner.qemu-arch", false),
+    ] {
+        assert_eq!(default.contain(reference), expected, "{reference}");
+    }
+    let own = Images::from(vec!["mirror.example.org:5000/java-runner".to_owned()]);
+    assert!(own.contain("mirror.example.org:5000/java-runner:4"));
+    assert!(!own.contain("ghcr.io/mnlipp/org.jdrupes.vmoperator.runner.qemu-arch:latest"));
+}
+
+#[test]
+fn an_empty_file_is_the_default() {
+    assert_eq!(Config::parse("").unwrap(), Config::default());
+    assert_eq!(Config::parse("# nothing\n").unwrap(), Config::default());
+}
+
+#[test]
+fn errors_have_line_and_column() {
+    let reconciler = "/Manager:\n  /Controller:\n    /Reconciler:\n      ";
+    for (text, place, message) in [
+        ("/Manager:\n  a: [\n".to_owned(), (3, 1), "did not find expected node content"),
+        (
+            format!("{reconciler}cpuOvercommit: many\n"),
+            (4, 22),
+            "invalid type: string \"many\", expected a number above 0",
+        ),
+        (
+            format!("{reconciler}ramOvercommit: 0\n"),
+            (4, 22),
+            "invalid value: floating point `0.0`, expected a number above 0",
+        ),
+        (format!("{reconciler}loadBalancerService: yes\n"), (4, 28), "expected true, false, or labels and annotations"),
+        (format!("{reconciler}loadBalancerService:\n        labels: 1\n"), (5, 17), "invalid type: integer"),
+        (
+            format!("{reconciler}diskPvc: {{volumeMode: block}}\n"),
+            (4, 29),
+            "unknown variant `block`, expected `Block` or `Filesystem`",
+        ),
+        ("- a\n".to_owned(), (1, 1), "expected keys and values"),
+        ("/Manager: 1\n".to_owned(), (1, 11), "expected keys and values"),
+    ] {
+        let ConfigError(error) = Config::parse(&text).unwrap_err();
+        let at = error.location().map(|at| (at.line(), at.column()));
+        assert_eq!(at, Some(place), "{error}");
+        assert!(error.to_string().contains(message), "{error}");
+    }
+}
+
+#[test]
+fn unknown_keys_inside_a_known_key_are_collected_too() {
+    let config = Config::parse(
+        "/Manager:\n  /Controller:\n    /Reconciler:\n      runnerDataPvc: {storageclassName: fast}\n      \
+         loadBalancerService: {label: {a: b}, annotations: {c: d}}\n",
+    )
+    .unwrap();
+    assert_eq!(
+        config.unknown,
+        [
+            "/Manager/Controller/Reconciler: runnerDataPvc.storageclassName",
+            "/Manager/Controller/Reconciler: loadBalancerService.label"
+        ]
+    );
+    let LoadBalancerService::Metadata(metadata) = config.reconciler.load_balancer_service else { unreachable!() };
+    assert_eq!(metadata.annotations, Some([("c".into(), Some("d".into()))].into()));
+}
+
+#[test]
+fn keys_of_other_components_are_collected_and_not_refused() {
+    let config = Config::parse(
+        "/Manager:\n  /GuiHttpServer: {port: 8080, /Deep: {a: [1]}}\n  /Empty:\nloggingProperties: |\n  a=b\n",
+    )
+    .unwrap();
+    assert_eq!(
+        config.unknown,
+        ["/Manager/GuiHttpServer: port", "/Manager/GuiHttpServer/Deep: a", ": loggingProperties"]
+    );
+}

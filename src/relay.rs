@@ -170,6 +170,13 @@ pub struct Viewer {
     pub seconds: u64,
 }
 
+impl Viewer {
+    /// Whether both are the same viewer that does the same, at whatever time.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.user, &self.session, self.console, self.mode) == (&other.user, &other.session, other.console, other.mode)
+    }
+}
+
 /// What a viewer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -455,14 +455,12 @@ impl Room {
         }
         let viewers = people.viewers.list(self.now());
         self.state.send_if_modified(|state| {
-            let who = |list: &[Viewer]| -> Vec<_> {
-                list.iter().map(|it| (it.user.clone(), it.session.clone(), it.console, it.mode)).collect()
-            };
-            let is_other = who(&state.viewers) != who(&viewers);
-            if is_other {
+            let is_same = state.viewers.len() == viewers.len()
+                && state.viewers.iter().zip(&viewers).all(|(before, now)| before.is_same(now));
+            if !is_same {
                 state.viewers = viewers;
             }
-            is_other
+            !is_same
         });
     }
 }

@@ -109,11 +109,7 @@ impl Viewers {
                 mode: *mode,
                 seconds,
             };
-            let is_same = |other: &Viewer| {
-                (&other.user, &other.session, other.console, other.mode)
-                    == (&viewer.user, &viewer.session, viewer.console, viewer.mode)
-            };
-            if !list.iter().any(is_same) {
+            if !list.iter().any(|other| viewer.is_same(other)) {
                 list.push(viewer);
             }
         }

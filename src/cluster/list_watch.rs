@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 
 /// How many objects the API server sends at once. This bounds what a list takes in memory: kube reads a page as a whole.
-const PAGE: u32 = 500;
+const PAGE: u32 = 250;
 
 /// The first and the longest pause before the next try. It is short enough that a CustomResourceDefinition that appears is soon
 /// seen.
@@ -206,7 +206,7 @@ mod tests {
         let events: Vec<_> = pods(client).take(5).map(text).collect().await;
         assert_eq!(events, ["Init", "InitApply(apple)", "InitApply(pear)", "InitDone", "Apply(pear)"]);
         let requests = requests.lock().unwrap();
-        assert!(requests[0].contains("limit=500") && !requests[0].contains("resourceVersion"), "{requests:?}");
+        assert!(requests[0].contains("limit=250") && !requests[0].contains("resourceVersion"), "{requests:?}");
         assert!(requests[1].contains("continue=next"), "{requests:?}");
         assert!(requests[2].contains("watch=true") && requests[2].contains("resourceVersion=17"), "{requests:?}");
     }

@@ -205,12 +205,22 @@ pub enum Closed {
     TakenOver = 4004,
     /// The client has sent something that it may not send.
     BadRequest = 4005,
+    /// The relay ends, with its Pod or because it is replaced. The client may connect again.
+    RelayEnds = 4006,
 }
 
 impl Closed {
     /// The reason with this code.
     pub fn of(code: u16) -> Option<Self> {
-        let all = [Self::GuestEnded, Self::NoConsole, Self::InUse, Self::Refused, Self::TakenOver, Self::BadRequest];
+        let all = [
+            Self::GuestEnded,
+            Self::NoConsole,
+            Self::InUse,
+            Self::Refused,
+            Self::TakenOver,
+            Self::BadRequest,
+            Self::RelayEnds,
+        ];
         all.into_iter().find(|closed| *closed as u16 == code)
     }
 }

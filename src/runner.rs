@@ -127,6 +127,7 @@ use std::{
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use futures::future::OptionFuture;
 use kube::Client;
 use tokio::{sync::watch, time::timeout};
 use tracing::{info, warn};
@@ -615,10 +616,9 @@ async fn run_with_agent(parts: Parts, role: Role, term: watch::Receiver<bool>) -
     let (reports, receiver) = watch::channel(None);
     let writing = tokio::spawn(StatusWriter::new(resource.clone()).follow(receiver));
     let (state, relayed) = watch::channel(RelayState::default());
-    // It ends with the program. Without it, people at least have the VM.
-    if let Some(relay) = relay {
-        tokio::spawn(relay::serve(relay, state));
-    }
+    let (relay_ends, ends) = watch::channel(false);
+    // Without it, people at least have the VM.
+    let relay = relay.map(|relay| tokio::spawn(relay::serve(relay, state, ends)));
     let agent_options = AgentOptions {
         config_dir: options.config_dir.clone(),
         runtime: options.runtime.clone(),
@@ -633,7 +633,10 @@ async fn run_with_agent(parts: Parts, role: Role, term: watch::Receiver<bool>) -
         Role::Machine | Role::All => run_both_roles(&options, &mut agent, term).await,
     };
     agent.report_end();
-    if timeout(LAST_REPORT_TIMEOUT, writing).await.is_err() {
+    relay_ends.send_replace(true);
+    let (written, _) =
+        tokio::join!(timeout(LAST_REPORT_TIMEOUT, writing), timeout(LAST_REPORT_TIMEOUT, OptionFuture::from(relay)),);
+    if written.is_err() {
         warn!("the last status could not be written in time");
     }
     outcome

@@ -295,7 +295,7 @@ fn why(code: u16, reason: &str) -> String {
         Some(Closed::Refused) => "the user who has the screen does not give it away".into(),
         Some(Closed::TakenOver) => format!("{reason} has the screen now"),
         Some(Closed::NoConsole) => format!("it has no screen: {reason}"),
-        Some(Closed::BadRequest) | None => format!("the relay has ended the connection: {reason}"),
+        Some(Closed::BadRequest | Closed::RelayEnds) | None => format!("the relay has ended the connection: {reason}"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Adds keys for ssh to the user data of cloud-init. Pure.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::api::{CloudInit, VirtualMachine};
 
@@ -49,7 +49,7 @@ pub fn key(name: &str, text: &str) -> Result<String, Error> {
     }
 }
 
-/// Adds keys to the user data. A VM without data for cloud-init gets some.
+/// Adds keys to the user data, for the image's user and for each user that they name. A VM without data for cloud-init gets some.
 ///
 /// # Errors
 /// If the user data are not a cloud-config.
@@ -66,9 +66,22 @@ pub fn add_keys(vm: &mut VirtualMachine, keys: &[String]) -> Result<(), Error> {
         Some(Value::String(text)) => cloud_config(&text)?,
         Some(data) => data,
     };
-    let list = data.as_object_mut().ok_or(Error::NotCloudConfig)?.entry(KEYS).or_insert_with(|| json!([]));
-    list.as_array_mut().ok_or(Error::NoList)?.extend(keys.iter().map(|key| json!(key)));
+    let config = data.as_object_mut().ok_or(Error::NotCloudConfig)?;
+    extend(config, keys)?;
+    // A list of users often leaves out the image's user, which alone has the keys above.
+    for user in config.get_mut("users").and_then(Value::as_array_mut).into_iter().flatten() {
+        match user.as_object_mut() {
+            Some(user) if user.get("system") != Some(&Value::Bool(true)) => extend(user, keys)?,
+            _ => {}
+        }
+    }
     cloud_init.user_data = Some(data);
+    Ok(())
+}
+
+fn extend(of: &mut Map<String, Value>, keys: &[String]) -> Result<(), Error> {
+    let list = of.entry(KEYS).or_insert_with(|| json!([]));
+    list.as_array_mut().ok_or(Error::NoList)?.extend(keys.iter().map(|key| json!(key)));
     Ok(())
 }
 
@@ -107,6 +120,10 @@ mod tests {
         assert_eq!(with_key(json!({ KEYS: ["b"] })).unwrap(), json!({ KEYS: ["b", keys[0]] }));
         assert_eq!(with_key(json!("#cloud-config\na: 1\n")).unwrap(), json!({ "a": 1, KEYS: keys }));
         assert_eq!(with_key(json!("#cloud-config\n")).unwrap(), json!({ KEYS: keys }));
+        let users = |ann: Value| json!({ "users": ["default", ann, { "name": "backup", "system": true }] });
+        let mut expected = users(json!({ "name": "ann", KEYS: ["b", keys[0]] }));
+        expected[KEYS] = keys;
+        assert_eq!(with_key(users(json!({ "name": "ann", KEYS: ["b"] }))).unwrap(), expected);
     }
 
     #[test]

@@ -104,8 +104,8 @@ pub struct RelayOptions {
     pub runtime: RuntimeDir,
 }
 
-/// Listens until the future is dropped, and says where, and who is there.
-pub async fn serve(options: RelayOptions, state: watch::Sender<RelayState>) {
+/// Listens until `ends` becomes true, and says where, and who is there. At the end it says so to everybody who is connected.
+pub async fn serve(options: RelayOptions, state: watch::Sender<RelayState>, mut ends: watch::Receiver<bool>) {
     if !options.folder.is_dir() {
         debug!(folder = %options.folder.display(), "there is no relay");
         return;
@@ -116,7 +116,10 @@ pub async fn serve(options: RelayOptions, state: watch::Sender<RelayState>) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => debug!(%error, "no relay yet"),
             Err(error) => warn!(%error, "the relay cannot listen; trying again"),
         }
-        sleep(AGAIN).await;
+        tokio::select! {
+            () = sleep(AGAIN) => {}
+            () = is_over(&mut ends) => return,
+        }
     };
     let port = listener.local_addr().map(|address| address.port()).ok();
     info!(port = port.unwrap_or_default(), "the relay listens");
@@ -125,14 +128,16 @@ pub async fn serve(options: RelayOptions, state: watch::Sender<RelayState>) {
     let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let mut strangers = Strangers::default();
     let mut connections = JoinSet::new();
+    let told = ends.clone();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) => {
                     let (options, room, places) = (options.clone(), room.clone(), places.clone());
                     let known = strangers.add(peer.ip());
+                    let ends = told.clone();
                     connections.spawn(async move {
-                        if let Err(error) = connection(stream, known, &places, &options, &room).await {
+                        if let Err(error) = connection(stream, known, &places, &options, &room, ends).await {
                             debug!(%error, %peer, "a connection to the relay has ended");
                         }
                     });
@@ -143,8 +148,16 @@ pub async fn serve(options: RelayOptions, state: watch::Sender<RelayState>) {
                 }
             },
             Some(_) = connections.join_next() => {}
+            () = is_over(&mut ends) => break,
         }
     }
+    while connections.join_next().await.is_some() {}
+}
+
+/// Waits until the relay must end.
+async fn is_over(ends: &mut watch::Receiver<bool>) {
+    // A sender that has gone says the same.
+    let _ = ends.wait_for(|ends| *ends).await;
 }
 
 /// Listens as soon as there is something to prove with who this is.
@@ -237,6 +250,7 @@ async fn connection(
     places: &Semaphore,
     options: &RelayOptions,
     room: &Room,
+    mut ends: watch::Receiver<bool>,
 ) -> Result<(), tungstenite::Error> {
     let identity = Identity::read(&options.folder)?;
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
@@ -248,22 +262,32 @@ async fn connection(
     let (mut socket, wanted) = tokio::select! {
         begun = timeout(PATIENCE, begin) => begun.map_err(late)??,
         _ = stranger => return Ok(()),
+        () = is_over(&mut ends) => return Ok(()),
     };
     let Ok(_place) = places.try_acquire() else {
         return close(&mut socket, Closed::NoConsole, "the relay has too many viewers").await;
     };
-    match wanted {
-        Wanted::List => show_list(&mut socket, room).await,
-        Wanted::Console(console) => {
-            let first = timeout(PATIENCE, first_message(&mut socket)).await.map_err(late)??;
-            match serde_json::from_str::<Hello>(&first).map_err(|error| error.to_string()) {
-                Ok(hello) if hello.problem().is_none() => {
-                    view(&mut socket, hello, console, &options.runtime, room).await
-                }
-                Ok(hello) => close(&mut socket, Closed::BadRequest, hello.problem().unwrap_or_default()).await,
-                Err(error) => close(&mut socket, Closed::BadRequest, &error).await,
-            }
-        }
+    tokio::select! {
+        outcome = serve_client(&mut socket, wanted, options, room) => return outcome,
+        () = is_over(&mut ends) => {}
+    }
+    close(&mut socket, Closed::RelayEnds, "the relay ends").await
+}
+
+/// Gives a client that has shown the token what it has asked for.
+async fn serve_client(
+    socket: &mut Socket,
+    wanted: Wanted,
+    options: &RelayOptions,
+    room: &Room,
+) -> Result<(), tungstenite::Error> {
+    let Wanted::Console(console) = wanted else { return show_list(socket, room).await };
+    let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+    let first = timeout(PATIENCE, first_message(socket)).await.map_err(late)??;
+    match serde_json::from_str::<Hello>(&first).map_err(|error| error.to_string()) {
+        Ok(hello) if hello.problem().is_none() => view(socket, hello, console, &options.runtime, room).await,
+        Ok(hello) => close(socket, Closed::BadRequest, hello.problem().unwrap_or_default()).await,
+        Err(error) => close(socket, Closed::BadRequest, &error).await,
     }
 }
 

@@ -200,6 +200,7 @@ async fn people_watch_ask_and_take_over_the_screen_and_the_status_names_them() {
 
     runner.signal("TERM");
     assert_eq!(closed(&mut eve).await.0, Closed::GuestEnded as u16);
+    assert_eq!(closed(&mut viewers).await.0, Closed::RelayEnds as u16);
     runner.ends_well("PoweredDown");
 }
 

@@ -19,7 +19,8 @@ use super::{
     cd::Answer,
     cd_drive,
     changes::{
-        Actual, Change, Desired, Guest, Media, cd_drives, changes, must_ask, pending, refused_media, refused_reboot,
+        Actual, Change, Desired, Guest, Media, cd_drives, changes, keeps_cpus, must_ask, pending, refused_media,
+        refused_reboot,
     },
     config::{self, Configuration},
     control::MediaQuestion,
@@ -346,10 +347,11 @@ impl Agent {
         let orders = machine
             .map(|machine| Orders::of(&self.options.runtime, machine, &self.options.configuration.config))
             .unwrap_or_default();
+        let keeps_cpus = machine.is_some_and(keeps_cpus);
         self.observe_orders(&orders);
         let mut session = Session {
             monitor,
-            actual: Actual { orders, ..Actual::default() },
+            actual: Actual { orders, keeps_cpus, ..Actual::default() },
             guest_question: None,
             media_question: None,
             waits_for_tray: Vec::new(),

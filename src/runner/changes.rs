@@ -10,7 +10,7 @@ use super::{
     state::{MachineState, Orders, StartedWith},
 };
 use crate::{
-    api::PendingChange,
+    api::{Firmware, PendingChange},
     runner_config::{Drive, VmSection},
 };
 
@@ -106,6 +106,8 @@ pub fn cd_drives(blocks: &Value) -> Vec<CdDrive> {
 pub struct Actual {
     /// The slots for CPUs.
     pub slots: Vec<CpuSlot>,
+    /// Whether the number of CPUs must stay as it is ([`keeps_cpus`]).
+    pub keeps_cpus: bool,
     /// The memory in bytes that this agent has set. `None`: this agent has not set it yet.
     pub ram: Option<u64>,
     /// The password that this agent has set.
@@ -254,7 +256,7 @@ const NAMED: &str = "/machine/peripheral/";
 /// The changes that bring QEMU to the desired state, in order. The reset comes last, so that the guest boots with the other changes. As long
 /// as it is not known what the CDs are ([`must_ask`]), they stay, and there is no reset.
 pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
-    let mut changes = cpu_changes(desired.cpus, &actual.slots);
+    let mut changes = if actual.keeps_cpus { Vec::new() } else { cpu_changes(desired.cpus, &actual.slots) };
     if actual.ram != Some(desired.ram) {
         changes.push(Change::Balloon(desired.ram));
     }
@@ -289,6 +291,13 @@ pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
         changes.push(Change::Reboot(desired.reboot_counter));
     }
     changes
+}
+
+/// Whether the guest would hang if its number of CPUs changed: its firmware handles that in system management mode, for which QEMU's emulated
+/// CPUs never come together (seen with QEMU 7.2 and 10.0).
+pub fn keeps_cpus(machine: &MachineState) -> bool {
+    let is_secure = |started: &StartedWith| matches!(started.vm.firmware, Firmware::Secure | Firmware::Secure4m);
+    machine.accelerator == "tcg" && machine.started_with.as_ref().is_some_and(is_secure)
 }
 
 /// Why the guest is not asked to reboot yet, as a sentence.
@@ -342,6 +351,14 @@ pub fn pending(machine: &MachineState, configuration: &Configuration) -> Vec<Pen
             current: Some(json!(longest)),
             wanted: Some(json!(wanted)),
             reason: "the Pod keeps the grace period with which it was made".into(),
+        });
+    }
+    if keeps_cpus(machine) && started.vm.current_cpus != desired.vm.current_cpus {
+        pending.push(PendingChange {
+            path: "config.yaml/vm.currentCpus".into(),
+            current: Some(json!(started.vm.current_cpus)),
+            wanted: Some(json!(desired.vm.current_cpus)),
+            reason: "a guest with secure boot hangs if an emulated CPU is plugged (with KVM it does not)".into(),
         });
     }
     if started.template != desired.template {
@@ -465,6 +482,18 @@ mod tests {
 
     #[test]
     fn cpus_are_plugged_and_unplugged_at_the_high_end() {
+        let set = Some(password("now").password);
+        let fixed = Actual {
+            slots: slots(&["-", ""]),
+            keeps_cpus: true,
+            ram: Some(1 << 30),
+            password: set,
+            orders: orders(),
+            ..Actual::default()
+        };
+        let desired = Desired { cpus: 2, ..desired() };
+        assert_eq!(changes(&desired, &fixed), []);
+        assert_ne!(changes(&desired, &Actual { keeps_cpus: false, ..fixed }), []);
         assert_eq!(cpus(2, &["-", "-", "", ""]), [""; 0]);
         assert_eq!(cpus(4, &["-", "-", "", ""]), ["+vmop-cpu-2@2", "+vmop-cpu-3@3"]);
         assert_eq!(cpus(3, &["-", "-", "", "vmop-cpu-3"]), [""; 0]);
@@ -644,6 +673,19 @@ mod tests {
             vm["network"][0]["mac"] = json!("52:54:00:00:00:01");
         };
         assert_eq!(paths(live), "");
+        // Where a plugged CPU would stop the guest.
+        let mut secure = machine.clone();
+        secure.started_with = Some(StartedWith::from(&config(|config| config["vm"]["firmware"] = json!("secure"))));
+        let path = |machine: &MachineState| {
+            let wanted = config(|config| {
+                config["vm"]["firmware"] = json!("secure");
+                config["vm"]["currentCpus"] = json!(2);
+            });
+            pending(machine, &wanted).into_iter().map(|change| change.path).collect::<String>()
+        };
+        assert_eq!(path(&secure), "config.yaml/vm.currentCpus");
+        secure.accelerator = "kvm".into();
+        assert_eq!(path(&secure), "");
         assert_eq!(paths(|config| config["vm"]["powerdownTimeout"] = json!(60)), "", "it is shorter");
         assert_eq!(paths(|config| config["vm"]["powerdownTimeout"] = json!(901)), "vm.powerdownTimeout");
     }

@@ -2,6 +2,8 @@
 //!
 //! A tool must never see a difference that it did not cause, and it must not stop a VM by accident.
 
+mod tools;
+
 use crate::support::{
     cluster::eventually,
     managed_namespace::{LIMIT, ManagedNamespace, condition, vm_manifest},

@@ -12,7 +12,7 @@ BINDIR ?= $(PREFIX)/bin
 DATADIR ?= $(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help try build test bench bench-runner fuzz lint fmt demo demo-down crds manifests chart-test install images push manifest guest-package kubectl-package dist cluster-up cluster-down clean xtask helper
+.PHONY: help try build test bench bench-runner fuzz lint fmt demo demo-down crds manifests chart-test gitops-test install images push manifest guest-package kubectl-package dist cluster-up cluster-down clean xtask helper
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,10 @@ manifests: xtask ## Write deploy/*.yaml from the Helm chart in deploy/chart, and
 
 chart-test: xtask ## Test the Helm chart: renderings, refused values, and an installation on a real API server (builds Helm once)
 	@$(XTASK) chart-test
+
+gitops-test: xtask ## Test VMs in Git beside the real kustomize-controller of Flux (builds it once)
+	@$(XTASK) kustomize-controller
+	cargo test --features dev --test api_server gitops::flux:: -- --ignored --nocapture
 
 install: ## Build kubectl-vm and install it with completion and manual pages into PREFIX (/usr/local), below DESTDIR if that is set
 	cargo build --release --no-default-features --features cli --bin kubectl-vm

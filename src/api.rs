@@ -58,7 +58,7 @@ pub const GROUP: &str = "vmoperator.jdrupes.org";
     derive = "PartialEq",
     doc = "A virtual machine that runs in a Pod.",
     category = "all",
-    printcolumn(name = "State", type_ = "string", json_path = ".spec.vm.state", description = "The wanted power state"),
+    printcolumn(name = "State", type_ = "string", json_path = ".status.power", description = "The power state in effect"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase", description = "The VM's current state in one word"),
     printcolumn(name = "Ready", type_ = "boolean", json_path = ".status.ready", description = "Whether the guest is up"),
     printcolumn(name = "CPUs", type_ = "integer", json_path = ".status.cpus", description = "CPUs of the running guest"),
@@ -369,8 +369,9 @@ pub enum VmAction {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {
-    /// Whether the VM should run. Leave this field out of Git if people or programs start and stop the VM.
+    /// Whether the VM should run. Leave this field out of Git if people or programs start and stop the VM. A VM that never had it is stopped.
     #[serde(default)]
+    #[schemars(transform = schema::without_default)]
     pub state: PowerState,
     /// The VM's UUID (SMBIOS). Default: generated once and kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]

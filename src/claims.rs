@@ -21,7 +21,7 @@ use crate::{
         reasons::Effect,
         status::{ClaimFinding, ClaimStatus},
     },
-    object::{INSTANCE_LABEL, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered},
+    object::{INSTANCE_LABEL, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered, VM_ANNOTATION},
     observed::{Object, Observed},
     ownership::owns_condition,
 };
@@ -131,8 +131,13 @@ pub fn size_when_mounted(claim: &Object) -> Option<u64> {
 /// The object to apply to a claim that exists: its own spec, with the wanted size if that is a growth and `may_grow`. The API server
 /// allows only the size of a claim to change, and only if the claim is bound and grows
 /// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#expanding-persistent-volumes-claims>).
+///
+/// If the claim's label names another VM although the claim is this VM's ([`Object::vm`]), a tool writes that label, and it stays.
 pub fn as_existing(wanted: &Rendered, found: &Object, may_grow: bool) -> Rendered {
     let mut object = wanted.clone();
+    if let (Some(label), true) = (found.labels.get(INSTANCE_LABEL), found.annotations.contains_key(VM_ANNOTATION)) {
+        Arc::make_mut(&mut object.value)["metadata"]["labels"][INSTANCE_LABEL] = label.clone().into();
+    }
     let size = wanted.value["spec"].pointer("/resources/requests/storage").cloned();
     let grows = may_grow && found.is_bound() && requested_size(&wanted.value["spec"]) > requested_size(&found.spec);
     let mut spec = found.spec.clone();
@@ -147,9 +152,15 @@ pub fn as_existing(wanted: &Rendered, found: &Object, may_grow: bool) -> Rendere
     object
 }
 
+/// Whether the manager may ask for a growth of the claim: the API server has not refused it for this spec, and no tool syncs the claim's size
+/// with Git. Such a tool would want to shrink the claim then, which the API server refuses together with everything else that it syncs.
+pub fn may_grow(vm: &VirtualMachine, wanted: &Rendered, found: &Object) -> bool {
+    found.size_applier.is_none() && refused_growth(vm, wanted, found).is_none()
+}
+
 /// The growth of a claim that the API server refused, if the VM's spec and the claim have not changed since. The manager does not request
 /// it again.
-pub fn refused_growth<'a>(vm: &'a VirtualMachine, wanted: &Rendered, found: &Object) -> Option<&'a ClaimFinding> {
+fn refused_growth<'a>(vm: &'a VirtualMachine, wanted: &Rendered, found: &Object) -> Option<&'a ClaimFinding> {
     let claims = vm.status.iter().flat_map(|status| &status.claims);
     let mut findings = claims.filter(|claim| claim.name == found.key.name).flat_map(|claim| &claim.findings);
     let (current, wanted) = (size_text(&found.spec), size_text(&wanted.value["spec"]));
@@ -221,7 +232,8 @@ fn lost<'a>(vm: &'a VirtualMachine, claims: &'a [ClaimStatus]) -> impl Iterator<
 }
 
 /// Derives StorageReady from [`claims`]; `None` for a VM without claims. Its reason is the one of the worst finding: the first in the order
-/// of [`Reason`].
+/// of [`Reason`]. A claim that is larger than the spec wants it lacks nothing: a person let it grow, or wanted it to shrink, which no volume
+/// can.
 pub fn storage_ready(claims: &[ClaimStatus], rendered: &[Rendered]) -> Option<NewCondition> {
     if claims.is_empty() && !rendered.iter().any(|object| object.key.is_claim()) {
         return None;
@@ -243,7 +255,7 @@ pub fn storage_ready(claims: &[ClaimStatus], rendered: &[Rendered]) -> Option<Ne
     let sentences = findings.iter().map(|(finding, claim)| sentence(claim, finding)).chain(kept).chain(lost);
     Some(NewCondition {
         type_: STORAGE_READY,
-        status: findings.is_empty(),
+        status: findings.iter().all(|(finding, _)| finding.reason == Reason::ShrinkRefused),
         reason: findings.first().map_or(Reason::ClaimsBound, |(finding, _)| finding.reason),
         message: sentences.collect::<Vec<_>>().join("; "),
     })
@@ -295,7 +307,7 @@ pub fn sentence(claim: &ClaimStatus, finding: &ClaimFinding) -> String {
         Reason::ClaimMissing => format!(
             "claim {claim} does not exist any more, and an empty one would take the place of its data: restore it under this name, or, to \
              start with an empty one, give the VM the annotation {REPLACE_CLAIM_ANNOTATION}: {}; if the claim exists, its label \
-             {INSTANCE_LABEL} names another VM: remove that label",
+             {INSTANCE_LABEL} names another VM: remove that label, or, if a tool writes it, add the annotation {VM_ANNOTATION}",
             uid.as_deref().unwrap_or_default()
         ),
         Reason::ClaimLost => format!("claim {claim} has lost its volume"),
@@ -305,8 +317,9 @@ pub fn sentence(claim: &ClaimStatus, finding: &ClaimFinding) -> String {
             format!("claim {claim}{class} has no volume yet; kubectl describe pvc {claim} says why")
         }
         Reason::GrowthRefused => format!(
-            "claim {claim} can't grow from {current} to {wanted}: {} (tried again when the VM's spec changes)",
-            finding.answer.as_deref().unwrap_or("the API server refuses it")
+            "claim {claim} can't grow from {current} to {wanted}: {}{}",
+            finding.answer.as_deref().unwrap_or("the API server refuses it"),
+            if finding.generation.is_some() { " (tried again when the VM's spec changes)" } else { "" }
         ),
         Reason::GrowthPending => format!("claim {claim} has {current} and will have {wanted}"),
         Reason::ShrinkRefused => format!("claim {claim} keeps its {current}: a volume can't shrink to {wanted}"),
@@ -365,6 +378,12 @@ fn size_finding(
     match requested_size(wanted)?.cmp(&requested_size(&found.spec)?) {
         Ordering::Equal => None,
         Ordering::Less => Some(with_sizes(Reason::ShrinkRefused)),
+        Ordering::Greater if let Some(tool) = &found.size_applier => Some(ClaimFinding {
+            answer: Some(format!(
+                "{tool} syncs this claim with Git; change its size there, or remove the claim from Git"
+            )),
+            ..with_sizes(Reason::GrowthRefused)
+        }),
         Ordering::Greater => {
             let refused_now = refusals.iter().find(|refusal| refusal.claim == rendered.key);
             let refused_now = refused_now.map(|refusal| ClaimFinding {
@@ -399,7 +418,7 @@ fn size_text(spec: &Value) -> Option<String> {
     Some(size.as_str().map_or_else(|| size.to_string(), str::to_owned))
 }
 
-/// The other VM to which a claim belongs, by the claim's label. Two VMs can't use the same claim.
+/// The other VM to which a claim belongs, by the claim's annotation or label. Two VMs can't use the same claim.
 pub fn other_vm<'a>(vm: &VirtualMachine, claim: &'a Object) -> Option<&'a str> {
     claim.vm().filter(|other| claim.is_ours() && *other != vm.name_any())
 }

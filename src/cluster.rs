@@ -111,7 +111,7 @@ pub enum ActionError {
     NameTaken(ObjectKey),
     /// A claim is the disk of another VM.
     #[error(
-        "{key} belongs to the VM {vm}: two VMs can't use the same claim; give the disk another name, or, if the claim is not that VM's, remove its label app.kubernetes.io/instance"
+        "{key} belongs to the VM {vm}: two VMs can't use the same claim; give the disk another name, or, if the claim is not that VM's, remove its label app.kubernetes.io/instance or, if a tool such as Argo CD writes it, give the claim the annotation vmoperator.jdrupes.org/vm with the name of its VM"
     )]
     Shared {
         /// The claim.

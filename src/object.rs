@@ -35,6 +35,9 @@ pub const HISTORY_MAP: &str = "vm-operator-history";
 pub const SET_LABEL: &str = "vmoperator.jdrupes.org/template-set";
 /// The label with the name of the VM to which an object belongs.
 pub const INSTANCE_LABEL: &str = "app.kubernetes.io/instance";
+/// The name of the VM to which an object without an owner belongs, if a tool has given [`INSTANCE_LABEL`] another value: Argo CD with label
+/// tracking, or `labels` of kustomize. For claims and display secrets in Git.
+pub const VM_ANNOTATION: &str = "vmoperator.jdrupes.org/vm";
 /// The label with the role of an object, such as `vm-runner` or `display-secret`.
 pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 /// The value of [`COMPONENT_LABEL`] on a display secret.

@@ -12,8 +12,10 @@ use serde_json::Value;
 
 use crate::{
     api::GROUP,
-    object::{APP_NAME, COMPONENT_LABEL, CONTAINER_NAME, DISPLAY_SECRET, INSTANCE_LABEL, MANAGED_BY, ObjectKey},
-    ownership::{self, OBJECT_MANAGER},
+    object::{
+        APP_NAME, COMPONENT_LABEL, CONTAINER_NAME, DISPLAY_SECRET, INSTANCE_LABEL, MANAGED_BY, ObjectKey, VM_ANNOTATION,
+    },
+    ownership::{self, OBJECT_MANAGER, Writer},
 };
 
 /// The objects of one VM at one moment.
@@ -114,6 +116,9 @@ pub struct Object {
     pub owned: Option<Json>,
     /// The fields that [`OBJECT_MANAGER`] patched and still owns: labels and annotations of objects that change at start.
     pub patched: Option<Json>,
+    /// The field manager of a tool that syncs the size of this claim with Git ([`ownership::size_applier`]).
+    #[serde(default)]
+    pub size_applier: Option<String>,
     /// `spec` of a Pod or a claim; null for other kinds.
     pub spec: Value,
     /// `status` of a Pod or a claim; null for other kinds.
@@ -139,6 +144,8 @@ impl Object {
             Some(Json::from(&ours))
         };
         let (owned, patched) = (fields("Apply"), fields("Update"));
+        let writers = object.managed_fields().iter().filter(|_| key.is_claim()).map(Writer::from);
+        let size_applier = ownership::size_applier(writers, object.annotations());
         let mut data = if key.needs_content() { object.data } else { Value::Null };
         let mut take = |field: &str| data.get_mut(field).map(Value::take).unwrap_or_default();
         let metadata = object.metadata;
@@ -155,6 +162,7 @@ impl Object {
             annotations: metadata.annotations.unwrap_or_default(),
             owned,
             patched,
+            size_applier,
             spec: take("spec"),
             status: take("status"),
         }
@@ -177,9 +185,10 @@ impl Object {
         self.owners.iter().any(|owner| owner == uid)
     }
 
-    /// The name of the VM in the object's labels.
+    /// The name of the VM in the object's annotation or, without it, in its labels.
     pub fn vm(&self) -> Option<&str> {
-        self.labels.get(INSTANCE_LABEL).map(String::as_str)
+        let annotated = self.annotations.get(VM_ANNOTATION);
+        annotated.or_else(|| self.labels.get(INSTANCE_LABEL)).map(String::as_str)
     }
 
     /// Whether the object's labels say that the manager created it.

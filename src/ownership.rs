@@ -9,6 +9,8 @@
 //! | [`RUNNER_MANAGER`] | the runner's part of a VM's status |
 //! | [`COMMAND_MANAGER`] | changes that a person makes with `kubectl vm` |
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry, Time};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
@@ -68,13 +70,71 @@ pub fn owns_all_of(owned: &Value, object: &Value) -> bool {
 /// helm-controller with drift detection, and Argo CD with `Replace=true`.
 const UPDATERS: [&str; 4] = ["helm", "helm-controller", "argocd-controller", "argocd-application-controller"];
 
-/// Who sets `spec.vm.state` of a VM.
+/// A client's entry in `metadata.managedFields`.
+#[derive(Clone, Copy)]
+pub struct Writer<'a> {
+    /// Its field manager.
+    pub manager: &'a str,
+    /// `Apply` or `Update`.
+    pub operation: &'a str,
+    /// Its field set.
+    pub fields: &'a Value,
+}
+
+impl<'a> From<&'a ManagedFieldsEntry> for Writer<'a> {
+    fn from(entry: &'a ManagedFieldsEntry) -> Self {
+        Self {
+            manager: entry.manager.as_deref().unwrap_or_default(),
+            operation: entry.operation.as_deref().unwrap_or_default(),
+            fields: entry.fields_v1.as_ref().map_or(&Value::Null, |fields| &fields.0),
+        }
+    }
+}
+
+impl Writer<'_> {
+    fn has(&self, path: &[&str]) -> bool {
+        path.iter().try_fold(self.fields, |fields, name| fields.get(format!("f:{name}"))).is_some()
+    }
+
+    fn is_client_side_apply(&self) -> bool {
+        self.operation != "Apply" && self.has(&["metadata", "annotations", LAST_APPLIED])
+    }
+
+    /// Whether the client writes the field again and again: by applies, or as one of the [`UPDATERS`]. `last` is what was applied last on the
+    /// client's side ([`LAST_APPLIED`]): such a client writes only what is in there.
+    fn repeats(&self, path: &[&str], last: Option<&Value>) -> bool {
+        if self.manager == COMMAND_MANAGER {
+            return false;
+        }
+        match last.filter(|_| self.is_client_side_apply()) {
+            Some(last) => path.iter().try_fold(last, |value, name| value.get(name)).is_some(),
+            None => (self.operation == "Apply" || UPDATERS.contains(&self.manager)) && self.has(path),
+        }
+    }
+}
+
+/// What a client-side apply has applied last.
+fn last_applied(annotation: Option<&String>) -> Option<Value> {
+    serde_json::from_str(annotation?).ok()
+}
+
+/// The field manager of a tool that syncs the size of a claim with Git. `annotations` are those of the claim.
+pub fn size_applier<'a>(
+    writers: impl IntoIterator<Item = Writer<'a>>,
+    annotations: &BTreeMap<String, String>,
+) -> Option<String> {
+    let last = last_applied(annotations.get(LAST_APPLIED));
+    let size = ["spec", "resources", "requests", "storage"];
+    let is_tool = |writer: &Writer<'_>| UPDATERS.contains(&writer.manager) || GITOPS_MANAGERS.contains(&writer.manager);
+    let mut tools = writers.into_iter().filter(|writer| is_tool(writer) && writer.repeats(&size, last.as_ref()));
+    tools.next().map(|tool| tool.manager.to_owned())
+}
+
+/// Who sets `spec.vm.state` of a VM, after [`trim`].
 pub fn setter(vm: &VirtualMachine) -> Setter {
     let setters = vm.managed_fields().iter().filter(|entry| sets_state(entry));
     setters.fold(Setter::Nobody, |setter, entry| {
-        let manager = entry.manager.as_deref().unwrap_or_default();
-        let applies = entry.operation.as_deref() == Some("Apply") && manager != COMMAND_MANAGER;
-        if applies || UPDATERS.contains(&manager) {
+        if Writer::from(entry).repeats(&STATE, None) {
             Setter::Applier
         } else if setter == Setter::Nobody {
             Setter::Somebody
@@ -97,50 +157,42 @@ pub struct Applier {
 
 /// The field managers of controllers that sync with Git by themselves: Argo CD
 /// (<https://argo-cd.readthedocs.io/en/stable/user-guide/sync-options/#server-side-apply>), Flux, Rancher Fleet.
-const GITOPS_MANAGERS: [&str; 4] = ["argocd-controller", "kustomize-controller", "helm-controller", "fleetagent"];
+const GITOPS_MANAGERS: [&str; 5] =
+    ["argocd-controller", "argocd-application-controller", "kustomize-controller", "helm-controller", "fleetagent"];
 
 /// Who applies a field of a VM's `spec.vm` again and again, such as `state`; a controller rather than a person's apply. A list has one
 /// owner, whoever's its items are. The VM is as the API server has it: [`trim`] removes what this needs.
 pub fn applier(vm: &VirtualMachine, field: &str) -> Option<Applier> {
-    let last = vm.annotations().get(LAST_APPLIED).and_then(|text| serde_json::from_str::<Value>(text).ok());
-    let is_in_last = last.is_some_and(|last| last["spec"]["vm"].get(field).is_some());
-    let applies = |entry: &&ManagedFieldsEntry| {
-        let is_server_side = entry.operation.as_deref() == Some("Apply") && sets(entry, field);
-        is_server_side || (is_in_last && is_client_side_apply(entry))
-    };
-    let appliers = vm.managed_fields().iter().filter(applies).filter_map(|entry| {
-        let manager = entry.manager.clone().filter(|manager| manager != COMMAND_MANAGER)?;
+    let last = last_applied(vm.annotations().get(LAST_APPLIED));
+    let path = ["spec", "vm", field];
+    let entries = vm.managed_fields().iter().filter(|entry| Writer::from(*entry).repeats(&path, last.as_ref()));
+    let appliers = entries.filter_map(|entry| {
+        let manager = entry.manager.clone()?;
         let is_gitops = GITOPS_MANAGERS.contains(&manager.as_str());
         Some(Applier { manager, since: entry.time.clone(), is_gitops })
     });
     appliers.max_by_key(|applier| applier.is_gitops)
 }
 
+const STATE: [&str; 3] = ["spec", "vm", "state"];
+
 fn sets_state(entry: &ManagedFieldsEntry) -> bool {
-    sets(entry, "state")
-}
-
-fn sets(entry: &ManagedFieldsEntry, field: &str) -> bool {
-    entry.fields_v1.as_ref().is_some_and(|fields| fields.0["f:spec"]["f:vm"].get(format!("f:{field}")).is_some())
-}
-
-fn is_client_side_apply(entry: &ManagedFieldsEntry) -> bool {
-    let wrote = entry.fields_v1.as_ref().and_then(|fields| fields.0.pointer("/f:metadata/f:annotations"));
-    wrote.is_some_and(|annotations| annotations.get(format!("f:{LAST_APPLIED}")).is_some())
+    Writer::from(entry).has(&STATE)
 }
 
 /// Removes from a VM the field sets that no decision needs. It keeps who set `spec.vm.state`, and the manager's part of the status.
 pub fn trim(vm: &mut VirtualMachine) {
     let state = || Some(FieldsV1(json!({ "f:spec": { "f:vm": { "f:state": {} } } })));
     let last = vm.annotations_mut().remove(LAST_APPLIED);
-    let last: Option<Value> = last.and_then(|text| serde_json::from_str(&text).ok());
+    let last = last_applied(last.as_ref());
     let applied_state = last.map(|last| last.pointer("/spec/vm/state").is_some());
     if vm.annotations().is_empty() {
         vm.metadata.annotations = None;
     }
     let entries = vm.metadata.managed_fields.get_or_insert_default();
     entries.retain_mut(|entry| {
-        let sets_state = sets_state(entry) && !(applied_state == Some(false) && is_client_side_apply(entry));
+        let sets_state =
+            sets_state(entry) && !(applied_state == Some(false) && Writer::from(&*entry).is_client_side_apply());
         if sets_state {
             entry.fields_v1 = state();
         }

@@ -593,11 +593,11 @@ impl<'a> Planner<'a> {
     }
 
     fn changed_claim(&self, object: &Rendered, found: &Object) -> Option<Action> {
-        // The manager does not repeat what the API server refused for the same spec.
-        let may_grow = claims::refused_growth(self.vm, object, found).is_none();
+        let may_grow = claims::may_grow(self.vm, object, found);
         let wanted = claims::as_existing(object, found, may_grow);
         // The manager does not restore fields of the spec that the existing claim does not have.
         let mut owned = Value::clone(&object.value);
+        owned["metadata"] = wanted.value["metadata"].clone();
         if let Some(spec) = owned["spec"].as_object_mut() {
             spec.retain(|field, _| wanted.value["spec"].get(field).is_some());
         }

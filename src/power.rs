@@ -10,14 +10,17 @@
 //! | Running | a client that applies it (Git) | halted | down, until `state` was Stopped, the restart annotation is new or `halted` is removed |
 //! | Running | a client that does not apply it | halted | down, and the manager sets `state` to Stopped |
 //! | Stopped | any client | | down |
-//! | Stopped | nobody (it is the CRD's default) | the VM was up, or it has a Pod | up, PowerUnmanaged |
-//! | Stopped | nobody | the VM was down | down |
-//! | Stopped | nobody | the VM is new, and a Pod of a deleted VM with its name is not being deleted | down, undecided |
+//! | absent | | the VM was up, or it has a Pod | up, PowerUnmanaged |
+//! | absent | | the VM was down | down |
+//! | absent | | the VM is new, and a Pod of a deleted VM with its name is not being deleted | down, undecided |
 //! | can't be read | any client | the VM was up, or it has a Pod | up |
 //! | can't be read | any client | the VM was down | down |
 //!
-//! Tools that write what is in Git by updates (Helm, Argo CD with `Replace=true`) count as clients that apply it. If a client creates or changes the VM by another operation than Apply, it also owns the CRD's default. For a client-side apply
-//! (kubectl, Argo CD), the annotation `last-applied-configuration` shows whether the client set `state` ([`crate::ownership`]).
+//! Tools that write what is in Git by updates (Helm, Argo CD with `Replace=true`) count as clients that apply it.
+//!
+//! Absent is also a Stopped that nobody has set: VMs that were stored under an earlier definition have its default. A client that created or
+//! changed such a VM by another operation than Apply owns the default, too. For a client-side apply (kubectl, Argo CD), the annotation
+//! `last-applied-configuration` shows whether the client set `state` ([`crate::ownership`]).
 //!
 //! A VM that is made again after `kubectl delete --cascade=orphan` adopts the Pod of the former one. The manager may see the new VM before
 //! it sees that the Pod has lost its owner, so until the Pod is being deleted or the VM's, the status says nothing about its power.
@@ -148,7 +151,7 @@ impl<'a> Shutdown<'a> {
         Power { halted: self.released(halted), ..Power::default() }
     }
 
-    /// `state` is Stopped only by the CRD's default.
+    /// Nobody has set `state`.
     fn state_not_set(self) -> Power {
         let before = self.vm.status.as_ref().and_then(|status| status.power);
         let has_pod = || self.pod.is_some_and(|pod| pod.deleting.is_none());

@@ -225,7 +225,8 @@ fn power_unmanaged(plan: &Plan) -> Option<NewCondition> {
         type_: POWER_UNMANAGED,
         status: true,
         reason: Reason::StateNotSet,
-        message: "nobody sets spec.vm.state any more, so the VM stays up; to stop it, set state to Running and then to Stopped"
+        message: "nobody sets spec.vm.state any more, so the VM stays up; to stop it, set state to Stopped, or, if it says that already, to Running \
+                  and then to Stopped"
             .into(),
     })
 }

@@ -11,7 +11,7 @@
 //! | forced stop | has a Pod | the force-stop annotation with the UID of the Pod too |
 //! | restart | should run | a new value of the restart annotation |
 //! | restart | should not run | nothing: an error |
-//! | reset | its guest runs | `resetCount` of the spec plus one |
+//! | reset | its guest runs | `resetCount` of the spec, or of the status if that is more, plus one |
 //! | reset | its guest does not run | nothing: an error |
 //! | reboot | as for a reset | `rebootCount` plus one |
 //! | pause, resume | its guest runs, or is paused | `paused` |
@@ -149,15 +149,20 @@ pub fn decide(
             Err(Refusal::NoGuest { reason: ready.map(|ready| ready.reason.clone()) })
         }
         Command::Reset => {
-            let count = vm.spec.vm.reset_count.unwrap_or_default().saturating_add(1);
+            let count = next_count(vm.spec.vm.reset_count, status.and_then(|status| status.reset_count));
             Ok(write(vm, json!({ "spec": { "vm": { "resetCount": count } } })))
         }
         Command::Reboot => {
-            let count = vm.spec.vm.reboot_count.unwrap_or_default().saturating_add(1);
+            let count = next_count(vm.spec.vm.reboot_count, status.and_then(|status| status.reboot_count));
             Ok(write(vm, json!({ "spec": { "vm": { "rebootCount": count } } })))
         }
         Command::Pause => Ok(write(vm, json!({ "spec": { "vm": { "paused": true } } }))),
     }
+}
+
+/// A count that is new to the runner: a sync with Git may have removed the last one from the spec, and the runner may not know that yet.
+fn next_count(of_spec: Option<u32>, carried_out: Option<u32>) -> u32 {
+    of_spec.max(carried_out).unwrap_or_default().saturating_add(1)
 }
 
 fn set_state(vm: &VirtualMachine, state: PowerState, metadata: Value, insist: bool) -> Result<Decision, Refusal> {
@@ -273,7 +278,11 @@ mod tests {
         for (manager, operation, is_refused) in [
             ("kustomize-controller", "Apply", true),
             ("argocd-controller", "Apply", true),
-            ("argocd-controller", "Update", false),
+            ("argocd-controller", "Update", true),
+            ("argocd-application-controller", "Update", true),
+            ("helm-controller", "Update", true),
+            ("helm", "Update", false),
+            ("kubectl-patch", "Update", false),
             ("kubectl", "Apply", false),
             ("vm-operator-cli", "Apply", false),
         ] {
@@ -285,7 +294,7 @@ mod tests {
             assert_eq!(decided(&vm, STOP).err(), is_refused.then_some(expected), "{manager} {operation}");
             let insisted = decide(&vm, STOP, None, true, noon()).unwrap();
             let Decision::Write { applier, .. } = insisted else { panic!("{insisted:?}") };
-            let is_told = operation == "Apply" && manager != "vm-operator-cli";
+            let is_told = !["kubectl-patch", "vm-operator-cli"].contains(&manager);
             assert_eq!(
                 applier.map(|applier| applier.manager),
                 is_told.then(|| manager.to_owned()),

@@ -94,12 +94,12 @@ reasons! {
     ClaimMissing, "Ready=False, StorageReady=False, event", Warning, "A claim with the VM's data does not exist any more. The manager creates no empty one in its place; the message says what to do.";
     ClaimLost, "StorageReady=False, event", Warning, "A claim's volume is lost.";
     ClaimDeleting, "StorageReady=False, event", Warning, "Someone deleted a claim. It is removed, with its data, when no Pod uses it any more.";
-    GrowthRefused, "StorageReady=False, event", Warning, "The API server refused to let a claim grow. The VM runs with the claim as it is.";
-    ShrinkRefused, "StorageReady=False, event", Warning, "The spec wants a claim to be smaller than it is, which no volume can become. The VM runs with the claim as it is.";
+    GrowthRefused, "StorageReady=False, event", Warning, "The API server refused to let a claim grow, or a GitOps tool syncs the claim's size. The VM runs with the claim as it is.";
     ChangeRefused, "StorageReady=False, event", Warning, "The spec wants a claim to be different in a way that can't be changed in a claim that exists. The VM runs with the claim as it is.";
     ClaimPending, "StorageReady=False", Passing, "A claim is not bound to a volume yet.";
     GrowthPending, "StorageReady=False", Passing, "A claim is not asked to grow yet.";
     Resizing, "StorageReady=False", Passing, "A claim's volume grows.";
+    ShrinkRefused, "StorageReady=True, event", Warning, "The spec wants a claim to be smaller than it is, which no volume can become. The VM runs with the larger disk.";
     StateNotSet, "PowerUnmanaged=True", Fine, "Nobody sets `spec.vm.state`; the VM keeps its last power state.";
     ChangeFailed, "Ready=False, ChangesApplied=False, event", Warning, "QEMU refused a change of the running VM, such as a CD that can't be inserted. The message has QEMU's words. The runner tries again with the next change of the spec.";
     StorageFull, "Ready=False, DevicesReady=False, event", Warning, "The storage of a disk is full, so QEMU has stopped the guest before it loses data. The message names the disk. The runner lets the guest go on when there is space.";

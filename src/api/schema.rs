@@ -10,6 +10,12 @@ pub(super) fn either_data_or_source(schema: &mut Schema) {
     schema.insert("allOf".into(), json!([not_both("userData"), not_both("networkConfig")]));
 }
 
+/// The API server does not fill in the field. It would have an owner, or be a value that nobody has set, where it is only not in Git: after
+/// the next sync `spec.vm.state` would say Stopped while the VM runs, and a patch to Stopped would change nothing.
+pub(super) fn without_default(schema: &mut Schema) {
+    schema.remove("default");
+}
+
 /// Any JSON value.
 pub(super) fn any(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "x-kubernetes-preserve-unknown-fields": true })

@@ -81,10 +81,11 @@ pub struct VirtualMachineStatus {
     /// Properties that stay the same at each start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
-    /// The `resetCount` of the last reset.
+    /// The `resetCount` of the last reset, or the one of the spec if that has become smaller since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reset_count: Option<u32>,
-    /// The `rebootCount` of the last reboot that the guest was asked for, or that a reset has made needless.
+    /// The `rebootCount` of the last reboot that the guest was asked for, or that a reset has made needless, or the one of the spec if that has
+    /// become smaller since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reboot_count: Option<u32>,
     /// Changes that take effect at the next start.

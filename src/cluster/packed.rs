@@ -22,9 +22,9 @@ use serde_json::{Value, value::RawValue};
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus, full_name, stored},
     metrics::VmSummary,
-    object::{APP_NAME, INSTANCE_LABEL, ObjectKey},
+    object::{APP_NAME, INSTANCE_LABEL, ObjectKey, VM_ANNOTATION},
     observed::{Json, Maker, Object, maker, owning_vm},
-    ownership::{self, OBJECT_MANAGER},
+    ownership::{self, OBJECT_MANAGER, Writer},
     process::lock,
 };
 
@@ -46,7 +46,8 @@ pub struct Packed {
 }
 
 /// Everything else of an [`Object`], in the order of its fields.
-type Rest<T, V> = (Option<Timestamp>, Option<Timestamp>, Option<i64>, Vec<String>, Option<Maker>, T, T, V, V);
+type Rest<T, V> =
+    (Option<Timestamp>, Option<Timestamp>, Option<i64>, Vec<String>, Option<Maker>, T, T, Option<String>, V, V);
 
 /// Stands for the owner's UID in a field set. In JSON this character only occurs escaped.
 const OWNER: char = '\0';
@@ -56,7 +57,7 @@ impl Packed {
     pub fn unpack(&self) -> Object {
         // It was written by `pack`, so it can be read.
         let rest: Rest<BTreeMap<String, String>, Value> = serde_json::from_str(&self.rest).unwrap_or_default();
-        let (created, deleting, grace, owners, maker, labels, annotations, spec, status) = rest;
+        let (created, deleting, grace, owners, maker, labels, annotations, size_applier, spec, status) = rest;
         let fields = |shape: &Option<Arc<str>>| {
             let owner = owners.first().map(String::as_str).unwrap_or_default();
             shape.as_ref().map(|shape| Json::from(shape.replace(OWNER, owner)))
@@ -74,6 +75,7 @@ impl Packed {
             maker,
             labels,
             annotations,
+            size_applier,
             spec,
             status,
         }
@@ -374,6 +376,8 @@ impl<const META: bool> Sent<META> {
             Some(shapes.keep(marked.as_deref().unwrap_or(ours.get()), &owners))
         };
         let (owned, patched) = (fields("Apply"), fields("Update"));
+        let entries: &[Fields] = if key.is_claim() { &metadata.managed_fields } else { &[] };
+        let size_applier = size_applier(entries, &metadata.annotations);
         let rest: Rest<_, Option<Box<RawValue>>> = (
             metadata.creation_timestamp,
             metadata.deletion_timestamp,
@@ -382,6 +386,7 @@ impl<const META: bool> Sent<META> {
             maker,
             metadata.labels,
             metadata.annotations,
+            size_applier,
             content(spec),
             content(status),
         );
@@ -390,6 +395,17 @@ impl<const META: bool> Sent<META> {
         let version = metadata.resource_version.parse().unwrap_or_default();
         Arrived { vm, object: Packed { key, uid: metadata.uid.into(), version, claims, owned, patched, rest } }
     }
+}
+
+fn size_applier(entries: &[Fields], annotations: &BTreeMap<String, String>) -> Option<String> {
+    let sets = entries.iter().filter(|entry| entry.manager != OBJECT_MANAGER).filter_map(|entry| {
+        let fields: Value = serde_json::from_str(entry.fields_v1.as_ref()?.get()).ok()?;
+        Some((entry, fields))
+    });
+    let sets: Vec<_> = sets.collect();
+    let writers =
+        sets.iter().map(|(entry, fields)| Writer { manager: &entry.manager, operation: &entry.operation, fields });
+    ownership::size_applier(writers, annotations)
 }
 
 /// The manager's field set with what other clients own of it, if there are others ([`ownership::mark_parts`]).
@@ -407,11 +423,12 @@ fn own_fields(ours: &RawValue, entries: &[Fields]) -> Option<String> {
     Some(ours.to_string())
 }
 
-/// The name of the VM to which an object belongs. Anybody may change labels, so its owner is asked first. A Pod that has lost both owner
+/// The name of the VM to which an object belongs. Anybody may change labels, so its owner is asked first, and then [`VM_ANNOTATION`]. A Pod that has lost both owner
 /// and labels, and that the manager applied, has the name of its VM unless templates name it otherwise.
 fn vm_of(metadata: &WireMeta, key: &ObjectKey, is_applied: bool) -> Option<String> {
     let is_labelled = metadata.labels.get("app.kubernetes.io/name").is_some_and(|name| name == APP_NAME);
-    let labelled = || metadata.labels.get(INSTANCE_LABEL).filter(|_| is_labelled).cloned();
+    let name = || metadata.annotations.get(VM_ANNOTATION).or_else(|| metadata.labels.get(INSTANCE_LABEL));
+    let labelled = || name().filter(|_| is_labelled).cloned();
     let named = || (key.is_pod() && is_applied).then(|| key.name.clone());
     owning_vm(&metadata.owner_references).map(str::to_owned).or_else(labelled).or_else(named)
 }

@@ -9,7 +9,11 @@
 //! | another | exists | ignored, with an event |
 //! | any | there is none | ignored: the value has been used, or is of no Pod |
 //! | ignored before | any | ignored |
+//! | any or none | is being deleted, or is to be deleted now, and `status.endGuest` has its UID | forced |
 //! | any or none | is being deleted, somebody shortened its grace period, and it has been over for a while | forced |
+//!
+//! Once seen, a forced stop is kept in `status.endGuest` until its Pod is gone: a tool that syncs with Git removes an annotation that
+//! `kubectl annotate` has set, and the runner may not have asked yet.
 //!
 //! The last row: a kubelet that already waits for the end of a Pod keeps the first grace period
 //! (<https://github.com/kubernetes/kubernetes/issues/83916>), and soon the API server refuses the Pod's token, so this is the last moment
@@ -54,8 +58,10 @@ const OVER: SignedDuration = SignedDuration::from_secs(30);
 /// Decides by the table above. `pod` is the VM's Pod, if it has one.
 pub fn force_stop(vm: &VirtualMachine, observed: &Observed, pod: Option<&Object>, wanted: Wanted) -> ForceStop {
     let requested = by_annotation(vm, observed, pod, wanted);
+    let seen = vm.status.as_ref().and_then(|status| status.end_guest.clone());
+    let seen = seen.filter(|uid| pod_with(observed, uid).is_some_and(|pod| !stays(vm, pod, wanted)));
     let shortened = pod.filter(|pod| is_shortened_and_over(pod, observed.now)).map(|pod| pod.uid.clone());
-    ForceStop { pod_uid: requested.pod_uid.or(shortened), ..requested }
+    ForceStop { pod_uid: requested.pod_uid.or(seen).or(shortened), ..requested }
 }
 
 /// Whether somebody shortened the grace period of a Pod that is being deleted, and the Pod should be gone.
@@ -69,15 +75,22 @@ fn by_annotation(vm: &VirtualMachine, observed: &Observed, pod: Option<&Object>,
     let Some(value) = vm.annotations().get(FORCE_STOP_ANNOTATION) else { return ForceStop::default() };
     let ignored = |misuse| ForceStop { pod_uid: None, ignored: Some(value.clone()), misuse };
     let is_known = vm.status.as_ref().is_some_and(|status| status.force_stop_ignored.as_ref() == Some(value));
-    let named =
-        observed.objects.iter().chain(&observed.others).find(|object| object.key.is_pod() && object.uid == *value);
-    let stays = |named: &Object| named.deleting.is_none() && wanted == Wanted::Up && !is_restart_wanted(vm, named);
-    match named {
+    match pod_with(observed, value) {
         _ if is_known => ignored(None),
-        Some(named) if stays(named) => ignored(Some(Misuse::NotStopping)),
+        Some(named) if stays(vm, named, wanted) => ignored(Some(Misuse::NotStopping)),
         Some(_) => ForceStop { pod_uid: Some(value.clone()), ..ForceStop::default() },
         None => ignored(pod.map(|_| Misuse::AnotherPod)),
     }
+}
+
+fn pod_with<'a>(observed: &'a Observed, uid: &str) -> Option<&'a Object> {
+    let mut objects = observed.objects.iter().chain(&observed.others);
+    objects.find(|object| object.key.is_pod() && object.uid == uid).map(AsRef::as_ref)
+}
+
+/// Whether the Pod is neither being deleted nor to be deleted now.
+fn stays(vm: &VirtualMachine, pod: &Object, wanted: Wanted) -> bool {
+    pod.deleting.is_none() && wanted == Wanted::Up && !is_restart_wanted(vm, pod)
 }
 
 #[cfg(test)]
@@ -137,6 +150,33 @@ mod tests {
             assert_eq!(is_forced(value, status, observed, wanted), forced, "{row}");
         }
         assert_eq!(force_stop(&vm(|_| ()), &alive, None, Wanted::Down), ForceStop::default(), "no annotation");
+    }
+
+    #[test]
+    fn a_forced_stop_that_was_seen_lasts_until_its_pod_is_gone_also_without_the_annotation() {
+        let pods = |deleting: bool| {
+            applied(&rendered(&vm(|_| ()), &nothing()), move |kind, object| {
+                if kind == "Pod" && deleting {
+                    object["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:10:00Z");
+                }
+            })
+        };
+        let decide = |seen: &str, annotation: Option<&str>, observed: &Observed, wanted: Wanted| {
+            let vm = vm(|vm| {
+                vm["status"] = json!({ "endGuest": seen });
+                if let Some(value) = annotation {
+                    vm["metadata"]["annotations"] = json!({ FORCE_STOP_ANNOTATION: value });
+                }
+            });
+            force_stop(&vm, observed, None, wanted).pod_uid.is_some()
+        };
+        let (alive, going) = (pods(false), pods(true));
+        assert!(decide("Pod-apple", None, &going, Wanted::Down) && decide("Pod-apple", None, &alive, Wanted::Down));
+        assert!(decide("Pod-apple", None, &going, Wanted::Up), "it is started again, and its Pod goes");
+        assert!(decide("Pod-apple", Some("another"), &going, Wanted::Down));
+        assert!(!decide("Pod-apple", None, &alive, Wanted::Up), "it was started again, and its Pod stays");
+        assert!(!decide("Pod-apple", None, &nothing(), Wanted::Down), "its Pod is gone");
+        assert!(!decide("another", None, &going, Wanted::Down), "a later Pod");
     }
 
     #[test]

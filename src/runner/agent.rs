@@ -20,7 +20,7 @@ use super::{
     cd_drive,
     changes::{
         Actual, Change, Desired, Guest, Media, cd_drives, changes, keeps_cpus, must_ask, pending, refused_media,
-        refused_reboot,
+        refused_reboot, taken_back,
     },
     config::{self, Configuration},
     control::MediaQuestion,
@@ -516,6 +516,11 @@ impl Agent {
         self.observation.refused = refused_media(&session.actual);
         self.observation.refused.extend(refused_reboot(&desired, &session.actual));
         session.waits_for_tray.clear();
+        if let Some(orders) = taken_back(&desired, &session.actual.orders)
+            && let Err(error) = self.note(orders, session)
+        {
+            warn!(error = %ErrorChain(&error), "cannot note that a count has become smaller");
+        }
         for change in changes(&desired, &session.actual).into_iter().filter(is_meant) {
             self.apply_change(change, session).await;
         }

@@ -253,6 +253,15 @@ const CPU_PREFIX: &str = "vmop-cpu-";
 /// The path of devices with a name in QEMU's object tree.
 const NAMED: &str = "/machine/peripheral/";
 
+/// What counts as carried out when a counter in the configuration has become smaller; `None` if none has. A tool that syncs with Git has taken
+/// the order back, so the same count is a new order when somebody asks for it again.
+pub fn taken_back(desired: &Desired, orders: &Orders) -> Option<Orders> {
+    let counter = orders.counter.min(desired.reset_counter);
+    let reboots = orders.reboots.min(desired.reboot_counter);
+    let follows = Orders { counter, reboots, ..orders.clone() };
+    (follows != *orders).then_some(follows)
+}
+
 /// The changes that bring QEMU to the desired state, in order. The reset comes last, so that the guest boots with the other changes. As long
 /// as it is not known what the CDs are ([`must_ask`]), they stay, and there is no reset.
 pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
@@ -562,6 +571,20 @@ mod tests {
         let reset = Desired { reset_counter: 4, ..wanted };
         assert_eq!(changes(&reset, &actual(true, true)), [Change::Reset(4)]);
         assert_eq!(refused_reboot(&desired(), &actual(false, false)), None);
+    }
+
+    #[test]
+    fn a_count_that_was_taken_back_is_a_new_order_when_it_comes_again() {
+        let count = |resets: u64, reboots: u64| Desired { reset_counter: resets, reboot_counter: reboots, ..desired() };
+        assert_eq!(taken_back(&count(3, 5), &orders()), None);
+        assert_eq!(taken_back(&count(4, 6), &orders()), None, "an order is not carried out by this");
+        let removed = taken_back(&count(0, 0), &orders()).unwrap();
+        assert_eq!(removed, Orders { counter: 0, reboots: 0, ..orders() });
+        assert_eq!(taken_back(&count(3, 1), &orders()), Some(Orders { reboots: 1, ..orders() }));
+        let guest = Guest { can_pause: true, executes: true, answers: true };
+        let actual = Actual { ram: Some(1 << 30), orders: removed, guest, ..Actual::default() };
+        let again = Desired { cpus: 0, password: None, ..count(3, 0) };
+        assert_eq!(changes(&again, &actual), [Change::Reset(3)]);
     }
 
     #[test]

@@ -77,7 +77,7 @@ async fn a_disk_grows_where_its_class_allows_it_and_never_shrinks() {
     // A person may let it grow, too; what the machine asks for is less then, and nothing shrinks.
     let by_hand = r#"--patch={"spec":{"resources":{"requests":{"storage":"3Gi"}}}}"#;
     ns.namespace.kubectl(&["patch", "pvc", "apple-core-disk", by_hand]);
-    let is_said = |vm: &VirtualMachine| condition(vm, "StorageReady").is_some_and(|it| it.1 == "ShrinkRefused");
+    let is_said = |vm: &VirtualMachine| condition(vm, "StorageReady").is_some_and(|it| it.2.contains("keeps its 3Gi"));
     ns.vm_when("apple", "said to have a larger disk", is_said).await;
     ns.patch_vm("apple", json!({ "spec": { "vm": { "currentCpus": 2 } } })).await;
     let has_looked = |vm: &VirtualMachine| vm.status.as_ref().unwrap().observed_generation == vm.metadata.generation;

@@ -2,6 +2,9 @@
 //!
 //! A tool must never see a difference that it did not cause, and it must not stop a VM by accident.
 
+mod flux;
+mod tools;
+
 use crate::support::{
     cluster::eventually,
     managed_namespace::{LIMIT, ManagedNamespace, condition, vm_manifest},

@@ -441,7 +441,6 @@ async fn removing_the_state_from_git_stops_no_vm() {
     stays_up_without_state(&ns, "apple", server_side).await;
 }
 
-/// To a client-side apply the CRD's default is a field that it has set.
 #[tokio::test]
 async fn removing_the_state_from_a_kubectl_manifest_stops_no_vm() {
     let ns = ns("unmanaged-kubectl").await;

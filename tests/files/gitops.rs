@@ -200,6 +200,11 @@ fn argo_cd_offers_the_actions_that_change_something() {
         vm["status"].as_object_mut().unwrap().extend(status.as_object().unwrap().clone());
         vm
     };
+    let without_state = |status: Value| {
+        let mut vm = with("Stopped", status);
+        vm["spec"]["vm"].as_object_mut().unwrap().remove("state");
+        vm
+    };
     let halted = json!({ "halted": { "by": "guest", "time": "2026-01-01T00:00:00Z", "generation": 1 } });
     let released =
         json!({ "halted": { "by": "guest", "time": "2026-01-01T00:00:00Z", "generation": 1, "released": true } });
@@ -209,7 +214,9 @@ fn argo_cd_offers_the_actions_that_change_something() {
         (with("Stopped", json!({})), &["start"]),
         (with("Running", halted.clone()), &["start", "stop"]),
         (with("Running", released), &["restart", "stop"]),
-        (with("Stopped", unmanaged), &["restart", "start"]),
+        (with("Stopped", unmanaged.clone()), &["restart", "start"]),
+        (without_state(unmanaged), &["restart", "start", "stop"]),
+        (without_state(json!({})), &["start"]),
     ] {
         let found = lua(actions["discovery.lua"].as_str().unwrap(), &vm);
         let found: BTreeMap<String, Value> = serde_json::from_value(found).unwrap();
@@ -222,6 +229,7 @@ fn argo_cd_offers_the_actions_that_change_something() {
     let changed = |before: &Value, after: &Value| json!(json_patch::diff(before, after));
     let stopped = with("Stopped", json!({}));
     assert_eq!(changed(&stopped, &run("start", &stopped))[0]["path"], "/spec/vm/state");
+    assert_eq!(run("start", &without_state(json!({})))["spec"]["vm"]["state"], "Running");
     let running = with("Running", json!({}));
     assert_eq!(run("stop", &running)["spec"]["vm"]["state"], "Stopped");
     for (name, vm) in [("restart", running), ("start", with("Running", halted))] {

@@ -83,6 +83,14 @@ fn a_guest_reboots_when_its_agent_can_be_asked_and_only_once() {
     });
     runner.logs("changed change=\"Balloon(209715200)\"");
     assert_eq!(runner.log().matches("changed change=\"Reboot(1)\"").count(), 1, "{}", runner.log());
+    // A sync with Git takes the count back. The same count is a new order then.
+    vm.change(|config| {
+        config["rebootCounter"] = json!(0);
+        config["vm"]["currentRam"] = json!("220 MiB");
+    });
+    runner.logs("changed change=\"Balloon(230686720)\"");
+    vm.change(|config| config["rebootCounter"] = json!(1));
+    runner.console("guest: starts=3");
     runner.signal("TERM");
     runner.ends_well("PoweredDown");
 }

@@ -92,6 +92,27 @@ pub fn helm() -> Result<PathBuf> {
     Ok(built.join("helm"))
 }
 
+/// The version of Flux's kustomize-controller beside which VMs are tested.
+pub const FLUX_VERSION: &str = "1.9.6";
+
+/// The folder with `kustomize-controller`, built from its Go modules and kept, and `kustomizations.yaml`, the definition of its resource.
+pub fn kustomize_controller() -> Result<PathBuf> {
+    const PACKAGE: &str = "github.com/fluxcd/kustomize-controller";
+    let source = root().join("tests/flux");
+    let what = format!("kustomize-controller {FLUX_VERSION}");
+    build_once(&source, "kustomize-controller", FLUX_VERSION, &what, |unfinished| {
+        let program = unfinished.join("kustomize-controller");
+        compile(&source, PACKAGE, "-s -w", &program).context("building kustomize-controller from its Go modules")?;
+        let mut list = Command::new("go");
+        let module = run(list.current_dir(&source).args(["list", "-m", "-f", "{{.Dir}}", PACKAGE]))?;
+        let definition =
+            Path::new(module.trim()).join("config/crd/bases/kustomize.toolkit.fluxcd.io_kustomizations.yaml");
+        let target = unfinished.join("kustomizations.yaml");
+        fs::copy(&definition, &target).with_context(|| format!("copying {}", definition.display()))?;
+        Ok(())
+    })
+}
+
 fn build() -> Result<Binaries> {
     let source = root().join("tests/controlplane");
     let what = format!("Kubernetes {KUBERNETES_VERSION}");

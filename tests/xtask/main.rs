@@ -117,6 +117,9 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<std::ffi::OsString>,
     },
+    /// Print the folder with Flux's kustomize-controller and its definition (built from its Go modules once)
+    #[command(hide = true)]
+    KustomizeController,
     /// Read an object as JSON and print what kstatus makes of it (built from its Go module)
     Kstatus,
 }
@@ -208,6 +211,10 @@ fn run(task: Task) -> Result<bool> {
         Task::DemoDown => demo::down(),
         // It takes our place, with all that belongs to it: terminal, signals, exit code.
         Task::Kubectl { args } => Err(binaries::kubectl_command()?.args(args).exec().into()),
+        Task::KustomizeController => {
+            println!("{}", binaries::kustomize_controller()?.display());
+            Ok(())
+        }
         Task::Kstatus => {
             let module = tools::root().join("tests/kstatus");
             let error = std::process::Command::new("go").args(["run", "."]).current_dir(module).exec();

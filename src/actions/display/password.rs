@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use super::{DisplayError, MINIMUM_VALIDITY, Protocol, Request, VmHandle, patch_params};
 use crate::{
     api::VirtualMachine,
-    object::{self, COMPONENT_LABEL, DISPLAY_SECRET, INSTANCE_LABEL},
+    object::{self, COMPONENT_LABEL, DISPLAY_SECRET, INSTANCE_LABEL, VM_ANNOTATION},
     runner_config::{
         self,
         paths::{EXPIRY_FILE, NEVER, PASSWORD_FILE},
@@ -143,10 +143,14 @@ async fn find_secret(vm: &VmHandle) -> Result<Option<String>, DisplayError> {
         Err(error) => return Err(DisplayError::object("Pod")(error)),
     }
     let generated = format!("{}-{DISPLAY_SECRET}", vm.name());
-    let labels = format!("{},{COMPONENT_LABEL}={DISPLAY_SECRET},{INSTANCE_LABEL}={}", object::selector(), vm.name());
+    let labels = format!("{},{COMPONENT_LABEL}={DISPLAY_SECRET}", object::selector());
     match vm.api::<Secret>().list_metadata(&ListParams::default().labels(&labels)).await {
         Ok(found) => {
-            let names = found.into_iter().map(|secret| secret.name_any());
+            let of_vm = found.into_iter().filter(|secret| {
+                let named = secret.annotations().get(VM_ANNOTATION).or_else(|| secret.labels().get(INSTANCE_LABEL));
+                named.is_some_and(|name| name == vm.name())
+            });
+            let names = of_vm.map(|secret| secret.name_any());
             Ok(names.min_by_key(|name| (*name == generated, name.clone())))
         }
         // A person may have the right to read this Secret without the right to list all Secrets.

@@ -188,7 +188,7 @@ fn what_became_of_a_change_is_in_the_status() {
     let pending = json!([{ "path": "config.yaml/vm.maximumCpus", "reason": "r" }]);
     let condition = json!({ "type": "ChangesApplied", "status": "False", "reason": "ChangeFailed", "message": "no such file", "lastTransitionTime": "2026-01-01T00:00:00Z" });
     let growth = json!([
-        { "name": "apple-core-disk", "findings": [{ "reason": "GrowthRefused", "current": "1Gi", "wanted": "2Gi", "answer": "no" }] },
+        { "name": "apple-core-disk", "findings": [{ "reason": "GrowthRefused", "current": "1Gi", "wanted": "2Gi", "answer": "no", "generation": 3 }] },
         { "name": "apple-other-disk", "findings": [{ "reason": "ClaimLost" }] },
     ]);
     for (status, words, is_well) in [

@@ -196,7 +196,7 @@ impl<'a> Listing<'a> {
         Ok(())
     }
 
-    /// Reads the claims that are the VM's by their names although they have lost its labels.
+    /// Reads the claims that are the VM's by their names although their labels do not say so.
     async fn add_claims_without_labels(&mut self) -> kube::Result<()> {
         let (kind, namespace) = (claim_kind(), self.vm.namespace().unwrap_or_default());
         if !self.kinds.contains(&kind) {
@@ -206,10 +206,11 @@ impl<'a> Listing<'a> {
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &resource);
         for name in claims::possible_names(self.vm) {
             if self.observed.claim(&name).is_none()
-                && let Some(object) =
-                    api.get_opt(&name).await?.filter(|claim| !claim.labels().contains_key(INSTANCE_LABEL))
+                && let Some(object) = api.get_opt(&name).await?
+                && let claim = Object::trim(&kind, object.clone())
+                && claim.vm().is_none_or(|vm| vm == self.vm.name_any())
             {
-                self.observed.objects.push(Arc::new(Object::trim(&kind, object.clone())));
+                self.observed.objects.push(Arc::new(claim));
                 self.current.push(object);
             }
         }

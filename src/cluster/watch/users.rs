@@ -5,7 +5,7 @@ use std::{hash::BuildHasher as _, sync::Arc};
 use kube::{Resource as _, ResourceExt};
 
 use super::{Children, place_of};
-use crate::{api::VirtualMachine, cluster::packed::PackedVm, observed::Object, process::lock};
+use crate::{api::VirtualMachine, cluster::packed::PackedVm, object::VM_ANNOTATION, observed::Object, process::lock};
 
 impl Children {
     /// Another VM that uses the claim, or whose Pod it is, as its status says. Anybody may change labels and owners.
@@ -35,6 +35,33 @@ impl Children {
         let mut elsewhere = objects.iter().filter(|(place, _)| place.0 == namespace).flat_map(|(_, objects)| objects);
         let pod = elsewhere.find(|object| object.key.is_pod() && *object.uid == *uid)?.unpack();
         pod.owners.is_empty().then_some(pod)
+    }
+
+    /// The claims that the VM uses, as its status says, and whose label names a VM that does not exist: a tool has overwritten it.
+    pub(super) fn lost_claims(&self, vm: &VirtualMachine, found: &[Object]) -> Vec<Object> {
+        let used = vm.status.iter().flat_map(|status| &status.claims).filter(|claim| !claim.unused);
+        let used = used.filter_map(|claim| claim.uid.as_deref());
+        let lost: Vec<&str> =
+            used.filter(|uid| self.has_object(uid) && found.iter().all(|object| object.uid != *uid)).collect();
+        let (false, Some(vms)) = (lost.is_empty(), self.vms.get()) else { return Vec::new() };
+        let namespace = place_of(vm).0;
+        let exists = |name: &str| {
+            let mut vms = vms.state().into_iter();
+            vms.any(|other| {
+                other.meta().namespace == vm.metadata.namespace && other.meta().name.as_deref() == Some(name)
+            })
+        };
+        let objects = lock(&self.objects);
+        let elsewhere = objects.iter().filter(|(place, _)| place.0 == namespace && !place.1.is_empty());
+        let elsewhere = elsewhere.flat_map(|(place, objects)| objects.iter().map(move |object| (place, object)));
+        let lost = elsewhere.filter(|(_, object)| object.key.is_claim() && lost.contains(&object.uid.as_ref()));
+        let lost = lost.filter(|(place, _)| !exists(&place.1)).map(|(_, object)| {
+            // From here on it is as if the annotation said whose it is.
+            let mut claim = object.unpack();
+            claim.annotations.insert(VM_ANNOTATION.into(), vm.name_any());
+            claim
+        });
+        lost.collect()
     }
 
     /// Whether the cache has an object with that UID.

@@ -19,6 +19,8 @@ pub const STORAGE_READY: &str = "StorageReady";
 pub const OBJECTS_READY: &str = "ObjectsReady";
 /// Nobody sets `spec.vm.state`, so the last one stays in effect (written by the manager).
 pub const POWER_UNMANAGED: &str = "PowerUnmanaged";
+/// The annotation `stateUntil` outranks `spec.vm.state`; `False` if it is ignored (written by the manager).
+pub const STATE_OVERRIDDEN: &str = "StateOverridden";
 /// QEMU runs the guest (written by the runner).
 pub const RUNNING: &str = "Running";
 /// QEMU refused a change of the running VM. It is never `True` (written by the runner).

@@ -16,8 +16,9 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
+    format::print_objects,
     output::{Exit, Failure, Output, note},
-    vms::{FoundVm, Selection, print_objects, refused, refused_about, title},
+    vms::{FoundVm, Selection, refused, refused_about, title},
     wait::{self, Goal, seconds},
     write::{DryRun, WriteOptions, combined},
 };
@@ -171,7 +172,7 @@ impl Job<'_> {
                 format!("{} {} (now {phase}, {})", title(name), self.past(), seconds(after))
             })?)
         };
-        if let Some(format) = self.options.write.output {
+        if let Some(format) = &self.options.write.output {
             print_objects(&objects, objects.len() <= 1, format, output)?;
         }
         Ok(combined(waited, succeeded, failed))

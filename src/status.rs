@@ -32,8 +32,8 @@ use crate::{
         ObjectKind, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
         conditions::{
             self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, DEVICES_READY, NewCondition, OBJECTS_READY,
-            POWER_UNMANAGED, RESTART_REQUIRED, RUNNING, STATE_OVERRIDDEN, TEMPLATES_VALID, USER_LOGGED_IN,
-            VMOP_AGENT_CONNECTED,
+            POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, STALLED, STATE_OVERRIDDEN, TEMPLATES_VALID,
+            USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
         },
         reasons::Effect,
         status::{Address, Phase, StateOverride, whole_seconds},
@@ -156,6 +156,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
     new.extend(state_overridden(vm, plan));
     new.extend(rendered.ok().and_then(|rendered| claims::storage_ready(&claims, rendered)));
     new.extend(objects_ready(reconciled));
+    new.extend(stalled(vm, &new));
     new.extend(conditions_without_report(&guest, phase));
     new.sort_by_key(|condition| condition.type_);
 
@@ -225,6 +226,16 @@ fn objects_ready(reconciled: &Reconciled<'_>) -> Option<NewCondition> {
     });
     let Problem { reason, message } = reconciled.outcome.beside.iter().cloned().chain(waits).next()?;
     Some(NewCondition { type_: OBJECTS_READY, status: false, reason, message })
+}
+
+/// For tools that wait for a VM and know nothing of its reasons: they wait no longer
+/// (<https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md>). The condition exists only while it is True.
+fn stalled(vm: &VirtualMachine, conditions: &[NewCondition]) -> Option<NewCondition> {
+    let is_cause = |condition: &&NewCondition| {
+        [READY, OBJECTS_READY].contains(&condition.type_) && !condition.status && condition.reason.is_stalled()
+    };
+    let cause = conditions.iter().find(is_cause).filter(|_| vm.metadata.deletion_timestamp.is_none())?;
+    Some(NewCondition { type_: STALLED, status: true, reason: cause.reason, message: cause.message.clone() })
 }
 
 fn power_unmanaged(plan: &Plan) -> Option<NewCondition> {

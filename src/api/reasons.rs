@@ -153,6 +153,32 @@ impl Reason {
         Self::ALL.iter().copied().find(|reason| reason.as_str() == name)
     }
 
+    /// Whether, as a reason of Ready or ObjectsReady, it is something that time alone does not mend: a person or another client has to do
+    /// something. Then the VM is Stalled, and tools that wait for it give up.
+    pub const fn is_stalled(self) -> bool {
+        matches!(
+            self,
+            Self::ApplyFailed
+                | Self::ChangeFailed
+                | Self::ClaimMissing
+                | Self::ContainerFailed
+                | Self::ContainerWaiting
+                | Self::GuestPanicked
+                | Self::InvalidImageName
+                | Self::InvalidSpec
+                | Self::NameTaken
+                | Self::NetworkLost
+                | Self::NodeNotResponding
+                | Self::PodNotRemoved
+                | Self::RunnerFailed
+                | Self::StorageFailed
+                | Self::StorageFull
+                | Self::TemplateError
+                | Self::TpmLost
+                | Self::WatchFailed
+        )
+    }
+
     /// The table of all reasons in the documentation, as Markdown.
     pub fn markdown() -> String {
         let rows = Self::ALL.iter().map(|reason| {

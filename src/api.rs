@@ -66,6 +66,7 @@ pub const GROUP: &str = "vmoperator.jdrupes.org";
     printcolumn(name = "Node", type_ = "string", json_path = ".status.nodeName", description = "The node it runs on"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0].address", description = "Its first address"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Override", type_ = "string", json_path = ".status.stateOverride.state", priority = 1, description = "The power state that outranks the wanted one"), printcolumn(name = "Until", type_ = "string", json_path = ".status.stateOverride.until", priority = 1, description = "Until when it does"),
     printcolumn(name = "Set", type_ = "string", json_path = ".status.templates.set", priority = 1, description = "The template set that it selects"),
     printcolumn(name = "Templates", type_ = "string", json_path = ".status.templates.version", priority = 1, description = "The version of the template set from which its objects were rendered"),
     printcolumn(name = "Restart", type_ = "string", json_path = ".status.conditions[?(@.type==\"RestartRequired\")].status", priority = 1, description = "Whether changes wait for the next start"),

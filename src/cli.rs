@@ -19,10 +19,12 @@ mod edit;
 mod events;
 mod explain;
 mod expose;
+mod format;
 mod guest;
 mod in_pod;
 mod input;
 mod installed;
+mod jsonpath;
 mod lint;
 mod list;
 mod manifest;
@@ -80,7 +82,7 @@ enum Command {
     ///
     /// A VM that runs is left as it is, and that is a success. If a GitOps controller applies spec.vm.state, it would take the start back:
     /// then the command says which one, and does nothing without --yes.
-    Start(power::Options),
+    Start(power::StartOptions),
     /// Shut down the guests of VMs, and leave the VMs stopped.
     ///
     /// The guest has the VM's powerdownTimeout to shut down.
@@ -271,7 +273,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Man { out } => man(out)?,
         Command::Create(options) => create::run(options, output).await?,
         Command::List(options) => list::run(options, output).await?,
-        Command::Start(options) => power::run(actions::power::Command::Start, options, output).await?,
+        Command::Start(options) => power::start(options, output).await?,
         Command::Stop(options) => power::stop(options, output).await?,
         Command::Restart(options) => power::run(actions::power::Command::Restart, options, output).await?,
         Command::Reset(options) => power::run(actions::power::Command::Reset, options, output).await?,

@@ -32,8 +32,9 @@ use crate::{
         PowerState, Reason, VirtualMachine,
         conditions::{self, BOOTED, POWER_UNMANAGED, READY, RESTART_REQUIRED, STORAGE_READY, TEMPLATES_VALID},
         reasons::Effect,
-        status::whole_seconds,
+        status::{StateOverride, whole_seconds},
     },
+    object::STATE_UNTIL_ANNOTATION,
     observed::Object,
     ownership,
 };
@@ -182,8 +183,14 @@ impl Facts {
         let status = self.vm.status.as_ref();
         let is_halted = status.and_then(|status| status.halted.as_ref()).is_some_and(|halted| !halted.released);
         let is_unmanaged = self.condition(POWER_UNMANAGED).is_some_and(|it| it.status == "True");
-        let is_running = self.vm.spec.vm.state == PowerState::Running;
+        let state = self.overriding().map_or(self.vm.spec.vm.state, |it| it.state);
+        let is_running = state == PowerState::Running;
         self.vm.metadata.deletion_timestamp.is_none() && !is_halted && (is_running || is_unmanaged)
+    }
+
+    /// The power state that outranks the spec's for some time.
+    pub(crate) fn overriding(&self) -> Option<&StateOverride> {
+        self.vm.status.as_ref()?.state_override.as_ref()
     }
 
     /// Whether the guest runs, as its runner has reported. Without a Pod it does not.
@@ -316,9 +323,12 @@ fn wrong(facts: &Facts) -> &'static str {
 
 /// How a VM is that is as wanted.
 fn as_wanted(facts: &Facts) -> &'static str {
+    let is_overridden = facts.overriding().is_some();
     match facts.condition(READY).and_then(conditions::reason) {
         Some(Reason::GuestShutdown) => "is stopped, because its guest shut itself down, and guestShutdownStops is set",
         Some(Reason::StoppedAfterPanic) => "is stopped, because its guest panicked, and onPanic is stop",
+        Some(Reason::StoppedAsRequested) if is_overridden => "is stopped for some time",
+        _ if is_overridden && facts.is_wanted_up() => "runs for some time",
         Some(Reason::StoppedAsRequested) => "is stopped, as its spec wants it",
         Some(Reason::Paused) => "is paused, as its spec wants it",
         _ if !facts.is_wanted_up() => "is stopped, as its spec wants it",
@@ -338,6 +348,9 @@ fn on_its_way(facts: &Facts) -> &'static str {
 
 /// Who wants a VM to be stopped.
 fn who_sets_state(facts: &Facts) -> String {
+    if let Some(StateOverride { state: _, until }) = facts.overriding() {
+        return format!(" (until {}, by the annotation {STATE_UNTIL_ANNOTATION})", whole_seconds(until.0));
+    }
     if facts.is_wanted_up() || facts.vm.spec.vm.state == PowerState::Running {
         return String::new();
     }
@@ -413,6 +426,8 @@ fn also(facts: &Facts) -> Vec<String> {
     add(RESTART_REQUIRED, "True", "");
     add(TEMPLATES_VALID, "True", "");
     add(POWER_UNMANAGED, "True", "");
+    add(conditions::STATE_OVERRIDDEN, "True", "");
+    add(conditions::STATE_OVERRIDDEN, "False", "");
     add(STORAGE_READY, "False", "storage: ");
     add(conditions::OBJECTS_READY, "False", "an object beside the Pod: ");
     if facts.is_up() {

@@ -54,6 +54,8 @@ pub const UPDATE_ANNOTATION: &str = "vmoperator.jdrupes.org/update";
 /// A new value of this annotation restarts the VM, or starts a VM whose guest shut itself down. `kubectl rollout restart` uses a time
 /// in the same way.
 pub const RESTARTED_ANNOTATION: &str = "vmoperator.jdrupes.org/restartedAt";
+/// A power state that outranks `spec.vm.state`, and until when, such as `Stopped 2026-11-26T12:00:00Z`.
+pub const STATE_UNTIL_ANNOTATION: &str = "vmoperator.jdrupes.org/stateUntil";
 /// The UID of a Pod that ends without waiting for its guest.
 pub const FORCE_STOP_ANNOTATION: &str = "vmoperator.jdrupes.org/forceStop";
 /// The UIDs of claims that do not exist any more and that the manager may replace by empty ones, separated by commas.

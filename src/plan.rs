@@ -198,7 +198,10 @@ impl<'a> Planner<'a> {
         let retry = vm.status.as_ref().and_then(|status| status.retry.clone());
         let retry = retry.filter(|_| power.wanted == Wanted::Up && renders_pod);
         let force_stop = force_stop(vm, observed, pod, power.wanted);
-        let plan = Plan { power, force_stop, retry, ..Plan::default() };
+        let mut plan = Plan { power, force_stop, retry, ..Plan::default() };
+        if let Some(end) = plan.power.until.in_force.as_ref().map(|it| it.until.0) {
+            plan.requeue_at(end, observed.now);
+        }
         Self { vm, uid: vm.uid().unwrap_or_default(), observed, rendered, guests, plan }
     }
 

@@ -1,7 +1,8 @@
 //! power: whether a VM should run.
 //!
-//! Usually `spec.vm.state` decides that. There are two exceptions: a guest that shut itself down may have to stay down although Git still
-//! says Running, and a `state` line that was removed from Git does not mean that the VM is to stop.
+//! Usually `spec.vm.state` decides that. There are three exceptions: a guest that shut itself down may have to stay down although Git still
+//! says Running, a `state` line that was removed from Git does not mean that the VM is to stop, and an annotation may outrank the spec for
+//! some time ([`until`]).
 //!
 //! | `state` | who set it | what happened before | what follows |
 //! |---|---|---|---|
@@ -35,11 +36,12 @@ use k8s_openapi::{
 };
 use kube::ResourceExt;
 
+use self::until::Until;
 use crate::{
     api::{
         PowerState, Reason, VirtualMachine,
         conditions::{self, RUNNING},
-        status::{Halted, whole_seconds},
+        status::{Halted, StateOverride, whole_seconds},
     },
     object::{GUEST_SHUTDOWN_ANNOTATION, RESTARTED_ANNOTATION},
     observed::Object,
@@ -47,6 +49,7 @@ use crate::{
 };
 
 pub mod force_stop;
+pub mod until;
 
 /// What the VM should do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,11 +84,34 @@ pub struct Power {
     pub replace_pod: bool,
     /// `spec.vm.state` should become Stopped, because the guest shut itself down and no client applies that field.
     pub write_stopped: bool,
+    /// What the annotation means that outranks the spec for some time.
+    pub until: Until,
+    /// While that annotation is in force: the power state without it.
+    without_override: Option<PowerState>,
+}
+
+impl Power {
+    /// The new `status.power`; `None` if it is not known yet.
+    pub fn remembered(&self) -> Option<PowerState> {
+        (!self.undecided).then(|| self.without_override.unwrap_or_else(|| self.wanted.into()))
+    }
 }
 
 /// Decides whether a VM should run. `pod` is the VM's Pod, if it has one; `previous` is the Pod of a deleted VM with the same name.
 pub fn power(vm: &VirtualMachine, pod: Option<&Object>, previous: Option<&Object>, now: Timestamp) -> Power {
-    let shutdown = Shutdown::new(vm, pod, previous, now);
+    let shutdown = || Shutdown::new(vm, pod, previous, now);
+    let by_spec = by_spec(vm, shutdown());
+    let until = until::until(vm, now);
+    let Some(StateOverride { state, until: _ }) = until.in_force else { return Power { until, ..by_spec } };
+    let power = match state {
+        PowerState::Running => shutdown().running(Setter::Applier),
+        PowerState::Stopped => by_spec.clone().stopped_for_some_time(),
+    };
+    Power { undecided: by_spec.undecided, without_override: Some(by_spec.wanted.into()), until, ..power }
+}
+
+/// Decides as if no annotation outranked the spec.
+fn by_spec(vm: &VirtualMachine, shutdown: Shutdown<'_>) -> Power {
     if vm.is_state_unknown() {
         // PowerUnmanaged says that nobody sets `state`, and here somebody does.
         return Power { unmanaged: false, ..shutdown.state_not_set() };
@@ -95,6 +121,15 @@ pub fn power(vm: &VirtualMachine, pod: Option<&Object>, previous: Option<&Object
         PowerState::Running => shutdown.running(setter),
         PowerState::Stopped if setter == Setter::Nobody => shutdown.state_not_set(),
         PowerState::Stopped => shutdown.stopped(),
+    }
+}
+
+impl Power {
+    /// The same VM while an annotation stops it. A shutdown that is reported now is not the guest's own decision.
+    fn stopped_for_some_time(self) -> Self {
+        let is_new = self.wanted == Wanted::Halting;
+        let halted = self.halted.map(|halted| Halted { released: halted.released || is_new, ..halted });
+        Self { halted, ..Self::default() }
     }
 }
 

@@ -32,17 +32,21 @@ use crate::{
         ObjectKind, Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
         conditions::{
             self, BOOTED, CHANGES_APPLIED, CONSOLE_CONNECTED, DEVICES_READY, NewCondition, OBJECTS_READY,
-            POWER_UNMANAGED, RESTART_REQUIRED, RUNNING, TEMPLATES_VALID, USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
+            POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, STALLED, STATE_OVERRIDDEN, TEMPLATES_VALID,
+            USER_LOGGED_IN, VMOP_AGENT_CONNECTED,
         },
         reasons::Effect,
-        status::{Address, Phase},
+        status::{Address, Phase, StateOverride, whole_seconds},
     },
     claims::{self, Refusal},
-    object::Rendered,
+    object::{Rendered, STATE_UNTIL_ANNOTATION},
     observed::{NodeState, Object, Observed},
     ownership::OF_GUEST,
     plan::{self, Plan, Wait, beside::is_beside, guests::Guests, kinds},
-    power::Wanted,
+    power::{
+        Wanted,
+        until::{self, Misuse, Until},
+    },
     render::{TemplateError, TemplateSet},
 };
 
@@ -149,8 +153,10 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
     let mut new = vec![templates_valid(vm, rendered, source.refused), ready];
     new.extend(restart_required(vm, plan, &guest));
     new.extend(power_unmanaged(plan));
+    new.extend(state_overridden(vm, plan));
     new.extend(rendered.ok().and_then(|rendered| claims::storage_ready(&claims, rendered)));
     new.extend(objects_ready(reconciled));
+    new.extend(stalled(vm, &new));
     new.extend(conditions_without_report(&guest, phase));
     new.sort_by_key(|condition| condition.type_);
 
@@ -169,7 +175,9 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
         phase: Some(phase.as_str().to_owned()),
         created: Some(pods.own.is_some()),
         ready: Some(guest.is_up),
-        power: (!plan.power.undecided).then(|| plan.power.wanted.into()),
+        power: plan.power.remembered(),
+        state_override: plan.power.until.in_force.clone(),
+        state_until_ignored: plan.power.until.ignored.clone(),
         conditions,
         templates: source.set.filter(|_| rendered.is_ok()).map(|set| RenderedFrom {
             set: vm.template_set().map(str::to_owned),
@@ -220,6 +228,16 @@ fn objects_ready(reconciled: &Reconciled<'_>) -> Option<NewCondition> {
     Some(NewCondition { type_: OBJECTS_READY, status: false, reason, message })
 }
 
+/// For tools that wait for a VM and know nothing of its reasons: they wait no longer
+/// (<https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md>). The condition exists only while it is True.
+fn stalled(vm: &VirtualMachine, conditions: &[NewCondition]) -> Option<NewCondition> {
+    let is_cause = |condition: &&NewCondition| {
+        [READY, OBJECTS_READY].contains(&condition.type_) && !condition.status && condition.reason.is_stalled()
+    };
+    let cause = conditions.iter().find(is_cause).filter(|_| vm.metadata.deletion_timestamp.is_none())?;
+    Some(NewCondition { type_: STALLED, status: true, reason: cause.reason, message: cause.message.clone() })
+}
+
 fn power_unmanaged(plan: &Plan) -> Option<NewCondition> {
     plan.power.unmanaged.then(|| NewCondition {
         type_: POWER_UNMANAGED,
@@ -229,6 +247,39 @@ fn power_unmanaged(plan: &Plan) -> Option<NewCondition> {
                   and then to Stopped"
             .into(),
     })
+}
+
+/// The condition exists only while there is an annotation that outranks the spec, or that is ignored.
+fn state_overridden(vm: &VirtualMachine, plan: &Plan) -> Option<NewCondition> {
+    let Until { in_force, ignored: _, misuse } = &plan.power.until;
+    let (status, reason, message) = match (in_force, misuse) {
+        (Some(StateOverride { state, until }), _) => {
+            let end = whole_seconds(until.0);
+            let state = state.as_str();
+            let message = format!(
+                "{state} until {end}, as the annotation {STATE_UNTIL_ANNOTATION} says; then spec.vm.state ({}) is in force again",
+                vm.spec.vm.state.as_str()
+            );
+            (true, Reason::Overridden, message)
+        }
+        (None, Some(Misuse::Unreadable(value))) => {
+            let message = format!(
+                "the annotation {STATE_UNTIL_ANNOTATION} is ignored: \"{value}\" is not a state and a time, such as \"Stopped \
+                 2027-01-15T10:00:00Z\""
+            );
+            (false, Reason::OverrideIgnored, message)
+        }
+        (None, Some(Misuse::TooFar)) => {
+            let days = until::LONGEST.as_hours() / 24;
+            let message = format!(
+                "the annotation {STATE_UNTIL_ANNOTATION} is ignored: its time is more than {days} days off, or was when it was set; \
+                 remove it, and set it again with an earlier time"
+            );
+            (false, Reason::OverrideIgnored, message)
+        }
+        (None, None) => return None,
+    };
+    Some(NewCondition { type_: STATE_OVERRIDDEN, status, reason, message })
 }
 
 /// The runner's conditions that no runner reports: without a guest they are False, and while the Pod's node does not answer they are Unknown

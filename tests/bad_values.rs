@@ -35,6 +35,7 @@ fn base_vms() -> Vec<Value> {
     ours["status"] = json!({
         "observedGeneration": 1, "phase": "Running", "created": true, "ready": true, "power": "Running", "podUid": "uid-of-Pod a01-running",
         "templates": { "set": "a", "version": "01234567" }, "objectKinds": [{ "apiVersion": "v1", "kind": "ConfigMap" }],
+        "stateOverride": { "state": "Stopped", "until": "2027-01-15T10:00:00Z" }, "stateUntilIgnored": "Stopped 2027-01-15T07:00:00Z",
         "halted": { "by": "guest", "time": "2027-01-15T07:00:00Z", "generation": 1, "podUid": "x", "restartedAt": "y", "released": true },
         "retry": { "count": 3, "podUid": "x", "next": "2027-01-15T08:00:10Z" }, "nodeName": "node-1", "resetCount": 1,
         "addresses": [{ "type": "PodIP", "address": "10.0.0.1" }], "cpus": 2, "ram": "4Gi", "accelerator": "kvm", "runnerVersion": "1",

@@ -16,8 +16,20 @@
 //! | reboot | as for a reset | `rebootCount` plus one |
 //! | pause, resume | its guest runs, or is paused | `paused` |
 //!
+//! Start and stop may be for some time only: then the annotation `stateUntil` is written in place of `state`, and outranks it until then
+//! ([`crate::power::until`]).
+//!
+//! | the person says | the annotation in force | what is written |
+//! |---|---|---|
+//! | start or stop for some time | any | the annotation, whatever `state` is |
+//! | start or stop | of the other state | the annotation is removed; `state` too, if it is the other one |
+//! | start or stop | of the same state, and `state` is the other one | as without the annotation, which is removed |
+//! | start or stop | of the same state, as is `state` | nothing |
+//!
 //! If a GitOps controller applies `spec.vm.state`, its next sync would take a start or stop back, so these are errors unless the person
 //! insists. Annotations are safe from it: such tools only take back what is in Git.
+
+use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
@@ -25,19 +37,28 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{PowerState, VirtualMachine, conditions},
-    object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION},
-    ownership::{self, Applier},
+    object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION, STATE_UNTIL_ANNOTATION},
+    ownership::{self, Applier, Setter},
+    power::until::{self, value},
 };
+
+/// The longest time for which a VM can be started or stopped whatever its spec says.
+pub const LONGEST: Duration = Duration::from_secs(until::LONGEST.as_secs().unsigned_abs());
 
 /// What a person wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Let the VM run.
-    Start,
+    Start {
+        /// Only until then, whatever `spec.vm.state` says.
+        until: Option<Timestamp>,
+    },
     /// Shut its guest down.
     Stop {
         /// Without waiting for the guest.
         force: bool,
+        /// Only until then, whatever `spec.vm.state` says.
+        until: Option<Timestamp>,
     },
     /// Shut its guest down and start the VM again, with all changes that wait for that.
     Restart,
@@ -111,36 +132,67 @@ pub fn decide(
         let condition = status.and_then(|status| conditions::find(&status.conditions, type_));
         condition.is_some_and(|condition| condition.status == "True")
     };
-    let should_run = vm.spec.vm.state == PowerState::Running && !vm.is_state_unknown();
-    let should_stop = vm.spec.vm.state == PowerState::Stopped && !vm.is_state_unknown();
-    let is_unmanaged = is(conditions::POWER_UNMANAGED);
-    let stays_down = status.and_then(|status| status.halted.as_ref()).is_some_and(|halted| !halted.released);
-    let restart = || {
-        let annotations = json!({ RESTARTED_ANNOTATION: now.to_string() });
-        write(vm, json!({ "metadata": { "annotations": annotations } }))
+    let in_force = until::until(vm, now).in_force.map(|it| it.state);
+    let is_state = |state: PowerState| vm.spec.vm.state == state && !vm.is_state_unknown();
+    // The condition is not there while an annotation decides.
+    let stays_up = || {
+        in_force.is_some()
+            && ownership::setter(vm) == Setter::Nobody
+            && status.and_then(|status| status.power) == Some(PowerState::Running)
     };
+    let is_unmanaged = is(conditions::POWER_UNMANAGED) || stays_up();
+    let stays_down = status.and_then(|status| status.halted.as_ref()).is_some_and(|halted| !halted.released);
+    let restart = || json!({ RESTARTED_ANNOTATION: now.to_string() });
+    let annotate = |annotations: Value| write(vm, json!({ "metadata": { "annotations": annotations } }));
     match command {
-        Command::Start if should_run && stays_down => Ok(restart()),
-        Command::Start if should_run => {
-            Ok(Decision::Unchanged(if is(conditions::RUNNING) { "runs already" } else { "is starting already" }))
+        Command::Start { until: Some(end) } => {
+            let mut annotations = if stays_down { restart() } else { json!({}) };
+            annotations[STATE_UNTIL_ANNOTATION] = value(PowerState::Running, end).into();
+            Ok(annotate(annotations))
         }
-        Command::Start => set_state(vm, PowerState::Running, json!({}), insist),
-        Command::Stop { force } => {
-            let forced = pod_uid.filter(|_| force).map(|uid| json!({ "annotations": { FORCE_STOP_ANNOTATION: uid } }));
-            match forced {
-                Some(metadata) if should_stop && !is_unmanaged => Ok(write(vm, json!({ "metadata": metadata }))),
-                None if should_stop && !is_unmanaged => {
-                    Ok(Decision::Unchanged(if status.is_some_and(|status| status.created == Some(true)) {
-                        "is stopping already"
-                    } else {
-                        "is stopped already"
-                    }))
-                }
-                forced => set_state(vm, PowerState::Stopped, forced.unwrap_or_else(|| json!({})), insist),
+        Command::Start { until: None } => {
+            let mut annotations = if stays_down { restart() } else { json!({}) };
+            if in_force == Some(PowerState::Stopped) {
+                annotations[STATE_UNTIL_ANNOTATION] = Value::Null;
+            }
+            match is_state(PowerState::Running) {
+                true if annotations != json!({}) => Ok(annotate(annotations)),
+                true => Ok(Decision::Unchanged(if is(conditions::RUNNING) {
+                    "runs already"
+                } else {
+                    "is starting already"
+                })),
+                false => set_state(vm, PowerState::Running, json!({}), insist, now),
             }
         }
-        Command::Restart if should_stop && !is_unmanaged => Err(Refusal::Stopped),
-        Command::Restart => Ok(restart()),
+        Command::Stop { force, until: end } => {
+            let mut annotations = match pod_uid.filter(|_| force) {
+                Some(uid) => json!({ FORCE_STOP_ANNOTATION: uid }),
+                None => json!({}),
+            };
+            if let Some(end) = end {
+                annotations[STATE_UNTIL_ANNOTATION] = value(PowerState::Stopped, end).into();
+                return Ok(annotate(annotations));
+            }
+            if !is_state(PowerState::Stopped) || is_unmanaged {
+                return set_state(vm, PowerState::Stopped, annotations, insist, now);
+            }
+            if in_force == Some(PowerState::Running) {
+                annotations[STATE_UNTIL_ANNOTATION] = Value::Null;
+            }
+            match annotations != json!({}) {
+                true => Ok(annotate(annotations)),
+                false if status.is_some_and(|status| status.created == Some(true)) => {
+                    Ok(Decision::Unchanged("is stopping already"))
+                }
+                false => Ok(Decision::Unchanged("is stopped already")),
+            }
+        }
+        Command::Restart => match in_force {
+            Some(PowerState::Stopped) => Err(Refusal::Stopped),
+            None if is_state(PowerState::Stopped) && !is_unmanaged => Err(Refusal::Stopped),
+            Some(PowerState::Running) | None => Ok(annotate(restart())),
+        },
         Command::Resume if !vm.spec.vm.paused => Ok(Decision::Unchanged("is not paused")),
         Command::Resume => Ok(write(vm, json!({ "spec": { "vm": { "paused": false } } }))),
         Command::Pause if vm.spec.vm.paused => Ok(Decision::Unchanged("is paused already")),
@@ -165,12 +217,24 @@ fn next_count(of_spec: Option<u32>, carried_out: Option<u32>) -> u32 {
     of_spec.max(carried_out).unwrap_or_default().saturating_add(1)
 }
 
-fn set_state(vm: &VirtualMachine, state: PowerState, metadata: Value, insist: bool) -> Result<Decision, Refusal> {
+/// Writes the state, and removes an annotation that outranks it, or did.
+fn set_state(
+    vm: &VirtualMachine,
+    state: PowerState,
+    mut annotations: Value,
+    insist: bool,
+    now: Timestamp,
+) -> Result<Decision, Refusal> {
     let applier = ownership::applier(vm, "state");
     if let Some(applier) = applier.clone().filter(|applier| applier.is_gitops && !insist) {
         return Err(Refusal::Git { applier });
     }
     let is_same = vm.spec.vm.state == state && !vm.is_state_unknown();
+    if vm.annotations().contains_key(STATE_UNTIL_ANNOTATION) {
+        // An apply can't remove what others have set, but it can let it end.
+        annotations[STATE_UNTIL_ANNOTATION] = if is_same { value(state, now).into() } else { Value::Null };
+    }
+    let metadata = if annotations == json!({}) { annotations } else { json!({ "annotations": annotations }) };
     let body = body(vm, json!({ "metadata": metadata, "spec": { "vm": { "state": state } } }));
     Ok(Decision::Write { change: if is_same { Change::Apply(body) } else { Change::Merge(body) }, applier })
 }
@@ -188,6 +252,8 @@ fn body(vm: &VirtualMachine, mut body: Value) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::jiff::SignedDuration;
+
     use super::*;
     use crate::test_support::{noon, vm};
 
@@ -220,8 +286,9 @@ mod tests {
         }
     }
 
-    const STOP: Command = Command::Stop { force: false };
-    const FORCE: Command = Command::Stop { force: true };
+    const START: Command = Command::Start { until: None };
+    const STOP: Command = Command::Stop { force: false, until: None };
+    const FORCE: Command = Command::Stop { force: true, until: None };
 
     #[test]
     fn each_command_writes_what_the_vm_lacks() {
@@ -239,12 +306,12 @@ mod tests {
         let force = r#"{"annotations":{"vmoperator.jdrupes.org/forceStop":"pod-1"},"uid":"apple-uid"}"#;
         let reset = r#"merge {"metadata":{"uid":"apple-uid"},"spec":{"vm":{"resetCount":1}}}"#;
         for (vm, command, expected) in [
-            (&up, Command::Start, Ok("runs already".to_owned())),
-            (&starting, Command::Start, Ok("is starting already".into())),
-            (&going, Command::Start, Ok(format!("merge {}", state("Running")))),
-            (&down, Command::Start, Ok(format!("merge {}", state("Running")))),
-            (&unmanaged, Command::Start, Ok(format!("merge {}", state("Running")))),
-            (&halted, Command::Start, Ok(restart.into())),
+            (&up, START, Ok("runs already".to_owned())),
+            (&starting, START, Ok("is starting already".into())),
+            (&going, START, Ok(format!("merge {}", state("Running")))),
+            (&down, START, Ok(format!("merge {}", state("Running")))),
+            (&unmanaged, START, Ok(format!("merge {}", state("Running")))),
+            (&halted, START, Ok(restart.into())),
             (&up, STOP, Ok(format!("merge {}", state("Stopped")))),
             (&going, STOP, Ok("is stopping already".into())),
             (&down, STOP, Ok("is stopped already".into())),
@@ -271,6 +338,129 @@ mod tests {
         assert_eq!(decided(&deleted, Command::Restart), Err("it is being deleted".into()));
         let without_pod = decide(&down, FORCE, None, false, noon());
         assert_eq!(without_pod, Ok(Decision::Unchanged("is stopped already")));
+    }
+
+    /// Noon is 2027-01-15T08:00:00Z.
+    #[test]
+    fn a_state_for_some_time_is_an_annotation_that_no_sync_takes_back() {
+        let until = |state: PowerState, hours: i64| value(state, noon() + SignedDuration::from_hours(hours));
+        let machine = |state: &str, who: &str, operation: &str, in_force: Option<String>, status: &Value| {
+            let mut vm = machine(state, Some((who, operation)), status);
+            if let Some(value) = in_force {
+                vm.annotations_mut().insert(STATE_UNTIL_ANNOTATION.into(), value);
+            }
+            vm
+        };
+        let (running, stopped) = (until(PowerState::Running, 2), until(PowerState::Stopped, 2));
+        let (git, person) = (("kustomize-controller", "Apply"), ("vm-operator-cli", "Update"));
+        let up = conditions(&["Running"]);
+        let halted = json!({ "halted": { "by": "guest", "time": "2026-01-01T00:00:00Z", "generation": 3 } });
+        let was_up = json!({ "power": "Running", "created": true });
+        let start = Command::Start { until: Some(noon() + SignedDuration::from_hours(2)) };
+        let stop = |force| Command::Stop { force, until: Some(noon() + SignedDuration::from_hours(2)) };
+        let annotated = |annotations: Value| {
+            Ok(format!("merge {}", json!({ "metadata": { "annotations": annotations, "uid": "apple-uid" } })))
+        };
+        let written = |how: &str, state: &str, annotations: Value| {
+            let metadata = json!({ "annotations": annotations, "uid": "apple-uid" });
+            Ok(format!("{how} {}", json!({ "metadata": metadata, "spec": { "vm": { "state": state } } })))
+        };
+        let only = |value: &str| json!({ STATE_UNTIL_ANNOTATION: value });
+        let none = || json!({ STATE_UNTIL_ANNOTATION: null });
+        let from_git = |manager: &str| {
+            Err(Refusal::Git { applier: Applier { manager: manager.into(), since: None, is_gitops: true } }.to_string())
+        };
+        let since = |result: Result<String, String>| {
+            result.map_err(|text| text.replace(" (its last change: 2026-11-20T10:00:00Z)", ""))
+        };
+        for (state, who, in_force, status, command, expected) in [
+            ("Running", git, None, &up, stop(false), annotated(only(&stopped))),
+            ("Stopped", git, None, &Value::Null, start, annotated(only(&running))),
+            // The time is what is new.
+            ("Running", git, None, &up, start, annotated(only(&running))),
+            (
+                "Running",
+                git,
+                None,
+                &up,
+                stop(true),
+                annotated(json!({ FORCE_STOP_ANNOTATION: "pod-1", STATE_UNTIL_ANNOTATION: stopped })),
+            ),
+            (
+                "Running",
+                git,
+                None,
+                &halted,
+                start,
+                annotated(json!({ RESTARTED_ANNOTATION: noon().to_string(), STATE_UNTIL_ANNOTATION: running })),
+            ),
+            // What stands in the way is removed, and that is enough where the spec says the same.
+            ("Running", git, Some(&stopped), &Value::Null, START, annotated(none())),
+            ("Stopped", git, Some(&running), &up, STOP, annotated(none())),
+            (
+                "Stopped",
+                git,
+                Some(&running),
+                &up,
+                FORCE,
+                annotated(json!({ FORCE_STOP_ANNOTATION: "pod-1", STATE_UNTIL_ANNOTATION: null })),
+            ),
+            ("Stopped", person, Some(&stopped), &Value::Null, START, written("merge", "Running", none())),
+            ("Running", person, Some(&running), &up, STOP, written("merge", "Stopped", none())),
+            ("Running", git, Some(&running), &up, STOP, from_git("kustomize-controller")),
+            ("Stopped", git, Some(&stopped), &Value::Null, START, from_git("kustomize-controller")),
+            // For longer than some time.
+            ("Running", person, Some(&stopped), &Value::Null, STOP, written("merge", "Stopped", none())),
+            ("Stopped", git, Some(&running), &up, START, from_git("kustomize-controller")),
+            // It does not stand in the way.
+            ("Running", git, Some(&running), &up, START, Ok("runs already".into())),
+            ("Stopped", git, Some(&stopped), &Value::Null, STOP, Ok("is stopped already".into())),
+            (
+                "Running",
+                git,
+                Some(&running),
+                &up,
+                Command::Restart,
+                annotated(json!({ RESTARTED_ANNOTATION: noon().to_string() })),
+            ),
+            (
+                "Stopped",
+                git,
+                Some(&running),
+                &up,
+                Command::Restart,
+                annotated(json!({ RESTARTED_ANNOTATION: noon().to_string() })),
+            ),
+            (
+                "Running",
+                git,
+                Some(&stopped),
+                &Value::Null,
+                Command::Restart,
+                Err("it is stopped; a start is what it needs".into()),
+            ),
+            // Nobody sets the state, and without the annotation the VM would stay up.
+            (
+                "Stopped",
+                ("nobody", "Nothing"),
+                Some(&running),
+                &was_up,
+                STOP,
+                written("apply", "Stopped", only("Stopped 2027-01-15T08:00:00Z")),
+            ),
+        ] {
+            let row = format!("{state} {who:?} {in_force:?} {command:?}");
+            let mut vm = machine(state, who.0, who.1, in_force.cloned(), status);
+            if who.0 == "nobody" {
+                vm.metadata.managed_fields = None;
+            }
+            assert_eq!(since(decided(&vm, command)), expected, "{row}");
+        }
+        // One that is over is removed when something is written.
+        let over = Some(until(PowerState::Stopped, -2));
+        let vm = machine("Running", person.0, person.1, over, &up);
+        assert_eq!(decided(&vm, STOP), written("merge", "Stopped", none()));
+        assert_eq!(decided(&vm, START), Ok("runs already".into()));
     }
 
     #[test]

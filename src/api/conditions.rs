@@ -17,8 +17,12 @@ pub const RESTART_REQUIRED: &str = "RestartRequired";
 pub const STORAGE_READY: &str = "StorageReady";
 /// Something is wrong with an object of the VM that no Pod mounts. It is never `True` (written by the manager).
 pub const OBJECTS_READY: &str = "ObjectsReady";
+/// What is wrong with Ready or ObjectsReady is nothing that time mends. It is never `False` (written by the manager).
+pub const STALLED: &str = "Stalled";
 /// Nobody sets `spec.vm.state`, so the last one stays in effect (written by the manager).
 pub const POWER_UNMANAGED: &str = "PowerUnmanaged";
+/// The annotation `stateUntil` outranks `spec.vm.state`; `False` if it is ignored (written by the manager).
+pub const STATE_OVERRIDDEN: &str = "StateOverridden";
 /// QEMU runs the guest (written by the runner).
 pub const RUNNING: &str = "Running";
 /// QEMU refused a change of the running VM. It is never `True` (written by the runner).

@@ -101,6 +101,9 @@ reasons! {
     Resizing, "StorageReady=False", Passing, "A claim's volume grows.";
     ShrinkRefused, "StorageReady=True, event", Warning, "The spec wants a claim to be smaller than it is, which no volume can become. The VM runs with the larger disk.";
     StateNotSet, "PowerUnmanaged=True", Fine, "Nobody sets `spec.vm.state`; the VM keeps its last power state.";
+    Overridden, "StateOverridden=True, event", Notice, "The annotation `stateUntil` outranks `spec.vm.state`. The message says until when.";
+    OverrideIgnored, "StateOverridden=False, event", Warning, "The annotation `stateUntil` is ignored: it is no state and time, or its time is more than 30 days off.";
+    OverrideEnded, "event", Notice, "The time of the annotation `stateUntil` has passed, or it was removed: `spec.vm.state` is in force again.";
     ChangeFailed, "Ready=False, ChangesApplied=False, event", Warning, "QEMU refused a change of the running VM, such as a CD that can't be inserted. The message has QEMU's words. The runner tries again with the next change of the spec.";
     StorageFull, "Ready=False, DevicesReady=False, event", Warning, "The storage of a disk is full, so QEMU has stopped the guest before it loses data. The message names the disk. The runner lets the guest go on when there is space.";
     StorageFailed, "Ready=False, DevicesReady=False, event", Warning, "The storage of a disk has another error for which the QEMU template stops the guest (`werror`, `rerror`). The runner tries again to let it go on.";
@@ -148,6 +151,32 @@ impl Reason {
     /// The reason with that name; `None` for a reason of another program.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|reason| reason.as_str() == name)
+    }
+
+    /// Whether, as a reason of Ready or ObjectsReady, it is something that time alone does not mend: a person or another client has to do
+    /// something. Then the VM is Stalled, and tools that wait for it give up.
+    pub const fn is_stalled(self) -> bool {
+        matches!(
+            self,
+            Self::ApplyFailed
+                | Self::ChangeFailed
+                | Self::ClaimMissing
+                | Self::ContainerFailed
+                | Self::ContainerWaiting
+                | Self::GuestPanicked
+                | Self::InvalidImageName
+                | Self::InvalidSpec
+                | Self::NameTaken
+                | Self::NetworkLost
+                | Self::NodeNotResponding
+                | Self::PodNotRemoved
+                | Self::RunnerFailed
+                | Self::StorageFailed
+                | Self::StorageFull
+                | Self::TemplateError
+                | Self::TpmLost
+                | Self::WatchFailed
+        )
     }
 
     /// The table of all reasons in the documentation, as Markdown.

@@ -33,9 +33,16 @@ pub struct VirtualMachineStatus {
     /// Whether the guest is up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<bool>,
-    /// The power state that was last in effect.
+    /// The power state that was last in effect; while there is a `stateOverride`, the one that would be without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<PowerState>,
+    /// Set while the annotation `stateUntil` outranks `spec.vm.state`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_override: Option<StateOverride>,
+    /// The value of the annotation `stateUntil` that has no effect any more, because its time has passed, or that never had one, because its
+    /// time was too far off. To have it looked at again, remove the annotation and set it again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_until_ignored: Option<String>,
     /// The template set and version from which the VM's objects were last rendered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub templates: Option<RenderedFrom>,
@@ -276,6 +283,26 @@ impl Halted {
     pub const GUEST: &str = "guest";
     /// [`Halted::by`] after a panic.
     pub const PANIC: &str = "panic";
+}
+
+impl PowerState {
+    /// The word in `spec.vm.state`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "Running",
+            Self::Stopped => "Stopped",
+        }
+    }
+}
+
+/// A power state that outranks `spec.vm.state` for some time.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct StateOverride {
+    /// The power state.
+    pub state: PowerState,
+    /// When `spec.vm.state` is in force again, by the manager's clock.
+    pub until: Time,
 }
 
 impl From<ObjectKind> for TypeMeta {

@@ -23,11 +23,12 @@ use tokio::{io::AsyncReadExt, time::Instant};
 
 use super::{
     cluster::ClusterOptions,
+    format::{DataFormat, ObjectFormat, print_objects},
     in_pod::InPod,
     input::read_text,
     manifest::{self, Violation},
     output::{Exit, Failure, Output, note},
-    vms::{ObjectFormat, api, exit, print_objects, refused, title},
+    vms::{api, exit, refused, title},
     wait::{self, Goal, seconds, time},
     write::DryRun,
 };
@@ -132,15 +133,18 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         manifests.push(vm);
     }
     if options.dry_run == Some(DryRun::Client) {
+        let documents = ObjectFormat::Data(DataFormat::Yaml);
         for (name, vm) in options.names.iter().zip(&manifests) {
-            match options.output {
-                Some(ObjectFormat::Yaml) if manifests.len() > 1 => write!(output, "---\n{}", yaml(vm)?)?,
-                Some(ObjectFormat::Yaml) => write!(output, "{}", yaml(vm)?)?,
+            match &options.output {
+                Some(format) if *format == documents && manifests.len() > 1 => {
+                    write!(output, "---\n{}", yaml(vm)?)?;
+                }
+                Some(format) if *format == documents => write!(output, "{}", yaml(vm)?)?,
                 Some(_) => {}
                 None => writeln!(output, "{} created{}", title(name), DryRun::mark(options.dry_run))?,
             }
         }
-        return match options.output.filter(|format| *format != ObjectFormat::Yaml) {
+        return match options.output.as_ref().filter(|format| **format != documents) {
             Some(format) => print_objects(&manifests, manifests.len() == 1, format, output).map(|()| Exit::Success),
             None => Ok(Exit::Success),
         };
@@ -232,7 +236,7 @@ impl Options {
             for vm in &created {
                 writeln!(output, "{} created{dry}", title(&vm.name_any()))?;
             }
-        } else if let Some(format) = self.output {
+        } else if let Some(format) = &self.output {
             let objects: Vec<Value> = created.iter().map(|vm| serde_json::json!(vm)).collect();
             print_objects(&objects, self.names.len() == 1, format, output)?;
         }

@@ -9,8 +9,9 @@ use tokio::time::Instant;
 
 use super::{
     cluster::ClusterOptions,
+    format::print_objects,
     output::{Exit, Failure, Output, note},
-    vms::{FoundVm, Selection, api, print_objects, refused, title, vm_names},
+    vms::{FoundVm, Selection, api, refused, title, vm_names},
     wait::{self, Ended, Goal, seconds},
     write::{DryRun, WriteOptions, combined},
 };
@@ -231,7 +232,7 @@ impl Options {
             (name, what, volume, end)
         });
         let waited = self.report(join_all(waits).await, output)?;
-        if let Some(format) = self.write.output {
+        if let Some(format) = &self.write.output {
             print_objects(&objects, objects.len() <= 1, format, output)?;
         }
         Ok(combined(waited, succeeded, failed))
@@ -250,7 +251,7 @@ impl Options {
                     let (became, is_well) =
                         vm.map_or_else(|| ("it is gone".to_owned(), false), |vm| outcome(&vm, volume.as_deref()));
                     let line = format!("{}: {what}; {became} ({})", title(&name), seconds(after));
-                    match (is_well, self.write.output) {
+                    match (is_well, &self.write.output) {
                         (true, None) => writeln!(output, "{line}")?,
                         (true, Some(_)) => {}
                         (false, _) => note(&line),

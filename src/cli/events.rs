@@ -13,8 +13,9 @@ use kube::{
 use serde_json::json;
 
 use super::{
+    format::{self, DataFormat},
     in_pod::Target,
-    output::{DataFormat, Exit, Failure, Output, note, plain, yaml},
+    output::{Exit, Failure, Output, note, plain},
     vms::{CHUNK, refused_about},
 };
 use crate::{
@@ -47,11 +48,10 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         Ok(events) => of_vm.sorted(events),
         Err(error) => return Err(Failure::unknown(refusal(client, vm.namespace(), &["list"], &error).await)),
     };
-    match options.output {
+    match &options.output {
         Some(format) => {
             let items: Vec<_> = events.iter().map(|event| json!(event)).collect();
-            let list = json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": items });
-            if format == DataFormat::Json { writeln!(output, "{list:#}")? } else { write!(output, "{}", yaml(&list)?)? }
+            format.print(&format::list(&items), output)?;
         }
         None if events.is_empty() => note(&format!("{vm}: no events; the cluster keeps them for an hour or so")),
         None => write!(output, "{}", plain(&page(&events, Timestamp::now())))?,

@@ -28,7 +28,8 @@ use serde_json::json;
 
 use super::{
     cluster::ClusterOptions,
-    output::{DataFormat, Exit, Failure, Output},
+    format::DataFormat,
+    output::{Exit, Failure, Output},
     vms::{self, FoundVm, name_of, refused, title},
 };
 use crate::{
@@ -53,7 +54,7 @@ pub(super) struct Options {
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let explanation = explain(&options.facts().await?);
-    output.found(&explanation, options.output)?;
+    output.found(&explanation, options.output.as_ref())?;
     Ok(Exit::negative_if(explanation.cause.is_some()))
 }
 
@@ -62,7 +63,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
 /// # Errors
 /// If the VM can't be read.
 pub(super) async fn status(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    output.found(&Page::of(&options.facts().await?), options.output)?;
+    output.found(&Page::of(&options.facts().await?), options.output.as_ref())?;
     Ok(Exit::Success)
 }
 

@@ -23,9 +23,10 @@ use tokio::time::{Duration, Instant, sleep};
 
 use super::{
     cluster::ClusterOptions,
+    format::ObjectFormat,
     in_pod::{read_vm, unreachable},
-    output::{Exit, Failure, Output, note, yaml},
-    vms::{ObjectFormat, refused_about, title, vm_names},
+    output::{Exit, Failure, Output, note},
+    vms::{refused_about, title, vm_names},
     write::DryRun,
 };
 use crate::{
@@ -273,10 +274,9 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         _ => create(vm.client(), options, &wanted, &what).await?,
     };
     let done = if is_new { format!("exposed{}", DryRun::mark(options.dry_run)) } else { "unchanged".to_owned() };
-    match options.output {
+    match &options.output {
         Some(ObjectFormat::Name) => writeln!(output, "{what}")?,
-        Some(ObjectFormat::Json) => writeln!(output, "{:#}", json!(service))?,
-        Some(ObjectFormat::Yaml) => write!(output, "{}", yaml(&json!(service))?)?,
+        Some(ObjectFormat::Data(format)) => format.print(&json!(service), output)?,
         None => {
             writeln!(output, "{what} {done}: it leads to port {} of {}", options.target(), title(&found.name_any()))?;
             if options.dry_run.is_none() {

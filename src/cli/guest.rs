@@ -15,8 +15,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
+    format::DataFormat,
     in_pod::{InPod, Target, start_failed},
-    output::{DataFormat, Exit, Failure, Output, note},
+    output::{Exit, Failure, Output, note},
 };
 use crate::api::{
     Quantity, VirtualMachine,
@@ -48,7 +49,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     if let Err(why) = &agent {
         note(&format!("{vm}: the guest's agent is not asked, so this is what the VM's status has: {why}"));
     }
-    output.found(&Page::of(&found, agent.as_ref().ok()), options.output)?;
+    output.found(&Page::of(&found, agent.as_ref().ok()), options.output.as_ref())?;
     Ok(Exit::Success)
 }
 

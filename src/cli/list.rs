@@ -3,7 +3,7 @@
 
 mod table;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use futures::StreamExt;
 use http::{HeaderValue, header::ACCEPT};
 use kube::{
@@ -15,8 +15,9 @@ use serde_json::{Value, json};
 use self::table::{Printer, Table};
 use super::{
     cluster::Cluster,
+    format::{ListFormat, print_objects},
     output::{Exit, Failure, Output, note},
-    vms::{self, CHUNK, ObjectFormat, Selection, name_of, print_objects, refused, title},
+    vms::{self, CHUNK, Selection, name_of, refused, title},
 };
 use crate::{api::VirtualMachine, process::ErrorChain};
 
@@ -29,33 +30,13 @@ pub(super) struct Options {
     selection: Selection,
     /// How to print them: more columns, or the objects.
     #[arg(long, short, value_name = "FORMAT")]
-    output: Option<Format>,
+    output: Option<ListFormat>,
     /// Without the head of the table.
     #[arg(long)]
     no_headers: bool,
     /// Go on, with a line for each change.
     #[arg(long, short)]
     watch: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Wide,
-    Json,
-    Yaml,
-    Name,
-}
-
-impl Format {
-    /// `None`: as a table.
-    fn of_objects(self) -> Option<ObjectFormat> {
-        match self {
-            Self::Wide => None,
-            Self::Json => Some(ObjectFormat::Json),
-            Self::Yaml => Some(ObjectFormat::Yaml),
-            Self::Name => Some(ObjectFormat::Name),
-        }
-    }
 }
 
 /// Where VMs are asked for.
@@ -114,7 +95,10 @@ impl Source<'_> {
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let Selection { names, selector, all_namespaces, .. } = &options.selection;
-    let of_objects = options.output.and_then(Format::of_objects);
+    let of_objects = match &options.output {
+        Some(ListFormat::Objects(format)) => Some(format),
+        Some(ListFormat::Wide) | None => None,
+    };
     let is_table = of_objects.is_none();
     if options.watch && (!names.is_empty() || !is_table) {
         return Err(Failure::usage("--watch is for tables of a namespace, or of all, or of those with labels"));
@@ -144,7 +128,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         items.len()
     } else {
         let table = Table::from_pages(&pages).map_err(Failure::unknown)?;
-        let mut printer = Printer::new(&table, options.output == Some(Format::Wide), *all_namespaces);
+        let mut printer = Printer::new(&table, options.output == Some(ListFormat::Wide), *all_namespaces);
         if !table.rows.is_empty() || options.watch {
             write!(output, "{}", printer.print(&table, !options.no_headers))?;
         }

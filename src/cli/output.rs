@@ -7,9 +7,7 @@ use std::{
 };
 
 use anstyle::AnsiColor;
-use clap::ValueEnum;
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use similar::{ChangeTag, TextDiff};
 
 use crate::{files::FileError, process::ErrorChain};
@@ -154,31 +152,6 @@ impl<'a> Output<'a> {
 /// A value as YAML.
 pub(super) fn yaml(value: &Value) -> Result<String, Failure> {
     serde_saphyr::to_string(value).map_err(|error| Failure::new(error.to_string()))
-}
-
-/// How what a command found is printed in place of text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum DataFormat {
-    Json,
-    Yaml,
-}
-
-impl Output<'_> {
-    /// What a command found: as text for a terminal, or as data.
-    ///
-    /// # Errors
-    /// If it can't be written.
-    pub fn found(
-        &mut self,
-        found: &(impl fmt::Display + Serialize),
-        format: Option<DataFormat>,
-    ) -> Result<(), Failure> {
-        match format {
-            Some(DataFormat::Json) => writeln!(self, "{:#}", json!(found)),
-            Some(DataFormat::Yaml) => write!(self, "{}", yaml(&json!(found))?),
-            None => write!(self, "{}", plain(&found.to_string())),
-        }
-    }
 }
 
 /// Text of others (a guest, an event, a message) for a terminal: without control characters, which could move the cursor or hide lines.

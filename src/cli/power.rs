@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use clap::Args;
 use futures::future::join_all;
-use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
+use k8s_openapi::{
+    api::core::v1::Pod,
+    jiff::{SignedDuration, Timestamp},
+};
 use kube::{
     Api, Client, ResourceExt,
     api::{ApiResource, DeleteParams, DynamicObject, Preconditions},
@@ -13,12 +16,19 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
+    format::print_objects,
     output::{Exit, Failure, Output, note},
-    vms::{FoundVm, Selection, print_objects, refused, refused_about, title},
+    vms::{FoundVm, Selection, refused, refused_about, title},
     wait::{self, Goal, seconds},
     write::{DryRun, WriteOptions, combined},
 };
-use crate::actions::power::{Change, Command, Decision, Refusal, decide};
+use crate::{
+    actions::{
+        self,
+        power::{Change, Command, Decision, Refusal, decide},
+    },
+    api::status::whole_seconds,
+};
 
 /// What the commands that change VMs have in common.
 #[derive(Args)]
@@ -30,6 +40,39 @@ pub(super) struct Options {
 }
 
 #[derive(Args)]
+pub(super) struct StartOptions {
+    #[command(flatten)]
+    some_time: SomeTime,
+    #[command(flatten)]
+    common: Options,
+}
+
+/// For how long.
+#[derive(Args)]
+struct SomeTime {
+    /// Only for this time, such as 2h (at most 720h), whatever spec.vm.state says: also where Git applies it. Then the spec decides again.
+    #[arg(long = "for", value_name = "TIME", value_parser = some_time)]
+    time: Option<Duration>,
+}
+
+impl SomeTime {
+    /// When the time ends that begins now.
+    fn end(&self) -> Option<Timestamp> {
+        self.time.and_then(|time| Timestamp::now().checked_add(SignedDuration::try_from(time).ok()?).ok())
+    }
+}
+
+fn some_time(text: &str) -> Result<Duration, String> {
+    let time = wait::time(text)?;
+    let longest = actions::power::LONGEST.as_secs() / 3600;
+    match time {
+        time if time < Duration::from_secs(1) => Err("it is at least a second".into()),
+        time if time > actions::power::LONGEST => Err(format!("it is at most {longest}h")),
+        time => Ok(time),
+    }
+}
+
+#[derive(Args)]
 pub(super) struct StopOptions {
     /// Do not wait for the guest: its disks are as after a power failure.
     #[arg(long, conflicts_with = "grace_period")]
@@ -37,6 +80,8 @@ pub(super) struct StopOptions {
     /// How long the guest has to shut down, such as 30s, instead of the VM's powerdownTimeout.
     #[arg(long, value_name = "TIME", value_parser = wait::time)]
     grace_period: Option<Duration>,
+    #[command(flatten)]
+    some_time: SomeTime,
     #[command(flatten)]
     common: Options,
 }
@@ -51,8 +96,13 @@ enum Done {
     },
 }
 
+pub(super) async fn start(options: &StartOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let command = Command::Start { until: options.some_time.end() };
+    Job { options: &options.common, command, grace_period: None }.run(output).await
+}
+
 pub(super) async fn stop(options: &StopOptions, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let command = Command::Stop { force: options.force };
+    let command = Command::Stop { force: options.force, until: options.some_time.end() };
     Job { options: &options.common, command, grace_period: options.grace_period }.run(output).await
 }
 
@@ -122,7 +172,7 @@ impl Job<'_> {
                 format!("{} {} (now {phase}, {})", title(name), self.past(), seconds(after))
             })?)
         };
-        if let Some(format) = self.options.write.output {
+        if let Some(format) = &self.options.write.output {
             print_objects(&objects, objects.len() <= 1, format, output)?;
         }
         Ok(combined(waited, succeeded, failed))
@@ -132,7 +182,7 @@ impl Job<'_> {
     async fn change(&self, client: &Client, found: &FoundVm) -> Result<Done, String> {
         let FoundVm { object, vm } = found;
         let namespace = &found.namespace();
-        let is_forced = self.command == Command::Stop { force: true };
+        let is_forced = matches!(self.command, Command::Stop { force: true, .. });
         let needs_pod = is_forced || self.grace_period.is_some();
         let pod = if needs_pod { self.pod(client, found).await? } else { None };
         let pod_uid = pod.as_ref().and_then(|pod| pod.metadata.uid.clone());
@@ -192,7 +242,9 @@ impl Job<'_> {
     fn words(&self, found: &FoundVm, refusal: &Refusal) -> String {
         let (title, name) = (found.title(), found.vm.name_any());
         match refusal {
-            Refusal::Git { .. } => format!("{title}: {refusal}, or give --yes to do it until the next sync"),
+            Refusal::Git { .. } => format!(
+                "{title}: {refusal}, or give --for 2h to do it for that time, or --yes to do it until the next sync"
+            ),
             Refusal::Stopped => format!("{title}: {refusal}: kubectl vm start {name}"),
             Refusal::Deleted | Refusal::NoGuest { .. } => format!("{title}: {refusal}"),
         }
@@ -201,7 +253,7 @@ impl Job<'_> {
     /// What `--wait` waits for. The others are done when they are written.
     fn goal(&self, former: Option<String>) -> Option<Goal> {
         match self.command {
-            Command::Start => Some(Goal::Running),
+            Command::Start { .. } => Some(Goal::Running),
             Command::Stop { .. } => Some(Goal::Stopped),
             Command::Restart => Some(Goal::Restarted { former }),
             Command::Resume => Some(Goal::Running),
@@ -209,16 +261,17 @@ impl Job<'_> {
         }
     }
 
-    fn past(&self) -> &'static str {
-        match self.command {
-            Command::Start => "started",
-            Command::Stop { .. } => "stopped",
-            Command::Restart => "restarted",
-            Command::Reset => "reset",
-            Command::Reboot => "asked to reboot",
-            Command::Pause => "paused",
-            Command::Resume => "resumed",
-        }
+    fn past(&self) -> String {
+        let (past, end) = match self.command {
+            Command::Start { until } => ("started", until),
+            Command::Stop { force: _, until } => ("stopped", until),
+            Command::Restart => ("restarted", None),
+            Command::Reset => ("reset", None),
+            Command::Reboot => ("asked to reboot", None),
+            Command::Pause => ("paused", None),
+            Command::Resume => ("resumed", None),
+        };
+        end.map_or_else(|| past.to_owned(), |end| format!("{past} until {}", whole_seconds(end)))
     }
 }
 

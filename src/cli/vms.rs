@@ -2,18 +2,16 @@
 
 use std::ffi::OsStr;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 use kube::{
-    Api, Client, Resource, ResourceExt,
+    Api, Client, ResourceExt,
     api::{ApiResource, DynamicObject, ListParams},
 };
 
-use serde_json::{Value, json};
-
 use super::{
     cluster::{self, Cluster, ClusterOptions},
-    output::{Exit, Failure, Output, note, yaml},
+    output::{Exit, Failure, note},
 };
 use crate::{
     access::Access,
@@ -164,35 +162,6 @@ impl Selection {
         }
         Ok(found)
     }
-}
-
-/// How objects are printed in place of lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum ObjectFormat {
-    Json,
-    Yaml,
-    Name,
-}
-
-/// Prints VMs: one of which one is meant as itself, several as a list.
-pub(super) fn print_objects(
-    vms: &[Value],
-    is_one: bool,
-    format: ObjectFormat,
-    output: &mut Output<'_>,
-) -> Result<(), Failure> {
-    if format == ObjectFormat::Name {
-        return vms.iter().try_for_each(|vm| {
-            let name = vm["metadata"]["name"].as_str().unwrap_or_default();
-            writeln!(output, "virtualmachine.{}/{name}", VirtualMachine::group(&()))
-        });
-    }
-    let value = match vms {
-        [] if is_one => return Ok(()),
-        [vm] if is_one => vm.clone(),
-        vms => json!({ "apiVersion": "v1", "kind": "List", "metadata": {}, "items": vms }),
-    };
-    if format == ObjectFormat::Json { writeln!(output, "{value:#}") } else { write!(output, "{}", yaml(&value)?) }
 }
 
 /// That there are no VMs.

@@ -8,8 +8,9 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
+    format::ObjectFormat,
     output::Exit,
-    vms::{ObjectFormat, api, exit},
+    vms::{api, exit},
     wait::Limit,
 };
 use crate::{api::VirtualMachine, ownership::COMMAND_MANAGER};

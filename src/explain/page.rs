@@ -9,7 +9,11 @@ use serde_json::Value;
 
 use super::{Explanation, Facts, explain, time};
 use crate::{
-    api::{PendingChange, PowerState, Quantity},
+    api::{
+        PendingChange, PowerState, Quantity,
+        status::{StateOverride, whole_seconds},
+    },
+    object::STATE_UNTIL_ANNOTATION,
     observed::Object,
 };
 
@@ -24,6 +28,9 @@ pub struct Page {
     pub explanation: Explanation,
     /// What the spec wants.
     pub wanted: Size,
+    /// The power state that outranks the spec's, and until when.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_override: Option<StateOverride>,
     /// What there is.
     pub is: Present,
     /// The claims with the VM's data. `None`: they could not be read.
@@ -146,6 +153,7 @@ impl Page {
         Self {
             explanation: explain(facts),
             wanted: wanted(facts),
+            state_override: facts.overriding().cloned(),
             is: present(facts),
             disks: claims.map(|claims| claims.iter().map(|claim| disk(facts, claim)).collect()),
             pod: facts.pod().map(pod),
@@ -283,6 +291,10 @@ impl fmt::Display for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}\n", self.explanation.line)?;
         line(f, "Wanted", &self.wanted.to_string())?;
+        if let Some(StateOverride { state, until }) = &self.state_override {
+            let end = whole_seconds(until.0);
+            line(f, "But", &format!("{} until {end}, by the annotation {STATE_UNTIL_ANNOTATION}", state.as_str()))?;
+        }
         line(f, "Is", &self.is.to_string())?;
         let guest = [
             self.is.system.clone(),

@@ -1,8 +1,11 @@
+use k8s_openapi::jiff::SignedDuration;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    api::VirtualMachine,
+    api::{PowerState, VirtualMachine, status::whole_seconds},
+    object::STATE_UNTIL_ANNOTATION,
     observed::Observed,
     plan::guests::Guests,
     test_support::{applied, noon, nothing, rendered, set_by, stored, vm},
@@ -244,4 +247,84 @@ fn the_restart_annotation_is_not_compared_with_the_pod_of_a_statefulset() {
         }
     });
     assert_eq!(decide(&vm, &observed).wanted, Wanted::Halting);
+}
+
+/// A VM with the annotation until two hours after now, or before it.
+fn for_some_time(mut vm: VirtualMachine, state: &str, hours: i64) -> VirtualMachine {
+    let end = whole_seconds(noon() + SignedDuration::from_hours(hours));
+    vm.annotations_mut().insert(STATE_UNTIL_ANNOTATION.into(), format!("{state} {end}"));
+    vm
+}
+
+#[test]
+fn an_annotation_outranks_the_spec_until_its_time_has_passed() {
+    let halted: Value = serde_json::from_str(HALTED).unwrap();
+    let was = |power: &str| json!({ "power": power });
+    let (up, down) = (with_pod(), nothing());
+    use PowerState::{Running, Stopped};
+    for (vm, state, observed, wanted, remembered) in [
+        (vm_with("Running", Some("Apply"), was("Running")), "Stopped", &up, Wanted::Down, Running),
+        (vm_with("Running", Some("Update"), was("Running")), "Running", &up, Wanted::Up, Running),
+        (vm_with("Stopped", Some("Apply"), was("Stopped")), "Running", &down, Wanted::Up, Stopped),
+        (vm_with("Stopped", Some("Apply"), was("Stopped")), "Stopped", &down, Wanted::Down, Stopped),
+        // Nobody sets the state: afterwards the VM is as it was before.
+        (vm_with("Stopped", None, was("Running")), "Stopped", &down, Wanted::Down, Running),
+        (vm_with("Stopped", None, was("Stopped")), "Running", &up, Wanted::Up, Stopped),
+    ] {
+        let row = (vm.spec.vm.state, setter(&vm), state);
+        let power = decide(&for_some_time(vm.clone(), state, 2), observed);
+        assert_eq!((power.wanted, power.remembered()), (wanted, Some(remembered)), "{row:?}");
+        assert!(!power.unmanaged && !power.write_stopped, "{row:?}");
+        let over = decide(&for_some_time(vm.clone(), state, -2), observed);
+        let without = Power { until: over.until.clone(), ..decide(&vm, observed) };
+        assert_eq!(over, without, "{row:?}");
+    }
+
+    // A shutdown is the guest's own while the annotation lets it run, and the stop's while the annotation stops it.
+    let shutdown = vm_with("Stopped", Some("Apply"), shut_down("Pod-apple"));
+    let power = decide(&for_some_time(shutdown, "Running", 2), &up);
+    assert_eq!((power.wanted, power.halted.map(|halted| halted.released)), (Wanted::Halting, Some(false)));
+    let shutdown = vm_with("Running", Some("Apply"), shut_down("Pod-apple"));
+    let power = decide(&for_some_time(shutdown, "Stopped", 2), &up);
+    assert_eq!((power.wanted, power.halted.map(|halted| halted.released)), (Wanted::Down, Some(true)));
+
+    // A VM that is down because of its guest stays so.
+    for (setter, state) in [("Apply", "Stopped"), ("Update", "Stopped"), ("Apply", "Running")] {
+        let vm = vm_with("Running", Some(setter), json!({ "halted": halted }));
+        let power = decide(&for_some_time(vm, state, 2), &down);
+        let found = (power.wanted, power.halted.as_ref().map(|halted| halted.released), power.write_stopped);
+        assert_eq!(found, (Wanted::Down, Some(false), false), "{setter} {state}");
+    }
+    // A start by the spec that comes meanwhile is not forgotten.
+    let vm = vm_with("Stopped", Some("Update"), json!({ "halted": halted }));
+    assert_eq!(decide(&for_some_time(vm, "Stopped", 2), &down).halted, None);
+}
+
+proptest! {
+    /// Whatever the spec, its setter, the status and the observed objects: the state of the annotation is what is wanted, but for a guest
+    /// that has shut itself down; afterwards everything is as without it.
+    #[test]
+    fn the_annotation_decides_alone_and_leaves_nothing_behind(
+        (stops, runs, has_pod, is_running) in any::<(bool, bool, bool, bool)>(),
+        setter in prop::sample::select(vec![None, Some("Apply"), Some("Update")]),
+        status in prop::sample::select(vec![
+            Value::Null, json!({ "power": "Running" }), json!({ "power": "Stopped" }), shut_down("Pod-apple"), shut_down("other"),
+        ]),
+        hours in -3_i64..3,
+    ) {
+        let mut vm = vm_with(if runs { "Running" } else { "Stopped" }, setter, status);
+        vm.spec.guest_shutdown_stops = stops;
+        let state = if is_running { "Running" } else { "Stopped" };
+        let observed = if has_pod { with_pod() } else { nothing() };
+        let (without, power) = (decide(&vm, &observed), decide(&for_some_time(vm.clone(), state, hours), &observed));
+        if hours <= 0 {
+            prop_assert_eq!(power.clone(), Power { until: power.until, ..without });
+        } else {
+            let wanted = if is_running { Wanted::Up } else { Wanted::Down };
+            let is_shut_down = is_running && stops && power.wanted == Wanted::Halting;
+            prop_assert!(power.wanted == wanted || is_shut_down);
+            prop_assert!(!power.write_stopped && !power.unmanaged);
+            prop_assert_eq!(power.remembered(), without.remembered());
+        }
+    }
 }

@@ -9,12 +9,14 @@ use super::{Reconciled, string};
 use crate::{
     api::{
         Reason, RenderedFrom, VirtualMachine, VirtualMachineStatus,
-        conditions::{self, OBJECTS_READY, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, TEMPLATES_VALID},
+        conditions::{
+            self, OBJECTS_READY, POWER_UNMANAGED, READY, RESTART_REQUIRED, RUNNING, STATE_OVERRIDDEN, TEMPLATES_VALID,
+        },
         reasons::{Effect, Event},
         status::Phase,
     },
     claims,
-    object::{FORCE_STOP_ANNOTATION, is_workload},
+    object::{FORCE_STOP_ANNOTATION, STATE_UNTIL_ANNOTATION, is_workload},
     plan::{Action, DeleteReason, guests},
     power::{force_stop::Misuse, is_report_of},
 };
@@ -189,11 +191,24 @@ fn conditions_changed(vm: &VirtualMachine, conditions: &[Condition]) -> Vec<Even
             }
             OBJECTS_READY if reason.effect() == Effect::Warning => (!same_reason || !same_message, reason),
             TEMPLATES_VALID if reason == Reason::ValuesRefused => (!same_message, reason),
+            STATE_OVERRIDDEN => (!same_reason || !same_message, reason),
             POWER_UNMANAGED => (!same_reason, Reason::PowerUnmanaged),
             RESTART_REQUIRED => (!same_message, Reason::RestartRequired),
             _ => return None,
         };
         is_new.then(|| Event { reason, note: condition.message.clone(), action: "Reconcile" })
     });
-    changed.collect()
+    changed.chain(override_ended(current, conditions)).collect()
+}
+
+/// The annotation that outranked `spec.vm.state` does so no more.
+fn override_ended(before: &[Condition], after: &[Condition]) -> Option<Event> {
+    let is_over = conditions::is_true(before, STATE_OVERRIDDEN) && !conditions::is_true(after, STATE_OVERRIDDEN);
+    is_over.then(|| Event {
+        reason: Reason::OverrideEnded,
+        note: format!(
+            "the annotation {STATE_UNTIL_ANNOTATION} has no effect any more: spec.vm.state is in force again"
+        ),
+        action: "Reconcile",
+    })
 }

@@ -65,7 +65,7 @@ fn by_power(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'_>) -> N
         (Wanted::Up, Some(_)) if guest.is_up && reconciled.vm.spec.vm.paused => not_ready(pausing(guest)),
         (Wanted::Up, Some(_)) if guest.is_up => match device_problem(guest).or_else(|| refused_change(guest)) {
             Some(problem) => not_ready(problem),
-            None => ready_as(Reason::Running, "the VM runs, as its spec wants it"),
+            None => ready_as(Reason::Running, &running(&plan.power)),
         },
         (Wanted::Up, Some(pod)) => match starting(reconciled, pod) {
             Problem { reason: Reason::Paused, .. } if reconciled.vm.spec.vm.paused => {
@@ -173,6 +173,14 @@ pub(super) fn name_taken(key: &ObjectKey) -> Problem {
     Problem::new(Reason::NameTaken, message)
 }
 
+/// The VM runs.
+fn running(power: &Power) -> String {
+    match &power.until.in_force {
+        Some(it) => format!("the VM runs until {}, as its annotation wants it", whole_seconds(it.until.0)),
+        None => "the VM runs, as its spec wants it".into(),
+    }
+}
+
 /// The VM is down, and no Pod is left.
 fn stopped(power: &Power) -> NewCondition {
     if let Some(halted) = power.halted.as_ref().filter(|halted| !halted.released) {
@@ -186,7 +194,11 @@ fn stopped(power: &Power) -> NewCondition {
         );
         ready_as(reason, &message)
     } else {
-        ready_as(Reason::StoppedAsRequested, "the VM is down, as its spec wants it")
+        let message = match &power.until.in_force {
+            Some(it) => format!("the VM is down until {}, as its annotation wants it", whole_seconds(it.until.0)),
+            None => "the VM is down, as its spec wants it".into(),
+        };
+        ready_as(Reason::StoppedAsRequested, &message)
     }
 }
 

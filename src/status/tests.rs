@@ -62,6 +62,18 @@ fn short(status: &Value) -> String {
     format!("{} {} Ready={} {}", status["phase"], status["ready"], ready["status"], ready["reason"]).replace('"', "")
 }
 
+/// Stalled is there, with what Ready says, if Ready has a reason that time does not mend.
+fn assert_stalled(status: &Value) {
+    let conditions = status["conditions"].as_array().unwrap();
+    let of = |type_: &str| conditions.iter().find(|condition| condition["type"] == type_);
+    let ready = of(READY).unwrap();
+    let reason = Reason::parse(ready["reason"].as_str().unwrap()).unwrap();
+    let expected =
+        (ready["status"] == "False" && reason.is_stalled()).then(|| json!(["True", ready["reason"], ready["message"]]));
+    let found = of(STALLED).map(|stalled| json!([stalled["status"], stalled["reason"], stalled["message"]]));
+    assert_eq!(found, expected, "{ready}");
+}
+
 fn reported(running: bool, edit: impl FnOnce(&mut Value)) -> VirtualMachine {
     vm(|vm| {
         vm["status"] = json!({ "conditions": [{
@@ -203,6 +215,7 @@ fn the_reason_comes_from_the_pod() {
         let observed = pod(pod_status.clone());
         let derived = derive(&vm(|_| ()), &observed);
         assert_eq!(short(&derived), expected, "{pod_status}");
+        assert_stalled(&derived);
         if pod_status["phase"].is_null() {
             // The last report of a runner that was killed says that the guest runs.
             if pod_status["containerStatuses"][0]["name"] == "vm-runner" {
@@ -444,7 +457,7 @@ fn the_guests_conditions_are_unknown_while_its_node_does_not_answer() {
         let of_guest =
             status.conditions.iter().filter(|condition| condition.type_ != READY && condition.type_ != TEMPLATES_VALID);
         let texts = of_guest.map(|condition| format!("{}={} {}", condition.type_, condition.status, condition.reason));
-        texts.filter(|text| !text.starts_with("StorageReady")).collect::<Vec<_>>()
+        texts.filter(|text| !["StorageReady", "Stalled"].iter().any(|it| text.starts_with(it))).collect::<Vec<_>>()
     };
     let (answering, silent) = (node("True"), node("False"));
     assert_eq!(guests(&reconcile(&up, &answering, false).0), [""; 0], "the runner's own");

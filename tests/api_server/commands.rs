@@ -131,6 +131,69 @@ async fn list_prints_what_kubectl_prints() {
     watch.wait().unwrap();
 }
 
+/// The real kubectl prints the same with each template.
+#[tokio::test]
+async fn templates_print_what_kubectl_prints() {
+    let ns = ns("jsonpath").await;
+    for name in ["apple", "pear"] {
+        up(&ns, name, |vm| {
+            vm["metadata"]["labels"] = json!({ "app.kubernetes.io/part-of": name });
+            vm["metadata"]["annotations"] = json!({ "note": "a<b & 'c'" });
+        })
+        .await;
+    }
+    ns.create_vm("plum", |vm| vm["spec"]["vm"]["state"] = json!("Stopped")).await;
+    ns.vm_with_reason("plum", "StoppedAsRequested").await;
+    let same = |arguments: &[&str], template: &str| {
+        let format = format!("jsonpath={template}");
+        let kubectl = ns.namespace.kubectl(&[&["get", "vms", "-o", &format], arguments].concat());
+        let printed = run(&ns, &[&["list", "-o", &format], arguments].concat());
+        assert_eq!((printed.code, printed.data), (0, kubectl.clone()), "{template}: {}", printed.talk);
+        kubectl
+    };
+    let mut with_output = 0;
+    for template in [
+        "{.items[*].metadata.name}",
+        "{.items[0].metadata.name}{.items[-1:].metadata.name}",
+        "{.items[0:2].metadata.name}{.items[::2].metadata.name}",
+        "{$.items[0,2].metadata['name']}",
+        "{.items[0]['metadata']['name','namespace']}",
+        r"{.items[*].metadata.labels.app\.kubernetes\.io/part-of}",
+        r"{.items[1].metadata.labels['app\.kubernetes\.io/part-of']}",
+        r#"{range .items[*]}{.metadata.name}{"\t"}{.status.phase}{"\n"}{end}"#,
+        "{range .items[*]}{.metadata.name}:{range .status.conditions[*]}{.type}={.status},{end};{end}",
+        r#"{.items[*].status.conditions[?(@.type=="Ready")].status}"#,
+        "{.items[*].status.conditions[?(@.type=='Ready')].reason}",
+        r#"{.items[?(@.metadata.name!="pear")].metadata.name}"#,
+        "{.items[?(@.status.cpus>0)].metadata.name} and {.items[?(@.status.cpus<=0)].metadata.name}",
+        "{.items[?(@.status.ready==true)].metadata.name}",
+        "{.items[?(@.status.nodeName)].metadata.name}",
+        "{.items[0].spec.vm.disks}",
+        "{.items[0].metadata.annotations}",
+        "{.items[0].spec.vm.maximumCpus} {.items[0].status.ready}",
+        "{.items[*].spec.vm.disks[*].volumeClaimTemplate.spec.resources.requests.*}",
+        "{..metadata.labels}",
+        "{.items[*].nothing}{.items[0].status.nothing[3]}",
+        "name: {.kind} {'}'} {\"a\\\"b\"}",
+        "without braces",
+        "{.items[*].metadata.name}{\"\\n\"}",
+    ] {
+        with_output += usize::from(!same(&[], template).is_empty());
+    }
+    assert_eq!(with_output, 23, "all but one print something");
+    for template in ["{.metadata.name}", "{.spec.vm}", "{@.status.phase}", "{.kind}/{.metadata.name}"] {
+        assert!(!same(&["apple"], template).is_empty());
+    }
+    for wrong in ["jsonpath={.items", "jsonpath={items}", "jsonpath"] {
+        let refused = run(&ns, &["list", "-o", wrong]);
+        assert_eq!((refused.code, refused.data.as_str()), (2, ""), "{wrong}: {refused:?}");
+    }
+    let beyond = run(&ns, &["list", "-o", "jsonpath={.items[7]}"]);
+    let told = "jsonpath: array index out of bounds: index 7, length 3\n";
+    assert_eq!((beyond.code, beyond.talk.as_str()), (1, told));
+    assert_eq!(succeeds(&ns, &["status", "apple", "-o", "jsonpath={.is.phase}"]), "Running");
+}
+
 #[tokio::test]
 async fn vms_are_started_stopped_restarted_and_reset() {
     let ns = ns("commands").await;
@@ -218,7 +281,7 @@ async fn what_git_applies_is_left_to_git() {
     let refused = run(&ns, &["stop", "apple"]);
     assert_eq!((refused.code, refused.data.as_str()), (1, ""), "{refused:?}");
     let who = "vm/apple: kustomize-controller applies spec.vm.state from Git (its last change: 20";
-    assert!(refused.talk.starts_with(who) && refused.talk.contains("or give --yes"), "{refused:?}");
+    assert!(refused.talk.starts_with(who) && refused.talk.contains("or give --for 2h to do it for that time, or --yes"), "{refused:?}");
     assert_eq!(vm(&ns, "apple").await.spec.vm.state, PowerState::Running);
     let insisted = run(&ns, &["stop", "apple", "--yes"]);
     assert_eq!((insisted.code, insisted.data.as_str()), (0, "vm/apple stopped\n"), "{insisted:?}");

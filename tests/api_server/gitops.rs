@@ -5,6 +5,7 @@
 mod flux;
 mod tools;
 
+use crate::commands::{run, succeeds};
 use crate::support::{
     cluster::eventually,
     managed_namespace::{LIMIT, ManagedNamespace, condition, vm_manifest},
@@ -12,13 +13,17 @@ use crate::support::{
 use k8s_openapi::{
     api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod},
     apimachinery::pkg::apis::meta::v1::FieldsV1,
+    jiff::Timestamp,
 };
 use kube::{
     Api, ResourceExt,
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use vm_operator::api::{PowerState, VirtualMachine};
+use vm_operator::{
+    api::{PowerState, VirtualMachine},
+    object::STATE_UNTIL_ANNOTATION,
+};
 
 /// The name under which Flux applies.
 const FLUX: &str = "kustomize-controller";
@@ -261,6 +266,76 @@ async fn a_power_state_in_git_wins_over_a_persons() {
     manifest["spec"]["vm"]["state"] = json!("Stopped");
     flux(&ns, &manifest).await;
     ns.vm_with_reason("apple", "StoppedAsRequested").await;
+}
+
+/// A person stops, and then starts, a VM for some time, while Flux syncs.
+#[tokio::test]
+async fn a_state_for_some_time_outlives_each_sync_and_then_the_spec_decides_again() {
+    let ns = ManagedNamespace::new("for-some-time").await;
+    let mut manifest = everything("apple");
+    manifest["spec"]["vm"]["state"] = json!("Running");
+    vms(&ns).patch("apple", &PatchParams::apply(FLUX).force(), &Patch::Apply(&manifest)).await.unwrap();
+    ns.vm_with_reason("apple", "Starting").await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
+
+    let told = succeeds(&ns, &["stop", "apple", "--for", "25s"]);
+    assert!(told.starts_with("vm/apple stopped until 20") && told.ends_with("Z\n"), "{told}");
+    let vm = ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    let annotation = vm.annotations()[STATE_UNTIL_ANNOTATION].clone();
+    let end = annotation.strip_prefix("Stopped ").unwrap();
+    let overriding = vm.status.as_ref().unwrap().state_override.clone().unwrap();
+    assert_eq!((overriding.state, overriding.until.0.to_string().as_str()), (PowerState::Stopped, end));
+    let (status, reason, message) = condition(&vm, "StateOverridden").unwrap();
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "Overridden"));
+    assert!(message.contains("spec.vm.state (Running) is in force again"), "{message}");
+    assert!(condition(&vm, "Ready").unwrap().2.contains(end));
+    for _ in 0..3 {
+        flux(&ns, &manifest).await;
+        no_difference(&ns, &manifest).await;
+        let (spec, pod) = life(&ns, "apple").await;
+        assert_eq!((&spec["vm"]["state"], pod), (&json!("Running"), None));
+    }
+    assert!(succeeds(&ns, &["list"]).contains(&format!("Stopped until {end}")));
+    assert!(succeeds(&ns, &["status", "apple"]).contains(&format!("Stopped until {end}")));
+    let explained = succeeds(&ns, &["explain", "apple"]);
+    assert!(explained.starts_with(&format!("apple is stopped for some time (until {end}")), "{explained}");
+
+    // The time passes, and nobody does anything.
+    let vm = ns.vm_with_reason("apple", "Starting").await;
+    assert!(Timestamp::now() >= overriding.until.0, "the spec is in force again not before {end}");
+    let status = vm.status.as_ref().unwrap();
+    assert_eq!((status.state_until_ignored.as_ref(), &status.state_override), (Some(&annotation), &None));
+    assert_eq!(condition(&vm, "StateOverridden"), None);
+    let events = || ns.namespace.kubectl(&["get", "events", "-o", "jsonpath={.items[*].reason}"]);
+    let has = |reason: &str| events().split(' ').any(|it| it == reason);
+    eventually("the events", LIMIT, async || (has("Overridden") && has("OverrideEnded")).then_some(())).await;
+    no_difference(&ns, &manifest).await;
+
+    // The other way round. What stands in the way of a stop is removed, although Git applies the state.
+    manifest["spec"]["vm"]["state"] = json!("Stopped");
+    flux(&ns, &manifest).await;
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    let refused = run(&ns, &["start", "apple"]);
+    assert!(refused.code == 1 && refused.talk.contains("or give --for 2h"), "{refused:?}");
+    assert!(succeeds(&ns, &["start", "apple", "--for", "2h"]).starts_with("vm/apple started until 20"));
+    ns.vm_with_reason("apple", "Starting").await;
+    flux(&ns, &manifest).await;
+    ns.report("apple", true, "Started").await;
+    ns.vm_with_reason("apple", "Running").await;
+    assert_eq!(succeeds(&ns, &["stop", "apple"]), "vm/apple stopped\n");
+    ns.vm_with_reason("apple", "StoppedAsRequested").await;
+    assert!(!vms(&ns).get("apple").await.unwrap().annotations().contains_key(STATE_UNTIL_ANNOTATION));
+
+    // What is no state and time changes nothing.
+    ns.patch_vm("apple", json!({ "metadata": { "annotations": { STATE_UNTIL_ANNOTATION: "Running for ever" } } }))
+        .await;
+    let vm = ns.vm_when("apple", "told", |vm| condition(vm, "StateOverridden").is_some()).await;
+    let (status, reason, message) = condition(&vm, "StateOverridden").unwrap();
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "OverrideIgnored"));
+    assert!(message.contains("\"Running for ever\" is not a state and a time"), "{message}");
+    assert_eq!(condition(&vm, "Ready").unwrap().1, "StoppedAsRequested");
+    assert_eq!(run(&ns, &["start", "apple", "--for", "721h"]).code, 2);
 }
 
 /// helm-controller with drift detection, and Argo CD with `Replace=true`, write by updates without the annotation of `kubectl apply`.

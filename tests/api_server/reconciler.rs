@@ -64,6 +64,22 @@ async fn kubectl_and_kstatus_know_when_to_wait() {
     wait("--timeout=30s").unwrap();
     assert!(ns.api::<Pod>().get_opt("apple").await.unwrap().is_none());
     assert_eq!(kstatus(&get()), "Current");
+
+    // What time does not mend ends the waiting, until somebody has mended it.
+    let taken = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "pear" } });
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Running" } } })).await;
+    let vm = ns.vm_with_reason("apple", "Starting").await;
+    assert_eq!((kstatus(&get()), condition(&vm, "Stalled")), ("InProgress".into(), None));
+    ns.namespace.apply(&taken.to_string());
+    ns.create_vm("pear", |_| ()).await;
+    let vm = ns.vm_with_reason("pear", "NameTaken").await;
+    let (ready, stalled) = (condition(&vm, "Ready").unwrap(), condition(&vm, "Stalled").unwrap());
+    assert_eq!(stalled, ("True".into(), ready.1, ready.2));
+    let pear = || ns.namespace.kubectl(&["get", "vm", "pear", "--output=json"]);
+    assert_eq!(kstatus(&pear()), "Failed");
+    ns.namespace.kubectl(&["delete", "configmap", "pear"]);
+    let vm = ns.vm_with_reason("pear", "Starting").await;
+    assert_eq!((kstatus(&pear()), condition(&vm, "Stalled")), ("InProgress".into(), None));
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::{Value, json};
-use vm_operator::object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION};
+use vm_operator::object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION, STATE_UNTIL_ANNOTATION};
 
 use crate::support::{
     cluster::eventually,
@@ -84,6 +84,8 @@ async fn each_role_may_what_its_name_says() {
         json!({ "spec": { "vm": { "paused": false } } }),
         json!({ "metadata": { "annotations": { RESTARTED_ANNOTATION: "now", FORCE_STOP_ANNOTATION: "a-uid" } } }),
         json!({ "metadata": { "annotations": { FORCE_STOP_ANNOTATION: null } } }),
+        json!({ "metadata": { "annotations": { STATE_UNTIL_ANNOTATION: "Stopped 2027-01-15T08:00:00Z" } } }),
+        json!({ "metadata": { "annotations": { STATE_UNTIL_ANNOTATION: null } } }),
     ];
     let more = [
         more_ram,

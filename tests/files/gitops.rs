@@ -107,6 +107,10 @@ fn each_reason_of_ready_has_a_health() {
         TpmLost,
         WatchFailed,
     ];
+    let stalled: Vec<&Reason> = Reason::ALL.iter().filter(|reason| reason.is_stalled()).collect();
+    let mut expected = degraded.each_ref().to_vec();
+    expected.sort_by_key(|reason| Reason::ALL.iter().position(|other| other == *reason));
+    assert_eq!(stalled, expected, "the condition Stalled says the same");
     // What another object, a node, a registry or the next try mends.
     let progressing = [
         Starting,

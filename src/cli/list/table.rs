@@ -78,6 +78,8 @@ pub(super) struct Printer {
     has_namespaces: bool,
     /// The index of each column that is printed, and its title.
     shown: Vec<(usize, String)>,
+    /// The columns STATE, OVERRIDE and UNTIL of a table that is not wide: a state that outranks the wanted one for some time is in the first.
+    overriding: Option<[usize; 3]>,
     widths: Vec<usize>,
 }
 
@@ -86,7 +88,10 @@ impl Printer {
     pub fn new(table: &Table, is_wide: bool, has_namespaces: bool) -> Self {
         let columns = table.columns.iter().enumerate().filter(|(_, column)| is_wide || !column.is_extra);
         let shown = columns.map(|(index, column)| (index, column.title.clone())).collect();
-        let mut printer = Self { has_namespaces, shown, widths: Vec::new() };
+        let index = |title: &str| table.columns.iter().position(|column| column.title == title);
+        let overriding = || Some([index("STATE")?, index("OVERRIDE")?, index("UNTIL")?]);
+        let overriding = if is_wide { None } else { overriding() };
+        let mut printer = Self { has_namespaces, shown, overriding, widths: Vec::new() };
         let rows = table.rows.iter().map(|row| printer.cells(row));
         let all: Vec<Vec<String>> = [printer.head()].into_iter().chain(rows).collect();
         let width =
@@ -102,7 +107,13 @@ impl Printer {
 
     fn cells(&self, row: &Row) -> Vec<String> {
         let namespace = self.has_namespaces.then(|| row.namespace.clone());
-        let cells = self.shown.iter().map(|(index, _)| row.cells.get(*index).cloned().unwrap_or_default());
+        let at = |index: usize| row.cells.get(index).map(String::as_str).unwrap_or_default();
+        let cells = self.shown.iter().map(|(index, _)| match self.overriding {
+            Some([state, other, until]) if *index == state && !at(other).is_empty() => {
+                format!("{} until {}", at(other), at(until))
+            }
+            _ => at(*index).to_owned(),
+        });
         namespace.into_iter().chain(cells).collect()
     }
 
@@ -156,6 +167,25 @@ mod tests {
             "orchard     apple         true    why\norchard     a-long-name           why\norchard     x [2J         false   why\n"
         );
         assert_eq!(table.rows[0].version.as_deref(), Some("7"));
+    }
+
+    #[test]
+    fn a_state_for_some_time_is_in_the_column_of_the_state() {
+        let columns = ["Name", "State", "Phase", "Override", "Until"].map(|name| {
+            let priority = i32::from(["Override", "Until"].contains(&name));
+            json!({ "name": name, "type": "string", "priority": priority })
+        });
+        let rows = json!([
+            { "cells": ["apple", "Running", "Stopped", "Stopped", "2026-11-26T12:00:00Z"], "object": {} },
+            { "cells": ["pear", "Running", "Running", null, null], "object": {} },
+        ]);
+        let table =
+            Table::from_pages(&[json!({ "kind": "Table", "columnDefinitions": columns, "rows": rows })]).unwrap();
+        let print = |is_wide| Printer::new(&table, is_wide, false).print(&table, false);
+        let narrow = "apple   Stopped until 2026-11-26T12:00:00Z   Stopped\npear    Running                              Running\n";
+        assert_eq!(print(false), narrow);
+        let wide = "apple   Running   Stopped   Stopped    2026-11-26T12:00:00Z\npear    Running   Running\n";
+        assert_eq!(print(true), wide);
     }
 
     #[test]

@@ -33,6 +33,7 @@ mod render;
 mod ssh;
 mod stdio;
 mod templates;
+mod rollout;
 mod view;
 pub mod vm_file;
 mod vms;
@@ -92,6 +93,12 @@ enum Command {
     /// Press the reset button of VMs: their guests start again at once, without a shutdown, in the same Pod.
     Reset(power::Options),
     /// Ask the guests of VMs to reboot. This needs QEMU's guest agent in the guest.
+    /// Restart the VMs of which something waits for the next start, wave by wave.
+    ///
+    /// A wave waits until its VMs are Ready (and their guests have booted, if they had). If one does not become Ready in time, the rollout
+    /// stops: it says which, which VMs were not touched, and how to go on. VMs that do not run are left out. A rollout that was
+    /// interrupted goes on where it was.
+    Rollout(rollout::Options),
     Reboot(power::Options),
     /// Pause VMs: their CPUs stand still, their memory stays.
     Pause(power::Options),
@@ -309,6 +316,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
 }
 
 fn print_version(output: &mut Output<'_>) -> Result<Exit, Failure> {
+        Command::Rollout(options) => rollout::run(options, output).await?,
     writeln!(output, concat!("kubectl-vm ", env!("CARGO_PKG_VERSION")))?;
     Ok(Exit::Success)
 }

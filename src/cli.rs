@@ -18,6 +18,7 @@ mod dump;
 mod edit;
 mod events;
 mod explain;
+mod export;
 mod expose;
 mod guest;
 mod in_pod;
@@ -189,6 +190,14 @@ enum Command {
     Dump(dump::Options),
     /// Print the password of a VM's display.
     ///
+    /// Print a VM as the objects of another system, with the list of what is changed or left out.
+    ///
+    ///   kubectl vm export web --to kubevirt > web.yaml
+    ///
+    /// The list is on standard error, and as comments at the head of the file. For a VM of the cluster the claims, the UUID and the MAC
+    /// addresses are those that it has.
+    #[command(verbatim_doc_comment)]
+    Export(export::Options),
     /// Standard error says when it ends. With a viewer, `kubectl vm display` is simpler.
     Password(password::Options),
     /// Print the objects that the manager would create for the VMs of a file, as YAML.
@@ -320,6 +329,7 @@ fn print_version(output: &mut Output<'_>) -> Result<Exit, Failure> {
     writeln!(output, concat!("kubectl-vm ", env!("CARGO_PKG_VERSION")))?;
     Ok(Exit::Success)
 }
+        Command::Export(options) => export::run(options, output).await?,
 
 fn crds(folder: Option<&Path>, output: &mut Output<'_>) -> Result<Exit, Failure> {
     for (name, text) in crd::files().map_err(|error| Failure::new(error.to_string()))? {

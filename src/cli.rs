@@ -18,6 +18,7 @@ mod dump;
 mod edit;
 mod events;
 mod explain;
+mod export;
 mod expose;
 mod format;
 mod guest;
@@ -28,10 +29,13 @@ mod jsonpath;
 mod lint;
 mod list;
 mod manifest;
+mod migrate_check;
 mod output;
 mod password;
+mod plan;
 mod power;
 mod render;
+mod rollout;
 mod ssh;
 mod stdio;
 mod templates;
@@ -91,6 +95,12 @@ enum Command {
     ///
     /// GitOps controllers do not take a restart back.
     Restart(power::Options),
+    /// Restart the VMs of which something waits for the next start, wave by wave.
+    ///
+    /// A wave waits until its VMs are Ready (and their guests have booted, if they had). If one does not become Ready in time, the rollout
+    /// stops: it says which, which VMs were not touched, and how to go on. VMs that do not run are left out. A rollout that was
+    /// interrupted goes on where it was.
+    Rollout(rollout::Options),
     /// Press the reset button of VMs: their guests start again at once, without a shutdown, in the same Pod.
     Reset(power::Options),
     /// Ask the guests of VMs to reboot. This needs QEMU's guest agent in the guest.
@@ -182,6 +192,14 @@ enum Command {
     ///
     /// Secrets are masked. What you have no right to read is named in a file of the archive, and everything else is in it.
     Dump(dump::Options),
+    /// Print a VM as the objects of another system, with the list of what is changed or left out.
+    ///
+    ///   kubectl vm export web --to kubevirt > web.yaml
+    ///
+    /// The list is on standard error, and as comments at the head of the file. For a VM of the cluster the claims, the UUID and the MAC
+    /// addresses are those that it has.
+    #[command(verbatim_doc_comment)]
+    Export(export::Options),
     /// Print the password of a VM's display.
     ///
     /// Standard error says when it ends. With a viewer, `kubectl vm display` is simpler.
@@ -199,6 +217,30 @@ enum Command {
     /// Nothing is changed: the API server is asked for what it would do (a dry run). Exit code 1 means that there are differences, 3 that
     /// there was an error, so that they could not be determined, or not all of them.
     Diff(diff::Options),
+    /// Say what changed templates, a changed configuration or another version of the operator would do to each VM: nothing, live, restart or refused.
+    ///
+    ///   kubectl vm plan --templates my-templates
+    ///   kubectl vm plan -A --config config.yaml -v
+    ///   kubectl vm plan
+    ///
+    /// Without --templates and --config it is what the built-in templates of this program would do, if a manager of its version came. VMs are
+    /// rendered as they are now and with the change, and both are planned as the manager does it. A set that the manager would not use is refused
+    /// for all its VMs. Nothing is changed. Effects:
+    ///
+    ///   nothing   the VM does not notice
+    ///   start     no guest runs; the next start is with the change
+    ///   live      objects change at once, while the guest runs
+    ///   restart   something waits for the next start: see `kubectl vm rollout`
+    ///   refused   the change, or a part of it, is not carried out
+    ///
+    /// Exit code 0: nothing for all VMs; 1: something would happen, or is refused; 3: it is not known of all VMs.
+    #[command(verbatim_doc_comment)]
+    Plan(plan::Options),
+    /// Say what happens to the VMs of a namespace of VM-Operator (the program in Java) when the manager takes it over. Nothing is changed.
+    ///
+    /// Each VM stays the same, changes, or needs attention: a person should do something before, or before the VM gets this project's
+    /// runner. What you have no right to read is named and not judged. Exit code 1: something needs attention.
+    MigrateCheck(migrate_check::Options),
     /// Print the connection file with which remote-viewer connects to the display of a VM.
     ///
     ///   kubectl vm display NAME | remote-viewer -
@@ -276,6 +318,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Start(options) => power::start(options, output).await?,
         Command::Stop(options) => power::stop(options, output).await?,
         Command::Restart(options) => power::run(actions::power::Command::Restart, options, output).await?,
+        Command::Rollout(options) => rollout::run(options, output).await?,
         Command::Reset(options) => power::run(actions::power::Command::Reset, options, output).await?,
         Command::Reboot(options) => power::run(actions::power::Command::Reboot, options, output).await?,
         Command::Pause(options) => power::run(actions::power::Command::Pause, options, output).await?,
@@ -288,6 +331,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Status(options) => explain::status(options, output).await?,
         Command::Explain(options) => explain::run(options, output).await?,
         Command::Events(options) => events::run(options, output).await?,
+        Command::Export(options) => export::run(options, output).await?,
         Command::Dump(options) => dump::run(options, output).await?,
         Command::Password(options) => password::run(options, output).await?,
         Command::Guest(options) => guest::run(options, output).await?,
@@ -302,6 +346,8 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Wait(options) => wait::run(options, output).await?,
         Command::Render(options) => render::run(options, output).await?,
         Command::Diff(options) => diff::run(options, output).await?,
+        Command::MigrateCheck(options) => migrate_check::run(options, output).await?,
+        Command::Plan(options) => plan::run(options, output).await?,
         Command::Display(options) => display::run(options, output).await?,
         Command::Lint(options) => lint::run(options, output).await?,
         Command::Templates(command) => templates::run(command, output).await?,

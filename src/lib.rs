@@ -21,6 +21,8 @@ pub mod claims;
 #[deny(clippy::disallowed_methods)]
 pub mod config;
 #[deny(clippy::disallowed_methods)]
+pub mod exchange;
+#[deny(clippy::disallowed_methods)]
 pub mod explain;
 #[deny(clippy::disallowed_methods)]
 pub mod kvm;

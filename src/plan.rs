@@ -49,6 +49,7 @@ use crate::{
 mod action;
 pub mod beside;
 pub mod conflict;
+pub mod effect;
 pub mod guests;
 pub mod kinds;
 mod metadata;

@@ -9,7 +9,7 @@
 use std::{collections::BTreeMap, fmt, net::Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::api::{Accelerator, Clipboard, Firmware, OnPanic, Quantity};
@@ -194,6 +194,25 @@ pub struct VmSection {
     /// The display. Default: none.
     #[serde(default)]
     pub display: DisplaySection,
+}
+
+impl VmSection {
+    /// The fields that matter only at QEMU's start, as JSON. The agent changes CPUs, memory, CDs and the logged in user in the running VM, and
+    /// the machine role reads the powerdown timeout when it needs it.
+    pub fn start_fields(&self) -> Map<String, Value> {
+        let mut vm = self.clone();
+        vm.drives.iter_mut().for_each(|drive| {
+            if let Drive::IdeCd { file, .. } = drive {
+                file.clear();
+            }
+        });
+        vm.display.logged_in_user = None;
+        let Value::Object(mut fields) = json!(vm) else { return Map::new() };
+        for live in ["name", "currentCpus", "currentRam", "powerdownTimeout"] {
+            fields.remove(live);
+        }
+        fields
+    }
 }
 
 /// A network interface. Its `type` is `tap`, `user` or `pod`.

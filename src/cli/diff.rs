@@ -1,7 +1,8 @@
 //! `kubectl vm diff`: what the manager would do to a VM's objects, found by its own plan and a dry run.
 
 mod comparison;
-mod rights;
+pub(super) mod listing;
+pub(super) mod rights;
 mod summary;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
@@ -16,6 +17,7 @@ use serde_json::Value;
 
 use self::{
     comparison::{Comparison, Renderer},
+    listing::Lists,
     summary::{Line, table},
 };
 use super::{
@@ -90,7 +92,8 @@ async fn run_for_one(
 ) -> Result<Exit, Failure> {
     let namespace = vm.namespace().unwrap_or_default();
     let home = options.manager_namespace.as_ref().unwrap_or(&namespace);
-    let renderer = Renderer::read(client, home, &options.settings, options.filename.as_deref()).await?;
+    let renderer =
+        Renderer::read(client, home, &options.settings, options.filename.as_deref(), Lists::of_one()).await?;
     for warning in renderer.warnings() {
         // The VMs of a file may be in several namespaces.
         if warned.insert(warning.clone()) {
@@ -108,7 +111,7 @@ async fn run_for_one(
 async fn run_for_all(options: &Options, cluster: &Cluster, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let Cluster { client, namespace } = cluster;
     let home = options.manager_namespace.as_ref().unwrap_or(namespace);
-    let renderer = Renderer::read(client, home, &options.settings, None).await?;
+    let renderer = Renderer::read(client, home, &options.settings, None, Lists::of_all()).await?;
     renderer.warnings().iter().for_each(|warning| note(&format!("# warning: {warning}")));
     let pools = login_pools(client, namespace).await?;
     let vms = Api::<StoredVm>::namespaced(client.clone(), namespace).list(&ListParams::default()).await;
@@ -135,7 +138,7 @@ async fn run_for_all(options: &Options, cluster: &Cluster, output: &mut Output<'
 }
 
 /// The pools of a namespace that log users in. A person who may not list pools compares without them.
-async fn login_pools(client: &Client, namespace: &str) -> Result<LoginPools, Failure> {
+pub(super) async fn login_pools(client: &Client, namespace: &str) -> Result<LoginPools, Failure> {
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &VmPool::api_resource());
     let mut pools = LoginPools::default();
     match api.list(&ListParams::default()).await {
@@ -275,7 +278,7 @@ fn print_left_alone(comparison: &Comparison<'_>, output: &mut Output<'_>) -> Res
 }
 
 /// The object as the API server would have it after an apply.
-async fn dry_run(
+pub(super) async fn dry_run(
     client: &Client,
     vm: &VirtualMachine,
     resources: &Resources,

@@ -29,7 +29,7 @@ use crate::{
 pub(super) const DEFAULT_NAMESPACE: &str = "default";
 
 /// The templates, values and configuration by which VMs are rendered.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub(super) struct Settings {
     /// A folder of templates over the built-in ones; its folder `sets` has the named sets.
     #[arg(long, value_name = "DIR")]

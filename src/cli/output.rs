@@ -30,10 +30,12 @@ impl Exit {
     /// For the help text.
     pub fn meaning(self) -> &'static str {
         match self {
-            Self::Success => "success; diff: no difference; lint, templates test: no error",
-            Self::Negative => "an error; diff: differences; lint, templates test: errors; explain: a cause",
+            Self::Success => "success; diff: no difference; plan: nothing happens; lint, templates test: no error",
+            Self::Negative => {
+                "an error; diff: differences; plan: effects; lint, templates test: errors; explain: a cause"
+            }
             Self::Usage => "the command line is wrong",
-            Self::Unknown => "diff: an error, so the differences are not known; others: no answer of a cluster",
+            Self::Unknown => "diff, plan: an error, so the differences are not known; others: no answer of a cluster",
             Self::TimeOut => "what was waited for did not happen in time",
             Self::Partly => "of several VMs, some succeeded and some did not",
         }

@@ -119,6 +119,11 @@ impl Selection {
         if self.names.is_empty() && self.selector.is_none() && !self.all {
             return Err(Failure::usage("name a VM, or say which by --selector or --all"));
         }
+        self.find_or_all().await
+    }
+
+    /// As [`Self::find`], but without a name it is all VMs of the namespace, or of all namespaces.
+    pub async fn find_or_all(&self) -> Result<FoundVms, Failure> {
         let cluster = self.connect().await?;
         let mut found = FoundVms { cluster, vms: Vec::new(), missing: 0 };
         let Cluster { client, namespace } = &found.cluster;

@@ -10,12 +10,12 @@ use crate::{
 };
 
 /// Annotations that describe how the whole object was created. They change only with it.
-const OF_WHOLE_OBJECT: [&str; 3] = [HASH_ANNOTATION, VERSION_ANNOTATION, RESTARTED_ANNOTATION];
+pub(super) const OF_WHOLE_OBJECT: [&str; 3] = [HASH_ANNOTATION, VERSION_ANNOTATION, RESTARTED_ANNOTATION];
 
 /// Annotations that only make the kubelet refresh the volumes of a Pod
 /// (<https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically>). A Pod without a node has
 /// no volumes yet, so they wait until it has one.
-const FOR_KUBELET: [&str; 2] = ["vmrunner.jdrupes.org/cmVersion", "vmrunner.jdrupes.org/dpVersion"];
+pub(super) const FOR_KUBELET: [&str; 2] = ["vmrunner.jdrupes.org/cmVersion", "vmrunner.jdrupes.org/dpVersion"];
 
 /// The object with the value of the restart annotation for which it was created.
 pub(super) fn with_restart(object: &Rendered, restart: Option<&String>) -> Rendered {

@@ -7,6 +7,8 @@
 //! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>). Such a value was applied as it is, except for
 //! the API server's own additions ([`is_default`], [`DEFAULT_TOLERATIONS`]). So whatever else it has more than the rendered one is a change.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
 use crate::{
@@ -27,7 +29,9 @@ const NOT_ATOMIC: [&str; 4] = ["resources", "requests", "limits", "securityConte
 
 /// The fields of an existing object that will be different after the next start.
 pub fn changes(rendered: &Rendered, found: &Object) -> Vec<PendingChange> {
-    let mut changes = Changes { kind: &rendered.key.kind, found: Vec::new() };
+    let kind = &rendered.key.kind;
+    let reason = format!("the manager does not change a {kind} that exists");
+    let mut changes = Changes { prefix: format!("{PREFIX}{kind}/"), reason, found: Vec::new() };
     if rendered.key.is_pod() {
         let owned = found.owned.as_ref().map(Json::value);
         let owned = owned.as_ref().map(|fields| &fields["f:spec"]).filter(|fields| fields.is_object());
@@ -36,6 +40,32 @@ pub fn changes(rendered: &Rendered, found: &Object) -> Vec<PendingChange> {
     } else {
         // The manager does not know the content of other kinds.
         changes.add(&rendered.key.name, None, None);
+    }
+    changes.found
+}
+
+/// The fields that an apply of `wanted`, a whole object, changes in the existing object `current`. `owned` is the field set of what the manager
+/// applied. Of the metadata only labels and annotations are compared.
+pub fn applied(wanted: &Value, current: &Value, owned: Option<&Value>) -> Vec<PendingChange> {
+    let mut changes = Changes { prefix: String::new(), reason: String::new(), found: Vec::new() };
+    let field = |parent: Option<&Value>, name: &str| parent.and_then(|it| it.get(name)).cloned();
+    let names = |object: &Value| object.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect();
+    let is_content = |name: &String| !matches!(name.as_str(), "apiVersion" | "kind" | "metadata" | "status");
+    let (wanted_names, current_names): (BTreeSet<String>, BTreeSet<String>) = (names(wanted), names(current));
+    for name in wanted_names.union(&current_names).filter(|name| is_content(name)) {
+        let owned = owned.and_then(|owned| owned.get(format!("f:{name}")));
+        let (wanted, current) = (wanted.get(name), current.get(name));
+        if wanted.is_some() || owned.is_some() {
+            changes.compare(name, Field { wanted, current, owned });
+        }
+    }
+    let owned = field(owned, "f:metadata");
+    for name in ["labels", "annotations"] {
+        let (wanted, current) = (wanted["metadata"].get(name), current["metadata"].get(name));
+        let owned = field(owned.as_ref(), &format!("f:{name}"));
+        if wanted.is_some() || owned.is_some() {
+            changes.compare(&format!("metadata.{name}"), Field { wanted, current, owned: owned.as_ref() });
+        }
     }
     changes.found
 }
@@ -81,18 +111,20 @@ struct Field<'a> {
     owned: Option<&'a Value>,
 }
 
-struct Changes<'a> {
-    kind: &'a str,
+struct Changes {
+    /// What stands before each path.
+    prefix: String,
+    reason: String,
     found: Vec<PendingChange>,
 }
 
-impl Changes<'_> {
+impl Changes {
     fn add(&mut self, path: &str, current: Option<&Value>, wanted: Option<&Value>) {
         self.found.push(PendingChange {
-            path: format!("{PREFIX}{}/{path}", self.kind),
+            path: format!("{}{path}", self.prefix),
             current: current.cloned(),
             wanted: wanted.cloned(),
-            reason: format!("the manager does not change a {} that exists", self.kind),
+            reason: self.reason.clone(),
         });
     }
 
@@ -275,7 +307,8 @@ mod tests {
     use super::*;
 
     fn compare(wanted: &Value, current: &Value, owned: &Value) -> Vec<(String, Value, Value)> {
-        let mut changes = Changes { kind: "Pod", found: Vec::new() };
+        let (prefix, reason) = ("objects/Pod/".into(), String::new());
+        let mut changes = Changes { prefix, reason, found: Vec::new() };
         changes.compare("spec", Field { wanted: Some(wanted), current: Some(current), owned: Some(owned) });
         let found = changes.found.into_iter();
         found.map(|change| (change.path, change.current.into(), change.wanted.into())).collect()

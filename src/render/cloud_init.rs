@@ -67,7 +67,11 @@ fn yaml(value: &Value) -> Result<String, serde_json::Error> {
     serde_saphyr::to_string(value).map_err(serde_json::Error::custom)
 }
 
-fn user_data(value: &Value) -> Result<String, serde_json::Error> {
+/// The text of `user-data`, which cloud-init knows by its first line.
+///
+/// # Errors
+/// If a value can't be written as YAML.
+pub fn user_data(value: &Value) -> Result<String, serde_json::Error> {
     Ok(match value {
         // A script, a complete cloud-config, or a MIME message.
         Value::String(text) if text.starts_with('#') || text.starts_with("Content-Type:") => text.clone(),
@@ -76,7 +80,11 @@ fn user_data(value: &Value) -> Result<String, serde_json::Error> {
     })
 }
 
-fn network_config(value: &Value) -> Result<String, serde_json::Error> {
+/// The text of `network-config`.
+///
+/// # Errors
+/// If a value can't be written as YAML.
+pub fn network_config(value: &Value) -> Result<String, serde_json::Error> {
     match value {
         Value::String(text) => Ok(text.clone()),
         value => yaml(value),

@@ -412,14 +412,6 @@ fn pending_fields(machine: &MachineState, started: &VmSection, desired: &VmSecti
 /// The fields of the section `vm` that matter only at QEMU's start.
 fn start_fields(vm: &VmSection, machine: &MachineState) -> Map<String, Value> {
     let mut vm = vm.clone();
-    // The agent changes CPUs, memory, CDs and the logged in user in the running VM, and the machine role reads the powerdown timeout when
-    // it needs it.
-    vm.drives.iter_mut().for_each(|drive| {
-        if let Drive::IdeCd { file, .. } = drive {
-            file.clear();
-        }
-    });
-    vm.display.logged_in_user = None;
     // A VM without an identity in the configuration has chosen its own. It is no change if the configuration contains it later.
     vm.uuid = Some(vm.uuid.unwrap_or_else(|| machine.uuid.clone()).to_lowercase());
     vm.machine_type.get_or_insert_with(|| machine.machine_type.clone());
@@ -427,11 +419,7 @@ fn start_fields(vm: &VmSection, machine: &MachineState) -> Map<String, Value> {
     for (network, own) in vm.network.iter_mut().zip(&machine.macs) {
         network.set_mac(network.mac().unwrap_or(own).to_lowercase());
     }
-    let Value::Object(mut fields) = json!(vm) else { return Map::new() };
-    for live in ["name", "currentCpus", "currentRam", "powerdownTimeout"] {
-        fields.remove(live);
-    }
-    fields
+    vm.start_fields()
 }
 
 /// The changes that lead to the desired number of CPUs. QEMU lists the highest slot first; the runner plugs and unplugs CPUs at the

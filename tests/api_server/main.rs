@@ -33,6 +33,8 @@ mod offline;
 mod takeover;
 // All VMs of two of its releases: taken over, stopped, started, restarted, evicted.
 mod takeover_all;
+// What `kubectl vm migrate-check` says before.
+mod migrate_check;
 // The commands of `kubectl vm` for every day.
 mod commands;
 // How `kubectl vm` leads to guests: connections, ssh, Services.
@@ -65,6 +67,8 @@ mod explain;
 mod gitops;
 // Templates that change while the manager runs, 60 ways to break one, the recipes, `kubectl vm diff`.
 mod templates;
+// What `kubectl vm plan` says of changes, compared with what happens; and restarts in waves.
+mod plan;
 // What the documentation and the cookbook print is what the programs print.
 mod documentation;
 // Patches of the form strategicMerge, compared with `kubectl patch`.

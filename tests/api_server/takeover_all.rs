@@ -38,15 +38,15 @@ use crate::support::{
 
 /// The name under which that manager applies its objects, and its runner patches a VM.
 const ITS_MANAGER: &str = "kubernetes-java-kubectl-apply";
-const CONFIGURATION: &str = include_str!("../predecessor/config.yaml");
+pub const CONFIGURATION: &str = include_str!("../predecessor/config.yaml");
 /// The page with the tables.
 const PAGE: &str = "docs/takeover-tested.md";
 /// A VM that breaks rules which its definition did not have: more CPUs and memory than their maximum.
-const BREAKS_A_RULE: &str = "c05-lenient";
+pub const BREAKS_A_RULE: &str = "c05-lenient";
 /// How many VMs are looked after at once.
 const AT_ONCE: usize = 6;
 
-fn documents(text: &str) -> Vec<Value> {
+pub fn documents(text: &str) -> Vec<Value> {
     let documents = serde_yaml::Deserializer::from_str(text).map(|document| Value::deserialize(document).unwrap());
     documents.filter(|document| !document.is_null()).collect()
 }
@@ -536,7 +536,7 @@ async fn count_pods(api: Api<Pod>, most: Arc<Mutex<BTreeMap<String, usize>>>) {
 }
 
 /// Creates all objects of a release, as its manager, its runner, a kubelet and a provisioner made them.
-async fn leave(ns: &ManagedNamespace, release: &[Value]) {
+pub async fn leave(ns: &ManagedNamespace, release: &[Value]) {
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "takeover" } });
     Api::<Node>::all(ns.client.clone())
         .patch("takeover", &PatchParams::apply("test"), &Patch::Apply(&node))

@@ -1,11 +1,10 @@
 //! A VM's objects as they are in the cluster and as the manager would have them.
 
-use std::{collections::HashSet, path::Path, sync::Arc};
+use std::{collections::HashSet, path::Path};
 
-use k8s_openapi::jiff::Timestamp;
 use kube::{
-    Api, Client, ResourceExt,
-    api::{DynamicObject, ListParams, TypeMeta},
+    Client, ResourceExt,
+    api::{DynamicObject, TypeMeta},
 };
 
 use super::{
@@ -14,16 +13,16 @@ use super::{
         installed::{Installed, unknown},
         output::Failure,
     },
+    listing::{Listing, Lists, objects},
     rights::Rights,
 };
 use crate::{
-    api::{Reason, VirtualMachine},
-    claims,
+    api::VirtualMachine,
     config::ReconcilerConfig,
     discovery::Resources,
-    object::{INSTANCE_LABEL, ObjectKey, Rendered, builtin_kinds, is_builtin_kind, stateful_sets},
-    observed::{Object, Observed},
-    plan::{Plan, Wait, kinds, plan},
+    object::{ObjectKey, Rendered, is_builtin_kind},
+    observed::Observed,
+    plan::{Plan, effect::refusals, kinds, plan},
     render::{Library, RandomInput, TemplateSet, hidden::hidden, render},
 };
 
@@ -40,6 +39,8 @@ pub(super) struct Renderer<'a> {
     resources: Resources,
     /// What the manager may do.
     rights: Rights,
+    /// The objects.
+    lists: Lists,
 }
 
 impl<'a> Renderer<'a> {
@@ -49,6 +50,7 @@ impl<'a> Renderer<'a> {
         namespace: &str,
         settings: &'a Settings,
         vm_file: Option<&'a Path>,
+        lists: Lists,
     ) -> Result<Self, Failure> {
         let installed = Installed::read(client, namespace, settings).await?;
         let (library, mut warnings) = (installed.library(), installed.twice);
@@ -59,7 +61,7 @@ impl<'a> Renderer<'a> {
         }));
         let resources = Resources::new(client.clone());
         let rights = Rights::of_manager(client, namespace).await;
-        Ok(Self { settings, vm_file, library, warnings, config: installed.config, resources, rights })
+        Ok(Self { settings, vm_file, library, warnings, config: installed.config, resources, rights, lists })
     }
 
     /// What may surprise about the sets, in words.
@@ -110,9 +112,8 @@ pub(super) struct Comparison<'a> {
 impl<'a> Comparison<'a> {
     pub async fn of(client: &Client, vm: &VirtualMachine, renderer: &'a Renderer<'_>) -> Result<Self, Failure> {
         renderer.set(vm)?;
-        let mut listing = Listing::new(client, vm, &renderer.resources);
-        listing.add_if_possible(builtin_kinds().chain([stateful_sets()])).await?;
-        listing.add_claims_without_labels().await.map_err(unknown(objects(&claim_kind())))?;
+        let mut listing = Listing::new(client, vm, &renderer.resources, &renderer.lists);
+        listing.add_usual().await?;
         // What there is decides what is rendered (old names of claims, Secrets of people), and that in turn which kinds there
         // are: after two rounds nothing changes any more.
         for _ in 0..2 {
@@ -144,97 +145,4 @@ impl<'a> Comparison<'a> {
             .iter()
             .find(|object| object.types.as_ref().is_some_and(is_of_kind) && object.name_any() == key.name)
     }
-}
-
-/// Changes of claims that are refused, and objects of others that are not taken over.
-fn refusals(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered], plan: &Plan) -> Vec<String> {
-    let claims = claims::claims(vm, observed, rendered, &[]);
-    let findings = claims.iter().flat_map(|claim| claim.findings.iter().map(move |finding| (claim, finding)));
-    let refused =
-        findings.filter(|(_, finding)| matches!(finding.reason, Reason::ShrinkRefused | Reason::ChangeRefused));
-    let claims = refused.map(|(claim, finding)| claims::sentence(claim, finding));
-    let not_ours = plan.waits.iter().filter_map(|wait| match wait {
-        Wait::NotOurs(key) => Some(format!("{key} exists and is not the manager's: it is not taken over")),
-        _ => None,
-    });
-    claims.chain(not_ours).collect()
-}
-
-/// A VM's objects, as far as they were listed.
-struct Listing<'a> {
-    client: &'a Client,
-    vm: &'a VirtualMachine,
-    resources: &'a Resources,
-    kinds: HashSet<TypeMeta>,
-    observed: Observed,
-    current: Vec<DynamicObject>,
-    unlisted: Vec<String>,
-}
-
-impl<'a> Listing<'a> {
-    fn new(client: &'a Client, vm: &'a VirtualMachine, resources: &'a Resources) -> Self {
-        let observed = Observed::nothing(Timestamp::now());
-        Self { client, vm, resources, kinds: HashSet::new(), observed, current: Vec::new(), unlisted: Vec::new() }
-    }
-
-    /// Lists the VM's objects of a kind, if that has not been done.
-    async fn add(&mut self, kind: &TypeMeta) -> kube::Result<()> {
-        if self.kinds.contains(kind) {
-            return Ok(());
-        }
-        let namespace = self.vm.namespace().unwrap_or_default();
-        let resource = self.resources.of(kind).await?;
-        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &resource);
-        let selector = format!("{INSTANCE_LABEL}={}", self.vm.name_any());
-        for object in api.list(&ListParams::default().labels(&selector)).await? {
-            // The objects of a list have no type.
-            let object = DynamicObject { types: Some(kind.clone()), ..object };
-            self.observed.objects.push(Arc::new(Object::trim(kind, object.clone())));
-            self.current.push(object);
-        }
-        self.kinds.insert(kind.clone());
-        Ok(())
-    }
-
-    /// Reads the claims that are the VM's by their names although their labels do not say so.
-    async fn add_claims_without_labels(&mut self) -> kube::Result<()> {
-        let (kind, namespace) = (claim_kind(), self.vm.namespace().unwrap_or_default());
-        if !self.kinds.contains(&kind) {
-            return Ok(());
-        }
-        let resource = self.resources.of(&kind).await?;
-        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &resource);
-        for name in claims::possible_names(self.vm) {
-            if self.observed.claim(&name).is_none()
-                && let Some(object) = api.get_opt(&name).await?
-                && let claim = Object::trim(&kind, object.clone())
-                && claim.vm().is_none_or(|vm| vm == self.vm.name_any())
-            {
-                self.observed.objects.push(Arc::new(claim));
-                self.current.push(object);
-            }
-        }
-        Ok(())
-    }
-
-    /// Lists kinds of which there may be objects. A kind that the cluster does not have has none; one that the person may not
-    /// list is noted.
-    async fn add_if_possible(&mut self, kinds: impl IntoIterator<Item = TypeMeta>) -> Result<(), Failure> {
-        for kind in kinds {
-            match self.add(&kind).await {
-                Err(kube::Error::Api(answer)) if answer.is_not_found() => {}
-                Err(kube::Error::Api(answer)) if answer.is_forbidden() => self.unlisted.push(kind.kind),
-                result => result.map_err(unknown(objects(&kind)))?,
-            }
-        }
-        Ok(())
-    }
-}
-
-fn claim_kind() -> TypeMeta {
-    TypeMeta { api_version: "v1".into(), kind: "PersistentVolumeClaim".into() }
-}
-
-fn objects(kind: &TypeMeta) -> String {
-    format!("{} objects", kind.kind)
 }

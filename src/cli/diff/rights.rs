@@ -19,7 +19,7 @@ const DEPLOYMENT: &str = "vm-operator";
 const VERBS: [&str; 6] = ["list", "watch", "get", "create", "patch", "delete"];
 
 /// Asks what the manager may do.
-pub(super) struct Rights {
+pub(in crate::cli) struct Rights {
     /// `None`: it can't be asked.
     access: Option<Access>,
     /// What it may not do with a kind in a namespace, in words, where that was asked.

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::api::{VirtualMachine, VirtualMachineStatus, conditions};
+use crate::api::{PowerState, VirtualMachine, VirtualMachineStatus, conditions};
 
 /// What a VM should come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub(in crate::cli) enum Goal {
     Deleted,
     /// A guest runs in another Pod than that.
     Restarted { former: Option<String> },
+    /// It is Ready again, in another Pod than that, and its guest has booted if that is awaited. If somebody stops it meanwhile, that is all.
+    RolledOut { former: Option<String>, booted: bool },
     /// Manager and runner have seen the spec: the guest has it, or what it does not have waits for its next start.
     Taken,
     /// A condition has this status.
@@ -57,6 +59,8 @@ impl fmt::Display for Goal {
             Self::Ready => "ready",
             Self::Deleted => "deleted",
             Self::Restarted { .. } => "restarted",
+            Self::RolledOut { booted: false, .. } => "ready again",
+            Self::RolledOut { booted: true, .. } => "ready and booted again",
             Self::Taken => "taken",
             Self::Condition { type_, status } => return write!(f, "{type_}={status}"),
         })
@@ -90,6 +94,13 @@ impl Goal {
             Self::Ready => has(status, conditions::READY, "True"),
             Self::Deleted => false,
             Self::Restarted { former } => status.pod_uid.is_some() && status.pod_uid != *former && runs(status),
+            Self::RolledOut { .. } if status.created == Some(false) && vm.spec.vm.state == PowerState::Stopped => true,
+            Self::RolledOut { former, booted } => {
+                let is_another = status.pod_uid.is_some() && status.pod_uid != *former;
+                is_another
+                    && has(status, conditions::READY, "True")
+                    && (!booted || has(status, conditions::BOOTED, "True"))
+            }
             Self::Taken => {
                 status.created != Some(true)
                     || !status.pending_changes.is_empty()
@@ -171,6 +182,31 @@ mod tests {
         }
         assert_eq!(Goal::Deleted.verdict(None), Verdict::Reached);
         assert_eq!(Goal::Running.verdict(None), Verdict::Never("it does not exist"));
+    }
+
+    #[test]
+    fn a_rollout_goes_on_when_the_vm_is_ready_in_another_pod_and_as_far_as_it_was() {
+        let up = |pod: &str, ready: &str, booted: &str| {
+            with(json!({
+                "created": true, "podUid": pod, "phase": "Running",
+                "conditions": [condition("Ready", ready), condition("Booted", booted)],
+            }))
+        };
+        for (pod, ready, booted, awaits_booted, is_reached) in [
+            ("new", "True", "False", false, true),
+            ("new", "True", "False", true, false),
+            ("new", "True", "True", true, true),
+            ("new", "False", "True", true, false),
+            ("old", "True", "True", false, false),
+        ] {
+            let goal = Goal::RolledOut { former: Some("old".into()), booted: awaits_booted };
+            let expected = if is_reached { Verdict::Reached } else { Verdict::NotYet };
+            assert_eq!(goal.verdict(Some(&up(pod, ready, booted))), expected, "{pod} {ready} {booted} {goal}");
+        }
+        let mut stopped = with(json!({ "created": false }));
+        stopped.spec.vm.state = PowerState::Stopped;
+        let goal = Goal::RolledOut { former: Some("old".into()), booted: true };
+        assert_eq!(goal.verdict(Some(&stopped)), Verdict::Reached, "it has the changes at its next start");
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod events;
 mod explain;
 mod expose;
 mod guest;
+mod import;
 mod in_pod;
 mod input;
 mod installed;
@@ -76,6 +77,16 @@ enum Command {
     /// With --cd alone the disk is empty.
     #[command(verbatim_doc_comment)]
     Create(create::Options),
+    /// Print the manifest of a VM that another program describes: libvirt, Proxmox, KubeVirt, OVF (VMware, VirtualBox), Lima.
+    ///
+    ///   virsh dumpxml web | kubectl vm import - > web.yaml
+    ///   kubectl vm import /etc/pve/qemu-server/101.conf --name web | kubectl apply -f -
+    ///
+    /// Standard error lists what is changed (the guest sees other hardware) and what has no
+    /// equivalent, as FILE:LINE: what. Comments in the manifest say how the disks' content is
+    /// copied. No cluster is asked; the manifest is checked as the API server would check it.
+    #[command(verbatim_doc_comment)]
+    Import(import::Options),
     /// Let VMs run.
     ///
     /// A VM that runs is left as it is, and that is a success. If a GitOps controller applies spec.vm.state, it would take the start back:
@@ -270,6 +281,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Completion { shell } => completion(*shell, output)?,
         Command::Man { out } => man(out)?,
         Command::Create(options) => create::run(options, output).await?,
+        Command::Import(options) => import::run(options, output)?,
         Command::List(options) => list::run(options, output).await?,
         Command::Start(options) => power::run(actions::power::Command::Start, options, output).await?,
         Command::Stop(options) => power::stop(options, output).await?,

@@ -22,6 +22,9 @@ pub mod claims;
 pub mod config;
 #[deny(clippy::disallowed_methods)]
 pub mod explain;
+#[cfg(feature = "cli")]
+#[deny(clippy::disallowed_methods)]
+pub mod import;
 #[deny(clippy::disallowed_methods)]
 pub mod kvm;
 #[cfg(feature = "schema")]

@@ -26,7 +26,7 @@ use super::{
     in_pod::InPod,
     input::read_text,
     manifest::{self, Violation},
-    output::{Exit, Failure, Output, note},
+    output::{Exit, Failure, Output, note, yaml},
     vms::{ObjectFormat, api, exit, print_objects, refused, title},
     wait::{self, Goal, seconds, time},
     write::DryRun,
@@ -319,14 +319,8 @@ impl Options {
     }
 }
 
-/// A manifest as a file for Git has it: long texts are not folded.
-fn yaml(vm: &Value) -> Result<String, Failure> {
-    let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
-    serde_saphyr::to_string_with_options(vm, options).map_err(|error| Failure::new(error.to_string()))
-}
-
 /// Checks a manifest as the API server checks it, before anything is created.
-fn check(name: &str, vm: &Value) -> Result<(), Failure> {
+pub(super) fn check(name: &str, vm: &Value) -> Result<(), Failure> {
     let wrong = |message: String| format!("{}: {message}", title(name));
     let parsed = serde_yaml::to_value(vm).map_err(|error| Failure::new(wrong(error.to_string())))?;
     match manifest::read(&yaml(vm)?, &parsed) {

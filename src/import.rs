@@ -212,7 +212,8 @@ fn vm(source: &Item, format: Format, file: &str, wish: Wish<'_>) -> Result<Impor
         let why = format!("{name:?} (before: {:?}): names are of lower case letters, digits and hyphens", draft.name);
         findings.push(Finding { lines: vec![source.line], what: "metadata.name".into(), grade: Grade::Changed, why });
     }
-    let steps = steps(&draft, &name);
+    let namespace = wish.namespace.or(draft.namespace.as_deref());
+    let steps = steps(&draft, &name, namespace);
     Ok(Imported { manifest: draft.manifest(&name, wish.namespace), findings: together(findings), steps })
 }
 
@@ -235,14 +236,15 @@ fn together(findings: Vec<Finding>) -> Vec<Finding> {
 }
 
 /// What a person has to copy.
-fn steps(draft: &Draft, name: &str) -> Vec<String> {
+fn steps(draft: &Draft, name: &str, namespace: Option<&str>) -> Vec<String> {
+    let place = namespace.map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
     if draft.fills.is_empty() && draft.data.is_empty() {
         return Vec::new();
     }
     let mut lines = vec![
         "To copy what the VM has, while it is stopped: apply this file, which makes its claims, and this Pod, which has them:".to_owned(),
         String::new(),
-        format!("  kubectl run {name}-import --image=busybox --restart=Never --overrides='"),
+        format!("  kubectl run {name}-import{place} --image=busybox --restart=Never --overrides='"),
     ];
     let (mut mounts, mut devices, mut volumes) = (Vec::new(), Vec::new(), Vec::new());
     for fill in &draft.fills {
@@ -268,26 +270,29 @@ fn steps(draft: &Draft, name: &str) -> Vec<String> {
         let from = quoted(&fill.from);
         let disk = &fill.disk;
         if fill.from.starts_with("the ") {
-            lines.push(format!("  kubectl exec -i {name}-import -- dd of=/dev/{disk} bs=1M < ...   # {}", fill.from));
+            lines.push(format!(
+                "  kubectl exec -i {name}-import{place} -- dd of=/dev/{disk} bs=1M < ...   # {}",
+                fill.from
+            ));
             continue;
         }
         if !fill.is_size_known {
             lines.push(format!("  qemu-img info {from}   # the claim {name}-{disk}-disk must have its virtual size"));
         }
         lines.push(format!("  qemu-img convert -O raw {from} {disk}.raw"));
-        lines.push(format!("  kubectl exec -i {name}-import -- dd of=/dev/{disk} bs=1M < {disk}.raw"));
+        lines.push(format!("  kubectl exec -i {name}-import{place} -- dd of=/dev/{disk} bs=1M < {disk}.raw"));
     }
     for (from, file) in &draft.data {
         let from = quoted(from);
         let folder = file.rsplit_once('/').map(|(folder, _)| format!("mkdir -p /data/{folder}; ")).unwrap_or_default();
-        lines.push(format!("  kubectl exec -i {name}-import -- sh -c '{folder}cat > /data/{file}' < {from}"));
+        lines.push(format!("  kubectl exec -i {name}-import{place} -- sh -c '{folder}cat > /data/{file}' < {from}"));
     }
     lines.extend([
         String::new(),
         "At last:".to_owned(),
         String::new(),
-        format!("  kubectl delete pod {name}-import"),
-        format!("  kubectl vm start {name}"),
+        format!("  kubectl delete pod {name}-import{place}"),
+        format!("  kubectl vm start {name}{place}"),
     ]);
     lines
 }

@@ -153,6 +153,20 @@ impl Draft {
         Some(name)
     }
 
+    /// Lets the template set import-disk fill a disk. False: it fills another one already.
+    pub fn import(&mut self, disk: &str, mut source: Value) -> bool {
+        if self.spec.contains_key("templates") {
+            return false;
+        }
+        // The set's default.
+        if disk != "system" {
+            source["disk"] = json!(disk);
+        }
+        self.spec.insert("templates".into(), json!({ "set": "import-disk" }));
+        self.spec.insert("templateValues".into(), json!({ "import": source }));
+        true
+    }
+
     /// Adds a CD drive. False: the VM has too many, or this is no name of a CD.
     pub fn cd(&mut self, image: &str) -> bool {
         let is_valid = self.disks.len() < DISKS && image.len() <= 4096 && !image.contains(char::is_control);

@@ -535,14 +535,21 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
         return;
     }
     let claim = kind.get("claimName").or_else(|| kind.get("name")).map_or("", Item::text);
+    let mut filled = None;
     let (bytes, from) = match kind.key.as_str() {
-        "containerDisk" => (None, format!("the container image {}, /disk", kind.get("image").map_or("", Item::text))),
+        "containerDisk" => {
+            let image = kind.get("image").map_or("", Item::text);
+            filled = Some(json!({ "oci": image }));
+            (None, format!("the container image {image}, /disk"))
+        }
         "persistentVolumeClaim" | "ephemeral" => {
             let claim = kind.get("persistentVolumeClaim/claimName").map_or(claim, Item::text);
             (None, format!("the claim {claim}"))
         }
         "dataVolume" => {
-            (data_volume(root, claim, draft), format!("the claim {claim}, which the DataVolume of that name fills"))
+            let (size, source) = data_volume(root, claim);
+            filled = source;
+            (size, format!("the claim {claim}, which the DataVolume of that name fills"))
         }
         "emptyDisk" => (kind.get("capacity").and_then(quantity), String::new()),
         "hostDisk" => {
@@ -551,19 +558,20 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
         }
         _ => return,
     };
-    let content = if from.is_empty() { Content::Empty } else { Content::Host(from.clone()) };
-    let is_empty = content == Content::Empty;
+    // The set import-disk fills one disk.
+    let filled = filled.filter(|_| !draft.spec.contains_key("templates"));
+    let is_empty = from.is_empty();
+    let content = if is_empty || filled.is_some() { Content::Empty } else { Content::Host(from) };
     let Some(name) = draft.disk(name, bytes, content) else {
         return kind.whole(Grade::LeftOut, "a VM has at most 64 disks");
     };
-    if is_empty {
+    let lasts = if ["containerDisk", "ephemeral"].contains(&kind.key.as_str()) { "; it outlives a stop" } else { "" };
+    if let Some(source) = filled {
+        kind.whole(Grade::Changed, format!("the template set import-disk fills the claim VM-{name}-disk{lasts}"));
+        draft.import(&name, source);
+    } else if is_empty {
         kind.whole(Grade::Changed, "a claim, so its content outlives a stop");
     } else {
-        let lasts = if ["containerDisk", "ephemeral"].contains(&kind.key.as_str()) {
-            ", and outlives a stop there"
-        } else {
-            ""
-        };
         kind.whole(
             Grade::Changed,
             format!("its content has to be copied into the claim VM-{name}-disk (see the comments){lasts}"),
@@ -571,16 +579,25 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
     }
 }
 
-/// The size of a DataVolume of the VM.
-fn data_volume(root: &Item, name: &str, _draft: &mut Draft) -> Option<u64> {
-    let templates = root.get("spec/dataVolumeTemplates")?;
-    let template = templates.items().iter().find(|it| it.get("metadata/name").is_some_and(|it| it.text() == name))?;
-    let spec = template.get("spec")?;
+/// The size of a DataVolume of the VM, and what the template set import-disk fills it with.
+fn data_volume(root: &Item, name: &str) -> (Option<u64>, Option<Value>) {
+    let templates = root.get("spec/dataVolumeTemplates").into_iter().flat_map(Item::items);
+    let template = templates.into_iter().find(|it| it.get("metadata/name").is_some_and(|it| it.text() == name));
+    let Some((template, spec)) = template.and_then(|template| Some((template, template.get("spec")?))) else {
+        return (None, None);
+    };
     let size = ["storage", "pvc"].iter().find_map(|key| spec.get(key)?.get("resources/requests/storage"));
-    let from = spec.get("source").and_then(|it| it.items().first());
-    let url = from.and_then(|it| it.get("url")).map_or(String::new(), |url| format!(" from {}", url.text()));
-    template.whole(Grade::Changed, format!("a claim without a source: CDI fills it{url}"));
-    size.and_then(quantity)
+    let url = |kind: &str| spec.get("source")?.get(kind)?.get("url").map(|url| url.text().to_owned());
+    let is_plain = |url: &String| ![".xz", ".gz", ".zst", ".iso"].iter().any(|end| url.ends_with(end));
+    let raw = |url: &str| url.ends_with(".raw");
+    let source = url("http").filter(is_plain).map(|url| match raw(&url) {
+        true => json!({ "url": url, "format": "raw" }),
+        false => json!({ "url": url }),
+    });
+    let image = || url("registry").and_then(|url| url.strip_prefix("docker://").map(|image| json!({ "oci": image })));
+    template
+        .whole(Grade::Changed, "a claim of the VM; its access mode, class and source are not those of the DataVolume");
+    (size.and_then(quantity), source.or_else(image))
 }
 
 fn cloud_init(kind: &Item, draft: &mut Draft) {

@@ -111,9 +111,12 @@ fn memory(domain: &Item, draft: &mut Draft) {
     let current = domain.get("currentMemory");
     let maximum = bytes(memory, "KiB");
     if maximum.is_some_and(|maximum| draft.ram(maximum, current.and_then(|current| bytes(current, "KiB")))) {
-        memory.same("spec.vm.maximumRam");
-        if let Some(current) = current {
-            current.same("spec.vm.currentRam");
+        for (item, field) in [(Some(memory), "spec.vm.maximumRam"), (current, "spec.vm.currentRam")] {
+            let Some(item) = item else { continue };
+            match bytes(item, "KiB") {
+                Some(bytes) if !bytes.is_multiple_of(1 << 20) => _ = item.changed(format!("{field}, in whole MiB")),
+                _ => _ = item.same(field),
+            }
         }
     } else {
         memory.left_out("a VM has 1Mi or more of memory: it gets 1G");
@@ -205,13 +208,13 @@ fn firmware(system: &Item, draft: &mut Draft) {
     let automatic = system.get("@firmware");
     let is_flash = loader.and_then(|it| it.get("@type")).is_some_and(|it| it.text() == "pflash");
     let is_uefi = automatic.map_or(is_flash, |it| it.text() == "efi");
-    let wanted = |name: &str| {
-        let features = system.get("firmware").into_iter().flat_map(|firmware| firmware.all("feature"));
-        features
-            .filter(|it| it.get("@name").is_some_and(|it| it.text() == name))
-            .any(|it| it.get("@enabled").is_some_and(Item::is_yes))
+    let feature = |name: &str| {
+        let mut features = system.get("firmware").into_iter().flat_map(|firmware| firmware.all("feature"));
+        let feature = features.find(|it| it.get("@name").is_some_and(|it| it.text() == name))?;
+        feature.get("@enabled").map(Item::is_yes)
     };
-    let is_secure = wanted("secure-boot")
+    // Without keys in its variables the firmware starts everything.
+    let is_secure = feature("enrolled-keys").unwrap_or(feature("secure-boot") == Some(true))
         || loader.and_then(|it| it.get("@secure")).is_some_and(Item::is_yes)
         || loader.is_some_and(|it| it.text().contains("secboot"));
     let nvram = system.get("nvram");
@@ -355,7 +358,7 @@ fn enlightenments(list: &Item, words: &mut Vec<String>) {
                 None => "hv-spinlocks=8191".to_owned(),
             },
             (true, "vendor_id") => match item.get("@value").map(Item::text) {
-                Some(id) if !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) => {
+                Some(id) if !id.is_empty() && id.bytes().all(|byte| (b' '..=b'~').contains(&byte) && byte != b',') => {
                     format!("hv-vendor-id={id}")
                 }
                 _ => continue,
@@ -363,11 +366,16 @@ fn enlightenments(list: &Item, words: &mut Vec<String>) {
             (true, "stimer") if item.get("direct/@state").is_some_and(Item::is_yes) => {
                 "hv-stimer,hv-stimer-direct".into()
             }
-            (true, "tlbflush") if item.items().len() > 1 => continue,
+            (true, "tlbflush") => {
+                let parts = [("direct", ",hv-tlbflush-direct"), ("extended", ",hv-tlbflush-ext")];
+                let has = |part: &str| item.get(part).and_then(|it| it.get("@state")).is_some_and(Item::is_yes);
+                let words = parts.into_iter().filter(|(part, _)| has(part)).map(|(_, word)| word);
+                format!("hv-tlbflush{}", words.collect::<String>())
+            }
             (
                 true,
                 "relaxed" | "vapic" | "vpindex" | "runtime" | "synic" | "stimer" | "reset" | "frequencies"
-                | "reenlightenment" | "tlbflush" | "ipi" | "evmcs" | "avic" | "xmm_input",
+                | "reenlightenment" | "ipi" | "evmcs" | "emsr_bitmap" | "avic" | "xmm_input",
             ) => {
                 format!("hv-{}", item.key.replace('_', "-"))
             }

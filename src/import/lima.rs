@@ -108,6 +108,11 @@ fn size(item: &Item) -> Option<u64> {
     Quantity::parse(item.text()).ok().map(|it| it.bytes())
 }
 
+/// Whether the set import-disk can compare it.
+fn is_sum(sum: &str) -> bool {
+    [64, 128].contains(&sum.len()) && sum.bytes().all(|byte| byte.is_ascii_hexdigit() && !byte.is_ascii_uppercase())
+}
+
 fn image(root: &Item, draft: &mut Draft) {
     let disk = root.get("disk");
     let bytes = disk.map_or(Some(100 * GIB), size);
@@ -143,15 +148,23 @@ fn image(root: &Item, draft: &mut Draft) {
         }
         found = true;
         location.same("spec.templateValues.import.url, by the template set import-disk");
-        draft.spec.insert("templates".into(), json!({ "set": "import-disk" }));
-        draft.spec.insert("templateValues".into(), json!({ "import": { "url": url } }));
+        let digest = image.get("digest");
+        let sum = digest.and_then(|it| it.text().split_once(':')).map(|(_, sum)| sum).filter(|sum| is_sum(sum));
+        let mut source = json!({ "url": url });
+        if let Some(sum) = sum {
+            source["sha256"] = json!(sum);
+        }
+        draft.import("system", source);
         for key in ["arch", "variant"] {
             if let Some(item) = image.get(key) {
                 item.same("the image");
             }
         }
-        if let Some(digest) = image.get("digest") {
-            digest.left_out("the download is not compared with a checksum");
+        if let Some(digest) = digest {
+            match sum {
+                Some(_) => _ = digest.same("spec.templateValues.import.sha256"),
+                None => digest.left_out("this is neither a SHA-256 nor a SHA-512"),
+            }
         }
         for key in ["kernel", "initrd"] {
             if let Some(item) = image.get(key) {

@@ -15,6 +15,12 @@ fn common(device: &Item) {
     }
 }
 
+/// The guest finds the same device, at another address.
+fn same(device: &Item, what: &str) {
+    common(device);
+    device.whole(Grade::Same, what);
+}
+
 pub(super) fn read(devices: &Item, draft: &mut Draft) {
     let (mut has_serial, mut redirections, mut has_graphics) = (false, 0_u64, false);
     draft.has_bridge = devices.all("interface").any(|device| device.get("source/@bridge").is_some());
@@ -29,7 +35,7 @@ pub(super) fn read(devices: &Item, draft: &mut Draft) {
             "hub" => device.whole(Grade::Changed, "the VM has a USB controller of its own"),
             "graphics" => graphics(device, kind, &mut has_graphics, draft),
             "video" => video(device, draft),
-            "input" if kind == "tablet" => device.whole(Grade::Same, "the VM has a USB tablet"),
+            "input" if kind == "tablet" => same(device, "the VM has a USB tablet"),
             "input" => device.whole(Grade::Changed, "the VM has a keyboard and a mouse (PS/2), and a USB tablet"),
             "serial" | "console" => {
                 let target = device.get("target/@type").map_or("", Item::text);
@@ -45,13 +51,13 @@ pub(super) fn read(devices: &Item, draft: &mut Draft) {
             "rng"
                 if device.get("backend").is_some_and(|it| it.get("@model").is_some_and(|it| it.text() == "random")) =>
             {
-                device.whole(Grade::Same, "the VM has a random number generator");
+                same(device, "the VM has a random number generator");
                 if let Some(rate) = device.get("rate") {
                     rate.left_out("its rate is not limited");
                 }
             }
             "memballoon" if model == "none" => device.whole(Grade::Changed, "the VM has a balloon"),
-            "memballoon" => device.whole(Grade::Same, "the VM has a balloon"),
+            "memballoon" => same(device, "the VM has a balloon"),
             "sound" => device.whole(Grade::Changed, "an Intel HDA sound card, with spec.vm.display.spice"),
             "audio" => device.whole(Grade::Changed, "sound goes to the SPICE client"),
             "redirdev" if device.get("@bus").is_some_and(|it| it.text() == "usb") => {
@@ -281,7 +287,7 @@ fn video(device: &Item, draft: &mut Draft) {
         draft.vm.entry("display").or_insert_with(|| serde_json::json!({}))["outputs"] = heads.into();
     }
     match kind {
-        "virtio" => device.whole(Grade::Same, "virtio-vga"),
+        "virtio" => same(device, "virtio-vga"),
         other => device
             .whole(Grade::Changed, format!("virtio-vga (before: {})", if other.is_empty() { "none" } else { other })),
     }
@@ -292,8 +298,8 @@ fn video(device: &Item, draft: &mut Draft) {
 
 fn channel(device: &Item) {
     match device.get("target/@name").map_or("", Item::text) {
-        "org.qemu.guest_agent.0" => device.whole(Grade::Same, "QEMU's guest agent"),
-        "com.redhat.spice.0" => device.whole(Grade::Same, "the agent for clipboard and display"),
+        "org.qemu.guest_agent.0" => same(device, "QEMU's guest agent"),
+        "com.redhat.spice.0" => same(device, "the agent for clipboard and display"),
         "" => {}
         _ => device.left_out("the VM has the channels of QEMU's guest agent, of SPICE and of vmop_agent"),
     }
@@ -309,7 +315,11 @@ fn tpm(device: &Item, draft: &mut Draft) {
     let version = backend.and_then(|it| it.get("@version")).map_or("2.0", Item::text);
     let is_old = version == "1.2";
     let grade = if is_old { Grade::Changed } else { Grade::Same };
+    common(device);
     device.whole(grade, "spec.vm.useTpm: a TPM 2.0");
+    if let Some(model) = device.get("@model").filter(|model| model.text() != "tpm-crb") {
+        model.changed("tpm-crb");
+    }
     if let Some(secret) = device.get("backend/encryption") {
         secret.left_out("its state is not encrypted: decrypt it before it is copied");
     }

@@ -22,6 +22,7 @@ mod export;
 mod expose;
 mod format;
 mod guest;
+mod import;
 mod in_pod;
 mod input;
 mod installed;
@@ -39,6 +40,7 @@ mod rollout;
 mod ssh;
 mod stdio;
 mod templates;
+mod upload;
 mod view;
 pub mod vm_file;
 mod vms;
@@ -78,10 +80,25 @@ enum Command {
     ///   kubectl vm create web --cd https://.../installer.iso --disk 40Gi
     ///
     /// What --image names fills the disk before the first start. That needs the template set
-    /// import-disk in the manager's namespace, and cloud-init in the image, which makes the user.
+    /// import-disk in the manager's namespace (but for claim:NAME), and cloud-init in the image, which
+    /// makes the user.
     /// With --cd alone the disk is empty.
     #[command(verbatim_doc_comment)]
     Create(create::Options),
+    /// Print the manifest of a VM that another program describes: libvirt, Proxmox, KubeVirt, OVF (VMware, VirtualBox), Lima.
+    ///
+    ///   virsh dumpxml web | kubectl vm import - > web.yaml
+    ///   kubectl vm import /etc/pve/qemu-server/101.conf --name web | kubectl apply -f -
+    ///
+    /// Standard error lists what is changed (the guest sees other hardware) and what has no
+    /// equivalent, as FILE:LINE: what. Comments in the manifest say how the disks' content is
+    /// copied. No cluster is asked; the manifest is checked as the API server would check it.
+    #[command(verbatim_doc_comment)]
+    Import(import::Options),
+    /// Upload a file into the disk of a VM that waits for it, from where an earlier upload ended.
+    ///
+    /// A VM waits for a file if `kubectl vm create --image ./FILE` made it, or its manifest. The checksum is compared in the Pod.
+    Upload(upload::Options),
     /// Let VMs run.
     ///
     /// A VM that runs is left as it is, and that is a success. If a GitOps controller applies spec.vm.state, it would take the start back:
@@ -314,6 +331,8 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Completion { shell } => completion(*shell, output)?,
         Command::Man { out } => man(out)?,
         Command::Create(options) => create::run(options, output).await?,
+        Command::Import(options) => import::run(options, output)?,
+        Command::Upload(options) => upload::run(options, output).await?,
         Command::List(options) => list::run(options, output).await?,
         Command::Start(options) => power::start(options, output).await?,
         Command::Stop(options) => power::stop(options, output).await?,

@@ -24,6 +24,9 @@ pub mod config;
 pub mod exchange;
 #[deny(clippy::disallowed_methods)]
 pub mod explain;
+#[cfg(feature = "cli")]
+#[deny(clippy::disallowed_methods)]
+pub mod import;
 #[deny(clippy::disallowed_methods)]
 pub mod kvm;
 #[cfg(feature = "schema")]

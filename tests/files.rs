@@ -6,6 +6,8 @@
 mod chart;
 #[path = "files/gitops.rs"]
 mod gitops;
+#[path = "files/import_disk.rs"]
+mod import_disk;
 #[path = "files/structure.rs"]
 mod structure;
 #[cfg(feature = "dev")]

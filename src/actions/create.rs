@@ -14,22 +14,82 @@ use crate::api::{GROUP, Quantity};
 pub const IMPORT_SET: &str = "import-disk";
 const SYSTEM_DISK: &str = "system";
 
-/// The images that have short names: those that their distributions publish for clouds, with cloud-init, for amd64. Each is the newest of
-/// its release, so it has no checksum that could be written down here.
-pub const CATALOG: [(&str, &str); 4] = [
-    ("debian:12", "https://cloud.debian.org/images/cloud/bookworm/latest/debian-12-generic-amd64.qcow2"),
-    ("debian:13", "https://cloud.debian.org/images/cloud/trixie/latest/debian-13-generic-amd64.qcow2"),
-    ("ubuntu:22.04", "https://cloud-images.ubuntu.com/jammy/current/jammy-server-cloudimg-amd64.img"),
-    ("ubuntu:24.04", "https://cloud-images.ubuntu.com/noble/current/noble-server-cloudimg-amd64.img"),
+/// The images that have short names: those that their distributions publish for clouds, with cloud-init, for amd64; and the file with their
+/// checksums. Each is the newest of its release, so the checksum itself can't be written down here.
+pub const CATALOG: [(&str, &str, &str); 4] = [
+    (
+        "debian:12",
+        "https://cloud.debian.org/images/cloud/bookworm/latest/debian-12-generic-amd64.qcow2",
+        "https://cloud.debian.org/images/cloud/bookworm/latest/SHA512SUMS",
+    ),
+    (
+        "debian:13",
+        "https://cloud.debian.org/images/cloud/trixie/latest/debian-13-generic-amd64.qcow2",
+        "https://cloud.debian.org/images/cloud/trixie/latest/SHA512SUMS",
+    ),
+    (
+        "ubuntu:22.04",
+        "https://cloud-images.ubuntu.com/jammy/current/jammy-server-cloudimg-amd64.img",
+        "https://cloud-images.ubuntu.com/jammy/current/SHA256SUMS",
+    ),
+    (
+        "ubuntu:24.04",
+        "https://cloud-images.ubuntu.com/noble/current/noble-server-cloudimg-amd64.img",
+        "https://cloud-images.ubuntu.com/noble/current/SHA256SUMS",
+    ),
 ];
 
-/// An image that fills the disk.
+/// How a downloaded image is checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Checksum {
+    /// Not at all.
+    #[default]
+    None,
+    /// By this checksum: SHA-256 or SHA-512, in hexadecimal digits.
+    Sum(String),
+    /// By the one that a file at this URL has for it, as `sha256sum` writes such files.
+    At(String),
+}
+
+/// What fills the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DiskImage {
-    /// Where it is downloaded from, by the VM's Pod.
-    pub url: String,
-    /// Its format, with qemu-img's name.
-    pub format: &'static str,
+pub enum DiskImage {
+    /// An image that the VM's Pod downloads.
+    Url {
+        /// Where it is.
+        url: String,
+        /// Its format, with qemu-img's name.
+        format: &'static str,
+        /// How it is checked.
+        checksum: Checksum,
+    },
+    /// A container image that has a disk in `/disk`, as KubeVirt's container disks have it. The kubelet pulls it.
+    Container(String),
+    /// A claim of the same namespace, which the storage clones.
+    Claim {
+        /// Its name.
+        name: String,
+        /// Its volume mode, if that is known: the clone has the same.
+        mode: Option<String>,
+    },
+    /// A file that a person uploads into the VM's Pod.
+    Upload {
+        /// Its size in bytes.
+        size: u64,
+        /// Its SHA-256.
+        sha256: String,
+        /// Its format, with qemu-img's name.
+        format: &'static str,
+    },
+}
+
+/// What a person wrote for an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImageName {
+    /// An image that is known as it is.
+    Known(DiskImage),
+    /// A file of the person's computer.
+    File(String),
 }
 
 /// The text names no image that can fill a disk.
@@ -40,33 +100,99 @@ pub enum InvalidImage {
     Cd(String),
     #[error("{0} is compressed: only images of the formats qcow2 and raw fill a disk")]
     Compressed(String),
+    #[error("{0:?} is no checksum: SHA-256 has 64 hexadecimal digits, SHA-512 has 128")]
+    Checksum(String),
     #[error(
-        "{text:?} is no image that can fill a disk: write https://... (qcow2 or raw), or one of {}",
-        CATALOG.map(|(name, _)| name).join(", ")
+        "a checksum is for https://... and http://...: a container image has a digest, and a file is always compared"
+    )]
+    NeedlessChecksum,
+    #[error(
+        "{text:?} is no image that can fill a disk: write https://... (qcow2 or raw), oci:IMAGE, claim:NAME, ./FILE, or one of {}",
+        CATALOG.map(|(name, ..)| name).join(", ")
     )]
     Unknown { text: String },
 }
 
-impl DiskImage {
-    /// The image of a URL, or of a short name in the [`CATALOG`]. `is_raw`: its format, where the URL's end does not tell it.
+impl ImageName {
+    /// The image of a URL, of a short name in the [`CATALOG`], `oci:IMAGE`, `claim:NAME`, or a path with a slash. `is_raw`: its format,
+    /// where the URL's end does not tell it. `sum`: the checksum that it must have.
     ///
     /// # Errors
     /// If that can't fill a disk.
-    pub fn parse(text: &str, is_raw: bool) -> Result<Self, InvalidImage> {
-        let url = CATALOG.iter().find(|(name, _)| *name == text).map_or(text, |(_, url)| url);
-        if !["https://", "http://"].iter().any(|scheme| url.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty())) {
-            return Err(InvalidImage::Unknown { text: text.to_owned() });
+    pub fn parse(text: &str, is_raw: bool, sum: Option<&str>) -> Result<Self, InvalidImage> {
+        let unknown = || InvalidImage::Unknown { text: text.to_owned() };
+        let known = CATALOG.iter().find(|(name, ..)| *name == text);
+        let url = known.map_or(text, |(_, url, _)| url);
+        let is_url = ["https://", "http://"].iter().any(|scheme| url.starts_with(scheme));
+        if sum.is_some() && !is_url {
+            return Err(InvalidImage::NeedlessChecksum);
+        }
+        let is_word = |text: &str| !text.is_empty() && !text.contains(char::is_whitespace);
+        if let Some(image) = text.strip_prefix("oci:") {
+            let image = image.strip_prefix("//").unwrap_or(image);
+            return is_word(image).then(|| Self::Known(DiskImage::Container(image.to_owned()))).ok_or_else(unknown);
+        }
+        if let Some(claim) = text.strip_prefix("claim:") {
+            let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+            let is_name = !claim.is_empty() && claim.bytes().all(is_letter);
+            let claim = is_name.then(|| DiskImage::Claim { name: claim.to_owned(), mode: None });
+            return claim.map(Self::Known).ok_or_else(unknown);
         }
         let path = url.split(['?', '#']).next().unwrap_or_default().to_lowercase();
         let ends = |ends: &[&str]| ends.iter().any(|end| path.ends_with(end));
+        let is_file = !is_url && text.contains('/') && !text.contains("://") && !text.ends_with('/');
+        if !is_file && !["https://", "http://"].iter().any(|scheme| url.strip_prefix(scheme).is_some_and(is_word)) {
+            return Err(unknown());
+        }
         if ends(&[".iso"]) {
             return Err(InvalidImage::Cd(text.to_owned()));
         }
         if ends(&[".xz", ".gz", ".zst", ".bz2", ".zip", ".tar", ".ova"]) {
             return Err(InvalidImage::Compressed(text.to_owned()));
         }
+        if is_file {
+            return Ok(Self::File(text.to_owned()));
+        }
+        let checksum = match (sum, known) {
+            (Some(sum), _) => {
+                let sum = sum.to_lowercase();
+                if ![64, 128].contains(&sum.len()) || !sum.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                    return Err(InvalidImage::Checksum(sum));
+                }
+                Checksum::Sum(sum)
+            }
+            (None, Some((.., sums))) => Checksum::At((*sums).to_owned()),
+            (None, None) => Checksum::None,
+        };
         let format = if is_raw || ends(&[".raw"]) { "raw" } else { "qcow2" };
-        Ok(Self { url: url.to_owned(), format })
+        Ok(Self::Known(DiskImage::Url { url: url.to_owned(), format, checksum }))
+    }
+}
+
+impl DiskImage {
+    /// The values for the template set that fills disks. `None`: it is not needed.
+    fn values(&self) -> Option<Value> {
+        let mut import = json!({});
+        // The set's default is qcow2.
+        if let Self::Url { format: "raw", .. } | Self::Upload { format: "raw", .. } = self {
+            import["format"] = json!("raw");
+        }
+        match self {
+            Self::Url { url, format: _, checksum } => {
+                import["url"] = json!(url);
+                match checksum {
+                    Checksum::None => {}
+                    Checksum::Sum(sum) => import["sha256"] = json!(sum),
+                    Checksum::At(url) => import["sums"] = json!(url),
+                }
+            }
+            Self::Container(image) => import["oci"] = json!(image),
+            Self::Upload { size, sha256, format: _ } => {
+                import["upload"] = json!({ "size": size, "sha256": sha256 });
+            }
+            Self::Claim { .. } => return None,
+        }
+        Some(import)
     }
 }
 
@@ -150,6 +276,12 @@ pub fn manifest(wanted: &Wanted) -> Value {
     if let Some(class) = class {
         claim["storageClassName"] = json!(class);
     }
+    if let Some(DiskImage::Claim { name, mode }) = image {
+        claim["dataSource"] = json!({ "kind": "PersistentVolumeClaim", "name": name });
+        if let Some(mode) = mode {
+            claim["volumeMode"] = json!(mode);
+        }
+    }
     let mut disks = vec![json!({ "volumeClaimTemplate": { "metadata": { "name": SYSTEM_DISK }, "spec": claim } })];
     disks.extend(cd.as_ref().map(|image| json!({ "cdrom": { "image": image } })));
     let mut machine = Map::new();
@@ -161,13 +293,8 @@ pub fn manifest(wanted: &Wanted) -> Value {
     machine.insert("networks".into(), network.value().into_iter().collect());
     machine.insert("disks".into(), json!(disks));
     let mut spec = json!({ "vm": machine });
-    if let Some(DiskImage { url, format }) = image {
+    if let Some(import) = image.as_ref().and_then(DiskImage::values) {
         spec["templates"] = json!({ "set": set });
-        let mut import = json!({ "url": url });
-        // The set's default.
-        if *format != "qcow2" {
-            import["format"] = json!(format);
-        }
         spec["templateValues"] = json!({ "import": import });
     }
     if let Some(data) = user_data(user) {
@@ -202,11 +329,18 @@ fn user_data(user: &WantedUser) -> Option<Value> {
 mod tests {
     use super::*;
 
+    fn image(text: &str) -> DiskImage {
+        match ImageName::parse(text, false, None).unwrap() {
+            ImageName::Known(image) => image,
+            ImageName::File(file) => panic!("{file}"),
+        }
+    }
+
     fn wanted() -> Wanted {
         Wanted {
             name: "web".into(),
             namespace: None,
-            image: Some(DiskImage::parse("debian:12", false).unwrap()),
+            image: Some(image("debian:12")),
             cd: None,
             cpus: 2,
             ram: Quantity::parse("2Gi").unwrap(),
@@ -246,6 +380,7 @@ mod tests {
                 sudo: ALL=(ALL) NOPASSWD:ALL
           templateValues:
             import:
+              sums: https://cloud.debian.org/images/cloud/bookworm/latest/SHA512SUMS
               url: https://cloud.debian.org/images/cloud/bookworm/latest/debian-12-generic-amd64.qcow2
           templates:
             set: import-disk
@@ -312,42 +447,67 @@ mod tests {
         assert_eq!(root["disable_root"], false);
         assert_eq!(root["users"], json!([{ "name": "root", "ssh_authorized_keys": ["k"] }]));
         assert_eq!(data(WantedUser::Data(json!("#!/bin/sh\n"))), "#!/bin/sh\n");
-        let raw = Wanted { image: Some(DiskImage::parse("http://a/b", true).unwrap()), set: "fill".into(), ..wanted() };
+        let raw = DiskImage::Url { url: "http://a/b".into(), format: "raw", checksum: Checksum::Sum("0a".into()) };
+        let raw = Wanted { image: Some(raw), set: "fill".into(), ..wanted() };
         let raw = manifest(&Wanted { network: WantedNetwork::Nothing, ..raw });
-        assert_eq!(raw["spec"]["templateValues"]["import"], json!({ "url": "http://a/b", "format": "raw" }));
+        assert_eq!(
+            raw["spec"]["templateValues"]["import"],
+            json!({ "url": "http://a/b", "format": "raw", "sha256": "0a" })
+        );
         assert_eq!((&raw["spec"]["templates"]["set"], &raw["spec"]["vm"]["networks"]), (&json!("fill"), &json!([])));
         let user = manifest(&Wanted { network: WantedNetwork::User, ..wanted() });
         assert_eq!(user["spec"]["vm"]["networks"], json!([{ "user": {} }]));
     }
 
     #[test]
-    fn an_image_is_a_url_or_a_short_name() {
-        let parsed = |text: &str| {
-            DiskImage::parse(text, false)
-                .map_or_else(|error| error.to_string(), |it| format!("{} {}", it.format, it.url))
+    fn other_images_fill_the_disk() {
+        let spec = |image: DiskImage| manifest(&Wanted { image: Some(image), ..wanted() })["spec"].take();
+        let import = |image: DiskImage| spec(image)["templateValues"]["import"].take();
+        assert_eq!(import(image("oci:quay.io/a/b:1")), json!({ "oci": "quay.io/a/b:1" }));
+        let upload = DiskImage::Upload { size: 7, sha256: "ab".into(), format: "raw" };
+        assert_eq!(import(upload), json!({ "format": "raw", "upload": { "size": 7, "sha256": "ab" } }));
+        let cloned = spec(DiskImage::Claim { name: "golden".into(), mode: Some("Filesystem".into()) });
+        let claim = &cloned["vm"]["disks"][0]["volumeClaimTemplate"]["spec"];
+        assert_eq!(claim["dataSource"], json!({ "kind": "PersistentVolumeClaim", "name": "golden" }));
+        assert_eq!((&claim["volumeMode"], &cloned["templates"]), (&json!("Filesystem"), &Value::Null));
+    }
+
+    #[test]
+    fn an_image_is_a_url_or_another_source() {
+        let sum = "0".repeat(63) + "A";
+        let parsed = |text: &str, sum: Option<&str>| match ImageName::parse(text, false, sum) {
+            Ok(ImageName::Known(DiskImage::Url { url, format, checksum })) => format!("{format} {url} {checksum:?}"),
+            Ok(image) => format!("{image:?}"),
+            Err(error) => error.to_string(),
         };
         let unknown = |text: &str| {
             format!(
-                "{text:?} is no image that can fill a disk: write https://... (qcow2 or raw), or one of debian:12, debian:13, \
-                 ubuntu:22.04, ubuntu:24.04"
+                "{text:?} is no image that can fill a disk: write https://... (qcow2 or raw), oci:IMAGE, claim:NAME, ./FILE, or one of \
+                 debian:12, debian:13, ubuntu:22.04, ubuntu:24.04"
             )
         };
         for (text, expected) in [
-            ("https://a/b.qcow2", "qcow2 https://a/b.qcow2".to_owned()),
-            ("http://a/b.img?x=.raw", "qcow2 http://a/b.img?x=.raw".into()),
-            ("https://a/B.RAW", "raw https://a/B.RAW".into()),
-            ("ubuntu:24.04", format!("qcow2 {}", CATALOG[3].1)),
+            ("https://a/b.qcow2", "qcow2 https://a/b.qcow2 None".to_owned()),
+            ("http://a/b.img?x=.raw", "qcow2 http://a/b.img?x=.raw None".into()),
+            ("https://a/B.RAW", "raw https://a/B.RAW None".into()),
+            ("ubuntu:24.04", format!("qcow2 {} At({:?})", CATALOG[3].1, CATALOG[3].2)),
             ("https://a/b.iso", "https://a/b.iso is a CD: give it by --cd, which needs no import".into()),
-            (
-                "https://a/b.raw.xz",
-                "https://a/b.raw.xz is compressed: only images of the formats qcow2 and raw fill a disk".into(),
-            ),
+            ("./b.raw.xz", "./b.raw.xz is compressed: only images of the formats qcow2 and raw fill a disk".into()),
+            ("oci://quay.io/a/b", "Known(Container(\"quay.io/a/b\"))".into()),
+            ("claim:golden", "Known(Claim { name: \"golden\", mode: None })".into()),
+            ("./disk.qcow2", "File(\"./disk.qcow2\")".into()),
+            ("claim:Golden", unknown("claim:Golden")),
+            ("oci:", unknown("oci:")),
             ("https://", unknown("https://")),
             ("debian", unknown("debian")),
-            ("oci://a/b", unknown("oci://a/b")),
-            ("./disk.qcow2", unknown("./disk.qcow2")),
+            ("ftp://a/b", unknown("ftp://a/b")),
         ] {
-            assert_eq!(parsed(text), expected);
+            assert_eq!(parsed(text, None), expected);
         }
+        let with_sum = parsed("https://a/b", Some(&sum));
+        assert_eq!(with_sum, format!("qcow2 https://a/b Sum({:?})", sum.to_lowercase()));
+        assert!(parsed("debian:12", Some(&sum)).contains("Sum("), "it outranks the distribution's");
+        assert!(parsed("https://a/b", Some("abc")).contains("is no checksum"));
+        assert!(parsed("./a.img", Some(&sum)).contains("a file is always compared"));
     }
 }

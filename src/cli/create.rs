@@ -6,6 +6,7 @@
 //! ```
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -14,28 +15,31 @@ use std::{
 
 use clap::Args;
 use futures::future::join_all;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{
-    Client, ResourceExt,
-    api::{DynamicObject, PostParams},
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject, PostParams},
 };
 use serde_json::Value;
 use tokio::{io::AsyncReadExt, time::Instant};
 
 use super::{
     cluster::ClusterOptions,
+    expose,
     format::{DataFormat, ObjectFormat, print_objects},
     in_pod::InPod,
     input::read_text,
     manifest::{self, Violation},
-    output::{Exit, Failure, Output, note},
-    vms::{api, exit, refused, title},
+    output::{Exit, Failure, Output, note, yaml},
+    upload,
+    vms::{api, exit, refused, refused_about, title},
     wait::{self, Goal, seconds, time},
     write::DryRun,
 };
 use crate::{
     actions::{
         VmHandle,
-        create::{DiskImage, IMPORT_SET, Wanted, WantedNetwork, WantedUser, manifest as manifest_of},
+        create::{DiskImage, IMPORT_SET, ImageName, Wanted, WantedNetwork, WantedUser, manifest as manifest_of},
     },
     api::{
         Quantity,
@@ -51,13 +55,21 @@ pub(super) struct Options {
     /// The names of the new VMs. They are alike.
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
-    /// What fills the disk: https://... or http://..., an image of the format qcow2 or raw, or one of debian:12, debian:13, ubuntu:22.04,
-    /// ubuntu:24.04. The VM's Pod downloads it. Default: the disk is empty.
+    /// What fills the disk: debian:12, debian:13, ubuntu:22.04 or ubuntu:24.04; https://... or http://..., which the VM's Pod downloads (qcow2
+    /// or raw); oci:IMAGE, a container image with a disk in /disk; claim:NAME, a claim that the storage clones; ./FILE, which is uploaded.
+    /// Default: the disk is empty.
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
-    /// The image has the format raw. Default: qcow2, unless its name ends with .raw.
+    /// The image of a URL has the format raw. Default: qcow2, unless its name ends with .raw.
     #[arg(long, requires = "image")]
     raw: bool,
+    /// The checksum that the image of a URL must have: SHA-256 or SHA-512, in hexadecimal digits. The short names have those of their
+    /// distributions.
+    #[arg(long, alias = "sha512", value_name = "SUM", requires = "image")]
+    sha256: Option<String>,
+    /// Also create a Service, as `expose --port PORT --target-port TARGET` does. Can be given several times.
+    #[arg(long, value_name = "PORT[:TARGET]", value_parser = port, conflicts_with = "dry_run")]
+    port: Vec<(u16, u16)>,
     /// A CD in a drive, for an installation: https://..., or the name of a file in the claim vmop-image-repository.
     #[arg(long, value_name = "CD")]
     cd: Option<String>,
@@ -67,9 +79,9 @@ pub(super) struct Options {
     /// Memory.
     #[arg(long, value_name = "SIZE", default_value = "2Gi", value_parser = quantity)]
     ram: Quantity,
-    /// The size of the disk.
-    #[arg(long, value_name = "SIZE", default_value = "10Gi", value_parser = quantity)]
-    disk: Quantity,
+    /// The size of the disk. Default: that of the claim that is cloned, or else 10Gi.
+    #[arg(long, value_name = "SIZE", value_parser = quantity)]
+    disk: Option<Quantity>,
     /// The storage class of the disk. Default: the manager's, or the cluster's.
     #[arg(long, value_name = "NAME")]
     storage_class: Option<String>,
@@ -110,8 +122,22 @@ pub(super) struct Options {
     cluster: ClusterOptions,
 }
 
+/// The size of a disk of which nobody says it.
+const DISK: u64 = 10 << 30;
+
+/// A size as Kubernetes reads it in a claim.
+fn plain_size(size: &Quantity) -> String {
+    size.to_string().replace([' ', 'B'], "").replace("ki", "Ki")
+}
+
 pub(super) fn quantity(text: &str) -> Result<Quantity, String> {
     Quantity::parse(text).map_err(|error| error.to_string())
+}
+
+fn port(text: &str) -> Result<(u16, u16), String> {
+    let (port, target) = text.split_once(':').unwrap_or((text, text));
+    let number = |text: &str| text.parse().ok().filter(|port| *port > 0);
+    number(port).zip(number(target)).ok_or_else(|| "write a port from 1 to 65535, or PORT:TARGET".to_owned())
 }
 
 fn network(text: &str) -> Result<WantedNetwork, String> {
@@ -125,7 +151,12 @@ fn network(text: &str) -> Result<WantedNetwork, String> {
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let wanted = options.wanted()?;
+    let mut wanted = options.wanted()?;
+    if let Some(DiskImage::Claim { name, mode }) = &mut wanted.image
+        && options.dry_run != Some(DryRun::Client)
+    {
+        *mode = options.clone_of(name, &mut wanted.disk, &mut wanted.class).await?;
+    }
     let mut manifests = Vec::new();
     for name in &options.names {
         let vm = manifest_of(&Wanted { name: name.clone(), ..wanted.clone() });
@@ -160,8 +191,12 @@ impl Options {
                 "say what the VM boots: --image debian:13, --image https://... (qcow2 or raw), or --cd for an installation",
             ));
         }
-        let image = self.image.as_ref().map(|image| DiskImage::parse(image, self.raw));
-        let image = image.transpose().map_err(|error| Failure::usage(error.to_string()))?;
+        let image = self.image()?;
+        if !self.port.is_empty() && self.network != WantedNetwork::Pod {
+            return Err(Failure::usage(
+                "--port needs --network pod: nothing in the cluster reaches a guest on another network",
+            ));
+        }
         Ok(Wanted {
             name: self.names.first().cloned().unwrap_or_default(),
             namespace: self.cluster.namespace.clone(),
@@ -169,13 +204,62 @@ impl Options {
             cd: self.cd.clone(),
             cpus: self.cpus,
             ram: self.ram.clone(),
-            disk: self.disk.to_string().replace([' ', 'B'], "").replace("ki", "Ki"),
+            disk: plain_size(self.disk.as_ref().unwrap_or(&Quantity::with_unit(DISK))),
             class: self.storage_class.clone(),
             network: self.network.clone(),
             user: self.login()?,
             set: self.set.clone(),
             start: !self.stopped,
         })
+    }
+
+    /// What fills the disk. A file is read, for its size and checksum.
+    fn image(&self) -> Result<Option<DiskImage>, Failure> {
+        let Some(text) = &self.image else { return Ok(None) };
+        let name = ImageName::parse(text, self.raw, self.sha256.as_deref());
+        Ok(Some(match name.map_err(|error| Failure::usage(error.to_string()))? {
+            ImageName::Known(image) => image,
+            ImageName::File(file) => upload::described(Path::new(&file))?,
+        }))
+    }
+
+    /// The file that is uploaded.
+    fn file(&self) -> Option<&Path> {
+        let name = ImageName::parse(self.image.as_deref()?, self.raw, None);
+        if let Ok(ImageName::File(_)) = name { self.image.as_deref().map(Path::new) } else { None }
+    }
+
+    /// What a clone must have of the claim: its volume mode; its size and class, where nobody said another one.
+    async fn clone_of(
+        &self,
+        name: &str,
+        size: &mut String,
+        class: &mut Option<String>,
+    ) -> Result<Option<String>, Failure> {
+        let cluster = self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
+        let what = format!("persistentvolumeclaim/{name}");
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
+        let claim = match claims.get(name).await {
+            Ok(claim) => claim,
+            Err(error) => {
+                let resource = ApiResource::erase::<PersistentVolumeClaim>(&());
+                let (client, namespace) = (&cluster.client, Some(cluster.namespace.as_str()));
+                return Err(Failure::new(refused_about(client, &resource, &what, &["get"], namespace, &error).await));
+            }
+        };
+        let spec = claim.spec.unwrap_or_default();
+        let has = |list: Option<BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>| {
+            list.and_then(|list| Some(list.get("storage")?.0.clone()))
+        };
+        let requested = spec.resources.and_then(|resources| has(resources.requests));
+        let found = has(claim.status.and_then(|status| status.capacity)).or(requested);
+        if let (None, Some(found)) = (&self.disk, found) {
+            *size = found;
+        }
+        if class.is_none() {
+            *class = spec.storage_class_name;
+        }
+        Ok(spec.volume_mode)
     }
 
     /// Who can log in.
@@ -241,6 +325,15 @@ impl Options {
             print_objects(&objects, self.names.len() == 1, format, output)?;
         }
         output.flush()?;
+        for vm in created.iter().map(ResourceExt::name_any).filter(|_| self.dry_run.is_none()) {
+            for (port, target) in &self.port {
+                let wanted = expose::Options::of_port(&vm, *port, *target, &self.field_manager, &self.cluster);
+                if let Err(failure) = expose::run(&wanted, output).await {
+                    failure.report();
+                    failed += 1;
+                }
+            }
+        }
         let (mut up, mut timed_out) = (0, false);
         if waits {
             let each = created.iter().map(ResourceExt::name_any).map(|name| async move {
@@ -262,6 +355,15 @@ impl Options {
         } else {
             up = created.len();
         }
+        if let Some(file) = self.file().filter(|_| !waits && self.dry_run.is_none()) {
+            for vm in created.iter().map(ResourceExt::name_any) {
+                let file = file.display();
+                note(&format!(
+                    "{}: its disk waits for the file: kubectl vm upload {vm} {file} -n {namespace}",
+                    title(&vm)
+                ));
+            }
+        }
         if let Some(vm) = created.first().filter(|_| up > 0 && self.dry_run.is_none()) {
             note(&self.next(&vm.name_any()));
         }
@@ -270,8 +372,23 @@ impl Options {
 
     /// Waits for the guest of a new VM, and says how far it came.
     async fn follow(&self, client: &Client, namespace: &str, name: &str, begin: Instant) -> Result<&'static str, Exit> {
-        let started = wait::wait(client, namespace, name, &Goal::FirstStart, begin, self.timeout).await;
         let vm = VmHandle::new(client.clone(), namespace, name);
+        if let Some(file) = self.file() {
+            let sent = tokio::time::timeout(self.timeout, upload::send(&vm, file, &self.cluster)).await;
+            match sent {
+                Ok(Ok(())) => {}
+                Ok(Err(failure)) => {
+                    let exit = failure.report();
+                    self.help(&vm).await;
+                    return Err(exit);
+                }
+                Err(_) => {
+                    self.help(&vm).await;
+                    return Err(Exit::TimeOut);
+                }
+            }
+        }
+        let started = wait::wait(client, namespace, name, &Goal::FirstStart, begin, self.timeout).await;
         if let Err(exit) = started.reached() {
             self.help(&vm).await;
             return Err(exit);
@@ -296,9 +413,8 @@ impl Options {
         }
         if of_templates.is_some() && self.image.is_some() {
             note(&format!(
-                "the template set {} fills disks; to install it, in a checkout of vm-operator and with the manager's namespace: kubectl vm \
-                 templates pack example/templates/import-disk --set {} | kubectl -n NAMESPACE apply --server-side -f -; then the VM \
-                 starts by itself",
+                "the template set {} fills disks; to install it, with the manager's namespace: kubectl vm templates pack import-disk --set {} \
+                 | kubectl -n NAMESPACE apply --server-side -f -; then the VM starts by itself",
                 self.set, self.set
             ));
         } else {
@@ -323,14 +439,8 @@ impl Options {
     }
 }
 
-/// A manifest as a file for Git has it: long texts are not folded.
-fn yaml(vm: &Value) -> Result<String, Failure> {
-    let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
-    serde_saphyr::to_string_with_options(vm, options).map_err(|error| Failure::new(error.to_string()))
-}
-
 /// Checks a manifest as the API server checks it, before anything is created.
-fn check(name: &str, vm: &Value) -> Result<(), Failure> {
+pub(super) fn check(name: &str, vm: &Value) -> Result<(), Failure> {
     let wrong = |message: String| format!("{}: {message}", title(name));
     let parsed = serde_yaml::to_value(vm).map_err(|error| Failure::new(wrong(error.to_string())))?;
     match manifest::read(&yaml(vm)?, &parsed) {
@@ -481,6 +591,10 @@ mod tests {
             ("web --cd a.iso --network tap", "write pod, user, bridge=NAME or none"),
             ("web --cd a.iso --cpus 0", "0 is not in"),
             ("web --cd a.iso --disk much", "is not a size"),
+            ("web --image ./none.img --user ann", "./none.img:1:1: No such file"),
+            ("web --image oci:a/b --sha256 ab --user ann", "a checksum is for https://"),
+            ("web --cd a.iso --network user --port 22", "--port needs --network pod"),
+            ("web --cd a.iso --port 0", "write a port from 1 to 65535"),
             ("web --image debian:12 --user Ann", "is no name of a user"),
             ("web --image debian:12 --user ann --ssh-key /nowhere.pub", "/nowhere.pub"),
             ("web --image debian:12 --user ann --cloud-init x", "cannot be used with"),

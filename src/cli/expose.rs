@@ -154,6 +154,30 @@ fn selector(vm: &str) -> BTreeMap<String, String> {
 }
 
 impl Options {
+    /// `expose VM --port PORT --target-port TARGET`.
+    pub fn of_port(vm: &str, port: u16, target: u16, field_manager: &str, cluster: &ClusterOptions) -> Self {
+        Self {
+            vm: vm.to_owned(),
+            port,
+            target_port: Some(target),
+            name: None,
+            type_: Type::ClusterIp,
+            protocol: Protocol::Tcp,
+            port_name: None,
+            node_port: None,
+            cluster_ip: None,
+            external_ip: Vec::new(),
+            load_balancer_ip: None,
+            ip_family: Vec::new(),
+            ip_family_policy: None,
+            labels: Vec::new(),
+            dry_run: None,
+            output: None,
+            field_manager: field_manager.to_owned(),
+            cluster: cluster.clone(),
+        }
+    }
+
     fn target(&self) -> u16 {
         self.target_port.unwrap_or(self.port)
     }

@@ -160,6 +160,13 @@ impl<'a> InPod<'a> {
         kubectl
     }
 
+    /// A program in a container. `flags` are those of `kubectl exec`.
+    pub fn exec(&self, container: &str, flags: &[&str], arguments: &[&str]) -> Command {
+        let mut kubectl = self.kubectl("exec");
+        kubectl.args(["--container", container]).args(flags).arg("--").args(arguments);
+        kubectl
+    }
+
     /// `vm-runner` in the container of the machine. `flags` are those of `kubectl exec`.
     pub fn runner(&self, flags: &[&str], arguments: &[&str]) -> Command {
         let mut kubectl = self.kubectl("exec");

@@ -151,9 +151,10 @@ impl<'a> Output<'a> {
     }
 }
 
-/// A value as YAML.
+/// A value as YAML. Long texts are not folded, so that a file for Git has each on its line.
 pub(super) fn yaml(value: &Value) -> Result<String, Failure> {
-    serde_saphyr::to_string(value).map_err(|error| Failure::new(error.to_string()))
+    let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
+    serde_saphyr::to_string_with_options(value, options).map_err(|error| Failure::new(error.to_string()))
 }
 
 /// Text of others (a guest, an event, a message) for a terminal: without control characters, which could move the cursor or hide lines.

@@ -2,10 +2,10 @@
 
 use std::process::Stdio;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use kube::{
     ResourceExt,
-    api::{Patch, PatchParams},
+    api::{Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 use vm_operator::{api::VirtualMachine, ownership::COMMAND_MANAGER};
@@ -109,7 +109,7 @@ async fn a_set_that_is_not_installed_is_no_endless_wait() {
     let image = ["--image", "http://images.example/a.img", "--user", "ann", "--ssh-key", KEY, "--set", "fill"];
     let created = run(&ns, &[["create", "web"].as_slice(), &image].concat());
     assert!(created.code == 1 && created.data == "vm/web created\n", "{created:?}");
-    assert!(created.talk.contains("kubectl vm templates pack example/templates/import-disk --set fill"), "{created:?}");
+    assert!(created.talk.contains("kubectl vm templates pack import-disk --set fill"), "{created:?}");
 }
 
 /// A `kubectl` whose `exec` shows a guest that asks for a login.
@@ -146,4 +146,138 @@ async fn a_guest_without_an_agent_is_up_when_its_console_asks_for_a_login() {
     ns.api::<VirtualMachine>().patch_status("web", &runner, &Patch::Apply(&report)).await.unwrap();
     let created = printed(creating.wait_with_output().unwrap());
     assert!(created.code == 0 && created.data.contains("vm/web: is up: its console asks for a login ("), "{created:?}");
+}
+
+#[tokio::test]
+async fn other_sources_fill_the_disk() {
+    let ns = ns("create-sources").await;
+    // A container image is a volume of the Pod.
+    let keys = ["--user", "ann", "--ssh-key", KEY, "--no-wait"];
+    let ports = ["--port", "22", "--port", "8080:80"];
+    let created = run(
+        &ns,
+        &[["create", "boxed", "--image", "oci:quay.io/containerdisks/debian:13"].as_slice(), &keys, &ports].concat(),
+    );
+    assert_eq!(created.code, 0, "{created:?}");
+    for (service, target) in [("boxed-22", 22), ("boxed-8080", 80)] {
+        let words = format!("service/{service} exposed: it leads to port {target} of vm/boxed\n");
+        assert!(created.data.contains(&words), "{created:?}");
+        let service = json!(ns.api::<Service>().get(service).await.unwrap());
+        assert_eq!(service["spec"]["selector"]["app.kubernetes.io/instance"], "boxed");
+        assert_eq!(service["spec"]["ports"][0]["targetPort"], target);
+    }
+    let pod = json!(ns.pod_when("boxed", "there", |_| true).await);
+    let volume = pod["spec"]["volumes"].as_array().unwrap().iter().find(|it| it["name"] == "import-oci").unwrap();
+    assert_eq!(volume["image"]["reference"], "quay.io/containerdisks/debian:13", "{volume}");
+
+    // The clone of a claim has its size, class and volume mode.
+    let golden = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "golden" },
+        "spec": { "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem", "storageClassName": "fast", "resources": { "requests": { "storage": "5Gi" } } },
+    });
+    ns.api::<PersistentVolumeClaim>()
+        .create(&PostParams::default(), &serde_json::from_value(golden).unwrap())
+        .await
+        .unwrap();
+    let clone = [["create", "clone", "--image", "claim:golden"].as_slice(), &keys].concat();
+    assert_eq!(run(&ns, &clone).code, 0);
+    let claim = eventually("the clone", LIMIT, async || {
+        ns.api::<PersistentVolumeClaim>().get_opt("clone-system-disk").await.unwrap()
+    })
+    .await;
+    let claim = json!(claim);
+    assert_eq!(claim["spec"]["dataSource"]["name"], "golden", "{claim}");
+    let found = ["/spec/volumeMode", "/spec/storageClassName", "/spec/resources/requests/storage"];
+    let found: Vec<_> = found.iter().map(|path| claim.pointer(path).unwrap().as_str().unwrap()).collect();
+    assert_eq!(found, ["Filesystem", "fast", "5Gi"]);
+    let missing = run(&ns, &[["create", "none", "--image", "claim:nowhere"].as_slice(), &keys].concat());
+    assert!(missing.code == 1 && missing.talk.contains("persistentvolumeclaim/nowhere"), "{missing:?}");
+}
+
+/// A `kubectl` whose `exec` runs a command here, with a folder in place of the container's. Its first upload breaks off.
+fn kubectl_with_a_folder(folder: &std::path::Path) -> String {
+    let kubectl = folder.join("kubectl");
+    let script = r#"#!/bin/sh
+while test "$1" != --; do shift; done
+command=$(printf %s "$4" | sed "s|/download/|FOLDER/|g")
+case $command in dd*) if test ! -e FOLDER/broken; then touch FOLDER/broken; head -c 700000 | sh -c "$command"; exit 1; fi;; esac
+exec sh -c "$command"
+"#;
+    std::fs::write(&kubectl, script.replace("FOLDER", folder.to_str().unwrap())).unwrap();
+    std::fs::set_permissions(&kubectl, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
+#[tokio::test]
+async fn a_file_is_uploaded_and_goes_on_where_it_broke_off() {
+    let ns = ns("create-upload").await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = kubectl_with_a_folder(folder.path());
+    let file = folder.path().join("disk.raw");
+    let content: Vec<u8> = (0..3_000_000_u32).map(|number| (number % 251) as u8).collect();
+    std::fs::write(&file, &content).unwrap();
+    let file = file.to_str().unwrap();
+    let created = run(&ns, &["create", "web", "--image", file, "--user", "ann", "--ssh-key", KEY, "--no-wait"]);
+    let later = format!("kubectl vm upload web {file} -n {}", ns.namespace.name());
+    assert!(created.code == 0 && created.talk.contains(&later), "{created:?}");
+    ns.pod_when("web", "there", |_| true).await;
+
+    let upload = |file: &str| {
+        let mut command = command(&ns, &["upload", "web", file]);
+        command.env("PATH", &path).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let state = |state: Value| {
+        json!({ "initContainerStatuses": [
+            { "name": "import", "state": state, "image": "i", "imageID": "", "ready": false, "restartCount": 0 },
+        ] })
+    };
+    let other = folder.path().join("other");
+    std::fs::write(&other, "x").unwrap();
+    let refused = printed(upload(other.to_str().unwrap()).wait_with_output().unwrap());
+    assert!(refused.code == 1 && refused.talk.contains("it waits for another file than"), "{refused:?}");
+
+    let uploading = upload(file);
+    ns.patch_pod_status("web", state(json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } }))).await;
+    let image = folder.path().join("image");
+    eventually("the whole file", LIMIT, async || {
+        std::fs::metadata(&image).is_ok_and(|it| it.len() == content.len() as u64).then_some(())
+    })
+    .await;
+    assert!(std::fs::read(&image).unwrap() == content);
+    ns.patch_pod_status("web", state(json!({ "terminated": { "exitCode": 0 } }))).await;
+    let uploaded = printed(uploading.wait_with_output().unwrap());
+    assert!(uploaded.code == 0 && uploaded.data.contains(": its disk has "), "{uploaded:?}");
+    assert!(uploaded.talk.contains(": goes on at 700000 of "), "{uploaded:?}");
+}
+
+/// The commands in the comments of an imported VM are for its claims.
+#[tokio::test]
+async fn an_imported_vm_stays_stopped_and_its_disks_can_be_filled() {
+    let ns = ManagedNamespace::new("import").await;
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/import/tests/libvirt.xml");
+    let place = ns.namespace.name();
+    let import = ["import", file, "--strict", "--name", "web"];
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_kubectl-vm")).args(import).args(["-n", place]).output();
+    let imported = printed(output.unwrap());
+    assert!(imported.code == 1, "something is left out: {imported:?}");
+    assert!(imported.talk.contains("libvirt.xml:83: <hostdev>: no equivalent: "), "{imported:?}");
+    ns.namespace.apply(&imported.data);
+    ns.vm_with_reason("web", "StoppedAsRequested").await;
+    for claim in ["web-sda-disk", "web-vdb-disk", "web-runner-data"] {
+        eventually(claim, LIMIT, async || ns.api::<PersistentVolumeClaim>().get_opt(claim).await.unwrap()).await;
+    }
+    let comments = imported.data.lines().filter_map(|line| line.strip_prefix('#')).collect::<Vec<_>>().join("\n");
+    let (begin, end) = (comments.find("kubectl run").unwrap(), comments.find("Then, where").unwrap());
+    let arguments = comments[begin..end].trim().replacen("kubectl run", "", 1);
+    let (arguments, overrides) = arguments.split_once("--overrides=").unwrap();
+    let overrides = format!("--overrides={}", overrides.trim_matches('\''));
+    let arguments: Vec<&str> = arguments.split_whitespace().filter(|it| !["-n", place].contains(it)).collect();
+    ns.namespace.kubectl(&[["run"].as_slice(), &arguments, &[&overrides]].concat());
+    let pod = json!(ns.api::<Pod>().get("web-import").await.unwrap());
+    let devices = pod["spec"]["containers"][0]["volumeDevices"].as_array().unwrap();
+    assert_eq!(
+        devices.iter().map(|it| it["devicePath"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["/dev/sda", "/dev/vdb"]
+    );
 }

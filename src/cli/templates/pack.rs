@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -13,14 +14,15 @@ use super::super::{
     output::{Exit, Failure, Output, yaml},
 };
 use crate::{
-    files,
+    actions::create::IMPORT_SET,
+    files::{self, FileError},
     lint::{Severity, is_part_of_a_set},
     object::{LARGEST_CONFIG_MAP, SET_LABEL, TEMPLATES_MAP},
 };
 
 #[derive(Args)]
 pub(in crate::cli) struct Options {
-    /// The folder of templates.
+    /// The folder of templates; or import-disk, the set that fills disks, which is part of this program.
     #[arg(value_name = "DIR")]
     folder: PathBuf,
     /// Make it the set of that name, for VMs that choose it.
@@ -38,6 +40,8 @@ pub(in crate::cli) struct Options {
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<(), Failure> {
     let Options { folder, set, name, force, check } = options;
+    let own = own_set(folder)?;
+    let folder = own.as_ref().map_or(folder.as_path(), tempfile::TempDir::path);
     if let Some(text) = set.iter().chain(name).find(|text| !is_name(text)) {
         return Err(Failure::new(format!(
             "{text:?} can't be used as a name: a name has up to 63 small letters, digits and -"
@@ -67,6 +71,23 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<()
         map["metadata"]["labels"] = json!({ SET_LABEL: set });
     }
     write!(output, "{}", yaml(&map)?)
+}
+
+/// The set that is part of this program, as a folder, if that is wanted and no folder has its name.
+fn own_set(folder: &Path) -> Result<Option<tempfile::TempDir>, Failure> {
+    if folder != Path::new(IMPORT_SET) || folder.exists() {
+        return Ok(None);
+    }
+    let files = [
+        ("pod.yaml.j2", include_str!("../../../example/templates/import-disk/pod.yaml.j2")),
+        ("values.yaml", include_str!("../../../example/templates/import-disk/values.yaml")),
+    ];
+    let own = tempfile::tempdir().map_err(FileError::io(&std::env::temp_dir()))?;
+    for (name, text) in files {
+        let file = own.path().join(name);
+        fs::write(&file, text).map_err(FileError::io(&file))?;
+    }
+    Ok(Some(own))
 }
 
 /// Whether a text is the name of a set and of a ConfigMap: a label of RFC 1123.

@@ -1,0 +1,280 @@
+//! `kubectl vm import`: prints the manifest of a VM that another program describes. What is read is [`import`](crate::import).
+
+use std::{
+    fs::File,
+    io::{self, IsTerminal, Read},
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+
+use super::{
+    create::check,
+    output::{DataFormat, Exit, Failure, Output, counted, note, plain, yaml},
+};
+use crate::{
+    files::FileError,
+    import::{
+        self, Format, Imported, LARGEST, Wish,
+        source::{Grade, SourceError},
+    },
+};
+
+#[derive(Args)]
+pub(super) struct Options {
+    /// The files: domain XML of libvirt, configurations of Proxmox, VirtualMachines of KubeVirt, OVF, Lima; - is standard input.
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// Who wrote the files. Default: their content tells it.
+    #[arg(long, value_name = "FORMAT")]
+    from: Option<FormatName>,
+    /// The name of the VM, if there is only one.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// The namespace that is written into the VMs.
+    #[arg(long, short, value_name = "NS")]
+    namespace: Option<String>,
+    /// How VMs are printed. JSON has no comments.
+    #[arg(long, short, value_name = "FORMAT", default_value = "yaml")]
+    output: DataFormat,
+    /// Exit code 1 if something is left out.
+    #[arg(long)]
+    strict: bool,
+    /// Also list what the guest finds the same.
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FormatName {
+    Libvirt,
+    Proxmox,
+    Kubevirt,
+    Ovf,
+    Lima,
+}
+
+impl From<FormatName> for Format {
+    fn from(name: FormatName) -> Self {
+        match name {
+            FormatName::Libvirt => Self::Libvirt,
+            FormatName::Proxmox => Self::Proxmox,
+            FormatName::Kubevirt => Self::Kubevirt,
+            FormatName::Ovf => Self::Ovf,
+            FormatName::Lima => Self::Lima,
+        }
+    }
+}
+
+pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let mut all = Vec::new();
+    for file in &options.files {
+        let wish = Wish { name: options.name.as_deref(), namespace: options.namespace.as_deref() };
+        let (format, vms) = read(file, options.from.map(Format::from), wish)?;
+        all.extend(vms.into_iter().map(|vm| (file, format, vm)));
+    }
+    if options.name.is_some() && all.len() > 1 {
+        return Err(Failure::usage(format!("--name is for one VM, and there are {}", all.len())));
+    }
+    for (_, _, vm) in &all {
+        check(vm.manifest["metadata"]["name"].as_str().unwrap_or_default(), &vm.manifest)?;
+    }
+    let mut is_left_out = false;
+    for (file, _, vm) in &all {
+        for finding in vm.findings.iter().filter(|it| it.grade != Grade::Same || options.verbose) {
+            note(&plain(&format!("{}:{finding}", file.display())));
+        }
+        let [same, changed, left_out] = [Grade::Same, Grade::Changed, Grade::LeftOut].map(|grade| vm.count(grade));
+        is_left_out |= left_out > 0;
+        let parts = counted(same + changed + left_out, "part");
+        note(&format!("{}: {parts}: {same} the same, {changed} changed, {left_out} left out", file.display()));
+    }
+    match options.output {
+        DataFormat::Yaml => {
+            for (file, format, vm) in &all {
+                let between = if all.len() > 1 { "---\n" } else { "" };
+                write!(output, "{between}{}{}", comments(file, *format, vm), yaml(&vm.manifest)?)?;
+            }
+        }
+        DataFormat::Json => {
+            let manifests: Vec<&Value> = all.iter().map(|(_, _, vm)| &vm.manifest).collect();
+            match manifests.as_slice() {
+                [manifest] => writeln!(output, "{manifest:#}")?,
+                manifests => {
+                    writeln!(output, "{:#}", json!({ "apiVersion": "v1", "kind": "List", "items": manifests }))?
+                }
+            }
+        }
+    }
+    Ok(Exit::negative_if(options.strict && is_left_out))
+}
+
+/// The VMs of a file.
+fn read(file: &Path, format: Option<Format>, wish: Wish<'_>) -> Result<(Format, Vec<Imported>), Failure> {
+    let wrong =
+        |error: SourceError| FileError { file: file.to_owned(), at: Some(error.at), message: plain(&error.message) };
+    let text = text(file)?;
+    let format = format.map_or_else(|| Format::of(&text), Ok).map_err(wrong)?;
+    let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+    let vms = import::read(&text, format, stem, wish).map_err(wrong)?;
+    Ok((format, vms))
+}
+
+/// The text of a file, or of standard input (`-`).
+fn text(file: &Path) -> Result<String, Failure> {
+    let wrong = |line: usize, message: String| FileError { file: file.to_owned(), at: Some((line, 1)), message };
+    let mut bytes = Vec::new();
+    let limit = LARGEST as u64 + 1;
+    let read = if file == Path::new("-") {
+        if io::stdin().is_terminal() {
+            return Err(Failure::new("-: standard input is a terminal; give a file or a pipe"));
+        }
+        io::stdin().take(limit).read_to_end(&mut bytes)
+    } else {
+        File::open(file).and_then(|file| file.take(limit).read_to_end(&mut bytes))
+    };
+    read.map_err(FileError::io(file))?;
+    let is_archive = bytes.get(257..262).is_some_and(|magic| magic == b"ustar");
+    if is_archive {
+        return Err(wrong(1, "this is an archive: `tar xf` it, and import the .ovf in it".into()).into());
+    }
+    if bytes.len() > LARGEST {
+        let message = format!("this is larger than {} MiB, so it is no description of a VM", LARGEST >> 20);
+        return Err(wrong(1, message).into());
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let before = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        wrong(line, "this is not UTF-8: `iconv -t UTF-8` converts it".into()).into()
+    })
+}
+
+/// What a reader of the manifest has to know, before it.
+fn comments(file: &Path, format: Format, vm: &Imported) -> String {
+    let mut lines = vec![format!("From {} ({}).", file.display(), format.name())];
+    for (grade, title) in [(Grade::LeftOut, "Left out:"), (Grade::Changed, "Changed:")] {
+        let mut findings = vm.findings.iter().filter(|finding| finding.grade == grade).peekable();
+        if findings.peek().is_some() {
+            lines.push(title.to_owned());
+            lines.extend(findings.map(|finding| format!("  line {finding}")));
+        }
+    }
+    lines.extend(vm.steps.iter().cloned());
+    let comment = |line: String| {
+        let line = plain(&line).replace('\n', " ");
+        format!("# {line}").trim_end().to_owned() + "\n"
+    };
+    lines.into_iter().map(comment).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, fs};
+
+    use super::*;
+
+    #[test]
+    fn hostile_files_are_refused_with_their_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = |open: &str, close: &str, head: &str, tail: &str| {
+            format!("{head}{}{}{tail}", open.repeat(100_000), close.repeat(100_000)).into_bytes()
+        };
+        let laughs = "<!DOCTYPE d [<!ENTITY a \"ha\"><!ENTITY b \"&a;&a;&a;&a;&a;&a;&a;&a;\">]>\n<domain type='kvm'>&b;</domain>";
+        let anchors = "kind: VirtualMachine\napiVersion: kubevirt.io/v1\na: &a [x, x]\nspec: [*a, *a]\n";
+        let mut archive = vec![b'x'; 600];
+        archive[257..262].copy_from_slice(b"ustar");
+        for (content, complaint) in [
+            (b"<domain>\n\xff".to_vec(), "2:1: this is not UTF-8"),
+            (vec![b' '; LARGEST + 1], "1:1: this is larger than 16 MiB"),
+            (archive, "1:1: this is an archive"),
+            (laughs.into(), "1:1: a document type (DTD) is not read"),
+            (anchors.into(), "4:8: aliases (*NAME) are not read"),
+            (deep("<a>", "</a>", "<domain/>", ""), "1:"),
+            (deep("<a>", "</a>", "<domain>\n", "</domain>"), "2:"),
+            (deep("[", "]", "images: ", ""), "1:"),
+            (deep("- ", "", "images:\n ", ""), "2:"),
+            (b"<domain type='kvm'>\n<name>a</nam>".to_vec(), "2:"),
+            (b"".to_vec(), "1:1: the format can't be told"),
+            (b"\n\nVagrant.configure('2') do |config|\nend\n".to_vec(), "3:1: a Vagrantfile is a program in Ruby"),
+            (b"\n<svg/>".to_vec(), "2:1: this XML is neither"),
+            (b"<domain type='xen'/>".to_vec(), "1:1: this is a domain of xen"),
+            (b"cores: 2\nwhat is this\n".to_vec(), "1:1: the format can't be told"),
+        ] {
+            let file = folder.path().join("x");
+            fs::write(&file, &content).unwrap();
+            let Err(failure) = read(&file, None, Wish::default()) else {
+                panic!("{}", String::from_utf8_lossy(&content[..content.len().min(60)]))
+            };
+            let words = failure.words();
+            let expected = format!("{}:{complaint}", file.display());
+            assert!(words.starts_with(&expected), "{expected}: {words}");
+            assert!(words.len() < 500, "{words}");
+        }
+    }
+
+    /// Files of other projects: `IMPORT_FILES=FOLDER cargo test --lib files_of_a_folder -- --nocapture --ignored`.
+    #[test]
+    #[ignore = "needs a folder with files of other projects"]
+    fn files_of_a_folder_are_read_or_refused() {
+        let folder = std::env::var("IMPORT_FILES").unwrap();
+        let (mut read_ones, mut refused) = (0, BTreeMap::<String, usize>::new());
+        let mut losses = BTreeMap::<String, usize>::new();
+        let mut none_left_out = 0;
+        let (mut same, mut changed, mut left_out) = (0, 0, 0);
+        let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        for file in files {
+            let Ok(text) = fs::read_to_string(&file) else {
+                *refused.entry("not UTF-8, or a broken link".into()).or_default() += 1;
+                continue;
+            };
+            let begin = std::time::Instant::now();
+            let vms = Format::of(&text).and_then(|format| import::read(&text, format, "file", Wish::default()));
+            assert!(begin.elapsed().as_secs() < 5, "{}", file.display());
+            match vms {
+                Err(error) => {
+                    let message = error.message.chars().take(60).collect::<String>();
+                    if std::env::var("IMPORT_SHOW").is_ok() {
+                        println!("{}:{}: {}", file.display(), error.at.0, error.message);
+                    }
+                    *refused.entry(message).or_default() += 1;
+                }
+                Ok(vms) => {
+                    for vm in vms {
+                        if let Err(failure) = check("file", &vm.manifest) {
+                            panic!("{}: {}", file.display(), failure.words());
+                        }
+                        read_ones += 1;
+                        same += vm.count(Grade::Same);
+                        changed += vm.count(Grade::Changed);
+                        left_out += vm.count(Grade::LeftOut);
+                        none_left_out += usize::from(vm.count(Grade::LeftOut) == 0);
+                        let mut kinds: Vec<_> = vm
+                            .findings
+                            .iter()
+                            .filter(|it| it.grade == Grade::LeftOut)
+                            .map(|it| it.what.clone())
+                            .collect();
+                        kinds.sort();
+                        kinds.dedup();
+                        for kind in kinds {
+                            *losses.entry(kind).or_default() += 1;
+                        }
+                    }
+                }
+            }
+        }
+        println!(
+            "read {read_ones}, of them {none_left_out} with nothing left out; parts: {same} the same, {changed} changed, {left_out} left out"
+        );
+        for (message, count) in refused {
+            println!("refused {count}: {message}");
+        }
+        let mut losses: Vec<_> = losses.into_iter().collect();
+        losses.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        for (what, count) in losses.iter().take(60) {
+            println!("{count} {what}");
+        }
+    }
+}

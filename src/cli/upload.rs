@@ -1,0 +1,346 @@
+//! `kubectl vm upload`: a file of this computer becomes the disk of a VM.
+//!
+//! ```text
+//!  file ─▶ size, SHA-256 ─▶ templateValues.import.upload: the container `import` of the VM's Pod waits for that file
+//!       └▶ kubectl exec: how much is there? ─▶ the rest ─▶ the container compares the checksum, and fills the disk
+//! ```
+//!
+//! Each piece is written at its place, so that an upload that broke off, or two at once, do no harm.
+
+use std::{
+    fs::File,
+    io::{self, IsTerminal, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use kube::runtime::{WatchStreamExt, watcher};
+use sha2::{Digest, Sha256};
+
+use super::{
+    cluster::ClusterOptions,
+    in_pod::{InPod, Target, start_failed},
+    output::{Exit, Failure, Output, note},
+};
+use crate::{
+    actions::{VmHandle, create::DiskImage},
+    api::{Quantity, VirtualMachine},
+    files::FileError,
+    object::INSTANCE_LABEL,
+};
+
+/// The container of the set `import-disk`, and the file that it waits for.
+const CONTAINER: &str = "import";
+const IMAGE: &str = "/download/image";
+/// How often an upload that breaks off goes on, if it got further.
+const BREAKS: usize = 20;
+/// How much is sent between two looks at the progress.
+const PIECE: usize = 1 << 20;
+
+#[derive(Args)]
+pub(super) struct Options {
+    #[command(flatten)]
+    target: Target,
+    /// The file: an image of the format qcow2 or raw.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let vm = options.target.handle().await?;
+    send(&vm, &options.file, options.target.cluster()).await?;
+    writeln!(output, "{vm}: its disk has {}", options.file.display())?;
+    Ok(Exit::Success)
+}
+
+/// What the VM has to know of a file: its size, its checksum, its format.
+///
+/// # Errors
+/// If it can't be read, or is empty.
+pub(super) fn described(file: &Path) -> Result<DiskImage, Failure> {
+    let wrong = FileError::io(file);
+    let mut reader = File::open(file).map_err(&wrong)?;
+    let (mut sum, mut piece, mut size) = (Sha256::new(), vec![0; PIECE], 0_u64);
+    let mut is_qcow2 = false;
+    loop {
+        let count = reader.read(&mut piece).map_err(&wrong)?;
+        let Some(read) = piece.get(..count).filter(|read| !read.is_empty()) else { break };
+        if size == 0 {
+            is_qcow2 = read.starts_with(b"QFI\xfb");
+        }
+        sum.update(read);
+        size += count as u64;
+    }
+    if size == 0 {
+        return Err(Failure::usage(format!("{}: this file is empty", file.display())));
+    }
+    let sha256 = sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(DiskImage::Upload { size, sha256, format: if is_qcow2 { "qcow2" } else { "raw" } })
+}
+
+/// The size and the checksum for which a VM waits.
+fn awaited(vm: &VirtualMachine) -> Option<(u64, &str)> {
+    let upload = vm.spec.template_values.as_ref()?.get("import")?.get("upload")?;
+    Some((upload.get("size")?.as_u64()?, upload.get("sha256")?.as_str()?))
+}
+
+/// Whether a VM waits for this file.
+fn fits(vm: &VirtualMachine, file: &Path, image: &DiskImage) -> Result<u64, String> {
+    let DiskImage::Upload { size, sha256, .. } = image else { return Err("this is no file".into()) };
+    let Some(awaited) = awaited(vm) else {
+        return Err("it does not wait for a file: `kubectl vm create --image ./FILE` makes a VM that does".into());
+    };
+    if awaited == (*size, sha256.as_str()) {
+        return Ok(*size);
+    }
+    let (file, wanted) = (file.display(), awaited.0);
+    Err(format!("it waits for another file than {file}: one of {wanted} bytes with the SHA-256 {}", awaited.1))
+}
+
+/// Sends the file to the VM, and waits until its disk is full.
+///
+/// # Errors
+/// If the VM waits for another file, or has no Pod that gets it, or the upload breaks off too often.
+pub(super) async fn send(vm: &VmHandle, file: &Path, cluster: &ClusterOptions) -> Result<(), Failure> {
+    let image = described(file)?;
+    let mut found = vm.get().await.map_err(|error| Failure::unknown(super::output::chain(vm, &error)))?;
+    let size = fits(&found, file, &image).map_err(|why| Failure::new(format!("{vm}: {why}")))?;
+    let (mut before, mut breaks, mut restarts) = (None, 0, None);
+    loop {
+        match container(vm, restarts, |import| *import != Import::Waits).await? {
+            (Import::Done, _) => return Ok(()),
+            (Import::Failed(why), _) => return Err(Failure::new(format!("{vm}: the disk is not filled: {why}"))),
+            (Import::Waits | Import::Runs, count) => restarts = restarts.or(Some(count)),
+        }
+        found.status = vm.get().await.ok().and_then(|vm| vm.status);
+        let pod = InPod::of(vm, &found, cluster).await?;
+        let offset = offset(&pod).await?;
+        if offset >= size {
+            note(&format!("{vm}: all is there; the checksum is compared, and the disk filled"));
+            let has_ended = |import: &Import| matches!(import, Import::Done | Import::Failed(_));
+            return match container(vm, restarts, has_ended).await?.0 {
+                Import::Failed(why) => Err(Failure::new(format!("{vm}: the disk is not filled: {why}"))),
+                _ => Ok(()),
+            };
+        }
+        if before.is_some_and(|before| offset <= before) {
+            breaks += 1;
+        }
+        if breaks > BREAKS {
+            let again = format!("kubectl vm upload {} {} -n {}", vm.name(), file.display(), vm.namespace());
+            return Err(Failure::new(format!(
+                "{vm}: the upload breaks off at {offset} of {size} bytes; {again} goes on"
+            )));
+        }
+        if before.is_some() || offset > 0 {
+            note(&format!("{vm}: goes on at {offset} of {size} bytes"));
+        }
+        before = Some(offset);
+        piece(&pod, vm, file, offset, size).await?;
+    }
+}
+
+/// What the container that fills the disk does.
+#[derive(Debug, PartialEq, Eq)]
+enum Import {
+    Waits,
+    Runs,
+    Done,
+    Failed(String),
+}
+
+/// The state of the container, and how often it was started again. `before`: how often that was when somebody began to send: failures before
+/// that do not count, because the container waits again after them.
+fn import_of(pod: &Pod, before: Option<i32>) -> (Import, i32) {
+    let status = pod.status.as_ref();
+    let containers = status.and_then(|status| status.init_container_statuses.as_ref());
+    let Some(container) = containers.into_iter().flatten().find(|it| it.name == CONTAINER) else {
+        return (Import::Waits, 0);
+    };
+    let ContainerStatus { state: Some(state), last_state, restart_count, .. } = container else {
+        return (Import::Waits, 0);
+    };
+    let is_new = before.is_some_and(|before| *restart_count > before);
+    let former = last_state.as_ref().filter(|_| is_new).and_then(|state| state.terminated.as_ref());
+    let ended = state.terminated.as_ref();
+    let import = if ended.is_some_and(|ended| ended.exit_code == 0) {
+        Import::Done
+    } else if let Some(failed) = ended.filter(|_| before.is_some()).or(former).filter(|ended| ended.exit_code != 0) {
+        // The end of its log.
+        let why = failed.message.as_deref().and_then(|text| text.trim().lines().last());
+        Import::Failed(why.unwrap_or("the container has failed").to_owned())
+    } else if state.running.is_some() {
+        Import::Runs
+    } else {
+        Import::Waits
+    };
+    (import, *restart_count)
+}
+
+/// Waits until the container is as it should be.
+async fn container(
+    vm: &VmHandle,
+    before: Option<i32>,
+    is_wanted: impl Fn(&Import) -> bool,
+) -> Result<(Import, i32), Failure> {
+    let labels = format!("{INSTANCE_LABEL}={}", vm.name());
+    let pods = kube::Api::<Pod>::namespaced(vm.client().clone(), vm.namespace());
+    let mut pods = std::pin::pin!(watcher(pods, watcher::Config::default().labels(&labels)).applied_objects());
+    loop {
+        match pods.try_next().await {
+            Ok(Some(pod)) => {
+                let (import, restarts) = import_of(&pod, before);
+                if is_wanted(&import) {
+                    return Ok((import, restarts));
+                }
+            }
+            Ok(None) => return Err(Failure::unknown(format!("{vm}: its Pods are no longer watched"))),
+            Err(error) => return Err(Failure::unknown(super::output::chain(vm, &error))),
+        }
+    }
+}
+
+/// How much of the file is there.
+async fn offset(pod: &InPod<'_>) -> Result<u64, Failure> {
+    // The container makes the file when it starts.
+    let ask = format!("stat -c %s {IMAGE} 2>/dev/null || echo 0");
+    let mut kubectl = tokio::process::Command::from(pod.exec(CONTAINER, &["--quiet"], &["sh", "-c", &ask]));
+    let answer = kubectl.stderr(Stdio::inherit()).output().await.map_err(start_failed)?;
+    let text = String::from_utf8_lossy(&answer.stdout);
+    text.trim().parse().map_err(|_| Failure::new("the container that waits for the file does not answer"))
+}
+
+/// Sends the file from this place on, until it ends or the connection does.
+async fn piece(pod: &InPod<'_>, vm: &VmHandle, file: &Path, offset: u64, size: u64) -> Result<(), Failure> {
+    let wrong = FileError::io(file);
+    let mut reader = File::open(file).map_err(&wrong)?;
+    reader.seek(SeekFrom::Start(offset)).map_err(&wrong)?;
+    let write = format!("dd of={IMAGE} bs=1M iflag=fullblock oflag=seek_bytes seek={offset} conv=notrunc status=none");
+    let mut kubectl =
+        tokio::process::Command::from(pod.exec(CONTAINER, &["--stdin", "--quiet"], &["sh", "-c", &write]));
+    kubectl.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::inherit()).kill_on_drop(true);
+    let mut kubectl = kubectl.spawn().map_err(start_failed)?;
+    let Some(mut stdin) = kubectl.stdin.take() else { return Ok(()) };
+    let (mut buffer, mut sent) = (vec![0; PIECE], offset);
+    let mut progress = Progress::new(vm.name(), size);
+    loop {
+        let count = reader.read(&mut buffer).map_err(&wrong)?;
+        let Some(read) = buffer.get(..count).filter(|read| !read.is_empty()) else { break };
+        // What is missing shows when the container is asked again.
+        if tokio::io::AsyncWriteExt::write_all(&mut stdin, read).await.is_err() {
+            break;
+        }
+        sent += count as u64;
+        progress.show(sent);
+    }
+    drop(stdin);
+    progress.end();
+    kubectl.wait().await.map_err(start_failed)?;
+    Ok(())
+}
+
+/// How far an upload is: a line that is written again in a terminal, or a line for each tenth.
+struct Progress {
+    vm: String,
+    size: u64,
+    begin: Instant,
+    is_terminal: bool,
+    shown: Option<Instant>,
+    tenth: u64,
+}
+
+impl Progress {
+    fn new(vm: &str, size: u64) -> Self {
+        let is_terminal = io::stderr().is_terminal();
+        Self { vm: vm.to_owned(), size, begin: Instant::now(), is_terminal, shown: None, tenth: 0 }
+    }
+
+    fn show(&mut self, sent: u64) {
+        let tenth = sent.saturating_mul(10) / self.size.max(1);
+        let is_time = self.shown.is_none_or(|shown| shown.elapsed() > Duration::from_millis(200));
+        if self.is_terminal && is_time {
+            self.shown = Some(Instant::now());
+            // Nobody is there to be told that standard error is closed.
+            let _ = write!(io::stderr(), "\r{}", self.line(sent));
+        } else if !self.is_terminal && tenth > self.tenth {
+            note(&self.line(sent));
+        }
+        self.tenth = tenth;
+    }
+
+    fn line(&self, sent: u64) -> String {
+        let percent = sent.saturating_mul(100) / self.size.max(1);
+        let size = Quantity::with_unit(self.size);
+        format!("vm/{}: {percent:3} % of {size} are sent ({} s)", self.vm, self.begin.elapsed().as_secs())
+    }
+
+    fn end(&self) {
+        if self.is_terminal {
+            let _ = writeln!(io::stderr());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(state: serde_json::Value, last: serde_json::Value, restarts: i32) -> Pod {
+        serde_json::from_value(json!({ "status": { "initContainerStatuses": [
+            { "name": "import", "state": state, "lastState": last, "image": "i", "imageID": "", "ready": false, "restartCount": restarts },
+        ] } }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_container_says_how_far_the_import_is() {
+        let ended = |code: i32, message: &str| json!({ "terminated": { "exitCode": code, "message": message } });
+        let runs = json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } });
+        let waits = json!({ "waiting": { "reason": "CrashLoopBackOff" } });
+        let no_space = || Import::Failed("qemu-img: no space".into());
+        let failed = ended(1, "waiting for a file\nqemu-img: no space\n");
+        for (state, last, restarts, before, expected) in [
+            (waits.clone(), json!({}), 0, None, Import::Waits),
+            (runs.clone(), json!({}), 0, None, Import::Runs),
+            (ended(0, ""), json!({}), 0, None, Import::Done),
+            // It failed before this upload, and waits again.
+            (failed.clone(), json!({}), 0, None, Import::Waits),
+            (runs.clone(), failed.clone(), 1, None, Import::Runs),
+            (runs.clone(), failed.clone(), 1, Some(1), Import::Runs),
+            // It failed with this one.
+            (failed.clone(), json!({}), 1, Some(1), no_space()),
+            (waits, failed.clone(), 2, Some(1), no_space()),
+            (runs, failed, 2, Some(1), no_space()),
+        ] {
+            assert_eq!(import_of(&pod(state, last, restarts), before), (expected, restarts));
+        }
+        assert_eq!(import_of(&Pod::default(), None).0, Import::Waits);
+    }
+
+    #[test]
+    fn only_the_file_that_is_waited_for_is_sent() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"QFI\xfb and more").unwrap();
+        let image = described(file.path()).unwrap();
+        let DiskImage::Upload { size: 13, format: "qcow2", sha256 } = &image else { panic!("{image:?}") };
+        let vm = |upload: serde_json::Value| -> VirtualMachine {
+            serde_json::from_value(json!({ "metadata": { "name": "web" }, "spec": {
+                "vm": { "maximumCpus": 1 }, "templateValues": { "import": { "upload": upload } },
+            } }))
+            .unwrap()
+        };
+        let fits = |upload| fits(&vm(upload), Path::new("a.img"), &image);
+        assert_eq!(fits(json!({ "size": 13, "sha256": sha256 })), Ok(13));
+        let other = fits(json!({ "size": 14, "sha256": "ab" })).unwrap_err();
+        assert_eq!(other, "it waits for another file than a.img: one of 14 bytes with the SHA-256 ab");
+        assert!(fits(json!({})).unwrap_err().starts_with("it does not wait for a file"));
+        std::fs::write(file.path(), b"").unwrap();
+        assert!(described(file.path()).unwrap_err().words().ends_with("this file is empty"));
+    }
+}

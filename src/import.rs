@@ -1,0 +1,314 @@
+//! Makes the manifest of a VM from what another program says of one.
+//!
+//! ```text
+//!  text ─▶ source (parts with lines) ─▶ a reader marks what it uses ─▶ draft ─▶ manifest, comments
+//!                                              └▶ marks; what nobody used ─▶ findings
+//! ```
+//!
+//! Each format has its reader. [`source`] makes sure that nothing is dropped silently: each part is used, or it is a [`Finding`].
+
+pub mod draft;
+mod kubevirt;
+mod libvirt;
+mod lima;
+mod ovf;
+mod proxmox;
+pub mod source;
+
+use std::fmt;
+
+use serde_json::Value;
+
+use self::{
+    draft::Draft,
+    source::{Grade, Item, SourceError},
+};
+
+/// The largest text that is read.
+pub const LARGEST: usize = 16 << 20;
+/// The longest name of a VM.
+const NAME: usize = 63;
+
+/// Who wrote the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names of the programs")]
+pub enum Format {
+    Libvirt,
+    Proxmox,
+    Kubevirt,
+    Ovf,
+    Lima,
+}
+
+impl Format {
+    /// All formats.
+    pub const ALL: [Self; 5] = [Self::Libvirt, Self::Proxmox, Self::Kubevirt, Self::Ovf, Self::Lima];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Libvirt => "libvirt",
+            Self::Proxmox => "proxmox",
+            Self::Kubevirt => "kubevirt",
+            Self::Ovf => "ovf",
+            Self::Lima => "lima",
+        }
+    }
+
+    /// The format of a text, by its beginning and by words that only that format has.
+    ///
+    /// # Errors
+    /// If it is none of them, with what to do.
+    pub fn of(text: &str) -> Result<Self, SourceError> {
+        let first = text.lines().position(|line| !line.trim().is_empty()).unwrap_or_default() + 1;
+        let wrong = |what: &str| Err(SourceError::new(first, what.to_owned()));
+        let begins = |start: &str| text.lines().any(|line| line.starts_with(start));
+        if text.contains("Vagrant.configure") {
+            return wrong(
+                "a Vagrantfile is a program in Ruby, which only Vagrant can run: `vagrant up`, then `virsh dumpxml NAME` (libvirt) or \
+                 `VBoxManage export NAME -o vm.ovf` (VirtualBox) print what this command reads",
+            );
+        }
+        if text.trim_start_matches('\u{feff}').trim_start().starts_with('<') {
+            return match () {
+                () if text.contains("<Envelope") || text.contains(":Envelope") => Ok(Self::Ovf),
+                () if text.contains("<domain") => Ok(Self::Libvirt),
+                () => wrong("this XML is neither a domain of libvirt nor an envelope of OVF"),
+            };
+        }
+        if text.contains("kubevirt.io/v1") && begins("kind:") {
+            return Ok(Self::Kubevirt);
+        }
+        if ["images:", "base:", "minimumLimaVersion:", "vmType:", "provision:", "containerd:"]
+            .iter()
+            .any(|key| begins(key))
+        {
+            return Ok(Self::Lima);
+        }
+        let is_line = |line: &str| {
+            line.split_once(": ")
+                .is_some_and(|(key, _)| key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte)))
+        };
+        let is_other = |line: &str| line.starts_with(['#', '[']) || line.trim().is_empty();
+        if text.lines().any(is_line) && text.lines().all(|line| is_line(line) || is_other(line)) {
+            return Ok(Self::Proxmox);
+        }
+        wrong("the format can't be told: give --from libvirt, proxmox, kubevirt, ovf or lima")
+    }
+}
+
+/// A part of the source, and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Its lines, from 1: parts of the same name and fate are one finding.
+    pub lines: Vec<usize>,
+    /// What it is called.
+    pub what: String,
+    /// How well it is kept.
+    pub grade: Grade,
+    /// What it became, or why it did not.
+    pub why: String,
+}
+
+impl fmt::Display for Finding {
+    /// `LINE: <hostdev>: no equivalent: why`, as after the name of a file.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { lines, what, grade, why } = self;
+        write!(f, "{}: {what}: {grade}", lines.first().copied().unwrap_or(1))?;
+        if !why.is_empty() {
+            write!(f, ": {why}")?;
+        }
+        let others: Vec<String> = lines.iter().skip(1).map(ToString::to_string).collect();
+        match others.len() {
+            0 => Ok(()),
+            1..=5 => write!(f, " (also {})", others.join(", ")),
+            count => write!(f, " (also {}, ... {} times in all)", others[..5].join(", "), count + 1),
+        }
+    }
+}
+
+/// A VM that was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Imported {
+    /// The manifest.
+    pub manifest: Value,
+    /// What became of each part of the source, by line.
+    pub findings: Vec<Finding>,
+    /// What is left to do, as lines for a comment.
+    pub steps: Vec<String>,
+}
+
+impl Imported {
+    /// How many parts have this fate.
+    pub fn count(&self, grade: Grade) -> usize {
+        self.findings.iter().filter(|finding| finding.grade == grade).map(|finding| finding.lines.len()).sum()
+    }
+}
+
+/// What a person says of the new VM.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wish<'a> {
+    /// Its name, instead of that in the source.
+    pub name: Option<&'a str>,
+    /// Its namespace, instead of that in the source.
+    pub namespace: Option<&'a str>,
+}
+
+/// Reads the VMs of a text. `file` is its name without an extension, for a VM without a name of its own.
+///
+/// # Errors
+/// If the text can't be read, or describes what no VM can be.
+pub fn read(text: &str, format: Format, file: &str, wish: Wish<'_>) -> Result<Vec<Imported>, SourceError> {
+    if text.len() > LARGEST {
+        return Err(SourceError::new(
+            1,
+            format!("this is larger than {} MiB, so it is no description of a VM", LARGEST >> 20),
+        ));
+    }
+    let text = text.trim_start_matches('\u{feff}');
+    let sources = match format {
+        Format::Libvirt | Format::Ovf => vec![source::xml(text)?],
+        Format::Proxmox => vec![proxmox::source(text)?],
+        Format::Kubevirt => {
+            let is_vm = |item: &Item| {
+                item.get("kind").is_some_and(|it| it.text().starts_with("VirtualMachine")) && item.get("spec").is_some()
+            };
+            let (vms, others): (Vec<Item>, Vec<Item>) = source::yaml(text)?.into_iter().partition(is_vm);
+            if vms.is_empty() {
+                return Err(SourceError::new(1, format!("none of the {} documents is a VirtualMachine", others.len())));
+            }
+            vms
+        }
+        Format::Lima => source::yaml(text)?,
+    };
+    if sources.is_empty() {
+        return Err(SourceError::new(1, "there is nothing in this file"));
+    }
+    sources.iter().map(|source| vm(source, format, file, wish)).collect()
+}
+
+fn vm(source: &Item, format: Format, file: &str, wish: Wish<'_>) -> Result<Imported, SourceError> {
+    let mut draft = Draft::default();
+    let why = match format {
+        Format::Libvirt => libvirt::read(source, &mut draft).map(|()| libvirt::why as fn(&Item) -> &'static str),
+        Format::Proxmox => proxmox::read(source, &mut draft).map(|()| proxmox::why as _),
+        Format::Kubevirt => kubevirt::read(source, &mut draft).map(|()| kubevirt::why as _),
+        Format::Ovf => ovf::read(source, &mut draft).map(|()| ovf::why as _),
+        Format::Lima => lima::read(source, &mut draft).map(|()| lima::why as _),
+    }?;
+    let mut findings = Vec::new();
+    let written = if draft.name.is_empty() { file } else { &draft.name };
+    let name = match wish.name {
+        Some(name) => name.to_owned(),
+        None => draft::word(written, NAME).unwrap_or_else(|| "vm".into()),
+    };
+    source.visit(&mut |item, grade, text| {
+        let text = if text.is_empty() { why(item) } else { text };
+        let (what, text) = (item.label.clone(), text.replace("VM-", &format!("{name}-")));
+        let what = if what.is_empty() { "the file".to_owned() } else { what };
+        findings.push(Finding { lines: vec![item.line], what, grade, why: text });
+    });
+    if name != draft.name && !draft.name.is_empty() && wish.name.is_none() {
+        let why = format!("{name:?} (before: {:?}): names are of lower case letters, digits and hyphens", draft.name);
+        findings.push(Finding { lines: vec![source.line], what: "metadata.name".into(), grade: Grade::Changed, why });
+    }
+    let namespace = wish.namespace.or(draft.namespace.as_deref());
+    let steps = steps(&draft, &name, namespace);
+    Ok(Imported { manifest: draft.manifest(&name, wish.namespace), findings: together(findings), steps })
+}
+
+/// Parts of the same name and fate become one finding. The order is that of the first lines.
+fn together(findings: Vec<Finding>) -> Vec<Finding> {
+    let mut merged: Vec<Finding> = Vec::new();
+    let mut places = std::collections::HashMap::new();
+    for finding in findings {
+        let key = (finding.what.clone(), finding.grade, finding.why.clone());
+        match places.get(&key) {
+            Some(at) => merged.get_mut(*at).into_iter().for_each(|it: &mut Finding| it.lines.extend(&finding.lines)),
+            None => {
+                places.insert(key, merged.len());
+                merged.push(finding);
+            }
+        }
+    }
+    merged.sort_by_key(|finding| finding.lines.first().copied());
+    merged
+}
+
+/// What a person has to copy.
+fn steps(draft: &Draft, name: &str, namespace: Option<&str>) -> Vec<String> {
+    let place = namespace.map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
+    if draft.fills.is_empty() && draft.data.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = vec![
+        "To copy what the VM has, while it is stopped: apply this file, which makes its claims, and this Pod, which has them:".to_owned(),
+        String::new(),
+        format!("  kubectl run {name}-import{place} --image=busybox --restart=Never --overrides='"),
+    ];
+    let (mut mounts, mut devices, mut volumes) = (Vec::new(), Vec::new(), Vec::new());
+    for fill in &draft.fills {
+        devices.push(format!("{{\"name\":\"{0}\",\"devicePath\":\"/dev/{0}\"}}", fill.disk));
+        volumes.push(format!(
+            "{{\"name\":\"{0}\",\"persistentVolumeClaim\":{{\"claimName\":\"{name}-{0}-disk\"}}}}",
+            fill.disk
+        ));
+    }
+    if !draft.data.is_empty() {
+        mounts.push("{\"name\":\"data\",\"mountPath\":\"/data\"}".to_owned());
+        volumes
+            .push(format!("{{\"name\":\"data\",\"persistentVolumeClaim\":{{\"claimName\":\"{name}-runner-data\"}}}}"));
+    }
+    lines.push(format!(
+        "    {{\"spec\":{{\"containers\":[{{\"name\":\"import\",\"image\":\"busybox\",\"command\":[\"sleep\",\"infinity\"],\"volumeMounts\":[{}],\"volumeDevices\":[{}]}}],",
+        mounts.join(","),
+        devices.join(",")
+    ));
+    lines.push(format!("     \"volumes\":[{}]}}}}'", volumes.join(",")));
+    lines.extend([String::new(), "Then, where the VM's disks are:".to_owned(), String::new()]);
+    for fill in &draft.fills {
+        let from = quoted(&fill.from);
+        let disk = &fill.disk;
+        if fill.from.starts_with("the ") {
+            lines.push(format!(
+                "  kubectl exec -i {name}-import{place} -- dd of=/dev/{disk} bs=1M < ...   # {}",
+                fill.from
+            ));
+            continue;
+        }
+        if !fill.is_size_known {
+            lines.push(format!("  qemu-img info {from}   # the claim {name}-{disk}-disk must have its virtual size"));
+        }
+        lines.push(format!("  qemu-img convert -O raw {from} {disk}.raw"));
+        lines.push(format!("  kubectl exec -i {name}-import{place} -- dd of=/dev/{disk} bs=1M < {disk}.raw"));
+    }
+    for (from, file) in &draft.data {
+        let from = quoted(from);
+        let folder = file.rsplit_once('/').map(|(folder, _)| format!("mkdir -p /data/{folder}; ")).unwrap_or_default();
+        lines.push(format!("  kubectl exec -i {name}-import{place} -- sh -c '{folder}cat > /data/{file}' < {from}"));
+    }
+    lines.extend([
+        String::new(),
+        "At last:".to_owned(),
+        String::new(),
+        format!("  kubectl delete pod {name}-import{place}"),
+        format!("  kubectl vm start {name}{place}"),
+    ]);
+    lines
+}
+
+/// A file for a shell, and for a comment of one line.
+fn quoted(file: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-:+~$() ".contains(letter);
+    let text: String = file.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect();
+    if text.starts_with("$(pvesm path ") && text.chars().all(is_plain) {
+        return text;
+    }
+    if text.chars().all(|letter| letter != ' ' && letter != '$' && !"()".contains(letter) && is_plain(letter)) {
+        return text;
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests;

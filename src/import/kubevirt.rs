@@ -1,0 +1,673 @@
+//! `VirtualMachine` and `VirtualMachineInstance` of KubeVirt (<https://kubevirt.io/api-reference/>).
+
+use serde_json::{Value, json};
+
+use super::{
+    draft::{self, Content, Draft, Link, card, is_mac},
+    source::{Grade, Item, SourceError},
+};
+use crate::api::Quantity;
+
+pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
+    root.enter();
+    let kind = root.get("kind");
+    let template = match kind.map_or("", Item::text) {
+        "VirtualMachine" => root.get("spec/template"),
+        "VirtualMachineInstance" => Some(root),
+        other => {
+            let what = format!("{other:?} can't be read: only VirtualMachine and VirtualMachineInstance");
+            return Err(SourceError::new(kind.unwrap_or(root).line, what));
+        }
+    };
+    for key in ["apiVersion", "kind"] {
+        if let Some(item) = root.get(key) {
+            item.same("a VirtualMachine of vm-operator");
+        }
+    }
+    metadata(root, draft);
+    if let Some(status) = root.get("status") {
+        status.whole(Grade::Same, "what KubeVirt reports");
+    }
+    let Some(spec) = template.and_then(|template| template.get("spec")) else {
+        return Err(SourceError::new(root.line, "there is no spec.template.spec"));
+    };
+    root.get("spec").map(Item::enter);
+    if let Some(architecture) = spec.get("architecture").filter(|it| it.text() != "amd64") {
+        let what = format!("the guest needs the architecture {}: VMs are amd64", architecture.text());
+        return Err(SourceError::new(architecture.line, what));
+    }
+    if let Some(labels) = template.and_then(|it| it.get("metadata")).filter(|_| !std::ptr::eq(spec, root)) {
+        if kind.is_some_and(|kind| kind.text() == "VirtualMachine") {
+            labels.whole(
+                Grade::Changed,
+                "Pods of VMs have the labels of vm-operator: templates add others (block labels)",
+            );
+        }
+    }
+    run_strategy(root, draft);
+    placement(spec, draft);
+    let domain = spec.get("domain").unwrap_or(spec).enter();
+    processor(domain, draft);
+    memory(domain, draft);
+    firmware(domain, draft);
+    clock(domain, draft);
+    networks(spec, domain, draft);
+    disks(root, spec, domain, draft);
+    devices(domain, draft);
+    // A guest that starts on an empty disk helps nobody.
+    if !draft.fills.is_empty() && draft.vm.get("state").is_some_and(|state| state == "Running") {
+        draft.vm.remove("state");
+        let wanted = root.get("spec/runStrategy").or_else(|| root.get("spec/running")).or(kind);
+        if let Some(item) = wanted {
+            item.changed("spec.vm.state is left out: start it when its disks are filled (kubectl vm start)");
+        }
+    }
+    Ok(())
+}
+
+/// What parts that nobody used are told.
+pub(super) fn why(item: &Item) -> &'static str {
+    match item.key.as_str() {
+        "gpus" | "hostDevices" | "resourceClaims" => {
+            "devices of a node come from a device plugin and a template (example/templates/gpu-and-usb)"
+        }
+        "instancetype" | "preference" => {
+            "write CPUs and memory out: kubectl get vmi -o yaml shows those of a running VM"
+        }
+        "evictionStrategy" | "migrationPolicy" => "VMs do not migrate: they are shut down",
+        "tolerations"
+        | "topologySpreadConstraints"
+        | "priorityClassName"
+        | "schedulerName"
+        | "dnsPolicy"
+        | "dnsConfig"
+        | "livenessProbe"
+        | "readinessProbe" => "a template sets it in the Pod (docs/templates.md)",
+        "accessCredentials" => "keys and passwords: put them into spec.cloudInit",
+        "filesystems" => "share files by the network, or put them on a disk",
+        "kernelBoot" => "the guest boots from its disks",
+        "ioThreadsPolicy" | "ioThreads" => "disks have an I/O thread",
+        _ => "",
+    }
+}
+
+fn metadata(root: &Item, draft: &mut Draft) {
+    let Some(metadata) = root.get("metadata") else { return };
+    metadata.enter();
+    for item in metadata.items() {
+        match item.key.as_str() {
+            "name" => draft.name = item.same("metadata.name").to_owned(),
+            "generateName" => _ = item.changed("metadata.name"),
+            "namespace" => draft.namespace = Some(item.same("metadata.namespace").to_owned()),
+            "labels" | "annotations" => {
+                let (own, tools): (Vec<&Item>, Vec<&Item>) = item
+                    .enter()
+                    .items()
+                    .iter()
+                    .partition(|it| !it.key.contains("kubevirt.io/") && !it.key.contains("kubectl.kubernetes.io/"));
+                let map = if item.key == "labels" { &mut draft.labels } else { &mut draft.annotations };
+                for item in own {
+                    map.insert(item.key.clone(), item.same(item.label.clone()).into());
+                }
+                for item in tools {
+                    item.left_out("it is for KubeVirt or kubectl");
+                }
+            }
+            "creationTimestamp" | "resourceVersion" | "uid" | "generation" | "managedFields" | "selfLink"
+            | "finalizers" | "ownerReferences" => {
+                item.whole(Grade::Same, "the API server sets it");
+            }
+            _ => {}
+        }
+    }
+}
+
+fn run_strategy(root: &Item, draft: &mut Draft) {
+    if root.get("kind").is_some_and(|kind| kind.text() == "VirtualMachineInstance") {
+        draft.set("state", "Running");
+        draft.spec.insert("guestShutdownStops".into(), true.into());
+        return;
+    }
+    if let Some(item) = root.get("spec/running") {
+        draft.set("state", if item.is_yes() { "Running" } else { "Stopped" });
+        item.same("spec.vm.state");
+    }
+    let Some(item) = root.get("spec/runStrategy") else { return };
+    match item.text() {
+        "Always" => draft.set("state", "Running"),
+        "Halted" => draft.set("state", "Stopped"),
+        "RerunOnFailure" => {
+            draft.set("state", "Running");
+            draft.spec.insert("guestShutdownStops".into(), true.into());
+        }
+        "Manual" => {}
+        other => {
+            item.changed(format!("spec.vm.state is left out; there is no {other}"));
+            return;
+        }
+    }
+    item.same("spec.vm.state, spec.guestShutdownStops");
+}
+
+fn placement(spec: &Item, draft: &mut Draft) {
+    for key in ["nodeSelector", "affinity"] {
+        if let Some(item) = spec.get(key) {
+            draft.spec.insert(key.into(), item.json());
+            item.whole(Grade::Same, format!("spec.{key}"));
+        }
+    }
+    if let Some(item) = spec.get("terminationGracePeriodSeconds") {
+        match item.number().filter(|seconds| *seconds <= 86_400) {
+            Some(seconds) => {
+                draft.set("powerdownTimeout", seconds);
+                item.same("spec.vm.powerdownTimeout");
+            }
+            None => item.left_out("the guest has 0 to 86400 seconds to shut down: it has 900"),
+        }
+    }
+    if let Some(item) = spec.get("architecture") {
+        item.same("amd64");
+    }
+    if let Some(item) = spec.get("hostname") {
+        let init = draft.spec.entry("cloudInit").or_insert_with(|| json!({}));
+        init["metaData"]["local-hostname"] = item.same("spec.cloudInit.metaData.local-hostname").into();
+    }
+}
+
+fn processor(domain: &Item, draft: &mut Draft) {
+    let cpu = domain.get("cpu");
+    let level = |key: &str| cpu.and_then(|cpu| cpu.get(key)).and_then(Item::number).unwrap_or(1);
+    let (sockets, cores, threads) = (level("sockets"), level("cores"), level("threads"));
+    let most = cpu.and_then(|cpu| cpu.get("maxSockets")).and_then(Item::number).unwrap_or(sockets).max(sockets);
+    let requested = domain.get("resources/requests/cpu").or_else(|| domain.get("resources/limits/cpu"));
+    let has_levels = cpu.is_some_and(|cpu| ["sockets", "cores", "threads"].iter().any(|key| cpu.get(key).is_some()));
+    let nothing = Item::new("", "", 0, None);
+    let mut words: Vec<String> = vec!["host".into()];
+    if !has_levels && let Some(item) = requested {
+        // KubeVirt then gives the guest as many CPUs as are requested.
+        let milli = item.text().strip_suffix('m').map(|text| text.parse::<u64>().ok().map(|it| it.div_ceil(1000)));
+        draft.cpus(item, milli.unwrap_or_else(|| item.number()).unwrap_or(1), None);
+    } else {
+        let product = |sockets: u64| sockets.saturating_mul(cores).saturating_mul(threads);
+        draft.cpus(&nothing, product(most), Some(product(sockets)));
+        let is_topology =
+            [sockets, threads, most].iter().any(|level| *level > 1) && draft.topology(most, 1, cores, threads);
+        for key in ["sockets", "cores", "threads", "maxSockets"] {
+            if let Some(item) = cpu.and_then(|cpu| cpu.get(key)) {
+                item.same(if is_topology { "spec.vm.cpuTopology" } else { "spec.vm.maximumCpus" });
+            }
+        }
+    }
+    if let Some(cpu) = cpu {
+        cpu.enter();
+        if let Some(item) = cpu.get("model") {
+            match item.text() {
+                "host-passthrough" => _ = item.same("spec.vm.cpuModel: host"),
+                "host-model" => _ = item.changed("spec.vm.cpuModel: host, which is the node's CPU itself"),
+                name => words = vec![name.to_owned()],
+            }
+            if words[0] != "host" {
+                item.same("spec.vm.cpuModel");
+            }
+        }
+        for item in cpu.get("features").into_iter().flat_map(Item::items) {
+            let name = item.get("name").map_or("", Item::text);
+            let sign = match item.get("policy").map_or("require", Item::text) {
+                "disable" | "forbid" => '-',
+                _ => '+',
+            };
+            if !name.is_empty() && !name.contains([',', ' ']) {
+                words.push(format!("{sign}{name}"));
+                item.whole(Grade::Same, "spec.vm.cpuModel");
+            }
+        }
+        for (key, what) in [
+            (
+                "dedicatedCpuPlacement",
+                "requests of whole CPUs as limits too, and the node's CPU manager (spec.resources)",
+            ),
+            ("isolateEmulatorThread", "QEMU's threads share the Pod's CPUs"),
+            ("numa", "the guest has one node of memory"),
+        ] {
+            if let Some(item) = cpu.get(key) {
+                item.whole(Grade::LeftOut, what);
+            }
+        }
+    }
+    for item in domain.get("features/hyperv").into_iter().flat_map(|it| it.enter().items()) {
+        let is_on = item.get("enabled").is_none_or(Item::is_yes);
+        let word = match item.key.as_str() {
+            "spinlocks" => format!("hv-spinlocks={}", item.get("spinlocks").and_then(Item::number).unwrap_or(4096)),
+            "vendorid" => match item.get("vendorid").map(Item::text) {
+                Some(id) if !id.is_empty() && id.bytes().all(|it| it.is_ascii_alphanumeric()) => {
+                    format!("hv-vendor-id={id}")
+                }
+                _ => continue,
+            },
+            "synictimer" => "hv-stimer".into(),
+            "relaxed" | "vapic" | "vpindex" | "runtime" | "synic" | "reset" | "frequencies" | "reenlightenment"
+            | "tlbflush" | "ipi" | "evmcs" => {
+                format!("hv-{}", item.key)
+            }
+            _ => continue,
+        };
+        if is_on {
+            words.push(word);
+        }
+        item.whole(Grade::Same, "spec.vm.cpuModel");
+    }
+    if domain.get("clock/timer/hyperv").is_some() {
+        words.push("hv-time".into());
+    }
+    if let Some(item) = domain.get("features/kvm/hidden") {
+        if item.is_yes() {
+            words.push("kvm=off".into());
+        }
+        item.same("spec.vm.cpuModel: kvm=off");
+    }
+    for key in ["acpi", "apic", "smm", "pvspinlock"] {
+        if let Some(item) = domain.get("features").and_then(|it| it.get(key)) {
+            let is_on = item.get("enabled").is_none_or(Item::is_yes);
+            item.whole(if is_on { Grade::Same } else { Grade::Changed }, "the machine has it");
+        }
+    }
+    domain.get("features").map(Item::enter);
+    draft.cpu_model(&words.join(","));
+    // A list that is there and empty means nothing.
+    for key in ["resources", "resources/requests", "resources/limits"] {
+        domain.get(key).map(Item::enter);
+    }
+    let mut resources = json!({});
+    for kind in ["requests", "limits"] {
+        for item in domain.get("resources").and_then(|it| it.get(kind)).into_iter().flat_map(Item::items) {
+            if ["cpu", "memory"].contains(&item.key.as_str()) {
+                resources[kind][&item.key] = item.json();
+                item.same(format!("spec.resources.{kind}"));
+            }
+        }
+    }
+    // Requests alone are what the manager derives from CPUs and memory; limits are a wish.
+    if resources.get("limits").is_some() {
+        draft.spec.insert("resources".into(), resources);
+    }
+}
+
+fn quantity(item: &Item) -> Option<u64> {
+    Quantity::parse(item.text()).ok().map(|it| it.bytes())
+}
+
+fn memory(domain: &Item, draft: &mut Draft) {
+    let guest = domain.get("memory/guest");
+    let item =
+        guest.or_else(|| domain.get("resources/requests/memory")).or_else(|| domain.get("resources/limits/memory"));
+    domain.get("memory").map(Item::enter);
+    let most = domain.get("memory/maxGuest");
+    if let Some(item) = domain.get("memory/hugepages") {
+        item.whole(Grade::LeftOut, "huge pages take a template");
+    }
+    let Some(item) = item else { return };
+    let bytes = quantity(item);
+    let maximum = most.and_then(quantity).or(bytes);
+    if maximum.is_some_and(|maximum| draft.ram(maximum, bytes)) {
+        item.same("spec.vm.maximumRam");
+        if let Some(most) = most {
+            most.same("spec.vm.maximumRam");
+            item.same("spec.vm.currentRam");
+        }
+    } else {
+        item.left_out("this is no size that a VM can have: it gets 1G");
+    }
+}
+
+fn firmware(domain: &Item, draft: &mut Draft) {
+    let firmware = domain.get("firmware");
+    firmware.map(Item::enter);
+    let efi = domain.get("firmware/bootloader/efi");
+    let name = match efi {
+        None => "bios",
+        Some(efi) if efi.get("secureBoot").is_none_or(Item::is_yes) => "secure",
+        Some(_) => "uefi",
+    };
+    draft.set("firmware", name);
+    if let Some(loader) = domain.get("firmware/bootloader") {
+        loader.whole(Grade::Same, format!("spec.vm.firmware: {name}"));
+        if let Some(item) = loader.get("efi/persistent") {
+            item.changed("the firmware's variables are kept, but not those of KubeVirt");
+        }
+    }
+    if let Some(item) = domain.get("firmware/uuid") {
+        match draft::uuid(item.text()) {
+            Some(uuid) => {
+                item.same("spec.vm.machineUuid");
+                draft.set("machineUuid", uuid);
+            }
+            None => item.left_out("this is no UUID"),
+        }
+    }
+    if let Some(item) = domain.get("machine") {
+        item.enter();
+        if let Some(kind) = item.get("type") {
+            match kind.text() {
+                text if text.is_empty() || text.contains("q35") => _ = kind.same("a machine of the type q35"),
+                _ => _ = kind.changed("q35"),
+            }
+        }
+    }
+}
+
+fn clock(domain: &Item, draft: &mut Draft) {
+    let Some(clock) = domain.get("clock") else { return };
+    clock.enter();
+    if let Some(item) = clock.get("utc") {
+        item.whole(Grade::Same, "spec.vm.rtcBase: utc");
+        draft.set("rtcBase", "utc");
+    }
+    if let Some(item) = clock.get("timezone") {
+        item.changed("spec.vm.rtcBase: localtime, in the node's time zone");
+        draft.set("rtcBase", "localtime");
+    }
+    for timer in clock.get("timer").into_iter().flat_map(|timer| timer.enter().items()) {
+        let policy = timer.get("tickPolicy").map_or("", Item::text);
+        match (timer.key.as_str(), policy) {
+            ("hyperv", _) => timer.whole(Grade::Same, "spec.vm.cpuModel: hv-time"),
+            ("kvm", _) => timer.whole(Grade::Same, "KVM's guests have it"),
+            ("rtc", "catchup" | "") => timer.whole(Grade::Same, "the runner's clock catches up"),
+            ("pit", "delay" | "") => timer.whole(Grade::Same, "QEMU's default"),
+            ("hpet", _) if timer.get("present").is_some_and(|it| !it.is_yes()) => {
+                timer.whole(Grade::Changed, "the machine has an HPET if QEMU's version has one");
+            }
+            _ => {}
+        }
+    }
+}
+
+fn networks(spec: &Item, domain: &Item, draft: &mut Draft) {
+    let named = |name: &str| {
+        let networks = spec.get("networks").into_iter().flat_map(Item::items);
+        networks.into_iter().find(|network| network.get("name").is_some_and(|it| it.text() == name))
+    };
+    spec.get("networks").map(Item::enter);
+    if let Some(item) = domain.get("devices/autoattachPodInterface") {
+        item.same("spec.vm.networks");
+    }
+    let Some(interfaces) = domain.get("devices/interfaces") else {
+        // KubeVirt then adds one in the Pod's network.
+        if domain.get("devices/autoattachPodInterface").is_none_or(Item::is_yes) {
+            draft.network(Link::Pod, None, None);
+        }
+        for network in spec.get("networks").into_iter().flat_map(Item::items).filter(|it| it.get("pod").is_some()) {
+            network.whole(Grade::Same, "the Pod's network");
+        }
+        return;
+    };
+    interfaces.enter();
+    for item in interfaces.items() {
+        item.enter();
+        let name = item.get("name").map_or("", Item::text);
+        let network = named(name);
+        if let Some(network) = network.filter(|network| network.get("multus").is_some()) {
+            network.whole(Grade::LeftOut, "a network of Multus: spec.vm.networks[].tap with a bridge of the node, or example/templates/second-network");
+            item.whole(Grade::LeftOut, "its network has no equivalent");
+            continue;
+        }
+        if item.get("sriov").is_some() || item.get("macvtap").is_some() {
+            item.whole(Grade::LeftOut, "a network card of the node: see example/templates/second-network");
+            continue;
+        }
+        let model = item.get("model").map_or("virtio", Item::text);
+        let address = item.get("macAddress").map(|it| it.text().replace('-', ":"));
+        let mac = address.as_deref().filter(|mac| is_mac(mac));
+        let Some(words) = draft.network(Link::Pod, card(model), mac) else {
+            item.whole(Grade::LeftOut, "a VM has at most 32 networks");
+            continue;
+        };
+        for key in ["name", "masquerade", "passt", "passtBinding", "slirp"] {
+            if let Some(item) = item.get(key) {
+                item.whole(Grade::Same, words.clone());
+            }
+        }
+        if let Some(item) = item.get("bridge") {
+            item.whole(Grade::Changed, "the guest shares the Pod's address");
+        }
+        if let Some(item) = item.get("model") {
+            if model == "virtio" || card(model).is_some() {
+                item.same("the card");
+            } else {
+                item.changed(format!("virtio (before: {model})"));
+            }
+        }
+        if let Some(item) = item.get("macAddress") {
+            if mac.is_some() { _ = item.same("the MAC address") } else { item.left_out("no card has this MAC address") }
+        }
+        if let Some(item) = item.get("ports") {
+            item.whole(Grade::Changed, "all ports up to 9999 lead to the guest: kubectl vm expose makes a Service");
+        }
+        if let Some(item) = item.get("bootOrder") {
+            item.left_out("VMs do not boot from the network");
+        }
+        if let Some(network) = network {
+            network.whole(Grade::Same, "the Pod's network");
+        }
+    }
+}
+
+fn disks(root: &Item, spec: &Item, domain: &Item, draft: &mut Draft) {
+    let volumes: Vec<&Item> = spec.get("volumes").into_iter().flat_map(|it| it.enter().items()).collect();
+    let named =
+        |name: &str| volumes.iter().copied().find(|volume| volume.get("name").is_some_and(|it| it.text() == name));
+    let list = domain.get("devices/disks");
+    list.map(Item::enter);
+    // A volume that no disk names is a disk too.
+    let listed: Vec<(&str, Option<&Item>)> =
+        list.into_iter().flat_map(Item::items).map(|it| (it.get("name").map_or("", Item::text), Some(it))).collect();
+    let others = volumes.iter().map(|it| (it.get("name").map_or("", Item::text), None));
+    let others: Vec<_> = others.filter(|(name, _)| !listed.iter().any(|(listed, _)| listed == name)).collect();
+    for (name, disk) in listed.into_iter().chain(others) {
+        let Some(volume) = named(name) else { continue };
+        volume.enter();
+        if let Some(item) = volume.get("name") {
+            item.same("the disk's name");
+        }
+        let before = draft.disks.len();
+        source(root, volume, disk, name, draft);
+        let Some(disk) = disk else { continue };
+        disk.enter();
+        if let Some(item) = disk.get("name") {
+            item.same("the disk's name");
+        }
+        for key in ["disk", "cdrom", "lun"] {
+            let Some(device) = disk.get(key) else { continue };
+            device.enter();
+            if key == "lun" {
+                device.changed("a disk: SCSI commands of the guest do not reach the device");
+            }
+            if let Some(bus) = device.get("bus") {
+                match (key, bus.text()) {
+                    ("cdrom", "sata") | (_, "virtio") => _ = bus.same("the disk's bus"),
+                    ("cdrom", other) => _ = bus.changed(format!("sata (before: {other})")),
+                    (_, other) => {
+                        _ = bus.changed(format!(
+                            "virtio (before: {other}): Windows needs the driver viostor before it moves"
+                        ))
+                    }
+                }
+            }
+            if let Some(item) = device.get("readonly") {
+                if key == "cdrom" {
+                    item.same("a CD")
+                } else {
+                    item.changed("the disk is writable")
+                };
+            }
+        }
+        let order = disk.get("bootOrder").and_then(Item::number).and_then(|it| u32::try_from(it).ok());
+        if let Some(order) = order.filter(|_| draft.disks.len() > before) {
+            if let Some(disk) = draft.disks.last_mut() {
+                disk["bootindex"] = order.min(i32::MAX as u32).into();
+            }
+            if let Some(item) = disk.get("bootOrder") {
+                item.same("bootindex");
+            }
+        }
+    }
+}
+
+/// The content of a disk: what a volume is.
+fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &mut Draft) {
+    let is_cd = disk.is_some_and(|disk| disk.get("cdrom").is_some());
+    let Some(kind) = volume.items().iter().find(|it| it.key != "name") else { return };
+    match kind.key.as_str() {
+        "cloudInitNoCloud" | "cloudInitConfigDrive" => return cloud_init(kind, draft),
+        "configMap" | "secret" | "serviceAccount" | "downwardAPI" | "sysprep" | "downwardMetrics" => {
+            return kind.whole(
+                Grade::LeftOut,
+                "no disks are made of other objects: put the data into spec.cloudInit, or on a CD",
+            );
+        }
+        _ => {}
+    }
+    if is_cd {
+        kind.whole(
+            Grade::Changed,
+            "an empty drive: put the CD into the image repository, or set spec.vm.disks[].cdrom.image to a URL",
+        );
+        draft.cd("");
+        return;
+    }
+    let claim = kind.get("claimName").or_else(|| kind.get("name")).map_or("", Item::text);
+    let mut filled = None;
+    let (bytes, from) = match kind.key.as_str() {
+        "containerDisk" => {
+            let image = kind.get("image").map_or("", Item::text);
+            filled = Some(json!({ "oci": image }));
+            (None, format!("the container image {image}, /disk"))
+        }
+        "persistentVolumeClaim" | "ephemeral" => {
+            let claim = kind.get("persistentVolumeClaim/claimName").map_or(claim, Item::text);
+            (None, format!("the claim {claim}"))
+        }
+        "dataVolume" => {
+            let (size, source) = data_volume(root, claim);
+            filled = source;
+            (size, format!("the claim {claim}, which the DataVolume of that name fills"))
+        }
+        "emptyDisk" => (kind.get("capacity").and_then(quantity), String::new()),
+        "hostDisk" => {
+            let path = kind.get("path").map_or("", Item::text);
+            (kind.get("capacity").and_then(quantity), format!("{path} on the node"))
+        }
+        _ => return,
+    };
+    // The set import-disk fills one disk.
+    let filled = filled.filter(|_| !draft.spec.contains_key("templates"));
+    let is_empty = from.is_empty();
+    let content = if is_empty || filled.is_some() { Content::Empty } else { Content::Host(from) };
+    let Some(name) = draft.disk(name, bytes, content) else {
+        return kind.whole(Grade::LeftOut, "a VM has at most 64 disks");
+    };
+    let lasts = if ["containerDisk", "ephemeral"].contains(&kind.key.as_str()) { "; it outlives a stop" } else { "" };
+    if let Some(source) = filled {
+        kind.whole(Grade::Changed, format!("the template set import-disk fills the claim VM-{name}-disk{lasts}"));
+        draft.import(&name, source);
+    } else if is_empty {
+        kind.whole(Grade::Changed, "a claim, so its content outlives a stop");
+    } else {
+        kind.whole(
+            Grade::Changed,
+            format!("its content has to be copied into the claim VM-{name}-disk (see the comments){lasts}"),
+        );
+    }
+}
+
+/// The size of a DataVolume of the VM, and what the template set import-disk fills it with.
+fn data_volume(root: &Item, name: &str) -> (Option<u64>, Option<Value>) {
+    let templates = root.get("spec/dataVolumeTemplates").into_iter().flat_map(Item::items);
+    let template = templates.into_iter().find(|it| it.get("metadata/name").is_some_and(|it| it.text() == name));
+    let Some((template, spec)) = template.and_then(|template| Some((template, template.get("spec")?))) else {
+        return (None, None);
+    };
+    let size = ["storage", "pvc"].iter().find_map(|key| spec.get(key)?.get("resources/requests/storage"));
+    let url = |kind: &str| spec.get("source")?.get(kind)?.get("url").map(|url| url.text().to_owned());
+    let is_plain = |url: &String| ![".xz", ".gz", ".zst", ".iso"].iter().any(|end| url.ends_with(end));
+    let raw = |url: &str| url.ends_with(".raw");
+    let source = url("http").filter(is_plain).map(|url| match raw(&url) {
+        true => json!({ "url": url, "format": "raw" }),
+        false => json!({ "url": url }),
+    });
+    let image = || url("registry").and_then(|url| url.strip_prefix("docker://").map(|image| json!({ "oci": image })));
+    template
+        .whole(Grade::Changed, "a claim of the VM; its access mode, class and source are not those of the DataVolume");
+    (size.and_then(quantity), source.or_else(image))
+}
+
+fn cloud_init(kind: &Item, draft: &mut Draft) {
+    kind.enter();
+    let init = draft.spec.entry("cloudInit").or_insert_with(|| json!({}));
+    let is_drive = kind.key == "cloudInitConfigDrive";
+    for item in kind.items() {
+        let name = item.get("name").map_or("", Item::text).to_owned();
+        let key = |key: &str| json!({ "secretKeyRef": { "name": name, "key": key } });
+        let (field, value) = match item.key.as_str() {
+            "userData" => ("userData", Value::from(item.text())),
+            "networkData" => ("networkConfig", Value::from(item.text())),
+            "userDataBase64" | "networkDataBase64" => {
+                item.left_out("decode it, and write it as a text");
+                continue;
+            }
+            "secretRef" => ("userDataFrom", key("userdata")),
+            "networkDataSecretRef" => ("networkConfigFrom", key("networkdata")),
+            _ => continue,
+        };
+        init[field] = value;
+        if field.ends_with("From") {
+            item.whole(
+                Grade::Changed,
+                format!("spec.cloudInit.{field}: the Secret needs the label vmoperator.jdrupes.org/cloud-init"),
+            );
+        } else if is_drive {
+            item.changed(format!("spec.cloudInit.{field}, by the data source NoCloud"));
+        } else {
+            item.same(format!("spec.cloudInit.{field}"));
+        }
+    }
+}
+
+fn devices(domain: &Item, draft: &mut Draft) {
+    let Some(devices) = domain.get("devices") else { return };
+    devices.enter();
+    for item in devices.items() {
+        match item.key.as_str() {
+            "rng" => item.whole(Grade::Same, "the VM has a random number generator"),
+            "tpm" => {
+                draft.set("useTpm", true);
+                item.whole(Grade::Same, "spec.vm.useTpm: a TPM 2.0");
+                if let Some(item) = item.get("persistent") {
+                    item.changed("a new TPM, whose state is kept: have BitLocker's recovery key at hand");
+                }
+            }
+            "watchdog" => {
+                let action = match item.get("i6300esb/action").map_or("reset", Item::text) {
+                    "poweroff" | "shutdown" => "stop",
+                    _ => "restart",
+                };
+                draft.set("onPanic", action);
+                item.whole(Grade::Changed, "an iTCO watchdog, with spec.vm.onPanic");
+            }
+            "inputs" => item.whole(Grade::Same, "the VM has a USB tablet, a keyboard and a mouse"),
+            "sound" => item.whole(Grade::Changed, "an Intel HDA sound card, with spec.vm.display.spice"),
+            "clientPassthrough" => item.whole(Grade::Same, "spec.vm.display.spice.usbRedirects"),
+            "autoattachGraphicsDevice"
+            | "autoattachSerialConsole"
+            | "autoattachMemBalloon"
+            | "autoattachInputDevice" => {
+                if item.is_yes() {
+                    item.same("the VM has it")
+                } else {
+                    item.changed("the VM has it")
+                };
+            }
+            "networkInterfaceMultiqueue" | "blockMultiQueue" => item.left_out("the cards have one queue"),
+            _ => {}
+        }
+    }
+}

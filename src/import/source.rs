@@ -1,0 +1,349 @@
+//! What another program says of a VM, as a tree of which each part knows its line and whether anybody used it.
+//!
+//! A reader of a format marks what it uses. What is left without a mark in the end has no equivalent, so nothing is dropped silently.
+
+use std::{cell::RefCell, fmt};
+
+use granit_parser::{Event, Parser, ScalarStyle};
+use serde_json::{Map, Value};
+
+/// The deepest nesting that is read. Real files have less than 20 levels.
+const DEPTH: usize = 64;
+/// The most parts that a file may have. The largest of libvirt's own tests has 3,000.
+const PARTS: usize = 200_000;
+
+/// How well a part of the source is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Grade {
+    /// The guest finds the same.
+    Same,
+    /// The guest sees other hardware, or something is to be done.
+    Changed,
+    /// It has no equivalent.
+    LeftOut,
+}
+
+impl fmt::Display for Grade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Same => "the same",
+            Self::Changed => "changed",
+            Self::LeftOut => "no equivalent",
+        })
+    }
+}
+
+/// The source can't be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct SourceError {
+    /// Line and column, from 1.
+    pub at: (usize, usize),
+    /// What is wrong, and what to do.
+    pub message: String,
+}
+
+impl SourceError {
+    /// An error in a line.
+    pub fn new(line: usize, message: impl Into<String>) -> Self {
+        Self { at: (line, 1), message: message.into() }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+enum Mark {
+    #[default]
+    Nobody,
+    /// Its parts are looked at one by one.
+    Entered,
+    /// What became of it.
+    Graded(Grade, String),
+    /// Something around it was graded as a whole.
+    Covered(Grade),
+}
+
+/// A part of the source: an element or attribute of XML, a key of YAML, a line or a property of a Proxmox configuration.
+#[derive(Debug)]
+pub struct Item {
+    /// What its parent calls it. Attributes begin with `@`.
+    pub key: String,
+    /// What messages call it.
+    pub label: String,
+    /// Its line, from 1.
+    pub line: usize,
+    text: Option<String>,
+    /// Its text is quoted, so it is no number and no boolean.
+    is_quoted: bool,
+    is_list: bool,
+    items: Vec<Item>,
+    mark: RefCell<Mark>,
+}
+
+impl Item {
+    /// A part without parts of its own.
+    pub fn new(key: impl Into<String>, label: impl Into<String>, line: usize, text: Option<String>) -> Self {
+        Self {
+            key: key.into(),
+            label: label.into(),
+            line,
+            text,
+            is_quoted: false,
+            is_list: false,
+            items: Vec::new(),
+            mark: RefCell::default(),
+        }
+    }
+
+    /// Adds a part.
+    pub fn push(&mut self, item: Self) {
+        self.items.push(item);
+    }
+
+    /// All its parts.
+    pub fn items(&self) -> &[Self] {
+        &self.items
+    }
+
+    /// The first part of a path such as `cpu/topology/@cores`.
+    pub fn get(&self, path: &str) -> Option<&Self> {
+        path.split('/').try_fold(self, |item, key| item.items.iter().find(|item| item.key == key))
+    }
+
+    /// All parts of that name.
+    pub fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Self> {
+        self.items.iter().filter(move |item| item.key == key)
+    }
+
+    /// Its text, or an empty one.
+    pub fn text(&self) -> &str {
+        self.text.as_deref().unwrap_or_default()
+    }
+
+    /// Its text as a number.
+    pub fn number(&self) -> Option<u64> {
+        self.text().parse().ok()
+    }
+
+    /// Whether its text is a word for yes.
+    pub fn is_yes(&self) -> bool {
+        ["yes", "on", "true", "1"].contains(&self.text())
+    }
+
+    /// The guest finds the same. Returns the text.
+    pub fn same(&self, became: impl Into<String>) -> &str {
+        self.grade(Grade::Same, became);
+        self.text()
+    }
+
+    /// Something is different.
+    pub fn changed(&self, how: impl Into<String>) -> &str {
+        self.grade(Grade::Changed, how);
+        self.text()
+    }
+
+    /// It is left out, because of this.
+    pub fn left_out(&self, why: impl Into<String>) {
+        self.grade(Grade::LeftOut, why);
+    }
+
+    /// Its parts are looked at one by one.
+    pub fn enter(&self) -> &Self {
+        self.mark.replace_with(|mark| if *mark == Mark::Nobody { Mark::Entered } else { mark.clone() });
+        self
+    }
+
+    fn grade(&self, grade: Grade, what: impl Into<String>) {
+        *self.mark.borrow_mut() = Mark::Graded(grade, what.into());
+    }
+
+    /// It and all its parts that nobody graded.
+    pub fn whole(&self, grade: Grade, what: impl Into<String>) {
+        self.grade(grade, what);
+        self.cover(grade);
+    }
+
+    fn cover(&self, grade: Grade) {
+        for item in &self.items {
+            item.mark.replace_with(|mark| match mark {
+                Mark::Nobody | Mark::Entered => Mark::Covered(grade),
+                mark => mark.clone(),
+            });
+            item.cover(grade);
+        }
+    }
+
+    /// It as JSON, for what is copied as it is. Nothing is marked.
+    pub fn json(&self) -> Value {
+        if self.is_list {
+            return self.items.iter().map(Self::json).collect();
+        }
+        let Some(text) = &self.text else {
+            return self.items.iter().map(|item| (item.key.clone(), item.json())).collect::<Map<_, _>>().into();
+        };
+        match text.as_str() {
+            _ if self.is_quoted => text.clone().into(),
+            "" | "~" | "null" | "Null" | "NULL" => Value::Null,
+            "true" | "True" | "TRUE" => true.into(),
+            "false" | "False" | "FALSE" => false.into(),
+            number => serde_json::from_str::<serde_json::Number>(number).map_or_else(|_| number.into(), Value::Number),
+        }
+    }
+
+    fn is_touched(&self) -> bool {
+        *self.mark.borrow() != Mark::Nobody || self.items.iter().any(Self::is_touched)
+    }
+
+    /// Calls `found` with each part that was graded, and with the outermost parts that nobody used. What is below a part that was changed or
+    /// left out as a whole has the same fate.
+    pub fn visit(&self, found: &mut impl FnMut(&Self, Grade, &str)) {
+        match &*self.mark.borrow() {
+            Mark::Graded(grade, what) => found(self, *grade, what),
+            Mark::Nobody if !self.is_touched() => return found(self, Grade::LeftOut, ""),
+            Mark::Nobody if !self.text().is_empty() => found(self, Grade::LeftOut, ""),
+            Mark::Covered(Grade::Same) => found(self, Grade::Same, "as a part of the whole"),
+            Mark::Nobody | Mark::Entered | Mark::Covered(_) => {}
+        }
+        self.items.iter().for_each(|item| item.visit(found));
+    }
+}
+
+/// The root element of an XML text.
+///
+/// # Errors
+/// If it is no XML, has a document type (which may define entities), is too large or too deep.
+pub fn xml(text: &str) -> Result<Item, SourceError> {
+    let options = roxmltree::ParsingOptions { nodes_limit: 200_000, ..Default::default() };
+    let document = roxmltree::Document::parse_with_options(text, options).map_err(|error| {
+        let place = error.pos();
+        let message = match error {
+            roxmltree::Error::DtdDetected => "a document type (DTD) is not read: remove it".to_owned(),
+            error => {
+                let text = error.to_string();
+                text.strip_suffix(&format!(" at {place}")).map_or(text.clone(), str::to_owned)
+            }
+        };
+        SourceError { at: (place.row as usize, place.col as usize), message }
+    })?;
+    let lines = Lines::new(text);
+    let mut item = element(document.root_element(), "", &lines, 0)?;
+    item.key = document.root_element().tag_name().name().to_owned();
+    Ok(item)
+}
+
+/// Where lines begin: looking a line up in the text takes time in its length.
+struct Lines(Vec<usize>);
+
+impl Lines {
+    fn new(text: &str) -> Self {
+        Self(std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect())
+    }
+
+    fn of(&self, offset: usize) -> usize {
+        self.0.partition_point(|begin| *begin <= offset)
+    }
+}
+
+fn element(node: roxmltree::Node<'_, '_>, around: &str, lines: &Lines, depth: usize) -> Result<Item, SourceError> {
+    let line = lines.of(node.range().start);
+    if depth > DEPTH {
+        return Err(SourceError::new(line, format!("the elements are nested more than {DEPTH} levels deep")));
+    }
+    let key = node.tag_name().name();
+    // The path begins below the root and below the list of devices.
+    let path = match (depth, key) {
+        (0, _) | (1, "devices") => String::new(),
+        _ if around.is_empty() => key.to_owned(),
+        _ => format!("{around}/{key}"),
+    };
+    let name = if path.is_empty() { key } else { &path };
+    let text: String = node.children().filter(roxmltree::Node::is_text).filter_map(|it| it.text()).collect();
+    let text = text.trim();
+    let text = (!text.is_empty()).then(|| text.to_owned());
+    let mut item = Item::new(key, format!("<{name}>"), line, text);
+    for attribute in node.attributes() {
+        let at = lines.of(attribute.range().start);
+        let label = format!("<{name} {}>", attribute.name());
+        item.push(Item::new(format!("@{}", attribute.name()), label, at, Some(attribute.value().to_owned())));
+    }
+    for child in node.children().filter(roxmltree::Node::is_element) {
+        item.push(element(child, &path, lines, depth + 1)?);
+    }
+    Ok(item)
+}
+
+/// The documents of a YAML text. Aliases are not read.
+///
+/// # Errors
+/// If it is no YAML, has aliases, is too large or too deep.
+pub fn yaml(text: &str) -> Result<Vec<Item>, SourceError> {
+    /// A collection whose end has not come, and in a mapping the key whose value comes next.
+    struct Open {
+        item: Item,
+        is_map: bool,
+        key: Option<(String, usize)>,
+    }
+
+    impl Open {
+        /// What the next part is called, if it is a value.
+        fn name(&mut self, line: usize) -> Option<(String, String, usize)> {
+            if self.is_map {
+                let (key, line) = self.key.take()?;
+                let around = &self.item.label;
+                let label = if around.is_empty() { key.clone() } else { format!("{around}.{key}") };
+                return Some((key, label, line));
+            }
+            let key = self.item.items.len().to_string();
+            let label = format!("{}[{key}]", self.item.label);
+            Some((key, label, line))
+        }
+    }
+
+    let (mut open, mut documents, mut parts): (Vec<Open>, Vec<Item>, usize) = (Vec::new(), Vec::new(), 0);
+    for next in Parser::new_from_str(text) {
+        let (event, span) = next.map_err(|error| SourceError {
+            at: (error.marker().line(), error.marker().col() + 1),
+            message: error.info().to_string(),
+        })?;
+        let (line, column) = (span.start.line(), span.start.col() + 1);
+        let wrong = |message: String| SourceError { at: (line, column), message };
+        parts += 1;
+        if parts > PARTS || open.len() > DEPTH {
+            return Err(wrong(format!("this is more than {PARTS} parts, or more than {DEPTH} levels deep")));
+        }
+        let ended = match event {
+            Event::Scalar(value, style, ..) => {
+                let is_key = open.last().is_some_and(|open| open.is_map && open.key.is_none());
+                if let Some(map) = open.last_mut().filter(|_| is_key) {
+                    map.key = Some((value.into_owned(), line));
+                    continue;
+                }
+                let name = open.last_mut().and_then(|open| open.name(line)).unwrap_or_default();
+                let mut item = Item::new(name.0, name.1, name.2.max(1), Some(value.into_owned()));
+                item.is_quoted = style != ScalarStyle::Plain;
+                item
+            }
+            Event::SequenceStart(..) | Event::MappingStart(..) => {
+                let is_map = matches!(event, Event::MappingStart(..));
+                let place = match open.last_mut() {
+                    Some(open) => open.name(line).ok_or_else(|| wrong("a key must be a text".into()))?,
+                    None => (String::new(), String::new(), line),
+                };
+                let mut item = Item::new(place.0, place.1, place.2, None);
+                item.is_list = !is_map;
+                open.push(Open { item, is_map, key: None });
+                continue;
+            }
+            Event::SequenceEnd | Event::MappingEnd => match open.pop() {
+                Some(open) => open.item,
+                None => continue,
+            },
+            Event::Alias(_) => return Err(wrong("aliases (*NAME) are not read: write the value out".into())),
+            _ => continue,
+        };
+        match open.last_mut() {
+            Some(open) => open.item.push(ended),
+            None => documents.push(ended),
+        }
+    }
+    Ok(documents)
+}

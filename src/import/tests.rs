@@ -1,0 +1,277 @@
+//! What is read, and that nothing is dropped.
+
+use super::*;
+
+/// The manifest and what became of the parts, as `kubectl vm import -v` prints them.
+fn shown(text: &str, format: Format) -> String {
+    let vms = read(text, format, "file", Wish::default()).unwrap_or_else(|error| panic!("{error}"));
+    let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX };
+    let mut shown = String::new();
+    for vm in vms {
+        shown += &serde_saphyr::to_string_with_options(&vm.manifest, options.clone()).unwrap();
+        for finding in &vm.findings {
+            shown += &format!("{finding}\n");
+        }
+        for step in &vm.steps {
+            shown += &format!("# {step}\n");
+        }
+    }
+    shown
+}
+
+const LIBVIRT: &str = include_str!("tests/libvirt.xml");
+
+#[test]
+fn a_domain_of_libvirt() {
+    insta::assert_snapshot!(shown(LIBVIRT, Format::Libvirt));
+}
+
+const PROXMOX: &str = "\
+# made by hand%3A the shop
+agent: 1
+boot: order=scsi0;ide2;net0
+bios: ovmf
+ciuser: ann
+cores: 2
+cpu: x86-64-v2-AES,flags=+aes;-pcid
+efidisk0: local-lvm:vm-101-disk-0,efitype=4m,pre-enrolled-keys=1,size=4M
+hostpci0: 0000:01:00,pcie=1
+ide2: local:iso/debian.iso,media=cdrom,size=600M
+ide0: local-lvm:vm-101-cloudinit,media=cdrom
+ipconfig0: ip=10.0.0.5/24,gw=10.0.0.1
+machine: pc-i440fx-9.0
+memory: 4096
+name: shop
+nameserver: 10.0.0.2
+net0: virtio=BC:24:11:00:00:01,bridge=vmbr0,firewall=1,tag=10
+onboot: 1
+ostype: win11
+scsi0: local-lvm:vm-101-disk-1,cache=writeback,iothread=1,size=32G,ssd=1
+scsihw: virtio-scsi-single
+smbios1: uuid=7b10d7af-b932-4c66-b2c3-3996152ec465
+sockets: 2
+sshkeys: ssh-ed25519%20AAAA%20ann%40desk%0A
+tpmstate0: local-lvm:vm-101-disk-2,size=4M,version=v2.0
+vga: qxl2
+vmgenid: c773c261-d800-4348-9f5d-167fadd53cf8
+
+[before]
+memory: 2048
+";
+
+const KUBEVIRT: &str = "\
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata:
+  name: win
+  labels: {app: win, kubevirt.io/os: windows}
+spec:
+  runStrategy: RerunOnFailure
+  dataVolumeTemplates:
+  - metadata: {name: root}
+    spec:
+      storage: {resources: {requests: {storage: 20Gi}}}
+      source: {http: {url: 'https://example.org/a.qcow2'}}
+  template:
+    metadata: {labels: {app: win}}
+    spec:
+      nodeSelector: {disk: ssd}
+      evictionStrategy: LiveMigrate
+      terminationGracePeriodSeconds: 60
+      domain:
+        cpu: {cores: 2, maxSockets: 2, model: host-model}
+        memory: {guest: 2Gi, maxGuest: 4Gi}
+        firmware: {bootloader: {efi: {}}, uuid: 5d307ca9-b3ef-428c-8861-06e72d69f223}
+        features: {acpi: {}, hyperv: {relaxed: {}, spinlocks: {spinlocks: 8191}}}
+        devices:
+          tpm: {persistent: true}
+          disks:
+          - {name: root, disk: {bus: sata}, bootOrder: 1}
+          - {name: init, disk: {bus: virtio}}
+          - {name: tools, cdrom: {bus: sata}}
+          gpus: [{deviceName: nvidia.com/A, name: gpu1}]
+          interfaces:
+          - {name: default, masquerade: {}, model: e1000}
+          - {name: second, bridge: {}}
+      networks:
+      - {name: default, pod: {}}
+      - {name: second, multus: {networkName: net-a}}
+      volumes:
+      - {name: root, dataVolume: {name: root}}
+      - {name: tools, containerDisk: {image: 'quay.io/kubevirt/virtio-container-disk'}}
+      - name: init
+        cloudInitNoCloud:
+          userData: |
+            #cloud-config
+            password: x
+";
+
+const LIMA: &str = "\
+minimumLimaVersion: 1.1.0
+images:
+- location: https://example.org/arm.qcow2
+  arch: aarch64
+- location: https://example.org/amd.qcow2
+  arch: x86_64
+  digest: sha256:00
+cpus: 2
+memory: 2GiB
+disk: 20GiB
+mounts:
+- location: '~'
+provision:
+- mode: system
+  script: |
+    #!/bin/sh
+    apt-get install -y nginx
+- mode: user
+  script: echo hello
+portForwards:
+- guestPort: 80
+";
+
+const OVF: &str = r#"<?xml version="1.0"?>
+<Envelope xmlns="http://schemas.dmtf.org/ovf/envelope/1" xmlns:ovf="http://schemas.dmtf.org/ovf/envelope/1" xmlns:rasd="http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData" xmlns:vmw="http://www.vmware.com/schema/ovf">
+  <References><File ovf:href="shop-disk1.vmdk" ovf:id="file1" ovf:size="70144"/></References>
+  <DiskSection><Info>Disks</Info>
+    <Disk ovf:capacity="8" ovf:capacityAllocationUnits="byte * 2^30" ovf:diskId="vmdisk1" ovf:fileRef="file1"/>
+  </DiskSection>
+  <NetworkSection><Info>Networks</Info><Network ovf:name="VM Network"/></NetworkSection>
+  <VirtualSystem ovf:id="shop">
+    <Info>A VM</Info>
+    <Name>Shop</Name>
+    <OperatingSystemSection ovf:id="96"><Info>Debian</Info></OperatingSystemSection>
+    <VirtualHardwareSection><Info>Hardware</Info>
+      <Item><rasd:ElementName>4 CPUs</rasd:ElementName><rasd:ResourceType>3</rasd:ResourceType><rasd:VirtualQuantity>4</rasd:VirtualQuantity><vmw:CoresPerSocket ovf:required="false">2</vmw:CoresPerSocket></Item>
+      <Item><rasd:AllocationUnits>byte * 2^20</rasd:AllocationUnits><rasd:ResourceType>4</rasd:ResourceType><rasd:VirtualQuantity>2048</rasd:VirtualQuantity></Item>
+      <Item><rasd:ElementName>SCSI</rasd:ElementName><rasd:InstanceID>3</rasd:InstanceID><rasd:ResourceSubType>VirtualSCSI</rasd:ResourceSubType><rasd:ResourceType>6</rasd:ResourceType></Item>
+      <Item><rasd:HostResource>ovf:/disk/vmdisk1</rasd:HostResource><rasd:Parent>3</rasd:Parent><rasd:ResourceType>17</rasd:ResourceType></Item>
+      <Item><rasd:Connection>VM Network</rasd:Connection><rasd:ResourceSubType>VmxNet3</rasd:ResourceSubType><rasd:ResourceType>10</rasd:ResourceType></Item>
+      <Item><rasd:ElementName>Floppy</rasd:ElementName><rasd:ResourceType>14</rasd:ResourceType></Item>
+      <vmw:Config ovf:required="false" vmw:key="firmware" vmw:value="efi"/>
+      <vmw:Config ovf:required="false" vmw:key="tools.syncTimeWithHost" vmw:value="true"/>
+    </VirtualHardwareSection>
+    <ProductSection><Info>vApp</Info></ProductSection>
+  </VirtualSystem>
+</Envelope>
+"#;
+
+#[test]
+fn a_configuration_of_proxmox() {
+    insta::assert_snapshot!(shown(PROXMOX, Format::Proxmox));
+}
+
+#[test]
+fn a_vm_of_kubevirt() {
+    insta::assert_snapshot!(shown(KUBEVIRT, Format::Kubevirt));
+}
+
+#[test]
+fn an_instance_of_lima() {
+    insta::assert_snapshot!(shown(LIMA, Format::Lima));
+}
+
+#[test]
+fn an_envelope_of_ovf() {
+    insta::assert_snapshot!(shown(OVF, Format::Ovf));
+}
+
+#[test]
+fn the_format_is_told_by_the_text() {
+    for (text, format) in [
+        (LIBVIRT, Format::Libvirt),
+        (PROXMOX, Format::Proxmox),
+        (KUBEVIRT, Format::Kubevirt),
+        (LIMA, Format::Lima),
+        (OVF, Format::Ovf),
+    ] {
+        assert_eq!(Format::of(text), Ok(format));
+    }
+}
+
+/// The parts from the root to the first one whose key has this word.
+fn path_to<'a>(item: &'a Item, word: &str) -> Option<Vec<&'a Item>> {
+    if item.key.contains(word) {
+        return Some(vec![item]);
+    }
+    let mut path = item.items().iter().find_map(|item| path_to(item, word))?;
+    path.insert(0, item);
+    Some(path)
+}
+
+/// Texts that have one more part, which nobody knows, in each place where there may be one.
+fn with_an_unknown_part(text: &str, format: Format) -> Vec<String> {
+    let inserted = |at: usize, what: &str| format!("{}{what}{}", &text[..at], &text[at..]);
+    let mut texts = Vec::new();
+    match format {
+        Format::Libvirt | Format::Ovf => {
+            for (at, _) in text.match_indices('<') {
+                let name = text[at + 1..].find(|it: char| !it.is_ascii_alphanumeric() && !":_".contains(it)).unwrap();
+                if name > 0 {
+                    texts.push(inserted(at + 1 + name, " zzqq='1'"));
+                    // A sibling before it, but not of the root.
+                    if at > 0 && !text[at..].starts_with("<domain") && !text[at..].starts_with("<Envelope") {
+                        texts.push(inserted(at, "<zzqq>1</zzqq>"));
+                    }
+                }
+            }
+        }
+        Format::Proxmox => {
+            for (at, _) in text.match_indices('\n') {
+                texts.push(inserted(at + 1, "zzqq: 1\n"));
+                let line = text[..at].rsplit('\n').next().unwrap();
+                if line.contains('=') && line.contains(": ") {
+                    texts.push(inserted(at, ",zzqq=1"));
+                }
+            }
+        }
+        Format::Kubevirt | Format::Lima => {
+            for (at, _) in text.match_indices('{').filter(|(at, _)| !text[*at..].starts_with("{}")) {
+                texts.push(inserted(at + 1, "zzqq: 1, "));
+            }
+            let mut at = 0;
+            for line in text.split_inclusive('\n') {
+                let indent = line.len() - line.trim_start().len();
+                let is_key = line.trim_start().split_once(':').is_some_and(|(key, _)| !key.contains([' ', '#', '\'']));
+                if is_key && !line.contains("password") {
+                    texts.push(inserted(at, &format!("{}zzqq: 1\n", " ".repeat(indent))));
+                }
+                at += line.len();
+            }
+        }
+    }
+    texts
+}
+
+#[test]
+fn nothing_is_dropped_silently() {
+    for (text, format) in [
+        (LIBVIRT, Format::Libvirt),
+        (PROXMOX, Format::Proxmox),
+        (KUBEVIRT, Format::Kubevirt),
+        (LIMA, Format::Lima),
+        (OVF, Format::Ovf),
+    ] {
+        let texts = with_an_unknown_part(text, format);
+        assert!(texts.len() > 10, "{format:?}: {}", texts.len());
+        for text in texts {
+            let sources = match format {
+                Format::Libvirt | Format::Ovf => source::xml(&text).map(|source| vec![source]),
+                Format::Proxmox => proxmox::source(&text).map(|source| vec![source]),
+                Format::Kubevirt | Format::Lima => source::yaml(&text),
+            };
+            let source = sources.unwrap_or_else(|error| panic!("{error}: {text}")).swap_remove(0);
+            let vm = vm(&source, format, "file", Wish::default()).unwrap();
+            let path = path_to(&source, "zzqq").unwrap_or_else(|| panic!("it is not read: {text}"));
+            let is_listed = |item: &Item, grades: &[Grade]| {
+                vm.findings
+                    .iter()
+                    .any(|it| it.what == item.label && it.lines.contains(&item.line) && grades.contains(&it.grade))
+            };
+            let all = [Grade::Same, Grade::Changed, Grade::LeftOut];
+            let (last, around) = path.split_last().unwrap();
+            let listed = is_listed(last, &all) || around.iter().any(|item| is_listed(item, &all[1..]));
+            assert!(listed, "{format:?}: {}: it is dropped silently: {:#?}", last.label, vm.findings);
+        }
+    }
+}

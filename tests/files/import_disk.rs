@@ -1,0 +1,167 @@
+//! The script of the recipe `import-disk`, run with other folders than those of a Pod.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// A Pod's folders, and the script of a case of the recipe.
+struct Import {
+    folder: tempfile::TempDir,
+    script: String,
+    env: Vec<(String, String)>,
+}
+
+impl Import {
+    fn new(case: &str) -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("example/templates/import-disk/tests");
+        let text = fs::read_to_string(root.join(case).join("expected.yaml")).unwrap();
+        let pod = text.split("\n---\n").find(|document| document.contains("\nkind: Pod\n")).unwrap();
+        let pod: Value = serde_yaml::from_str(pod).unwrap();
+        let container = &pod["spec"]["initContainers"][0];
+        assert_eq!(container["name"], "import");
+        let folder = tempfile::tempdir().unwrap();
+        let mut script = container["command"][2].as_str().unwrap().to_owned();
+        for place in ["/download", "/var/local/vm-data", "/oci"] {
+            let own = folder.path().join(place.replace('/', "-"));
+            fs::create_dir(&own).unwrap();
+            script = script.replace(place, own.to_str().unwrap());
+        }
+        // A file takes the place of a block device.
+        script = script.replace("convert -n ", "convert ");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let env = container["env"].as_array().unwrap();
+        let env = env.iter().map(|it| (text(&it["name"]), text(&it["value"]))).collect();
+        Self { folder, script, env }.with("TARGET", |folder| folder.join("target").display().to_string())
+    }
+
+    fn with(mut self, name: &str, value: impl Fn(&Path) -> String) -> Self {
+        let value = value(self.folder.path());
+        self.env.retain(|(other, _)| other != name);
+        self.env.push((name.to_owned(), value));
+        self
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-ec", &self.script]).envs(self.env.iter().cloned());
+        command
+    }
+
+    fn run(&self) -> Output {
+        self.command().output().unwrap()
+    }
+}
+
+/// What a disk may have: no zeros at its start.
+fn content() -> Vec<u8> {
+    (0..1 << 20).map(|number: u32| (number.wrapping_mul(2_654_435_761) >> 13) as u8 | 1).collect()
+}
+
+fn sum(content: &[u8]) -> String {
+    Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn a_download_is_compared_with_its_checksum() {
+    let import = |sums: &str| {
+        let import = Import::new("catalog").with("FORMAT", |_| "raw".into());
+        fs::write(import.path("guest.img"), content()).unwrap();
+        fs::write(import.path("SUMS"), sums).unwrap();
+        import
+            .with("URL", |folder| format!("file://{}/guest.img", folder.display()))
+            .with("SUMS", |folder| format!("file://{}/SUMS", folder.display()))
+    };
+    let right = sum(&content());
+    for sums in [format!("{right}  guest.img\n"), format!("{}  other.img\n{right} *guest.img\n", "0".repeat(64))] {
+        let import = import(&sums);
+        let output = import.run();
+        assert!(output.status.success(), "{output:?}");
+        assert!(fs::read(import.path("target")).unwrap() == content());
+        assert!(!import.path("-download/image").exists(), "it takes no place any more");
+        // What a guest has written is not overwritten.
+        fs::write(import.path("target"), "of the guest").unwrap();
+        assert!(import.run().status.success());
+        assert_eq!(fs::read(import.path("target")).unwrap(), b"of the guest");
+    }
+    for (sums, complaint) in [
+        (format!("{}  guest.img\n", "0".repeat(64)), "the image is not used: its checksum is"),
+        (format!("{right}  guest.img.torrent\n"), "has no checksum of guest.img"),
+        (String::new(), "has no checksum of guest.img"),
+    ] {
+        let import = import(&sums);
+        let output = import.run();
+        let talk = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.code() == Some(1) && talk.contains(complaint), "{output:?}");
+        assert!(!import.path("target").exists());
+    }
+}
+
+#[test]
+fn an_upload_is_waited_for_piece_by_piece() {
+    for is_right in [true, false] {
+        let wanted = if is_right { sum(&content()) } else { "0".repeat(64) };
+        let import = Import::new("upload")
+            .with("FORMAT", |_| "raw".into())
+            .with("SIZE", |_| content().len().to_string())
+            .with("SUM", |_| wanted.clone());
+        let mut running = import.command().spawn().unwrap();
+        let image = import.path("-download/image");
+        let end = Instant::now() + Duration::from_secs(60);
+        while !image.exists() {
+            assert!(Instant::now() < end && running.try_wait().unwrap().is_none(), "the file for the upload");
+            std::thread::yield_now();
+        }
+        // As `kubectl vm upload` writes them; the second one begins where the first one broke off, and a bit before.
+        for (from, to) in [(0, 700_000), (600_000, content().len())] {
+            let part = import.path("part");
+            fs::write(&part, &content()[from..to]).unwrap();
+            let dd = format!(
+                "dd of={} bs=1M iflag=fullblock oflag=seek_bytes seek={from} conv=notrunc status=none",
+                image.display()
+            );
+            let dd = Command::new("sh").args(["-c", &dd]).stdin(fs::File::open(part).unwrap()).status().unwrap();
+            assert!(dd.success());
+            assert!(to == content().len() || running.try_wait().unwrap().is_none(), "it waits for the rest");
+        }
+        let status = running.wait().unwrap();
+        assert_eq!(status.code(), Some(if is_right { 0 } else { 1 }));
+        let written = fs::read(import.path("target")).unwrap_or_default();
+        assert!(if is_right { written == content() } else { written.is_empty() });
+        assert!(!image.exists(), "a wrong file is sent again from its start");
+    }
+}
+
+#[test]
+fn the_disk_of_a_container_image_has_its_own_format() {
+    for format in ["raw", "qcow2"] {
+        let import = Import::new("container");
+        let raw = import.path("raw");
+        fs::write(&raw, content()).unwrap();
+        fs::create_dir(import.path("-oci/disk")).unwrap();
+        let convert = Command::new("qemu-img")
+            .args(["convert", "-f", "raw", "-O", format])
+            .args([&raw, &import.path("-oci/disk/guest.img")])
+            .status()
+            .unwrap();
+        assert!(convert.success());
+        let output = import.run();
+        assert!(output.status.success(), "{output:?}");
+        assert!(fs::read(import.path("target")).unwrap() == content(), "{format}");
+        assert!(import.path("-oci/disk/guest.img").exists(), "the image is not ours");
+    }
+    let empty = Import::new("container").run();
+    assert!(
+        empty.status.code() == Some(1) && String::from_utf8_lossy(&empty.stdout).contains("has no file in /disk"),
+        "{empty:?}"
+    );
+}

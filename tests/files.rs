@@ -33,6 +33,9 @@ fn the_manifests_are_of_this_version() {
         "deploy/node-devices/plugin.yaml",
         "deploy/node-devices/trial.yaml",
         "example/quickstart/guest-disk.yaml",
+        "example/vmctl/deployment.yaml",
+        "example/vmctl/stateful-set.yaml",
+        "example/vmctl/daemon-set.yaml",
     ] {
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
         let image = text.lines().find(|line| line.trim().starts_with("image: localhost/")).unwrap();

@@ -68,7 +68,7 @@ pub struct Options {
     pub prototype_namespace: Option<String>,
     /// What becomes of the VM's disks.
     pub disks: Disks,
-    /// Keep disks also where no later Pod has the same name.
+    /// Keep disks also where no later Pod has the same name, and accept claims that templates fix.
     pub force: bool,
     /// When the Pod is ready.
     pub ready: ReadyWhen,
@@ -137,6 +137,7 @@ pub async fn run(options: Options, term: watch::Receiver<bool>) -> Result<(), Er
         when: options.ready,
         readiness,
         owned: BTreeSet::new(),
+        is_pod_checked: false,
         may_list_pods: true,
     };
     let Some(uid) = holder.derive(&term).await? else { return Ok(()) };
@@ -159,6 +160,8 @@ struct Holder {
     readiness: watch::Sender<Readiness>,
     /// The claims whose owner the VM is.
     owned: BTreeSet<String>,
+    /// Whether it is known what the VM's Pod writes to.
+    is_pod_checked: bool,
     /// Whether the Pods could be listed when that was last tried.
     may_list_pods: bool,
 }
@@ -276,6 +279,7 @@ impl Holder {
                     }
                     self.say(standing::readiness(&vm, self.when));
                     self.own_claims(&vm).await?;
+                    self.check_pod(&vm, uid).await?;
                 }
                 Some(Ok(_)) => return Err(Error::Deleted { vm: self.vm.clone() }),
                 Some(Err(source)) if is_final(&source) => return Err(Error::Watch { vm: self.vm.clone(), source }),
@@ -322,6 +326,29 @@ impl Holder {
             }
         }
         Ok(())
+    }
+
+    /// Refuses a VM whose Pod writes to a claim that a template fixes for all VMs, before its guest has started.
+    async fn check_pod(&mut self, vm: &VirtualMachine, uid: &str) -> Result<(), Error> {
+        let has_pod = vm.status.as_ref().is_some_and(|status| status.created == Some(true));
+        if !has_pod || self.is_pod_checked || self.order.force {
+            self.is_pod_checked &= has_pod;
+            return Ok(());
+        }
+        match self.cluster.written_claims(&self.name).await {
+            Ok(written) => {
+                self.is_pod_checked = true;
+                let Some(claim) = standing::fixed_claim(vm, &written) else { return Ok(()) };
+                self.cluster.delete(&self.name, uid).await?;
+                Err(Refusal::FixedClaim { vm: self.vm.clone(), claim: claim.to_owned() }.into())
+            }
+            Err(error) => {
+                // Without the right it is not tried again; else the next change of the VM brings the next try.
+                self.is_pod_checked = error.is_final();
+                warn!(vm = self.vm, error = %ErrorChain(&error), "it can't be seen whether the VM's Pod writes to a claim of other VMs");
+                Ok(())
+            }
+        }
     }
 
     /// Deletes the VMs of this prototype whose Pods are gone.

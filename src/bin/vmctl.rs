@@ -39,7 +39,7 @@ struct Arguments {
     /// What becomes of the VM's disks when this Pod ends.
     #[arg(long, env = "VMCTL_DISKS", default_value = "keep")]
     disks: Disks,
-    /// Keep the disks also in a Deployment or DaemonSet, where no later Pod has the same name.
+    /// Keep the disks also in a Deployment or DaemonSet, where no later Pod has the same name; and accept claims that templates fix for all VMs.
     #[arg(long)]
     force: bool,
     /// When this Pod is ready, as `vmctl ready` tells the kubelet.

@@ -14,7 +14,10 @@ use super::{
     FIELD_MANAGER,
     derive::{PROTOTYPE_LABEL, PodFacts, PodObject},
 };
-use crate::api::{StoredVm, VirtualMachine};
+use crate::{
+    api::{StoredVm, VirtualMachine},
+    object::{APP_NAME, INSTANCE_LABEL},
+};
 
 /// No object has this version, so an apply with it creates an object or is refused, and never merges into somebody else's.
 const NO_VERSION: &str = "1";
@@ -155,6 +158,17 @@ impl Cluster {
                 Err(RequestError { what, source })
             }
         }
+    }
+
+    /// The claims that the Pods of a VM may write to.
+    pub async fn written_claims(&self, vm: &str) -> Result<BTreeSet<String>, RequestError> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let of_vm = format!("app.kubernetes.io/name={APP_NAME},{INSTANCE_LABEL}={vm}");
+        let list = pods.list(&ListParams::default().labels(&of_vm)).await;
+        let list = list.map_err(failed(|| format!("list the Pods of vm {}/{vm}", self.namespace)))?;
+        let volumes = list.items.into_iter().filter_map(|pod| pod.spec?.volumes).flatten();
+        let claims = volumes.filter_map(|volume| volume.persistent_volume_claim);
+        Ok(claims.filter(|claim| claim.read_only != Some(true)).map(|claim| claim.claim_name).collect())
     }
 
     /// The first of these claims that goes with a VM of that name.

@@ -85,7 +85,7 @@ pub struct Order {
     pub namespace: String,
     /// What becomes of its disks.
     pub disks: Disks,
-    /// Keep disks also if no later Pod has the same name.
+    /// Keep disks also if no later Pod has the same name, and accept claims that templates fix.
     pub force: bool,
 }
 
@@ -119,6 +119,12 @@ pub enum Refusal {
          --disks ephemeral deletes them with the VM; a StatefulSet keeps them for the next Pod of the name; --force leaves them behind"
     )]
     DisksLeftBehind { controller: String },
+    #[error(
+        "the Pod of vm {vm} may write to the claim {claim}, which is no disk of that VM alone: a template names it, so all derived VMs would \
+         write to it; mount it readOnly, or let its name begin with that of the VM; --force accepts it, for a file system that is made to be \
+         shared"
+    )]
+    FixedClaim { vm: String, claim: String },
 }
 
 /// The name of the VM that is derived for a Pod: `PROTOTYPE-POD`. If that is too long or has a dot, it is shortened, without dots, and ends
@@ -182,7 +188,7 @@ pub fn derive(
     Ok(Derived { manifest, warnings })
 }
 
-/// Refuses disks that are another VM's too. A claim that a template names for all VMs is refused by the manager: ClaimInUse.
+/// Refuses disks that are another VM's too. Claims that templates fix are seen when the VM has a Pod: `standing::fixed_claim`.
 fn check_disks(spec: &Value, prototype: &str) -> Result<(), Refusal> {
     let disks = spec["vm"]["disks"].as_array().map(Vec::as_slice).unwrap_or_default();
     for (disk, claim) in disks.iter().map(|disk| &disk["volumeClaimTemplate"]["spec"]).enumerate() {

@@ -117,6 +117,14 @@ fn namespace_of(full_name: &str) -> &str {
     full_name.split_once('/').map_or("", |(namespace, _)| namespace)
 }
 
+/// A claim that a VM's Pod may write to and that is not the VM's: a template names it, for all VMs. `written` are the claims that the Pod may
+/// write to.
+pub fn fixed_claim<'a>(vm: &VirtualMachine, written: &'a BTreeSet<String>) -> Option<&'a str> {
+    let own: BTreeSet<&str> =
+        vm.status.iter().flat_map(|status| &status.claims).map(|claim| claim.name.as_str()).collect();
+    written.iter().map(String::as_str).find(|claim| !own.contains(claim))
+}
+
 /// When vmctl's Pod is ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum ReadyWhen {

@@ -65,6 +65,17 @@ fn orphans_are_vms_of_pods_of_this_namespace_that_live_no_more() {
 }
 
 #[test]
+fn a_claim_that_is_not_the_vms_is_fixed_in_a_template() {
+    let vm = test_support::vm(|vm| {
+        vm["status"] =
+            json!({ "claims": [{ "name": "apple-core-disk", "uid": "u" }, { "name": "apple-runner-data" }] });
+    });
+    let written = |claims: &[&str]| claims.iter().map(|claim| (*claim).to_owned()).collect::<BTreeSet<_>>();
+    assert_eq!(fixed_claim(&vm, &written(&["apple-core-disk", "apple-runner-data"])), None);
+    assert_eq!(fixed_claim(&vm, &written(&["apple-core-disk", "shared"])), Some("shared"));
+}
+
+#[test]
 fn the_guest_is_up_when_its_agent_answers_or_when_it_runs() {
     use ReadyWhen::{Booted, Running};
     let with = |phase: &str, running: bool, booted: bool| {

@@ -16,7 +16,8 @@ use crate::tools::{dev_dir, make_dir, read, remove, root, run, sha256_file, writ
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The archives, by their names without version: who uses VMs needs the first, who builds images of their own the second.
-const ARCHIVES: &[(&str, &[Program])] = &[("kubectl-vm", &[PLUGIN]), ("vm-operator", &[MANAGER, NODE_DEVICES, RUNNER, VMCTL])];
+const ARCHIVES: &[(&str, &[Program])] =
+    &[("kubectl-vm", &[PLUGIN]), ("vm-operator", &[MANAGER, NODE_DEVICES, RUNNER, VMCTL])];
 
 /// Writes all files of a release and their sums into `dist`. `downloads` is the URL of the folder with the release's files; by default, for a
 /// registry of GitHub, that of GitHub's release. Without it there is no manifest of the plugin, which has to name it.

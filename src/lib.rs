@@ -79,3 +79,5 @@ pub mod manager;
 pub mod node_devices;
 #[cfg(feature = "runner")]
 pub mod runner;
+#[cfg(feature = "vmctl")]
+pub mod vmctl;

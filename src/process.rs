@@ -8,11 +8,11 @@
 pub mod follow;
 #[cfg(any(feature = "manager", feature = "node-devices"))]
 pub mod listen;
-#[cfg(any(feature = "manager", feature = "node-devices"))]
+#[cfg(any(feature = "manager", feature = "node-devices", feature = "vmctl"))]
 pub mod log;
 #[cfg(feature = "runner")]
 pub mod output;
-#[cfg(any(feature = "manager", feature = "node-devices", feature = "runner"))]
+#[cfg(any(feature = "manager", feature = "node-devices", feature = "runner", feature = "vmctl"))]
 pub mod signals;
 #[cfg(feature = "manager")]
 pub mod slots;

@@ -35,6 +35,9 @@ fn the_manifests_are_of_this_version() {
         "deploy/node-devices/plugin.yaml",
         "deploy/node-devices/trial.yaml",
         "example/quickstart/guest-disk.yaml",
+        "example/vmctl/deployment.yaml",
+        "example/vmctl/stateful-set.yaml",
+        "example/vmctl/daemon-set.yaml",
     ] {
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
         let image = text.lines().find(|line| line.trim().starts_with("image: localhost/")).unwrap();
@@ -42,19 +45,24 @@ fn the_manifests_are_of_this_version() {
     }
 }
 
-/// The runner is in every Pod: it must not bring what only the manager needs.
+/// The runner and vmctl are in many Pods: they must not bring what only the manager needs.
 #[test]
-fn the_runner_has_no_server_and_no_controller() {
-    let output = Command::new(env!("CARGO"))
-        .args(["tree", "--offline", "--prefix=none", "--edges=normal", "--no-default-features", "--features=runner"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .unwrap();
-    let tree = String::from_utf8(output.stdout).unwrap();
-    assert!(tree.contains("kube-client "), "{}", String::from_utf8_lossy(&output.stderr));
-    for name in ["axum ", "kube-runtime ", "kube-cel ", "cel ", "rcgen ", "clap_complete "] {
-        assert!(!tree.lines().any(|line| line.starts_with(name)), "the runner depends on {name}");
-    }
+fn the_runner_and_vmctl_have_no_server_and_no_controller() {
+    let lacks = |feature: &str, unwanted: &[&str]| {
+        let feature = format!("--features={feature}");
+        let output = Command::new(env!("CARGO"))
+            .args(["tree", "--offline", "--prefix=none", "--edges=normal", "--no-default-features", &feature])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .unwrap();
+        let tree = String::from_utf8(output.stdout).unwrap();
+        assert!(tree.contains("kube-client "), "{}", String::from_utf8_lossy(&output.stderr));
+        for name in unwanted {
+            assert!(!tree.lines().any(|line| line.starts_with(name)), "{feature} depends on {name}");
+        }
+    };
+    lacks("runner", &["axum ", "kube-runtime ", "kube-cel ", "cel ", "rcgen ", "clap_complete "]);
+    lacks("vmctl", &["axum ", "kube-cel ", "cel ", "rcgen ", "clap_complete ", "qapi ", "jsonschema "]);
 }
 
 /// What somebody sees of the manager's metrics: the table in the documentation, the dashboard, the alerts.

@@ -15,6 +15,8 @@ mod recipes;
 #[path = "support/spice.rs"]
 mod spice;
 mod support;
+#[path = "node/vmctl.rs"]
+mod vmctl;
 
 use std::{path::PathBuf, process::Command, time::Duration};
 

@@ -45,6 +45,8 @@ mod edit;
 mod about;
 // And the one that makes VMs.
 mod create;
+// vmctl: VMs beside the Pods of Deployments.
+mod vmctl;
 // Start, stop and restart. Two Pods of one VM never run at the same time.
 mod power;
 // What the token of a VM's Pod may do, and how a forced stop reaches its runner.

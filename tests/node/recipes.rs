@@ -3,7 +3,7 @@
 use super::*;
 
 /// Copies recipes of the cookbook into one set and brings it into the namespace.
-fn install_set(namespace: &TestNamespace, set: &str, recipes: &[&str]) {
+pub fn install_set(namespace: &TestNamespace, set: &str, recipes: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     for recipe in recipes {
         let from = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("example/templates").join(recipe);
@@ -20,7 +20,7 @@ fn install_set(namespace: &TestNamespace, set: &str, recipes: &[&str]) {
 }
 
 /// Starts a web server with the guest's disk image, and returns its address.
-async fn serve_images(namespace: &TestNamespace, pods: &Api<Pod>) -> String {
+pub async fn serve_images(namespace: &TestNamespace, pods: &Api<Pod>) -> String {
     namespace.kubectl(&[
         "run",
         "images",

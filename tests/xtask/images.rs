@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::programs::{self, MANAGER, NODE_DEVICES, Profile, Program, RUNNER};
+use crate::programs::{self, MANAGER, NODE_DEVICES, Profile, Program, RUNNER, VMCTL};
 use crate::tools::{
     Stage, cache_dir, dev_dir, fingerprint, is_root, make_dir, read, remove, root, run, run_loud, run_raw, sha256_file,
     tied, try_hold, wait_for, write,
@@ -23,11 +23,11 @@ struct Image {
 }
 
 fn images(registry: &str) -> impl Iterator<Item = Image> {
-    let programs: [&[Program]; 2] = [&[MANAGER, NODE_DEVICES], &[RUNNER]];
+    let programs: [&[Program]; 3] = [&[MANAGER, NODE_DEVICES], &[RUNNER], &[VMCTL]];
     programs.into_iter().map(|programs| Image { programs, registry: registry.to_owned() })
 }
 
-/// Builds both images and returns their archives; what has not changed since last time is left alone.
+/// Builds the images and returns their archives; what has not changed since last time is left alone.
 pub fn build(profile: Profile, registry: &str, offline: bool) -> Result<Vec<PathBuf>> {
     let programs: Vec<_> = images(registry).flat_map(|image| image.programs).copied().collect();
     let mut built = programs::build(profile, registry, &programs)?.into_iter();
@@ -36,7 +36,7 @@ pub fn build(profile: Profile, registry: &str, offline: bool) -> Result<Vec<Path
         .collect()
 }
 
-/// Pushes both images, which were built for that registry.
+/// Pushes the images, which were built for that registry.
 pub fn push(registry: &str) -> Result<()> {
     for image in images(registry) {
         let tag = image.tag();

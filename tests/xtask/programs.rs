@@ -28,6 +28,7 @@ pub struct Program {
 pub const MANAGER: Program = Program { name: "vm-operator", feature: "manager" };
 pub const NODE_DEVICES: Program = Program { name: "vm-node-devices", feature: "node-devices" };
 pub const RUNNER: Program = Program { name: "vm-runner", feature: "runner" };
+pub const VMCTL: Program = Program { name: "vmctl", feature: "vmctl" };
 pub const PLUGIN: Program = Program { name: "kubectl-vm", feature: "cli" };
 
 /// The only target that there are images for.

@@ -1,0 +1,174 @@
+//! Whose a VM is that has the name of the derived one, which VMs have lost their Pod, and whether a guest is up. Pure.
+
+use std::collections::BTreeSet;
+
+use kube::core::ObjectMeta;
+
+use super::derive::{POD_ANNOTATION, POD_UID_ANNOTATION, PodFacts};
+use crate::api::{VirtualMachine, conditions};
+
+/// The UIDs of the Pods in the namespace of vmctl's Pod that have not ended; `None` if they can't be listed.
+pub type LivingPods = Option<BTreeSet<String>>;
+
+/// What a VM with the name of the derived one is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// There is none, so it can be created.
+    Absent,
+    /// It is this Pod's: the container was started again.
+    Ours,
+    /// It is being deleted, so the next one has to wait.
+    Going,
+    /// It is of a Pod that does not exist any more, so it is to be deleted.
+    Leftover {
+        /// Its UID.
+        uid: String,
+    },
+    /// It is somebody else's, so there is none for this Pod.
+    Taken(Taken),
+}
+
+/// Whose VM has the name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Taken {
+    /// No vmctl made it.
+    #[error("no vmctl has made it, so it is left alone: delete or rename it, or rename the workload of this Pod")]
+    Foreign,
+    /// Another Pod lives whose name together with that of its prototype gives the same name.
+    #[error(
+        "it is of the Pod {pod}, which exists: the names of prototype and Pod together give the same; rename one of the workloads"
+    )]
+    OtherPod {
+        /// `NAMESPACE/NAME`.
+        pod: String,
+    },
+    /// Whether the other Pod lives can't be seen.
+    #[error(
+        "it is of the Pod {pod}, and this program can't see whether that exists: it may only list the Pods of its own namespace, with the rule \
+         {{apiGroups: [\"\"], resources: [pods], verbs: [list]}}"
+    )]
+    UnknownPod {
+        /// `NAMESPACE/NAME`.
+        pod: String,
+    },
+}
+
+/// What the VM is that has the name of the one to be derived for a Pod.
+pub fn standing(found: Option<&ObjectMeta>, pod: &PodFacts, living: &LivingPods) -> Standing {
+    let Some(found) = found else { return Standing::Absent };
+    let Some((other, other_uid)) = pod_of(found) else { return Standing::Taken(Taken::Foreign) };
+    if found.deletion_timestamp.is_some() {
+        return Standing::Going;
+    }
+    if other_uid == pod.uid {
+        return Standing::Ours;
+    }
+    // Pods of one name follow each other, so the other one is gone if it had the name of this one.
+    let is_gone = if other == pod.full_name() {
+        true
+    } else if namespace_of(other) != pod.namespace {
+        return Standing::Taken(Taken::UnknownPod { pod: other.to_owned() });
+    } else {
+        match living {
+            Some(living) => !living.contains(other_uid),
+            None => return Standing::Taken(Taken::UnknownPod { pod: other.to_owned() }),
+        }
+    };
+    if is_gone {
+        Standing::Leftover { uid: found.uid.clone().unwrap_or_default() }
+    } else {
+        Standing::Taken(Taken::OtherPod { pod: other.to_owned() })
+    }
+}
+
+/// A VM to delete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Orphan {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// The Pod that it was derived for: `NAMESPACE/NAME`.
+    pub pod: String,
+}
+
+/// The VMs whose Pods were in this Pod's namespace and live no more: they were deleted by force, or evicted, after which the object of a Pod
+/// stays. `living` must have been listed after the VMs, because a Pod is older than its VM.
+pub fn orphans(vms: &[ObjectMeta], pod: &PodFacts, living: &BTreeSet<String>) -> Vec<Orphan> {
+    let lost = vms.iter().filter(|vm| vm.deletion_timestamp.is_none()).filter_map(|vm| {
+        let (other, uid) = pod_of(vm)?;
+        let is_lost = uid != pod.uid && namespace_of(other) == pod.namespace && !living.contains(uid);
+        is_lost.then(|| Orphan {
+            name: vm.name.clone().unwrap_or_default(),
+            uid: vm.uid.clone().unwrap_or_default(),
+            pod: other.to_owned(),
+        })
+    });
+    lost.collect()
+}
+
+/// The Pod for which a VM was derived, as `NAMESPACE/NAME` and UID.
+fn pod_of(vm: &ObjectMeta) -> Option<(&str, &str)> {
+    let annotations = vm.annotations.as_ref()?;
+    Some((annotations.get(POD_ANNOTATION)?, annotations.get(POD_UID_ANNOTATION)?))
+}
+
+fn namespace_of(full_name: &str) -> &str {
+    full_name.split_once('/').map_or("", |(namespace, _)| namespace)
+}
+
+/// A claim that a VM's Pod may write to and that is not the VM's: a template names it, for all VMs. `written` are the claims that the Pod may
+/// write to.
+pub fn fixed_claim<'a>(vm: &VirtualMachine, written: &'a BTreeSet<String>) -> Option<&'a str> {
+    let own: BTreeSet<&str> =
+        vm.status.iter().flat_map(|status| &status.claims).map(|claim| claim.name.as_str()).collect();
+    written.iter().map(String::as_str).find(|claim| !own.contains(claim))
+}
+
+/// When vmctl's Pod is ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ReadyWhen {
+    /// When QEMU's guest agent in the guest answers (the condition Booted).
+    #[default]
+    Booted,
+    /// When the guest has started (the condition Running), for guests without the agent.
+    Running,
+}
+
+/// Whether the guest is up, or why it is not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// It is.
+    Ready,
+    /// It is not, for this reason.
+    NotReady(String),
+}
+
+/// Whether the guest of a VM is up.
+pub fn readiness(vm: &VirtualMachine, when: ReadyWhen) -> Readiness {
+    let Some(status) = vm.status.as_ref() else {
+        return Readiness::NotReady("no manager has seen the VM yet".into());
+    };
+    let is = |type_: &str| conditions::is_true(&status.conditions, type_);
+    let phase = status.phase.as_deref().unwrap_or("Pending");
+    let runs = phase == "Running" && is(conditions::RUNNING);
+    let is_ready = match when {
+        ReadyWhen::Booted => runs && is(conditions::BOOTED),
+        ReadyWhen::Running => runs,
+    };
+    let about = |type_: &str| {
+        let condition = conditions::find(&status.conditions, type_)?;
+        Some(format!("{}: {}", condition.reason, condition.message))
+    };
+    match is_ready {
+        true => Readiness::Ready,
+        false if runs => {
+            let why = about(conditions::BOOTED);
+            Readiness::NotReady(why.unwrap_or_else(|| "the guest agent has not answered yet".into()))
+        }
+        false => Readiness::NotReady(about(conditions::READY).unwrap_or_else(|| phase.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

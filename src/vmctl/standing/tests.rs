@@ -1,0 +1,104 @@
+use serde_json::json;
+
+use super::*;
+use crate::{api::VirtualMachine, test_support};
+
+fn pod() -> PodFacts {
+    PodFacts { name: "web-0".into(), uid: "u-2".into(), namespace: "orchard".into(), node: "a".into() }
+}
+
+/// A VM of a Pod; `None`: of none.
+fn vm(name: &str, of: Option<(&str, &str)>, is_going: bool) -> ObjectMeta {
+    let annotations = of.map(|(pod, uid)| json!({ POD_ANNOTATION: pod, POD_UID_ANNOTATION: uid }));
+    let time = is_going.then_some("2027-01-15T08:00:00Z");
+    serde_json::from_value(
+        json!({ "name": name, "uid": format!("{name}-uid"), "annotations": annotations, "deletionTimestamp": time }),
+    )
+    .unwrap()
+}
+
+#[test]
+fn only_a_vm_of_the_same_uid_is_ours() {
+    let living = || Some(BTreeSet::from(["u-2".to_owned(), "u-lives".to_owned()]));
+    let leftover = || Standing::Leftover { uid: "x-uid".into() };
+    let other = |pod: &str| Standing::Taken(Taken::OtherPod { pod: pod.into() });
+    let unknown = |pod: &str| Standing::Taken(Taken::UnknownPod { pod: pod.into() });
+    for (of, is_going, living, expected) in [
+        (None, false, living(), Standing::Taken(Taken::Foreign)),
+        (None, true, living(), Standing::Taken(Taken::Foreign)),
+        (Some(("orchard/web-0", "u-2")), false, None, Standing::Ours),
+        (Some(("orchard/web-0", "u-2")), true, None, Standing::Going),
+        (Some(("orchard/web-0", "u-1")), true, living(), Standing::Going),
+        // A StatefulSet's Pod before.
+        (Some(("orchard/web-0", "u-1")), false, living(), leftover()),
+        (Some(("orchard/web-0", "u-1")), false, None, leftover()),
+        // Another Pod whose names give the same.
+        (Some(("orchard/0", "u-1")), false, living(), leftover()),
+        (Some(("orchard/0", "u-lives")), false, living(), other("orchard/0")),
+        (Some(("orchard/0", "u-lives")), true, living(), Standing::Going),
+        (Some(("orchard/0", "u-1")), false, None, unknown("orchard/0")),
+        (Some(("meadow/web-0", "u-1")), false, living(), unknown("meadow/web-0")),
+    ] {
+        assert_eq!(standing(Some(&vm("x", of, is_going)), &pod(), &living), expected, "{of:?} {is_going} {living:?}");
+    }
+    assert_eq!(standing(None, &pod(), &None), Standing::Absent);
+}
+
+#[test]
+fn orphans_are_vms_of_pods_of_this_namespace_that_live_no_more() {
+    let vms = [
+        vm("own", Some(("orchard/web-0", "u-2")), false),
+        vm("lives", Some(("orchard/web-1", "u-3")), false),
+        vm("lost", Some(("orchard/web-2", "u-4")), false),
+        vm("going", Some(("orchard/web-3", "u-5")), true),
+        vm("elsewhere", Some(("meadow/web-4", "u-6")), false),
+        vm("nobodys", None, false),
+        // A Pod of that name lives, but it is another one.
+        vm("same-name", Some(("orchard/web-1", "u-7")), false),
+    ];
+    let living = BTreeSet::from(["u-3".to_owned()]);
+    let found = orphans(&vms, &pod(), &living);
+    let names: Vec<&str> = found.iter().map(|orphan| orphan.name.as_str()).collect();
+    assert_eq!(names, ["lost", "same-name"]);
+    assert_eq!((found[0].uid.as_str(), found[0].pod.as_str()), ("lost-uid", "orchard/web-2"));
+    assert_eq!(orphans(&vms, &pod(), &BTreeSet::new())[0].name, "lives", "this Pod's own VM is never one");
+}
+
+#[test]
+fn a_claim_that_is_not_the_vms_is_fixed_in_a_template() {
+    let vm = test_support::vm(|vm| {
+        vm["status"] =
+            json!({ "claims": [{ "name": "apple-core-disk", "uid": "u" }, { "name": "apple-runner-data" }] });
+    });
+    let written = |claims: &[&str]| claims.iter().map(|claim| (*claim).to_owned()).collect::<BTreeSet<_>>();
+    assert_eq!(fixed_claim(&vm, &written(&["apple-core-disk", "apple-runner-data"])), None);
+    assert_eq!(fixed_claim(&vm, &written(&["apple-core-disk", "shared"])), Some("shared"));
+}
+
+#[test]
+fn the_guest_is_up_when_its_agent_answers_or_when_it_runs() {
+    use ReadyWhen::{Booted, Running};
+    let with = |phase: &str, running: bool, booted: bool| {
+        let condition = |type_: &str, is: bool, reason: &str| json!({ "type": type_, "status": if is { "True" } else { "False" }, "reason": reason, "message": format!("{type_} is told"), "lastTransitionTime": "2026-01-01T00:00:00Z" });
+        test_support::vm(|vm| {
+            vm["status"] = json!({ "phase": phase, "conditions": [
+                condition("Ready", running, "Starting"), condition("Running", running, "Starting"), condition("Booted", booted, "NoGuestAgent"),
+            ] });
+        })
+    };
+    let told = |vm: &VirtualMachine, when| match readiness(vm, when) {
+        Readiness::Ready => "ready".to_owned(),
+        Readiness::NotReady(why) => why,
+    };
+    for (vm, booted, running) in [
+        (with("Running", true, true), "ready", "ready"),
+        (with("Running", true, false), "NoGuestAgent: Booted is told", "ready"),
+        (with("Starting", false, false), "Starting: Ready is told", "Starting: Ready is told"),
+        (with("Paused", true, true), "Starting: Ready is told", "Starting: Ready is told"),
+        (with("Stopping", true, true), "Starting: Ready is told", "Starting: Ready is told"),
+    ] {
+        assert_eq!((told(&vm, Booted).as_str(), told(&vm, Running).as_str()), (booted, running));
+    }
+    let new = test_support::vm(|_| ());
+    assert_eq!(told(&new, Running), "no manager has seen the VM yet");
+}

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use super::{
     create::check,
-    output::{DataFormat, Exit, Failure, Output, counted, note, plain, yaml},
+    format::DataFormat,
+    output::{Exit, Failure, Output, counted, note, plain, yaml},
 };
 use crate::{
     files::FileError,
@@ -90,21 +91,17 @@ pub(super) fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Fa
         let parts = counted(same + changed + left_out, "part");
         note(&format!("{}: {parts}: {same} the same, {changed} changed, {left_out} left out", file.display()));
     }
-    match options.output {
-        DataFormat::Yaml => {
+    let manifests: Vec<&Value> = all.iter().map(|(_, _, vm)| &vm.manifest).collect();
+    match (&options.output, manifests.as_slice()) {
+        (DataFormat::Yaml, _) => {
             for (file, format, vm) in &all {
                 let between = if all.len() > 1 { "---\n" } else { "" };
                 write!(output, "{between}{}{}", comments(file, *format, vm), yaml(&vm.manifest)?)?;
             }
         }
-        DataFormat::Json => {
-            let manifests: Vec<&Value> = all.iter().map(|(_, _, vm)| &vm.manifest).collect();
-            match manifests.as_slice() {
-                [manifest] => writeln!(output, "{manifest:#}")?,
-                manifests => {
-                    writeln!(output, "{:#}", json!({ "apiVersion": "v1", "kind": "List", "items": manifests }))?
-                }
-            }
+        (format, [manifest]) => format.print(manifest, output)?,
+        (format, manifests) => {
+            format.print(&json!({ "apiVersion": "v1", "kind": "List", "items": manifests }), output)?;
         }
     }
     Ok(Exit::negative_if(options.strict && is_left_out))

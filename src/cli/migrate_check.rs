@@ -18,8 +18,9 @@ use serde_json::json;
 use super::{
     cluster::ClusterOptions,
     diff::listing::Lists,
+    format::DataFormat,
     manifest,
-    output::{DataFormat, Exit, Failure, Output, counted, note, plain, yaml},
+    output::{Exit, Failure, Output, counted, note, plain, yaml},
     plan::{
         Seen, of_vm,
         refusal::Refusals,
@@ -95,7 +96,7 @@ struct Report {
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let report = check(options).await.map_err(Failure::undetermined)?;
-    match options.output {
+    match &options.output {
         Some(format) => output.found(&report, Some(format))?,
         None => write!(output, "{}", plain(&report.to_string()))?,
     }

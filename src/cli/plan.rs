@@ -29,7 +29,8 @@ use super::{
         listing::{Listing, Lists},
         login_pools,
     },
-    output::{DataFormat, Exit, Failure, Output, note},
+    format::DataFormat,
+    output::{Exit, Failure, Output, note},
     vms::{CHUNK, Selection, refused},
 };
 use crate::{
@@ -83,7 +84,7 @@ pub(super) struct Seen {
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     // An error must not look like an effect.
     let report = report(options).await.map_err(Failure::undetermined)?;
-    match options.output {
+    match &options.output {
         Some(format) => output.found(&report, Some(format))?,
         None => write!(output, "{}", report.text(options.verbose, options.selection.all_namespaces))?,
     }

@@ -21,7 +21,10 @@ use crate::{
     claims,
     config::ReconcilerConfig,
     discovery::Resources,
-    object::{INSTANCE_LABEL, ObjectKey, Rendered, builtin_kinds, is_builtin_kind, stateful_sets},
+    object::{
+        self, COMPONENT_LABEL, DISPLAY_SECRET, INSTANCE_LABEL, ObjectKey, Rendered, VM_ANNOTATION, builtin_kinds,
+        is_builtin_kind, stateful_sets,
+    },
     observed::{Object, Observed},
     plan::{Plan, Wait, kinds, plan},
     render::{Library, RandomInput, TemplateSet, hidden::hidden, render},
@@ -185,8 +188,17 @@ impl<'a> Listing<'a> {
         let namespace = self.vm.namespace().unwrap_or_default();
         let resource = self.resources.of(kind).await?;
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &namespace, &resource);
-        let selector = format!("{INSTANCE_LABEL}={}", self.vm.name_any());
-        for object in api.list(&ListParams::default().labels(&selector)).await? {
+        let name = self.vm.name_any();
+        let selector = format!("{INSTANCE_LABEL}={name}");
+        let mut found = api.list(&ListParams::default().labels(&selector)).await?.items;
+        if kind.kind == "Secret" {
+            let selector = format!("{},{COMPONENT_LABEL}={DISPLAY_SECRET}", object::selector());
+            let secrets = api.list(&ListParams::default().labels(&selector)).await?;
+            let is_known = |secret: &DynamicObject| secret.labels().get(INSTANCE_LABEL) == Some(&name);
+            let is_named = |secret: &DynamicObject| secret.annotations().get(VM_ANNOTATION) == Some(&name);
+            found.extend(secrets.into_iter().filter(|secret| is_named(secret) && !is_known(secret)));
+        }
+        for object in found {
             // The objects of a list have no type.
             let object = DynamicObject { types: Some(kind.clone()), ..object };
             self.observed.objects.push(Arc::new(Object::trim(kind, object.clone())));
@@ -194,6 +206,12 @@ impl<'a> Listing<'a> {
         }
         self.kinds.insert(kind.clone());
         Ok(())
+    }
+
+    /// Whether the VM uses the claim with that UID, as its status says.
+    fn is_used(&self, uid: &str) -> bool {
+        let mut claims = self.vm.status.iter().flat_map(|status| &status.claims);
+        claims.any(|claim| !claim.unused && claim.uid.as_deref() == Some(uid))
     }
 
     /// Reads the claims that are the VM's by their names although their labels do not say so.
@@ -208,7 +226,7 @@ impl<'a> Listing<'a> {
             if self.observed.claim(&name).is_none()
                 && let Some(object) = api.get_opt(&name).await?
                 && let claim = Object::trim(&kind, object.clone())
-                && claim.vm().is_none_or(|vm| vm == self.vm.name_any())
+                && (claim.vm().is_none_or(|vm| vm == self.vm.name_any()) || self.is_used(&claim.uid))
             {
                 self.observed.objects.push(Arc::new(claim));
                 self.current.push(object);

@@ -4,9 +4,8 @@
 //!
 //! 1. A reconcile names the kinds of objects that it needs ([`Children::watch`]) and waits until they are listed. Which kinds there
 //!    are is not known in advance: the first VM that needs a kind starts its list and watch, for the objects of all VMs.
-//! 2. Each object that is listed, or changes, is packed and put in the cache under the VM that owns it, or else that its annotation
-//!    `vmoperator.jdrupes.org/vm` or its label `app.kubernetes.io/instance` names. The VM is triggered. A Pod that names no VM but mounts a claim is kept too: the claim may be
-//!    a VM's.
+//! 2. Each object that is listed, or changes, is packed and put in the cache under its VM, which is triggered: its owner, or else the one in its
+//!    annotation `vmoperator.jdrupes.org/vm` or label `app.kubernetes.io/instance`. A Pod that names none but mounts a claim is kept, too.
 //! 3. What the API server answers to a write of ours is put in the cache at once.
 //! 4. When a list is complete, the objects of its kind that it does not show are removed from the cache.
 //!

@@ -18,7 +18,7 @@ use crate::{
     api::VirtualMachine,
     claims,
     discovery::Resources,
-    object::{INSTANCE_LABEL, VM_ANNOTATION, builtin_kinds, selector, stateful_sets},
+    object::{COMPONENT_LABEL, DISPLAY_SECRET, INSTANCE_LABEL, VM_ANNOTATION, builtin_kinds, selector, stateful_sets},
     observed::{Object, Observed},
 };
 
@@ -112,13 +112,27 @@ impl<'a> Listing<'a> {
     async fn list(&self, kind: &TypeMeta) -> kube::Result<Vec<DynamicObject>> {
         let name = self.vm.name_any();
         if self.lists.of_all.is_none() {
-            let selector = format!("{INSTANCE_LABEL}={name}");
-            return Ok(self.api(kind).await?.list(&ListParams::default().labels(&selector)).await?.items);
+            let api = self.api(kind).await?;
+            let list = |selector: String| ListParams::default().labels(&selector);
+            let mut found = api.list(&list(format!("{INSTANCE_LABEL}={name}"))).await?.items;
+            if kind.kind == "Secret" {
+                let secrets = api.list(&list(format!("{},{COMPONENT_LABEL}={DISPLAY_SECRET}", selector()))).await?;
+                let is_known = |secret: &DynamicObject| secret.labels().get(INSTANCE_LABEL) == Some(&name);
+                let is_named = |secret: &DynamicObject| secret.annotations().get(VM_ANNOTATION) == Some(&name);
+                found.extend(secrets.into_iter().filter(|secret| is_named(secret) && !is_known(secret)));
+            }
+            return Ok(found);
         }
         match &*self.of_all(kind).await? {
             Listed::Found { by_vm, .. } => Ok(by_vm.get(&name).cloned().unwrap_or_default()),
             Listed::Refused(status) => Err(kube::Error::Api(status.clone())),
         }
+    }
+
+    /// Whether the VM uses this claim, as its status says.
+    fn is_used(&self, claim: &DynamicObject) -> bool {
+        let mut claims = self.vm.status.iter().flat_map(|status| &status.claims);
+        claims.any(|used| !used.unused && used.uid.is_some() && used.uid == claim.metadata.uid)
     }
 
     async fn api(&self, kind: &TypeMeta) -> kube::Result<Api<DynamicObject>> {
@@ -179,14 +193,23 @@ impl<'a> Listing<'a> {
         let names: Vec<String> =
             claims::possible_names(self.vm).filter(|name| self.observed.claim(name).is_none()).collect();
         if self.lists.of_all.is_some() {
-            if let Listed::Found { others, .. } = &*self.of_all(&kind).await? {
-                names.iter().filter_map(|name| others.get(name)).for_each(|claim| self.put(&kind, claim.clone()));
+            if let Listed::Found { by_vm, others } = &*self.of_all(&kind).await? {
+                let of_others = by_vm.values().flatten().filter(|claim| self.is_used(claim));
+                let named = |claim: &DynamicObject| names.contains(&claim.name_any());
+                let claims: Vec<_> = names
+                    .iter()
+                    .filter_map(|name| others.get(name))
+                    .chain(of_others.filter(|claim| named(claim)))
+                    .cloned()
+                    .collect();
+                claims.into_iter().for_each(|claim| self.put(&kind, claim));
             }
             return Ok(());
         }
         let api = self.api(&kind).await?;
         for name in names {
-            let is_ours = |claim: &DynamicObject| vm_of(claim).is_none_or(|vm| *vm == self.vm.name_any());
+            let is_ours =
+                |claim: &DynamicObject| vm_of(claim).is_none_or(|vm| *vm == self.vm.name_any()) || self.is_used(claim);
             if let Some(claim) = api.get_opt(&name).await?.filter(is_ours) {
                 self.put(&kind, claim);
             }

@@ -315,6 +315,8 @@ async fn a_display_secret_and_a_claim_whose_label_argo_cd_overwrites_are_known_b
     let pod = json!(ns.api::<Pod>().get("apple").await.unwrap());
     assert!(pod.to_string().contains(r#""name":"in-git""#), "{pod}");
     assert!(secrets.get_opt("apple-display-secret").await.unwrap().is_none(), "no second one");
+    let (code, said) = ns.namespace.kubectl_vm(&["diff", "apple"]);
+    assert_eq!((code, said.as_str()), (0, ""), "the command knows them, too");
     let uid = claims.get(CLAIM).await.unwrap().uid();
     // Both go on writing the claim, and neither takes anything from the other.
     let label = |claim: &PersistentVolumeClaim| claim.labels()["app.kubernetes.io/instance"].clone();

@@ -371,22 +371,23 @@ impl Options {
     }
 
     /// Waits for the guest of a new VM, and says how far it came.
-    async fn follow(&self, client: &Client, namespace: &str, name: &str, begin: Instant) -> Result<&'static str, Exit> {
+    async fn follow(
+        &self,
+        client: &Client,
+        namespace: &str,
+        name: &str,
+        mut begin: Instant,
+    ) -> Result<&'static str, Exit> {
         let vm = VmHandle::new(client.clone(), namespace, name);
         if let Some(file) = self.file() {
-            let sent = tokio::time::timeout(self.timeout, upload::send(&vm, file, &self.cluster)).await;
-            match sent {
-                Ok(Ok(())) => {}
-                Ok(Err(failure)) => {
-                    let exit = failure.report();
-                    self.help(&vm).await;
-                    return Err(exit);
-                }
-                Err(_) => {
-                    self.help(&vm).await;
-                    return Err(Exit::TimeOut);
-                }
+            // Its checksum was computed for the manifest, and is compared in the Pod.
+            if let Err(failure) = upload::send(&vm, file, None, Some(self.timeout), &self.cluster).await {
+                let exit = failure.report();
+                self.help(&vm).await;
+                return Err(exit);
             }
+            // The time of the upload is not that of the start.
+            begin = Instant::now();
         }
         let started = wait::wait(client, namespace, name, &Goal::FirstStart, begin, self.timeout).await;
         if let Err(exit) = started.reached() {

@@ -213,6 +213,7 @@ mod tests {
     /// Files of other projects: `IMPORT_FILES=FOLDER cargo test --lib files_of_a_folder -- --nocapture --ignored`.
     #[test]
     #[ignore = "needs a folder with files of other projects"]
+    #[allow(clippy::print_stdout, reason = "what it counts is for docs/import.md")]
     fn files_of_a_folder_are_read_or_refused() {
         let folder = std::env::var("IMPORT_FILES").unwrap();
         let (mut read_ones, mut refused) = (0, BTreeMap::<String, usize>::new());

@@ -25,6 +25,7 @@ use super::{
     cluster::ClusterOptions,
     in_pod::{InPod, Target, start_failed},
     output::{Exit, Failure, Output, note},
+    vms::title,
 };
 use crate::{
     actions::{VmHandle, create::DiskImage},
@@ -52,8 +53,9 @@ pub(super) struct Options {
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let vm = options.target.handle().await?;
-    send(&vm, &options.file, options.target.cluster()).await?;
-    writeln!(output, "{vm}: its disk has {}", options.file.display())?;
+    let image = described(&options.file)?;
+    send(&vm, &options.file, Some(&image), None, options.target.cluster()).await?;
+    writeln!(output, "{}: its disk has {}", title(vm.name()), options.file.display())?;
     Ok(Exit::Success)
 }
 
@@ -88,42 +90,60 @@ fn awaited(vm: &VirtualMachine) -> Option<(u64, &str)> {
     Some((upload.get("size")?.as_u64()?, upload.get("sha256")?.as_str()?))
 }
 
-/// Whether a VM waits for this file.
-fn fits(vm: &VirtualMachine, file: &Path, image: &DiskImage) -> Result<u64, String> {
-    let DiskImage::Upload { size, sha256, .. } = image else { return Err("this is no file".into()) };
-    let Some(awaited) = awaited(vm) else {
+/// Whether a VM waits for this file, and how large it is. Without `image` only the size is compared.
+fn fits(vm: &VirtualMachine, file: &Path, image: Option<&DiskImage>) -> Result<u64, String> {
+    let Some((size, sum)) = awaited(vm) else {
         return Err("it does not wait for a file: `kubectl vm create --image ./FILE` makes a VM that does".into());
     };
-    if awaited == (*size, sha256.as_str()) {
-        return Ok(*size);
+    let is_wanted = match image {
+        Some(DiskImage::Upload { size: found, sha256, .. }) => (*found, sha256.as_str()) == (size, sum),
+        Some(_) => false,
+        None => std::fs::metadata(file).is_ok_and(|file| file.len() == size),
+    };
+    if is_wanted {
+        return Ok(size);
     }
-    let (file, wanted) = (file.display(), awaited.0);
-    Err(format!("it waits for another file than {file}: one of {wanted} bytes with the SHA-256 {}", awaited.1))
+    Err(format!("it waits for another file than {}: one of {size} bytes with the SHA-256 {sum}", file.display()))
 }
 
-/// Sends the file to the VM, and waits until its disk is full.
+/// Sends the file to the VM, and waits until its disk is full. `image`: what the file is, if that is to be compared. `limit`: how long the
+/// VM's Pod may take until it waits for the file.
 ///
 /// # Errors
 /// If the VM waits for another file, or has no Pod that gets it, or the upload breaks off too often.
-pub(super) async fn send(vm: &VmHandle, file: &Path, cluster: &ClusterOptions) -> Result<(), Failure> {
-    let image = described(file)?;
+pub(super) async fn send(
+    vm: &VmHandle,
+    file: &Path,
+    image: Option<&DiskImage>,
+    limit: Option<Duration>,
+    cluster: &ClusterOptions,
+) -> Result<(), Failure> {
+    let who = title(vm.name());
     let mut found = vm.get().await.map_err(|error| Failure::unknown(super::output::chain(vm, &error)))?;
-    let size = fits(&found, file, &image).map_err(|why| Failure::new(format!("{vm}: {why}")))?;
+    let size = fits(&found, file, image).map_err(|why| Failure::new(format!("{who}: {why}")))?;
     let (mut before, mut breaks, mut restarts) = (None, 0, None);
     loop {
-        match container(vm, restarts, |import| *import != Import::Waits).await? {
+        let state = container(vm, restarts, |import| *import != Import::Waits);
+        let state = match limit {
+            Some(limit) => tokio::time::timeout(limit, state).await.map_err(|_| Failure::Command {
+                lines: vec![format!("{who}: its Pod does not wait for the file yet")],
+                exit: Exit::TimeOut,
+            })?,
+            None => state.await,
+        };
+        match state? {
             (Import::Done, _) => return Ok(()),
-            (Import::Failed(why), _) => return Err(Failure::new(format!("{vm}: the disk is not filled: {why}"))),
+            (Import::Failed(why), _) => return Err(Failure::new(format!("{who}: the disk is not filled: {why}"))),
             (Import::Waits | Import::Runs, count) => restarts = restarts.or(Some(count)),
         }
         found.status = vm.get().await.ok().and_then(|vm| vm.status);
         let pod = InPod::of(vm, &found, cluster).await?;
         let offset = offset(&pod).await?;
         if offset >= size {
-            note(&format!("{vm}: all is there; the checksum is compared, and the disk filled"));
+            note(&format!("{who}: all is there; the checksum is compared, and the disk filled"));
             let has_ended = |import: &Import| matches!(import, Import::Done | Import::Failed(_));
             return match container(vm, restarts, has_ended).await?.0 {
-                Import::Failed(why) => Err(Failure::new(format!("{vm}: the disk is not filled: {why}"))),
+                Import::Failed(why) => Err(Failure::new(format!("{who}: the disk is not filled: {why}"))),
                 _ => Ok(()),
             };
         }
@@ -133,11 +153,11 @@ pub(super) async fn send(vm: &VmHandle, file: &Path, cluster: &ClusterOptions) -
         if breaks > BREAKS {
             let again = format!("kubectl vm upload {} {} -n {}", vm.name(), file.display(), vm.namespace());
             return Err(Failure::new(format!(
-                "{vm}: the upload breaks off at {offset} of {size} bytes; {again} goes on"
+                "{who}: the upload breaks off at {offset} of {size} bytes; {again} goes on"
             )));
         }
         if before.is_some() || offset > 0 {
-            note(&format!("{vm}: goes on at {offset} of {size} bytes"));
+            note(&format!("{who}: goes on at {offset} of {size} bytes"));
         }
         before = Some(offset);
         piece(&pod, vm, file, offset, size).await?;
@@ -335,11 +355,13 @@ mod tests {
             } }))
             .unwrap()
         };
-        let fits = |upload| fits(&vm(upload), Path::new("a.img"), &image);
+        let fits = |upload| fits(&vm(upload), Path::new("a.img"), Some(&image));
         assert_eq!(fits(json!({ "size": 13, "sha256": sha256 })), Ok(13));
         let other = fits(json!({ "size": 14, "sha256": "ab" })).unwrap_err();
         assert_eq!(other, "it waits for another file than a.img: one of 14 bytes with the SHA-256 ab");
         assert!(fits(json!({})).unwrap_err().starts_with("it does not wait for a file"));
+        let by_size = |size: u64| super::fits(&vm(json!({ "size": size, "sha256": "ab" })), file.path(), None);
+        assert_eq!((by_size(13), by_size(14).is_err()), (Ok(13), true));
         std::fs::write(file.path(), b"").unwrap();
         assert!(described(file.path()).unwrap_err().words().ends_with("this file is empty"));
     }

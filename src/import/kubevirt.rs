@@ -36,13 +36,10 @@ pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
         let what = format!("the guest needs the architecture {}: VMs are amd64", architecture.text());
         return Err(SourceError::new(architecture.line, what));
     }
-    if let Some(labels) = template.and_then(|it| it.get("metadata")).filter(|_| !std::ptr::eq(spec, root)) {
-        if kind.is_some_and(|kind| kind.text() == "VirtualMachine") {
-            labels.whole(
-                Grade::Changed,
-                "Pods of VMs have the labels of vm-operator: templates add others (block labels)",
-            );
-        }
+    if kind.is_some_and(|kind| kind.text() == "VirtualMachine")
+        && let Some(labels) = root.get("spec/template/metadata")
+    {
+        labels.whole(Grade::Changed, "Pods of VMs have the labels of vm-operator: templates add others (block labels)");
     }
     run_strategy(root, draft);
     placement(spec, draft);

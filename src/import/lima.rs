@@ -189,11 +189,7 @@ fn cpu(item: &Item, draft: &mut Draft) {
     let map = item.get("qemu/cpuType").unwrap_or(item).enter();
     for item in map.items() {
         match item.key.as_str() {
-            "x86_64" if !item.text().is_empty() => {
-                if draft.cpu_model(item.text()) {
-                    item.same("spec.vm.cpuModel");
-                }
-            }
+            "x86_64" if draft.cpu_model(item.text()) => _ = item.same("spec.vm.cpuModel"),
             "aarch64" | "armv7l" | "riscv64" | "ppc64le" | "s390x" => _ = item.same("for another architecture"),
             _ => {}
         }

@@ -355,7 +355,7 @@ fn firmware(root: &Item, draft: &mut Draft) {
 /// A disk or a CD drive. Returns its place among the disks.
 fn drive(item: &Item, draft: &mut Draft) -> Option<usize> {
     item.enter();
-    let Some(file) = main_value(item, "file").map(Item::text) else { return None };
+    let file = main_value(item, "file").map(Item::text)?;
     let option = |key: &str| item.get(key);
     let at = draft.disks.len();
     if let Some(media) = option("media") {

@@ -11,7 +11,7 @@
 //! The running guest reads some of what is written (the runner's configuration, cloud-init data) only at its next start. The runner reports
 //! that, so it is derived here by the runner's own rule ([`VmSection::start_fields`]).
 
-use kube::{ResourceExt, api::DynamicObject};
+use kube::{ResourceExt, core::DynamicObject};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 

@@ -71,6 +71,8 @@ mod gitops;
 mod templates;
 // What `kubectl vm plan` says of changes, compared with what happens; and restarts in waves.
 mod plan;
+// VMs for other systems.
+mod export;
 // What the documentation and the cookbook print is what the programs print.
 mod documentation;
 // Patches of the form strategicMerge, compared with `kubectl patch`.

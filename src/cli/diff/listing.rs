@@ -24,8 +24,11 @@ use crate::{
 
 /// Where the objects of VMs are read: those of each VM by themselves, or those of all VMs of a namespace at once, which takes few requests.
 pub(in crate::cli) struct Lists {
-    of_all: Option<Mutex<HashMap<(String, TypeMeta), Arc<Listed>>>>,
+    of_all: Option<Mutex<Known>>,
 }
+
+/// What was listed, by namespace and kind.
+type Known = HashMap<(String, TypeMeta), Arc<Listed>>;
 
 /// The objects of a kind in a namespace.
 enum Listed {

@@ -79,7 +79,7 @@ fn check_fields(manifest: &Value) {
     paths(manifest, "", &mut found);
     for path in found {
         let is_known = |field: &&str| field.strip_suffix('*').map_or(path == **field, |begin| path.starts_with(begin));
-        assert!(FIELDS.iter().any(|field| is_known(&field)), "KubeVirt has no {path}");
+        assert!(FIELDS.iter().any(is_known), "KubeVirt has no {path}");
     }
 }
 

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use kube::api::DynamicObject;
+use kube::core::DynamicObject;
 
 use super::*;
 use crate::test_support::{applied, nothing, rendered, stopped, vm};

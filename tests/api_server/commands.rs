@@ -281,7 +281,10 @@ async fn what_git_applies_is_left_to_git() {
     let refused = run(&ns, &["stop", "apple"]);
     assert_eq!((refused.code, refused.data.as_str()), (1, ""), "{refused:?}");
     let who = "vm/apple: kustomize-controller applies spec.vm.state from Git (its last change: 20";
-    assert!(refused.talk.starts_with(who) && refused.talk.contains("or give --for 2h to do it for that time, or --yes"), "{refused:?}");
+    assert!(
+        refused.talk.starts_with(who) && refused.talk.contains("or give --for 2h to do it for that time, or --yes"),
+        "{refused:?}"
+    );
     assert_eq!(vm(&ns, "apple").await.spec.vm.state, PowerState::Running);
     let insisted = run(&ns, &["stop", "apple", "--yes"]);
     assert_eq!((insisted.code, insisted.data.as_str()), (0, "vm/apple stopped\n"), "{insisted:?}");

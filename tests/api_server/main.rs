@@ -41,6 +41,8 @@ mod reach;
 mod edit;
 // And those that show something of a VM.
 mod about;
+// And the one that shows what guests use, in a terminal.
+mod top;
 // And the one that makes VMs.
 mod create;
 // Start, stop and restart. Two Pods of one VM never run at the same time.

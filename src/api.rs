@@ -22,6 +22,7 @@ pub mod pool;
 pub mod quantity;
 pub mod reasons;
 pub mod schema;
+pub mod stats;
 pub mod status;
 pub mod stored;
 
@@ -67,8 +68,7 @@ pub const GROUP: &str = "vmoperator.jdrupes.org";
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0].address", description = "Its first address"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Override", type_ = "string", json_path = ".status.stateOverride.state", priority = 1, description = "The power state that outranks the wanted one"), printcolumn(name = "Until", type_ = "string", json_path = ".status.stateOverride.until", priority = 1, description = "Until when it does"),
-    printcolumn(name = "Set", type_ = "string", json_path = ".status.templates.set", priority = 1, description = "The template set that it selects"),
-    printcolumn(name = "Templates", type_ = "string", json_path = ".status.templates.version", priority = 1, description = "The version of the template set from which its objects were rendered"),
+    printcolumn(name = "Set", type_ = "string", json_path = ".status.templates.set", priority = 1, description = "The template set that it selects"), printcolumn(name = "Templates", type_ = "string", json_path = ".status.templates.version", priority = 1, description = "The version of the template set from which its objects were rendered"),
     printcolumn(name = "Restart", type_ = "string", json_path = ".status.conditions[?(@.type==\"RestartRequired\")].status", priority = 1, description = "Whether changes wait for the next start"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", priority = 1, description = "Why it is ready or not"),
     validation = Rule::new("self.metadata.name.size() <= 63").message("the name of a VM is used as a label and as a host name: at most 63 characters"),

@@ -40,6 +40,7 @@ mod rollout;
 mod ssh;
 mod stdio;
 mod templates;
+mod top;
 mod upload;
 mod view;
 pub mod vm_file;
@@ -147,6 +148,11 @@ enum Command {
     View(view::Options),
     /// Show what is known of the guest of a VM: its system, addresses, users, file systems. Most of it comes from QEMU's guest agent in the guest.
     Guest(guest::Options),
+    /// Show what guests use of CPUs, memory, disks and network: live in a terminal, with keys to start and stop VMs and for their consoles; elsewhere, or
+    /// with --once or -o, as a table or data.
+    ///
+    /// It runs `vm-runner ctl stats` in the VMs' Pods. Nothing is written into the VMs.
+    Top(top::Options),
     /// Print the log of a VM: what its runner says, and what the guest writes on its serial console.
     Logs(in_pod::LogOptions),
     /// Forward ports of this computer to the guest of a VM, which needs a network of type pod. Ctrl-C ends it.
@@ -353,6 +359,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Export(options) => export::run(options, output).await?,
         Command::Dump(options) => dump::run(options, output).await?,
         Command::Password(options) => password::run(options, output).await?,
+        Command::Top(options) => top::run(options, output).await?,
         Command::Guest(options) => guest::run(options, output).await?,
         Command::Logs(options) => in_pod::logs(options, output).await?,
         Command::PortForward(options) => in_pod::port_forward(options, output).await?,

@@ -52,8 +52,10 @@
 //! | `terminal` | | the user's terminal |
 //! | `console` | `terminal` | the serial console |
 //! | `cd` | | what a CD drive may hold |
-//! | `ctl` | `monitor` `qmp` | what a person asks of a running guest |
+//! | `stats` | `monitor` `qmp` | the figures of a running guest |
+//! | `ctl` | `monitor` `qmp` `stats` | what a person asks of a running guest |
 //! | `control` | `cd` `config` `ctl` `lines` `runtime_dir` | the socket on which the machine role answers |
+//! | `figures` | `control` `ctl` `runtime_dir` | prints the figures of a running guest, again and again |
 //! | `accel` | `files` `runtime_dir` | chooses KVM or TCG |
 //! | `node_trial` | `accel` `files` | makes the trial of KVM for a node |
 //! | `command` | `cd` `runtime_dir` | the command lines of QEMU, swtpm and passt |
@@ -89,6 +91,7 @@ pub mod console;
 pub mod control;
 pub mod ctl;
 pub mod devices;
+pub mod figures;
 pub mod files;
 pub mod from_file;
 pub mod guest_agent;
@@ -113,6 +116,7 @@ pub mod rfb;
 pub mod runtime_dir;
 pub mod session;
 pub mod state;
+pub mod stats;
 pub mod status_writer;
 pub mod supervisor;
 pub mod terminal;
@@ -141,6 +145,7 @@ use crate::{
 use agent::{Agent, AgentOptions};
 use config::Configuration;
 use ctl::{Reply, Task};
+use figures::Trouble;
 use from_file::FileArguments;
 use logging::Logging;
 use machine::MachineOptions;
@@ -439,10 +444,19 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
             }
             print("the guest is ended without waiting for it\n")
         }
+        RunnerCommand::Ctl { run, task: Task::Stats { follow } } => {
+            let write = |line: &str| io::Write::write_all(&mut io::stdout(), line.as_bytes());
+            figures::print(&running(&run)?, follow, termination()?, write).await.map_err(|trouble| match trouble {
+                Trouble::NoRunner(source) => Error::Ctl(source),
+                Trouble::Refused(refusal) => Error::Refused(refusal),
+                Trouble::Output(source) => Error::System("write to the standard output", source),
+            })
+        }
         RunnerCommand::Ctl { run, task } => {
             let runtime = running(&run)?;
             match control::carry_out(&runtime, task.clone()).await.map_err(Error::Ctl)? {
                 Reply::Done => Ok(()),
+                Reply::Stats(_) => Ok(()),
                 Reply::Status(status) => print(&format!("{status}\n")),
                 Reply::Refused(refusal) => Err(Error::Refused(refusal)),
                 Reply::Picture(picture) => {

@@ -26,14 +26,16 @@ mod vnc;
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     net::{TcpListener, TcpStream},
     path::Path,
-    process::{Child, Command},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use runner::{RUNNER, Vm, kill, wait_for};
 use serde_json::{Value, json};
+use vm_operator::api::stats::GuestStats;
 
 #[test]
 fn a_vm_boots_takes_changes_powers_down_and_keeps_its_data() {
@@ -353,6 +355,28 @@ fn a_person_in_the_container_looks_at_the_guest_and_pauses_it() {
     assert!(ctl(&["send-key", "ctrl-alt-f2"]).0);
     let (is_done, _, error) = ctl(&["send-key", "ctrl+alt"]);
     assert!(!is_done && error.contains("QEMU has no key \"ctrl+alt\""), "{error}");
+
+    // What `kubectl vm top` shows: a sample, and then one each second until nobody reads them.
+    let (is_done, line, error) = ctl(&["stats"]);
+    assert!(is_done, "{error}");
+    let first: GuestStats = serde_json::from_slice(&line).unwrap();
+    assert!(first.cpus > 0 && first.cpu_time > 0 && first.disk_read > 0, "{first:?}");
+    assert!(first.ram.is_some_and(|ram| ram > 0) && first.resident.is_some_and(|bytes| bytes > 1 << 20), "{first:?}");
+    assert!(first.ram_used.is_none_or(|used| used > 0 && Some(used) < first.ram), "{first:?}");
+    let mut following = Command::new(RUNNER)
+        .args(["ctl", "--config-dir"])
+        .arg(vm.path("config"))
+        .args(["stats", "--follow", "1"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(following.stdout.take().unwrap()).lines();
+    let samples: Vec<GuestStats> = lines.take(3).map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
+    let rates = samples[2].since(&samples[0]).unwrap();
+    assert!((0.0..=2.0 * f64::from(samples[0].cpus)).contains(&rates.cpus), "{samples:?} {rates:?}");
+    assert!(samples[0].cpu_time >= first.cpu_time && samples[1].at >= samples[0].at + 900, "{first:?} {samples:?}");
+    // The reader is gone, so the next line ends it.
+    assert!(!following.wait().unwrap().success());
 
     assert!(ctl(&["reset"]).0);
     runner.console("guest: starts=2");

@@ -1,4 +1,5 @@
-//! What a person asks of a running guest with `vm-runner ctl`, in the VM's container: to look at its screen, to press keys, to pause it.
+//! What a person asks of a running guest with `vm-runner ctl`, in the VM's container: to look at its screen and its figures, to press keys, to
+//! pause it.
 //!
 //! ```text
 //!  vm-runner ctl ─▶ control.sock ─▶ machine role ─▶ QEMU's monitor
@@ -18,7 +19,8 @@ use qapi::qmp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{monitor::Monitor, qmp::Error as QmpError};
+use super::{monitor::Monitor, qmp::Error as QmpError, stats};
+use crate::api::stats::GuestStats;
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand, Serialize, Deserialize)]
@@ -38,6 +40,16 @@ pub enum Task {
         #[arg(value_name = "KEYS")]
         keys: String,
     },
+    /// Print the guest's use of CPUs, memory, disks and network as a line of JSON. Counters count from its start
+    Stats {
+        /// Go on, with a line every SECONDS, for ten minutes at most.
+        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+        #[serde(skip)]
+        follow: Option<u64>,
+    },
+    /// Nobody looks at the figures any more.
+    #[command(skip)]
+    EndOfStats,
     /// Write a picture of the guest's screen as PNG
     Screenshot {
         /// The file; - for the standard output.
@@ -55,6 +67,8 @@ pub enum Reply {
     Done,
     /// The state of the guest in QEMU's words.
     Status(String),
+    /// The guest's figures.
+    Stats(GuestStats),
     /// A file in the runtime directory with the picture. Who asked deletes it.
     Picture(PathBuf),
     /// It can't be done, for people.
@@ -72,6 +86,8 @@ pub async fn carry_out(task: &Task, picture: PathBuf, monitor: &mut Monitor) -> 
             Ok(keys) => monitor.execute(qmp::send_key { hold_time: None, keys }).await.map(|_| Reply::Done),
             Err(refusal) => return Reply::Refused(refusal),
         },
+        Task::Stats { .. } => stats::sample(monitor).await.map(Reply::Stats),
+        Task::EndOfStats => stats::stop(monitor).await.map(|()| Reply::Done),
         Task::Screenshot { .. } => screenshot(monitor, picture).await,
     };
     done.unwrap_or_else(|error| Reply::Refused(error.to_string()))

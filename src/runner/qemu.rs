@@ -20,7 +20,7 @@ use super::{
     changes::{Change, cpu_changes},
     console,
     control::{Asked, Control},
-    ctl,
+    ctl::{self, Task},
     lifecycle::{Input, Lifecycle, QemuAction},
     monitor::{Monitor, News},
     programs::{self, Error, Helpers, RETRY_INTERVAL, START_TIMEOUT},
@@ -180,7 +180,12 @@ impl Qemu {
                         Input::End
                     }
                     Asked::Task(request) => {
-                        info!(task = ?request.task, "somebody ran vm-runner ctl");
+                        // Who looks at the figures asks every second or two.
+                        if matches!(request.task, Task::Stats { .. } | Task::EndOfStats) {
+                            debug!(task = ?request.task, "somebody runs vm-runner ctl stats");
+                        } else {
+                            info!(task = ?request.task, "somebody ran vm-runner ctl");
+                        }
                         let reply = ctl::carry_out(&request.task, request.picture.clone(), &mut monitor).await;
                         request.answer(reply);
                         continue;

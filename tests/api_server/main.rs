@@ -43,6 +43,8 @@ mod reach;
 mod edit;
 // And those that show something of a VM.
 mod about;
+// And the one that shows what guests use, in a terminal.
+mod top;
 // And the one that makes VMs.
 mod create;
 // vmctl: VMs beside the Pods of Deployments.

@@ -304,6 +304,7 @@ async fn a_restarted_container_keeps_its_vm_and_the_next_pod_of_the_name_gets_a_
 
     // The container ends without a word, and is started again: also if the prototype is gone meanwhile.
     vmctl.process.kill().unwrap();
+    vmctl.process.wait().unwrap();
     ns.api::<VirtualMachine>().delete("testvm", &DeleteParams::default()).await.unwrap();
     let again = Vmctl::start(kubeconfig.path(), &first, &["testvm"]);
     again.says("this Pod's VM exists already").await;

@@ -372,6 +372,7 @@ async fn vms_of_pods_that_were_killed_or_evicted_are_deleted() {
     let status = json!({ "status": { "phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory." } });
     ns.api::<Pod>().patch_status("evicted", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     let sweeper = start(&next);
+    vm(&ns, "testvm-next").await;
     no_vm(&ns, "testvm-evicted").await;
     // The first look of the other one may come as late as this.
     let said = || [sweeper.log(), other.log()].concat().contains("deleted the VM of a Pod that is gone");

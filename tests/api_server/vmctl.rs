@@ -270,7 +270,8 @@ async fn three_replicas_are_three_vms_and_one_is_one() {
         let name = format!("testvm-{}", pod.name_any());
         vmctl.term();
         asked_to_end(&ns, &name).await;
-        assert!(vmctl.process.try_wait().unwrap().is_none(), "it waits for the guest");
+        let is_going = vm(&ns, &name).await.metadata.deletion_timestamp.is_some();
+        assert!(is_going && vmctl.process.try_wait().unwrap().is_none(), "VM and vmctl stay until the guest is down");
         assert_eq!(vmctl.probe(), (false, "not ready: the VM is being deleted".into()));
         ns.remove_pod(&name).await;
         assert!(vmctl.ended().await.success());

@@ -270,7 +270,8 @@ async fn three_replicas_are_three_vms_and_one_is_one() {
         let name = format!("testvm-{}", pod.name_any());
         vmctl.term();
         asked_to_end(&ns, &name).await;
-        assert!(vmctl.process.try_wait().unwrap().is_none(), "it waits for the guest");
+        let is_going = vm(&ns, &name).await.metadata.deletion_timestamp.is_some();
+        assert!(is_going && vmctl.process.try_wait().unwrap().is_none(), "VM and vmctl stay until the guest is down");
         assert_eq!(vmctl.probe(), (false, "not ready: the VM is being deleted".into()));
         ns.remove_pod(&name).await;
         assert!(vmctl.ended().await.success());
@@ -304,6 +305,7 @@ async fn a_restarted_container_keeps_its_vm_and_the_next_pod_of_the_name_gets_a_
 
     // The container ends without a word, and is started again: also if the prototype is gone meanwhile.
     vmctl.process.kill().unwrap();
+    vmctl.process.wait().unwrap();
     ns.api::<VirtualMachine>().delete("testvm", &DeleteParams::default()).await.unwrap();
     let again = Vmctl::start(kubeconfig.path(), &first, &["testvm"]);
     again.says("this Pod's VM exists already").await;
@@ -371,6 +373,7 @@ async fn vms_of_pods_that_were_killed_or_evicted_are_deleted() {
     let status = json!({ "status": { "phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory." } });
     ns.api::<Pod>().patch_status("evicted", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     let sweeper = start(&next);
+    vm(&ns, "testvm-next").await;
     no_vm(&ns, "testvm-evicted").await;
     // The first look of the other one may come as late as this.
     let said = || [sweeper.log(), other.log()].concat().contains("deleted the VM of a Pod that is gone");

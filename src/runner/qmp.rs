@@ -222,6 +222,26 @@ pub struct QuerySpice {}
 #[derive(Debug, Serialize)]
 pub struct QueryVnc {}
 
+/// `query-blockstats`. Only some counters are used; the crate's type wants those of the newest QEMU.
+#[derive(Debug, Serialize)]
+pub struct QueryBlockstats {}
+
+/// A disk in the answer of [`QueryBlockstats`].
+#[derive(Debug, Deserialize)]
+pub struct BlockStats {
+    /// Its counters.
+    pub stats: BlockCounters,
+}
+
+/// What has gone from and to a disk.
+#[derive(Debug, Deserialize)]
+pub struct BlockCounters {
+    /// Bytes that were read.
+    pub rd_bytes: u64,
+    /// Bytes that were written.
+    pub wr_bytes: u64,
+}
+
 /// The connections to a display.
 #[derive(Debug, Default, Deserialize)]
 pub struct Viewers {
@@ -250,6 +270,7 @@ commands! {
     SetPassword<'_> = "set_password" -> qapi::Empty;
     ExpirePassword<'_> = "expire_password" -> qapi::Empty;
     QueryBlock = "query-block" -> Value;
+    QueryBlockstats = "query-blockstats" -> Vec<BlockStats>;
     QuerySpice = "query-spice" -> Viewers;
     QueryVnc = "query-vnc" -> Viewers;
     BlockdevAdd = "blockdev-add" -> qapi::Empty;

@@ -9,7 +9,10 @@ use std::{collections::BTreeSet, fs};
 use qapi::qmp::{self, CpuInfoFast};
 use serde_json::{Value, json};
 
-use super::{monitor::Monitor, qmp::Error as QmpError};
+use super::{
+    monitor::Monitor,
+    qmp::{Error as QmpError, QueryBlockstats},
+};
 use crate::api::stats::GuestStats;
 
 /// How often QEMU asks the guest for its memory, in seconds.
@@ -24,7 +27,7 @@ const BALLOON: &str = "/machine/peripheral/balloon";
 pub async fn sample(monitor: &mut Monitor) -> Result<GuestStats, QmpError> {
     let cpus = monitor.execute(qmp::query_cpus_fast {}).await?;
     let threads: BTreeSet<i64> = cpus.iter().filter_map(thread).collect();
-    let disks = monitor.execute(qmp::query_blockstats { query_nodes: None }).await?;
+    let disks = monitor.execute(QueryBlockstats {}).await?;
     let bytes = |count: i64| u64::try_from(count).unwrap_or_default();
     // A custom QEMU template may have no balloon, or another one.
     let ram = monitor.execute(qmp::query_balloon {}).await.ok().map(|balloon| bytes(balloon.actual));
@@ -41,8 +44,8 @@ pub async fn sample(monitor: &mut Monitor) -> Result<GuestStats, QmpError> {
         ram,
         ram_used: ram.and_then(|ram| used(ram, &of_guest)),
         resident: first.and_then(|thread| resident(&fs::read_to_string(format!("/proc/{thread}/status")).ok()?)),
-        disk_read: disks.iter().map(|disk| bytes(disk.stats.rd_bytes)).sum(),
-        disk_written: disks.iter().map(|disk| bytes(disk.stats.wr_bytes)).sum(),
+        disk_read: disks.iter().map(|disk| disk.stats.rd_bytes).sum(),
+        disk_written: disks.iter().map(|disk| disk.stats.wr_bytes).sum(),
         network_received,
         network_sent,
     })

@@ -674,7 +674,7 @@ async fn the_deployment_stays_in_one_namespace_and_the_example_works() {
         (VolumeMode::Filesystem, vec![])
     );
     let machine = std::fs::read_to_string(folder.join("test-vm.yaml")).unwrap();
-    let pack = ["templates", "pack", "--set", "import-disk", "example/templates/import-disk"];
+    let pack = ["templates", "pack", "--set", "import-disk", "example/sets/import-disk"];
     let root = env!("CARGO_MANIFEST_DIR");
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_kubectl-vm")).args(pack).current_dir(root).output();
     ns.namespace.apply(&String::from_utf8(output.unwrap().stdout).unwrap());

@@ -43,6 +43,9 @@ fn every_recipe_of_the_cookbook_is_short_and_passes_lint_and_its_tests() {
         kubectl_vm(&["lint", "--strict"], &folder);
         kubectl_vm(&["templates", "test"], &folder);
     }
+    let set = Path::new(env!("CARGO_MANIFEST_DIR")).join("example/sets/import-disk");
+    kubectl_vm(&["lint", "--strict"], &set);
+    kubectl_vm(&["templates", "test"], &set);
 }
 
 /// The first part of the page about templates, done word by word in an empty directory, with a cluster that has the demo's VM.

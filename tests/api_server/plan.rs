@@ -27,7 +27,7 @@ use crate::{
     commands::{Printed, run, up, vm},
     support::{
         cluster::eventually,
-        managed_namespace::{LIMIT, ManagedNamespace, SERVICES, report},
+        managed_namespace::{LIMIT, ManagedNamespace, SERVICES, report_of_pod},
     },
 };
 
@@ -317,7 +317,7 @@ fn play(ns: &ManagedNamespace, failing: &'static [&'static str]) -> JoinHandle<(
                 // It may be gone already.
                 let _ = pods.delete(&name, &now).await;
             } else if !failing.contains(&name.as_str()) && reported.insert(pod.uid()) {
-                report(&client, &namespace, &name, true, "Started").await;
+                report_of_pod(&client, &namespace, &name, pod.uid().as_deref(), true, "Started").await;
             }
         }
     })

@@ -209,7 +209,7 @@ impl TakenOver {
             self.ns.vm_with_reason(vm, "Starting").await;
             return;
         }
-        self.ns.bind_pod(vm, "takeover").await;
+        self.ns.bind_pod(vm, self.ns.namespace.name()).await;
         let at = "2026-11-24T10:50:22Z";
         let condition = |type_: &str| json!({ "type": type_, "status": "True", "lastTransitionTime": at });
         let conditions = ["PodScheduled", "Initialized", "ContainersReady", "Ready"].map(condition);
@@ -537,9 +537,10 @@ async fn count_pods(api: Api<Pod>, most: Arc<Mutex<BTreeMap<String, usize>>>) {
 
 /// Creates all objects of a release, as its manager, its runner, a kubelet and a provisioner made them.
 pub async fn leave(ns: &ManagedNamespace, release: &[Value]) {
-    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "takeover" } });
+    // A node for each test: without a kubelet it counts as lost after some time.
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": ns.namespace.name() } });
     Api::<Node>::all(ns.client.clone())
-        .patch("takeover", &PatchParams::apply("test"), &Patch::Apply(&node))
+        .patch(ns.namespace.name(), &PatchParams::apply("test"), &Patch::Apply(&node))
         .await
         .unwrap();
     let of_kind = |kind: &str| release.iter().filter(|object| object["kind"] == kind).collect::<Vec<_>>();
@@ -638,7 +639,7 @@ async fn create_object(ns: &ManagedNamespace, object: &Value, vms: &BTreeMap<Str
     let is_being_deleted = object.metadata.deletion_timestamp.take().is_some();
     let status = object.data.as_object_mut().unwrap().remove("status");
     if types.kind == "Pod" && object.data["spec"].get("nodeName").is_some() {
-        object.data["spec"]["nodeName"] = json!("takeover");
+        object.data["spec"]["nodeName"] = json!(ns.namespace.name());
     }
     let api = Api::<DynamicObject>::namespaced_with(
         ns.client.clone(),
@@ -649,7 +650,7 @@ async fn create_object(ns: &ManagedNamespace, object: &Value, vms: &BTreeMap<Str
     if is_of_set {
         let pods: Api<Pod> = ns.api();
         eventually(&format!("the StatefulSet's Pod {name}"), LIMIT, async || pods.get_opt(&name).await.unwrap()).await;
-        ns.bind_pod(&name, "takeover").await;
+        ns.bind_pod(&name, ns.namespace.name()).await;
     } else if types.kind == "Secret" {
         let parameters = PostParams { field_manager: Some("Kubernetes Java Client".into()), ..PostParams::default() };
         api.create(&parameters, &object).await.unwrap();

@@ -449,7 +449,7 @@ async fn every_recipe_is_accepted_by_an_api_server() {
     assert_eq!(part("metrics-sidecar", ".spec.containers[*].name"), "vm-runner metrics");
     assert_eq!(part("second-network", ".metadata.annotations.k8s\\.v1\\.cni\\.cncf\\.io/networks"), "blue");
     assert_eq!(part("gpu-and-usb", ".spec.containers[0].resources.limits.example\\.org/gpu"), "1");
-    assert_eq!(part("import-disk", ".spec.initContainers[0].env[0].value"), "http://example.org/x");
+    assert_eq!(part("disk-from-url", ".spec.initContainers[0].env[0].value"), "http://example.org/x");
     assert_eq!(part("resource-classes", ".spec.containers[0].resources.requests.cpu"), "500m");
     let pods: Api<Pod> = ns.api();
     assert!(pods.get_opt("stateful-set").await.unwrap().is_none());

@@ -258,7 +258,7 @@ fn the_copies_in_the_trees_are_those_of_the_originals() {
         assert_eq!(references, text("deploy/kustomize/vm-references.yaml"), "{tool}");
         for file in ["pod.yaml.j2", "values.yaml"] {
             let copy = text(&format!("{TREES}/{tool}/templates/import-disk/{file}"));
-            assert_eq!(copy, text(&format!("example/templates/import-disk/{file}")), "{tool}: {file}");
+            assert_eq!(copy, text(&format!("example/sets/import-disk/{file}")), "{tool}: {file}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The script of the recipe `import-disk`, run with other folders than those of a Pod.
+//! The script of the set `import-disk`, run with other folders than those of a Pod.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ struct Import {
 
 impl Import {
     fn new(case: &str) -> Self {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("example/templates/import-disk/tests");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("example/sets/import-disk/tests");
         let text = fs::read_to_string(root.join(case).join("expected.yaml")).unwrap();
         let pod = text.split("\n---\n").find(|document| document.contains("\nkind: Pod\n")).unwrap();
         let pod: Value = serde_yaml::from_str(pod).unwrap();

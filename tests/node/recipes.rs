@@ -2,11 +2,13 @@
 
 use super::*;
 
-/// Copies recipes of the cookbook into one set and brings it into the namespace.
+/// Copies recipes of the cookbook, or the set of `kubectl vm`, into one set and brings it into the namespace.
 pub fn install_set(namespace: &TestNamespace, set: &str, recipes: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     for recipe in recipes {
-        let from = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("example/templates").join(recipe);
+        let example = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("example");
+        let from = ["templates", "sets"].map(|kind| example.join(kind).join(recipe));
+        let from = from.into_iter().find(|folder| folder.is_dir()).expect("a recipe or a set");
         for (name, text) in files::files(&from).unwrap() {
             let file = folder.path().join(name);
             let before = std::fs::read_to_string(&file).unwrap_or_default();
@@ -113,8 +115,8 @@ async fn recipes_run_on_a_node() {
 
     // A new disk that is filled from a web server, once.
     let address = serve_images(&namespace, &pods).await;
-    install_set(&namespace, "import-disk", &["import-disk"]);
-    manifest["spec"]["templates"] = serde_json::json!({ "set": "import-disk" });
+    install_set(&namespace, "disk-from-url", &["disk-from-url"]);
+    manifest["spec"]["templates"] = serde_json::json!({ "set": "disk-from-url" });
     let import =
         serde_json::json!({ "url": format!("http://{address}:8000/guest.img"), "format": "raw", "seconds": 60 });
     manifest["spec"]["templateValues"] = serde_json::json!({ "import": import });

@@ -237,6 +237,18 @@ fn every_kind_for_the_manager(namespace: &str) -> String {
 /// Plays the runner of a VM's Pod: reports whether the guest runs.
 pub async fn report(client: &Client, namespace: &str, name: &str, running: bool, reason: &str) {
     let pod = Api::<Pod>::namespaced(client.clone(), namespace).get(name).await.unwrap();
+    report_of_pod(client, namespace, name, pod.uid().as_deref(), running, reason).await;
+}
+
+/// The same of the Pod with this UID, which may have gone meanwhile.
+pub async fn report_of_pod(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    pod: Option<&str>,
+    running: bool,
+    reason: &str,
+) {
     let condition = |type_: &str| {
         json!({
             "type": type_, "status": if running { "True" } else { "False" }, "reason": reason, "message": "told by a test",
@@ -246,7 +258,7 @@ pub async fn report(client: &Client, namespace: &str, name: &str, running: bool,
     let report = json!({
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": name },
         "status": {
-            "podUid": pod.uid(), "cpus": i32::from(running), "ram": if running { "1000000000" } else { "0" },
+            "podUid": pod, "cpus": i32::from(running), "ram": if running { "1000000000" } else { "0" },
             "conditions": [condition("Running"), condition("Booted")],
         },
     });

@@ -79,8 +79,8 @@ fn own_set(folder: &Path) -> Result<Option<tempfile::TempDir>, Failure> {
         return Ok(None);
     }
     let files = [
-        ("pod.yaml.j2", include_str!("../../../example/templates/import-disk/pod.yaml.j2")),
-        ("values.yaml", include_str!("../../../example/templates/import-disk/values.yaml")),
+        ("pod.yaml.j2", include_str!("../../../example/sets/import-disk/pod.yaml.j2")),
+        ("values.yaml", include_str!("../../../example/sets/import-disk/values.yaml")),
     ];
     let own = tempfile::tempdir().map_err(FileError::io(&std::env::temp_dir()))?;
     for (name, text) in files {

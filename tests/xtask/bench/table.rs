@@ -37,7 +37,7 @@ pub fn of(figures: &Figures) -> String {
         let met = met.map_or("", |met| if met { "met" } else { "MISSED" });
         rows.push([what.into(), figure, budget.into(), met.into()]);
     };
-    // What the budgets of time are said for.
+    // What the budgets of time are said for, and of the rate: creating few VMs takes a second, in which chance decides.
     let within = |seconds: f64, limit: f64| (figures.n == 1000).then_some(seconds < limit);
     let ratio = figures.raw_pods_s / figures.pods_s;
     row(
@@ -50,8 +50,8 @@ pub fn of(figures: &Figures) -> String {
     row(
         "rate against the raw limit",
         format!("{ratio:.2} (of {})", all(&figures.ratios)),
-        "at least 0.8",
-        Some(ratio >= 0.8),
+        "at least 0.8 with 1,000",
+        (figures.n == 1000).then_some(ratio >= 0.8),
     );
     row("manager: all done", format!("{:.2} s", figures.settled_s), "", None);
     let cpu = format!("{:.2} s, {:.1} ms per VM", figures.cpu_s, figures.cpu_s / n * 1e3);

@@ -2,7 +2,7 @@
 //!
 //! `kubectl explain` prints the doc comments of the fields. Rules that the API server can check are in the schema or in CEL expressions.
 //! [`crd`] generates the files in `crds/` from this module. The fields of the spec are in this file, in the order in which users see them, and
-//! those of the display in [`display`].
+//! those of the display and of networks in [`display`] and [`network`].
 //!
 //! Every number and text has bounds: a value that the manager can't use is refused where it is written. What is stored already, under
 //! another definition for example, is read part by part ([`stored`]).
@@ -18,6 +18,7 @@ pub mod conditions;
 pub mod crd;
 pub mod display;
 pub mod login_pools;
+pub mod network;
 pub mod pool;
 pub mod quantity;
 pub mod reasons;
@@ -34,6 +35,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use display::{Clipboard, Display, Spice, Vnc};
+pub use network::{Network, PodNetwork, TapNetwork, UserNetwork};
 pub use pool::{PoolPermission, VmPool, VmPoolSpec};
 pub use quantity::Quantity;
 pub use reasons::Reason;
@@ -67,8 +69,10 @@ pub const GROUP: &str = "vmoperator.jdrupes.org";
     printcolumn(name = "Node", type_ = "string", json_path = ".status.nodeName", description = "The node it runs on"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0].address", description = "Its first address"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(name = "Override", type_ = "string", json_path = ".status.stateOverride.state", priority = 1, description = "The power state that outranks the wanted one"), printcolumn(name = "Until", type_ = "string", json_path = ".status.stateOverride.until", priority = 1, description = "Until when it does"),
-    printcolumn(name = "Set", type_ = "string", json_path = ".status.templates.set", priority = 1, description = "The template set that it selects"), printcolumn(name = "Templates", type_ = "string", json_path = ".status.templates.version", priority = 1, description = "The version of the template set from which its objects were rendered"),
+    printcolumn(name = "Override", type_ = "string", json_path = ".status.stateOverride.state", priority = 1, description = "The power state that outranks the wanted one"),
+    printcolumn(name = "Until", type_ = "string", json_path = ".status.stateOverride.until", priority = 1, description = "Until when it does"),
+    printcolumn(name = "Set", type_ = "string", json_path = ".status.templates.set", priority = 1, description = "The template set that it selects"),
+    printcolumn(name = "Templates", type_ = "string", json_path = ".status.templates.version", priority = 1, description = "The version of the template set from which its objects were rendered"),
     printcolumn(name = "Restart", type_ = "string", json_path = ".status.conditions[?(@.type==\"RestartRequired\")].status", priority = 1, description = "Whether changes wait for the next start"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", priority = 1, description = "Why it is ready or not"),
     validation = Rule::new("self.metadata.name.size() <= 63").message("the name of a VM is used as a label and as a host name: at most 63 characters"),
@@ -553,72 +557,6 @@ impl CpuTopology {
             .iter()
             .fold(self.sockets.max(1), |cpus, level| cpus.saturating_mul((*level).max(1)))
     }
-}
-
-/// A network interface: exactly one of `tap`, `user` and `pod`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, KubeSchema, PartialEq, Eq)]
-#[x_kube(validation = Rule::new("[has(self.tap), has(self.user), has(self.pod)].filter(x, x).size() == 1").message("a network is exactly one of tap, user and pod"))]
-pub struct Network {
-    /// An interface on a bridge of the node.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tap: Option<TapNetwork>,
-    /// QEMU's user networking. The guest reaches the network through the Pod; nothing can connect to the guest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user: Option<UserNetwork>,
-    /// The guest uses the Pod's address, so Services reach it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod: Option<PodNetwork>,
-}
-
-impl Network {
-    /// The MAC address in the spec, if there is one.
-    pub fn mac(&self) -> Option<&str> {
-        let tap = self.tap.as_ref().and_then(|tap| tap.mac.as_deref());
-        tap.or_else(|| self.pod.as_ref().and_then(|pod| pod.mac.as_deref()))
-    }
-}
-
-/// An interface on a bridge.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
-pub struct TapNetwork {
-    /// The network card that the guest sees. Default: `virtio-net`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::qemu_text")]
-    pub device: Option<String>,
-    /// The bridge. Default: `br0`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 15), regex(pattern = r"^[^/:\s]+$"))]
-    pub bridge: Option<String>,
-    /// The MAC address. Default: generated once and kept.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::mac_address")]
-    pub mac: Option<String>,
-}
-
-/// QEMU's user networking.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
-pub struct UserNetwork {
-    /// The network card that the guest sees. Default: `virtio-net`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::qemu_text")]
-    pub device: Option<String>,
-    /// The network that the guest sees, such as `10.0.2.0/24`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::qemu_text")]
-    pub net: Option<String>,
-}
-
-/// The Pod's own network.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
-pub struct PodNetwork {
-    /// The network card that the guest sees. Default: `virtio-net`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::qemu_text")]
-    pub device: Option<String>,
-    /// The MAC address. Default: generated once and kept.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::mac_address")]
-    pub mac: Option<String>,
 }
 
 /// A disk: either `volumeClaimTemplate` or `cdrom`.

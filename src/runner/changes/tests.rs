@@ -1,0 +1,248 @@
+use super::*;
+use crate::{
+    runner::{cloud_init::CloudInitFiles, state::Phase},
+    runner_config::RunnerConfig,
+};
+
+/// Slots, given from the lowest to the highest by the names of their CPUs: `-` is a CPU without a name, an empty text an empty slot.
+fn slots(occupants: &[&str]) -> Vec<CpuSlot> {
+    let slot = |(number, occupant): (usize, &&str)| CpuSlot {
+        type_: "max-x86_64-cpu".into(),
+        properties: json!({ "core-id": number }).as_object().unwrap().clone(),
+        occupant: match *occupant {
+            "" => None,
+            "-" => Some(format!("/machine/unattached/device[{number}]")),
+            id => Some(format!("{NAMED}{id}")),
+        },
+    };
+    occupants.iter().enumerate().map(slot).rev().collect()
+}
+
+fn cpus(desired: usize, occupants: &[&str]) -> Vec<String> {
+    cpu_changes(desired, &slots(occupants))
+        .into_iter()
+        .map(|change| match change {
+            Change::Plug { id, slot } => format!("+{id}@{}", slot.properties["core-id"]),
+            Change::Unplug { id } => format!("-{id}"),
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+#[test]
+fn cpus_are_plugged_and_unplugged_at_the_high_end() {
+    let set = Some(password("now").password);
+    let fixed = Actual {
+        slots: slots(&["-", ""]),
+        keeps_cpus: true,
+        ram: Some(1 << 30),
+        password: set,
+        orders: orders(),
+        ..Actual::default()
+    };
+    let desired = Desired { cpus: 2, ..desired() };
+    assert_eq!(changes(&desired, &fixed), []);
+    assert_ne!(changes(&desired, &Actual { keeps_cpus: false, ..fixed }), []);
+    assert_eq!(cpus(2, &["-", "-", "", ""]), [""; 0]);
+    assert_eq!(cpus(4, &["-", "-", "", ""]), ["+vmop-cpu-2@2", "+vmop-cpu-3@3"]);
+    assert_eq!(cpus(3, &["-", "-", "", "vmop-cpu-3"]), [""; 0]);
+    assert_eq!(cpus(2, &["-", "-", "vmop-cpu-2", "vmop-cpu-3"]), ["-vmop-cpu-3", "-vmop-cpu-2"]);
+    assert_eq!(cpus(1, &["-", "-", "vmop-cpu-2", ""]), ["-vmop-cpu-2"], "CPUs of QEMU's start cannot be unplugged");
+    assert_eq!(cpus(9, &["-", ""]), ["+vmop-cpu-1@1"], "no more than there are slots");
+}
+
+fn password(expiry: &str) -> DisplayPassword {
+    DisplayPassword { protocol: "spice", password: Password { secret: "s".into(), expiry: expiry.into() } }
+}
+
+fn desired() -> Desired {
+    let password = Some(password("now"));
+    Desired { cpus: 1, ram: 1 << 30, password, cds: vec![], reset_counter: 3, reboot_counter: 5, paused: false }
+}
+
+fn orders() -> Orders {
+    Orders { start: "s-1".into(), counter: 3, reboots: 5, paused: false }
+}
+
+#[test]
+fn a_guest_is_paused_once_and_goes_on_only_if_an_agent_has_paused_it() {
+    let guest = Guest { can_pause: true, executes: true, answers: false };
+    let actual = |paused: bool, guest: Guest| Actual {
+        ram: Some(1 << 30),
+        password: Some(password("now").password),
+        orders: Orders { paused, ..orders() },
+        guest,
+        ..Actual::default()
+    };
+    let with = |wanted: bool, paused: bool, guest: Guest| {
+        changes(&Desired { cpus: 0, paused: wanted, ..desired() }, &actual(paused, guest))
+    };
+    assert_eq!(with(true, false, guest), [Change::Pause]);
+    assert_eq!(with(true, true, guest), [], "somebody has let it go on with vm-runner ctl");
+    assert_eq!(with(true, false, Guest::default()), [], "it has not run yet, powers down, or a disk has stopped it");
+    assert_eq!(with(false, true, Guest::default()), [Change::GoOn]);
+    assert_eq!(with(false, false, Guest::default()), [], "somebody has paused it with vm-runner ctl");
+    assert_eq!(Change::Pause.order(&orders()), Some(Orders { paused: true, ..orders() }));
+    assert_eq!(Change::GoOn.order(&Orders { paused: true, ..orders() }), Some(orders()));
+}
+
+#[test]
+fn a_guest_is_asked_to_reboot_when_its_agent_answers_and_a_reset_comes_first() {
+    let actual = |executes: bool, answers: bool| Actual {
+        ram: Some(1 << 30),
+        password: Some(password("now").password),
+        orders: orders(),
+        guest: Guest { can_pause: true, executes, answers },
+        ..Actual::default()
+    };
+    let wanted = Desired { cpus: 0, reboot_counter: 6, ..desired() };
+    assert_eq!(changes(&wanted, &actual(true, true)), [Change::Reboot(6)]);
+    assert_eq!(refused_reboot(&wanted, &actual(true, true)), None);
+    for (guest, cause) in [(actual(true, false), "guest agent does not answer"), (actual(false, true), "is paused")] {
+        assert_eq!(changes(&wanted, &guest), []);
+        let refusal = refused_reboot(&wanted, &guest).unwrap();
+        assert!(refusal.contains("(rebootCount 6)") && refusal.contains(cause), "{refusal}");
+    }
+    let reset = Desired { reset_counter: 4, ..wanted };
+    assert_eq!(changes(&reset, &actual(true, true)), [Change::Reset(4)]);
+    assert_eq!(refused_reboot(&desired(), &actual(false, false)), None);
+}
+
+#[test]
+fn a_count_that_was_taken_back_is_a_new_order_when_it_comes_again() {
+    let count = |resets: u64, reboots: u64| Desired { reset_counter: resets, reboot_counter: reboots, ..desired() };
+    assert_eq!(taken_back(&count(3, 5), &orders()), None);
+    assert_eq!(taken_back(&count(4, 6), &orders()), None, "an order is not carried out by this");
+    let removed = taken_back(&count(0, 0), &orders()).unwrap();
+    assert_eq!(removed, Orders { counter: 0, reboots: 0, ..orders() });
+    assert_eq!(taken_back(&count(3, 1), &orders()), Some(Orders { reboots: 1, ..orders() }));
+    let guest = Guest { can_pause: true, executes: true, answers: true };
+    let actual = Actual { ram: Some(1 << 30), orders: removed, guest, ..Actual::default() };
+    let again = Desired { cpus: 0, password: None, ..count(3, 0) };
+    assert_eq!(changes(&again, &actual), [Change::Reset(3)]);
+}
+
+#[test]
+fn a_new_agent_sets_everything_once_and_then_only_what_differs() {
+    let mut actual = Actual { slots: slots(&["-", ""]), orders: orders(), ..Actual::default() };
+    assert_eq!(changes(&desired(), &actual), [Change::Balloon(1 << 30), Change::Password(password("now"))]);
+    let set = password("now").password;
+    actual = Actual { ram: Some(1 << 30), password: Some(set), ..actual };
+    assert_eq!(changes(&desired(), &actual), []);
+    let mut desired = desired();
+    desired.reset_counter = 4;
+    desired.ram = 1 << 29;
+    assert_eq!(changes(&desired, &actual), [Change::Balloon(1 << 29), Change::Reset(4)]);
+    desired.password = Some(password("+10"));
+    let all = [Change::Balloon(1 << 29), Change::Password(password("+10")), Change::Reset(4)];
+    assert_eq!(changes(&desired, &actual), all);
+}
+
+#[test]
+fn a_cd_is_changed_only_in_a_drive_that_qemu_has_and_when_it_is_known_what_it_is() {
+    let blocks = json!([
+        { "device": "", "qdev": "cd0", "tray_open": false, "inserted": { "file": "/a.iso", "node-name": "cd0-image" } },
+        { "device": "", "qdev": "/machine/peripheral/cd1", "tray_open": false },
+        { "device": "", "qdev": "/machine/peripheral/disk0/virtio-backend", "inserted": { "file": "/dev/x" } },
+    ]);
+    let actual = |texts: &[&str]| {
+        let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+        let answer = |text: &String| {
+            if text.starts_with('/') { Ok(Medium::File(text.clone())) } else { Err("it is strange".to_owned()) }
+        };
+        let media = Media { answers: texts.iter().map(answer).collect(), texts };
+        Actual { ram: Some(1 << 30), cds: cd_drives(&blocks), media, orders: orders(), ..Actual::default() }
+    };
+    let desired = |cds: &[&str]| {
+        let cds = cds.iter().map(|cd| (*cd).to_owned()).collect();
+        Desired { cpus: 0, password: None, cds, reset_counter: 4, ..desired() }
+    };
+    let with = |cds: &[&str]| changes(&desired(cds), &actual(cds));
+    let insert = |id: &str, file: &str, former: Option<&str>| Change::Insert {
+        id: id.into(),
+        medium: Medium::File(file.into()),
+        former: former.map(str::to_owned),
+    };
+    let (eject, reset) = (Change::Eject { id: "cd0".into(), former: "cd0-image".into() }, Change::Reset(4));
+    assert_eq!(with(&["/a.iso", "", "/third.iso"]), std::slice::from_ref(&reset));
+    assert_eq!(with(&["/b.iso", ""]), [insert("cd0", "/b.iso", Some("cd0-image")), reset.clone()]);
+    assert_eq!(with(&["", "/a.iso"]), [eject, insert("cd1", "/a.iso", None), reset.clone()]);
+    // What is refused stays out, and the drive as it is.
+    assert_eq!(with(&["fat:x", "/b.iso"]), [insert("cd1", "/b.iso", None), reset]);
+    let refused = ["fat:x can't be inserted into the CD drive cd0: it is strange"];
+    assert_eq!(refused_media(&actual(&["fat:x", "/b.iso", "fat:third"])), refused);
+    // As long as the machine role has not answered about these CDs, nothing happens to them, nor a reset.
+    assert!(must_ask(&desired(&["/c.iso", ""]), &actual(&["/b.iso", ""])));
+    assert_eq!(changes(&desired(&["/c.iso", ""]), &actual(&["/b.iso", ""])), []);
+}
+
+#[test]
+fn changes_that_qemu_takes_only_at_its_start_are_pending() {
+    let config = |edit: fn(&mut Value)| {
+        let mut config = json!({
+            "namespace": "orchard",
+            "template": "standard",
+            "cloudInit": { "userData": { "packages": ["vim"] } },
+            "vm": {
+                "name": "apple", "maximumCpus": 2, "currentCpus": 1, "maximumRam": "1 GiB",
+                "network": [{ "type": "user", "device": "virtio-net" }],
+                "drives": [{ "type": "raw", "resource": "/dev/a" }, { "type": "ide-cd", "file": "/a.iso" }],
+            },
+        });
+        edit(&mut config);
+        let config: RunnerConfig = serde_json::from_value(config).unwrap();
+        let cloud_init = CloudInitFiles::choose(CloudInitFiles::default(), config.cloud_init.as_ref(), &config.vm.name);
+        Configuration { config, digest: String::new(), password: None, cloud_init }
+    };
+    let machine = MachineState {
+        start: "s-1".into(),
+        pid: 1,
+        machine_type: "pc-q35-9.2".into(),
+        hardware: "root-ports".into(),
+        accelerator: "tcg".into(),
+        accelerator_reason: String::new(),
+        uuid: "c0ffee00-0000-4000-8000-000000000001".into(),
+        macs: vec!["52:54:00:00:00:01".into()],
+        started_with: Some(StartedWith::from(&config(|_| ()))),
+        lost: Vec::new(),
+        phase: Phase::Running,
+    };
+    let paths = |edit: fn(&mut Value)| {
+        let pending = pending(&machine, &config(edit));
+        pending.into_iter().map(|change| change.path.replace("config.yaml/", "")).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(paths(|config| config["vm"]["maximumCpus"] = json!(4)), "vm.maximumCpus");
+    assert_eq!(paths(|config| config["vm"]["firmware"] = json!("bios")), "vm.firmware");
+    assert_eq!(paths(|config| config["vm"]["drives"] = json!([])), "vm.drives");
+    assert_eq!(paths(|config| config["vm"]["network"][0]["device"] = json!("e1000")), "vm.network");
+    assert_eq!(paths(|config| config["vm"]["network"][0]["mac"] = json!("52:54:00:00:00:02")), "vm.network");
+    assert_eq!(paths(|config| config["vm"]["uuid"] = json!("another")), "vm.uuid");
+    assert_eq!(paths(|config| config["template"] = json!("mine")), "template");
+    assert_eq!(paths(|config| config["cloudInit"]["userData"] = json!("#!/bin/sh")), "cloud-init");
+    let live = |config: &mut Value| {
+        let vm = &mut config["vm"];
+        vm["currentCpus"] = json!(2);
+        vm["currentRam"] = json!("512 MiB");
+        vm["drives"][1]["file"] = json!("/b.iso");
+        // These are the running VM's own values.
+        vm["uuid"] = json!("C0FFEE00-0000-4000-8000-000000000001");
+        vm["machineType"] = json!("pc-q35-9.2");
+        vm["network"][0]["mac"] = json!("52:54:00:00:00:01");
+    };
+    assert_eq!(paths(live), "");
+    // Where a plugged CPU would stop the guest.
+    let mut secure = machine.clone();
+    secure.started_with = Some(StartedWith::from(&config(|config| config["vm"]["firmware"] = json!("secure"))));
+    let path = |machine: &MachineState| {
+        let wanted = config(|config| {
+            config["vm"]["firmware"] = json!("secure");
+            config["vm"]["currentCpus"] = json!(2);
+        });
+        pending(machine, &wanted).into_iter().map(|change| change.path).collect::<String>()
+    };
+    assert_eq!(path(&secure), "config.yaml/vm.currentCpus");
+    secure.accelerator = "kvm".into();
+    assert_eq!(path(&secure), "");
+    assert_eq!(paths(|config| config["vm"]["powerdownTimeout"] = json!(60)), "", "it is shorter");
+    assert_eq!(paths(|config| config["vm"]["powerdownTimeout"] = json!(901)), "vm.powerdownTimeout");
+}

@@ -7,8 +7,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// How much of a field another system has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+/// How much of a field another system has, or how much of another system's field a VM has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Grade {
     /// The guest sees the same.

@@ -21,8 +21,9 @@ use serde_json::Value;
 
 use self::{
     draft::Draft,
-    source::{Grade, Item, SourceError},
+    source::{Item, SourceError},
 };
+use crate::exchange::Grade;
 
 /// The largest text that is read.
 pub const LARGEST: usize = 16 << 20;
@@ -114,7 +115,11 @@ impl fmt::Display for Finding {
     /// `LINE: <hostdev>: no equivalent: why`, as after the name of a file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { lines, what, grade, why } = self;
-        write!(f, "{}: {what}: {grade}", lines.first().copied().unwrap_or(1))?;
+        write!(f, "{}: {what}: ", lines.first().copied().unwrap_or(1))?;
+        match grade {
+            Grade::LeftOut => f.write_str("no equivalent")?,
+            grade => write!(f, "{grade}")?,
+        }
         if !why.is_empty() {
             write!(f, ": {why}")?;
         }

@@ -15,11 +15,9 @@ use super::{
     output::{Exit, Failure, Output, counted, note, plain, yaml},
 };
 use crate::{
+    exchange::Grade,
     files::FileError,
-    import::{
-        self, Format, Imported, LARGEST, Wish,
-        source::{Grade, SourceError},
-    },
+    import::{self, Format, Imported, LARGEST, Wish, source::SourceError},
 };
 
 #[derive(Args)]

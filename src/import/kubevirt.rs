@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use super::{
     draft::{self, Content, Draft, Link, card, is_mac},
-    source::{Grade, Item, SourceError},
+    source::{Item, SourceError},
 };
-use crate::api::Quantity;
+use crate::{api::Quantity, exchange::Grade};
 
 pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     root.enter();

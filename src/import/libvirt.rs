@@ -2,8 +2,9 @@
 
 use super::{
     draft::{self, Content, Draft, Link},
-    source::{Grade, Item, SourceError},
+    source::{Item, SourceError},
 };
+use crate::exchange::Grade;
 
 mod devices;
 

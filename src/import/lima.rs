@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use super::{
     draft::{Content, Draft, Link},
-    source::{Grade, Item, SourceError},
+    source::{Item, SourceError},
 };
-use crate::api::Quantity;
+use crate::{api::Quantity, exchange::Grade};
 
 /// What Lima gives an instance that says nothing.
 const CPUS: u64 = 4;

@@ -2,8 +2,9 @@
 
 use super::{
     draft::{Content, Draft, Link, card},
-    source::{Grade, Item, SourceError},
+    source::{Item, SourceError},
 };
+use crate::exchange::Grade;
 
 /// The kinds of hardware (CIM_ResourceAllocationSettingData.ResourceType).
 mod kind {

@@ -4,8 +4,9 @@ use serde_json::{Map, Value, json};
 
 use super::{
     draft::{self, Content, Draft, Link, card, is_mac},
-    source::{Grade, Item, SourceError},
+    source::{Item, SourceError},
 };
+use crate::exchange::Grade;
 
 /// What Proxmox tells Windows guests of their hypervisor.
 const WINDOWS: &str =

@@ -2,36 +2,17 @@
 //!
 //! A reader of a format marks what it uses. What is left without a mark in the end has no equivalent, so nothing is dropped silently.
 
-use std::{cell::RefCell, fmt};
+use std::cell::RefCell;
 
 use granit_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Value};
+
+use crate::exchange::Grade;
 
 /// The deepest nesting that is read. Real files have less than 20 levels.
 const DEPTH: usize = 64;
 /// The most parts that a file may have. The largest of libvirt's own tests has 3,000.
 const PARTS: usize = 200_000;
-
-/// How well a part of the source is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Grade {
-    /// The guest finds the same.
-    Same,
-    /// The guest sees other hardware, or something is to be done.
-    Changed,
-    /// It has no equivalent.
-    LeftOut,
-}
-
-impl fmt::Display for Grade {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Same => "the same",
-            Self::Changed => "changed",
-            Self::LeftOut => "no equivalent",
-        })
-    }
-}
 
 /// The source can't be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -38,6 +38,14 @@ pub const INSTANCE_LABEL: &str = "app.kubernetes.io/instance";
 /// The name of the VM to which an object without an owner belongs, if a tool has given [`INSTANCE_LABEL`] another value: Argo CD with label
 /// tracking, or `labels` of kustomize. For claims and display secrets in Git.
 pub const VM_ANNOTATION: &str = "vmoperator.jdrupes.org/vm";
+/// The name of the VM to which an object belongs, by its annotation or, without that, by its label. Anybody may change both.
+pub fn named_vm<'a>(
+    annotations: &'a BTreeMap<String, String>,
+    labels: &'a BTreeMap<String, String>,
+) -> Option<&'a String> {
+    annotations.get(VM_ANNOTATION).or_else(|| labels.get(INSTANCE_LABEL))
+}
+
 /// The label with the role of an object, such as `vm-runner` or `display-secret`.
 pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 /// The value of [`COMPONENT_LABEL`] on a display secret.

@@ -12,9 +12,7 @@ use serde_json::Value;
 
 use crate::{
     api::GROUP,
-    object::{
-        APP_NAME, COMPONENT_LABEL, CONTAINER_NAME, DISPLAY_SECRET, INSTANCE_LABEL, MANAGED_BY, ObjectKey, VM_ANNOTATION,
-    },
+    object::{APP_NAME, COMPONENT_LABEL, CONTAINER_NAME, DISPLAY_SECRET, MANAGED_BY, ObjectKey, named_vm},
     ownership::{self, OBJECT_MANAGER, Writer},
 };
 
@@ -187,8 +185,7 @@ impl Object {
 
     /// The name of the VM in the object's annotation or, without it, in its labels.
     pub fn vm(&self) -> Option<&str> {
-        let annotated = self.annotations.get(VM_ANNOTATION);
-        annotated.or_else(|| self.labels.get(INSTANCE_LABEL)).map(String::as_str)
+        named_vm(&self.annotations, &self.labels).map(String::as_str)
     }
 
     /// Whether the object's labels say that the manager created it.
@@ -350,6 +347,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::object::INSTANCE_LABEL;
 
     #[test]
     fn the_runners_container_is_found_without_labels() {

@@ -22,7 +22,7 @@ use serde_json::{Value, value::RawValue};
 use crate::{
     api::{VirtualMachine, VirtualMachineStatus, full_name, stored},
     metrics::VmSummary,
-    object::{APP_NAME, INSTANCE_LABEL, ObjectKey, VM_ANNOTATION},
+    object::{APP_NAME, ObjectKey, named_vm},
     observed::{Json, Maker, Object, maker, owning_vm},
     ownership::{self, OBJECT_MANAGER, Writer},
     process::lock,
@@ -423,12 +423,11 @@ fn own_fields(ours: &RawValue, entries: &[Fields]) -> Option<String> {
     Some(ours.to_string())
 }
 
-/// The name of the VM to which an object belongs. Anybody may change labels, so its owner is asked first, and then [`VM_ANNOTATION`]. A Pod that has lost both owner
+/// The name of the VM to which an object belongs. Anybody may change labels, so its owner is asked first. A Pod that has lost both owner
 /// and labels, and that the manager applied, has the name of its VM unless templates name it otherwise.
 fn vm_of(metadata: &WireMeta, key: &ObjectKey, is_applied: bool) -> Option<String> {
     let is_labelled = metadata.labels.get("app.kubernetes.io/name").is_some_and(|name| name == APP_NAME);
-    let name = || metadata.annotations.get(VM_ANNOTATION).or_else(|| metadata.labels.get(INSTANCE_LABEL));
-    let labelled = || name().filter(|_| is_labelled).cloned();
+    let labelled = || named_vm(&metadata.annotations, &metadata.labels).filter(|_| is_labelled).cloned();
     let named = || (key.is_pod() && is_applied).then(|| key.name.clone());
     owning_vm(&metadata.owner_references).map(str::to_owned).or_else(labelled).or_else(named)
 }

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use super::{DisplayError, MINIMUM_VALIDITY, Protocol, Request, VmHandle, patch_params};
 use crate::{
     api::VirtualMachine,
-    object::{self, COMPONENT_LABEL, DISPLAY_SECRET, INSTANCE_LABEL, VM_ANNOTATION},
+    object::{self, COMPONENT_LABEL, DISPLAY_SECRET},
     runner_config::{
         self,
         paths::{EXPIRY_FILE, NEVER, PASSWORD_FILE},
@@ -147,8 +147,7 @@ async fn find_secret(vm: &VmHandle) -> Result<Option<String>, DisplayError> {
     match vm.api::<Secret>().list_metadata(&ListParams::default().labels(&labels)).await {
         Ok(found) => {
             let of_vm = found.into_iter().filter(|secret| {
-                let named = secret.annotations().get(VM_ANNOTATION).or_else(|| secret.labels().get(INSTANCE_LABEL));
-                named.is_some_and(|name| name == vm.name())
+                object::named_vm(secret.annotations(), secret.labels()).is_some_and(|name| name == vm.name())
             });
             let names = of_vm.map(|secret| secret.name_any());
             Ok(names.min_by_key(|name| (*name == generated, name.clone())))

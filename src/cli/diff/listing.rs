@@ -18,7 +18,10 @@ use crate::{
     api::VirtualMachine,
     claims,
     discovery::Resources,
-    object::{COMPONENT_LABEL, DISPLAY_SECRET, INSTANCE_LABEL, VM_ANNOTATION, builtin_kinds, selector, stateful_sets},
+    object::{
+        COMPONENT_LABEL, DISPLAY_SECRET, INSTANCE_LABEL, VM_ANNOTATION, builtin_kinds, named_vm, selector,
+        stateful_sets,
+    },
     observed::{Object, Observed},
 };
 
@@ -211,8 +214,10 @@ impl<'a> Listing<'a> {
         }
         let api = self.api(&kind).await?;
         for name in names {
-            let is_ours =
-                |claim: &DynamicObject| vm_of(claim).is_none_or(|vm| *vm == self.vm.name_any()) || self.is_used(claim);
+            let is_ours = |claim: &DynamicObject| {
+                named_vm(claim.annotations(), claim.labels()).is_none_or(|vm| *vm == self.vm.name_any())
+                    || self.is_used(claim)
+            };
             if let Some(claim) = api.get_opt(&name).await?.filter(is_ours) {
                 self.put(&kind, claim);
             }
@@ -229,7 +234,7 @@ impl Listed {
     fn of(objects: Vec<DynamicObject>) -> Self {
         let (mut by_vm, mut others): (HashMap<String, Vec<_>>, HashMap<_, _>) = Default::default();
         for object in objects {
-            match vm_of(&object).cloned() {
+            match named_vm(object.annotations(), object.labels()).cloned() {
                 Some(vm) => by_vm.entry(vm).or_default().push(object),
                 None => drop(others.insert(object.name_any(), object)),
             }
@@ -244,9 +249,4 @@ fn claim_kind() -> TypeMeta {
 
 pub(in crate::cli) fn objects(kind: &TypeMeta) -> String {
     format!("{} objects", kind.kind)
-}
-
-/// The VM to which an object belongs, by its annotation or, without it, by its label.
-fn vm_of(object: &DynamicObject) -> Option<&String> {
-    object.annotations().get(VM_ANNOTATION).or_else(|| object.labels().get(INSTANCE_LABEL))
 }

@@ -1,6 +1,6 @@
 //! The program that gives VMs the devices of their node: see `vm_operator::node_devices`.
 
-use std::{io::Write, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use vm_operator::{
@@ -37,25 +37,14 @@ struct Arguments {
 fn main() -> ExitCode {
     let Arguments { plugins, dev, reports, seccomp, listen, log_format } = Arguments::parse();
     let options = Options { plugins, dev, reports, seccomp, listen: listen.0 };
-    // It waits most of the time.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "start the runtime: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    runtime.block_on(async {
-        let log = log::start(log_format);
-        let code = match give_devices(options).await {
+    log::run_on_one_thread(log_format, async {
+        match give_devices(options).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 tracing::error!("{}", ErrorChain(&*error));
                 ExitCode::FAILURE
             }
-        };
-        log.end();
-        code
+        }
     })
 }
 

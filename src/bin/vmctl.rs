@@ -86,20 +86,7 @@ fn main() -> ExitCode {
     if let Some(Command::Ready { uid }) = arguments.command {
         return probe(uid);
     }
-    // It waits most of the time.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "start the runtime: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    runtime.block_on(async {
-        let log = log::start(arguments.log_format);
-        let code = hold(arguments).await;
-        log.end();
-        code
-    })
+    log::run_on_one_thread(arguments.log_format, hold(arguments))
 }
 
 async fn hold(arguments: Arguments) -> ExitCode {

@@ -1,6 +1,9 @@
 //! The log and, with the feature `otel`, traces.
 
-use std::io::{self, IsTerminal};
+use std::{
+    io::{self, IsTerminal, Write},
+    process::ExitCode,
+};
 
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -47,6 +50,23 @@ pub fn start(format: Format) -> Log {
         log.init();
         Log {}
     }
+}
+
+/// Runs a program that waits most of the time, with its log, on one thread. Returns the program's exit code.
+pub fn run_on_one_thread(format: Format, program: impl Future<Output = ExitCode>) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "start the runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    runtime.block_on(async {
+        let log = start(format);
+        let code = program.await;
+        log.end();
+        code
+    })
 }
 
 impl Log {

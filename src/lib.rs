@@ -39,6 +39,8 @@ pub mod observed;
 #[deny(clippy::disallowed_methods)]
 pub mod ownership;
 #[deny(clippy::disallowed_methods)]
+pub mod people;
+#[deny(clippy::disallowed_methods)]
 pub mod plan;
 #[deny(clippy::disallowed_methods)]
 pub mod power;

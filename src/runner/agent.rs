@@ -19,7 +19,7 @@ use super::{
     cd::Answer,
     cd_drive,
     changes::{
-        Actual, Change, Desired, Guest, Media, cd_drives, changes, keeps_cpus, must_ask, pending, refused_media,
+        Actual, Change, CpuRule, Desired, Guest, Media, cd_drives, changes, must_ask, pending, refused_media,
         refused_reboot, taken_back,
     },
     config::{self, Configuration},
@@ -281,8 +281,9 @@ impl Agent {
         }
         let Configuration { config, digest, .. } = &self.options.configuration;
         let machine = self.observation.machine.as_ref();
+        let cpus = self.observation.cpus;
         self.observation.pending =
-            machine.map(|machine| pending(machine, &self.options.configuration)).unwrap_or_default();
+            machine.map(|machine| pending(machine, cpus, &self.options.configuration)).unwrap_or_default();
         self.observation.config_digest = Some(digest.clone());
         self.observation.resource_uid.clone_from(&config.resource_uid);
         let new = Report::derive(&self.observation);
@@ -347,11 +348,11 @@ impl Agent {
         let orders = machine
             .map(|machine| Orders::of(&self.options.runtime, machine, &self.options.configuration.config))
             .unwrap_or_default();
-        let keeps_cpus = machine.is_some_and(keeps_cpus);
+        let cpu_rule = machine.map(CpuRule::of).unwrap_or_default();
         self.observe_orders(&orders);
         let mut session = Session {
             monitor,
-            actual: Actual { orders, keeps_cpus, ..Actual::default() },
+            actual: Actual { orders, cpu_rule, ..Actual::default() },
             guest_question: None,
             media_question: None,
             waits_for_tray: Vec::new(),

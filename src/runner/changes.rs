@@ -106,8 +106,8 @@ pub fn cd_drives(blocks: &Value) -> Vec<CdDrive> {
 pub struct Actual {
     /// The slots for CPUs.
     pub slots: Vec<CpuSlot>,
-    /// Whether the number of CPUs must stay as it is ([`keeps_cpus`]).
-    pub keeps_cpus: bool,
+    /// What may become of the number of CPUs.
+    pub cpu_rule: CpuRule,
     /// The memory in bytes that this agent has set. `None`: this agent has not set it yet.
     pub ram: Option<u64>,
     /// The password that this agent has set.
@@ -265,7 +265,12 @@ pub fn taken_back(desired: &Desired, orders: &Orders) -> Option<Orders> {
 /// The changes that bring QEMU to the desired state, in order. The reset comes last, so that the guest boots with the other changes. As long
 /// as it is not known what the CDs are ([`must_ask`]), they stay, and there is no reset.
 pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
-    let mut changes = if actual.keeps_cpus { Vec::new() } else { cpu_changes(desired.cpus, &actual.slots) };
+    let mut changes = cpu_changes(desired.cpus, &actual.slots);
+    changes.retain(|change| match actual.cpu_rule {
+        CpuRule::Any => true,
+        CpuRule::OnlyMore => !matches!(change, Change::Unplug { .. }),
+        CpuRule::Fixed => false,
+    });
     if actual.ram != Some(desired.ram) {
         changes.push(Change::Balloon(desired.ram));
     }
@@ -302,11 +307,43 @@ pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
     changes
 }
 
-/// Whether the guest would hang if its number of CPUs changed: its firmware handles that in system management mode, for which QEMU's emulated
-/// CPUs never come together (seen with QEMU 7.2 and 10.0).
-pub fn keeps_cpus(machine: &MachineState) -> bool {
-    let is_secure = |started: &StartedWith| matches!(started.vm.firmware, Firmware::Secure | Firmware::Secure4m);
-    machine.accelerator == "tcg" && machine.started_with.as_ref().is_some_and(is_secure)
+/// What may become of the number of CPUs of a guest that runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuRule {
+    /// CPUs may be plugged and unplugged.
+    #[default]
+    Any,
+    /// CPUs may only be plugged. QEMU ends if it emulates the CPUs and one is unplugged: 7.2 with `double free or corruption`, 10.0 with a failed
+    /// assertion (`tcg_register_thread`) when the next one is plugged.
+    OnlyMore,
+    /// The number stays. Firmware with secure boot handles such a change in system management mode, in which emulated CPUs never come together
+    /// (seen with QEMU 7.2 and 10.0): the guest would hang.
+    Fixed,
+}
+
+impl CpuRule {
+    /// The rule for the QEMU that runs.
+    pub fn of(machine: &MachineState) -> Self {
+        let is_secure = |started: &StartedWith| matches!(started.vm.firmware, Firmware::Secure | Firmware::Secure4m);
+        match machine.accelerator.as_str() {
+            "tcg" if machine.started_with.as_ref().is_some_and(is_secure) => Self::Fixed,
+            "tcg" => Self::OnlyMore,
+            _ => Self::Any,
+        }
+    }
+
+    /// Why the number of CPUs stays although another one is wanted, as a sentence; `None`: it does not stay.
+    fn refuses(self, present: u32, wanted: u32) -> Option<&'static str> {
+        match self {
+            Self::Fixed if wanted != present => {
+                Some("a guest with secure boot hangs if an emulated CPU is plugged (with KVM it does not)")
+            }
+            Self::OnlyMore if wanted < present => {
+                Some("QEMU ends if an emulated CPU is unplugged (with KVM it does not)")
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Why the guest is not asked to reboot yet, as a sentence.
@@ -348,8 +385,8 @@ fn drives_with_media(actual: &Actual) -> impl Iterator<Item = (&CdDrive, &str, O
     })
 }
 
-/// The changes of the configuration that take effect at QEMU's next start.
-pub fn pending(machine: &MachineState, configuration: &Configuration) -> Vec<PendingChange> {
+/// The changes of the configuration that take effect at QEMU's next start. The guest has `cpus` CPUs now; 0: that is not known.
+pub fn pending(machine: &MachineState, cpus: u32, configuration: &Configuration) -> Vec<PendingChange> {
     let Some(started) = &machine.started_with else { return Vec::new() };
     let desired = StartedWith::from(configuration);
     let mut pending = pending_fields(machine, &started.vm, &desired.vm);
@@ -362,12 +399,13 @@ pub fn pending(machine: &MachineState, configuration: &Configuration) -> Vec<Pen
             reason: "the Pod keeps the grace period with which it was made".into(),
         });
     }
-    if keeps_cpus(machine) && started.vm.current_cpus != desired.vm.current_cpus {
+    let wanted = desired.vm.current_cpus;
+    if let Some(reason) = CpuRule::of(machine).refuses(cpus, wanted).filter(|_| cpus > 0) {
         pending.push(PendingChange {
             path: "config.yaml/vm.currentCpus".into(),
-            current: Some(json!(started.vm.current_cpus)),
-            wanted: Some(json!(desired.vm.current_cpus)),
-            reason: "a guest with secure boot hangs if an emulated CPU is plugged (with KVM it does not)".into(),
+            current: Some(json!(cpus)),
+            wanted: Some(json!(wanted)),
+            reason: reason.into(),
         });
     }
     if started.template != desired.template {

@@ -34,7 +34,7 @@ fn cpus_are_plugged_and_unplugged_at_the_high_end() {
     let set = Some(password("now").password);
     let fixed = Actual {
         slots: slots(&["-", ""]),
-        keeps_cpus: true,
+        cpu_rule: CpuRule::Fixed,
         ram: Some(1 << 30),
         password: set,
         orders: orders(),
@@ -42,7 +42,12 @@ fn cpus_are_plugged_and_unplugged_at_the_high_end() {
     };
     let desired = Desired { cpus: 2, ..desired() };
     assert_eq!(changes(&desired, &fixed), []);
-    assert_ne!(changes(&desired, &Actual { keeps_cpus: false, ..fixed }), []);
+    let more = Actual { cpu_rule: CpuRule::OnlyMore, ..fixed };
+    assert!(matches!(changes(&desired, &more)[..], [Change::Plug { .. }]));
+    let fewer = Actual { slots: slots(&["-", "vmop-cpu-1"]), ..more };
+    let one = Desired { cpus: 1, ..desired };
+    assert_eq!(changes(&one, &fewer), []);
+    assert!(matches!(changes(&one, &Actual { cpu_rule: CpuRule::Any, ..fewer })[..], [Change::Unplug { .. }]));
     assert_eq!(cpus(2, &["-", "-", "", ""]), [""; 0]);
     assert_eq!(cpus(4, &["-", "-", "", ""]), ["+vmop-cpu-2@2", "+vmop-cpu-3@3"]);
     assert_eq!(cpus(3, &["-", "-", "", "vmop-cpu-3"]), [""; 0]);
@@ -178,7 +183,7 @@ fn a_cd_is_changed_only_in_a_drive_that_qemu_has_and_when_it_is_known_what_it_is
 
 #[test]
 fn changes_that_qemu_takes_only_at_its_start_are_pending() {
-    let config = |edit: fn(&mut Value)| {
+    let config = |edit: &dyn Fn(&mut Value)| {
         let mut config = json!({
             "namespace": "orchard",
             "template": "standard",
@@ -203,12 +208,12 @@ fn changes_that_qemu_takes_only_at_its_start_are_pending() {
         accelerator_reason: String::new(),
         uuid: "c0ffee00-0000-4000-8000-000000000001".into(),
         macs: vec!["52:54:00:00:00:01".into()],
-        started_with: Some(StartedWith::from(&config(|_| ()))),
+        started_with: Some(StartedWith::from(&config(&|_| ()))),
         lost: Vec::new(),
         phase: Phase::Running,
     };
     let paths = |edit: fn(&mut Value)| {
-        let pending = pending(&machine, &config(edit));
+        let pending = pending(&machine, 1, &config(&edit));
         pending.into_iter().map(|change| change.path.replace("config.yaml/", "")).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(paths(|config| config["vm"]["maximumCpus"] = json!(4)), "vm.maximumCpus");
@@ -230,19 +235,34 @@ fn changes_that_qemu_takes_only_at_its_start_are_pending() {
         vm["network"][0]["mac"] = json!("52:54:00:00:00:01");
     };
     assert_eq!(paths(live), "");
-    // Where a plugged CPU would stop the guest.
-    let mut secure = machine.clone();
-    secure.started_with = Some(StartedWith::from(&config(|config| config["vm"]["firmware"] = json!("secure"))));
-    let path = |machine: &MachineState| {
-        let wanted = config(|config| {
-            config["vm"]["firmware"] = json!("secure");
-            config["vm"]["currentCpus"] = json!(2);
-        });
-        pending(machine, &wanted).into_iter().map(|change| change.path).collect::<String>()
+    // Where QEMU or the guest would not stand another number of CPUs.
+    let cpus = |accelerator: &str, firmware: &str, present: u32| {
+        let with = |cpus: u32| {
+            config(&|config| {
+                config["vm"]["firmware"] = json!(firmware);
+                config["vm"]["currentCpus"] = json!(cpus);
+            })
+        };
+        let started_with = Some(StartedWith::from(&with(1)));
+        let machine = MachineState { accelerator: accelerator.into(), started_with, ..machine.clone() };
+        let pending = pending(&machine, present, &with(2)).into_iter();
+        pending
+            .map(|change| format!("{} {:?} {:?}", change.path, change.current.unwrap(), change.wanted.unwrap()))
+            .collect::<Vec<_>>()
     };
-    assert_eq!(path(&secure), "config.yaml/vm.currentCpus");
-    secure.accelerator = "kvm".into();
-    assert_eq!(path(&secure), "");
+    let waits = |present: u32| vec![format!("config.yaml/vm.currentCpus Number({present}) Number(2)")];
+    for (firmware, present, expected) in [
+        ("secure", 1, waits(1)),
+        ("secure", 2, vec![]),
+        ("secure", 3, waits(3)),
+        ("uefi", 1, vec![]),
+        ("uefi", 2, vec![]),
+        ("uefi", 3, waits(3)),
+        ("uefi", 0, vec![]),
+    ] {
+        assert_eq!(cpus("tcg", firmware, present), expected, "{firmware} {present}");
+        assert_eq!(cpus("kvm", firmware, present), [""; 0], "{firmware} {present}");
+    }
     assert_eq!(paths(|config| config["vm"]["powerdownTimeout"] = json!(60)), "", "it is shorter");
     assert_eq!(paths(|config| config["vm"]["powerdownTimeout"] = json!(901)), "vm.powerdownTimeout");
 }

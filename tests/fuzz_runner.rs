@@ -316,7 +316,7 @@ fn configuration_case(mutator: &mut Mutator, folders: &Folders) -> bool {
     let observation = Observation {
         machine: Some(machine(&Phase::Running)),
         is_executing: Some(true),
-        pending: pending(&machine(&Phase::Running), &configuration),
+        pending: pending(&machine(&Phase::Running), 1, &configuration),
         ..Observation::default()
     };
     check(&Report::derive(&observation).unwrap());
@@ -364,7 +364,7 @@ async fn folder_case(mutator: &mut Mutator, folders: &Folders) -> bool {
         let orders = Orders::of(runtime, &state, &configuration.config);
         assert_eq!(orders.start, state.start);
         let observation = Observation {
-            pending: pending(&state, &configuration),
+            pending: pending(&state, 3, &configuration),
             machine: Some(state),
             is_executing: Some(mutator.random.bool()),
             ..Observation::default()

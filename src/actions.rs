@@ -8,6 +8,7 @@
 //! | [`power::decide`] | says what starting, stopping, restarting or resetting a VM writes, and why it is refused |
 //! | [`create::manifest`] | makes the manifest of a new VM |
 //! | [`edit::decide`] | says what another number of CPUs, another CD or a larger disk writes, and why it is refused |
+//! | [`pool::PoolHandle`] | gives a VM of a pool to a user, and takes it back |
 //! | [`rollout::next`] | says which VMs of a rollout are restarted next, and when it stops |
 //! | [`display::open`] | gives a viewer the address of a VM's display and the password that lets it in |
 //! | [`VmHandle::pod`] | finds the Pod in which the guest runs |
@@ -15,6 +16,7 @@
 pub mod create;
 pub mod display;
 pub mod edit;
+pub mod pool;
 pub mod power;
 pub mod rollout;
 

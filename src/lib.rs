@@ -17,6 +17,8 @@
 #[deny(clippy::disallowed_methods)]
 pub mod api;
 #[deny(clippy::disallowed_methods)]
+pub mod assignment;
+#[deny(clippy::disallowed_methods)]
 pub mod claims;
 #[deny(clippy::disallowed_methods)]
 pub mod config;

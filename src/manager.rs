@@ -9,6 +9,7 @@
 //! back and ends. The next leader does what is left, as after a crash.
 
 pub mod agents;
+mod assignments;
 mod caches;
 mod child;
 mod client;

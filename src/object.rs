@@ -70,6 +70,8 @@ pub const FORCE_STOP_ANNOTATION: &str = "vmoperator.jdrupes.org/forceStop";
 pub const REPLACE_CLAIM_ANNOTATION: &str = "vmoperator.jdrupes.org/replaceClaim";
 /// The time of the guest's shutdown for which the manager set `spec.vm.state` to Stopped.
 pub const GUEST_SHUTDOWN_ANNOTATION: &str = "vmoperator.jdrupes.org/guestShutdownAt";
+/// The assignment from a pool for which the VM was started last: when it was assigned, and the user.
+pub const STARTED_FOR_ANNOTATION: &str = "vmoperator.jdrupes.org/startedFor";
 
 /// How long an object exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -6,6 +6,7 @@
 //! | [`OBJECT_MANAGER`] | all rendered objects |
 //! | [`STATUS_MANAGER`] | the manager's part of a VM's status |
 //! | [`REPAIR_MANAGER`] | a status with values that can't be applied; the manager replaces it |
+//! | [`POOL_MANAGER`] | assignments that end, and starts for assignments that others have not finished |
 //! | [`RUNNER_MANAGER`] | the runner's part of a VM's status |
 //! | [`COMMAND_MANAGER`] | changes that a person makes with `kubectl vm` |
 
@@ -23,6 +24,8 @@ pub const OBJECT_MANAGER: &str = "vm-operator";
 pub const STATUS_MANAGER: &str = "vm-operator-status";
 /// The field manager of a status from which the manager removes values that the definition does not allow.
 pub const REPAIR_MANAGER: &str = "vm-operator-repair";
+/// The field manager of what the manager writes for pools. It updates fields, and does not apply them again.
+pub const POOL_MANAGER: &str = "vm-operator-pools";
 /// The field manager of the runner's part of the status.
 pub const RUNNER_MANAGER: &str = "vm-runner";
 /// The field manager of the commands of `kubectl vm`. Unlike Git, they do not apply a field again.

@@ -1,9 +1,24 @@
 //! The custom resource `VmPool`.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::VmAction;
+use super::{VmAction, schema};
+
+/// The retention of a pool that does not say one.
+pub const DEFAULT_RETENTION: &str = "PT1h";
+
+/// The reasons of a pool's condition Ready.
+pub mod reasons {
+    /// Ready=True: VMs of the pool can be assigned.
+    pub const USABLE: &str = "Usable";
+    /// Ready=False: no VM names the pool in `spec.pools`.
+    pub const NO_MEMBERS: &str = "NoMembers";
+    /// Ready=False: `spec.retention` can't be read. Assignments end only when somebody releases them.
+    pub const RETENTION_INVALID: &str = "RetentionInvalid";
+}
 
 /// A pool of virtual machines that are given to users on request.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Serialize, Deserialize, PartialEq)]
@@ -15,9 +30,16 @@ use super::VmAction;
     singular = "vmpool",
     namespaced,
     derive = "PartialEq",
+    status = "VmPoolStatus",
     doc = "A pool of virtual machines.",
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
+    printcolumn(name = "Members", type_ = "integer", json_path = ".status.members"),
+    printcolumn(name = "Free", type_ = "integer", json_path = ".status.free"),
+    printcolumn(name = "Assigned", type_ = "integer", json_path = ".status.assigned"),
+    printcolumn(name = "Expired", type_ = "integer", json_path = ".status.expired"),
     printcolumn(name = "Retention", type_ = "string", json_path = ".spec.retention"),
-    printcolumn(name = "Login", type_ = "boolean", json_path = ".spec.loginOnAssignment"),
+    printcolumn(name = "Login", type_ = "boolean", json_path = ".spec.loginOnAssignment", priority = 1),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -52,6 +74,31 @@ pub struct PoolPermission {
     pub may: Option<Vec<VmAction>>,
 }
 
+/// How the VMs of a pool are. The manager writes it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct VmPoolStatus {
+    /// The generation of the spec from which this status was derived.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// How many VMs belong to the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members: Option<u32>,
+    /// How many of them are assigned to nobody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free: Option<u32>,
+    /// How many VMs are assigned from the pool and kept for their users.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assigned: Option<u32>,
+    /// How many VMs are assigned from the pool and past their retention, so that others can get them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expired: Option<u32>,
+    /// The pool's conditions: Ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::conditions")]
+    pub conditions: Vec<Condition>,
+}
+
 fn one_hour() -> String {
-    "PT1h".into()
+    DEFAULT_RETENTION.into()
 }

@@ -456,4 +456,10 @@ pub struct Assignment {
     /// When the user used the VM last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_used: Option<Time>,
+    /// When it was assigned. Of several VMs of a pool, a user keeps the one that was assigned first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assigned_at: Option<Time>,
+    /// Whether the VM was to be started for the assignment. When that was done, the annotation `startedFor` names the assignment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starts: Option<bool>,
 }

@@ -28,6 +28,7 @@ use tracing::{Instrument as _, error_span};
 
 use super::{
     agents::Agents,
+    assignments::{Assignments, Changes},
     caches::Caches,
     debug::DebugRecords,
     pools,
@@ -104,7 +105,8 @@ impl Namespace {
         let usual = shared.templates.borrow().usual_kinds();
         // They are listed while the VMs are.
         caches.children.begin(usual.iter().cloned());
-        let (pools, pools_listed) = pools::follow(shared.client.clone(), namespace.as_deref(), shared.metrics.clone());
+        let pools::Followed { login: pools, all: all_pools, listed: pools_listed } =
+            pools::follow(shared.client.clone(), namespace.as_deref(), shared.metrics.clone());
         let objects_listed = {
             let children = caches.children.clone();
             async move {
@@ -120,7 +122,19 @@ impl Namespace {
             health,
             recorder: shared.recorder.clone(),
         };
-        let vms = watch.start(writer, listed);
+        let changes = Changes::default();
+        let vms = {
+            let changes = changes.clone();
+            watch.start(writer, listed).inspect_ok(move |vm| changes.observe(vm))
+        };
+        let assignments = Assignments {
+            client: shared.client.clone(),
+            vms: caches.vms.clone(),
+            started: started.subscribe(),
+            pools: all_pools,
+            changes,
+            metrics: shared.metrics.clone(),
+        };
         let triggered = vms::at_start(
             is_listed,
             objects_listed,
@@ -139,7 +153,14 @@ impl Namespace {
             agents,
         ));
         let queue = Queue { store: caches.vms.clone(), reconciler, shared: shared.clone() };
-        Self { caches, cluster, work: queue.work(vms, triggered).boxed() }
+        let work = async move {
+            tokio::select! {
+                () = queue.work(vms, triggered) => {}
+                // It ends only if nobody watches the pools any more.
+                () = assignments.work().then(|()| std::future::pending::<()>()) => {}
+            }
+        };
+        Self { caches, cluster, work: work.boxed() }
     }
 }
 

@@ -47,7 +47,7 @@ app.kubernetes.io/name: vm-node-devices
   resources: [vms, vmpools]
   verbs: [get, list, watch]
 - apiGroups: [vmoperator.jdrupes.org]
-  resources: [vms/status]
+  resources: [vms/status, vmpools/status]
   verbs: [patch]
 # The manager patches only the field `state`: when a guest shut itself down and must stay down, and nobody applies that field.
 - apiGroups: [vmoperator.jdrupes.org]

@@ -1,0 +1,390 @@
+//! Which VM of a pool a person gets, and when she has had it long enough. Pure: [`assign`], [`release`] and [`upkeep::upkeep`] say what is
+//! to be written, from what was read; whoever calls them writes it and, if somebody was faster, reads again.
+//!
+//! ```text
+//!  pools, members, person, now ─▶ assign  ─▶ one step: a write, a start, or the VM that she has
+//!  pools, members, now         ─▶ upkeep  ─▶ writes, starts, each pool's status, and when to look again
+//! ```
+//!
+//! **[`assign`]: the first line that fits**
+//!
+//! | the person | in the pool | what follows |
+//! |---|---|---|
+//! | has no right in the pool | | an error |
+//! | has several VMs of it | a later one, at whose console nobody is | it is released: she keeps the one with the least (assignedAt, name) |
+//! | has one, also past its retention | it was used last more than [`USE`] ago | its `lastUsed` is now |
+//! | has one | the assignment starts it, and nobody has yet | it is started |
+//! | has one | | she has that one |
+//! | has none | there are candidates | the first of them is assigned |
+//! | has none | there is none | an error that says until when the next one is kept |
+//!
+//! **Candidates** belong to the pool, are not being deleted, can be started, have nobody at the console, and are assigned to nobody, or are
+//! past the retention of the pool from which they are assigned. Their order: assigned to nobody; then the longest unused first. Among
+//! equals one that runs is before one that does not, then the names decide.
+//!
+//! **Retention** counts from the last use: `lastUsed`, or the end of the last connection to the console, if that is later. Clocks differ,
+//! so whoever wants the VM has to wait for [`CLOCK_SKEW`] more. If nobody takes it, the manager ends the assignment [`GRACE`] after that.
+//! Nothing ends while somebody is at the console, nor because of a retention that can't be read, nor because of a pool that is not known.
+//!
+//! **Writes** name the resourceVersion of the VM that was read, so at most one of several succeeds: two people never get the same VM.
+//! Two clicks of one person may get two VMs; each goes on until [`assign`] answers with a VM, so the later one finds both, and releases one.
+//! A crash between two writes leaves a state from which the next call, or the manager, goes on.
+
+pub mod retention;
+pub mod upkeep;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::{SignedDuration, Timestamp},
+};
+use kube::{ResourceExt, core::DynamicObject};
+use serde_json::{Value, json};
+
+use self::retention::{Retention, RetentionError, later};
+use crate::{
+    api::{
+        Assignment, VirtualMachine,
+        conditions::{self, CONSOLE_CONNECTED, RUNNING},
+        pool::DEFAULT_RETENTION,
+        status::whole_seconds,
+    },
+    object::STARTED_FOR_ANNOTATION,
+    people::Rights,
+};
+
+/// By how much the clocks of two programs may differ. Nobody gets a VM that is within retention by any of their clocks.
+pub const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(5);
+/// For how long a VM stays with its user after others could have taken it.
+pub const GRACE: SignedDuration = SignedDuration::from_mins(10);
+/// A click so soon after the last one changes nothing.
+pub const USE: SignedDuration = SignedDuration::from_mins(1);
+
+/// The pools of a namespace by name. One that is not among them is not known: nothing is taken from its users.
+pub type Pools = BTreeMap<String, Pool>;
+
+/// What decides of a pool.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// Its generation.
+    pub generation: Option<i64>,
+    /// How long its VMs stay with their users.
+    pub retention: Result<Retention, RetentionError>,
+}
+
+impl Pool {
+    /// A pool as the API server has it. Nothing but its retention is read, so that no other field is in the way.
+    pub fn read(pool: &DynamicObject) -> Self {
+        let retention = match pool.data.pointer("/spec/retention") {
+            None => Retention::parse(DEFAULT_RETENTION),
+            Some(Value::String(text)) => Retention::parse(text),
+            Some(_) => Err(RetentionError::NoText),
+        };
+        Self { name: pool.name_any(), generation: pool.metadata.generation, retention }
+    }
+}
+
+/// A VM that belongs to a pool, or is assigned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its name.
+    pub name: String,
+    /// Its resourceVersion.
+    pub version: Option<String>,
+    /// The pools to which it belongs.
+    pub pools: BTreeSet<String>,
+    /// Whether it is being deleted. Then it is nobody's.
+    pub is_deleted: bool,
+    /// To whom it is assigned.
+    pub held: Option<Held>,
+    /// Its console.
+    pub console: Console,
+    /// Whether QEMU runs.
+    pub runs: bool,
+    /// What starting it takes.
+    pub start: Start,
+    /// The assignment for which it was started last: [`Held::id`].
+    pub started_for: Option<String>,
+}
+
+/// To whom a VM is assigned, and since when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// From which pool; `None` if whoever wrote it did not say so.
+    pub pool: Option<String>,
+    /// The user.
+    pub user: String,
+    /// When the user used the VM last.
+    pub last_used: Option<Timestamp>,
+    /// When it was assigned; `None`: by a program that does not write that.
+    pub assigned_at: Option<Timestamp>,
+    /// Whether the VM was to be started for this assignment.
+    pub starts: bool,
+}
+
+/// Who is at a VM's console.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Console {
+    /// Whether a viewer is connected.
+    pub is_connected: bool,
+    /// When the last viewer came, or the last one went.
+    pub since: Option<Timestamp>,
+    /// The users who are known to be, or to have been, that viewer: for whom the password was made, and whom the relay has let in.
+    pub users: Vec<String>,
+}
+
+/// What starting a VM takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Nothing: it should run already.
+    Runs,
+    /// A write.
+    Needed,
+    /// It can't be started, because Git says that it is stopped.
+    Refused,
+}
+
+/// Who wants a VM.
+#[derive(Clone, Debug)]
+pub struct Assignee {
+    /// The user's name.
+    pub user: String,
+    /// What she may do in the pool; for whoever gives a VM to somebody else: [`Rights::all`].
+    pub rights: Rights,
+}
+
+/// A write of `status.assignment` of a VM that has not changed since it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// The VM.
+    pub vm: String,
+    /// The resourceVersion that it must have.
+    pub version: Option<String>,
+    /// The new assignment; `None`: it is nobody's.
+    pub held: Option<Held>,
+}
+
+/// What [`assign`] wants next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Give the VM to the user.
+    Take(Write),
+    /// Take away the second VM of a user who has two.
+    Release(Write),
+    /// Note that the user uses it.
+    Renew(Write),
+    /// Start this VM, and note for which assignment ([`Held::id`]) that is.
+    Start {
+        /// The VM.
+        vm: String,
+        /// The assignment.
+        id: String,
+    },
+    /// Nothing: she has this VM.
+    Done(String),
+}
+
+/// Why a person gets no VM. The texts name no object; the caller does.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts say what they are")]
+pub enum Refusal {
+    #[error("{user} has no right in the pool: spec.permissions names neither that user nor one of the user's roles")]
+    NoRight { user: String },
+    #[error("the pool has no VMs: name it in spec.pools of a VM")]
+    NoMembers,
+    #[error(
+        "all {} VMs of the pool are in use{}{}", members,
+        next.map(|time| format!("; the next one is kept until {}", whole_seconds(time))).unwrap_or_default(),
+        if *refused > 0 { format!("; {refused} can't be started, because Git says that they are stopped: remove spec.vm.state there") } else { String::new() }
+    )]
+    NoneFree {
+        /// How many VMs belong to the pool.
+        members: usize,
+        /// How many of them can't be started.
+        refused: usize,
+        /// When the first of the others can be taken, if that is known.
+        next: Option<Timestamp>,
+    },
+}
+
+impl Member {
+    /// What decides of a VM. `start`: what starting it takes.
+    pub fn new(vm: &VirtualMachine, start: Start) -> Self {
+        let status = vm.status.as_ref();
+        let condition = |type_| status.and_then(|status| conditions::find(&status.conditions, type_));
+        let is_true = |type_| condition(type_).is_some_and(|condition| condition.status == "True");
+        let users = status.iter().flat_map(|status| [&status.console_user, &status.console_client]).flatten();
+        Self {
+            name: vm.name_any(),
+            version: vm.resource_version(),
+            pools: vm.spec.pools.iter().cloned().collect(),
+            is_deleted: vm.metadata.deletion_timestamp.is_some(),
+            held: status.and_then(|status| status.assignment.as_ref()).and_then(Held::of),
+            console: Console {
+                is_connected: is_true(CONSOLE_CONNECTED),
+                since: condition(CONSOLE_CONNECTED).map(|condition| condition.last_transition_time.0),
+                users: users.filter(|user| !user.is_empty()).cloned().collect(),
+            },
+            runs: is_true(RUNNING),
+            start,
+            started_for: vm.annotations().get(STARTED_FOR_ANNOTATION).cloned(),
+        }
+    }
+
+    /// To whom it is assigned, if it is from this pool, and if it stays there.
+    fn held_from(&self, pool: &str) -> Option<&Held> {
+        self.held.as_ref().filter(|held| held.pool.as_deref() == Some(pool) && !self.is_deleted)
+    }
+
+    /// When the VM was last used by whoever has it, as far as that is known.
+    fn last_use(&self, held: &Held) -> Timestamp {
+        let closed = self.console.since.filter(|_| !self.console.is_connected);
+        [held.last_used, held.assigned_at, closed].into_iter().flatten().max().unwrap_or(Timestamp::UNIX_EPOCH)
+    }
+
+    /// From when on somebody else may take the VM from whoever has it. `None`: never, or it is not known.
+    pub fn taken_from(&self, pools: &Pools) -> Option<Timestamp> {
+        let held = self.held.as_ref()?;
+        let retention = pools.get(held.pool.as_deref()?)?.retention.as_ref().ok()?;
+        Some(later(retention.end(self.last_use(held))?, CLOCK_SKEW))
+    }
+
+    /// The start that an assignment wants and that nobody has done yet: the ID of the assignment.
+    pub fn pending_start(&self) -> Option<String> {
+        let id = self.held.as_ref().filter(|held| held.starts)?.id();
+        (self.started_for.as_ref() != Some(&id)).then_some(id)
+    }
+
+    fn write(&self, held: Option<Held>) -> Write {
+        Write { vm: self.name.clone(), version: self.version.clone(), held }
+    }
+}
+
+impl Held {
+    /// An assignment as it is stored. One without a user is none.
+    pub fn of(assignment: &Assignment) -> Option<Self> {
+        let user = assignment.user.clone().filter(|user| !user.is_empty())?;
+        let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
+        Some(Self {
+            pool: assignment.pool.clone(),
+            user,
+            last_used: time(&assignment.last_used),
+            assigned_at: time(&assignment.assigned_at),
+            starts: assignment.starts == Some(true),
+        })
+    }
+
+    /// What tells this assignment of a VM from its others.
+    pub fn id(&self) -> String {
+        format!("{} {}", self.assigned_at.map(whole_seconds).unwrap_or_default(), self.user)
+    }
+}
+
+impl Write {
+    /// The merge patch of `vms/status`. It names each field, because a field that it does not name stays.
+    pub fn patch(&self) -> Value {
+        let assignment = self.held.as_ref().map(|held| {
+            json!({
+                "pool": held.pool, "user": held.user,
+                "lastUsed": held.last_used.map(whole_seconds), "assignedAt": held.assigned_at.map(whole_seconds),
+                "starts": held.starts.then_some(true),
+            })
+        });
+        json!({ "metadata": { "resourceVersion": self.version }, "status": { "assignment": assignment } })
+    }
+}
+
+/// What gives the person a VM of the pool: see the table at the head of this module. `members` are VMs as they are now, not as a watch has
+/// them. The caller does the step, reads again, and asks again, until she has a VM.
+///
+/// # Errors
+/// Why she gets none.
+pub fn assign(pool: &str, pools: &Pools, members: &[Member], who: &Assignee, now: Timestamp) -> Result<Step, Refusal> {
+    if who.rights.is_empty() {
+        return Err(Refusal::NoRight { user: who.user.clone() });
+    }
+    let own = held_by(members, pool, &who.user);
+    if let Some(((kept, held), others)) = own.split_first() {
+        if let Some((other, _)) = others.iter().find(|(other, _)| !other.console.is_connected) {
+            return Ok(Step::Release(other.write(None)));
+        }
+        if later(held.last_used.unwrap_or(Timestamp::UNIX_EPOCH), USE) <= now {
+            return Ok(Step::Renew(kept.write(Some(Held { last_used: Some(now), ..(*held).clone() }))));
+        }
+        return Ok(match kept.pending_start() {
+            Some(id) => Step::Start { vm: kept.name.clone(), id },
+            None => Step::Done(kept.name.clone()),
+        });
+    }
+    match candidates(pool, pools, members, now).first() {
+        Some(first) => Ok(Step::Take(first.write(Some(Held {
+            pool: Some(pool.to_owned()),
+            user: who.user.clone(),
+            last_used: Some(now),
+            assigned_at: Some(now),
+            starts: first.start == Start::Needed,
+        })))),
+        None => Err(none_free(pool, pools, members)),
+    }
+}
+
+/// The VMs of the pool that somebody may get now, in the order in which they are given.
+pub fn candidates<'a>(pool: &str, pools: &Pools, members: &'a [Member], now: Timestamp) -> Vec<&'a Member> {
+    let is_free = |member: &Member| match &member.held {
+        None => true,
+        Some(_) => member.taken_from(pools).is_some_and(|time| time <= now),
+    };
+    let of_pool = members.iter().filter(|member| member.pools.contains(pool) && !member.is_deleted);
+    let mut candidates: Vec<_> = of_pool
+        .filter(|member| !member.console.is_connected && member.start != Start::Refused && is_free(member))
+        .collect();
+    candidates.sort_by_key(|member| {
+        let last_use = member.held.as_ref().map(|held| member.last_use(held));
+        (last_use, !member.runs, member.name.clone())
+    });
+    candidates
+}
+
+fn none_free(pool: &str, pools: &Pools, members: &[Member]) -> Refusal {
+    let of_pool = || members.iter().filter(|member| member.pools.contains(pool) && !member.is_deleted);
+    let (refused, others): (Vec<_>, Vec<_>) = of_pool().partition(|member| member.start == Start::Refused);
+    match of_pool().count() {
+        0 => Refusal::NoMembers,
+        members => Refusal::NoneFree {
+            members,
+            refused: refused.len(),
+            next: others
+                .iter()
+                .filter(|member| !member.console.is_connected)
+                .filter_map(|member| member.taken_from(pools))
+                .min(),
+        },
+    }
+}
+
+/// The VMs that a user has from a pool. The first one is the one that she keeps.
+fn held_by<'a>(members: &'a [Member], pool: &str, user: &str) -> Vec<(&'a Member, &'a Held)> {
+    let held = members.iter().filter_map(|member| Some((member, member.held_from(pool)?)));
+    let mut own: Vec<_> = held.filter(|(_, held)| held.user == user).collect();
+    own.sort_by_key(|(member, held)| (held.assigned_at, member.name.clone()));
+    own
+}
+
+/// What takes all VMs of the pool from the user: nothing, if she has none.
+pub fn release(pool: &str, members: &[Member], user: &str) -> Vec<Write> {
+    let own = members.iter().filter(|member| member.held_from(pool).is_some_and(|held| held.user == user));
+    own.map(|member| member.write(None)).collect()
+}
+
+/// What makes a VM nobody's; `None`: it is.
+pub fn unassign(member: &Member) -> Option<Write> {
+    member.held.as_ref().map(|_| member.write(None))
+}
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;

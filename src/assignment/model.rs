@@ -1,0 +1,566 @@
+//! Two replicas assign the VMs of three pools to fifty users while everything else goes on: VMs start, stop, come and go, pools too,
+//! people are at consoles, replicas are killed between any two writes, clocks differ by five minutes. Each property has a check of its name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    upkeep::{Why, upkeep},
+    *,
+};
+
+const USERS: usize = 50;
+const VMS: usize = 20;
+const STEPS: usize = 10_000;
+/// The clocks of the two replicas, and the slowest and fastest of a runner, in seconds beside the true time.
+const CLOCKS: [i64; 2] = [-150, 150];
+const BEGIN: i64 = 1_800_000_000;
+
+/// What the API server has.
+#[derive(Clone, Default)]
+struct Stored {
+    vms: BTreeMap<String, Member>,
+    pools: Pools,
+}
+
+/// A person's click, on its way in a replica.
+struct Call {
+    replica: usize,
+    pool: String,
+    who: Assignee,
+    /// What was read and what follows from it, until that is written.
+    read: Option<(Stored, Step, i64)>,
+    reads: usize,
+    writes: usize,
+    conflicts: usize,
+}
+
+/// A round of the manager: what it read, and what it has not yet written of it.
+struct Round {
+    read: Stored,
+    writes: Vec<(Why, Write)>,
+    starts: Vec<(String, String)>,
+}
+
+struct World {
+    random: fastrand::Rng,
+    stored: Stored,
+    /// The true time in seconds.
+    time: i64,
+    versions: u64,
+    /// What the manager's watch shows, which may be behind.
+    seen: Stored,
+    calls: Vec<Call>,
+    round: Option<Round>,
+    /// When each VM was really used last.
+    used: BTreeMap<String, i64>,
+    /// Who had each VM after the last step, and who took one from somebody else in this step.
+    history: BTreeMap<String, Option<String>>,
+    taken: Option<(String, String)>,
+    /// The starts that were done, by VM and assignment.
+    started: BTreeSet<(String, String)>,
+    taken_from_others: usize,
+    conflicts: usize,
+    duplicates: usize,
+    ended: usize,
+}
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(seconds).unwrap()
+}
+
+fn pool(name: &str, retention: &str) -> Pool {
+    Pool { name: name.into(), generation: Some(1), retention: Retention::parse(retention) }
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut world = Self {
+            random: fastrand::Rng::with_seed(seed),
+            stored: Stored::default(),
+            time: BEGIN,
+            versions: 0,
+            seen: Stored::default(),
+            calls: Vec::new(),
+            round: None,
+            used: BTreeMap::new(),
+            history: BTreeMap::new(),
+            taken: None,
+            started: BTreeSet::new(),
+            taken_from_others: 0,
+            conflicts: 0,
+            duplicates: 0,
+            ended: 0,
+        };
+        for name in ["a", "b", "c"] {
+            world.create_pool(name);
+        }
+        for number in 0..VMS {
+            world.create_vm(&format!("vm-{number:02}"));
+        }
+        world
+    }
+
+    fn create_pool(&mut self, name: &str) {
+        let retentions = ["PT1H", "PT20M", "P1D", "2027-01-15T12:00:00Z", "PT0S"];
+        let retention = if name == "a" { "PT1H" } else { retentions[self.random.usize(..retentions.len())] };
+        self.stored.pools.insert(name.into(), pool(name, retention));
+    }
+
+    fn create_vm(&mut self, name: &str) {
+        let pools = match self.random.u8(..4) {
+            0 => vec!["a", "b"],
+            1 => vec!["a", "b", "c"],
+            _ => vec!["a"],
+        };
+        let start = match self.random.u8(..10) {
+            0 => Start::Refused,
+            1..5 => Start::Runs,
+            _ => Start::Needed,
+        };
+        let member = Member {
+            name: name.into(),
+            version: None,
+            pools: pools.into_iter().map(str::to_owned).collect(),
+            is_deleted: false,
+            held: None,
+            console: Console::default(),
+            runs: start == Start::Runs,
+            start,
+            started_for: None,
+        };
+        self.stored.vms.insert(name.into(), member);
+        self.used.remove(name);
+        self.change(name, |_| ());
+    }
+
+    /// A write: it gives the VM another version.
+    fn change(&mut self, name: &str, edit: impl FnOnce(&mut Member)) {
+        self.versions += 1;
+        let member = self.stored.vms.get_mut(name).unwrap();
+        edit(member);
+        member.version = Some(self.versions.to_string());
+    }
+
+    fn any_vm(&mut self) -> Option<String> {
+        let names: Vec<_> = self.stored.vms.keys().cloned().collect();
+        self.random.choice(names)
+    }
+
+    fn any_pool(&mut self) -> String {
+        ["a", "a", "b", "c"][self.random.usize(..4)].to_owned()
+    }
+
+    fn click(&mut self) {
+        let number = self.random.usize(..USERS);
+        // The last ones have no rights.
+        let rights = if number < USERS - 5 { Rights::all() } else { Rights::default() };
+        let (pool, who) = match self.calls.first() {
+            Some(other) if self.random.bool() => (other.pool.clone(), other.who.clone()),
+            _ => (self.any_pool(), Assignee { user: format!("user-{number}"), rights }),
+        };
+        let call = Call {
+            replica: self.random.usize(..CLOCKS.len()),
+            pool,
+            who,
+            read: None,
+            reads: 0,
+            writes: 0,
+            conflicts: 0,
+        };
+        // Some click twice, and the clicks reach any replica. Meanwhile another VM may have become the first one.
+        if self.random.bool() {
+            let replica = self.random.usize(..CLOCKS.len());
+            let (pool, who) = (call.pool.clone(), call.who.clone());
+            self.calls.push(Call { replica, pool, who, read: None, reads: 0, writes: 0, conflicts: 0 });
+        }
+        self.calls.push(call);
+    }
+
+    /// One request of a call: it reads, or writes what follows from that. Returns whether the call goes on.
+    fn advance(&mut self, call: &mut Call) -> bool {
+        let Some((read, step, read_at)) = call.read.take() else {
+            call.reads += 1;
+            let members: Vec<_> = self.stored.vms.values().cloned().collect();
+            let now = at(self.time + CLOCKS[call.replica]);
+            let step = match assign(&call.pool, &self.stored.pools, &members, &call.who, now) {
+                Ok(step) => step,
+                Err(refusal) => {
+                    self.no_right_no_vm(call, &refusal);
+                    return false;
+                }
+            };
+            if let Step::Done(vm) = &step {
+                self.repeating_changes_nothing(call, vm, &members, now);
+                return false;
+            }
+            call.read = Some((self.stored.clone(), step, self.time));
+            return true;
+        };
+        let (vm, version) = match &step {
+            Step::Take(write) | Step::Release(write) | Step::Renew(write) => (&write.vm, &write.version),
+            Step::Start { vm, .. } => (vm, &read.vms[vm].version),
+            Step::Done(_) => unreachable!(),
+        };
+        // 404 or 409.
+        if self.stored.vms.get(vm).is_none_or(|stored| stored.version != *version) {
+            call.conflicts += 1;
+            self.conflicts += 1;
+            return true;
+        }
+        call.writes += 1;
+        match step {
+            Step::Take(write) => {
+                assert!(!call.who.rights.is_empty(), "no right, no VM");
+                self.the_chosen_one_is_the_first(&call.pool, &read, &write.vm, at(read_at + CLOCKS[call.replica]));
+                self.nobody_is_taken_within_retention_or_at_the_console(&write.vm, &read.pools, &call.who.user);
+                self.used.insert(write.vm.clone(), read_at);
+                self.write(write);
+            }
+            Step::Release(write) => {
+                self.duplicates += 1;
+                self.the_user_keeps_another(&write.vm, &read);
+                self.write(write);
+            }
+            Step::Renew(write) => {
+                self.used.insert(write.vm.clone(), read_at);
+                self.write(write);
+            }
+            Step::Start { vm, id } => self.start(&vm, id),
+            Step::Done(_) => unreachable!(),
+        }
+        true
+    }
+
+    fn write(&mut self, write: Write) {
+        let kept = write.held.map(|held| {
+            // The API server keeps whole seconds.
+            let seconds = |time: Option<Timestamp>| time.map(|time| at(time.as_second()));
+            Held { last_used: seconds(held.last_used), assigned_at: seconds(held.assigned_at), ..held }
+        });
+        self.change(&write.vm, |member| member.held = kept);
+    }
+
+    fn start(&mut self, vm: &str, id: String) {
+        assert!(self.started.insert((vm.to_owned(), id.clone())), "repeating changes nothing: {vm} was started for {id} before");
+        self.change(vm, |member| {
+            member.started_for = Some(id);
+            if member.start == Start::Needed {
+                member.start = Start::Runs;
+                member.runs = true;
+            }
+        });
+    }
+
+    /// One request of the manager.
+    fn manage(&mut self, clock: i64) {
+        let Some(round) = &mut self.round else {
+            let members: Vec<_> = self.seen.vms.values().cloned().collect();
+            let upkeep = upkeep(&self.seen.pools, &members, at(self.time + clock));
+            if !upkeep.writes.is_empty() || !upkeep.starts.is_empty() {
+                self.round = Some(Round { read: self.seen.clone(), writes: upkeep.writes, starts: upkeep.starts });
+            }
+            return;
+        };
+        let read = round.read.clone();
+        let is_same = |stored: &Stored, vm: &String| {
+            stored.vms.get(vm).is_some_and(|stored| Some(&stored.version) == read.vms.get(vm).map(|vm| &vm.version))
+        };
+        if let Some((why, write)) = round.writes.pop() {
+            let exists = matches!(&why, Why::PoolDeleted(pool) if self.stored.pools.contains_key(pool));
+            if exists || !is_same(&self.stored, &write.vm) {
+                return;
+            }
+            match why {
+                Why::Expired => {
+                    self.nobody_is_taken_within_retention_or_at_the_console(&write.vm, &read.pools, "the manager");
+                    self.ended += 1;
+                }
+                Why::Duplicate => {
+                    self.the_user_keeps_another(&write.vm, &read);
+                    self.duplicates += 1;
+                }
+                Why::Used => assert_eq!(write.held.as_ref().map(|held| &held.user), self.stored.vms[&write.vm].held.as_ref().map(|held| &held.user)),
+                Why::PoolDeleted(_) => {}
+            }
+            self.write(write);
+        } else if let Some((vm, id)) = round.starts.pop() {
+            if is_same(&self.stored, &vm) {
+                self.start(&vm, id);
+            }
+        } else {
+            self.round = None;
+        }
+    }
+
+    /// What others do.
+    fn disturb(&mut self) {
+        let Some(vm) = self.any_vm() else { return };
+        let runner = self.time + self.random.i64(CLOCKS[0]..=CLOCKS[1]);
+        let member = self.stored.vms[&vm].clone();
+        match self.random.u8(..20) {
+            // Somebody comes to the console, or goes.
+            0..=5 if member.console.is_connected => {
+                self.used.insert(vm.clone(), self.time);
+                self.change(&vm, |member| {
+                    member.console = Console { is_connected: false, since: Some(at(runner)), ..member.console.clone() };
+                });
+            }
+            0..=5 if member.runs => {
+                let holder = member.held.map(|held| held.user);
+                let user = if self.random.u8(..4) == 0 { "admin".to_owned() } else { holder.unwrap_or("admin".into()) };
+                self.change(&vm, |member| {
+                    member.console = Console { is_connected: true, since: Some(at(runner)), users: vec![user] };
+                });
+            }
+            6..=8 if member.start != Start::Refused => {
+                let runs = self.random.bool();
+                self.change(&vm, |member| {
+                    member.start = if runs { Start::Runs } else { Start::Needed };
+                    member.runs = runs;
+                });
+            }
+            9..=12 => self.change(&vm, |_| ()),
+            13 => {
+                self.stored.vms.remove(&vm);
+            }
+            14 | 15 => {
+                let missing = (0..VMS).map(|number| format!("vm-{number:02}")).find(|name| !self.stored.vms.contains_key(name));
+                if let Some(name) = missing {
+                    self.create_vm(&name);
+                }
+            }
+            16 => {
+                let name = self.any_pool();
+                // Pool `a` stays, or there would be little to see.
+                if name != "a" && self.random.bool() {
+                    self.stored.pools.remove(&name);
+                } else if self.random.u8(..3) == 0 {
+                    self.stored.pools.insert(name.clone(), pool(&name, "some time"));
+                } else {
+                    self.create_pool(&name);
+                }
+            }
+            17 => {
+                if let Some(write) = unassign(&member) {
+                    self.write(write);
+                }
+            }
+            18 => {
+                let members: Vec<_> = self.stored.vms.values().cloned().collect();
+                let user = format!("user-{}", self.random.usize(..USERS));
+                for write in release("a", &members, &user) {
+                    self.write(write);
+                }
+            }
+            _ => self.change(&vm, |member| member.is_deleted = true),
+        }
+    }
+
+    fn step(&mut self) {
+        match self.random.u8(..100) {
+            0..8 if self.calls.len() < 12 => self.click(),
+            8..60 if !self.calls.is_empty() => {
+                let mut call = self.calls.swap_remove(self.random.usize(..self.calls.len()));
+                if self.advance(&mut call) {
+                    self.calls.push(call);
+                } else {
+                    it_ends(&call);
+                }
+            }
+            60..62 => {
+                // A replica is killed, and with it all that it had begun; the leader too.
+                let replica = self.random.usize(..CLOCKS.len());
+                self.calls.retain(|call| call.replica != replica);
+                self.round = None;
+            }
+            62..70 => self.seen = self.stored.clone(),
+            70..82 => {
+                let clock = CLOCKS[self.random.usize(..CLOCKS.len())];
+                self.manage(clock);
+            }
+            82..86 => self.time += self.random.i64(0..900),
+            86..90 => self.time += self.random.i64(0..20),
+            _ => self.disturb(),
+        }
+        self.never_two_users_on_a_vm();
+    }
+
+    /// All calls end, all leave, and the manager does what is left, for as long as that takes.
+    fn come_to_rest(&mut self) {
+        for mut call in std::mem::take(&mut self.calls) {
+            let before = call.reads;
+            while self.advance(&mut call) {
+                assert!(call.reads - before < VMS + 5, "it ends");
+            }
+        }
+        for vm in self.stored.vms.keys().cloned().collect::<Vec<_>>() {
+            if self.stored.vms[&vm].console.is_connected {
+                self.used.insert(vm.clone(), self.time);
+                let time = at(self.time);
+                self.change(&vm, |member| member.console = Console { is_connected: false, since: Some(time), ..member.console.clone() });
+            }
+        }
+        self.settle();
+        self.at_rest_at_most_one_vm_per_user_and_pool();
+        self.at_rest_no_assignment_of_a_pool_that_does_not_exist();
+        // Later than all retentions.
+        self.time += 200 * 86_400;
+        self.settle();
+        self.no_vm_is_lost();
+    }
+
+    /// The manager works until it has nothing to do now.
+    fn settle(&mut self) {
+        self.round = None;
+        for _ in 0..VMS {
+            self.seen = self.stored.clone();
+            self.manage(0);
+            if self.round.is_none() {
+                return;
+            }
+            while self.round.is_some() {
+                self.manage(0);
+            }
+            // Starts are left to whoever assigned the VM for some seconds.
+            self.time += 60;
+        }
+        panic!("repeating changes nothing: the manager never comes to rest");
+    }
+
+    // The properties.
+
+    /// In the whole history of writes: a VM gets another user only when she takes it.
+    fn never_two_users_on_a_vm(&mut self) {
+        let holders = self.stored.vms.iter().map(|(name, member)| {
+            (name.clone(), member.held.as_ref().map(|held| held.user.clone()))
+        });
+        let holders: BTreeMap<_, _> = holders.collect();
+        let taken = self.taken.take();
+        for (name, now) in &holders {
+            if let (Some(Some(before)), Some(now)) = (self.history.get(name), now)
+                && before != now
+            {
+                let by = taken.as_ref().filter(|(vm, _)| vm == name).map(|(_, by)| by);
+                assert_eq!(by, Some(now), "never two users on a VM: {name} is {before}'s");
+            }
+        }
+        self.history = holders;
+    }
+
+    fn at_rest_at_most_one_vm_per_user_and_pool(&self) {
+        let mut seen = BTreeMap::new();
+        for (name, member) in self.stored.vms.iter().filter(|(_, member)| !member.is_deleted) {
+            if let Some(held) = &member.held
+                && let Some(other) = seen.insert((held.pool.clone(), held.user.clone()), name)
+            {
+                panic!("at rest at most one VM per user and pool: {} has {other} and {name} of {:?}", held.user, held.pool);
+            }
+        }
+    }
+
+    fn no_vm_is_lost(&self) {
+        for (name, member) in self.stored.vms.iter().filter(|(_, member)| !member.is_deleted) {
+            let Some(held) = &member.held else { continue };
+            let pool = &self.stored.pools[held.pool.as_ref().unwrap()];
+            assert!(pool.retention.is_err(), "no VM is lost: {name} is still {}'s, of pool {}", held.user, pool.name);
+        }
+    }
+
+    fn nobody_is_taken_within_retention_or_at_the_console(&mut self, vm: &str, pools: &Pools, by: &str) {
+        let member = &self.stored.vms[vm];
+        assert!(!member.console.is_connected, "nobody is taken at the console: {vm} by {by}");
+        let Some(held) = &member.held else { return };
+        let retention = pools.get(held.pool.as_ref().unwrap()).map(|pool| pool.retention.clone());
+        let Some(Ok(retention)) = retention else {
+            panic!("nobody is taken within retention: that of {vm}, which {by} takes, is not known")
+        };
+        // By the true time: a skew of five minutes takes nothing early.
+        let used = at(self.used[vm]);
+        let end = retention.end(used).unwrap();
+        let now = at(self.time);
+        assert!(end <= now, "a skew of five minutes takes nothing early: {vm} of {} is kept until {end}, and {by} takes it at {now}", held.user);
+        if by != "the manager" {
+            self.taken_from_others += 1;
+            self.taken = Some((vm.to_owned(), by.to_owned()));
+        }
+    }
+
+    fn repeating_changes_nothing(&self, call: &Call, vm: &String, members: &[Member], now: Timestamp) {
+        let again = assign(&call.pool, &self.stored.pools, members, &call.who, now);
+        assert_eq!(again, Ok(Step::Done(vm.clone())), "repeating changes nothing");
+        let holder = self.stored.vms[vm].held.as_ref().map(|held| &held.user);
+        assert_eq!(holder, Some(&call.who.user), "never two users on a VM: {vm}");
+    }
+
+    /// Nobody would have been before it: neither unassigned while this one is not, nor unused for longer, nor running while this one is not.
+    fn the_chosen_one_is_the_first(&self, pool: &str, read: &Stored, chosen: &str, now: Timestamp) {
+        let unused_since = |member: &Member| {
+            let held = member.held.as_ref()?;
+            let last_used = held.last_used.unwrap().as_second();
+            Some(member.console.since.map_or(last_used, |closed| closed.as_second().max(last_used)))
+        };
+        let is_free = |member: &Member| {
+            let Some(held) = &member.held else { return true };
+            let Some(Ok(retention)) = read.pools.get(held.pool.as_ref().unwrap()).map(|pool| &pool.retention) else { return false };
+            let since = at(unused_since(member).unwrap());
+            retention.end(since).unwrap().as_second() + 300 <= now.as_second()
+        };
+        let chosen = &read.vms[chosen];
+        assert!(chosen.pools.contains(pool) && is_free(chosen), "the chosen one is the first of the order: {} is not free", chosen.name);
+        for other in read.vms.values().filter(|other| other.name != chosen.name && other.pools.contains(pool)) {
+            if other.is_deleted || other.start == Start::Refused || other.console.is_connected || !is_free(other) {
+                continue;
+            }
+            let is_before = match (unused_since(other), unused_since(chosen)) {
+                (None, Some(_)) => true,
+                (Some(_), None) => false,
+                (other_since, since) if other_since != since => other_since < since,
+                _ if other.runs != chosen.runs => other.runs,
+                _ => other.name < chosen.name,
+            };
+            assert!(!is_before, "the chosen one is the first of the order: {} and not {}", other.name, chosen.name);
+        }
+    }
+
+    fn no_right_no_vm(&self, call: &Call, refusal: &Refusal) {
+        let is_refused = matches!(refusal, Refusal::NoRight { .. });
+        assert_eq!(is_refused, call.who.rights.is_empty(), "no right, no VM: {refusal}");
+    }
+
+    fn at_rest_no_assignment_of_a_pool_that_does_not_exist(&self) {
+        for (name, member) in self.stored.vms.iter().filter(|(_, member)| !member.is_deleted) {
+            let Some(held) = &member.held else { continue };
+            let pool = held.pool.as_ref().unwrap();
+            assert!(self.stored.pools.contains_key(pool), "deletions midway: {name} is {}'s of pool {pool}, which is gone", held.user);
+        }
+    }
+
+    fn the_user_keeps_another(&self, vm: &str, read: &Stored) {
+        let held = read.vms[vm].held.as_ref().unwrap();
+        let is_other = |other: &&Member| {
+            other.name != vm && other.held.as_ref().is_some_and(|other| (&other.pool, &other.user) == (&held.pool, &held.user))
+        };
+        assert!(read.vms.values().any(|other| is_other(&other)), "no VM is lost: {vm} was the only one of {}", held.user);
+    }
+}
+
+/// A call reads once more than it writes or is too late.
+fn it_ends(call: &Call) {
+    assert!(call.reads <= call.writes + call.conflicts + 1, "it ends: {} reads, {} writes, {} conflicts", call.reads, call.writes, call.conflicts);
+}
+
+#[test]
+fn fifty_users_and_two_replicas_share_twenty_vms() {
+    let mut happened = [0; 4];
+    for seed in 0..3 {
+        let mut world = World::new(seed);
+        for _ in 0..STEPS {
+            world.step();
+        }
+        world.come_to_rest();
+        let World { taken_from_others, conflicts, duplicates, ended, .. } = world;
+        happened.iter_mut().zip([taken_from_others, conflicts, duplicates, ended]).for_each(|(sum, count)| *sum += count);
+    }
+    // What the properties are about has happened: VMs taken from others, conflicts, second VMs of users, ends by time.
+    assert!(happened.iter().all(|count| *count > 5), "{happened:?}");
+}

@@ -1,0 +1,303 @@
+//! Keeps the pools: ends assignments, notes uses, finishes starts, and writes the status of each pool. What is to be done is
+//! [`upkeep`]; this finds the VMs that matter, writes, and waits until something changes or is due.
+//!
+//! ```text
+//!  a VM of a pool changes ─┐
+//!  a pool changes ─────────┼─▶ upkeep of each namespace ─▶ writes
+//!  something is due ───────┘          └─▶ when something is due next
+//! ```
+//!
+//! VMs that belong to no pool and are assigned to nobody cost nothing but a look at their text.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::{FutureExt, future::BoxFuture};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::{
+    Api, Client, CustomResourceExt, Resource,
+    api::{Patch, PatchParams},
+    core::DynamicObject,
+    runtime::reflector::{ObjectRef, Store},
+};
+use serde_json::json;
+use tokio::{
+    sync::{Notify, watch},
+    time::sleep,
+};
+use tracing::{debug, info, warn};
+
+use super::pools::{AllPools, KnownPool};
+use crate::{
+    actions::pool::{PoolError, PoolHandle, member},
+    api::{VmPool, pool::VmPoolStatus},
+    assignment::{
+        Member, Pools, Write,
+        upkeep::{Why, status, upkeep},
+    },
+    cluster::packed::PackedVm,
+    metrics::Metrics,
+    ownership::{POOL_MANAGER, STATUS_MANAGER},
+    process::{ErrorChain, RepeatFilter, lock},
+    schedule,
+};
+
+/// What a VM's text has if the VM belongs to a pool, or is assigned.
+const SIGNS: [&str; 2] = [r#""pools":[""#, r#""assignment":{""#];
+
+/// Learns which VMs change.
+#[derive(Clone, Default)]
+pub struct Changes(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    /// The members as they were last, each with its resourceVersion.
+    known: Mutex<HashMap<ObjectRef<PackedVm>, Option<Member>>>,
+    notify: Notify,
+}
+
+impl Changes {
+    /// A VM has changed, or is gone.
+    pub fn observe(&self, vm: &PackedVm) {
+        let was_member = || matches!(lock(&self.0.known).get(&ObjectRef::from_obj(vm)), Some(Some(_)));
+        if is_member(vm) || was_member() {
+            self.0.notify.notify_one();
+        }
+    }
+}
+
+fn is_member(vm: &PackedVm) -> bool {
+    SIGNS.iter().any(|sign| vm.mentions(sign))
+}
+
+/// Keeps the pools of a namespace, or of all namespaces.
+pub struct Assignments {
+    /// The client, whose writes pass the fence.
+    pub client: Client,
+    /// The VMs.
+    pub vms: Store<PackedVm>,
+    /// Becomes true when all VMs are listed.
+    pub started: watch::Receiver<bool>,
+    /// The pools.
+    pub pools: watch::Receiver<AllPools>,
+    /// Which VMs change.
+    pub changes: Changes,
+    /// Counts writes.
+    pub metrics: Arc<Metrics>,
+}
+
+/// What could not be done, and is tried again.
+#[derive(Debug, thiserror::Error)]
+enum KeepError {
+    #[error("VM {vm}")]
+    Vm { vm: String, source: PoolError },
+    #[error("pool {pool}: {what}")]
+    Pool { pool: String, what: &'static str, source: Box<kube::Error> },
+}
+
+impl Assignments {
+    /// Works until it is dropped.
+    pub fn work(self) -> BoxFuture<'static, ()> {
+        self.run().boxed()
+    }
+
+    async fn run(mut self) {
+        if self.started.wait_for(|started| *started).await.is_err() {
+            return;
+        }
+        let (mut failures, mut repeats) = (0, RepeatFilter::default());
+        loop {
+            let pools = self.pools.borrow_and_update().clone();
+            let next = match pools {
+                // Nobody knows which pools exist.
+                None => None,
+                Some(pools) => match self.keep(&pools).await {
+                    Ok(next) => {
+                        (failures, _) = (0, repeats.clear());
+                        next.map(|next| next.duration_since(Timestamp::now()).max(SignedDuration::ZERO).unsigned_abs())
+                    }
+                    Err(error) => {
+                        let message = ErrorChain(&error).to_string();
+                        if repeats.is_new(&message) {
+                            warn!("the pools can't be kept as they should be: {message}");
+                        }
+                        failures += 1;
+                        Some(schedule::back_off(failures - 1))
+                    }
+                },
+            };
+            // A sleep may end a little early by the other clock.
+            let due = async {
+                match next {
+                    Some(pause) => sleep(pause + Duration::from_millis(100)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = due => {}
+                () = self.changes.0.notify.notified() => {}
+                changed = self.pools.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Does what is due in all namespaces. Returns when the next time is.
+    async fn keep(&self, all: &BTreeMap<(String, String), KnownPool>) -> Result<Option<Timestamp>, KeepError> {
+        let mut namespaces: BTreeMap<String, (BTreeMap<&String, &KnownPool>, Vec<Member>)> = BTreeMap::new();
+        for ((namespace, name), pool) in all {
+            namespaces.entry(namespace.clone()).or_default().0.insert(name, pool);
+        }
+        for (namespace, member) in self.members() {
+            namespaces.entry(namespace).or_default().1.push(member);
+        }
+        let (mut next, mut result) = (None, Ok(()));
+        for (namespace, (pools, members)) in namespaces {
+            match self.keep_namespace(namespace, &pools, &members).await {
+                Ok(time) => next = [next, time].into_iter().flatten().min(),
+                // The other namespaces do not wait for it.
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result.map(|()| next)
+    }
+
+    /// The VMs that matter, each with its namespace. Only those that have changed are read.
+    fn members(&self) -> Vec<(String, Member)> {
+        let now = Timestamp::now();
+        let mut known = lock(&self.changes.0.known);
+        let mut all = HashMap::new();
+        for vm in self.vms.state() {
+            let key = ObjectRef::from_obj(&*vm);
+            let is_known = |known: &Option<Member>| {
+                known.as_ref().is_some_and(|known| known.version.is_some() && known.version == vm.meta().resource_version)
+            };
+            let member = match known.remove(&key).filter(is_known) {
+                Some(known) => known,
+                None if is_member(&vm) => vm.read().ok().map(|vm| member(&vm, now)),
+                None => None,
+            };
+            if member.is_some() {
+                all.insert(key, member);
+            }
+        }
+        *known = all;
+        let members = known.iter().filter_map(|(key, member)| Some((key.namespace.clone()?, member.clone()?)));
+        members.collect()
+    }
+
+    async fn keep_namespace(
+        &self,
+        namespace: String,
+        known: &BTreeMap<&String, &KnownPool>,
+        members: &[Member],
+    ) -> Result<Option<Timestamp>, KeepError> {
+        let now = Timestamp::now();
+        let pools: Pools = known.iter().map(|(name, known)| ((*name).clone(), known.pool.clone())).collect();
+        let upkeep = upkeep(&pools, members, now);
+        let handle = PoolHandle {
+            client: self.client.clone(),
+            namespace: namespace.clone(),
+            field_manager: POOL_MANAGER.into(),
+            clock: Timestamp::now,
+        };
+        let mut result = Ok(());
+        for (why, write) in &upkeep.writes {
+            let written = self.write(&handle, why, write, members).await;
+            result = result.and(written);
+        }
+        for (vm, id) in &upkeep.starts {
+            let of_vm = |source| KeepError::Vm { vm: format!("{namespace}/{vm}"), source };
+            match handle.finish_start(vm, id).await {
+                Ok(true) => info!(vm = format!("{namespace}/{vm}"), "started the VM for its assignment"),
+                Ok(false) => {}
+                // Whoever has the VM is told when she asks for it again.
+                Err(error @ PoolError::Start { .. }) => debug!(error = %ErrorChain(&error), "not started for its assignment"),
+                Err(error) => result = result.and(Err(of_vm(error))),
+            }
+        }
+        for (name, known) in known {
+            let counts = upkeep.counts.get(*name).copied().unwrap_or_default();
+            let wanted = status(&known.pool, counts, &known.status.conditions, now);
+            if wanted != known.status {
+                let written = self.write_status(&namespace, name, known, &wanted).await;
+                result = result.and(written);
+            }
+        }
+        result.map(|()| upkeep.next)
+    }
+
+    async fn write(&self, handle: &PoolHandle, why: &Why, write: &Write, members: &[Member]) -> Result<(), KeepError> {
+        let vm = format!("{}/{}", handle.namespace, write.vm);
+        if let Why::PoolDeleted(pool) = why
+            && !self.is_deleted(&handle.namespace, pool).await?
+        {
+            return Ok(());
+        }
+        let written = handle.write(write, None).await.map_err(|source| KeepError::Vm { vm: vm.clone(), source })?;
+        // If it has changed, the watch reports that.
+        if written.is_none() {
+            return Ok(());
+        }
+        self.metrics.wrote("status", "VirtualMachine");
+        let before = members.iter().find(|member| member.name == write.vm).and_then(|member| member.held.as_ref());
+        let user = before.map(|held| held.user.as_str()).unwrap_or_default();
+        let why = match why {
+            Why::Used => {
+                debug!(vm, user, "noted that the VM is used");
+                return Ok(());
+            }
+            Why::PoolDeleted(_) => "its pool does not exist",
+            Why::Duplicate => "the user has another VM of the pool",
+            Why::Expired => "it was not used for longer than the pool's retention",
+        };
+        info!(vm, user, why, "the assignment ended");
+        Ok(())
+    }
+
+    /// Asks the API server whether a pool does not exist. The watch may be behind.
+    async fn is_deleted(&self, namespace: &str, name: &str) -> Result<bool, KeepError> {
+        match self.pools_of(namespace).get(name).await {
+            Ok(_) => Ok(false),
+            // Without details it is the definition that does not exist.
+            Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(answer.details.is_some()),
+            Err(source) => {
+                let pool = format!("{namespace}/{name}");
+                Err(KeepError::Pool { pool, what: "is it deleted", source: Box::new(source) })
+            }
+        }
+    }
+
+    async fn write_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        known: &KnownPool,
+        wanted: &VmPoolStatus,
+    ) -> Result<(), KeepError> {
+        let resource = VmPool::api_resource();
+        let body = json!({
+            "apiVersion": resource.api_version, "kind": resource.kind,
+            "metadata": { "name": name, "resourceVersion": known.version }, "status": wanted,
+        });
+        let parameters = PatchParams::apply(STATUS_MANAGER).force();
+        match self.pools_of(namespace).patch_status(name, &parameters, &Patch::Apply(&body)).await {
+            Ok(_) => {
+                self.metrics.wrote("status", "VmPool");
+                Ok(())
+            }
+            // It was changed or deleted, or the definition is an old one, in which pools have no status.
+            Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => Ok(()),
+            Err(source) => {
+                let pool = format!("{namespace}/{name}");
+                Err(KeepError::Pool { pool, what: "write the status", source: Box::new(source) })
+            }
+        }
+    }
+
+    fn pools_of(&self, namespace: &str) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), namespace, &VmPool::api_resource())
+    }
+}

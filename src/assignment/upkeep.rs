@@ -156,7 +156,8 @@ fn kept(members: &[Member]) -> BTreeMap<(&String, &String), (Option<Timestamp>, 
     kept
 }
 
-fn counts(pools: &Pools, members: &[Member], now: Timestamp) -> BTreeMap<String, Counts> {
+/// How the VMs of each pool are.
+pub fn counts(pools: &Pools, members: &[Member], now: Timestamp) -> BTreeMap<String, Counts> {
     let mut all: BTreeMap<_, _> = pools.keys().map(|pool| (pool.clone(), Counts::default())).collect();
     for member in members.iter().filter(|member| !member.is_deleted) {
         for pool in &member.pools {

@@ -34,6 +34,7 @@ mod migrate_check;
 mod output;
 mod password;
 mod plan;
+mod pool;
 mod power;
 mod render;
 mod rollout;
@@ -223,6 +224,9 @@ enum Command {
     /// addresses are those that it has.
     #[command(verbatim_doc_comment)]
     Export(export::Options),
+    /// Show pools, give their VMs to users, and take them back.
+    #[command(subcommand)]
+    Pool(pool::Command),
     /// Print the password of a VM's display.
     ///
     /// Standard error says when it ends. With a viewer, `kubectl vm display` is simpler.
@@ -358,6 +362,7 @@ async fn run(command: &Command, output: &mut Output<'_>) -> Result<Exit, Failure
         Command::Events(options) => events::run(options, output).await?,
         Command::Export(options) => export::run(options, output).await?,
         Command::Dump(options) => dump::run(options, output).await?,
+        Command::Pool(command) => pool::run(command, output).await?,
         Command::Password(options) => password::run(options, output).await?,
         Command::Top(options) => top::run(options, output).await?,
         Command::Guest(options) => guest::run(options, output).await?,

@@ -199,14 +199,19 @@ impl PoolHandle {
     /// Takes all VMs of the pool from the user, and returns them. A pool that does not exist any more may have given them.
     ///
     /// # Errors
-    /// Of requests.
-    pub async fn release(&self, pool: &str, user: &str, trial: Option<Trial>) -> Result<Vec<VirtualMachine>, PoolError> {
+    /// If there is neither such a pool nor such a VM, or of requests.
+    pub async fn release(
+        &self,
+        pool: &str,
+        user: &str,
+        trial: Option<Trial>,
+    ) -> Result<Vec<VirtualMachine>, PoolError> {
         let mut released = Vec::new();
         for _ in 0..TRIES {
             let view = self.list().await?;
             let writes = assignment::release(pool, &view.members, user);
             if writes.is_empty() {
-                return Ok(released);
+                return if released.is_empty() { self.known(view, pool).map(|_| released) } else { Ok(released) };
             }
             for write in &writes {
                 if trial == Some(Trial::Client) {
@@ -240,7 +245,11 @@ impl PoolHandle {
     ///
     /// # Errors
     /// If there is no such VM, or of requests.
-    pub async fn unassign(&self, name: &str, trial: Option<Trial>) -> Result<Option<(VirtualMachine, String)>, PoolError> {
+    pub async fn unassign(
+        &self,
+        name: &str,
+        trial: Option<Trial>,
+    ) -> Result<Option<(VirtualMachine, String)>, PoolError> {
         for _ in 0..TRIES {
             let vm = match self.vms().get(name).await {
                 Ok(StoredVm(vm)) => vm,
@@ -263,7 +272,10 @@ impl PoolHandle {
 
     /// The pools and VMs of the namespace, if this pool is among them.
     async fn read(&self, pool: &str) -> Result<View, PoolError> {
-        let view = self.list().await?;
+        self.known(self.list().await?, pool)
+    }
+
+    fn known(&self, view: View, pool: &str) -> Result<View, PoolError> {
         if !view.pools.contains_key(pool) {
             return Err(PoolError::NoPool { pool: pool.to_owned(), namespace: self.namespace.clone() });
         }
@@ -275,7 +287,8 @@ impl PoolHandle {
     /// # Errors
     /// Of requests.
     pub async fn list(&self) -> Result<View, PoolError> {
-        let pools = Api::<DynamicObject>::namespaced_with(self.client.clone(), &self.namespace, &VmPool::api_resource());
+        let pools =
+            Api::<DynamicObject>::namespaced_with(self.client.clone(), &self.namespace, &VmPool::api_resource());
         let pools = pools.list(&ListParams::default()).await.map_err(PoolError::api("list", "vmpools"))?;
         let pools = pools.iter().map(|pool| (pool.name_any(), Pool::read(pool))).collect();
         let (api, mut vms) = (self.vms(), Vec::new());
@@ -311,7 +324,8 @@ impl PoolHandle {
     pub async fn start(&self, vm: &VirtualMachine, id: &str) -> Result<bool, PoolError> {
         let name = vm.name_any();
         let refused = |refusal| PoolError::Start { vm: name.clone(), refusal };
-        let decision = power::decide(vm, Command::Start { until: None }, None, false, (self.clock)()).map_err(refused)?;
+        let decision =
+            power::decide(vm, Command::Start { until: None }, None, false, (self.clock)()).map_err(refused)?;
         let (mut patch, is_needed) = match decision {
             Decision::Unchanged(_) => (json!({}), false),
             Decision::Write { change: Change::Merge(body) | Change::Apply(body), .. } => (body, true),
@@ -339,7 +353,9 @@ impl PoolHandle {
 fn unless_changed(answer: kube::Result<StoredVm>) -> kube::Result<Option<VirtualMachine>> {
     match answer {
         Ok(StoredVm(vm)) => Ok(Some(vm)),
-        Err(kube::Error::Api(answer)) if answer.code == 409 || answer.code == 404 && answer.details.is_some() => Ok(None),
+        Err(kube::Error::Api(answer)) if answer.code == 409 || answer.code == 404 && answer.details.is_some() => {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }

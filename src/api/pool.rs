@@ -39,7 +39,12 @@ pub mod reasons {
     printcolumn(name = "Expired", type_ = "integer", json_path = ".status.expired"),
     printcolumn(name = "Retention", type_ = "string", json_path = ".spec.retention"),
     printcolumn(name = "Login", type_ = "boolean", json_path = ".spec.loginOnAssignment", priority = 1),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", priority = 1),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].reason",
+        priority = 1
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]

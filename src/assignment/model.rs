@@ -249,7 +249,10 @@ impl World {
     }
 
     fn start(&mut self, vm: &str, id: String) {
-        assert!(self.started.insert((vm.to_owned(), id.clone())), "repeating changes nothing: {vm} was started for {id} before");
+        assert!(
+            self.started.insert((vm.to_owned(), id.clone())),
+            "repeating changes nothing: {vm} was started for {id} before"
+        );
         self.change(vm, |member| {
             member.started_for = Some(id);
             if member.start == Start::Needed {
@@ -287,7 +290,10 @@ impl World {
                     self.the_user_keeps_another(&write.vm, &read);
                     self.duplicates += 1;
                 }
-                Why::Used => assert_eq!(write.held.as_ref().map(|held| &held.user), self.stored.vms[&write.vm].held.as_ref().map(|held| &held.user)),
+                Why::Used => assert_eq!(
+                    write.held.as_ref().map(|held| &held.user),
+                    self.stored.vms[&write.vm].held.as_ref().map(|held| &held.user)
+                ),
                 Why::PoolDeleted(_) => {}
             }
             self.write(write);
@@ -332,7 +338,8 @@ impl World {
                 self.stored.vms.remove(&vm);
             }
             14 | 15 => {
-                let missing = (0..VMS).map(|number| format!("vm-{number:02}")).find(|name| !self.stored.vms.contains_key(name));
+                let missing =
+                    (0..VMS).map(|number| format!("vm-{number:02}")).find(|name| !self.stored.vms.contains_key(name));
                 if let Some(name) = missing {
                     self.create_vm(&name);
                 }
@@ -386,11 +393,26 @@ impl World {
                 let clock = CLOCKS[self.random.usize(..CLOCKS.len())];
                 self.manage(clock);
             }
-            82..86 => self.time += self.random.i64(0..900),
+            82..84 => self.time += self.random.i64(0..900),
+            84..86 => self.pass_until_nearly_the_end_of_an_assignment(),
             86..90 => self.time += self.random.i64(0..20),
             _ => self.disturb(),
         }
         self.never_two_users_on_a_vm();
+    }
+
+    /// Where a program with a wrong clock would be too early.
+    fn pass_until_nearly_the_end_of_an_assignment(&mut self) {
+        let end = |member: &Member| {
+            let held = member.held.as_ref()?;
+            let retention = self.stored.pools.get(held.pool.as_ref()?)?.retention.as_ref().ok()?;
+            Some(retention.end(at(self.used[&member.name]))?.as_second())
+        };
+        let ends: Vec<_> = self.stored.vms.values().filter_map(end).filter(|end| *end > self.time).collect();
+        // The nearest end of all: the others are within retention, too.
+        if let Some(end) = ends.into_iter().min().filter(|end| end - self.time < 2 * 3600) {
+            self.time = self.time.max(end - self.random.i64(1..120));
+        }
     }
 
     /// All calls end, all leave, and the manager does what is left.
@@ -406,7 +428,9 @@ impl World {
             if self.stored.vms[&vm].console.is_connected {
                 self.used.insert(vm.clone(), self.time);
                 let time = at(self.time);
-                self.change(&vm, |member| member.console = Console { is_connected: false, since: Some(time), ..member.console.clone() });
+                self.change(&vm, |member| {
+                    member.console = Console { is_connected: false, since: Some(time), ..member.console.clone() }
+                });
             }
         }
         self.settle();
@@ -445,9 +469,11 @@ impl World {
 
     /// In the whole history of writes: a VM gets another user only when she takes it.
     fn never_two_users_on_a_vm(&mut self) {
-        let holders = self.stored.vms.iter().map(|(name, member)| {
-            (name.clone(), member.held.as_ref().map(|held| held.user.clone()))
-        });
+        let holders = self
+            .stored
+            .vms
+            .iter()
+            .map(|(name, member)| (name.clone(), member.held.as_ref().map(|held| held.user.clone())));
         let holders: BTreeMap<_, _> = holders.collect();
         let taken = self.taken.take();
         for (name, now) in &holders {
@@ -467,7 +493,10 @@ impl World {
             if let Some(held) = &member.held
                 && let Some(other) = seen.insert((held.pool.clone(), held.user.clone()), name)
             {
-                panic!("at rest at most one VM per user and pool: {} has {other} and {name} of {:?}", held.user, held.pool);
+                panic!(
+                    "at rest at most one VM per user and pool: {} has {other} and {name} of {:?}",
+                    held.user, held.pool
+                );
             }
         }
     }
@@ -492,7 +521,11 @@ impl World {
         let used = at(self.used[vm]);
         let end = retention.end(used).unwrap();
         let now = at(self.time);
-        assert!(end <= now, "a skew of five minutes takes nothing early: {vm} of {} is kept until {end}, and {by} takes it at {now}", held.user);
+        assert!(
+            end <= now,
+            "a skew of five minutes takes nothing early: {vm} of {} is kept until {end}, and {by} takes it at {now}",
+            held.user
+        );
         if by != "the manager" {
             self.taken_from_others += 1;
             self.taken = Some((vm.to_owned(), by.to_owned()));
@@ -515,12 +548,18 @@ impl World {
         };
         let is_free = |member: &Member| {
             let Some(held) = &member.held else { return true };
-            let Some(Ok(retention)) = read.pools.get(held.pool.as_ref().unwrap()).map(|pool| &pool.retention) else { return false };
+            let Some(Ok(retention)) = read.pools.get(held.pool.as_ref().unwrap()).map(|pool| &pool.retention) else {
+                return false;
+            };
             let since = at(unused_since(member).unwrap());
             retention.end(since).unwrap().as_second() + 300 <= now.as_second()
         };
         let chosen = &read.vms[chosen];
-        assert!(chosen.pools.contains(pool) && is_free(chosen), "the chosen one is the first of the order: {} is not free", chosen.name);
+        assert!(
+            chosen.pools.contains(pool) && is_free(chosen),
+            "the chosen one is the first of the order: {} is not free",
+            chosen.name
+        );
         for other in read.vms.values().filter(|other| other.name != chosen.name && other.pools.contains(pool)) {
             if other.is_deleted || other.start == Start::Refused || other.console.is_connected || !is_free(other) {
                 continue;
@@ -545,22 +584,37 @@ impl World {
         for (name, member) in self.stored.vms.iter().filter(|(_, member)| !member.is_deleted) {
             let Some(held) = &member.held else { continue };
             let pool = held.pool.as_ref().unwrap();
-            assert!(self.stored.pools.contains_key(pool), "deletions midway: {name} is {}'s of pool {pool}, which is gone", held.user);
+            assert!(
+                self.stored.pools.contains_key(pool),
+                "deletions midway: {name} is {}'s of pool {pool}, which is gone",
+                held.user
+            );
         }
     }
 
     fn the_user_keeps_another(&self, vm: &str, read: &Stored) {
         let held = read.vms[vm].held.as_ref().unwrap();
         let is_other = |other: &&Member| {
-            other.name != vm && other.held.as_ref().is_some_and(|other| (&other.pool, &other.user) == (&held.pool, &held.user))
+            other.name != vm
+                && other.held.as_ref().is_some_and(|other| (&other.pool, &other.user) == (&held.pool, &held.user))
         };
-        assert!(read.vms.values().any(|other| is_other(&other)), "no VM is lost: {vm} was the only one of {}", held.user);
+        assert!(
+            read.vms.values().any(|other| is_other(&other)),
+            "no VM is lost: {vm} was the only one of {}",
+            held.user
+        );
     }
 }
 
 /// A call reads once more than it writes or is too late.
 fn it_ends(call: &Call) {
-    assert!(call.reads <= call.writes + call.conflicts + 1, "it ends: {} reads, {} writes, {} conflicts", call.reads, call.writes, call.conflicts);
+    assert!(
+        call.reads <= call.writes + call.conflicts + 1,
+        "it ends: {} reads, {} writes, {} conflicts",
+        call.reads,
+        call.writes,
+        call.conflicts
+    );
 }
 
 #[test]
@@ -576,7 +630,10 @@ fn fifty_users_and_two_replicas_share_twenty_vms() {
         }
         world.come_to_the_end();
         let World { taken_from_others, conflicts, duplicates, ended, .. } = world;
-        happened.iter_mut().zip([taken_from_others, conflicts, duplicates, ended]).for_each(|(sum, count)| *sum += count);
+        happened
+            .iter_mut()
+            .zip([taken_from_others, conflicts, duplicates, ended])
+            .for_each(|(sum, count)| *sum += count);
     }
     // What the properties are about has happened: VMs taken from others, conflicts, second VMs of users, ends by time.
     assert!(happened.iter().all(|count| *count > 5), "{happened:?}");

@@ -39,7 +39,9 @@ pub enum RetentionError {
         why: String,
     },
     /// It is a number, or the like.
-    #[error("spec.retention is no text; write a duration such as PT1H, or a point in time such as 2027-01-31T18:00:00Z")]
+    #[error(
+        "spec.retention is no text; write a duration such as PT1H, or a point in time such as 2027-01-31T18:00:00Z"
+    )]
     NoText,
 }
 
@@ -52,7 +54,10 @@ impl Retention {
         let owned = || text.to_owned();
         if !text.starts_with('P') {
             let time = text.parse().map(Self::Until);
-            return time.map_err(|error: k8s_openapi::jiff::Error| RetentionError::Time { text: owned(), why: error.to_string() });
+            return time.map_err(|error: k8s_openapi::jiff::Error| RetentionError::Time {
+                text: owned(),
+                why: error.to_string(),
+            });
         }
         match text.parse::<Span>() {
             Ok(span) if span.is_negative() => Err(RetentionError::Negative { text: owned() }),

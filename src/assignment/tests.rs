@@ -80,9 +80,7 @@ fn what_decides_is_read_from_a_vm_as_it_is_stored() {
     let stored = vm(|vm| {
         vm["metadata"]["annotations"] = json!({ STARTED_FOR_ANNOTATION: "2027-01-15T08:00:00Z alice" });
         vm["spec"]["pools"] = json!(["desktops", "night"]);
-        let condition = |type_: &str, status: &str| {
-            json!({ "type": type_, "status": status, "reason": "X", "message": "", "lastTransitionTime": "2027-01-15T07:30:00Z" })
-        };
+        let condition = |type_: &str, status: &str| json!({ "type": type_, "status": status, "reason": "X", "message": "", "lastTransitionTime": "2027-01-15T07:30:00Z" });
         vm["status"] = json!({
             "consoleUser": "alice", "consoleClient": "10.0.0.7",
             "conditions": [condition("Running", "True"), condition("ConsoleConnected", "True")],
@@ -100,9 +98,14 @@ fn what_decides_is_read_from_a_vm_as_it_is_stored() {
         Console { is_connected: true, since: Some(half_past), users: vec!["alice".into(), "10.0.0.7".into()] }
     );
     let held = read.held.clone().unwrap();
-    assert_eq!((held.user.as_str(), held.last_used, held.assigned_at, held.starts), ("alice", Some(half_past), Some(noon()), true));
+    assert_eq!(
+        (held.user.as_str(), held.last_used, held.assigned_at, held.starts),
+        ("alice", Some(half_past), Some(noon()), true)
+    );
     assert!(read.runs && read.pending_start().is_none(), "the annotation says that it was started");
-    for nothing in [json!({}), json!({ "pool": "desktops" }), json!({ "user": "" }), json!({ "lastUsed": "2027-01-15T08:00:00Z" })] {
+    for nothing in
+        [json!({}), json!({ "pool": "desktops" }), json!({ "user": "" }), json!({ "lastUsed": "2027-01-15T08:00:00Z" })]
+    {
         let assignment: Assignment = serde_json::from_value(nothing.clone()).unwrap();
         assert_eq!(Held::of(&assignment), None, "{nothing}");
     }
@@ -121,7 +124,10 @@ fn a_write_names_each_field_and_the_version_that_was_read() {
     });
     assert_eq!(write.patch(), expected);
     let released = release("desktops", &[of("apple", "bob", -200, -100)], "bob");
-    assert_eq!(released[0].patch(), json!({ "metadata": { "resourceVersion": "7" }, "status": { "assignment": null } }));
+    assert_eq!(
+        released[0].patch(),
+        json!({ "metadata": { "resourceVersion": "7" }, "status": { "assignment": null } })
+    );
 }
 
 #[test]
@@ -154,7 +160,10 @@ fn the_order_of_candidates() {
     assert_eq!(order(&hour()), format!("{free} used-longest-ago used-long-ago closed-later just-over"));
     // What another pool has given stays with its user as long as that pool says.
     let night = |retention| pools(&[("desktops", "PT1h"), ("night", retention)]);
-    assert_eq!(order(&night("PT1h")), format!("{free} of-another-pool used-longest-ago used-long-ago closed-later just-over"));
+    assert_eq!(
+        order(&night("PT1h")),
+        format!("{free} of-another-pool used-longest-ago used-long-ago closed-later just-over")
+    );
     assert_eq!(order(&night("P1D")), order(&hour()));
     assert_eq!(order(&pools(&[("desktops", "an hour")])), free, "what can't be read takes nothing away");
     assert_eq!(order(&pools(&[("desktops", "2027-01-15T08:00:00Z")])), free);
@@ -179,13 +188,42 @@ fn what_a_person_gets() {
         ("a free one", vec![of("apple", "bob", -10, -10), member("pear", |_| ())], "take pear"),
         ("the one that she has", vec![member("apple", |_| ()), of("pear", "alice", -10, 0)], "has pear"),
         ("also if it has expired", vec![member("apple", |_| ()), of("pear", "alice", -900, -800)], "renew pear"),
-        ("not one of another pool", vec![member("apple", |_| ()), with(of("pear", "alice", -10, 0), |member| member.held.as_mut().unwrap().pool = Some("night".into()))], "take apple"),
-        ("not one that is being deleted", vec![member("apple", |_| ()), with(of("pear", "alice", -10, 0), |member| member.is_deleted = true)], "take apple"),
+        (
+            "not one of another pool",
+            vec![
+                member("apple", |_| ()),
+                with(of("pear", "alice", -10, 0), |member| member.held.as_mut().unwrap().pool = Some("night".into())),
+            ],
+            "take apple",
+        ),
+        (
+            "not one that is being deleted",
+            vec![member("apple", |_| ()), with(of("pear", "alice", -10, 0), |member| member.is_deleted = true)],
+            "take apple",
+        ),
         ("that is started", vec![with(of("pear", "alice", 0, 0), started)], &format!("start pear for {id}")),
-        ("once", vec![with(of("pear", "alice", 0, 0), |member| { started(member); member.started_for = Some(id.into()); })], "has pear"),
-        ("a stopped one as it is", vec![with(of("pear", "alice", 0, 0), |member| member.start = Start::Needed)], "has pear"),
+        (
+            "once",
+            vec![with(of("pear", "alice", 0, 0), |member| {
+                started(member);
+                member.started_for = Some(id.into());
+            })],
+            "has pear",
+        ),
+        (
+            "a stopped one as it is",
+            vec![with(of("pear", "alice", 0, 0), |member| member.start = Start::Needed)],
+            "has pear",
+        ),
         ("the first of two", vec![of("apple", "alice", -1, 0), of("pear", "alice", -2, 0)], "release apple"),
-        ("two while she is at both", vec![with(of("apple", "alice", -1, 0), |member| member.console = console(true, 0, "alice")), of("pear", "alice", -2, 0)], "has pear"),
+        (
+            "two while she is at both",
+            vec![
+                with(of("apple", "alice", -1, 0), |member| member.console = console(true, 0, "alice")),
+                of("pear", "alice", -2, 0),
+            ],
+            "has pear",
+        ),
     ];
     for (what, members, expected) in cases {
         assert_eq!(step(&hour(), &members).map(|step| vm_of(&step)), Ok(expected.to_owned()), "{what}");
@@ -196,7 +234,8 @@ fn what_a_person_gets() {
 
 #[test]
 fn why_a_person_gets_none() {
-    let refused = |members: &[Member], who: &Assignee| assign("desktops", &hour(), members, who, noon()).unwrap_err().to_string();
+    let refused =
+        |members: &[Member], who: &Assignee| assign("desktops", &hour(), members, who, noon()).unwrap_err().to_string();
     let nobody = Assignee { rights: Rights::default(), ..alice() };
     assert!(refused(&[of("pear", "alice", -10, 0)], &nobody).starts_with("alice has no right in the pool"));
     assert!(refused(&[], &alice()).starts_with("the pool has no VMs"));
@@ -227,7 +266,9 @@ fn what_the_manager_does_with_a_vm() {
     let expired = |used: i64| of("pear", "alice", -900, used);
     let at_console = |user: &str, used: i64| with(expired(used), |member| member.console = console(true, -800, user));
     let left = |user: &str, since: i64| with(expired(-50), |member| member.console = console(false, since, user));
-    let night = |edit: fn(&mut Member)| with(with(expired(-1), |member| member.held.as_mut().unwrap().pool = Some("night".into())), edit);
+    let night = |edit: fn(&mut Member)| {
+        with(with(expired(-1), |member| member.held.as_mut().unwrap().pool = Some("night".into())), edit)
+    };
     let cases: Vec<(&str, Member, Option<Why>, Option<i64>)> = vec![
         ("nobody's", member("pear", |_| ()), None, None),
         ("within retention", expired(-30), None, Some(35)),
@@ -240,7 +281,12 @@ fn what_the_manager_does_with_a_vm() {
         ("that is noted", left("alice", -50), None, Some(15)),
         ("another left", left("bob", -20), None, Some(45)),
         ("of a pool that is gone", night(|_| ()), Some(Why::PoolDeleted("night".into())), None),
-        ("also at the console", night(|member| member.console.is_connected = true), Some(Why::PoolDeleted("night".into())), None),
+        (
+            "also at the console",
+            night(|member| member.console.is_connected = true),
+            Some(Why::PoolDeleted("night".into())),
+            None,
+        ),
         ("of a deleted VM", night(|member| member.is_deleted = true), None, None),
         ("of no pool", night(|member| member.held.as_mut().unwrap().pool = None), None, None),
     ];
@@ -268,7 +314,8 @@ fn a_user_keeps_one_vm_of_a_pool() {
         with(of("quince", "alice", -30, 0), |member| member.held.as_mut().unwrap().pool = Some("night".into())),
         of("bobs", "bob", -30, 0),
     ];
-    let released: Vec<_> = kept_up(&pools, &own).writes.into_iter().map(|(why, write)| (why, write.vm, write.held)).collect();
+    let released: Vec<_> =
+        kept_up(&pools, &own).writes.into_iter().map(|(why, write)| (why, write.vm, write.held)).collect();
     assert_eq!(released, [(Why::Duplicate, "pear".to_owned(), None), (Why::Duplicate, "apple".to_owned(), None)]);
 }
 
@@ -300,7 +347,10 @@ fn the_status_of_a_pool() {
     ] {
         let condition = &found["conditions"][0];
         assert_eq!((&condition["status"], &condition["reason"]), (&json!(status), &json!(reason)));
-        assert_eq!((&condition["type"], &condition["lastTransitionTime"]), (&json!("Ready"), &json!("2027-01-15T08:00:00Z")));
+        assert_eq!(
+            (&condition["type"], &condition["lastTransitionTime"]),
+            (&json!("Ready"), &json!("2027-01-15T08:00:00Z"))
+        );
     }
     // The time is that of the last change of the status.
     let pools = hour();

@@ -78,7 +78,9 @@ pub fn upkeep(pools: &Pools, members: &[Member], now: Timestamp) -> Upkeep {
     let mut upkeep = Upkeep { counts: counts(pools, members, now), ..Upkeep::default() };
     let kept = kept(members);
     for member in members.iter().filter(|member| !member.is_deleted) {
-        let Some((held, pool)) = member.held.as_ref().and_then(|held| Some((held, held.pool.as_ref()?))) else { continue };
+        let Some((held, pool)) = member.held.as_ref().and_then(|held| Some((held, held.pool.as_ref()?))) else {
+            continue;
+        };
         if !pools.contains_key(pool) {
             upkeep.writes.push((Why::PoolDeleted(pool.clone()), member.write(None)));
             continue;
@@ -145,7 +147,9 @@ fn used(member: &Member, held: &Held, now: Timestamp) -> (Option<Timestamp>, Opt
 fn kept(members: &[Member]) -> BTreeMap<(&String, &String), (Option<Timestamp>, &String)> {
     let mut kept = BTreeMap::new();
     for member in members.iter().filter(|member| !member.is_deleted) {
-        let Some((held, pool)) = member.held.as_ref().and_then(|held| Some((held, held.pool.as_ref()?))) else { continue };
+        let Some((held, pool)) = member.held.as_ref().and_then(|held| Some((held, held.pool.as_ref()?))) else {
+            continue;
+        };
         let this = (held.assigned_at, &member.name);
         match kept.entry((pool, &held.user)) {
             Entry::Vacant(entry) => drop(entry.insert(this)),

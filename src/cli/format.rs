@@ -176,7 +176,7 @@ impl Output<'_> {
     }
 }
 
-/// Prints VMs: one of which one is meant as itself, several as a list.
+/// Prints objects, such as VMs: one of which one is meant as itself, several as a list.
 pub(super) fn print_objects(
     vms: &[Value],
     is_one: bool,
@@ -187,7 +187,9 @@ pub(super) fn print_objects(
         ObjectFormat::Name => {
             return vms.iter().try_for_each(|vm| {
                 let name = vm["metadata"]["name"].as_str().unwrap_or_default();
-                writeln!(output, "virtualmachine.{}/{name}", VirtualMachine::group(&()))
+                // Items of a list of VMs do not say their kind.
+                let kind = vm["kind"].as_str().map_or_else(|| "virtualmachine".to_owned(), str::to_lowercase);
+                writeln!(output, "{kind}.{}/{name}", VirtualMachine::group(&()))
             });
         }
         ObjectFormat::Data(format) => format,

@@ -1,4 +1,4 @@
-//! `kubectl vm list`: the API server makes the table, with the columns of the CustomResourceDefinition, so they are those of
+//! `kubectl vm list` and `kubectl vm pool list`: the API server makes the table, with the columns of the CustomResourceDefinition, so they are those of
 //! `kubectl get vms` (<https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables>).
 
 mod table;
@@ -7,8 +7,9 @@ use clap::Args;
 use futures::StreamExt;
 use http::{HeaderValue, header::ACCEPT};
 use kube::{
-    Client, Resource,
-    api::{ListParams, Request, WatchEvent, WatchParams},
+    Client,
+    api::{ApiResource, DynamicObject, ListParams, Request, WatchEvent, WatchParams},
+    core::Resource,
 };
 use serde_json::{Value, json};
 
@@ -17,9 +18,9 @@ use super::{
     cluster::Cluster,
     format::{ListFormat, print_objects},
     output::{Exit, Failure, Output, note},
-    vms::{self, CHUNK, Selection, name_of, refused, title},
+    vms::{self, CHUNK, Selection, name_of, refused_about, title},
 };
-use crate::{api::VirtualMachine, process::ErrorChain};
+use crate::process::ErrorChain;
 
 /// The media type of a table.
 const AS_TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
@@ -28,6 +29,13 @@ const AS_TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application
 pub(super) struct Options {
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    how: How,
+}
+
+/// How a list is printed.
+#[derive(Args)]
+pub(super) struct How {
     /// How to print them: more columns, or the objects.
     #[arg(long, short, value_name = "FORMAT")]
     output: Option<ListFormat>,
@@ -39,8 +47,28 @@ pub(super) struct Options {
     watch: bool,
 }
 
-/// Where VMs are asked for.
+/// What is listed.
+pub(super) struct Listed {
+    pub resource: ApiResource,
+    /// What the objects are called in messages.
+    pub what: &'static str,
+    /// How one of them is called.
+    pub title: fn(&str) -> String,
+    /// The name in an argument.
+    pub name_of: fn(&str) -> &str,
+}
+
+/// Which of them.
+pub(super) struct Wanted<'a> {
+    /// None: all.
+    pub names: &'a [String],
+    pub selector: Option<&'a str>,
+    pub all_namespaces: bool,
+}
+
+/// Where objects are asked for.
 struct Source<'a> {
+    listed: &'a Listed,
     client: &'a Client,
     /// `None`: in all namespaces.
     namespace: Option<&'a str>,
@@ -50,7 +78,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn request(&self) -> Request {
-        Request::new(VirtualMachine::url_path(&(), self.namespace))
+        Request::new(DynamicObject::url_path(&self.listed.resource, self.namespace))
     }
 
     fn accept(&self, mut request: http::Request<Vec<u8>>) -> http::Request<Vec<u8>> {
@@ -65,12 +93,17 @@ impl Source<'_> {
         self.client.request(self.accept(request)).await
     }
 
-    /// One VM, as a table of one row or as an object.
+    /// What the API server said about the objects.
+    async fn refused(&self, what: &str, verb: &str, error: &kube::Error) -> String {
+        refused_about(self.client, &self.listed.resource, what, &[verb], self.namespace, error).await
+    }
+
+    /// One object, as a table of one row or as an object.
     async fn get(&self, name: &str) -> kube::Result<Value> {
         self.send(self.request().get(name, &Default::default())).await
     }
 
-    /// All VMs, chunk by chunk.
+    /// All objects, chunk by chunk.
     async fn list(&self) -> Result<Vec<Value>, Failure> {
         let mut parameters = ListParams { limit: Some(CHUNK), ..ListParams::default() };
         parameters.label_selector = self.selector.map(str::to_owned);
@@ -79,7 +112,7 @@ impl Source<'_> {
             let page = match self.send(self.request().list(&parameters)).await {
                 Ok(page) => page,
                 Err(error) => {
-                    let line = refused(self.client, "VMs", &["list"], self.namespace, &error).await;
+                    let line = self.refused(self.listed.what, "list", &error).await;
                     return Err(Failure::unknown(line));
                 }
             };
@@ -94,7 +127,21 @@ impl Source<'_> {
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let listed = Listed { resource: vms::resource(), what: "VMs", title, name_of };
     let Selection { names, selector, all_namespaces, .. } = &options.selection;
+    let wanted = Wanted { names, selector: selector.as_deref(), all_namespaces: *all_namespaces };
+    print(&listed, &wanted, &options.selection.connect().await?, &options.how, output).await
+}
+
+/// Prints objects as a table, or as data.
+pub(super) async fn print(
+    listed: &Listed,
+    wanted: &Wanted<'_>,
+    cluster: &Cluster,
+    options: &How,
+    output: &mut Output<'_>,
+) -> Result<Exit, Failure> {
+    let Wanted { names, selector, all_namespaces } = wanted;
     let of_objects = match &options.output {
         Some(ListFormat::Objects(format)) => Some(format),
         Some(ListFormat::Wide) | None => None,
@@ -103,19 +150,19 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     if options.watch && (!names.is_empty() || !is_table) {
         return Err(Failure::usage("--watch is for tables of a namespace, or of all, or of those with labels"));
     }
-    let Cluster { client, namespace } = &options.selection.connect().await?;
+    let Cluster { client, namespace } = cluster;
     let namespace = (!all_namespaces).then_some(namespace.as_str());
-    let source = Source { client, namespace, selector: selector.as_deref(), is_table };
+    let source = Source { listed, client, namespace, selector: *selector, is_table };
     let mut missing = 0;
     let pages = if names.is_empty() {
         source.list().await?
     } else {
         let mut pages = Vec::new();
-        for name in names.iter().map(|argument| name_of(argument)) {
+        for name in names.iter().map(|argument| (listed.name_of)(argument)) {
             match source.get(name).await {
                 Ok(page) => pages.push(page),
                 Err(error) => {
-                    note(&refused(client, &title(name), &["get"], namespace, &error).await);
+                    note(&source.refused(&(listed.title)(name), "get", &error).await);
                     missing += 1;
                 }
             }
@@ -123,7 +170,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         pages
     };
     let found = if let Some(format) = of_objects {
-        let items = objects(pages, names.is_empty());
+        let items = objects(&listed.resource, pages, names.is_empty());
         print_objects(&items, names.len() == 1, format, output)?;
         items.len()
     } else {
@@ -140,13 +187,13 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         table.rows.len()
     };
     if found == 0 && missing == 0 {
-        note(&vms::nothing(namespace, selector.as_deref()));
+        note(&vms::nothing(listed.what, namespace, *selector));
     }
     Ok(vms::exit(found, missing))
 }
 
 /// The objects of lists, or of answers about one each. Items of a list do not say their kind.
-fn objects(pages: Vec<Value>, are_lists: bool) -> Vec<Value> {
+fn objects(resource: &ApiResource, pages: Vec<Value>, are_lists: bool) -> Vec<Value> {
     if !are_lists {
         return pages;
     }
@@ -156,8 +203,8 @@ fn objects(pages: Vec<Value>, are_lists: bool) -> Vec<Value> {
     });
     items
         .map(|mut item| {
-            item["apiVersion"] = json!(VirtualMachine::api_version(&()));
-            item["kind"] = json!(VirtualMachine::kind(&()));
+            item["apiVersion"] = json!(resource.api_version);
+            item["kind"] = json!(resource.kind);
             item
         })
         .collect()
@@ -179,7 +226,7 @@ async fn watch(
         let mut events = match events {
             Ok(events) => std::pin::pin!(events),
             Err(error) => {
-                let line = refused(source.client, "VMs", &["watch"], source.namespace, &error).await;
+                let line = source.refused(source.listed.what, "watch", &error).await;
                 return Err(Failure::unknown(line));
             }
         };
@@ -196,9 +243,15 @@ async fn watch(
                 }
                 Ok(WatchEvent::Bookmark(bookmark)) => version = bookmark.metadata.resource_version,
                 Ok(WatchEvent::Error(status)) => {
-                    return Err(Failure::unknown(format!("VMs: the watch ended: {}", status.message)));
+                    return Err(Failure::unknown(format!(
+                        "{}: the watch ended: {}",
+                        source.listed.what, status.message
+                    )));
                 }
-                Err(error) => return Err(Failure::unknown(format!("VMs: the watch ended: {}", ErrorChain(&error)))),
+                Err(error) => {
+                    let what = source.listed.what;
+                    return Err(Failure::unknown(format!("{what}: the watch ended: {}", ErrorChain(&error))));
+                }
             }
         }
     }

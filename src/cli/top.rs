@@ -91,7 +91,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     }
     if vms.is_empty() && missing.is_empty() {
         let place = (!options.selection.all_namespaces).then_some(cluster.namespace.as_str());
-        note(&vms::nothing(place, options.selection.selector.as_deref()));
+        note(&vms::nothing("VMs", place, options.selection.selector.as_deref()));
     }
     if vms.is_empty() {
         return Ok(vms::exit(0, missing.len()));

@@ -151,7 +151,7 @@ impl Selection {
                 }
             }
             if found.vms.is_empty() {
-                note(&nothing(place, self.selector.as_deref()));
+                note(&nothing("VMs", place, self.selector.as_deref()));
             }
             return Ok(found);
         }
@@ -169,12 +169,12 @@ impl Selection {
     }
 }
 
-/// That there are no VMs.
-pub(super) fn nothing(namespace: Option<&str>, selector: Option<&str>) -> String {
+/// That there are none of these.
+pub(super) fn nothing(what: &str, namespace: Option<&str>, selector: Option<&str>) -> String {
     let place = namespace.map(|namespace| format!(" in the namespace {namespace}")).unwrap_or_default();
     match selector {
-        Some(selector) => format!("no VM{place} has the labels {selector}"),
-        None => format!("no VMs{place}"),
+        Some(selector) => format!("no {}{place} has the labels {selector}", what.trim_end_matches('s')),
+        None => format!("no {what}{place}"),
     }
 }
 

@@ -172,7 +172,9 @@ impl Assignments {
         for vm in self.vms.state() {
             let key = ObjectRef::from_obj(&*vm);
             let is_known = |known: &Option<Member>| {
-                known.as_ref().is_some_and(|known| known.version.is_some() && known.version == vm.meta().resource_version)
+                known
+                    .as_ref()
+                    .is_some_and(|known| known.version.is_some() && known.version == vm.meta().resource_version)
             };
             let member = match known.remove(&key).filter(is_known) {
                 Some(known) => known,
@@ -214,7 +216,9 @@ impl Assignments {
                 Ok(true) => info!(vm = format!("{namespace}/{vm}"), "started the VM for its assignment"),
                 Ok(false) => {}
                 // Whoever has the VM is told when she asks for it again.
-                Err(error @ PoolError::Start { .. }) => debug!(error = %ErrorChain(&error), "not started for its assignment"),
+                Err(error @ PoolError::Start { .. }) => {
+                    debug!(error = %ErrorChain(&error), "not started for its assignment")
+                }
                 Err(error) => result = result.and(Err(of_vm(error))),
             }
         }

@@ -533,9 +533,14 @@ async fn a_policy_keeps_users_from_what_the_administrators_choose() {
 #[tokio::test]
 async fn status_fields_of_other_components_are_kept() {
     let ns = ManagedNamespace::new("others").await;
+    let pool = json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmPool", "metadata": { "name": "desktops" },
+        "spec": { "permissions": [] },
+    });
+    ns.api::<VmPool>().create(&PostParams::default(), &serde_json::from_value(pool).unwrap()).await.unwrap();
     ns.create_vm("apple", |vm| vm["spec"]["pools"] = json!(["desktops"])).await;
     ns.vm_with_reason("apple", "Starting").await;
-    let assignment = json!({ "pool": "desktops", "user": "alice", "lastUsed": "2026-01-01T00:00:00Z" });
+    let assignment = json!({ "pool": "desktops", "user": "alice", "lastUsed": "2126-01-01T00:00:00Z" });
     let theirs = json!({ "status": { "consoleUser": "alice", "assignment": assignment } });
     let as_console = PatchParams { field_manager: Some("console".into()), ..PatchParams::default() };
     let vms = ns.api::<VirtualMachine>();

@@ -47,6 +47,8 @@ mod about;
 mod top;
 // And the one that makes VMs.
 mod create;
+// Pools: VMs for users, for some time.
+mod pools;
 // vmctl: VMs beside the Pods of Deployments.
 mod vmctl;
 // Start, stop and restart. Two Pods of one VM never run at the same time.

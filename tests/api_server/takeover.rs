@@ -221,7 +221,7 @@ async fn the_user_of_a_pool_is_logged_in_while_the_vm_is_assigned() {
         let patch = json!({ "status": { "assignment": assignment } });
         vms.patch_status("apple", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     };
-    assign(json!({ "pool": "desktops", "user": "alice", "lastUsed": "2026-01-01T00:00:00Z" })).await;
+    assign(json!({ "pool": "desktops", "user": "alice", "lastUsed": "2126-01-01T00:00:00Z" })).await;
     logged_in("alice").await;
     let patch = json!({ "spec": { "loginOnAssignment": false } });
     pools.patch("desktops", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();

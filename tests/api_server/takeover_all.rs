@@ -554,7 +554,7 @@ pub async fn leave(ns: &ManagedNamespace, release: &[Value]) {
     }
     let pool = json!({
         "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmPool", "metadata": { "name": "test-vms" },
-        "spec": { "retention": "PT1h", "loginOnAssignment": true, "permissions": [] },
+        "spec": { "retention": "2126-01-01T00:00:00Z", "loginOnAssignment": true, "permissions": [] },
     });
     ns.api::<VmPool>().create(&PostParams::default(), &serde_json::from_value(pool).unwrap()).await.unwrap();
     // The StatefulSet controller makes the Pods of release 3.3, from claims that exist.

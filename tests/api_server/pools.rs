@@ -1,0 +1,274 @@
+//! Pools on a real API server with a manager: assigning, what the manager does by itself, the commands, and many people at once.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use vm_operator::{
+    actions::pool::{PoolError, PoolHandle},
+    api::{PowerState, VirtualMachine, VmPool, pool::reasons},
+    assignment::{Assignee, Refusal},
+    object::STARTED_FOR_ANNOTATION,
+    ownership::COMMAND_MANAGER,
+    people::Rights,
+};
+
+use crate::{
+    commands::{run, succeeds, vm},
+    support::{
+        cluster::{delete, eventually},
+        managed_namespace::{LIMIT, ManagedNamespace},
+    },
+};
+
+const POOL: &str = "desktops";
+
+async fn create_pool(ns: &ManagedNamespace, name: &str, retention: &str) {
+    let pool = json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmPool", "metadata": { "name": name },
+        "spec": { "retention": retention, "permissions": [{ "role": "staff" }] },
+    });
+    ns.api::<VmPool>().create(&PostParams::default(), &serde_json::from_value(pool).unwrap()).await.unwrap();
+}
+
+async fn create_members(ns: &ManagedNamespace, names: &[&str]) {
+    for name in names {
+        ns.create_vm(name, |vm| {
+            vm["spec"]["pools"] = json!([POOL]);
+            vm["spec"]["vm"].as_object_mut().unwrap().remove("state");
+        })
+        .await;
+        ns.vm_with_reason(name, "StoppedAsRequested").await;
+    }
+}
+
+fn handle(ns: &ManagedNamespace, clock: fn() -> Timestamp) -> PoolHandle {
+    PoolHandle {
+        client: ns.client.clone(),
+        namespace: ns.namespace.name().to_owned(),
+        field_manager: COMMAND_MANAGER.into(),
+        clock,
+    }
+}
+
+fn user(name: &str) -> Assignee {
+    Assignee { user: name.into(), rights: Rights::all() }
+}
+
+fn holder(vm: &VirtualMachine) -> Option<String> {
+    vm.status.as_ref()?.assignment.as_ref()?.user.clone()
+}
+
+async fn patch_status(ns: &ManagedNamespace, name: &str, status: Value) {
+    let patch = Patch::Merge(json!({ "status": status }));
+    ns.api::<VirtualMachine>().patch_status(name, &PatchParams::default(), &patch).await.unwrap();
+}
+
+/// Waits until the pool's status says so.
+async fn pool_when(ns: &ManagedNamespace, name: &str, wanted: [u32; 4], reason: &str) {
+    let pools = ns.api::<VmPool>();
+    eventually(&format!("pool {name} to be {wanted:?}, {reason}"), LIMIT, async || {
+        let pool = pools.get(name).await.unwrap();
+        let status = pool.status.as_ref()?;
+        let counts = [status.members?, status.free?, status.assigned?, status.expired?];
+        let is_current = status.observed_generation == pool.metadata.generation;
+        (is_current && counts == wanted && status.conditions.first()?.reason == reason).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_person_gets_a_vm_of_a_pool_by_the_commands() {
+    let ns = ManagedNamespace::new("pool-commands").await;
+    create_pool(&ns, POOL, "PT1h").await;
+    pool_when(&ns, POOL, [0; 4], reasons::NO_MEMBERS).await;
+    create_members(&ns, &["apple", "pear"]).await;
+    pool_when(&ns, POOL, [2, 2, 0, 0], reasons::USABLE).await;
+
+    let assign = ["pool", "assign", POOL, "--user", "alice"];
+    let tried = |how| succeeds(&ns, &[&assign[..], &[how]].concat());
+    assert_eq!(tried("--dry-run=client"), "vm/apple assigned to alice from pool/desktops (dry run)\n");
+    assert_eq!(tried("--dry-run=server"), "vm/apple assigned to alice from pool/desktops (server dry run)\n");
+    assert_eq!(holder(&vm(&ns, "apple").await), None);
+
+    assert_eq!(succeeds(&ns, &assign), "vm/apple assigned to alice from pool/desktops, started\n");
+    let apple = ns.vm_with_reason("apple", "Starting").await;
+    assert_eq!((holder(&apple).as_deref(), apple.spec.vm.state), (Some("alice"), PowerState::Running));
+    let writer = apple.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some(COMMAND_MANAGER));
+    assert!(writer, "{:?}", apple.managed_fields());
+    assert_eq!(succeeds(&ns, &assign), "vm/apple unchanged (alice has it from pool/desktops)\n");
+    pool_when(&ns, POOL, [2, 1, 1, 0], reasons::USABLE).await;
+
+    // A VM that its user has stopped stays stopped.
+    ns.patch_vm("apple", json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
+    assert_eq!(succeeds(&ns, &assign), "vm/apple unchanged (alice has it from pool/desktops)\n");
+    assert_eq!(vm(&ns, "apple").await.spec.vm.state, PowerState::Stopped);
+
+    assert_eq!(
+        succeeds(&ns, &["pool", "assign", POOL, "--user", "bob", "-o", "name"]),
+        "virtualmachine.vmoperator.jdrupes.org/pear\n"
+    );
+    let full = run(&ns, &["pool", "assign", POOL, "--user", "carol"]);
+    assert!(
+        full.code == 1
+            && full.talk.starts_with("pool/desktops: all 2 VMs of the pool are in use; the next one is kept until 20"),
+        "{full:?}"
+    );
+    let none = run(&ns, &["pool", "assign", "nothing", POOL, "--user", "alice"]);
+    assert!(
+        none.code == 5 && none.talk.contains("pool/nothing: there is no pool nothing in the namespace"),
+        "{none:?}"
+    );
+
+    let listed = succeeds(&ns, &["pool", "list"]);
+    let words: Vec<_> =
+        listed.lines().map(|line| line.split_whitespace().take(7).collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(words, ["NAME READY MEMBERS FREE ASSIGNED EXPIRED RETENTION", "desktops True 2 0 2 0 PT1h"]);
+    assert_eq!(succeeds(&ns, &["pool", "list", "-o", "name"]), "vmpool.vmoperator.jdrupes.org/desktops\n");
+    let status = succeeds(&ns, &["pool", "status", POOL]);
+    assert!(status.contains("2 VMs, 0 free, 2 assigned, 0 expired") && status.contains("Assigned   alice"), "{status}");
+    let of_alice = "jsonpath={.vms[?(@.user==\"alice\")].vm}";
+    assert_eq!(succeeds(&ns, &["pool", "status", POOL, "-o", of_alice]), "apple");
+
+    let release = ["pool", "release", POOL, "--user", "alice"];
+    assert_eq!(succeeds(&ns, &release), "vm/apple released by alice to pool/desktops\n");
+    assert_eq!(succeeds(&ns, &release), "pool/desktops unchanged (alice has no VM of it)\n");
+    assert_eq!(succeeds(&ns, &["pool", "unassign", "pear"]), "vm/pear unassigned from bob\n");
+    assert_eq!(
+        succeeds(&ns, &["pool", "unassign", "--all"]),
+        "vm/apple unchanged (it is nobody's)\nvm/pear unchanged (it is nobody's)\n"
+    );
+    pool_when(&ns, POOL, [2, 2, 0, 0], reasons::USABLE).await;
+
+    let nobody = Assignee { rights: Rights::default(), ..user("mallory") };
+    let refused = handle(&ns, Timestamp::now).assign(POOL, &nobody).await;
+    assert!(matches!(refused, Err(PoolError::Refused(Refusal::NoRight { .. }))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn the_manager_ends_assignments_and_finishes_starts() {
+    let ns = ManagedNamespace::new("pool-upkeep").await;
+    create_pool(&ns, POOL, "PT1h").await;
+    create_pool(&ns, "unreadable", "an hour").await;
+    create_pool(&ns, "gone", "P1D").await;
+    create_members(&ns, &["apple", "pear", "plum", "quince", "zebra"]).await;
+    let long_ago = "2026-01-01T00:00:00Z";
+    let now = Timestamp::now().strftime("%FT%TZ").to_string();
+    let assign = async |name: &str, pool: &str, last_used: &str| {
+        let assignment =
+            json!({ "pool": pool, "user": format!("of-{name}"), "assignedAt": long_ago, "lastUsed": last_used });
+        patch_status(&ns, name, json!({ "assignment": assignment })).await;
+    };
+    assign("pear", "unreadable", long_ago).await;
+    assign("plum", "gone", &now).await;
+    assign("zebra", POOL, &now).await;
+    assign("apple", POOL, long_ago).await;
+    let is_free = |vm: &VirtualMachine| holder(vm).is_none();
+    ns.vm_when("apple", "its retention is over", is_free).await;
+    pool_when(&ns, POOL, [5, 2, 1, 0], reasons::USABLE).await;
+    pool_when(&ns, "unreadable", [0, 0, 1, 0], reasons::RETENTION_INVALID).await;
+
+    delete(&ns.api::<VmPool>(), "gone").await;
+    ns.vm_when("plum", "its pool is gone", is_free).await;
+
+    // Whoever assigned it has ended before the start.
+    let assignment = json!({ "pool": POOL, "user": "erin", "assignedAt": long_ago, "lastUsed": now, "starts": true });
+    patch_status(&ns, "quince", json!({ "assignment": assignment })).await;
+    let quince = ns.vm_when("quince", "to be started", |vm| vm.spec.vm.state == PowerState::Running).await;
+    assert_eq!(quince.annotations()[STARTED_FOR_ANNOTATION], format!("{long_ago} erin"));
+
+    // Its user has left the console after it was used last.
+    let left = json!({ "type": "ConsoleConnected", "status": "False", "reason": "NobodyConnected", "message": "-", "lastTransitionTime": "2050-01-01T00:00:00Z" });
+    patch_status(&ns, "zebra", json!({ "consoleUser": "of-zebra", "conditions": [left] })).await;
+    ns.vm_when("zebra", "its last use to be noted", |vm| {
+        vm.status.as_ref().unwrap().assignment.as_ref().unwrap().last_used.as_ref().unwrap().0.to_string()
+            == "2050-01-01T00:00:00Z"
+    })
+    .await;
+    assert_eq!(holder(&vm(&ns, "pear").await).as_deref(), Some("of-pear"), "what can't be read takes nothing away");
+}
+
+/// Eight people, four VMs, two replicas whose clocks differ by five minutes; each call may be cut off between any two writes.
+#[tokio::test]
+async fn many_people_share_few_vms() {
+    let ns = ManagedNamespace::new("pool-model").await;
+    create_pool(&ns, POOL, "PT1h").await;
+    create_members(&ns, &["apple", "pear", "plum", "quince"]).await;
+    let replicas: [fn() -> Timestamp; 2] =
+        [|| Timestamp::now() - SignedDuration::from_secs(150), || Timestamp::now() + SignedDuration::from_secs(150)];
+    let vms = ns.api::<VirtualMachine>();
+    let history = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let observer = {
+        let (vms, history) = (vms.clone(), history.clone());
+        tokio::spawn(async move {
+            let events = kube::runtime::watcher(vms, Default::default());
+            futures::StreamExt::for_each(events, |event| {
+                if let Ok(kube::runtime::watcher::Event::Apply(vm)) = event {
+                    history.lock().unwrap().push((vm.name_any(), holder(&vm)));
+                }
+                std::future::ready(())
+            })
+            .await;
+        })
+    };
+
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..20 {
+        let calls = (0..10).map(|_| {
+            let handle = handle(&ns, replicas[random.usize(..2)]);
+            let name = format!("user-{}", random.usize(..8));
+            let (action, limit) = (random.u8(..4), Duration::from_millis(random.u64(5..400)));
+            let vms = vms.clone();
+            let vm = ["apple", "pear", "plum", "quince"][random.usize(..4)];
+            async move {
+                match action {
+                    // A replica is killed while it works.
+                    0 => drop(tokio::time::timeout(limit, handle.assign(POOL, &user(&name))).await),
+                    1 => drop(handle.release(POOL, &name, None).await.unwrap()),
+                    2 => {
+                        let patch = Patch::Merge(json!({ "metadata": { "annotations": { "note": name } } }));
+                        vms.patch(vm, &PatchParams::default(), &patch).await.unwrap();
+                    }
+                    _ => match handle.assign(POOL, &user(&name)).await {
+                        Ok(_) | Err(PoolError::Refused(Refusal::NoneFree { .. })) => {}
+                        Err(error) => panic!("{name}: {error:?}"),
+                    },
+                }
+            }
+        });
+        let calls: Vec<_> = calls.collect();
+        futures::future::join_all(calls).await;
+    }
+
+    // At rest each person has one VM at most, and repeating changes nothing.
+    let held = eventually("each user to have one VM at most", LIMIT, async || {
+        let mut held: BTreeMap<String, Vec<VirtualMachine>> = BTreeMap::new();
+        for vm in vms.list(&Default::default()).await.unwrap() {
+            if let Some(user) = holder(&vm) {
+                held.entry(user).or_default().push(vm);
+            }
+        }
+        held.values().all(|vms| vms.len() == 1).then_some(held)
+    })
+    .await;
+    for (name, before) in &held {
+        let assigned = handle(&ns, Timestamp::now).assign(POOL, &user(name)).await.unwrap();
+        assert_eq!((assigned.vm.name_any(), assigned.is_new), (before[0].name_any(), false), "{name}");
+        ns.vm_when(&before[0].name_any(), "to be started", |vm| vm.spec.vm.state == PowerState::Running).await;
+    }
+    let free = 4 - u32::try_from(held.len()).unwrap();
+    pool_when(&ns, POOL, [4, free, 4 - free, 0], reasons::USABLE).await;
+    // In the whole history nobody's VM became another's: all of them are within retention.
+    let mut last: BTreeMap<String, Option<String>> = BTreeMap::new();
+    for (name, now) in history.lock().unwrap().iter() {
+        let before = last.insert(name.clone(), now.clone()).flatten();
+        let is_other = before.is_some() && now.is_some() && before != *now;
+        assert!(!is_other, "never two users on a VM: {name} was {before:?}'s and is {now:?}'s");
+    }
+    assert!(history.lock().unwrap().len() > 50, "the watch has seen what happened");
+    observer.abort();
+}

@@ -21,6 +21,7 @@ pub mod reasons {
 }
 
 /// A pool of virtual machines that are given to users on request.
+#[allow(clippy::duplicated_attributes, reason = "columns may have the same type")]
 #[derive(CustomResource, KubeSchema, Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[kube(
     group = "vmoperator.jdrupes.org",

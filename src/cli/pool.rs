@@ -312,7 +312,7 @@ async fn release(options: &ReleaseOptions, output: &mut Output<'_>) -> Result<Ex
                 }
                 for vm in &released {
                     let name = vms::title(vm.metadata.name.as_deref().unwrap_or_default());
-                    report.done(&format!("{name} released by {user} to {}", title(pool)))?;
+                    report.done(&format!("{name} released ({user} had it from {})", title(pool)))?;
                     report.object(vm);
                 }
                 report.succeeded += 1;
@@ -337,7 +337,7 @@ async fn unassign(options: &UnassignOptions, output: &mut Output<'_>) -> Result<
                 report.succeeded += 1;
             }
             Ok(Some((changed, user))) => {
-                report.done(&format!("{} unassigned from {user}", vm.title()))?;
+                report.done(&format!("{} unassigned ({user} had it)", vm.title()))?;
                 report.object(&changed);
                 report.succeeded += 1;
             }

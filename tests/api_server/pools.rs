@@ -135,9 +135,9 @@ async fn a_person_gets_a_vm_of_a_pool_by_the_commands() {
     assert_eq!(succeeds(&ns, &["pool", "status", POOL, "-o", of_alice]), "apple");
 
     let release = ["pool", "release", POOL, "--user", "alice"];
-    assert_eq!(succeeds(&ns, &release), "vm/apple released by alice to pool/desktops\n");
+    assert_eq!(succeeds(&ns, &release), "vm/apple released (alice had it from pool/desktops)\n");
     assert_eq!(succeeds(&ns, &release), "pool/desktops unchanged (alice has no VM of it)\n");
-    assert_eq!(succeeds(&ns, &["pool", "unassign", "pear"]), "vm/pear unassigned from bob\n");
+    assert_eq!(succeeds(&ns, &["pool", "unassign", "pear"]), "vm/pear unassigned (bob had it)\n");
     assert_eq!(
         succeeds(&ns, &["pool", "unassign", "--all"]),
         "vm/apple unchanged (it is nobody's)\nvm/pear unchanged (it is nobody's)\n"
@@ -190,6 +190,31 @@ async fn the_manager_ends_assignments_and_finishes_starts() {
     })
     .await;
     assert_eq!(holder(&vm(&ns, "pear").await).as_deref(), Some("of-pear"), "what can't be read takes nothing away");
+}
+
+#[tokio::test]
+async fn the_page_about_pools_shows_what_the_commands_print() {
+    let ns = ManagedNamespace::new("pool-page").await;
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/example/pools");
+    ns.namespace.kubectl(&["apply", "--filename", folder]);
+    for number in 1..=3 {
+        ns.vm_with_reason(&format!("desktop-{number}"), "StoppedAsRequested").await;
+    }
+    let page = include_str!("../../docs/pools.md").split("## The commands").nth(1).unwrap();
+    let block = page.split("```\n").nth(1).unwrap().replace(" in vms:", &format!(" in {}:", ns.namespace.name()));
+    // Times are those of the day.
+    let without_times = |text: &str| {
+        let times = regex::Regex::new("[0-9]{4}-[0-9T:-]{14}Z").unwrap();
+        times.replace_all(text, "TIME").into_owned()
+    };
+    let mut count = 0;
+    for shown in block.split("$ kubectl vm ").skip(1) {
+        let (command, expected) = shown.split_once('\n').unwrap();
+        let arguments: Vec<_> = command.split(' ').collect();
+        assert_eq!(without_times(&succeeds(&ns, &arguments)), without_times(expected), "{command}");
+        count += 1;
+    }
+    assert_eq!(count, 4);
 }
 
 /// Eight people, four VMs, two replicas whose clocks differ by five minutes; each call may be cut off between any two writes.

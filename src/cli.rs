@@ -15,6 +15,8 @@ mod console;
 mod create;
 mod diff;
 mod display;
+#[cfg(test)]
+mod documents;
 mod dump;
 mod edit;
 mod events;

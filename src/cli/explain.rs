@@ -293,7 +293,11 @@ async fn volumes(
 async fn applied(client: &Client, source: Option<&git::Source>) -> Option<kube::Result<Option<DynamicObject>>> {
     let source = source?;
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &source.namespace, &source.kind.resource());
-    Some(api.get_opt(&source.name).await)
+    Some(match api.get_opt(&source.name).await {
+        // The cluster does not have that kind.
+        Err(kube::Error::Api(answer)) if answer.is_not_found() => Ok(None),
+        result => result,
+    })
 }
 
 /// The node of a Pod, or all nodes if it has none yet. `None`: nothing was asked.

@@ -21,7 +21,7 @@ use crate::{
         reasons::Effect,
         status::{ClaimFinding, ClaimStatus},
     },
-    object::{INSTANCE_LABEL, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered, VM_ANNOTATION},
+    object::{INSTANCE_LABEL, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered, VM_ANNOTATION, named_vm},
     observed::{Object, Observed},
     ownership::owns_condition,
 };
@@ -55,6 +55,17 @@ pub fn possible_names(vm: &VirtualMachine) -> impl Iterator<Item = String> {
         move |volume| disk_names(&name, &volume)
     });
     of_disks.chain(runner_data_names(&name))
+}
+
+/// Whether a claim with one of the VM's names ([`possible_names`]) is the VM's: it names no other VM, or the VM uses it.
+pub fn is_of(vm: &VirtualMachine, claim: &impl ResourceExt) -> bool {
+    named_vm(claim.annotations(), claim.labels()).is_none_or(|name| *name == vm.name_any()) || is_used(vm, claim)
+}
+
+/// Whether the VM uses the claim, as its status says.
+pub fn is_used(vm: &VirtualMachine, claim: &impl ResourceExt) -> bool {
+    let mut known = vm.status.iter().flat_map(|status| &status.claims);
+    known.any(|known| !known.unused && known.uid.is_some() && known.uid == claim.uid())
 }
 
 /// The names of the disks' volumes in the Pod; `None` for a disk without a claim.

@@ -8,12 +8,15 @@
 //! [`output`] has the exit codes, [`cluster`] the connection to a cluster, [`input`] the files that commands read. The other
 //! modules are the commands. [`vm_file`] is for `vm-runner run FILE`.
 
+mod belongings;
 mod cluster;
 mod complete;
 mod console;
 mod create;
 mod diff;
 mod display;
+#[cfg(test)]
+mod documents;
 mod dump;
 mod edit;
 mod events;

@@ -1,11 +1,12 @@
 //! Why a VM is not as its spec wants it: from the facts of the cluster to the first stage that fails.
 //!
 //! ```text
-//!  manager ─▶ template ─▶ API server ─▶ claims ─▶ scheduler ─▶ kubelet ─▶ QEMU
+//!  Git ─▶ manager ─▶ template ─▶ API server ─▶ claims ─▶ scheduler ─▶ kubelet ─▶ QEMU ─▶ guest
 //! ```
 //!
 //! The cause is in the first stage whose result is missing. What fails later is a consequence, and what failed earlier and has healed is no
-//! cause: a stage looks at how things are, and at events only of objects that still are as the event says (by their UID).
+//! cause: a stage looks at how things are, and at events only of objects that still are as the event says (by their UID). The first and the last
+//! stage have no causes: they only say how the VM came here, and how far its guest is.
 //!
 //! Where the manager has found the cause (the condition Ready), its reason decides, and its message is the text. What it can't see, because it
 //! has no right to read nodes, storage classes or events, is looked up here. The words of other programs decide only where the API has
@@ -17,7 +18,7 @@ use k8s_openapi::{
     api::{
         apps::v1::Deployment,
         coordination::v1::Lease,
-        core::v1::{Event, LimitRange, Namespace, Node, ResourceQuota},
+        core::v1::{Event, LimitRange, Namespace, Node, PersistentVolume, ResourceQuota},
         storage::v1::StorageClass,
     },
     apimachinery::pkg::apis::meta::v1::{Condition, ManagedFieldsEntry},
@@ -25,12 +26,13 @@ use k8s_openapi::{
 };
 use kube::ResourceExt;
 use serde::Serialize;
+use serde_json::Value;
 
 pub use self::cause::{Cause, Stage};
 use crate::{
     api::{
         PowerState, Reason, VirtualMachine,
-        conditions::{self, BOOTED, POWER_UNMANAGED, READY, RESTART_REQUIRED, STORAGE_READY, TEMPLATES_VALID},
+        conditions::{self, POWER_UNMANAGED, READY, RESTART_REQUIRED, STORAGE_READY, TEMPLATES_VALID},
         reasons::Effect,
         status::{StateOverride, whole_seconds},
     },
@@ -41,10 +43,14 @@ use crate::{
 
 mod before_pod;
 mod cause;
+pub mod git;
+mod guest;
 pub mod page;
 mod pod;
 #[cfg(test)]
 mod tests;
+pub mod upload;
+mod volume;
 
 /// What is known of a VM and of what it depends on. `None` of a list: it could not be read.
 #[derive(Clone, Debug)]
@@ -55,6 +61,10 @@ pub struct Facts {
     pub pod: Option<Option<Object>>,
     /// The VM's claims.
     pub claims: Option<Vec<Object>>,
+    /// The volumes of the claims, if the Pod has no node.
+    pub volumes: Option<Vec<PersistentVolume>>,
+    /// The GitOps object that applies the VM, and its content, if there is one and it could be read.
+    pub git: Option<(git::Source, Option<Value>)>,
     /// All storage classes.
     pub classes: Option<Vec<StorageClass>>,
     /// The events about the VM, its Pod, and its claims without a volume.
@@ -384,7 +394,28 @@ fn chain(facts: &Facts, cause: Option<&Finding>) -> Vec<Link> {
         };
         Link { stage, state, text }
     };
-    Stage::ALL.into_iter().map(link).collect()
+    let ends = |stage: Stage| match stage {
+        Stage::Git => facts.git.as_ref().map(|(source, object)| git_link(source, object.as_ref())),
+        Stage::Guest if cause.is_none() && !facts.is_wanted_up() => {
+            Some(Link { stage, state: "-", text: "no guest runs".into() })
+        }
+        Stage::Guest if is_up => {
+            let (state, text) = guest::state(facts);
+            Some(Link { stage, state, text })
+        }
+        _ => Some(link(stage)),
+    };
+    Stage::ALL.into_iter().filter_map(ends).collect()
+}
+
+/// What applies the VM. A VM that nothing applies has no such line.
+fn git_link(source: &git::Source, object: Option<&Value>) -> Link {
+    let suspended = object.and_then(|object| source.suspended(object));
+    let (state, text) = match suspended {
+        Some((field, _)) => ("waits", format!("{source} applies it, and is suspended ({field})")),
+        None => ("ok", format!("{source} applies it")),
+    };
+    Link { stage: Stage::Git, state, text }
 }
 
 /// What is known of a stage that does not fail.
@@ -401,7 +432,7 @@ fn state_of(facts: &Facts, stage: Stage) -> String {
             .map(|version| format!("rendered with version {version} of the templates"))
             .unwrap_or_default(),
         Stage::Server => match &facts.pod {
-            Some(Some(pod)) => format!("Pod {} exists", pod.key.name),
+            Some(Some(pod)) => format!("Pod {} exists{}", pod.key.name, made_by(pod)),
             Some(None) => "there is no Pod".into(),
             None => "it is not known whether there is a Pod".into(),
         },
@@ -412,7 +443,14 @@ fn state_of(facts: &Facts, stage: Stage) -> String {
             None => "no node".into(),
         },
         Stage::Qemu => status.and_then(|status| status.phase.clone()).unwrap_or_default(),
+        // These have lines of their own.
+        Stage::Git | Stage::Guest => String::new(),
     }
+}
+
+/// `, made by StatefulSet apple` for the Pod of a former release.
+fn made_by(pod: &Object) -> String {
+    pod.maker.as_ref().map(|maker| format!(", made by {}", maker.key)).unwrap_or_default()
 }
 
 /// What is no cause.
@@ -430,8 +468,20 @@ fn also(facts: &Facts) -> Vec<String> {
     add(conditions::STATE_OVERRIDDEN, "False", "");
     add(STORAGE_READY, "False", "storage: ");
     add(conditions::OBJECTS_READY, "False", "an object beside the Pod: ");
-    if facts.is_up() {
-        add(BOOTED, "False", "nothing says that the guest has booted: ");
+    if let Some((source, Some(object))) = &facts.git
+        && let Some((field, todo)) = source.suspended(object)
+    {
+        also.push(format!(
+            "{source}, which applies this VM, is suspended ({field}): changes in Git have no effect until it goes on: {todo}"
+        ));
+    }
+    if let Some(pod) = facts.pod().filter(|pod| pod.maker.is_some() && facts.is_up()) {
+        let (name, place) = (facts.vm.name_any(), facts.on_command_line());
+        also.push(format!(
+            "Pod {}{}, still runs the VM: its next start is in a Pod of the manager: kubectl vm restart {name} {place}",
+            pod.key.name,
+            made_by(pod)
+        ));
     }
     if let Some(word) = before_pod::idle_manager(facts).filter(|_| facts.is_observed()) {
         also.push(format!("{word}: changes of the VM have no effect until one works"));

@@ -28,6 +28,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::{
+    belongings,
     display::PrivateFile,
     events::{self, OfVm},
     explain,
@@ -41,7 +42,7 @@ use crate::{
     actions::VmHandle,
     discovery::Resources,
     explain::{Facts, page::Page},
-    object::{CONFIG_MAP, INSTANCE_LABEL, SET_LABEL, TEMPLATES_MAP},
+    object::{CONFIG_MAP, SET_LABEL, TEMPLATES_MAP},
     process::ErrorChain,
     render::first_start,
 };
@@ -198,9 +199,8 @@ impl Dump {
         self.unread.extend(facts.unread.iter().cloned());
     }
 
-    /// The objects with the VM's label, and its Pods.
+    /// The VM's objects, and its Pods.
     async fn objects(&mut self, client: &Client, namespace: &str, found: &FoundVm) -> Vec<Pod> {
-        let of_vm = ListParams::default().labels(&format!("{INSTANCE_LABEL}={}", found.vm.name_any()));
         let status = found.vm.status.iter().flat_map(|status| status.object_kinds.clone());
         let built_in = KINDS.map(|(version, kind)| TypeMeta { api_version: version.into(), kind: kind.into() });
         let resources = Resources::new(client.clone());
@@ -209,7 +209,8 @@ impl Dump {
             let what = format!("objects of the kind {}", types.kind);
             let Some(resource) = self.read(&what, resources.of(&types).await) else { continue };
             let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
-            for object in self.read(&what, api.list(&of_vm).await).into_iter().flatten() {
+            let objects = belongings::of_kind(&api, &types, &found.vm).await;
+            for object in self.read(&what, objects).into_iter().flatten() {
                 let value = typed(json!(object), &types.api_version, &types.kind);
                 match types.kind.as_str() {
                     "Pod" => pods.extend(serde_json::from_value::<Pod>(value.clone())),

@@ -1,19 +1,22 @@
 //! `kubectl vm explain` and `kubectl vm status`: read the facts and print what [`crate::explain`] makes of them.
 //!
-//! Two rounds of requests, each in parallel: the VM and what can be asked without knowing more; then what depends on the answers. A request
-//! that is refused takes away only its facts.
+//! Three rounds of requests, each in parallel: the VM and what can be asked without knowing more; then what depends on them; then what depends
+//! on the claims. A request that is refused takes away only its facts.
 
 use std::fmt::Debug;
 
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
-use futures::{future::join_all, join};
+use futures::{
+    future::{join_all, try_join_all},
+    join,
+};
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{
         apps::v1::Deployment,
         coordination::v1::Lease,
-        core::v1::{Event, Namespace, Node, PersistentVolumeClaim},
+        core::v1::{Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
         storage::v1::StorageClass,
     },
     jiff::Timestamp,
@@ -27,15 +30,17 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::{
+    belongings,
     cluster::ClusterOptions,
     format::DataFormat,
     output::{Exit, Failure, Output},
     vms::{self, FoundVm, name_of, refused, title},
 };
 use crate::{
+    api::VirtualMachine,
     claims,
-    explain::{Facts, explain, page::Page},
-    object::{self, INSTANCE_LABEL},
+    explain::{Facts, explain, git, page::Page},
+    object,
     observed::Object,
     process::ErrorChain,
 };
@@ -81,10 +86,20 @@ fn known<T, R: Resource<DynamicType = ()>>(
     place: Option<&str>,
     unread: &mut Vec<String>,
 ) -> Option<T> {
+    known_of(&R::plural(&()), result, verb, place, unread)
+}
+
+/// The same of a kind whose plural is given.
+fn known_of<T>(
+    plural: &str,
+    result: kube::Result<T>,
+    verb: &str,
+    place: Option<&str>,
+    unread: &mut Vec<String>,
+) -> Option<T> {
     match result {
         Ok(found) => Some(found),
         Err(error) => {
-            let plural = R::plural(&());
             let place = place.map_or_else(|| "in the cluster".to_owned(), |place| format!("in the namespace {place}"));
             unread.push(match &error {
                 kube::Error::Api(answer) if answer.is_forbidden() => {
@@ -140,11 +155,9 @@ const HOME: &str = "vm-operator";
 pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Result<Facts, Failure> {
     let mut unread = Vec::new();
     let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource_of_pods());
-    let of_vm = ListParams::default().labels(&format!("{},{INSTANCE_LABEL}={name}", object::selector()));
-    let (claims_api, events_api) = (
-        Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace),
-        Api::<Event>::namespaced(client.clone(), namespace),
-    );
+    // A StatefulSet of a release before 3.4 made the first one of its Pods.
+    let of_set = format!("{name}-0");
+    let events_api = Api::<Event>::namespaced(client.clone(), namespace);
     let about = |name: &str| ListParams::default().fields(&format!("involvedObject.name={name}")).limit(vms::CHUNK);
     let about_vm = about(name);
     let managers = managers();
@@ -156,10 +169,10 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
         Api::namespaced(client.clone(), namespace),
     );
     let all = ListParams::default();
-    let (vm, pod, claims, mut events, classes, limits, quotas, found_namespace, deployments, leases) = join!(
+    let (vm, pod, pod_of_set, mut events, classes, limits, quotas, found_namespace, deployments, leases) = join!(
         vms.get(name),
         pods.get_opt(name),
-        list(&claims_api, &of_vm),
+        pods.get_opt(&of_set),
         list(&events_api, &about_vm),
         list(&classes, &all),
         list(&limits, &all),
@@ -173,17 +186,28 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
         Err(error) => return Err(Failure::new(refused(client, &title(name), &["get"], Some(namespace), &error).await)),
     };
     let here = Some(namespace);
-    let pod = known::<_, k8s_openapi::api::core::v1::Pod>(pod, "get", here, &mut unread);
-    let uid = vm.uid().unwrap_or_default();
-    let pod =
-        pod.map(|pod| pod.map(|pod| Object::trim(&object::pods(), pod)).filter(|pod| pod.is_owned_or_adoptable(&uid)));
-    let claims = known::<_, PersistentVolumeClaim>(claims, "list", here, &mut unread).map(|mut claims| {
-        let used: Vec<String> = claims::possible_names(&vm).collect();
-        claims.retain(|claim| used.contains(&claim.name_any()));
-        claims.into_iter().filter_map(trimmed_claim).collect::<Vec<Object>>()
-    });
+    let pod = known::<_, Pod>(pod, "get", here, &mut unread);
+    let pod = pod.map(|pod| [pod, pod_of_set.ok().flatten()].into_iter().flatten().find_map(|pod| pod_of(&vm, pod)));
+    let pod = match pod {
+        Some(found) => other_pod(&pods, &vm, found, &mut unread).await,
+        None => None,
+    };
 
     // The second round.
+    let source = git::Source::of(&vm);
+    let (claims, nodes, applied) = join!(
+        own_claims(client, namespace, &vm),
+        nodes(client, pod.as_ref().and_then(Option::as_ref)),
+        applied(client, source.as_ref()),
+    );
+    let claims = known::<_, PersistentVolumeClaim>(claims, "list", here, &mut unread);
+    let git = source.map(|source| {
+        let plural = source.kind.resource().plural;
+        let object = applied.and_then(|found| known_of(&plural, found, "get", Some(&source.namespace), &mut unread));
+        (source, object.flatten().and_then(|object| serde_json::to_value(object).ok()))
+    });
+
+    // The third round.
     let unbound = claims
         .iter()
         .flatten()
@@ -191,12 +215,15 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
         .map(|claim| about(&claim.key.name))
         .collect::<Vec<_>>();
     let of_claims = join_all(unbound.iter().map(|parameters| list(&events_api, parameters)));
-    let (of_claims, nodes) = join!(of_claims, nodes(client, pod.as_ref().and_then(Option::as_ref)));
+    let (of_claims, volumes) =
+        join!(of_claims, volumes(client, pod.as_ref().and_then(Option::as_ref), claims.as_deref().unwrap_or_default()));
     if let Ok(events) = &mut events {
         events.extend(of_claims.into_iter().flatten().flatten());
     }
     Ok(Facts {
         events: known::<_, Event>(events, "list", here, &mut unread).unwrap_or_default(),
+        volumes: volumes.and_then(|volumes| known::<_, PersistentVolume>(volumes, "get", None, &mut unread)),
+        git,
         classes: known::<_, StorageClass>(classes, "list", None, &mut unread),
         nodes: nodes.and_then(|nodes| known::<_, Node>(nodes, "get and list", None, &mut unread)),
         limits: known::<_, k8s_openapi::api::core::v1::LimitRange>(limits, "list", here, &mut unread),
@@ -212,6 +239,67 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
     })
 }
 
+/// The Pod, if it is the VM's: its own, or one that a workload has made and that names it.
+fn pod_of(vm: &VirtualMachine, pod: DynamicObject) -> Option<Object> {
+    let pod = Object::trim(&object::pods(), pod);
+    let is_of_maker = pod.maker.is_some() && pod.is_ours() && pod.vm() == Some(&vm.name_any());
+    (is_of_maker || pod.is_owned_or_adoptable(&vm.uid().unwrap_or_default())).then_some(pod)
+}
+
+/// The Pod that was found by its name, or the one of another name that the status has. `None`: that could not be read.
+async fn other_pod(
+    pods: &Api<DynamicObject>,
+    vm: &VirtualMachine,
+    found: Option<Object>,
+    unread: &mut Vec<String>,
+) -> Option<Option<Object>> {
+    let reporter = vm.status.as_ref().and_then(|status| status.reporter_uid.clone());
+    let Some(uid) = reporter.filter(|uid| found.as_ref().is_none_or(|pod| pod.uid != *uid)) else { return Some(found) };
+    let namespace = vm.namespace().unwrap_or_default();
+    let mut note = |result| known::<_, Pod>(result, "list", Some(&namespace), unread);
+    let all = note(pods.list_metadata(&ListParams::default()).await.map(|list| list.items))?;
+    let Some(name) = all.iter().find(|pod| pod.uid().as_ref() == Some(&uid)).map(ResourceExt::name_any) else {
+        return Some(found);
+    };
+    let other = known::<_, Pod>(pods.get_opt(&name).await, "get", Some(&namespace), unread)?;
+    Some(other.map(|pod| Object::trim(&object::pods(), pod)).or(found))
+}
+
+/// The VM's claims, each by its name, because a tool may have overwritten its labels.
+async fn own_claims(client: &Client, namespace: &str, vm: &VirtualMachine) -> kube::Result<Vec<Object>> {
+    let api = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
+    let names: Vec<String> = claims::possible_names(vm).collect();
+    let found = try_join_all(names.iter().map(|name| belongings::named(&api, name))).await?;
+    Ok(found.into_iter().flatten().filter(|claim| claims::is_of(vm, claim)).filter_map(trimmed_claim).collect())
+}
+
+/// The volumes of the claims of a Pod without a node. `None`: nothing was asked.
+async fn volumes(
+    client: &Client,
+    pod: Option<&Object>,
+    claims: &[Object],
+) -> Option<kube::Result<Vec<PersistentVolume>>> {
+    pod.filter(|pod| pod.node_name().is_none())?;
+    let names: Vec<&str> = claims.iter().filter_map(|claim| claim.spec_str("/volumeName")).collect();
+    if names.is_empty() {
+        return None;
+    }
+    let api = Api::<PersistentVolume>::all(client.clone());
+    let found = try_join_all(names.iter().map(|name| api.get_opt(name))).await;
+    Some(found.map(|volumes| volumes.into_iter().flatten().collect()))
+}
+
+/// The GitOps object that applies the VM. `None`: there is nothing to ask for.
+async fn applied(client: &Client, source: Option<&git::Source>) -> Option<kube::Result<Option<DynamicObject>>> {
+    let source = source?;
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &source.namespace, &source.kind.resource());
+    Some(match api.get_opt(&source.name).await {
+        // The cluster does not have that kind.
+        Err(kube::Error::Api(answer)) if answer.is_not_found() => Ok(None),
+        result => result,
+    })
+}
+
 /// The node of a Pod, or all nodes if it has none yet. `None`: nothing was asked.
 async fn nodes(client: &Client, pod: Option<&Object>) -> Option<kube::Result<Vec<Node>>> {
     let api: Api<Node> = Api::all(client.clone());
@@ -222,7 +310,7 @@ async fn nodes(client: &Client, pod: Option<&Object>) -> Option<kube::Result<Vec
 }
 
 fn resource_of_pods() -> ApiResource {
-    ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&())
+    ApiResource::erase::<Pod>(&())
 }
 
 fn trimmed_claim(claim: PersistentVolumeClaim) -> Option<Object> {

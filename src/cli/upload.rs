@@ -30,12 +30,12 @@ use super::{
 use crate::{
     actions::{VmHandle, create::DiskImage},
     api::{Quantity, VirtualMachine},
+    explain::upload::{IMPORT_CONTAINER, awaited},
     files::FileError,
     object::INSTANCE_LABEL,
 };
 
-/// The container of the set `import-disk`, and the file that it waits for.
-const CONTAINER: &str = "import";
+/// The file that the container waits for.
 const IMAGE: &str = "/download/image";
 /// How often an upload that breaks off goes on, if it got further.
 const BREAKS: usize = 20;
@@ -82,12 +82,6 @@ pub(super) fn described(file: &Path) -> Result<DiskImage, Failure> {
     }
     let sha256 = sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(DiskImage::Upload { size, sha256, format: if is_qcow2 { "qcow2" } else { "raw" } })
-}
-
-/// The size and the checksum for which a VM waits.
-fn awaited(vm: &VirtualMachine) -> Option<(u64, &str)> {
-    let upload = vm.spec.template_values.as_ref()?.get("import")?.get("upload")?;
-    Some((upload.get("size")?.as_u64()?, upload.get("sha256")?.as_str()?))
 }
 
 /// Whether a VM waits for this file, and how large it is. Without `image` only the size is compared.
@@ -178,7 +172,7 @@ enum Import {
 fn import_of(pod: &Pod, before: Option<i32>) -> (Import, i32) {
     let status = pod.status.as_ref();
     let containers = status.and_then(|status| status.init_container_statuses.as_ref());
-    let Some(container) = containers.into_iter().flatten().find(|it| it.name == CONTAINER) else {
+    let Some(container) = containers.into_iter().flatten().find(|it| it.name == IMPORT_CONTAINER) else {
         return (Import::Waits, 0);
     };
     let ContainerStatus { state: Some(state), last_state, restart_count, .. } = container else {
@@ -228,7 +222,7 @@ async fn container(
 async fn offset(pod: &InPod<'_>) -> Result<u64, Failure> {
     // The container makes the file when it starts.
     let ask = format!("stat -c %s {IMAGE} 2>/dev/null || echo 0");
-    let mut kubectl = tokio::process::Command::from(pod.exec(CONTAINER, &["--quiet"], &["sh", "-c", &ask]));
+    let mut kubectl = tokio::process::Command::from(pod.exec(IMPORT_CONTAINER, &["--quiet"], &["sh", "-c", &ask]));
     let answer = kubectl.stderr(Stdio::inherit()).output().await.map_err(start_failed)?;
     let text = String::from_utf8_lossy(&answer.stdout);
     text.trim().parse().map_err(|_| Failure::new("the container that waits for the file does not answer"))
@@ -241,7 +235,7 @@ async fn piece(pod: &InPod<'_>, vm: &VmHandle, file: &Path, offset: u64, size: u
     reader.seek(SeekFrom::Start(offset)).map_err(&wrong)?;
     let write = format!("dd of={IMAGE} bs=1M iflag=fullblock oflag=seek_bytes seek={offset} conv=notrunc status=none");
     let mut kubectl =
-        tokio::process::Command::from(pod.exec(CONTAINER, &["--stdin", "--quiet"], &["sh", "-c", &write]));
+        tokio::process::Command::from(pod.exec(IMPORT_CONTAINER, &["--stdin", "--quiet"], &["sh", "-c", &write]));
     kubectl.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::inherit()).kill_on_drop(true);
     let mut kubectl = kubectl.spawn().map_err(start_failed)?;
     let Some(mut stdin) = kubectl.stdin.take() else { return Ok(()) };

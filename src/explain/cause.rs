@@ -8,6 +8,8 @@ use serde::{Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
+    /// The GitOps tool that applies the VM does so. Its result is never missing: the VM is as it was applied last.
+    Git,
     /// The manager has taken the VM's newest spec.
     Manager,
     /// The templates render it.
@@ -22,16 +24,28 @@ pub enum Stage {
     Kubelet,
     /// QEMU runs the guest as the spec wants it.
     Qemu,
+    /// The guest has booted. Its result is never missing: a guest need not have an agent that says so.
+    Guest,
 }
 
 impl Stage {
     /// All stages in their order.
-    pub const ALL: [Self; 7] =
-        [Self::Manager, Self::Template, Self::Server, Self::Claims, Self::Scheduler, Self::Kubelet, Self::Qemu];
+    pub const ALL: [Self; 9] = [
+        Self::Git,
+        Self::Manager,
+        Self::Template,
+        Self::Server,
+        Self::Claims,
+        Self::Scheduler,
+        Self::Kubelet,
+        Self::Qemu,
+        Self::Guest,
+    ];
 
     /// The name in output.
     pub const fn title(self) -> &'static str {
         match self {
+            Self::Git => "Git",
             Self::Manager => "manager",
             Self::Template => "template",
             Self::Server => "API server",
@@ -39,6 +53,7 @@ impl Stage {
             Self::Scheduler => "scheduler",
             Self::Kubelet => "kubelet",
             Self::Qemu => "QEMU",
+            Self::Guest => "guest",
         }
     }
 }
@@ -110,6 +125,7 @@ causes! {
     Tainted, Scheduler, "the nodes that could take the Pod have a taint that it does not tolerate";
     DeviceMissing, Scheduler, "no node offers a device that the Pod needs";
     TooLarge, Scheduler, "the Pod requests more than any node has";
+    VolumeElsewhere, Scheduler, "the nodes on which a volume can be used are gone, closed, or have no room";
     Unschedulable, Scheduler, "the scheduler finds no node, for another reason";
     NodeMissing, Kubelet, "the Pod's node does not exist";
     NodeNotResponding, Kubelet, "the Pod's node does not answer";
@@ -124,6 +140,7 @@ causes! {
     MountFailed, Kubelet, "the node can't mount a volume";
     AttachFailed, Kubelet, "a volume can't be attached to the node";
     SandboxFailed, Kubelet, "the node can't make the Pod's network";
+    UploadMissing, Kubelet, "a disk waits for a file that nobody has uploaded whole";
     StartDelayed, Kubelet, "the containers are not created in time";
     PodNotEnded, Kubelet, "the Pod should have ended, and its node has not ended it";
     PodNotRemoved, Kubelet, "a finalizer keeps the Pod";

@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Explanation, Facts, explain, time};
+use super::{Explanation, Facts, Stage, explain, guest, time};
 use crate::{
     api::{
         PendingChange, PowerState, Quantity,
@@ -78,6 +78,9 @@ pub struct Present {
     pub ram: String,
     /// The addresses.
     pub addresses: Vec<String>,
+    /// What the guest waits for, if it runs and has not booted as far as is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<String>,
     /// The guest's operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
@@ -107,9 +110,13 @@ pub struct Disk {
 
 /// The Pod.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Pod {
     /// Its name.
     pub name: String,
+    /// Kind and name of what made it, if that is not the manager.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<String>,
     /// Its containers.
     pub containers: Vec<Container>,
 }
@@ -184,6 +191,7 @@ fn present(facts: &Facts) -> Present {
         cpus: status.cpus.unwrap_or_default(),
         ram: status.ram.as_deref().map(readable).unwrap_or_default(),
         addresses: status.addresses.iter().flatten().map(|it| it.address.clone()).collect(),
+        guest: Some(guest::state(facts)).filter(|(state, _)| facts.is_up() && *state == "waits").map(|(_, text)| text),
         system: system("pretty-name").or_else(|| system("name")),
         user: status.logged_in_user.clone(),
         viewer: status.console_client.clone(),
@@ -220,7 +228,11 @@ fn pod(pod: &Object) -> Pod {
         }
     };
     let containers = [listed("containerStatuses"), listed("initContainerStatuses")].concat();
-    Pod { name: pod.key.name.clone(), containers: containers.iter().map(container).collect() }
+    Pod {
+        name: pod.key.name.clone(),
+        made_by: pod.maker.as_ref().map(|maker| maker.key.to_string()),
+        containers: containers.iter().map(container).collect(),
+    }
 }
 
 fn events(facts: &Facts) -> Vec<Happening> {
@@ -298,6 +310,7 @@ impl fmt::Display for Page {
         line(f, "Is", &self.is.to_string())?;
         let guest = [
             self.is.system.clone(),
+            self.is.guest.clone(),
             self.is.user.as_ref().map(|user| format!("{user} is logged in")),
             self.is.viewer.as_ref().map(|viewer| format!("a viewer at {viewer}")),
         ];
@@ -307,6 +320,9 @@ impl fmt::Display for Page {
         }
         if !self.is.addresses.is_empty() {
             line(f, "Addresses", &self.is.addresses.join(" "))?;
+        }
+        if let Some(git) = self.explanation.chain.iter().find(|link| link.stage == Stage::Git) {
+            line(f, "Git", &git.text)?;
         }
         if let Some(templates) = &self.templates {
             line(f, "Templates", templates)?;
@@ -323,8 +339,9 @@ impl fmt::Display for Page {
             line(f, title, &format!("{claim:<28} {phase:<8} {size:<8} {class} {}", findings.join(" ")))?;
             title = "";
         }
-        if let Some(Pod { name, containers }) = &self.pod {
-            line(f, "Pod", name)?;
+        if let Some(Pod { name, made_by, containers }) = &self.pod {
+            let made_by = made_by.as_ref().map(|maker| format!(", made by {maker}")).unwrap_or_default();
+            line(f, "Pod", &format!("{name}{made_by}"))?;
             for Container { name, state, restarts } in containers {
                 let again = if *restarts > 0 { format!(", started again {restarts} times") } else { String::new() };
                 line(f, "", &format!("{name:<12} {state}{again}"))?;

@@ -9,7 +9,7 @@ use k8s_openapi::{
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use super::{Cause, Facts, Finding, of_condition, owner_of, time};
+use super::{Cause, Facts, Finding, of_condition, owner_of, time, upload, volume};
 use crate::{
     api::{OnPanic, Quantity, Reason, conditions},
     observed::Object,
@@ -101,7 +101,7 @@ fn on_no_node(facts: &Facts, pod: &Object, nodes: &[Node]) -> Option<Finding> {
         return Some(Finding::new(Cause::Tainted, text, todo).at("Node: spec.taints"));
     }
     let free: Vec<&Node> = left.into_iter().filter(|node| untolerated(pod, node).is_none()).collect();
-    too_large(facts, pod, &free)
+    too_large(facts, pod, &free).or_else(|| volume::elsewhere(facts, pod, nodes, &free))
 }
 
 fn names(nodes: &[&Node]) -> String {
@@ -109,7 +109,7 @@ fn names(nodes: &[&Node]) -> String {
 }
 
 /// The taint that keeps a Pod away, rather one that a person has set than one that the cluster takes away by itself (<https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/>).
-fn untolerated<'a>(pod: &Object, node: &'a Node) -> Option<&'a Taint> {
+pub(super) fn untolerated<'a>(pod: &Object, node: &'a Node) -> Option<&'a Taint> {
     let tolerations = || pod.spec["tolerations"].as_array().into_iter().flatten();
     let is_tolerated = |taint: &Taint| {
         tolerations().any(|toleration| {
@@ -239,6 +239,9 @@ pub(super) fn kubelet(facts: &Facts) -> Option<Finding> {
         return Some(found);
     }
     if let Some(found) = pod.container_statuses().find_map(|status| waiting(facts, pod, status, &describe)) {
+        return Some(found);
+    }
+    if let Some(found) = upload::missing(facts, pod) {
         return Some(found);
     }
     // Why containers are not created is only in the kubelet's events.
@@ -395,7 +398,8 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
         }
         Reason::Paused => {
             let since = facts.condition(conditions::RUNNING).map(|running| running.last_transition_time.0);
-            let todo = format!("kubectl {place} exec {name} -c vm-runner -- vm-runner ctl resume");
+            let pod = facts.pod().map_or(name.as_str(), |pod| pod.key.name.as_str());
+            let todo = format!("kubectl {place} exec {pod} -c vm-runner -- vm-runner ctl resume");
             let text = "somebody has paused the guest, and spec.vm.paused does not want that";
             return Some(Finding::new(Cause::PausedByHand, text, todo).since(since));
         }
@@ -410,6 +414,6 @@ fn killed(status: &Value) -> Option<&Value> {
     ends.into_iter().find(|ended| ended["reason"] == "OOMKilled")
 }
 
-fn instant(value: &Value) -> Option<Timestamp> {
+pub(super) fn instant(value: &Value) -> Option<Timestamp> {
     value.as_str()?.parse().ok()
 }

@@ -39,6 +39,7 @@ fn healthy() -> Value {
         },
         "pod": pod,
         "claims": [claim("apple-core-disk")],
+        "volumes": [], "git": null,
         "classes": [{ "metadata": { "name": "fast" }, "provisioner": "p", "volumeBindingMode": "Immediate" }],
         "events": [],
         "nodes": [{ "metadata": { "name": "node-1" }, "spec": {}, "status": {
@@ -66,6 +67,9 @@ fn facts(value: &Value) -> Facts {
             pod => Some(Some(trim("Pod", pod))),
         },
         claims: value["claims"].as_array().map(|all| all.iter().map(|it| trim("PersistentVolumeClaim", it)).collect()),
+        volumes: part(value, "volumes"),
+        git: git::Source::of(&part::<VirtualMachine>(value, "vm").unwrap())
+            .map(|source| (source, part::<Value>(value, "git"))),
         classes: part(value, "classes"),
         events: part(value, "events").unwrap(),
         nodes: part(value, "nodes"),
@@ -112,6 +116,30 @@ fn unbound(facts: &mut Value) {
     pending(facts, "pod has unbound immediate PersistentVolumeClaims");
     facts["claims"][0]["spec"]["volumeName"] = Value::Null;
     facts["claims"][0]["status"]["phase"] = json!("Pending");
+}
+
+/// The Pod has no node, and the volume of its claim can only be used on that one. There are node-1, which has room, and node-2.
+fn home(facts: &mut Value, node: &str) {
+    pending(facts, "0/2 nodes are available: 1 node(s) had volume node affinity conflict");
+    let claim = json!({ "name": "core-disk", "persistentVolumeClaim": { "claimName": "apple-core-disk" } });
+    facts["pod"]["spec"]["volumes"] = json!([claim]);
+    let mut other = facts["nodes"][0].clone();
+    for (node, name) in [(&mut facts["nodes"][0], "node-1"), (&mut other, "node-2")] {
+        node["metadata"] = json!({ "name": name, "labels": { "kubernetes.io/hostname": name } });
+    }
+    facts["nodes"].as_array_mut().unwrap().push(other);
+    let term = json!({ "matchExpressions": [{ "key": "kubernetes.io/hostname", "operator": "In", "values": [node] }] });
+    let affinity = json!({ "required": { "nodeSelectorTerms": [term] } });
+    facts["volumes"] = json!([{ "metadata": { "name": "pv-1" }, "spec": { "nodeAffinity": affinity } }]);
+}
+
+/// The VM's disk waits for a file, and its container is in this state.
+fn upload(facts: &mut Value, state: Value) {
+    ready(facts, "False", "Starting", "waiting");
+    let upload = json!({ "size": 3_000_000, "sha256": "0123abcd" });
+    facts["vm"]["spec"]["templateValues"] = json!({ "import": { "upload": upload } });
+    facts["pod"]["status"] =
+        json!({ "phase": "Pending", "initContainerStatuses": [{ "name": "import", "state": state }] });
 }
 
 fn event(uid: &str, reason: &str, message: &str, time: &str) -> Value {
@@ -171,6 +199,10 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::Tainted, |f| { pending(f, "0/1 nodes are available: 1 node(s) had untolerated taint(s)"); f["nodes"][0]["spec"]["taints"] = json!([{ "key": "team", "value": "red", "effect": "NoSchedule" }]); }, "node node-1 has the taint team=red:NoSchedule"),
     (Cause::DeviceMissing, |f| { pending(f, "x"); f["pod"]["spec"]["containers"][0]["resources"]["limits"] = json!({ "vmoperator.jdrupes.org/kvm": 1 }); }, "no node offers vmoperator.jdrupes.org/kvm"),
     (Cause::TooLarge, |f| { pending(f, "x"); f["pod"]["spec"]["containers"][0]["resources"]["requests"] = json!({ "cpu": "9" }); }, "requests 9.01 of cpu, and the largest node has 8"),
+    (Cause::VolumeElsewhere, |f| { home(f, "node-2"); f["nodes"][1]["spec"]["unschedulable"] = json!(true); },
+        "claim apple-core-disk has the volume pv-1, which can only be used on nodes with kubernetes.io/hostname in (node-2), and node node-2 is cordoned (PersistentVolume pv-1: spec.nodeAffinity, since 2027-01-15T06:00:00Z) -> kubectl uncordon node-2"),
+    (Cause::VolumeElsewhere, |f| home(f, "node-2"), "node node-2 has no room"),
+    (Cause::VolumeElsewhere, |f| home(f, "gone"), "kubernetes.io/hostname in (gone), and the cluster has none of these"),
     (Cause::Unschedulable, |f| pending(f, "didn't match pod affinity rules"), "no node takes Pod apple: didn't match pod affinity rules"),
     (Cause::NodeMissing, |f| { waiting(f, "ContainerCreating", ""); f["nodes"] = json!([]); f["vm"]["spec"]["nodeName"] = json!("node-1"); }, "node node-1, which does not exist (set by kubectl-edit, spec.nodeName"),
     (Cause::NodeNotResponding, |f| { waiting(f, "ContainerCreating", ""); f["nodes"][0]["status"]["conditions"][0]["status"] = json!("Unknown"); }, "node node-1 does not answer"),
@@ -185,6 +217,8 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::MountFailed, |f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedMount", "MountVolume.SetUp failed", EARLIER)]); }, "MountVolume.SetUp failed"),
     (Cause::AttachFailed, |f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedAttachVolume", "Multi-Attach error", EARLIER)]); }, "Multi-Attach error"),
     (Cause::SandboxFailed, |f| { waiting(f, "ContainerCreating", ""); f["events"] = json!([event("pod-uid", "FailedCreatePodSandBox", "no CNI", EARLIER)]); }, "no CNI"),
+    (Cause::UploadMissing, |f| upload(f, json!({ "running": { "startedAt": EARLIER } })),
+        "apple does not run: its disk waits for a file of 3000000 bytes with the SHA-256 0123abcd, and not all of it is there (spec.templateValues.import.upload, since 2027-01-15T06:00:00Z) -> kubectl vm upload apple FILE -n orchard"),
     (Cause::StartDelayed, |f| { waiting(f, "ContainerCreating", ""); ready(f, "False", "StartDelayed", "not created yet"); }, "not created yet"),
     (Cause::PodNotEnded, |f| { ready(f, "False", "PodNotEnded", "Pod apple should have ended"); f["vm"]["spec"]["vm"]["state"] = json!("Stopped"); }, "apple does not stop: Pod apple should have ended"),
     (Cause::PodNotRemoved, |f| ready(f, "False", "PodNotRemoved", "something keeps it"), "something keeps it"),
@@ -253,7 +287,12 @@ fn a_vm_without_a_problem_has_no_cause() {
 #[test]
 #[rustfmt::skip]
 fn a_decoy_is_not_the_cause() {
-    let decoys: [(Plant, Option<Cause>); 13] = [
+    let decoys: [(Plant, Option<Cause>); 17] = [
+        // The file is there, or its container has not begun; a volume of a claim that the Pod does not mount; a node that has the volume.
+        (|f| upload(f, json!({ "terminated": { "exitCode": 0 } })), None),
+        (|f| upload(f, json!({ "waiting": { "reason": "PodInitializing" } })), None),
+        (|f| { home(f, "node-2"); f["pod"]["spec"]["volumes"] = json!([]); }, Some(Cause::Unschedulable)),
+        (|f| { home(f, "node-1"); f["nodes"][1]["spec"]["unschedulable"] = json!(true); }, Some(Cause::Unschedulable)),
         // Events of this Pod that have healed, and of an earlier one.
         (|f| f["events"] = json!([event("pod-uid", "FailedMount", "x", EARLIER)]), None),
         (|f| f["events"] = json!([event("pod-uid", "Failed", "Failed to pull image \"runner:1\"", EARLIER)]), None),
@@ -277,6 +316,120 @@ fn a_decoy_is_not_the_cause() {
         let explanation = explained(edit);
         assert_eq!(explanation.cause.map(|it| it.cause), cause, "{number}: {}", explanation.line);
     }
+}
+
+fn link(explanation: &Explanation, stage: Stage) -> Option<(&'static str, String)> {
+    explanation.chain.iter().find(|link| link.stage == stage).map(|link| (link.state, link.text.clone()))
+}
+
+/// What the chain says of the guest, by the condition Booted and the VM.
+#[test]
+fn the_last_stage_says_how_far_the_guest_is() {
+    let guest = |edit: Plant| link(&explained(edit), Stage::Guest).unwrap();
+    fn booted(facts: &mut Value, status: &str) {
+        let booted =
+            json!({ "type": "Booted", "status": status, "reason": "x", "message": "x", "lastTransitionTime": EARLIER });
+        facts["vm"]["status"]["conditions"].as_array_mut().unwrap().push(booted);
+    }
+    let lines: [(Plant, &str, &str); 7] = [
+        (|_| (), "-", "its runner does not say"),
+        (|f| booted(f, "True"), "ok", "its agent answers"),
+        (
+            |f| {
+                booted(f, "True");
+                f["vm"]["status"]["osinfo"] = json!({ "pretty-name": "Debian 13" });
+            },
+            "ok",
+            "its agent answers: Debian 13",
+        ),
+        (
+            |f| {
+                booted(f, "True");
+                f["vm"]["spec"]["vm"]["networks"] = json!([{ "pod": {} }]);
+            },
+            "waits",
+            "its agent answers, and it has no address yet",
+        ),
+        (
+            |f| booted(f, "False"),
+            "waits",
+            "its agent (qemu-guest-agent) has not answered: the guest still boots, or has no agent",
+        ),
+        (
+            |f| {
+                booted(f, "False");
+                f["vm"]["spec"]["cloudInit"] = json!({});
+            },
+            "waits",
+            "its agent (qemu-guest-agent) has not answered: the guest still boots, or has no agent, or cloud-init has not installed it yet",
+        ),
+        (|f| waiting(f, "ContainerCreating", ""), "-", "not reached yet"),
+    ];
+    for (edit, state, text) in lines {
+        let found = guest(edit);
+        assert!(found.0 == state && found.1.starts_with(text), "{found:?}, not {state} {text}");
+    }
+    let mut value = healthy();
+    booted(&mut value, "False");
+    let page = page::Page::of(&facts(&value)).to_string();
+    assert!(
+        page.starts_with("apple runs, as its spec wants it\n") && page.contains("\nGuest       its agent (qemu-"),
+        "{page}"
+    );
+}
+
+/// What applies the VM is named, and is no cause.
+#[test]
+fn a_suspended_tool_is_said_and_is_no_cause() {
+    fn applied(facts: &mut Value) {
+        facts["vm"]["metadata"]["labels"] = json!({ "kustomize.toolkit.fluxcd.io/name": "vms", "kustomize.toolkit.fluxcd.io/namespace": "flux-system" });
+    }
+    assert_eq!(link(&explained(|_| ()), Stage::Git), None);
+    let ok = Some(("ok", "Kustomization flux-system/vms applies it".to_owned()));
+    assert_eq!(link(&explained(applied), Stage::Git), ok, "it could not be read");
+    let runs = explained(|f| {
+        applied(f);
+        f["git"] = json!({ "spec": { "suspend": false } });
+    });
+    assert_eq!((link(&runs, Stage::Git), runs.also.len()), (ok, 0));
+    let plant: Plant = |f| {
+        applied(f);
+        f["git"] = json!({ "spec": { "suspend": true } });
+    };
+    let suspended = explained(plant);
+    let words = "Kustomization flux-system/vms applies it, and is suspended (spec.suspend)".to_owned();
+    assert_eq!((link(&suspended, Stage::Git), &suspended.cause), (Some(("waits", words.clone())), &None));
+    assert_eq!(
+        suspended.also,
+        [
+            "Kustomization flux-system/vms, which applies this VM, is suspended (spec.suspend): changes in Git have no effect until it goes on: \
+          flux resume kustomization vms -n flux-system"
+        ]
+    );
+    let mut value = healthy();
+    plant(&mut value);
+    assert!(page::Page::of(&facts(&value)).to_string().contains(&format!("\nGit         {words}\n")));
+}
+
+/// A StatefulSet of a former release has made the Pod.
+#[test]
+fn the_pod_of_a_stateful_set_runs_the_vm() {
+    let plant: Plant = |f| {
+        f["pod"]["metadata"]["name"] = json!("apple-0");
+        f["pod"]["metadata"]["ownerReferences"] = json!([{ "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "apple", "uid": "s", "controller": true }]);
+    };
+    let found = explained(plant);
+    assert!(found.cause.is_none() && found.line == "apple runs, as its spec wants it", "{}", found.line);
+    assert_eq!(link(&found, Stage::Server).unwrap().1, "Pod apple-0 exists, made by StatefulSet apple");
+    assert_eq!(
+        found.also,
+        [
+            "Pod apple-0, made by StatefulSet apple, still runs the VM: its next start is in a Pod of the manager: kubectl vm restart apple -n orchard"
+        ]
+    );
+    let mut value = healthy();
+    plant(&mut value);
+    assert!(page::Page::of(&facts(&value)).to_string().contains("\nPod         apple-0, made by StatefulSet apple\n"));
 }
 
 #[test]

@@ -172,6 +172,26 @@ async fn a_dump_has_what_a_bug_report_needs_and_no_secrets() {
     assert!(files["apple/vm/VirtualMachine-apple.yaml"].contains("the password is (masked)"));
     assert!(files["apple/explain.txt"].starts_with("apple runs, as its spec wants it"));
 
+    // A tool that puts its own label on all that it applies hides nothing.
+    let labels = json!({ "app.kubernetes.io/name": "vm-runner", "app.kubernetes.io/instance": "a-tool" });
+    let metadata =
+        json!({ "name": "of-git", "labels": labels, "annotations": { "vmoperator.jdrupes.org/vm": "apple" } });
+    let secret =
+        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": { "key": "hidden-in-git" } });
+    ns.namespace.create(&secret.to_string()).await;
+    let other = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "of-other", "labels": { "app.kubernetes.io/instance": "apple" } } });
+    ns.namespace.create(&other.to_string()).await;
+    ns.namespace.kubectl(&["label", "--overwrite", "pvc", "apple-core-disk", "app.kubernetes.io/instance=a-tool"]);
+    ns.namespace.kubectl(&["annotate", "pvc", "apple-core-disk", "vmoperator.jdrupes.org/vm=apple"]);
+    assert_eq!(dump(&[]).code, 0);
+    let files = unpacked(&archive);
+    assert!(files["apple/objects/Secret-of-git.yaml"].contains("a-tool"));
+    assert!(files["apple/objects/PersistentVolumeClaim-apple-core-disk.yaml"].contains("a-tool"));
+    assert!(!files.contains_key("apple/objects/ConfigMap-of-other.yaml"), "it is of another program");
+    assert!(files.values().all(|text| !text.contains("hidden-in-git")));
+    let page = succeeds(&ns, &["status", "apple"]);
+    assert!(page.contains("\nDisks       apple-core-disk "), "{page}");
+
     // With the least rights.
     ns.namespace.kubectl(&["create", "role", "reader", "--verb=get", "--resource=vms.vmoperator.jdrupes.org"]);
     ns.namespace.kubectl(&["create", "rolebinding", "reader", "--role=reader", "--user=alice"]);

@@ -20,7 +20,7 @@ use crate::{
 
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIabc ann@desk";
 
-async fn ns(test: &str) -> ManagedNamespace {
+pub async fn ns(test: &str) -> ManagedNamespace {
     let pod = include_str!("../../example/sets/import-disk/pod.yaml.j2");
     let values = include_str!("../../example/sets/import-disk/values.yaml");
     let files = [("sets/import-disk/pod.yaml.j2", pod), ("sets/import-disk/values.yaml", values)];

@@ -8,7 +8,7 @@ use crate::support::{
     managed_namespace::{LIMIT, ManagedNamespace},
 };
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Event, LimitRange, Namespace, Node, ResourceQuota, Secret},
+    core::v1::{ConfigMap, Event, LimitRange, Namespace, Node, PersistentVolume, ResourceQuota, Secret},
     storage::v1::StorageClass,
 };
 use kube::{
@@ -221,6 +221,7 @@ async fn a_healthy_vm_has_no_cause_and_a_missing_right_ends_nothing() {
     ns.vm_with_reason("apple", "Running").await;
     let said = says(&ns, "apple", "apple runs, as its spec wants it").await;
     assert!(!said.contains("not known"), "{said}");
+    assert!(said.contains("\n  guest       ok      its agent answers\n") && !said.contains("\n  Git "), "{said}");
     eprintln!("{said}");
     let data: Value = serde_json::from_str(&explain(&ns, &["apple", "-o", "json"]).data).unwrap();
     assert_eq!((data["line"].as_str(), &data["cause"]), (Some("apple runs, as its spec wants it"), &Value::Null));
@@ -270,4 +271,105 @@ async fn a_healthy_vm_has_no_cause_and_a_missing_right_ends_nothing() {
         "{}",
         page.data
     );
+}
+
+#[tokio::test]
+async fn a_disk_that_waits_for_an_upload_is_named() {
+    let ns = crate::create::ns("explain-upload").await;
+    node(&ns, "explain-upload", json!({})).await;
+    ns.create_vm("web", |vm| {
+        vm["spec"]["nodeName"] = json!("explain-upload");
+        vm["spec"]["templates"] = json!({ "set": "import-disk" });
+        vm["spec"]["templateValues"] =
+            json!({ "import": { "disk": "core", "upload": { "size": 3_000_000, "sha256": "0123abcd" } } });
+    })
+    .await;
+    ns.pod_when("web", "exists", |_| true).await;
+    let import = |state: Value, last: Value| {
+        json!({ "phase": "Pending", "initContainerStatuses": [{ "name": "import", "state": state, "lastState": last, "image": "i", "imageID": "",
+            "ready": false, "restartCount": 1 }] })
+    };
+    let running = json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } });
+    let failed = json!({ "terminated": { "exitCode": 1, "message": "waiting for a file\nthe image is not used: its checksum is 4567" } });
+    ns.patch_pod_status("web", import(running, failed)).await;
+    let said =
+        says(&ns, "web", "web does not run: its disk waits for a file of 3000000 bytes with the SHA-256 0123abcd")
+            .await;
+    let words = "the last one was not used: the image is not used: its checksum is 4567 \
+                 (spec.templateValues.import.upload, since 2026-01-01T00:00:00Z) -> kubectl vm upload web FILE -n ";
+    assert!(said.contains(words) && said.contains("\n  kubelet     failed "), "{said}");
+    assert!(run(&ns, "status", &["web"]).data.starts_with("web does not run: its disk waits for a file"));
+    ns.patch_pod_status("web", import(json!({ "terminated": { "exitCode": 0 } }), json!(null))).await;
+    says(&ns, "web", "web is starting").await;
+}
+
+#[tokio::test]
+async fn a_volume_on_a_node_that_takes_no_pod_is_named() {
+    let ns = namespace("explain-volume").await;
+    node(&ns, "explain-home", json!({ "unschedulable": true })).await;
+    node(&ns, "explain-room", json!({})).await;
+    let term = json!({ "matchExpressions": [{ "key": "of", "operator": "In", "values": ["explain-home"] }] });
+    let volume = json!({ "metadata": { "name": "explain-volume" }, "spec": {
+        "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteOnce"], "storageClassName": "explain-late", "local": { "path": "/x" },
+        "nodeAffinity": { "required": { "nodeSelectorTerms": [term] } },
+    } });
+    Api::<PersistentVolume>::all(ns.client.clone()).create(&PostParams::default(), &made(volume)).await.unwrap();
+    let claim = json!({ "accessModes": ["ReadWriteOnce"], "storageClassName": "explain-late", "volumeName": "explain-volume",
+        "resources": { "requests": { "storage": "1Gi" } } });
+    pending(&ns, "home", |vm| {
+        vm["spec"]["vm"]["disks"] =
+            json!([{ "volumeClaimTemplate": { "metadata": { "name": "core" }, "spec": claim } }]);
+    })
+    .await;
+    let words = "claim home-core-disk has the volume explain-volume, which can only be used on nodes with of in (explain-home), and node explain-home is cordoned";
+    let said = says(&ns, "home", words).await;
+    assert!(said.lines().next().unwrap().ends_with("-> kubectl uncordon explain-home"), "{said}");
+    node(&ns, "explain-home", json!({ "unschedulable": false })).await;
+    says(&ns, "home", "and node explain-home has no room").await;
+    Api::<Node>::all(ns.client.clone()).delete("explain-home", &DeleteParams::default()).await.unwrap();
+    says(&ns, "home", "nodes with of in (explain-home), and the cluster has none of these").await;
+}
+
+#[tokio::test]
+async fn a_suspended_application_is_said_where_it_may_be_read() {
+    let ns = namespace("explain-git").await;
+    let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    let version =
+        json!({ "name": "v1alpha1", "served": true, "storage": true, "schema": { "openAPIV3Schema": schema } });
+    let names = json!({ "kind": "Application", "plural": "applications", "singular": "application", "listKind": "ApplicationList" });
+    let definition = json!({ "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "applications.argoproj.io" },
+        "spec": { "group": "argoproj.io", "names": names, "scope": "Namespaced", "versions": [version] } });
+    let place = ns.namespace.name().to_owned();
+    ns.create_vm("apple", |vm| {
+        vm["spec"]["vm"]["state"] = json!("Stopped");
+        let id = format!("{place}_web:vmoperator.jdrupes.org/VirtualMachine:{place}/apple");
+        vm["metadata"]["annotations"] = json!({ "argocd.argoproj.io/tracking-id": id });
+    })
+    .await;
+    // The cluster does not have that kind.
+    let said = says(&ns, "apple", "apple is stopped, as its spec wants it").await;
+    assert!(said.contains(&format!("\n  Git         ok      Application {place}/web applies it\n")), "{said}");
+    assert!(!said.contains("not known"), "{said}");
+    ns.namespace.apply(&definition.to_string());
+    ns.namespace.kubectl(&["wait", "--for=condition=Established", "crd/applications.argoproj.io", "--timeout=60s"]);
+    let application = json!({ "apiVersion": "argoproj.io/v1alpha1", "kind": "Application",
+        "metadata": { "name": "web", "annotations": { "argocd.argoproj.io/skip-reconcile": "true" } }, "spec": {} });
+    ns.namespace.apply(&application.to_string());
+    let said = says(&ns, "apple", "apple is stopped, as its spec wants it").await;
+    let words = format!(
+        "also: Application {place}/web, which applies this VM, is suspended (argocd.argoproj.io/skip-reconcile): changes in Git have no effect \
+         until it goes on: kubectl -n {place} annotate application web argocd.argoproj.io/skip-reconcile-\n"
+    );
+    assert!(said.contains(&words) && said.contains("\n  Git         waits   Application "), "{said}");
+    assert!(run(&ns, "status", &["apple"]).data.contains("\nGit         Application "));
+
+    ns.namespace.kubectl(&["create", "role", "reader", "--verb=get", "--resource=vms.vmoperator.jdrupes.org"]);
+    ns.namespace.kubectl(&["create", "rolebinding", "reader", "--role=reader", "--user=alice"]);
+    let printed = eventually("alice to read", LIMIT, async || {
+        Some(explain(&ns, &["apple", "--as", "alice"])).filter(|printed| !printed.data.is_empty())
+    })
+    .await;
+    let unread = format!("\nnot known: applications in the namespace {place}: you may not get them\n");
+    assert!(printed.code == 0 && printed.data.contains(&unread), "{}", printed.data);
 }

@@ -135,6 +135,17 @@ async fn count_pods(api: Api<Pod>, most: Arc<AtomicUsize>) {
 #[tokio::test]
 async fn a_vm_of_a_statefulset_is_stopped_and_started() {
     let vm = TakenOver::new("former-stop").await;
+    let (_, said) = vm.ns.namespace.kubectl_vm(&["explain", NAME]);
+    assert!(said.starts_with("c01-run runs"), "{said}");
+    let made = "Pod c01-run-0, made by StatefulSet c01-run";
+    assert!(said.contains("Pod c01-run-0 exists, made by StatefulSet c01-run"), "{said}");
+    assert!(
+        said.contains(&format!("\nalso: {made}, still runs the VM: its next start is in a Pod of the manager")),
+        "{said}"
+    );
+    let (_, page) = vm.ns.namespace.kubectl_vm(&["status", NAME]);
+    assert!(page.contains(&format!("\n{}\n", made.replacen("Pod ", "Pod         ", 1))), "{page}");
+    assert!(page.contains("\nDisks       system-disk-c01-run-0"), "{page}");
     vm.ns.patch_vm(NAME, json!({ "spec": { "vm": { "state": "Stopped" } } })).await;
     vm.pod_ends().await;
     vm.ns.vm_with_reason(NAME, "StoppedAsRequested").await;

@@ -135,12 +135,6 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// Whether the VM uses this claim, as its status says.
-    fn is_used(&self, claim: &DynamicObject) -> bool {
-        let mut claims = self.vm.status.iter().flat_map(|status| &status.claims);
-        claims.any(|used| !used.unused && used.uid.is_some() && used.uid == claim.metadata.uid)
-    }
-
     async fn api(&self, kind: &TypeMeta) -> kube::Result<Api<DynamicObject>> {
         let resource = self.resources.of(kind).await?;
         Ok(Api::namespaced_with(self.client.clone(), &self.vm.namespace().unwrap_or_default(), &resource))
@@ -200,7 +194,7 @@ impl<'a> Listing<'a> {
             claims::possible_names(self.vm).filter(|name| self.observed.claim(name).is_none()).collect();
         if self.lists.of_all.is_some() {
             if let Listed::Found { by_vm, others } = &*self.of_all(&kind).await? {
-                let of_others = by_vm.values().flatten().filter(|claim| self.is_used(claim));
+                let of_others = by_vm.values().flatten().filter(|claim| claims::is_used(self.vm, *claim));
                 let named = |claim: &DynamicObject| names.contains(&claim.name_any());
                 let claims: Vec<_> = names
                     .iter()
@@ -214,11 +208,7 @@ impl<'a> Listing<'a> {
         }
         let api = self.api(&kind).await?;
         for name in names {
-            let is_ours = |claim: &DynamicObject| {
-                named_vm(claim.annotations(), claim.labels()).is_none_or(|vm| *vm == self.vm.name_any())
-                    || self.is_used(claim)
-            };
-            if let Some(claim) = api.get_opt(&name).await?.filter(is_ours) {
+            if let Some(claim) = api.get_opt(&name).await?.filter(|claim| claims::is_of(self.vm, claim)) {
                 self.put(&kind, claim);
             }
         }

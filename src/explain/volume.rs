@@ -1,0 +1,149 @@
+//! Volumes that can only be used on some nodes, such as those of a node's own disks.
+
+use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume};
+use kube::ResourceExt;
+
+use super::{Cause, Facts, Finding, pod::untolerated};
+use crate::observed::Object;
+
+/// A volume of the Pod that keeps it from all the nodes that would take it otherwise (`free`).
+pub(super) fn elsewhere(facts: &Facts, pod: &Object, nodes: &[Node], free: &[&Node]) -> Option<Finding> {
+    let volumes = facts.volumes.iter().flatten();
+    let bound = volumes.filter_map(|volume| Some((volume, claim_of(facts, pod, volume)?)));
+    let (volume, claim) = bound.into_iter().find(|(volume, _)| free.iter().any(|node| !allows(volume, node)))?;
+    let name = volume.name_any();
+    let allowed: Vec<&Node> = nodes.iter().filter(|node| allows(volume, node)).collect();
+    let reasons: Vec<String> =
+        allowed.iter().map(|node| format!("node {} {}", node.name_any(), why_not(pod, node))).collect();
+    let (text, todo) = match allowed.first() {
+        Some(node) if is_cordoned(node) => (reasons.join(", "), format!("kubectl uncordon {}", node.name_any())),
+        Some(node) => (
+            reasons.join(", "),
+            format!(
+                "make room for the Pod there, or copy the data to a claim elsewhere: kubectl describe node {}",
+                node.name_any()
+            ),
+        ),
+        None => (
+            "the cluster has none of these".to_owned(),
+            format!("bring that node back, or restore the data into a new claim: kubectl describe pv {name}"),
+        ),
+    };
+    let text = format!(
+        "claim {claim} has the volume {name}, which can only be used on nodes with {}, and {text}",
+        wanted(volume)
+    );
+    Some(Finding::new(Cause::VolumeElsewhere, text, todo).at(format!("PersistentVolume {name}: spec.nodeAffinity")))
+}
+
+/// The claim of the Pod that has this volume.
+fn claim_of<'a>(facts: &'a Facts, pod: &Object, volume: &PersistentVolume) -> Option<&'a str> {
+    let name = volume.name_any();
+    let claims = facts.claims.iter().flatten().filter(|claim| claim.spec_str("/volumeName") == Some(&name));
+    let is_mounted = |claim: &&Object| pod.mounted_claims().any(|(mounted, _)| mounted == claim.key.name);
+    claims.filter(is_mounted).map(|claim| claim.key.name.as_str()).next()
+}
+
+fn is_cordoned(node: &Node) -> bool {
+    node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true))
+}
+
+/// Why a node that has the volume does not take the Pod. What other Pods take of a node is not known here.
+fn why_not(pod: &Object, node: &Node) -> String {
+    if is_cordoned(node) {
+        return "is cordoned".into();
+    }
+    match untolerated(pod, node) {
+        Some(taint) => format!("has the taint {}:{}", taint.key, taint.effect),
+        None => "has no room, or not the labels that the Pod wants".into(),
+    }
+}
+
+fn terms(volume: &PersistentVolume) -> Option<&[NodeSelectorTerm]> {
+    Some(&volume.spec.as_ref()?.node_affinity.as_ref()?.required.as_ref()?.node_selector_terms)
+}
+
+/// Whether a volume can be used on a node. One of the terms must hold, with all its requirements
+/// (<https://kubernetes.io/docs/concepts/storage/persistent-volumes/#node-affinity>).
+fn allows(volume: &PersistentVolume, node: &Node) -> bool {
+    terms(volume).is_none_or(|terms| terms.iter().any(|term| holds(term, node)))
+}
+
+fn holds(term: &NodeSelectorTerm, node: &Node) -> bool {
+    let name = node.name_any();
+    let by_label = term.match_expressions.iter().flatten().map(|it| (it, node.labels().get(&it.key)));
+    let by_field = term.match_fields.iter().flatten().map(|it| (it, Some(&name)));
+    let mut all = by_label.chain(by_field).peekable();
+    all.peek().is_some() && all.all(|(requirement, value)| is_met(requirement, value))
+}
+
+fn is_met(requirement: &NodeSelectorRequirement, value: Option<&String>) -> bool {
+    let values = requirement.values.as_deref().unwrap_or_default();
+    let number = |text: Option<&String>| text.and_then(|text| text.parse::<i64>().ok());
+    let compared = |is: fn(&i64, &i64) -> bool| match (number(value), number(values.first())) {
+        (Some(value), Some(bound)) => is(&value, &bound),
+        _ => false,
+    };
+    match requirement.operator.as_str() {
+        "In" => value.is_some_and(|value| values.contains(value)),
+        "NotIn" => value.is_none_or(|value| !values.contains(value)),
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => compared(i64::gt),
+        "Lt" => compared(i64::lt),
+        // What this program does not know keeps no node away.
+        _ => true,
+    }
+}
+
+/// What a node must have: `kubernetes.io/hostname in (a, b)`.
+fn wanted(volume: &PersistentVolume) -> String {
+    let told = |it: &NodeSelectorRequirement| match it.values.as_deref().unwrap_or_default() {
+        [] => format!("{} {}", it.key, it.operator),
+        values => format!("{} {} ({})", it.key, it.operator.to_lowercase(), values.join(", ")),
+    };
+    let term = |term: &NodeSelectorTerm| {
+        let all = term.match_expressions.iter().chain(&term.match_fields).flatten();
+        all.map(told).collect::<Vec<_>>().join(" and ")
+    };
+    terms(volume).unwrap_or_default().iter().map(term).collect::<Vec<_>>().join(", or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_volume_can_be_used_where_one_of_its_terms_holds() {
+        let node: Node =
+            serde_json::from_value(json!({ "metadata": { "name": "a", "labels": { "zone": "z", "disks": "4" } } }))
+                .unwrap();
+        let expression = |key: &str, operator: &str, values: &[&str]| json!({ "matchExpressions": [{ "key": key, "operator": operator, "values": values }] });
+        let field =
+            |name: &str| json!({ "matchFields": [{ "key": "metadata.name", "operator": "In", "values": [name] }] });
+        let mut both = expression("zone", "In", &["z"]);
+        both["matchFields"] = field("b")["matchFields"].clone();
+        let cases: Vec<(Value, bool)> = vec![
+            (json!([expression("zone", "In", &["x", "z"])]), true),
+            (json!([expression("zone", "In", &["x"])]), false),
+            (json!([expression("zone", "In", &["x"]), field("a")]), true),
+            (json!([field("b")]), false),
+            (json!([both]), false),
+            (json!([expression("zone", "NotIn", &["x"])]), true),
+            (json!([expression("rack", "NotIn", &["x"])]), true),
+            (json!([expression("rack", "Exists", &[])]), false),
+            (json!([expression("rack", "DoesNotExist", &[])]), true),
+            (json!([expression("disks", "Gt", &["3"])]), true),
+            (json!([expression("disks", "Lt", &["3"])]), false),
+            (json!([expression("rack", "Gt", &["3"])]), false),
+            (json!([{}]), false),
+        ];
+        for (terms, expected) in cases {
+            let volume = json!({ "metadata": { "name": "v" }, "spec": { "nodeAffinity": { "required": { "nodeSelectorTerms": terms } } } });
+            assert_eq!(allows(&serde_json::from_value(volume).unwrap(), &node), expected, "{terms}");
+        }
+        assert!(allows(&serde_json::from_value(json!({ "metadata": { "name": "v" }, "spec": {} })).unwrap(), &node));
+    }
+}

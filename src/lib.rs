@@ -66,7 +66,7 @@ pub mod process;
 // Reads and writes.
 #[cfg(any(feature = "cli", feature = "manager"))]
 pub mod access;
-#[cfg(any(feature = "cli", feature = "manager"))]
+#[cfg(any(feature = "cli", feature = "manager", feature = "web"))]
 pub mod actions;
 #[cfg(feature = "cli")]
 pub mod cli;
@@ -85,3 +85,5 @@ pub mod node_devices;
 pub mod runner;
 #[cfg(feature = "vmctl")]
 pub mod vmctl;
+#[cfg(feature = "web")]
+pub mod web;

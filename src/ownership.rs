@@ -9,6 +9,7 @@
 //! | [`POOL_MANAGER`] | assignments that end, and starts for assignments that others have not finished |
 //! | [`RUNNER_MANAGER`] | the runner's part of a VM's status |
 //! | [`COMMAND_MANAGER`] | changes that a person makes with `kubectl vm` |
+//! | [`WEB_MANAGER`] | changes that a person makes in the web interface |
 
 use std::collections::BTreeMap;
 
@@ -30,6 +31,8 @@ pub const POOL_MANAGER: &str = "vm-operator-pools";
 pub const RUNNER_MANAGER: &str = "vm-runner";
 /// The field manager of the commands of `kubectl vm`. Unlike Git, they do not apply a field again.
 pub const COMMAND_MANAGER: &str = "vm-operator-cli";
+/// The field manager of the web interface.
+pub const WEB_MANAGER: &str = "vm-operator-web";
 
 /// The annotation in which a client-side apply keeps what it applied
 /// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#kubectl-kubernetes-io-last-applied-configuration>).
@@ -106,7 +109,7 @@ impl Writer<'_> {
     /// Whether the client writes the field again and again: by applies, or as one of the [`UPDATERS`]. `last` is what was applied last on the
     /// client's side ([`LAST_APPLIED`]): such a client writes only what is in there.
     fn repeats(&self, path: &[&str], last: Option<&Value>) -> bool {
-        if self.manager == COMMAND_MANAGER {
+        if [COMMAND_MANAGER, WEB_MANAGER].contains(&self.manager) {
             return false;
         }
         match last.filter(|_| self.is_client_side_apply()) {
@@ -548,6 +551,7 @@ mod tests {
             (json!([entry("helm-controller", "Update", state.clone())]), json!({}), Setter::Applier),
             (json!([entry("argocd-application-controller", "Update", state.clone())]), json!({}), Setter::Applier),
             (json!([entry(COMMAND_MANAGER, "Apply", state.clone())]), json!({}), Setter::Somebody),
+            (json!([entry(WEB_MANAGER, "Apply", state.clone())]), json!({}), Setter::Somebody),
             (
                 json!([entry("kubectl-client-side-apply", "Update", state.clone())]),
                 last(r#"{"spec":{"vm":{"state":"Running"}}}"#),

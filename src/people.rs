@@ -48,7 +48,7 @@ impl Right {
 }
 
 /// What a person may do.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rights(BTreeSet<Right>);
 
 impl Rights {

@@ -4,15 +4,15 @@
 //!
 //! This module imports nothing of this crate.
 
-#[cfg(any(feature = "manager", feature = "node-devices", feature = "runner"))]
+#[cfg(any(feature = "manager", feature = "node-devices", feature = "runner", feature = "web"))]
 pub mod follow;
-#[cfg(any(feature = "manager", feature = "node-devices"))]
+#[cfg(any(feature = "manager", feature = "node-devices", feature = "web"))]
 pub mod listen;
-#[cfg(any(feature = "manager", feature = "node-devices", feature = "vmctl"))]
+#[cfg(any(feature = "manager", feature = "node-devices", feature = "vmctl", feature = "web"))]
 pub mod log;
 #[cfg(feature = "runner")]
 pub mod output;
-#[cfg(any(feature = "manager", feature = "node-devices", feature = "runner", feature = "vmctl"))]
+#[cfg(any(feature = "manager", feature = "node-devices", feature = "runner", feature = "vmctl", feature = "web"))]
 pub mod signals;
 #[cfg(feature = "manager")]
 pub mod slots;

@@ -73,6 +73,15 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
         options: Vec<OsString>,
     },
+    /// Show people their virtual machines in a browser until told to end (SIGTERM).
+    ///
+    /// This is the program vm-web, which must be in the same folder as this one. Its options: `vm-web --help`.
+    #[command(disable_help_flag = true)]
+    Web {
+        /// The options of vm-web.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
+        options: Vec<OsString>,
+    },
     /// What `run` starts to check templates: reads a job from standard input.
     #[command(name = sandbox::COMMAND, hide = true)]
     CheckTemplates,
@@ -99,6 +108,7 @@ fn main() -> ExitCode {
             return run(options, log_format);
         }
         Command::NodeDevices { options } => return run_beside("vm-node-devices", &options),
+        Command::Web { options } => return run_beside("vm-web", &options),
         Command::CheckTemplates => sandbox::serve(),
         Command::RenderTemplates => renderer::serve(),
     };
@@ -137,7 +147,8 @@ fn run(options: Options, log_format: log::Format) -> ExitCode {
     code
 }
 
-/// The device plugin is a program of its own, because its gRPC would make the manager larger by a megabyte of memory.
+/// The device plugin is a program of its own, because its gRPC would make the manager larger by a megabyte of memory, and so would the web
+/// interface.
 fn run_beside(program: &str, options: &[OsString]) -> ExitCode {
     let file = match std::env::current_exe() {
         Ok(own) => own.with_file_name(program),

@@ -97,3 +97,5 @@ mod robust;
 
 // What people may do with VMs, by the roles of `deploy/users`.
 mod user_roles;
+// The web interface: sign-in, pages, their live changes, actions, by the rights of each person.
+mod web;

@@ -32,6 +32,10 @@ const OPTIONS: &[(&str, &[&str])] = &[
     ("node-devices/trial.yaml", &["nodeDevices.enabled=true"]),
     ("node-reader.yaml", &["rbac.nodes=true"]),
     ("priority/priority-class.yaml", &["priorityClass.create=true"]),
+    ("web/deployment.yaml", &["web.enabled=true"]),
+    ("web/role.yaml", &["web.enabled=true"]),
+    ("web/service-account.yaml", &["web.enabled=true"]),
+    ("web/service.yaml", &["web.enabled=true"]),
 ];
 /// What the chart alone has: kustomize has its own ways.
 const CHART_ONLY: &[&str] = &["crds.yaml", "monitoring/dashboard.yaml", "node-reader-binding.yaml"];

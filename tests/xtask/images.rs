@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::programs::{self, MANAGER, NODE_DEVICES, Profile, Program, RUNNER, VMCTL};
+use crate::programs::{self, MANAGER, NODE_DEVICES, Profile, Program, RUNNER, VMCTL, WEB};
 use crate::tools::{
     Stage, cache_dir, dev_dir, fingerprint, is_root, make_dir, read, remove, root, run, run_loud, run_raw, sha256_file,
     tied, try_hold, wait_for, write,
@@ -23,7 +23,7 @@ struct Image {
 }
 
 fn images(registry: &str) -> impl Iterator<Item = Image> {
-    let programs: [&[Program]; 3] = [&[MANAGER, NODE_DEVICES], &[RUNNER], &[VMCTL]];
+    let programs: [&[Program]; 3] = [&[MANAGER, NODE_DEVICES, WEB], &[RUNNER], &[VMCTL]];
     programs.into_iter().map(|programs| Image { programs, registry: registry.to_owned() })
 }
 

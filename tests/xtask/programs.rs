@@ -27,6 +27,7 @@ pub struct Program {
 
 pub const MANAGER: Program = Program { name: "vm-operator", feature: "manager" };
 pub const NODE_DEVICES: Program = Program { name: "vm-node-devices", feature: "node-devices" };
+pub const WEB: Program = Program { name: "vm-web", feature: "web" };
 pub const RUNNER: Program = Program { name: "vm-runner", feature: "runner" };
 pub const VMCTL: Program = Program { name: "vmctl", feature: "vmctl" };
 pub const PLUGIN: Program = Program { name: "kubectl-vm", feature: "cli" };

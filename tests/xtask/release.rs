@@ -10,14 +10,14 @@ use serde_json::json;
 
 use crate::binaries::kubectl_command;
 use crate::chart;
-use crate::programs::{self, MANAGER, NODE_DEVICES, PLUGIN, Profile, Program, RUNNER, VMCTL};
+use crate::programs::{self, MANAGER, NODE_DEVICES, PLUGIN, Profile, Program, RUNNER, VMCTL, WEB};
 use crate::tools::{dev_dir, make_dir, read, remove, root, run, sha256_file, write};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The archives, by their names without version: who uses VMs needs the first, who builds images of their own the second.
 const ARCHIVES: &[(&str, &[Program])] =
-    &[("kubectl-vm", &[PLUGIN]), ("vm-operator", &[MANAGER, NODE_DEVICES, RUNNER, VMCTL])];
+    &[("kubectl-vm", &[PLUGIN]), ("vm-operator", &[MANAGER, NODE_DEVICES, WEB, RUNNER, VMCTL])];
 
 /// Writes all files of a release and their sums into `dist`. `downloads` is the URL of the folder with the release's files; by default, for a
 /// registry of GitHub, that of GitHub's release. Without it there is no manifest of the plugin, which has to name it.

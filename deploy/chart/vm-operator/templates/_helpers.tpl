@@ -105,3 +105,29 @@ app.kubernetes.io/name: vm-node-devices
   resources: [configmaps]
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
+
+{{/* What the web interface must be able to do in a namespace with VMs. */}}
+{{- define "vm-operator.webRules" -}}
+# Whoever may change a VM in the web interface is decided there: its account changes all of them.
+- apiGroups: [vmoperator.jdrupes.org]
+  resources: [vms]
+  verbs: [get, list, watch, patch]
+- apiGroups: [vmoperator.jdrupes.org]
+  resources: [vmpools]
+  verbs: [list, watch]
+# Why a VM is not as its spec wants it.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list]
+# The certificate and the token of a VM's relay, in the Secret NAME-relay. A rule can't name a pattern.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get]
+# What people did to a VM.
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}

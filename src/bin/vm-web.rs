@@ -1,0 +1,58 @@
+//! The program of the web interface: see `vm_operator::web`.
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+use vm_operator::{
+    config::Scope,
+    process::{listen::Listen, log},
+    web::{self, Options},
+};
+
+/// Shows people their virtual machines in a browser until told to end (SIGTERM).
+///
+/// The API server is the one that KUBECONFIG names or, in a cluster, the cluster's own. Browsers keep a session only over HTTPS, or on this
+/// computer: put a proxy with a certificate in front of it.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The manager's configuration file, which also has the users and their roles; none is no error.
+    #[arg(long, short, env = "VM_OPERATOR_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The namespaces whose VMs are shown: one, several with commas, or `*` for all. Default: what the configuration says, then the one of the
+    /// service account or kubeconfig.
+    #[arg(long, short, env = "VM_OPERATOR_NAMESPACE", value_name = "NS", value_delimiter = ',')]
+    namespace: Vec<String>,
+    /// The address on which it listens. Default: the port and hostname of /Manager/GuiSocketServer in the configuration, or [::]:8080.
+    #[arg(long, env = "VM_WEB_LISTEN", value_name = "ADDRESS", value_parser = address)]
+    listen: Option<SocketAddr>,
+    /// A file with at least 32 random bytes, from which the key of sessions is made. Default: a new key each time.
+    #[arg(long, env = "VM_WEB_SESSION_KEY", value_name = "FILE")]
+    session_key: Option<PathBuf>,
+    /// The origin under which people reach it, such as https://vms.example.com, if a proxy changes the Host of requests. May be repeated.
+    #[arg(long = "origin", env = "VM_WEB_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
+    origins: Vec<String>,
+    /// The format of the log.
+    #[arg(long, env = "VM_OPERATOR_LOG_FORMAT", default_value = "text")]
+    log_format: log::Format,
+}
+
+/// An address to listen on.
+fn address(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse::<Listen>()?.0.ok_or("it can't be off")
+}
+
+fn main() -> ExitCode {
+    let Arguments { config, namespace, listen, session_key, origins, log_format } = Arguments::parse();
+    let scope = (!namespace.is_empty()).then(|| Scope::of(namespace));
+    let options = Options { config, scope, listen, session_key, origins };
+    log::run_on_one_thread(log_format, async {
+        match web::run(options).await {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                tracing::error!("{error:#}");
+                ExitCode::FAILURE
+            }
+        }
+    })
+}

@@ -1,0 +1,89 @@
+//! What all requests share.
+
+use std::{ops::Deref, sync::Arc};
+
+use axum::{http::StatusCode, response::Response};
+use axum_extra::extract::cookie::Key;
+use kube::Client;
+use minijinja::context;
+use tokio::sync::watch;
+
+use super::{
+    audit::Audit,
+    language::Language,
+    pages::{Frame, Pages, value},
+    passwords::Passwords,
+    session::Sessions,
+    settings::Settings,
+    store::Store,
+};
+
+/// What all requests share.
+#[derive(Clone)]
+pub(super) struct App(Arc<Parts>);
+
+/// The parts of [`App`].
+pub(super) struct Parts {
+    /// The configuration as it is now.
+    pub settings: watch::Receiver<Arc<Settings>>,
+    /// Sends requests with the program's own rights.
+    pub client: Client,
+    /// The VMs.
+    pub store: Arc<Store>,
+    /// Who has signed out, and who is there.
+    pub sessions: Sessions,
+    /// The key of cookies.
+    pub key: Key,
+    /// Compares passwords.
+    pub passwords: Passwords,
+    /// Makes pages.
+    pub pages: Pages,
+    /// Notes what people do.
+    pub audit: Audit,
+    /// The origins of the site, beside the one in a request's `Host`.
+    pub origins: Vec<String>,
+    /// Part of the number that a page has from this process: the numbers of another one mean nothing here.
+    pub epoch: u32,
+    /// Becomes true when the program ends.
+    pub ending: watch::Receiver<bool>,
+}
+
+impl App {
+    /// From its parts.
+    pub fn new(parts: Parts) -> Self {
+        Self(Arc::new(parts))
+    }
+
+    /// The configuration as it is now.
+    pub fn settings_now(&self) -> Arc<Settings> {
+        self.settings.borrow().clone()
+    }
+
+    /// The frame of a page for nobody in particular.
+    pub fn frame<'a>(language: Language, settings: &'a Settings) -> Frame<'a> {
+        let cluster = settings.cluster_name.as_deref();
+        Frame { language: language.tag(), cluster, user: None, administrator: false, home: false }
+    }
+
+    /// A page that says that something is not so. `kind` names its texts; a detail is shown in the place of the general one.
+    pub fn message(
+        &self,
+        language: Language,
+        frame: &Frame<'_>,
+        status: StatusCode,
+        kind: &str,
+        detail: Option<&str>,
+        back: Option<&str>,
+    ) -> Response {
+        let context = context! { frame => value(frame), kind => kind, detail => detail, back => back, view => "" };
+        self.pages.page(language, status, "message.html", context)
+    }
+}
+
+impl Deref for App {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}

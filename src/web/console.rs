@@ -1,0 +1,304 @@
+//! The guest's screen in the browser: the page, and the socket that connects it with the relay in the VM's Pod.
+//!
+//! ```text
+//!  noVNC ──WebSocket──▶ this program ──TLS, WebSocket──▶ the relay (in the Pod) ─▶ QEMU
+//! ```
+//!
+//! The relay decides between viewers ([`crate::relay`]). Whether the person may be one of them is decided here: before the socket is opened, and again
+//! whenever the VM, its pool or the configuration changes. The socket ends with the session.
+
+use std::{fmt, pin::pin, time::Duration};
+
+use axum::{
+    extract::{
+        Query, State, WebSocketUpgrade,
+        ws::{self, WebSocket},
+    },
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use futures::{SinkExt, StreamExt};
+use k8s_openapi::{api::core::v1::Secret, jiff::Timestamp};
+use kube::Api;
+use minijinja::context;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use tokio::{
+    net::TcpStream,
+    sync::broadcast::{Receiver, error::RecvError},
+    time::timeout,
+};
+use tokio_tungstenite::tungstenite::Message;
+use tracing::{debug, warn};
+
+use super::{
+    app::App,
+    pages::value,
+    rights::{may_open, rights},
+    session::Session,
+    signed_in::{Allowed, OpenConsole, SignedIn, not_found},
+    store::{Collection, Key},
+};
+use crate::{
+    api::VirtualMachine,
+    people::Right,
+    process::{ErrorChain, signals::terminated},
+    relay::{
+        Answer, Closed, Console, Hello, News, Wish,
+        client::{Access, Socket},
+        secret_name,
+    },
+};
+
+/// How long the relay may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest message of a browser, in bytes: what the relay takes.
+const LONGEST_MESSAGE: usize = 256 << 10;
+/// How long a socket may take to be closed.
+const CLOSE: Duration = Duration::from_secs(2);
+/// The messages of VNC that a person causes: keys, the pointer, the clipboard (RFC 6143, 7.5).
+const OF_PERSON: [u8; 3] = [4, 5, 6];
+
+/// Why this program ends a socket, beside the reasons of the relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+enum End {
+    /// The session has ended.
+    SignedOut = 4100,
+    /// The person may not use the console any more.
+    Forbidden = 4101,
+}
+
+/// `GET /vms/NAMESPACE/NAME/console`
+pub(super) async fn page(State(app): State<App>, allowed: Allowed<OpenConsole>) -> Response {
+    let Allowed { signed_in, key: (namespace, name), rights, .. } = &allowed;
+    let context = context! {
+        frame => value(signed_in.frame()), view => "console", id => format!("{namespace}/{name}"), name => name,
+        can_take => rights.contains(Right::TakeConsole),
+    };
+    app.pages.page(signed_in.language, StatusCode::OK, "console.html", context)
+}
+
+/// What the browser wants.
+#[derive(Deserialize)]
+pub(super) struct Wanted {
+    wish: Wish,
+}
+
+/// `GET /vms/NAMESPACE/NAME/console/socket`. A browser lets any site open a socket here, with the person's cookie: so it must come from a page of this one.
+pub(super) async fn socket(
+    State(app): State<App>,
+    allowed: Allowed<OpenConsole>,
+    headers: HeaderMap,
+    Query(Wanted { wish }): Query<Wanted>,
+    upgrade: WebSocketUpgrade,
+) -> Response {
+    if !is_own(&headers, &app.origins) {
+        return StatusCode::FORBIDDEN.into_response();
+    }
+    let Allowed { signed_in, key, rights, .. } = allowed;
+    if wish == Wish::TakeOver && !rights.contains(Right::TakeConsole) {
+        return StatusCode::FORBIDDEN.into_response();
+    }
+    let Some(vm) = app.store.vm(&key) else { return not_found(&app, &signed_in) };
+    let upgrade = upgrade.max_message_size(LONGEST_MESSAGE).max_frame_size(LONGEST_MESSAGE);
+    upgrade.on_upgrade(move |mut browser| async move {
+        let viewer = Viewer { changes: app.store.subscribe().next, app, signed_in, key };
+        let (code, reason) = viewer.serve(&mut browser, wish, &vm).await;
+        let close = ws::CloseFrame { code, reason: reason.into() };
+        let _ = timeout(CLOSE, browser.send(ws::Message::Close(Some(close)))).await;
+    })
+}
+
+/// Whether a page of this site has sent the request.
+fn is_own(headers: &HeaderMap, origins: &[String]) -> bool {
+    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let (Some(origin), Some(host)) = (text(header::ORIGIN), text(header::HOST)) else { return false };
+    let authority = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
+    let is_same_site = headers.get("sec-fetch-site").is_none_or(|site| site == "same-origin");
+    origins.iter().any(|known| known == origin) || authority == Some(host) && is_same_site
+}
+
+/// The viewer's name for the relay: the connections of one session are one viewer, and nobody learns the session's own name.
+fn viewer_name(session: &Session) -> String {
+    let digest = Sha256::digest(session.id.as_bytes());
+    digest.iter().take(8).fold("web-".to_owned(), |name, byte| format!("{name}{byte:02x}"))
+}
+
+/// A person at a console.
+struct Viewer {
+    app: App,
+    signed_in: SignedIn,
+    key: Key,
+    changes: Receiver<std::sync::Arc<Collection>>,
+}
+
+/// The code and the reason of a close frame.
+type Ended = (u16, String);
+
+fn ended(code: Closed, reason: impl fmt::Display) -> Ended {
+    // A close frame has 125 bytes at most, two of them for the code (RFC 6455, 5.5).
+    let mut reason = reason.to_string();
+    reason.truncate(reason.floor_char_boundary(120));
+    (code as u16, reason)
+}
+
+impl Viewer {
+    /// Connects the browser with the relay until one of them ends, or the person may not be there any more.
+    async fn serve(self, browser: &mut WebSocket, wish: Wish, vm: &VirtualMachine) -> Ended {
+        let (ending, sessions, session) =
+            (self.app.ending.clone(), self.app.sessions.clone(), self.signed_in.session.clone());
+        if !self.may_open() {
+            return ended(Closed::InUse, super::rights::console_user(vm).unwrap_or_default());
+        }
+        let carry = pin!(async {
+            let relay = timeout(PATIENCE, self.connect(wish, vm)).await;
+            match relay.unwrap_or_else(|_| Err("the relay does not answer".into())) {
+                Ok(relay) => {
+                    self.app.audit.opened(&self.signed_in.person.user, vm, wish);
+                    self.carry(browser, relay).await
+                }
+                Err(why) => {
+                    warn!(
+                        namespace = self.key.0,
+                        vm = self.key.1,
+                        error = why,
+                        "the web interface could not reach a console"
+                    );
+                    ended(Closed::NoConsole, "")
+                }
+            }
+        });
+        tokio::select! {
+            biased;
+            () = sessions.ended(&session) => (End::SignedOut as u16, String::new()),
+            () = terminated(ending) => ended(Closed::RelayEnds, ""),
+            end = carry => end,
+        }
+    }
+
+    async fn connect(&self, wish: Wish, vm: &VirtualMachine) -> Result<Socket<TcpStream>, String> {
+        let status = vm.status.as_ref();
+        let port = status.and_then(|status| status.relay_port).filter(|port| *port > 0).ok_or("it has no relay")?;
+        let address = status.and_then(|status| status.addresses.as_ref()?.first()).ok_or("its Pod has no address")?;
+        let secrets: Api<Secret> = Api::namespaced(self.app.client.clone(), &self.key.0);
+        let name = secret_name(&self.key.1);
+        let secret = secrets.get(&name).await.map_err(|error| format!("Secret {name}: {}", ErrorChain(&error)))?;
+        let data = secret.data.unwrap_or_default();
+        let part = |key: &str| data.get(key).map(|value| value.0.as_slice()).unwrap_or_default();
+        let access = Access::new(part("tls.crt"), part("token")).map_err(|error| format!("Secret {name}: {error}"))?;
+        let stream = TcpStream::connect((address.address.as_str(), port)).await;
+        let stream = stream.map_err(|error| format!("connect to {}:{port}: {error}", address.address))?;
+        let _ = stream.set_nodelay(true);
+        let opened = access.open(stream, Console::Vnc.path()).await;
+        let mut relay = opened.map_err(|error| ErrorChain(&error).to_string())?;
+        let hello =
+            Hello { user: self.signed_in.person.user.clone(), session: viewer_name(&self.signed_in.session), wish };
+        let hello = serde_json::to_string(&hello).map_err(|error| error.to_string())?;
+        relay.send(Message::text(hello)).await.map_err(|error| error.to_string())?;
+        Ok(relay)
+    }
+
+    async fn carry(mut self, browser: &mut WebSocket, mut relay: Socket<TcpStream>) -> Ended {
+        let broken = || ended(Closed::RelayEnds, "");
+        loop {
+            tokio::select! {
+                biased;
+                changed = self.changes.recv() => {
+                    let is_concerned = match changed {
+                        Ok(changes) => changes.have_rights_changed || changes.vms.iter().any(|(key, _)| *key == self.key),
+                        Err(RecvError::Lagged(_)) => true,
+                        Err(RecvError::Closed) => return broken(),
+                    };
+                    if is_concerned && !self.may_open() {
+                        return (End::Forbidden as u16, String::new());
+                    }
+                }
+                message = browser.recv() => match message {
+                    Some(Ok(ws::Message::Binary(bytes))) => {
+                        if bytes.first().is_some_and(|kind| OF_PERSON.contains(kind)) {
+                            self.app.sessions.used(&self.signed_in.session, Timestamp::now());
+                        }
+                        if relay.send(Message::Binary(bytes)).await.is_err() {
+                            return broken();
+                        }
+                    }
+                    Some(Ok(ws::Message::Text(text))) => {
+                        let Ok(answer) = serde_json::from_str::<Answer>(&text) else { return ended(Closed::BadRequest, "") };
+                        let answer = serde_json::to_string(&answer).unwrap_or_default();
+                        if relay.send(Message::text(answer)).await.is_err() {
+                            return broken();
+                        }
+                    }
+                    Some(Ok(ws::Message::Ping(_) | ws::Message::Pong(_))) => {}
+                    Some(Ok(ws::Message::Close(_)) | Err(_)) | None => {
+                        let _ = timeout(CLOSE, relay.close(None)).await;
+                        return broken();
+                    }
+                },
+                message = relay.next() => {
+                    let sent = match message {
+                        Some(Ok(Message::Binary(bytes))) => browser.send(ws::Message::Binary(bytes)).await,
+                        Some(Ok(Message::Text(text))) => {
+                            let Ok(news) = serde_json::from_str::<News>(&text) else { return broken() };
+                            let news = serde_json::to_string(&news).unwrap_or_default();
+                            browser.send(ws::Message::text(news)).await
+                        }
+                        Some(Ok(Message::Close(Some(frame)))) => {
+                            let code = Closed::of(frame.code.into()).unwrap_or(Closed::RelayEnds);
+                            return ended(code, &*frame.reason);
+                        }
+                        Some(Ok(Message::Close(None)) | Err(_)) | None => return broken(),
+                        Some(Ok(_)) => Ok(()),
+                    };
+                    if let Err(error) = sent {
+                        debug!(%error, "a browser has left a console");
+                        return broken();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the person may be at the console now.
+    fn may_open(&self) -> bool {
+        let (Some(now), Some(vm)) = (self.signed_in.now(&self.app), self.app.store.vm(&self.key)) else { return false };
+        let rights = rights(&now.person, now.views, &self.key.0, &vm, &self.app.store);
+        may_open(&now.person, &rights, &self.key.0, &vm, &self.app.store)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_opened_by_pages_of_this_site_alone() {
+        let origins = ["https://vms.example.com".to_owned()];
+        let own = |lines: &[(&str, &str)]| {
+            let headers =
+                lines.iter().map(|(name, value)| (name.parse::<header::HeaderName>().unwrap(), value.parse().unwrap()));
+            is_own(&headers.collect(), &origins)
+        };
+        assert!(own(&[("host", "a:8080"), ("origin", "http://a:8080")]));
+        assert!(own(&[("host", "a"), ("origin", "https://a"), ("sec-fetch-site", "same-origin")]));
+        assert!(own(&[("host", "inside"), ("origin", "https://vms.example.com")]));
+        for lines in [
+            &[("host", "a")][..],
+            &[("host", "a"), ("origin", "null")],
+            &[("host", "a"), ("origin", "https://b")],
+            &[("host", "a"), ("origin", "https://a.b")],
+            &[("host", "a"), ("origin", "https://ba")],
+            &[("host", "a"), ("origin", "a")],
+            &[("host", "a"), ("origin", "https://a"), ("sec-fetch-site", "cross-site")],
+        ] {
+            assert!(!own(lines), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn a_reason_fits_into_its_frame() {
+        let (code, reason) = ended(Closed::InUse, "ü".repeat(100));
+        assert_eq!((code, reason.len()), (4002, 120));
+    }
+}

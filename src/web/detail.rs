@@ -1,0 +1,112 @@
+//! The page of one VM: why it is not as its spec wants it, its figures, its events.
+
+use axum::{extract::State, http::StatusCode, response::Response};
+use futures::join;
+use k8s_openapi::{
+    api::core::v1::{Event, Pod},
+    jiff::Timestamp,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{ApiResource, DynamicObject, ListParams},
+};
+use minijinja::context;
+use serde::Serialize;
+
+use super::{
+    app::App,
+    pages::value,
+    rows::{Onlooker, Row},
+    signed_in::{Allowed, See, not_found},
+    store::Key,
+};
+use crate::{
+    api::{VirtualMachine, status::whole_seconds},
+    explain::{self, Facts},
+    object,
+    observed::Object,
+};
+
+/// The most events that are read, and that are shown.
+const READ: u32 = 200;
+const SHOWN: usize = 30;
+
+/// An event on the page.
+#[derive(Serialize)]
+struct Happening {
+    time: String,
+    reason: String,
+    message: String,
+    count: i32,
+    is_warning: bool,
+}
+
+/// `GET /vms/NAMESPACE/NAME`
+pub(super) async fn page(State(app): State<App>, allowed: Allowed<See>) -> Response {
+    let Allowed { signed_in, key, rights, .. } = &allowed;
+    // Before the VM is read, so that the stream of the page begins not too late.
+    let number = app.store.number();
+    let Some(vm) = app.store.vm(key) else { return not_found(&app, signed_in) };
+    let (facts, events) = facts(&app, key, &vm).await;
+    let onlooker = Onlooker { person: &signed_in.person, rights, is_administrator: signed_in.views.administrator };
+    let row = Row::of(&vm, onlooker, &app.store, Timestamp::now());
+    let changes = vm.status.iter().flat_map(|status| &status.pending_changes);
+    let pending: Vec<String> = changes.map(|change| change.path.clone()).collect();
+    let context = context! {
+        frame => value(signed_in.frame()), view => "detail", vm => value(&row),
+        explanation => value(explain::explain(&facts)), pending => pending,
+        events => events.map(value), since => format!("{}-{number}", app.epoch),
+    };
+    app.pages.page(signed_in.language, StatusCode::OK, "detail.html", context)
+}
+
+/// What is known of the VM, its Pod and their events, and the events for the page. Nothing of other objects is read, because a person need not
+/// know of them.
+async fn facts(app: &App, key: &Key, vm: &VirtualMachine) -> (Facts, Option<Vec<Happening>>) {
+    let (namespace, name) = key;
+    let pods: Api<DynamicObject> = Api::namespaced_with(app.client.clone(), namespace, &ApiResource::erase::<Pod>(&()));
+    let events: Api<Event> = Api::namespaced(app.client.clone(), namespace);
+    let about = ListParams::default().fields(&format!("involvedObject.name={name}")).limit(READ);
+    let (pod, events) = join!(pods.get_opt(name), events.list(&about));
+    let uid = vm.uid().unwrap_or_default();
+    let pod = pod
+        .ok()
+        .map(|pod| pod.map(|pod| Object::trim(&object::pods(), pod)).filter(|pod| pod.is_owned_or_adoptable(&uid)));
+    let pod_uid = pod.as_ref().and_then(Option::as_ref).map(|pod| pod.uid.clone());
+    let is_about = |event: &Event| {
+        let about = event.involved_object.uid.as_ref();
+        about.is_some() && (about == Some(&uid) || about == pod_uid.as_ref())
+    };
+    let events = events.ok().map(|list| list.items.into_iter().filter(is_about).collect::<Vec<_>>());
+    let shown = events.as_ref().map(|events| happenings(events));
+    let facts = Facts {
+        vm: vm.clone(),
+        pod,
+        events: events.unwrap_or_default(),
+        claims: None,
+        classes: None,
+        nodes: None,
+        limits: None,
+        quotas: None,
+        namespace: None,
+        deployments: None,
+        leases: None,
+        unread: Vec::new(),
+        now: Timestamp::now(),
+    };
+    (facts, shown)
+}
+
+/// The last events, the newest first.
+fn happenings(events: &[Event]) -> Vec<Happening> {
+    let mut events: Vec<&Event> = events.iter().collect();
+    events.sort_by_key(|event| std::cmp::Reverse(explain::time(event)));
+    let happening = |event: &&Event| Happening {
+        time: explain::time(event).map(whole_seconds).unwrap_or_default(),
+        reason: event.reason.clone().unwrap_or_default(),
+        message: event.message.clone().unwrap_or_default(),
+        count: event.series.as_ref().and_then(|series| series.count).or(event.count).unwrap_or(1),
+        is_warning: event.type_.as_deref() == Some("Warning"),
+    };
+    events.iter().take(SHOWN).map(happening).collect()
+}

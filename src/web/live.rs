@@ -1,0 +1,230 @@
+//! The stream of events (<https://html.spec.whatwg.org/multipage/server-sent-events.html>) that keeps a page as the cluster is.
+//!
+//! | event | data | what the page does |
+//! |---|---|---|
+//! | `vms` | the VMs that it may show | removes the others |
+//! | `vm` | a VM with its part of the page | puts it in the place of the former part |
+//! | `gone` | a VM that it has shown | removes it |
+//! | `reload` | | is loaded again: rights have changed, the session has ended, or the stream was too slow |
+//!
+//! The name of a VM is sent only to who may see it. A stream ends with its session.
+
+use std::{collections::HashSet, convert::Infallible, pin::pin, time::Duration};
+
+use axum::{
+    extract::{Query, State},
+    http::HeaderMap,
+    response::{
+        IntoResponse, Response,
+        sse::{Event, KeepAlive, Sse},
+    },
+};
+use futures::StreamExt;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::{
+    broadcast::error::RecvError,
+    mpsc::{self, error::SendError},
+};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{
+    app::App,
+    rights::rights,
+    signed_in::{Administrator, Allowed, See, SignedIn, not_found},
+    store::{Collection, Key, Subscription, View},
+};
+use crate::{api::VirtualMachine, people::Rights, process::signals::terminated};
+
+/// How many events wait for a slow reader.
+const WAITING: usize = 16;
+/// After this time without an event a comment is sent, so that proxies keep the stream.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+
+/// What a page shows.
+enum Shown {
+    /// VMs.
+    Of(View),
+    /// One VM.
+    One(Key),
+}
+
+/// From which number on.
+#[derive(Deserialize)]
+pub(super) struct Since {
+    since: Option<String>,
+}
+
+/// The number of the last collection that the page has. A stream that was interrupted goes on where it was. `None`: a page of another process.
+fn number(headers: &HeaderMap, Query(Since { since }): Query<Since>, epoch: u32) -> Option<u64> {
+    let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let (of, number) = last.or(since)?.split_once('-').map(|(of, number)| (of.to_owned(), number.to_owned()))?;
+    number.parse().ok().filter(|_| of.parse() == Ok(epoch))
+}
+
+/// `GET /live/list`
+pub(super) async fn list(
+    State(app): State<App>,
+    Administrator(signed_in): Administrator,
+    headers: HeaderMap,
+    since: Query<Since>,
+) -> Response {
+    start(app, signed_in, Shown::Of(View::List), &headers, since)
+}
+
+/// `GET /live/home`
+pub(super) async fn home(
+    State(app): State<App>,
+    signed_in: SignedIn,
+    headers: HeaderMap,
+    since: Query<Since>,
+) -> Response {
+    if !signed_in.views.user {
+        return not_found(&app, &signed_in);
+    }
+    start(app, signed_in, Shown::Of(View::Home), &headers, since)
+}
+
+/// `GET /live/vm/NAMESPACE/NAME`
+pub(super) async fn one(
+    State(app): State<App>,
+    allowed: Allowed<See>,
+    headers: HeaderMap,
+    since: Query<Since>,
+) -> Response {
+    start(app, allowed.signed_in, Shown::One(allowed.key), &headers, since)
+}
+
+fn start(app: App, signed_in: SignedIn, shown: Shown, headers: &HeaderMap, since: Query<Since>) -> Response {
+    let since = number(headers, since, app.epoch);
+    let (sender, receiver) = mpsc::channel(WAITING);
+    // It ends when the browser has closed the stream: then nothing can be sent.
+    tokio::spawn(async move {
+        let (ending, sessions, session) = (app.ending.clone(), app.sessions.clone(), signed_in.session.clone());
+        let page = Page { app, signed_in, shown, names: HashSet::new(), events: sender.clone() };
+        let follow = pin!(page.follow(since));
+        tokio::select! {
+            _ = follow => {}
+            () = sessions.ended(&session) => drop(sender.send(Event::default().event("reload").data("")).await),
+            () = terminated(ending) => {}
+            () = sender.closed() => {}
+        }
+    });
+    let events = ReceiverStream::new(receiver).map(Ok::<_, Infallible>);
+    ([("x-accel-buffering", "no")], Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))).into_response()
+}
+
+/// A page that is open.
+struct Page {
+    app: App,
+    signed_in: SignedIn,
+    shown: Shown,
+    /// The VMs that the page has shown.
+    names: HashSet<Key>,
+    events: mpsc::Sender<Event>,
+}
+
+impl Page {
+    /// Sends what changes. Returns when the browser does not listen any more, or is to load the page again.
+    async fn follow(mut self, since: Option<u64>) -> Result<(), SendError<Event>> {
+        let Subscription { vms, number, mut next } = self.app.store.subscribe();
+        let seen: Vec<_> = vms
+            .into_iter()
+            .filter_map(|(key, vm, changed)| Some((self.rights(&key, &vm)?, key, vm, changed)))
+            .collect();
+        self.names.extend(seen.iter().map(|(_, key, ..)| key.clone()));
+        let ids: Vec<String> = seen.iter().map(|(_, key, ..)| id(key)).collect();
+        self.send(number, "vms", &json!(ids)).await?;
+        for (rights, key, vm, changed) in seen {
+            if since.is_none_or(|since| changed > since) {
+                self.put(number, &rights, &key, &vm, None).await?;
+            }
+        }
+        loop {
+            let collection = match next.recv().await {
+                Ok(collection) => collection,
+                Err(RecvError::Closed) => return Ok(()),
+                Err(RecvError::Lagged(_)) => return self.send(number, "reload", &json!(null)).await,
+            };
+            if collection.have_rights_changed {
+                return self.send(collection.number, "reload", &json!(null)).await;
+            }
+            for (key, vm) in &collection.vms {
+                let seen = vm.as_ref().and_then(|vm| Some((self.rights(key, vm)?, vm)));
+                if let Some((rights, vm)) = seen {
+                    self.names.insert(key.clone());
+                    self.put(collection.number, &rights, key, vm, Some(&collection)).await?;
+                } else if self.names.remove(key) {
+                    self.send(collection.number, "gone", &json!(id(key))).await?;
+                }
+            }
+        }
+    }
+
+    /// What the person may do with the VM on this page. `None`: nothing, so she does not see it.
+    fn rights(&self, key: &Key, vm: &VirtualMachine) -> Option<Rights> {
+        let (signed_in, namespace) = (&self.signed_in, &key.0);
+        let rights = match &self.shown {
+            Shown::Of(view) => view.rights(signed_in, namespace, vm, &self.app),
+            Shown::One(one) if one == key => rights(&signed_in.person, signed_in.views, namespace, vm, &self.app.store),
+            Shown::One(_) => return None,
+        };
+        Some(rights).filter(|rights| !rights.is_empty())
+    }
+
+    async fn put(
+        &self,
+        number: u64,
+        rights: &Rights,
+        key: &Key,
+        vm: &VirtualMachine,
+        collection: Option<&Collection>,
+    ) -> Result<(), SendError<Event>> {
+        let data = match &self.shown {
+            Shown::Of(view) => {
+                let render = || view.part(&self.signed_in, rights, vm, &self.app);
+                let html = match collection {
+                    Some(collection) => {
+                        let look = view.look(&self.signed_in, rights, &key.0, vm, &self.app);
+                        collection.rendered(look, key, render)
+                    }
+                    None => render().into(),
+                };
+                json!({ "id": id(key), "html": html })
+            }
+            Shown::One(_) => json!({ "id": id(key) }),
+        };
+        self.send(number, "vm", &data).await
+    }
+
+    async fn send(&self, number: u64, name: &str, data: &serde_json::Value) -> Result<(), SendError<Event>> {
+        let event = Event::default().id(format!("{}-{number}", self.app.epoch)).event(name).data(data.to_string());
+        self.events.send(event).await
+    }
+}
+
+fn id((namespace, name): &Key) -> String {
+    format!("{namespace}/{name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_goes_on_from_the_number_of_its_page_or_of_its_last_event() {
+        let number = |last: Option<&str>, since: Option<&str>| {
+            let headers =
+                last.map(|last| ("last-event-id".parse().unwrap(), last.parse().unwrap())).into_iter().collect();
+            super::number(&headers, Query(Since { since: since.map(str::to_owned) }), 7)
+        };
+        assert_eq!(number(None, Some("7-3")), Some(3));
+        assert_eq!(number(Some("7-5"), Some("7-3")), Some(5));
+        assert_eq!(number(None, Some("8-3")), None, "of another process");
+        assert_eq!(number(Some("8-5"), Some("7-3")), None);
+        for wrong in ["", "7", "7-", "-3", "7-x"] {
+            assert_eq!(number(None, Some(wrong)), None, "{wrong}");
+        }
+        assert_eq!(number(None, None), None);
+    }
+}

@@ -1,0 +1,196 @@
+//! The server: its paths, what holds for all of them, and its connections.
+//!
+//! Everybody may reach it, so everything that a client can take has a limit: connections, the time for a request's head and body, its size, and
+//! the time for an answer.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::State,
+    http::{HeaderName, HeaderValue, Request, StatusCode},
+    middleware,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, watch},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tower::ServiceExt;
+use tower_http::{
+    catch_panic::CatchPanicLayer,
+    compression::CompressionLayer,
+    csrf::{ConfigError, CsrfLayer},
+    limit::RequestBodyLimitLayer,
+    set_header::SetResponseHeaderLayer,
+    timeout::{RequestBodyTimeoutLayer, TimeoutLayer},
+};
+use tracing::debug;
+
+use super::{
+    act,
+    app::App,
+    console, detail, list, live, pages, sign_in,
+    signed_in::{self, SignedIn},
+};
+use crate::process::signals::terminated;
+
+/// What a browser may do with a page: nothing but load files of this site, and send forms to it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; \
+                      form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
+/// The largest body of a request, in bytes: that of the form with a password.
+const BODY: usize = 16 << 10;
+/// How long the head of a request may take, and then its body between two pieces.
+const HEAD: Duration = Duration::from_secs(10);
+/// How long an answer may take. A stream has begun by then.
+const ANSWER: Duration = Duration::from_secs(30);
+/// How long requests may take when the program ends.
+const END: Duration = Duration::from_secs(3);
+
+/// All paths. `origins` are those of the site beside the one in a request's `Host`, such as `https://vms.example.com`.
+///
+/// # Errors
+/// If an origin is none.
+pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError> {
+    let csrf = origins.iter().try_fold(CsrfLayer::new(), |layer, origin| layer.add_trusted_origin(origin))?;
+    let header = |name: &'static str, value: &'static str| {
+        SetResponseHeaderLayer::if_not_present(HeaderName::from_static(name), HeaderValue::from_static(value))
+    };
+    let pages = Router::new()
+        .route("/", get(list::first))
+        .route("/sign-in", get(sign_in::form).post(sign_in::sign_in))
+        .route("/sign-out", post(sign_in::sign_out))
+        .route("/home", get(list::home))
+        .route("/vms", get(list::list))
+        .route("/vms/{namespace}/{name}", get(detail::page))
+        .route("/vms/{namespace}/{name}/start", post(act::start))
+        .route("/vms/{namespace}/{name}/stop", post(act::stop))
+        .route("/vms/{namespace}/{name}/restart", post(act::restart))
+        .route("/vms/{namespace}/{name}/reset", post(act::reset))
+        .route("/vms/{namespace}/{name}/console", get(console::page))
+        .route("/vms/{namespace}/{name}/console/socket", get(console::socket))
+        .route("/live/list", get(live::list))
+        .route("/live/home", get(live::home))
+        .route("/live/vm/{namespace}/{name}", get(live::one))
+        .fallback(missing)
+        .layer(middleware::from_fn_with_state(app.clone(), signed_in::identify))
+        .layer(RequestBodyLimitLayer::new(BODY))
+        .layer(csrf)
+        .layer(CompressionLayer::new())
+        .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, ANSWER))
+        .layer(RequestBodyTimeoutLayer::new(HEAD));
+    let routes = Router::new()
+        .route("/assets/{file}", get(pages::asset))
+        .route("/livez", get(async || "ok\n"))
+        .route("/readyz", get(ready))
+        .merge(pages)
+        .layer(CatchPanicLayer::new())
+        .layer(header("content-security-policy", POLICY))
+        .layer(header("x-content-type-options", "nosniff"))
+        .layer(header("x-frame-options", "DENY"))
+        .layer(header("referrer-policy", "same-origin"))
+        .layer(header("cross-origin-opener-policy", "same-origin"))
+        .layer(header("cross-origin-resource-policy", "same-origin"))
+        .layer(header("cache-control", "no-store"));
+    Ok(routes.with_state(app))
+}
+
+async fn ready(State(app): State<App>) -> Response {
+    match app.store.is_complete() {
+        true => "[+] vms: listed\n".into_response(),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "[-] vms: not listed yet\n").into_response(),
+    }
+}
+
+/// A path that does not exist. Who is not signed in learns nothing about paths.
+async fn missing(State(app): State<App>, signed_in: Result<SignedIn, Response>) -> Response {
+    match signed_in {
+        Ok(signed_in) => signed_in::not_found(&app, &signed_in),
+        Err(nobody) => nobody,
+    }
+}
+
+/// Listens on an address. `[::]` stands for all addresses, also on a computer without IPv6.
+///
+/// # Errors
+/// If the address can't be listened on.
+pub(super) async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    match TcpListener::bind(address).await {
+        Err(error) if address.ip() == IpAddr::from([0; 16]) && error.kind() != io::ErrorKind::AddrInUse => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        result => result,
+    }
+}
+
+/// Serves at most so many connections at once until the program is told to end.
+pub(super) async fn serve(listener: TcpListener, routes: Router, most: usize, ending: watch::Receiver<bool>) {
+    let (places, mut open) = (Arc::new(Semaphore::new(most)), JoinSet::new());
+    loop {
+        let accepted = tokio::select! {
+            // Whoever comes when all places are taken waits.
+            accepted = async { (places.clone().acquire_owned().await, listener.accept().await) } => accepted,
+            () = terminated(ending.clone()) => break,
+        };
+        let (Ok(place), Ok((stream, peer))) = accepted else {
+            // Such as too many open files.
+            sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let (connection, ending) = (connection(stream, peer, routes.clone()), ending.clone());
+        open.spawn(async move {
+            let mut connection = pin!(connection);
+            let ended = tokio::select! {
+                ended = &mut connection => ended,
+                () = terminated(ending) => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = ended {
+                debug!(%peer, %error, "a connection ended");
+            }
+            drop(place);
+        });
+        while open.try_join_next().is_some() {}
+    }
+    // Streams end by themselves.
+    let _ = timeout(END, open.join_all()).await;
+}
+
+type Connection = hyper::server::conn::http1::UpgradeableConnection<
+    TokioIo<TcpStream>,
+    TowerToHyperService<tower::util::BoxCloneSyncService<Request<hyper::body::Incoming>, Response, Infallible>>,
+>;
+
+fn connection(stream: TcpStream, peer: SocketAddr, routes: Router) -> Connection {
+    let _ = stream.set_nodelay(true);
+    let service = tower::service_fn(move |request: Request<hyper::body::Incoming>| {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(peer);
+        routes.clone().oneshot(request)
+    });
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(64 << 10);
+    http.serve_connection(
+        TokioIo::new(stream),
+        TowerToHyperService::new(tower::util::BoxCloneSyncService::new(service)),
+    )
+    .with_upgrades()
+}

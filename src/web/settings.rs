@@ -1,0 +1,388 @@
+//! What the configuration file says about the web interface: the sections of the interface of the VM-Operator in Java, whose files are
+//! used as they are.
+//!
+//! | section of `/Manager` | key | what it does |
+//! |---|---|---|
+//! | itself | `clusterName` | the name at the head of each page |
+//! | `/GuiSocketServer` | `port`, `hostname` | where the program listens, unless its command line says so |
+//! | | `maxConnections` | how many connections may be open |
+//! | W`/LoginConlet` | `users` | who signs in with a password |
+//! | W`/RoleConfigurator` | `rolesByUser`, `replace` | the roles of a user; those of `*` are added to everybody's |
+//! | W`/RoleConletFilter` | `conletTypesByRole` | the views of a role |
+//!
+//! W is `/GuiHttpServer/ConsoleWeblet/WebConsole`. All other keys of these sections have no effect; the program warns about each.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::passwords::Hash;
+use crate::people::Person;
+
+const SERVER: &str = "/Manager/GuiSocketServer";
+const HTTP: &str = "/Manager/GuiHttpServer";
+const LOGIN: &str = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/LoginConlet";
+const ROLES: &str = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConfigurator";
+const VIEWS: &str = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConletFilter";
+
+/// The port without a configuration.
+pub(super) const PORT: u16 = 8080;
+/// How many connections may be open without a configuration.
+const CONNECTIONS: usize = 1024;
+/// The longest name of a user, in bytes: what the relay takes.
+pub(super) const LONGEST_NAME: usize = 256;
+
+/// The types of the administrator's view: the present one and former names.
+const ADMINISTRATORS_TYPES: [&str; 2] =
+    ["org.jdrupes.vmoperator.vmmgmt.VmMgmt", "org.jdrupes.vmoperator.vmconlet.VmConlet"];
+/// The types of the users' view.
+const USERS_TYPES: [&str; 2] = ["org.jdrupes.vmoperator.vmaccess.VmAccess", "org.jdrupes.vmoperator.vmviewer.VmViewer"];
+
+/// What is configured.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Settings {
+    /// The name at the head of each page.
+    pub cluster_name: Option<String>,
+    port: Option<u16>,
+    hostname: Option<IpAddr>,
+    max_connections: Option<usize>,
+    users: BTreeMap<String, LocalUser>,
+    roles_by_user: BTreeMap<String, BTreeSet<String>>,
+    /// Whether the configured roles of a user are all that she has.
+    replaces_roles: bool,
+    /// `None`: the file says nothing. Then everybody has the users' view, and nobody the administrator's.
+    types_by_role: Option<BTreeMap<String, Vec<String>>>,
+    /// What has no effect, for the log: a line each.
+    pub warnings: Vec<String>,
+}
+
+/// A user who signs in with a password.
+#[derive(Clone, Debug)]
+pub(super) struct LocalUser {
+    /// The name that pages show.
+    pub full_name: Option<String>,
+    /// `None`: nobody signs in as this user.
+    pub hash: Option<Hash>,
+}
+
+/// Which pages a person sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Views {
+    /// All VMs, with all rights.
+    pub administrator: bool,
+    /// The VMs on which the person has a right.
+    pub user: bool,
+}
+
+/// A configuration that can't be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SettingsError {
+    /// It is not YAML.
+    #[error(transparent)]
+    Yaml(#[from] serde_yaml::Error),
+    /// A value can't be used.
+    #[error("{path}: {message}")]
+    Value {
+        /// The section and the key.
+        path: String,
+        /// Why.
+        message: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct User {
+    name: Option<String>,
+    full_name: Option<String>,
+    #[allow(dead_code, reason = "the key is known; no page shows it")]
+    email: Option<String>,
+    password: Option<String>,
+}
+
+impl Settings {
+    /// Reads the configuration's text.
+    ///
+    /// # Errors
+    /// If it is not YAML, or a key that has an effect has a value that can't be used.
+    pub fn parse(text: &str) -> Result<Self, SettingsError> {
+        let mut settings = Self::default();
+        let file: Option<Map<String, Value>> = serde_yaml::from_str(text)?;
+        settings.section("", file.unwrap_or_default())?;
+        Ok(settings)
+    }
+
+    /// Takes a section: keys that begin with `/` are sections in it.
+    fn section(&mut self, path: &str, section: Map<String, Value>) -> Result<(), SettingsError> {
+        for (key, value) in section {
+            match value {
+                Value::Object(below) if key.starts_with('/') => self.section(&format!("{path}{key}"), below)?,
+                Value::Null if key.starts_with('/') => {}
+                value => self
+                    .key(path, &key, value)
+                    .map_err(|message| SettingsError::Value { path: format!("{path}: {key}"), message })?,
+            }
+        }
+        Ok(())
+    }
+
+    fn key(&mut self, path: &str, key: &str, value: Value) -> Result<(), String> {
+        match (path, key) {
+            ("/Manager", "clusterName") => self.cluster_name = typed(value)?,
+            (SERVER, "port") => self.port = typed(value)?,
+            (SERVER, "hostname") => {
+                let name: Option<String> = typed(value)?;
+                self.hostname = match name.as_deref() {
+                    None => None,
+                    Some("localhost") => Some(IpAddr::from([127, 0, 0, 1])),
+                    Some(name) => {
+                        Some(name.parse().map_err(|_| format!("{name:?} is no IP address of this computer"))?)
+                    }
+                };
+            }
+            (SERVER, "maxConnections") => {
+                self.max_connections = typed::<Option<usize>>(value)?.filter(|most| *most > 0);
+            }
+            (LOGIN, "users") => self.take_users(value)?,
+            (ROLES, "rolesByUser") => self.roles_by_user = typed::<Option<_>>(value)?.unwrap_or_default(),
+            (ROLES, "replace") => self.replaces_roles = typed::<Option<bool>>(value)?.unwrap_or_default(),
+            (VIEWS, "conletTypesByRole") => self.types_by_role = typed(value)?,
+            _ if path == SERVER || path == HTTP || path.starts_with(&format!("{HTTP}/")) => {
+                self.warnings.push(format!("{path}: {key} has no effect"));
+            }
+            // The manager's own keys.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The users: a list, or an object by name; `{}` is an empty list, too.
+    fn take_users(&mut self, value: Value) -> Result<(), String> {
+        let users: Vec<User> = match value {
+            Value::Null => Vec::new(),
+            Value::Object(by_name) => {
+                let named = by_name.into_iter().map(|(name, user)| {
+                    typed::<User>(user)
+                        .map(|user| User { name: Some(name.clone()), ..user })
+                        .map_err(|error| format!("{name}: {error}"))
+                });
+                named.collect::<Result<_, _>>()?
+            }
+            value => typed(value)?,
+        };
+        for User { name, full_name, password, email: _ } in users {
+            let name = name.ok_or("a user has no name")?;
+            if name.is_empty() || name.len() > LONGEST_NAME || name.chars().any(char::is_control) {
+                return Err(format!("{name:?}: a name has 1 to {LONGEST_NAME} bytes, and no control characters"));
+            }
+            let hash = password.as_deref().and_then(Hash::parse);
+            if hash.is_none() {
+                self.warnings.push(format!(
+                    "{LOGIN}: users: {name} can't sign in: the password must be a hash of bcrypt ($2b$...) or Argon2 ($argon2id$...)"
+                ));
+            }
+            self.users.insert(name, LocalUser { full_name, hash });
+        }
+        Ok(())
+    }
+
+    /// Where the program listens, unless its command line says so.
+    pub fn address(&self) -> SocketAddr {
+        (self.hostname.unwrap_or_else(|| IpAddr::from([0; 16])), self.port.unwrap_or(PORT)).into()
+    }
+
+    /// How many connections may be open.
+    pub fn most_connections(&self) -> usize {
+        self.max_connections.unwrap_or(CONNECTIONS)
+    }
+
+    /// The user of that name.
+    pub fn user(&self, name: &str) -> Option<&LocalUser> {
+        self.users.get(name)
+    }
+
+    /// The hash with which a password is compared if there is no such user, so that the answer takes as long.
+    pub fn decoy(&self) -> Option<&Hash> {
+        self.users.values().find_map(|user| user.hash.as_ref())
+    }
+
+    /// The person with the roles that she has now. `None`: nobody has that name any more.
+    pub fn person(&self, name: &str) -> Option<Person> {
+        self.users.get(name).map(|_| self.with_roles(Person { user: name.to_owned(), roles: BTreeSet::new() }))
+    }
+
+    /// The roles that are configured, added to those that the person has, or in their place.
+    fn with_roles(&self, mut person: Person) -> Person {
+        let own = self.roles_by_user.get(&person.user);
+        if self.replaces_roles && own.is_some() {
+            person.roles.clear();
+        }
+        let everybodys = self.roles_by_user.get("*");
+        person.roles.extend(own.into_iter().chain(everybodys).flatten().cloned());
+        person
+    }
+
+    /// Which pages the person sees. In the list of a role the first entry that matches a type decides: its name or `*` allow it, `-NAME` and
+    /// `!NAME` do not. What one of the roles has as `--NAME` is not allowed by any.
+    pub fn views(&self, person: &Person) -> Views {
+        let Some(types_by_role) = &self.types_by_role else { return Views { administrator: false, user: true } };
+        let lists: Vec<&Vec<String>> = person.roles.iter().filter_map(|role| types_by_role.get(role)).collect();
+        // A type has several names, and each of them stands for all.
+        let is_allowed = |names: &[&str]| {
+            let names_it =
+                |entry: &str, sign: &[char]| entry.strip_prefix(sign).is_some_and(|name| names.contains(&name));
+            let is_never = |entry: &String| entry.strip_prefix("--").is_some_and(|name| names.contains(&name));
+            let decides =
+                |entry: &&String| *entry == "*" || names.contains(&entry.as_str()) || names_it(entry, &['-', '!']);
+            let allows =
+                |list: &&Vec<String>| list.iter().find(decides).is_some_and(|entry| !entry.starts_with(['-', '!']));
+            !lists.iter().any(|list| list.iter().any(is_never)) && lists.iter().any(allows)
+        };
+        Views { administrator: is_allowed(&ADMINISTRATORS_TYPES), user: is_allowed(&USERS_TYPES) }
+    }
+}
+
+/// Reads the value of a key.
+fn typed<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, String> {
+    serde_json::from_value(value).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The sample configuration of the VM-Operator in Java.
+    const SAMPLE: &str = include_str!("../../tests/predecessor/config.yaml");
+
+    fn read(text: &str) -> Settings {
+        Settings::parse(text).unwrap()
+    }
+
+    /// Settings of that section of the web console.
+    fn console(section: &str, keys: &str) -> Settings {
+        read(&format!(
+            "'/Manager': {{'/GuiHttpServer': {{'/ConsoleWeblet': {{'/WebConsole': {{'{section}': {keys}}}}}}}}}"
+        ))
+    }
+
+    fn roles(settings: &Settings, user: &str) -> Vec<String> {
+        settings.with_roles(Person { user: user.into(), roles: ["own".to_owned()].into() }).roles.into_iter().collect()
+    }
+
+    fn views(types: &str, has: &[&str]) -> (bool, bool) {
+        let settings = console("/RoleConletFilter", &format!("{{conletTypesByRole: {types}}}"));
+        let roles = has.iter().map(|role| (*role).to_owned()).collect();
+        let Views { administrator, user } = settings.views(&Person { user: "ann".into(), roles });
+        (administrator, user)
+    }
+
+    #[test]
+    fn an_existing_file_lets_its_users_in() {
+        let settings = read(SAMPLE);
+        assert_eq!(settings.cluster_name.as_deref(), Some("test"));
+        assert_eq!(settings.address().to_string(), "[::]:8888");
+        let admin = settings.person("admin").unwrap();
+        assert_eq!(admin.roles, ["admin".to_owned(), "other".to_owned()].into());
+        assert_eq!(settings.views(&admin), Views { administrator: true, user: true });
+        assert_eq!(settings.user("admin").unwrap().full_name.as_deref(), Some("Administrator"));
+        assert!(settings.user("admin").unwrap().hash.is_some());
+        // Everybody else has the role `other`, with which one may only sign in.
+        let other = settings.with_roles(Person { user: "ann".into(), roles: BTreeSet::new() });
+        assert_eq!(settings.views(&other), Views::default());
+        assert!(settings.person("ann").is_none());
+        let console = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole";
+        let expected = ["displayResource", "syncPreviewsFor"]
+            .map(|key| format!("{console}/ComponentCollector/VmAccess: {key} has no effect"));
+        assert_eq!(settings.warnings, expected);
+    }
+
+    #[test]
+    fn where_it_listens() {
+        assert_eq!(read("").address().to_string(), "[::]:8080");
+        let server = |keys: &str| read(&format!("'/Manager': {{'/GuiSocketServer': {keys}}}"));
+        assert_eq!(server("{port: 80}").address().to_string(), "[::]:80");
+        assert_eq!(server("{hostname: 127.0.0.1}").address().to_string(), "127.0.0.1:8080");
+        assert_eq!(server("{hostname: localhost}").address().to_string(), "127.0.0.1:8080");
+        assert_eq!((server("{maxConnections: 7}").most_connections(), read("").most_connections()), (7, CONNECTIONS));
+        let wrong = Settings::parse("'/Manager': {'/GuiSocketServer': {port: many}}").unwrap_err().to_string();
+        assert!(wrong.starts_with("/Manager/GuiSocketServer: port: invalid type"), "{wrong}");
+        assert!(Settings::parse("'/Manager': {'/GuiSocketServer': {hostname: no such name}}").is_err());
+        // Sections may also be named by their whole path.
+        assert_eq!(read("'/Manager/GuiSocketServer': {port: 81}").address().port(), 81);
+    }
+
+    #[test]
+    fn users_are_a_list_or_named_by_their_keys() {
+        let hash = "$2b$05$NiBd74ZGdplLC63ePZf1f.UtjMKkbQ23cQoO2OKOFalDBHWAOy21.";
+        for users in [
+            format!("[{{name: ann, fullName: Ann A, email: a@example.com, password: '{hash}'}}]"),
+            format!("{{ann: {{fullName: Ann A, password: '{hash}'}}}}"),
+        ] {
+            let settings = console("/LoginConlet", &format!("{{users: {users}}}"));
+            let ann = settings.user("ann").unwrap();
+            assert_eq!((ann.full_name.as_deref(), ann.hash.is_some()), (Some("Ann A"), true));
+            assert!(settings.decoy().is_some() && settings.warnings.is_empty());
+        }
+        assert!(console("/LoginConlet", "{users: {}}").users.is_empty());
+        let plain = console("/LoginConlet", "{users: [{name: ann, password: secret}]}");
+        assert!(plain.user("ann").unwrap().hash.is_none() && plain.decoy().is_none());
+        assert!(
+            plain.warnings[0].contains("ann can't sign in") && !plain.warnings[0].contains("secret"),
+            "{:?}",
+            plain.warnings
+        );
+        let file = "'/Manager': {'/GuiHttpServer': {'/ConsoleWeblet': {'/WebConsole': {'/LoginConlet': {users: [{name: ''}]}}}}}";
+        assert!(Settings::parse(file).is_err());
+    }
+
+    #[test]
+    fn the_roles_of_users() {
+        let by_user = "rolesByUser: {ann: [staff], '*': [all]}";
+        let added = console("/RoleConfigurator", &format!("{{{by_user}}}"));
+        assert_eq!(
+            (roles(&added, "ann"), roles(&added, "bob")),
+            (vec!["all".into(), "own".into(), "staff".into()], vec!["all".into(), "own".into()])
+        );
+        let replaced = console("/RoleConfigurator", &format!("{{{by_user}, replace: true}}"));
+        assert_eq!(
+            (roles(&replaced, "ann"), roles(&replaced, "bob")),
+            (vec!["all".into(), "staff".into()], vec!["all".into(), "own".into()])
+        );
+    }
+
+    #[test]
+    fn the_views_of_roles() {
+        let (management, access) = (ADMINISTRATORS_TYPES[0], USERS_TYPES[0]);
+        assert_eq!(views("{a: ['*']}", &["a"]), (true, true));
+        assert_eq!(views("{a: ['*']}", &["b"]), (false, false));
+        assert_eq!(views("{a: ['*']}", &[]), (false, false));
+        assert_eq!(views(&format!("{{a: [{management}], b: [{access}]}}"), &["a"]), (true, false));
+        assert_eq!(views(&format!("{{a: [{management}], b: [{access}]}}"), &["b"]), (false, true));
+        assert_eq!(views(&format!("{{a: [{management}], b: [{access}]}}"), &["a", "b"]), (true, true));
+        // Former names.
+        assert_eq!(views(&format!("{{a: [{}, {}]}}", ADMINISTRATORS_TYPES[1], USERS_TYPES[1]), &["a"]), (true, true));
+        // The first entry that matches decides; another role may still allow it, unless it is for ever forbidden.
+        for sign in ["-", "!"] {
+            assert_eq!(views(&format!("{{a: ['{sign}{management}', '*']}}"), &["a"]), (false, true));
+            assert_eq!(views(&format!("{{a: ['*', '{sign}{management}']}}"), &["a"]), (true, true));
+            assert_eq!(views(&format!("{{a: ['{sign}{management}'], b: ['*']}}"), &["a", "b"]), (true, true));
+        }
+        assert_eq!(views(&format!("{{a: ['*', '--{management}'], b: ['*']}}"), &["a", "b"]), (false, true));
+        // A former name forbids as the present one.
+        assert_eq!(views(&format!("{{a: ['-{}', '*']}}", ADMINISTRATORS_TYPES[1]), &["a"]), (false, true));
+        // A file without the key.
+        let settings = read("");
+        assert_eq!(settings.views(&Person::default()), Views { administrator: false, user: true });
+    }
+
+    #[test]
+    fn what_has_no_effect_is_named_with_its_path() {
+        let settings = console("/LoginConlet", "{oidcProviders: [], users: []}");
+        assert_eq!(settings.warnings, [format!("{LOGIN}: oidcProviders has no effect")]);
+        assert!(read("'/Manager': {'/Controller': {namespace: a}}").warnings.is_empty(), "that is the manager's");
+    }
+}

@@ -1,0 +1,94 @@
+//! Signing in with a password, and signing out.
+
+use std::net::SocketAddr;
+
+use axum::{
+    Extension, Form,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Redirect, Response},
+};
+use axum_extra::extract::PrivateCookieJar;
+use k8s_openapi::jiff::Timestamp;
+use minijinja::context;
+use serde::Deserialize;
+
+use super::{
+    app::App,
+    pages::value,
+    passwords::{Attempt, Hash},
+    session::Session,
+    settings::LONGEST_NAME,
+    signed_in::{SignedIn, language},
+};
+
+/// `GET /sign-in`
+pub(super) async fn form(
+    State(app): State<App>,
+    headers: HeaderMap,
+    signed_in: Option<Extension<SignedIn>>,
+) -> Response {
+    if signed_in.is_some() {
+        return Redirect::to("/").into_response();
+    }
+    page(&app, &headers, StatusCode::OK, None)
+}
+
+fn page(app: &App, headers: &HeaderMap, status: StatusCode, problem: Option<&str>) -> Response {
+    let (language, settings) = (language(headers), app.settings_now());
+    let frame = value(App::frame(language, &settings));
+    app.pages.page(language, status, "sign-in.html", context! { frame => frame, problem => problem, view => "" })
+}
+
+/// What the form sends.
+#[derive(Deserialize)]
+pub(super) struct Credentials {
+    user: String,
+    password: String,
+}
+
+/// `POST /sign-in`. A session always gets a new name, so that nobody can prepare one for another person.
+pub(super) async fn sign_in(
+    State(app): State<App>,
+    Extension(from): Extension<SocketAddr>,
+    headers: HeaderMap,
+    former: Option<Extension<SignedIn>>,
+    Form(Credentials { user, password }): Form<Credentials>,
+) -> Response {
+    let settings = app.settings_now();
+    let (hash, decoy) = (settings.user(&user).and_then(|user| user.hash.clone()), settings.decoy().cloned());
+    let attempt = if user.len() > LONGEST_NAME {
+        Attempt::Wrong
+    } else {
+        app.passwords.attempt(from.ip(), &user, password, hash, decoy.unwrap_or_else(Hash::decoy)).await
+    };
+    // A name that nobody has may be a password that was typed into the wrong field.
+    let known = settings.user(&user).map(|_| user.as_str());
+    app.audit.attempt(known, from.ip(), attempt);
+    let now = Timestamp::now();
+    match attempt {
+        Attempt::Wrong => page(&app, &headers, StatusCode::UNAUTHORIZED, Some("wrong")),
+        Attempt::TooMany => page(&app, &headers, StatusCode::TOO_MANY_REQUESTS, Some("wait")),
+        Attempt::Right => match Session::begin(&user, now) {
+            Ok(session) => {
+                if let Some(Extension(former)) = former {
+                    app.sessions.end(&former.session, now);
+                }
+                (PrivateCookieJar::new(app.key.clone()).add(session.cookie()), Redirect::to("/")).into_response()
+            }
+            Err(error) => {
+                tracing::error!(%error, "there are no random numbers for a session");
+                StatusCode::INTERNAL_SERVER_ERROR.into_response()
+            }
+        },
+    }
+}
+
+/// `POST /sign-out`. The session ends, and with it all its pages and consoles.
+pub(super) async fn sign_out(State(app): State<App>, signed_in: SignedIn) -> Response {
+    app.sessions.end(&signed_in.session, Timestamp::now());
+    app.audit.signed_out(&signed_in.person.user);
+    let mut cookie = Session::no_cookie();
+    cookie.make_removal();
+    (PrivateCookieJar::new(app.key.clone()).add(cookie), Redirect::to("/sign-in")).into_response()
+}

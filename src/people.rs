@@ -32,7 +32,7 @@ pub struct Person {
 pub enum Right {
     /// Start the VM. In a pool it also counts for a VM that is assigned already; the assignment itself starts the VM without it.
     Start,
-    /// Stop the VM, or restart it.
+    /// Stop the VM.
     Stop,
     /// Reset the guest.
     Reset,

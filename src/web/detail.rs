@@ -84,6 +84,8 @@ async fn facts(app: &App, key: &Key, vm: &VirtualMachine) -> (Facts, Option<Vec<
         pod,
         events: events.unwrap_or_default(),
         claims: None,
+        volumes: None,
+        git: None,
         classes: None,
         nodes: None,
         limits: None,

@@ -47,6 +47,7 @@ pub mod git;
 mod guest;
 pub mod page;
 mod pod;
+mod taint;
 #[cfg(test)]
 mod tests;
 pub mod upload;
@@ -227,6 +228,11 @@ pub fn time(event: &Event) -> Option<Timestamp> {
     let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref()).map(|time| time.0);
     let last = event.last_timestamp.as_ref().map(|time| time.0);
     series.or(last).or_else(|| event.event_time.as_ref().map(|time| time.0))
+}
+
+/// A time in an object's content.
+fn instant(value: &Value) -> Option<Timestamp> {
+    value.as_str()?.parse().ok()
 }
 
 /// Who owns a field of an object, by its path in a field set such as `/f:spec/f:replicas`. The last one of several.

@@ -295,7 +295,7 @@ async fn applied(client: &Client, source: Option<&git::Source>) -> Option<kube::
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &source.namespace, &source.kind.resource());
     Some(match api.get_opt(&source.name).await {
         // The cluster does not have that kind.
-        Err(kube::Error::Api(answer)) if answer.is_not_found() => Ok(None),
+        Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(None),
         result => result,
     })
 }

@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::{
     api::core::v1::{Event, Node, Taint},
-    jiff::{SignedDuration, Timestamp},
+    jiff::SignedDuration,
 };
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use super::{Cause, Facts, Finding, of_condition, owner_of, time, upload, volume};
+use super::{
+    Cause, Facts, Finding, instant, of_condition, owner_of,
+    taint::{NOT_READY, untolerated},
+    time, upload, volume,
+};
 use crate::{
     api::{OnPanic, Quantity, Reason, conditions},
     observed::Object,
@@ -17,10 +21,6 @@ use crate::{
 
 /// How long a scheduler has to say something about a Pod.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
-/// The taint of a node on which `kubectl cordon` was used.
-const CORDONED: &str = "node.kubernetes.io/unschedulable";
-/// The taints that the cluster sets for nodes that are not ready.
-const NOT_READY: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 
 /// The Pod has a node.
 pub(super) fn scheduler(facts: &Facts) -> Option<Finding> {
@@ -106,24 +106,6 @@ fn on_no_node(facts: &Facts, pod: &Object, nodes: &[Node]) -> Option<Finding> {
 
 fn names(nodes: &[&Node]) -> String {
     nodes.iter().map(|node| node.name_any()).collect::<Vec<_>>().join(", ")
-}
-
-/// The taint that keeps a Pod away, rather one that a person has set than one that the cluster takes away by itself (<https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/>).
-pub(super) fn untolerated<'a>(pod: &Object, node: &'a Node) -> Option<&'a Taint> {
-    let tolerations = || pod.spec["tolerations"].as_array().into_iter().flatten();
-    let is_tolerated = |taint: &Taint| {
-        tolerations().any(|toleration| {
-            let has = |field: &str, wanted: &str| toleration[field].is_null() || toleration[field] == wanted;
-            let exists = toleration["operator"] == "Exists";
-            let value = taint.value.as_deref().unwrap_or_default();
-            let is_value = exists || toleration["value"].as_str().unwrap_or_default() == value;
-            let is_key = toleration["key"] == taint.key.as_str() || (toleration["key"].is_null() && exists);
-            is_key && is_value && has("effect", &taint.effect)
-        })
-    };
-    let taints = node.spec.as_ref()?.taints.iter().flatten();
-    let keeps = |taint: &&Taint| taint.effect != "PreferNoSchedule" && taint.key != CORDONED && !is_tolerated(taint);
-    taints.filter(keeps).min_by_key(|taint| NOT_READY.contains(&taint.key.as_str()))
 }
 
 /// What a Pod requests and no node has, even if nothing else ran there.
@@ -412,8 +394,4 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
 fn killed(status: &Value) -> Option<&Value> {
     let ends = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
     ends.into_iter().find(|ended| ended["reason"] == "OOMKilled")
-}
-
-pub(super) fn instant(value: &Value) -> Option<Timestamp> {
-    value.as_str()?.parse().ok()
 }

@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::{Cause, Facts, Finding, pod::instant};
+use super::{Cause, Facts, Finding, instant};
 use crate::{api::VirtualMachine, observed::Object};
 
 /// The container of the template set `import-disk`, which fills a disk before QEMU starts.

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume};
 use kube::ResourceExt;
 
-use super::{Cause, Facts, Finding, pod::untolerated};
+use super::{Cause, Facts, Finding, taint::untolerated};
 use crate::observed::Object;
 
 /// A volume of the Pod that keeps it from all the nodes that would take it otherwise (`free`).

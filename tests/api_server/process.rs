@@ -375,7 +375,7 @@ async fn a_manager_that_ends_writes_its_events_and_then_releases_its_lease() {
     manager.wait_until_ready("[+] vms: 0 listed").await;
     ns.create_vm("apple");
     let vms: Api<VirtualMachine> = ns.api();
-    eventually("a status", LIMIT, async || vms.get("apple").await.unwrap().status?.phase).await;
+    eventually("a Pod", LIMIT, async || ns.api::<Pod>().get_opt("apple").await.unwrap()).await;
     manager.signal(Signal::TERM);
     assert!(manager.wait_for_end().await.success());
     let events = ns.api::<Event>().list(&ListParams::default()).await.unwrap();

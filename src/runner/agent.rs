@@ -19,7 +19,7 @@ use super::{
     cd::Answer,
     cd_drive,
     changes::{
-        Actual, Change, CpuRule, Desired, Guest, Media, cd_drives, changes, must_ask, pending, refused_media,
+        Actual, Change, CpuRule, Desired, Guest, Media, cd_drives, changes, must_ask, pending, present, refused_media,
         refused_reboot, taken_back,
     },
     config::{self, Configuration},
@@ -623,8 +623,7 @@ impl Agent {
 
     async fn query_hardware(&mut self, session: &mut Session) -> Result<(), QmpError> {
         session.actual.slots = session.monitor.cpu_slots().await?;
-        let present = session.actual.slots.iter().filter(|slot| slot.occupant.is_some()).count();
-        self.observation.cpus = u32::try_from(present).unwrap_or(u32::MAX);
+        self.observation.cpus = u32::try_from(present(&session.actual.slots)).unwrap_or(u32::MAX);
         session.actual.cds = cd_drives(&session.monitor.execute(QueryBlock {}).await?);
         self.observation.ram = match session.monitor.execute(qmp::query_balloon {}).await {
             Ok(balloon) => u64::try_from(balloon.actual).unwrap_or_default(),

@@ -265,12 +265,11 @@ pub fn taken_back(desired: &Desired, orders: &Orders) -> Option<Orders> {
 /// The changes that bring QEMU to the desired state, in order. The reset comes last, so that the guest boots with the other changes. As long
 /// as it is not known what the CDs are ([`must_ask`]), they stay, and there is no reset.
 pub fn changes(desired: &Desired, actual: &Actual) -> Vec<Change> {
-    let mut changes = cpu_changes(desired.cpus, &actual.slots);
-    changes.retain(|change| match actual.cpu_rule {
-        CpuRule::Any => true,
-        CpuRule::OnlyMore => !matches!(change, Change::Unplug { .. }),
-        CpuRule::Fixed => false,
-    });
+    let present = present(&actual.slots);
+    let mut changes = match actual.cpu_rule.refuses(present, desired.cpus) {
+        Some(_) => Vec::new(),
+        None => cpu_changes(desired.cpus, &actual.slots),
+    };
     if actual.ram != Some(desired.ram) {
         changes.push(Change::Balloon(desired.ram));
     }
@@ -333,7 +332,7 @@ impl CpuRule {
     }
 
     /// Why the number of CPUs stays although another one is wanted, as a sentence; `None`: it does not stay.
-    fn refuses(self, present: u32, wanted: u32) -> Option<&'static str> {
+    fn refuses<N: PartialOrd>(self, present: N, wanted: N) -> Option<&'static str> {
         match self {
             Self::Fixed if wanted != present => {
                 Some("a guest with secure boot hangs if an emulated CPU is plugged (with KVM it does not)")
@@ -460,10 +459,15 @@ fn start_fields(vm: &VmSection, machine: &MachineState) -> Map<String, Value> {
     vm.start_fields()
 }
 
+/// How many CPUs the guest has.
+pub fn present(slots: &[CpuSlot]) -> usize {
+    slots.iter().filter(|slot| slot.occupant.is_some()).count()
+}
+
 /// The changes that lead to the desired number of CPUs. QEMU lists the highest slot first; the runner plugs and unplugs CPUs at the
 /// high end.
 pub fn cpu_changes(desired: usize, slots: &[CpuSlot]) -> Vec<Change> {
-    let present = slots.iter().filter(|slot| slot.occupant.is_some()).count();
+    let present = present(slots);
     let numbered = || slots.iter().rev().enumerate();
     if desired >= present {
         numbered()

@@ -153,9 +153,7 @@ async fn access(vm: &VmHandle) -> Result<Access, Failure> {
             return Err(Failure::unknown(refused));
         }
     };
-    let data = secret.data.unwrap_or_default();
-    let part = |key: &str| data.get(key).map(|value| value.0.as_slice()).unwrap_or_default();
-    Access::new(part("tls.crt"), part("token")).map_err(|error| Failure::new(format!("{vm}: Secret {name}: {error}")))
+    Access::of_secret(&secret).map_err(|error| Failure::new(format!("{vm}: Secret {name}: {error}")))
 }
 
 /// Starts the viewer. `None`: there is none on this computer, and none was named.

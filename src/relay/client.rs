@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc};
 
+use k8s_openapi::api::core::v1::Secret;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{
     TlsConnector,
@@ -60,6 +61,15 @@ impl Access {
         let mut token = HeaderValue::from_bytes(&bearer).map_err(|_| Error::Secret("token"))?;
         token.set_sensitive(true);
         Ok(Self { certificate, token })
+    }
+
+    /// From the Secret.
+    ///
+    /// # Errors
+    /// If a part of it is missing or can't be used.
+    pub fn of_secret(secret: &Secret) -> Result<Self, Error> {
+        let part = |key: &str| secret.data.as_ref()?.get(key).map(|value| value.0.as_slice());
+        Self::new(part("tls.crt").unwrap_or_default(), part("token").unwrap_or_default())
     }
 
     /// Opens the path, one of [`Console::path`](super::Console::path) or [`VIEWERS`](super::VIEWERS), over a connection to the relay's

@@ -184,9 +184,7 @@ impl Viewer {
         let secrets: Api<Secret> = Api::namespaced(self.app.client.clone(), &self.key.0);
         let name = secret_name(&self.key.1);
         let secret = secrets.get(&name).await.map_err(|error| format!("Secret {name}: {}", ErrorChain(&error)))?;
-        let data = secret.data.unwrap_or_default();
-        let part = |key: &str| data.get(key).map(|value| value.0.as_slice()).unwrap_or_default();
-        let access = Access::new(part("tls.crt"), part("token")).map_err(|error| format!("Secret {name}: {error}"))?;
+        let access = Access::of_secret(&secret).map_err(|error| format!("Secret {name}: {error}"))?;
         let stream = TcpStream::connect((address.address.as_str(), port)).await;
         let stream = stream.map_err(|error| format!("connect to {}:{port}: {error}", address.address))?;
         let _ = stream.set_nodelay(true);

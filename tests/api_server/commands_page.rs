@@ -19,15 +19,13 @@ use std::{
     sync::Mutex,
 };
 
-use futures::StreamExt;
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Pod, ResourceQuota},
     storage::v1::StorageClass,
 };
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
-    runtime::{WatchStreamExt, watcher},
+    api::{Patch, PatchParams, PostParams},
 };
 use regex::Regex;
 use serde_json::{Value, json};
@@ -42,7 +40,7 @@ use crate::{
     commands::ns,
     support::{
         cluster::{XTASK, eventually},
-        managed_namespace::{LIMIT, ManagedNamespace, SERVICES, vm_manifest},
+        managed_namespace::{LIMIT, ManagedNamespace, SERVICES, play_kubelet, vm_manifest},
     },
 };
 
@@ -304,19 +302,10 @@ impl Player {
 
     /// Pods that are deleted go, and the guests of new ones run, but for those that fail.
     fn start(self, failing: &'static [&'static str]) -> JoinHandle<()> {
-        tokio::spawn(async move {
-            let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
-            let mut changes = std::pin::pin!(watcher(pods.clone(), watcher::Config::default()).applied_objects());
-            let mut reported = BTreeSet::new();
-            while let Some(Ok(pod)) = changes.next().await {
-                let name = pod.name_any();
-                if pod.metadata.deletion_timestamp.is_some() {
-                    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-                    let _ = pods.delete(&name, &now).await;
-                } else if !failing.contains(&name.as_str()) && reported.insert(pod.uid()) {
-                    self.report(&name).await;
-                }
-            }
+        let pods = Api::namespaced(self.client.clone(), &self.namespace);
+        play_kubelet(pods, failing, move |pod| {
+            let player = self.clone();
+            async move { player.report(&pod.name_any()).await }
         })
     }
 }

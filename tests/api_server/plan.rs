@@ -6,15 +6,13 @@ use std::{
     time::Instant,
 };
 
-use futures::StreamExt;
 use k8s_openapi::api::{
     core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Secret, Service},
     networking::v1::NetworkPolicy,
 };
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
-    runtime::{WatchStreamExt, watcher},
+    api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -27,7 +25,7 @@ use crate::{
     commands::{Printed, run, up, vm},
     support::{
         cluster::eventually,
-        managed_namespace::{LIMIT, ManagedNamespace, SERVICES, report_of_pod},
+        managed_namespace::{LIMIT, ManagedNamespace, SERVICES, play_kubelet, report_of_pod},
     },
 };
 
@@ -306,19 +304,10 @@ async fn a_plan_of_many_vms_lists_each_kind_once_and_a_right_that_is_missing_end
 /// Plays kubelet and runner: Pods that are deleted go, and the guests of new ones run and boot, but for those that fail.
 fn play(ns: &ManagedNamespace, failing: &'static [&'static str]) -> JoinHandle<()> {
     let (client, namespace) = (ns.client.clone(), ns.namespace.name().to_owned());
-    tokio::spawn(async move {
-        let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-        let mut changes = std::pin::pin!(watcher(pods.clone(), watcher::Config::default()).applied_objects());
-        let mut reported = BTreeSet::new();
-        while let Some(Ok(pod)) = changes.next().await {
-            let name = pod.name_any();
-            if pod.metadata.deletion_timestamp.is_some() {
-                let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-                // It may be gone already.
-                let _ = pods.delete(&name, &now).await;
-            } else if !failing.contains(&name.as_str()) && reported.insert(pod.uid()) {
-                report_of_pod(&client, &namespace, &name, pod.uid().as_deref(), true, "Started").await;
-            }
+    play_kubelet(ns.api(), failing, move |pod| {
+        let (client, namespace) = (client.clone(), namespace.clone());
+        async move {
+            report_of_pod(&client, &namespace, &pod.name_any(), pod.uid().as_deref(), true, "Started").await;
         }
     })
 }

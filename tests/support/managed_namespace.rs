@@ -3,15 +3,18 @@
 #![allow(dead_code, reason = "each test program uses its own part")]
 #![allow(clippy::unwrap_used, reason = "this is test code")]
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PostParams, PropagationPolicy},
+    runtime::{WatchStreamExt, watcher},
 };
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
+use tokio::task::JoinHandle;
 use vm_operator::api::{VirtualMachine, conditions};
 
 use super::{
@@ -264,6 +267,28 @@ pub async fn report_of_pod(
     });
     let vms = Api::<VirtualMachine>::namespaced(client.clone(), namespace);
     vms.patch_status(name, &PatchParams::apply("vm-runner").force(), &Patch::Apply(&report)).await.unwrap();
+}
+
+/// Plays the kubelet: Pods that are deleted go, and `report` is called once for each other Pod whose name is not one of `failing`.
+pub fn play_kubelet<F: Future<Output = ()> + Send>(
+    pods: Api<Pod>,
+    failing: &'static [&'static str],
+    mut report: impl FnMut(Pod) -> F + Send + 'static,
+) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        let mut changes = std::pin::pin!(watcher(pods.clone(), watcher::Config::default()).applied_objects());
+        let mut reported = BTreeSet::new();
+        while let Some(Ok(pod)) = changes.next().await {
+            let name = pod.name_any();
+            if pod.metadata.deletion_timestamp.is_some() {
+                let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+                // It may be gone already.
+                let _ = pods.delete(&name, &now).await;
+            } else if !failing.contains(&name.as_str()) && reported.insert(pod.uid()) {
+                report(pod).await;
+            }
+        }
+    })
 }
 
 /// Status, reason and message of a condition of a VM.

@@ -362,6 +362,7 @@ fn round(seed: u64) -> Became {
 fn fuzzed_templates_and_vms_never_panic_hang_or_break_the_rules() {
     let (mut objects, mut refused, mut not_compiled) = (0_u64, 0_u64, 0_u64);
     let first = fuzzing::fuzz(
+        400,
         |seed| format!("`round({seed})`"),
         |seed| match round(seed) {
             Became::Objects => objects += 1,

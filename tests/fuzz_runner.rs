@@ -510,6 +510,7 @@ fn what_the_runner_reads_never_makes_it_panic_hang_or_report_too_much() {
     }
     let mut counts = BTreeMap::new();
     let first = fuzzing::fuzz(
+        120,
         |number| format!("FUZZ_CASE={number}"),
         |number| {
             let begin = Instant::now();

@@ -233,24 +233,26 @@ impl Browser {
     }
 }
 
-/// Reads a stream of events until one of that name; returns all that was read.
-async fn until(stream: &mut Stream, event: &str) -> String {
+/// Reads a stream of events until one of that name whose data has the text; returns all that was read. Others of the name may come before: what
+/// was written while the page was made is sent again.
+async fn until(stream: &mut Stream, event: &str, content: &str) -> String {
     let mut text = String::new();
     let read = async {
         loop {
-            let mut line = String::new();
-            if stream.read_line(&mut line).await.unwrap() == 0 {
-                panic!("the stream ended without {event}: {text}");
+            let mut one = String::new();
+            while !one.ends_with("\n\n") {
+                if stream.read_line(&mut one).await.unwrap() == 0 {
+                    panic!("the stream ended without {event} with {content}: {text}{one}");
+                }
             }
-            text += &line;
-            if line.trim_end() == format!("event: {event}") {
-                while stream.read_line(&mut line).await.unwrap() > 2 {}
-                text += &line;
+            text += &one;
+            if one.lines().any(|line| line == format!("event: {event}")) && one.contains(content) {
                 return;
             }
         }
     };
-    timeout(LIMIT, read).await.unwrap_or_else(|_| panic!("no event {event}"));
+    let ended = timeout(LIMIT, read).await;
+    assert!(ended.is_ok(), "no {event} with {content}: {text}");
     text
 }
 
@@ -362,19 +364,19 @@ async fn a_session_begins_with_a_password_and_ends_with_all_its_pages() {
 
     let (answer, mut stream) = ann.open("GET", "/live/home", &[], "").await;
     assert_eq!((answer.status, answer.header("content-type")), (200, Some("text/event-stream")));
-    until(&mut stream, "vms").await;
+    until(&mut stream, "vms", "").await;
     let out = ann.post("/sign-out", "").await;
     assert!(out.header("set-cookie").unwrap().contains("Max-Age=0"));
-    until(&mut stream, "reload").await;
+    until(&mut stream, "reload", "").await;
     assert_eq!(ann.get("/home").await.status, 303, "the cookie is of no use any more");
     assert_eq!(ann.get("/live/home").await.status, 401);
 
     // A user who is removed from the configuration has no session any more.
     let ann = web.sign_in("ann").await;
     let (_, mut stream) = ann.open("GET", "/live/home", &[], "").await;
-    until(&mut stream, "vms").await;
+    until(&mut stream, "vms", "").await;
     fs::write(web.folder.path().join("config.yaml"), configuration(&["admin"])).unwrap();
-    until(&mut stream, "reload").await;
+    until(&mut stream, "reload", "").await;
     assert_eq!(ann.get("/home").await.status, 303);
     assert_eq!(nobody.sign_in("ann", "secret").await.status, 401);
 
@@ -426,7 +428,7 @@ async fn what_a_vm_brings_in_is_text() {
     assert!(ann.get(&detail).await.body.matches(escaped).count() > 4, "of the event, too");
     for (browser, path) in [(&admin, "/live/list"), (&ann, "/live/home")] {
         let (_, mut stream) = browser.open("GET", path, &[], "").await;
-        let event = until(&mut stream, "vm").await;
+        let event = until(&mut stream, "vm", "").await;
         assert!(event.contains(escaped) && !event.contains("<script>"), "{event}");
     }
 }
@@ -443,13 +445,12 @@ async fn a_page_follows_its_vms_and_knows_of_no_others() {
     let path = format!("/live/home?since={since}");
     let (_, mut stream) = ann.open("GET", &path, &[], "").await;
     let (_, mut list) = admin.open("GET", "/live/list", &[], "").await;
-    let mut seen = until(&mut stream, "vms").await;
+    let mut seen = until(&mut stream, "vms", "").await;
     for name in ["apple", "cherry"] {
         web.set_status(name, json!({ "phase": "Starting" })).await;
     }
-    let event = until(&mut stream, "vm").await;
-    assert!(event.contains("Starting") && event.contains("apple"), "{event}");
-    seen += &event;
+    seen += &until(&mut stream, "vm", "Starting").await;
+    assert!(seen.contains("apple"), "{seen}");
     // She gets a right on another VM, and loses the one on hers.
     let permit = async |name: &str, user: &str| {
         let patch = Patch::Merge(json!({ "spec": { "permissions": [{ "user": user, "may": ["stop"] }] } }));
@@ -457,13 +458,13 @@ async fn a_page_follows_its_vms_and_knows_of_no_others() {
     };
     assert!(!seen.contains("cherry"), "{seen}");
     permit("cherry", "ann").await;
-    assert!(until(&mut stream, "vm").await.contains("cherry"));
+    until(&mut stream, "vm", "cherry").await;
     permit("apple", "bob").await;
-    assert!(until(&mut stream, "gone").await.contains("apple"));
+    until(&mut stream, "gone", "apple").await;
     web.vms().delete("cherry", &Default::default()).await.unwrap();
-    assert!(until(&mut stream, "gone").await.contains("cherry"));
+    until(&mut stream, "gone", "cherry").await;
     // The administrator's page has had all of that.
-    let list = until(&mut list, "gone").await;
+    let list = until(&mut list, "gone", "cherry").await;
     assert!(list.contains("apple") && list.contains("cherry"), "{list}");
 }
 

@@ -1,4 +1,4 @@
-//! What the runner does when the guest's kernel panics. The small guest's kernel has no driver of a watchdog.
+//! What the runner does when the guest's kernel panics, or nobody feeds its watchdog.
 
 use serde_json::json;
 
@@ -56,4 +56,17 @@ fn a_guest_that_panics_stays_down_also_when_its_container_is_started_again() {
     assert!(!runner.log().contains("QEMU started"), "{}", runner.log());
     runner.signal("TERM");
     runner.ends_well("StoppedAfterPanic");
+}
+
+#[test]
+fn a_guest_that_does_not_feed_its_watchdog_is_reset_and_its_status_says_so() {
+    let vm = vm("restart", json!({ "start-watchdog": "start 1" }));
+    let mut runner = vm.start("all");
+    runner.console("guest: watchdog started");
+    runner.logs("condition=\"Running\" status=false reason=\"GuestPanicked\"");
+    runner.says_last("Running", "QEMU runs a");
+    runner.console("guest: starts=2");
+    runner.console("guest: up");
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
 }

@@ -15,12 +15,12 @@ use std::{
 /// second in a debug build.
 const HANG: Duration = Duration::from_secs(120);
 
-/// Does cases with the numbers from the one that is returned on, for `FUZZ_SECONDS`; without it for a short time, and always the same. `again`
-/// says how to do one case again.
-pub fn fuzz(again: impl Fn(u64) -> String, mut case: impl FnMut(u64)) -> u64 {
+/// Does cases with the numbers from the one that is returned on, for `FUZZ_SECONDS`; without it so many as `cases` says, and always the same.
+/// `again` says how to do one case again.
+pub fn fuzz(cases: u64, again: impl Fn(u64) -> String, mut case: impl FnMut(u64)) -> u64 {
     let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
-    let first = if seconds.is_some() { fastrand::u64(..u64::MAX / 2) } else { 0 };
-    let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(5));
+    let end = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let first = if end.is_some() { fastrand::u64(..u64::MAX / 2) } else { 0 };
     let current = Arc::new(AtomicU64::new(first));
     let watched = current.clone();
     thread::spawn(move || {
@@ -36,7 +36,7 @@ pub fn fuzz(again: impl Fn(u64) -> String, mut case: impl FnMut(u64)) -> u64 {
         }
     });
     for number in first.. {
-        if Instant::now() > end {
+        if end.map_or(number == cases, |end| Instant::now() > end) {
             break;
         }
         current.store(number, Ordering::Relaxed);

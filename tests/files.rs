@@ -10,6 +10,8 @@ mod gitops;
 mod import_disk;
 #[path = "files/structure.rs"]
 mod structure;
+#[path = "files/web_assets.rs"]
+mod web_assets;
 #[cfg(feature = "dev")]
 #[path = "xtask/values_table.rs"]
 mod values_table;

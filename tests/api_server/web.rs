@@ -42,6 +42,13 @@ use crate::support::{
     manager::install_crds,
 };
 
+// In a real browser.
+mod browser;
+// What many people with live pages take.
+mod load;
+// Who gets a VM of a pool.
+mod pools;
+
 /// A bcrypt hash of `secret`.
 fn hash() -> &'static str {
     static HASH: OnceLock<String> = OnceLock::new();

@@ -115,6 +115,10 @@ app.kubernetes.io/name: vm-node-devices
 - apiGroups: [vmoperator.jdrupes.org]
   resources: [vmpools]
   verbs: [list, watch]
+# To whom a VM of a pool is assigned.
+- apiGroups: [vmoperator.jdrupes.org]
+  resources: [vms/status]
+  verbs: [patch]
 # Why a VM is not as its spec wants it.
 - apiGroups: [""]
   resources: [pods]

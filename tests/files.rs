@@ -10,11 +10,11 @@ mod gitops;
 mod import_disk;
 #[path = "files/structure.rs"]
 mod structure;
-#[path = "files/web_assets.rs"]
-mod web_assets;
 #[cfg(feature = "dev")]
 #[path = "xtask/values_table.rs"]
 mod values_table;
+#[path = "files/web_assets.rs"]
+mod web_assets;
 
 use std::{fs, path::Path, process::Command};
 

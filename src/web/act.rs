@@ -134,7 +134,8 @@ pub(super) async fn many(
         return Redirect::to("/vms").into_response();
     }
     let frame = value(signed_in.frame());
-    let context = context! { frame => frame, kind => "refused", failures => value(failures), back => "/vms", view => "" };
+    let context =
+        context! { frame => frame, kind => "refused", failures => value(failures), back => "/vms", view => "" };
     app.pages.page(signed_in.language, StatusCode::CONFLICT, "message.html", context)
 }
 

@@ -9,7 +9,11 @@ use kube::{
 use tracing::{info, warn};
 
 use super::{passwords::Attempt, rows::Act};
-use crate::{api::VirtualMachine, process::ErrorChain, relay::{Console, Wish}};
+use crate::{
+    api::VirtualMachine,
+    process::ErrorChain,
+    relay::{Console, Wish},
+};
 
 /// The program's name in events.
 const REPORTER: &str = "vm-operator-web";

@@ -204,7 +204,8 @@ mod tests {
             for (name, _) in TEMPLATES {
                 let event = json!({ "time": evil, "reason": evil, "message": evil, "count": 2, "is_warning": true });
                 let square = json!({ "id": evil, "name": evil, "tone": "free", "user": evil, "last_used": evil, "kept_until": evil, "is_connected": false });
-                let pool = json!({ "namespace": evil, "name": evil, "retention": evil, "problem": evil, "members": [square] });
+                let pool =
+                    json!({ "namespace": evil, "name": evil, "retention": evil, "problem": evil, "members": [square] });
                 let context = context! {
                     frame => value(frame(language)), vm => value(&vm), since => evil, view => "list", script => "console.js", can_take => true, problem => "wrong", kind => "refused", detail => evil, failures => value(json!([{ "name": evil, "kind": "failed", "why": evil }])),
                     back => evil, namespace => evil, name => evil, events => value([event]), pending => [evil], rows => Vec::<String>::new(), pools => value([pool]),

@@ -62,8 +62,10 @@ impl Offers {
         let mut offers = Self { pools: BTreeSet::new(), own: BTreeMap::new() };
         if signed_in.views.user {
             let pools = store.pools().into_iter();
-            offers.pools =
-                pools.filter(|(_, pool)| !rights_in_pool(&signed_in.person, pool).is_empty()).map(|(key, _)| key).collect();
+            offers.pools = pools
+                .filter(|(_, pool)| !rights_in_pool(&signed_in.person, pool).is_empty())
+                .map(|(key, _)| key)
+                .collect();
             vms.for_each(|(key, vm)| offers.change(&signed_in.person, key, Some(vm)));
         }
         offers

@@ -48,7 +48,11 @@ impl Wanted {
 }
 
 /// Decides what is written for all of them: a merge patch, and what is different then. `None`: nothing.
-fn patch(object: &DynamicObject, vm: &VirtualMachine, edits: &[Edit]) -> Result<Option<(serde_json::Value, String)>, Refusal> {
+fn patch(
+    object: &DynamicObject,
+    vm: &VirtualMachine,
+    edits: &[Edit],
+) -> Result<Option<(serde_json::Value, String)>, Refusal> {
     let (mut patch, mut words) = (json!({}), Vec::new());
     for edit in edits {
         if let Decision::Write { patch: one, what, .. } = decide(object, vm, edit, false)? {
@@ -103,7 +107,8 @@ mod tests {
 
     #[test]
     fn only_numbers_and_sizes_are_taken() {
-        let edits = |cpus: &str, ram: &str| Wanted { cpus: cpus.into(), ram: ram.into() }.edits().map(|edits| edits.len());
+        let edits =
+            |cpus: &str, ram: &str| Wanted { cpus: cpus.into(), ram: ram.into() }.edits().map(|edits| edits.len());
         assert_eq!([edits("", ""), edits("2", ""), edits(" 2 ", "4Gi")], [Ok(0), Ok(1), Ok(2)]);
         for (cpus, ram) in [("0", ""), ("-1", ""), ("two", ""), ("1.5", ""), ("", "much"), ("", "-1Gi")] {
             assert!(edits(cpus, ram).is_err(), "{cpus} {ram}");

@@ -407,10 +407,14 @@ mod tests {
         let key = &collection.vms[0].0;
         let mut count = 0;
         let mut render = |language, rights: Rights, can_open_console| {
-            collection.rendered(Look { view: View::Home, language, rights, can_open_console, is_own: false }, key, || {
-                count += 1;
-                String::new()
-            });
+            collection.rendered(
+                Look { view: View::Home, language, rights, can_open_console, is_own: false },
+                key,
+                || {
+                    count += 1;
+                    String::new()
+                },
+            );
         };
         render(Language::English, Rights::all(), true);
         render(Language::English, Rights::all(), true);

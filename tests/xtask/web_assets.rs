@@ -29,7 +29,8 @@ const FILES: [&str; 9] = [
 pub fn build() -> Result<()> {
     let folder = root().join("src/web/browser");
     for arguments in [&["ci", "--no-audit", "--no-fund"][..], &["run", "build"]] {
-        run_loud(Command::new("npm").args(arguments).current_dir(&folder)).context("this takes npm (Node.js 20 or later)")?;
+        run_loud(Command::new("npm").args(arguments).current_dir(&folder))
+            .context("this takes npm (Node.js 20 or later)")?;
     }
     fs::copy(folder.join("node_modules/axe-core/axe.min.js"), root().join(AXE)).context("axe-core")?;
     let mut sums = String::new();

@@ -46,7 +46,6 @@ impl Page {
     async fn go(&self, web: &Web, path: &str) {
         self.open(&format!("http://{}{path}", web.address)).await;
     }
-
 }
 
 fn condition(type_: &str, status: &str, message: &str) -> Value {
@@ -82,10 +81,12 @@ impl Web {
             self.set_status(name, running(node, &format!("10.0.{number}.7"))).await;
         }
         create("build-1", "Stopped", json!({})).await;
-        self.set_status("build-1", json!({ "phase": "Stopped", "conditions": [condition("Running", "False", "")] })).await;
+        self.set_status("build-1", json!({ "phase": "Stopped", "conditions": [condition("Running", "False", "")] }))
+            .await;
         create("build-2", "Running", nobodys.clone()).await;
         let waits = "0/3 nodes are available: 3 Insufficient memory.";
-        self.set_status("build-2", json!({ "phase": "Starting", "conditions": [condition("Ready", "False", waits)] })).await;
+        self.set_status("build-2", json!({ "phase": "Starting", "conditions": [condition("Ready", "False", waits)] }))
+            .await;
         create("old", "Running", nobodys).await;
         let fails = "The disk image https://images.example.com/old.qcow2 does not exist.";
         self.set_status("old", json!({ "phase": "Failed", "conditions": [condition("Ready", "False", fails)] })).await;
@@ -125,7 +126,11 @@ async fn people_see_their_vms_and_act_on_them() {
     shows("old").await;
     admin.go(&web, "/vms?q=state:running,failed&group=node").await;
     shows("old,db-1,web-1,db-2,web-2,mail,web-3").await;
-    admin.until("[...document.querySelectorAll('.group')].map((it) => it.textContent).join() === '(none) 1,n1 2,n2 2,n3 2'").await;
+    admin
+        .until(
+            "[...document.querySelectorAll('.group')].map((it) => it.textContent).join() === '(none) 1,n1 2,n2 2,n3 2'",
+        )
+        .await;
     admin.is_good().await;
     admin.go(&web, "/vms").await;
     admin.press("j").await;
@@ -204,7 +209,11 @@ async fn people_see_their_vms_and_act_on_them() {
         (json!(web.vms().get("build-1").await.unwrap().spec.vm.state) == "Running").then_some(())
     })
     .await;
-    web.set_status("build-1", json!({ "phase": "Starting", "conditions": [condition("Ready", "False", "pulls the image")] })).await;
+    web.set_status(
+        "build-1",
+        json!({ "phase": "Starting", "conditions": [condition("Ready", "False", "pulls the image")] }),
+    )
+    .await;
     page.shows("pulls the image").await;
     for look in [DARK, PHONE, GERMAN] {
         page.look(look).await;
@@ -285,20 +294,28 @@ impl Guest {
             .args(["-machine", "pc,accel=kvm:tcg,graphics=off", "-nodefaults", "-device", "VGA", "-display", "none"])
             .args(["-drive", &format!("file={},format=raw,if=ide", disk.display())])
             .args(["-boot", "menu=on,splash-time=65000", "-vnc", &format!("unix:{}", runtime.vnc().display())])
-            .args(["-chardev", &format!("socket,id=serial,path={},server=on,wait=off", serial.display()), "-serial", "chardev:serial"])
+            .args([
+                "-chardev",
+                &format!("socket,id=serial,path={},server=on,wait=off", serial.display()),
+                "-serial",
+                "chardev:serial",
+            ])
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        let serial = eventually("the guest's serial console", LIMIT, async || UnixStream::connect(&serial).await.ok()).await;
+        let serial =
+            eventually("the guest's serial console", LIMIT, async || UnixStream::connect(&serial).await.ok()).await;
         let (socket, log) = (runtime.console(), folder.path().join("serial.log"));
         tokio::spawn(async move { console::serve(serial, &socket, &log).await });
 
         let certified = rcgen::generate_simple_self_signed(["relay".to_owned()]).unwrap();
         let certificate = certified.cert.pem();
         fs::create_dir(&secret).unwrap();
-        for (name, content) in
-            [("tls.crt", certificate.clone()), ("tls.key", certified.signing_key.serialize_pem()), ("token", TOKEN.to_owned())]
-        {
+        for (name, content) in [
+            ("tls.crt", certificate.clone()),
+            ("tls.key", certified.signing_key.serialize_pem()),
+            ("token", TOKEN.to_owned()),
+        ] {
             fs::write(secret.join(name), content).unwrap();
         }
         let (state, mut listens) = watch::channel(RelayState::default());

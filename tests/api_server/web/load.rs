@@ -47,7 +47,10 @@ async fn two_hundred_live_pages_of_a_thousand_vms() {
     stream::iter(0..VMS).for_each_concurrent(16, create).await;
     let memory = || {
         let status = fs::read_to_string(format!("/proc/{}/status", web.process.id())).unwrap();
-        let kib: u64 = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok()).unwrap();
+        let kib: u64 = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok())
+            .unwrap();
         kib >> 10
     };
     let before = memory();
@@ -86,7 +89,8 @@ async fn two_hundred_live_pages_of_a_thousand_vms() {
     let start = Instant::now();
     let change = async |number: usize| {
         let address = format!("10.77.100.{number}");
-        web.set_status(&format!("vm-{number:04}"), json!({ "addresses": [{ "type": "PodIP", "address": address }] })).await;
+        web.set_status(&format!("vm-{number:04}"), json!({ "addresses": [{ "type": "PodIP", "address": address }] }))
+            .await;
     };
     let changed = async {
         join_all((0..10).map(async |part| {

@@ -66,13 +66,20 @@ async fn each_path_of_a_pool_asks_for_a_right_in_it() {
     }
     assert_eq!([nobody.post(&take, "").await.status, ann.post(&take, "").await.status], [401, 404]);
     let (there, not_there) = (other.post(&start, "").await, other.post(&missing, "").await);
-    assert_eq!((there.status, there.body), (not_there.status, not_there.body), "a pool of others is as one that does not exist");
+    assert_eq!(
+        (there.status, there.body),
+        (not_there.status, not_there.body),
+        "a pool of others is as one that does not exist"
+    );
     assert_eq!(web.holder("desk-1").await, None);
 
     // With her VM she may do what the pool says, and no more.
     assert_eq!(ann.post(&start, "").await.header("location"), Some(web.path("desk-1", "/console").as_str()));
     assert_eq!(ann.get(&web.path("desk-1", "/console")).await.status, 200);
-    assert_eq!([ann.post(&take, "").await.status, ann.post(&web.path("desk-1", "/stop"), "from=home").await.status], [403, 403]);
+    assert_eq!(
+        [ann.post(&take, "").await.status, ann.post(&web.path("desk-1", "/stop"), "from=home").await.status],
+        [403, 403]
+    );
     assert_eq!(other.get(&web.path("desk-1", "")).await.status, 404);
 }
 
@@ -85,12 +92,18 @@ async fn a_person_gets_a_vm_of_a_pool_and_gives_it_back() {
     let (admin, ann, bob) = (web.sign_in("admin").await, web.sign_in("ann").await, web.sign_in("bob").await);
     let space = web.namespace.name();
     let path = |action: &str| format!("/pools/{space}/desks/{action}");
-    eventually("the pool's card", LIMIT, async || ann.get("/home").await.body.contains(&path("start")).then_some(())).await;
+    eventually("the pool's card", LIMIT, async || ann.get("/home").await.body.contains(&path("start")).then_some(()))
+        .await;
     let (_, mut live) = ann.open("GET", "/live/home", &[], "").await;
     until(&mut live, "vms", "pool:").await;
 
     let answer = ann.post(&path("start"), "").await;
-    assert_eq!((answer.status, answer.header("location")), (303, Some(web.path("desk-1", "/console").as_str())), "{}", answer.body);
+    assert_eq!(
+        (answer.status, answer.header("location")),
+        (303, Some(web.path("desk-1", "/console").as_str())),
+        "{}",
+        answer.body
+    );
     assert_eq!(web.holder("desk-1").await.as_deref(), Some("ann"));
     let vm = web.vms().get("desk-1").await.unwrap();
     assert_eq!(json!(vm.spec.vm.state), "Running", "it is started for her");
@@ -140,5 +153,8 @@ async fn a_person_gets_a_vm_of_a_pool_and_gives_it_back() {
         .await;
     }
     let log = std::fs::read_to_string(web.folder.path().join("log")).unwrap();
-    assert!(log.contains("a person has got a VM of a pool") && log.contains("a person has released a VM of a pool"), "{log}");
+    assert!(
+        log.contains("a person has got a VM of a pool") && log.contains("a person has released a VM of a pool"),
+        "{log}"
+    );
 }

@@ -66,8 +66,21 @@ impl Chromium {
     pub async fn start() -> Self {
         let profile = TempDir::new().unwrap();
         let mut process = Command::new("chromium")
-            .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0", "--hide-scrollbars"])
-            .args(["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--force-color-profile=srgb"])
+            .args([
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--remote-debugging-port=0",
+                "--hide-scrollbars",
+            ])
+            .args([
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+                "--force-color-profile=srgb",
+            ])
             .arg(format!("--user-data-dir={}", profile.path().display()))
             .arg("about:blank")
             .stdin(Stdio::null())
@@ -339,7 +352,8 @@ impl Page {
         self.value(&rename).await.unwrap();
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         for (format, folder) in [("webp", "docs/images"), ("png", ".dev/pictures")] {
-            let options = if format == "webp" { json!({ "format": format, "quality": 80 }) } else { json!({ "format": format }) };
+            let options =
+                if format == "webp" { json!({ "format": format, "quality": 80 }) } else { json!({ "format": format }) };
             let data = self.call("Page.captureScreenshot", options).await["data"].clone();
             let k8s_openapi::ByteString(bytes) = serde_json::from_value(data).unwrap();
             std::fs::create_dir_all(root.join(folder)).unwrap();

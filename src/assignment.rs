@@ -73,17 +73,21 @@ pub struct Pool {
     pub generation: Option<i64>,
     /// How long its VMs stay with their users.
     pub retention: Result<Retention, RetentionError>,
+    /// How many of the VMs that are assigned to nobody are to run.
+    pub warm: usize,
 }
 
 impl Pool {
-    /// A pool as the API server has it. Nothing but its retention is read, so that no other field is in the way.
+    /// A pool as the API server has it. Of its spec only these fields are read, so that no other one is in the way.
     pub fn read(pool: &DynamicObject) -> Self {
         let retention = match pool.data.pointer("/spec/retention") {
             None => Retention::parse(DEFAULT_RETENTION),
             Some(Value::String(text)) => Retention::parse(text),
             Some(_) => Err(RetentionError::NoText),
         };
-        Self { name: pool.name_any(), generation: pool.metadata.generation, retention }
+        let warm = pool.data.pointer("/spec/warm").and_then(Value::as_u64).unwrap_or_default();
+        let warm = usize::try_from(warm).unwrap_or(usize::MAX);
+        Self { name: pool.name_any(), generation: pool.metadata.generation, retention, warm }
     }
 }
 

@@ -241,6 +241,23 @@ impl PoolHandle {
         if pending.as_deref() == Some(id) { self.start(&vm, id).await } else { Ok(false) }
     }
 
+    /// Starts a VM that is assigned to nobody, so that it is warm. Returns whether it was started: somebody may have got it meanwhile.
+    ///
+    /// # Errors
+    /// As those of [`Self::start`].
+    pub async fn warm(&self, vm: &str) -> Result<bool, PoolError> {
+        let vm = match self.vms().get(vm).await {
+            Ok(StoredVm(vm)) => vm,
+            Err(kube::Error::Api(answer)) if answer.code == 404 => return Ok(false),
+            Err(error) => return Err(PoolError::api("get", "vms")(error)),
+        };
+        let member = member(&vm, (self.clock)());
+        if member.held.is_some() || member.is_deleted || member.start != Start::Needed {
+            return Ok(false);
+        }
+        self.start_as(&vm, None).await
+    }
+
     /// Makes a VM nobody's, and returns it, and the user who had it. `None`: it was nobody's.
     ///
     /// # Errors
@@ -322,6 +339,10 @@ impl PoolHandle {
     /// # Errors
     /// If it may not be started, or the API server refuses.
     pub async fn start(&self, vm: &VirtualMachine, id: &str) -> Result<bool, PoolError> {
+        self.start_as(vm, Some(id)).await
+    }
+
+    async fn start_as(&self, vm: &VirtualMachine, id: Option<&str>) -> Result<bool, PoolError> {
         let name = vm.name_any();
         let refused = |refusal| PoolError::Start { vm: name.clone(), refusal };
         let decision =
@@ -331,9 +352,11 @@ impl PoolHandle {
             Decision::Write { change: Change::Merge(body) | Change::Apply(body), .. } => (body, true),
         };
         patch["metadata"]["resourceVersion"] = json!(vm.resource_version());
-        match &mut patch["metadata"]["annotations"] {
-            Value::Object(annotations) => drop(annotations.insert(STARTED_FOR_ANNOTATION.into(), json!(id))),
-            annotations => *annotations = json!({ STARTED_FOR_ANNOTATION: id }),
+        if let Some(id) = id {
+            match &mut patch["metadata"]["annotations"] {
+                Value::Object(annotations) => drop(annotations.insert(STARTED_FOR_ANNOTATION.into(), json!(id))),
+                annotations => *annotations = json!({ STARTED_FOR_ANNOTATION: id }),
+            }
         }
         let answer = self.vms().patch(&name, &self.parameters(), &Patch::Merge(&patch)).await;
         let written = unless_changed(answer).map_err(PoolError::api("patch", "vms"))?;

@@ -57,6 +57,11 @@ pub struct VmPoolSpec {
     /// Whether the login agent logs the user in when a VM is assigned.
     #[serde(default)]
     pub login_on_assignment: bool,
+    /// How many of the VMs that are assigned to nobody run, so that whoever gets one need not wait for its boot. The manager starts VMs for that, and
+    /// stops none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(max = 1000))]
+    pub warm: u32,
     /// Who may use the pool.
     #[schemars(length(max = 256))]
     pub permissions: Vec<PoolPermission>,
@@ -103,6 +108,11 @@ pub struct VmPoolStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 fn one_hour() -> String {

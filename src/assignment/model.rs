@@ -69,7 +69,7 @@ fn at(seconds: i64) -> Timestamp {
 }
 
 fn pool(name: &str, retention: &str) -> Pool {
-    Pool { name: name.into(), generation: Some(1), retention: Retention::parse(retention) }
+    Pool { name: name.into(), generation: Some(1), retention: Retention::parse(retention), warm: 0 }
 }
 
 impl World {

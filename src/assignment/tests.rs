@@ -320,6 +320,34 @@ fn a_user_keeps_one_vm_of_a_pool() {
 }
 
 #[test]
+fn a_pool_keeps_as_many_free_vms_running_as_it_wants() {
+    let warm = |wanted: serde_json::Value| {
+        let pool = json!({ "metadata": { "name": "desktops" }, "spec": { "retention": "PT1h", "warm": wanted } });
+        Pools::from([("desktops".to_owned(), Pool::read(&serde_json::from_value(pool).unwrap()))])
+    };
+    let warmed =
+        |wanted: i64, members: &[Member]| kept_up(&warm(json!(wanted)), members).warmed.into_iter().collect::<Vec<_>>();
+    let stopped = |name: &str| member(name, |_| ());
+    let running = |name: &str| member(name, |member| member.start = Start::Runs);
+    let refused = |name: &str| member(name, |member| member.start = Start::Refused);
+    let all = [stopped("c"), refused("a"), stopped("b"), of("used", "ann", 0, 0)];
+    assert!(warmed(0, &all).is_empty());
+    assert_eq!(warmed(1, &all), ["b"], "by name; Git says that a is stopped");
+    assert_eq!(warmed(5, &all), ["b", "c"], "as many as there are");
+    assert_eq!(warmed(2, &[running("a"), stopped("b"), stopped("c")]), ["b"]);
+    assert!(warmed(1, &[running("z"), stopped("a")]).is_empty());
+    let deleted = member("a", |member| member.is_deleted = true);
+    let other = member("b", |member| member.pools = ["others".to_owned()].into());
+    assert!(warmed(3, &[deleted, other]).is_empty());
+    assert!(kept_up(&warm(json!("many")), &all).warmed.is_empty(), "what can't be read starts nothing");
+    // A VM of two pools is started once, and counts for both.
+    let both = |name: &str| member(name, |member| member.pools = ["desktops".to_owned(), "labs".to_owned()].into());
+    let mut pools = warm(json!(1));
+    pools.insert("labs".into(), Pool { name: "labs".into(), ..pools["desktops"].clone() });
+    assert_eq!(kept_up(&pools, &[both("a"), both("b")]).warmed, ["a".to_owned()].into());
+}
+
+#[test]
 fn the_status_of_a_pool() {
     let members = [
         member("free", |_| ()),

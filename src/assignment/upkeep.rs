@@ -14,16 +14,19 @@
 //! | is to be started for its assignment, and is not after [`UNFINISHED`] | it is started |
 //! | all others | nothing |
 //!
+//! **Warm VMs.** If fewer VMs of a pool than its `warm` are assigned to nobody and should run, others that are assigned to nobody are started, by name.
+//! None is stopped. A VM that can't be started, because Git says that it is stopped, does not count.
+//!
 //! [`Upkeep::next`] is the earliest time at which another line would fit although nothing else has changed.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
     jiff::{SignedDuration, Timestamp},
 };
 
-use super::{GRACE, Held, Member, Pool, Pools, Write, later};
+use super::{GRACE, Held, Member, Pool, Pools, Start, Write, later};
 use crate::api::{
     conditions::{self, READY},
     pool::{VmPoolStatus, reasons},
@@ -41,6 +44,8 @@ pub struct Upkeep {
     pub writes: Vec<(Why, Write)>,
     /// The VMs to start, each with the ID of the assignment for which that is.
     pub starts: Vec<(String, String)>,
+    /// The VMs that are assigned to nobody and are to be started, so that they are warm.
+    pub warmed: BTreeSet<String>,
     /// How the VMs of each pool are.
     pub counts: BTreeMap<String, Counts>,
     /// When something is due although nothing changes until then.
@@ -75,7 +80,8 @@ pub struct Counts {
 
 /// What is to be done for the pools of a namespace. `pools` are all of them: an assignment from another one ends.
 pub fn upkeep(pools: &Pools, members: &[Member], now: Timestamp) -> Upkeep {
-    let mut upkeep = Upkeep { counts: counts(pools, members, now), ..Upkeep::default() };
+    let mut upkeep =
+        Upkeep { counts: counts(pools, members, now), warmed: warmed(pools, members), ..Upkeep::default() };
     let kept = kept(members);
     for member in members.iter().filter(|member| !member.is_deleted) {
         let Some((held, pool)) = member.held.as_ref().and_then(|held| Some((held, held.pool.as_ref()?))) else {
@@ -127,6 +133,25 @@ impl Upkeep {
             self.next = Some(self.next.map_or(time, |next| next.min(time)));
         }
     }
+}
+
+/// The VMs that are to be started so that each pool has as many warm ones as it wants.
+fn warmed(pools: &Pools, members: &[Member]) -> BTreeSet<String> {
+    let mut warmed = BTreeSet::<String>::new();
+    for pool in pools.values().filter(|pool| pool.warm > 0) {
+        let free = members.iter().filter(|member| {
+            member.held.is_none()
+                && !member.is_deleted
+                && member.pools.contains(&pool.name)
+                && member.start != Start::Refused
+        });
+        let (runs, mut others): (Vec<_>, Vec<_>) =
+            free.partition(|member| member.start == Start::Runs || warmed.contains(&member.name));
+        others.sort_by_key(|member| &member.name);
+        let missing = pool.warm.saturating_sub(runs.len());
+        warmed.extend(others.into_iter().take(missing).map(|member| member.name.clone()));
+    }
+    warmed
 }
 
 /// When the user used the VM, if that is to be noted, and when it is to be noted again.

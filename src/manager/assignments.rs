@@ -222,6 +222,17 @@ impl Assignments {
                 Err(error) => result = result.and(Err(of_vm(error))),
             }
         }
+        for vm in &upkeep.warmed {
+            let name = format!("{namespace}/{vm}");
+            match handle.warm(vm).await {
+                Ok(true) => info!(vm = name, "started the VM, so that its pool has a warm one"),
+                Ok(false) => {}
+                Err(error @ PoolError::Start { .. }) => {
+                    debug!(vm = name, error = %ErrorChain(&error), "not started to be warm")
+                }
+                Err(source) => result = result.and(Err(KeepError::Vm { vm: name, source })),
+            }
+        }
         for (name, known) in known {
             let counts = upkeep.counts.get(*name).copied().unwrap_or_default();
             let wanted = status(&known.pool, counts, &known.status.conditions, now);

@@ -11,7 +11,7 @@ use crate::{
 
 /// What decides of a pool.
 pub(super) fn pool(name: &str, spec: &VmPoolSpec) -> Pool {
-    Pool { name: name.to_owned(), generation: None, retention: Retention::parse(&spec.retention) }
+    Pool { name: name.to_owned(), generation: None, retention: Retention::parse(&spec.retention), warm: 0 }
 }
 
 /// Until when a VM is kept for whoever has it. `None`: for ever, or that is not known.

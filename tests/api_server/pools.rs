@@ -81,6 +81,36 @@ async fn pool_when(ns: &ManagedNamespace, name: &str, wanted: [u32; 4], reason: 
     .await;
 }
 
+/// A pool with a warm VM: whoever gets that one finds it running, and the next one is started.
+#[tokio::test]
+async fn a_pool_keeps_a_free_vm_booted() {
+    let ns = ManagedNamespace::new("pool-warm").await;
+    create_pool(&ns, POOL, "PT1h").await;
+    create_members(&ns, &["apple", "pear", "plum"]).await;
+    // Git says that this one is stopped.
+    let applied = json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": "apple" },
+        "spec": { "vm": { "state": "Stopped" } },
+    });
+    let git = PatchParams::apply("kustomize-controller").force();
+    ns.api::<VirtualMachine>().patch("apple", &git, &Patch::Apply(&applied)).await.unwrap();
+    let patch = Patch::Merge(json!({ "spec": { "warm": 1 } }));
+    ns.api::<VmPool>().patch(POOL, &PatchParams::default(), &patch).await.unwrap();
+    ns.vm_with_reason("pear", "Starting").await;
+    let is_on = async |name: &str| vm(&ns, name).await.spec.vm.state == PowerState::Running;
+    assert_eq!((is_on("apple").await, is_on("plum").await), (false, false));
+    ns.report("pear", true, "Started").await;
+    ns.vm_with_reason("pear", "Running").await;
+
+    let assigned = handle(&ns, Timestamp::now).assign(POOL, &user("ann")).await.unwrap();
+    assert_eq!((assigned.vm.name_any().as_str(), assigned.is_new, assigned.is_started), ("pear", true, false));
+    ns.vm_with_reason("plum", "Starting").await;
+    // Given back, it goes on running.
+    handle(&ns, Timestamp::now).release(POOL, "ann", None).await.unwrap();
+    pool_when(&ns, POOL, [3, 3, 0, 0], reasons::USABLE).await;
+    assert!(is_on("pear").await && is_on("plum").await && !is_on("apple").await);
+}
+
 #[tokio::test]
 async fn a_person_gets_a_vm_of_a_pool_by_the_commands() {
     let ns = ManagedNamespace::new("pool-commands").await;

@@ -47,6 +47,16 @@ impl Audit {
         }
     }
 
+    /// A person has signed in with a provider of OpenID Connect.
+    pub fn signed_in_by(&self, provider: &str, user: &str, from: IpAddr) {
+        info!(user, provider, %from, "a person has signed in");
+    }
+
+    /// Somebody who came from a provider of OpenID Connect was not let in.
+    pub fn not_signed_in_by(&self, provider: &str, from: IpAddr, why: &str) {
+        warn!(provider, %from, why, "a person could not sign in");
+    }
+
     /// Somebody has signed out.
     pub fn signed_out(&self, user: &str) {
         info!(user, "a person has signed out");

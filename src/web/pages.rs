@@ -21,10 +21,11 @@ use sha2::{Digest, Sha256};
 use super::language::{Language, Texts};
 
 /// All templates, by their names.
-pub(super) const TEMPLATES: [(&str, &str); 10] = [
+pub(super) const TEMPLATES: [(&str, &str); 11] = [
     ("base.html", include_str!("templates/base.html")),
     ("parts.html", include_str!("templates/parts.html")),
     ("sign-in.html", include_str!("templates/sign-in.html")),
+    ("signed-out.html", include_str!("templates/signed-out.html")),
     ("list.html", include_str!("templates/list.html")),
     ("row.html", include_str!("templates/row.html")),
     ("home.html", include_str!("templates/home.html")),
@@ -185,6 +186,7 @@ mod tests {
                 let context = context! {
                     frame => value(frame(language)), vm => value(&vm), since => evil, view => "list", id => evil, name => evil, can_take => true, problem => "wrong", kind => "refused", detail => evil,
                     back => evil, events => value([event]), pending => [evil], rows => Vec::<String>::new(),
+                    providers => value([json!({ "path": evil, "name": evil })]), has_users => true, url => evil, provider => evil,
                     explanation => value(json!({ "line": evil, "cause": { "whatToDo": evil } })),
                 };
                 let page = pages.part(language, name, context).unwrap_or_else(|error| panic!("{name}: {error:#}"));

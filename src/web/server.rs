@@ -45,8 +45,9 @@ use tracing::debug;
 use super::{
     act,
     app::App,
-    console, detail, list, live, pages, sign_in,
+    console, detail, list, live, pages, sign_in, sign_in_oidc,
     signed_in::{self, SignedIn},
+    site::CALLBACK,
 };
 use crate::process::signals::terminated;
 
@@ -75,6 +76,8 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
     let pages = Router::new()
         .route("/", get(list::first))
         .route("/sign-in", get(sign_in::form).post(sign_in::sign_in))
+        .route("/sign-in/oidc/{name}", get(sign_in_oidc::begin))
+        .route(CALLBACK, get(sign_in_oidc::callback))
         .route("/sign-out", post(sign_in::sign_out))
         .route("/home", get(list::home))
         .route("/vms", get(list::list))

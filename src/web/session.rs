@@ -15,6 +15,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use super::provider::Profile;
 use crate::process::lock;
 
 /// The cookie. A browser takes a name with this prefix only over HTTPS (or from this computer), for this host and for all paths.
@@ -27,14 +28,23 @@ pub(super) const LONGEST: SignedDuration = SignedDuration::from_hours(12);
 /// How old the last use in a cookie may be before the cookie is written again.
 const REFRESH: SignedDuration = SignedDuration::from_mins(1);
 
+/// By what a person has signed in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum SignIn {
+    /// With the password of the user of that name.
+    Password(String),
+    /// With the provider of that name, and what it says of her. Who she is here follows from that with each request.
+    Provider(String, Profile),
+}
+
 /// The content of the cookie.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Session {
     /// A random name: it says nothing about the user.
     pub id: String,
-    /// The user.
-    pub user: String,
-    /// When the user signed in, in seconds since 1970.
+    /// By what the person has signed in.
+    pub by: SignIn,
+    /// When she signed in, in seconds since 1970.
     since: i64,
     /// When the session was used last, in seconds since 1970.
     used: i64,
@@ -45,11 +55,11 @@ impl Session {
     ///
     /// # Errors
     /// If the operating system has no random numbers.
-    pub fn begin(user: &str, now: Timestamp) -> Result<Self, getrandom::Error> {
+    pub fn begin(by: SignIn, now: Timestamp) -> Result<Self, getrandom::Error> {
         let mut id = [0; 16];
         getrandom::fill(&mut id)?;
         let now = now.as_second();
-        Ok(Self { id: format!("{:032x}", u128::from_be_bytes(id)), user: user.to_owned(), since: now, used: now })
+        Ok(Self { id: format!("{:032x}", u128::from_be_bytes(id)), by, since: now, used: now })
     }
 
     /// When it ends, if it was last used at the later of these times.
@@ -160,13 +170,17 @@ mod tests {
     use super::*;
     use crate::test_support::noon;
 
+    fn begin(now: Timestamp) -> Result<Session, getrandom::Error> {
+        Session::begin(SignIn::Password("ann".into()), now)
+    }
+
     fn after(minutes: i64) -> Timestamp {
         noon() + SignedDuration::from_mins(minutes)
     }
 
     #[test]
     fn a_session_ends_when_it_is_not_used_and_after_its_longest_time() {
-        let session = Session::begin("ann", noon()).unwrap();
+        let session = begin(noon()).unwrap();
         let (idle, longest) = (IDLE.as_mins(), LONGEST.as_mins());
         let sessions = Sessions::default();
         assert!(sessions.used(&session, after(idle - 1)));
@@ -186,14 +200,14 @@ mod tests {
 
     #[test]
     fn a_look_at_a_session_is_no_use() {
-        let (session, sessions) = (Session::begin("ann", noon()).unwrap(), Sessions::default());
+        let (session, sessions) = (begin(noon()).unwrap(), Sessions::default());
         assert!(sessions.goes_on(&session, after(IDLE.as_mins() - 1), false));
         assert!(!sessions.goes_on(&session, after(IDLE.as_mins()), false));
     }
 
     #[test]
     fn a_session_that_was_ended_does_not_come_back_with_its_cookie() {
-        let (session, other) = (Session::begin("ann", noon()).unwrap(), Session::begin("ann", noon()).unwrap());
+        let (session, other) = (begin(noon()).unwrap(), begin(noon()).unwrap());
         assert_ne!(session.id, other.id);
         let sessions = Sessions::default();
         sessions.end(&session, noon());
@@ -204,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_cookie_is_written_again_after_a_minute() {
-        let session = Session::begin("ann", noon()).unwrap();
+        let session = begin(noon()).unwrap();
         assert_eq!(session.used_at(noon()), None);
         let later = session.used_at(after(1)).unwrap();
         assert_eq!((later.since, later.used - session.used), (session.since, 60));
@@ -214,7 +228,7 @@ mod tests {
     #[tokio::test]
     async fn whoever_waits_for_the_end_is_told() {
         let now = Timestamp::now();
-        let (session, sessions) = (Session::begin("ann", now).unwrap(), Sessions::default());
+        let (session, sessions) = (begin(now).unwrap(), Sessions::default());
         assert!(sessions.used(&session, now));
         let waits = tokio::spawn({
             let (session, sessions) = (session.clone(), sessions.clone());
@@ -222,7 +236,7 @@ mod tests {
         });
         sessions.end(&session, now);
         waits.await.unwrap();
-        let old = Session::begin("ann", now - LONGEST).unwrap();
+        let old = begin(now - LONGEST).unwrap();
         assert!(!sessions.used(&old, now));
         sessions.ended(&old).await;
     }

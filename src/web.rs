@@ -28,6 +28,8 @@ mod openid;
 mod pages;
 mod passwords;
 mod provider;
+mod revocation;
+mod revoked;
 mod rights;
 mod rows;
 mod server;
@@ -50,7 +52,7 @@ use std::{
 
 use anyhow::Context;
 use k8s_openapi::jiff::Timestamp;
-use kube::Client;
+use kube::{Api, Client};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -61,6 +63,7 @@ use self::{
     openid::OpenId,
     pages::Pages,
     passwords::Passwords,
+    revocation::Revocations,
     session::Sessions,
     settings::Settings,
     store::Store,
@@ -87,6 +90,8 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     /// A file with the secrets from which the keys of cookies are made, a line each; without one, a new key each time.
     pub session_key: Option<PathBuf>,
+    /// The Secret of the program's own namespace that has the sessions which have ended before their time.
+    pub sessions_secret: String,
     /// The origins of the site, if a proxy changes the `Host` of requests.
     pub origins: Vec<String>,
 }
@@ -102,8 +107,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let keys = keys(options.session_key.as_deref())?;
     let mut kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
     name_client(&mut kubeconfig, "vm-operator-web");
-    let home = || Scope::of(vec![kubeconfig.default_namespace.clone()]);
-    let scope = options.scope.or(config.namespace).unwrap_or_else(home);
+    let own_namespace = kubeconfig.default_namespace.clone();
+    let scope = options.scope.or(config.namespace).unwrap_or_else(|| Scope::of(vec![own_namespace.clone()]));
     let client = Client::try_from(kubeconfig).context("make a client for the API server")?;
 
     let (address, most) = (options.listen.unwrap_or_else(|| settings.address()), settings.most_connections());
@@ -116,6 +121,9 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     if let Some(file) = options.session_key {
         tokio::spawn(follow_keys(file, changed));
     }
+    let sessions = Sessions::default();
+    let revocations = Revocations::new(Api::namespaced(client.clone(), &own_namespace), options.sessions_secret);
+    let are_sessions_known = revocations.follow(sessions.clone());
     let mut epoch = [0; 4];
     getrandom::fill(&mut epoch).context("random numbers")?;
     let app = App::new(Parts {
@@ -123,7 +131,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         audit: Audit::new(client.clone(), std::env::var("HOSTNAME").ok()),
         client,
         store,
-        sessions: Sessions::default(),
+        sessions,
+        are_sessions_known,
         keys,
         passwords: Passwords::new(),
         openid: OpenId::default(),
@@ -140,6 +149,20 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     info!(%address, namespaces = %scope, "the web interface listens");
     server::serve(listener, routes, most, ending).await;
     Ok(())
+}
+
+/// Ends all sessions that a user has begun until now, at all replicas: by the Secret of that name, in the namespace of the web interface (by default the one
+/// of the service account or kubeconfig).
+///
+/// # Errors
+/// If no API server is configured, or it refuses the change.
+pub async fn revoke(user: &str, namespace: Option<&str>, secret: String) -> anyhow::Result<()> {
+    let mut kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
+    name_client(&mut kubeconfig, "vm-operator-web");
+    let namespace = namespace.unwrap_or(&kubeconfig.default_namespace).to_owned();
+    let client = Client::try_from(kubeconfig).context("make a client for the API server")?;
+    let revocations = Revocations::new(Api::namespaced(client, &namespace), secret.clone());
+    revocations.end_user(user).await.with_context(|| format!("Secret {namespace}/{secret}"))
 }
 
 /// Reads the configuration. A file that does not exist means the defaults: the ConfigMap that it comes from is optional.

@@ -33,6 +33,8 @@ pub(super) struct Parts {
     pub store: Arc<Store>,
     /// Who has signed out, and who is there.
     pub sessions: Sessions,
+    /// Whether those that have ended elsewhere are known, or can't be.
+    pub are_sessions_known: watch::Receiver<bool>,
     /// The keys of cookies.
     pub keys: watch::Receiver<Arc<Keys>>,
     /// Compares passwords.

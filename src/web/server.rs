@@ -115,10 +115,13 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
 }
 
 async fn ready(State(app): State<App>) -> Response {
-    match app.store.is_complete() {
-        true => "[+] vms: listed\n".into_response(),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "[-] vms: not listed yet\n").into_response(),
-    }
+    let parts = [
+        (app.store.is_complete(), "[+] vms: listed\n", "[-] vms: not listed yet\n"),
+        (*app.are_sessions_known.borrow(), "[+] sessions: known\n", "[-] sessions: those that have ended are not known yet\n"),
+    ];
+    let text: String = parts.iter().map(|(is_ready, yes, no)| if *is_ready { *yes } else { *no }).collect();
+    let is_ready = parts.iter().all(|(is_ready, ..)| *is_ready);
+    (if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text).into_response()
 }
 
 /// A path that does not exist. Who is not signed in learns nothing about paths.

@@ -79,7 +79,7 @@ pub(super) async fn sign_in(
         Attempt::Right => match Session::begin(SignIn::Password(user), now) {
             Ok(session) => {
                 if let Some(Extension(former)) = former {
-                    app.sessions.end(&former.session, now);
+                    app.sessions.end(&former.session);
                 }
                 (app.keys_now().jar().add(session.cookie()), Redirect::to("/")).into_response()
             }
@@ -93,7 +93,7 @@ pub(super) async fn sign_in(
 
 /// `POST /sign-out`. The session ends, and with it all its pages and consoles.
 pub(super) async fn sign_out(State(app): State<App>, headers: HeaderMap, signed_in: SignedIn) -> Response {
-    app.sessions.end(&signed_in.session, Timestamp::now());
+    app.sessions.end(&signed_in.session);
     app.audit.signed_out(&signed_in.person.user);
     let mut cookie = Session::no_cookie();
     cookie.make_removal();

@@ -130,7 +130,7 @@ pub(super) async fn callback(
                     };
                     app.audit.signed_in_by(&provider, &person.user, from.ip());
                     if let Some(Extension(former)) = former {
-                        app.sessions.end(&former.session, now);
+                        app.sessions.end(&former.session);
                     }
                     return (jar.add(session.cookie()), Redirect::to("/")).into_response();
                 }

@@ -76,7 +76,7 @@ pub(super) async fn identify(State(app): State<App>, mut request: Request, next:
     let signed_in = session.and_then(|session| {
         let settings = app.settings_now();
         let person = settings.person(&session.by).ok()?;
-        let is_there = app.sessions.goes_on(&session, now, is_use);
+        let is_there = app.sessions.goes_on(&session, &person.user, now, is_use);
         let views = settings.views(&person);
         is_there.then(|| SignedIn { session, person, views, language: language(request.headers()), settings })
     });

@@ -3,6 +3,7 @@
 mod oidc;
 mod oidc_provider;
 mod replica;
+mod sessions;
 
 use std::{
     fs,

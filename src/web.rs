@@ -40,6 +40,7 @@ mod sign_in_oidc;
 mod signed_in;
 mod site;
 mod store;
+mod tls;
 mod web_client;
 
 use std::{
@@ -54,6 +55,7 @@ use anyhow::Context;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
 use tokio::sync::watch;
+use tokio_rustls::rustls::ServerConfig;
 use tracing::{error, info, warn};
 
 use self::{
@@ -92,6 +94,8 @@ pub struct Options {
     pub session_key: Option<PathBuf>,
     /// The Secret of the program's own namespace that has the sessions which have ended before their time.
     pub sessions_secret: String,
+    /// The files with the certificate and its key, if the program itself speaks HTTPS.
+    pub tls: Option<(PathBuf, PathBuf)>,
     /// The origins of the site, if a proxy changes the `Host` of requests.
     pub origins: Vec<String>,
 }
@@ -105,6 +109,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let (settings, config) = load(options.config.as_deref())?;
     settings.warnings.iter().for_each(|warning| warn!("{warning}"));
     let keys = keys(options.session_key.as_deref())?;
+    let tls = options.tls.as_ref().map(|(certificate, key)| tls::load(certificate, key)).transpose()?;
     let mut kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
     name_client(&mut kubeconfig, "vm-operator-web");
     let own_namespace = kubeconfig.default_namespace.clone();
@@ -121,6 +126,11 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     if let Some(file) = options.session_key {
         tokio::spawn(follow_keys(file, changed));
     }
+    let tls = options.tls.zip(tls).map(|((certificate, key), config)| {
+        let (changed, tls) = watch::channel(config);
+        tokio::spawn(follow_certificate(certificate, key, changed));
+        tls
+    });
     let sessions = Sessions::default();
     let revocations = Revocations::new(Api::namespaced(client.clone(), &own_namespace), options.sessions_secret);
     let are_sessions_known = revocations.follow(sessions.clone());
@@ -136,7 +146,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         keys,
         passwords: Passwords::new(),
         openid: OpenId::default(),
-        is_https: false,
+        is_https: options.tls.is_some(),
         pages: Pages::new().context("the built-in templates")?,
         epoch: u32::from_be_bytes(epoch),
         origins: options.origins.clone(),
@@ -146,8 +156,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let routes = server::routes(app, &options.origins)?;
     let listener = server::listen(address).await.with_context(|| format!("listen on {address}"))?;
     let address = listener.local_addr().context("the address that was taken")?;
-    info!(%address, namespaces = %scope, "the web interface listens");
-    server::serve(listener, routes, most, ending).await;
+    info!(%address, https = tls.is_some(), namespaces = %scope, "the web interface listens");
+    server::serve(listener, tls, routes, most, ending).await;
     Ok(())
 }
 
@@ -216,6 +226,18 @@ async fn follow_keys(file: PathBuf, changed: watch::Sender<Arc<Keys>>) {
         }
     };
     on_change(&[&file], read).await;
+}
+
+/// Reads the certificate and its key again when their files change.
+async fn follow_certificate(certificate: PathBuf, key: PathBuf, changed: watch::Sender<Arc<ServerConfig>>) {
+    let read = || match tls::load(&certificate, &key) {
+        Ok(config) => {
+            info!(file = %certificate.display(), "the certificate has changed");
+            changed.send_replace(config);
+        }
+        Err(error) => error!(error = format!("{error:#}"), "the certificate can't be used; the last good one stays in force"),
+    };
+    on_change(&[&certificate, &key], read).await;
 }
 
 /// Calls `read` whenever the content of one of the files has changed.

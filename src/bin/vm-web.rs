@@ -12,7 +12,7 @@ use vm_operator::{
 /// Shows people their virtual machines in a browser until told to end (SIGTERM).
 ///
 /// The API server is the one that KUBECONFIG names or, in a cluster, the cluster's own. Browsers keep a session only over HTTPS, or on this
-/// computer: put a proxy with a certificate in front of it.
+/// computer: give it a certificate, or put a proxy with one in front of it.
 #[derive(Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
 struct Arguments {
@@ -62,6 +62,12 @@ struct Serve {
     session_key: Option<PathBuf>,
     #[command(flatten)]
     secret: SessionsSecret,
+    /// A file with a certificate (PEM, with those of its issuers): it speaks HTTPS. The file is read again when it changes.
+    #[arg(long, env = "VM_WEB_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// A file with the certificate's key (PEM).
+    #[arg(long, env = "VM_WEB_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// The origin under which people reach it, such as https://vms.example.com, if a proxy changes the Host of requests. May be repeated.
     #[arg(long = "origin", env = "VM_WEB_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     origins: Vec<String>,
@@ -77,9 +83,10 @@ fn address(text: &str) -> Result<SocketAddr, &'static str> {
 
 fn main() -> ExitCode {
     let Arguments { command, serve } = Arguments::parse();
-    let Serve { config, namespace, listen, session_key, secret, origins, log_format } = serve;
+    let Serve { config, namespace, listen, session_key, secret, tls_cert, tls_key, origins, log_format } = serve;
     let scope = (!namespace.is_empty()).then(|| Scope::of(namespace));
-    let options = Options { config, scope, listen, session_key, sessions_secret: secret.sessions_secret, origins };
+    let (sessions_secret, tls) = (secret.sessions_secret, tls_cert.zip(tls_key));
+    let options = Options { config, scope, listen, session_key, sessions_secret, tls, origins };
     log::run_on_one_thread(log_format, async {
         let done = match command {
             None => web::run(options).await,

@@ -18,6 +18,7 @@
 mod act;
 mod app;
 mod audit;
+mod connection;
 mod console;
 mod detail;
 mod keys;
@@ -126,6 +127,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     if let Some(file) = options.session_key {
         tokio::spawn(follow_keys(file, changed));
     }
+    let is_https = tls.is_some();
     let tls = options.tls.zip(tls).map(|((certificate, key), config)| {
         let (changed, tls) = watch::channel(config);
         tokio::spawn(follow_certificate(certificate, key, changed));
@@ -146,7 +148,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         keys,
         passwords: Passwords::new(),
         openid: OpenId::default(),
-        is_https: options.tls.is_some(),
+        is_https,
         pages: Pages::new().context("the built-in templates")?,
         epoch: u32::from_be_bytes(epoch),
         origins: options.origins.clone(),
@@ -156,7 +158,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let routes = server::routes(app, &options.origins)?;
     let listener = server::listen(address).await.with_context(|| format!("listen on {address}"))?;
     let address = listener.local_addr().context("the address that was taken")?;
-    info!(%address, https = tls.is_some(), namespaces = %scope, "the web interface listens");
+    info!(%address, https = is_https, namespaces = %scope, "the web interface listens");
     server::serve(listener, tls, routes, most, ending).await;
     Ok(())
 }
@@ -235,7 +237,9 @@ async fn follow_certificate(certificate: PathBuf, key: PathBuf, changed: watch::
             info!(file = %certificate.display(), "the certificate has changed");
             changed.send_replace(config);
         }
-        Err(error) => error!(error = format!("{error:#}"), "the certificate can't be used; the last good one stays in force"),
+        Err(error) => {
+            error!(error = format!("{error:#}"), "the certificate can't be used; the last good one stays in force")
+        }
     };
     on_change(&[&certificate, &key], read).await;
 }

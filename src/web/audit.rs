@@ -66,14 +66,19 @@ impl Audit {
     pub async fn acted(&self, user: &str, vm: &VirtualMachine, act: Act) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, action = act.path(), "a person has acted on a VM");
+        self.publish(user, vm, act.reason()).await;
+    }
+
+    async fn publish(&self, user: &str, vm: &VirtualMachine, reason: &str) {
+        let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         let event = Event {
             type_: EventType::Normal,
-            reason: act.reason().into(),
+            reason: reason.into(),
             note: Some(format!(
                 "{} asked for it in the web interface",
                 user.chars().take(LONGEST_USER).collect::<String>()
             )),
-            action: act.reason().into(),
+            action: reason.into(),
             secondary: None,
         };
         if let Err(error) = self.0.publish(&event, &vm.object_ref(&())).await {
@@ -85,6 +90,13 @@ impl Audit {
     pub fn opened(&self, user: &str, vm: &VirtualMachine, wish: Wish) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, ?wish, "a person has opened a console");
+    }
+
+    /// A person has got a connection file.
+    pub async fn got_connection(&self, user: &str, vm: &VirtualMachine) {
+        let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
+        info!(user, namespace, vm = name, "a person has got a connection file");
+        self.publish(user, vm, "WebConnection").await;
     }
 
     /// What a person wanted to do to a VM was not done.

@@ -177,7 +177,7 @@ mod tests {
         let vm = json!({
             "id": evil, "namespace": evil, "name": evil, "phase": evil, "tone": evil, "waits": evil, "pending": 1, "cpus": 1, "ram": evil,
             "node": evil, "addresses": [evil], "is_console_used": true, "console_user": evil, "pool": evil, "assignee": evil,
-            "actions": ["start", "stop", "restart", "reset"], "can_open_console": true,
+            "actions": ["start", "stop", "restart", "reset"], "can_open_console": true, "can_get_file": true,
         });
         let pages = Pages::new().unwrap();
         for language in Language::ALL {

@@ -8,7 +8,10 @@ use super::{
     store::Store,
 };
 use crate::{
-    actions::power::{Command, Decision, decide},
+    actions::{
+        display::has_display,
+        power::{Command, Decision, decide},
+    },
     api::{
         PowerState, VirtualMachine,
         conditions::{self, CONSOLE_CONNECTED, READY, RUNNING},
@@ -54,6 +57,8 @@ pub(super) struct Row<'a> {
     pub actions: Vec<&'static str>,
     /// Whether the person can open the console now.
     pub can_open_console: bool,
+    /// Whether the person can get a connection file for a viewer now.
+    pub can_get_file: bool,
 }
 
 /// An action of a person on a VM.
@@ -124,6 +129,7 @@ impl<'a> Row<'a> {
         let status = vm.status.as_ref();
         let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or(Phase::Pending.as_str());
         let is_running = status.is_some_and(|status| conditions::is_true(&status.conditions, RUNNING));
+        let is_open = is_running && may_open(person, rights, namespace, vm, store);
         let has_relay = status.and_then(|status| status.relay_port).is_some_and(|port| port > 0);
         let is_possible = |act: Act| matches!(decide(vm, act.command(), None, true, now), Ok(Decision::Write { .. }));
         let acts = Act::ALL.into_iter().filter(|act| act.is_allowed(rights, is_administrator) && is_possible(*act));
@@ -151,7 +157,8 @@ impl<'a> Row<'a> {
             pool: assignment.and_then(|assignment| assignment.pool.as_deref()),
             assignee: assignment.and_then(|assignment| assignment.user.as_deref()),
             actions: acts.map(Act::path).collect(),
-            can_open_console: is_running && has_relay && may_open(person, rights, namespace, vm, store),
+            can_open_console: has_relay && is_open,
+            can_get_file: is_open && has_display(vm),
         }
     }
 }
@@ -232,7 +239,13 @@ mod tests {
 
     #[test]
     fn the_console_of_a_guest_that_runs() {
-        assert!(seen(&["accessConsole"], running, |row| row.can_open_console));
+        assert!(seen(&["accessConsole"], running, |row| row.can_open_console && row.can_get_file));
+        assert!(!seen(&["start", "stop", "reset"], running, |row| row.can_get_file));
+        let without = |vm: &mut Value| {
+            running(vm);
+            vm["spec"]["vm"]["display"] = json!({ "spice": { "port": 0 } });
+        };
+        assert!(!seen(&["*"], without, |row| row.can_get_file), "it has no display for viewers");
         assert!(!seen(&["start", "stop", "reset"], running, |row| row.can_open_console));
         assert!(!seen(
             &["*"],

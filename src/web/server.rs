@@ -46,7 +46,7 @@ use tracing::debug;
 use super::{
     act,
     app::App,
-    console, detail, list, live, pages, sign_in, sign_in_oidc,
+    connection, console, detail, list, live, pages, sign_in, sign_in_oidc,
     signed_in::{self, SignedIn},
     site::CALLBACK,
 };
@@ -87,6 +87,7 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .route("/vms/{namespace}/{name}/stop", post(act::stop))
         .route("/vms/{namespace}/{name}/restart", post(act::restart))
         .route("/vms/{namespace}/{name}/reset", post(act::reset))
+        .route("/vms/{namespace}/{name}/connection", post(connection::file))
         .route("/vms/{namespace}/{name}/console", get(console::page))
         .route("/vms/{namespace}/{name}/console/socket", get(console::socket))
         .route("/live/list", get(live::list))
@@ -118,7 +119,11 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
 async fn ready(State(app): State<App>) -> Response {
     let parts = [
         (app.store.is_complete(), "[+] vms: listed\n", "[-] vms: not listed yet\n"),
-        (*app.are_sessions_known.borrow(), "[+] sessions: known\n", "[-] sessions: those that have ended are not known yet\n"),
+        (
+            *app.are_sessions_known.borrow(),
+            "[+] sessions: known\n",
+            "[-] sessions: those that have ended are not known yet\n",
+        ),
     ];
     let text: String = parts.iter().map(|(is_ready, yes, no)| if *is_ready { *yes } else { *no }).collect();
     let is_ready = parts.iter().all(|(is_ready, ..)| *is_ready);

@@ -9,14 +9,17 @@
 //! | W`/LoginConlet` | `users` | who signs in with a password |
 //! | | `oidcProviders` | with what others sign in ([`super::provider`]) |
 //! | W`/OidcClient` | `redirectUri` | where such a provider sends people, if it is not what their browser asks for |
+//! | W`/ComponentCollector/VmAccess` | `preferredIpVersion`, `deleteConnectionFile` | connection files; the keys may also be in `displayResource` |
+//! | `/Controller/Reconciler/DisplaySecretReconciler` | `passwordValidity` | for how many seconds a new password lets a viewer in |
 //! | W`/RoleConfigurator` | `rolesByUser`, `replace` | the roles of a user; those of `*` are added to everybody's |
 //! | W`/RoleConletFilter` | `conletTypesByRole` | the views of a role |
 //!
-//! W is `/GuiHttpServer/ConsoleWeblet/WebConsole`. All other keys of these sections have no effect; the program warns about each.
+//! Former names are read, too: `/VmViewer` and `/Controller/DisplaySecretMonitor`. W is `/GuiHttpServer/ConsoleWeblet/WebConsole`. All other keys of these sections have no effect; the program warns about each.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
 use serde::Deserialize;
@@ -27,12 +30,21 @@ use super::{
     provider::{self, LONGEST_NAME, Provider, Refusal},
     session::SignIn,
 };
-use crate::people::Person;
+use crate::{
+    actions::display::{IpVersion, Validity},
+    people::Person,
+};
 
 const SERVER: &str = "/Manager/GuiSocketServer";
 const HTTP: &str = "/Manager/GuiHttpServer";
 const LOGIN: &str = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/LoginConlet";
 const OIDC: &str = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/OidcClient";
+const ACCESS: [&str; 2] = [
+    "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/ComponentCollector/VmAccess",
+    "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/ComponentCollector/VmViewer",
+];
+const PASSWORDS: [&str; 2] =
+    ["/Manager/Controller/Reconciler/DisplaySecretReconciler", "/Manager/Controller/DisplaySecretMonitor"];
 const ROLES: &str = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConfigurator";
 const VIEWS: &str = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConletFilter";
 
@@ -59,6 +71,10 @@ pub(super) struct Settings {
     providers: Vec<Provider>,
     /// The URL to which providers send people.
     pub redirect_uri: Option<String>,
+    /// Which of a Pod's addresses a viewer gets.
+    pub ip_version: Option<IpVersion>,
+    delete_connection_file: Option<bool>,
+    password_validity: Option<Validity>,
     roles_by_user: BTreeMap<String, BTreeSet<String>>,
     /// Whether the configured roles of a user are all that she has.
     replaces_roles: bool,
@@ -162,6 +178,30 @@ impl Settings {
                 uri.iter().try_for_each(|uri| provider::check_url(uri))?;
                 self.redirect_uri = uri;
             }
+            (_, "displayResource") if ACCESS.contains(&path) => {
+                let keys: Option<Map<String, Value>> = typed(value)?;
+                for (key, value) in keys.unwrap_or_default() {
+                    self.key(path, &key, value).map_err(|error| format!("{key}: {error}"))?;
+                }
+            }
+            (_, "preferredIpVersion") if ACCESS.contains(&path) => {
+                let version: Option<String> = typed(value)?;
+                self.ip_version = match version.as_deref() {
+                    None => None,
+                    Some(name) if name.eq_ignore_ascii_case("ipv4") => Some(IpVersion::V4),
+                    Some(name) if name.eq_ignore_ascii_case("ipv6") => Some(IpVersion::V6),
+                    Some(name) => return Err(format!("{name:?} is neither ipv4 nor ipv6")),
+                };
+            }
+            (_, "deleteConnectionFile") if ACCESS.contains(&path) => self.delete_connection_file = typed(value)?,
+            (_, "passwordValidity") if PASSWORDS.contains(&path) => {
+                let seconds: Option<u64> = typed(value)?;
+                let validity = seconds.map(|seconds| Validity::try_from(Duration::from_secs(seconds)));
+                if let Some(Err(error)) = validity {
+                    self.warnings.push(format!("{path}: passwordValidity: {error}; that is what it is"));
+                }
+                self.password_validity = validity.and_then(Result::ok);
+            }
             (ROLES, "rolesByUser") => self.roles_by_user = typed::<Option<_>>(value)?.unwrap_or_default(),
             (ROLES, "replace") => self.replaces_roles = typed::<Option<bool>>(value)?.unwrap_or_default(),
             (VIEWS, "conletTypesByRole") => self.types_by_role = typed(value)?,
@@ -231,6 +271,16 @@ impl Settings {
     /// How many connections may be open.
     pub fn most_connections(&self) -> usize {
         self.max_connections.unwrap_or(CONNECTIONS)
+    }
+
+    /// For how long a new password lets a viewer in.
+    pub fn password_validity(&self) -> Validity {
+        self.password_validity.unwrap_or_default()
+    }
+
+    /// Whether a viewer deletes its connection file.
+    pub fn deletes_connection_file(&self) -> bool {
+        self.delete_connection_file.unwrap_or(true)
     }
 
     /// The user of that name.
@@ -368,9 +418,12 @@ mod tests {
         assert_eq!(settings.views(&other), Views::default());
         assert_eq!(settings.person(&SignIn::Password("ann".into())), Err(Refusal::NoUser));
         let console = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole";
-        let expected = ["displayResource", "syncPreviewsFor"]
-            .map(|key| format!("{console}/ComponentCollector/VmAccess: {key} has no effect"));
-        assert_eq!(settings.warnings, expected);
+        assert_eq!(
+            settings.warnings,
+            [format!("{console}/ComponentCollector/VmAccess: syncPreviewsFor has no effect")]
+        );
+        assert_eq!(settings.ip_version, Some(IpVersion::V4));
+        assert_eq!(settings.password_validity(), Validity::try_from(Duration::from_secs(60)).unwrap());
     }
 
     #[test]
@@ -410,6 +463,40 @@ mod tests {
         );
         let file = "'/Manager': {'/GuiHttpServer': {'/ConsoleWeblet': {'/WebConsole': {'/LoginConlet': {users: [{name: ''}]}}}}}";
         assert!(Settings::parse(file).is_err());
+    }
+
+    #[test]
+    fn connection_files() {
+        let of = |section: &str, keys: &str| console("/ComponentCollector", &format!("{{'/{section}': {keys}}}"));
+        assert_eq!((read("").ip_version, read("").deletes_connection_file()), (None, true));
+        for section in ["VmAccess", "VmViewer"] {
+            for keys in [
+                "preferredIpVersion: IPv6, deleteConnectionFile: false",
+                "displayResource: {preferredIpVersion: ipv6, deleteConnectionFile: false}",
+            ] {
+                let settings = of(section, &format!("{{{keys}}}"));
+                assert_eq!(
+                    (settings.ip_version, settings.deletes_connection_file()),
+                    (Some(IpVersion::V6), false),
+                    "{keys}"
+                );
+                assert!(settings.warnings.is_empty());
+            }
+        }
+        assert_eq!(of("VmAccess", "{displayResource: {colour: red}}").warnings.len(), 1);
+        let wrong =
+            "'/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/ComponentCollector/VmAccess': {preferredIpVersion: 6}";
+        assert!(Settings::parse(wrong).is_err());
+        let validity = |section: &str, seconds: &str| {
+            let settings = read(&format!("'/Manager/Controller{section}': {{passwordValidity: {seconds}}}"));
+            (settings.password_validity(), settings.warnings.len())
+        };
+        let seconds = |seconds| Validity::try_from(Duration::from_secs(seconds)).unwrap();
+        assert_eq!(read("").password_validity(), seconds(10));
+        for section in ["/Reconciler/DisplaySecretReconciler", "/DisplaySecretMonitor"] {
+            assert_eq!(validity(section, "60"), (seconds(60), 0));
+            assert_eq!(validity(section, "5"), (seconds(10), 1));
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! It begins with a link: a form would be stopped on its way to another site by the pages' policy. What is kept until the person returns is in a
 //! cookie that only this program can read, so it is bound to her browser, and any replica can go on with it.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use axum::{
     Extension,
@@ -15,6 +15,7 @@ use axum_extra::extract::cookie::{Cookie, SameSite};
 use k8s_openapi::jiff::Timestamp;
 use minijinja::context;
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 use tracing::{error, warn};
 
 use super::{
@@ -32,6 +33,8 @@ use crate::process::ErrorChain;
 const COOKIE: &str = "__Host-oidc";
 /// How long a person may take at the provider, in seconds.
 const LONGEST: i64 = 600;
+/// How long a sign-out waits for a provider that is to be asked first.
+const PATIENCE: Duration = Duration::from_secs(3);
 /// How much of a text of the provider is shown, in characters.
 const LONGEST_TEXT: usize = 300;
 
@@ -207,7 +210,8 @@ pub(super) async fn sign_out(app: &App, headers: &HeaderMap, session: &Session) 
     let settings = app.settings_now();
     let SignIn::Provider(name, _) = &session.by else { return None };
     let (provider, site) = (settings.provider(name)?, site(app, headers)?);
-    let url = match app.openid.end_session(provider, &site.signed_out).await {
+    // She is signed out here already.
+    let url = match timeout(PATIENCE, app.openid.end_session(provider, &site.signed_out)).await.ok()? {
         Ok(url) => url?,
         Err(error) => {
             warn!(provider = name, error = %ErrorChain(&error), "a provider of OpenID Connect can't be used");

@@ -1,5 +1,7 @@
 //! The web interface as a process, over HTTP, with the rights that it has when it is deployed.
 
+mod attacks;
+mod files;
 mod oidc;
 mod oidc_provider;
 mod replica;

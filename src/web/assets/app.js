@@ -8,8 +8,8 @@ document.addEventListener("submit", (event) => {
     event.preventDefault();
     return;
   }
-  // Not twice. The form is sent before the button is disabled.
-  setTimeout(() => { if (event.submitter) event.submitter.disabled = true; });
+  // Not twice, unless the answer is a file and the page stays. The form is sent before the button is disabled.
+  setTimeout(() => { if (event.submitter && !("again" in event.submitter.dataset)) event.submitter.disabled = true; });
 });
 
 const live = document.querySelector("[data-live]");

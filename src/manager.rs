@@ -11,6 +11,7 @@
 pub mod agents;
 mod assignments;
 mod caches;
+pub mod check;
 mod child;
 mod client;
 pub mod debug;

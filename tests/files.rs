@@ -13,6 +13,8 @@ mod structure;
 #[cfg(feature = "dev")]
 #[path = "xtask/values_table.rs"]
 mod values_table;
+#[path = "files/web_assets.rs"]
+mod web_assets;
 
 use std::{fs, path::Path, process::Command};
 

@@ -12,7 +12,7 @@ use std::{
 use clap::{ArgAction, Parser, Subcommand};
 use vm_operator::{
     config::Scope,
-    manager::{self, Options, renderer, sandbox},
+    manager::{self, Options, check, renderer, sandbox},
     process::{listen::Listen, log},
 };
 
@@ -64,6 +64,8 @@ enum Command {
         #[arg(long, env = "VM_OPERATOR_LOG_FORMAT", default_value = "text")]
         log_format: log::Format,
     },
+    /// Say whether an installation works: the manager is ready, and the API server takes a VM (a dry run).
+    Check(check::Options),
     /// Give the Pods of VMs the devices of their node (a device plugin of the kubelet) until told to end (SIGTERM).
     ///
     /// This is the program vm-node-devices, which must be in the same folder as this one. Its options: `vm-node-devices --help`.
@@ -107,6 +109,7 @@ fn main() -> ExitCode {
                 Options { config, scope, templates, listen: listen.0, debug_endpoint, leader_election, identity };
             return run(options, log_format);
         }
+        Command::Check(options) => return check(&options),
         Command::NodeDevices { options } => return run_beside("vm-node-devices", &options),
         Command::Web { options } => return run_beside("vm-web", &options),
         Command::CheckTemplates => sandbox::serve(),
@@ -145,6 +148,22 @@ fn run(options: Options, log_format: log::Format) -> ExitCode {
     // What is still running, such as a DNS query, must not delay the end.
     runtime.shutdown_background();
     code
+}
+
+fn check(options: &check::Options) -> ExitCode {
+    let checked = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from);
+    let checked = checked
+        .and_then(|runtime| runtime.block_on(async { check::check(options, kube::Config::infer().await?).await }));
+    match checked {
+        Ok(checked) => {
+            let _ = write!(std::io::stdout(), "{checked}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "{error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// The device plugin is a program of its own, because its gRPC would make the manager larger by a megabyte of memory, and so would the web

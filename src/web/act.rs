@@ -1,4 +1,6 @@
-//! What the buttons of a VM do: `POST /vms/NAMESPACE/NAME/ACTION`.
+//! What the buttons of a VM do, `POST /vms/NAMESPACE/NAME/ACTION`, and those for many of them.
+
+use std::collections::BTreeSet;
 
 use axum::{
     Form,
@@ -6,19 +8,22 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Redirect, Response},
 };
+use futures::{StreamExt, stream};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Resource,
     api::{Patch, PatchParams},
 };
-use serde::Deserialize;
+use minijinja::context;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{
     app::App,
+    pages::value,
     rights::rights,
     rows::Act,
-    signed_in::{Allowed, Reset, Restart, SignedIn, Start, Stop, not_found},
+    signed_in::{Administrator, Allowed, Pause, Reset, Restart, Resume, SignedIn, Start, Stop, not_found},
     store::Key,
 };
 use crate::{
@@ -30,6 +35,9 @@ use crate::{
     ownership::WEB_MANAGER,
     process::ErrorChain,
 };
+
+/// How many VMs of many are changed at once.
+const AT_ONCE: usize = 8;
 
 /// Where the button was.
 #[derive(Deserialize)]
@@ -69,39 +77,114 @@ pub(super) async fn reset(State(app): State<App>, allowed: Allowed<Reset>, Form(
     act(&app, Act::Reset, &allowed.signed_in, &allowed.key, &origin).await
 }
 
+/// `POST .../pause`
+pub(super) async fn pause(State(app): State<App>, allowed: Allowed<Pause>, Form(origin): Form<Origin>) -> Response {
+    act(&app, Act::Pause, &allowed.signed_in, &allowed.key, &origin).await
+}
+
+/// `POST .../resume`
+pub(super) async fn resume(State(app): State<App>, allowed: Allowed<Resume>, Form(origin): Form<Origin>) -> Response {
+    act(&app, Act::Resume, &allowed.signed_in, &allowed.key, &origin).await
+}
+
 async fn act(app: &App, act: Act, signed_in: &SignedIn, key: &Key, origin: &Origin) -> Response {
-    let (language, page, user) = (signed_in.language, origin.page(key), signed_in.person.user.as_str());
+    let (language, page) = (signed_in.language, origin.page(key));
     let says = |status, kind, detail: Option<&str>| {
         app.message(language, &signed_in.frame(), status, kind, detail, Some(&page))
     };
+    match carry_out(app, act, signed_in, key).await {
+        Ok(()) => Redirect::to(&page).into_response(),
+        Err(Trouble::Missing) => not_found(app, signed_in),
+        Err(Trouble::Refused(why)) => says(StatusCode::CONFLICT, "refused", Some(&format!("{}: {why}", key.1))),
+        Err(Trouble::Failed) => says(StatusCode::BAD_GATEWAY, "failed", None),
+    }
+}
+
+/// `POST /vms/act`: one action on many VMs. The form has `action`, and `vm` once for each of them.
+pub(super) async fn many(
+    State(app): State<App>,
+    Administrator(signed_in): Administrator,
+    Form(fields): Form<Vec<(String, String)>>,
+) -> Response {
+    let values = |wanted: &'static str| fields.iter().filter(move |(name, _)| name == wanted).map(|(_, value)| value);
+    let Some(act) = values("action").find_map(|action| Act::ALL.into_iter().find(|act| act.path() == action)) else {
+        return not_found(&app, &signed_in);
+    };
+    let keys: BTreeSet<Key> = values("vm")
+        .filter_map(|vm| vm.split_once('/'))
+        .map(|(namespace, name)| (namespace.to_owned(), name.to_owned()))
+        .collect();
+    let outcomes = stream::iter(keys).map(|key| {
+        let (app, signed_in) = (app.clone(), signed_in.clone());
+        async move {
+            let outcome = carry_out(&app, act, &signed_in, &key).await;
+            (key, outcome)
+        }
+    });
+    let outcomes: Vec<_> = outcomes.buffered(AT_ONCE).collect().await;
+    let troubles = outcomes.into_iter().filter_map(|((_, name), outcome)| Some((name, outcome.err()?)));
+    let failures: Vec<Failure> = troubles
+        .map(|(name, trouble)| match trouble {
+            Trouble::Refused(why) => Failure { name, kind: "refused", why: Some(why) },
+            Trouble::Missing => Failure { name, kind: "missing", why: None },
+            Trouble::Failed => Failure { name, kind: "failed", why: None },
+        })
+        .collect();
+    if failures.is_empty() {
+        return Redirect::to("/vms").into_response();
+    }
+    let frame = value(signed_in.frame());
+    let context =
+        context! { frame => frame, kind => "refused", failures => value(failures), back => "/vms", view => "" };
+    app.pages.page(signed_in.language, StatusCode::CONFLICT, "message.html", context)
+}
+
+/// What was not done to one of many VMs, for the page that says so.
+#[derive(Serialize)]
+struct Failure {
+    name: String,
+    kind: &'static str,
+    why: Option<String>,
+}
+
+/// Why an action was not done.
+enum Trouble {
+    /// There is no such VM, or none for this person.
+    Missing,
+    /// The VM is not in a state for it.
+    Refused(String),
+    /// A request to the API server failed. The log says why.
+    Failed,
+}
+
+async fn carry_out(app: &App, act: Act, signed_in: &SignedIn, key: &Key) -> Result<(), Trouble> {
+    let user = signed_in.person.user.as_str();
     let failed = |error: &kube::Error| {
         tracing::warn!(namespace = key.0, vm = key.1, error = %ErrorChain(error), "the web interface could not change a VM");
-        says(StatusCode::BAD_GATEWAY, "failed", None)
+        Trouble::Failed
     };
     // As it is now: what the watch has reported may be older than a change of its permissions, and has not all that the decision needs.
     let vm = match VmHandle::new(app.client.clone(), &key.0, &key.1).get().await {
         Ok(vm) => vm,
-        Err(kube::Error::Api(answer)) if answer.is_not_found() => return not_found(app, signed_in),
-        Err(error) => return failed(&error),
+        Err(kube::Error::Api(answer)) if answer.is_not_found() => return Err(Trouble::Missing),
+        Err(error) => return Err(failed(&error)),
     };
     let rights = rights(&signed_in.person, signed_in.views, &key.0, &vm, &app.store);
     if !act.is_allowed(&rights, signed_in.views.administrator) {
-        return not_found(app, signed_in);
+        return Err(Trouble::Missing);
     }
     match decide(&vm, act.command(), None, false, Timestamp::now()) {
         Err(refusal) => {
             let why = refusal.to_string();
             app.audit.refused(user, &vm, act, &why);
-            says(StatusCode::CONFLICT, "refused", Some(&format!("{}: {why}", key.1)))
+            Err(Trouble::Refused(why))
         }
-        Ok(Decision::Unchanged(_)) => Redirect::to(&page).into_response(),
-        Ok(Decision::Write { change, applier: _ }) => match write(app, key, change).await {
-            Ok(()) => {
-                app.audit.acted(user, &vm, act).await;
-                Redirect::to(&page).into_response()
-            }
-            Err(error) => failed(&error),
-        },
+        Ok(Decision::Unchanged(_)) => Ok(()),
+        Ok(Decision::Write { change, applier: _ }) => {
+            write(app, key, change).await.map_err(|error| failed(&error))?;
+            app.audit.acted(user, &vm, act).await;
+            Ok(())
+        }
     }
 }
 

@@ -9,7 +9,11 @@ use kube::{
 use tracing::{info, warn};
 
 use super::{passwords::Attempt, rows::Act};
-use crate::{api::VirtualMachine, process::ErrorChain, relay::Wish};
+use crate::{
+    api::VirtualMachine,
+    process::ErrorChain,
+    relay::{Console, Wish},
+};
 
 /// The program's name in events.
 const REPORTER: &str = "vm-operator-web";
@@ -24,8 +28,15 @@ impl Act {
             Self::Stop => "WebStopped",
             Self::Restart => "WebRestarted",
             Self::Reset => "WebReset",
+            Self::Pause => "WebPaused",
+            Self::Resume => "WebResumed",
         }
     }
+}
+
+/// The beginning of a user's name, for an event.
+fn short(user: &str) -> String {
+    user.chars().take(LONGEST_USER).collect()
 }
 
 /// Notes what people do.
@@ -66,37 +77,59 @@ impl Audit {
     pub async fn acted(&self, user: &str, vm: &VirtualMachine, act: Act) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, action = act.path(), "a person has acted on a VM");
-        self.publish(user, vm, act.reason()).await;
+        let note = format!("{} asked for it in the web interface", short(user));
+        self.event(vm, act.reason(), note).await;
     }
 
-    async fn publish(&self, user: &str, vm: &VirtualMachine, reason: &str) {
+    /// An administrator has changed what a VM has. `what`: what is different then.
+    pub async fn resized(&self, user: &str, vm: &VirtualMachine, what: &str) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
+        info!(user, namespace, vm = name, what, "a person has changed a VM");
+        self.event(vm, "WebResized", format!("{} asked for {what} in the web interface", short(user))).await;
+    }
+
+    /// A person has got a VM of a pool.
+    pub async fn assigned(&self, user: &str, vm: &VirtualMachine, pool: &str) {
+        let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
+        info!(user, namespace, vm = name, pool, "a person has got a VM of a pool");
+        let note = format!("{} has got it from the pool {pool} in the web interface", short(user));
+        self.event(vm, "WebAssigned", note).await;
+    }
+
+    /// A person has given a VM of a pool back, or an administrator has taken it.
+    pub async fn released(&self, user: &str, vm: &VirtualMachine, from: &str) {
+        let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
+        info!(user, namespace, vm = name, from, "a person has released a VM of a pool");
+        let note = format!("{} has released it in the web interface ({} had it)", short(user), short(from));
+        self.event(vm, "WebReleased", note).await;
+    }
+
+    async fn event(&self, vm: &VirtualMachine, reason: &str, note: String) {
         let event = Event {
             type_: EventType::Normal,
             reason: reason.into(),
-            note: Some(format!(
-                "{} asked for it in the web interface",
-                user.chars().take(LONGEST_USER).collect::<String>()
-            )),
+            note: Some(note),
             action: reason.into(),
             secondary: None,
         };
         if let Err(error) = self.0.publish(&event, &vm.object_ref(&())).await {
+            let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
             warn!(namespace, vm = name, error = %ErrorChain(&error), "the web interface could not write an event");
         }
     }
 
     /// A person has connected to a VM's console.
-    pub fn opened(&self, user: &str, vm: &VirtualMachine, wish: Wish) {
+    pub fn opened(&self, user: &str, vm: &VirtualMachine, console: Console, wish: Wish) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
-        info!(user, namespace, vm = name, ?wish, "a person has opened a console");
+        info!(user, namespace, vm = name, ?console, ?wish, "a person has opened a console");
     }
 
     /// A person has got a connection file.
     pub async fn got_connection(&self, user: &str, vm: &VirtualMachine) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, "a person has got a connection file");
-        self.publish(user, vm, "WebConnection").await;
+        let note = format!("{} has got a connection file in the web interface", short(user));
+        self.event(vm, "WebConnection", note).await;
     }
 
     /// What a person wanted to do to a VM was not done.

@@ -1,7 +1,7 @@
-//! The guest's screen in the browser: the page, and the socket that connects it with the relay in the VM's Pod.
+//! The guest's screen and its serial console in the browser: the pages, and the sockets that connect them with the relay in the VM's Pod.
 //!
 //! ```text
-//!  noVNC ──WebSocket──▶ this program ──TLS, WebSocket──▶ the relay (in the Pod) ─▶ QEMU
+//!  noVNC, xterm.js ──WebSocket──▶ this program ──TLS, WebSocket──▶ the relay (in the Pod) ─▶ QEMU
 //! ```
 //!
 //! The relay decides between viewers ([`crate::relay`]). Whether the person may be one of them is decided here: before the socket is opened, and again
@@ -14,7 +14,7 @@ use axum::{
         Query, State, WebSocketUpgrade,
         ws::{self, WebSocket},
     },
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use futures::{SinkExt, StreamExt};
@@ -33,15 +33,16 @@ use tracing::{debug, warn};
 
 use super::{
     app::App,
-    pages::value,
+    pages::{POLICY, value},
     rights::{may_open, rights},
+    rows::{Onlooker, Row},
     session::Session,
     signed_in::{Allowed, OpenConsole, SignedIn, not_found},
     store::{Collection, Key},
 };
 use crate::{
     api::VirtualMachine,
-    people::Right,
+    people::{Right, Rights},
     process::{ErrorChain, signals::terminated},
     relay::{
         Answer, Closed, Console, Hello, News, Wish,
@@ -71,12 +72,54 @@ enum End {
 
 /// `GET /vms/NAMESPACE/NAME/console`
 pub(super) async fn page(State(app): State<App>, allowed: Allowed<OpenConsole>) -> Response {
-    let Allowed { signed_in, key: (namespace, name), rights, .. } = &allowed;
+    whole(&app, &allowed, Console::Vnc, None)
+}
+
+/// `GET /vms/NAMESPACE/NAME/serial`. xterm.js makes styles of its own. The page's policy lets them in by a number that is new for each page.
+pub(super) async fn serial_page(State(app): State<App>, allowed: Allowed<OpenConsole>) -> Response {
+    let mut random = [0; 16];
+    if let Err(error) = getrandom::fill(&mut random) {
+        tracing::error!(%error, "there are no random numbers for a page");
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    }
+    let nonce = format!("{:032x}", u128::from_be_bytes(random));
+    let policy = POLICY.replace("style-src 'self'", &format!("style-src 'self' 'nonce-{nonce}'"));
+    let page = whole(&app, &allowed, Console::Serial, Some(&nonce));
+    match HeaderValue::from_str(&policy) {
+        Ok(policy) => ([(header::CONTENT_SECURITY_POLICY, policy)], page).into_response(),
+        Err(_) => page,
+    }
+}
+
+/// The files of a console's page, by the last part of its path.
+const fn files(console: Console) -> (&'static str, &'static str) {
+    match console {
+        Console::Serial => ("serial", "serial.js"),
+        Console::Vnc | Console::Spice => ("console", "console.js"),
+    }
+}
+
+fn whole(app: &App, allowed: &Allowed<OpenConsole>, console: Console, nonce: Option<&str>) -> Response {
+    let Allowed { signed_in, key, rights, .. } = allowed;
+    // Before the VM is read, so that the stream of the page begins not too late.
+    let number = app.store.number();
+    let Some(vm) = app.store.vm(key) else { return not_found(app, signed_in) };
+    let onlooker = Onlooker { person: &signed_in.person, rights, is_administrator: false };
+    let row = Row::of(&vm, onlooker, &app.store, Timestamp::now());
+    let (kind, script) = files(console);
     let context = context! {
-        frame => value(signed_in.frame()), view => "console", id => format!("{namespace}/{name}"), name => name,
-        can_take => rights.contains(Right::TakeConsole),
+        frame => value(signed_in.frame()), view => "console", kind => kind, script => script, nonce => nonce, vm => value(&row),
+        can_take => rights.contains(Right::TakeConsole), since => format!("{}-{number}", app.epoch),
     };
     app.pages.page(signed_in.language, StatusCode::OK, "console.html", context)
+}
+
+/// What the page of a console shows as long as nobody is connected, and whether the person can connect.
+pub(super) fn waiting(signed_in: &SignedIn, rights: &Rights, vm: &VirtualMachine, app: &App) -> (String, bool) {
+    let onlooker = Onlooker { person: &signed_in.person, rights, is_administrator: false };
+    let row = Row::of(vm, onlooker, &app.store, Timestamp::now());
+    let html = app.pages.part_or_nothing(signed_in.language, "waiting.html", context! { vm => value(&row) });
+    (html, row.can_open_console)
 }
 
 /// What the browser wants.
@@ -90,10 +133,32 @@ pub(super) async fn socket(
     State(app): State<App>,
     allowed: Allowed<OpenConsole>,
     headers: HeaderMap,
-    Query(Wanted { wish }): Query<Wanted>,
+    Query(wanted): Query<Wanted>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
-    if !is_own(&headers, &app.origins) {
+    open(app, allowed, &headers, Console::Vnc, &wanted, upgrade)
+}
+
+/// `GET /vms/NAMESPACE/NAME/serial/socket`. As the other one.
+pub(super) async fn serial_socket(
+    State(app): State<App>,
+    allowed: Allowed<OpenConsole>,
+    headers: HeaderMap,
+    Query(wanted): Query<Wanted>,
+    upgrade: WebSocketUpgrade,
+) -> Response {
+    open(app, allowed, &headers, Console::Serial, &wanted, upgrade)
+}
+
+fn open(
+    app: App,
+    allowed: Allowed<OpenConsole>,
+    headers: &HeaderMap,
+    console: Console,
+    &Wanted { wish }: &Wanted,
+    upgrade: WebSocketUpgrade,
+) -> Response {
+    if !is_own(headers, &app.origins) {
         return StatusCode::FORBIDDEN.into_response();
     }
     let Allowed { signed_in, key, rights, .. } = allowed;
@@ -103,11 +168,16 @@ pub(super) async fn socket(
     let Some(vm) = app.store.vm(&key) else { return not_found(&app, &signed_in) };
     let upgrade = upgrade.max_message_size(LONGEST_MESSAGE).max_frame_size(LONGEST_MESSAGE);
     upgrade.on_upgrade(move |mut browser| async move {
-        let viewer = Viewer { changes: app.store.subscribe().next, app, signed_in, key };
+        let viewer = Viewer { changes: app.store.subscribe().next, app, signed_in, key, console };
         let (code, reason) = viewer.serve(&mut browser, wish, &vm).await;
         let close = ws::CloseFrame { code, reason: reason.into() };
         let _ = timeout(CLOSE, browser.send(ws::Message::Close(Some(close)))).await;
     })
+}
+
+/// Whether the person has caused the message. What noVNC sends by itself is no use of the session.
+fn is_of_person(console: Console, bytes: &[u8]) -> bool {
+    console == Console::Serial || bytes.first().is_some_and(|kind| OF_PERSON.contains(kind))
 }
 
 /// Whether a page of this site has sent the request.
@@ -130,6 +200,7 @@ struct Viewer {
     app: App,
     signed_in: SignedIn,
     key: Key,
+    console: Console,
     changes: Receiver<std::sync::Arc<Collection>>,
 }
 
@@ -156,7 +227,7 @@ impl Viewer {
             let relay = timeout(PATIENCE, self.connect(wish, vm)).await;
             match relay.unwrap_or_else(|_| Err("the relay does not answer".into())) {
                 Ok(relay) => {
-                    self.app.audit.opened(&self.signed_in.person.user, vm, wish);
+                    self.app.audit.opened(&self.signed_in.person.user, vm, self.console, wish);
                     self.carry(browser, relay).await
                 }
                 Err(why) => {
@@ -189,7 +260,7 @@ impl Viewer {
         let stream = TcpStream::connect((address.address.as_str(), port)).await;
         let stream = stream.map_err(|error| format!("connect to {}:{port}: {error}", address.address))?;
         let _ = stream.set_nodelay(true);
-        let opened = access.open(stream, Console::Vnc.path()).await;
+        let opened = access.open(stream, self.console.path()).await;
         let mut relay = opened.map_err(|error| ErrorChain(&error).to_string())?;
         let hello =
             Hello { user: self.signed_in.person.user.clone(), session: viewer_name(&self.signed_in.session), wish };
@@ -215,7 +286,7 @@ impl Viewer {
                 }
                 message = browser.recv() => match message {
                     Some(Ok(ws::Message::Binary(bytes))) => {
-                        if bytes.first().is_some_and(|kind| OF_PERSON.contains(kind)) {
+                        if is_of_person(self.console, &bytes) {
                             let SignedIn { session, person, .. } = &self.signed_in;
                             self.app.sessions.used(session, &person.user, Timestamp::now());
                         }

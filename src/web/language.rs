@@ -127,7 +127,9 @@ mod tests {
         let texts = names(Language::English);
         let mut used = BTreeSet::new();
         for (name, template) in super::super::pages::TEMPLATES {
-            for (_, rest) in template.match_indices(" t(\"").map(|(at, start)| template.split_at(at + start.len())) {
+            let calls = template.match_indices("t(\"");
+            let calls = calls.filter(|(at, _)| !template[..*at].ends_with(char::is_alphanumeric));
+            for (_, rest) in calls.map(|(at, start)| template.split_at(at + start.len())) {
                 let key = rest.split('"').next().unwrap();
                 // Names that end with a hyphen have the rest from a value.
                 let is_there = if key.ends_with('-') {

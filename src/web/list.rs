@@ -11,7 +11,8 @@ use minijinja::context;
 use super::{
     app::App,
     pages::value,
-    rights::{may_open, own_rights},
+    pools::{self, Offers},
+    rights::{assigned_pool, may_open, own_rights},
     rows::{Onlooker, Row},
     signed_in::{Administrator, SignedIn, not_found},
     store::{Look, View},
@@ -45,7 +46,8 @@ impl View {
         app: &App,
     ) -> Look {
         let can_open_console = may_open(&signed_in.person, rights, namespace, vm, &app.store);
-        Look { view: self, language: signed_in.language, rights: rights.clone(), can_open_console }
+        let is_own = assigned_pool(&signed_in.person, vm).is_some();
+        Look { view: self, language: signed_in.language, rights: rights.clone(), can_open_console, is_own }
     }
 
     /// The VM's part of such a page. What it shows depends on nothing but the look.
@@ -54,10 +56,7 @@ impl View {
         let onlooker = Onlooker { person: &signed_in.person, rights, is_administrator };
         let row = Row::of(vm, onlooker, &app.store, Timestamp::now());
         let (_, _, template) = self.page();
-        app.pages.part(signed_in.language, template, context! { vm => value(&row) }).unwrap_or_else(|error| {
-            tracing::error!(template, error = format!("{error:#}"), "a part of a page can't be made");
-            String::new()
-        })
+        app.pages.part_or_nothing(signed_in.language, template, context! { vm => value(&row) })
     }
 
     fn whole(self, signed_in: &SignedIn, app: &App) -> Response {
@@ -67,8 +66,11 @@ impl View {
             let rights = self.rights(signed_in, namespace, vm, app);
             (!rights.is_empty()).then(|| self.part(signed_in, &rights, vm, app))
         });
+        let offers = Offers::of(signed_in, &app.store, subscription.vms.iter().map(|(key, vm, _)| (key, &**vm)));
+        let cards = offers.open().into_iter().filter(|_| self == Self::Home);
+        let cards = cards.map(|pool| pools::card(signed_in, &pool, app));
         let context = context! {
-            frame => value(signed_in.frame()), view => name, rows => rows.collect::<Vec<_>>(),
+            frame => value(signed_in.frame()), view => name, rows => rows.collect::<Vec<_>>(), pools => cards.collect::<Vec<_>>(),
             since => format!("{}-{}", app.epoch, subscription.number),
         };
         app.pages.page(signed_in.language, StatusCode::OK, template, context)

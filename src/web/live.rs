@@ -3,13 +3,20 @@
 //! | event | data | what the page does |
 //! |---|---|---|
 //! | `vms` | the VMs that it may show | removes the others |
-//! | `vm` | a VM with its part of the page | puts it in the place of the former part |
+//! | `vm` | a VM with its part of the page; for the page of one VM: what it waits for, and whether the console can be opened | puts it in the place of the former part |
 //! | `gone` | a VM that it has shown | removes it |
 //! | `reload` | | is loaded again: rights have changed, the session has ended, or the stream was too slow |
 //!
+//! The card of a pool on the page of a person's own VMs is treated as a VM with the name `pool:NAMESPACE/NAME`.
+//!
 //! The name of a VM is sent only to who may see it. A stream ends with its session.
 
-use std::{collections::HashSet, convert::Infallible, pin::pin, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    convert::Infallible,
+    pin::pin,
+    time::Duration,
+};
 
 use axum::{
     extract::{Query, State},
@@ -30,6 +37,8 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::{
     app::App,
+    console,
+    pools::{Offers, card, card_id, is_of_pool},
     rights::rights,
     signed_in::{Administrator, Allowed, See, SignedIn, not_found},
     store::{Collection, Key, Subscription, View},
@@ -45,6 +54,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 enum Shown {
     /// VMs.
     Of(View),
+    /// The VMs of pools.
+    Pools,
     /// One VM.
     One(Key),
 }
@@ -83,6 +94,16 @@ pub(super) async fn home(
         return not_found(&app, &signed_in);
     }
     start(app, signed_in, Shown::Of(View::Home), &headers, since)
+}
+
+/// `GET /live/pools`
+pub(super) async fn pools(
+    State(app): State<App>,
+    Administrator(signed_in): Administrator,
+    headers: HeaderMap,
+    since: Query<Since>,
+) -> Response {
+    start(app, signed_in, Shown::Pools, &headers, since)
 }
 
 /// `GET /live/vm/NAMESPACE/NAME`
@@ -129,13 +150,20 @@ impl Page {
     /// Sends what changes. Returns when the browser does not listen any more, or is to load the page again.
     async fn follow(mut self, since: Option<u64>) -> Result<(), SendError<Event>> {
         let Subscription { vms, number, mut next } = self.app.store.subscribe();
+        let is_home = matches!(self.shown, Shown::Of(View::Home));
+        let own = vms.iter().filter(|_| is_home).map(|(key, vm, _)| (key, &**vm));
+        let mut offers = Offers::of(&self.signed_in, &self.app.store, own);
+        let mut cards = if is_home { offers.open() } else { BTreeSet::new() };
         let seen: Vec<_> = vms
             .into_iter()
             .filter_map(|(key, vm, changed)| Some((self.rights(&key, &vm)?, key, vm, changed)))
             .collect();
         self.names.extend(seen.iter().map(|(_, key, ..)| key.clone()));
-        let ids: Vec<String> = seen.iter().map(|(_, key, ..)| id(key)).collect();
-        self.send(number, "vms", &json!(ids)).await?;
+        let ids = seen.iter().map(|(_, key, ..)| id(key)).chain(cards.iter().map(card_id));
+        self.send(number, "vms", &json!(ids.collect::<Vec<_>>())).await?;
+        for pool in &cards {
+            self.put_card(number, pool).await?;
+        }
         for (rights, key, vm, changed) in seen {
             if since.is_none_or(|since| changed > since) {
                 self.put(number, &rights, &key, &vm, None).await?;
@@ -158,8 +186,22 @@ impl Page {
                 } else if self.names.remove(key) {
                     self.send(collection.number, "gone", &json!(id(key))).await?;
                 }
+                offers.change(&self.signed_in.person, key, vm.as_deref());
             }
+            let open = if is_home { offers.open() } else { BTreeSet::new() };
+            for pool in cards.difference(&open) {
+                self.send(collection.number, "gone", &json!(card_id(pool))).await?;
+            }
+            for pool in open.difference(&cards) {
+                self.put_card(collection.number, pool).await?;
+            }
+            cards = open;
         }
+    }
+
+    async fn put_card(&self, number: u64, pool: &Key) -> Result<(), SendError<Event>> {
+        let html = card(&self.signed_in, pool, &self.app);
+        self.send(number, "vm", &json!({ "id": card_id(pool), "html": html })).await
     }
 
     /// What the person may do with the VM on this page. `None`: nothing, so she does not see it.
@@ -168,7 +210,8 @@ impl Page {
         let rights = match &self.shown {
             Shown::Of(view) => view.rights(signed_in, namespace, vm, &self.app),
             Shown::One(one) if one == key => rights(&signed_in.person, signed_in.views, namespace, vm, &self.app.store),
-            Shown::One(_) => return None,
+            Shown::Pools if self.signed_in.views.administrator && is_of_pool(vm) => Rights::all(),
+            Shown::Pools | Shown::One(_) => return None,
         };
         Some(rights).filter(|rights| !rights.is_empty())
     }
@@ -193,7 +236,11 @@ impl Page {
                 };
                 json!({ "id": id(key), "html": html })
             }
-            Shown::One(_) => json!({ "id": id(key) }),
+            Shown::Pools => json!({ "id": id(key) }),
+            Shown::One(_) => {
+                let (html, open) = console::waiting(&self.signed_in, rights, vm, &self.app);
+                json!({ "id": id(key), "html": html, "open": open })
+            }
         };
         self.send(number, "vm", &data).await
     }

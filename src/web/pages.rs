@@ -20,8 +20,12 @@ use sha2::{Digest, Sha256};
 
 use super::language::{Language, Texts};
 
+/// What a browser may do with a page: nothing but load files of this site, and send forms to it.
+pub(super) const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; \
+                      form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
 /// All templates, by their names.
-pub(super) const TEMPLATES: [(&str, &str); 11] = [
+pub(super) const TEMPLATES: [(&str, &str); 14] = [
     ("base.html", include_str!("templates/base.html")),
     ("parts.html", include_str!("templates/parts.html")),
     ("sign-in.html", include_str!("templates/sign-in.html")),
@@ -32,6 +36,9 @@ pub(super) const TEMPLATES: [(&str, &str); 11] = [
     ("card.html", include_str!("templates/card.html")),
     ("detail.html", include_str!("templates/detail.html")),
     ("console.html", include_str!("templates/console.html")),
+    ("pools.html", include_str!("templates/pools.html")),
+    ("pool-card.html", include_str!("templates/pool-card.html")),
+    ("waiting.html", include_str!("templates/waiting.html")),
     ("message.html", include_str!("templates/message.html")),
 ];
 
@@ -42,7 +49,7 @@ struct Asset {
     content: &'static [u8],
 }
 
-const ASSETS: [Asset; 4] = [
+const ASSETS: [Asset; 6] = [
     Asset { name: "style.css", kind: "text/css; charset=utf-8", content: include_bytes!("assets/style.css") },
     Asset { name: "app.js", kind: "text/javascript; charset=utf-8", content: include_bytes!("assets/app.js") },
     Asset {
@@ -50,6 +57,12 @@ const ASSETS: [Asset; 4] = [
         kind: "text/javascript; charset=utf-8",
         content: include_bytes!("assets/console.min.js"),
     },
+    Asset {
+        name: "serial.js",
+        kind: "text/javascript; charset=utf-8",
+        content: include_bytes!("assets/serial.min.js"),
+    },
+    Asset { name: "xterm.css", kind: "text/css; charset=utf-8", content: include_bytes!("assets/xterm.min.css") },
     Asset { name: "icon.svg", kind: "image/svg+xml", content: include_bytes!("assets/icon.svg") },
 ];
 
@@ -132,6 +145,14 @@ impl Pages {
         environment.get_template(template)?.render(context)
     }
 
+    /// A part of a page, or nothing and a line in the log.
+    pub fn part_or_nothing(&self, language: Language, template: &str, context: Value) -> String {
+        self.part(language, template, context).unwrap_or_else(|error| {
+            tracing::error!(template, error = format!("{error:#}"), "a part of a page can't be made");
+            String::new()
+        })
+    }
+
     /// A whole page as an answer.
     pub fn page(&self, language: Language, status: StatusCode, template: &str, context: Value) -> Response {
         let headers: [(HeaderName, &str); 2] =
@@ -176,22 +197,25 @@ mod tests {
         let evil = "</td><script>alert(1)</script>\"'><img src=x onerror=y>";
         let vm = json!({
             "id": evil, "namespace": evil, "name": evil, "phase": evil, "tone": evil, "waits": evil, "pending": 1, "cpus": 1, "ram": evil,
-            "node": evil, "addresses": [evil], "is_console_used": true, "console_user": evil, "pool": evil, "assignee": evil,
+            "node": evil, "addresses": [evil], "is_console_used": true, "console_user": evil, "console_waits": "used", "pool": evil, "assignee": evil, "is_own": true, "kept_until": evil,
             "actions": ["start", "stop", "restart", "reset"], "can_open_console": true, "can_get_file": true,
         });
         let pages = Pages::new().unwrap();
         for language in Language::ALL {
             for (name, _) in TEMPLATES {
                 let event = json!({ "time": evil, "reason": evil, "message": evil, "count": 2, "is_warning": true });
+                let square = json!({ "id": evil, "name": evil, "tone": "free", "user": evil, "last_used": evil, "kept_until": evil, "is_connected": false });
+                let pool =
+                    json!({ "namespace": evil, "name": evil, "retention": evil, "problem": evil, "members": [square] });
                 let context = context! {
-                    frame => value(frame(language)), vm => value(&vm), since => evil, view => "list", id => evil, name => evil, can_take => true, problem => "wrong", kind => "refused", detail => evil,
-                    back => evil, events => value([event]), pending => [evil], rows => Vec::<String>::new(),
+                    frame => value(frame(language)), vm => value(&vm), since => evil, view => "list", script => "console.js", can_take => true, problem => "wrong", kind => "refused", detail => evil, failures => value(json!([{ "name": evil, "kind": "failed", "why": evil }])),
+                    back => evil, namespace => evil, name => evil, events => value([event]), pending => [evil], rows => Vec::<String>::new(), pools => value([pool]),
                     providers => value([json!({ "path": evil, "name": evil })]), has_users => true, url => evil, provider => evil,
                     explanation => value(json!({ "line": evil, "cause": { "whatToDo": evil } })),
                 };
                 let page = pages.part(language, name, context).unwrap_or_else(|error| panic!("{name}: {error:#}"));
                 assert!(
-                    !page.contains("<script>") && !page.contains("<img") && !page.contains("<b>c"),
+                    !page.contains("<script>") && !page.contains("<img src=x") && !page.contains("<b>c"),
                     "{name}: {page}"
                 );
                 assert!(!page.contains("\"'>"), "{name}: {page}");

@@ -21,12 +21,16 @@ pub(super) fn own_rights(person: &Person, views: Views, namespace: &str, vm: &Vi
     if !views.user {
         return Rights::default();
     }
-    let assignment = vm.status.as_ref().and_then(|status| status.assignment.as_ref());
-    let assigned = assignment.filter(|assignment| assignment.user.as_deref() == Some(person.user.as_str()));
-    match assigned.and_then(|assignment| assignment.pool.as_deref()) {
+    match assigned_pool(person, vm) {
         Some(pool) => store.pool(namespace, pool).map(|pool| rights_in_pool(person, &pool)).unwrap_or_default(),
         None => rights_of_vm(person, &vm.spec),
     }
+}
+
+/// The pool from which the person has the VM.
+pub(super) fn assigned_pool<'a>(person: &Person, vm: &'a VirtualMachine) -> Option<&'a str> {
+    let assignment = vm.status.as_ref()?.assignment.as_ref()?;
+    if assignment.user.as_deref() == Some(person.user.as_str()) { assignment.pool.as_deref() } else { None }
 }
 
 /// The user who is at the console: the viewer's of the relay, else the one for whom the display's password was made last.

@@ -4,7 +4,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
 use super::{
-    rights::{console_user, may_open},
+    retention::kept_until,
+    rights::{assigned_pool, console_user, may_open},
     store::Store,
 };
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
     api::{
         PowerState, VirtualMachine,
         conditions::{self, CONSOLE_CONNECTED, READY, RUNNING},
-        status::Phase,
+        status::{Phase, whole_seconds},
     },
     people::{Person, Right, Rights},
 };
@@ -41,6 +42,10 @@ pub(super) struct Row<'a> {
     pub cpus: u32,
     /// The memory of the guest, or that which the spec wants.
     pub ram: String,
+    /// The most CPUs that it can get.
+    pub most_cpus: u32,
+    /// The most memory that it can get.
+    pub most_ram: String,
     /// Its node.
     pub node: Option<&'a str>,
     /// Its addresses.
@@ -53,12 +58,18 @@ pub(super) struct Row<'a> {
     pub pool: Option<&'a str>,
     /// To whom it is assigned.
     pub assignee: Option<&'a str>,
+    /// Whether the person has it from the pool.
+    pub is_own: bool,
+    /// Until when it is kept for whoever has it.
+    pub kept_until: Option<String>,
     /// What the person can do with it now, as the last part of the action's path.
     pub actions: Vec<&'static str>,
     /// Whether the person can open the console now.
     pub can_open_console: bool,
     /// Whether the person can get a connection file for a viewer now.
     pub can_get_file: bool,
+    /// Why she can't although the guest runs: `none`, `used` or `login`.
+    pub console_waits: Option<&'static str>,
 }
 
 /// An action of a person on a VM.
@@ -72,11 +83,15 @@ pub(super) enum Act {
     Restart,
     /// Reset it.
     Reset,
+    /// Let its guest stand still. Only administrators may.
+    Pause,
+    /// Let its guest go on. Only administrators may.
+    Resume,
 }
 
 impl Act {
     /// All of them, in the order of the buttons.
-    pub const ALL: [Self; 4] = [Self::Start, Self::Stop, Self::Restart, Self::Reset];
+    pub const ALL: [Self; 6] = [Self::Start, Self::Resume, Self::Stop, Self::Restart, Self::Reset, Self::Pause];
 
     /// The last part of its path.
     pub const fn path(self) -> &'static str {
@@ -85,6 +100,8 @@ impl Act {
             Self::Stop => "stop",
             Self::Restart => "restart",
             Self::Reset => "reset",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
         }
     }
 
@@ -95,6 +112,8 @@ impl Act {
             Self::Stop => Command::Stop { force: false, until: None },
             Self::Restart => Command::Restart,
             Self::Reset => Command::Reset,
+            Self::Pause => Command::Pause,
+            Self::Resume => Command::Resume,
         }
     }
 
@@ -103,7 +122,7 @@ impl Act {
         match self {
             Self::Start => rights.contains(Right::Start),
             Self::Stop => rights.contains(Right::Stop),
-            Self::Restart => is_administrator,
+            Self::Restart | Self::Pause | Self::Resume => is_administrator,
             Self::Reset => rights.contains(Right::Reset),
         }
     }
@@ -134,6 +153,14 @@ impl<'a> Row<'a> {
         let is_possible = |act: Act| matches!(decide(vm, act.command(), None, true, now), Ok(Decision::Write { .. }));
         let acts = Act::ALL.into_iter().filter(|act| act.is_allowed(rights, is_administrator) && is_possible(*act));
         let assignment = status.and_then(|status| status.assignment.as_ref());
+        let is_console_used = status.is_some_and(|status| conditions::is_true(&status.conditions, CONSOLE_CONNECTED));
+        let can_open_console = has_relay && is_open;
+        let console_waits = match () {
+            () if !is_running || can_open_console || !rights.contains(Right::AccessConsole) => None,
+            () if !has_relay => Some("none"),
+            () if is_console_used && console_user(vm) != Some(person.user.as_str()) => Some("used"),
+            () => Some("login"),
+        };
         Self {
             id: format!("{namespace}/{name}"),
             namespace,
@@ -147,17 +174,22 @@ impl<'a> Row<'a> {
                 .and_then(|status| status.ram.clone())
                 .filter(|_| is_running)
                 .unwrap_or_else(|| vm.spec.vm.ram().to_string()),
+            most_cpus: vm.spec.vm.most_cpus(),
+            most_ram: vm.spec.vm.maximum_ram.to_string(),
             node: status.and_then(|status| status.node_name.as_deref()),
             addresses: status
                 .and_then(|status| status.addresses.as_ref())
                 .map(|addresses| addresses.iter().map(|address| address.address.as_str()).collect())
                 .unwrap_or_default(),
-            is_console_used: status.is_some_and(|status| conditions::is_true(&status.conditions, CONSOLE_CONNECTED)),
+            is_console_used,
             console_user: console_user(vm),
             pool: assignment.and_then(|assignment| assignment.pool.as_deref()),
             assignee: assignment.and_then(|assignment| assignment.user.as_deref()),
+            is_own: assigned_pool(person, vm).is_some(),
+            kept_until: kept_until(vm, store, now).map(whole_seconds),
             actions: acts.map(Act::path).collect(),
-            can_open_console: has_relay && is_open,
+            can_open_console,
+            console_waits,
             can_get_file: is_open && has_display(vm),
         }
     }
@@ -223,7 +255,12 @@ mod tests {
             vm["spec"]["vm"]["state"] = json!("Stopped");
             vm["status"] = json!({ "phase": "Stopped" });
         };
-        assert_eq!(actions(&["*"], &running), ["stop", "restart", "reset"]);
+        assert_eq!(actions(&["*"], &running), ["stop", "restart", "reset", "pause"]);
+        let paused = |vm: &mut Value| {
+            running(vm);
+            vm["spec"]["vm"]["paused"] = json!(true);
+        };
+        assert_eq!(actions(&["*"], &paused), ["resume", "stop", "restart", "reset"]);
         assert_eq!(actions(&["*"], &stopped), ["start"]);
         assert_eq!(actions(&["start", "reset"], &running), ["reset"]);
         assert_eq!(actions(&["stop"], &running), ["stop"], "only administrators restart");

@@ -46,18 +46,16 @@ use tracing::debug;
 use super::{
     act,
     app::App,
-    connection, console, detail, list, live, pages, sign_in, sign_in_oidc,
+    connection, console, detail, list, live, pages, pools, resize, sign_in, sign_in_oidc,
     signed_in::{self, SignedIn},
     site::CALLBACK,
 };
 use crate::process::signals::terminated;
 
-/// What a browser may do with a page: nothing but load files of this site, and send forms to it.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; \
-                      form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
-
 /// The largest body of a request, in bytes: that of the form with a password.
 const BODY: usize = 16 << 10;
+/// The same for an action on many VMs, each of which is named.
+const LARGE_BODY: usize = 512 << 10;
 /// How long the head of a request may take, and then its body between two pieces.
 const HEAD: Duration = Duration::from_secs(10);
 /// How long an answer may take. A stream has begun by then.
@@ -90,12 +88,23 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .route("/vms/{namespace}/{name}/connection", post(connection::file))
         .route("/vms/{namespace}/{name}/console", get(console::page))
         .route("/vms/{namespace}/{name}/console/socket", get(console::socket))
+        .route("/vms/{namespace}/{name}/release", post(pools::unassign))
+        .route("/pools", get(pools::page))
+        .route("/pools/{namespace}/{name}/start", post(pools::start))
+        .route("/pools/{namespace}/{name}/release", post(pools::release))
+        .route("/vms/{namespace}/{name}/serial", get(console::serial_page))
+        .route("/vms/{namespace}/{name}/serial/socket", get(console::serial_socket))
+        .route("/vms/{namespace}/{name}/pause", post(act::pause))
+        .route("/vms/{namespace}/{name}/resume", post(act::resume))
+        .route("/vms/{namespace}/{name}/size", post(resize::resize))
         .route("/live/list", get(live::list))
         .route("/live/home", get(live::home))
+        .route("/live/pools", get(live::pools))
         .route("/live/vm/{namespace}/{name}", get(live::one))
         .fallback(missing)
-        .layer(middleware::from_fn_with_state(app.clone(), signed_in::identify))
         .layer(RequestBodyLimitLayer::new(BODY))
+        .merge(Router::new().route("/vms/act", post(act::many)).layer(RequestBodyLimitLayer::new(LARGE_BODY)))
+        .layer(middleware::from_fn_with_state(app.clone(), signed_in::identify))
         .layer(csrf)
         .layer(CompressionLayer::new())
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, ANSWER))
@@ -106,7 +115,7 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .route("/readyz", get(ready))
         .merge(pages)
         .layer(CatchPanicLayer::new())
-        .layer(header("content-security-policy", POLICY))
+        .layer(header("content-security-policy", pages::POLICY))
         .layer(header("x-content-type-options", "nosniff"))
         .layer(header("x-frame-options", "DENY"))
         .layer(header("referrer-policy", "same-origin"))

@@ -23,7 +23,7 @@ use super::{
     settings::{Settings, Views},
     store::Key,
 };
-use crate::people::{Person, Right, Rights};
+use crate::people::{Person, Right, Rights, rights_in_pool};
 
 /// The header of a request that the page sends by itself: it is no use of the session.
 const LIVE: &str = "x-live";
@@ -122,6 +122,14 @@ pub(super) struct Stop;
 pub(super) struct Restart;
 /// To reset it.
 pub(super) struct Reset;
+/// To pause it.
+pub(super) struct Pause;
+/// To let it go on.
+pub(super) struct Resume;
+/// To change its CPUs and memory.
+pub(super) struct Resize;
+/// To take it from whoever has it from a pool.
+pub(super) struct Unassign;
 /// To use its console. Whether that is possible now depends on who uses it, and is decided later.
 pub(super) struct OpenConsole;
 
@@ -149,9 +157,33 @@ impl Need for Restart {
     }
 }
 
+impl Need for Pause {
+    fn is_met(rights: &Rights, is_administrator: bool) -> bool {
+        Act::Pause.is_allowed(rights, is_administrator)
+    }
+}
+
+impl Need for Resume {
+    fn is_met(rights: &Rights, is_administrator: bool) -> bool {
+        Act::Resume.is_allowed(rights, is_administrator)
+    }
+}
+
+impl Need for Resize {
+    fn is_met(_: &Rights, is_administrator: bool) -> bool {
+        is_administrator
+    }
+}
+
 impl Need for Reset {
     fn is_met(rights: &Rights, is_administrator: bool) -> bool {
         Act::Reset.is_allowed(rights, is_administrator)
+    }
+}
+
+impl Need for Unassign {
+    fn is_met(_: &Rights, is_administrator: bool) -> bool {
+        is_administrator
     }
 }
 
@@ -191,6 +223,33 @@ impl<N: Need> FromRequestParts<App> for Allowed<N> {
             return Err(app.message(language, &signed_in.frame(), StatusCode::FORBIDDEN, "forbidden", None, None));
         }
         Ok(Self { signed_in, key, rights, need: PhantomData })
+    }
+}
+
+/// A person with a right in the pool that the path names as `{namespace}/{name}`. An administrator has none by that: she is a user as others are.
+pub(super) struct AllowedPool {
+    /// The person.
+    pub signed_in: SignedIn,
+    /// The pool's namespace and name.
+    pub key: Key,
+    /// All that she may do with a VM of the pool.
+    pub rights: Rights,
+}
+
+impl FromRequestParts<App> for AllowedPool {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Response> {
+        let signed_in = SignedIn::from_request_parts(parts, app).await?;
+        let missing = || not_found(app, &signed_in);
+        let Path((namespace, name)) =
+            Path::<(String, String)>::from_request_parts(parts, app).await.map_err(|_| missing())?;
+        let pool = app.store.pool(&namespace, &name).filter(|_| signed_in.views.user).ok_or_else(missing)?;
+        let rights = rights_in_pool(&signed_in.person, &pool);
+        if rights.is_empty() {
+            return Err(missing());
+        }
+        Ok(Self { signed_in, key: (namespace, name), rights })
     }
 }
 

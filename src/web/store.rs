@@ -94,6 +94,8 @@ pub(super) struct Look {
     pub rights: Rights,
     /// Whether the console could be opened now.
     pub can_open_console: bool,
+    /// Whether she has the VM from a pool.
+    pub is_own: bool,
 }
 
 impl Collection {
@@ -297,6 +299,21 @@ impl Store {
         lock(&self.inner).vms.get(key).map(|known| known.vm.clone())
     }
 
+    /// All pools that can be read.
+    pub fn pools(&self) -> Vec<(Key, Arc<VmPoolSpec>)> {
+        lock(&self.inner).pools.iter().map(|(key, spec)| (key.clone(), spec.clone())).collect()
+    }
+
+    /// Returns when the VM is so.
+    pub async fn until(&self, key: &Key, is_so: impl Fn(&VirtualMachine) -> bool) {
+        let mut next = self.subscribe().next;
+        while !self.vm(key).is_some_and(|vm| is_so(&vm)) {
+            if matches!(next.recv().await, Err(broadcast::error::RecvError::Closed)) {
+                return;
+            }
+        }
+    }
+
     /// The pool of that name.
     pub fn pool(&self, namespace: &str, name: &str) -> Option<Arc<VmPoolSpec>> {
         lock(&self.inner).pools.get(&(namespace.to_owned(), name.to_owned())).cloned()
@@ -390,10 +407,14 @@ mod tests {
         let key = &collection.vms[0].0;
         let mut count = 0;
         let mut render = |language, rights: Rights, can_open_console| {
-            collection.rendered(Look { view: View::Home, language, rights, can_open_console }, key, || {
-                count += 1;
-                String::new()
-            });
+            collection.rendered(
+                Look { view: View::Home, language, rights, can_open_console, is_own: false },
+                key,
+                || {
+                    count += 1;
+                    String::new()
+                },
+            );
         };
         render(Language::English, Rights::all(), true);
         render(Language::English, Rights::all(), true);

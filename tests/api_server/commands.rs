@@ -7,11 +7,11 @@ use std::{
 
 use crate::support::{
     cluster::eventually,
-    managed_namespace::{LIMIT, ManagedNamespace, vm_manifest},
+    managed_namespace::{LIMIT, ManagedNamespace, play_node, vm_manifest},
 };
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
-    Api, ResourceExt,
+    ResourceExt,
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
@@ -21,8 +21,8 @@ use vm_operator::{
     ownership::COMMAND_MANAGER,
 };
 
-/// A node without a kubelet, so that Pods on it are gone only when the test says so.
-const NODE: &str = "played";
+/// The node of VMs that run. It answers, but Pods on it are gone only when the test says so.
+pub const NODE: &str = "node-1";
 
 /// What a command printed.
 #[derive(Debug)]
@@ -56,8 +56,7 @@ pub fn succeeds(ns: &ManagedNamespace, arguments: &[&str]) -> String {
 
 pub async fn ns(test: &str) -> ManagedNamespace {
     let ns = ManagedNamespace::new(test).await;
-    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
-    Api::<Node>::all(ns.client.clone()).patch(NODE, &PatchParams::apply("test"), &Patch::Apply(&node)).await.unwrap();
+    play_node(&ns.client, NODE).await;
     ns
 }
 

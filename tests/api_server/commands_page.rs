@@ -37,10 +37,10 @@ use vm_operator::{
 };
 
 use crate::{
-    commands::ns,
+    commands::{NODE, ns},
     support::{
         cluster::{XTASK, eventually},
-        managed_namespace::{LIMIT, ManagedNamespace, SERVICES, play_kubelet, vm_manifest},
+        managed_namespace::{LIMIT, ManagedNamespace, SERVICES, play_kubelet, play_node, vm_manifest},
     },
 };
 
@@ -313,7 +313,7 @@ impl Player {
 /// A VM with 2 CPUs and 2Gi whose guest runs.
 async fn up(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
     ns.create_vm(name, |vm| {
-        vm["spec"]["nodeName"] = json!("played");
+        vm["spec"]["nodeName"] = json!(NODE);
         vm["spec"]["vm"]["maximumRam"] = json!("2Gi");
         edit(vm);
     })
@@ -325,7 +325,7 @@ async fn up(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
 
 async fn down(ns: &ManagedNamespace, name: &str, edit: impl FnOnce(&mut Value)) {
     ns.create_vm(name, |vm| {
-        vm["spec"]["nodeName"] = json!("played");
+        vm["spec"]["nodeName"] = json!(NODE);
         vm["spec"]["vm"]["maximumRam"] = json!("2Gi");
         vm["spec"]["vm"]["state"] = json!("Stopped");
         edit(vm);
@@ -430,7 +430,7 @@ async fn what_is_said_of_a_vm_is_as_on_the_page() {
 async fn what_git_applies_is_as_on_the_page() {
     let ns = ns("page-git").await;
     let mut manifest = vm_manifest("apple");
-    manifest["spec"]["nodeName"] = json!("played");
+    manifest["spec"]["nodeName"] = json!(NODE);
     manifest["spec"]["vm"]["maximumRam"] = json!("2Gi");
     let git = PatchParams::apply("kustomize-controller").force();
     ns.api::<VirtualMachine>().patch("apple", &git, &Patch::Apply(&manifest)).await.unwrap();
@@ -512,7 +512,7 @@ fn set(name: &str, files: &Value) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn plans_and_rollouts_are_as_on_the_page() {
     let ns = ManagedNamespace::with_templates("page-plan", &[]).await;
-    ns.namespace.apply(&json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "played" } }).to_string());
+    play_node(&ns.client, NODE).await;
     let configuration = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "vm-operator" }, "data": { "config.yaml": SERVICES } });
     ns.namespace.create(&configuration.to_string()).await;
     let maps: Api<ConfigMap> = ns.api();

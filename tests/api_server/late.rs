@@ -41,6 +41,11 @@ impl Lagging {
         let proxy = Proxy::start(client.clone(), 1, Faults::default()).await;
         let manager = Manager::start_with(&proxy.kubeconfig(), namespace.name(), &[], "");
         manager.wait_until_ready("listed").await;
+        // The objects of VMs are listed beside them.
+        eventually("watches", LIMIT, async || {
+            ["/vms?", "/persistentvolumeclaims?", "/pods?"].iter().all(|kind| proxy.has_watch(kind)).then_some(())
+        })
+        .await;
         Self { namespace, client, proxy, manager }
     }
 

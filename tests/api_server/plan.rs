@@ -7,7 +7,7 @@ use std::{
 };
 
 use k8s_openapi::api::{
-    core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Secret, Service},
+    core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service},
     networking::v1::NetworkPolicy,
 };
 use kube::{
@@ -22,10 +22,10 @@ use vm_operator::{
 };
 
 use crate::{
-    commands::{Printed, run, up, vm},
+    commands::{NODE, Printed, run, up, vm},
     support::{
         cluster::eventually,
-        managed_namespace::{LIMIT, ManagedNamespace, SERVICES, play_kubelet, report_of_pod},
+        managed_namespace::{LIMIT, ManagedNamespace, SERVICES, play_kubelet, play_node, report_of_pod},
     },
 };
 
@@ -106,7 +106,7 @@ fn needs_restart(vm: &VirtualMachine) -> bool {
 
 /// The manager of the tests has its configuration in a file; the commands read the ConfigMap.
 async fn with_config_map(ns: &ManagedNamespace) {
-    add_node(ns).await;
+    play_node(&ns.client, NODE).await;
     let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "vm-operator" }, "data": { "config.yaml": SERVICES } });
     ns.namespace.create(&map.to_string()).await;
 }
@@ -246,15 +246,6 @@ async fn what_the_plan_says_of_a_changed_configuration_is_what_happens() {
     assert!(wrong.code == 3 && wrong.talk.contains("config.yaml:1:"), "{wrong:?}");
 }
 
-/// The node of [`up`], without a kubelet. A Pod on a node that does not exist is collected.
-async fn add_node(ns: &ManagedNamespace) {
-    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "played" } });
-    Api::<Node>::all(ns.client.clone())
-        .patch("played", &PatchParams::apply("test"), &Patch::Apply(&node))
-        .await
-        .unwrap();
-}
-
 /// How many VMs a plan has in the test of its requests. A person who measures gives more.
 fn machines() -> usize {
     std::env::var("VM_OPERATOR_TEST_MACHINES").ok().and_then(|number| number.parse().ok()).unwrap_or(12)
@@ -315,7 +306,7 @@ fn play(ns: &ManagedNamespace, failing: &'static [&'static str]) -> JoinHandle<(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rollout_restarts_what_waits_in_waves_and_stops_at_the_first_vm_that_does_not_come_back() {
     let ns = ManagedNamespace::with_templates("rollout", &[]).await;
-    add_node(&ns).await;
+    play_node(&ns.client, NODE).await;
     for name in ["apple", "fig", "kiwi", "plum", "quince"] {
         up(&ns, name, |vm| vm["metadata"]["labels"] = json!({ "tier": if name == "quince" { "db" } else { "web" } }))
             .await;

@@ -7,16 +7,7 @@ mod oidc_provider;
 mod replica;
 mod sessions;
 
-use std::{
-    fs,
-    io::Write as _,
-    net::SocketAddr,
-    path::Path,
-    sync::{
-        OnceLock,
-        atomic::{AtomicU32, Ordering},
-    },
-};
+use std::{fs, io::Write as _, net::SocketAddr, path::Path, sync::OnceLock};
 
 use futures::{SinkExt, StreamExt};
 use k8s_openapi::api::core::v1::Event;
@@ -53,6 +44,13 @@ use crate::support::{
     manager::install_crds,
 };
 
+// In a real browser.
+mod browser;
+// What many people with live pages take.
+mod load;
+// Who gets a VM of a pool.
+mod pools;
+
 /// A bcrypt hash of `secret`.
 fn hash() -> &'static str {
     static HASH: OnceLock<String> = OnceLock::new();
@@ -73,7 +71,7 @@ fn configuration(users: &[&str]) -> String {
 /// A namespace with a web interface.
 struct Web {
     address: SocketAddr,
-    _first: Replica,
+    first: Replica,
     folder: TempDir,
     kubeconfig: NamedTempFile,
     namespace: TestNamespace,
@@ -104,32 +102,12 @@ impl Web {
         fs::write(folder.path().join("config.yaml"), configuration).unwrap();
         let first = Replica::start(folder.path(), "log", namespace.name(), file.path(), options).await;
         let client = cluster.client().await;
-        let web = Self { address: first.address, _first: first, folder, kubeconfig: file, namespace, client };
+        let web = Self { address: first.address, first, folder, kubeconfig: file, namespace, client };
         eventually("the VMs to be listed", LIMIT, async || {
             (web.nobody().get("/readyz").await.status == 200).then_some(())
         })
         .await;
         web
-    }
-
-    /// Another process of it.
-    async fn start(&self, options: &[&str]) -> Replica {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let name = format!("log-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        Replica::start(self.folder.path(), &name, self.namespace.name(), self.kubeconfig(), options).await
-    }
-
-    /// Another process of it, once it answers.
-    async fn replica(&self, options: &[&str]) -> Replica {
-        let replica = self.start(options).await;
-        let browser = Browser { address: replica.address, cookie: None };
-        eventually("the VMs to be listed", LIMIT, async || (browser.get("/readyz").await.status == 200).then_some(()))
-            .await;
-        replica
-    }
-
-    fn kubeconfig(&self) -> &Path {
-        self.kubeconfig.path()
     }
 
     fn vms(&self) -> Api<VirtualMachine> {

@@ -6,7 +6,10 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::{
+    api::core::v1::{Event, Node, Pod},
+    jiff::Timestamp,
+};
 use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PostParams, PropagationPolicy},
@@ -289,6 +292,25 @@ pub fn play_kubelet<F: Future<Output = ()> + Send>(
             }
         }
     })
+}
+
+/// Makes a node, and plays its kubelet's heartbeat until the test ends. Without it the controllers say after a minute that the node does not answer.
+pub async fn play_node(client: &Client, name: &'static str) {
+    let nodes = Api::<Node>::all(client.clone());
+    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } });
+    nodes.patch(name, &PatchParams::apply("test"), &Patch::Apply(&node)).await.unwrap();
+    let beat = async move || {
+        let now = Timestamp::now();
+        let ready = json!({ "type": "Ready", "status": "True", "reason": "Played", "message": "", "lastHeartbeatTime": now, "lastTransitionTime": now });
+        let status = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name }, "status": { "conditions": [ready] } });
+        nodes.patch_status(name, &PatchParams::apply("kubelet").force(), &Patch::Apply(&status)).await.map(drop)
+    };
+    beat().await.unwrap();
+    tokio::spawn(async move {
+        while beat().await.is_ok() {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+    });
 }
 
 /// Status, reason and message of a condition of a VM.

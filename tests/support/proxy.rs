@@ -59,6 +59,8 @@ struct Shared {
     writes: Mutex<BTreeMap<String, u32>>,
     /// Lists, by method and path.
     lists: Mutex<BTreeMap<String, u8>>,
+    /// The addresses of watches that have begun.
+    watches: Mutex<Vec<String>>,
     injected: Mutex<BTreeMap<&'static str, u32>>,
 }
 
@@ -74,6 +76,7 @@ impl Proxy {
             random: Mutex::new(fastrand::Rng::with_seed(seed)),
             writes: Mutex::default(),
             lists: Mutex::default(),
+            watches: Mutex::default(),
             injected: Mutex::default(),
         });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -124,6 +127,11 @@ impl Proxy {
     /// How often each kind was listed, by method and path.
     pub fn lists(&self) -> BTreeMap<String, u8> {
         self.shared.lists.lock().unwrap().clone()
+    }
+
+    /// Whether a watch of an address with this text has begun: what was there before has been listed.
+    pub fn has_watch(&self, text: &str) -> bool {
+        self.shared.watches.lock().unwrap().iter().any(|address| address.contains(text))
     }
 
     /// How often each fault was injected.
@@ -251,6 +259,7 @@ async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
         return Response::from_parts(head, Body::from_stream(half.chain(broken)));
     }
     let answer = if is_watch {
+        shared.watches.lock().unwrap().push(address.clone());
         let held = shared.holds_watches.subscribe();
         answer.map(|body| Body::from_stream(held_back(body.into_data_stream(), held, address)))
     } else {

@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
 use serde_json::Value;
+use vm_operator::manager::check;
 
 use crate::binaries::helm;
 use crate::tools::{make_dir, read, remove, root, run, run_raw, sha256_file, write};
@@ -43,7 +45,11 @@ const CHART_ONLY: &[&str] = &["crds.yaml", "monitoring/dashboard.yaml", "node-re
 /// What the chart renders with these arguments, by template: the documents as they are, with comments.
 fn render(namespace: &str, args: &[&str]) -> Result<BTreeMap<String, Vec<String>>> {
     let mut command = Command::new(helm()?);
-    command.args(["template", "vm-operator", CHART, "--namespace", namespace]).args(args).current_dir(root());
+    // Objects of `helm test` are looked at in a test of their own.
+    command
+        .args(["template", "vm-operator", CHART, "--skip-tests", "--namespace", namespace])
+        .args(args)
+        .current_dir(root());
     let text = run(&mut command).context("rendering the chart")?;
     let mut documents: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for document in format!("\n{text}").split("\n---\n").filter(|text| !text.trim().is_empty()) {
@@ -274,6 +280,7 @@ fn install_on(kubeconfig: &Path) -> Result<()> {
     };
     let names = |kind: &str| kubectl(&["get", kind, "--all-namespaces", "--output=jsonpath={.items[*].metadata.name}"]);
     helm(&["install", "vm-operator", CHART, "--create-namespace"])?;
+    test_release(&program, kubeconfig)?;
     let definitions = names("customresourcedefinitions")?;
     ensure!(definitions == "vmpools.vmoperator.jdrupes.org vms.vmoperator.jdrupes.org", "{definitions}");
     // A second release beside the first, without what the cluster has once.
@@ -308,4 +315,83 @@ fn install_on(kubeconfig: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The arguments of the test Pod.
+#[derive(clap::Parser)]
+struct TestArguments {
+    #[command(subcommand)]
+    command: TestCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum TestCommand {
+    Check(check::Options),
+}
+
+/// `helm test`, of a manager that is not ready and of one that is. The cluster has no kubelet: this runs what the test Pod would run, with the
+/// rights of its account, and says how that ended.
+fn test_release(helm: &Path, kubeconfig: &Path) -> Result<()> {
+    const POD: &str = "vm-operator-test";
+    let kubectl = |args: &[&str]| {
+        let mut command = crate::binaries::kubectl_command()?;
+        run(command.args(["--namespace", OF_CASES]).args(args).env("KUBECONFIG", kubeconfig)).context("kubectl")
+    };
+    for is_ready in [false, true] {
+        if is_ready {
+            let managers = ["--selector=app.kubernetes.io/component=manager", "--output=name"];
+            let manager = kubectl(&[&["get", "pods"] as &[&str], &managers].concat())?;
+            let ready = r#"{"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}"#;
+            kubectl(&["patch", manager.trim(), "--subresource=status", "--type=merge", "--patch", ready])?;
+            kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=60s"])?;
+            kubectl(&["delete", "pod", POD])?;
+        }
+        let mut test = Command::new(helm);
+        test.args(["test", "vm-operator", "--namespace", OF_CASES, "--timeout=60s"]);
+        test.env("KUBECONFIG", kubeconfig).env("NO_PROXY", "*").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut test = test.spawn().context("starting helm test")?;
+        let result = play_pod(kubeconfig, &kubectl, POD);
+        if result.is_err() {
+            test.kill().context("ending helm test")?;
+        }
+        let ended = test.wait_with_output().context("waiting for helm test")?;
+        let said = result?;
+        let words =
+            if is_ready { "the API server takes a VM in the namespace operator" } else { "the manager is not ready" };
+        ensure!(said.contains(words), "the test of the release does not say `{words}`, but: {said}");
+        ensure!(
+            ended.status.success() == is_ready,
+            "helm test ends with {}: {}",
+            ended.status,
+            String::from_utf8_lossy(&ended.stderr)
+        );
+    }
+    let left = kubectl(&["get", "pods,roles,serviceaccounts", "--output=name"])?;
+    ensure!(!left.contains(POD), "after helm test there is still something of it:\n{left}");
+    Ok(())
+}
+
+/// Runs the container of a Pod when that exists, and writes into its status how it ended. Returns what was said.
+fn play_pod(kubeconfig: &Path, kubectl: &dyn Fn(&[&str]) -> Result<String>, name: &str) -> Result<String> {
+    kubectl(&["wait", "--for=create", &format!("pod/{name}"), "--timeout=60s"])?;
+    let pod: Value = serde_json::from_str(&kubectl(&["get", "pod", name, "--output=json"])?)?;
+    let container = &pod["spec"]["containers"][0];
+    let args = container["args"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let TestCommand::Check(options) = TestArguments::try_parse_from(["vm-operator"].into_iter().chain(args))?.command;
+    let account = pod["spec"]["serviceAccountName"].as_str().context("the Pod has an account")?;
+    let checked = tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let mut file = kube::config::Kubeconfig::read_from(kubeconfig)?;
+        let user =
+            file.auth_infos.first_mut().and_then(|user| user.auth_info.as_mut()).context("a kubeconfig has a user")?;
+        user.impersonate = Some(format!("system:serviceaccount:{OF_CASES}:{account}"));
+        let config = kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default()).await?;
+        check::check(&options, config).await
+    });
+    let (phase, said) = match checked {
+        Ok(checked) => ("Succeeded", checked.to_string()),
+        Err(error) => ("Failed", format!("{error:#}")),
+    };
+    let status = format!(r#"{{"status": {{"phase": "{phase}"}}}}"#);
+    kubectl(&["patch", "pod", name, "--subresource=status", "--type=merge", "--patch", &status])?;
+    Ok(said)
 }

@@ -25,6 +25,7 @@ mod testrun;
 mod tools;
 mod tools_image;
 mod values_table;
+mod web_assets;
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -91,6 +92,8 @@ enum Task {
     Guest,
     /// Generate crds/*.yaml, and their copies in the Helm chart, from the types
     Crds,
+    /// Make the web interface's scripts out of noVNC and xterm.js (needs npm)
+    WebAssets,
     /// Write deploy/*.yaml from the Helm chart, with a Helm that is built from its Go modules
     Manifests,
     /// Test the Helm chart: what it renders, what it refuses, and an installation on a real API server
@@ -205,6 +208,7 @@ fn run(task: Task) -> Result<bool> {
         }
         Task::Crds => chart::write_definitions(),
         Task::Manifests => chart::write_manifests(),
+        Task::WebAssets => web_assets::build(),
         Task::ChartTest => chart::test(),
         Task::Bench(options) => bench::run_bench(&options),
         Task::Demo { offline } => demo::up(offline),

@@ -76,6 +76,8 @@ const REQUIREMENTS: &[Requirement] = &[
         "lets the manager's clock jump in a test",
         &[Purpose::Tests],
     ),
+    need("chromium", "chromium", "shows the web interface's pages", &[Purpose::Tests]),
+    need("/usr/share/fonts/truetype/liberation", "fonts-liberation", "the texts of these pages", &[Purpose::Tests]),
     need("cpio", "cpio", "packs the guest's first root", &[Purpose::Guest]),
     need("grub-mkimage", "grub-common", "makes the guest bootable", &[Purpose::Guest]),
     need("mcopy", "mtools", "makes the guest's boot partition", &[Purpose::Guest]),

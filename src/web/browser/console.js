@@ -1,27 +1,9 @@
-// The guest's screen on its page: noVNC over the page's own socket, which also has what the relay says.
-//
-// The first thing that arrives is a text that says whether the viewer is connected; from then on the bytes are those of VNC.
+// The guest's screen on its page: noVNC over the page's own socket.
 import RFB from "@novnc/novnc";
-
-const page = document.querySelector("[data-console]");
-const screen = document.getElementById("screen");
-const state = document.getElementById("console-state");
-const question = document.getElementById("console-question");
-const button = (name) => document.getElementById(`console-${name}`);
-const texts = page.dataset;
-
-// Why the socket was closed: the codes of the relay, and those of the server (4100 and 4101).
-const ends = {
-  4000: "guestEnded", 4001: "noConsole", 4002: "inUse", 4003: "refused", 4004: "takenOver", 4006: "guestEnded", 4100: "signedOut", 4101: "forbidden",
-};
-// After these the page connects again by itself: the guest starts again.
-const again = new Set([4000, 4006]);
+import { button, screen, view } from "./viewer.js";
 
 let rfb = null;
-let socket = null;
-let retry = null;
-
-const say = (key, name) => { state.textContent = key ? texts[key].replace("NAME", name ?? "") : ""; };
+let channel = null;
 
 // What noVNC takes for a socket. It gets only bytes.
 class Channel {
@@ -34,63 +16,89 @@ class Channel {
   close() { this.socket.close(); }
 }
 
-function connect(wish) {
-  clearTimeout(retry);
-  rfb?.disconnect();
-  socket?.close();
-  const mine = new WebSocket(`${location.origin.replace(/^http/, "ws")}${texts.console}?wish=${wish}`);
-  mine.binaryType = "arraybuffer";
-  socket = mine;
-  const channel = new Channel(mine);
-  say("connecting");
-  mine.onmessage = ({ data }) => {
-    if (typeof data !== "string") channel.onmessage?.({ data });
-    else if (mine === socket) hear(JSON.parse(data), channel, wish);
-  };
-  mine.onclose = ({ code, reason }) => {
-    channel.onclose?.({ code, reason });
-    if (mine !== socket) return;
-    rfb = null;
-    question.hidden = true;
-    document.body.classList.remove("connected");
-    say(ends[code] ?? "lost", reason);
-    for (const name of ["ask", "take", "watch"]) button(name).hidden = code !== 4002;
-    button("connect").hidden = code === 4002;
-    if (again.has(code)) retry = setTimeout(() => connect(wish), 3000);
-  };
+const isScaled = () => button("scale").getAttribute("aria-pressed") === "true";
+
+function scale() {
+  if (!rfb) return;
+  rfb.scaleViewport = isScaled();
+  rfb.clipViewport = false;
 }
 
-function hear(news, channel, wish) {
-  if (news.connected) {
+view({
+  start(socket, controls) {
+    channel = new Channel(socket);
     rfb = new RFB(screen, channel, { shared: true });
-    rfb.viewOnly = !news.connected.controls;
-    rfb.scaleViewport = true;
-    rfb.addEventListener("connect", () => { document.body.classList.add("connected"); say(rfb?.viewOnly ? "watching" : null); rfb?.focus(); });
-    for (const name of ["connect", "ask", "take", "watch"]) button(name).hidden = true;
-  } else if (news.asking) {
-    say("asking", news.asking.user);
-  } else if (news.question) {
-    question.hidden = false;
-    question.dataset.id = news.question.id;
-    document.getElementById("console-asks").textContent = texts.asks.replace("NAME", news.question.user);
-    button("yes").focus();
-  } else if (news.withdrawn && question.dataset.id === String(news.withdrawn.id)) {
-    question.hidden = true;
+    rfb.viewOnly = !controls;
+    rfb.background = "#000";
+    scale();
+    rfb.addEventListener("connect", () => {
+      screen.querySelector(".last")?.remove();
+      rfb?.focus();
+    });
+    return (data) => channel.onmessage?.({ data });
+  },
+  // The last picture stays while the guest starts again.
+  end(close) {
+    const canvas = screen.querySelector("canvas:not(.last)");
+    if (canvas && rfb) {
+      const last = document.createElement("canvas");
+      [last.width, last.height, last.className] = [canvas.width, canvas.height, "last"];
+      if (canvas.width && canvas.height) last.getContext("2d").drawImage(canvas, 0, 0);
+      screen.querySelector(".last")?.remove();
+      screen.append(last);
+    }
+    channel?.onclose?.(close);
+    [rfb, channel] = [null, null];
+    release();
+  },
+  focus() { rfb?.focus(); },
+});
+
+// Keys that are held until the next one, for those that a browser or a phone does not have: X11's names of them, and their places on a keyboard.
+const keys = { Ctrl: [0xffe3, "ControlLeft"], Alt: [0xffe9, "AltLeft"], Super: [0xffeb, "MetaLeft"] };
+const sticky = [...document.querySelectorAll(".sticky")];
+
+function hold(it, isHeld) {
+  if (it.getAttribute("aria-pressed") === String(isHeld)) return;
+  it.setAttribute("aria-pressed", isHeld);
+  rfb?.sendKey(...keys[it.dataset.key], isHeld);
+}
+
+function release() { sticky.forEach((it) => hold(it, false)); }
+
+for (const it of sticky) it.addEventListener("click", () => { hold(it, it.getAttribute("aria-pressed") !== "true"); rfb?.focus(); });
+// The key that they were held for has been let go.
+screen.addEventListener("keyup", (event) => { if (!["Control", "Alt", "Meta", "Shift"].includes(event.key)) release(); }, true);
+
+button("keys").addEventListener("click", () => { release(); rfb?.sendCtrlAltDel(); rfb?.focus(); });
+button("scale").addEventListener("click", () => {
+  button("scale").setAttribute("aria-pressed", !isScaled());
+  scale();
+  rfb?.focus();
+});
+
+// A text is typed key by key: that works in every guest, also before anybody has signed in there.
+const dialog = document.getElementById("paste");
+const keysym = (letter) => {
+  const code = letter.codePointAt(0);
+  if (letter === "\n") return 0xff0d;
+  if (letter === "\t") return 0xff09;
+  return code < 0x100 ? code : 0x01000000 | code;
+};
+
+async function type(text) {
+  for (const letter of text.replaceAll("\r", "")) {
+    if (!rfb) return;
+    rfb.sendKey(keysym(letter), null);
+    // Guests lose keys that come too fast.
+    await new Promise((done) => { setTimeout(done, 8); });
   }
 }
 
-function answer(agrees) {
-  question.hidden = true;
-  socket?.send(JSON.stringify({ id: Number(question.dataset.id), agrees }));
+button("paste").addEventListener("click", () => { dialog.returnValue = ""; dialog.showModal(); });
+dialog.addEventListener("close", () => {
+  const field = document.getElementById("paste-text");
+  if (dialog.returnValue === "yes") type(field.value);
+  field.value = "";
   rfb?.focus();
-}
-
-button("yes").addEventListener("click", () => answer(true));
-button("no").addEventListener("click", () => answer(false));
-button("connect").addEventListener("click", () => connect("control"));
-button("ask").addEventListener("click", () => connect("ask"));
-button("take").addEventListener("click", () => connect("takeOver"));
-button("watch").addEventListener("click", () => connect("watch"));
-button("keys").addEventListener("click", () => { rfb?.sendCtrlAltDel(); rfb?.focus(); });
-button("full").addEventListener("click", () => (document.fullscreenElement ? document.exitFullscreen() : page.requestFullscreen()));
-connect("control");
+});

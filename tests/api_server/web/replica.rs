@@ -5,10 +5,12 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use serde_json::Value;
 
+use super::{Browser, Web};
 use crate::support::{cluster::eventually, managed_namespace::LIMIT};
 
 /// It ends with this value.
@@ -55,5 +57,33 @@ impl Replica {
     /// All that it has logged.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// The number of the process.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+}
+
+impl Web {
+    /// Another process of it.
+    pub async fn start(&self, options: &[&str]) -> Replica {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("log-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        Replica::start(self.folder.path(), &name, self.namespace.name(), self.kubeconfig(), options).await
+    }
+
+    /// Another process of it, once it answers.
+    pub async fn replica(&self, options: &[&str]) -> Replica {
+        let replica = self.start(options).await;
+        let browser = Browser { address: replica.address, cookie: None };
+        eventually("the VMs to be listed", LIMIT, async || (browser.get("/readyz").await.status == 200).then_some(()))
+            .await;
+        replica
+    }
+
+    /// The file with the rights of the web interface.
+    pub fn kubeconfig(&self) -> &Path {
+        self.kubeconfig.path()
     }
 }

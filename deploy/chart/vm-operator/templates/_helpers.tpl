@@ -112,13 +112,13 @@ app.kubernetes.io/name: vm-node-devices
 - apiGroups: [vmoperator.jdrupes.org]
   resources: [vms]
   verbs: [get, list, watch, patch]
-# Whom a connection file is for.
-- apiGroups: [vmoperator.jdrupes.org]
-  resources: [vms/status]
-  verbs: [patch]
 - apiGroups: [vmoperator.jdrupes.org]
   resources: [vmpools]
   verbs: [list, watch]
+# To whom a VM of a pool is assigned, and whom a connection file is for.
+- apiGroups: [vmoperator.jdrupes.org]
+  resources: [vms/status]
+  verbs: [patch]
 # Why a VM is not as its spec wants it.
 - apiGroups: [""]
   resources: [pods]

@@ -1,0 +1,401 @@
+//! The web interface in a real browser: its pages, what happens on them without a reload, and the guest's screen and serial console.
+//!
+//! Each page is looked at by axe, and none may be complained about by the browser, which also says what the page's policy has refused.
+//! With `VM_OPERATOR_TEST_UPDATE=1` the pictures in `docs/images` are written anew.
+
+mod chromium;
+
+use std::{
+    fs,
+    net::Ipv4Addr,
+    process::{Child, Command, Stdio},
+};
+
+use futures::{StreamExt, stream};
+use kube::api::PostParams;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::{net::UnixStream, sync::watch};
+use vm_operator::{
+    api::VirtualMachine,
+    runner::{
+        console,
+        relay::{self, RelayOptions, RelayState},
+        runtime_dir::RuntimeDir,
+    },
+};
+
+use self::chromium::{Chromium, Look, Page};
+use super::{TOKEN, Web, configuration};
+use crate::support::{cluster::eventually, managed_namespace::LIMIT};
+
+const DARK: Look = Look { dark: true, phone: false, german: false };
+const PHONE: Look = Look { dark: false, phone: true, german: false };
+const GERMAN: Look = Look { dark: false, phone: false, german: true };
+
+impl Page {
+    /// Signs a user in.
+    async fn sign_in(&self, web: &Web, user: &str) {
+        self.open(&format!("http://{}/sign-in", web.address)).await;
+        self.fill("#user", user).await;
+        self.fill("#password", "secret").await;
+        self.press("Enter").await;
+        self.until("location.pathname !== '/sign-in' && document.readyState === 'complete'").await;
+    }
+
+    async fn go(&self, web: &Web, path: &str) {
+        self.open(&format!("http://{}{path}", web.address)).await;
+    }
+}
+
+fn condition(type_: &str, status: &str, message: &str) -> Value {
+    json!({ "type": type_, "status": status, "reason": "R", "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z" })
+}
+
+/// The status of a VM whose guest runs.
+fn running(node: &str, address: &str) -> Value {
+    json!({
+        "phase": "Running", "cpus": 2, "ram": "4Gi", "nodeName": node, "relayPort": 10443,
+        "addresses": [{ "type": "PodIP", "address": address }], "conditions": [condition("Running", "True", ""), condition("Ready", "True", "")],
+    })
+}
+
+impl Web {
+    /// Creates VMs as a user would have them.
+    async fn create_some(&self) {
+        let create = async |name: &str, state: &str, edit: Value| {
+            let mut vm = json!({
+                "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": name },
+                "spec": {
+                    "permissions": [{ "user": "ann", "may": ["start", "stop", "reset", "accessConsole"] }],
+                    "vm": { "state": state, "maximumCpus": 4, "maximumRam": "8Gi", "currentCpus": 2, "currentRam": "4Gi" },
+                },
+            });
+            json_patch::merge(&mut vm, &edit);
+            self.vms().create(&PostParams::default(), &serde_json::from_value(vm).unwrap()).await.unwrap();
+        };
+        let nobodys = json!({ "spec": { "permissions": [] } });
+        for (number, name) in ["db-1", "db-2", "mail", "web-1", "web-2", "web-3"].into_iter().enumerate() {
+            create(name, "Running", if name.starts_with("web") { json!({}) } else { nobodys.clone() }).await;
+            let node = ["n1", "n2", "n3"][number % 3];
+            self.set_status(name, running(node, &format!("10.0.{number}.7"))).await;
+        }
+        create("build-1", "Stopped", json!({})).await;
+        self.set_status("build-1", json!({ "phase": "Stopped", "conditions": [condition("Running", "False", "")] }))
+            .await;
+        create("build-2", "Running", nobodys.clone()).await;
+        let waits = "0/3 nodes are available: 3 Insufficient memory.";
+        self.set_status("build-2", json!({ "phase": "Starting", "conditions": [condition("Ready", "False", waits)] }))
+            .await;
+        create("old", "Running", nobodys).await;
+        let fails = "The disk image https://images.example.com/old.qcow2 does not exist.";
+        self.set_status("old", json!({ "phase": "Failed", "conditions": [condition("Ready", "False", fails)] })).await;
+        let mut used = running("n2", "10.0.9.7");
+        used["consoleClient"] = json!("bob");
+        used["pendingChanges"] = json!([{ "path": "spec.vm.maximumRam", "reason": "r" }]);
+        used["conditions"].as_array_mut().unwrap().push(condition("ConsoleConnected", "True", ""));
+        self.set_status("web-2", used).await;
+    }
+}
+
+#[tokio::test]
+async fn people_see_their_vms_and_act_on_them() {
+    let web = Web::new("browser-pages", &configuration(&["admin", "ann"])).await;
+    web.create_some().await;
+    let browser = Chromium::start().await;
+    let (admin, space) = (browser.page().await, web.namespace.name());
+    admin.go(&web, "/").await;
+    admin.shows("Password").await;
+    admin.is_good().await;
+    admin.sign_in(&web, "admin").await;
+    let visible = "[...document.querySelectorAll('#rows [data-vm]:not([hidden])')].map((row) => row.dataset.vm.split('/')[1]).join()";
+    let shows = async |names: &str| admin.until(&format!("{visible} === {}", json!(names))).await;
+    shows("build-1,build-2,db-1,db-2,mail,old,web-1,web-2,web-3").await;
+    admin.shows("3 Insufficient memory").await;
+    admin.is_good().await;
+    admin.picture("list", space).await;
+
+    // The filter is in the address, and its words come with a click, too. Keys lead through the list.
+    admin.press("/").await;
+    admin.write("web node:n1").await;
+    shows("web-1").await;
+    admin.until("location.search === '?q=web+node%3An1'").await;
+    admin.fill("#filter", "").await;
+    admin.press("Backspace").await;
+    admin.click("#states [data-state=Failed]").await;
+    shows("old").await;
+    admin.go(&web, "/vms?q=state:running,failed&group=node").await;
+    shows("old,db-1,web-1,db-2,web-2,mail,web-3").await;
+    admin
+        .until(
+            "[...document.querySelectorAll('.group')].map((it) => it.textContent).join() === '(none) 1,n1 2,n2 2,n3 2'",
+        )
+        .await;
+    admin.is_good().await;
+    admin.go(&web, "/vms").await;
+    admin.press("j").await;
+    admin.press("j").await;
+    admin.until("document.activeElement.textContent === 'build-2'").await;
+
+    // Several at once, with a question before; then one. The page stays, and shows what becomes of them.
+    admin.value("globalThis.mark = 1").await.unwrap();
+    admin.fill("#filter", "state:running web").await;
+    admin.press("Enter").await;
+    shows("web-1,web-2,web-3").await;
+    admin.click("#all").await;
+    admin.shows("3 selected").await;
+    admin.is_good().await;
+    admin.picture("selection", space).await;
+    admin.click("#bulk [value=stop]").await;
+    admin.shows("Shut down these 3 VMs?").await;
+    admin.is_good().await;
+    admin.click("#ask button:not([value])").await;
+    admin.until("!document.querySelector('dialog[open]')").await;
+    assert_eq!(json!(web.vms().get("web-1").await.unwrap().spec.vm.state), "Running", "she did not mean it");
+    admin.click("#bulk [value=stop]").await;
+    admin.click("#ask [value=yes]").await;
+    for name in ["web-1", "web-2", "web-3"] {
+        eventually("the VM to be stopped", LIMIT, async || {
+            let vm = web.vms().get(name).await.unwrap();
+            (json!(vm.spec.vm.state) == "Stopped").then_some(())
+        })
+        .await;
+    }
+    admin.until("!document.querySelector('#rows input:checked')").await;
+    admin.fill("#filter", "mail").await;
+    shows("mail").await;
+    admin.click("[data-vm$='/mail'] .more").await;
+    admin.is_good().await;
+    admin.click("#menu [value=reset]").await;
+    admin.shows("Reset mail?").await;
+    admin.click("#ask [value=yes]").await;
+    eventually("the guest to be reset", LIMIT, async || web.vms().get("mail").await.unwrap().spec.vm.reset_count).await;
+    admin.fill("#filter", "build").await;
+    web.set_status("build-2", running("n3", "10.0.10.7")).await;
+    admin.shows("10.0.10.7").await;
+    assert_eq!(admin.value("globalThis.mark").await, Ok(json!(1)), "nothing was loaded again");
+    admin.is_content().await;
+
+    for (look, name) in [(DARK, "list-dark"), (PHONE, "list-phone"), (GERMAN, "list-german")] {
+        admin.look(look).await;
+        admin.go(&web, "/vms").await;
+        admin.shows(if look.german { "Läuft" } else { "Running" }).await;
+        admin.is_good().await;
+        if !look.german {
+            admin.picture(name, space).await;
+        }
+    }
+    admin.look(Look::default()).await;
+    admin.go(&web, &web.path("build-2", "")).await;
+    admin.fill("#size-cpus", "3").await;
+    admin.click(".fields button").await;
+    eventually("three CPUs", LIMIT, async || {
+        (web.vms().get("build-2").await.unwrap().spec.vm.current_cpus == Some(3)).then_some(())
+    })
+    .await;
+    admin.is_good().await;
+    admin.go(&web, &web.path("old", "")).await;
+    admin.shows("does not exist").await;
+    admin.is_good().await;
+    admin.picture("detail", space).await;
+
+    let page = browser.page().await;
+    page.sign_in(&web, "ann").await;
+    page.shows("build-1").await;
+    page.is_good().await;
+    page.picture("home", space).await;
+    page.click("[formaction$='/build-1/start']").await;
+    eventually("the VM to be started", LIMIT, async || {
+        (json!(web.vms().get("build-1").await.unwrap().spec.vm.state) == "Running").then_some(())
+    })
+    .await;
+    web.set_status(
+        "build-1",
+        json!({ "phase": "Starting", "conditions": [condition("Ready", "False", "pulls the image")] }),
+    )
+    .await;
+    page.shows("pulls the image").await;
+    for look in [DARK, PHONE, GERMAN] {
+        page.look(look).await;
+        page.go(&web, "/home").await;
+        page.shows("build-1").await;
+        page.is_good().await;
+    }
+    page.end().await;
+    admin.end().await;
+}
+
+#[tokio::test]
+async fn somebody_gets_a_vm_of_a_pool_and_waits_for_its_console() {
+    let web = Web::new("browser-pools", &configuration(&["admin", "ann"])).await;
+    let permissions = json!([{ "user": "ann", "may": ["accessConsole"] }]);
+    web.create_pool("desktops", permissions).await;
+    for number in 1..=8 {
+        web.create_member(&format!("desktop-{number}"), "desktops").await;
+    }
+    let used = |user: &str, hours| {
+        let at = k8s_openapi::jiff::Timestamp::now() - k8s_openapi::jiff::SignedDuration::from_hours(hours);
+        json!({ "assignment": { "pool": "desktops", "user": user, "lastUsed": at.strftime("%FT%TZ").to_string() } })
+    };
+    web.set_status("desktop-2", running("n1", "10.0.1.2")).await;
+    web.set_status("desktop-3", used("bob", 0)).await;
+    web.set_status("desktop-4", used("carol", 3)).await;
+    let browser = Chromium::start().await;
+    let (page, space) = (browser.page().await, web.namespace.name());
+    page.sign_in(&web, "ann").await;
+    page.shows("desktops").await;
+    page.is_good().await;
+    page.click("form[action$='/start'] button").await;
+    page.until("location.pathname.endsWith('/console')").await;
+    // The one that runs is the first.
+    page.shows("desktop-2").await;
+    page.is_good().await;
+    page.go(&web, "/home").await;
+    page.shows("Give back").await;
+    page.is_good().await;
+
+    let admin = browser.page().await;
+    admin.sign_in(&web, "admin").await;
+    admin.go(&web, "/pools").await;
+    admin.shows("ann").await;
+    admin.is_good().await;
+    admin.picture("pools", space).await;
+    page.click("[formaction$='/release']").await;
+    page.click("#ask [value=yes]").await;
+    page.until("document.querySelector('form[action$=\"/start\"]')").await;
+    admin.until("![...document.querySelectorAll('tbody th')].some((it) => it.textContent === 'ann')").await;
+    page.end().await;
+    admin.end().await;
+}
+
+/// A guest with an empty disk, whose firmware has a menu on its screen and on its serial console, and the relay of its Pod.
+struct Guest {
+    qemu: Child,
+    _folder: TempDir,
+    _ends: watch::Sender<bool>,
+    port: u16,
+    certificate: String,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+impl Guest {
+    async fn start() -> Self {
+        let folder = TempDir::new().unwrap();
+        let (runtime, secret) = (RuntimeDir::open(&folder.path().join("run")).unwrap(), folder.path().join("relay"));
+        let (serial, disk) = (folder.path().join("serial"), folder.path().join("disk"));
+        fs::write(&disk, vec![0; 1 << 20]).unwrap();
+        let qemu = Command::new("qemu-system-x86_64")
+            .args(["-machine", "pc,accel=kvm:tcg,graphics=off", "-nodefaults", "-device", "VGA", "-display", "none"])
+            .args(["-drive", &format!("file={},format=raw,if=ide", disk.display())])
+            .args(["-boot", "menu=on,splash-time=65000", "-vnc", &format!("unix:{}", runtime.vnc().display())])
+            .args([
+                "-chardev",
+                &format!("socket,id=serial,path={},server=on,wait=off", serial.display()),
+                "-serial",
+                "chardev:serial",
+            ])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let serial =
+            eventually("the guest's serial console", LIMIT, async || UnixStream::connect(&serial).await.ok()).await;
+        let (socket, log) = (runtime.console(), folder.path().join("serial.log"));
+        tokio::spawn(async move { console::serve(serial, &socket, &log).await });
+
+        let certified = rcgen::generate_simple_self_signed(["relay".to_owned()]).unwrap();
+        let certificate = certified.cert.pem();
+        fs::create_dir(&secret).unwrap();
+        for (name, content) in [
+            ("tls.crt", certificate.clone()),
+            ("tls.key", certified.signing_key.serialize_pem()),
+            ("token", TOKEN.to_owned()),
+        ] {
+            fs::write(secret.join(name), content).unwrap();
+        }
+        let (state, mut listens) = watch::channel(RelayState::default());
+        let (ends, ended) = watch::channel(false);
+        tokio::spawn(relay::serve(RelayOptions { folder: secret, port: 0, runtime }, state, ended));
+        let port = listens.wait_for(|state| state.port.is_some()).await.unwrap().port.unwrap();
+        Self { qemu, _folder: folder, _ends: ends, port, certificate }
+    }
+
+    /// What the VM's status says of it.
+    fn status(&self) -> Value {
+        let mut status = running("n1", &Ipv4Addr::LOCALHOST.to_string());
+        status["relayPort"] = json!(self.port);
+        status
+    }
+
+    fn secret(&self, vm: &str) -> String {
+        let content = json!({ "tls.crt": self.certificate, "token": TOKEN });
+        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": format!("{vm}-relay") }, "stringData": content })
+            .to_string()
+    }
+}
+
+/// How many points of the guest's screen are not dark.
+const BRIGHT: &str = "(() => { const it = document.querySelector('#screen canvas'); if (!it?.width) return 0; \
+                      const copy = new OffscreenCanvas(it.width, it.height).getContext('2d', { willReadFrequently: true }); copy.drawImage(it, 0, 0); \
+                      const of = copy.getImageData(0, 0, it.width, it.height).data; \
+                      let count = 0; for (let at = 0; at < of.length; at += 4) if (of[at] + of[at + 1] + of[at + 2] > 150) count++; return count; })()";
+
+#[tokio::test]
+async fn the_guests_screen_is_in_the_page_and_what_is_typed_reaches_the_guest() {
+    let web = Web::new("browser-console", &configuration(&["admin", "ann"])).await;
+    web.create_vm("apple", json!([{ "user": "ann", "may": ["accessConsole"] }])).await;
+    let guest = Guest::start().await;
+    web.namespace.create(&guest.secret("apple")).await;
+    web.set_status("apple", guest.status()).await;
+    let browser = Chromium::start().await;
+    let (page, space) = (browser.page().await, web.namespace.name());
+    page.sign_in(&web, "ann").await;
+    page.click("[data-vm] a[href$='/console']").await;
+    // The firmware says which key opens its menu.
+    page.until(&format!("document.body.classList.contains('connected') && {BRIGHT} > 500")).await;
+    page.is_good().await;
+    let before = page.value(BRIGHT).await.unwrap().as_u64().unwrap();
+    page.click("#screen canvas").await;
+    page.press("Escape").await;
+    page.until(&format!("{BRIGHT} > {before} + 200")).await;
+    page.picture("console", space).await;
+    page.is_content().await;
+
+    // The serial console of the same guest: its menu again, from the relay's memory. A number chooses from it.
+    page.go(&web, &web.path("apple", "/serial")).await;
+    let text = "document.querySelector('.xterm-rows')?.textContent ?? ''";
+    page.until(&format!("document.body.classList.contains('connected') && ({text}).includes('boot device')")).await;
+    page.is_good().await;
+    page.picture("serial", space).await;
+    page.click("#screen").await;
+    page.press("1").await;
+    page.until(&format!("({text}).includes('Booting from')")).await;
+    page.end().await;
+}
+
+#[tokio::test]
+async fn the_list_of_a_thousand_vms() {
+    let web = Web::new("browser-many", &configuration(&["admin"])).await;
+    let vms = web.vms();
+    let create = async |number: usize| {
+        let vm = json!({
+            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "metadata": { "name": format!("vm-{number:04}") },
+            "spec": { "vm": { "state": "Stopped", "maximumCpus": 2, "maximumRam": "1Gi" } },
+        });
+        let vm: VirtualMachine = serde_json::from_value(vm).unwrap();
+        vms.create(&PostParams::default(), &vm).await.unwrap();
+    };
+    stream::iter(0..1000).for_each_concurrent(16, create).await;
+    let browser = Chromium::start().await;
+    let page = browser.page().await;
+    page.sign_in(&web, "admin").await;
+    page.until("document.querySelectorAll('[data-vm]').length === 1000").await;
+    web.set_status("vm-0500", json!({ "phase": "Failed" })).await;
+    page.until("document.querySelector('[data-vm$=\"vm-0500\"]').innerText.includes('Failed')").await;
+    page.end().await;
+}

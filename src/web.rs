@@ -18,24 +18,34 @@
 mod act;
 mod app;
 mod audit;
+mod connection;
 mod console;
 mod detail;
+mod keys;
 mod language;
 mod list;
 mod live;
+mod openid;
 mod pages;
 mod passwords;
 mod pools;
+mod provider;
 mod resize;
 mod retention;
+mod revocation;
+mod revoked;
 mod rights;
 mod rows;
 mod server;
 mod session;
 mod settings;
 mod sign_in;
+mod sign_in_oidc;
 mod signed_in;
+mod site;
 mod store;
+mod tls;
+mod web_client;
 
 use std::{
     fs, io,
@@ -46,18 +56,20 @@ use std::{
 };
 
 use anyhow::Context;
-use axum_extra::extract::cookie::Key;
 use k8s_openapi::jiff::Timestamp;
-use kube::Client;
-use sha2::{Digest, Sha512};
+use kube::{Api, Client};
 use tokio::sync::watch;
+use tokio_rustls::rustls::ServerConfig;
 use tracing::{error, info, warn};
 
 use self::{
     app::{App, Parts},
     audit::Audit,
+    keys::Keys,
+    openid::OpenId,
     pages::Pages,
     passwords::Passwords,
+    revocation::Revocations,
     session::Sessions,
     settings::Settings,
     store::Store,
@@ -70,8 +82,6 @@ use crate::{
     },
 };
 
-/// The shortest content of a file with a key, in bytes.
-const SHORTEST_KEY: usize = 32;
 /// How often what is not needed any more is forgotten.
 const FORGET: Duration = Duration::from_mins(1);
 
@@ -84,8 +94,12 @@ pub struct Options {
     pub scope: Option<Scope>,
     /// Where it listens; without an address, where the configuration says.
     pub listen: Option<SocketAddr>,
-    /// A file with the secret from which the key of cookies is made; without one, a new key each time.
+    /// A file with the secrets from which the keys of cookies are made, a line each; without one, a new key each time.
     pub session_key: Option<PathBuf>,
+    /// The Secret of the program's own namespace that has the sessions which have ended before their time.
+    pub sessions_secret: String,
+    /// The files with the certificate and its key, if the program itself speaks HTTPS.
+    pub tls: Option<(PathBuf, PathBuf)>,
     /// The origins of the site, if a proxy changes the `Host` of requests.
     pub origins: Vec<String>,
 }
@@ -98,11 +112,12 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let ending = signals::termination().context("wait for signals")?;
     let (settings, config) = load(options.config.as_deref())?;
     settings.warnings.iter().for_each(|warning| warn!("{warning}"));
-    let key = key(options.session_key.as_deref())?;
+    let keys = keys(options.session_key.as_deref())?;
+    let tls = options.tls.as_ref().map(|(certificate, key)| tls::load(certificate, key)).transpose()?;
     let mut kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
     name_client(&mut kubeconfig, "vm-operator-web");
-    let home = || Scope::of(vec![kubeconfig.default_namespace.clone()]);
-    let scope = options.scope.or(config.namespace).unwrap_or_else(home);
+    let own_namespace = kubeconfig.default_namespace.clone();
+    let scope = options.scope.or(config.namespace).unwrap_or_else(|| Scope::of(vec![own_namespace.clone()]));
     let client = Client::try_from(kubeconfig).context("make a client for the API server")?;
 
     let (address, most) = (options.listen.unwrap_or_else(|| settings.address()), settings.most_connections());
@@ -111,6 +126,19 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     if let Some(file) = options.config {
         tokio::spawn(follow(file, changed, store.clone()));
     }
+    let (changed, keys) = watch::channel(Arc::new(keys));
+    if let Some(file) = options.session_key {
+        tokio::spawn(follow_keys(file, changed));
+    }
+    let is_https = tls.is_some();
+    let tls = options.tls.zip(tls).map(|((certificate, key), config)| {
+        let (changed, tls) = watch::channel(config);
+        tokio::spawn(follow_certificate(certificate, key, changed));
+        tls
+    });
+    let sessions = Sessions::default();
+    let revocations = Revocations::new(Api::namespaced(client.clone(), &own_namespace), options.sessions_secret);
+    let are_sessions_known = revocations.follow(sessions.clone());
     let mut epoch = [0; 4];
     getrandom::fill(&mut epoch).context("random numbers")?;
     let app = App::new(Parts {
@@ -118,9 +146,12 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         audit: Audit::new(client.clone(), std::env::var("HOSTNAME").ok()),
         client,
         store,
-        sessions: Sessions::default(),
-        key,
+        sessions,
+        are_sessions_known,
+        keys,
         passwords: Passwords::new(),
+        openid: OpenId::default(),
+        is_https,
         pages: Pages::new().context("the built-in templates")?,
         epoch: u32::from_be_bytes(epoch),
         origins: options.origins.clone(),
@@ -130,9 +161,23 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let routes = server::routes(app, &options.origins)?;
     let listener = server::listen(address).await.with_context(|| format!("listen on {address}"))?;
     let address = listener.local_addr().context("the address that was taken")?;
-    info!(%address, namespaces = %scope, "the web interface listens");
-    server::serve(listener, routes, most, ending).await;
+    info!(%address, https = is_https, namespaces = %scope, "the web interface listens");
+    server::serve(listener, tls, routes, most, ending).await;
     Ok(())
+}
+
+/// Ends all sessions that a user has begun until now, at all replicas: by the Secret of that name, in the namespace of the web interface (by default the one
+/// of the service account or kubeconfig).
+///
+/// # Errors
+/// If no API server is configured, or it refuses the change.
+pub async fn revoke(user: &str, namespace: Option<&str>, secret: String) -> anyhow::Result<()> {
+    let mut kubeconfig = kube::Config::infer().await.context("no API server: set KUBECONFIG, or run in a cluster")?;
+    name_client(&mut kubeconfig, "vm-operator-web");
+    let namespace = namespace.unwrap_or(&kubeconfig.default_namespace).to_owned();
+    let client = Client::try_from(kubeconfig).context("make a client for the API server")?;
+    let revocations = Revocations::new(Api::namespaced(client, &namespace), secret.clone());
+    revocations.end_user(user).await.with_context(|| format!("Secret {namespace}/{secret}"))
 }
 
 /// Reads the configuration. A file that does not exist means the defaults: the ConfigMap that it comes from is optional.
@@ -148,61 +193,93 @@ fn load(file: Option<&Path>) -> anyhow::Result<(Settings, Config)> {
     Ok((settings, config))
 }
 
-/// The key of cookies.
-fn key(file: Option<&Path>) -> anyhow::Result<Key> {
+/// The keys of cookies.
+fn keys(file: Option<&Path>) -> anyhow::Result<Keys> {
     let Some(file) = file else {
         warn!("no --session-key: the sessions of people end with this process, and other replicas don't know them");
-        return Ok(Key::generate());
+        return Ok(Keys::generate());
     };
-    let secret = fs::read(file).with_context(|| file.display().to_string())?;
-    let secret = secret.trim_ascii();
-    anyhow::ensure!(
-        secret.len() >= SHORTEST_KEY,
-        "{}: a session key has at least {SHORTEST_KEY} bytes",
-        file.display()
-    );
-    Ok(Key::from(&Sha512::digest(secret)[..]))
+    let content = fs::read(file).with_context(|| file.display().to_string())?;
+    Keys::parse(&content).with_context(|| file.display().to_string())
 }
 
 /// Reads the configuration again when it changes. Where the program listens and which namespaces it shows are as they were at its start.
 async fn follow(file: PathBuf, changed: watch::Sender<Arc<Settings>>, store: Arc<Store>) {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned();
-    let mut follower = match follower(&folder) {
+    let read = || match load(Some(&file)) {
+        Ok((settings, _)) => {
+            info!(file = %file.display(), "the configuration of the web interface has changed");
+            changed.send_replace(Arc::new(settings));
+            store.rights_have_changed();
+        }
+        Err(error) => error!(
+            error = format!("{error:#}"),
+            "the configuration can't be used by the web interface; the last good one stays in force"
+        ),
+    };
+    on_change(&[&file], read).await;
+}
+
+/// Reads the keys of cookies again when their file changes.
+async fn follow_keys(file: PathBuf, changed: watch::Sender<Arc<Keys>>) {
+    let read = || match keys(Some(&file)) {
+        Ok(keys) => {
+            info!(file = %file.display(), "the session keys have changed");
+            changed.send_replace(Arc::new(keys));
+        }
+        Err(error) => {
+            error!(error = format!("{error:#}"), "the session keys can't be used; the last good ones stay in force")
+        }
+    };
+    on_change(&[&file], read).await;
+}
+
+/// Reads the certificate and its key again when their files change.
+async fn follow_certificate(certificate: PathBuf, key: PathBuf, changed: watch::Sender<Arc<ServerConfig>>) {
+    let read = || match tls::load(&certificate, &key) {
+        Ok(config) => {
+            info!(file = %certificate.display(), "the certificate has changed");
+            changed.send_replace(config);
+        }
+        Err(error) => {
+            error!(error = format!("{error:#}"), "the certificate can't be used; the last good one stays in force")
+        }
+    };
+    on_change(&[&certificate, &key], read).await;
+}
+
+/// Calls `read` whenever the content of one of the files has changed.
+async fn on_change(files: &[&Path], read: impl Fn()) {
+    let folder =
+        |file: &Path| file.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned();
+    let folders: Vec<PathBuf> = files.iter().map(|file| folder(file)).collect();
+    let mut follower = match follower(&folders) {
         Ok(follower) => follower,
         Err(error) => {
-            warn!(%error, folder = %folder.display(), "changes of the configuration take effect only after a restart");
+            warn!(%error, ?files, "changes of these files take effect only after a restart");
             return;
         }
     };
-    let mut known = fs::read(&file).ok();
+    let content = || files.iter().map(|file| fs::read(file).ok()).collect::<Vec<_>>();
+    let mut known = content();
     while follower.changed().await.is_ok() {
-        let text = fs::read(&file).ok();
-        if text == known {
-            continue;
-        }
-        known = text;
-        match load(Some(&file)) {
-            Ok((settings, _)) => {
-                info!(file = %file.display(), "the configuration of the web interface has changed");
-                changed.send_replace(Arc::new(settings));
-                store.rights_have_changed();
-            }
-            Err(error) => error!(
-                error = format!("{error:#}"),
-                "the configuration can't be used by the web interface; the last good one stays in force"
-            ),
+        let now = content();
+        if now != known {
+            known = now;
+            read();
         }
     }
 }
 
-fn follower(folder: &Path) -> io::Result<Follower> {
+fn follower(folders: &[PathBuf]) -> io::Result<Follower> {
     let watch = || {
         let watch = DirectoryWatch::new()?;
-        watch.add(folder, Changes::Files)?;
+        folders.iter().try_for_each(|folder| watch.add(folder, Changes::Files))?;
         watch.follow()
     };
     match watch() {
-        Err(error) if is_exhausted(&error) => Ok(Follower::polling(&[folder])),
+        Err(error) if is_exhausted(&error) => {
+            Ok(Follower::polling(&folders.iter().map(PathBuf::as_path).collect::<Vec<_>>()))
+        }
         result => result,
     }
 }

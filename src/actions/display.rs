@@ -21,7 +21,8 @@
 //! - Nothing is written before the VM is known to run and to have an address.
 //! - Two calls at the same time without a user end with the same new password: the Secret is written only in the version that
 //!   was read, and the call whose write is refused reads it again.
-//! - Writes carry the field manager [`COMMAND_MANAGER`], so that GitOps tools leave them alone.
+//! - Writes carry the field manager of the request. GitOps tools leave alone those of [`COMMAND_MANAGER`] and
+//!   [`WEB_MANAGER`](crate::ownership::WEB_MANAGER).
 //! - The wait of step 4 takes two minutes at most.
 //!
 //! # Assumptions
@@ -54,7 +55,7 @@ use kube::{
 use serde_json::json;
 
 use self::address::Endpoint;
-pub use self::address::Host;
+pub use self::address::{Host, IpVersion};
 pub use self::password::{End, Present};
 use super::VmHandle;
 use crate::{
@@ -81,6 +82,10 @@ pub struct Request {
     pub user: Option<String>,
     /// Whether the display is taken from a viewer that is connected now.
     pub take_over: bool,
+    /// Which of the Pod's addresses is preferred, if the viewer connects to the Pod.
+    pub ip_version: Option<IpVersion>,
+    /// The field manager of what is written.
+    pub field_manager: &'static str,
 }
 
 /// How long a password lets viewers in: at least [`MINIMUM_VALIDITY`].
@@ -91,6 +96,12 @@ pub struct Validity(Duration);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a viewer can't connect within that time: at least {}s are needed", MINIMUM_VALIDITY.as_secs())]
 pub struct TooShort;
+
+impl Default for Validity {
+    fn default() -> Self {
+        Self(MINIMUM_VALIDITY)
+    }
+}
 
 impl TryFrom<Duration> for Validity {
     type Error = TooShort;
@@ -218,10 +229,10 @@ fn after(separator: &str, text: &Option<String>) -> String {
 pub async fn open(vm: &VmHandle, request: &Request, waiting: impl FnOnce()) -> Result<Connection, DisplayError> {
     let resource = vm.get().await.map_err(DisplayError::Vm)?;
     check_available(&resource, request.take_over)?;
-    let endpoint = Endpoint::find(vm, &resource, request.server.as_deref()).await?;
+    let endpoint = Endpoint::find(vm, &resource, request).await?;
     let password = password::in_force(vm, request, waiting).await?;
     if let Some(user) = &request.user {
-        note_user(vm, user).await?;
+        note_user(vm, user, request.field_manager).await?;
     }
     let protocol = Protocol::of(&resource);
     let spice = Some(&resource.spec.vm.display.spice).filter(|_| protocol == Protocol::Spice);
@@ -235,6 +246,11 @@ pub async fn open(vm: &VmHandle, request: &Request, waiting: impl FnOnce()) -> R
         proxy: spice.filter(|_| request.server.is_none()).and_then(|spice| spice.proxy_url.clone()),
         usb: spice.is_some_and(|spice| spice.usb_redirects > 0),
     })
+}
+
+/// Whether the VM has a display for a viewer, when it runs.
+pub fn has_display(vm: &VirtualMachine) -> bool {
+    address::pod_port(vm) != 0
 }
 
 /// The password in the VM's display secret, whether or not it lets anybody in. `None`: the VM has no display secret. Nothing is written.
@@ -255,7 +271,15 @@ pub async fn password_in_force(
     waiting: impl FnOnce(),
 ) -> Result<Option<String>, DisplayError> {
     check_available(&vm.get().await.map_err(DisplayError::Vm)?, true)?;
-    let request = Request { server: None, port: None, validity, user: None, take_over: false };
+    let request = Request {
+        server: None,
+        port: None,
+        validity,
+        user: None,
+        take_over: false,
+        ip_version: None,
+        field_manager: COMMAND_MANAGER,
+    };
     password::in_force(vm, &request, waiting).await
 }
 
@@ -273,14 +297,14 @@ fn check_available(vm: &VirtualMachine, take_over: bool) -> Result<(), DisplayEr
 }
 
 /// Writes who gets the connection into the VM's status.
-async fn note_user(vm: &VmHandle, user: &str) -> Result<(), DisplayError> {
+async fn note_user(vm: &VmHandle, user: &str, field_manager: &str) -> Result<(), DisplayError> {
     let patch = Patch::Merge(json!({ "status": { "consoleUser": user } }));
-    let result = vm.api::<StoredVm>().patch_status(vm.name(), &patch_params(), &patch).await;
+    let result = vm.api::<StoredVm>().patch_status(vm.name(), &patch_params(field_manager), &patch).await;
     result.map(drop).map_err(DisplayError::object("status.consoleUser"))
 }
 
-fn patch_params() -> PatchParams {
-    PatchParams::apply(COMMAND_MANAGER)
+fn patch_params(field_manager: &str) -> PatchParams {
+    PatchParams::apply(field_manager)
 }
 
 #[cfg(test)]

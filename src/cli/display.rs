@@ -20,6 +20,7 @@ use crate::{
         display::{self, Connection, DisplayError, Host, Request, Validity},
     },
     files::FileError,
+    ownership::COMMAND_MANAGER,
     process::ErrorChain,
 };
 
@@ -65,6 +66,8 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         validity: options.valid_for,
         user: options.user.clone(),
         take_over: options.take,
+        ip_version: None,
+        field_manager: COMMAND_MANAGER,
     };
     let waiting = || note(&format!("{vm}: waiting for its runner to set the password ..."));
     let connection = display::open(&vm, &request, waiting).await.map_err(|error| failure(&vm, &error))?;

@@ -3,14 +3,15 @@
 use std::{ops::Deref, sync::Arc};
 
 use axum::{http::StatusCode, response::Response};
-use axum_extra::extract::cookie::Key;
 use kube::Client;
 use minijinja::context;
 use tokio::sync::watch;
 
 use super::{
     audit::Audit,
+    keys::Keys,
     language::Language,
+    openid::OpenId,
     pages::{Frame, Pages, value},
     passwords::Passwords,
     session::Sessions,
@@ -32,16 +33,22 @@ pub(super) struct Parts {
     pub store: Arc<Store>,
     /// Who has signed out, and who is there.
     pub sessions: Sessions,
-    /// The key of cookies.
-    pub key: Key,
+    /// Whether those that have ended elsewhere are known, or can't be.
+    pub are_sessions_known: watch::Receiver<bool>,
+    /// The keys of cookies.
+    pub keys: watch::Receiver<Arc<Keys>>,
     /// Compares passwords.
     pub passwords: Passwords,
+    /// Speaks with providers of OpenID Connect.
+    pub openid: OpenId,
     /// Makes pages.
     pub pages: Pages,
     /// Notes what people do.
     pub audit: Audit,
     /// The origins of the site, beside the one in a request's `Host`.
     pub origins: Vec<String>,
+    /// Whether the program itself speaks HTTPS.
+    pub is_https: bool,
     /// Part of the number that a page has from this process: the numbers of another one mean nothing here.
     pub epoch: u32,
     /// Becomes true when the program ends.
@@ -57,6 +64,11 @@ impl App {
     /// The configuration as it is now.
     pub fn settings_now(&self) -> Arc<Settings> {
         self.settings.borrow().clone()
+    }
+
+    /// The keys of cookies as they are now.
+    pub fn keys_now(&self) -> Arc<Keys> {
+        self.keys.borrow().clone()
     }
 
     /// The frame of a page for nobody in particular.

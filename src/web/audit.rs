@@ -58,6 +58,16 @@ impl Audit {
         }
     }
 
+    /// A person has signed in with a provider of OpenID Connect.
+    pub fn signed_in_by(&self, provider: &str, user: &str, from: IpAddr) {
+        info!(user, provider, %from, "a person has signed in");
+    }
+
+    /// Somebody who came from a provider of OpenID Connect was not let in.
+    pub fn not_signed_in_by(&self, provider: &str, from: IpAddr, why: &str) {
+        warn!(provider, %from, why, "a person could not sign in");
+    }
+
     /// Somebody has signed out.
     pub fn signed_out(&self, user: &str) {
         info!(user, "a person has signed out");
@@ -112,6 +122,14 @@ impl Audit {
     pub fn opened(&self, user: &str, vm: &VirtualMachine, console: Console, wish: Wish) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, ?console, ?wish, "a person has opened a console");
+    }
+
+    /// A person has got a connection file.
+    pub async fn got_connection(&self, user: &str, vm: &VirtualMachine) {
+        let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
+        info!(user, namespace, vm = name, "a person has got a connection file");
+        let note = format!("{} has got a connection file in the web interface", short(user));
+        self.event(vm, "WebConnection", note).await;
     }
 
     /// What a person wanted to do to a VM was not done.

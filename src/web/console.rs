@@ -219,6 +219,7 @@ impl Viewer {
     async fn serve(self, browser: &mut WebSocket, wish: Wish, vm: &VirtualMachine) -> Ended {
         let (ending, sessions, session) =
             (self.app.ending.clone(), self.app.sessions.clone(), self.signed_in.session.clone());
+        let user = self.signed_in.person.user.clone();
         if !self.may_open() {
             return ended(Closed::InUse, super::rights::console_user(vm).unwrap_or_default());
         }
@@ -242,7 +243,7 @@ impl Viewer {
         });
         tokio::select! {
             biased;
-            () = sessions.ended(&session) => (End::SignedOut as u16, String::new()),
+            () = sessions.ended(&session, &user) => (End::SignedOut as u16, String::new()),
             () = terminated(ending) => ended(Closed::RelayEnds, ""),
             end = carry => end,
         }
@@ -286,7 +287,8 @@ impl Viewer {
                 message = browser.recv() => match message {
                     Some(Ok(ws::Message::Binary(bytes))) => {
                         if is_of_person(self.console, &bytes) {
-                            self.app.sessions.used(&self.signed_in.session, Timestamp::now());
+                            let SignedIn { session, person, .. } = &self.signed_in;
+                            self.app.sessions.used(session, &person.user, Timestamp::now());
                         }
                         if relay.send(Message::Binary(bytes)).await.is_err() {
                             return broken();

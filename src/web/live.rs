@@ -122,11 +122,12 @@ fn start(app: App, signed_in: SignedIn, shown: Shown, headers: &HeaderMap, since
     // It ends when the browser has closed the stream: then nothing can be sent.
     tokio::spawn(async move {
         let (ending, sessions, session) = (app.ending.clone(), app.sessions.clone(), signed_in.session.clone());
+        let user = signed_in.person.user.clone();
         let page = Page { app, signed_in, shown, names: HashSet::new(), events: sender.clone() };
         let follow = pin!(page.follow(since));
         tokio::select! {
             _ = follow => {}
-            () = sessions.ended(&session) => drop(sender.send(Event::default().event("reload").data("")).await),
+            () = sessions.ended(&session, &user) => drop(sender.send(Event::default().event("reload").data("")).await),
             () = terminated(ending) => {}
             () = sender.closed() => {}
         }

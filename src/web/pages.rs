@@ -25,10 +25,11 @@ pub(super) const POLICY: &str = "default-src 'none'; script-src 'self'; style-sr
                       form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
 /// All templates, by their names.
-pub(super) const TEMPLATES: [(&str, &str); 13] = [
+pub(super) const TEMPLATES: [(&str, &str); 14] = [
     ("base.html", include_str!("templates/base.html")),
     ("parts.html", include_str!("templates/parts.html")),
     ("sign-in.html", include_str!("templates/sign-in.html")),
+    ("signed-out.html", include_str!("templates/signed-out.html")),
     ("list.html", include_str!("templates/list.html")),
     ("row.html", include_str!("templates/row.html")),
     ("home.html", include_str!("templates/home.html")),
@@ -197,7 +198,7 @@ mod tests {
         let vm = json!({
             "id": evil, "namespace": evil, "name": evil, "phase": evil, "tone": evil, "waits": evil, "pending": 1, "cpus": 1, "ram": evil,
             "node": evil, "addresses": [evil], "is_console_used": true, "console_user": evil, "console_waits": "used", "pool": evil, "assignee": evil, "is_own": true, "kept_until": evil,
-            "actions": ["start", "stop", "restart", "reset"], "can_open_console": true,
+            "actions": ["start", "stop", "restart", "reset"], "can_open_console": true, "can_get_file": true,
         });
         let pages = Pages::new().unwrap();
         for language in Language::ALL {
@@ -209,6 +210,7 @@ mod tests {
                 let context = context! {
                     frame => value(frame(language)), vm => value(&vm), since => evil, view => "list", script => "console.js", can_take => true, problem => "wrong", kind => "refused", detail => evil, failures => value(json!([{ "name": evil, "kind": "failed", "why": evil }])),
                     back => evil, namespace => evil, name => evil, events => value([event]), pending => [evil], rows => Vec::<String>::new(), pools => value([pool]),
+                    providers => value([json!({ "path": evil, "name": evil })]), has_users => true, url => evil, provider => evil,
                     explanation => value(json!({ "line": evil, "cause": { "whatToDo": evil } })),
                 };
                 let page = pages.part(language, name, context).unwrap_or_else(|error| panic!("{name}: {error:#}"));

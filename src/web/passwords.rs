@@ -111,6 +111,11 @@ impl Passwords {
         if compared.await.unwrap_or(false) { Attempt::Right } else { Attempt::Wrong }
     }
 
+    /// Whether there may be another attempt from that address, by whatever means.
+    pub fn is_attempt_allowed(&self, from: IpAddr) -> bool {
+        self.by_address.check_key(&from).is_ok()
+    }
+
     /// Forgets the attempts that do not count any more.
     pub fn forget(&self) {
         self.by_user.retain_recent();

@@ -9,7 +9,10 @@ use super::{
     store::Store,
 };
 use crate::{
-    actions::power::{Command, Decision, decide},
+    actions::{
+        display::has_display,
+        power::{Command, Decision, decide},
+    },
     api::{
         PowerState, VirtualMachine,
         conditions::{self, CONSOLE_CONNECTED, READY, RUNNING},
@@ -63,6 +66,8 @@ pub(super) struct Row<'a> {
     pub actions: Vec<&'static str>,
     /// Whether the person can open the console now.
     pub can_open_console: bool,
+    /// Whether the person can get a connection file for a viewer now.
+    pub can_get_file: bool,
     /// Why she can't although the guest runs: `none`, `used` or `login`.
     pub console_waits: Option<&'static str>,
 }
@@ -143,12 +148,13 @@ impl<'a> Row<'a> {
         let status = vm.status.as_ref();
         let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or(Phase::Pending.as_str());
         let is_running = status.is_some_and(|status| conditions::is_true(&status.conditions, RUNNING));
+        let is_open = is_running && may_open(person, rights, namespace, vm, store);
         let has_relay = status.and_then(|status| status.relay_port).is_some_and(|port| port > 0);
         let is_possible = |act: Act| matches!(decide(vm, act.command(), None, true, now), Ok(Decision::Write { .. }));
         let acts = Act::ALL.into_iter().filter(|act| act.is_allowed(rights, is_administrator) && is_possible(*act));
         let assignment = status.and_then(|status| status.assignment.as_ref());
         let is_console_used = status.is_some_and(|status| conditions::is_true(&status.conditions, CONSOLE_CONNECTED));
-        let can_open_console = is_running && has_relay && may_open(person, rights, namespace, vm, store);
+        let can_open_console = has_relay && is_open;
         let console_waits = match () {
             () if !is_running || can_open_console || !rights.contains(Right::AccessConsole) => None,
             () if !has_relay => Some("none"),
@@ -184,6 +190,7 @@ impl<'a> Row<'a> {
             actions: acts.map(Act::path).collect(),
             can_open_console,
             console_waits,
+            can_get_file: is_open && has_display(vm),
         }
     }
 }
@@ -269,7 +276,13 @@ mod tests {
 
     #[test]
     fn the_console_of_a_guest_that_runs() {
-        assert!(seen(&["accessConsole"], running, |row| row.can_open_console));
+        assert!(seen(&["accessConsole"], running, |row| row.can_open_console && row.can_get_file));
+        assert!(!seen(&["start", "stop", "reset"], running, |row| row.can_get_file));
+        let without = |vm: &mut Value| {
+            running(vm);
+            vm["spec"]["vm"]["display"] = json!({ "spice": { "port": 0 } });
+        };
+        assert!(!seen(&["*"], without, |row| row.can_get_file), "it has no display for viewers");
         assert!(!seen(&["start", "stop", "reset"], running, |row| row.can_open_console));
         assert!(!seen(
             &["*"],

@@ -4,7 +4,6 @@
 //! the time for an answer.
 
 use std::{
-    convert::Infallible,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     pin::pin,
@@ -26,11 +25,13 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
-    net::{TcpListener, TcpStream},
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
     sync::{Semaphore, watch},
     task::JoinSet,
     time::{sleep, timeout},
 };
+use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
 use tower::ServiceExt;
 use tower_http::{
     catch_panic::CatchPanicLayer,
@@ -45,8 +46,9 @@ use tracing::debug;
 use super::{
     act,
     app::App,
-    console, detail, list, live, pages, pools, resize, sign_in,
+    connection, console, detail, list, live, pages, pools, resize, sign_in, sign_in_oidc,
     signed_in::{self, SignedIn},
+    site::CALLBACK,
 };
 use crate::process::signals::terminated;
 
@@ -73,6 +75,8 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
     let pages = Router::new()
         .route("/", get(list::first))
         .route("/sign-in", get(sign_in::form).post(sign_in::sign_in))
+        .route("/sign-in/oidc/{name}", get(sign_in_oidc::begin))
+        .route(CALLBACK, get(sign_in_oidc::callback))
         .route("/sign-out", post(sign_in::sign_out))
         .route("/home", get(list::home))
         .route("/vms", get(list::list))
@@ -81,6 +85,7 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .route("/vms/{namespace}/{name}/stop", post(act::stop))
         .route("/vms/{namespace}/{name}/restart", post(act::restart))
         .route("/vms/{namespace}/{name}/reset", post(act::reset))
+        .route("/vms/{namespace}/{name}/connection", post(connection::file))
         .route("/vms/{namespace}/{name}/console", get(console::page))
         .route("/vms/{namespace}/{name}/console/socket", get(console::socket))
         .route("/vms/{namespace}/{name}/release", post(pools::unassign))
@@ -121,10 +126,17 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
 }
 
 async fn ready(State(app): State<App>) -> Response {
-    match app.store.is_complete() {
-        true => "[+] vms: listed\n".into_response(),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "[-] vms: not listed yet\n").into_response(),
-    }
+    let parts = [
+        (app.store.is_complete(), "[+] vms: listed\n", "[-] vms: not listed yet\n"),
+        (
+            *app.are_sessions_known.borrow(),
+            "[+] sessions: known\n",
+            "[-] sessions: those that have ended are not known yet\n",
+        ),
+    ];
+    let text: String = parts.iter().map(|(is_ready, yes, no)| if *is_ready { *yes } else { *no }).collect();
+    let is_ready = parts.iter().all(|(is_ready, ..)| *is_ready);
+    (if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, text).into_response()
 }
 
 /// A path that does not exist. Who is not signed in learns nothing about paths.
@@ -148,8 +160,14 @@ pub(super) async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// Serves at most so many connections at once until the program is told to end.
-pub(super) async fn serve(listener: TcpListener, routes: Router, most: usize, ending: watch::Receiver<bool>) {
+/// Serves at most so many connections at once until the program is told to end. With `tls` it speaks HTTPS.
+pub(super) async fn serve(
+    listener: TcpListener,
+    tls: Option<watch::Receiver<Arc<ServerConfig>>>,
+    routes: Router,
+    most: usize,
+    ending: watch::Receiver<bool>,
+) {
     let (places, mut open) = (Arc::new(Semaphore::new(most)), JoinSet::new());
     loop {
         let accepted = tokio::select! {
@@ -162,18 +180,17 @@ pub(super) async fn serve(listener: TcpListener, routes: Router, most: usize, en
             sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let (connection, ending) = (connection(stream, peer, routes.clone()), ending.clone());
+        let _ = stream.set_nodelay(true);
+        let (routes, ending) = (routes.clone(), ending.clone());
+        let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.borrow().clone()));
         open.spawn(async move {
-            let mut connection = pin!(connection);
-            let ended = tokio::select! {
-                ended = &mut connection => ended,
-                () = terminated(ending) => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            };
-            if let Err(error) = ended {
-                debug!(%peer, %error, "a connection ended");
+            match tls {
+                None => answer(stream, peer, routes, ending).await,
+                Some(tls) => match timeout(HEAD, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => answer(stream, peer, routes, ending).await,
+                    Ok(Err(error)) => debug!(%peer, %error, "a connection ended"),
+                    Err(_) => debug!(%peer, error = "no TLS in time", "a connection ended"),
+                },
             }
             drop(place);
         });
@@ -183,13 +200,13 @@ pub(super) async fn serve(listener: TcpListener, routes: Router, most: usize, en
     let _ = timeout(END, open.join_all()).await;
 }
 
-type Connection = hyper::server::conn::http1::UpgradeableConnection<
-    TokioIo<TcpStream>,
-    TowerToHyperService<tower::util::BoxCloneSyncService<Request<hyper::body::Incoming>, Response, Infallible>>,
->;
-
-fn connection(stream: TcpStream, peer: SocketAddr, routes: Router) -> Connection {
-    let _ = stream.set_nodelay(true);
+/// Answers the requests of a connection until it ends, or until the program does.
+async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    peer: SocketAddr,
+    routes: Router,
+    ending: watch::Receiver<bool>,
+) {
     let service = tower::service_fn(move |request: Request<hyper::body::Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(peer);
@@ -197,9 +214,16 @@ fn connection(stream: TcpStream, peer: SocketAddr, routes: Router) -> Connection
     });
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(64 << 10);
-    http.serve_connection(
-        TokioIo::new(stream),
-        TowerToHyperService::new(tower::util::BoxCloneSyncService::new(service)),
-    )
-    .with_upgrades()
+    let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).with_upgrades();
+    let mut connection = pin!(connection);
+    let ended = tokio::select! {
+        ended = &mut connection => ended,
+        () = terminated(ending) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        debug!(%peer, %error, "a connection ended");
+    }
 }

@@ -1,8 +1,8 @@
 //! Sessions: who is signed in, since when, and until when.
 //!
 //! A session is a cookie that only this program can read and write. So nothing is lost if another replica gets the next request, or the
-//! program is started again with the same key. What a cookie can't say is kept here: which sessions were ended before their time, and the last use of
-//! those that have a page open.
+//! program is started again with the same key. What a cookie can't say is kept here: which sessions were ended before their time ([`super::revoked`]),
+//! and the last use of those that have a page open.
 
 use std::{
     collections::HashMap,
@@ -13,8 +13,10 @@ use std::{
 use axum_extra::extract::cookie::{Cookie, SameSite};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
+use super::{provider::Profile, revoked::Revoked};
 use crate::process::lock;
 
 /// The cookie. A browser takes a name with this prefix only over HTTPS (or from this computer), for this host and for all paths.
@@ -27,14 +29,23 @@ pub(super) const LONGEST: SignedDuration = SignedDuration::from_hours(12);
 /// How old the last use in a cookie may be before the cookie is written again.
 const REFRESH: SignedDuration = SignedDuration::from_mins(1);
 
+/// By what a person has signed in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum SignIn {
+    /// With the password of the user of that name.
+    Password(String),
+    /// With the provider of that name, and what it says of her. Who she is here follows from that with each request.
+    Provider(String, Profile),
+}
+
 /// The content of the cookie.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Session {
     /// A random name: it says nothing about the user.
     pub id: String,
-    /// The user.
-    pub user: String,
-    /// When the user signed in, in seconds since 1970.
+    /// By what the person has signed in.
+    pub by: SignIn,
+    /// When she signed in, in milliseconds since 1970.
     since: i64,
     /// When the session was used last, in seconds since 1970.
     used: i64,
@@ -45,17 +56,27 @@ impl Session {
     ///
     /// # Errors
     /// If the operating system has no random numbers.
-    pub fn begin(user: &str, now: Timestamp) -> Result<Self, getrandom::Error> {
+    pub fn begin(by: SignIn, now: Timestamp) -> Result<Self, getrandom::Error> {
         let mut id = [0; 16];
         getrandom::fill(&mut id)?;
-        let now = now.as_second();
-        Ok(Self { id: format!("{:032x}", u128::from_be_bytes(id)), user: user.to_owned(), since: now, used: now })
+        let id = format!("{:032x}", u128::from_be_bytes(id));
+        Ok(Self { id, by, since: now.as_millisecond(), used: now.as_second() })
+    }
+
+    /// What stands for the session where others can read it: whoever knows it can't make the session of it.
+    fn digest(&self) -> String {
+        Sha256::digest(&self.id).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// When it ends at the latest, in seconds since 1970.
+    const fn latest_end(&self) -> i64 {
+        self.since.div_euclid(1000).saturating_add(LONGEST.as_secs())
     }
 
     /// When it ends, if it was last used at the later of these times.
     fn end(&self, used: Option<i64>) -> i64 {
         let used = self.used.max(used.unwrap_or(i64::MIN));
-        used.saturating_add(IDLE.as_secs()).min(self.since.saturating_add(LONGEST.as_secs()))
+        used.saturating_add(IDLE.as_secs()).min(self.latest_end())
     }
 
     /// The session as it is after a use. `None`: the cookie is new enough.
@@ -81,40 +102,44 @@ impl Session {
     }
 }
 
-/// What is known of the sessions of which this program has had requests.
+/// What is known of sessions.
 #[derive(Clone, Default)]
-pub(super) struct Sessions(Arc<Mutex<HashMap<String, Known>>>);
+pub(super) struct Sessions {
+    /// Those of which this program has had requests.
+    known: Arc<Mutex<HashMap<String, Known>>>,
+    /// Those that have ended before their time, here or elsewhere.
+    revoked: watch::Sender<Arc<Revoked>>,
+}
 
 struct Known {
     used: i64,
     /// Until when this must be remembered.
     until: i64,
-    /// Whether the user has signed out.
-    ended: watch::Sender<bool>,
 }
 
 /// How many sessions are remembered. Only people who can sign in make one.
 const MOST: usize = 100_000;
 
 impl Sessions {
-    /// Notes a use. Whether the session goes on.
-    pub fn used(&self, session: &Session, now: Timestamp) -> bool {
-        self.goes_on(session, now, true)
+    /// Notes a use. Whether the session of that user goes on.
+    pub fn used(&self, session: &Session, user: &str, now: Timestamp) -> bool {
+        self.goes_on(session, user, now, true)
     }
 
-    /// Whether the session goes on. With `is_use` this is a use of it.
-    pub fn goes_on(&self, session: &Session, now: Timestamp, is_use: bool) -> bool {
+    /// Whether the session of that user goes on. With `is_use` this is a use of it.
+    pub fn goes_on(&self, session: &Session, user: &str, now: Timestamp, is_use: bool) -> bool {
         let now = now.as_second();
-        let mut known = lock(&self.0);
+        if self.is_revoked(session, user) {
+            return false;
+        }
+        let mut known = lock(&self.known);
         if known.len() >= MOST {
             known.retain(|_, known| known.until > now);
         }
-        let known = known.entry(session.id.clone()).or_insert_with(|| Known {
-            used: session.used,
-            until: session.since.saturating_add(LONGEST.as_secs()),
-            ended: watch::Sender::new(false),
-        });
-        if *known.ended.borrow() || session.end(Some(known.used)) <= now {
+        let known = known
+            .entry(session.id.clone())
+            .or_insert_with(|| Known { used: session.used, until: session.latest_end() });
+        if session.end(Some(known.used)) <= now {
             return false;
         }
         if is_use {
@@ -123,26 +148,39 @@ impl Sessions {
         true
     }
 
-    /// Ends a session.
-    pub fn end(&self, session: &Session, now: Timestamp) {
-        if self.used(session, now)
-            && let Some(known) = lock(&self.0).get(&session.id)
-        {
-            known.ended.send_replace(true);
-        }
+    fn is_revoked(&self, session: &Session, user: &str) -> bool {
+        self.revoked.borrow().has(&session.digest(), user, session.since)
     }
 
-    /// Returns when the session ends: its user has signed out, or its time is over.
-    pub async fn ended(&self, session: &Session) {
+    /// Ends a session.
+    pub fn end(&self, session: &Session) {
+        self.learn(&Revoked::session(session.digest(), session.latest_end()));
+    }
+
+    /// Learns of sessions that have ended.
+    pub fn learn(&self, more: &Revoked) {
+        self.revoked.send_if_modified(|revoked| Arc::make_mut(revoked).add(more));
+    }
+
+    /// The sessions that have ended before their time, and each change.
+    pub fn changes(&self) -> watch::Receiver<Arc<Revoked>> {
+        self.revoked.subscribe()
+    }
+
+    /// Returns when the session of that user ends: before its time, or because its time is over.
+    pub async fn ended(&self, session: &Session, user: &str) {
+        let mut changes = self.revoked.subscribe();
         loop {
-            let (mut ended, end) = match lock(&self.0).get(&session.id) {
-                Some(known) => (known.ended.subscribe(), session.end(Some(known.used))),
-                None => return,
-            };
-            let left = end.saturating_sub(Timestamp::now().as_second());
-            let Ok(left @ 1..) = u64::try_from(left) else { return };
+            // Marked as seen before the look, so that no change is missed.
+            changes.borrow_and_update();
+            let end = lock(&self.known).get(&session.id).map(|known| session.end(Some(known.used)));
+            let left = end.map(|end| end.saturating_sub(Timestamp::now().as_second()));
+            let Some(Ok(left @ 1..)) = left.map(u64::try_from) else { return };
+            if self.is_revoked(session, user) {
+                return;
+            }
             tokio::select! {
-                _ = ended.wait_for(|ended| *ended) => return,
+                _ = changes.changed() => {}
                 // It may have been used meanwhile.
                 () = tokio::time::sleep(Duration::from_secs(left)) => {}
             }
@@ -151,7 +189,13 @@ impl Sessions {
 
     /// Forgets sessions whose cookies are too old for any use.
     pub fn forget(&self, now: Timestamp) {
-        lock(&self.0).retain(|_, known| known.until > now.as_second());
+        let now = now.as_second();
+        lock(&self.known).retain(|_, known| known.until > now);
+        // Nobody has to learn of it.
+        self.revoked.send_if_modified(|revoked| {
+            Arc::make_mut(revoked).forget(now, LONGEST.as_secs());
+            false
+        });
     }
 }
 
@@ -160,51 +204,76 @@ mod tests {
     use super::*;
     use crate::test_support::noon;
 
+    fn begin(now: Timestamp) -> Result<Session, getrandom::Error> {
+        Session::begin(SignIn::Password("ann".into()), now)
+    }
+
     fn after(minutes: i64) -> Timestamp {
         noon() + SignedDuration::from_mins(minutes)
     }
 
     #[test]
     fn a_session_ends_when_it_is_not_used_and_after_its_longest_time() {
-        let session = Session::begin("ann", noon()).unwrap();
+        let session = begin(noon()).unwrap();
         let (idle, longest) = (IDLE.as_mins(), LONGEST.as_mins());
         let sessions = Sessions::default();
-        assert!(sessions.used(&session, after(idle - 1)));
+        assert!(sessions.used(&session, "ann", after(idle - 1)));
         // The cookie is as it was; this program knows of the use.
-        assert!(sessions.used(&session, after(2 * idle - 2)));
-        assert!(!sessions.used(&session, after(3 * idle - 2)), "not used for {idle} min");
+        assert!(sessions.used(&session, "ann", after(2 * idle - 2)));
+        assert!(!sessions.used(&session, "ann", after(3 * idle - 2)), "not used for {idle} min");
         // Another replica knows only the cookie.
-        assert!(!Sessions::default().used(&session, after(idle)));
+        assert!(!Sessions::default().used(&session, "ann", after(idle)));
         let sessions = Sessions::default();
         let mut session = session;
         for minute in (1..longest).step_by(10) {
-            assert!(sessions.used(&session, after(minute)));
+            assert!(sessions.used(&session, "ann", after(minute)));
             session = session.used_at(after(minute)).unwrap_or(session);
         }
-        assert!(!sessions.used(&session, after(longest)), "used all the time");
+        assert!(!sessions.used(&session, "ann", after(longest)), "used all the time");
     }
 
     #[test]
     fn a_look_at_a_session_is_no_use() {
-        let (session, sessions) = (Session::begin("ann", noon()).unwrap(), Sessions::default());
-        assert!(sessions.goes_on(&session, after(IDLE.as_mins() - 1), false));
-        assert!(!sessions.goes_on(&session, after(IDLE.as_mins()), false));
+        let (session, sessions) = (begin(noon()).unwrap(), Sessions::default());
+        assert!(sessions.goes_on(&session, "ann", after(IDLE.as_mins() - 1), false));
+        assert!(!sessions.goes_on(&session, "ann", after(IDLE.as_mins()), false));
     }
 
     #[test]
     fn a_session_that_was_ended_does_not_come_back_with_its_cookie() {
-        let (session, other) = (Session::begin("ann", noon()).unwrap(), Session::begin("ann", noon()).unwrap());
+        let (session, other) = (begin(noon()).unwrap(), begin(noon()).unwrap());
         assert_ne!(session.id, other.id);
         let sessions = Sessions::default();
-        sessions.end(&session, noon());
-        assert!(!sessions.used(&session, after(1)) && sessions.used(&other, after(1)));
+        sessions.end(&session);
+        assert!(!sessions.used(&session, "ann", after(1)) && sessions.used(&other, "ann", after(1)));
         sessions.forget(after(LONGEST.as_mins() - 1));
-        assert!(!sessions.used(&session, after(1)), "it is remembered for as long as its cookie is good");
+        assert!(!sessions.used(&session, "ann", after(1)), "it is remembered for as long as its cookie is good");
+    }
+
+    #[test]
+    fn sessions_that_end_elsewhere_end_here() {
+        let (session, other) = (begin(noon()).unwrap(), begin(after(2)).unwrap());
+        let (here, elsewhere) = (Sessions::default(), Sessions::default());
+        let mut changes = here.changes();
+        here.end(&session);
+        assert!(changes.has_changed().unwrap());
+        elsewhere.learn(&changes.borrow_and_update());
+        assert!(!elsewhere.used(&session, "ann", after(3)) && elsewhere.used(&other, "ann", after(3)));
+        let all = Revoked::user("ann".into(), after(1).as_millisecond());
+        elsewhere.learn(&all);
+        assert!(!elsewhere.used(&begin(after(1)).unwrap(), "ann", after(3)));
+        assert!(elsewhere.used(&other, "ann", after(3)) && elsewhere.used(&begin(after(1)).unwrap(), "bob", after(3)));
+        elsewhere.learn(&all);
+        let mut changes = elsewhere.changes();
+        elsewhere.forget(after(1));
+        assert!(!changes.has_changed().unwrap(), "nothing new");
+        assert_ne!(session.digest(), session.id);
+        drop(changes.borrow_and_update());
     }
 
     #[test]
     fn a_cookie_is_written_again_after_a_minute() {
-        let session = Session::begin("ann", noon()).unwrap();
+        let session = begin(noon()).unwrap();
         assert_eq!(session.used_at(noon()), None);
         let later = session.used_at(after(1)).unwrap();
         assert_eq!((later.since, later.used - session.used), (session.since, 60));
@@ -214,16 +283,16 @@ mod tests {
     #[tokio::test]
     async fn whoever_waits_for_the_end_is_told() {
         let now = Timestamp::now();
-        let (session, sessions) = (Session::begin("ann", now).unwrap(), Sessions::default());
-        assert!(sessions.used(&session, now));
+        let (session, sessions) = (begin(now).unwrap(), Sessions::default());
+        assert!(sessions.used(&session, "ann", now));
         let waits = tokio::spawn({
             let (session, sessions) = (session.clone(), sessions.clone());
-            async move { sessions.ended(&session).await }
+            async move { sessions.ended(&session, "ann").await }
         });
-        sessions.end(&session, now);
+        sessions.end(&session);
         waits.await.unwrap();
-        let old = Session::begin("ann", now - LONGEST).unwrap();
-        assert!(!sessions.used(&old, now));
-        sessions.ended(&old).await;
+        let old = begin(now - LONGEST).unwrap();
+        assert!(!sessions.used(&old, "ann", now));
+        sessions.ended(&old, "ann").await;
     }
 }

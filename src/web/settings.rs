@@ -7,25 +7,44 @@
 //! | `/GuiSocketServer` | `port`, `hostname` | where the program listens, unless its command line says so |
 //! | | `maxConnections` | how many connections may be open |
 //! | W`/LoginConlet` | `users` | who signs in with a password |
+//! | | `oidcProviders` | with what others sign in ([`super::provider`]) |
+//! | W`/OidcClient` | `redirectUri` | where such a provider sends people, if it is not what their browser asks for |
+//! | W`/ComponentCollector/VmAccess` | `preferredIpVersion`, `deleteConnectionFile` | connection files; the keys may also be in `displayResource` |
+//! | `/Controller/Reconciler/DisplaySecretReconciler` | `passwordValidity` | for how many seconds a new password lets a viewer in |
 //! | W`/RoleConfigurator` | `rolesByUser`, `replace` | the roles of a user; those of `*` are added to everybody's |
 //! | W`/RoleConletFilter` | `conletTypesByRole` | the views of a role |
 //!
-//! W is `/GuiHttpServer/ConsoleWeblet/WebConsole`. All other keys of these sections have no effect; the program warns about each.
+//! Former names are read, too: `/VmViewer` and `/Controller/DisplaySecretMonitor`. W is `/GuiHttpServer/ConsoleWeblet/WebConsole`. All other keys of these sections have no effect; the program warns about each.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::passwords::Hash;
-use crate::people::Person;
+use super::{
+    passwords::Hash,
+    provider::{self, LONGEST_NAME, Provider, Refusal},
+    session::SignIn,
+};
+use crate::{
+    actions::display::{IpVersion, Validity},
+    people::Person,
+};
 
 const SERVER: &str = "/Manager/GuiSocketServer";
 const HTTP: &str = "/Manager/GuiHttpServer";
 const LOGIN: &str = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/LoginConlet";
+const OIDC: &str = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/OidcClient";
+const ACCESS: [&str; 2] = [
+    "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/ComponentCollector/VmAccess",
+    "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/ComponentCollector/VmViewer",
+];
+const PASSWORDS: [&str; 2] =
+    ["/Manager/Controller/Reconciler/DisplaySecretReconciler", "/Manager/Controller/DisplaySecretMonitor"];
 const ROLES: &str = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConfigurator";
 const VIEWS: &str = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConletFilter";
 
@@ -33,8 +52,6 @@ const VIEWS: &str = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/RoleConletF
 pub(super) const PORT: u16 = 8080;
 /// How many connections may be open without a configuration.
 const CONNECTIONS: usize = 1024;
-/// The longest name of a user, in bytes: what the relay takes.
-pub(super) const LONGEST_NAME: usize = 256;
 
 /// The types of the administrator's view: the present one and former names.
 const ADMINISTRATORS_TYPES: [&str; 2] =
@@ -51,6 +68,13 @@ pub(super) struct Settings {
     hostname: Option<IpAddr>,
     max_connections: Option<usize>,
     users: BTreeMap<String, LocalUser>,
+    providers: Vec<Provider>,
+    /// The URL to which providers send people.
+    pub redirect_uri: Option<String>,
+    /// Which of a Pod's addresses a viewer gets.
+    pub ip_version: Option<IpVersion>,
+    delete_connection_file: Option<bool>,
+    password_validity: Option<Validity>,
     roles_by_user: BTreeMap<String, BTreeSet<String>>,
     /// Whether the configured roles of a user are all that she has.
     replaces_roles: bool,
@@ -148,6 +172,36 @@ impl Settings {
                 self.max_connections = typed::<Option<usize>>(value)?.filter(|most| *most > 0);
             }
             (LOGIN, "users") => self.take_users(value)?,
+            (LOGIN, "oidcProviders") => self.take_providers(value)?,
+            (OIDC, "redirectUri") => {
+                let uri: Option<String> = typed(value)?;
+                uri.iter().try_for_each(|uri| provider::check_url(uri))?;
+                self.redirect_uri = uri;
+            }
+            (_, "displayResource") if ACCESS.contains(&path) => {
+                let keys: Option<Map<String, Value>> = typed(value)?;
+                for (key, value) in keys.unwrap_or_default() {
+                    self.key(path, &key, value).map_err(|error| format!("{key}: {error}"))?;
+                }
+            }
+            (_, "preferredIpVersion") if ACCESS.contains(&path) => {
+                let version: Option<String> = typed(value)?;
+                self.ip_version = match version.as_deref() {
+                    None => None,
+                    Some(name) if name.eq_ignore_ascii_case("ipv4") => Some(IpVersion::V4),
+                    Some(name) if name.eq_ignore_ascii_case("ipv6") => Some(IpVersion::V6),
+                    Some(name) => return Err(format!("{name:?} is neither ipv4 nor ipv6")),
+                };
+            }
+            (_, "deleteConnectionFile") if ACCESS.contains(&path) => self.delete_connection_file = typed(value)?,
+            (_, "passwordValidity") if PASSWORDS.contains(&path) => {
+                let seconds: Option<u64> = typed(value)?;
+                let validity = seconds.map(|seconds| Validity::try_from(Duration::from_secs(seconds)));
+                if let Some(Err(error)) = validity {
+                    self.warnings.push(format!("{path}: passwordValidity: {error}; that is what it is"));
+                }
+                self.password_validity = validity.and_then(Result::ok);
+            }
             (ROLES, "rolesByUser") => self.roles_by_user = typed::<Option<_>>(value)?.unwrap_or_default(),
             (ROLES, "replace") => self.replaces_roles = typed::<Option<bool>>(value)?.unwrap_or_default(),
             (VIEWS, "conletTypesByRole") => self.types_by_role = typed(value)?,
@@ -190,6 +244,25 @@ impl Settings {
         Ok(())
     }
 
+    /// The providers: a list; `{}` is an empty one, too.
+    fn take_providers(&mut self, value: Value) -> Result<(), String> {
+        let providers: Vec<provider::Keys> = match value {
+            Value::Null => Vec::new(),
+            Value::Object(none) if none.is_empty() => Vec::new(),
+            value => typed(value)?,
+        };
+        for keys in providers {
+            let mut warnings = Vec::new();
+            let provider = Provider::of(keys, &mut warnings)?;
+            if self.provider(&provider.name).is_some() {
+                return Err(format!("{}: two providers have this name", provider.name));
+            }
+            self.warnings.extend(warnings.into_iter().map(|warning| format!("{LOGIN}: oidcProviders: {warning}")));
+            self.providers.push(provider);
+        }
+        Ok(())
+    }
+
     /// Where the program listens, unless its command line says so.
     pub fn address(&self) -> SocketAddr {
         (self.hostname.unwrap_or_else(|| IpAddr::from([0; 16])), self.port.unwrap_or(PORT)).into()
@@ -198,6 +271,16 @@ impl Settings {
     /// How many connections may be open.
     pub fn most_connections(&self) -> usize {
         self.max_connections.unwrap_or(CONNECTIONS)
+    }
+
+    /// For how long a new password lets a viewer in.
+    pub fn password_validity(&self) -> Validity {
+        self.password_validity.unwrap_or_default()
+    }
+
+    /// Whether a viewer deletes its connection file.
+    pub fn deletes_connection_file(&self) -> bool {
+        self.delete_connection_file.unwrap_or(true)
     }
 
     /// The user of that name.
@@ -210,9 +293,49 @@ impl Settings {
         self.users.values().find_map(|user| user.hash.as_ref())
     }
 
-    /// The person with the roles that she has now. `None`: nobody has that name any more.
-    pub fn person(&self, name: &str) -> Option<Person> {
-        self.users.get(name).map(|_| self.with_roles(Person { user: name.to_owned(), roles: BTreeSet::new() }))
+    /// Whether anybody can sign in with a password.
+    pub fn has_users(&self) -> bool {
+        !self.users.is_empty()
+    }
+
+    /// The providers, in the order of the page.
+    pub fn providers(&self) -> &[Provider] {
+        &self.providers
+    }
+
+    /// The provider of that name.
+    pub fn provider(&self, name: &str) -> Option<&Provider> {
+        self.providers.iter().find(|provider| provider.name == name)
+    }
+
+    /// The person who has signed in so, with the roles that she has now.
+    ///
+    /// # Errors
+    /// If she is not let in any more.
+    pub fn person(&self, by: &SignIn) -> Result<Person, Refusal> {
+        let person = match by {
+            SignIn::Password(user) => {
+                self.users.get(user).ok_or(Refusal::NoUser)?;
+                Person { user: user.clone(), roles: BTreeSet::new() }
+            }
+            SignIn::Provider(name, profile) => {
+                let person = self.provider(name).ok_or(Refusal::NoProvider)?.admit(profile)?;
+                // Otherwise whoever gets such a name at the provider would have the rights of that user.
+                if self.users.contains_key(&person.user) {
+                    return Err(Refusal::IsLocalUser);
+                }
+                person
+            }
+        };
+        Ok(self.with_roles(person))
+    }
+
+    /// The name that pages show of a person.
+    pub fn full_name<'a>(&'a self, by: &'a SignIn) -> Option<&'a str> {
+        match by {
+            SignIn::Password(user) => self.users.get(user)?.full_name.as_deref(),
+            SignIn::Provider(_, profile) => profile.full_name.as_deref(),
+        }
     }
 
     /// The roles that are configured, added to those that the person has, or in their place.
@@ -285,7 +408,7 @@ mod tests {
         let settings = read(SAMPLE);
         assert_eq!(settings.cluster_name.as_deref(), Some("test"));
         assert_eq!(settings.address().to_string(), "[::]:8888");
-        let admin = settings.person("admin").unwrap();
+        let admin = settings.person(&SignIn::Password("admin".into())).unwrap();
         assert_eq!(admin.roles, ["admin".to_owned(), "other".to_owned()].into());
         assert_eq!(settings.views(&admin), Views { administrator: true, user: true });
         assert_eq!(settings.user("admin").unwrap().full_name.as_deref(), Some("Administrator"));
@@ -293,11 +416,14 @@ mod tests {
         // Everybody else has the role `other`, with which one may only sign in.
         let other = settings.with_roles(Person { user: "ann".into(), roles: BTreeSet::new() });
         assert_eq!(settings.views(&other), Views::default());
-        assert!(settings.person("ann").is_none());
+        assert_eq!(settings.person(&SignIn::Password("ann".into())), Err(Refusal::NoUser));
         let console = "/Manager/GuiHttpServer/ConsoleWeblet/WebConsole";
-        let expected = ["displayResource", "syncPreviewsFor"]
-            .map(|key| format!("{console}/ComponentCollector/VmAccess: {key} has no effect"));
-        assert_eq!(settings.warnings, expected);
+        assert_eq!(
+            settings.warnings,
+            [format!("{console}/ComponentCollector/VmAccess: syncPreviewsFor has no effect")]
+        );
+        assert_eq!(settings.ip_version, Some(IpVersion::V4));
+        assert_eq!(settings.password_validity(), Validity::try_from(Duration::from_secs(60)).unwrap());
     }
 
     #[test]
@@ -337,6 +463,73 @@ mod tests {
         );
         let file = "'/Manager': {'/GuiHttpServer': {'/ConsoleWeblet': {'/WebConsole': {'/LoginConlet': {users: [{name: ''}]}}}}}";
         assert!(Settings::parse(file).is_err());
+    }
+
+    #[test]
+    fn connection_files() {
+        let of = |section: &str, keys: &str| console("/ComponentCollector", &format!("{{'/{section}': {keys}}}"));
+        assert_eq!((read("").ip_version, read("").deletes_connection_file()), (None, true));
+        for section in ["VmAccess", "VmViewer"] {
+            for keys in [
+                "preferredIpVersion: IPv6, deleteConnectionFile: false",
+                "displayResource: {preferredIpVersion: ipv6, deleteConnectionFile: false}",
+            ] {
+                let settings = of(section, &format!("{{{keys}}}"));
+                assert_eq!(
+                    (settings.ip_version, settings.deletes_connection_file()),
+                    (Some(IpVersion::V6), false),
+                    "{keys}"
+                );
+                assert!(settings.warnings.is_empty());
+            }
+        }
+        assert_eq!(of("VmAccess", "{displayResource: {colour: red}}").warnings.len(), 1);
+        let wrong =
+            "'/Manager/GuiHttpServer/ConsoleWeblet/WebConsole/ComponentCollector/VmAccess': {preferredIpVersion: 6}";
+        assert!(Settings::parse(wrong).is_err());
+        let validity = |section: &str, seconds: &str| {
+            let settings = read(&format!("'/Manager/Controller{section}': {{passwordValidity: {seconds}}}"));
+            (settings.password_validity(), settings.warnings.len())
+        };
+        let seconds = |seconds| Validity::try_from(Duration::from_secs(seconds)).unwrap();
+        assert_eq!(read("").password_validity(), seconds(10));
+        for section in ["/Reconciler/DisplaySecretReconciler", "/DisplaySecretMonitor"] {
+            assert_eq!(validity(section, "60"), (seconds(60), 0));
+            assert_eq!(validity(section, "5"), (seconds(10), 1));
+        }
+    }
+
+    #[test]
+    fn people_of_providers() {
+        let lab = "{name: lab, issuer: 'https://id.example', clientId: web, authorizedRoles: [staff], popup: true}";
+        let section = |keys: &str| {
+            let hash = "$2b$05$NiBd74ZGdplLC63ePZf1f.UtjMKkbQ23cQoO2OKOFalDBHWAOy21.";
+            format!(
+                "'/Manager': {{'/GuiHttpServer': {{'/ConsoleWeblet': {{'/WebConsole': {{
+                   '/LoginConlet': {{users: [{{name: bob, password: '{hash}'}}], oidcProviders: {keys}}},
+                   '/OidcClient': {{redirectUri: 'https://vms.example/oauth/callback'}},
+                   '/RoleConfigurator': {{rolesByUser: {{ann: [admins], '*': [all]}}}}}}}}}}}}"
+            )
+        };
+        let settings = read(&section(&format!("[{lab}]")));
+        assert_eq!(settings.warnings, [format!("{LOGIN}: oidcProviders: lab: popup has no effect")]);
+        assert_eq!(settings.redirect_uri.as_deref(), Some("https://vms.example/oauth/callback"));
+        let by = |provider: &str, user: &str, roles: &[&str]| {
+            let roles = roles.iter().map(|role| (*role).to_owned()).collect();
+            let profile = provider::Profile { user: user.into(), full_name: Some("Full".into()), roles };
+            SignIn::Provider(provider.into(), profile)
+        };
+        let ann = settings.person(&by("lab", "ann", &["staff"])).unwrap();
+        assert_eq!(ann.roles, ["admins", "all", "staff"].map(str::to_owned).into(), "those that are configured, too");
+        assert_eq!(settings.full_name(&by("lab", "ann", &[])), Some("Full"));
+        assert_eq!(settings.person(&by("lab", "ann", &[])), Err(Refusal::NotAuthorized));
+        assert_eq!(settings.person(&by("other", "ann", &["staff"])), Err(Refusal::NoProvider));
+        assert_eq!(settings.person(&by("lab", "bob", &["staff"])), Err(Refusal::IsLocalUser));
+        assert!(read(&section("{}")).providers().is_empty());
+        let twice = Settings::parse(&section(&format!("[{lab}, {lab}]"))).unwrap_err().to_string();
+        assert!(twice.contains("two providers have this name"), "{twice}");
+        let wrong = Settings::parse(&section("[{name: lab}]")).unwrap_err().to_string();
+        assert!(wrong.contains("LoginConlet: oidcProviders: missing field `clientId`"), "{wrong}");
     }
 
     #[test]
@@ -381,8 +574,8 @@ mod tests {
 
     #[test]
     fn what_has_no_effect_is_named_with_its_path() {
-        let settings = console("/LoginConlet", "{oidcProviders: [], users: []}");
-        assert_eq!(settings.warnings, [format!("{LOGIN}: oidcProviders has no effect")]);
+        let settings = console("/LoginConlet", "{colours: [], users: []}");
+        assert_eq!(settings.warnings, [format!("{LOGIN}: colours has no effect")]);
         assert!(read("'/Manager': {'/Controller': {namespace: a}}").warnings.is_empty(), "that is the manager's");
     }
 }

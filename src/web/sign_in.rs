@@ -8,7 +8,6 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Redirect, Response},
 };
-use axum_extra::extract::PrivateCookieJar;
 use k8s_openapi::jiff::Timestamp;
 use minijinja::context;
 use serde::Deserialize;
@@ -17,8 +16,9 @@ use super::{
     app::App,
     pages::value,
     passwords::{Attempt, Hash},
-    session::Session,
-    settings::LONGEST_NAME,
+    provider::LONGEST_NAME,
+    session::{Session, SignIn},
+    sign_in_oidc,
     signed_in::{SignedIn, language},
 };
 
@@ -37,7 +37,14 @@ pub(super) async fn form(
 fn page(app: &App, headers: &HeaderMap, status: StatusCode, problem: Option<&str>) -> Response {
     let (language, settings) = (language(headers), app.settings_now());
     let frame = value(App::frame(language, &settings));
-    app.pages.page(language, status, "sign-in.html", context! { frame => frame, problem => problem, view => "" })
+    let providers = settings.providers().iter();
+    let providers: Vec<_> =
+        providers.map(|provider| context! { path => provider.path(), name => provider.display_name.clone() }).collect();
+    let has_users = settings.has_users() || providers.is_empty();
+    let context = context! {
+        frame => frame, problem => problem, view => "", providers => providers, has_users => has_users,
+    };
+    app.pages.page(language, status, "sign-in.html", context)
 }
 
 /// What the form sends.
@@ -69,12 +76,12 @@ pub(super) async fn sign_in(
     match attempt {
         Attempt::Wrong => page(&app, &headers, StatusCode::UNAUTHORIZED, Some("wrong")),
         Attempt::TooMany => page(&app, &headers, StatusCode::TOO_MANY_REQUESTS, Some("wait")),
-        Attempt::Right => match Session::begin(&user, now) {
+        Attempt::Right => match Session::begin(SignIn::Password(user), now) {
             Ok(session) => {
                 if let Some(Extension(former)) = former {
-                    app.sessions.end(&former.session, now);
+                    app.sessions.end(&former.session);
                 }
-                (PrivateCookieJar::new(app.key.clone()).add(session.cookie()), Redirect::to("/")).into_response()
+                (app.keys_now().jar().add(session.cookie()), Redirect::to("/")).into_response()
             }
             Err(error) => {
                 tracing::error!(%error, "there are no random numbers for a session");
@@ -85,10 +92,12 @@ pub(super) async fn sign_in(
 }
 
 /// `POST /sign-out`. The session ends, and with it all its pages and consoles.
-pub(super) async fn sign_out(State(app): State<App>, signed_in: SignedIn) -> Response {
-    app.sessions.end(&signed_in.session, Timestamp::now());
+pub(super) async fn sign_out(State(app): State<App>, headers: HeaderMap, signed_in: SignedIn) -> Response {
+    app.sessions.end(&signed_in.session);
     app.audit.signed_out(&signed_in.person.user);
     let mut cookie = Session::no_cookie();
     cookie.make_removal();
-    (PrivateCookieJar::new(app.key.clone()).add(cookie), Redirect::to("/sign-in")).into_response()
+    let of_provider = sign_in_oidc::sign_out(&app, &headers, &signed_in.session).await;
+    let page = of_provider.unwrap_or_else(|| Redirect::to("/sign-in").into_response());
+    (app.keys_now().jar().add(cookie), page).into_response()
 }

@@ -11,7 +11,6 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Redirect, Response},
 };
-use axum_extra::extract::PrivateCookieJar;
 use k8s_openapi::jiff::Timestamp;
 
 use super::{
@@ -47,8 +46,7 @@ pub(super) struct SignedIn {
 impl SignedIn {
     /// The frame of her pages.
     pub fn frame(&self) -> Frame<'_> {
-        let full_name = self.settings.user(&self.person.user).and_then(|user| user.full_name.as_deref());
-        let user = Some(full_name.unwrap_or(&self.person.user));
+        let user = Some(self.settings.full_name(&self.session.by).unwrap_or(&self.person.user));
         Frame {
             user,
             administrator: self.views.administrator,
@@ -60,7 +58,7 @@ impl SignedIn {
     /// The person with the roles that she has now. `None`: she may not be here any more.
     pub fn now(&self, app: &App) -> Option<Self> {
         let settings = app.settings_now();
-        let person = settings.person(&self.person.user)?;
+        let person = settings.person(&self.session.by).ok()?;
         Some(Self { views: settings.views(&person), person, settings, ..self.clone() })
     }
 }
@@ -73,13 +71,12 @@ pub(super) fn language(headers: &axum::http::HeaderMap) -> Language {
 /// Reads the cookie, and writes it again after some time.
 pub(super) async fn identify(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let now = Timestamp::now();
-    let jar = PrivateCookieJar::from_headers(request.headers(), app.key.clone());
-    let session = jar.get(COOKIE).and_then(|cookie| Session::read(&cookie));
+    let session = app.keys_now().read(request.headers(), COOKIE).and_then(|cookie| Session::read(&cookie));
     let is_use = !request.uri().path().starts_with("/live/") && !request.headers().contains_key(LIVE);
     let signed_in = session.and_then(|session| {
         let settings = app.settings_now();
-        let person = settings.person(&session.user)?;
-        let is_there = app.sessions.goes_on(&session, now, is_use);
+        let person = settings.person(&session.by).ok()?;
+        let is_there = app.sessions.goes_on(&session, &person.user, now, is_use);
         let views = settings.views(&person);
         is_there.then(|| SignedIn { session, person, views, language: language(request.headers()), settings })
     });
@@ -91,7 +88,7 @@ pub(super) async fn identify(State(app): State<App>, mut request: Request, next:
     match renewed {
         // Signing in and out set the cookie themselves.
         Some(session) if !response.headers().contains_key(header::SET_COOKIE) => {
-            (PrivateCookieJar::new(app.key.clone()).add(session.cookie()), response).into_response()
+            (app.keys_now().jar().add(session.cookie()), response).into_response()
         }
         _ => response,
     }

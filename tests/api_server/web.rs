@@ -1,12 +1,13 @@
 //! The web interface as a process, over HTTP, with the rights that it has when it is deployed.
 
-use std::{
-    fs,
-    io::Write as _,
-    net::SocketAddr,
-    process::{Child, Command, Stdio},
-    sync::OnceLock,
-};
+mod attacks;
+mod files;
+mod oidc;
+mod oidc_provider;
+mod replica;
+mod sessions;
+
+use std::{fs, io::Write as _, net::SocketAddr, path::Path, sync::OnceLock};
 
 use futures::{SinkExt, StreamExt};
 use k8s_openapi::api::core::v1::Event;
@@ -36,6 +37,7 @@ use vm_operator::{
     relay::{Hello, News, Wish},
 };
 
+use self::replica::Replica;
 use crate::support::{
     cluster::{Cluster, TestNamespace, eventually},
     managed_namespace::LIMIT,
@@ -68,26 +70,21 @@ fn configuration(users: &[&str]) -> String {
 
 /// A namespace with a web interface.
 struct Web {
-    process: Child,
     address: SocketAddr,
+    first: Replica,
     folder: TempDir,
-    _kubeconfig: NamedTempFile,
+    kubeconfig: NamedTempFile,
     namespace: TestNamespace,
     client: Client,
 }
 
-impl Drop for Web {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        if std::thread::panicking() {
-            eprintln!("{}", fs::read_to_string(self.folder.path().join("log")).unwrap_or_default());
-        }
-    }
-}
-
 impl Web {
     async fn new(test: &str, configuration: &str) -> Self {
+        Self::with(test, configuration, &[]).await
+    }
+
+    /// With these options of the program.
+    async fn with(test: &str, configuration: &str, options: &[&str]) -> Self {
         let cluster = Cluster::control_plane();
         install_crds(cluster).await;
         let namespace = cluster.namespace(test).await;
@@ -97,28 +94,15 @@ impl Web {
         let mut kubeconfig: Value = serde_yaml::from_str(&text).unwrap();
         let account = format!("system:serviceaccount:{}:vm-operator-web", namespace.name());
         kubeconfig["users"][0]["user"]["as"] = account.into();
+        kubeconfig["contexts"][0]["context"]["namespace"] = namespace.name().into();
         let mut file = NamedTempFile::new().unwrap();
         file.write_all(kubeconfig.to_string().as_bytes()).unwrap();
 
         let folder = TempDir::new().unwrap();
         fs::write(folder.path().join("config.yaml"), configuration).unwrap();
-        let process = Command::new(env!("CARGO_BIN_EXE_vm-web"))
-            .args(["--listen=127.0.0.1:0", "--log-format=json", "--namespace", namespace.name(), "--config"])
-            .arg(folder.path().join("config.yaml"))
-            .env("KUBECONFIG", file.path())
-            .stdin(Stdio::null())
-            .stderr(fs::File::create(folder.path().join("log")).unwrap())
-            .spawn()
-            .unwrap();
-        let log = folder.path().join("log");
-        let address = eventually("the web interface to listen", LIMIT, async || {
-            let text = fs::read_to_string(&log).unwrap();
-            let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            lines.filter_map(|line| line["address"].as_str()?.parse().ok()).next()
-        })
-        .await;
+        let first = Replica::start(folder.path(), "log", namespace.name(), file.path(), options).await;
         let client = cluster.client().await;
-        let web = Self { process, address, folder, _kubeconfig: file, namespace, client };
+        let web = Self { address: first.address, first, folder, kubeconfig: file, namespace, client };
         eventually("the VMs to be listed", LIMIT, async || {
             (web.nobody().get("/readyz").await.status == 200).then_some(())
         })

@@ -95,7 +95,7 @@ async fn present_or_new(vm: &VmHandle, name: &str, request: &Request) -> Result<
             "metadata": { "resourceVersion": secret.metadata.resource_version },
             "stringData": { PASSWORD_FILE: text, EXPIRY_FILE: end.to_string() },
         });
-        match secrets.patch(name, &patch_params(), &Patch::Merge(patch)).await {
+        match secrets.patch(name, &patch_params(request.field_manager), &Patch::Merge(patch)).await {
             Ok(_) => is_ours = true,
             // Somebody else has written the Secret since we read it: that password may do.
             Err(kube::Error::Api(refusal)) if refusal.is_conflict() => {}

@@ -58,8 +58,8 @@ document.addEventListener("submit", async (event) => {
     form.dataset.agreed = "1";
     form.requestSubmit(button);
   } else {
-    // Not twice. The form is sent before the button is disabled.
-    setTimeout(() => { button.disabled = true; });
+    // Not twice, unless the answer is a file and the page stays. The form is sent before the button is disabled.
+    setTimeout(() => { button.disabled = !("again" in button.dataset); });
   }
 });
 

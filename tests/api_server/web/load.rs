@@ -46,7 +46,7 @@ async fn two_hundred_live_pages_of_a_thousand_vms() {
     };
     stream::iter(0..VMS).for_each_concurrent(16, create).await;
     let memory = || {
-        let status = fs::read_to_string(format!("/proc/{}/status", web.process.id())).unwrap();
+        let status = fs::read_to_string(format!("/proc/{}/status", web.first.id())).unwrap();
         let kib: u64 = status
             .lines()
             .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok())

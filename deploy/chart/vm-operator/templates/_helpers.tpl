@@ -115,7 +115,7 @@ app.kubernetes.io/name: vm-node-devices
 - apiGroups: [vmoperator.jdrupes.org]
   resources: [vmpools]
   verbs: [list, watch]
-# To whom a VM of a pool is assigned.
+# To whom a VM of a pool is assigned, and whom a connection file is for.
 - apiGroups: [vmoperator.jdrupes.org]
   resources: [vms/status]
   verbs: [patch]
@@ -126,9 +126,14 @@ app.kubernetes.io/name: vm-node-devices
 - apiGroups: [""]
   resources: [events]
   verbs: [list]
-# The certificate and the token of a VM's relay, in the Secret NAME-relay. A rule can't name a pattern.
+# The certificate and the token of a VM's relay, in the Secret NAME-relay, and the password of its display, which a connection file may replace. A rule can't
+# name a pattern.
 - apiGroups: [""]
   resources: [secrets]
+  verbs: [get, patch]
+# The address of a VM's load balancer.
+- apiGroups: [""]
+  resources: [services]
   verbs: [get]
 # What people did to a VM.
 - apiGroups: [events.k8s.io]

@@ -100,8 +100,10 @@ impl Audit {
     pub async fn released(&self, user: &str, vm: &VirtualMachine, from: &str) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, from, "a person has released a VM of a pool");
+        // Events of one reason are counted as one, so what an administrator does has another.
+        let reason = if user == from { "WebReleased" } else { "WebTakenBack" };
         let note = format!("{} has released it in the web interface ({} had it)", short(user), short(from));
-        self.event(vm, "WebReleased", note).await;
+        self.event(vm, reason, note).await;
     }
 
     async fn event(&self, vm: &VirtualMachine, reason: &str, note: String) {

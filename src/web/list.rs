@@ -70,7 +70,7 @@ impl View {
         let cards = offers.open().into_iter().filter(|_| self == Self::Home);
         let cards = cards.map(|pool| pools::card(signed_in, &pool, app));
         let context = context! {
-            frame => value(signed_in.frame()), view => name, rows => rows.collect::<Vec<_>>(), pools => cards.collect::<Vec<_>>(),
+            frame => value(signed_in.frame()), view => name, rows => rows.collect::<Vec<_>>(), cards => cards.collect::<Vec<_>>(),
             since => format!("{}-{}", app.epoch, subscription.number),
         };
         app.pages.page(signed_in.language, StatusCode::OK, template, context)

@@ -29,7 +29,9 @@ function ask(question, yes) {
 
 // Sends a form without leaving the page: what it changes arrives by the stream.
 async function send(form, button) {
+  // Before the button is disabled: its value would be missing.
   const body = new URLSearchParams(new FormData(form, button));
+  button.disabled = true;
   const action = button.getAttribute("formaction") ?? form.getAttribute("action");
   const answer = await fetch(action, { method: "POST", body, redirect: "manual" }).catch(() => null);
   if (answer?.type === "opaqueredirect") {
@@ -51,7 +53,6 @@ document.addEventListener("submit", async (event) => {
   if (question || stays) event.preventDefault();
   if (question && !await ask(question.replace("COUNT", picked().length), button.textContent)) return;
   if (stays) {
-    button.disabled = true;
     await send(form, button);
     button.disabled = false;
   } else if (question) {

@@ -262,7 +262,7 @@ async fn somebody_gets_a_vm_of_a_pool_and_waits_for_its_console() {
     admin.picture("pools", space).await;
     page.click("[formaction$='/release']").await;
     page.click("#ask [value=yes]").await;
-    page.until("document.querySelector('form[action$=\"/start\"]')").await;
+    page.until("document.querySelector('form[action$=\"/start\"]') !== null").await;
     admin.until("![...document.querySelectorAll('tbody th')].some((it) => it.textContent === 'ann')").await;
     page.end().await;
     admin.end().await;
@@ -271,7 +271,7 @@ async fn somebody_gets_a_vm_of_a_pool_and_waits_for_its_console() {
 /// A guest with an empty disk, whose firmware has a menu on its screen and on its serial console, and the relay of its Pod.
 struct Guest {
     qemu: Child,
-    _folder: TempDir,
+    folder: TempDir,
     _ends: watch::Sender<bool>,
     port: u16,
     certificate: String,
@@ -322,7 +322,13 @@ impl Guest {
         let (ends, ended) = watch::channel(false);
         tokio::spawn(relay::serve(RelayOptions { folder: secret, port: 0, runtime }, state, ended));
         let port = listens.wait_for(|state| state.port.is_some()).await.unwrap().port.unwrap();
-        Self { qemu, _folder: folder, _ends: ends, port, certificate }
+        Self { qemu, folder, _ends: ends, port, certificate }
+    }
+
+    /// Waits until the firmware has said that. It says the same on the screen and on the serial console.
+    async fn says(&self, text: &str) {
+        let log = self.folder.path().join("serial.log");
+        eventually(text, LIMIT, async || fs::read_to_string(&log).ok()?.contains(text).then_some(())).await;
     }
 
     /// What the VM's status says of it.
@@ -357,12 +363,13 @@ async fn the_guests_screen_is_in_the_page_and_what_is_typed_reaches_the_guest() 
     page.sign_in(&web, "ann").await;
     page.click("[data-vm] a[href$='/console']").await;
     // The firmware says which key opens its menu.
-    page.until(&format!("document.body.classList.contains('connected') && {BRIGHT} > 500")).await;
+    page.until(&format!("document.body.classList.contains('connected') && {BRIGHT} > 1500")).await;
     page.is_good().await;
-    let before = page.value(BRIGHT).await.unwrap().as_u64().unwrap();
     page.click("#screen canvas").await;
+    guest.says("Press ESC").await;
     page.press("Escape").await;
-    page.until(&format!("{BRIGHT} > {before} + 200")).await;
+    guest.says("Select boot device").await;
+    page.until(&format!("{BRIGHT} > 3000")).await;
     page.picture("console", space).await;
     page.is_content().await;
 

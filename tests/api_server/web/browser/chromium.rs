@@ -171,6 +171,10 @@ async fn carry(
 /// The text of an event that no page may cause.
 fn complaint(event: &Value) -> Option<String> {
     let parameters = &event["params"];
+    // How noVNC reads its canvas.
+    if event.to_string().contains("Canvas2D: Multiple readback operations") {
+        return None;
+    }
     match event["method"].as_str()? {
         "Log.entryAdded" if ["error", "warning"].contains(&parameters["entry"]["level"].as_str()?) => {
             Some(format!("{} {}", parameters["entry"]["text"], parameters["entry"]["url"]))

@@ -7,7 +7,7 @@ mod oidc_provider;
 mod replica;
 mod sessions;
 
-use std::{fs, io::Write as _, net::SocketAddr, path::Path, sync::OnceLock};
+use std::{fs, io::Write as _, net::SocketAddr, sync::OnceLock};
 
 use futures::{SinkExt, StreamExt};
 use k8s_openapi::api::core::v1::Event;

@@ -108,10 +108,11 @@ app.kubernetes.io/name: vm-node-devices
 
 {{/* What the web interface must be able to do in a namespace with VMs. */}}
 {{- define "vm-operator.webRules" -}}
-# Whoever may change a VM in the web interface is decided there: its account changes all of them.
+# Whoever may change a VM in the web interface is decided there: its account changes all of them. With `patch` alone a policy would let it change
+# no more than their power.
 - apiGroups: [vmoperator.jdrupes.org]
   resources: [vms]
-  verbs: [get, list, watch, patch]
+  verbs: [get, list, watch, patch, update]
 - apiGroups: [vmoperator.jdrupes.org]
   resources: [vmpools]
   verbs: [list, watch]

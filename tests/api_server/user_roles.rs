@@ -5,7 +5,9 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::{Value, json};
-use vm_operator::object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION, STATE_UNTIL_ANNOTATION};
+use vm_operator::object::{
+    FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION, STARTED_FOR_ANNOTATION, STATE_UNTIL_ANNOTATION,
+};
 
 use crate::support::{
     cluster::eventually,
@@ -86,6 +88,7 @@ async fn each_role_may_what_its_name_says() {
         json!({ "metadata": { "annotations": { FORCE_STOP_ANNOTATION: null } } }),
         json!({ "metadata": { "annotations": { STATE_UNTIL_ANNOTATION: "Stopped 2027-01-15T08:00:00Z" } } }),
         json!({ "metadata": { "annotations": { STATE_UNTIL_ANNOTATION: null } } }),
+        json!({ "metadata": { "annotations": { STARTED_FOR_ANNOTATION: "2026-01-01T00:00:00Z ann" } } }),
     ];
     let more = [
         more_ram,

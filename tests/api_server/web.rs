@@ -90,6 +90,9 @@ impl Web {
         let namespace = cluster.namespace(test).await;
         let manifests = include_str!("../../deploy/web/role.yaml");
         namespace.create(manifests).await;
+        // What it limits are people who may only patch VMs.
+        let policy = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/users/power-policy.yaml");
+        cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "--filename", policy]);
         let text = fs::read_to_string(cluster.kubeconfig()).unwrap();
         let mut kubeconfig: Value = serde_yaml::from_str(&text).unwrap();
         let account = format!("system:serviceaccount:{}:vm-operator-web", namespace.name());

@@ -45,7 +45,7 @@ use serde_json::{Value, json};
 use self::retention::{Retention, RetentionError, later};
 use crate::{
     api::{
-        Assignment, VirtualMachine,
+        Assignment, VirtualMachine, VmPoolSpec,
         conditions::{self, CONSOLE_CONNECTED, RUNNING},
         pool::DEFAULT_RETENTION,
         status::whole_seconds,
@@ -78,6 +78,12 @@ pub struct Pool {
 }
 
 impl Pool {
+    /// A pool whose spec could be read.
+    pub fn of(name: &str, generation: Option<i64>, spec: &VmPoolSpec) -> Self {
+        let warm = usize::try_from(spec.warm).unwrap_or(usize::MAX);
+        Self { name: name.to_owned(), generation, retention: Retention::parse(&spec.retention), warm }
+    }
+
     /// A pool as the API server has it. Of its spec only these fields are read, so that no other one is in the way.
     pub fn read(pool: &DynamicObject) -> Self {
         let retention = match pool.data.pointer("/spec/retention") {

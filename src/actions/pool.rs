@@ -232,11 +232,7 @@ impl PoolHandle {
     /// # Errors
     /// As those of [`Self::start`].
     pub async fn finish_start(&self, vm: &str, id: &str) -> Result<bool, PoolError> {
-        let vm = match self.vms().get(vm).await {
-            Ok(StoredVm(vm)) => vm,
-            Err(kube::Error::Api(answer)) if answer.code == 404 => return Ok(false),
-            Err(error) => return Err(PoolError::api("get", "vms")(error)),
-        };
+        let Some(vm) = self.get(vm).await? else { return Ok(false) };
         let pending = member(&vm, (self.clock)()).pending_start();
         if pending.as_deref() == Some(id) { self.start(&vm, id).await } else { Ok(false) }
     }
@@ -246,11 +242,7 @@ impl PoolHandle {
     /// # Errors
     /// As those of [`Self::start`].
     pub async fn warm(&self, vm: &str) -> Result<bool, PoolError> {
-        let vm = match self.vms().get(vm).await {
-            Ok(StoredVm(vm)) => vm,
-            Err(kube::Error::Api(answer)) if answer.code == 404 => return Ok(false),
-            Err(error) => return Err(PoolError::api("get", "vms")(error)),
-        };
+        let Some(vm) = self.get(vm).await? else { return Ok(false) };
         let member = member(&vm, (self.clock)());
         if member.held.is_some() || member.is_deleted || member.start != Start::Needed {
             return Ok(false);
@@ -361,6 +353,15 @@ impl PoolHandle {
         let answer = self.vms().patch(&name, &self.parameters(), &Patch::Merge(&patch)).await;
         let written = unless_changed(answer).map_err(PoolError::api("patch", "vms"))?;
         Ok(is_needed && written.is_some())
+    }
+
+    /// A VM as it is now. `None`: it is gone.
+    async fn get(&self, name: &str) -> Result<Option<VirtualMachine>, PoolError> {
+        match self.vms().get(name).await {
+            Ok(StoredVm(vm)) => Ok(Some(vm)),
+            Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(None),
+            Err(error) => Err(PoolError::api("get", "vms")(error)),
+        }
     }
 
     fn vms(&self) -> Api<StoredVm> {

@@ -23,7 +23,7 @@ use super::{
     pages::value,
     rights::rights,
     rows::Act,
-    signed_in::{Administrator, Allowed, Pause, Reset, Restart, Resume, SignedIn, Start, Stop, not_found},
+    signed_in::{Administrator, Allowed, OfAct, SignedIn, not_found},
     store::Key,
 };
 use crate::{
@@ -57,44 +57,16 @@ impl Origin {
     }
 }
 
-/// `POST .../start`
-pub(super) async fn start(State(app): State<App>, allowed: Allowed<Start>, Form(origin): Form<Origin>) -> Response {
-    act(&app, Act::Start, &allowed.signed_in, &allowed.key, &origin).await
-}
-
-/// `POST .../stop`
-pub(super) async fn stop(State(app): State<App>, allowed: Allowed<Stop>, Form(origin): Form<Origin>) -> Response {
-    act(&app, Act::Stop, &allowed.signed_in, &allowed.key, &origin).await
-}
-
-/// `POST .../restart`
-pub(super) async fn restart(State(app): State<App>, allowed: Allowed<Restart>, Form(origin): Form<Origin>) -> Response {
-    act(&app, Act::Restart, &allowed.signed_in, &allowed.key, &origin).await
-}
-
-/// `POST .../reset`
-pub(super) async fn reset(State(app): State<App>, allowed: Allowed<Reset>, Form(origin): Form<Origin>) -> Response {
-    act(&app, Act::Reset, &allowed.signed_in, &allowed.key, &origin).await
-}
-
-/// `POST .../pause`
-pub(super) async fn pause(State(app): State<App>, allowed: Allowed<Pause>, Form(origin): Form<Origin>) -> Response {
-    act(&app, Act::Pause, &allowed.signed_in, &allowed.key, &origin).await
-}
-
-/// `POST .../resume`
-pub(super) async fn resume(State(app): State<App>, allowed: Allowed<Resume>, Form(origin): Form<Origin>) -> Response {
-    act(&app, Act::Resume, &allowed.signed_in, &allowed.key, &origin).await
-}
-
-async fn act(app: &App, act: Act, signed_in: &SignedIn, key: &Key, origin: &Origin) -> Response {
+/// `POST .../ACTION`, the path of the action of which the need is.
+pub(super) async fn act<N: OfAct>(State(app): State<App>, allowed: Allowed<N>, Form(origin): Form<Origin>) -> Response {
+    let Allowed { signed_in, key, .. } = &allowed;
     let (language, page) = (signed_in.language, origin.page(key));
     let says = |status, kind, detail: Option<&str>| {
         app.message(language, &signed_in.frame(), status, kind, detail, Some(&page))
     };
-    match carry_out(app, act, signed_in, key).await {
+    match carry_out(&app, N::ACT, signed_in, key).await {
         Ok(()) => Redirect::to(&page).into_response(),
-        Err(Trouble::Missing) => not_found(app, signed_in),
+        Err(Trouble::Missing) => not_found(&app, signed_in),
         Err(Trouble::Refused(why)) => says(StatusCode::CONFLICT, "refused", Some(&format!("{}: {why}", key.1))),
         Err(Trouble::Failed) => says(StatusCode::BAD_GATEWAY, "failed", None),
     }

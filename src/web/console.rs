@@ -22,7 +22,6 @@ use k8s_openapi::{api::core::v1::Secret, jiff::Timestamp};
 use kube::Api;
 use minijinja::context;
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use tokio::{
     net::TcpStream,
     sync::broadcast::{Receiver, error::RecvError},
@@ -36,7 +35,7 @@ use super::{
     pages::{POLICY, value},
     rights::{may_open, rights},
     rows::{Onlooker, Row},
-    session::Session,
+    session::{Session, random_name},
     signed_in::{Allowed, OpenConsole, SignedIn, not_found},
     store::{Collection, Key},
 };
@@ -77,12 +76,13 @@ pub(super) async fn page(State(app): State<App>, allowed: Allowed<OpenConsole>) 
 
 /// `GET /vms/NAMESPACE/NAME/serial`. xterm.js makes styles of its own. The page's policy lets them in by a number that is new for each page.
 pub(super) async fn serial_page(State(app): State<App>, allowed: Allowed<OpenConsole>) -> Response {
-    let mut random = [0; 16];
-    if let Err(error) = getrandom::fill(&mut random) {
-        tracing::error!(%error, "there are no random numbers for a page");
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-    }
-    let nonce = format!("{:032x}", u128::from_be_bytes(random));
+    let nonce = match random_name() {
+        Ok(nonce) => nonce,
+        Err(error) => {
+            tracing::error!(%error, "there are no random numbers for a page");
+            return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+        }
+    };
     let policy = POLICY.replace("style-src 'self'", &format!("style-src 'self' 'nonce-{nonce}'"));
     let page = whole(&app, &allowed, Console::Serial, Some(&nonce));
     match HeaderValue::from_str(&policy) {
@@ -191,8 +191,7 @@ fn is_own(headers: &HeaderMap, origins: &[String]) -> bool {
 
 /// The viewer's name for the relay: the connections of one session are one viewer, and nobody learns the session's own name.
 fn viewer_name(session: &Session) -> String {
-    let digest = Sha256::digest(session.id.as_bytes());
-    digest.iter().take(8).fold("web-".to_owned(), |name, byte| format!("{name}{byte:02x}"))
+    format!("web-{:.16}", session.digest())
 }
 
 /// A person at a console.

@@ -20,15 +20,14 @@ use tokio::time::timeout;
 use super::{
     app::App,
     pages::value,
-    retention::pool,
     rights::assigned_pool,
-    signed_in::{Administrator, Allowed, AllowedPool, SignedIn, Unassign, not_found},
+    signed_in::{Administer, Administrator, Allowed, AllowedPool, SignedIn, not_found},
     store::{Key, Store},
 };
 use crate::{
     actions::pool::{PoolError, PoolHandle, member},
     api::{VirtualMachine, status::whole_seconds},
-    assignment::{Assignee, Pools},
+    assignment::{Assignee, Pool, Pools},
     ownership::WEB_MANAGER,
     people::{Person, Right, rights_in_pool},
     process::ErrorChain,
@@ -133,7 +132,7 @@ pub(super) async fn release(State(app): State<App>, allowed: AllowedPool) -> Res
 }
 
 /// `POST /vms/NAMESPACE/NAME/release`: an administrator takes the VM from whoever has it.
-pub(super) async fn unassign(State(app): State<App>, allowed: Allowed<Unassign>) -> Response {
+pub(super) async fn unassign(State(app): State<App>, allowed: Allowed<Administer>) -> Response {
     let Allowed { signed_in, key, .. } = &allowed;
     match handle(&app, &key.0).unassign(&key.1, None).await {
         Ok(released) => {
@@ -193,7 +192,7 @@ pub(super) async fn page(State(app): State<App>, Administrator(signed_in): Admin
         .pools()
         .into_iter()
         .map(|((namespace, name), spec)| {
-            let pool = pool(&name, &spec);
+            let pool = Pool::of(&name, None, &spec);
             let problem = pool.retention.as_ref().err().map(ToString::to_string);
             let pools = Pools::from([(name.clone(), pool)]);
             let own = vms.vms.iter().filter(|(key, ..)| key.0 == namespace);
@@ -253,7 +252,7 @@ mod tests {
     #[test]
     fn a_square_says_how_a_vm_of_the_pool_is() {
         let spec: VmPoolSpec = serde_json::from_value(json!({ "retention": "PT1H", "permissions": [] })).unwrap();
-        let pools = Pools::from([("desks".to_owned(), pool("desks", &spec))]);
+        let pools = Pools::from([("desks".to_owned(), Pool::of("desks", None, &spec))]);
         let tone = |edit: &dyn Fn(&mut Value)| {
             let vm = vm(|vm| {
                 vm["spec"]["pools"] = json!(["desks"]);

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::{
     app::App,
-    signed_in::{Allowed, Resize, not_found},
+    signed_in::{Administer, Allowed, not_found},
 };
 use crate::{
     actions::edit::{Decision, Edit, Refusal, decide},
@@ -64,7 +64,11 @@ fn patch(
 }
 
 /// `POST /vms/NAMESPACE/NAME/size`
-pub(super) async fn resize(State(app): State<App>, allowed: Allowed<Resize>, Form(wanted): Form<Wanted>) -> Response {
+pub(super) async fn resize(
+    State(app): State<App>,
+    allowed: Allowed<Administer>,
+    Form(wanted): Form<Wanted>,
+) -> Response {
     let Allowed { signed_in, key: (namespace, name), .. } = &allowed;
     let page = format!("/vms/{namespace}/{name}");
     let says = |status, kind, detail: Option<&str>| {

@@ -5,18 +5,13 @@ use k8s_openapi::jiff::Timestamp;
 use super::store::Store;
 use crate::{
     actions::pool::member,
-    api::{VirtualMachine, VmPoolSpec},
-    assignment::{Pool, Pools, retention::Retention},
+    api::VirtualMachine,
+    assignment::{Pool, Pools},
 };
-
-/// What decides of a pool.
-pub(super) fn pool(name: &str, spec: &VmPoolSpec) -> Pool {
-    Pool { name: name.to_owned(), generation: None, retention: Retention::parse(&spec.retention), warm: 0 }
-}
 
 /// Until when a VM is kept for whoever has it. `None`: for ever, or that is not known.
 pub(super) fn kept_until(vm: &VirtualMachine, store: &Store, now: Timestamp) -> Option<Timestamp> {
     let name = vm.status.as_ref()?.assignment.as_ref()?.pool.as_deref()?;
     let spec = store.pool(vm.metadata.namespace.as_deref()?, name)?;
-    member(vm, now).taken_from(&Pools::from([(name.to_owned(), pool(name, &spec))]))
+    member(vm, now).taken_from(&Pools::from([(name.to_owned(), Pool::of(name, None, &spec))]))
 }

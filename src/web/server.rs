@@ -47,7 +47,7 @@ use super::{
     act,
     app::App,
     connection, console, detail, list, live, pages, pools, resize, sign_in, sign_in_oidc,
-    signed_in::{self, SignedIn},
+    signed_in::{self, Pause, Reset, Restart, Resume, SignedIn, Start, Stop},
     site::CALLBACK,
 };
 use crate::process::signals::terminated;
@@ -81,10 +81,10 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .route("/home", get(list::home))
         .route("/vms", get(list::list))
         .route("/vms/{namespace}/{name}", get(detail::page))
-        .route("/vms/{namespace}/{name}/start", post(act::start))
-        .route("/vms/{namespace}/{name}/stop", post(act::stop))
-        .route("/vms/{namespace}/{name}/restart", post(act::restart))
-        .route("/vms/{namespace}/{name}/reset", post(act::reset))
+        .route("/vms/{namespace}/{name}/start", post(act::act::<Start>))
+        .route("/vms/{namespace}/{name}/stop", post(act::act::<Stop>))
+        .route("/vms/{namespace}/{name}/restart", post(act::act::<Restart>))
+        .route("/vms/{namespace}/{name}/reset", post(act::act::<Reset>))
         .route("/vms/{namespace}/{name}/connection", post(connection::file))
         .route("/vms/{namespace}/{name}/console", get(console::page))
         .route("/vms/{namespace}/{name}/console/socket", get(console::socket))
@@ -94,8 +94,8 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .route("/pools/{namespace}/{name}/release", post(pools::release))
         .route("/vms/{namespace}/{name}/serial", get(console::serial_page))
         .route("/vms/{namespace}/{name}/serial/socket", get(console::serial_socket))
-        .route("/vms/{namespace}/{name}/pause", post(act::pause))
-        .route("/vms/{namespace}/{name}/resume", post(act::resume))
+        .route("/vms/{namespace}/{name}/pause", post(act::act::<Pause>))
+        .route("/vms/{namespace}/{name}/resume", post(act::act::<Resume>))
         .route("/vms/{namespace}/{name}/size", post(resize::resize))
         .route("/live/list", get(live::list))
         .route("/live/home", get(live::home))

@@ -51,20 +51,27 @@ pub(super) struct Session {
     used: i64,
 }
 
+/// A name that nobody can guess: 128 random bits as 32 digits.
+///
+/// # Errors
+/// If the operating system has no random numbers.
+pub(super) fn random_name() -> Result<String, getrandom::Error> {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits)?;
+    Ok(format!("{:032x}", u128::from_be_bytes(bits)))
+}
+
 impl Session {
     /// A session that begins now.
     ///
     /// # Errors
     /// If the operating system has no random numbers.
     pub fn begin(by: SignIn, now: Timestamp) -> Result<Self, getrandom::Error> {
-        let mut id = [0; 16];
-        getrandom::fill(&mut id)?;
-        let id = format!("{:032x}", u128::from_be_bytes(id));
-        Ok(Self { id, by, since: now.as_millisecond(), used: now.as_second() })
+        Ok(Self { id: random_name()?, by, since: now.as_millisecond(), used: now.as_second() })
     }
 
     /// What stands for the session where others can read it: whoever knows it can't make the session of it.
-    fn digest(&self) -> String {
+    pub fn digest(&self) -> String {
         Sha256::digest(&self.id).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
     }
 

@@ -114,6 +114,10 @@ pub(super) trait Need {
 
 /// To see the VM: any right.
 pub(super) struct See;
+/// To use its console. Whether that is possible now depends on who uses it, and is decided later.
+pub(super) struct OpenConsole;
+/// To do what only administrators may.
+pub(super) struct Administer;
 /// To start it.
 pub(super) struct Start;
 /// To stop it.
@@ -126,12 +130,42 @@ pub(super) struct Reset;
 pub(super) struct Pause;
 /// To let it go on.
 pub(super) struct Resume;
-/// To change its CPUs and memory.
-pub(super) struct Resize;
-/// To take it from whoever has it from a pool.
-pub(super) struct Unassign;
-/// To use its console. Whether that is possible now depends on who uses it, and is decided later.
-pub(super) struct OpenConsole;
+
+/// A need that is that of an action.
+pub(super) trait OfAct: Send + Sync + 'static {
+    /// The action.
+    const ACT: Act;
+}
+
+impl OfAct for Start {
+    const ACT: Act = Act::Start;
+}
+
+impl OfAct for Stop {
+    const ACT: Act = Act::Stop;
+}
+
+impl OfAct for Restart {
+    const ACT: Act = Act::Restart;
+}
+
+impl OfAct for Reset {
+    const ACT: Act = Act::Reset;
+}
+
+impl OfAct for Pause {
+    const ACT: Act = Act::Pause;
+}
+
+impl OfAct for Resume {
+    const ACT: Act = Act::Resume;
+}
+
+impl<N: OfAct> Need for N {
+    fn is_met(rights: &Rights, is_administrator: bool) -> bool {
+        N::ACT.is_allowed(rights, is_administrator)
+    }
+}
 
 impl Need for See {
     fn is_met(rights: &Rights, _: bool) -> bool {
@@ -139,49 +173,7 @@ impl Need for See {
     }
 }
 
-impl Need for Start {
-    fn is_met(rights: &Rights, is_administrator: bool) -> bool {
-        Act::Start.is_allowed(rights, is_administrator)
-    }
-}
-
-impl Need for Stop {
-    fn is_met(rights: &Rights, is_administrator: bool) -> bool {
-        Act::Stop.is_allowed(rights, is_administrator)
-    }
-}
-
-impl Need for Restart {
-    fn is_met(rights: &Rights, is_administrator: bool) -> bool {
-        Act::Restart.is_allowed(rights, is_administrator)
-    }
-}
-
-impl Need for Pause {
-    fn is_met(rights: &Rights, is_administrator: bool) -> bool {
-        Act::Pause.is_allowed(rights, is_administrator)
-    }
-}
-
-impl Need for Resume {
-    fn is_met(rights: &Rights, is_administrator: bool) -> bool {
-        Act::Resume.is_allowed(rights, is_administrator)
-    }
-}
-
-impl Need for Resize {
-    fn is_met(_: &Rights, is_administrator: bool) -> bool {
-        is_administrator
-    }
-}
-
-impl Need for Reset {
-    fn is_met(rights: &Rights, is_administrator: bool) -> bool {
-        Act::Reset.is_allowed(rights, is_administrator)
-    }
-}
-
-impl Need for Unassign {
+impl Need for Administer {
     fn is_met(_: &Rights, is_administrator: bool) -> bool {
         is_administrator
     }

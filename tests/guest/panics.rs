@@ -8,17 +8,22 @@ fn vm(on_panic: &str, user_data: serde_json::Value) -> Vm {
     Vm::new(json!({ "onPanic": on_panic, "powerdownTimeout": 900 }), user_data)
 }
 
-#[test]
-fn a_guest_that_panics_is_reset_and_its_status_says_so() {
-    let vm = vm("restart", json!({ "panic": "start 1" }));
+/// A guest that is told to do this at its first start, and says so, is reset, and its status says why.
+fn is_reset(order: &str, says: &str) {
+    let vm = vm("restart", json!({ order: "start 1" }));
     let mut runner = vm.start("all");
-    runner.console("guest: panicking");
+    runner.console(says);
     runner.logs("condition=\"Running\" status=false reason=\"GuestPanicked\"");
     runner.says_last("Running", "QEMU runs a");
     runner.console("guest: starts=2");
     runner.console("guest: up");
     runner.signal("TERM");
     runner.ends_well("PoweredDown");
+}
+
+#[test]
+fn a_guest_that_panics_is_reset_and_its_status_says_so() {
+    is_reset("panic", "guest: panicking");
 }
 
 #[test]
@@ -60,13 +65,5 @@ fn a_guest_that_panics_stays_down_also_when_its_container_is_started_again() {
 
 #[test]
 fn a_guest_that_does_not_feed_its_watchdog_is_reset_and_its_status_says_so() {
-    let vm = vm("restart", json!({ "start-watchdog": "start 1" }));
-    let mut runner = vm.start("all");
-    runner.console("guest: watchdog started");
-    runner.logs("condition=\"Running\" status=false reason=\"GuestPanicked\"");
-    runner.says_last("Running", "QEMU runs a");
-    runner.console("guest: starts=2");
-    runner.console("guest: up");
-    runner.signal("TERM");
-    runner.ends_well("PoweredDown");
+    is_reset("start-watchdog", "guest: watchdog started");
 }

@@ -32,7 +32,7 @@ use vm_operator::{
     files,
 };
 
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(600);
 /// How long nothing may happen for a cluster to be at rest.
 const REST: Duration = Duration::from_secs(60);
 

@@ -6,13 +6,16 @@
 //!
 //! The relay listens on one port of the Pod ([`PORT`]; the VM's `status.relayPort` has the real one). Its certificate, the key and a token
 //! are in the Secret `NAME-relay`, which the manager makes once. A client checks that the relay has exactly this certificate, and
-//! sends the token as `Authorization: Bearer TOKEN` with the request for one of the paths of [`Console`], or [`VIEWERS`].
+//! sends the token as `Authorization: Bearer TOKEN` with the request for one of the paths of [`Console`], or [`VIEWERS`], [`FIGURES`] or
+//! [`PICTURE`].
 //!
-//! The client's first message is a [`Hello`] as JSON in a text message. From then on binary messages are the bytes of the console, and text
-//! messages are [`News`] and [`Answer`]. The relay ends a connection with one of the codes of [`Closed`], and a reason for people.
+//! On the path of a console, the client's first message is a [`Hello`] as JSON in a text message. From then on binary messages are the bytes of
+//! the console, and text messages are [`News`] and [`Answer`]. The relay ends a connection with one of the codes of [`Closed`], and a reason for people.
 
 #[cfg(any(feature = "cli", feature = "web"))]
 pub mod client;
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +25,20 @@ pub const PORT: u16 = 10443;
 
 /// The path on which the relay sends the list of viewers, and again whenever it changes: text messages, each a list of [`Viewer`].
 pub const VIEWERS: &str = "/viewers";
+
+/// The path on which the relay sends the guest's figures every [`FIGURES_EVERY`]: text messages, each a
+/// [`GuestStats`](crate::api::stats::GuestStats).
+pub const FIGURES: &str = "/figures";
+
+/// The pause between figures.
+pub const FIGURES_EVERY: Duration = Duration::from_secs(2);
+
+/// The path on which the relay sends a picture of the screen, binary messages that together are a PNG, and ends the connection without
+/// a code. No viewer is told of it.
+pub const PICTURE: &str = "/picture";
+
+/// The most bytes of a picture.
+pub const LONGEST_PICTURE: u64 = 4 << 20;
 
 /// The files of the relay in the agent's container: the certificate, its key, and the token.
 pub const FILES: [&str; 3] = ["tls.crt", "tls.key", "token"];

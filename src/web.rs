@@ -21,6 +21,7 @@ mod audit;
 mod connection;
 mod console;
 mod detail;
+mod figures;
 mod keys;
 mod language;
 mod list;
@@ -30,6 +31,7 @@ mod pages;
 mod passwords;
 mod pools;
 mod provider;
+mod relayed;
 mod resize;
 mod retention;
 mod revocation;
@@ -65,10 +67,12 @@ use tracing::{error, info, warn};
 use self::{
     app::{App, Parts},
     audit::Audit,
+    figures::{History, Sum},
     keys::Keys,
     openid::OpenId,
     pages::Pages,
     passwords::Passwords,
+    relayed::Pictures,
     revocation::Revocations,
     session::Sessions,
     settings::Settings,
@@ -153,11 +157,14 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         openid: OpenId::default(),
         is_https,
         pages: Pages::new().context("the built-in templates")?,
+        pictures: Pictures::default(),
+        history: History::default(),
         epoch: u32::from_be_bytes(epoch),
         origins: options.origins.clone(),
         ending: ending.clone(),
     });
     tokio::spawn(forget(app.clone()));
+    tokio::spawn(note(app.clone()));
     let routes = server::routes(app, &options.origins)?;
     let listener = server::listen(address).await.with_context(|| format!("listen on {address}"))?;
     let address = listener.local_addr().context("the address that was taken")?;
@@ -281,6 +288,14 @@ fn follower(folders: &[PathBuf]) -> io::Result<Follower> {
             Ok(Follower::polling(&folders.iter().map(PathBuf::as_path).collect::<Vec<_>>()))
         }
         result => result,
+    }
+}
+
+/// Notes from time to time what all VMs have.
+async fn note(app: App) {
+    loop {
+        tokio::time::sleep(figures::NOTED_EVERY).await;
+        app.history.note(Timestamp::now(), Sum::of(app.store.vms().iter().map(|vm| &**vm)));
     }
 }
 

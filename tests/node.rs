@@ -18,7 +18,7 @@ mod support;
 #[path = "node/vmctl.rs"]
 mod vmctl;
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{path::PathBuf, process::Command, sync::OnceLock, time::Duration};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::ListParams};
@@ -69,8 +69,9 @@ struct Stage {
 
 impl Stage {
     async fn set(test: &str) -> Self {
+        static IMAGES: OnceLock<()> = OnceLock::new();
         let cluster = Cluster::with_node();
-        cluster.import(&images().iter().map(PathBuf::as_path).collect::<Vec<_>>());
+        IMAGES.get_or_init(|| cluster.import(&images().iter().map(PathBuf::as_path).collect::<Vec<_>>()));
         install_crds(cluster).await;
         let namespace = cluster.namespace(test).await;
         deploy(cluster, &namespace);

@@ -8,6 +8,8 @@
 //!
 //! The certificate, its key and the token are read anew for each connection, so they can be replaced at any time. Without them nothing listens.
 
+mod looks;
+
 use std::{
     collections::{HashMap, VecDeque},
     fs, io,
@@ -54,7 +56,7 @@ use super::{
 };
 use crate::{
     process::lock,
-    relay::{Answer, Closed, Console, FILES, Hello, Mode, News, VIEWERS, Viewer, Wish},
+    relay::{Answer, Closed, Console, FIGURES, FILES, Hello, Mode, News, PICTURE, VIEWERS, Viewer, Wish},
 };
 
 /// The most connections at the same time. A SPICE viewer has up to ten.
@@ -241,6 +243,8 @@ impl Strangers {
 #[derive(Clone, Copy)]
 enum Wanted {
     List,
+    Figures,
+    Picture,
     Console(Console),
 }
 
@@ -281,7 +285,12 @@ async fn serve_client(
     options: &RelayOptions,
     room: &Room,
 ) -> Result<(), tungstenite::Error> {
-    let Wanted::Console(console) = wanted else { return show_list(socket, room).await };
+    let console = match wanted {
+        Wanted::List => return looks::list(socket, room).await,
+        Wanted::Figures => return looks::figures(socket, &options.runtime).await,
+        Wanted::Picture => return looks::picture(socket, &options.runtime).await,
+        Wanted::Console(console) => console,
+    };
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     let first = timeout(PATIENCE, first_message(socket)).await.map_err(late)??;
     match serde_json::from_str::<Hello>(&first).map_err(|error| error.to_string()) {
@@ -305,6 +314,8 @@ async fn greet(stream: TlsStream<TcpStream>, identity: &Identity) -> Result<(Soc
         }
         wanted = match request.uri().path() {
             VIEWERS => Some(Wanted::List),
+            FIGURES => Some(Wanted::Figures),
+            PICTURE => Some(Wanted::Picture),
             path => Console::ALL.into_iter().find(|console| console.path() == path).map(Wanted::Console),
         };
         if wanted.is_some() { Ok(response) } else { Err(refuse(StatusCode::NOT_FOUND, "there is no such console")) }
@@ -343,27 +354,14 @@ async fn tell(socket: &mut Socket, news: &impl Serialize) -> Result<(), tungsten
 async fn close(socket: &mut Socket, code: Closed, reason: &str) -> Result<(), tungstenite::Error> {
     // A close frame has 125 bytes at most, two of which are the code (RFC 6455, 5.5).
     let reason = reason.get(..reason.floor_char_boundary(120)).unwrap_or_default().to_owned();
-    let frame = CloseFrame { code: (code as u16).into(), reason: reason.into() };
-    send(socket, Message::Close(Some(frame))).await?;
+    finish(socket, Some(CloseFrame { code: (code as u16).into(), reason: reason.into() })).await
+}
+
+async fn finish(socket: &mut Socket, frame: Option<CloseFrame>) -> Result<(), tungstenite::Error> {
+    send(socket, Message::Close(frame)).await?;
     // The client has a moment to answer, so that the frame is not lost with the connection.
     let _ = timeout(Duration::from_secs(1), async { while let Some(Ok(_)) = socket.next().await {} }).await;
     Ok(())
-}
-
-async fn show_list(socket: &mut Socket, room: &Room) -> Result<(), tungstenite::Error> {
-    let mut state = room.state.subscribe();
-    let mut alive = Alive::new();
-    loop {
-        let list = room.list();
-        state.mark_unchanged();
-        tell(socket, &list).await?;
-        loop {
-            tokio::select! {
-                Ok(()) = state.changed() => break,
-                received = alive.next(socket) => if received?.is_none() { return Ok(()) },
-            }
-        }
-    }
 }
 
 /// Asks a client from time to time whether it is there.

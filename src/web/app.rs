@@ -9,11 +9,13 @@ use tokio::sync::watch;
 
 use super::{
     audit::Audit,
+    figures::History,
     keys::Keys,
     language::Language,
     openid::OpenId,
     pages::{Frame, Pages, value},
     passwords::Passwords,
+    relayed::Pictures,
     session::Sessions,
     settings::Settings,
     store::Store,
@@ -43,6 +45,10 @@ pub(super) struct Parts {
     pub openid: OpenId,
     /// Makes pages.
     pub pages: Pages,
+    /// Pictures of screens.
+    pub pictures: Pictures,
+    /// What all VMs have had.
+    pub history: History,
     /// Notes what people do.
     pub audit: Audit,
     /// The origins of the site, beside the one in a request's `Host`.

@@ -18,8 +18,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::{SinkExt, StreamExt};
-use k8s_openapi::{api::core::v1::Secret, jiff::Timestamp};
-use kube::Api;
+use k8s_openapi::jiff::Timestamp;
 use minijinja::context;
 use serde::Deserialize;
 use tokio::{
@@ -33,6 +32,7 @@ use tracing::{debug, warn};
 use super::{
     app::App,
     pages::{POLICY, value},
+    relayed,
     rights::{may_open, rights},
     rows::{Onlooker, Row},
     session::{Session, random_name},
@@ -42,16 +42,10 @@ use super::{
 use crate::{
     api::VirtualMachine,
     people::{Right, Rights},
-    process::{ErrorChain, signals::terminated},
-    relay::{
-        Answer, Closed, Console, Hello, News, Wish,
-        client::{Access, Socket},
-        secret_name,
-    },
+    process::signals::terminated,
+    relay::{Answer, Closed, Console, Hello, News, Wish, client::Socket},
 };
 
-/// How long the relay may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest message of a browser, in bytes: what the relay takes.
 const LONGEST_MESSAGE: usize = 256 << 10;
 /// How long a socket may take to be closed.
@@ -223,8 +217,7 @@ impl Viewer {
             return ended(Closed::InUse, super::rights::console_user(vm).unwrap_or_default());
         }
         let carry = pin!(async {
-            let relay = timeout(PATIENCE, self.connect(wish, vm)).await;
-            match relay.unwrap_or_else(|_| Err("the relay does not answer".into())) {
+            match self.connect(wish, vm).await {
                 Ok(relay) => {
                     self.app.audit.opened(&self.signed_in.person.user, vm, self.console, wish);
                     self.carry(browser, relay).await
@@ -249,18 +242,7 @@ impl Viewer {
     }
 
     async fn connect(&self, wish: Wish, vm: &VirtualMachine) -> Result<Socket<TcpStream>, String> {
-        let status = vm.status.as_ref();
-        let port = status.and_then(|status| status.relay_port).filter(|port| *port > 0).ok_or("it has no relay")?;
-        let address = status.and_then(|status| status.addresses.as_ref()?.first()).ok_or("its Pod has no address")?;
-        let secrets: Api<Secret> = Api::namespaced(self.app.client.clone(), &self.key.0);
-        let name = secret_name(&self.key.1);
-        let secret = secrets.get(&name).await.map_err(|error| format!("Secret {name}: {}", ErrorChain(&error)))?;
-        let access = Access::of_secret(&secret).map_err(|error| format!("Secret {name}: {error}"))?;
-        let stream = TcpStream::connect((address.address.as_str(), port)).await;
-        let stream = stream.map_err(|error| format!("connect to {}:{port}: {error}", address.address))?;
-        let _ = stream.set_nodelay(true);
-        let opened = access.open(stream, self.console.path()).await;
-        let mut relay = opened.map_err(|error| ErrorChain(&error).to_string())?;
+        let mut relay = relayed::open(&self.app, vm, self.console.path()).await?;
         let hello =
             Hello { user: self.signed_in.person.user.clone(), session: viewer_name(&self.signed_in.session), wish };
         let hello = serde_json::to_string(&hello).map_err(|error| error.to_string())?;

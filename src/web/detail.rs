@@ -1,6 +1,10 @@
 //! The page of one VM: why it is not as its spec wants it, its figures, its events.
 
-use axum::{extract::State, http::StatusCode, response::Response};
+use axum::{
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
 use futures::join;
 use k8s_openapi::{
     api::core::v1::{Event, Pod},
@@ -16,8 +20,9 @@ use serde::Serialize;
 use super::{
     app::App,
     pages::value,
+    rights::may_open,
     rows::{Onlooker, Row},
-    signed_in::{Allowed, See, not_found},
+    signed_in::{Allowed, OpenConsole, See, not_found},
     store::Key,
 };
 use crate::{
@@ -58,6 +63,21 @@ pub(super) async fn page(State(app): State<App>, allowed: Allowed<See>) -> Respo
         events => events.map(value), since => format!("{}-{number}", app.epoch),
     };
     app.pages.page(signed_in.language, StatusCode::OK, "detail.html", context)
+}
+
+/// `GET /live/vm/NAMESPACE/NAME/picture`: a picture of the screen, for who can open the console now; else nothing. Below `/live/`, because pages ask for it by
+/// themselves: that is no use of the session.
+pub(super) async fn picture(State(app): State<App>, allowed: Allowed<OpenConsole>) -> Response {
+    let Allowed { signed_in, key, rights, .. } = &allowed;
+    let vm = app.store.vm(key).filter(|vm| may_open(&signed_in.person, rights, &key.0, vm, &app.store));
+    let picture = match vm {
+        Some(vm) => app.pictures.of(&app, key, &vm).await,
+        None => None,
+    };
+    match picture {
+        Some(picture) => ([(header::CONTENT_TYPE, "image/png")], picture).into_response(),
+        None => StatusCode::NO_CONTENT.into_response(),
+    }
 }
 
 /// What is known of the VM, its Pod and their events, and the events for the page. Nothing of other objects is read, because a person need not

@@ -10,6 +10,7 @@ use minijinja::context;
 
 use super::{
     app::App,
+    figures::Sum,
     pages::value,
     pools::{self, Offers},
     rights::{assigned_pool, may_open, own_rights},
@@ -17,7 +18,10 @@ use super::{
     signed_in::{Administrator, SignedIn, not_found},
     store::{Look, View},
 };
-use crate::{api::VirtualMachine, people::Rights};
+use crate::{
+    api::{VirtualMachine, status::whole_seconds},
+    people::Rights,
+};
 
 impl View {
     const fn page(self) -> (&'static str, &'static str, &'static str) {
@@ -61,6 +65,7 @@ impl View {
 
     fn whole(self, signed_in: &SignedIn, app: &App) -> Response {
         let (name, template, _) = self.page();
+        let now = Timestamp::now();
         let subscription = app.store.subscribe();
         let rows = subscription.vms.iter().filter_map(|((namespace, _), vm, _)| {
             let rights = self.rights(signed_in, namespace, vm, app);
@@ -69,7 +74,13 @@ impl View {
         let offers = Offers::of(signed_in, &app.store, subscription.vms.iter().map(|(key, vm, _)| (key, &**vm)));
         let cards = offers.open().into_iter().filter(|_| self == Self::Home);
         let cards = cards.map(|pool| pools::card(signed_in, &pool, app));
+        // Only who sees all VMs sees what they have together.
+        let (sum_since, sums) = match self {
+            Self::List => app.history.lines(now, Sum::of(subscription.vms.iter().map(|(_, vm, _)| &**vm))),
+            Self::Home => (now, Vec::new()),
+        };
         let context = context! {
+            sums => value(sums), sum_since => whole_seconds(sum_since),
             frame => value(signed_in.frame()), view => name, rows => rows.collect::<Vec<_>>(), cards => cards.collect::<Vec<_>>(),
             since => format!("{}-{}", app.epoch, subscription.number),
         };

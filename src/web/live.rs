@@ -7,6 +7,8 @@
 //! | `gone` | a VM that it has shown | removes it |
 //! | `reload` | | is loaded again: rights have changed, the session has ended, or the stream was too slow |
 //!
+//! | `figures` | what the guest of the one VM uses | draws it |
+//!
 //! The card of a pool on the page of a person's own VMs is treated as a VM with the name `pool:NAMESPACE/NAME`.
 //!
 //! The name of a VM is sent only to who may see it. A stream ends with its session.
@@ -37,7 +39,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::{
     app::App,
-    console,
+    console, figures,
     pools::{Offers, card, card_id, is_of_pool},
     rights::rights,
     signed_in::{Administrator, Allowed, See, SignedIn, not_found},
@@ -60,16 +62,18 @@ enum Shown {
     One(Key),
 }
 
-/// From which number on.
+/// From which number on, and whether with figures.
 #[derive(Deserialize)]
 pub(super) struct Since {
     since: Option<String>,
+    #[serde(default)]
+    figures: bool,
 }
 
 /// The number of the last collection that the page has. A stream that was interrupted goes on where it was. `None`: a page of another process.
-fn number(headers: &HeaderMap, Query(Since { since }): Query<Since>, epoch: u32) -> Option<u64> {
-    let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let (of, number) = last.or(since)?.split_once('-').map(|(of, number)| (of.to_owned(), number.to_owned()))?;
+fn number(headers: &HeaderMap, Query(Since { since, .. }): &Query<Since>, epoch: u32) -> Option<u64> {
+    let last = headers.get("last-event-id").and_then(|value| value.to_str().ok());
+    let (of, number) = last.or(since.as_deref())?.split_once('-')?;
     number.parse().ok().filter(|_| of.parse() == Ok(epoch))
 }
 
@@ -117,16 +121,26 @@ pub(super) async fn one(
 }
 
 fn start(app: App, signed_in: SignedIn, shown: Shown, headers: &HeaderMap, since: Query<Since>) -> Response {
-    let since = number(headers, since, app.epoch);
+    let (wants_figures, since) = (since.figures, number(headers, &since, app.epoch));
     let (sender, receiver) = mpsc::channel(WAITING);
     // It ends when the browser has closed the stream: then nothing can be sent.
     tokio::spawn(async move {
         let (ending, sessions, session) = (app.ending.clone(), app.sessions.clone(), signed_in.session.clone());
         let user = signed_in.person.user.clone();
+        let of = if let Shown::One(key) = &shown { Some(key.clone()).filter(|_| wants_figures) } else { None };
+        let (of_app, person) = (app.clone(), signed_in.clone());
+        let figures = async {
+            match of {
+                Some(key) => figures::send(&of_app, &person, &key, &sender).await,
+                None => std::future::pending().await,
+            }
+        };
         let page = Page { app, signed_in, shown, names: HashSet::new(), events: sender.clone() };
         let follow = pin!(page.follow(since));
         tokio::select! {
             _ = follow => {}
+            // She may not see the VM any more.
+            () = figures => {}
             () = sessions.ended(&session, &user) => drop(sender.send(Event::default().event("reload").data("")).await),
             () = terminated(ending) => {}
             () = sender.closed() => {}
@@ -264,7 +278,7 @@ mod tests {
         let number = |last: Option<&str>, since: Option<&str>| {
             let headers =
                 last.map(|last| ("last-event-id".parse().unwrap(), last.parse().unwrap())).into_iter().collect();
-            super::number(&headers, Query(Since { since: since.map(str::to_owned) }), 7)
+            super::number(&headers, &Query(Since { since: since.map(str::to_owned), figures: false }), 7)
         };
         assert_eq!(number(None, Some("7-3")), Some(3));
         assert_eq!(number(Some("7-5"), Some("7-3")), Some(5));

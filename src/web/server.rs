@@ -101,6 +101,7 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .route("/live/home", get(live::home))
         .route("/live/pools", get(live::pools))
         .route("/live/vm/{namespace}/{name}", get(live::one))
+        .route("/live/vm/{namespace}/{name}/picture", get(detail::picture))
         .fallback(missing)
         .layer(RequestBodyLimitLayer::new(BODY))
         .merge(Router::new().route("/vms/act", post(act::many)).layer(RequestBodyLimitLayer::new(LARGE_BODY)))

@@ -299,6 +299,11 @@ impl Store {
         lock(&self.inner).vms.get(key).map(|known| known.vm.clone())
     }
 
+    /// All VMs.
+    pub fn vms(&self) -> Vec<Arc<VirtualMachine>> {
+        lock(&self.inner).vms.values().map(|known| known.vm.clone()).collect()
+    }
+
     /// All pools that can be read.
     pub fn pools(&self) -> Vec<(Key, Arc<VmPoolSpec>)> {
         lock(&self.inner).pools.iter().map(|(key, spec)| (key.clone(), spec.clone())).collect()

@@ -34,7 +34,7 @@ use tokio_tungstenite::{
 };
 use vm_operator::{
     api::VirtualMachine,
-    relay::{Hello, News, Wish},
+    relay::{Hello, News, PICTURE, Wish},
 };
 
 use self::replica::Replica;
@@ -554,13 +554,19 @@ impl Relay {
     }
 
     async fn serve(stream: tokio_rustls::server::TlsStream<TcpStream>, hellos: mpsc::UnboundedSender<Hello>) {
+        let mut path = String::new();
         #[allow(clippy::result_large_err, reason = "the type is the library's")]
         let check = |request: &Request, response: Response| {
-            assert_eq!(request.uri().path(), "/vnc");
+            path = request.uri().path().to_owned();
             assert_eq!(request.headers()["authorization"], format!("Bearer {TOKEN}"));
             Ok(response)
         };
         let mut socket = accept_hdr_async(stream, check).await.unwrap();
+        if path == PICTURE {
+            socket.send(Message::binary(&b"\x89PNG\r\n\x1a\nof a guest"[..])).await.unwrap();
+            return socket.send(Message::Close(None)).await.unwrap();
+        }
+        assert_eq!(path, "/vnc");
         let hello = socket.next().await.unwrap().unwrap().into_text().unwrap();
         hellos.send(serde_json::from_str(&hello).unwrap()).unwrap();
         let news = serde_json::to_string(&News::Connected { controls: true }).unwrap();
@@ -642,6 +648,15 @@ async fn a_console_is_opened_by_its_right_and_ends_with_it() {
     let taken = web.path("apple", "/console/socket?wish=takeOver");
     assert_eq!(ann.socket(&taken, Some(&own)).await.err(), Some(403), "only who may take it");
 
+    // A picture of the screen is for who can open the console now.
+    let picture = format!("/live/vm/{}/apple/picture", web.namespace.name());
+    let answer = ann.get(&picture).await;
+    assert!(answer.status == 200 && answer.body.contains("PNG\r\n"), "{}: {:?}", answer.status, answer.body);
+    for (user, status) in [("other", 404), ("start", 403), ("take", 200), ("admin", 200)] {
+        assert_eq!(web.sign_in(user).await.get(&picture).await.status, status, "{user}");
+    }
+    assert_eq!(web.nobody().get(&picture).await.status, 401);
+
     // Bytes and what the relay says reach the page, and the other way round.
     let mut socket = ann.socket(&path, Some(&own)).await.unwrap();
     assert_eq!(next(&mut socket).await, Message::text(r#"{"connected":{"controls":true}}"#));
@@ -659,6 +674,7 @@ async fn a_console_is_opened_by_its_right_and_ends_with_it() {
     used["consoleClient"] = json!("take");
     web.set_status("apple", used).await;
     assert_eq!(closed(&mut socket).await.0, 4101);
+    assert_eq!((ann.get(&picture).await.status, take.get(&picture).await.status), (204, 200));
     let mut refused = ann.socket(&path, Some(&own)).await.unwrap();
     assert_eq!(closed(&mut refused).await, (4002, "take".into()));
     // The right is taken away.

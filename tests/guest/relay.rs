@@ -6,9 +6,12 @@ use futures::{SinkExt, StreamExt};
 use serde_json::json;
 use tokio::{net::TcpStream, time::timeout};
 use tokio_tungstenite::tungstenite::{self, Message};
-use vm_operator::relay::{
-    Answer, Closed, Console, Hello, Mode, News, VIEWERS, Viewer, Wish,
-    client::{Access, Error, Socket},
+use vm_operator::{
+    api::stats::GuestStats,
+    relay::{
+        Answer, Closed, Console, FIGURES, Hello, Mode, News, PICTURE, VIEWERS, Viewer, Wish,
+        client::{Access, Error, Socket},
+    },
 };
 
 use crate::runner::{Runner, Vm};
@@ -271,6 +274,60 @@ async fn several_people_type_into_the_serial_console_and_only_with_the_token() {
     }
     runner.signal("TERM");
     runner.ends_well("PoweredDown");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_looks_at_the_guest_without_being_a_viewer() {
+    let vm = Vm::new(json!({ "display": { "spice": { "port": 0 } } }), json!({}));
+    let access = secret(&vm.path("relay"), TOKEN);
+    let mut runner = vm.start_relayed();
+    let relay = Relayed::of(&runner, access);
+    runner.console("guest: up");
+    let mut viewers = relay.open(VIEWERS).await.unwrap();
+    assert_eq!(list(&mut viewers).await, []);
+
+    let mut figures = relay.open(FIGURES).await.unwrap();
+    let mut samples = Vec::new();
+    for _ in 0..2 {
+        let Message::Text(text) = next(&mut figures).await else { panic!("no figures") };
+        samples.push(serde_json::from_str::<GuestStats>(&text).unwrap());
+    }
+    let [first, second] = samples.as_slice() else { unreachable!() };
+    assert!(second.since(first).is_some_and(|rates| rates.cpus >= 0.0), "{samples:?}");
+    assert!(first.cpu_time > 0 && first.cpus > 0 && first.disk_read > 0, "{first:?}");
+
+    for _ in 0..2 {
+        let mut socket = relay.open(PICTURE).await.unwrap();
+        let mut picture = Vec::new();
+        let end = loop {
+            match next(&mut socket).await {
+                Message::Binary(piece) => picture.extend_from_slice(&piece),
+                end => break end,
+            }
+        };
+        assert_eq!(end, Message::Close(None));
+        assert!(picture.starts_with(b"\x89PNG\r\n\x1a\n") && picture.ends_with(b"IEND\xaeB`\x82"), "a whole picture");
+    }
+    let left = fs::read_dir(vm.path("run")).unwrap().filter_map(|file| file.unwrap().file_name().into_string().ok());
+    assert!(!left.into_iter().any(|name| name.starts_with("picture")), "nothing is left of them");
+    assert_eq!(list_now(&relay).await, [], "nobody was a viewer");
+
+    runner.signal("TERM");
+    runner.ends_well("PoweredDown");
+    assert!(matches!(figures_end(&mut figures).await, Message::Close(Some(_))));
+}
+
+async fn list_now(relay: &Relayed) -> Vec<(String, Console, Mode)> {
+    list(&mut relay.open(VIEWERS).await.unwrap()).await
+}
+
+async fn figures_end(figures: &mut Socket<TcpStream>) -> Message {
+    loop {
+        match next(figures).await {
+            Message::Text(_) => {}
+            end => return end,
+        }
+    }
 }
 
 fn is_not_found(error: &tungstenite::Error) -> bool {

@@ -304,20 +304,38 @@ times(document);
 setInterval(() => times(document), 30000);
 
 if (live) {
-  const stream = new EventSource(live.dataset.live);
-  stream.onopen = () => { state.textContent = ""; };
-  stream.onerror = () => {
-    state.textContent = state.dataset.lost;
-    // The server does not let the page in any more, so that the browser does not try again.
-    if (stream.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 3000);
+  const address = new URL(live.dataset.live, location.href);
+  let stream = null;
+  const events = {
+    vms: (ids) => { for (const id of [...known.keys()]) if (!ids.includes(id)) remove(id); },
+    vm: (vm) => { if (rows) put(vm); else refresh(); },
+    gone: (id) => { if (rows) remove(id); else location.reload(); },
+    figures: (detail) => document.dispatchEvent(new CustomEvent("figures", { detail })),
+    // Rights have changed, or the session has ended.
+    reload: () => { stream.close(); location.reload(); },
   };
-  stream.addEventListener("vms", (event) => {
-    const ids = new Set(JSON.parse(event.data));
-    for (const id of [...known.keys()]) if (!ids.has(id)) remove(id);
-  });
-  stream.addEventListener("vm", (event) => { if (rows) put(JSON.parse(event.data)); else refresh(); });
-  stream.addEventListener("gone", (event) => { if (rows) remove(JSON.parse(event.data)); else location.reload(); });
-  // Rights have changed, or the session has ended.
-  stream.addEventListener("reload", () => { stream.close(); location.reload(); });
-  window.addEventListener("pagehide", () => stream.close());
+  const open = () => {
+    stream = new EventSource(address);
+    stream.onopen = () => { state.textContent = ""; };
+    stream.onerror = () => {
+      state.textContent = state.dataset.lost;
+      // The server does not let the page in any more, so that the browser does not try again.
+      if (stream.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 3000);
+    };
+    for (const [name, act] of Object.entries(events)) {
+      stream.addEventListener(name, (event) => {
+        if (event.lastEventId) address.searchParams.set("since", event.lastEventId);
+        act(event.data && JSON.parse(event.data));
+      });
+    }
+  };
+  // A browser has six connections to a server without HTTP/2, and each stream takes one. So a tab that nobody sees has none, and goes on where it was.
+  const follow = () => {
+    if (document.hidden) stream?.close();
+    else if (!stream || stream.readyState === EventSource.CLOSED) open();
+  };
+  follow();
+  document.addEventListener("visibilitychange", follow);
+  window.addEventListener("pagehide", () => stream?.close());
+  window.addEventListener("pageshow", (event) => { if (event.persisted) follow(); });
 }

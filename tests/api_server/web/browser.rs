@@ -20,6 +20,10 @@ use vm_operator::{
     api::VirtualMachine,
     runner::{
         console,
+        control::{Asked, Control},
+        ctl,
+        monitor::Monitor,
+        qmp::Qmp,
         relay::{self, RelayOptions, RelayState},
         runtime_dir::RuntimeDir,
     },
@@ -176,6 +180,20 @@ async fn people_see_their_vms_and_act_on_them() {
     assert_eq!(admin.value("globalThis.mark").await, Ok(json!(1)), "nothing was loaded again");
     admin.is_content().await;
 
+    // A tab that nobody sees keeps no connection, and goes on where it was.
+    let hide = "Object.defineProperty(document, 'hidden', { get: () => globalThis.hides, configurable: true }); \
+                globalThis.turn = (hides) => { globalThis.hides = hides; document.dispatchEvent(new Event('visibilitychange')); }; turn(true)";
+    admin.value(hide).await.unwrap();
+    let other = browser.page().await;
+    other.sign_in(&web, "admin").await;
+    web.set_status("build-2", running("n3", "10.0.11.7")).await;
+    other.shows("10.0.11.7").await;
+    other.end().await;
+    admin.until("!document.body.innerText.includes('10.0.11.7')").await;
+    admin.value("turn(false)").await.unwrap();
+    admin.shows("10.0.11.7").await;
+    assert_eq!(admin.value("globalThis.mark").await, Ok(json!(1)), "nothing was loaded again");
+
     for (look, name) in [(DARK, "list-dark"), (PHONE, "list-phone"), (GERMAN, "list-german")] {
         admin.look(look).await;
         admin.go(&web, "/vms").await;
@@ -293,6 +311,7 @@ impl Guest {
         let qemu = Command::new("qemu-system-x86_64")
             .args(["-machine", "pc,accel=kvm:tcg,graphics=off", "-nodefaults", "-device", "VGA", "-display", "none"])
             .args(["-drive", &format!("file={},format=raw,if=ide", disk.display())])
+            .args(["-qmp", &format!("unix:{},server=on,wait=off", runtime.monitor().display())])
             .args(["-boot", "menu=on,splash-time=65000", "-vnc", &format!("unix:{}", runtime.vnc().display())])
             .args([
                 "-chardev",
@@ -307,6 +326,19 @@ impl Guest {
             eventually("the guest's serial console", LIMIT, async || UnixStream::connect(&serial).await.ok()).await;
         let (socket, log) = (runtime.console(), folder.path().join("serial.log"));
         tokio::spawn(async move { console::serve(serial, &socket, &log).await });
+
+        // What the machine role does in a Pod.
+        let qmp = eventually("the guest's monitor", LIMIT, async || Qmp::connect(&runtime.monitor()).await.ok()).await;
+        let mut monitor = Monitor::new(qmp, runtime.monitor());
+        let mut control = Control::listen(&runtime, folder.path()).unwrap();
+        tokio::spawn(async move {
+            loop {
+                if let Asked::Task(request) = control.asked().await {
+                    let reply = ctl::carry_out(&request.task, request.picture.clone(), &mut monitor).await;
+                    request.answer(reply);
+                }
+            }
+        });
 
         let certified = rcgen::generate_simple_self_signed(["relay".to_owned()]).unwrap();
         let certificate = certified.cert.pem();
@@ -361,7 +393,25 @@ async fn the_guests_screen_is_in_the_page_and_what_is_typed_reaches_the_guest() 
     let browser = Chromium::start().await;
     let (page, space) = (browser.page().await, web.namespace.name());
     page.sign_in(&web, "ann").await;
-    page.click("[data-vm] a[href$='/console']").await;
+    // A small picture of the screen, and what the guest uses.
+    let pictured = "document.querySelector('[data-vm] img')?.naturalWidth > 100";
+    page.until(pictured).await;
+    page.is_good().await;
+    page.go(&web, &web.path("apple", "")).await;
+    let figures = "[...document.querySelectorAll('#figures:not([hidden]) .value')].map((it) => it.textContent)";
+    page.until(&format!("{figures}.length === 4 && {figures}[0].endsWith('%') && {figures}[3].includes('B/s')")).await;
+    page.until("document.querySelector('#figures .first').getAttribute('points').split(' ').length > 1").await;
+    page.is_good().await;
+    page.picture("figures", space).await;
+    let admin = browser.page().await;
+    admin.sign_in(&web, "admin").await;
+    assert_eq!(admin.value("document.querySelector('#rows img') === null").await, Ok(json!(true)), "the list is dense");
+    admin.click("#screens").await;
+    admin.until(&pictured.replace("[data-vm]", "#rows [data-vm]")).await;
+    admin.is_good().await;
+    admin.end().await;
+    page.go(&web, "/home").await;
+    page.click("[data-vm] a.main[href$='/console']").await;
     // The firmware says which key opens its menu.
     page.until(&format!("document.body.classList.contains('connected') && {BRIGHT} > 1500")).await;
     page.is_good().await;

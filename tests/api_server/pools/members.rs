@@ -219,7 +219,8 @@ async fn the_api_server_refuses_a_template_that_no_vm_can_have() {
         move |pool: &mut Value| pool["spec"]["template"]["spec"]["vm"][field] = value.clone()
     };
     assert_eq!(tried(&|_| ()).await, "");
-    let cases: [(&dyn Fn(&mut Value), &str); 9] = [
+    type Case<'a> = (&'a dyn Fn(&mut Value), &'a str);
+    let cases: [Case<'_>; 9] = [
         (&of_vm("state", json!("Running")), "leave out spec.vm.state"),
         (&of_vm("machineUuid", json!("7f1e4b0c-3d61-4f0a-9a0e-0a4b6a9ad1b5")), "leave out spec.vm.machineUuid"),
         (&of_vm("networks", json!([{ "tap": { "mac": "02:00:00:00:00:01" } }])), "leave out the MAC addresses"),

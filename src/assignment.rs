@@ -4,6 +4,7 @@
 //! ```text
 //!  pools, members, person, now ─▶ assign  ─▶ one step: a write, a start, or the VM that she has
 //!  pools, members, now         ─▶ upkeep  ─▶ writes, starts, each pool's status, and when to look again
+//!  pool, members               ─▶ members ─▶ the VMs of the pool that are made, changed and deleted
 //! ```
 //!
 //! **[`assign`]: the first line that fits**
@@ -19,7 +20,7 @@
 //! | has none | there is none | an error that says until when the next one is kept |
 //!
 //! **Candidates** belong to the pool, are not being deleted, can be started, have nobody at the console, and are assigned to nobody, or are
-//! past the retention of the pool from which they are assigned. Their order: assigned to nobody; then the longest unused first. Among
+//! past the retention of the pool from which they are assigned. A VM that goes because the pool that made it wants fewer ([`members`]) is none. Their order: assigned to nobody; then the longest unused first. Among
 //! equals one that runs is before one that does not, then the names decide.
 //!
 //! **Retention** counts from the last use: `lastUsed`, or the end of the last connection to the console, if that is later. Clocks differ,
@@ -30,7 +31,9 @@
 //! Two clicks of one person may get two VMs; each goes on until [`assign`] answers with a VM, so the later one finds both, and releases one.
 //! A crash between two writes leaves a state from which the next call, or the manager, goes on.
 
+pub mod members;
 pub mod retention;
+pub mod template;
 pub mod upkeep;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,7 +45,10 @@ use k8s_openapi::{
 use kube::{ResourceExt, core::DynamicObject};
 use serde_json::{Value, json};
 
-use self::retention::{Retention, RetentionError, later};
+use self::{
+    retention::{Retention, RetentionError, later},
+    template::{Made, Template},
+};
 use crate::{
     api::{
         Assignment, VirtualMachine, VmPoolSpec,
@@ -75,13 +81,30 @@ pub struct Pool {
     pub retention: Result<Retention, RetentionError>,
     /// How many of the VMs that are assigned to nobody are to run.
     pub warm: usize,
+    /// Its UID.
+    pub uid: Option<String>,
+    /// Whether it is being deleted.
+    pub is_deleted: bool,
+    /// How many VMs the manager makes for it; `None`: it makes and deletes none.
+    pub replicas: Option<u32>,
+    /// From what it makes them.
+    pub template: Option<Template>,
 }
 
 impl Pool {
-    /// A pool whose spec could be read.
+    /// What decides of the assignments of a pool whose spec could be read. The manager makes no VMs for this one.
     pub fn of(name: &str, generation: Option<i64>, spec: &VmPoolSpec) -> Self {
         let warm = usize::try_from(spec.warm).unwrap_or(usize::MAX);
-        Self { name: name.to_owned(), generation, retention: Retention::parse(&spec.retention), warm }
+        Self {
+            name: name.to_owned(),
+            generation,
+            retention: Retention::parse(&spec.retention),
+            warm,
+            uid: None,
+            is_deleted: false,
+            replicas: None,
+            template: None,
+        }
     }
 
     /// A pool as the API server has it. Of its spec only these fields are read, so that no other one is in the way.
@@ -93,7 +116,18 @@ impl Pool {
         };
         let warm = pool.data.pointer("/spec/warm").and_then(Value::as_u64).unwrap_or_default();
         let warm = usize::try_from(warm).unwrap_or(usize::MAX);
-        Self { name: pool.name_any(), generation: pool.metadata.generation, retention, warm }
+        let replicas = pool.data.pointer("/spec/replicas").and_then(Value::as_u64);
+        let name = pool.name_any();
+        Self {
+            generation: pool.metadata.generation,
+            retention,
+            warm,
+            uid: pool.uid(),
+            is_deleted: pool.metadata.deletion_timestamp.is_some(),
+            replicas: replicas.map(|number| u32::try_from(number).unwrap_or(u32::MAX)),
+            template: Template::read(&name, pool),
+            name,
+        }
     }
 }
 
@@ -104,6 +138,10 @@ pub struct Member {
     pub name: String,
     /// Its resourceVersion.
     pub version: Option<String>,
+    /// Its UID.
+    pub uid: Option<String>,
+    /// Which pool made it.
+    pub made: Made,
     /// The pools to which it belongs.
     pub pools: BTreeSet<String>,
     /// Whether it is being deleted. Then it is nobody's.
@@ -230,6 +268,8 @@ impl Member {
         Self {
             name: vm.name_any(),
             version: vm.resource_version(),
+            uid: vm.uid(),
+            made: Made::read(vm),
             pools: vm.spec.pools.iter().cloned().collect(),
             is_deleted: vm.metadata.deletion_timestamp.is_some(),
             held: status.and_then(|status| status.assignment.as_ref()).and_then(Held::of),
@@ -266,6 +306,31 @@ impl Member {
     pub fn pending_start(&self) -> Option<String> {
         let id = self.held.as_ref().filter(|held| held.starts)?.id();
         (self.started_for.as_ref() != Some(&id)).then_some(id)
+    }
+
+    /// The number of the VM, if it is one of those that the manager made for the pool.
+    fn number_in(&self, pool: &Pool) -> Option<u32> {
+        let text = self.name.strip_prefix(&pool.name)?.strip_prefix('-')?;
+        let number: u32 = text.parse().ok().filter(|number: &u32| number.to_string() == text)?;
+        let is_own = match &self.made.owner {
+            Some(owner) => Some(owner) == pool.uid.as_ref(),
+            None => self.made.pool.as_ref() == Some(&pool.name) && self.made.template.is_some(),
+        };
+        is_own.then_some(number)
+    }
+
+    /// Whether the pool that made the VM wants fewer: it is deleted when it is free, so nobody gets it.
+    pub fn is_surplus(&self, pools: &Pools) -> bool {
+        let made_by = self.made.pool.as_ref().and_then(|pool| pools.get(pool));
+        made_by.is_some_and(|pool| {
+            let wanted = pool.replicas.filter(|_| pool.template.is_some());
+            self.number_in(pool).zip(wanted).is_some_and(|(number, wanted)| number >= wanted)
+        })
+    }
+
+    /// Whether somebody has it, or is at its console.
+    fn is_in_use(&self) -> bool {
+        self.held.is_some() || self.console.is_connected
     }
 
     fn write(&self, held: Option<Held>) -> Write {
@@ -350,6 +415,7 @@ pub fn candidates<'a>(pool: &str, pools: &Pools, members: &'a [Member], now: Tim
     let of_pool = members.iter().filter(|member| member.pools.contains(pool) && !member.is_deleted);
     let mut candidates: Vec<_> = of_pool
         .filter(|member| !member.console.is_connected && member.start != Start::Refused && is_free(member))
+        .filter(|member| !member.is_surplus(pools))
         .collect();
     candidates.sort_by_key(|member| {
         let last_use = member.held.as_ref().map(|held| member.last_use(held));

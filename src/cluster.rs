@@ -52,7 +52,7 @@ use crate::{
 /// The API server compares the version only with an object that exists. So an apply with this version creates an object that is absent,
 /// and is refused with a conflict if an object with that name exists. It never merges into someone else's object, and the manager need
 /// not read the object first.
-const NO_VERSION: &str = "1";
+pub const NO_VERSION: &str = "1";
 
 /// A cluster, or the namespaces of it, in which the manager manages VMs.
 #[derive(Clone)]

@@ -18,6 +18,7 @@ pub mod debug;
 mod in_force;
 pub mod leader;
 mod leadership;
+mod members;
 pub mod namespace;
 pub mod pools;
 mod random;

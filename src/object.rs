@@ -73,6 +73,11 @@ pub const GUEST_SHUTDOWN_ANNOTATION: &str = "vmoperator.jdrupes.org/guestShutdow
 /// The assignment from a pool for which the VM was started last: when it was assigned, and the user.
 pub const STARTED_FOR_ANNOTATION: &str = "vmoperator.jdrupes.org/startedFor";
 
+/// The label with the name of the pool that made a VM.
+pub const POOL_LABEL: &str = "vmoperator.jdrupes.org/pool";
+/// The hash of the template from which a pool made a VM.
+pub const POOL_TEMPLATE_ANNOTATION: &str = "vmoperator.jdrupes.org/poolTemplate";
+
 /// How long an object exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Lifetime {

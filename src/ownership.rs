@@ -7,6 +7,7 @@
 //! | [`STATUS_MANAGER`] | the manager's part of a VM's status |
 //! | [`REPAIR_MANAGER`] | a status with values that can't be applied; the manager replaces it |
 //! | [`POOL_MANAGER`] | assignments that end, and starts for assignments that others have not finished |
+//! | [`MEMBER_MANAGER`] | the VMs of pools with a template |
 //! | [`RUNNER_MANAGER`] | the runner's part of a VM's status |
 //! | [`COMMAND_MANAGER`] | changes that a person makes with `kubectl vm` |
 //! | [`WEB_MANAGER`] | changes that a person makes in the web interface |
@@ -27,6 +28,8 @@ pub const STATUS_MANAGER: &str = "vm-operator-status";
 pub const REPAIR_MANAGER: &str = "vm-operator-repair";
 /// The field manager of what the manager writes for pools. It updates fields, and does not apply them again.
 pub const POOL_MANAGER: &str = "vm-operator-pools";
+/// The field manager of the VMs that the manager makes for pools with a template. It never applies `spec.vm.state`.
+pub const MEMBER_MANAGER: &str = "vm-operator-members";
 /// The field manager of the runner's part of the status.
 pub const RUNNER_MANAGER: &str = "vm-runner";
 /// The field manager of the commands of `kubectl vm`. Unlike Git, they do not apply a field again.

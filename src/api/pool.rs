@@ -1,16 +1,22 @@
 //! The custom resource `VmPool`.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{VmAction, schema};
 
 /// The retention of a pool that does not say one.
 pub const DEFAULT_RETENTION: &str = "PT1h";
 
-/// The reasons of a pool's condition Ready.
+/// The condition of a pool with a template: whether its VMs are those that `spec.replicas` and `spec.template` want.
+pub const SCALED: &str = "Scaled";
+
+/// The reasons of a pool's conditions Ready and [`SCALED`].
 pub mod reasons {
     /// Ready=True: VMs of the pool can be assigned.
     pub const USABLE: &str = "Usable";
@@ -18,6 +24,18 @@ pub mod reasons {
     pub const NO_MEMBERS: &str = "NoMembers";
     /// Ready=False: `spec.retention` can't be read. Assignments end only when somebody releases them.
     pub const RETENTION_INVALID: &str = "RetentionInvalid";
+    /// Scaled=True: all VMs that the pool wants exist, and are as its template.
+    pub const AS_WANTED: &str = "AsWanted";
+    /// Scaled=False: the API server refuses a VM.
+    pub const REFUSED: &str = "Refused";
+    /// Scaled=False: a VM that the pool does not own has the name of one that it wants.
+    pub const NAME_TAKEN: &str = "NameTaken";
+    /// Scaled=False: a VM is made, changed or deleted now.
+    pub const PROGRESSING: &str = "Progressing";
+    /// Scaled=False: a VM is to be changed or deleted, and somebody has it.
+    pub const IN_USE: &str = "InUse";
+    /// Scaled=False: somebody has taken the pool out of the `spec.pools` of one of its VMs.
+    pub const OUT_OF_POOL: &str = "OutOfPool";
 }
 
 /// A pool of virtual machines that are given to users on request.
@@ -33,12 +51,22 @@ pub mod reasons {
     derive = "PartialEq",
     status = "VmPoolStatus",
     doc = "A pool of virtual machines.",
+    scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.replicas"),
+    validation = Rule::new("!has(self.spec.template) || self.metadata.name.size() <= 59").message("the VMs of the pool are called NAME-0, NAME-1 and so on, with at most 63 characters: the name of a pool with a template has at most 59"),
+    validation = Rule::new("!has(self.spec.replicas) || has(self.spec.template)").message("replicas needs a template, from which the VMs are made"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Members", type_ = "integer", json_path = ".status.members"),
     printcolumn(name = "Free", type_ = "integer", json_path = ".status.free"),
     printcolumn(name = "Assigned", type_ = "integer", json_path = ".status.assigned"),
     printcolumn(name = "Expired", type_ = "integer", json_path = ".status.expired"),
     printcolumn(name = "Retention", type_ = "string", json_path = ".spec.retention"),
+    printcolumn(name = "Wanted", type_ = "integer", json_path = ".spec.replicas", priority = 1),
+    printcolumn(
+        name = "Scaled",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Scaled')].status",
+        priority = 1
+    ),
     printcolumn(name = "Login", type_ = "boolean", json_path = ".spec.loginOnAssignment", priority = 1),
     printcolumn(
         name = "Reason",
@@ -62,9 +90,44 @@ pub struct VmPoolSpec {
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(max = 1000))]
     pub warm: u32,
+    /// How many VMs the manager makes from `template`: POOL-0, POOL-1 and so on. If it is less than before, the manager deletes those with the highest
+    /// numbers, each when it is assigned to nobody and nobody is at its console. Their disks stay. Without it the manager makes and deletes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1000))]
+    pub replicas: Option<u32>,
+    /// What the VMs are that the manager makes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<MemberTemplate>,
     /// Who may use the pool.
     #[schemars(length(max = 256))]
     pub permissions: Vec<PoolPermission>,
+}
+
+/// A VM of a pool, without what differs between the VMs.
+#[derive(Clone, Debug, Serialize, Deserialize, KubeSchema, PartialEq)]
+#[x_kube(
+    validation = Rule::new("!has(self.spec.vm.state)").message("leave out spec.vm.state: an assignment starts a VM, and warm keeps free ones running"),
+    validation = Rule::new("!has(self.spec.vm.machineUuid)").message("leave out spec.vm.machineUuid: each VM gets its own"),
+    validation = Rule::new("!has(self.spec.vm.networks) || self.spec.vm.networks.all(n, !(has(n.tap) && has(n.tap.mac)) && !(has(n.pod) && has(n.pod.mac)))").message("leave out the MAC addresses: each VM gets its own"),
+)]
+pub struct MemberTemplate {
+    /// Labels and annotations of the VMs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<MemberMetadata>,
+    /// The spec of the VMs (`kubectl explain vm.spec`). The pool is added to `pools`.
+    #[schemars(schema_with = "schema::vm_spec")]
+    pub spec: Value,
+}
+
+/// Labels and annotations of the VMs of a pool.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub struct MemberMetadata {
+    /// Labels to add.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations to add.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
 }
 
 /// What a user or a role may do with the VMs of a pool.
@@ -104,7 +167,13 @@ pub struct VmPoolStatus {
     /// How many VMs are assigned from the pool and past their retention, so that others can get them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expired: Option<u32>,
-    /// The pool's conditions: Ready.
+    /// How many VMs the manager has made from the template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u32>,
+    /// How many of these are as the template is now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub updated_replicas: Option<u32>,
+    /// The pool's conditions: Ready and, with a template, Scaled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

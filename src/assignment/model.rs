@@ -1,9 +1,13 @@
 //! Two replicas assign the VMs of three pools to fifty users while everything else goes on: VMs start, stop, come and go, pools too,
 //! people are at consoles, replicas are killed between any two writes, clocks differ by five minutes. Each property has a check of its name.
+//! [`made`]: a fourth pool whose VMs the manager makes, and warm VMs.
+
+mod made;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
+    members::MemberWrite,
     upkeep::{Why, upkeep},
     *,
 };
@@ -39,6 +43,9 @@ struct Round {
     read: Stored,
     writes: Vec<(Why, Write)>,
     starts: Vec<(String, String)>,
+    /// The VMs to be warm, and the writes for each pool that makes VMs.
+    warmed: Vec<String>,
+    made: Vec<(String, MemberWrite)>,
 }
 
 struct World {
@@ -62,6 +69,8 @@ struct World {
     conflicts: usize,
     duplicates: usize,
     ended: usize,
+    /// How many VMs the manager has made, changed and deleted for pools, and started to be warm.
+    made: [usize; 4],
 }
 
 fn at(seconds: i64) -> Timestamp {
@@ -69,7 +78,16 @@ fn at(seconds: i64) -> Timestamp {
 }
 
 fn pool(name: &str, retention: &str) -> Pool {
-    Pool { name: name.into(), generation: Some(1), retention: Retention::parse(retention), warm: 0 }
+    Pool {
+        name: name.into(),
+        generation: Some(1),
+        retention: Retention::parse(retention),
+        warm: 0,
+        uid: None,
+        is_deleted: false,
+        replicas: None,
+        template: None,
+    }
 }
 
 impl World {
@@ -90,10 +108,12 @@ impl World {
             conflicts: 0,
             duplicates: 0,
             ended: 0,
+            made: [0; 4],
         };
         for name in ["a", "b", "c"] {
             world.create_pool(name);
         }
+        world.change_made_pool();
         for number in 0..VMS {
             world.create_vm(&format!("vm-{number:02}"));
         }
@@ -103,7 +123,8 @@ impl World {
     fn create_pool(&mut self, name: &str) {
         let retentions = ["PT1H", "PT20M", "P1D", "2027-01-15T12:00:00Z", "PT0S"];
         let retention = if name == "a" { "PT1H" } else { retentions[self.random.usize(..retentions.len())] };
-        self.stored.pools.insert(name.into(), pool(name, retention));
+        let warm = self.random.usize(..3);
+        self.stored.pools.insert(name.into(), Pool { warm, ..pool(name, retention) });
     }
 
     fn create_vm(&mut self, name: &str) {
@@ -120,6 +141,8 @@ impl World {
         let member = Member {
             name: name.into(),
             version: None,
+            uid: None,
+            made: Made::default(),
             pools: pools.into_iter().map(str::to_owned).collect(),
             is_deleted: false,
             held: None,
@@ -147,7 +170,7 @@ impl World {
     }
 
     fn any_pool(&mut self) -> String {
-        ["a", "a", "b", "c"][self.random.usize(..4)].to_owned()
+        ["a", "a", "b", "c", "d"][self.random.usize(..5)].to_owned()
     }
 
     fn click(&mut self) {
@@ -267,8 +290,10 @@ impl World {
         let Some(round) = &mut self.round else {
             let members: Vec<_> = self.seen.vms.values().cloned().collect();
             let upkeep = upkeep(&self.seen.pools, &members, at(self.time + clock));
-            if !upkeep.writes.is_empty() || !upkeep.starts.is_empty() {
-                self.round = Some(Round { read: self.seen.clone(), writes: upkeep.writes, starts: upkeep.starts });
+            let (warmed, made) = (upkeep.warmed.into_iter().collect::<Vec<_>>(), self.member_writes(&members));
+            if !(upkeep.writes.is_empty() && upkeep.starts.is_empty() && warmed.is_empty() && made.is_empty()) {
+                let (writes, starts) = (upkeep.writes, upkeep.starts);
+                self.round = Some(Round { read: self.seen.clone(), writes, starts, warmed, made });
             }
             return;
         };
@@ -301,6 +326,10 @@ impl World {
             if is_same(&self.stored, &vm) {
                 self.start(&vm, id);
             }
+        } else if let Some(vm) = round.warmed.pop() {
+            self.warm(&vm);
+        } else if let Some((pool, write)) = round.made.pop() {
+            self.write_member(&read, &pool, write);
         } else {
             self.round = None;
         }
@@ -311,7 +340,7 @@ impl World {
         let Some(vm) = self.any_vm() else { return };
         let runner = self.time + self.random.i64(CLOCKS[0]..=CLOCKS[1]);
         let member = self.stored.vms[&vm].clone();
-        match self.random.u8(..20) {
+        match self.random.u8(..26) {
             // Somebody comes to the console, or goes.
             0..=5 if member.console.is_connected => {
                 self.used.insert(vm.clone(), self.time);
@@ -347,7 +376,9 @@ impl World {
             12 | 16 => {
                 let name = self.any_pool();
                 // Pool `a` stays, or there would be little to see.
-                if name != "a" && self.random.bool() {
+                if name == "d" {
+                    self.change_made_pool();
+                } else if name != "a" && self.random.bool() {
                     self.stored.pools.remove(&name);
                 } else if self.random.u8(..3) == 0 {
                     self.stored.pools.insert(name.clone(), pool(&name, "some time"));
@@ -367,6 +398,7 @@ impl World {
                     self.write(write);
                 }
             }
+            20..26 => self.disturb_made(&vm),
             _ => self.change(&vm, |member| member.is_deleted = true),
         }
     }
@@ -436,6 +468,8 @@ impl World {
         self.settle();
         self.at_rest_at_most_one_vm_per_user_and_pool();
         self.at_rest_no_assignment_of_a_pool_that_does_not_exist();
+        self.at_rest_the_pools_have_the_vms_that_they_want();
+        self.at_rest_as_many_are_warm_as_can_be();
         self.never_two_users_on_a_vm();
     }
 
@@ -556,12 +590,17 @@ impl World {
         };
         let chosen = &read.vms[chosen];
         assert!(
-            chosen.pools.contains(pool) && is_free(chosen),
+            chosen.pools.contains(pool) && is_free(chosen) && !chosen.is_surplus(&read.pools),
             "the chosen one is the first of the order: {} is not free",
             chosen.name
         );
         for other in read.vms.values().filter(|other| other.name != chosen.name && other.pools.contains(pool)) {
-            if other.is_deleted || other.start == Start::Refused || other.console.is_connected || !is_free(other) {
+            if other.is_deleted
+                || other.is_surplus(&read.pools)
+                || other.start == Start::Refused
+                || other.console.is_connected
+                || !is_free(other)
+            {
                 continue;
             }
             let is_before = match (unused_since(other), unused_since(chosen)) {
@@ -619,7 +658,7 @@ fn it_ends(call: &Call) {
 
 #[test]
 fn fifty_users_and_two_replicas_share_twenty_vms() {
-    let mut happened = [0; 4];
+    let mut happened = [0; 8];
     for seed in 0..2 {
         let mut world = World::new(seed);
         for step in 1..=STEPS {
@@ -629,12 +668,13 @@ fn fifty_users_and_two_replicas_share_twenty_vms() {
             }
         }
         world.come_to_the_end();
-        let World { taken_from_others, conflicts, duplicates, ended, .. } = world;
+        let World { taken_from_others, conflicts, duplicates, ended, made, .. } = world;
         happened
             .iter_mut()
-            .zip([taken_from_others, conflicts, duplicates, ended])
+            .zip([taken_from_others, conflicts, duplicates, ended].into_iter().chain(made))
             .for_each(|(sum, count)| *sum += count);
     }
-    // What the properties are about has happened: VMs taken from others, conflicts, second VMs of users, ends by time.
+    // What the properties are about has happened: VMs taken from others, conflicts, second VMs of users, ends by time, VMs made,
+    // changed and deleted for a pool, and started to be warm.
     assert!(happened.iter().all(|count| *count > 5), "{happened:?}");
 }

@@ -361,7 +361,7 @@ fn the_status_of_a_pool() {
     let of_pool = |retention: &str, members: &[Member]| {
         let pools = pools(&[("desktops", retention), ("night", "PT1h")]);
         let upkeep = kept_up(&pools, members);
-        json!(status(&pools["desktops"], upkeep.counts["desktops"], &[], noon()))
+        json!(status(&pools["desktops"], upkeep.counts["desktops"], None, &[], noon()))
     };
     let found = of_pool("PT1h", &members);
     assert_eq!(
@@ -383,9 +383,9 @@ fn the_status_of_a_pool() {
     // The time is that of the last change of the status.
     let pools = hour();
     let former: VmPoolStatus = serde_json::from_value(of_pool("PT1h", &members)).unwrap();
-    let later = status(&pools["desktops"], Default::default(), &former.conditions, minutes(5));
+    let later = status(&pools["desktops"], Default::default(), None, &former.conditions, minutes(5));
     assert_eq!(later.conditions[0].last_transition_time.0, minutes(5), "it was True and is False");
     let counts = upkeep::Counts { members: 1, ..Default::default() };
-    let same = status(&pools["desktops"], counts, &former.conditions, minutes(5));
+    let same = status(&pools["desktops"], counts, None, &former.conditions, minutes(5));
     assert_eq!(same.conditions[0].last_transition_time.0, noon());
 }

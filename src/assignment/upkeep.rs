@@ -26,7 +26,10 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 
-use super::{GRACE, Held, Member, Pool, Pools, Start, Write, later};
+use super::{
+    GRACE, Held, Member, Pool, Pools, Start, Write, later,
+    members::{MemberPlan, scaled},
+};
 use crate::api::{
     conditions::{self, READY},
     pool::{VmPoolStatus, reasons},
@@ -144,6 +147,7 @@ fn warmed(pools: &Pools, members: &[Member]) -> BTreeSet<String> {
                 && !member.is_deleted
                 && member.pools.contains(&pool.name)
                 && member.start != Start::Refused
+                && !member.is_surplus(pools)
         });
         let (runs, mut others): (Vec<_>, Vec<_>) =
             free.partition(|member| member.start == Start::Runs || warmed.contains(&member.name));
@@ -207,8 +211,14 @@ pub fn counts(pools: &Pools, members: &[Member], now: Timestamp) -> BTreeMap<Str
     all
 }
 
-/// The status of a pool.
-pub fn status(pool: &Pool, counts: Counts, current: &[Condition], now: Timestamp) -> VmPoolStatus {
+/// The status of a pool. `plan`: what is to be done for the VMs that it makes, and why the API server refused that.
+pub fn status(
+    pool: &Pool,
+    counts: Counts,
+    plan: Option<(&MemberPlan, Option<&str>)>,
+    current: &[Condition],
+    now: Timestamp,
+) -> VmPoolStatus {
     let Counts { members, free, assigned, expired } = counts;
     let (is_ready, reason, message) = match &pool.retention {
         Err(error) => (false, reasons::RETENTION_INVALID, format!("{error}. Until then no assignment ends by time")),
@@ -224,13 +234,18 @@ pub fn status(pool: &Pool, counts: Counts, current: &[Condition], now: Timestamp
         free: Some(free),
         assigned: Some(assigned),
         expired: Some(expired),
-        conditions: vec![Condition {
+        replicas: plan.map(|(plan, _)| plan.replicas),
+        updated_replicas: plan.map(|(plan, _)| plan.updated),
+        conditions: [Condition {
             type_: READY.into(),
             status: status.into(),
             reason: reason.into(),
             message,
             last_transition_time: Time(since),
             observed_generation: pool.generation,
-        }],
+        }]
+        .into_iter()
+        .chain(plan.map(|(plan, refusal)| scaled(pool, plan, refusal, current, now)))
+        .collect(),
     }
 }

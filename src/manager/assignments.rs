@@ -3,14 +3,14 @@
 //!
 //! ```text
 //!  a VM of a pool changes ─┐
-//!  a pool changes ─────────┼─▶ upkeep of each namespace ─▶ writes
+//!  a pool changes ─────────┼─▶ upkeep of each namespace ─▶ writes; the VMs that pools make are written by `members`
 //!  something is due ───────┘          └─▶ when something is due next
 //! ```
 //!
 //! VMs that belong to no pool and are assigned to nobody cost nothing but a look at their text.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -30,12 +30,16 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::pools::{AllPools, KnownPool};
+use super::{
+    members::{MemberError, Members},
+    pools::{AllPools, KnownPool},
+};
 use crate::{
     actions::pool::{PoolError, PoolHandle, member},
     api::{VmPool, pool::VmPoolStatus},
     assignment::{
         Member, Pools, Write,
+        members::{self, MemberPlan, Obstacle},
         upkeep::{Why, status, upkeep},
     },
     cluster::packed::PackedVm,
@@ -45,8 +49,9 @@ use crate::{
     schedule,
 };
 
-/// What a VM's text has if the VM belongs to a pool, or is assigned.
-const SIGNS: [&str; 2] = [r#""pools":[""#, r#""assignment":{""#];
+/// What a VM's text has if the VM belongs to a pool, is assigned, or was made by a pool.
+const SIGNS: [&str; 4] =
+    [r#""pools":[""#, r#""assignment":{""#, r#""kind":"VmPool""#, r#""vmoperator.jdrupes.org/pool":"#];
 
 /// Learns which VMs change.
 #[derive(Clone, Default)]
@@ -56,6 +61,8 @@ pub struct Changes(Arc<Inner>);
 struct Inner {
     /// The members as they were last, each with its resourceVersion.
     known: Mutex<HashMap<ObjectRef<PackedVm>, Option<Member>>>,
+    /// Other VMs, with the name of one that a pool wants.
+    in_the_way: Mutex<HashSet<ObjectRef<PackedVm>>>,
     notify: Notify,
 }
 
@@ -63,7 +70,8 @@ impl Changes {
     /// A VM has changed, or is gone.
     pub fn observe(&self, vm: &PackedVm) {
         let was_member = || matches!(lock(&self.0.known).get(&ObjectRef::from_obj(vm)), Some(Some(_)));
-        if is_member(vm) || was_member() {
+        let is_in_the_way = || lock(&self.0.in_the_way).contains(&ObjectRef::from_obj(vm));
+        if is_member(vm) || was_member() || is_in_the_way() {
             self.0.notify.notify_one();
         }
     }
@@ -96,6 +104,8 @@ enum KeepError {
     Vm { vm: String, source: PoolError },
     #[error("pool {pool}: {what}")]
     Pool { pool: String, what: &'static str, source: Box<kube::Error> },
+    #[error("pool {pool}")]
+    Members { pool: String, source: MemberError },
 }
 
 impl Assignments {
@@ -154,6 +164,7 @@ impl Assignments {
             namespaces.entry(namespace).or_default().1.push(member);
         }
         let (mut next, mut result) = (None, Ok(()));
+        lock(&self.changes.0.in_the_way).clear();
         for (namespace, (pools, members)) in namespaces {
             match self.keep_namespace(namespace, &pools, &members).await {
                 Ok(time) => next = [next, time].into_iter().flatten().min(),
@@ -235,13 +246,40 @@ impl Assignments {
         }
         for (name, known) in known {
             let counts = upkeep.counts.get(*name).copied().unwrap_or_default();
-            let wanted = status(&known.pool, counts, &known.status.conditions, now);
+            let plan = self.plan_members(&namespace, known, members);
+            let mut refusal = None;
+            if let Some(plan) = plan.as_ref().filter(|plan| !plan.writes.is_empty()) {
+                let written = self.made(&namespace).write(&known.pool, plan).await;
+                refusal = written.as_ref().err().map(|error| ErrorChain(error).to_string());
+                let pool = format!("{namespace}/{name}");
+                result = result.and(written.map_err(|source| KeepError::Members { pool, source }));
+            }
+            let plan = plan.as_ref().map(|plan| (plan, refusal.as_deref()));
+            let wanted = status(&known.pool, counts, plan, &known.status.conditions, now);
             if wanted != known.status {
                 let written = self.write_status(&namespace, name, known, &wanted).await;
                 result = result.and(written);
             }
         }
         result.map(|()| upkeep.next)
+    }
+
+    /// What is to be done for the VMs that a pool makes.
+    fn plan_members(&self, namespace: &str, known: &KnownPool, members: &[Member]) -> Option<MemberPlan> {
+        let key = |name: &str| ObjectRef::<PackedVm>::new(name).within(namespace);
+        let others: BTreeSet<_> =
+            members::wanted_names(&known.pool).filter(|name| self.vms.get(&key(name)).is_some()).collect();
+        let plan = members::plan(&known.pool, members, &others)?;
+        let taken = plan.obstacles.iter().filter_map(|obstacle| match obstacle {
+            Obstacle::NameTaken { vm } => Some(key(vm)),
+            _ => None,
+        });
+        lock(&self.changes.0.in_the_way).extend(taken);
+        Some(plan)
+    }
+
+    fn made(&self, namespace: &str) -> Members<'_> {
+        Members { client: &self.client, metrics: &self.metrics, namespace: namespace.to_owned() }
     }
 
     async fn write(&self, handle: &PoolHandle, why: &Why, write: &Write, members: &[Member]) -> Result<(), KeepError> {

@@ -166,6 +166,8 @@ struct Shown {
     namespace: String,
     name: String,
     retention: String,
+    /// How many VMs the manager makes for it.
+    wanted: Option<u32>,
     /// Why the retention can't be read.
     problem: Option<String>,
     members: Vec<Square>,
@@ -197,7 +199,8 @@ pub(super) async fn page(State(app): State<App>, Administrator(signed_in): Admin
             let pools = Pools::from([(name.clone(), pool)]);
             let own = vms.vms.iter().filter(|(key, ..)| key.0 == namespace);
             let members = own.filter_map(|(_, vm, _)| square(vm, &name, &pools, now)).collect();
-            Shown { namespace, name, retention: spec.retention.clone(), problem, members }
+            let (retention, wanted) = (spec.retention.clone(), spec.replicas);
+            Shown { namespace, name, retention, wanted, problem, members }
         })
         .collect();
     let context = context! {

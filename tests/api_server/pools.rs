@@ -1,4 +1,8 @@
 //! Pools on a real API server with a manager: assigning, what the manager does by itself, the commands, and many people at once.
+//! [`members`]: pools that make their VMs; [`model`]: many people at once.
+
+mod members;
+mod model;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -245,85 +249,4 @@ async fn the_page_about_pools_shows_what_the_commands_print() {
         count += 1;
     }
     assert_eq!(count, 4);
-}
-
-/// Eight people, four VMs, two replicas whose clocks differ by five minutes; each call may be cut off between any two writes.
-#[tokio::test]
-async fn many_people_share_few_vms() {
-    let ns = ManagedNamespace::new("pool-model").await;
-    create_pool(&ns, POOL, "PT1h").await;
-    create_members(&ns, &["apple", "pear", "plum", "quince"]).await;
-    let replicas: [fn() -> Timestamp; 2] =
-        [|| Timestamp::now() - SignedDuration::from_secs(150), || Timestamp::now() + SignedDuration::from_secs(150)];
-    let vms = ns.api::<VirtualMachine>();
-    let history = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let observer = {
-        let (vms, history) = (vms.clone(), history.clone());
-        tokio::spawn(async move {
-            let events = kube::runtime::watcher(vms, Default::default());
-            futures::StreamExt::for_each(events, |event| {
-                if let Ok(kube::runtime::watcher::Event::Apply(vm)) = event {
-                    history.lock().unwrap().push((vm.name_any(), holder(&vm)));
-                }
-                std::future::ready(())
-            })
-            .await;
-        })
-    };
-
-    let mut random = fastrand::Rng::with_seed(7);
-    for _ in 0..20 {
-        let calls = (0..10).map(|_| {
-            let handle = handle(&ns, replicas[random.usize(..2)]);
-            let name = format!("user-{}", random.usize(..8));
-            let (action, limit) = (random.u8(..4), Duration::from_millis(random.u64(5..400)));
-            let vms = vms.clone();
-            let vm = ["apple", "pear", "plum", "quince"][random.usize(..4)];
-            async move {
-                match action {
-                    // A replica is killed while it works.
-                    0 => drop(tokio::time::timeout(limit, handle.assign(POOL, &user(&name))).await),
-                    1 => drop(handle.release(POOL, &name, None).await.unwrap()),
-                    2 => {
-                        let patch = Patch::Merge(json!({ "metadata": { "annotations": { "note": name } } }));
-                        vms.patch(vm, &PatchParams::default(), &patch).await.unwrap();
-                    }
-                    _ => match handle.assign(POOL, &user(&name)).await {
-                        Ok(_) | Err(PoolError::Refused(Refusal::NoneFree { .. })) => {}
-                        Err(error) => panic!("{name}: {error:?}"),
-                    },
-                }
-            }
-        });
-        let calls: Vec<_> = calls.collect();
-        futures::future::join_all(calls).await;
-    }
-
-    // At rest each person has one VM at most, and repeating changes nothing.
-    let held = eventually("each user to have one VM at most", LIMIT, async || {
-        let mut held: BTreeMap<String, Vec<VirtualMachine>> = BTreeMap::new();
-        for vm in vms.list(&Default::default()).await.unwrap() {
-            if let Some(user) = holder(&vm) {
-                held.entry(user).or_default().push(vm);
-            }
-        }
-        held.values().all(|vms| vms.len() == 1).then_some(held)
-    })
-    .await;
-    for (name, before) in &held {
-        let assigned = handle(&ns, Timestamp::now).assign(POOL, &user(name)).await.unwrap();
-        assert_eq!((assigned.vm.name_any(), assigned.is_new), (before[0].name_any(), false), "{name}");
-        ns.vm_when(&before[0].name_any(), "to be started", |vm| vm.spec.vm.state == PowerState::Running).await;
-    }
-    let free = 4 - u32::try_from(held.len()).unwrap();
-    pool_when(&ns, POOL, [4, free, 4 - free, 0], reasons::USABLE).await;
-    // In the whole history nobody's VM became another's: all of them are within retention.
-    let mut last: BTreeMap<String, Option<String>> = BTreeMap::new();
-    for (name, now) in history.lock().unwrap().iter() {
-        let before = last.insert(name.clone(), now.clone()).flatten();
-        let is_other = before.is_some() && now.is_some() && before != *now;
-        assert!(!is_other, "never two users on a VM: {name} was {before:?}'s and is {now:?}'s");
-    }
-    assert!(history.lock().unwrap().len() > 50, "the watch has seen what happened");
-    observer.abort();
 }

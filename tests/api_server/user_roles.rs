@@ -5,8 +5,9 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::{Value, json};
-use vm_operator::object::{
-    FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION, STARTED_FOR_ANNOTATION, STATE_UNTIL_ANNOTATION,
+use vm_operator::{
+    api::VirtualMachine,
+    object::{FORCE_STOP_ANNOTATION, RESTARTED_ANNOTATION, STARTED_FOR_ANNOTATION, STATE_UNTIL_ANNOTATION},
 };
 
 use crate::support::{
@@ -127,6 +128,27 @@ async fn each_role_may_what_its_name_says() {
         assert_eq!(send(client, "POST", "vms", &other).await.0, code);
         assert_eq!(send(client, "DELETE", "vms/banana", &json!({})).await.0, code);
     }
+
+    // The manager makes and changes the VMs of a pool, also under the policy.
+    let template = |cpus: u32| json!({ "spec": { "vm": { "maximumCpus": cpus, "maximumRam": "1Gi" } } });
+    let pool = json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmPool", "metadata": { "name": "desk" },
+        "spec": { "replicas": 0, "permissions": [{ "role": "staff" }], "template": template(1) },
+    });
+    assert_eq!(send(&edit, "POST", "vmpools", &pool).await, (200, String::new()));
+    let wanted = json!({ "spec": { "replicas": 1 } });
+    for (client, code) in [(&view, 403), (&power, 403), (&edit, 200)] {
+        assert_eq!(send(client, "PATCH", "vmpools/desk/scale", &wanted).await.0, code);
+    }
+    let cpus = async |wanted: u32| {
+        let vms = ns.api::<VirtualMachine>();
+        let found = async || vms.get_opt("desk-0").await.unwrap()?.spec.vm.maximum_cpus.filter(|cpus| *cpus == wanted);
+        eventually(&format!("desk-0 to have {wanted} CPUs"), LIMIT, found).await;
+    };
+    cpus(1).await;
+    let change = json!({ "spec": { "template": template(2) } });
+    assert_eq!(send(&edit, "PATCH", "vmpools/desk", &change).await, (200, String::new()));
+    cpus(2).await;
 
     // What connections to guests and Services need, as the page about security says.
     for (role, allowed) in [("view", false), ("vm-operator-power", false), ("edit", true), ("admin", true)] {

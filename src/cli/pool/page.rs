@@ -5,10 +5,11 @@ use std::fmt;
 use k8s_openapi::jiff::Timestamp;
 use kube::{ResourceExt, core::DynamicObject};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::{
     actions::pool::View,
-    api::status::whole_seconds,
+    api::{pool::SCALED, status::whole_seconds},
     assignment::{
         Member,
         upkeep::{Counts, counts},
@@ -26,6 +27,12 @@ pub(super) struct Page {
     /// What is wrong with its retention.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
+    /// How many VMs the manager makes for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wanted: Option<u64>,
+    /// Why they are not as its template wants them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_scaled: Option<String>,
     members: u32,
     free: u32,
     assigned: u32,
@@ -91,6 +98,8 @@ impl Page {
             retention: spec("retention").and_then(|text| text.as_str()).unwrap_or_default().to_owned(),
             login_on_assignment: spec("loginOnAssignment").is_some_and(|login| *login == true),
             problem: view.pools.get(&name).and_then(|pool| pool.retention.as_ref().err()).map(ToString::to_string),
+            wanted: spec("replicas").and_then(Value::as_u64),
+            not_scaled: not_scaled(pool),
             name,
             members,
             free,
@@ -99,6 +108,13 @@ impl Page {
             vms,
         }
     }
+}
+
+/// What the pool's condition Scaled says, unless all is as wanted.
+fn not_scaled(pool: &DynamicObject) -> Option<String> {
+    let mut conditions = pool.data.pointer("/status/conditions")?.as_array()?.iter();
+    let scaled = conditions.find(|condition| condition["type"] == SCALED && condition["status"] != "True")?;
+    Some(scaled["message"].as_str()?.to_owned())
 }
 
 impl Row {
@@ -130,7 +146,11 @@ impl fmt::Display for Page {
         let Self { namespace, name, retention, members, free, assigned, expired, .. } = self;
         let login = if self.login_on_assignment { ", logs its users in" } else { "" };
         writeln!(f, "pool/{name} in {namespace}: {members} VMs, {free} free, {assigned} assigned, {expired} expired")?;
-        writeln!(f, "retention {retention}{login}")?;
+        let wanted = self.wanted.map(|wanted| format!(", wants {wanted} VMs")).unwrap_or_default();
+        writeln!(f, "retention {retention}{login}{wanted}")?;
+        if let Some(why) = &self.not_scaled {
+            writeln!(f, "not as wanted yet: {why}")?;
+        }
         if let Some(problem) = &self.problem {
             writeln!(f, "no assignment ends by time: {problem}")?;
         }

@@ -152,6 +152,7 @@ no-pools = Es gibt keine Pools.
 no-pools-yet = Ein VmPool gibt VMs für einige Zeit an Benutzer.
 pool-what = Sie bekommen eine VM aus diesem Pool.
 pool-figures = { $members } VMs, { $assigned } zugewiesen, Frist { $retention }
+pool-wanted = { $wanted } gewünscht
 square-free = Frei
 square-warm = Frei, läuft
 square-assigned = Zugewiesen

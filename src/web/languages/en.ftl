@@ -152,6 +152,7 @@ no-pools = There are no pools.
 no-pools-yet = A VmPool gives VMs to users for some time.
 pool-what = You get a VM of this pool.
 pool-figures = { $members } VMs, { $assigned } assigned, retention { $retention }
+pool-wanted = { $wanted } wanted
 square-free = Free
 square-warm = Free, runs
 square-assigned = Assigned

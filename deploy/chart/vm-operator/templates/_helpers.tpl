@@ -49,10 +49,12 @@ app.kubernetes.io/name: vm-node-devices
 - apiGroups: [vmoperator.jdrupes.org]
   resources: [vms/status, vmpools/status]
   verbs: [patch]
-# The manager patches only the field `state`: when a guest shut itself down and must stay down, and nobody applies that field.
+# The manager patches the field `state`: when a guest shut itself down and must stay down, and nobody applies that field, and for pools. It makes,
+# changes and deletes the VMs of pools with a `template`, and no others; without such pools it needs only `patch`. It sends no `update`: the policy
+# in deploy/users asks whoever changes more of a VM than its power for that right.
 - apiGroups: [vmoperator.jdrupes.org]
   resources: [vms]
-  verbs: [patch]
+  verbs: [create, patch, update, delete]
 # `blockOwnerDeletion` in a Pod's owner, which makes `kubectl delete --cascade=foreground` wait for the guest. Only the admission plugin
 # OwnerReferencesPermissionEnforcement asks for this right.
 - apiGroups: [vmoperator.jdrupes.org]

@@ -1,0 +1,239 @@
+//! The VMs that the manager makes for a pool from its `spec.template`: POOL-0, POOL-1 and so on. Pure.
+//!
+//! **The first line that fits a VM that the pool wants**
+//!
+//! | a VM of this name | what follows |
+//! |---|---|
+//! | does not exist | it is made |
+//! | is another's | nothing: [`Obstacle::NameTaken`] |
+//! | is being deleted | nothing until it is gone: [`Obstacle::Ending`] |
+//! | does not name the pool in `spec.pools` any more, because somebody took it out of use | nothing: [`Obstacle::OutOfPool`] |
+//! | is as the template is, and the pool owns it | nothing |
+//! | is assigned, or somebody is at its console | nothing until it is free: [`Obstacle::InUse`] |
+//! | all others | the template is applied |
+//!
+//! **The first line that fits a VM of the pool with a higher number**, the highest number first
+//!
+//! | the VM | what follows |
+//! |---|---|
+//! | is being deleted | nothing |
+//! | does not name the pool in `spec.pools` any more | nothing: [`Obstacle::OutOfPool`] |
+//! | is assigned, or somebody is at its console | nothing until it is free, and nobody else gets it: [`Obstacle::InUse`] |
+//! | all others | it is deleted; its claims stay |
+//!
+//! Without `spec.replicas` no VM is made or deleted; the template is applied to those that exist. A pool that is being deleted makes none.
+//!
+//! **Which VMs are the pool's**: those whose owner it is, and those without an owner that a pool of its name has made, such as after
+//! `kubectl delete --cascade=orphan`.
+//!
+//! The template is applied when its hash has changed, and not when somebody has changed a VM. So nothing is written at rest, and the
+//! manager does not fight with whoever applies such a VM too.
+
+use std::{collections::BTreeSet, fmt};
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    jiff::Timestamp,
+};
+
+use super::{Member, Pool};
+use crate::api::{
+    conditions,
+    pool::{SCALED, reasons},
+};
+
+/// How many VMs a message names.
+const NAMED: usize = 5;
+
+/// A write of a VM of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberWrite {
+    /// The VM is made. None of this name exists.
+    Create(String),
+    /// The template is applied to the VM.
+    Update {
+        /// The VM.
+        vm: String,
+        /// The resourceVersion that it must have.
+        version: Option<String>,
+    },
+    /// The VM is deleted.
+    Delete {
+        /// The VM.
+        vm: String,
+        /// The UID that it must have.
+        uid: Option<String>,
+        /// The resourceVersion that it must have.
+        version: Option<String>,
+    },
+}
+
+/// Why a VM is not as the pool wants it, and nothing is done about that now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the head of the module says what they are")]
+pub enum Obstacle {
+    NameTaken { vm: String },
+    Ending { vm: String },
+    OutOfPool { vm: String },
+    InUse { vm: String, is_surplus: bool },
+}
+
+/// What the manager does so that a pool has the VMs that it wants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemberPlan {
+    /// The writes, in this order.
+    pub writes: Vec<MemberWrite>,
+    /// What waits.
+    pub obstacles: Vec<Obstacle>,
+    /// How many VMs the manager has made for the pool.
+    pub replicas: u32,
+    /// How many of them are as the template is.
+    pub updated: u32,
+}
+
+/// The names of the VMs that the pool wants.
+pub fn wanted_names(pool: &Pool) -> impl Iterator<Item = String> {
+    let wanted = pool.replicas.filter(|_| pool.template.is_some() && !pool.is_deleted).unwrap_or_default();
+    (0..wanted).map(|number| format!("{}-{number}", pool.name))
+}
+
+/// What is to be done for the VMs of a pool, by the tables at the head of this module. `others` are the names of VMs of the namespace that are not
+/// among the `members`. `None`: the pool has no template.
+pub fn plan(pool: &Pool, members: &[Member], others: &BTreeSet<String>) -> Option<MemberPlan> {
+    let template = pool.template.as_ref()?;
+    let mut plan = MemberPlan::default();
+    if pool.is_deleted {
+        return Some(plan);
+    }
+    let mut own: Vec<_> = members.iter().filter_map(|member| Some((member.number_in(pool)?, member))).collect();
+    own.sort_by_key(|(number, _)| *number);
+    let is_current =
+        |member: &Member| member.made.template.as_ref() == Some(&template.hash) && member.made.owner == pool.uid;
+    plan.replicas = count(own.len());
+    plan.updated = count(own.iter().filter(|(_, member)| is_current(member)).count());
+
+    let is_known = |name: &String| own.iter().any(|(_, member)| member.name == *name);
+    for name in wanted_names(pool).filter(|name| !is_known(name)) {
+        match others.contains(&name) || members.iter().any(|member| member.name == name) {
+            true => plan.obstacles.push(Obstacle::NameTaken { vm: name }),
+            false => plan.writes.push(MemberWrite::Create(name)),
+        }
+    }
+    let is_surplus = |number: u32| pool.replicas.is_some_and(|wanted| number >= wanted);
+    for (_, member) in own.iter().filter(|(number, _)| !is_surplus(*number)) {
+        let (vm, version) = (member.name.clone(), member.version.clone());
+        if member.is_deleted {
+            plan.obstacles.push(Obstacle::Ending { vm });
+        } else if !member.pools.contains(&pool.name) {
+            plan.obstacles.push(Obstacle::OutOfPool { vm });
+        } else if is_current(member) {
+        } else if member.is_in_use() {
+            plan.obstacles.push(Obstacle::InUse { vm, is_surplus: false });
+        } else {
+            plan.writes.push(MemberWrite::Update { vm, version });
+        }
+    }
+    for (_, member) in own.iter().rev().filter(|(number, member)| is_surplus(*number) && !member.is_deleted) {
+        let (vm, version) = (member.name.clone(), member.version.clone());
+        if !member.pools.contains(&pool.name) {
+            plan.obstacles.push(Obstacle::OutOfPool { vm });
+        } else if member.is_in_use() {
+            plan.obstacles.push(Obstacle::InUse { vm, is_surplus: true });
+        } else {
+            plan.writes.push(MemberWrite::Delete { vm, uid: member.uid.clone(), version });
+        }
+    }
+    Some(plan)
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// The condition [`SCALED`] of a pool: the first line that fits.
+///
+/// | | reason |
+/// |---|---|
+/// | the API server refused a write (`refusal`) | `Refused` |
+/// | another VM has the name of one | `NameTaken` |
+/// | writes are left, or a VM ends | `Progressing` |
+/// | a VM waits until it is free | `InUse` |
+/// | a VM is out of the pool | `OutOfPool` |
+/// | | `AsWanted` |
+pub fn scaled(
+    pool: &Pool,
+    plan: &MemberPlan,
+    refusal: Option<&str>,
+    current: &[Condition],
+    now: Timestamp,
+) -> Condition {
+    let named = |pick: &dyn Fn(&Obstacle) -> Option<&String>| {
+        let names: Vec<_> = plan.obstacles.iter().filter_map(pick).collect();
+        (!names.is_empty()).then(|| Names(names).to_string())
+    };
+    let taken = named(&|obstacle| match obstacle {
+        Obstacle::NameTaken { vm } => Some(vm),
+        _ => None,
+    });
+    let changing = named(&|obstacle| match obstacle {
+        Obstacle::InUse { vm, is_surplus: false } => Some(vm),
+        _ => None,
+    });
+    let leaving = named(&|obstacle| match obstacle {
+        Obstacle::InUse { vm, is_surplus: true } => Some(vm),
+        _ => None,
+    });
+    let out = named(&|obstacle| match obstacle {
+        Obstacle::OutOfPool { vm } => Some(vm),
+        _ => None,
+    });
+    let ending = plan.obstacles.iter().any(|obstacle| matches!(obstacle, Obstacle::Ending { .. }));
+    let sentences = [
+        refusal.map(|answer| (reasons::REFUSED, answer.to_owned())),
+        taken.map(|vms| {
+            let what = "exist, and are not of this pool: delete them, or give the pool another name";
+            (reasons::NAME_TAKEN, format!("VMs of these names {what}: {vms}"))
+        }),
+        (refusal.is_none() && (!plan.writes.is_empty() || ending))
+            .then(|| (reasons::PROGRESSING, "VMs are being made, changed or deleted".to_owned())),
+        leaving.map(|vms| (reasons::IN_USE, format!("deleted when they are released: {vms}"))),
+        changing.map(|vms| (reasons::IN_USE, format!("changed to the new template when they are released: {vms}"))),
+        out.map(|vms| {
+            (reasons::OUT_OF_POOL, format!("left as they are, because their spec.pools does not name the pool: {vms}"))
+        }),
+    ];
+    let sentences: Vec<_> = sentences.into_iter().flatten().collect();
+    let (status, reason, message) = match sentences.first() {
+        None => ("True", reasons::AS_WANTED, format!("{} VMs are as the template is", plan.updated)),
+        Some((reason, _)) => {
+            let texts: Vec<_> = sentences.iter().map(|(_, text)| text.as_str()).collect();
+            ("False", *reason, texts.join("; "))
+        }
+    };
+    let former = conditions::find(current, SCALED).filter(|former| former.status == status);
+    Condition {
+        type_: SCALED.into(),
+        status: status.into(),
+        reason: reason.into(),
+        message,
+        last_transition_time: Time(former.map_or(now, |former| former.last_transition_time.0)),
+        observed_generation: pool.generation,
+    }
+}
+
+/// Some names, and how many more there are.
+struct Names<'a>(Vec<&'a String>);
+
+impl fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown: Vec<_> = self.0.iter().take(NAMED).map(|name| name.as_str()).collect();
+        f.write_str(&shown.join(", "))?;
+        match self.0.len().saturating_sub(NAMED) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,234 @@
+//! The tables at the head of [`members`](super).
+
+use k8s_openapi::jiff::SignedDuration;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    api::VirtualMachine,
+    assignment::{Assignee, Pools, Refusal, Start, Step, assign, upkeep::upkeep},
+    people::Rights,
+    test_support::{noon, vm},
+};
+
+/// The pool `desk`, which wants so many VMs.
+fn pool(edit: impl FnOnce(&mut Value)) -> Pool {
+    let mut pool = json!({
+        "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmPool",
+        "metadata": { "name": "desk", "uid": "u-desk", "generation": 4 },
+        "spec": {
+            "retention": "PT1H", "replicas": 2,
+            "template": {
+                "metadata": { "labels": { "team": "a" } },
+                "spec": { "pools": ["night"], "vm": { "maximumCpus": 2, "state": "Running" } },
+            },
+        },
+    });
+    edit(&mut pool);
+    Pool::read(&serde_json::from_value(pool).unwrap())
+}
+
+fn wants(replicas: Value) -> Pool {
+    pool(|pool| pool["spec"]["replicas"] = replicas)
+}
+
+/// A VM as the API server has it after the template of the pool was applied.
+fn stored(pool: &Pool, name: &str, edit: impl FnOnce(&mut Value)) -> VirtualMachine {
+    let template = pool.template.as_ref().unwrap();
+    vm(|vm| {
+        let applied = template.vm(&pool.name, pool.uid.as_deref(), name);
+        vm["metadata"] = applied["metadata"].clone();
+        vm["metadata"]["namespace"] = json!("ns");
+        vm["metadata"]["uid"] = json!(format!("u-{name}"));
+        vm["metadata"]["resourceVersion"] = json!("7");
+        vm["spec"]["pools"] = applied["spec"]["pools"].clone();
+        edit(vm);
+    })
+}
+
+fn made(pool: &Pool, name: &str, edit: impl FnOnce(&mut Value)) -> Member {
+    Member::new(&stored(pool, name, edit), Start::Needed)
+}
+
+fn is_held(vm: &mut Value) {
+    vm["status"] = json!({ "assignment": { "pool": "desk", "user": "ann", "lastUsed": "2027-01-15T07:59:30Z" } });
+}
+
+fn is_watched(vm: &mut Value) {
+    let condition = json!({
+        "type": "ConsoleConnected", "status": "True", "reason": "X", "message": "", "lastTransitionTime": "2027-01-15T07:30:00Z",
+    });
+    vm["status"] = json!({ "conditions": [condition] });
+}
+
+/// What is done, in short.
+fn done(pool: &Pool, members: &[Member], others: &[&str]) -> Vec<String> {
+    let others = others.iter().map(|name| (*name).to_owned()).collect();
+    let plan = plan(pool, members, &others).unwrap();
+    let writes = plan.writes.iter().map(|write| match write {
+        MemberWrite::Create(vm) => format!("create {vm}"),
+        MemberWrite::Update { vm, version } => format!("update {vm} {}", version.as_deref().unwrap_or("-")),
+        MemberWrite::Delete { vm, uid, version } => {
+            format!("delete {vm} {} {}", uid.as_deref().unwrap_or("-"), version.as_deref().unwrap_or("-"))
+        }
+    });
+    let obstacles = plan.obstacles.iter().map(|obstacle| match obstacle {
+        Obstacle::NameTaken { vm } => format!("taken {vm}"),
+        Obstacle::Ending { vm } => format!("ends {vm}"),
+        Obstacle::OutOfPool { vm } => format!("out {vm}"),
+        Obstacle::InUse { vm, is_surplus } => format!("{} {vm}", if *is_surplus { "leaves" } else { "waits" }),
+    });
+    writes.chain(obstacles).collect()
+}
+
+#[test]
+fn a_vm_is_made_from_the_template_without_a_power_state() {
+    let pool = pool(|_| ());
+    let template = pool.template.as_ref().unwrap();
+    assert_eq!(
+        template.vm("desk", Some("u-desk"), "desk-0"),
+        json!({
+            "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
+            "metadata": {
+                "name": "desk-0",
+                "labels": { "team": "a", "vmoperator.jdrupes.org/pool": "desk" },
+                "annotations": { "vmoperator.jdrupes.org/poolTemplate": template.hash },
+                "ownerReferences": [{
+                    "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VmPool", "name": "desk", "uid": "u-desk", "controller": true,
+                }],
+            },
+            "spec": { "pools": ["desk", "night"], "vm": { "maximumCpus": 2 } },
+        })
+    );
+    let other = |edit: fn(&mut Value)| super::tests::pool(edit).template.unwrap().hash;
+    assert_eq!(other(|pool| pool["spec"]["replicas"] = json!(7)), template.hash);
+    assert_ne!(other(|pool| pool["spec"]["template"]["spec"]["vm"]["maximumCpus"] = json!(4)), template.hash);
+    assert_ne!(other(|pool| pool["spec"]["template"]["metadata"]["labels"]["team"] = json!("b")), template.hash);
+}
+
+#[test]
+fn what_is_done_for_a_vm_that_the_pool_wants() {
+    let desk = pool(|_| ());
+    let changed = |edit: fn(&mut Value)| {
+        move |vm: &mut Value| {
+            vm["metadata"]["annotations"]["vmoperator.jdrupes.org/poolTemplate"] = json!("former");
+            edit(vm);
+        }
+    };
+    let orphan = |vm: &mut Value| drop(vm["metadata"].as_object_mut().unwrap().remove("ownerReferences"));
+    let of = |uid: &'static str| move |vm: &mut Value| vm["metadata"]["ownerReferences"][0]["uid"] = json!(uid);
+    let first =
+        |edit: &dyn Fn(&mut Value)| done(&desk, &[made(&desk, "desk-0", edit), made(&desk, "desk-1", |_| ())], &[]);
+    let cases: [(&str, Vec<String>, &[&str]); 13] = [
+        ("there is none", done(&desk, &[], &[]), &["create desk-0", "create desk-1"]),
+        ("a VM without a pool", done(&desk, &[], &["desk-1"]), &["create desk-0", "taken desk-1"]),
+        ("all is well", first(&|_| ()), &[]),
+        ("all is well, and it is used", first(&is_held), &[]),
+        ("of another owner", first(&of("u-other")), &["taken desk-0"]),
+        ("of nobody", first(&|vm| vm["metadata"] = json!({ "name": "desk-0" })), &["taken desk-0"]),
+        ("it lost its owner", first(&orphan), &["update desk-0 7"]),
+        ("of a former template", first(&changed(|_| ())), &["update desk-0 7"]),
+        ("of a former template, held", first(&changed(is_held)), &["waits desk-0"]),
+        ("of a former template, at the console", first(&changed(is_watched)), &["waits desk-0"]),
+        (
+            "being deleted",
+            first(&changed(|vm| vm["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z"))),
+            &["ends desk-0"],
+        ),
+        ("taken out of the pool", first(&changed(|vm| vm["spec"]["pools"] = json!(["night"]))), &["out desk-0"]),
+        ("hand-edited", first(&|vm| vm["spec"]["vm"]["maximumCpus"] = json!(9)), &[]),
+    ];
+    for (what, found, wanted) in cases {
+        assert_eq!(found, wanted, "{what}");
+    }
+}
+
+#[test]
+fn what_is_done_with_more_vms_than_the_pool_wants() {
+    let desk = |number: u32, edit: fn(&mut Value)| made(&pool(|_| ()), &format!("desk-{number}"), edit);
+    let members = [
+        desk(0, |_| ()),
+        desk(1, is_held),
+        desk(2, is_watched),
+        desk(3, |_| ()),
+        desk(4, |vm| vm["spec"]["pools"] = json!([])),
+        desk(5, |vm| vm["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z")),
+        desk(10, |_| ()),
+        // These are not the pool's.
+        made(&pool(|_| ()), "desk-07", |_| ()),
+        made(&pool(|_| ()), "desk-x", |_| ()),
+        made(&pool(|_| ()), "desktop-8", |_| ()),
+        desk(9, |vm| vm["metadata"]["ownerReferences"][0]["uid"] = json!("u-other")),
+    ];
+    let all =
+        ["delete desk-10 u-desk-10 7", "delete desk-3 u-desk-3 7", "out desk-4", "leaves desk-2", "leaves desk-1"];
+    assert_eq!(done(&wants(json!(1)), &members, &[]), all);
+    assert_eq!(done(&wants(json!(0)), &members[..1], &[]), ["delete desk-0 u-desk-0 7"]);
+    // Without a number none is made or deleted.
+    assert_eq!(done(&wants(Value::Null), &members, &[]), ["out desk-4", "ends desk-5"]);
+    let deleted = pool(|pool| {
+        pool["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
+        pool["spec"]["replicas"] = json!(1);
+    });
+    assert!(done(&deleted, &members, &[]).is_empty() && done(&deleted, &[], &[]).is_empty());
+    let without = pool(|pool| drop(pool["spec"].as_object_mut().unwrap().remove("template")));
+    assert_eq!(plan(&without, &members, &BTreeSet::new()), None);
+}
+
+#[test]
+fn nobody_gets_a_vm_that_goes_and_none_is_started_for_it() {
+    let desk = pool(|pool| {
+        pool["spec"]["replicas"] = json!(1);
+        pool["spec"]["warm"] = json!(5);
+    });
+    let members = [made(&desk, "desk-0", |_| ()), made(&desk, "desk-1", |_| ()), made(&desk, "desk-2", is_held)];
+    let pools = Pools::from([("desk".to_owned(), desk.clone())]);
+    let ann = |name: &str| Assignee { user: name.into(), rights: Rights::all() };
+    let Ok(Step::Take(write)) = assign("desk", &pools, &members, &ann("bob"), noon()) else { panic!("bob gets none") };
+    assert_eq!(write.vm, "desk-0");
+    let full = assign("desk", &pools, &members[1..], &ann("bob"), noon() + SignedDuration::from_hours(9));
+    assert!(matches!(full, Err(Refusal::NoneFree { .. })), "also when its retention is over: {full:?}");
+    assert_eq!(
+        assign("desk", &pools, &members, &ann("ann"), noon())
+            .map(|step| matches!(step, Step::Done(vm) | Step::Start { vm, .. } if vm == "desk-2")),
+        Ok(true),
+        "who has one keeps it"
+    );
+    assert_eq!(upkeep(&pools, &members, noon()).warmed, BTreeSet::from(["desk-0".to_owned()]));
+}
+
+#[test]
+fn the_condition_has_the_first_reason_and_all_sentences() {
+    let desk = pool(|_| ());
+    let condition = |plan: &MemberPlan, refusal: Option<&str>| {
+        let Condition { type_, status, reason, message, .. } = scaled(&desk, plan, refusal, &[], noon());
+        assert_eq!(type_, "Scaled");
+        format!("{status} {reason}: {message}")
+    };
+    let name = |number: u32| format!("desk-{number}");
+    let good = MemberPlan { replicas: 2, updated: 2, ..MemberPlan::default() };
+    assert_eq!(condition(&good, None), "True AsWanted: 2 VMs are as the template is");
+    let progress = MemberPlan { writes: vec![MemberWrite::Create(name(0))], ..MemberPlan::default() };
+    assert_eq!(condition(&progress, None), "False Progressing: VMs are being made, changed or deleted");
+    assert_eq!(condition(&progress, Some("create VM desk-0: no")), "False Refused: create VM desk-0: no");
+    let waits = |is_surplus| move |number| Obstacle::InUse { vm: name(number), is_surplus };
+    let waiting = MemberPlan { obstacles: (0..7).map(waits(true)).chain([waits(false)(9)]).collect(), ..good };
+    assert_eq!(
+        condition(&waiting, None),
+        "False InUse: deleted when they are released: desk-0, desk-1, desk-2, desk-3, desk-4 and 2 more; \
+         changed to the new template when they are released: desk-9"
+    );
+    let taken = MemberPlan {
+        obstacles: vec![Obstacle::NameTaken { vm: name(1) }, Obstacle::OutOfPool { vm: name(2) }],
+        ..MemberPlan::default()
+    };
+    assert_eq!(
+        condition(&taken, None),
+        "False NameTaken: VMs of these names exist, and are not of this pool: delete them, or give the pool another name: desk-1; \
+         left as they are, because their spec.pools does not name the pool: desk-2"
+    );
+    let former = scaled(&desk, &progress, None, &[], noon());
+    let later = noon() + SignedDuration::from_hours(1);
+    assert_eq!(scaled(&desk, &taken, None, std::slice::from_ref(&former), later).last_transition_time.0, noon());
+    assert_eq!(scaled(&desk, &MemberPlan::default(), None, &[former], later).last_transition_time.0, later);
+}

@@ -1,0 +1,142 @@
+//! Makes, changes and deletes the VMs of pools with a template. What is to be done is [`crate::assignment::members`].
+
+use kube::{
+    Api, Client, CustomResourceExt,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    core::DynamicObject,
+};
+use serde_json::json;
+use tracing::info;
+
+use crate::{
+    api::{VirtualMachine, VmPool},
+    assignment::{
+        Pool,
+        members::{MemberPlan, MemberWrite},
+    },
+    cluster::NO_VERSION,
+    metrics::Metrics,
+    ownership::MEMBER_MANAGER,
+};
+
+/// The VMs of the pools of a namespace.
+pub struct Members<'a> {
+    /// The client, whose writes pass the fence.
+    pub client: &'a Client,
+    /// Counts writes.
+    pub metrics: &'a Metrics,
+    /// The namespace.
+    pub namespace: String,
+}
+
+/// What the API server refused.
+#[derive(Debug, thiserror::Error)]
+pub enum MemberError {
+    /// A request about a VM.
+    #[error("{verb} VM {vm}")]
+    Vm {
+        /// The verb.
+        verb: &'static str,
+        /// The VM.
+        vm: String,
+        /// The answer.
+        source: Box<kube::Error>,
+    },
+    /// A VM of this name exists, and the manager can't read it, or does not see it yet.
+    #[error("create VM {vm}: a VM of this name exists that the manager has not seen")]
+    Exists {
+        /// The VM.
+        vm: String,
+    },
+    /// The pool could not be asked for.
+    #[error("is the pool as it was")]
+    Pool(#[source] Box<kube::Error>),
+}
+
+impl Members<'_> {
+    /// Does what the plan for the pool says. It ends at the first VM that the API server refuses, because it will refuse the others too. A VM that has
+    /// changed meanwhile is left out: the watch reports that.
+    ///
+    /// # Errors
+    /// What the API server refused.
+    pub async fn write(&self, pool: &Pool, plan: &MemberPlan) -> Result<(), MemberError> {
+        if !self.is_current(pool).await? {
+            return Ok(());
+        }
+        for write in &plan.writes {
+            self.write_one(pool, write).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether the pool is as the watch has it: the watch may be behind, and a VM must not be deleted because of a number that is not wanted any more.
+    async fn is_current(&self, pool: &Pool) -> Result<bool, MemberError> {
+        let pools =
+            Api::<DynamicObject>::namespaced_with(self.client.clone(), &self.namespace, &VmPool::api_resource());
+        let now = pools.get_opt(&pool.name).await.map_err(|error| MemberError::Pool(Box::new(error)))?;
+        Ok(now.is_some_and(|now| {
+            let metadata = &now.metadata;
+            metadata.deletion_timestamp.is_none() && metadata.uid == pool.uid && metadata.generation == pool.generation
+        }))
+    }
+
+    async fn write_one(&self, pool: &Pool, write: &MemberWrite) -> Result<(), MemberError> {
+        let (verb, vm) = match write {
+            MemberWrite::Create(vm) => ("create", vm),
+            MemberWrite::Update { vm, .. } => ("apply", vm),
+            MemberWrite::Delete { vm, .. } => ("delete", vm),
+        };
+        let result = match write {
+            MemberWrite::Create(_) => self.apply(pool, vm, Some(NO_VERSION)).await,
+            MemberWrite::Update { version, .. } => self.apply(pool, vm, version.as_deref()).await,
+            MemberWrite::Delete { uid, version, .. } => {
+                let preconditions = Preconditions { uid: uid.clone(), resource_version: version.clone() };
+                let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+                self.vms().delete(vm, &parameters).await.map(drop)
+            }
+        };
+        match result {
+            Ok(()) => {
+                let done = match write {
+                    MemberWrite::Create(_) => "made",
+                    MemberWrite::Update { .. } => "applied the template",
+                    MemberWrite::Delete { .. } => "deleted",
+                };
+                self.metrics.wrote(if verb == "delete" { "delete" } else { "apply" }, "VirtualMachine");
+                info!(vm = format!("{}/{vm}", self.namespace), pool = pool.name, done, "wrote a VM of a pool");
+                Ok(())
+            }
+            Err(kube::Error::Api(answer)) if answer.code == 409 && matches!(write, MemberWrite::Create(_)) => {
+                // The watch may not have reported yet what was made a moment ago.
+                match self.is_own(pool, vm).await? {
+                    true => Ok(()),
+                    false => Err(MemberError::Exists { vm: vm.clone() }),
+                }
+            }
+            Err(kube::Error::Api(answer)) if answer.code == 409 || answer.code == 404 && answer.details.is_some() => {
+                Ok(())
+            }
+            Err(source) => Err(MemberError::Vm { verb, vm: vm.clone(), source: Box::new(source) }),
+        }
+    }
+
+    async fn is_own(&self, pool: &Pool, vm: &str) -> Result<bool, MemberError> {
+        let found = self.vms().get_metadata_opt(vm).await;
+        let failed = |error| MemberError::Vm { verb: "get", vm: vm.to_owned(), source: Box::new(error) };
+        let owners = found.map_err(failed)?.map(|vm| vm.metadata.owner_references.unwrap_or_default());
+        // One that is gone again is made in the next round.
+        Ok(owners.is_none_or(|owners| owners.iter().any(|owner| Some(&owner.uid) == pool.uid.as_ref())))
+    }
+
+    async fn apply(&self, pool: &Pool, vm: &str, version: Option<&str>) -> kube::Result<()> {
+        let Some(template) = &pool.template else { return Ok(()) };
+        let mut body = template.vm(&pool.name, pool.uid.as_deref(), vm);
+        body["metadata"]["resourceVersion"] = json!(version);
+        let parameters = PatchParams::apply(MEMBER_MANAGER).force();
+        self.vms().patch(vm, &parameters, &Patch::Apply(&body)).await.map(drop)
+    }
+
+    fn vms(&self) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), &self.namespace, &VirtualMachine::api_resource())
+    }
+}

@@ -20,11 +20,13 @@ mod app;
 mod audit;
 mod connection;
 mod console;
+mod create;
 mod detail;
 mod keys;
 mod language;
 mod list;
 mod live;
+mod objects;
 mod openid;
 mod pages;
 mod passwords;
@@ -44,6 +46,7 @@ mod sign_in_oidc;
 mod signed_in;
 mod site;
 mod store;
+mod template_sets;
 mod tls;
 mod web_client;
 
@@ -62,6 +65,8 @@ use tokio::sync::watch;
 use tokio_rustls::rustls::ServerConfig;
 use tracing::{error, info, warn};
 
+/// What the subcommand `render-objects` of the program does, which the program starts itself.
+pub use self::objects::serve as render_objects;
 use self::{
     app::{App, Parts},
     audit::Audit,
@@ -152,6 +157,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         passwords: Passwords::new(),
         openid: OpenId::default(),
         is_https,
+        namespaces: scope.watched(),
+        own_namespace,
         pages: Pages::new().context("the built-in templates")?,
         epoch: u32::from_be_bytes(epoch),
         origins: options.origins.clone(),

@@ -549,7 +549,8 @@ mod tests {
 
     #[test]
     fn an_installation_needs_no_user() {
-        let wanted = wanted("web --cd debian.iso --network bridge=br1 --stopped").unwrap();
+        let wanted = wanted("web --cd debian.iso --network bridge=br1 --stopped --pool desks --pool spare").unwrap();
+        assert_eq!(wanted.pools, ["desks", "spare"]);
         assert_eq!(
             (wanted.user, wanted.network, wanted.start),
             (WantedUser::Nobody, WantedNetwork::Bridge("br1".into()), false)

@@ -232,19 +232,27 @@ async fn an_administrator_creates_a_vm_and_sees_of_what_it_is_made() {
     let browser = Chromium::start().await;
     let (page, space) = (browser.page().await, web.namespace.name());
     page.sign_in(&web, "admin").await;
+    let fill_user = async || {
+        page.fill("#user", "ann").await;
+        page.fill("#keys", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl ann@desk")
+            .await;
+    };
     page.click("a[href='/vms/new']").await;
     page.until("location.pathname === '/vms/new' && document.readyState === 'complete'").await;
     page.is_good().await;
     // The answer comes while she types, and what she has typed stays.
     page.fill("#name", "Web_1").await;
-    page.fill("#user", "ann").await;
-    page.fill("#keys", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl ann@desk")
-        .await;
+    fill_user().await;
     page.until("document.getElementById('name-problem').textContent.includes('RFC 1123')").await;
     page.until("document.getElementById('name').hasAttribute('aria-invalid') && document.activeElement.id === 'keys'")
         .await;
     page.is_good().await;
     page.picture("create", space).await;
+    // The picture has another name in the place of the namespace's.
+    page.go(&web, "/vms/new").await;
+    page.fill("#name", "Web_1").await;
+    fill_user().await;
+    page.until("document.getElementById('name').hasAttribute('aria-invalid')").await;
     page.fill("#name", "web").await;
     page.shows("would create this VM").await;
     page.until("!document.getElementById('name').hasAttribute('aria-invalid')").await;
@@ -261,9 +269,7 @@ async fn an_administrator_creates_a_vm_and_sees_of_what_it_is_made() {
     page.look(Look::default()).await;
     page.go(&web, "/vms/new").await;
     page.fill("#name", "web").await;
-    page.fill("#user", "ann").await;
-    page.fill("#keys", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl ann@desk")
-        .await;
+    fill_user().await;
     page.click("#create .main").await;
     page.until("location.pathname.endsWith('/web')").await;
 

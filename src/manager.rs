@@ -12,7 +12,6 @@ pub mod agents;
 mod assignments;
 mod caches;
 pub mod check;
-mod child;
 mod client;
 pub mod debug;
 mod in_force;
@@ -31,6 +30,7 @@ mod slow;
 pub mod templates;
 pub mod vms;
 pub mod web;
+pub mod web_program;
 pub mod written;
 
 use std::{net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
@@ -50,6 +50,7 @@ use self::{
     settings::Settings,
     templates::{Checks, Loader},
     web::{Endpoints, Health, Readiness},
+    web_program::WebProgram,
 };
 use crate::{
     cluster::{REQUESTS, events::EventRecorder},
@@ -84,6 +85,8 @@ pub struct Options {
     pub leader_election: bool,
     /// The manager's name in the lease; `None`: a new one each time. Two processes that run at once must not have the same.
     pub identity: Option<String>,
+    /// The web interface that runs beside it; `None`: it does not.
+    pub web: Option<WebProgram>,
 }
 
 /// Runs the manager until it is told to end (SIGTERM, SIGINT).
@@ -91,7 +94,7 @@ pub struct Options {
 /// # Errors
 /// If the configuration cannot be used, no API server is configured, or the address cannot be listened on. Also if the lease is
 /// lost: then this process must not go on. Whatever restarts it makes it a candidate again.
-pub async fn run(options: Options) -> anyhow::Result<()> {
+pub async fn run(mut options: Options) -> anyhow::Result<()> {
     let termination = signals::termination().context("wait for signals")?;
     let metrics = Arc::new(Metrics::new());
     let (health, mut pings) = Health::new(metrics.clone());
@@ -101,14 +104,23 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         let address = endpoints.start(address).await.with_context(|| format!("listen on {address}"))?;
         info!(%address, "listening for probes and metrics");
     }
-    let mut manager = pin!(manage(options, Reports { metrics, health, debug }, termination));
-    loop {
+    let web = options.web.take().map(|program| tokio::spawn(program.run(termination.clone())));
+    let mut manager = pin!(manage(options, Reports { metrics, health, debug }, termination.clone()));
+    let result = loop {
         tokio::select! {
-            result = &mut manager => return result,
+            result = &mut manager => break result,
             // In the task that also runs the queues, so that an answer says that this task is not stuck.
             Some(ping) = pings.recv() => drop(ping.send(())),
         }
+    };
+    if let Some(web) = web {
+        if !*termination.borrow() {
+            // The manager has failed. Whatever restarts it starts this one, too.
+            web.abort();
+        }
+        let _ = web.await;
     }
+    result
 }
 
 /// Where the manager reports what it does.

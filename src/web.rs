@@ -20,12 +20,14 @@ mod app;
 mod audit;
 mod connection;
 mod console;
+mod create;
 mod detail;
 mod figures;
 mod keys;
 mod language;
 mod list;
 mod live;
+mod objects;
 mod openid;
 mod pages;
 mod passwords;
@@ -46,6 +48,7 @@ mod sign_in_oidc;
 mod signed_in;
 mod site;
 mod store;
+mod template_sets;
 mod tls;
 mod web_client;
 
@@ -64,6 +67,8 @@ use tokio::sync::watch;
 use tokio_rustls::rustls::ServerConfig;
 use tracing::{error, info, warn};
 
+/// What the subcommand `render-objects` of the program does, which the program starts itself.
+pub use self::objects::serve as render_objects;
 use self::{
     app::{App, Parts},
     audit::Audit,
@@ -156,6 +161,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         passwords: Passwords::new(),
         openid: OpenId::default(),
         is_https,
+        namespaces: scope.watched(),
+        own_namespace,
         pages: Pages::new().context("the built-in templates")?,
         pictures: Pictures::default(),
         history: History::default(),

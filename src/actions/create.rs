@@ -6,6 +6,8 @@
 //!
 //! A disk gets its content before the first start from the template set `import-disk` (docs/cookbook.md), which downloads an image.
 
+pub mod login;
+
 use serde_json::{Map, Value, json};
 
 use crate::api::{GROUP, Quantity};
@@ -13,6 +15,8 @@ use crate::api::{GROUP, Quantity};
 /// The set that fills disks, and the name of the disk that it fills.
 pub const IMPORT_SET: &str = "import-disk";
 const SYSTEM_DISK: &str = "system";
+/// The size in bytes of a disk of which nobody says it.
+pub const DISK_SIZE: u64 = 10 << 30;
 
 /// The images that have short names: those that their distributions publish for clouds, with cloud-init, for amd64; and the file with their
 /// checksums. Each is the newest of its release, so the checksum itself can't be written down here.
@@ -259,15 +263,22 @@ pub struct Wanted {
     pub network: WantedNetwork,
     /// Who can log in.
     pub user: WantedUser,
+    /// The pools to which it belongs.
+    pub pools: Vec<String>,
     /// The template set that fills disks.
     pub set: String,
     /// Whether it is started. If not, the manifest says nothing about that, so that people start and stop it.
     pub start: bool,
 }
 
+/// A size as Kubernetes reads it in a claim.
+pub fn plain_size(size: &Quantity) -> String {
+    size.to_string().replace([' ', 'B'], "").replace("ki", "Ki")
+}
+
 /// The manifest.
 pub fn manifest(wanted: &Wanted) -> Value {
-    let Wanted { name, namespace, image, cd, cpus, ram, disk, class, network, user, set, start } = wanted;
+    let Wanted { name, namespace, image, cd, cpus, ram, disk, class, network, user, pools, set, start } = wanted;
     let mut metadata = json!({ "name": name });
     if let Some(namespace) = namespace {
         metadata["namespace"] = json!(namespace);
@@ -299,6 +310,9 @@ pub fn manifest(wanted: &Wanted) -> Value {
     }
     if let Some(data) = user_data(user) {
         spec["cloudInit"] = json!({ "userData": data });
+    }
+    if !pools.is_empty() {
+        spec["pools"] = json!(pools);
     }
     json!({ "apiVersion": format!("{GROUP}/v1"), "kind": "VirtualMachine", "metadata": metadata, "spec": spec })
 }
@@ -348,6 +362,7 @@ mod tests {
             class: None,
             network: WantedNetwork::Pod,
             user: WantedUser::Keys { user: "ann".into(), keys: vec!["ssh-ed25519 AAAA ann@desk".into()] },
+            pools: Vec::new(),
             set: IMPORT_SET.into(),
             start: true,
         }
@@ -410,6 +425,7 @@ mod tests {
             class: Some("fast".into()),
             network: WantedNetwork::Bridge("br1".into()),
             user: WantedUser::Nobody,
+            pools: vec!["desks".into()],
             start: false,
             ..wanted()
         };
@@ -420,6 +436,8 @@ mod tests {
           name: web
           namespace: vms
         spec:
+          pools:
+          - desks
           vm:
             disks:
             - volumeClaimTemplate:

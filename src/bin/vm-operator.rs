@@ -1,18 +1,18 @@
 //! The program of the manager.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io::Write,
     os::unix::process::CommandExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{self, ExitCode},
     thread,
 };
 
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use vm_operator::{
     config::Scope,
-    manager::{self, Options, check, renderer, sandbox},
+    manager::{self, Options, check, renderer, sandbox, web_program::WebProgram},
     process::{listen::Listen, log},
 };
 
@@ -60,6 +60,16 @@ enum Command {
         /// need not wait for the lease of the one before. Default: a new one each time.
         #[arg(long, env = "VM_OPERATOR_IDENTITY", value_name = "NAME")]
         identity: Option<String>,
+        /// Also run the web interface, for a small cluster: the program vm-web, which must be in the same folder as this one. It has the manager's
+        /// account; its options come from its environment (`vm-web --help`).
+        #[arg(
+            long, env = "VM_OPERATOR_WEB", value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
+            num_args = 0..=1, default_missing_value = "true", require_equals = true
+        )]
+        web: bool,
+        /// The configuration file of the web interface, if it has another one than the manager: that has the hashes of passwords.
+        #[arg(long, env = "VM_OPERATOR_WEB_CONFIG", value_name = "FILE")]
+        web_config: Option<PathBuf>,
         /// The format of the log.
         #[arg(long, env = "VM_OPERATOR_LOG_FORMAT", default_value = "text")]
         log_format: log::Format,
@@ -102,11 +112,17 @@ fn main() -> ExitCode {
             debug_endpoint,
             leader_election,
             identity,
+            web,
+            web_config,
             log_format,
         } => {
+            let web = web.then(|| WebProgram {
+                file: beside("vm-web"),
+                arguments: web_arguments(web_config.as_deref().or(config.as_deref()), &namespace, log_format),
+            });
             let scope = (!namespace.is_empty()).then(|| Scope::of(namespace));
             let options =
-                Options { config, scope, templates, listen: listen.0, debug_endpoint, leader_election, identity };
+                Options { config, scope, templates, listen: listen.0, debug_endpoint, leader_election, identity, web };
             return run(options, log_format);
         }
         Command::Check(options) => return check(&options),
@@ -166,13 +182,34 @@ fn check(options: &check::Options) -> ExitCode {
     }
 }
 
+/// The file of a program in the folder of this one.
+fn beside(program: &str) -> PathBuf {
+    match std::env::current_exe() {
+        Ok(own) => own.with_file_name(program),
+        Err(_) => program.into(),
+    }
+}
+
+/// What the web interface is told: what the manager was told.
+fn web_arguments(config: Option<&Path>, namespaces: &[String], log_format: log::Format) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = Vec::new();
+    let mut option = |name: &str, value: &OsStr| arguments.extend([name.into(), value.to_owned()]);
+    if let Some(file) = config {
+        option("--config", file.as_os_str());
+    }
+    if !namespaces.is_empty() {
+        option("--namespace", namespaces.join(",").as_ref());
+    }
+    if let Some(format) = log_format.to_possible_value() {
+        option("--log-format", format.get_name().as_ref());
+    }
+    arguments
+}
+
 /// The device plugin is a program of its own, because its gRPC would make the manager larger by a megabyte of memory, and so would the web
 /// interface.
 fn run_beside(program: &str, options: &[OsString]) -> ExitCode {
-    let file = match std::env::current_exe() {
-        Ok(own) => own.with_file_name(program),
-        Err(_) => program.into(),
-    };
+    let file = beside(program);
     // It returns only if the program can't be started.
     let error = process::Command::new(&file).args(options).exec();
     let _ = writeln!(std::io::stderr(), "start {}: {error}", file.display());

@@ -35,6 +35,9 @@ enum Command {
         #[command(flatten)]
         secret: SessionsSecret,
     },
+    /// What the program starts to render the objects of a VM: reads a job from standard input.
+    #[command(hide = true)]
+    RenderObjects,
 }
 
 #[derive(Args)]
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
     log::run_on_one_thread(log_format, async {
         let done = match command {
             None => web::run(options).await,
+            Some(Command::RenderObjects) => web::render_objects().map_err(Into::into),
             Some(Command::Revoke { user, namespace, secret }) => {
                 web::revoke(&user, namespace.as_deref(), secret.sessions_secret).await
             }

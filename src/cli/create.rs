@@ -39,7 +39,11 @@ use super::{
 use crate::{
     actions::{
         VmHandle,
-        create::{DiskImage, IMPORT_SET, ImageName, Wanted, WantedNetwork, WantedUser, manifest as manifest_of},
+        create::{
+            DISK_SIZE, DiskImage, IMPORT_SET, ImageName, Wanted, WantedNetwork, WantedUser,
+            login::{is_key, is_user_name, keys_of},
+            manifest as manifest_of, plain_size,
+        },
     },
     api::{
         Quantity,
@@ -97,6 +101,9 @@ pub(super) struct Options {
     /// The user-data for cloud-init, instead of a user with keys; - is standard input.
     #[arg(long, value_name = "FILE")]
     cloud_init: Option<PathBuf>,
+    /// A pool to which the VM belongs. Can be given several times.
+    #[arg(long, value_name = "POOL")]
+    pool: Vec<String>,
     /// The template set that fills the disk.
     #[arg(long, value_name = "NAME", default_value = IMPORT_SET)]
     set: String,
@@ -120,14 +127,6 @@ pub(super) struct Options {
     field_manager: String,
     #[command(flatten)]
     cluster: ClusterOptions,
-}
-
-/// The size of a disk of which nobody says it.
-const DISK: u64 = 10 << 30;
-
-/// A size as Kubernetes reads it in a claim.
-fn plain_size(size: &Quantity) -> String {
-    size.to_string().replace([' ', 'B'], "").replace("ki", "Ki")
 }
 
 pub(super) fn quantity(text: &str) -> Result<Quantity, String> {
@@ -204,10 +203,11 @@ impl Options {
             cd: self.cd.clone(),
             cpus: self.cpus,
             ram: self.ram.clone(),
-            disk: plain_size(self.disk.as_ref().unwrap_or(&Quantity::with_unit(DISK))),
+            disk: plain_size(self.disk.as_ref().unwrap_or(&Quantity::with_unit(DISK_SIZE))),
             class: self.storage_class.clone(),
             network: self.network.clone(),
             user: self.login()?,
+            pools: self.pool.clone(),
             set: self.set.clone(),
             start: !self.stopped,
         })
@@ -461,29 +461,6 @@ fn user_data(text: &str, file: &Path) -> Result<Value, FileError> {
     serde_yaml::from_str(text).map_err(|error| FileError::yaml(file, &error, 0))
 }
 
-/// Whether Linux programs take this as a user's name (useradd(8)).
-fn is_user_name(name: &str) -> bool {
-    let is_first = |char: char| char.is_ascii_lowercase() || char == '_';
-    let is_other = |char: char| is_first(char) || char.is_ascii_digit() || char == '-';
-    name.len() <= 32 && name.starts_with(is_first) && name.chars().all(is_other)
-}
-
-/// Whether a text is a public key as in `authorized_keys` (sshd(8)), without options.
-fn is_key(text: &str) -> bool {
-    let kinds = ["ssh-", "ecdsa-", "sk-ssh-", "sk-ecdsa-"];
-    kinds.iter().any(|kind| text.starts_with(kind)) && text.split_whitespace().nth(1).is_some_and(|key| key.len() > 16)
-}
-
-/// The public keys in a text, or what it is instead.
-fn keys_of(text: &str) -> Result<Vec<String>, &'static str> {
-    if text.contains("PRIVATE KEY") {
-        return Err("this is a private key, which stays here: give the file with .pub");
-    }
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let keys: Vec<String> = lines.map(str::to_owned).collect();
-    if keys.is_empty() || !keys.iter().all(|key| is_key(key)) { Err("this has no public keys") } else { Ok(keys) }
-}
-
 fn keys_in(file: &Path) -> Result<Vec<String>, Failure> {
     let text = fs::read_to_string(file).map_err(FileError::io(file))?;
     keys_of(&text).map_err(|what| Failure::usage(format!("{}: {what}", file.display())))
@@ -572,7 +549,8 @@ mod tests {
 
     #[test]
     fn an_installation_needs_no_user() {
-        let wanted = wanted("web --cd debian.iso --network bridge=br1 --stopped").unwrap();
+        let wanted = wanted("web --cd debian.iso --network bridge=br1 --stopped --pool desks --pool spare").unwrap();
+        assert_eq!(wanted.pools, ["desks", "spare"]);
         assert_eq!(
             (wanted.user, wanted.network, wanted.start),
             (WantedUser::Nobody, WantedNetwork::Bridge("br1".into()), false)

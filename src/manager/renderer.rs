@@ -23,12 +23,12 @@ use tokio::{
     time::timeout,
 };
 
-use super::child;
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
     object::Rendered,
     observed::Observed,
+    process::limited,
     render::{RandomInput, TemplateError, TemplateSet, render, templates::Layers},
 };
 
@@ -139,7 +139,7 @@ impl Renderer {
         }
         let message = format!(
             "it takes too much memory or time: {} MiB and {} s are the most for a VM; is there a text whose size is a number of the VM?",
-            child::MEMORY >> 20,
+            limited::MEMORY >> 20,
             TIME.as_secs()
         );
         Ok(Err(TemplateError::refused("(render)", message)))
@@ -148,7 +148,7 @@ impl Renderer {
 
 impl Worker {
     fn start() -> io::Result<Self> {
-        let (process, input, output) = child::start(COMMAND)?;
+        let (process, input, output) = limited::start(COMMAND)?;
         let output = tokio::io::BufReader::new(output).lines();
         Ok(Self { _process: process, input, output, sets: HashSet::new() })
     }
@@ -176,7 +176,7 @@ impl Worker {
 /// If standard input or output fails.
 pub fn serve() -> io::Result<()> {
     let (input, output) = (BufReader::new(io::stdin().lock()), io::stdout().lock());
-    child::limit(None)?;
+    limited::limit(None)?;
     work(input, output)
 }
 

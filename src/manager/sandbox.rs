@@ -19,11 +19,11 @@ use serde::{Deserialize, Serialize};
 use tokio::{io::AsyncWriteExt, time::timeout};
 use tracing::warn;
 
-use super::child;
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
     observed::Observed,
+    process::limited,
     render::{
         self, RandomInput, TemplateError, TemplateSet,
         check::{self, Outcome, Refusal},
@@ -162,12 +162,12 @@ enum Ended {
 
 fn ended(status: ExitStatus) -> String {
     let limits =
-        format!("{} MiB of memory and {CPU} s are the most that all VMs together may take", child::MEMORY >> 20);
+        format!("{} MiB of memory and {CPU} s are the most that all VMs together may take", limited::MEMORY >> 20);
     format!("it takes too much memory or time ({status}); {limits}")
 }
 
 async fn run(job: &Job, vms: impl Iterator<Item = (VirtualMachine, Observed)> + Send) -> io::Result<Ended> {
-    let (mut child, mut input, output) = child::start(COMMAND)?;
+    let (mut child, mut input, output) = limited::start(COMMAND)?;
     child.stdout = Some(output);
     let feed = async move {
         let mut line = serde_json::to_vec(job)?;
@@ -204,7 +204,7 @@ async fn run(job: &Job, vms: impl Iterator<Item = (VirtualMachine, Observed)> + 
 /// If standard input or output fails.
 pub fn serve() -> io::Result<()> {
     let (input, output) = (BufReader::new(io::stdin().lock()), io::stdout().lock());
-    child::limit(Some(CPU))?;
+    limited::limit(Some(CPU))?;
     work(input, output)
 }
 

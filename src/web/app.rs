@@ -53,6 +53,10 @@ pub(super) struct Parts {
     pub audit: Audit,
     /// The origins of the site, beside the one in a request's `Host`.
     pub origins: Vec<String>,
+    /// The namespaces whose VMs are shown; `None` stands for all.
+    pub namespaces: Vec<Option<String>>,
+    /// The program's own namespace.
+    pub own_namespace: String,
     /// Whether the program itself speaks HTTPS.
     pub is_https: bool,
     /// Part of the number that a page has from this process: the numbers of another one mean nothing here.

@@ -88,6 +88,13 @@ impl Audit {
         self.event(vm, "WebResized", format!("{} asked for {what} in the web interface", short(user))).await;
     }
 
+    /// An administrator has created a VM.
+    pub async fn created(&self, user: &str, vm: &VirtualMachine) {
+        let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
+        info!(user, namespace, vm = name, "a person has created a VM");
+        self.event(vm, "WebCreated", format!("{} has created it in the web interface", short(user))).await;
+    }
+
     /// A person has got a VM of a pool.
     pub async fn assigned(&self, user: &str, vm: &VirtualMachine, pool: &str) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());

@@ -16,6 +16,7 @@ use kube::{
 };
 use minijinja::context;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::{
     app::App,
@@ -26,7 +27,7 @@ use super::{
     store::Key,
 };
 use crate::{
-    api::{VirtualMachine, status::whole_seconds},
+    api::{PendingChange, VirtualMachine, status::whole_seconds},
     explain::{self, Facts},
     object,
     observed::Object,
@@ -46,6 +47,23 @@ struct Happening {
     is_warning: bool,
 }
 
+/// A change that the next start brings.
+#[derive(Serialize)]
+struct Change {
+    path: String,
+    current: Option<String>,
+    wanted: Option<String>,
+}
+
+impl Change {
+    /// Administrators also see the values.
+    fn of(change: &PendingChange, is_administrator: bool) -> Self {
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let shown = |value: &Option<Value>| value.as_ref().filter(|_| is_administrator).map(text);
+        Self { path: change.path.clone(), current: shown(&change.current), wanted: shown(&change.wanted) }
+    }
+}
+
 /// `GET /vms/NAMESPACE/NAME`
 pub(super) async fn page(State(app): State<App>, allowed: Allowed<See>) -> Response {
     let Allowed { signed_in, key, rights, .. } = &allowed;
@@ -56,10 +74,11 @@ pub(super) async fn page(State(app): State<App>, allowed: Allowed<See>) -> Respo
     let onlooker = Onlooker { person: &signed_in.person, rights, is_administrator: signed_in.views.administrator };
     let row = Row::of(&vm, onlooker, &app.store, Timestamp::now());
     let changes = vm.status.iter().flat_map(|status| &status.pending_changes);
-    let pending: Vec<String> = changes.map(|change| change.path.clone()).collect();
+    let pending: Vec<Change> = changes.map(|change| Change::of(change, signed_in.views.administrator)).collect();
+    let templates = vm.status.as_ref().and_then(|status| status.templates.as_ref());
     let context = context! {
         frame => value(signed_in.frame()), view => "detail", vm => value(&row),
-        explanation => value(explain::explain(&facts)), pending => pending,
+        explanation => value(explain::explain(&facts)), pending => value(pending), templates => value(templates),
         events => events.map(value), since => format!("{}-{number}", app.epoch),
     };
     app.pages.page(signed_in.language, StatusCode::OK, "detail.html", context)

@@ -25,11 +25,14 @@ pub(super) const POLICY: &str = "default-src 'none'; script-src 'self'; style-sr
                       form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
 /// All templates, by their names.
-pub(super) const TEMPLATES: [(&str, &str); 14] = [
+pub(super) const TEMPLATES: [(&str, &str); 17] = [
     ("base.html", include_str!("templates/base.html")),
     ("parts.html", include_str!("templates/parts.html")),
     ("sign-in.html", include_str!("templates/sign-in.html")),
     ("signed-out.html", include_str!("templates/signed-out.html")),
+    ("create.html", include_str!("templates/create.html")),
+    ("objects.html", include_str!("templates/objects.html")),
+    ("templates.html", include_str!("templates/templates.html")),
     ("list.html", include_str!("templates/list.html")),
     ("row.html", include_str!("templates/row.html")),
     ("home.html", include_str!("templates/home.html")),
@@ -49,10 +52,11 @@ struct Asset {
     content: &'static [u8],
 }
 
-const ASSETS: [Asset; 7] = [
+const ASSETS: [Asset; 8] = [
     Asset { name: "style.css", kind: "text/css; charset=utf-8", content: include_bytes!("assets/style.css") },
     Asset { name: "app.js", kind: "text/javascript; charset=utf-8", content: include_bytes!("assets/app.js") },
     Asset { name: "looks.js", kind: "text/javascript; charset=utf-8", content: include_bytes!("assets/looks.js") },
+    Asset { name: "create.js", kind: "text/javascript; charset=utf-8", content: include_bytes!("assets/create.js") },
     Asset {
         name: "console.js",
         kind: "text/javascript; charset=utf-8",
@@ -220,8 +224,14 @@ mod tests {
                     json!({ "namespace": evil, "name": evil, "retention": evil, "problem": evil, "members": [square] });
                 let context = context! {
                     frame => value(frame(language)), vm => value(&vm), since => evil, sum_since => evil, sums => value([json!({ "name": "ram", "value": 1_u64 << 31, "points": evil })]), view => "list", script => "console.js", can_take => true, problem => "wrong", kind => "refused", detail => evil, failures => value(json!([{ "name": evil, "kind": "failed", "why": evil }])),
-                    back => evil, namespace => evil, name => evil, events => value([event]), pending => [evil], rows => Vec::<String>::new(), cards => Vec::<String>::new(), pools => value([pool]),
+                    back => evil, namespace => evil, name => evil, events => value([event]), pending => value([json!({ "path": evil, "current": evil, "wanted": evil })]), rows => Vec::<String>::new(), cards => Vec::<String>::new(), pools => value([pool]),
                     providers => value([json!({ "path": evil, "name": evil })]), has_users => true, url => evil, provider => evil,
+                    form => value(json!({ "namespace": evil, "name": evil, "image": evil, "cpus": evil, "ram": evil, "disk": evil, "network": evil, "bridge": evil, "user": evil, "keys": evil, "pools": evil })),
+                    problems => value(json!({ "name": { "says": evil }, "image": "invalid", "keys": "missing" })), others => [evil], verdict => "failed", yaml => evil, command => evil,
+                    namespaces => [evil], is_any_namespace => true, images => [evil],
+                    id => evil, set => evil, version => evil, objects => value([json!({ "kind": evil, "name": evil, "lifetime": "vm", "update": "live", "origins": [{ "file": evil, "blocks": [evil] }], "patches": [evil], "yaml": evil })]),
+                    templates => value(json!({ "set": evil, "version": evil })),
+                    sets => value([json!({ "name": evil, "tone": "bad", "health": "bad", "versions": [{ "version": evil, "vms": 1 }], "waiting": 1, "complaints": [{ "reason": evil, "message": evil, "vms": [evil], "more": 1 }] })]),
                     explanation => value(json!({ "line": evil, "cause": { "whatToDo": evil } })),
                 };
                 let page = pages.part(language, name, context).unwrap_or_else(|error| panic!("{name}: {error:#}"));

@@ -46,9 +46,10 @@ use tracing::debug;
 use super::{
     act,
     app::App,
-    connection, console, detail, list, live, pages, pools, resize, sign_in, sign_in_oidc,
+    connection, console, create, detail, list, live, objects, pages, pools, resize, sign_in, sign_in_oidc,
     signed_in::{self, Pause, Reset, Restart, Resume, SignedIn, Start, Stop},
     site::CALLBACK,
+    template_sets,
 };
 use crate::process::signals::terminated;
 
@@ -80,7 +81,9 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .route("/sign-out", post(sign_in::sign_out))
         .route("/home", get(list::home))
         .route("/vms", get(list::list))
+        .route("/vms/new", get(create::form).post(create::submit))
         .route("/vms/{namespace}/{name}", get(detail::page))
+        .route("/vms/{namespace}/{name}/objects", get(objects::page))
         .route("/vms/{namespace}/{name}/start", post(act::act::<Start>))
         .route("/vms/{namespace}/{name}/stop", post(act::act::<Stop>))
         .route("/vms/{namespace}/{name}/restart", post(act::act::<Restart>))
@@ -89,6 +92,7 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .route("/vms/{namespace}/{name}/console", get(console::page))
         .route("/vms/{namespace}/{name}/console/socket", get(console::socket))
         .route("/vms/{namespace}/{name}/release", post(pools::unassign))
+        .route("/templates", get(template_sets::page))
         .route("/pools", get(pools::page))
         .route("/pools/{namespace}/{name}/start", post(pools::start))
         .route("/pools/{namespace}/{name}/release", post(pools::release))

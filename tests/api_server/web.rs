@@ -1,10 +1,14 @@
 //! The web interface as a process, over HTTP, with the rights that it has when it is deployed.
 
 mod attacks;
+mod beside_manager;
+mod create;
 mod files;
+mod objects;
 mod oidc;
 mod oidc_provider;
 mod replica;
+mod rights;
 mod sessions;
 
 use std::{fs, io::Write as _, net::SocketAddr, sync::OnceLock};
@@ -248,66 +252,6 @@ async fn until(stream: &mut Stream, event: &str, content: &str) -> String {
     let ended = timeout(LIMIT, read).await;
     assert!(ended.is_ok(), "no {event} with {content}: {text}");
     text
-}
-
-#[tokio::test]
-async fn each_path_asks_for_its_right() {
-    let rights = ["start", "stop", "reset", "accessConsole", "takeConsole"];
-    let users = [&["admin", "other"], rights.as_slice()].concat();
-    let web = Web::new("web-rights", &configuration(&users)).await;
-    let each = rights.map(|right| json!({ "user": right, "may": [right] }));
-    web.create_vm("apple", json!(each)).await;
-
-    let (own, act) = (web.path("apple", ""), |action: &str| web.path("apple", &format!("/{action}")));
-    let live = format!("/live/vm/{}/apple", web.namespace.name());
-    // What somebody gets who is not signed in, one without a right on the VM, and one with a right; and who may do more than that.
-    let all: &[&str] = &rights;
-    let paths: [(&str, String, u16, u16, &[&str]); 8] = [
-        ("GET", own.clone(), 303, 404, all),
-        ("GET", live, 401, 404, all),
-        ("POST", act("start"), 401, 404, &["start"]),
-        ("POST", act("stop"), 401, 404, &["stop"]),
-        ("POST", act("reset"), 401, 404, &["reset"]),
-        ("POST", act("restart"), 401, 404, &[]),
-        ("GET", "/vms".into(), 303, 404, &[]),
-        ("GET", "/live/list".into(), 401, 404, &[]),
-    ];
-    let nobody = web.nobody();
-    let mut browsers = Vec::new();
-    for user in &users {
-        browsers.push((*user, web.sign_in(user).await));
-    }
-    let origin = format!("http://{}", web.address);
-    for (method, path, for_nobody, for_other, allowed) in &paths {
-        let status =
-            async |browser: &Browser| browser.open(method, path, &[("origin", &origin)], "from=detail").await.0.status;
-        assert_eq!(status(&nobody).await, *for_nobody, "nobody: {method} {path}");
-        let is_for_all = allowed.len() == rights.len();
-        for (user, browser) in &browsers {
-            let got = status(browser).await;
-            let is_allowed = *user == "admin" || allowed.contains(user);
-            match is_allowed {
-                // 409: the VM is not in a state for that.
-                true => assert!([200, 303, 409].contains(&got), "{user}: {method} {path}: {got}"),
-                false if *user == "other" || path.ends_with("/vms") || path.ends_with("/list") => {
-                    assert_eq!(got, *for_other, "{user}: {method} {path}");
-                }
-                false => assert_eq!((got, is_for_all), (403, false), "{user}: {method} {path}"),
-            }
-        }
-    }
-    // A VM that is not for somebody is as one that does not exist.
-    let (_, other) = browsers.iter().find(|(user, _)| *user == "other").unwrap();
-    let (foreign, missing) = (other.get(&own).await, other.get(&web.path("none", "")).await);
-    assert_eq!((foreign.status, &foreign.body), (missing.status, &missing.body));
-    for path in ["/nothing", "/vms/a", "/vms/a/b/c/d", "/assets/../../etc/passwd", "/live/other"] {
-        let status = other.get(path).await.status;
-        assert_eq!(status, 404, "{path}");
-    }
-    let home = |user: &str| browsers.iter().find(|(known, _)| *known == user).unwrap().1.clone();
-    assert!(home("start").get("/home").await.body.contains("apple"));
-    assert!(!home("other").get("/home").await.body.contains("apple"));
-    assert_eq!(nobody.get("/home").await.status, 303);
 }
 
 #[tokio::test]

@@ -244,6 +244,92 @@ async fn people_see_their_vms_and_act_on_them() {
 }
 
 #[tokio::test]
+async fn an_administrator_creates_a_vm_and_sees_of_what_it_is_made() {
+    let web = Web::new("browser-create", &configuration(&["admin"])).await;
+    web.keep_templates(&[("pod.yaml.j2", "{% extends \"builtin/pod.yaml.j2\" %}")], false).await;
+    let browser = Chromium::start().await;
+    let (page, space) = (browser.page().await, web.namespace.name());
+    page.sign_in(&web, "admin").await;
+    let fill_user = async || {
+        page.fill("#user", "ann").await;
+        page.fill("#keys", "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl ann@desk")
+            .await;
+    };
+    page.click("a[href='/vms/new']").await;
+    page.until("location.pathname === '/vms/new' && document.readyState === 'complete'").await;
+    page.is_good().await;
+    // The answer comes while she types, and what she has typed stays.
+    page.fill("#name", "Web_1").await;
+    fill_user().await;
+    page.until("document.getElementById('name-problem').textContent.includes('RFC 1123')").await;
+    page.until("document.getElementById('name').hasAttribute('aria-invalid') && document.activeElement.id === 'keys'")
+        .await;
+    page.is_good().await;
+    page.picture("create", space).await;
+    // The picture has another name in the place of the namespace's.
+    page.go(&web, "/vms/new").await;
+    page.fill("#name", "Web_1").await;
+    fill_user().await;
+    page.until("document.getElementById('name').hasAttribute('aria-invalid')").await;
+    page.fill("#name", "web").await;
+    page.shows("would create this VM").await;
+    page.until("!document.getElementById('name').hasAttribute('aria-invalid')").await;
+    page.until("document.getElementById('yaml').textContent.includes('name: web\\n')").await;
+    page.value("navigator.clipboard.writeText = async (text) => { globalThis.copied = text; }").await.unwrap();
+    page.click("[data-copy=command]").await;
+    page.until("globalThis.copied?.startsWith('kubectl vm create web ')").await;
+    for look in [DARK, PHONE, GERMAN] {
+        page.look(look).await;
+        page.go(&web, "/vms/new").await;
+        page.shows("YAML").await;
+        page.is_good().await;
+    }
+    page.look(Look::default()).await;
+    page.go(&web, "/vms/new").await;
+    page.fill("#name", "web").await;
+    fill_user().await;
+    page.click("#create .main").await;
+    page.until("location.pathname.endsWith('/web')").await;
+
+    let refused = json!([{ "type": "TemplatesValid", "status": "True", "reason": "NewerRefused", "message": "pod.yaml.j2:3:1: there is no block \"label\" in builtin/pod.yaml.j2", "lastTransitionTime": "2026-01-01T00:00:00Z" }]);
+    let mut status = running("n1", "10.0.0.7");
+    status["conditions"].as_array_mut().unwrap().push(refused[0].clone());
+    status["templates"] = json!({ "set": "import-disk", "version": "5d1f9c02" });
+    status["pendingChanges"] = json!([
+        { "path": "objects/Pod/spec.containers[vm-runner].image", "current": "ghcr.io/example/runner:1.0", "wanted": "ghcr.io/example/runner:1.1", "reason": "r" },
+        { "path": "config.yaml/vm.maximumRam", "current": "4GiB", "wanted": "8GiB", "reason": "r" },
+    ]);
+    web.set_status("web", status).await;
+    page.shows("runner:1.1").await;
+    page.is_good().await;
+    page.picture("changes", space).await;
+    page.go(&web, "/templates").await;
+    page.shows("there is no block").await;
+    page.is_good().await;
+    page.picture("templates", space).await;
+    let plain = json!({ "metadata": { "name": "plain" }, "spec": { "vm": { "state": "Stopped", "maximumCpus": 2, "maximumRam": "1Gi" } } });
+    web.vms().create(&PostParams::default(), &serde_json::from_value(plain).unwrap()).await.unwrap();
+    let objects = web.path("plain", "/objects");
+    eventually("its objects", LIMIT, async || {
+        page.go(&web, &objects).await;
+        (page.value("document.querySelectorAll('.object').length > 2").await == Ok(json!(true))).then_some(())
+    })
+    .await;
+    page.shows("builtin/pod.yaml.j2").await;
+    page.click("details summary").await;
+    page.is_good().await;
+    page.picture("objects", space).await;
+    for look in [DARK, PHONE, GERMAN] {
+        page.look(look).await;
+        for path in ["/templates", &web.path("web", ""), &objects] {
+            page.go(&web, path).await;
+            page.is_good().await;
+        }
+    }
+    page.end().await;
+}
+
+#[tokio::test]
 async fn somebody_gets_a_vm_of_a_pool_and_waits_for_its_console() {
     let web = Web::new("browser-pools", &configuration(&["admin", "ann"])).await;
     let permissions = json!([{ "user": "ann", "may": ["accessConsole"] }]);

@@ -114,7 +114,7 @@ app.kubernetes.io/name: vm-node-devices
 # no more than their power.
 - apiGroups: [vmoperator.jdrupes.org]
   resources: [vms]
-  verbs: [get, list, watch, patch, update]
+  verbs: [get, list, watch, patch, update{{ if .Values.web.createVms }}, create{{ end }}]
 - apiGroups: [vmoperator.jdrupes.org]
   resources: [vmpools]
   verbs: [list, watch]
@@ -142,4 +142,54 @@ app.kubernetes.io/name: vm-node-devices
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
+{{- end }}
+
+{{/* What the web interface mounts beside its configuration, in its own Pod or in the manager's. */}}
+{{- define "vm-operator.webMounts" -}}
+{{- if .Values.web.sessionKeySecret }}
+- name: session
+  mountPath: /etc/vm-operator/session
+  readOnly: true
+{{- end }}
+{{- if .Values.web.tlsSecret }}
+- name: tls
+  mountPath: /etc/vm-operator/tls
+  readOnly: true
+{{- end }}
+{{- if .Values.web.caSecret }}
+- name: ca
+  mountPath: /etc/vm-operator/ca
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{/* Where these come from. */}}
+{{- define "vm-operator.webVolumes" -}}
+{{- with .Values.web.sessionKeySecret }}
+- name: session
+  secret:
+    secretName: {{ . }}
+{{- end }}
+{{- with .Values.web.tlsSecret }}
+- name: tls
+  secret:
+    secretName: {{ . }}
+{{- end }}
+{{- with .Values.web.caSecret }}
+- name: ca
+  secret:
+    secretName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* Its configuration. */}}
+{{- define "vm-operator.webConfig" -}}
+{{- if .Values.web.configSecret -}}
+secret:
+  secretName: {{ .Values.web.configSecret }}
+{{- else -}}
+configMap:
+  name: vm-operator
+  optional: true
+{{- end }}
 {{- end }}

@@ -240,8 +240,9 @@ mod tests {
     #[test]
     fn each_field_says_what_is_wrong_with_it() {
         use Wrong::{Invalid, Missing};
+        type Set = fn(&mut Form, &str);
         assert_eq!(problems(|_| {}), []);
-        let cases: [(fn(&mut Form, &str), &str, Field, Wrong); 20] = [
+        let cases: [(Set, &str, Field, Wrong); 20] = [
             (|it, text| it.namespace = text.into(), "meadow", Field::Namespace, Invalid),
             (|it, text| it.name = text.into(), " ", Field::Name, Missing),
             (|it, text| it.image = text.into(), "", Field::Image, Missing),

@@ -318,7 +318,6 @@ async fn an_administrator_creates_a_vm_and_sees_of_what_it_is_made() {
     page.shows("builtin/pod.yaml.j2").await;
     page.click("details summary").await;
     page.is_good().await;
-    page.picture("objects", space).await;
     for look in [DARK, PHONE, GERMAN] {
         page.look(look).await;
         for path in ["/templates", &web.path("web", ""), &objects] {

@@ -31,6 +31,7 @@ mod objects;
 mod openid;
 mod pages;
 mod passwords;
+mod pictures;
 mod pools;
 mod provider;
 mod relayed;
@@ -48,6 +49,7 @@ mod sign_in_oidc;
 mod signed_in;
 mod site;
 mod store;
+mod sums;
 mod template_sets;
 mod tls;
 mod web_client;
@@ -72,16 +74,16 @@ pub use self::objects::serve as render_objects;
 use self::{
     app::{App, Parts},
     audit::Audit,
-    figures::{History, Sum},
     keys::Keys,
     openid::OpenId,
     pages::Pages,
     passwords::Passwords,
-    relayed::Pictures,
+    pictures::Pictures,
     revocation::Revocations,
     session::Sessions,
     settings::Settings,
     store::Store,
+    sums::{History, Sum},
 };
 use crate::{
     config::{Config, Scope},
@@ -301,7 +303,7 @@ fn follower(folders: &[PathBuf]) -> io::Result<Follower> {
 /// Notes from time to time what all VMs have.
 async fn note(app: App) {
     loop {
-        tokio::time::sleep(figures::NOTED_EVERY).await;
+        tokio::time::sleep(sums::NOTED_EVERY).await;
         app.history.note(Timestamp::now(), Sum::of(app.store.vms().iter().map(|vm| &**vm)));
     }
 }

@@ -9,16 +9,16 @@ use tokio::sync::watch;
 
 use super::{
     audit::Audit,
-    figures::History,
     keys::Keys,
     language::Language,
     openid::OpenId,
     pages::{Frame, Pages, value},
     passwords::Passwords,
-    relayed::Pictures,
+    pictures::Pictures,
     session::Sessions,
     settings::Settings,
     store::Store,
+    sums::History,
 };
 
 /// What all requests share.

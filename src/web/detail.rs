@@ -21,6 +21,7 @@ use serde_json::Value;
 use super::{
     app::App,
     pages::value,
+    relayed,
     rights::may_open,
     rows::{Onlooker, Row},
     signed_in::{Allowed, OpenConsole, See, not_found},
@@ -90,7 +91,7 @@ pub(super) async fn picture(State(app): State<App>, allowed: Allowed<OpenConsole
     let Allowed { signed_in, key, rights, .. } = &allowed;
     let vm = app.store.vm(key).filter(|vm| may_open(&signed_in.person, rights, &key.0, vm, &app.store));
     let picture = match vm {
-        Some(vm) => app.pictures.of(&app, key, &vm).await,
+        Some(vm) => app.pictures.of(key, relayed::picture(&app, &vm)).await,
         None => None,
     };
     match picture {

@@ -10,13 +10,13 @@ use minijinja::context;
 
 use super::{
     app::App,
-    figures::Sum,
     pages::value,
     pools::{self, Offers},
     rights::{assigned_pool, may_open, own_rights},
     rows::{Onlooker, Row},
     signed_in::{Administrator, SignedIn, not_found},
     store::{Look, View},
+    sums::Sum,
 };
 use crate::{
     api::{VirtualMachine, status::whole_seconds},

@@ -1,22 +1,18 @@
 //! Connections to the relay in a VM's Pod ([`crate::relay`]): for consoles, figures and pictures.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
 use axum::body::Bytes;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
-use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
+use tokio::{net::TcpStream, time::timeout};
 use tokio_tungstenite::tungstenite::Message;
 
-use super::{app::App, store::Key};
+use super::app::App;
 use crate::{
     api::VirtualMachine,
-    process::{ErrorChain, lock},
+    process::ErrorChain,
     relay::{
         LONGEST_PICTURE, PICTURE,
         client::{Access, Socket},
@@ -25,11 +21,7 @@ use crate::{
 };
 
 /// How long the relay may take to answer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// For how long a picture is shown to others who ask.
-const FRESH: Duration = Duration::from_secs(5);
-/// The most pictures that are fetched at the same time.
-const AT_ONCE: usize = 8;
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens a path of the relay of the VM.
 ///
@@ -55,50 +47,11 @@ async fn connect(app: &App, vm: &VirtualMachine, path: &str) -> Result<Socket<Tc
     access.open(stream, path).await.map_err(|error| ErrorChain(&error).to_string())
 }
 
-/// A picture, and when it was taken. `None`: there was none.
-type Picture = tokio::sync::Mutex<Option<(Instant, Option<Bytes>)>>;
-
-/// Pictures of screens. A picture that was just taken is shown to whoever asks next.
-pub(super) struct Pictures {
-    of: Mutex<HashMap<Key, Arc<Picture>>>,
-    places: Semaphore,
-}
-
-impl Default for Pictures {
-    fn default() -> Self {
-        Self { of: Mutex::default(), places: Semaphore::new(AT_ONCE) }
-    }
-}
-
-impl Pictures {
-    /// A picture of the VM's screen as PNG. `None`: it has none now, or its relay does not answer.
-    pub async fn of(&self, app: &App, key: &Key, vm: &VirtualMachine) -> Option<Bytes> {
-        let picture = self.place(key);
-        let mut picture = picture.lock().await;
-        match &*picture {
-            Some((taken, content)) if taken.elapsed() < FRESH => content.clone(),
-            _ => {
-                let _place = self.places.acquire().await.ok()?;
-                let content = timeout(PATIENCE, fetch(app, vm)).await.unwrap_or_else(|_| Err("no answer".into()));
-                let content = content
-                    .map_err(|error| tracing::debug!(namespace = key.0, vm = key.1, error, "there is no picture"));
-                picture.insert((Instant::now(), content.ok())).1.clone()
-            }
-        }
-    }
-
-    /// The place of the VM's picture. Those that nobody has asked for any more are dropped.
-    fn place(&self, key: &Key) -> Arc<Picture> {
-        let mut of = lock(&self.of);
-        let is_kept = |picture: &Picture| {
-            picture.try_lock().map_or(true, |it| it.as_ref().is_some_and(|(taken, _)| taken.elapsed() < FRESH))
-        };
-        of.retain(|_, picture| is_kept(picture));
-        of.entry(key.clone()).or_default().clone()
-    }
-}
-
-async fn fetch(app: &App, vm: &VirtualMachine) -> Result<Bytes, String> {
+/// A picture of the VM's screen as PNG.
+///
+/// # Errors
+/// If it has none now, or its relay does not answer.
+pub(super) async fn picture(app: &App, vm: &VirtualMachine) -> Result<Bytes, String> {
     let mut relay = open(app, vm, PICTURE).await?;
     let mut content = Vec::new();
     loop {

@@ -39,7 +39,7 @@ use crate::{
     api::{VmPool, pool::VmPoolStatus},
     assignment::{
         Member, Pools, Write,
-        members::{self, MemberPlan, Obstacle},
+        members::{self, MemberPlan},
         upkeep::{Why, status, upkeep},
     },
     cluster::packed::PackedVm,
@@ -61,8 +61,9 @@ pub struct Changes(Arc<Inner>);
 struct Inner {
     /// The members as they were last, each with its resourceVersion.
     known: Mutex<HashMap<ObjectRef<PackedVm>, Option<Member>>>,
-    /// Other VMs, with the name of one that a pool wants.
-    in_the_way: Mutex<HashSet<ObjectRef<PackedVm>>>,
+    /// The VMs that pools want, by their names: one that is another's may be in the way. Known before the VMs are read, so that no change of
+    /// one is missed.
+    wanted: Mutex<HashSet<ObjectRef<PackedVm>>>,
     notify: Notify,
 }
 
@@ -70,8 +71,8 @@ impl Changes {
     /// A VM has changed, or is gone.
     pub fn observe(&self, vm: &PackedVm) {
         let was_member = || matches!(lock(&self.0.known).get(&ObjectRef::from_obj(vm)), Some(Some(_)));
-        let is_in_the_way = || lock(&self.0.in_the_way).contains(&ObjectRef::from_obj(vm));
-        if is_member(vm) || was_member() || is_in_the_way() {
+        let is_wanted = || lock(&self.0.wanted).contains(&ObjectRef::from_obj(vm));
+        if is_member(vm) || was_member() || is_wanted() {
             self.0.notify.notify_one();
         }
     }
@@ -156,6 +157,12 @@ impl Assignments {
 
     /// Does what is due in all namespaces. Returns when the next time is.
     async fn keep(&self, all: &BTreeMap<(String, String), KnownPool>) -> Result<Option<Timestamp>, KeepError> {
+        *lock(&self.changes.0.wanted) = all
+            .iter()
+            .flat_map(|((namespace, _), known)| {
+                members::wanted_names(&known.pool).map(move |name| ObjectRef::new(&name).within(namespace))
+            })
+            .collect();
         let mut namespaces: BTreeMap<String, (BTreeMap<&String, &KnownPool>, Vec<Member>)> = BTreeMap::new();
         for ((namespace, name), pool) in all {
             namespaces.entry(namespace.clone()).or_default().0.insert(name, pool);
@@ -164,7 +171,6 @@ impl Assignments {
             namespaces.entry(namespace).or_default().1.push(member);
         }
         let (mut next, mut result) = (None, Ok(()));
-        lock(&self.changes.0.in_the_way).clear();
         for (namespace, (pools, members)) in namespaces {
             match self.keep_namespace(namespace, &pools, &members).await {
                 Ok(time) => next = [next, time].into_iter().flatten().min(),
@@ -269,13 +275,7 @@ impl Assignments {
         let key = |name: &str| ObjectRef::<PackedVm>::new(name).within(namespace);
         let others: BTreeSet<_> =
             members::wanted_names(&known.pool).filter(|name| self.vms.get(&key(name)).is_some()).collect();
-        let plan = members::plan(&known.pool, members, &others)?;
-        let taken = plan.obstacles.iter().filter_map(|obstacle| match obstacle {
-            Obstacle::NameTaken { vm } => Some(key(vm)),
-            _ => None,
-        });
-        lock(&self.changes.0.in_the_way).extend(taken);
-        Some(plan)
+        members::plan(&known.pool, members, &others)
     }
 
     fn made(&self, namespace: &str) -> Members<'_> {

@@ -201,6 +201,11 @@ impl VirtualMachine {
         self.spec.templates.as_ref()?.set.as_deref()
     }
 
+    /// Whether its guest runs: the condition Running.
+    pub fn runs(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, conditions::RUNNING))
+    }
+
     /// Whether `spec.vm.state` can't be read.
     pub fn is_state_unknown(&self) -> bool {
         self.spec.invalid.as_ref().is_some_and(|invalid| invalid.is_state_unknown)

@@ -30,10 +30,7 @@ use super::{
     write::DryRun,
 };
 use crate::{
-    api::{
-        VirtualMachine,
-        conditions::{self, RUNNING},
-    },
+    api::VirtualMachine,
     object::{APP_NAME, COMPONENT_LABEL, CONTAINER_NAME, INSTANCE_LABEL},
     ownership::COMMAND_MANAGER,
 };
@@ -345,7 +342,7 @@ async fn ready(client: &Client, service: &Service, vm: &VirtualMachine) -> Strin
     let (name, namespace) = (service.name_any(), service.namespace().unwrap_or_default());
     let api: Api<EndpointSlice> = Api::namespaced(client.clone(), &namespace);
     let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={name}"));
-    let runs = vm.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, RUNNING));
+    let runs = vm.runs();
     let deadline = Instant::now() + ENDPOINTS;
     loop {
         match api.list(&of_service).await {

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::api::{
     Quantity, VirtualMachine,
-    conditions::{self, BOOTED, RUNNING},
+    conditions::{self, BOOTED},
     status::whole_seconds,
 };
 
@@ -36,7 +36,7 @@ pub(super) struct Options {
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let (vm, found) = options.target.read().await?;
-    if !found.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, RUNNING)) {
+    if !found.runs() {
         let (name, namespace) = (vm.name(), vm.namespace());
         return Err(Failure::new(format!(
             "{vm}: its guest does not run: kubectl vm explain {name} -n {namespace} says why"

@@ -42,11 +42,7 @@ use super::{
 };
 use crate::{
     actions::VmHandle,
-    api::{
-        VirtualMachine,
-        conditions::{self, RUNNING},
-        stats::GuestStats,
-    },
+    api::{VirtualMachine, stats::GuestStats},
 };
 
 /// How often it is asked which VMs there are.
@@ -139,8 +135,10 @@ impl Source<'_> {
                     let seen = vms.iter().map(|(key, vm)| (key.clone(), seen(vm)));
                     // Nobody listens any more: the program ends.
                     let _ = sender.send(Update::Vms(seen.collect())).await;
-                    samplers.retain(|key, sampler| vms.get(key).is_some_and(runs) && !sampler.0.is_finished());
-                    for (key, vm) in vms.iter().filter(|(_, vm)| runs(vm)) {
+                    samplers.retain(|key, sampler| {
+                        vms.get(key).is_some_and(VirtualMachine::runs) && !sampler.0.is_finished()
+                    });
+                    for (key, vm) in vms.iter().filter(|(_, vm)| vm.runs()) {
                         if !samplers.contains_key(key) {
                             let command = self.command(key, vm).await;
                             let task = tokio::spawn(samples(key.clone(), command, sender.clone()));
@@ -198,10 +196,6 @@ impl Source<'_> {
         let seconds = self.options.interval.to_string();
         Ok(pod.runner(&[], &["ctl", "stats", "--follow", &seconds]))
     }
-}
-
-fn runs(vm: &VirtualMachine) -> bool {
-    vm.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, RUNNING))
 }
 
 fn seen(vm: &VirtualMachine) -> Seen {

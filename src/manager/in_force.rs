@@ -212,7 +212,7 @@ fn read(map: ConfigMap) -> Option<(Name, Layers)> {
     if map.name_any() != map_name(&name) {
         return None;
     }
-    let layers = Layers::unpacked(&map.binary_data.as_ref()?.get(KEY)?.0)?;
+    let layers = Layers::kept_in(&map)?;
     let is_of_set = layers.named.as_ref().map(|(set, _)| set) == name.0.as_ref();
     is_of_set.then_some((name, layers))
 }

@@ -9,6 +9,7 @@
 use std::io::{self, Read, Write};
 
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::templates::Layers;
 use crate::object::{HISTORY_MAP, IN_FORCE_MAP};
@@ -53,6 +54,11 @@ impl Layers {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
         let written = serde_json::to_writer(&mut encoder, self).map_err(io::Error::from);
         written.and_then(|()| encoder.flush()).and_then(|()| encoder.finish()).unwrap_or_default()
+    }
+
+    /// The layers that a ConfigMap keeps. `None`: it has none, or another program wrote it.
+    pub fn kept_in(map: &ConfigMap) -> Option<Self> {
+        Self::unpacked(&map.binary_data.as_ref()?.get(KEY)?.0)
     }
 
     /// The layers from what [`Layers::packed`] made.

@@ -14,7 +14,7 @@ use serde::Serialize;
 use tokio::{sync::mpsc, time::sleep};
 use tokio_tungstenite::tungstenite::Message;
 
-use super::{app::App, relayed, rights::rights, signed_in::SignedIn, store::Key, sums::is_running};
+use super::{app::App, relayed, rights::rights, signed_in::SignedIn, store::Key};
 use crate::{
     api::stats::{GuestStats, Rates},
     relay::FIGURES,
@@ -46,7 +46,7 @@ fn figures(before: &GuestStats, now: &GuestStats) -> Option<Figures> {
 /// Sends the figures of a VM to a page as long as the person may see the VM.
 pub(super) async fn send(app: &App, signed_in: &SignedIn, key: &Key, events: &mpsc::Sender<Event>) {
     while may_see(app, signed_in, key) {
-        if let Some(vm) = app.store.vm(key).filter(|vm| is_running(vm))
+        if let Some(vm) = app.store.vm(key).filter(|vm| vm.runs())
             && let Ok(mut relay) = relayed::open(app, &vm, FIGURES).await
         {
             let mut before = None;

@@ -24,7 +24,7 @@ use crate::{
     object::CONFIG_MAP,
     process::ErrorChain,
     render::{
-        kept::{KEY, VERSION, in_force_name},
+        kept::{VERSION, in_force_name},
         templates::Layers,
     },
 };
@@ -100,7 +100,7 @@ async fn in_force(app: &App, vm: &VirtualMachine) -> Result<(Layers, String), Tr
 
 /// The templates in a ConfigMap, and their version.
 fn layers(map: &ConfigMap) -> Option<(Layers, String)> {
-    let layers = Layers::unpacked(&map.binary_data.as_ref()?.get(KEY)?.0)?;
+    let layers = Layers::kept_in(map)?;
     Some((layers, map.annotations().get(VERSION).cloned().unwrap_or_default()))
 }
 

@@ -15,7 +15,7 @@ use crate::{
     },
     api::{
         PowerState, VirtualMachine,
-        conditions::{self, CONSOLE_CONNECTED, READY, RUNNING},
+        conditions::{self, CONSOLE_CONNECTED, READY},
         status::{Phase, whole_seconds},
     },
     people::{Person, Right, Rights},
@@ -147,7 +147,7 @@ impl<'a> Row<'a> {
             (vm.metadata.namespace.as_deref().unwrap_or_default(), vm.metadata.name.as_deref().unwrap_or_default());
         let status = vm.status.as_ref();
         let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or(Phase::Pending.as_str());
-        let is_running = status.is_some_and(|status| conditions::is_true(&status.conditions, RUNNING));
+        let is_running = vm.runs();
         let is_open = is_running && may_open(person, rights, namespace, vm, store);
         let has_relay = status.and_then(|status| status.relay_port).is_some_and(|port| port > 0);
         let is_possible = |act: Act| matches!(decide(vm, act.command(), None, true, now), Ok(Decision::Write { .. }));
@@ -169,11 +169,8 @@ impl<'a> Row<'a> {
             tone: tone(phase),
             waits: waits(vm, phase),
             pending: status.map_or(0, |status| status.pending_changes.len()),
-            cpus: status.and_then(|status| status.cpus).filter(|_| is_running).unwrap_or_else(|| vm.spec.vm.cpus()),
-            ram: status
-                .and_then(|status| status.ram.clone())
-                .filter(|_| is_running)
-                .unwrap_or_else(|| vm.spec.vm.ram().to_string()),
+            cpus: cpus(vm),
+            ram: ram(vm),
             most_cpus: vm.spec.vm.most_cpus(),
             most_ram: vm.spec.vm.maximum_ram.to_string(),
             node: status.and_then(|status| status.node_name.as_deref()),
@@ -193,6 +190,17 @@ impl<'a> Row<'a> {
             can_get_file: is_open && has_display(vm),
         }
     }
+}
+
+/// The CPUs of the guest; those that the spec wants, if it does not run.
+pub(super) fn cpus(vm: &VirtualMachine) -> u32 {
+    vm.status.as_ref().and_then(|status| status.cpus).filter(|_| vm.runs()).unwrap_or_else(|| vm.spec.vm.cpus())
+}
+
+/// The memory of the guest; that which the spec wants, if it does not run.
+pub(super) fn ram(vm: &VirtualMachine) -> String {
+    let of_guest = vm.status.as_ref().and_then(|status| status.ram.clone()).filter(|_| vm.runs());
+    of_guest.unwrap_or_else(|| vm.spec.vm.ram().to_string())
 }
 
 fn tone(phase: &str) -> &'static str {

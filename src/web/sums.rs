@@ -5,11 +5,9 @@ use std::{collections::VecDeque, sync::Mutex, time::Duration};
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
+use super::rows::{cpus, ram};
 use crate::{
-    api::{
-        Quantity, VirtualMachine,
-        conditions::{self, RUNNING},
-    },
+    api::{Quantity, VirtualMachine},
     process::lock,
 };
 
@@ -18,11 +16,6 @@ pub(super) const NOTED_EVERY: Duration = Duration::from_mins(1);
 const NOTED: usize = 24 * 60;
 /// The most points of a line.
 const POINTS: usize = 240;
-
-/// Whether the VM's guest runs.
-pub(super) fn is_running(vm: &VirtualMachine) -> bool {
-    vm.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, RUNNING))
-}
 
 /// What all VMs have at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -38,15 +31,10 @@ pub(super) struct Sum {
 impl Sum {
     /// Of these VMs.
     pub fn of<'a>(vms: impl Iterator<Item = &'a VirtualMachine>) -> Self {
-        vms.filter(|vm| is_running(vm)).fold(Self::default(), |sum, vm| {
-            let status = vm.status.as_ref();
-            let ram = status.and_then(|status| Quantity::parse(status.ram.as_deref()?).ok());
-            let ram = ram.as_ref().unwrap_or_else(|| vm.spec.vm.ram());
-            Self {
-                running: sum.running + 1,
-                cpus: sum.cpus + u64::from(status.and_then(|status| status.cpus).unwrap_or_else(|| vm.spec.vm.cpus())),
-                ram: sum.ram.saturating_add(ram.bytes()),
-            }
+        vms.filter(|vm| vm.runs()).fold(Self::default(), |sum, vm| {
+            // What a runner has reported is read as foreign.
+            let ram = Quantity::parse(&ram(vm)).map_or_else(|_| vm.spec.vm.ram().bytes(), |ram| ram.bytes());
+            Self { running: sum.running + 1, cpus: sum.cpus + u64::from(cpus(vm)), ram: sum.ram.saturating_add(ram) }
         })
     }
 }

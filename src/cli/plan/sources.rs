@@ -22,7 +22,7 @@ use crate::{
     observed::Observed,
     render::{
         Files, Library, RandomInput, Sources, TemplateError, TemplateSet,
-        kept::{FORMER, KEY, LABEL, VERSION},
+        kept::{FORMER, LABEL, VERSION},
         render,
         templates::Layers,
     },
@@ -135,8 +135,7 @@ impl Side {
         let (mut sources, mut former) = (Sources::default(), Vec::new());
         let mut is_kept = false;
         for map in kept {
-            let data = map.binary_data.as_ref().and_then(|data| data.get(KEY));
-            let Some(layers) = data.and_then(|data| Layers::unpacked(&data.0)) else { continue };
+            let Some(layers) = Layers::kept_in(&map) else { continue };
             if let Some(version) = map.labels().get(FORMER) {
                 let set = layers.named.as_ref().map(|(name, _)| name.clone());
                 former.extend(TemplateSet::compile(layers).ok().map(|templates| (set, version.clone(), templates)));

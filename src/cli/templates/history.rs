@@ -15,7 +15,7 @@ use crate::{
     process::ErrorChain,
     render::{
         Files,
-        kept::{self, HISTORY, KEY, SINCE, VERSION},
+        kept::{self, HISTORY, SINCE, VERSION},
         templates::Layers,
     },
 };
@@ -86,7 +86,7 @@ impl Version {
     fn read(map: ConfigMap) -> Option<Self> {
         let annotation = |name: &str| map.annotations().get(name);
         let (version, since) = (annotation(VERSION)?.clone(), annotation(SINCE).and_then(|time| time.parse().ok()));
-        Some(Self { version, since, layers: Layers::unpacked(&map.binary_data.as_ref()?.get(KEY)?.0)? })
+        Some(Self { version, since, layers: Layers::kept_in(&map)? })
     }
 
     /// The files of the set itself: those of its folder or ConfigMap.

@@ -5,7 +5,6 @@
 
 mod claim_list;
 mod current;
-pub mod events;
 pub mod list_watch;
 pub mod mounts;
 pub mod packed;

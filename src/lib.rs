@@ -74,6 +74,8 @@ pub mod cli;
 pub mod cluster;
 #[cfg(any(feature = "cli", feature = "manager"))]
 pub mod discovery;
+#[cfg(any(feature = "manager", feature = "web"))]
+pub mod events;
 pub mod files;
 #[cfg(feature = "local")]
 pub mod local;

@@ -53,8 +53,9 @@ use self::{
     web_program::WebProgram,
 };
 use crate::{
-    cluster::{REQUESTS, events::EventRecorder},
+    cluster::REQUESTS,
     config::Scope,
+    events::EventRecorder,
     metrics::Metrics,
     process::{
         name_client,

@@ -30,6 +30,7 @@ mod live;
 mod objects;
 mod openid;
 mod pages;
+mod palette;
 mod passwords;
 mod pictures;
 mod pools;
@@ -65,7 +66,7 @@ use std::{
 use anyhow::Context;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 use tokio_rustls::rustls::ServerConfig;
 use tracing::{error, info, warn};
 
@@ -93,6 +94,8 @@ use crate::{
     },
 };
 
+/// How long the events of what people did may take to be written, when the program ends.
+const LAST_EVENTS: Duration = Duration::from_secs(2);
 /// How often what is not needed any more is forgotten.
 const FORGET: Duration = Duration::from_mins(1);
 
@@ -174,11 +177,14 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     });
     tokio::spawn(forget(app.clone()));
     tokio::spawn(note(app.clone()));
-    let routes = server::routes(app, &options.origins)?;
+    let routes = server::routes(app.clone(), &options.origins)?;
     let listener = server::listen(address).await.with_context(|| format!("listen on {address}"))?;
     let address = listener.local_addr().context("the address that was taken")?;
     info!(%address, https = is_https, namespaces = %scope, "the web interface listens");
     server::serve(listener, tls, routes, most, ending).await;
+    if timeout(LAST_EVENTS, app.audit.flush()).await.is_err() {
+        warn!("the last events of what people did were not written");
+    }
     Ok(())
 }
 

@@ -42,6 +42,14 @@ pub enum Clipboard {
     Vnc,
 }
 
+impl Display {
+    /// The viewers that share the guest's clipboard.
+    #[must_use]
+    pub fn clipboard(&self) -> Clipboard {
+        self.clipboard.unwrap_or(if self.vnc.is_some() { Clipboard::Vnc } else { Clipboard::Spice })
+    }
+}
+
 impl Default for Display {
     fn default() -> Self {
         Self { outputs: 1, logged_in_user: None, spice: Spice::default(), vnc: None, clipboard: None }

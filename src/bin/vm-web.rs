@@ -9,6 +9,9 @@ use vm_operator::{
     web::{self, Options},
 };
 
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// Shows people their virtual machines in a browser until told to end (SIGTERM).
 ///
 /// The API server is the one that KUBECONFIG names or, in a cluster, the cluster's own. Browsers keep a session only over HTTPS, or on this

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     object::{HASH_ANNOTATION, Rendered, VERSION_ANNOTATION},
-    render::{TemplateError, TemplateSet, first_start},
+    render::{TemplateError, TemplateSet, first_start, templates::Ancestor},
 };
 
 /// What is rendered, and how.
@@ -51,13 +51,14 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
 /// Comments that say which files and blocks an object comes from.
 pub(super) fn origin(set: &TemplateSet, object: &Rendered) -> String {
     let mut text = String::new();
-    for (index, (file, blocks)) in set.lineage(&object.name).iter().enumerate() {
+    for (index, Ancestor { file, blocks }) in set.lineage(&object.name).iter().enumerate() {
         let word = if index == 0 { "from" } else { "over" };
         // The blocks of a built-in template are all that it has.
         let blocks = if blocks.is_empty() || file.starts_with("builtin/") {
             String::new()
         } else {
-            format!(" ({})", blocks.join(", "))
+            let names: Vec<&str> = blocks.iter().map(|block| block.name.as_str()).collect();
+            format!(" ({})", names.join(", "))
         };
         text += &format!("# {word} {file}{blocks}\n");
     }

@@ -41,8 +41,9 @@ use super::{
 };
 use crate::{
     api::{full_name, login_pools::LoginPools},
-    cluster::{Cluster, events::EventRecorder, packed::PackedVm, watch::Children},
+    cluster::{Cluster, packed::PackedVm, watch::Children},
     config::ReconcilerConfig,
+    events::EventRecorder,
     metrics::Metrics,
     process::{signals::terminated, slots::Slots},
 };

@@ -27,11 +27,11 @@ use crate::{
     api::{Reason, VirtualMachine, VirtualMachineStatus, login_pools::LoginPools, reasons::Event, status::Retry},
     cluster::{
         ActionError, Cluster, Executed, api_label,
-        events::EventRecorder,
         packed::PackedVm,
         watch::{UnknownKind, WatchError},
     },
     config::ReconcilerConfig,
+    events::EventRecorder,
     manager::{
         agents::Agents,
         debug::DebugRecords,

@@ -24,10 +24,10 @@ use super::web::{HealthPart, Readiness};
 use crate::{
     api::{Reason, VirtualMachine, reasons},
     cluster::{
-        events::EventRecorder,
         list_watch::{self, list_watch},
         packed::PackedVm,
     },
+    events::EventRecorder,
     metrics::Metrics,
     process::{ErrorChain, RepeatFilter},
 };

@@ -29,7 +29,7 @@ use super::{
     builtin::{BUILTIN, RENAMED_BLOCKS, Renamed},
     error::{OutputError, TemplateError, nested},
     functions,
-    outline::Outline,
+    outline::{Mention, Outline},
     output::digest,
     patches::{self, Patch},
     unclosed::Unclosed,
@@ -61,6 +61,15 @@ const DEEPEST_INCLUDES: usize = 20;
 const MAXIMUM_OUTPUT: usize = 2 << 20;
 /// The memory that is reserved for the output of a template, in bytes. Most templates render less.
 const USUAL_OUTPUT: usize = 4 << 10;
+
+/// A file of which a template consists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ancestor {
+    /// The file in the folder of the templates; `builtin/NAME` for a built-in one.
+    pub file: String,
+    /// The blocks that it sets and that are not inside others.
+    pub blocks: Vec<Mention>,
+}
 
 /// Compiled templates.
 #[derive(Clone, Debug)]
@@ -289,11 +298,24 @@ impl TemplateSet {
     }
 
     /// The files that a template consists of, the template itself first: each with the blocks that it sets.
-    pub fn lineage(&self, name: &str) -> Vec<(String, Vec<String>)> {
-        let set = |outline: Outline| {
-            outline.blocks.into_iter().filter(|(_, top)| *top).map(|(block, _)| block.name).collect()
-        };
-        self.chain(name).into_iter().map(|(name, outline)| (self.file_of(&name).to_owned(), set(outline))).collect()
+    pub fn lineage(&self, name: &str) -> Vec<Ancestor> {
+        let set = |outline: Outline| outline.blocks.into_iter().filter(|(_, top)| *top).map(|(block, _)| block);
+        let chain = self.chain(name).into_iter();
+        chain
+            .map(|(name, outline)| Ancestor { file: self.file_of(&name).to_owned(), blocks: set(outline).collect() })
+            .collect()
+    }
+
+    /// The file and the line, from 1, in which a template says that it makes an object of this kind. `None`: no file says it, or one says it more than
+    /// once.
+    pub fn place_of(&self, name: &str, kind: &str) -> Option<(String, usize)> {
+        self.chain(name).into_iter().find_map(|(name, _)| {
+            let source = self.source(&name)?;
+            let is_it = |line: &str| line.trim().strip_prefix("kind:").is_some_and(|named| named.trim() == kind);
+            let mut lines = source.lines().enumerate().filter(|(_, line)| is_it(line));
+            let (number, _) = lines.next().filter(|_| lines.next().is_none())?;
+            Some((self.file_of(&name).to_owned(), number + 1))
+        })
     }
 
     /// The names of the templates that are rendered, sorted.

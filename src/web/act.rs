@@ -154,7 +154,7 @@ async fn carry_out(app: &App, act: Act, signed_in: &SignedIn, key: &Key) -> Resu
         Ok(Decision::Unchanged(_)) => Ok(()),
         Ok(Decision::Write { change, applier: _ }) => {
             write(app, key, change).await.map_err(|error| failed(&error))?;
-            app.audit.acted(user, &vm, act).await;
+            app.audit.acted(user, &vm, act);
             Ok(())
         }
     }

@@ -4,14 +4,14 @@ use std::net::IpAddr;
 
 use kube::{
     Client, Resource,
-    runtime::events::{Event, EventType, Recorder, Reporter},
+    runtime::events::{Event, EventType, Reporter},
 };
 use tracing::{info, warn};
 
 use super::{passwords::Attempt, rows::Act};
 use crate::{
     api::VirtualMachine,
-    process::ErrorChain,
+    events::EventRecorder,
     relay::{Console, Wish},
 };
 
@@ -40,12 +40,12 @@ fn short(user: &str) -> String {
 }
 
 /// Notes what people do.
-pub(super) struct Audit(Recorder);
+pub(super) struct Audit(EventRecorder);
 
 impl Audit {
     /// Writes events with the client.
     pub fn new(client: Client, instance: Option<String>) -> Self {
-        Self(Recorder::new(client, Reporter { controller: REPORTER.into(), instance }))
+        Self(EventRecorder::start(client, Reporter { controller: REPORTER.into(), instance }))
     }
 
     /// Somebody has tried to sign in. `user`: the name that was typed, if a user has it.
@@ -74,46 +74,50 @@ impl Audit {
     }
 
     /// A person has done something to a VM.
-    pub async fn acted(&self, user: &str, vm: &VirtualMachine, act: Act) {
+    pub fn acted(&self, user: &str, vm: &VirtualMachine, act: Act) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, action = act.path(), "a person has acted on a VM");
         let note = format!("{} asked for it in the web interface", short(user));
-        self.event(vm, act.reason(), note).await;
+        self.event(vm, act.reason(), note);
     }
 
     /// An administrator has changed what a VM has. `what`: what is different then.
-    pub async fn resized(&self, user: &str, vm: &VirtualMachine, what: &str) {
+    pub fn resized(&self, user: &str, vm: &VirtualMachine, what: &str) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, what, "a person has changed a VM");
-        self.event(vm, "WebResized", format!("{} asked for {what} in the web interface", short(user))).await;
+        self.event(vm, "WebResized", format!("{} asked for {what} in the web interface", short(user)));
     }
 
     /// An administrator has created a VM.
-    pub async fn created(&self, user: &str, vm: &VirtualMachine) {
+    pub fn created(&self, user: &str, vm: &VirtualMachine) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, "a person has created a VM");
-        self.event(vm, "WebCreated", format!("{} has created it in the web interface", short(user))).await;
+        self.event(vm, "WebCreated", format!("{} has created it in the web interface", short(user)));
     }
 
     /// A person has got a VM of a pool.
-    pub async fn assigned(&self, user: &str, vm: &VirtualMachine, pool: &str) {
+    pub fn assigned(&self, user: &str, vm: &VirtualMachine, pool: &str) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, pool, "a person has got a VM of a pool");
         let note = format!("{} has got it from the pool {pool} in the web interface", short(user));
-        self.event(vm, "WebAssigned", note).await;
+        self.event(vm, "WebAssigned", note);
     }
 
     /// A person has given a VM of a pool back, or an administrator has taken it.
-    pub async fn released(&self, user: &str, vm: &VirtualMachine, from: &str) {
+    pub fn released(&self, user: &str, vm: &VirtualMachine, from: &str) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, from, "a person has released a VM of a pool");
-        // Events of one reason are counted as one, so what an administrator does has another.
         let reason = if user == from { "WebReleased" } else { "WebTakenBack" };
         let note = format!("{} has released it in the web interface ({} had it)", short(user), short(from));
-        self.event(vm, reason, note).await;
+        self.event(vm, reason, note);
     }
 
-    async fn event(&self, vm: &VirtualMachine, reason: &str, note: String) {
+    /// Writes what is left, before the program ends.
+    pub async fn flush(&self) {
+        self.0.flush().await;
+    }
+
+    fn event(&self, vm: &VirtualMachine, reason: &str, note: String) {
         let event = Event {
             type_: EventType::Normal,
             reason: reason.into(),
@@ -121,10 +125,7 @@ impl Audit {
             action: reason.into(),
             secondary: None,
         };
-        if let Err(error) = self.0.publish(&event, &vm.object_ref(&())).await {
-            let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
-            warn!(namespace, vm = name, error = %ErrorChain(&error), "the web interface could not write an event");
-        }
+        self.0.publish(event, vm.object_ref(&()));
     }
 
     /// A person has connected to a VM's console.
@@ -134,11 +135,11 @@ impl Audit {
     }
 
     /// A person has got a connection file.
-    pub async fn got_connection(&self, user: &str, vm: &VirtualMachine) {
+    pub fn got_connection(&self, user: &str, vm: &VirtualMachine) {
         let (namespace, name) = (vm.metadata.namespace.as_deref(), vm.metadata.name.as_deref());
         info!(user, namespace, vm = name, "a person has got a connection file");
         let note = format!("{} has got a connection file in the web interface", short(user));
-        self.event(vm, "WebConnection", note).await;
+        self.event(vm, "WebConnection", note);
     }
 
     /// What a person wanted to do to a VM was not done.

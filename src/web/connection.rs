@@ -69,7 +69,7 @@ pub(super) async fn file(State(app): State<App>, allowed: Allowed<OpenConsole>) 
     };
     match timeout(PATIENCE, display::open(&handle, &request, || {})).await {
         Ok(Ok(connection)) => {
-            app.audit.got_connection(&signed_in.person.user, &vm).await;
+            app.audit.got_connection(&signed_in.person.user, &vm);
             let headers = [
                 (header::CONTENT_TYPE, "application/x-virt-viewer".to_owned()),
                 (header::CONTENT_DISPOSITION, format!("attachment; filename=\"{}.vv\"", key.1)),

@@ -40,7 +40,7 @@ use super::{
     store::{Collection, Key},
 };
 use crate::{
-    api::VirtualMachine,
+    api::{Clipboard, VirtualMachine},
     people::{Right, Rights},
     process::signals::terminated,
     relay::{Answer, Closed, Console, Hello, News, Wish, client::Socket},
@@ -102,7 +102,7 @@ fn whole(app: &App, allowed: &Allowed<OpenConsole>, console: Console, nonce: Opt
     let row = Row::of(&vm, onlooker, &app.store, Timestamp::now());
     let (kind, script) = files(console);
     let context = context! {
-        frame => value(signed_in.frame()), view => "console", kind => kind, script => script, nonce => nonce, vm => value(&row),
+        frame => value(signed_in.frame()), view => "console", kind => kind, script => script, nonce => nonce, vm => value(&row), shares_clipboard => vm.spec.vm.display.clipboard() == Clipboard::Vnc,
         can_take => rights.contains(Right::TakeConsole), since => format!("{}-{number}", app.epoch),
     };
     app.pages.page(signed_in.language, StatusCode::OK, "console.html", context)
@@ -257,7 +257,7 @@ impl Viewer {
                 biased;
                 changed = self.changes.recv() => {
                     let is_concerned = match changed {
-                        Ok(changes) => changes.have_rights_changed || changes.vms.iter().any(|(key, _)| *key == self.key),
+                        Ok(changes) => changes.have_rights_changed || changes.vms.iter().any(|(key, _)| **key == self.key),
                         Err(RecvError::Lagged(_)) => true,
                         Err(RecvError::Closed) => return broken(),
                     };

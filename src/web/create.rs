@@ -151,7 +151,7 @@ async fn create(app: &App, namespace: &str, manifest: &Value, is_dry: bool) -> k
 async fn created(app: &App, signed_in: &SignedIn, namespace: &str, object: &DynamicObject) -> Response {
     let name = object.metadata.name.clone().unwrap_or_default();
     if let Some(vm) = serde_json::to_string(object).ok().and_then(|text| stored::read(&text).ok()) {
-        app.audit.created(&signed_in.person.user, &vm).await;
+        app.audit.created(&signed_in.person.user, &vm);
     }
     let key = (namespace.to_owned(), name);
     let _ = timeout(PATIENCE, app.store.until(&key, |_| true)).await;
@@ -186,7 +186,7 @@ fn page(
     {
         Some(these) => these,
         None => {
-            let of_vms = known.vms.iter().map(|((namespace, _), ..)| namespace.as_str());
+            let of_vms = known.vms.iter().map(|(key, ..)| key.0.as_str());
             let of_pools = pools.iter().map(|((namespace, _), _)| namespace.as_str());
             of_vms.chain(of_pools).chain([app.own_namespace.as_str()]).collect()
         }

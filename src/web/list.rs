@@ -31,6 +31,11 @@ impl View {
         }
     }
 
+    /// What forms of such a page call it.
+    pub(super) const fn name(self) -> &'static str {
+        self.page().0
+    }
+
     /// What the person may do with the VM on such a page.
     pub(super) fn rights(self, signed_in: &SignedIn, namespace: &str, vm: &VirtualMachine, app: &App) -> Rights {
         match self {
@@ -67,11 +72,11 @@ impl View {
         let (name, template, _) = self.page();
         let now = Timestamp::now();
         let subscription = app.store.subscribe();
-        let rows = subscription.vms.iter().filter_map(|((namespace, _), vm, _)| {
-            let rights = self.rights(signed_in, namespace, vm, app);
+        let rows = subscription.vms.iter().filter_map(|(key, vm, _)| {
+            let rights = self.rights(signed_in, &key.0, vm, app);
             (!rights.is_empty()).then(|| self.part(signed_in, &rights, vm, app))
         });
-        let offers = Offers::of(signed_in, &app.store, subscription.vms.iter().map(|(key, vm, _)| (key, &**vm)));
+        let offers = Offers::of(signed_in, &app.store, subscription.vms.iter().map(|(key, vm, _)| (&**key, &**vm)));
         let cards = offers.open().into_iter().filter(|_| self == Self::Home);
         let cards = cards.map(|pool| pools::card(signed_in, &pool, app));
         // Only who sees all VMs sees what they have together.

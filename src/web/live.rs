@@ -17,6 +17,7 @@ use std::{
     collections::{BTreeSet, HashSet},
     convert::Infallible,
     pin::pin,
+    sync::Arc,
     time::Duration,
 };
 
@@ -156,7 +157,7 @@ struct Page {
     signed_in: SignedIn,
     shown: Shown,
     /// The VMs that the page has shown.
-    names: HashSet<Key>,
+    names: HashSet<Arc<Key>>,
     events: mpsc::Sender<Event>,
 }
 
@@ -165,7 +166,7 @@ impl Page {
     async fn follow(mut self, since: Option<u64>) -> Result<(), SendError<Event>> {
         let Subscription { vms, number, mut next } = self.app.store.subscribe();
         let is_home = matches!(self.shown, Shown::Of(View::Home));
-        let own = vms.iter().filter(|_| is_home).map(|(key, vm, _)| (key, &**vm));
+        let own = vms.iter().filter(|_| is_home).map(|(key, vm, _)| (&**key, &**vm));
         let mut offers = Offers::of(&self.signed_in, &self.app.store, own);
         let mut cards = if is_home { offers.open() } else { BTreeSet::new() };
         let seen: Vec<_> = vms

@@ -12,7 +12,7 @@ use axum::{
 };
 use fluent_bundle::FluentValue;
 use minijinja::{
-    AutoEscape, Environment, Error, UndefinedBehavior, Value,
+    AutoEscape, Environment, Error, UndefinedBehavior, Value, context,
     value::{Kwargs, Serde},
 };
 use serde::Serialize;
@@ -25,7 +25,7 @@ pub(super) const POLICY: &str = "default-src 'none'; script-src 'self'; style-sr
                       form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
 /// All templates, by their names.
-pub(super) const TEMPLATES: [(&str, &str); 17] = [
+pub(super) const TEMPLATES: [(&str, &str); 18] = [
     ("base.html", include_str!("templates/base.html")),
     ("parts.html", include_str!("templates/parts.html")),
     ("sign-in.html", include_str!("templates/sign-in.html")),
@@ -42,6 +42,7 @@ pub(super) const TEMPLATES: [(&str, &str); 17] = [
     ("pools.html", include_str!("templates/pools.html")),
     ("pool-card.html", include_str!("templates/pool-card.html")),
     ("waiting.html", include_str!("templates/waiting.html")),
+    ("palette.html", include_str!("templates/palette.html")),
     ("message.html", include_str!("templates/message.html")),
 ];
 
@@ -52,9 +53,10 @@ struct Asset {
     content: &'static [u8],
 }
 
-const ASSETS: [Asset; 8] = [
+const ASSETS: [Asset; 9] = [
     Asset { name: "style.css", kind: "text/css; charset=utf-8", content: include_bytes!("assets/style.css") },
     Asset { name: "app.js", kind: "text/javascript; charset=utf-8", content: include_bytes!("assets/app.js") },
+    Asset { name: "palette.js", kind: "text/javascript; charset=utf-8", content: include_bytes!("assets/palette.js") },
     Asset { name: "looks.js", kind: "text/javascript; charset=utf-8", content: include_bytes!("assets/looks.js") },
     Asset { name: "create.js", kind: "text/javascript; charset=utf-8", content: include_bytes!("assets/create.js") },
     Asset {
@@ -157,6 +159,12 @@ impl Pages {
             tracing::error!(template, error = format!("{error:#}"), "a part of a page can't be made");
             String::new()
         })
+    }
+
+    /// The text of that name, which has no arguments.
+    pub fn word(&self, language: Language, name: &str) -> String {
+        let environment = self.0.get(language as usize);
+        environment.and_then(|it| it.render_str("{{ t(name) }}", context! { name }).ok()).unwrap_or_default()
     }
 
     /// A whole page as an answer.

@@ -104,7 +104,7 @@ pub(super) async fn start(State(app): State<App>, allowed: AllowedPool) -> Respo
         Err(error) => return failed(&app, signed_in, key, &error, "/home"),
     };
     if assigned.is_new || assigned.is_started {
-        app.audit.assigned(&who.user, &assigned.vm, &key.1).await;
+        app.audit.assigned(&who.user, &assigned.vm, &key.1);
     }
     let vm = (key.0.clone(), assigned.vm.name_any());
     // The next page asks the store, which may not have heard of it yet.
@@ -123,7 +123,7 @@ pub(super) async fn release(State(app): State<App>, allowed: AllowedPool) -> Res
     match handle(&app, &key.0).release(&key.1, user, None).await {
         Ok(released) => {
             for vm in &released {
-                app.audit.released(user, vm, user).await;
+                app.audit.released(user, vm, user);
             }
             Redirect::to("/home").into_response()
         }
@@ -137,7 +137,7 @@ pub(super) async fn unassign(State(app): State<App>, allowed: Allowed<Administer
     match handle(&app, &key.0).unassign(&key.1, None).await {
         Ok(released) => {
             if let Some((vm, user)) = released {
-                app.audit.released(&signed_in.person.user, &vm, &user).await;
+                app.audit.released(&signed_in.person.user, &vm, &user);
             }
             Redirect::to("/pools").into_response()
         }

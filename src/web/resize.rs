@@ -99,7 +99,7 @@ pub(super) async fn resize(
             if let Err(error) = api.patch(name, &parameters, &Patch::Merge(&patch)).await {
                 return failed(&error);
             }
-            app.audit.resized(&signed_in.person.user, &vm, &what).await;
+            app.audit.resized(&signed_in.person.user, &vm, &what);
             Redirect::to(&page).into_response()
         }
     }

@@ -46,7 +46,7 @@ use tracing::debug;
 use super::{
     act,
     app::App,
-    connection, console, create, detail, list, live, objects, pages, pools, resize, sign_in, sign_in_oidc,
+    connection, console, create, detail, list, live, objects, pages, palette, pools, resize, sign_in, sign_in_oidc,
     signed_in::{self, Pause, Reset, Restart, Resume, SignedIn, Start, Stop},
     site::CALLBACK,
     template_sets,
@@ -93,6 +93,7 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .route("/vms/{namespace}/{name}/console/socket", get(console::socket))
         .route("/vms/{namespace}/{name}/release", post(pools::unassign))
         .route("/templates", get(template_sets::page))
+        .route("/palette", get(palette::found))
         .route("/pools", get(pools::page))
         .route("/pools/{namespace}/{name}/start", post(pools::start))
         .route("/pools/{namespace}/{name}/release", post(pools::release))

@@ -55,11 +55,12 @@ pub(super) struct Store {
 
 #[derive(Default)]
 struct Inner {
-    vms: BTreeMap<Key, Known>,
+    /// Their names are shared with the pages that show them: each of many pages keeps those of many VMs.
+    vms: BTreeMap<Arc<Key>, Known>,
     pools: BTreeMap<Key, Arc<VmPoolSpec>>,
     /// The number of the last collection.
     number: u64,
-    changed: BTreeSet<Key>,
+    changed: BTreeSet<Arc<Key>>,
     have_rights_changed: bool,
     /// Watches that have not listed everything yet.
     unlisted: usize,
@@ -77,7 +78,7 @@ pub(super) struct Collection {
     /// Its number.
     pub number: u64,
     /// The VMs. `None`: it was deleted.
-    pub vms: Vec<(Key, Option<Arc<VirtualMachine>>)>,
+    pub vms: Vec<(Arc<Key>, Option<Arc<VirtualMachine>>)>,
     /// Whether rights may have changed of VMs that have not.
     pub have_rights_changed: bool,
     rendered: Mutex<HashMap<(Look, Key), Arc<str>>>,
@@ -108,7 +109,7 @@ impl Collection {
 /// A view of the store at one moment, and what changes from then on.
 pub(super) struct Subscription {
     /// All VMs, each with the number of the collection in which it has changed last.
-    pub vms: Vec<(Key, Arc<VirtualMachine>, u64)>,
+    pub vms: Vec<(Arc<Key>, Arc<VirtualMachine>, u64)>,
     /// The number of the last collection.
     pub number: u64,
     /// The next ones.
@@ -217,9 +218,11 @@ impl Store {
         ownership::trim(&mut vm);
         let mut inner = lock(&self.inner);
         let (key, number) = (key(&vm), inner.number + 1);
-        if inner.vms.get(&key).is_some_and(|known| known.vm.resource_version() == vm.resource_version()) {
+        let known = inner.vms.get_key_value(&key);
+        if known.is_some_and(|(_, known)| known.vm.resource_version() == vm.resource_version()) {
             return;
         }
+        let key = known.map_or_else(|| Arc::new(key), |(key, _)| key.clone());
         inner.vms.insert(key.clone(), Known { vm: Arc::new(vm), number });
         inner.changed.insert(key);
         drop(inner);
@@ -228,8 +231,8 @@ impl Store {
 
     fn remove(&self, key: &Key) {
         let mut inner = lock(&self.inner);
-        if inner.vms.remove(key).is_some() {
-            inner.changed.insert(key.clone());
+        if let Some((key, _)) = inner.vms.remove_entry(key) {
+            inner.changed.insert(key);
         }
         drop(inner);
         self.has_changed.notify_one();
@@ -237,10 +240,10 @@ impl Store {
 
     /// Removes the VMs of a namespace that are not in the list.
     fn keep(&self, namespace: Option<&str>, listed: &BTreeSet<Key>) {
-        let gone: Vec<Key> = {
+        let gone: Vec<Arc<Key>> = {
             let inner = lock(&self.inner);
-            let is_here = |key: &&Key| namespace.is_none_or(|namespace| namespace == key.0);
-            inner.vms.keys().filter(is_here).filter(|key| !listed.contains(*key)).cloned().collect()
+            let is_here = |key: &&Arc<Key>| namespace.is_none_or(|namespace| namespace == key.0);
+            inner.vms.keys().filter(is_here).filter(|key| !listed.contains(&***key)).cloned().collect()
         };
         gone.iter().for_each(|key| self.remove(key));
     }
@@ -272,7 +275,7 @@ impl Store {
             return;
         }
         inner.number += 1;
-        let vm = |key: Key| {
+        let vm = |key: Arc<Key>| {
             let vm = inner.vms.get(&key).map(|known| known.vm.clone());
             (key, vm)
         };
@@ -357,7 +360,7 @@ mod tests {
     }
 
     fn names(collection: &Collection) -> Vec<(&str, bool)> {
-        collection.vms.iter().map(|((_, name), vm)| (name.as_str(), vm.is_some())).collect()
+        collection.vms.iter().map(|(key, vm)| (key.1.as_str(), vm.is_some())).collect()
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod replica;
 mod rights;
 mod sessions;
 
-use std::{fs, io::Write as _, net::SocketAddr, sync::OnceLock};
+use std::{collections::BTreeSet, fs, io::Write as _, net::SocketAddr, sync::OnceLock};
 
 use futures::{SinkExt, StreamExt};
 use k8s_openapi::api::core::v1::Event;
@@ -428,6 +428,18 @@ async fn a_button_changes_the_vm_and_leaves_a_trace() {
     })
     .await;
     assert!(event.message.unwrap().starts_with("ann "));
+    // Another person's action of the same kind is another event.
+    web.sign_in("admin").await.post(&web.path("apple", "/stop"), "from=detail").await;
+    web.sign_in("ann").await.post(&web.path("apple", "/start"), "from=detail").await;
+    web.sign_in("ann").await.post(&web.path("apple", "/stop"), "from=detail").await;
+    eventually("who has stopped it", LIMIT, async || {
+        let about = ListParams::default().fields("involvedObject.name=apple,reason=WebStopped");
+        let notes: BTreeSet<String> =
+            events.list(&about).await.unwrap().items.into_iter().filter_map(|event| event.message).collect();
+        (notes.len() == 2 && notes.first()?.starts_with("admin ") && notes.last()?.starts_with("ann ")).then_some(())
+    })
+    .await;
+    ann.post(&web.path("apple", "/start"), "from=detail").await;
     let log = fs::read_to_string(web.folder.path().join("log")).unwrap();
     assert!(log.contains("\"user\":\"ann\"") && log.contains("a person has acted on a VM"), "{log}");
 

@@ -1,6 +1,14 @@
 //! The relay, with a real QEMU behind it: the screen by VNC and SPICE, and the serial console, for several people.
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::{SinkExt, StreamExt};
 use serde_json::json;
@@ -332,4 +340,65 @@ async fn figures_end(figures: &mut Socket<TcpStream>) -> Message {
 
 fn is_not_found(error: &tungstenite::Error) -> bool {
     matches!(error, tungstenite::Error::Http(response) if response.status() == 404)
+}
+
+/// The CPU time of a process, in seconds.
+fn cpu(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // After the name: the state is the first field; utime and stime are the 12th and 13th (proc_pid_stat(5)).
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    let ticks: f64 = fields[11..13].iter().map(|ticks| ticks.parse::<f64>().unwrap()).sum();
+    ticks / 100.0
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "it measures; docs/performance.md has the figures"]
+async fn twenty_people_get_the_whole_screen_thirty_times_a_second() {
+    const SECONDS: u64 = 20;
+    let vm = Vm::new(json!({ "display": { "spice": { "port": 0 } } }), json!({}));
+    let access = secret(&vm.path("relay"), TOKEN);
+    let runner = vm.start_relayed();
+    let relay = Relayed::of(&runner, access);
+    runner.console("guest: up");
+    let (bytes, updates) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let mut people = Vec::new();
+    for number in 0..20 {
+        let wish = if number == 0 { Wish::Control } else { Wish::Watch };
+        let mut socket = relay.enter(Console::Vnc, &format!("viewer {number}"), wish).await;
+        news(&mut socket).await;
+        greet(&mut socket).await;
+        // The encoding Tight, as noVNC wants it.
+        socket.send(Message::binary(b"\x02\x00\x00\x01\x00\x00\x00\x07".to_vec())).await.unwrap();
+        let (bytes, updates) = (bytes.clone(), updates.clone());
+        people.push(tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(Duration::from_millis(33));
+            loop {
+                tokio::select! {
+                    _ = ticks.tick() => {
+                        let whole = b"\x03\x00\x00\x00\x00\x00\xff\xff\xff\xff".to_vec();
+                        socket.send(Message::binary(whole)).await.unwrap();
+                    }
+                    message = socket.next() => {
+                        if let Message::Binary(piece) = message.unwrap().unwrap() {
+                            bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
+                            updates.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            }
+        }));
+    }
+    let now = || (cpu(runner.child.id()), bytes.load(Ordering::Relaxed), updates.load(Ordering::Relaxed));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = now();
+    tokio::time::sleep(Duration::from_secs(SECONDS)).await;
+    let after = now();
+    let each = |before: u64, after: u64| (after - before) as f64 / SECONDS as f64;
+    println!(
+        "the runner: {:.2} of a core; {:.1} MB/s and {:.0} messages/s to 20 people",
+        (after.0 - before.0) / SECONDS as f64,
+        each(before.1, after.1) / 1e6,
+        each(before.2, after.2)
+    );
+    people.iter().for_each(tokio::task::JoinHandle::abort);
 }

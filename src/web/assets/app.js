@@ -35,7 +35,7 @@ async function send(form, button) {
   const action = button.getAttribute("formaction") ?? form.getAttribute("action");
   const answer = await fetch(action, { method: "POST", body, redirect: "manual" }).catch(() => null);
   if (answer?.type === "opaqueredirect") {
-    say("");
+    say(button.dataset.done ?? "");
     if (form.id === "bulk") form.reset();
   } else if (answer?.status === 401) {
     location.reload();
@@ -51,7 +51,7 @@ document.addEventListener("submit", async (event) => {
   if (!button || form.dataset.agreed) { delete form.dataset.agreed; return; }
   const [question, stays] = [button.dataset.confirm, "stay" in form.dataset];
   if (question || stays) event.preventDefault();
-  if (question && !await ask(question.replace("COUNT", picked().length), button.textContent)) return;
+  if (question && !await ask(question.replace("COUNT", picked().length), button.dataset.yes ?? button.textContent)) return;
   if (stays) {
     await send(form, button);
     button.disabled = false;
@@ -78,6 +78,17 @@ function times(root) {
     it.textContent = "left" in it.dataset ? left : it.title;
   }
 }
+
+// Copies what an element says. Buttons for that are hidden where there is no clipboard.
+for (const button of document.querySelectorAll("[data-copy]")) button.hidden = !navigator.clipboard;
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  const text = button.textContent;
+  await navigator.clipboard.writeText(byId(button.dataset.copy).textContent);
+  button.textContent = button.dataset.done;
+  setTimeout(() => { button.textContent = text; }, 2000);
+});
 
 const live = document.querySelector("[data-live]");
 const state = byId("live-state");

@@ -34,14 +34,4 @@
     clearTimeout(waiting);
     asking?.abort();
   });
-
-  for (const button of document.querySelectorAll("[data-copy]")) {
-    const text = button.textContent;
-    button.hidden = false;
-    button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
-      button.textContent = button.dataset.done;
-      setTimeout(() => { button.textContent = text; }, 2000);
-    });
-  }
 })();

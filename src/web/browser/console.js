@@ -1,6 +1,10 @@
 // The guest's screen on its page: noVNC over the page's own socket.
 import RFB from "@novnc/novnc";
-import { button, screen, view } from "./viewer.js";
+import { initLogging } from "./node_modules/@novnc/novnc/core/util/logging.js";
+import { button, say, screen, view } from "./viewer.js";
+
+// It warns of each guest that has not made its screen as large as the window yet.
+initLogging("error");
 
 let rfb = null;
 let channel = null;
@@ -16,12 +20,47 @@ class Channel {
   close() { this.socket.close(); }
 }
 
-const isScaled = () => button("scale").getAttribute("aria-pressed") === "true";
+const isOn = (name) => button(name)?.getAttribute("aria-pressed") === "true";
+// A button that stays as it is, for all consoles in this browser.
+function keeps(name, changed) {
+  const it = button(name);
+  if (!it) return;
+  const set = (on) => { it.setAttribute("aria-pressed", on); localStorage.setItem(`console-${name}`, on ? "yes" : "no"); };
+  const kept = localStorage.getItem(`console-${name}`);
+  if (kept) set(kept === "yes");
+  it.addEventListener("click", async () => { set(!isOn(name)); if (await changed() === false) set(false); rfb?.focus(); });
+}
 
+// The picture fits the window, or the guest makes its screen as large as the window: QEMU tells it, and a guest with a driver for that follows.
 function scale() {
   if (!rfb) return;
-  rfb.scaleViewport = isScaled();
+  rfb.scaleViewport = isOn("scale");
   rfb.clipViewport = false;
+  rfb.resizeSession = isOn("resize");
+}
+
+// The clipboard of this computer and that of the guest are one while this is on. The browser asks the person whether the page may read it.
+let shared = null;
+
+async function give() {
+  if (!rfb || rfb.viewOnly || !isOn("clipboard")) return true;
+  try {
+    const text = await navigator.clipboard.readText();
+    if (text && text !== shared) rfb?.clipboardPasteFrom(text);
+    shared = text;
+    return true;
+  } catch {
+    // The page has no focus: the next time.
+    if (!document.hasFocus()) return true;
+    say("clipboardRefused");
+    return false;
+  }
+}
+
+async function got(text) {
+  if (!isOn("clipboard") || !text) return;
+  shared = text;
+  try { await navigator.clipboard.writeText(text); } catch { say("clipboardRefused"); }
 }
 
 view({
@@ -34,7 +73,9 @@ view({
     rfb.addEventListener("connect", () => {
       screen.querySelector(".last")?.remove();
       rfb?.focus();
+      give();
     });
+    rfb.addEventListener("clipboard", ({ detail }) => got(detail.text));
     return (data) => channel.onmessage?.({ data });
   },
   // The last picture stays while the guest starts again.
@@ -71,11 +112,11 @@ for (const it of sticky) it.addEventListener("click", () => { hold(it, it.getAtt
 screen.addEventListener("keyup", (event) => { if (!["Control", "Alt", "Meta", "Shift"].includes(event.key)) release(); }, true);
 
 button("keys").addEventListener("click", () => { release(); rfb?.sendCtrlAltDel(); rfb?.focus(); });
-button("scale").addEventListener("click", () => {
-  button("scale").setAttribute("aria-pressed", !isScaled());
-  scale();
-  rfb?.focus();
-});
+keeps("scale", scale);
+keeps("resize", scale);
+keeps("clipboard", () => { shared = null; say(null); return give(); });
+// Somebody comes back from another window, where she may have copied something.
+window.addEventListener("focus", give);
 
 // A text is typed key by key: that works in every guest, also before anybody has signed in there.
 const dialog = document.getElementById("paste");

@@ -21,7 +21,10 @@ use crate::{
     config::ReconcilerConfig,
     object::{HASH_ANNOTATION, Lifetime, Rendered, Update, VERSION_ANNOTATION},
     process::limited,
-    render::{TemplateSet, first_start, templates::Layers},
+    render::{
+        TemplateSet, first_start,
+        templates::{Ancestor, Layers},
+    },
 };
 
 /// The subcommand of this program that renders.
@@ -50,8 +53,10 @@ pub(super) struct Job {
 pub(super) struct Origin {
     /// The file in the folder of the templates; `builtin/NAME` for a built-in one.
     pub file: String,
-    /// Its blocks. Of a built-in template none are named: it has all.
-    pub blocks: Vec<String>,
+    /// The line, from 1, that names the object's kind, if this file does.
+    pub line: Option<usize>,
+    /// Its blocks and their lines. Of a built-in template none are named: it has all.
+    pub blocks: Vec<(String, usize)>,
 }
 
 /// An object as the page shows it.
@@ -118,9 +123,11 @@ fn objects(job: Job) -> Outcome {
 fn shown(set: &TemplateSet, object: &Rendered) -> Shown {
     let mut value = Value::clone(&object.value);
     hide(&mut value);
-    let lineage = set.lineage(&object.name).into_iter().map(|(file, blocks)| {
-        let is_whole = file.starts_with("builtin/");
-        Origin { blocks: if is_whole { Vec::new() } else { blocks }, file }
+    let place = set.place_of(&object.name, &object.key.kind);
+    let lineage = set.lineage(&object.name).into_iter().map(|Ancestor { file, blocks }| {
+        let line = place.as_ref().filter(|(named, _)| *named == file).map(|(_, line)| *line);
+        let blocks = if file.starts_with("builtin/") { Vec::new() } else { blocks };
+        Origin { line, blocks: blocks.into_iter().map(|block| (block.name, block.line)).collect(), file }
     });
     let lifetime = match object.lifetime {
         Lifetime::Vm => "vm",
@@ -178,7 +185,8 @@ mod tests {
         let objects = objects(job(&[("pod.yaml.j2", template)])).unwrap();
         let pod = objects.iter().find(|object| object.kind == "Pod").unwrap();
         let files: Vec<_> = pod.origins.iter().map(|origin| (origin.file.as_str(), origin.blocks.as_slice())).collect();
-        assert_eq!(files[0], ("pod.yaml.j2", &["labels".to_owned()][..]));
+        assert_eq!(files[0], ("pod.yaml.j2", &[("labels".to_owned(), 1)][..]));
+        assert!(pod.origins[0].line.is_none() && pod.origins[1].line.is_some());
         assert_eq!(files[1], ("builtin/pod.yaml.j2", &[][..]));
         assert_eq!((pod.lifetime.as_str(), pod.update.as_str()), ("running", "at-start"));
         assert!(pod.yaml.contains("containers:") && !pod.yaml.contains(HASH_ANNOTATION));

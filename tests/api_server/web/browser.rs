@@ -12,7 +12,7 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{net::UnixStream, sync::watch};
@@ -194,6 +194,32 @@ async fn people_see_their_vms_and_act_on_them() {
     admin.shows("10.0.11.7").await;
     assert_eq!(admin.value("globalThis.mark").await, Ok(json!(1)), "nothing was loaded again");
 
+    // Ctrl-K finds VMs, what may be done with them, and pages.
+    admin
+        .value("document.dispatchEvent(new KeyboardEvent('keydown', { key: 'k', ctrlKey: true, cancelable: true }))")
+        .await
+        .unwrap();
+    let entries =
+        "[...document.querySelectorAll('#found li')].map((it) => it.innerText.replace(/\\s+/g, ' ').trim()).join()";
+    admin.until(&format!("{entries}.includes('Templates')")).await;
+    admin.write("build").await;
+    admin.until(&format!("{entries}.startsWith('build-1') && {entries}.includes('Start: build-1')")).await;
+    admin.is_good().await;
+    admin.picture("palette", space).await;
+    admin.write("-2 stop").await;
+    admin.until(&format!("{entries} === 'Shut down: build-2 {space}'")).await;
+    admin.press("Enter").await;
+    admin.shows("Shut down build-2?").await;
+    admin.click("#ask [value=yes]").await;
+    admin.shows("Done: Shut down build-2").await;
+    assert_eq!(json!(web.vms().get("build-2").await.unwrap().spec.vm.state), "Stopped");
+    admin.click("#palette-open").await;
+    admin.fill("#palette input", "pools").await;
+    admin.until(&format!("{entries} === 'Pools'")).await;
+    admin.press("ArrowDown").await;
+    admin.press("Enter").await;
+    admin.until("location.pathname === '/pools'").await;
+
     for (look, name) in [(DARK, "list-dark"), (PHONE, "list-phone"), (GERMAN, "list-german")] {
         admin.look(look).await;
         admin.go(&web, "/vms").await;
@@ -216,12 +242,22 @@ async fn people_see_their_vms_and_act_on_them() {
     admin.shows("does not exist").await;
     admin.is_good().await;
     admin.picture("detail", space).await;
+    admin.click("#commands summary").await;
+    admin.shows("kubectl vm explain old -n ").await;
+    admin.is_good().await;
 
     let page = browser.page().await;
     page.sign_in(&web, "ann").await;
     page.shows("build-1").await;
     page.is_good().await;
     page.picture("home", space).await;
+    page.click("#palette-open").await;
+    page.until(&format!(
+        "{entries}.includes('build-1') && {entries}.endsWith('My VMs') && !{entries}.includes('mail')"
+    ))
+    .await;
+    page.is_good().await;
+    page.press("Escape").await;
     page.click("[formaction$='/build-1/start']").await;
     eventually("the VM to be started", LIMIT, async || {
         (json!(web.vms().get("build-1").await.unwrap().spec.vm.state) == "Running").then_some(())
@@ -394,9 +430,23 @@ impl Guest {
         let (serial, disk) = (folder.path().join("serial"), folder.path().join("disk"));
         fs::write(&disk, vec![0; 1 << 20]).unwrap();
         let qemu = Command::new("qemu-system-x86_64")
-            .args(["-machine", "pc,accel=kvm:tcg,graphics=off", "-nodefaults", "-device", "VGA", "-display", "none"])
+            .args([
+                "-machine",
+                "pc,accel=kvm:tcg,graphics=off",
+                "-nodefaults",
+                "-device",
+                "virtio-vga",
+                "-display",
+                "none",
+            ])
             .args(["-drive", &format!("file={},format=raw,if=ide", disk.display())])
             .args(["-qmp", &format!("unix:{},server=on,wait=off", runtime.monitor().display())])
+            .args([
+                "-trace",
+                "vnc_msg_client_set_desktop_size",
+                "-D",
+                &folder.path().join("trace").display().to_string(),
+            ])
             .args(["-boot", "menu=on,splash-time=65000", "-vnc", &format!("unix:{}", runtime.vnc().display())])
             .args([
                 "-chardev",
@@ -474,6 +524,8 @@ async fn the_guests_screen_is_in_the_page_and_what_is_typed_reaches_the_guest() 
     web.create_vm("apple", json!([{ "user": "ann", "may": ["accessConsole"] }])).await;
     let guest = Guest::start().await;
     web.namespace.create(&guest.secret("apple")).await;
+    let shared = Patch::Merge(json!({ "spec": { "vm": { "display": { "clipboard": "vnc" } } } }));
+    web.vms().patch("apple", &PatchParams::default(), &shared).await.unwrap();
     web.set_status("apple", guest.status()).await;
     let browser = Chromium::start().await;
     let (page, space) = (browser.page().await, web.namespace.name());
@@ -507,6 +559,30 @@ async fn the_guests_screen_is_in_the_page_and_what_is_typed_reaches_the_guest() 
     page.until(&format!("{BRIGHT} > 3000")).await;
     page.picture("console", space).await;
     page.is_content().await;
+
+    // The guest's screen as large as the window, if its driver follows.
+    assert_eq!(fs::read_to_string(guest.folder.path().join("trace")).unwrap_or_default(), "");
+    page.click("#console-resize").await;
+    eventually("QEMU to be told the window's size", LIMIT, async || {
+        fs::read_to_string(guest.folder.path().join("trace")).ok()?.contains("set_desktop_size").then_some(())
+    })
+    .await;
+    page.click("#console-resize").await;
+
+    // The clipboard, once the person wants that: QEMU gives it to the guest's agent, and to another window of the same person.
+    let window = page.another().await;
+    window.go(&web, &web.path("apple", "/console")).await;
+    window.until("document.body.classList.contains('connected')").await;
+    for one in [&window, &page] {
+        one.may_use_clipboard().await;
+    }
+    window.value("navigator.clipboard.writeText = async (text) => { window.copied = text; }; true").await.unwrap();
+    window.click("#console-clipboard").await;
+    page.value("navigator.clipboard.writeText('of ann, also ü').then(() => true)").await.unwrap();
+    page.click("#console-clipboard").await;
+    window.until("window.copied === 'of ann, also ü'").await;
+    window.is_good().await;
+    window.end().await;
 
     // The serial console of the same guest: its menu again, from the relay's memory. A number chooses from it.
     page.go(&web, &web.path("apple", "/serial")).await;

@@ -41,8 +41,16 @@ async fn an_administrator_sees_of_which_templates_objects_are_made() {
     let newest = web.keep_templates(&[("extra.yaml.j2", extra), ("pod.yaml.j2", pod)], false).await;
     let page = admin.get(&path).await;
     assert_eq!(page.status, 200, "{}", page.body);
-    for part in [newest.as_str(), "apple-extra", "extra.yaml.j2", "pod.yaml.j2", "(labels)", "containers:", "(hidden)"]
-    {
+    for part in [
+        newest.as_str(),
+        "apple-extra",
+        "extra.yaml.j2",
+        "pod.yaml.j2",
+        "(labels:1)",
+        "extra.yaml.j2:2</code>",
+        "containers:",
+        "(hidden)",
+    ] {
         assert!(page.body.contains(part), "{part}: {}", page.body);
     }
     assert!(!page.body.contains("sesame"));

@@ -133,6 +133,23 @@ async fn each_path_asks_for_its_right() {
         let status = other.get(path).await.status;
         assert_eq!(status, 404, "{path}");
     }
+    // Who searches finds what her pages have.
+    let found = async |user: &str, typed: &str| of(user).get(&format!("/palette?q={typed}")).await.body;
+    assert_eq!(web.nobody().get("/palette?q=apple").await.status, 303);
+    for typed in ["", "apple", "start"] {
+        assert!(!found("other", typed).await.contains("apple"), "{typed}");
+    }
+    web.create_vm("pear", json!([{ "user": "start", "may": ["start"] }, { "user": "reset", "may": ["reset"] }])).await;
+    for (user, what) in [("admin", "pear/start"), ("start", "pear/start"), ("reset", "pear\"")] {
+        let body = found(user, "pear").await;
+        assert!(body.contains(what), "{user}: {body}");
+    }
+    assert!(!found("reset", "pear").await.contains("pear/start"));
+    assert!(!found("stop", "pear").await.contains("pear"));
+    assert!(!found("start", "vms").await.contains("/vms/new"));
+    let script = of("admin").get("/palette?q=%3Cscript%3E").await;
+    assert!(script.status == 200 && !script.body.contains("<script"), "{}", script.body);
+    assert_eq!(of("admin").get(&format!("/palette?q={}", "%C3%BC".repeat(300))).await.status, 200);
     assert!(of("start").get("/home").await.body.contains("apple"));
     assert!(!of("other").get("/home").await.body.contains("apple"));
     assert_eq!(web.nobody().get("/home").await.status, 303);

@@ -49,6 +49,8 @@ pub struct Chromium {
 /// A page of the browser. People who share no page share no cookies either.
 pub struct Page {
     session: String,
+    /// Whose cookies and permissions it has.
+    context: Value,
     calls: mpsc::UnboundedSender<Call>,
     complaints: Complaints,
     troubles: Mutex<Vec<String>>,
@@ -114,20 +116,13 @@ impl Chromium {
     pub async fn page(&self) -> Page {
         let browser = Page {
             session: String::new(),
+            context: Value::Null,
             calls: self.calls.clone(),
             complaints: self.complaints.clone(),
             troubles: Mutex::default(),
         };
         let context = browser.call("Target.createBrowserContext", json!({})).await["browserContextId"].clone();
-        let target = json!({ "url": "about:blank", "browserContextId": context });
-        let target = browser.call("Target.createTarget", target).await["targetId"].clone();
-        let attached = browser.call("Target.attachToTarget", json!({ "targetId": target, "flatten": true })).await;
-        let page = Page { session: attached["sessionId"].as_str().unwrap().to_owned(), ..browser };
-        for domain in ["Page", "Runtime", "Log", "Network"] {
-            page.call(&format!("{domain}.enable"), json!({})).await;
-        }
-        page.look(Look::default()).await;
-        page
+        Page { context, ..browser }.another().await
     }
 }
 
@@ -199,6 +194,30 @@ impl Page {
     }
 
     /// Calls a method of the protocol.
+    /// One more page of the same person.
+    pub async fn another(&self) -> Self {
+        let target = json!({ "url": "about:blank", "browserContextId": self.context });
+        let browser = Self { session: String::new(), ..self.copy() };
+        let target = browser.call("Target.createTarget", target).await["targetId"].clone();
+        let attached = browser.call("Target.attachToTarget", json!({ "targetId": target, "flatten": true })).await;
+        let page = Self { session: attached["sessionId"].as_str().unwrap().to_owned(), ..browser };
+        for domain in ["Page", "Runtime", "Log", "Network"] {
+            page.call(&format!("{domain}.enable"), json!({})).await;
+        }
+        page.look(Look::default()).await;
+        page
+    }
+
+    fn copy(&self) -> Self {
+        Self {
+            session: self.session.clone(),
+            context: self.context.clone(),
+            calls: self.calls.clone(),
+            complaints: self.complaints.clone(),
+            troubles: Mutex::default(),
+        }
+    }
+
     pub async fn call(&self, method: &str, parameters: Value) -> Value {
         let answer = self.answer(method, parameters).await;
         assert!(answer["error"].is_null(), "{method}: {}", answer["error"]);
@@ -299,6 +318,14 @@ impl Page {
         self.call("Emulation.setDeviceMetricsOverride", size).await;
         let language = json!({ "headers": { "accept-language": if look.german { "de" } else { "en" } } });
         self.call("Network.setExtraHTTPHeaders", language).await;
+    }
+
+    /// Lets the page use the clipboard, as a person does whom the browser asks.
+    pub async fn may_use_clipboard(&self) {
+        let permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"];
+        self.call("Browser.grantPermissions", json!({ "permissions": permissions, "browserContextId": self.context }))
+            .await;
+        self.call("Emulation.setFocusEmulationEnabled", json!({ "enabled": true })).await;
     }
 
     /// Notes what axe finds on the page as it is now, whether it is wider than the window, and what the browser has complained about. All of that is told at

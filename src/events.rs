@@ -1,6 +1,6 @@
 //! Kubernetes events, written in the background.
 //!
-//! No reconcile waits for an event to be written, and events are written one at a time, after a pause in which none was recorded.
+//! Nothing waits for an event to be written, and events are written one at a time, after a pause in which none was recorded.
 //! So 1,000 VMs that are created at once have their Pods before the API server gets 1,000 events.
 
 use std::{
@@ -84,17 +84,25 @@ impl EventRecorder {
         Self(sender)
     }
 
-    /// Records an event about an object. A note that is too long is cut.
+    /// Records an event about an object with a reason of a condition.
     pub fn record(&self, event: Event, regarding: ObjectReference) {
-        let Event { reason, mut note, action } = event;
-        note.truncate(note.floor_char_boundary(LONGEST_NOTE));
+        let Event { reason, note, action } = event;
+        let type_ = if reason.effect() == Effect::Warning { EventType::Warning } else { EventType::Normal };
         let event = KubeEvent {
-            type_: if reason.effect() == Effect::Warning { EventType::Warning } else { EventType::Normal },
+            type_,
             reason: reason.as_str().into(),
             note: Some(note),
             action: action.into(),
             secondary: None,
         };
+        self.publish(event, regarding);
+    }
+
+    /// Records an event about an object. A note that is too long is cut.
+    pub fn publish(&self, mut event: KubeEvent, regarding: ObjectReference) {
+        if let Some(note) = &mut event.note {
+            note.truncate(note.floor_char_boundary(LONGEST_NOTE));
+        }
         if let Err(error) = self.0.try_send(Request::Record(Box::new(event), regarding)) {
             warn!(%error, "an event was dropped");
         }

@@ -237,9 +237,10 @@ mod tests {
                     form => value(json!({ "namespace": evil, "name": evil, "image": evil, "cpus": evil, "ram": evil, "disk": evil, "network": evil, "bridge": evil, "user": evil, "keys": evil, "pools": evil })),
                     problems => value(json!({ "name": { "says": evil }, "image": "invalid", "keys": "missing" })), others => [evil], verdict => "failed", yaml => evil, command => evil,
                     namespaces => [evil], is_any_namespace => true, images => [evil],
-                    id => evil, set => evil, version => evil, objects => value([json!({ "kind": evil, "name": evil, "lifetime": "vm", "update": "live", "origins": [{ "file": evil, "blocks": [evil] }], "patches": [evil], "yaml": evil })]),
+                    id => evil, set => evil, version => evil, objects => value([json!({ "kind": evil, "name": evil, "lifetime": "vm", "update": "live", "origins": [{ "file": evil, "line": 1, "blocks": [[evil, 2]] }], "patches": [evil], "yaml": evil })]),
                     templates => value(json!({ "set": evil, "version": evil })),
                     sets => value([json!({ "name": evil, "tone": "bad", "health": "bad", "versions": [{ "version": evil, "vms": 1 }], "waiting": 1, "complaints": [{ "reason": evil, "message": evil, "vms": [evil], "more": 1 }] })]),
+                    vms => value([&vm]), deeds => value(["console", "stop"].map(|what| json!({ "vm": &vm, "what": what, "label": evil }))), pages => value([[evil, evil]]),
                     explanation => value(json!({ "line": evil, "cause": { "whatToDo": evil } })),
                 };
                 let page = pages.part(language, name, context).unwrap_or_else(|error| panic!("{name}: {error:#}"));

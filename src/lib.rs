@@ -35,6 +35,8 @@ pub mod kvm;
 #[deny(clippy::disallowed_methods)]
 pub mod lint;
 #[deny(clippy::disallowed_methods)]
+pub mod mask;
+#[deny(clippy::disallowed_methods)]
 pub mod object;
 #[deny(clippy::disallowed_methods)]
 pub mod observed;

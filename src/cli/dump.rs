@@ -5,8 +5,6 @@
 //!         └▶ what could not be read ─▶ unread.txt
 //! ```
 
-mod mask;
-
 use std::{
     io::{IsTerminal, Write},
     path::{Path, PathBuf},
@@ -42,6 +40,7 @@ use crate::{
     actions::VmHandle,
     discovery::Resources,
     explain::{Facts, page::Page},
+    mask,
     object::{CONFIG_MAP, SET_LABEL, TEMPLATES_MAP},
     process::ErrorChain,
     render::first_start,

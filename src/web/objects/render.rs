@@ -19,6 +19,7 @@ use tokio::{io::AsyncWriteExt, sync::Semaphore, time::timeout};
 use crate::{
     api::VirtualMachine,
     config::ReconcilerConfig,
+    mask,
     object::{HASH_ANNOTATION, Lifetime, Rendered, Update, VERSION_ANNOTATION},
     process::limited,
     render::{
@@ -34,8 +35,6 @@ const CPU: u64 = 5;
 const TIME: Duration = Duration::from_secs(15);
 /// How many such processes run at once.
 static PLACES: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(2));
-/// What stands for a value of a Secret.
-const HIDDEN: &str = "(hidden)";
 
 /// What to render.
 #[derive(Serialize, Deserialize)]
@@ -121,8 +120,7 @@ fn objects(job: Job) -> Outcome {
 }
 
 fn shown(set: &TemplateSet, object: &Rendered) -> Shown {
-    let mut value = Value::clone(&object.value);
-    hide(&mut value);
+    let value = shown_value(Value::clone(&object.value));
     let place = set.place_of(&object.name, &object.key.kind);
     let lineage = set.lineage(&object.name).into_iter().map(|Ancestor { file, blocks }| {
         let line = place.as_ref().filter(|(named, _)| *named == file).map(|(_, line)| *line);
@@ -151,19 +149,13 @@ fn shown(set: &TemplateSet, object: &Rendered) -> Shown {
     }
 }
 
-/// Takes out what nobody may see, and what the manager writes for itself.
-fn hide(object: &mut Value) {
+/// The object without what nobody may see, and without what the manager writes for itself.
+fn shown_value(mut object: Value) -> Value {
     if let Some(annotations) = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
         annotations.remove(HASH_ANNOTATION);
         annotations.remove(VERSION_ANNOTATION);
     }
-    if object["kind"] == "Secret" {
-        for field in ["data", "stringData"] {
-            for value in object.get_mut(field).and_then(Value::as_object_mut).into_iter().flatten() {
-                *value.1 = HIDDEN.into();
-            }
-        }
-    }
+    mask::object(object)
 }
 
 #[cfg(test)]
@@ -197,7 +189,11 @@ mod tests {
         let secret = "apiVersion: v1\nkind: Secret\nmetadata: { name: extra }\nstringData: { password: sesame }\ndata: { key: c2VzYW1l }\n";
         let objects = objects(job(&[("extra.yaml.j2", secret)])).unwrap();
         let extra = objects.iter().find(|object| object.name == "extra").unwrap();
-        assert!(extra.yaml.contains("password: (hidden)") && extra.yaml.contains("key: (hidden)"), "{}", extra.yaml);
+        assert!(
+            extra.yaml.contains("(masked) 6 characters") && extra.yaml.contains("(masked) 8 characters"),
+            "{}",
+            extra.yaml
+        );
         for object in objects.iter().filter(|object| object.kind == "Secret") {
             assert!(!object.yaml.contains("sesame") && !object.yaml.contains("c2VzYW1l"), "{}", object.yaml);
         }
@@ -207,8 +203,7 @@ mod tests {
     fn the_error_of_a_template_is_said() {
         let error = objects(job(&[("extra.yaml.j2", "kind: {{ nothing.at.all }}\n")])).unwrap_err();
         assert!(error.contains("extra.yaml.j2"), "{error}");
-        let mut map = json!({ "kind": "ConfigMap", "data": { "a": "b" } });
-        hide(&mut map);
-        assert_eq!(map["data"]["a"], "b");
+        let map = shown_value(json!({ "kind": "ConfigMap", "data": { "a": "b", "user-data": "of the guest" } }));
+        assert_eq!(map["data"], json!({ "a": "b", "user-data": "(masked)" }));
     }
 }

@@ -49,7 +49,7 @@ async fn an_administrator_sees_of_which_templates_objects_are_made() {
         "(labels:1)",
         "extra.yaml.j2:2</code>",
         "containers:",
-        "(hidden)",
+        "(masked) 6 characters",
     ] {
         assert!(page.body.contains(part), "{part}: {}", page.body);
     }

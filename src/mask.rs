@@ -1,4 +1,4 @@
-//! Takes secrets out of what is for a bug report. Pure.
+//! Takes secrets out of what people get to see: a bug report, and the page with a VM's objects.
 //!
 //! | what | becomes |
 //! |---|---|
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 /// What stands in place of a secret.
-pub(super) const MASK: &str = "(masked)";
+pub const MASK: &str = "(masked)";
 /// A text of a Secret that is shorter may be a word that is no secret.
 const SHORTEST: usize = 6;
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -24,7 +24,7 @@ const NAMES: [&str; 7] = ["name", "path", "expiry", "class", "ref", "kind", "fil
 
 /// The secrets that are known by their text.
 #[derive(Default)]
-pub(super) struct Known(BTreeSet<String>);
+pub struct Known(BTreeSet<String>);
 
 impl Known {
     /// Remembers what a Secret contains.
@@ -63,7 +63,7 @@ fn without_logins(text: &str) -> String {
 }
 
 /// An object without its secrets.
-pub(super) fn object(mut object: Value) -> Value {
+pub fn object(mut object: Value) -> Value {
     let is_secret = object["kind"] == "Secret";
     let is_map = object["kind"] == "ConfigMap";
     if let Some(annotations) = object["metadata"]["annotations"].as_object_mut() {

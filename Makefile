@@ -69,9 +69,12 @@ manifests: xtask ## Write deploy/*.yaml from the Helm chart in deploy/chart, and
 chart-test: xtask ## Test the Helm chart: renderings, refused values, and an installation on a real API server (builds Helm once)
 	@$(XTASK) chart-test
 
-gitops-test: xtask ## Test VMs in Git beside the real kustomize-controller of Flux (builds it once)
+gitops-test: xtask ## Test VMs in Git beside the real controllers of Flux and the real Argo CD (builds them once)
 	@$(XTASK) kustomize-controller
-	cargo test --features dev --test api_server gitops::flux:: -- --ignored --nocapture
+	@$(XTASK) helm-controller
+	@$(XTASK) helm
+	@$(XTASK) argo-cd
+	cargo test --features dev --test api_server gitops:: -- --ignored --nocapture --test-threads=1
 
 install: ## Build kubectl-vm and install it with completion and manual pages into PREFIX (/usr/local), below DESTDIR if that is set
 	cargo build --release --no-default-features --features cli --bin kubectl-vm

@@ -2,7 +2,12 @@
 //!
 //! A tool must never see a difference that it did not cause, and it must not stop a VM by accident.
 
+mod argo_cd;
+mod argo_cd_tree;
 mod flux;
+mod flux_tree;
+mod mishaps;
+mod rounds;
 mod tools;
 
 use crate::commands::{run, succeeds};
@@ -16,7 +21,7 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::{
-    Api, ResourceExt,
+    Api, Client, ResourceExt,
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
@@ -44,6 +49,12 @@ fn everything(name: &str) -> Value {
     disks.push(json!({ "cdrom": { "image": "" } }));
     vm["spec"]["vm"].as_object_mut().unwrap().remove("state");
     vm
+}
+
+/// The configuration that the chart has written for the manager in the namespace `vm-operator`.
+async fn configuration_of_the_chart(client: &Client) -> Option<String> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "vm-operator");
+    maps.get_opt("vm-operator").await.unwrap().and_then(|map| map.data?.remove("config.yaml"))
 }
 
 fn vms(ns: &ManagedNamespace) -> Api<VirtualMachine> {

@@ -155,6 +155,19 @@ impl Cluster {
         }
     }
 
+    /// A kubeconfig of the service account of the manager that is deployed in a namespace.
+    pub fn kubeconfig_of_manager(&self, namespace: &str, default_namespace: Option<&str>) -> NamedTempFile {
+        let text = std::fs::read_to_string(self.kubeconfig()).expect("the cluster's kubeconfig");
+        let mut kubeconfig: serde_json::Value = serde_yaml::from_str(&text).expect("the cluster's kubeconfig");
+        if let Some(default) = default_namespace {
+            kubeconfig["contexts"][0]["context"]["namespace"] = default.into();
+        }
+        kubeconfig["users"][0]["user"]["as"] = format!("system:serviceaccount:{namespace}:vm-operator").into();
+        let file = NamedTempFile::new().expect("a temporary file");
+        std::fs::write(file.path(), kubeconfig.to_string()).expect("writing a kubeconfig");
+        file
+    }
+
     /// Imports images into the node. A cluster that `cargo xtask cluster` did not start must be able to pull them.
     pub fn import(&self, archives: &[&Path]) {
         let Some(dir) = &self.dir else { return };
@@ -177,6 +190,11 @@ impl Cluster {
 pub struct OwnCluster(&'static Cluster);
 
 impl OwnCluster {
+    /// An API server with its controllers. Pods stay Pending.
+    pub fn control_plane() -> Self {
+        Self(Box::leak(Box::new(Cluster::start(&["--control-plane"]))))
+    }
+
     /// An API server without Kubernetes' controllers: there is no garbage collection, and a namespace has no default
     /// service account.
     pub fn api_server() -> Self {
@@ -283,24 +301,12 @@ impl TestNamespace {
         {
             self.create(manifests).await;
         }
-        self.kubeconfig_of_manager(None)
+        self.cluster.kubeconfig_of_manager(&self.name, None)
     }
 
     /// A kubeconfig of the manager's service account in its own namespace, with the permissions that the test gives it.
     pub fn managers_account_kubeconfig(&self) -> NamedTempFile {
-        self.kubeconfig_of_manager(Some(&self.name))
-    }
-
-    fn kubeconfig_of_manager(&self, default_namespace: Option<&str>) -> NamedTempFile {
-        let text = std::fs::read_to_string(self.cluster.kubeconfig()).expect("the cluster's kubeconfig");
-        let mut kubeconfig: serde_json::Value = serde_yaml::from_str(&text).expect("the cluster's kubeconfig");
-        if let Some(namespace) = default_namespace {
-            kubeconfig["contexts"][0]["context"]["namespace"] = namespace.into();
-        }
-        kubeconfig["users"][0]["user"]["as"] = format!("system:serviceaccount:{}:vm-operator", self.name).into();
-        let file = NamedTempFile::new().expect("a temporary file");
-        std::fs::write(file.path(), kubeconfig.to_string()).expect("writing a kubeconfig");
-        file
+        self.cluster.kubeconfig_of_manager(&self.name, Some(&self.name))
     }
 
     /// Applies manifests to it, given as YAML or JSON.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::setup;
 use crate::tools::{
-    KUBERNETES_VERSION, cache_dir, find_program, fingerprint, make_dir, remove, root, run, run_counted, tied,
+    KUBERNETES_VERSION, cache_dir, find_program, fingerprint, make_dir, remove, root, run, run_counted, tied, write,
 };
 
 /// The programs that are enough for a control plane.
@@ -95,7 +95,7 @@ pub fn helm() -> Result<PathBuf> {
 /// The version of Flux's kustomize-controller beside which VMs are tested.
 pub const FLUX_VERSION: &str = "1.9.6";
 
-/// The folder with `kustomize-controller`, built from its Go modules and kept, and `kustomizations.yaml`, the definition of its resource.
+/// The folder with `kustomize-controller`, built from its Go modules and kept, and the definition of its resource.
 pub fn kustomize_controller() -> Result<PathBuf> {
     const PACKAGE: &str = "github.com/fluxcd/kustomize-controller";
     let source = root().join("tests/flux");
@@ -103,14 +103,54 @@ pub fn kustomize_controller() -> Result<PathBuf> {
     build_once(&source, "kustomize-controller", FLUX_VERSION, &what, |unfinished| {
         let program = unfinished.join("kustomize-controller");
         compile(&source, PACKAGE, "-s -w", &program).context("building kustomize-controller from its Go modules")?;
-        let mut list = Command::new("go");
-        let module = run(list.current_dir(&source).args(["list", "-m", "-f", "{{.Dir}}", PACKAGE]))?;
-        let definition =
-            Path::new(module.trim()).join("config/crd/bases/kustomize.toolkit.fluxcd.io_kustomizations.yaml");
-        let target = unfinished.join("kustomizations.yaml");
-        fs::copy(&definition, &target).with_context(|| format!("copying {}", definition.display()))?;
-        Ok(())
+        let definition = "kustomize.toolkit.fluxcd.io_kustomizations.yaml";
+        copy_definitions(&source, PACKAGE, "config/crd/bases", &[definition], unfinished)
     })
+}
+
+/// The version of Flux's helm-controller that installs the manager in a test.
+pub const HELM_CONTROLLER_VERSION: &str = "1.4.0";
+
+/// The folder with `helm-controller`, built from its Go modules and kept, and the definition of its resource.
+pub fn helm_controller() -> Result<PathBuf> {
+    const PACKAGE: &str = "github.com/fluxcd/helm-controller";
+    let source = root().join("tests/helmcontroller");
+    let what = format!("helm-controller {HELM_CONTROLLER_VERSION}");
+    build_once(&source, "helm-controller", HELM_CONTROLLER_VERSION, &what, |unfinished| {
+        let program = unfinished.join("helm-controller");
+        compile(&source, PACKAGE, "-s -w", &program).context("building helm-controller from its Go modules")?;
+        let definition = "helm.toolkit.fluxcd.io_helmreleases.yaml";
+        copy_definitions(&source, PACKAGE, "config/crd/bases", &[definition], unfinished)
+    })
+}
+
+/// The version of Argo CD beside which VMs are tested.
+pub const ARGO_CD_VERSION: &str = "3.2.0";
+
+/// The folder with the program `argocd`, which is Argo CD's application controller, its repository server, or the Redis that they need, and
+/// the definitions of its resources.
+pub fn argo_cd() -> Result<PathBuf> {
+    const MODULE: &str = "github.com/argoproj/argo-cd/v3";
+    let source = root().join("tests/argocd");
+    let what = format!("Argo CD {ARGO_CD_VERSION}");
+    build_once(&source, "argocd", ARGO_CD_VERSION, &what, |unfinished| {
+        compile(&source, ".", "-s -w", &unfinished.join("argocd")).context("building Argo CD from its Go modules")?;
+        let definitions = ["application-crd.yaml", "appproject-crd.yaml"];
+        copy_definitions(&source, MODULE, "manifests/crds", &definitions, unfinished)
+    })
+}
+
+/// Copies files from a module that a Go module needs.
+fn copy_definitions(source: &Path, module: &str, folder: &str, files: &[&str], target: &Path) -> Result<()> {
+    let mut list = Command::new("go");
+    let module = run(list.current_dir(source).args(["list", "-m", "-f", "{{.Dir}}", module]))?;
+    let folder = Path::new(module.trim()).join(folder);
+    for file in files {
+        // What is in Go's cache can't be written, and a copy would be so, too.
+        let content = fs::read(folder.join(file)).with_context(|| format!("reading {}/{file}", folder.display()))?;
+        write(&target.join(file), content)?;
+    }
+    Ok(())
 }
 
 fn build() -> Result<Binaries> {

@@ -120,9 +120,18 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<std::ffi::OsString>,
     },
+    /// Print the path of Helm (built from its Go modules once)
+    #[command(hide = true)]
+    Helm,
     /// Print the folder with Flux's kustomize-controller and its definition (built from its Go modules once)
     #[command(hide = true)]
     KustomizeController,
+    /// Print the folder with Flux's helm-controller and its definition (built from its Go modules once)
+    #[command(hide = true)]
+    HelmController,
+    /// Print the folder with Argo CD, what it needs, and its definitions (built from its Go modules once)
+    #[command(hide = true)]
+    ArgoCd,
     /// Read an object as JSON and print what kstatus makes of it (built from its Go module)
     Kstatus,
 }
@@ -215,8 +224,20 @@ fn run(task: Task) -> Result<bool> {
         Task::DemoDown => demo::down(),
         // It takes our place, with all that belongs to it: terminal, signals, exit code.
         Task::Kubectl { args } => Err(binaries::kubectl_command()?.args(args).exec().into()),
+        Task::Helm => {
+            println!("{}", binaries::helm()?.display());
+            Ok(())
+        }
         Task::KustomizeController => {
             println!("{}", binaries::kustomize_controller()?.display());
+            Ok(())
+        }
+        Task::HelmController => {
+            println!("{}", binaries::helm_controller()?.display());
+            Ok(())
+        }
+        Task::ArgoCd => {
+            println!("{}", binaries::argo_cd()?.display());
             Ok(())
         }
         Task::Kstatus => {

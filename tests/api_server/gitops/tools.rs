@@ -15,7 +15,7 @@ use vm_operator::api::{PowerState, VirtualMachine};
 
 /// The name under which Argo CD applies.
 const ARGO: &str = "argocd-controller";
-const CLAIM: &str = "apple-core-disk";
+pub(super) const CLAIM: &str = "apple-core-disk";
 
 /// `spec.vm.state` as the API server has it.
 async fn stored_state(ns: &ManagedNamespace) -> Value {
@@ -177,7 +177,7 @@ async fn a_forced_stop_is_not_taken_back_by_a_sync_and_does_not_make_a_later_sto
 }
 
 /// Makes a class whose volumes can grow, and binds a claim of it to a volume; without a class, a claim that has none.
-async fn bind(ns: &ManagedNamespace, claim: &str, class: Option<&str>, size: &str) {
+pub(super) async fn bind(ns: &ManagedNamespace, claim: &str, class: Option<&str>, size: &str) {
     let namespace = ns.namespace.name();
     let class_object = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": class },
@@ -201,7 +201,7 @@ async fn bind(ns: &ManagedNamespace, claim: &str, class: Option<&str>, size: &st
     .await;
 }
 
-fn claim_manifest(class: &str, size: &str) -> Value {
+pub(super) fn claim_manifest(class: &str, size: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": CLAIM },
         "spec": {
@@ -211,7 +211,7 @@ fn claim_manifest(class: &str, size: &str) -> Value {
     })
 }
 
-fn with_disk(class: &str, size: &str) -> Value {
+pub(super) fn with_disk(class: &str, size: &str) -> Value {
     let mut manifest = vm_manifest("apple");
     let spec = json!({ "storageClassName": class, "resources": { "requests": { "storage": size } } });
     manifest["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"] = spec;
@@ -219,8 +219,8 @@ fn with_disk(class: &str, size: &str) -> Value {
     manifest
 }
 
-async fn size(ns: &ManagedNamespace) -> String {
-    let claim = ns.api::<PersistentVolumeClaim>().get(CLAIM).await.unwrap();
+pub(super) async fn size(ns: &ManagedNamespace, claim: &str) -> String {
+    let claim = ns.api::<PersistentVolumeClaim>().get(claim).await.unwrap();
     claim.spec.unwrap().resources.unwrap().requests.unwrap()["storage"].0.clone()
 }
 
@@ -244,13 +244,13 @@ async fn the_size_of_a_claim_in_git_is_not_changed_by_the_manager() {
         sync("1Gi").await.unwrap();
     }
     writes_nothing(&ns, "apple", async || drop(sync("1Gi").await.unwrap())).await;
-    assert_eq!(size(&ns).await, "1Gi");
+    assert_eq!(size(&ns, CLAIM).await, "1Gi");
     // Git decides.
     sync("2Gi").await.unwrap();
     let grows =
         |vm: &VirtualMachine| condition(vm, "StorageReady").is_some_and(|it| it.2.contains("is growing to 2Gi"));
     ns.vm_when("apple", "growing", grows).await;
-    assert_eq!(size(&ns).await, "2Gi");
+    assert_eq!(size(&ns, CLAIM).await, "2Gi");
 }
 
 #[tokio::test]
@@ -267,7 +267,7 @@ async fn a_disk_that_was_grown_by_a_patch_stays_and_is_ready_when_the_sync_has_t
         json!({ "spec": { "vm": { "disks": with_disk(class, "2Gi")["spec"]["vm"]["disks"] } } }),
     )
     .await;
-    eventually("the larger disk", LIMIT, async || (size(&ns).await == "2Gi").then_some(())).await;
+    eventually("the larger disk", LIMIT, async || (size(&ns, CLAIM).await == "2Gi").then_some(())).await;
     flux(&ns, &manifest).await;
     let ready = |vm: &VirtualMachine| {
         condition(vm, "StorageReady").is_some_and(|it| {
@@ -275,7 +275,7 @@ async fn a_disk_that_was_grown_by_a_patch_stays_and_is_ready_when_the_sync_has_t
         })
     };
     ns.vm_when("apple", "ready with the larger disk", ready).await;
-    assert_eq!(size(&ns).await, "2Gi");
+    assert_eq!(size(&ns, CLAIM).await, "2Gi");
 }
 
 #[tokio::test]

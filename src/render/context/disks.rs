@@ -9,6 +9,7 @@ use crate::{
     api::{VirtualMachine, VolumeClaimTemplate},
     claims,
     config::DiskPvc,
+    object::DISK_NUMBER_ANNOTATION,
     observed::Observed,
     render::runner::{cd_drive, cd_file},
     runner_config::{Drive, paths},
@@ -84,6 +85,7 @@ fn resolve_claim(
     observed: &Observed,
     defaults: DiskPvc,
 ) -> ResolvedDisk {
+    let number = claims::number::in_force(vm, &volume, observed);
     let claim_name = claims::disk_name(vm, &volume, observed);
     let claim = observed.claim(&claim_name);
     let spec = claim_spec(template, claim.map(|claim| &claim.spec), defaults);
@@ -100,7 +102,10 @@ fn resolve_claim(
     } else {
         Drive::Raw { resource: device.clone(), bootindex, size: None }
     };
-    let metadata = template.metadata.clone().unwrap_or_default();
+    let mut metadata = template.metadata.clone().unwrap_or_default();
+    if number > 0 {
+        metadata.annotations.insert(DISK_NUMBER_ANNOTATION.into(), number.to_string());
+    }
     ResolvedDisk {
         type_: "claim",
         volume,

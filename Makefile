@@ -12,7 +12,7 @@ BINDIR ?= $(PREFIX)/bin
 DATADIR ?= $(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help try build test bench bench-runner fuzz lint fmt demo demo-down crds manifests chart-test gitops-test install images push manifest guest-package kubectl-package dist cluster-up cluster-down clean xtask helper
+.PHONY: help try build test bench bench-runner fuzz lint fmt demo demo-down crds manifests chart-test gitops-test web-test install images push manifest guest-package kubectl-package dist cluster-up cluster-down clean xtask helper
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,10 @@ gitops-test: xtask ## Test VMs in Git beside the real controllers of Flux and th
 	@$(XTASK) helm
 	@$(XTASK) argo-cd
 	cargo test --features dev --test api_server gitops:: -- --ignored --nocapture --test-threads=1
+
+web-test: ## Test the sign-in with a real provider of OpenID Connect in a browser (needs npm)
+	npm ci --no-audit --no-fund --prefix tests/oidc
+	cargo test --features dev --test api_server real_provider -- --ignored --nocapture
 
 install: ## Build kubectl-vm and install it with completion and manual pages into PREFIX (/usr/local), below DESTDIR if that is set
 	cargo build --release --no-default-features --features cli --bin kubectl-vm

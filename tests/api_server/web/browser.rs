@@ -4,6 +4,7 @@
 //! With `VM_OPERATOR_TEST_UPDATE=1` the pictures in `docs/images` are written anew.
 
 mod chromium;
+mod real_provider;
 
 use std::{
     fs,

@@ -5,7 +5,6 @@
 //!  pools, members, person, now ─▶ assign  ─▶ one step: a write, a start, or the VM that she has
 //!  pools, members, now         ─▶ upkeep  ─▶ writes, starts, each pool's status, and when to look again
 //!  pool, members               ─▶ members ─▶ the VMs of the pool that are made, changed and deleted
-//!  pools, a member             ─▶ reset   ─▶ the next step that brings its disks back
 //! ```
 //!
 //! **[`assign`]: the first line that fits**
@@ -21,8 +20,7 @@
 //! | has none | there is none | an error that says until when the next one is kept |
 //!
 //! **Candidates** belong to the pool, are not being deleted, can be started, have nobody at the console, and are assigned to nobody, or are
-//! past the retention of the pool from which they are assigned. A VM that goes because the pool that made it wants fewer ([`members`]) is none, nor
-//! one whose disks somebody else had ([`reset`]). Their order: assigned to nobody; then the longest unused first. Among
+//! past the retention of the pool from which they are assigned. A VM that goes because the pool that made it wants fewer ([`members`]) is none. Their order: assigned to nobody; then the longest unused first. Among
 //! equals one that runs is before one that does not, then the names decide.
 //!
 //! **Retention** counts from the last use: `lastUsed`, or the end of the last connection to the console, if that is later. Clocks differ,
@@ -34,7 +32,6 @@
 //! A crash between two writes leaves a state from which the next call, or the manager, goes on.
 
 pub mod members;
-pub mod reset;
 pub mod retention;
 pub mod template;
 pub mod upkeep;
@@ -92,8 +89,6 @@ pub struct Pool {
     pub replicas: Option<u32>,
     /// From what it makes them.
     pub template: Option<Template>,
-    /// What is reset between two users of a VM; `None`: nothing.
-    pub reset: Option<reset::Rule>,
 }
 
 impl Pool {
@@ -109,7 +104,6 @@ impl Pool {
             is_deleted: false,
             replicas: None,
             template: None,
-            reset: spec.reset.as_ref().and_then(|reset| reset::Rule::read(&json!(reset))),
         }
     }
 
@@ -132,7 +126,6 @@ impl Pool {
             is_deleted: pool.metadata.deletion_timestamp.is_some(),
             replicas: replicas.map(|number| u32::try_from(number).unwrap_or(u32::MAX)),
             template: Template::read(&name, pool),
-            reset: pool.data.pointer("/spec/reset").and_then(reset::Rule::read),
             name,
         }
     }
@@ -163,8 +156,6 @@ pub struct Member {
     pub start: Start,
     /// The assignment for which it was started last: [`Held::id`].
     pub started_for: Option<String>,
-    /// What decides of the reset of its disks.
-    pub reset: reset::Facts,
 }
 
 /// To whom a VM is assigned, and since when.
@@ -222,8 +213,6 @@ pub struct Write {
     pub version: Option<String>,
     /// The new assignment; `None`: it is nobody's.
     pub held: Option<Held>,
-    /// Whether its disks are not fresh any more from now on.
-    pub ends_fresh: bool,
 }
 
 /// What [`assign`] wants next.
@@ -255,26 +244,23 @@ pub enum Refusal {
     #[error("the pool has no VMs: name it in spec.pools of a VM")]
     NoMembers,
     #[error(
-        "all {} VMs of the pool are in use{}{}{}", members,
+        "all {} VMs of the pool are in use{}{}", members,
         next.map(|time| format!("; the next one is kept until {}", whole_seconds(time))).unwrap_or_default(),
-        if *refused > 0 { format!("; {refused} can't be started, because Git says that they are stopped: remove spec.vm.state there") } else { String::new() },
-        if *resetting > 0 { format!("; {resetting} are being reset") } else { String::new() }
+        if *refused > 0 { format!("; {refused} can't be started, because Git says that they are stopped: remove spec.vm.state there") } else { String::new() }
     )]
     NoneFree {
         /// How many VMs belong to the pool.
         members: usize,
         /// How many of them can't be started.
         refused: usize,
-        /// How many of them are assigned to nobody, and must be reset first.
-        resetting: usize,
         /// When the first of the others can be taken, if that is known.
         next: Option<Timestamp>,
     },
 }
 
 impl Member {
-    /// What decides of a VM. `start`, `down`: what starting and stopping it takes.
-    pub fn new(vm: &VirtualMachine, start: Start, down: reset::Down) -> Self {
+    /// What decides of a VM. `start`: what starting it takes.
+    pub fn new(vm: &VirtualMachine, start: Start) -> Self {
         let status = vm.status.as_ref();
         let condition = |type_| status.and_then(|status| conditions::find(&status.conditions, type_));
         let is_true = |type_| condition(type_).is_some_and(|condition| condition.status == "True");
@@ -295,7 +281,6 @@ impl Member {
             runs: is_true(RUNNING),
             start,
             started_for: vm.annotations().get(STARTED_FOR_ANNOTATION).cloned(),
-            reset: reset::Facts::read(vm, down),
         }
     }
 
@@ -349,8 +334,7 @@ impl Member {
     }
 
     fn write(&self, held: Option<Held>) -> Write {
-        let ends_fresh = held.is_some() && self.reset.done.state.is_some();
-        Write { vm: self.name.clone(), version: self.version.clone(), held, ends_fresh }
+        Write { vm: self.name.clone(), version: self.version.clone(), held }
     }
 }
 
@@ -384,12 +368,7 @@ impl Write {
                 "starts": held.starts.then_some(true),
             })
         });
-        let mut patch =
-            json!({ "metadata": { "resourceVersion": self.version }, "status": { "assignment": assignment } });
-        if self.ends_fresh {
-            patch["status"]["diskReset"] = json!({ "state": null });
-        }
-        patch
+        json!({ "metadata": { "resourceVersion": self.version }, "status": { "assignment": assignment } })
     }
 }
 
@@ -436,7 +415,7 @@ pub fn candidates<'a>(pool: &str, pools: &Pools, members: &'a [Member], now: Tim
     let of_pool = members.iter().filter(|member| member.pools.contains(pool) && !member.is_deleted);
     let mut candidates: Vec<_> = of_pool
         .filter(|member| !member.console.is_connected && member.start != Start::Refused && is_free(member))
-        .filter(|member| !member.is_surplus(pools) && member.is_clean(pools))
+        .filter(|member| !member.is_surplus(pools))
         .collect();
     candidates.sort_by_key(|member| {
         let last_use = member.held.as_ref().map(|held| member.last_use(held));
@@ -453,7 +432,6 @@ fn none_free(pool: &str, pools: &Pools, members: &[Member]) -> Refusal {
         members => Refusal::NoneFree {
             members,
             refused: refused.len(),
-            resetting: of_pool().filter(|member| member.is_resetting(pools)).count(),
             next: others
                 .iter()
                 .filter(|member| !member.console.is_connected)

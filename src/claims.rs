@@ -1,6 +1,6 @@
 //! The claims of a VM: their names, their growth, and the condition StorageReady.
 //!
-//! A claim stores a person's data, so the manager never deletes or replaces it, unless the pool of the VM says so ([`number`]). If a claim can't become as the spec wants it, that is no
+//! A claim stores a person's data, so the manager never deletes or replaces it. If a claim can't become as the spec wants it, that is no
 //! error: the VM runs with the claim as it is, and the condition explains the difference.
 //!
 //! ```text
@@ -8,8 +8,6 @@
 //! ```
 //!
 //! Facts that later reconciles need, such as a growth that the API server refused, are in `status.claims`.
-
-pub mod number;
 
 use std::{cmp::Ordering, sync::Arc};
 
@@ -19,7 +17,7 @@ use serde_json::Value;
 use crate::{
     api::{
         Disk, Quantity, Reason, VirtualMachine,
-        conditions::{self, NewCondition, RUNNING, STORAGE_READY},
+        conditions::{NewCondition, RUNNING, STORAGE_READY},
         reasons::Effect,
         status::{ClaimFinding, ClaimStatus},
     },
@@ -27,9 +25,6 @@ use crate::{
     observed::{Object, Observed},
     ownership::owns_condition,
 };
-
-/// How many of the unused claims a message names: a pool that keeps old claims leaves one for each reset.
-const NAMED: usize = 20;
 
 /// A change of a claim that the API server refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,13 +35,9 @@ pub struct Refusal {
     pub answer: String,
 }
 
-/// The name of the claim for a disk's `volume`, with the [number](number::in_force) that resets have given it. If the disk is known under the name that
-/// an earlier release used, that name.
+/// The name of the claim for a disk's `volume`. If the disk is known under the name that an earlier release used, that name.
 pub fn disk_name(vm: &VirtualMachine, volume: &str, observed: &Observed) -> String {
-    match number::in_force(vm, volume, observed) {
-        0 => existing_name(vm, observed, disk_names(&vm.name_any(), volume)),
-        number => number::name(&vm.name_any(), volume, number),
-    }
+    existing_name(vm, observed, disk_names(&vm.name_any(), volume))
 }
 
 /// The name of the claim for the runner's data; like [`disk_name`].
@@ -59,13 +50,11 @@ pub fn runner_data_name(vm: &VirtualMachine, observed: &Observed) -> String {
 pub fn possible_names(vm: &VirtualMachine) -> impl Iterator<Item = String> {
     let name = vm.name_any();
     let disks = volumes(&vm.spec.vm.disks).flatten().collect::<Vec<_>>();
-    let numbered = disks.iter().map(|volume| (volume, number::recorded(vm, volume))).filter(|(_, number)| *number > 0);
-    let numbered: Vec<_> = numbered.map(|(volume, number)| number::name(&name, volume, number)).collect();
     let of_disks = disks.into_iter().flat_map({
         let name = name.clone();
         move |volume| disk_names(&name, &volume)
     });
-    of_disks.chain(numbered).chain(runner_data_names(&name))
+    of_disks.chain(runner_data_names(&name))
 }
 
 /// Whether a claim with one of the VM's names ([`possible_names`]) is the VM's: it names no other VM, or the VM uses it.
@@ -127,23 +116,13 @@ pub fn missing<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a ClaimStatus
 /// it ([`sentence`]), and no guest of the VM has ever run: a runner's first report takes the condition Running away from the manager, and
 /// leaves the UID of its Pod.
 fn was_of_no_use(vm: &VirtualMachine, known: &ClaimStatus) -> bool {
-    let found = |reason| known.findings.iter().any(|finding| finding.reason == reason);
-    !has_reported(vm) && found(Reason::ClaimPending) && found(Reason::ChangeRefused) && owns_condition(vm, RUNNING)
-}
-
-/// Whether a runner of the VM has reported.
-fn has_reported(vm: &VirtualMachine) -> bool {
     // Runners of the VM-Operator report their version, and not their Pod.
-    vm.status
+    let has_run = vm
+        .status
         .as_ref()
-        .is_some_and(|status| status.pod_uid.is_some() || status.halted.is_some() || status.runner_version.is_some())
-}
-
-/// Whether a guest of the VM may have run since the VM was made.
-pub fn has_run(vm: &VirtualMachine) -> bool {
-    let has_condition =
-        vm.status.as_ref().is_some_and(|status| conditions::find(&status.conditions, RUNNING).is_some());
-    has_reported(vm) || has_condition && !owns_condition(vm, RUNNING)
+        .is_some_and(|status| status.pod_uid.is_some() || status.halted.is_some() || status.runner_version.is_some());
+    let found = |reason| known.findings.iter().any(|finding| finding.reason == reason);
+    !has_run && found(Reason::ClaimPending) && found(Reason::ChangeRefused) && owns_condition(vm, RUNNING)
 }
 
 /// The size in bytes that a claim's spec requests.
@@ -276,14 +255,7 @@ pub fn storage_ready(claims: &[ClaimStatus], rendered: &[Rendered]) -> Option<Ne
         claims.iter().flat_map(|claim| claim.findings.iter().map(move |finding| (finding, *claim))).collect();
     findings.sort_by_key(|(finding, _)| finding.reason);
     let unused: Vec<&str> = claims.iter().filter(|claim| claim.unused).map(|claim| claim.name.as_str()).collect();
-    let kept = (!unused.is_empty()).then(|| {
-        let more = match unused.len().saturating_sub(NAMED) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        let named = &unused[..unused.len().min(NAMED)];
-        format!("kept, but not used by this VM any more: {}{more}", named.join(", "))
-    });
+    let kept = (!unused.is_empty()).then(|| format!("kept, but not used by this VM any more: {}", unused.join(", ")));
     let lost: Vec<&str> = lost.iter().map(|claim| claim.name.as_str()).collect();
     let lost = (!lost.is_empty()).then(|| {
         format!(

@@ -78,9 +78,6 @@ pub const POOL_LABEL: &str = "vmoperator.jdrupes.org/pool";
 /// The hash of the template from which a pool made a VM.
 pub const POOL_TEMPLATE_ANNOTATION: &str = "vmoperator.jdrupes.org/poolTemplate";
 
-/// The number in the name of a claim that a reset has made. The claim is a disk of the VM that its labels name, also when the VM is made again.
-pub const DISK_NUMBER_ANNOTATION: &str = "vmoperator.jdrupes.org/diskNumber";
-
 /// How long an object exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Lifetime {

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{Quantity, Reason, VirtualMachine, conditions},
-    claims::{self, number},
+    claims,
     ownership::{self, Applier},
 };
 
@@ -347,11 +347,7 @@ pub fn outcome(vm: &VirtualMachine, volume: Option<&str>) -> (String, bool) {
     if let Some(refused) = refused.filter(|refused| refused.status == "False") {
         return (format!("the running guest does not get it: {}", refused.message), false);
     }
-    let names = volume.map(|volume| match number::recorded(vm, volume) {
-        0 => claims::disk_names(&vm.name_any(), volume),
-        number => vec![number::name(&vm.name_any(), volume, number)],
-    });
-    let names = names.unwrap_or_default();
+    let names = volume.map(|volume| claims::disk_names(&vm.name_any(), volume)).unwrap_or_default();
     let of_disk = status.claims.iter().filter(|claim| !claim.unused && names.contains(&claim.name));
     let findings = of_disk.flat_map(|claim| claim.findings.iter().map(move |finding| (claim, finding)));
     let is_refused = findings.clone().any(|(_, finding)| finding.reason == Reason::GrowthRefused);

@@ -13,8 +13,6 @@
 //!
 //! Rights that the client needs: `list` on `vms` and `vmpools`, `patch` on `vms/status` and on `vms`.
 
-pub mod reset;
-
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client, CustomResourceExt, ResourceExt,
@@ -26,7 +24,7 @@ use serde_json::{Value, json};
 use super::power::{self, Change, Command, Decision};
 use crate::{
     api::{PowerState, StoredVm, VirtualMachine, VmPool},
-    assignment::{self, Assignee, Member, Pool, Pools, Start, Step, Write, reset::Down},
+    assignment::{self, Assignee, Member, Pool, Pools, Start, Step, Write},
     object::STARTED_FOR_ANNOTATION,
     power::until,
 };
@@ -147,16 +145,7 @@ pub fn member(vm: &VirtualMachine, now: Timestamp) -> Member {
         Ok(Decision::Write { .. }) => Start::Needed,
         Err(_) => Start::Refused,
     };
-    let status = vm.status.as_ref();
-    let is_gone = status.is_some_and(|status| status.created == Some(false))
-        && status.and_then(|status| status.observed_generation) == vm.metadata.generation;
-    let down = match power::decide(vm, Command::Stop { force: false, until: None }, None, false, now) {
-        Ok(Decision::Unchanged(_)) if is_gone => Down::Yes,
-        Ok(Decision::Unchanged(_)) => Down::Stopping,
-        Ok(Decision::Write { .. }) => Down::Needed,
-        Err(_) => Down::Refused,
-    };
-    Member::new(vm, start, down)
+    Member::new(vm, start)
 }
 
 impl PoolHandle {
@@ -252,10 +241,10 @@ impl PoolHandle {
     ///
     /// # Errors
     /// As those of [`Self::start`].
-    pub async fn warm(&self, vm: &str, pools: &Pools) -> Result<bool, PoolError> {
+    pub async fn warm(&self, vm: &str) -> Result<bool, PoolError> {
         let Some(vm) = self.get(vm).await? else { return Ok(false) };
         let member = member(&vm, (self.clock)());
-        if member.held.is_some() || member.is_deleted || member.start != Start::Needed || !member.is_clean(pools) {
+        if member.held.is_some() || member.is_deleted || member.start != Start::Needed {
             return Ok(false);
         }
         self.start_as(&vm, None).await
@@ -307,7 +296,10 @@ impl PoolHandle {
     /// # Errors
     /// Of requests.
     pub async fn list(&self) -> Result<View, PoolError> {
-        let pools = self.pools().await?;
+        let pools =
+            Api::<DynamicObject>::namespaced_with(self.client.clone(), &self.namespace, &VmPool::api_resource());
+        let pools = pools.list(&ListParams::default()).await.map_err(PoolError::api("list", "vmpools"))?;
+        let pools = pools.iter().map(|pool| (pool.name_any(), Pool::read(pool))).collect();
         let (api, mut vms) = (self.vms(), Vec::new());
         let mut parameters = ListParams::default().limit(CHUNK);
         loop {
@@ -321,14 +313,6 @@ impl PoolHandle {
         let now = (self.clock)();
         let members = vms.iter().map(|vm| member(vm, now)).collect();
         Ok(View { pools, vms, members })
-    }
-
-    /// The pools of the namespace as they are now.
-    async fn pools(&self) -> Result<Pools, PoolError> {
-        let pools =
-            Api::<DynamicObject>::namespaced_with(self.client.clone(), &self.namespace, &VmPool::api_resource());
-        let pools = pools.list(&ListParams::default()).await.map_err(PoolError::api("list", "vmpools"))?;
-        Ok(pools.iter().map(|pool| (pool.name_any(), Pool::read(pool))).collect())
     }
 
     /// Writes an assignment. `None`: the VM has changed since it was read, or is gone.

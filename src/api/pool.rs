@@ -16,10 +16,7 @@ pub const DEFAULT_RETENTION: &str = "PT1h";
 /// The condition of a pool with a template: whether its VMs are those that `spec.replicas` and `spec.template` want.
 pub const SCALED: &str = "Scaled";
 
-/// The condition of a pool with `spec.reset`: whether its free VMs have the disks from which they are made.
-pub const RESET: &str = "Reset";
-
-/// The reasons of a pool's conditions Ready, [`SCALED`] and [`RESET`].
+/// The reasons of a pool's conditions Ready and [`SCALED`].
 pub mod reasons {
     /// Ready=True: VMs of the pool can be assigned.
     pub const USABLE: &str = "Usable";
@@ -29,22 +26,16 @@ pub mod reasons {
     pub const RETENTION_INVALID: &str = "RetentionInvalid";
     /// Scaled=True: all VMs that the pool wants exist, and are as its template.
     pub const AS_WANTED: &str = "AsWanted";
-    /// Scaled=False: the API server refuses a VM. Reset=False: it refuses a write.
+    /// Scaled=False: the API server refuses a VM.
     pub const REFUSED: &str = "Refused";
     /// Scaled=False: a VM that the pool does not own has the name of one that it wants.
     pub const NAME_TAKEN: &str = "NameTaken";
-    /// Scaled=False: a VM is made, changed or deleted now. Reset=False: a VM is being reset.
+    /// Scaled=False: a VM is made, changed or deleted now.
     pub const PROGRESSING: &str = "Progressing";
-    /// Scaled=False: a VM is to be changed or deleted, and somebody has it. Reset=False: a VM is to be reset, and somebody is at its console.
+    /// Scaled=False: a VM is to be changed or deleted, and somebody has it.
     pub const IN_USE: &str = "InUse";
     /// Scaled=False: somebody has taken the pool out of the `spec.pools` of one of its VMs.
     pub const OUT_OF_POOL: &str = "OutOfPool";
-    /// Reset=True: the disks of all VMs that are assigned to nobody are as they are made.
-    pub const FRESH: &str = "Fresh";
-    /// Reset=False: a disk can't be brought back. Nobody gets its VM.
-    pub const CANNOT_RESET: &str = "CannotReset";
-    /// Reset=False: a VM can't be stopped, because Git says that it runs. Nobody gets it.
-    pub const CANNOT_STOP: &str = "CannotStop";
 }
 
 /// A pool of virtual machines that are given to users on request.
@@ -107,36 +98,9 @@ pub struct VmPoolSpec {
     /// What the VMs are that the manager makes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<MemberTemplate>,
-    /// Brings the disks of a VM back to what they are made from before somebody else gets the VM. Without it they stay as they are.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reset: Option<PoolReset>,
     /// Who may use the pool.
     #[schemars(length(max = 256))]
     pub permissions: Vec<PoolPermission>,
-}
-
-/// What is brought back between two users of a VM, and what becomes of the claims that they had.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct PoolReset {
-    /// The names of the disks, or disk-N for the claim N of a VM that gives its disk no name. A disk without a dataSource comes back empty. Default: all
-    /// disks; each must have a dataSource or dataSourceRef then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 63)))]
-    pub disks: Option<Vec<String>>,
-    /// What becomes of the claims that earlier users had: they are kept, or deleted with their data.
-    #[serde(default)]
-    pub old_claims: OldClaims,
-}
-
-/// What becomes of a claim that a reset has replaced.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
-pub enum OldClaims {
-    /// It stays, and no VM uses it.
-    #[default]
-    Keep,
-    /// The manager deletes it. Its role needs the right for that.
-    Delete,
 }
 
 /// A VM of a pool, without what differs between the VMs.
@@ -209,10 +173,7 @@ pub struct VmPoolStatus {
     /// How many of these are as the template is now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub updated_replicas: Option<u32>,
-    /// How many of those that are assigned to nobody can't be given away yet, because their disks are to be reset.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resetting: Option<u32>,
-    /// The pool's conditions: Ready, with a template Scaled, and with `spec.reset` Reset.
+    /// The pool's conditions: Ready and, with a template, Scaled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

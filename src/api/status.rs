@@ -144,9 +144,6 @@ pub struct VirtualMachineStatus {
     /// The user to whom the VM is assigned, if it belongs to a pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assignment: Option<Assignment>,
-    /// What the `spec.reset` of its pools has done to the VM's disks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub disk_reset: Option<DiskReset>,
 }
 
 impl VirtualMachineStatus {
@@ -439,13 +436,6 @@ pub struct ClaimFinding {
     pub generation: Option<i64>,
 }
 
-impl ClaimStatus {
-    /// Whether the claim existed, and does not exist any more.
-    pub fn is_missing(&self) -> bool {
-        self.findings.iter().any(|finding| finding.reason == Reason::ClaimMissing)
-    }
-}
-
 impl ClaimFinding {
     /// A finding without sizes and without an answer.
     pub fn new(reason: Reason) -> Self {
@@ -472,56 +462,4 @@ pub struct Assignment {
     /// Whether the VM was to be started for the assignment. When that was done, the annotation `startedFor` names the assignment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starts: Option<bool>,
-}
-
-/// Which claims are a VM's disks since its pool brought them back to what they are made from, and whether somebody has had the VM since.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
-pub struct DiskReset {
-    /// How far the reset is. Absent: somebody has, or may have, used the disks since the last one. An assignment removes it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<ResetState>,
-    /// The disks of which `state` speaks, by the names of their volumes in the Pod, such as `system-disk`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub covers: Vec<String>,
-    /// The number at the end of the names of the disks' claims. It only grows, so that no disk goes back to a claim that somebody has used.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub disks: Vec<DiskNumber>,
-    /// The claims that a reset has replaced and that are to be deleted, because the pool wants that.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub replaced: Vec<ReplacedClaim>,
-}
-
-/// How far a reset is.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
-pub enum ResetState {
-    /// The numbers are those of new claims, which may not exist yet.
-    Renewing,
-    /// The claims exist, and nobody has had the VM since they were made.
-    Fresh,
-}
-
-/// The number of a disk's claim.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
-pub struct DiskNumber {
-    /// The disk, by the name of its volume in the Pod.
-    pub volume: String,
-    /// The number. The claim is VM-VOLUME-NUMBER, or VM-VOLUME for 0.
-    pub number: u32,
-}
-
-/// A claim that a reset has replaced.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ReplacedClaim {
-    /// Its name.
-    pub name: String,
-    /// Its UID. A later claim of the name is another one.
-    pub uid: String,
-}
-
-impl DiskReset {
-    /// The number of a disk's claim.
-    pub fn number(&self, volume: &str) -> u32 {
-        self.disks.iter().find(|disk| disk.volume == volume).map_or(0, |disk| disk.number)
-    }
 }

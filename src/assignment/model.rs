@@ -1,9 +1,8 @@
 //! Two replicas assign the VMs of three pools to fifty users while everything else goes on: VMs start, stop, come and go, pools too,
 //! people are at consoles, replicas are killed between any two writes, clocks differ by five minutes. Each property has a check of its name.
-//! [`made`]: a fourth pool whose VMs the manager makes, and warm VMs; [`reset`]: disks that are brought back between two users.
+//! [`made`]: a fourth pool whose VMs the manager makes, and warm VMs.
 
 mod made;
-mod reset;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +45,6 @@ struct Round {
     starts: Vec<(String, String)>,
     /// The VMs to be warm, and the writes for each pool that makes VMs.
     warmed: Vec<String>,
-    resets: Vec<String>,
     made: Vec<(String, MemberWrite)>,
 }
 
@@ -73,7 +71,6 @@ struct World {
     ended: usize,
     /// How many VMs the manager has made, changed and deleted for pools, and started to be warm.
     made: [usize; 4],
-    disks: reset::Disks,
 }
 
 fn at(seconds: i64) -> Timestamp {
@@ -90,7 +87,6 @@ fn pool(name: &str, retention: &str) -> Pool {
         is_deleted: false,
         replicas: None,
         template: None,
-        reset: None,
     }
 }
 
@@ -113,7 +109,6 @@ impl World {
             duplicates: 0,
             ended: 0,
             made: [0; 4],
-            disks: reset::Disks::default(),
         };
         for name in ["a", "b", "c"] {
             world.create_pool(name);
@@ -128,8 +123,8 @@ impl World {
     fn create_pool(&mut self, name: &str) {
         let retentions = ["PT1H", "PT20M", "P1D", "2027-01-15T12:00:00Z", "PT0S"];
         let retention = if name == "a" { "PT1H" } else { retentions[self.random.usize(..retentions.len())] };
-        let (warm, reset) = (self.random.usize(..3), self.any_rule());
-        self.stored.pools.insert(name.into(), Pool { warm, reset, ..pool(name, retention) });
+        let warm = self.random.usize(..3);
+        self.stored.pools.insert(name.into(), Pool { warm, ..pool(name, retention) });
     }
 
     fn create_vm(&mut self, name: &str) {
@@ -155,10 +150,8 @@ impl World {
             runs: start == Start::Runs,
             start,
             started_for: None,
-            reset: Default::default(),
         };
         self.stored.vms.insert(name.into(), member);
-        self.create_disks(name);
         self.used.remove(name);
         self.change(name, |_| ());
     }
@@ -168,7 +161,6 @@ impl World {
         self.versions += 1;
         let member = self.stored.vms.get_mut(name).unwrap();
         edit(member);
-        self.disks.refresh(member);
         member.version = Some(self.versions.to_string());
     }
 
@@ -252,7 +244,6 @@ impl World {
                 assert!(!call.who.rights.is_empty(), "no right, no VM");
                 self.nobody_is_taken_within_retention_or_at_the_console(&write.vm, &read.pools, &call.who.user);
                 self.the_chosen_one_is_the_first(&call.pool, &read, &write.vm, at(read_at + CLOCKS[call.replica]));
-                self.nobody_gets_a_disk_that_somebody_else_had(&write.vm, &call.who.user, &read.pools);
                 self.used.insert(write.vm.clone(), read_at);
                 self.write(write);
             }
@@ -277,10 +268,7 @@ impl World {
             let seconds = |time: Option<Timestamp>| time.map(|time| at(time.as_second()));
             Held { last_used: seconds(held.last_used), assigned_at: seconds(held.assigned_at), ..held }
         });
-        self.change(&write.vm, |member| {
-            member.held = kept;
-            member.reset.done.state = member.reset.done.state.filter(|_| !write.ends_fresh);
-        });
+        self.change(&write.vm, |member| member.held = kept);
     }
 
     fn start(&mut self, vm: &str, id: String) {
@@ -291,23 +279,22 @@ impl World {
         self.change(vm, |member| {
             member.started_for = Some(id);
             if member.start == Start::Needed {
-                (member.start, member.runs) = (Start::Runs, true);
+                member.start = Start::Runs;
+                member.runs = true;
             }
         });
     }
 
     /// One request of the manager.
     fn manage(&mut self, clock: i64) {
-        if self.finish_reset() {
-            return;
-        }
         let Some(round) = &mut self.round else {
             let members: Vec<_> = self.seen.vms.values().cloned().collect();
             let upkeep = upkeep(&self.seen.pools, &members, at(self.time + clock));
-            let (warmed, made) = (upkeep.warmed.into_iter().collect(), self.member_writes(&members));
-            let (writes, starts, resets) = (upkeep.writes, upkeep.starts, upkeep.resets.into_iter().collect());
-            let round = Round { read: self.seen.clone(), writes, starts, warmed, resets, made };
-            self.round = Some(round).filter(|round| !round.is_empty());
+            let (warmed, made) = (upkeep.warmed.into_iter().collect::<Vec<_>>(), self.member_writes(&members));
+            if !(upkeep.writes.is_empty() && upkeep.starts.is_empty() && warmed.is_empty() && made.is_empty()) {
+                let (writes, starts) = (upkeep.writes, upkeep.starts);
+                self.round = Some(Round { read: self.seen.clone(), writes, starts, warmed, made });
+            }
             return;
         };
         let read = round.read.clone();
@@ -341,8 +328,6 @@ impl World {
             }
         } else if let Some(vm) = round.warmed.pop() {
             self.warm(&vm);
-        } else if let Some(vm) = round.resets.pop() {
-            self.begin_reset(&vm);
         } else if let Some((pool, write)) = round.made.pop() {
             self.write_member(&read, &pool, write);
         } else {
@@ -433,7 +418,7 @@ impl World {
                 // A replica is killed, and with it all that it had begun; the leader too.
                 let replica = self.random.usize(..CLOCKS.len());
                 self.calls.retain(|call| call.replica != replica);
-                (self.round, self.disks.begun) = (None, None);
+                self.round = None;
             }
             62..70 => self.seen = self.stored.clone(),
             70..82 => {
@@ -442,12 +427,10 @@ impl World {
             }
             82..84 => self.time += self.random.i64(0..900),
             84..86 => self.pass_until_nearly_the_end_of_an_assignment(),
-            86..88 => self.time += self.random.i64(0..20),
-            88..93 => self.any_vm().into_iter().for_each(|vm| self.reconcile(&vm)),
+            86..90 => self.time += self.random.i64(0..20),
             _ => self.disturb(),
         }
         self.never_two_users_on_a_vm();
-        self.guests_write();
     }
 
     /// Where a program with a wrong clock would be too early.
@@ -487,7 +470,6 @@ impl World {
         self.at_rest_no_assignment_of_a_pool_that_does_not_exist();
         self.at_rest_the_pools_have_the_vms_that_they_want();
         self.at_rest_as_many_are_warm_as_can_be();
-        self.at_rest_all_are_reset_that_can_be();
         self.never_two_users_on_a_vm();
     }
 
@@ -501,9 +483,8 @@ impl World {
 
     /// The manager works until it has nothing to do now.
     fn settle(&mut self) {
-        (self.round, self.disks.begun) = (None, None);
+        self.round = None;
         for _ in 0..VMS {
-            self.reconcile_all();
             self.seen = self.stored.clone();
             self.manage(0);
             if self.round.is_none() {
@@ -618,7 +599,6 @@ impl World {
                 || other.is_surplus(&read.pools)
                 || other.start == Start::Refused
                 || other.console.is_connected
-                || !other.is_clean(&read.pools)
                 || !is_free(other)
             {
                 continue;
@@ -678,7 +658,7 @@ fn it_ends(call: &Call) {
 
 #[test]
 fn fifty_users_and_two_replicas_share_twenty_vms() {
-    let mut happened = [0; 11];
+    let mut happened = [0; 8];
     for seed in 0..2 {
         let mut world = World::new(seed);
         for step in 1..=STEPS {
@@ -688,13 +668,13 @@ fn fifty_users_and_two_replicas_share_twenty_vms() {
             }
         }
         world.come_to_the_end();
-        let World { taken_from_others, conflicts, duplicates, ended, made, disks, .. } = world;
+        let World { taken_from_others, conflicts, duplicates, ended, made, .. } = world;
         happened
             .iter_mut()
-            .zip([taken_from_others, conflicts, duplicates, ended].into_iter().chain(made).chain(disks.done))
+            .zip([taken_from_others, conflicts, duplicates, ended].into_iter().chain(made))
             .for_each(|(sum, count)| *sum += count);
     }
     // What the properties are about has happened: VMs taken from others, conflicts, second VMs of users, ends by time, VMs made,
-    // changed and deleted for a pool, and started to be warm, disks that got new claims and were fresh, and claims that were deleted.
+    // changed and deleted for a pool, and started to be warm.
     assert!(happened.iter().all(|count| *count > 5), "{happened:?}");
 }

@@ -3,7 +3,6 @@
 use serde_json::json;
 
 use super::{
-    reset::Down,
     upkeep::{NOTED, UNFINISHED, Upkeep, Why, status, upkeep},
     *,
 };
@@ -35,7 +34,7 @@ fn member(name: &str, edit: impl FnOnce(&mut Member)) -> Member {
         vm["metadata"]["resourceVersion"] = json!("7");
         vm["spec"]["pools"] = json!(["desktops"]);
     });
-    let mut member = Member::new(&vm, Start::Needed, Down::Yes);
+    let mut member = Member::new(&vm, Start::Needed);
     edit(&mut member);
     member
 }
@@ -91,7 +90,7 @@ fn what_decides_is_read_from_a_vm_as_it_is_stored() {
             },
         });
     });
-    let read = Member::new(&stored, Start::Runs, Down::Needed);
+    let read = Member::new(&stored, Start::Runs);
     let half_past = noon() - SignedDuration::from_mins(30);
     assert_eq!(read.pools, ["desktops".to_owned(), "night".to_owned()].into());
     assert_eq!(
@@ -362,7 +361,7 @@ fn the_status_of_a_pool() {
     let of_pool = |retention: &str, members: &[Member]| {
         let pools = pools(&[("desktops", retention), ("night", "PT1h")]);
         let upkeep = kept_up(&pools, members);
-        json!(status(&pools["desktops"], upkeep.counts["desktops"], None, None, &[], noon()))
+        json!(status(&pools["desktops"], upkeep.counts["desktops"], None, &[], noon()))
     };
     let found = of_pool("PT1h", &members);
     assert_eq!(
@@ -384,9 +383,9 @@ fn the_status_of_a_pool() {
     // The time is that of the last change of the status.
     let pools = hour();
     let former: VmPoolStatus = serde_json::from_value(of_pool("PT1h", &members)).unwrap();
-    let later = status(&pools["desktops"], Default::default(), None, None, &former.conditions, minutes(5));
+    let later = status(&pools["desktops"], Default::default(), None, &former.conditions, minutes(5));
     assert_eq!(later.conditions[0].last_transition_time.0, minutes(5), "it was True and is False");
     let counts = upkeep::Counts { members: 1, ..Default::default() };
-    let same = status(&pools["desktops"], counts, None, None, &former.conditions, minutes(5));
+    let same = status(&pools["desktops"], counts, None, &former.conditions, minutes(5));
     assert_eq!(same.conditions[0].last_transition_time.0, noon());
 }

@@ -15,8 +15,7 @@
 //! | all others | nothing |
 //!
 //! **Warm VMs.** If fewer VMs of a pool than its `warm` are assigned to nobody and should run, others that are assigned to nobody are started, by name.
-//! None is stopped. A VM that can't be started, because Git says that it is stopped, does not count, nor does one that is to be reset first
-//! ([`super::reset`]).
+//! None is stopped. A VM that can't be started, because Git says that it is stopped, does not count.
 //!
 //! [`Upkeep::next`] is the earliest time at which another line would fit although nothing else has changed.
 
@@ -30,7 +29,6 @@ use k8s_openapi::{
 use super::{
     GRACE, Held, Member, Pool, Pools, Start, Write, later,
     members::{MemberPlan, scaled},
-    reset::{Standing, look},
 };
 use crate::api::{
     conditions::{self, READY},
@@ -51,8 +49,6 @@ pub struct Upkeep {
     pub starts: Vec<(String, String)>,
     /// The VMs that are assigned to nobody and are to be started, so that they are warm.
     pub warmed: BTreeSet<String>,
-    /// The VMs of which a step of the reset is to be done.
-    pub resets: BTreeSet<String>,
     /// How the VMs of each pool are.
     pub counts: BTreeMap<String, Counts>,
     /// When something is due although nothing changes until then.
@@ -83,19 +79,12 @@ pub struct Counts {
     pub assigned: u32,
     /// How many VMs are assigned from it and can be taken by others.
     pub expired: u32,
-    /// How many of the free ones are to be reset first.
-    pub resetting: u32,
 }
 
 /// What is to be done for the pools of a namespace. `pools` are all of them: an assignment from another one ends.
 pub fn upkeep(pools: &Pools, members: &[Member], now: Timestamp) -> Upkeep {
-    let resets = members.iter().filter(|member| matches!(look(member, pools), Standing::Do(_)));
-    let mut upkeep = Upkeep {
-        counts: counts(pools, members, now),
-        warmed: warmed(pools, members),
-        resets: resets.map(|member| member.name.clone()).collect(),
-        ..Upkeep::default()
-    };
+    let mut upkeep =
+        Upkeep { counts: counts(pools, members, now), warmed: warmed(pools, members), ..Upkeep::default() };
     let kept = kept(members);
     for member in members.iter().filter(|member| !member.is_deleted) {
         let Some((held, pool)) = member.held.as_ref().and_then(|held| Some((held, held.pool.as_ref()?))) else {
@@ -159,7 +148,6 @@ fn warmed(pools: &Pools, members: &[Member]) -> BTreeSet<String> {
                 && member.pools.contains(&pool.name)
                 && member.start != Start::Refused
                 && !member.is_surplus(pools)
-                && member.is_clean(pools)
         });
         let (runs, mut others): (Vec<_>, Vec<_>) =
             free.partition(|member| member.start == Start::Runs || warmed.contains(&member.name));
@@ -209,7 +197,6 @@ pub fn counts(pools: &Pools, members: &[Member], now: Timestamp) -> BTreeMap<Str
             if let Some(counts) = all.get_mut(pool) {
                 counts.members += 1;
                 counts.free += u32::from(member.held.is_none());
-                counts.resetting += u32::from(member.is_resetting(pools));
             }
         }
         let pool = member.held.as_ref().and_then(|held| held.pool.as_ref());
@@ -224,17 +211,15 @@ pub fn counts(pools: &Pools, members: &[Member], now: Timestamp) -> BTreeMap<Str
     all
 }
 
-/// The status of a pool. `plan`: what is to be done for the VMs that it makes, and why the API server refused that. `reset`: its condition
-/// [`RESET`](crate::api::pool::RESET).
+/// The status of a pool. `plan`: what is to be done for the VMs that it makes, and why the API server refused that.
 pub fn status(
     pool: &Pool,
     counts: Counts,
     plan: Option<(&MemberPlan, Option<&str>)>,
-    reset: Option<Condition>,
     current: &[Condition],
     now: Timestamp,
 ) -> VmPoolStatus {
-    let Counts { members, free, assigned, expired, resetting } = counts;
+    let Counts { members, free, assigned, expired } = counts;
     let (is_ready, reason, message) = match &pool.retention {
         Err(error) => (false, reasons::RETENTION_INVALID, format!("{error}. Until then no assignment ends by time")),
         Ok(_) if members == 0 => (false, reasons::NO_MEMBERS, "No VM names the pool in spec.pools".to_owned()),
@@ -251,7 +236,6 @@ pub fn status(
         expired: Some(expired),
         replicas: plan.map(|(plan, _)| plan.replicas),
         updated_replicas: plan.map(|(plan, _)| plan.updated),
-        resetting: pool.reset.is_some().then_some(resetting),
         conditions: [Condition {
             type_: READY.into(),
             status: status.into(),
@@ -262,7 +246,6 @@ pub fn status(
         }]
         .into_iter()
         .chain(plan.map(|(plan, refusal)| scaled(pool, plan, refusal, current, now)))
-        .chain(reset)
         .collect(),
     }
 }

@@ -35,12 +35,11 @@ use super::{
     pools::{AllPools, KnownPool},
 };
 use crate::{
-    actions::pool::{PoolError, PoolHandle, member, reset::Done},
+    actions::pool::{PoolError, PoolHandle, member},
     api::{VmPool, pool::VmPoolStatus},
     assignment::{
         Member, Pools, Write,
         members::{self, MemberPlan},
-        reset::{self, Step},
         upkeep::{Why, status, upkeep},
     },
     cluster::packed::PackedVm,
@@ -242,7 +241,7 @@ impl Assignments {
         }
         for vm in &upkeep.warmed {
             let name = format!("{namespace}/{vm}");
-            match handle.warm(vm, &pools).await {
+            match handle.warm(vm).await {
                 Ok(true) => info!(vm = name, "started the VM, so that its pool has a warm one"),
                 Ok(false) => {}
                 Err(error @ PoolError::Start { .. }) => {
@@ -251,9 +250,6 @@ impl Assignments {
                 Err(source) => result = result.and(Err(KeepError::Vm { vm: name, source })),
             }
         }
-        let refused = self.reset(&handle, &upkeep.resets).await;
-        let reset_refusal = refused.as_ref().err().map(|error| ErrorChain(error).to_string());
-        result = result.and(refused);
         for (name, known) in known {
             let counts = upkeep.counts.get(*name).copied().unwrap_or_default();
             let plan = self.plan_members(&namespace, known, members);
@@ -265,42 +261,13 @@ impl Assignments {
                 result = result.and(written.map_err(|source| KeepError::Members { pool, source }));
             }
             let plan = plan.as_ref().map(|plan| (plan, refusal.as_deref()));
-            let current = &known.status.conditions;
-            let reset = reset::condition(&known.pool, &pools, members, reset_refusal.as_deref(), current, now);
-            let wanted = status(&known.pool, counts, plan, reset, current, now);
+            let wanted = status(&known.pool, counts, plan, &known.status.conditions, now);
             if wanted != known.status {
                 let written = self.write_status(&namespace, name, known, &wanted).await;
                 result = result.and(written);
             }
         }
         result.map(|()| upkeep.next)
-    }
-
-    /// Does the next step of the reset of each of these VMs.
-    async fn reset(&self, handle: &PoolHandle, vms: &BTreeSet<String>) -> Result<(), KeepError> {
-        let mut result = Ok(());
-        for name in vms {
-            let vm = format!("{}/{name}", handle.namespace);
-            match handle.reset(name).await {
-                Ok(None) => {}
-                Ok(Some(Done::Step(step))) => {
-                    let (kind, step) = match step {
-                        Step::Stop => ("spec", "stopped the VM"),
-                        Step::Renew => ("status", "gave its disks new claims"),
-                        Step::Finish => ("status", "its disks are fresh"),
-                        Step::Mark | Step::Delete => ("status", "noted that it is used"),
-                    };
-                    self.metrics.wrote(kind, "VirtualMachine");
-                    info!(vm, step, "reset the disks of a VM of a pool");
-                }
-                Ok(Some(Done::Deleted(claims))) => {
-                    claims.iter().for_each(|_| self.metrics.wrote("delete", "PersistentVolumeClaim"));
-                    info!(vm, claims = claims.join(","), "deleted the claims that a reset has replaced");
-                }
-                Err(source) => result = result.and(Err(KeepError::Vm { vm, source })),
-            }
-        }
-        result
     }
 
     /// What is to be done for the VMs that a pool makes.

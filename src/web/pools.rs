@@ -178,7 +178,7 @@ struct Shown {
 struct Square {
     id: String,
     name: String,
-    /// `free`, `warm` (free, and its guest runs), `resetting` (free, and nobody gets it before its disks are reset), `assigned`, `expired`, or `other` (it is assigned from another pool).
+    /// `free`, `warm` (free, and its guest runs), `assigned`, `expired`, or `other` (it is assigned from another pool).
     tone: &'static str,
     user: Option<String>,
     last_used: Option<String>,
@@ -189,26 +189,22 @@ struct Square {
 /// `GET /pools`
 pub(super) async fn page(State(app): State<App>, Administrator(signed_in): Administrator) -> Response {
     let (now, vms) = (Timestamp::now(), app.store.subscribe());
-    let (mut all, none) = (BTreeMap::<String, Pools>::new(), Pools::new());
-    for ((namespace, name), spec) in app.store.pools() {
-        all.entry(namespace).or_default().insert(name.clone(), Pool::of(&name, None, &spec));
-    }
     let pools: Vec<Shown> = app
         .store
         .pools()
         .into_iter()
         .map(|((namespace, name), spec)| {
-            let problem = Pool::of(&name, None, &spec).retention.err().map(|error| error.to_string());
-            let pools = all.get(&namespace).unwrap_or(&none);
+            let pool = Pool::of(&name, None, &spec);
+            let problem = pool.retention.as_ref().err().map(ToString::to_string);
+            let pools = Pools::from([(name.clone(), pool)]);
             let own = vms.vms.iter().filter(|(key, ..)| key.0 == namespace);
-            let members = own.filter_map(|(_, vm, _)| square(vm, &name, pools, now)).collect();
+            let members = own.filter_map(|(_, vm, _)| square(vm, &name, &pools, now)).collect();
             let (retention, wanted) = (spec.retention.clone(), spec.replicas);
             Shown { namespace, name, retention, wanted, problem, members }
         })
         .collect();
-    let resets = pools.iter().flat_map(|pool| &pool.members).any(|square| square.tone == "resetting");
     let context = context! {
-        resets => resets, frame => value(signed_in.frame()), view => "pools", pools => value(pools), since => format!("{}-{}", app.epoch, vms.number),
+        frame => value(signed_in.frame()), view => "pools", pools => value(pools), since => format!("{}-{}", app.epoch, vms.number),
     };
     app.pages.page(signed_in.language, StatusCode::OK, "pools.html", context)
 }
@@ -223,7 +219,6 @@ fn square(vm: &VirtualMachine, pool: &str, pools: &Pools, now: Timestamp) -> Opt
     }
     let until = member.taken_from(pools).filter(|_| is_from);
     let tone = match held {
-        None if member.is_resetting(pools) => "resetting",
         None if member.runs => "warm",
         None => "free",
         Some(_) if !is_from => "other",

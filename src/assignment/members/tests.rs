@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     api::VirtualMachine,
-    assignment::{Assignee, Pools, Refusal, Start, Step, assign, reset::Down, upkeep::upkeep},
+    assignment::{Assignee, Pools, Refusal, Start, Step, assign, upkeep::upkeep},
     people::Rights,
     test_support::{noon, vm},
 };
@@ -47,7 +47,7 @@ fn stored(pool: &Pool, name: &str, edit: impl FnOnce(&mut Value)) -> VirtualMach
 }
 
 fn made(pool: &Pool, name: &str, edit: impl FnOnce(&mut Value)) -> Member {
-    Member::new(&stored(pool, name, edit), Start::Needed, Down::Yes)
+    Member::new(&stored(pool, name, edit), Start::Needed)
 }
 
 fn is_held(vm: &mut Value) {

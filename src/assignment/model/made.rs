@@ -11,13 +11,6 @@ use crate::assignment::{
 
 const MADE: &str = "d";
 
-impl Round {
-    pub(super) fn is_empty(&self) -> bool {
-        let (warmed, resets) = (self.warmed.is_empty(), self.resets.is_empty());
-        self.writes.is_empty() && self.starts.is_empty() && warmed && resets && self.made.is_empty()
-    }
-}
-
 impl World {
     /// Another number of VMs, another template, or another pool of the name.
     pub(super) fn change_made_pool(&mut self) {
@@ -44,7 +37,6 @@ impl World {
             "metadata": { "name": MADE, "uid": uid, "generation": self.versions },
             "spec": {
                 "retention": "PT20M", "replicas": self.random.u8(..6), "warm": self.random.u8(..2),
-                "reset": if self.random.u8(..3) == 0 { json!({ "oldClaims": "Delete" }) } else { json!(null) },
                 "template": { "spec": { "vm": { "maximumCpus": self.random.u8(1..3) } } },
             },
         });
@@ -120,8 +112,7 @@ impl World {
     /// As the manager does: it asks for the VM first.
     pub(super) fn warm(&mut self, vm: &str) {
         let Some(member) = self.stored.vms.get(vm) else { return };
-        let is_clean = member.is_clean(&self.stored.pools);
-        if member.held.is_none() && !member.is_deleted && member.start == Start::Needed && is_clean {
+        if member.held.is_none() && !member.is_deleted && member.start == Start::Needed {
             self.made[3] += 1;
             self.change(vm, |member| (member.start, member.runs) = (Start::Runs, true));
         }
@@ -176,7 +167,6 @@ impl World {
                     && !vm.is_deleted
                     && vm.start != Start::Refused
                     && !vm.is_surplus(&self.stored.pools)
-                    && vm.is_clean(&self.stored.pools)
             });
             let (runs, stopped): (Vec<_>, Vec<_>) = free.partition(|member| member.start == Start::Runs);
             assert!(

@@ -9,10 +9,7 @@ use serde_json::Value;
 
 use crate::{
     actions::pool::View,
-    api::{
-        pool::{RESET, SCALED},
-        status::whole_seconds,
-    },
+    api::{pool::SCALED, status::whole_seconds},
     assignment::{
         Member,
         upkeep::{Counts, counts},
@@ -40,12 +37,6 @@ pub(super) struct Page {
     free: u32,
     assigned: u32,
     expired: u32,
-    /// How many of the free ones are to be reset first; only if the pool resets its VMs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    resetting: Option<u32>,
-    /// Why they are not reset yet.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    not_reset: Option<String>,
     vms: Vec<Row>,
 }
 
@@ -73,8 +64,6 @@ struct Row {
 #[derive(Clone, Copy, Serialize, PartialEq, Eq)]
 enum State {
     Free,
-    /// It is free, and is to be reset first.
-    Resetting,
     Assigned,
     Expired,
     /// It is assigned from another pool.
@@ -86,7 +75,6 @@ impl State {
     fn as_str(self) -> &'static str {
         match self {
             Self::Free => "Free",
-            Self::Resetting => "Resetting",
             Self::Assigned => "Assigned",
             Self::Expired => "Expired",
             Self::Elsewhere => "Elsewhere",
@@ -98,7 +86,7 @@ impl State {
 impl Page {
     pub(super) fn new(pool: &DynamicObject, view: &View, now: Timestamp) -> Self {
         let name = pool.name_any();
-        let Counts { members, free, assigned, expired, resetting } =
+        let Counts { members, free, assigned, expired } =
             counts(&view.pools, &view.members, now).get(&name).copied().unwrap_or_default();
         let spec = |field: &str| pool.data.pointer(&format!("/spec/{field}"));
         let from = |member: &&Member| member.held.as_ref().and_then(|held| held.pool.as_deref()) == Some(&name);
@@ -109,11 +97,9 @@ impl Page {
             namespace: pool.namespace().unwrap_or_default(),
             retention: spec("retention").and_then(|text| text.as_str()).unwrap_or_default().to_owned(),
             login_on_assignment: spec("loginOnAssignment").is_some_and(|login| *login == true),
-            resetting: view.pools.get(&name).and_then(|pool| pool.reset.as_ref().map(|_| resetting)),
             problem: view.pools.get(&name).and_then(|pool| pool.retention.as_ref().err()).map(ToString::to_string),
             wanted: spec("replicas").and_then(Value::as_u64),
-            not_scaled: unless_true(pool, SCALED),
-            not_reset: unless_true(pool, RESET),
+            not_scaled: not_scaled(pool),
             name,
             members,
             free,
@@ -124,11 +110,11 @@ impl Page {
     }
 }
 
-/// What a condition of the pool says, unless it is True.
-fn unless_true(pool: &DynamicObject, type_: &str) -> Option<String> {
+/// What the pool's condition Scaled says, unless all is as wanted.
+fn not_scaled(pool: &DynamicObject) -> Option<String> {
     let mut conditions = pool.data.pointer("/status/conditions")?.as_array()?.iter();
-    let found = conditions.find(|condition| condition["type"] == type_ && condition["status"] != "True")?;
-    Some(found["message"].as_str()?.to_owned())
+    let scaled = conditions.find(|condition| condition["type"] == SCALED && condition["status"] != "True")?;
+    Some(scaled["message"].as_str()?.to_owned())
 }
 
 impl Row {
@@ -136,7 +122,6 @@ impl Row {
         let kept_until = member.taken_from(&view.pools);
         let state = match &member.held {
             _ if member.is_deleted => State::Deleted,
-            None if member.is_resetting(&view.pools) => State::Resetting,
             None => State::Free,
             Some(held) if held.pool.as_deref() != Some(pool) => State::Elsewhere,
             Some(_) if kept_until.is_some_and(|end| end <= now) && !member.console.is_connected => State::Expired,
@@ -160,18 +145,11 @@ impl fmt::Display for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { namespace, name, retention, members, free, assigned, expired, .. } = self;
         let login = if self.login_on_assignment { ", logs its users in" } else { "" };
-        let resetting = self.resetting.map(|resetting| format!(" ({resetting} to be reset)")).unwrap_or_default();
-        writeln!(
-            f,
-            "pool/{name} in {namespace}: {members} VMs, {free} free{resetting}, {assigned} assigned, {expired} expired"
-        )?;
+        writeln!(f, "pool/{name} in {namespace}: {members} VMs, {free} free, {assigned} assigned, {expired} expired")?;
         let wanted = self.wanted.map(|wanted| format!(", wants {wanted} VMs")).unwrap_or_default();
         writeln!(f, "retention {retention}{login}{wanted}")?;
         if let Some(why) = &self.not_scaled {
             writeln!(f, "not as wanted yet: {why}")?;
-        }
-        if let Some(why) = &self.not_reset {
-            writeln!(f, "not all are reset: {why}")?;
         }
         if let Some(problem) = &self.problem {
             writeln!(f, "no assignment ends by time: {problem}")?;

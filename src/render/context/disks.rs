@@ -9,7 +9,6 @@ use crate::{
     api::{VirtualMachine, VolumeClaimTemplate},
     claims,
     config::DiskPvc,
-    object::DISK_NUMBER_ANNOTATION,
     observed::Observed,
     render::runner::{cd_drive, cd_file},
     runner_config::{Drive, paths},
@@ -85,7 +84,6 @@ fn resolve_claim(
     observed: &Observed,
     defaults: DiskPvc,
 ) -> ResolvedDisk {
-    let number = claims::number::in_force(vm, &volume, observed);
     let claim_name = claims::disk_name(vm, &volume, observed);
     let claim = observed.claim(&claim_name);
     let spec = claim_spec(template, claim.map(|claim| &claim.spec), defaults);
@@ -102,10 +100,7 @@ fn resolve_claim(
     } else {
         Drive::Raw { resource: device.clone(), bootindex, size: None }
     };
-    let mut metadata = template.metadata.clone().unwrap_or_default();
-    if number > 0 {
-        metadata.annotations.insert(DISK_NUMBER_ANNOTATION.into(), number.to_string());
-    }
+    let metadata = template.metadata.clone().unwrap_or_default();
     ResolvedDisk {
         type_: "claim",
         volume,

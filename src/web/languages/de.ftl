@@ -161,7 +161,6 @@ pool-figures = { $members } VMs, { $assigned } zugewiesen, Frist { $retention }
 pool-wanted = { $wanted } gewünscht
 square-free = Frei
 square-warm = Frei, läuft
-square-resetting = Wird zurückgesetzt
 square-assigned = Zugewiesen
 square-expired = Abgelaufen
 square-other = Aus einem anderen Pool zugewiesen

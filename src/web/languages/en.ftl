@@ -161,7 +161,6 @@ pool-figures = { $members } VMs, { $assigned } assigned, retention { $retention 
 pool-wanted = { $wanted } wanted
 square-free = Free
 square-warm = Free, runs
-square-resetting = Being reset
 square-assigned = Assigned
 square-expired = Expired
 square-other = Assigned from another pool

@@ -126,8 +126,12 @@ pub enum ActionError {
     Outdated(ObjectKey),
     /// A Secret with cloud-init data is not meant for VMs.
     #[error(
-        "the Secret {name} can't be used as cloud-init data: {}; whoever may change the Secret allows it: kubectl label secret {name} {label}=",
-        if *exists { "it does not have the label" } else { "it does not exist" }
+        "the Secret {name} can't be used as cloud-init data: {}",
+        if *exists {
+            format!("it does not have the label; whoever may change the Secret allows it: kubectl label secret {name} {label}=")
+        } else {
+            format!("it does not exist; create it in the namespace of the VM, with the label {label}")
+        }
     )]
     SecretRefused {
         /// The Secret.

@@ -370,8 +370,14 @@ fn who_sets_state(facts: &Facts) -> String {
     if facts.is_wanted_up() || facts.vm.spec.vm.state == PowerState::Running {
         return String::new();
     }
-    let who = ownership::applier(&facts.vm, "state").map(|applier| applier.manager);
-    let who = who.or_else(|| owner_of(facts.vm.managed_fields(), "/f:spec/f:vm/f:state"));
+    let (fields, path) = (facts.vm.managed_fields(), "/f:spec/f:vm/f:state");
+    // A person's patch takes the field from a client-side apply, which the annotation of that apply does not tell.
+    let owns = |manager: &String| {
+        let of_manager = fields.iter().filter(|entry| entry.manager.as_ref() == Some(manager));
+        owner_of(&of_manager.cloned().collect::<Vec<_>>(), path).is_some()
+    };
+    let who = ownership::applier(&facts.vm, "state").map(|applier| applier.manager).filter(owns);
+    let who = who.or_else(|| owner_of(fields, path));
     who.map(|who| format!(" (spec.vm.state: Stopped, set by {who})")).unwrap_or_default()
 }
 

@@ -132,7 +132,13 @@ async fn installed_config(maps: &Api<ConfigMap>) -> Result<Option<ReconcilerConf
     Ok(config.map(|config| config.reconciler))
 }
 
-/// The API server did not answer what was asked about an object.
+/// The API server did not answer what was asked about an object. That it does not exist is an answer.
 pub(super) fn unknown(object: impl Display) -> impl FnOnce(kube::Error) -> Failure {
-    move |error| Failure::unknown(chain(object, &error))
+    move |error| {
+        let line = chain(object, &error);
+        match error {
+            kube::Error::Api(answer) if answer.is_not_found() => Failure::new(line),
+            _ => Failure::unknown(line),
+        }
+    }
 }

@@ -48,7 +48,13 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
     } else {
         format!("generation {} of the spec is not taken", facts.vm.metadata.generation.unwrap_or_default())
     };
-    let working = facts.leases.iter().flatten().find(|lease| is_renewed(lease, facts.now));
+    let mut renewed = facts.leases.iter().flatten().filter(|lease| is_renewed(lease, facts.now));
+    // A manager of the VM's own namespace is the one that should take it: one elsewhere has its own VMs.
+    let of_own = |it: Option<String>| it.as_deref() == Some(namespace.as_str());
+    let own_lease = facts.leases.iter().flatten().find(|lease| of_own(lease.namespace()));
+    let own_deployment = facts.deployments.iter().flatten().find(|deployment| of_own(deployment.namespace()));
+    let has_own = own_lease.is_some() || own_deployment.is_some();
+    let working = if has_own { renewed.find(|lease| of_own(lease.namespace())) } else { renewed.next() };
     if facts.is_observed() && (working.is_some() || facts.leases.is_none()) {
         // Somebody has deleted the Pod a moment ago, and the manager makes it again.
         return None;
@@ -56,14 +62,18 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
     if let Some(lease) = working {
         let home = lease.namespace().unwrap_or_default();
         let text = format!(
-            "the manager in the namespace {home} works, and {untaken}: it does not manage the namespace {namespace}, or is busy"
+            "the manager in the namespace {home} works, and {untaken}: it does not manage the namespace {namespace}, lacks rights there, or is busy"
         );
         let todo = format!(
-            "add {namespace} to the key namespace of ConfigMap vm-operator in {home}, and restart the manager; or see its log"
+            "add {namespace} to the key namespace of ConfigMap vm-operator in {home}, and restart the manager; if it is there, see its log, which names a right that is missing"
         );
         return Some(Finding::new(Cause::NotManaged, text, todo).since(changed));
     }
+    if let Some(own) = own_deployment {
+        return Some(of_deployment(own, &untaken));
+    }
     match facts.deployments.as_deref() {
+        _ if own_lease.is_some() => Some(silent(own_lease, &untaken, changed)),
         Some([]) if facts.leases.as_ref().is_some_and(Vec::is_empty) => {
             let text = format!("the cluster has no manager, so {untaken}");
             Some(
@@ -72,15 +82,17 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
             )
         }
         Some([first, ..]) => Some(of_deployment(first, &untaken)),
-        _ => {
-            let text = format!("no manager renews its Lease, so {untaken}");
-            let last = facts.leases.iter().flatten().filter_map(|lease| lease.spec.as_ref()?.renew_time.as_ref());
-            let since = last.map(|time| time.0).max().or(changed);
-            let todo =
-                "start the manager, or see its log: kubectl get lease -A --field-selector metadata.name=vm-operator";
-            Some(Finding::new(Cause::ManagerSilent, text, todo).since(since))
-        }
+        _ => Some(silent(facts.leases.iter().flatten(), &untaken, changed)),
     }
+}
+
+/// Nobody renews these Leases.
+fn silent<'a>(leases: impl IntoIterator<Item = &'a Lease>, untaken: &str, changed: Option<Timestamp>) -> Finding {
+    let text = format!("no manager renews its Lease, so {untaken}");
+    let last = leases.into_iter().filter_map(|lease| lease.spec.as_ref()?.renew_time.as_ref());
+    let since = last.map(|time| time.0).max().or(changed);
+    let todo = "start the manager, or see its log: kubectl get lease -A --field-selector metadata.name=vm-operator";
+    Finding::new(Cause::ManagerSilent, text, todo).since(since)
 }
 
 /// A manager that does not work, by its Deployment.

@@ -152,6 +152,17 @@ fn untaken(facts: &mut Value) {
     facts["leases"][0]["spec"]["renewTime"] = json!("2027-01-15T06:30:00.000000Z");
 }
 
+/// The same, beside a manager that works: the namespace of the VM has one of its own.
+fn own_manager(facts: &mut Value) {
+    untaken(facts);
+    for kind in ["deployments", "leases"] {
+        let mut own = facts[kind][0].clone();
+        own["metadata"]["namespace"] = json!("orchard");
+        facts[kind].as_array_mut().unwrap().push(own);
+    }
+    facts["leases"][0]["spec"]["renewTime"] = json!("2027-01-15T07:59:57.000000Z");
+}
+
 type Plant = fn(&mut Value);
 
 /// A cause, how it is planted, and what the first line has.
@@ -164,6 +175,9 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::ManagerUnavailable, |f| { untaken(f); f["deployments"][0]["status"] = json!({ "conditions": [{ "type": "Available", "status": "False", "message": "no pod is ready" }] }); }, "(no pod is ready)"),
     (Cause::ManagerSilent, untaken, "does not renew its Lease"),
     (Cause::NotManaged, |f| { f["vm"]["metadata"]["generation"] = json!(4); }, "does not manage the namespace orchard"),
+    // A manager of another namespace works, and that of this one does not.
+    (Cause::ManagerStopped, |f| { own_manager(f); f["deployments"][1]["spec"]["replicas"] = json!(0); }, "Deployment orchard/vm-operator of the manager wants no Pod"),
+    (Cause::ManagerSilent, |f| { own_manager(f); f["deployments"].as_array_mut().unwrap().pop(); }, "no manager renews its Lease, so generation 4 of the spec is not taken (since 2027-01-15T06:30:00Z)"),
     (Cause::InvalidSpec, |f| ready(f, "False", "InvalidSpec", "spec.vm.maximumCpus: no number"), "spec.vm.maximumCpus: no number"),
     (Cause::TemplateError, |f| ready(f, "False", "TemplateError", "pod.yaml.j2:3:14: undefined value"), "pod.yaml.j2:3:14: undefined value (since 2027-01-15T06:00:00Z) ->"),
     (Cause::NamespaceTerminating, |f| { f["namespace"]["metadata"]["deletionTimestamp"] = json!(EARLIER); }, "the namespace orchard is being deleted"),
@@ -271,6 +285,18 @@ fn a_vm_without_a_problem_has_no_cause() {
         let explanation = explained(edit);
         assert!(explanation.cause.is_none() && explanation.line.starts_with(line), "{}", explanation.line);
     }
+    // A client-side apply has set the state once, and a person has changed it since.
+    let stopped = explained(|f| {
+        ready(f, "True", "StoppedAsRequested", "down");
+        f["vm"]["spec"]["vm"]["state"] = json!("Stopped");
+        f["pod"] = Value::Null;
+        let applied = json!({ "spec": { "vm": { "state": "Running" } } }).to_string();
+        f["vm"]["metadata"]["annotations"] = json!({ "kubectl.kubernetes.io/last-applied-configuration": applied });
+        f["vm"]["metadata"]["managedFields"].as_array_mut().unwrap().push(json!({
+            "manager": "kubectl-client-side-apply", "operation": "Update", "time": EARLIER, "fieldsV1": { "f:spec": { "f:vm": { "f:maximumCpus": {} } } },
+        }));
+    });
+    assert!(stopped.line.ends_with("(spec.vm.state: Stopped, set by kubectl-edit)"), "{}", stopped.line);
     // A Pod that somebody has deleted is made again, if a manager works.
     assert_eq!(explained(|f| f["pod"] = Value::Null).cause, None);
     let line = explained(|f| {

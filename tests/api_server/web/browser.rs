@@ -16,7 +16,11 @@ use futures::{StreamExt, stream};
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::{net::UnixStream, sync::watch};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::UnixStream,
+    sync::watch,
+};
 use vm_operator::{
     api::VirtualMachine,
     runner::{
@@ -442,6 +446,7 @@ impl Guest {
             ])
             .args(["-drive", &format!("file={},format=raw,if=ide", disk.display())])
             .args(["-qmp", &format!("unix:{},server=on,wait=off", runtime.monitor().display())])
+            .args(["-qmp", &format!("unix:{},server=on,wait=off", folder.path().join("qmp").display())])
             .args([
                 "-trace",
                 "vnc_msg_client_set_desktop_size",
@@ -491,6 +496,19 @@ impl Guest {
         tokio::spawn(relay::serve(RelayOptions { folder: secret, port: 0, runtime }, state, ended));
         let port = listens.wait_for(|state| state.port.is_some()).await.unwrap().port.unwrap();
         Self { qemu, folder, _ends: ends, port, certificate }
+    }
+
+    /// Resets it: its firmware waits for a key for a minute only.
+    async fn reset(&self) {
+        let mut monitor = BufReader::new(UnixStream::connect(self.folder.path().join("qmp")).await.unwrap());
+        for command in ["qmp_capabilities", "system_reset"] {
+            monitor.get_mut().write_all(format!("{{ \"execute\": \"{command}\" }}\n").as_bytes()).await.unwrap();
+            let mut line = String::new();
+            while !line.starts_with("{\"return\"") {
+                line.clear();
+                assert_ne!(monitor.read_line(&mut line).await.unwrap(), 0, "{command}");
+            }
+        }
     }
 
     /// Waits until the firmware has said that. It says the same on the screen and on the serial console.
@@ -549,6 +567,7 @@ async fn the_guests_screen_is_in_the_page_and_what_is_typed_reaches_the_guest() 
     admin.is_good().await;
     admin.end().await;
     page.go(&web, "/home").await;
+    guest.reset().await;
     page.click("[data-vm] a.main[href$='/console']").await;
     // The firmware says which key opens its menu.
     page.until(&format!("document.body.classList.contains('connected') && {BRIGHT} > 1500")).await;

@@ -49,6 +49,8 @@ use crate::{
 
 /// How long the manager waits at its start for the list of the ConfigMaps. VMs whose set is not known yet wait longer.
 const FIRST_LIST: Duration = Duration::from_secs(10);
+/// How long a changed set waits at the start for the VMs of all namespaces. One of which the manager may list nothing must not hold up the others.
+const FIRST_VMS: Duration = Duration::from_secs(30);
 /// When a check that could not run is tried again. Also when a set that was refused is looked at again for the first time, although neither
 /// it nor the VM with which it failed has changed: a right or a quota may have. The pause doubles each time.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -155,6 +157,16 @@ impl Checks {
     fn observed(&self) -> impl Iterator<Item = (VirtualMachine, Observed)> + Send {
         self.caches.iter().flat_map(Caches::observed).filter(|(vm, _)| vm.spec.invalid.is_none())
     }
+}
+
+/// Waits until the VMs of all namespaces are listed, for [`FIRST_VMS`] at most. Returns whether they are.
+async fn are_started(namespaces: impl Iterator<Item = watch::Receiver<bool>>) -> bool {
+    let all = async {
+        for mut started in namespaces {
+            let _ = started.wait_for(|started| *started).await;
+        }
+    };
+    timeout(FIRST_VMS, all).await.is_ok()
 }
 
 /// Follows the folder and the ConfigMaps, and puts sets in force.
@@ -267,8 +279,8 @@ impl Loader {
         let mut looked = Instant::now();
         if self.unchecked {
             // A set is checked with all VMs.
-            for caches in checks.caches.iter() {
-                let _ = caches.started.clone().wait_for(|started| *started).await;
+            if !are_started(checks.caches.iter().map(|caches| caches.started.clone())).await {
+                warn!("changed templates are checked without the VMs of namespaces that can't be listed yet");
             }
         } else if self.gathered.changed().await.is_err() {
             return;
@@ -665,5 +677,19 @@ mod tests {
         let pauses: Vec<u64> = [0, 1, 2, 3, 4, 100].map(|tries| pause(tries).as_secs()).into();
         assert_eq!(pauses, [5, 10, 20, 40, 45, 45]);
         assert!(REFUSED_AGAIN + 2 * AGAIN < Duration::from_secs(60));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_namespace_that_is_never_listed_does_not_hold_up_the_others() {
+        let (listed, never) = (watch::channel(true), watch::channel(false));
+        let (late, lists) = watch::channel(false);
+        assert!(are_started([listed.1.clone()].into_iter()).await);
+        assert!(!are_started([never.1.clone(), listed.1.clone()].into_iter()).await);
+        tokio::spawn(async move {
+            tokio::time::sleep(FIRST_VMS / 2).await;
+            late.send_replace(true);
+            never.0.closed().await;
+        });
+        assert!(are_started([listed.1, lists].into_iter()).await);
     }
 }

@@ -10,6 +10,7 @@ use std::{
     fs,
     net::Ipv4Addr,
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use futures::{StreamExt, stream};
@@ -419,6 +420,8 @@ struct Guest {
     _ends: watch::Sender<bool>,
     port: u16,
     certificate: String,
+    /// How much of its serial console is from before it was reset.
+    said: AtomicUsize,
 }
 
 impl Drop for Guest {
@@ -495,11 +498,12 @@ impl Guest {
         let (ends, ended) = watch::channel(false);
         tokio::spawn(relay::serve(RelayOptions { folder: secret, port: 0, runtime }, state, ended));
         let port = listens.wait_for(|state| state.port.is_some()).await.unwrap().port.unwrap();
-        Self { qemu, folder, _ends: ends, port, certificate }
+        Self { qemu, folder, _ends: ends, port, certificate, said: AtomicUsize::new(0) }
     }
 
-    /// Resets it: its firmware waits for a key for a minute only.
+    /// Resets it: its firmware waits for a key for a minute only. What it has said before does not count any more.
     async fn reset(&self) {
+        self.said.store(self.log().len(), Ordering::Relaxed);
         let mut monitor = BufReader::new(UnixStream::connect(self.folder.path().join("qmp")).await.unwrap());
         for command in ["qmp_capabilities", "system_reset"] {
             monitor.get_mut().write_all(format!("{{ \"execute\": \"{command}\" }}\n").as_bytes()).await.unwrap();
@@ -513,8 +517,12 @@ impl Guest {
 
     /// Waits until the firmware has said that. It says the same on the screen and on the serial console.
     async fn says(&self, text: &str) {
-        let log = self.folder.path().join("serial.log");
-        eventually(text, LIMIT, async || fs::read_to_string(&log).ok()?.contains(text).then_some(())).await;
+        eventually(text, LIMIT, async || self.log()[self.said.load(Ordering::Relaxed)..].contains(text).then_some(()))
+            .await;
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("serial.log")).unwrap_or_default()
     }
 
     /// What the VM's status says of it.
@@ -596,7 +604,9 @@ async fn the_guests_screen_is_in_the_page_and_what_is_typed_reaches_the_guest() 
     for one in [&window, &page] {
         one.may_use_clipboard().await;
     }
-    window.value("navigator.clipboard.writeText = async (text) => { window.copied = text; }; true").await.unwrap();
+    // As if it were on another computer, whose clipboard is empty.
+    let other = "navigator.clipboard.writeText = async (text) => { window.copied = text; }; navigator.clipboard.readText = async () => ''; true";
+    window.value(other).await.unwrap();
     window.click("#console-clipboard").await;
     page.value("navigator.clipboard.writeText('of ann, also ü').then(() => true)").await.unwrap();
     page.click("#console-clipboard").await;

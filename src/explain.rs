@@ -373,8 +373,8 @@ fn who_sets_state(facts: &Facts) -> String {
     let (fields, path) = (facts.vm.managed_fields(), "/f:spec/f:vm/f:state");
     // A person's patch takes the field from a client-side apply, which the annotation of that apply does not tell.
     let owns = |manager: &String| {
-        let of_manager = fields.iter().filter(|entry| entry.manager.as_ref() == Some(manager));
-        owner_of(&of_manager.cloned().collect::<Vec<_>>(), path).is_some()
+        let mut owners = fields.iter().filter_map(|entry| owner_of(std::slice::from_ref(entry), path));
+        owners.any(|owner| owner == *manager)
     };
     let who = ownership::applier(&facts.vm, "state").map(|applier| applier.manager).filter(owns);
     let who = who.or_else(|| owner_of(fields, path));

@@ -54,7 +54,7 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
     let own_lease = facts.leases.iter().flatten().find(|lease| of_own(lease.namespace()));
     let own_deployment = facts.deployments.iter().flatten().find(|deployment| of_own(deployment.namespace()));
     let has_own = own_lease.is_some() || own_deployment.is_some();
-    let working = if has_own { renewed.find(|lease| of_own(lease.namespace())) } else { renewed.next() };
+    let working = renewed.find(|lease| !has_own || of_own(lease.namespace()));
     if facts.is_observed() && (working.is_some() || facts.leases.is_none()) {
         // Somebody has deleted the Pod a moment ago, and the manager makes it again.
         return None;
@@ -72,8 +72,10 @@ pub(super) fn manager(facts: &Facts) -> Option<Finding> {
     if let Some(own) = own_deployment {
         return Some(of_deployment(own, &untaken));
     }
+    if own_lease.is_some() {
+        return Some(silent(own_lease, &untaken, changed));
+    }
     match facts.deployments.as_deref() {
-        _ if own_lease.is_some() => Some(silent(own_lease, &untaken, changed)),
         Some([]) if facts.leases.as_ref().is_some_and(Vec::is_empty) => {
             let text = format!("the cluster has no manager, so {untaken}");
             Some(

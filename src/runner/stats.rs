@@ -78,8 +78,8 @@ fn now() -> u64 {
     part(now.tv_sec) * 1000 + part(now.tv_nsec) / 1_000_000
 }
 
-/// How long a thread has run, in milliseconds.
-fn cpu_time(thread: i64) -> Option<u64> {
+/// How long a thread, or a process with all its threads, has run, in milliseconds. `None`: it is not there.
+pub fn cpu_time(thread: i64) -> Option<u64> {
     ticks(&fs::read_to_string(format!("/proc/{thread}/stat")).ok()?)
         .map(|ticks| ticks * 1000 / rustix::param::clock_ticks_per_second().max(1))
 }

@@ -31,11 +31,6 @@ impl View {
         }
     }
 
-    /// What forms of such a page call it.
-    pub(super) const fn name(self) -> &'static str {
-        self.page().0
-    }
-
     /// What the person may do with the VM on such a page.
     pub(super) fn rights(self, signed_in: &SignedIn, namespace: &str, vm: &VirtualMachine, app: &App) -> Rights {
         match self {

@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use super::{
     app::App,
     pages::value,
-    rows::{Onlooker, Row},
+    rows::{Act, Onlooker, Row},
     signed_in::SignedIn,
-    store::View,
+    store::{Key, View},
 };
 use crate::people::Rights;
 
@@ -50,7 +50,7 @@ struct Deed<'a> {
     /// The last part of the action's path, or `console`.
     what: &'static str,
     /// Its name in the person's language.
-    label: String,
+    label: &'a str,
 }
 
 /// Whether the text has all words.
@@ -72,8 +72,14 @@ pub(super) async fn found(State(app): State<App>, signed_in: SignedIn, Query(typ
 
     let view = if administrator { View::List } else { View::Home };
     let all = app.store.subscribe().vms;
+    // Only VMs that one of the words can mean. An action's own word names none.
+    let is_meant = |(namespace, name): &Key| {
+        let id = format!("{namespace}/{name}");
+        words.is_empty() || words.iter().any(|word| id.contains(word))
+    };
     let seen: Vec<(Rights, &_)> = all
         .iter()
+        .filter(|(key, ..)| is_meant(key))
         .map(|(key, vm, _)| (view.rights(&signed_in, &key.0, vm, &app), &**vm))
         .filter(|(rights, _)| !rights.is_empty())
         .collect();
@@ -82,22 +88,23 @@ pub(super) async fn found(State(app): State<App>, signed_in: SignedIn, Query(typ
         let onlooker = Onlooker { person: &signed_in.person, rights, is_administrator: administrator };
         Row::of(vm, onlooker, &app.store, now)
     });
-    // Only of VMs that one of the words can mean. An action's own word names none.
-    let rows: Vec<Row<'_>> =
-        rows.filter(|row| words.is_empty() || words.iter().any(|word| row.id.contains(word))).collect();
+    let rows: Vec<Row<'_>> = rows.collect();
     let mut vms: Vec<&Row<'_>> = rows.iter().filter(|row| fits(&words, &row.id)).collect();
     vms.sort_by_key(|row| words.first().is_some_and(|word| !row.name.starts_with(word.as_str())));
     vms.truncate(MOST);
+    let open = word("console-open");
+    let labels = Act::ALL.map(|act| (act.path(), word(&format!("act-{}", act.path()))));
     let deeds = rows.iter().filter(|_| !words.is_empty()).flat_map(|vm| {
-        let console = vm.can_open_console.then(|| Deed { vm, what: "console", label: word("console-open") });
-        let acts = vm.actions.iter().map(|what| Deed { vm, what, label: word(&format!("act-{what}")) });
+        let console = vm.can_open_console.then(|| Deed { vm, what: "console", label: &open });
+        let acts = labels.iter().filter(|(what, _)| vm.actions.contains(what));
+        let acts = acts.map(|(what, label)| Deed { vm, what, label });
         console.into_iter().chain(acts).collect::<Vec<_>>()
     });
     let deeds: Vec<Deed<'_>> = deeds
         .filter(|Deed { vm, what, label }| fits(&words, &format!("{what} {label} {}", vm.id)))
         .take(MOST)
         .collect();
-    let context = context! { pages => value(pages), vms => value(vms), deeds => value(deeds), view => view.name() };
+    let context = context! { pages => value(pages), vms => value(vms), deeds => value(deeds) };
     Html(app.pages.part_or_nothing(signed_in.language, "palette.html", context)).into_response()
 }
 

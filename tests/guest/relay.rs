@@ -20,6 +20,7 @@ use vm_operator::{
         Answer, Closed, Console, FIGURES, Hello, Mode, News, PICTURE, VIEWERS, Viewer, Wish,
         client::{Access, Error, Socket},
     },
+    runner::stats::cpu_time,
 };
 
 use crate::runner::{Runner, Vm};
@@ -342,15 +343,6 @@ fn is_not_found(error: &tungstenite::Error) -> bool {
     matches!(error, tungstenite::Error::Http(response) if response.status() == 404)
 }
 
-/// The CPU time of a process, in seconds.
-fn cpu(pid: u32) -> f64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // After the name: the state is the first field; utime and stime are the 12th and 13th (proc_pid_stat(5)).
-    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-    let ticks: f64 = fields[11..13].iter().map(|ticks| ticks.parse::<f64>().unwrap()).sum();
-    ticks / 100.0
-}
-
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "it measures; docs/performance.md has the figures"]
 async fn twenty_people_at_a_screen_that_changes_thirty_times_a_second() {
@@ -387,7 +379,9 @@ async fn twenty_people_at_a_screen_that_changes_thirty_times_a_second() {
             }
         }));
     }
-    let now = || (cpu(runner.child.id()), bytes.load(Ordering::Relaxed), updates.load(Ordering::Relaxed));
+    let now = || {
+        (cpu_time(runner.child.id().into()).unwrap(), bytes.load(Ordering::Relaxed), updates.load(Ordering::Relaxed))
+    };
     tokio::time::sleep(Duration::from_secs(2)).await;
     let before = now();
     tokio::time::sleep(Duration::from_secs(SECONDS)).await;
@@ -395,7 +389,7 @@ async fn twenty_people_at_a_screen_that_changes_thirty_times_a_second() {
     let each = |before: u64, after: u64| (after - before) as f64 / SECONDS as f64;
     println!(
         "the runner: {:.2} of a core; {:.1} MB/s and {:.0} messages/s to 20 people",
-        (after.0 - before.0) / SECONDS as f64,
+        each(before.0, after.0) / 1000.0,
         each(before.1, after.1) / 1e6,
         each(before.2, after.2)
     );

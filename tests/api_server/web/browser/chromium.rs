@@ -193,11 +193,16 @@ impl Page {
         timeout(LIMIT, answer).await.unwrap_or_else(|_| panic!("no answer to {method}")).expect("Chromium goes on")
     }
 
-    /// Calls a method of the protocol.
     /// One more page of the same person.
     pub async fn another(&self) -> Self {
         let target = json!({ "url": "about:blank", "browserContextId": self.context });
-        let browser = Self { session: String::new(), ..self.copy() };
+        let browser = Self {
+            session: String::new(),
+            context: self.context.clone(),
+            calls: self.calls.clone(),
+            complaints: self.complaints.clone(),
+            troubles: Mutex::default(),
+        };
         let target = browser.call("Target.createTarget", target).await["targetId"].clone();
         let attached = browser.call("Target.attachToTarget", json!({ "targetId": target, "flatten": true })).await;
         let page = Self { session: attached["sessionId"].as_str().unwrap().to_owned(), ..browser };
@@ -208,16 +213,7 @@ impl Page {
         page
     }
 
-    fn copy(&self) -> Self {
-        Self {
-            session: self.session.clone(),
-            context: self.context.clone(),
-            calls: self.calls.clone(),
-            complaints: self.complaints.clone(),
-            troubles: Mutex::default(),
-        }
-    }
-
+    /// Calls a method of the protocol.
     pub async fn call(&self, method: &str, parameters: Value) -> Value {
         let answer = self.answer(method, parameters).await;
         assert!(answer["error"].is_null(), "{method}: {}", answer["error"]);

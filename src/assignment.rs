@@ -23,6 +23,12 @@
 //! past the retention of the pool from which they are assigned. A VM that goes because the pool that made it wants fewer ([`members`]) is none. Their order: assigned to nobody; then the longest unused first. Among
 //! equals one that runs is before one that does not, then the names decide.
 //!
+//! **A pool with `spec.reset`** gives nobody a disk that somebody else had. A candidate of it is assigned to nobody, and [new](Use::New): it has the
+//! annotation [`UNUSED_ANNOTATION`] with which its pool made it, and its own manager has found that none of its claims is older than the VM
+//! (`status.newDisks`, with the UID of the VM). Whoever writes an assignment takes the annotation away before, and the manager takes it from a VM
+//! that somebody has, at whose console somebody was, or that was taken out of its pool. So it never comes back: the manager replaces such a VM
+//! when it is free ([`members`]). This holds for each VM of the pool, also if it is assigned from another one.
+//!
 //! **Retention** counts from the last use: `lastUsed`, or the end of the last connection to the console, if that is later. Clocks differ,
 //! so whoever wants the VM has to wait for [`CLOCK_SKEW`] more. If nobody takes it, the manager ends the assignment [`GRACE`] after that.
 //! Nothing ends while somebody is at the console, nor because of a retention that can't be read, nor because of a pool that is not known.
@@ -53,10 +59,10 @@ use crate::{
     api::{
         Assignment, VirtualMachine, VmPoolSpec,
         conditions::{self, CONSOLE_CONNECTED, RUNNING},
-        pool::DEFAULT_RETENTION,
+        pool::{DEFAULT_RETENTION, OldClaims},
         status::whole_seconds,
     },
-    object::STARTED_FOR_ANNOTATION,
+    object::{STARTED_FOR_ANNOTATION, UNUSED_ANNOTATION},
     people::Rights,
 };
 
@@ -66,6 +72,9 @@ pub const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(5);
 pub const GRACE: SignedDuration = SignedDuration::from_mins(10);
 /// A click so soon after the last one changes nothing.
 pub const USE: SignedDuration = SignedDuration::from_mins(1);
+
+/// In how many hexadecimal digits the names of the VMs end that a pool with `spec.reset` makes.
+pub const NAME_END: usize = 8;
 
 /// The pools of a namespace by name. One that is not among them is not known: nothing is taken from its users.
 pub type Pools = BTreeMap<String, Pool>;
@@ -89,6 +98,8 @@ pub struct Pool {
     pub replicas: Option<u32>,
     /// From what it makes them.
     pub template: Option<Template>,
+    /// Whether a VM that somebody had is replaced by a new one, and what becomes of its claims then.
+    pub reset: Option<OldClaims>,
 }
 
 impl Pool {
@@ -104,6 +115,7 @@ impl Pool {
             is_deleted: false,
             replicas: None,
             template: None,
+            reset: spec.reset.map(|reset| reset.old_claims),
         }
     }
 
@@ -117,6 +129,12 @@ impl Pool {
         let warm = pool.data.pointer("/spec/warm").and_then(Value::as_u64).unwrap_or_default();
         let warm = usize::try_from(warm).unwrap_or(usize::MAX);
         let replicas = pool.data.pointer("/spec/replicas").and_then(Value::as_u64);
+        let reset = pool.data.pointer("/spec/reset").filter(|reset| !reset.is_null());
+        // What can't be read deletes nothing.
+        let old_claims = |reset: &Value| match reset["oldClaims"] == "Delete" {
+            true => OldClaims::Delete,
+            false => OldClaims::Keep,
+        };
         let name = pool.name_any();
         Self {
             generation: pool.metadata.generation,
@@ -126,6 +144,7 @@ impl Pool {
             is_deleted: pool.metadata.deletion_timestamp.is_some(),
             replicas: replicas.map(|number| u32::try_from(number).unwrap_or(u32::MAX)),
             template: Template::read(&name, pool),
+            reset: reset.map(old_claims),
             name,
         }
     }
@@ -156,6 +175,35 @@ pub struct Member {
     pub start: Start,
     /// The assignment for which it was started last: [`Held::id`].
     pub started_for: Option<String>,
+    /// Whether somebody has had it.
+    pub used: Use,
+}
+
+/// Whether somebody has had a VM since its pool has made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Somebody has, or nobody knows.
+    Used,
+    /// Nobody has. It is not known yet that its disks are new, too.
+    Unused,
+    /// Nobody has, but a disk of it is older than the VM.
+    OldDisks,
+    /// Nobody has had the VM, nor a disk of it.
+    New,
+}
+
+impl Use {
+    fn of(vm: &VirtualMachine) -> Self {
+        if !vm.annotations().contains_key(UNUSED_ANNOTATION) {
+            return Self::Used;
+        }
+        let disks = vm.status.as_ref().and_then(|status| status.new_disks.as_ref());
+        match disks.filter(|disks| vm.metadata.uid.as_ref() == Some(&disks.vm_uid)) {
+            None => Self::Unused,
+            Some(disks) if disks.older.is_empty() => Self::New,
+            Some(_) => Self::OldDisks,
+        }
+    }
 }
 
 /// To whom a VM is assigned, and since when.
@@ -213,6 +261,8 @@ pub struct Write {
     pub version: Option<String>,
     /// The new assignment; `None`: it is nobody's.
     pub held: Option<Held>,
+    /// Whether the VM still has [`UNUSED_ANNOTATION`], which is taken away before.
+    pub is_first: bool,
 }
 
 /// What [`assign`] wants next.
@@ -244,7 +294,8 @@ pub enum Refusal {
     #[error("the pool has no VMs: name it in spec.pools of a VM")]
     NoMembers,
     #[error(
-        "all {} VMs of the pool are in use{}{}", members,
+        "all {} VMs of the pool are in use{}{}{}", members,
+        if *renewing > 0 { format!("; {renewing} are being replaced by new ones") } else { String::new() },
         next.map(|time| format!("; the next one is kept until {}", whole_seconds(time))).unwrap_or_default(),
         if *refused > 0 { format!("; {refused} can't be started, because Git says that they are stopped: remove spec.vm.state there") } else { String::new() }
     )]
@@ -253,6 +304,8 @@ pub enum Refusal {
         members: usize,
         /// How many of them can't be started.
         refused: usize,
+        /// How many of them nobody gets, because somebody had them or their disks are not made yet.
+        renewing: usize,
         /// When the first of the others can be taken, if that is known.
         next: Option<Timestamp>,
     },
@@ -281,6 +334,7 @@ impl Member {
             runs: is_true(RUNNING),
             start,
             started_for: vm.annotations().get(STARTED_FOR_ANNOTATION).cloned(),
+            used: Use::of(vm),
         }
     }
 
@@ -308,23 +362,30 @@ impl Member {
         (self.started_for.as_ref() != Some(&id)).then_some(id)
     }
 
-    /// The number of the VM, if it is one of those that the manager made for the pool.
+    /// The number at the end of its name. Names of a pool with `spec.reset` have none.
     fn number_in(&self, pool: &Pool) -> Option<u32> {
         let text = self.name.strip_prefix(&pool.name)?.strip_prefix('-')?;
-        let number: u32 = text.parse().ok().filter(|number: &u32| number.to_string() == text)?;
+        text.parse().ok().filter(|number: &u32| number.to_string() == text)
+    }
+
+    /// Whether the manager made it for the pool.
+    fn is_made_by(&self, pool: &Pool) -> bool {
+        let end = self.name.strip_prefix(&pool.name).and_then(|rest| rest.strip_prefix('-')).unwrap_or_default();
+        let is_random = end.len() == NAME_END && end.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         let is_own = match &self.made.owner {
             Some(owner) => Some(owner) == pool.uid.as_ref(),
             None => self.made.pool.as_ref() == Some(&pool.name) && self.made.template.is_some(),
         };
-        is_own.then_some(number)
+        is_own && (is_random || self.number_in(pool).is_some())
     }
 
     /// Whether the pool that made the VM wants fewer: it is deleted when it is free, so nobody gets it.
     pub fn is_surplus(&self, pools: &Pools) -> bool {
         let made_by = self.made.pool.as_ref().and_then(|pool| pools.get(pool));
-        made_by.is_some_and(|pool| {
+        // A pool with `spec.reset` has no numbers: which of its VMs go is decided when they are deleted.
+        made_by.filter(|pool| pool.reset.is_none() && self.is_made_by(pool)).is_some_and(|pool| {
             let wanted = pool.replicas.filter(|_| pool.template.is_some());
-            self.number_in(pool).zip(wanted).is_some_and(|(number, wanted)| number >= wanted)
+            wanted.is_some_and(|wanted| self.number_in(pool).is_none_or(|number| number >= wanted))
         })
     }
 
@@ -333,8 +394,26 @@ impl Member {
         self.held.is_some() || self.console.is_connected
     }
 
+    /// Whether a pool of it gives nobody a disk that somebody else had.
+    fn is_reset(&self, pools: &Pools) -> bool {
+        self.pools.iter().any(|pool| pools.get(pool).is_some_and(|pool| pool.reset.is_some()))
+    }
+
+    /// Whether somebody else than whoever has it may get it some time: if its pools do not ask for new disks, or it has such.
+    pub fn is_clean(&self, pools: &Pools) -> bool {
+        self.used == Use::New && !self.is_to_be_marked() || !self.is_reset(pools)
+    }
+
+    /// Whether the mark is to be taken away that nobody has had it.
+    pub fn is_to_be_marked(&self) -> bool {
+        let is_out = self.made.pool.as_ref().is_some_and(|pool| !self.pools.contains(pool));
+        let was_at_console = !self.console.users.is_empty();
+        self.used != Use::Used && (self.is_in_use() || was_at_console || is_out)
+    }
+
     fn write(&self, held: Option<Held>) -> Write {
-        Write { vm: self.name.clone(), version: self.version.clone(), held }
+        let is_first = self.used != Use::Used;
+        Write { vm: self.name.clone(), version: self.version.clone(), held, is_first }
     }
 }
 
@@ -359,8 +438,8 @@ impl Held {
 }
 
 impl Write {
-    /// The merge patch of `vms/status`. It names each field, because a field that it does not name stays.
-    pub fn patch(&self) -> Value {
+    /// The merge patch of `vms/status` of a VM with this resourceVersion. It names each field, because a field that it does not name stays.
+    pub fn patch(&self, version: Option<&str>) -> Value {
         let assignment = self.held.as_ref().map(|held| {
             json!({
                 "pool": held.pool, "user": held.user,
@@ -368,7 +447,7 @@ impl Write {
                 "starts": held.starts.then_some(true),
             })
         });
-        json!({ "metadata": { "resourceVersion": self.version }, "status": { "assignment": assignment } })
+        json!({ "metadata": { "resourceVersion": version }, "status": { "assignment": assignment } })
     }
 }
 
@@ -410,12 +489,12 @@ pub fn assign(pool: &str, pools: &Pools, members: &[Member], who: &Assignee, now
 pub fn candidates<'a>(pool: &str, pools: &Pools, members: &'a [Member], now: Timestamp) -> Vec<&'a Member> {
     let is_free = |member: &Member| match &member.held {
         None => true,
-        Some(_) => member.taken_from(pools).is_some_and(|time| time <= now),
+        Some(_) => !member.is_reset(pools) && member.taken_from(pools).is_some_and(|time| time <= now),
     };
     let of_pool = members.iter().filter(|member| member.pools.contains(pool) && !member.is_deleted);
     let mut candidates: Vec<_> = of_pool
         .filter(|member| !member.console.is_connected && member.start != Start::Refused && is_free(member))
-        .filter(|member| !member.is_surplus(pools))
+        .filter(|member| !member.is_surplus(pools) && member.is_clean(pools))
         .collect();
     candidates.sort_by_key(|member| {
         let last_use = member.held.as_ref().map(|held| member.last_use(held));
@@ -432,9 +511,10 @@ fn none_free(pool: &str, pools: &Pools, members: &[Member]) -> Refusal {
         members => Refusal::NoneFree {
             members,
             refused: refused.len(),
+            renewing: others.iter().filter(|member| member.held.is_none() && !member.is_clean(pools)).count(),
             next: others
                 .iter()
-                .filter(|member| !member.console.is_connected)
+                .filter(|member| !member.console.is_connected && !member.is_reset(pools))
                 .filter_map(|member| member.taken_from(pools))
                 .min(),
         },

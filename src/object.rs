@@ -77,6 +77,8 @@ pub const STARTED_FOR_ANNOTATION: &str = "vmoperator.jdrupes.org/startedFor";
 pub const POOL_LABEL: &str = "vmoperator.jdrupes.org/pool";
 /// The hash of the template from which a pool made a VM.
 pub const POOL_TEMPLATE_ANNOTATION: &str = "vmoperator.jdrupes.org/poolTemplate";
+/// Nobody has had the VM yet. A pool with `spec.reset` makes its VMs with it, and whoever assigns one takes it away first.
+pub const UNUSED_ANNOTATION: &str = "vmoperator.jdrupes.org/unused";
 
 /// How long an object exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

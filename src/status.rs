@@ -25,6 +25,7 @@ use serde_json::Value;
 use self::{
     generation::guest_generation,
     guest::{Guest, LastReport, is_lost},
+    new_disks::new_disks,
     ready::ready,
 };
 use crate::{
@@ -53,6 +54,7 @@ use crate::{
 pub mod events;
 mod generation;
 mod guest;
+mod new_disks;
 mod ready;
 
 /// How the execution of a plan ended.
@@ -150,7 +152,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
     let claims =
         rendered.map_or_else(|_| known(), |rendered| claims::claims(vm, observed, rendered, &outcome.refusals));
 
-    let mut new = vec![templates_valid(vm, rendered, source.refused), ready];
+    let mut new = vec![templates_valid(reconciled), ready];
     new.extend(restart_required(vm, plan, &guest));
     new.extend(power_unmanaged(plan));
     new.extend(state_overridden(vm, plan));
@@ -184,6 +186,7 @@ pub fn status(reconciled: &Reconciled<'_>) -> VirtualMachineStatus {
             version: Some(set.version().to_owned()),
         }),
         object_kinds: object_kinds(vm, observed, rendered.unwrap_or_default(), &outcome.unknown_kinds),
+        new_disks: rendered.ok().and_then(|rendered| new_disks(vm, observed, rendered)),
         claims,
         halted: plan.power.halted.clone(),
         force_stop_ignored: plan.force_stop.ignored.clone(),
@@ -361,14 +364,10 @@ fn is_failure(ready: Reason) -> bool {
     ready.effect() == Effect::Warning && !matches!(ready, Reason::Unschedulable | Reason::StartDelayed)
 }
 
-fn templates_valid(
-    vm: &VirtualMachine,
-    rendered: Result<&[Rendered], &TemplateError>,
-    refused: Option<&TemplateError>,
-) -> NewCondition {
-    let (status, reason, message) = match (rendered, refused) {
+fn templates_valid(reconciled: &Reconciled<'_>) -> NewCondition {
+    let (status, reason, message) = match (reconciled.rendered, reconciled.source.refused) {
         (Err(error), _) => {
-            let Problem { reason, message } = not_rendered(vm, error);
+            let Problem { reason, message } = not_rendered(reconciled, error);
             (false, reason, message)
         }
         (Ok(_), Some(error)) if error.of_values => {
@@ -384,10 +383,15 @@ fn templates_valid(
 }
 
 /// Why the VM can't be rendered.
-fn not_rendered(vm: &VirtualMachine, error: &TemplateError) -> Problem {
-    match &vm.spec.invalid {
-        Some(invalid) => Problem::new(Reason::InvalidSpec, &invalid.message),
-        None => Problem::new(Reason::TemplateError, error.to_string()),
+fn not_rendered(reconciled: &Reconciled<'_>, error: &TemplateError) -> Problem {
+    match (&reconciled.vm.spec.invalid, reconciled.source.refused) {
+        (Some(invalid), _) => Problem::new(Reason::InvalidSpec, &invalid.message),
+        // Who has just corrected the templates looks for what is wrong now, not for what they have corrected.
+        (None, Some(newer)) if newer != error => Problem::new(
+            Reason::TemplateError,
+            format!("the newest templates are refused: {newer}; those in use do not render this VM either: {error}"),
+        ),
+        (None, _) => Problem::new(Reason::TemplateError, error.to_string()),
     }
 }
 

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use support::cluster::{Cluster, TOOLS_IMAGE, eventually, start};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 #[tokio::test]
 async fn the_control_plane_serves_and_counts() {

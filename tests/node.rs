@@ -55,8 +55,8 @@ fn deploy(cluster: &Cluster, namespace: &TestNamespace) {
     let manifests = cluster.kubectl(&["kustomize", &folder.to_string_lossy()]);
     let quickstart: String = manifests.replace("vmop-demo", namespace.name());
     namespace.apply(&quickstart);
-    namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=120s"]);
-    namespace.kubectl(&["wait", "--for=condition=Complete", "job/copy-guest-disk", "--timeout=120s"]);
+    namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=600s"]);
+    namespace.kubectl(&["wait", "--for=condition=Complete", "job/copy-guest-disk", "--timeout=600s"]);
 }
 
 /// A namespace with the manager, and a disk to boot from.
@@ -149,7 +149,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
     // A manager that starts anew writes nothing about its VMs.
     let before = cluster.requests().await;
     namespace.kubectl(&["rollout", "restart", "deployment/vm-operator"]);
-    namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=120s"]);
+    namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=600s"]);
     let log = async || namespace.kubectl(&["logs", "deployment/vm-operator"]);
     eventually("the new manager to work", LIMIT, async || log().await.contains("managing").then_some(())).await;
     let ours = |request: &Request| ["APPLY", "PATCH"].contains(&request.verb.as_str()) && is_about_vms(request);
@@ -524,7 +524,7 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
     namespace.apply(&manifest.to_string());
     let ours = "--pod-selector=app.kubernetes.io/instance=demo,app.kubernetes.io/name=vm-runner";
     let _uncordon = Uncordon(cluster, node.trim());
-    cluster.kubectl(&["drain", node.trim(), ours, "--delete-emptydir-data", "--timeout=120s"]);
+    cluster.kubectl(&["drain", node.trim(), ours, "--delete-emptydir-data", "--timeout=600s"]);
     when("it to say that no node takes it", &|vm| reason(vm, conditions::READY) == "Unschedulable").await;
     cluster.kubectl(&["uncordon", node.trim()]);
     let third = another(&second.metadata.uid).await;
@@ -562,7 +562,7 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
     });
     namespace.apply(&client.to_string());
     namespace.apply(&service.to_string());
-    namespace.kubectl(&["wait", "--for=condition=Ready", "pod/client", "--timeout=60s"]);
+    namespace.kubectl(&["wait", "--for=condition=Ready", "pod/client", "--timeout=600s"]);
     let address = namespace.kubectl(&["get", "service", "web", "--output=jsonpath={.spec.clusterIP}"]);
     // Not wget: the static one has no resolver without its libraries.
     let fetch = r"/bin/busybox printf 'GET / HTTP/1.0\r\n\r\n' | /bin/busybox nc -w 5";
@@ -582,7 +582,7 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
             namespace.kubectl(&["create", "configmap", "vm-operator", &format!("--from-literal=config.yaml={config}")]);
             // A new Pod has the configuration at once.
             namespace.kubectl(&["rollout", "restart", "deployment/vm-operator"]);
-            namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=120s"]);
+            namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=600s"]);
         }
         namespace.apply(&manifest.to_string());
         wait_for(&vms, "demo", conditions::BOOTED, true).await;
@@ -645,5 +645,5 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
     // The namespace goes with a guest that runs in it.
     namespace.apply(&manifest.to_string());
     wait_for(&vms, "demo", conditions::RUNNING, true).await;
-    cluster.kubectl(&["delete", "namespace", namespace.name(), "--timeout=180s"]);
+    cluster.kubectl(&["delete", "namespace", namespace.name(), "--timeout=600s"]);
 }

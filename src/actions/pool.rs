@@ -25,7 +25,7 @@ use super::power::{self, Change, Command, Decision};
 use crate::{
     api::{PowerState, StoredVm, VirtualMachine, VmPool},
     assignment::{self, Assignee, Member, Pool, Pools, Start, Step, Write},
-    object::STARTED_FOR_ANNOTATION,
+    object::{STARTED_FOR_ANNOTATION, UNUSED_ANNOTATION},
     power::until,
 };
 
@@ -315,15 +315,40 @@ impl PoolHandle {
         Ok(View { pools, vms, members })
     }
 
-    /// Writes an assignment. `None`: the VM has changed since it was read, or is gone.
+    /// Writes an assignment, after the mark was taken away that nobody has had the VM. `None`: the VM has changed since it was read, or is gone.
     ///
     /// # Errors
     /// Any other answer.
     pub async fn write(&self, write: &Write, trial: Option<Trial>) -> Result<Option<VirtualMachine>, PoolError> {
-        let patch = write.patch();
+        let mut version = write.version.clone();
+        if write.is_first {
+            match self.mark_used(&write.vm, version.as_deref(), trial).await? {
+                None => return Ok(None),
+                Some(_) if trial.is_some() => {}
+                Some(vm) => version = vm.resource_version(),
+            }
+        }
+        let patch = write.patch(version.as_deref());
         let parameters = PatchParams { dry_run: trial.is_some(), ..self.parameters() };
         let answer = self.vms().patch_status(&write.vm, &parameters, &Patch::Merge(&patch)).await;
         unless_changed(answer).map_err(PoolError::api("patch", "vms/status"))
+    }
+
+    /// Takes the mark away that nobody has had the VM. `None`: the VM has changed since it was read, or is gone.
+    ///
+    /// # Errors
+    /// Any other answer.
+    pub async fn mark_used(
+        &self,
+        vm: &str,
+        version: Option<&str>,
+        trial: Option<Trial>,
+    ) -> Result<Option<VirtualMachine>, PoolError> {
+        let annotations = json!({ UNUSED_ANNOTATION: null });
+        let patch = json!({ "metadata": { "resourceVersion": version, "annotations": annotations } });
+        let parameters = PatchParams { dry_run: trial.is_some(), ..self.parameters() };
+        let answer = self.vms().patch(vm, &parameters, &Patch::Merge(&patch)).await;
+        unless_changed(answer).map_err(PoolError::api("patch", "vms"))
     }
 
     /// Starts a VM for an assignment, and notes that. If it runs already, that is noted. Returns whether the VM was started.

@@ -34,6 +34,8 @@ pub mod reasons {
     pub const PROGRESSING: &str = "Progressing";
     /// Scaled=False: a VM is to be changed or deleted, and somebody has it.
     pub const IN_USE: &str = "InUse";
+    /// Scaled=False: nobody gets a VM, because a claim of it is older than the VM, or because the pool has not made it, and the pool has `reset`.
+    pub const NOT_NEW: &str = "NotNew";
     /// Scaled=False: somebody has taken the pool out of the `spec.pools` of one of its VMs.
     pub const OUT_OF_POOL: &str = "OutOfPool";
 }
@@ -54,6 +56,8 @@ pub mod reasons {
     scale(spec_replicas_path = ".spec.replicas", status_replicas_path = ".status.replicas"),
     validation = Rule::new("!has(self.spec.template) || self.metadata.name.size() <= 59").message("the VMs of the pool are called NAME-0, NAME-1 and so on, with at most 63 characters: the name of a pool with a template has at most 59"),
     validation = Rule::new("!has(self.spec.replicas) || has(self.spec.template)").message("replicas needs a template, from which the VMs are made"),
+    validation = Rule::new("!has(self.spec.reset) || (has(self.spec.template) && has(self.spec.replicas))").message("reset needs a template and replicas: a VM that somebody had is replaced by a new one"),
+    validation = Rule::new("!has(self.spec.reset) || self.metadata.name.size() <= 54").message("with reset the VMs of the pool are called NAME- and eight characters, with at most 63 in all: the name of the pool has at most 54"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Members", type_ = "integer", json_path = ".status.members"),
     printcolumn(name = "Free", type_ = "integer", json_path = ".status.free"),
@@ -90,7 +94,7 @@ pub struct VmPoolSpec {
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(max = 1000))]
     pub warm: u32,
-    /// How many VMs the manager makes from `template`: POOL-0, POOL-1 and so on. If it is less than before, the manager deletes those with the highest
+    /// How many VMs the manager makes from `template`: POOL-0, POOL-1 and so on, or with `reset` POOL- and eight random characters. If it is less than before, the manager deletes those with the highest
     /// numbers, each when it is assigned to nobody and nobody is at its console. Their disks stay. Without it the manager makes and deletes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 1000))]
@@ -98,9 +102,32 @@ pub struct VmPoolSpec {
     /// What the VMs are that the manager makes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<MemberTemplate>,
+    /// Nobody gets a disk that somebody else had: a VM is deleted when its user has given it back, and the manager makes another one from `template`, with
+    /// disks of its own. Free VMs that are not as the template is any more are replaced too, one after the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reset: Option<PoolReset>,
     /// Who may use the pool.
     #[schemars(length(max = 256))]
     pub permissions: Vec<PoolPermission>,
+}
+
+/// How a pool replaces VMs that somebody had.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolReset {
+    /// What becomes of the claims of a VM that the manager deletes.
+    #[serde(default)]
+    pub old_claims: OldClaims,
+}
+
+/// What becomes of the claims of a VM that a pool replaces.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+pub enum OldClaims {
+    /// They stay, with their data.
+    #[default]
+    Keep,
+    /// They are deleted with the VM, and with them their data.
+    Delete,
 }
 
 /// A VM of a pool, without what differs between the VMs.
@@ -158,9 +185,12 @@ pub struct VmPoolStatus {
     /// How many VMs belong to the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub members: Option<u32>,
-    /// How many of them are assigned to nobody.
+    /// How many of them are assigned to nobody. With `spec.reset` those that nobody has had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free: Option<u32>,
+    /// With `spec.reset`: how many of them nobody gets, because they are to be replaced, or their disks are not made yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renewing: Option<u32>,
     /// How many VMs are assigned from the pool and kept for their users.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assigned: Option<u32>,

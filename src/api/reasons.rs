@@ -70,7 +70,7 @@ reasons! {
     ImagePullFailed, "Ready=False, event", Warning, "The kubelet can't get the container's image. The message is the kubelet's.";
     InvalidImageName, "Ready=False, event", Warning, "The name of the container's image is not valid, so no registry can have it. The message is the kubelet's.";
     ContainerWaiting, "Ready=False, event", Warning, "The kubelet can't start the container. The message is the kubelet's.";
-    StartDelayed, "Ready=False, event", Warning, "The Pod has had a node for two minutes, and its containers are not created: the image is still being fetched, or a Secret, a ConfigMap or a volume is missing. Or the node has not taken the Pod for 30 seconds, because it does not exist or does not answer.";
+    StartDelayed, "Ready=False, event", Warning, "The Pod has had a node for two minutes, and its containers are not created: the image is still being fetched, or a Secret, a ConfigMap or a volume is missing. Or the node has not taken the Pod for 30 seconds: it does not exist, does not answer, or is very busy.";
     RunnerFailed, "Ready=False, event", Warning, "QEMU or the runner failed. The message is the last one that it logged, with the time of the next try.";
     ContainerFailed, "Ready=False, event", Warning, "A container that a template adds to the Pod failed, so no guest runs. The message has its last words, if its `terminationMessagePolicy` is FallbackToLogsOnError, and the time of the next try.";
     PodFailed, "Ready=False, event", Warning, "The Pod failed. The message has the cause and the time of the next try.";

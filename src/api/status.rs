@@ -103,6 +103,9 @@ pub struct VirtualMachineStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "claims")]
     pub claims: Vec<ClaimStatus>,
+    /// The claims of a VM that nobody has had since its pool has made it. Absent until all of them exist.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub new_disks: Option<NewDisks>,
     /// The VM's conditions (`kubectl wait --for=condition=Ready vm/NAME`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
@@ -144,6 +147,17 @@ pub struct VirtualMachineStatus {
     /// The user to whom the VM is assigned, if it belongs to a pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assignment: Option<Assignment>,
+}
+
+/// Whether the claims of a VM are its own from the beginning.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct NewDisks {
+    /// The UID of the VM of which this is said: a VM that is made again under the same name is another one.
+    pub vm_uid: String,
+    /// Those that are older than the VM, by name. Somebody may have used them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub older: Vec<String>,
 }
 
 impl VirtualMachineStatus {

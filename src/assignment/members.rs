@@ -21,6 +21,23 @@
 //! | is assigned, or somebody is at its console | nothing until it is free, and nobody else gets it: [`Obstacle::InUse`] |
 //! | all others | it is deleted; its claims stay |
 //!
+//! **A pool with `spec.reset`** makes VMs with names that nobody has had before, POOL- and eight random characters, because a VM that has the name of
+//! a former one has its claims too. It has as many as `spec.replicas`, and no VM is changed: **the first line that fits a VM of it**
+//!
+//! | the VM | what follows |
+//! |---|---|
+//! | is being deleted | nothing until it is gone: [`Obstacle::Ending`] |
+//! | does not name the pool in `spec.pools` any more | nothing: [`Obstacle::OutOfPool`] |
+//! | is assigned, or somebody is at its console | nothing; if there are too many, [`Obstacle::InUse`] |
+//! | somebody has had it ([`Use::Used`]) | it is deleted; its claims stay, or go with it |
+//! | waits for its disks, and is not as the template is | it is deleted |
+//! | has a claim that is older than the VM | nothing, and nobody gets it: [`Obstacle::OldDisks`] |
+//! | is one of too many: first those that are not as the template is, do not run, have a later name | it is deleted |
+//! | is not as the template is, and no VM is ending or waits for its disks | the first such is deleted |
+//! | waits for its disks | nothing: [`Obstacle::Preparing`] |
+//!
+//! A VM that names such a pool, and that the pool has not made, nobody gets: [`Obstacle::Stranger`].
+//!
 //! Without `spec.replicas` no VM is made or deleted; the template is applied to those that exist. A pool that is being deleted makes none.
 //!
 //! **Which VMs are the pool's**: those whose owner it is, and those without an owner that a pool of its name has made, such as after
@@ -29,14 +46,14 @@
 //! The template is applied when its hash has changed, and not when somebody has changed a VM. So nothing is written at rest, and the
 //! manager does not fight with whoever applies such a VM too.
 
-use std::{collections::BTreeSet, fmt};
+use std::{cmp::Reverse, collections::BTreeSet, fmt};
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
     jiff::Timestamp,
 };
 
-use super::{Member, Pool};
+use super::{Member, Pool, Start, Use};
 use crate::api::{
     conditions,
     pool::{SCALED, reasons},
@@ -57,7 +74,7 @@ pub enum MemberWrite {
         /// The resourceVersion that it must have.
         version: Option<String>,
     },
-    /// The VM is deleted.
+    /// The VM is deleted, and its claims with it if the pool says so ([`Pool::reset`]).
     Delete {
         /// The VM.
         vm: String,
@@ -76,6 +93,9 @@ pub enum Obstacle {
     Ending { vm: String },
     OutOfPool { vm: String },
     InUse { vm: String, is_surplus: bool },
+    Preparing { vm: String },
+    OldDisks { vm: String },
+    Stranger { vm: String },
 }
 
 /// What the manager does so that a pool has the VMs that it wants.
@@ -91,26 +111,43 @@ pub struct MemberPlan {
     pub updated: u32,
 }
 
-/// The names of the VMs that the pool wants.
+/// The names of the VMs that the pool wants. None if it has `spec.reset`: then no name is wanted.
 pub fn wanted_names(pool: &Pool) -> impl Iterator<Item = String> {
-    let wanted = pool.replicas.filter(|_| pool.template.is_some() && !pool.is_deleted).unwrap_or_default();
+    let has_names = pool.template.is_some() && pool.reset.is_none() && !pool.is_deleted;
+    let wanted = pool.replicas.filter(|_| has_names).unwrap_or_default();
     (0..wanted).map(|number| format!("{}-{number}", pool.name))
 }
 
 /// What is to be done for the VMs of a pool, by the tables at the head of this module. `others` are the names of VMs of the namespace that are not
-/// among the `members`. `None`: the pool has no template.
-pub fn plan(pool: &Pool, members: &[Member], others: &BTreeSet<String>) -> Option<MemberPlan> {
+/// among the `members`; `unheard_of` gives the ends of names that no VM has had. `None`: the pool has no template.
+pub fn plan(
+    pool: &Pool,
+    members: &[Member],
+    others: &BTreeSet<String>,
+    unheard_of: impl FnMut() -> String,
+) -> Option<MemberPlan> {
     let template = pool.template.as_ref()?;
     let mut plan = MemberPlan::default();
     if pool.is_deleted {
         return Some(plan);
     }
-    let mut own: Vec<_> = members.iter().filter_map(|member| Some((member.number_in(pool)?, member))).collect();
-    own.sort_by_key(|(number, _)| *number);
+    let own = members.iter().filter(|member| member.is_made_by(pool));
+    // A name without a number is of a time when the pool had `spec.reset`: one too many.
+    let mut own: Vec<_> = own.map(|member| (member.number_in(pool).unwrap_or(u32::MAX), member)).collect();
+    own.sort_by_key(|(number, member)| (*number, &member.name));
     let is_current =
         |member: &Member| member.made.template.as_ref() == Some(&template.hash) && member.made.owner == pool.uid;
     plan.replicas = count(own.len());
     plan.updated = count(own.iter().filter(|(_, member)| is_current(member)).count());
+    if pool.reset.is_some() {
+        let own: Vec<_> = own.into_iter().map(|(_, member)| (member, is_current(member))).collect();
+        replace(&mut plan, pool, &own, unheard_of);
+        let is_stranger =
+            |member: &&Member| member.pools.contains(&pool.name) && !member.is_deleted && !member.is_made_by(pool);
+        let strangers = members.iter().filter(is_stranger);
+        plan.obstacles.extend(strangers.map(|member| Obstacle::Stranger { vm: member.name.clone() }));
+        return Some(plan);
+    }
 
     let is_known = |name: &String| own.iter().any(|(_, member)| member.name == *name);
     for name in wanted_names(pool).filter(|name| !is_known(name)) {
@@ -146,6 +183,74 @@ pub fn plan(pool: &Pool, members: &[Member], others: &BTreeSet<String>) -> Optio
     Some(plan)
 }
 
+/// What is to be done in a pool with `spec.reset`. `own`: its VMs, and whether each is as the template is.
+fn replace(plan: &mut MemberPlan, pool: &Pool, own: &[(&Member, bool)], mut unheard_of: impl FnMut() -> String) {
+    let Some(wanted) = pool.replicas else { return };
+    let delete = |member: &Member| MemberWrite::Delete {
+        vm: member.name.clone(),
+        uid: member.uid.clone(),
+        version: member.version.clone(),
+    };
+    let (mut busy, mut free) = (Vec::new(), Vec::new());
+    let mut is_changing = false;
+    // Those that stay, and those that are not gone yet: there are never more than wanted because of a replacement.
+    let mut present = own.len();
+    for (member, is_current) in own {
+        let vm = member.name.clone();
+        if member.is_deleted {
+            is_changing = true;
+            plan.obstacles.push(Obstacle::Ending { vm });
+        } else if !member.pools.contains(&pool.name) {
+            plan.obstacles.push(Obstacle::OutOfPool { vm });
+        } else if member.is_in_use() {
+            busy.push(vm);
+        } else {
+            match member.used {
+                Use::Used => {
+                    is_changing = true;
+                    plan.writes.push(delete(member));
+                }
+                // What keeps its disks from being made may be what was changed.
+                Use::Unused if !is_current => {
+                    is_changing = true;
+                    plan.writes.push(delete(member));
+                }
+                Use::OldDisks => plan.obstacles.push(Obstacle::OldDisks { vm }),
+                Use::Unused | Use::New => {
+                    if member.used == Use::Unused {
+                        is_changing = true;
+                        plan.obstacles.push(Obstacle::Preparing { vm });
+                    }
+                    free.push((*member, *is_current));
+                }
+            }
+        }
+    }
+    let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+    // The first ones go first.
+    free.sort_by_key(|(member, is_current)| (*is_current, member.start == Start::Runs, Reverse(&member.name)));
+    let mut free = free.into_iter();
+    let leaving = own.iter().filter(|(member, _)| member.is_deleted).count() + plan.writes.len();
+    let mut surplus = (present - leaving).saturating_sub(wanted);
+    while surplus > 0
+        && let Some((member, _)) = free.next()
+    {
+        plan.obstacles.retain(|obstacle| !matches!(obstacle, Obstacle::Preparing { vm } if *vm == member.name));
+        plan.writes.push(delete(member));
+        surplus -= 1;
+    }
+    busy.sort();
+    plan.obstacles.extend(busy.into_iter().rev().take(surplus).map(|vm| Obstacle::InUse { vm, is_surplus: true }));
+    while present < wanted {
+        present += 1;
+        is_changing = true;
+        plan.writes.push(MemberWrite::Create(format!("{}-{}", pool.name, unheard_of())));
+    }
+    if !is_changing && let Some((member, false)) = free.next() {
+        plan.writes.push(delete(member));
+    }
+}
+
 fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
@@ -156,8 +261,9 @@ fn count(number: usize) -> u32 {
 /// |---|---|
 /// | the API server refused a write (`refusal`) | `Refused` |
 /// | another VM has the name of one | `NameTaken` |
-/// | writes are left, or a VM ends | `Progressing` |
+/// | writes are left, a VM ends, or one waits for its disks | `Progressing` |
 /// | a VM waits until it is free | `InUse` |
+/// | nobody gets a VM | `NotNew` |
 /// | a VM is out of the pool | `OutOfPool` |
 /// | | `AsWanted` |
 pub fn scaled(
@@ -187,6 +293,18 @@ pub fn scaled(
         Obstacle::OutOfPool { vm } => Some(vm),
         _ => None,
     });
+    let preparing = named(&|obstacle| match obstacle {
+        Obstacle::Preparing { vm } => Some(vm),
+        _ => None,
+    });
+    let old = named(&|obstacle| match obstacle {
+        Obstacle::OldDisks { vm } => Some(vm),
+        _ => None,
+    });
+    let strangers = named(&|obstacle| match obstacle {
+        Obstacle::Stranger { vm } => Some(vm),
+        _ => None,
+    });
     let ending = plan.obstacles.iter().any(|obstacle| matches!(obstacle, Obstacle::Ending { .. }));
     let sentences = [
         refusal.map(|answer| (reasons::REFUSED, answer.to_owned())),
@@ -196,8 +314,17 @@ pub fn scaled(
         }),
         (refusal.is_none() && (!plan.writes.is_empty() || ending))
             .then(|| (reasons::PROGRESSING, "VMs are being made, changed or deleted".to_owned())),
+        preparing.map(|vms| (reasons::PROGRESSING, format!("waiting until all claims of these VMs exist: {vms}"))),
         leaving.map(|vms| (reasons::IN_USE, format!("deleted when they are released: {vms}"))),
         changing.map(|vms| (reasons::IN_USE, format!("changed to the new template when they are released: {vms}"))),
+        old.map(|vms| {
+            let what = "nobody gets these VMs, because a claim of each is older than the VM (its status.newDisks has the names)";
+            (reasons::NOT_NEW, format!("{what}: {vms}"))
+        }),
+        strangers.map(|vms| {
+            let what = "nobody gets these VMs, because the pool has not made them, so their disks may be somebody's";
+            (reasons::NOT_NEW, format!("{what}: {vms}"))
+        }),
         out.map(|vms| {
             (reasons::OUT_OF_POOL, format!("left as they are, because their spec.pools does not name the pool: {vms}"))
         }),

@@ -1,6 +1,6 @@
 //! Two replicas assign the VMs of three pools to fifty users while everything else goes on: VMs start, stop, come and go, pools too,
 //! people are at consoles, replicas are killed between any two writes, clocks differ by five minutes. Each property has a check of its name.
-//! [`made`]: a fourth pool whose VMs the manager makes, and warm VMs.
+//! [`made`]: a fourth pool whose VMs the manager makes, sometimes with `spec.reset`, and warm VMs.
 
 mod made;
 
@@ -41,6 +41,8 @@ struct Call {
 /// A round of the manager: what it read, and what it has not yet written of it.
 struct Round {
     read: Stored,
+    /// The VMs that are marked as used.
+    marked: Vec<String>,
     writes: Vec<(Why, Write)>,
     starts: Vec<(String, String)>,
     /// The VMs to be warm, and the writes for each pool that makes VMs.
@@ -71,6 +73,12 @@ struct World {
     ended: usize,
     /// How many VMs the manager has made, changed and deleted for pools, and started to be warm.
     made: [usize; 4],
+    /// The VMs that somebody has had, or at whose console somebody was. A VM that is made again under the name has its claims.
+    had: BTreeSet<String>,
+    /// How many names of VMs were thought of.
+    names: usize,
+    /// How many VMs of a pool with `spec.reset` were given to somebody.
+    new_ones: usize,
 }
 
 fn at(seconds: i64) -> Timestamp {
@@ -87,6 +95,7 @@ fn pool(name: &str, retention: &str) -> Pool {
         is_deleted: false,
         replicas: None,
         template: None,
+        reset: None,
     }
 }
 
@@ -109,6 +118,9 @@ impl World {
             duplicates: 0,
             ended: 0,
             made: [0; 4],
+            had: BTreeSet::new(),
+            names: 0,
+            new_ones: 0,
         };
         for name in ["a", "b", "c"] {
             world.create_pool(name);
@@ -150,6 +162,7 @@ impl World {
             runs: start == Start::Runs,
             start,
             started_for: None,
+            used: Use::Used,
         };
         self.stored.vms.insert(name.into(), member);
         self.used.remove(name);
@@ -239,11 +252,20 @@ impl World {
             return true;
         }
         call.writes += 1;
+        if let Step::Take(write) | Step::Release(write) = &step
+            && write.is_first
+            && self.random.u8(..3) == 0
+        {
+            // Between the two writes somebody else is faster.
+            self.change(&write.vm, |member| member.used = Use::Used);
+            return true;
+        }
         match step {
             Step::Take(write) => {
                 assert!(!call.who.rights.is_empty(), "no right, no VM");
                 self.nobody_is_taken_within_retention_or_at_the_console(&write.vm, &read.pools, &call.who.user);
                 self.the_chosen_one_is_the_first(&call.pool, &read, &write.vm, at(read_at + CLOCKS[call.replica]));
+                self.nobody_gets_a_disk_that_somebody_had(&write.vm, &read.pools);
                 self.used.insert(write.vm.clone(), read_at);
                 self.write(write);
             }
@@ -268,7 +290,11 @@ impl World {
             let seconds = |time: Option<Timestamp>| time.map(|time| at(time.as_second()));
             Held { last_used: seconds(held.last_used), assigned_at: seconds(held.assigned_at), ..held }
         });
-        self.change(&write.vm, |member| member.held = kept);
+        self.had.insert(write.vm.clone());
+        self.change(&write.vm, |member| {
+            assert_eq!(write.is_first, member.used != Use::Used, "the mark is taken away before the write");
+            (member.held, member.used) = (kept, Use::Used);
+        });
     }
 
     fn start(&mut self, vm: &str, id: String) {
@@ -287,13 +313,14 @@ impl World {
 
     /// One request of the manager.
     fn manage(&mut self, clock: i64) {
+        self.make_disks(false);
         let Some(round) = &mut self.round else {
             let members: Vec<_> = self.seen.vms.values().cloned().collect();
             let upkeep = upkeep(&self.seen.pools, &members, at(self.time + clock));
             let (warmed, made) = (upkeep.warmed.into_iter().collect::<Vec<_>>(), self.member_writes(&members));
-            if !(upkeep.writes.is_empty() && upkeep.starts.is_empty() && warmed.is_empty() && made.is_empty()) {
-                let (writes, starts) = (upkeep.writes, upkeep.starts);
-                self.round = Some(Round { read: self.seen.clone(), writes, starts, warmed, made });
+            let (marked, writes, starts) = (upkeep.used.into_iter().collect::<Vec<_>>(), upkeep.writes, upkeep.starts);
+            if !(marked.is_empty() && writes.is_empty() && starts.is_empty() && warmed.is_empty() && made.is_empty()) {
+                self.round = Some(Round { read: self.seen.clone(), marked, writes, starts, warmed, made });
             }
             return;
         };
@@ -301,7 +328,11 @@ impl World {
         let is_same = |stored: &Stored, vm: &String| {
             stored.vms.get(vm).is_some_and(|stored| Some(&stored.version) == read.vms.get(vm).map(|vm| &vm.version))
         };
-        if let Some((why, write)) = round.writes.pop() {
+        if let Some(vm) = round.marked.pop() {
+            if is_same(&self.stored, &vm) {
+                self.change(&vm, |member| member.used = Use::Used);
+            }
+        } else if let Some((why, write)) = round.writes.pop() {
             let exists = matches!(&why, Why::PoolDeleted(pool) if self.stored.pools.contains_key(pool));
             if exists || !is_same(&self.stored, &write.vm) {
                 return;
@@ -351,6 +382,7 @@ impl World {
             0..=5 if member.runs => {
                 let holder = member.held.map(|held| held.user);
                 let user = if self.random.u8(..4) == 0 { "admin".to_owned() } else { holder.unwrap_or("admin".into()) };
+                self.had.insert(vm.clone());
                 self.change(&vm, |member| {
                     member.console = Console { is_connected: true, since: Some(at(runner)), users: vec![user] };
                 });
@@ -485,6 +517,7 @@ impl World {
     fn settle(&mut self) {
         self.round = None;
         for _ in 0..VMS {
+            self.make_disks(true);
             self.seen = self.stored.clone();
             self.manage(0);
             if self.round.is_none() {
@@ -566,6 +599,15 @@ impl World {
         }
     }
 
+    /// In a pool with `spec.reset`, whatever happened to the VM before.
+    fn nobody_gets_a_disk_that_somebody_had(&mut self, vm: &str, pools: &Pools) {
+        let is_reset = |name: &String| pools.get(name).is_some_and(|pool| pool.reset.is_some());
+        if self.stored.vms[vm].pools.iter().any(is_reset) {
+            assert!(!self.had.contains(vm), "nobody gets a disk that somebody had: {:?}", self.stored.vms[vm]);
+            self.new_ones += 1;
+        }
+    }
+
     fn repeating_changes_nothing(&self, call: &Call, vm: &String, members: &[Member], now: Timestamp) {
         let again = assign(&call.pool, &self.stored.pools, members, &call.who, now);
         assert_eq!(again, Ok(Step::Done(vm.clone())), "repeating changes nothing");
@@ -581,6 +623,10 @@ impl World {
             Some(member.console.since.map_or(last_used, |closed| closed.as_second().max(last_used)))
         };
         let is_free = |member: &Member| {
+            let is_reset = |name: &String| read.pools.get(name).is_some_and(|pool| pool.reset.is_some());
+            if member.pools.iter().any(is_reset) {
+                return member.held.is_none() && member.is_clean(&read.pools);
+            }
             let Some(held) = &member.held else { return true };
             let Some(Ok(retention)) = read.pools.get(held.pool.as_ref().unwrap()).map(|pool| &pool.retention) else {
                 return false;
@@ -658,7 +704,7 @@ fn it_ends(call: &Call) {
 
 #[test]
 fn fifty_users_and_two_replicas_share_twenty_vms() {
-    let mut happened = [0; 8];
+    let mut happened = [0; 9];
     for seed in 0..2 {
         let mut world = World::new(seed);
         for step in 1..=STEPS {
@@ -668,13 +714,13 @@ fn fifty_users_and_two_replicas_share_twenty_vms() {
             }
         }
         world.come_to_the_end();
-        let World { taken_from_others, conflicts, duplicates, ended, made, .. } = world;
+        let World { taken_from_others, conflicts, duplicates, ended, made, new_ones, .. } = world;
         happened
             .iter_mut()
-            .zip([taken_from_others, conflicts, duplicates, ended].into_iter().chain(made))
+            .zip([taken_from_others, conflicts, duplicates, ended].into_iter().chain(made).chain([new_ones]))
             .for_each(|(sum, count)| *sum += count);
     }
     // What the properties are about has happened: VMs taken from others, conflicts, second VMs of users, ends by time, VMs made,
-    // changed and deleted for a pool, and started to be warm.
+    // changed and deleted for a pool, started to be warm, and given away as new ones.
     assert!(happened.iter().all(|count| *count > 5), "{happened:?}");
 }

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     api::{VirtualMachine, VmPool},
-    object::{POOL_LABEL, POOL_TEMPLATE_ANNOTATION},
+    object::{POOL_LABEL, POOL_TEMPLATE_ANNOTATION, UNUSED_ANNOTATION},
 };
 
 /// From what the VMs of a pool are made.
@@ -41,9 +41,14 @@ impl Template {
         Some(Self { labels, annotations, spec, hash })
     }
 
-    /// A VM of the pool with this name and UID, for a server-side apply.
-    pub fn vm(&self, pool: &str, uid: Option<&str>, name: &str) -> Value {
+    /// A VM of the pool with this name and UID, for a server-side apply. `is_unused`: the VM is made, and nobody has had it.
+    pub fn vm(&self, pool: &str, uid: Option<&str>, name: &str, is_unused: bool) -> Value {
         let mut annotations = self.annotations.clone();
+        // It is not the template's to give.
+        annotations.remove(UNUSED_ANNOTATION);
+        if is_unused {
+            annotations.insert(UNUSED_ANNOTATION.into(), "true".into());
+        }
         annotations.insert(POOL_TEMPLATE_ANNOTATION.into(), self.hash.clone().into());
         json!({
             "apiVersion": VirtualMachine::api_version(&()),

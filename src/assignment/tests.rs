@@ -122,10 +122,10 @@ fn a_write_names_each_field_and_the_version_that_was_read() {
             "starts": null,
         } },
     });
-    assert_eq!(write.patch(), expected);
+    assert_eq!(write.patch(Some("7")), expected);
     let released = release("desktops", &[of("apple", "bob", -200, -100)], "bob");
     assert_eq!(
-        released[0].patch(),
+        released[0].patch(Some("7")),
         json!({ "metadata": { "resourceVersion": "7" }, "status": { "assignment": null } })
     );
 }

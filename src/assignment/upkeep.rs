@@ -5,10 +5,12 @@
 //!
 //! | the VM | what is written |
 //! |---|---|
-//! | is being deleted, or assigned to nobody | nothing |
+//! | is being deleted | nothing |
+//! | has the mark that nobody has had it, and that is not true any more | the mark is taken away ([`Upkeep::used`]) |
+//! | is assigned to nobody | nothing |
 //! | is assigned from a pool that does not exist | it is nobody's |
 //! | its user has another VM of the pool that comes before, and nobody is at its console | it is nobody's |
-//! | could have been taken for [`GRACE`](super::GRACE), and nobody is at its console | it is nobody's |
+//! | could have been taken for [`GRACE`](super::GRACE), or at all if it is to be replaced (`spec.reset`), and nobody is at its console | it is nobody's |
 //! | its user is at the console, and that was last noted [`NOTED`] ago | `lastUsed` is now |
 //! | its user has left the console after `lastUsed` | `lastUsed` is that time |
 //! | is to be started for its assignment, and is not after [`UNFINISHED`] | it is started |
@@ -49,6 +51,8 @@ pub struct Upkeep {
     pub starts: Vec<(String, String)>,
     /// The VMs that are assigned to nobody and are to be started, so that they are warm.
     pub warmed: BTreeSet<String>,
+    /// The VMs of which the mark is to be taken away that nobody has had them.
+    pub used: BTreeSet<String>,
     /// How the VMs of each pool are.
     pub counts: BTreeMap<String, Counts>,
     /// When something is due although nothing changes until then.
@@ -73,8 +77,10 @@ pub enum Why {
 pub struct Counts {
     /// How many VMs belong to it.
     pub members: u32,
-    /// How many of these are assigned to nobody.
+    /// How many of these are assigned to nobody, and can be given to somebody.
     pub free: u32,
+    /// How many are assigned to nobody, and nobody gets them: they are to be replaced by new ones, or have no disks yet.
+    pub renewing: u32,
     /// How many VMs are assigned from it and kept for their users.
     pub assigned: u32,
     /// How many VMs are assigned from it and can be taken by others.
@@ -87,6 +93,11 @@ pub fn upkeep(pools: &Pools, members: &[Member], now: Timestamp) -> Upkeep {
         Upkeep { counts: counts(pools, members, now), warmed: warmed(pools, members), ..Upkeep::default() };
     let kept = kept(members);
     for member in members.iter().filter(|member| !member.is_deleted) {
+        if member.is_to_be_marked() {
+            // Before anything else: an assignment that ended first would look as if it had never been.
+            upkeep.used.insert(member.name.clone());
+            continue;
+        }
         let Some((held, pool)) = member.held.as_ref().and_then(|held| Some((held, held.pool.as_ref()?))) else {
             continue;
         };
@@ -100,7 +111,7 @@ pub fn upkeep(pools: &Pools, members: &[Member], now: Timestamp) -> Upkeep {
             continue;
         }
         if let Some(time) = member.taken_from(pools).filter(|_| !member.console.is_connected) {
-            let end = later(time, GRACE);
+            let end = if member.is_reset(pools) { time } else { later(time, GRACE) };
             if end <= now {
                 upkeep.writes.push((Why::Expired, member.write(None)));
                 continue;
@@ -148,6 +159,7 @@ fn warmed(pools: &Pools, members: &[Member]) -> BTreeSet<String> {
                 && member.pools.contains(&pool.name)
                 && member.start != Start::Refused
                 && !member.is_surplus(pools)
+                && member.is_clean(pools)
         });
         let (runs, mut others): (Vec<_>, Vec<_>) =
             free.partition(|member| member.start == Start::Runs || warmed.contains(&member.name));
@@ -196,7 +208,8 @@ pub fn counts(pools: &Pools, members: &[Member], now: Timestamp) -> BTreeMap<Str
         for pool in &member.pools {
             if let Some(counts) = all.get_mut(pool) {
                 counts.members += 1;
-                counts.free += u32::from(member.held.is_none());
+                counts.free += u32::from(member.held.is_none() && member.is_clean(pools));
+                counts.renewing += u32::from(member.held.is_none() && !member.is_clean(pools));
             }
         }
         let pool = member.held.as_ref().and_then(|held| held.pool.as_ref());
@@ -219,7 +232,7 @@ pub fn status(
     current: &[Condition],
     now: Timestamp,
 ) -> VmPoolStatus {
-    let Counts { members, free, assigned, expired } = counts;
+    let Counts { members, free, renewing, assigned, expired } = counts;
     let (is_ready, reason, message) = match &pool.retention {
         Err(error) => (false, reasons::RETENTION_INVALID, format!("{error}. Until then no assignment ends by time")),
         Ok(_) if members == 0 => (false, reasons::NO_MEMBERS, "No VM names the pool in spec.pools".to_owned()),
@@ -232,6 +245,7 @@ pub fn status(
         observed_generation: pool.generation,
         members: Some(members),
         free: Some(free),
+        renewing: pool.reset.is_some().then_some(renewing),
         assigned: Some(assigned),
         expired: Some(expired),
         replicas: plan.map(|(plan, _)| plan.replicas),

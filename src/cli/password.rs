@@ -8,7 +8,7 @@ use super::{
     in_pod::Target,
     output::{Exit, Failure, Output, note},
 };
-use crate::actions::display::{self, End, Present, Validity};
+use crate::actions::display::{self, DisplayError, End, Present, Validity};
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -35,6 +35,12 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     }
     let found = display::present_password(&vm).await.map_err(|error| failure(&vm, &error))?;
     let Some(Present { secret, password, end }) = found else {
+        // Secrets are found by their labels, so a name that no VM has looks the same. Who may not read VMs gets the other answer.
+        if let Err(kube::Error::Api(answer)) = vm.get().await
+            && answer.is_not_found()
+        {
+            return Err(failure(&vm, &DisplayError::Vm(kube::Error::Api(answer))));
+        }
         return Err(Failure::new(format!("{vm}: it has no display secret, so its display has no password")));
     };
     let Some(password) = password else {

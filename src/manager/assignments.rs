@@ -33,12 +33,13 @@ use tracing::{debug, info, warn};
 use super::{
     members::{MemberError, Members},
     pools::{AllPools, KnownPool},
+    random::random,
 };
 use crate::{
     actions::pool::{PoolError, PoolHandle, member},
     api::{VmPool, pool::VmPoolStatus},
     assignment::{
-        Member, Pools, Write,
+        Member, NAME_END, Pools, Write,
         members::{self, MemberPlan},
         upkeep::{Why, status, upkeep},
     },
@@ -223,6 +224,10 @@ impl Assignments {
             clock: Timestamp::now,
         };
         let mut result = Ok(());
+        for vm in &upkeep.used {
+            let marked = self.mark_used(&handle, vm, members).await;
+            result = result.and(marked);
+        }
         for (why, write) in &upkeep.writes {
             let written = self.write(&handle, why, write, members).await;
             result = result.and(written);
@@ -275,7 +280,20 @@ impl Assignments {
         let key = |name: &str| ObjectRef::<PackedVm>::new(name).within(namespace);
         let others: BTreeSet<_> =
             members::wanted_names(&known.pool).filter(|name| self.vms.get(&key(name)).is_some()).collect();
-        members::plan(&known.pool, members, &others)
+        members::plan(&known.pool, members, &others, || random().chars().take(NAME_END).collect())
+    }
+
+    /// Takes the mark away that nobody has had the VM.
+    async fn mark_used(&self, handle: &PoolHandle, vm: &str, members: &[Member]) -> Result<(), KeepError> {
+        let version = members.iter().find(|member| member.name == vm).and_then(|member| member.version.as_deref());
+        let name = format!("{}/{vm}", handle.namespace);
+        match handle.mark_used(vm, version, None).await {
+            Ok(Some(_)) => info!(vm = name, "somebody has had the VM, so its pool replaces it when it is free"),
+            // The watch reports what has changed.
+            Ok(None) => {}
+            Err(source) => return Err(KeepError::Vm { vm: name, source }),
+        }
+        Ok(())
     }
 
     fn made(&self, namespace: &str) -> Members<'_> {

@@ -1,21 +1,23 @@
 //! Makes, changes and deletes the VMs of pools with a template. What is to be done is [`crate::assignment::members`].
 
+use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
-    Api, Client, CustomResourceExt,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    Api, Client, CustomResourceExt, Resource, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
     core::DynamicObject,
 };
 use serde_json::json;
 use tracing::info;
 
 use crate::{
-    api::{VirtualMachine, VmPool},
+    api::{StoredVm, VirtualMachine, VmPool, pool::OldClaims},
     assignment::{
         Pool,
         members::{MemberPlan, MemberWrite},
     },
     cluster::NO_VERSION,
     metrics::Metrics,
+    object::POOL_LABEL,
     ownership::MEMBER_MANAGER,
 };
 
@@ -48,6 +50,9 @@ pub enum MemberError {
         /// The VM.
         vm: String,
     },
+    /// The VMs of the pool could not be counted.
+    #[error("list its VMs")]
+    Count(#[source] Box<kube::Error>),
     /// The pool could not be asked for.
     #[error("is the pool as it was")]
     Pool(#[source] Box<kube::Error>),
@@ -63,10 +68,31 @@ impl Members<'_> {
         if !self.is_current(pool).await? {
             return Ok(());
         }
+        let mut missing = usize::MAX;
+        if pool.reset.is_some() && plan.writes.iter().any(|write| matches!(write, MemberWrite::Create(_))) {
+            missing = self.missing(pool).await?;
+        }
         for write in &plan.writes {
+            if matches!(write, MemberWrite::Create(_)) {
+                if missing == 0 {
+                    continue;
+                }
+                missing -= 1;
+            }
             self.write_one(pool, write).await?;
         }
         Ok(())
+    }
+
+    /// How many VMs the pool lacks. The watch may not have reported yet what was made a moment ago, and no second one is refused, because each has a name
+    /// of its own.
+    async fn missing(&self, pool: &Pool) -> Result<usize, MemberError> {
+        let of_pool = ListParams::default().labels(&format!("{POOL_LABEL}={}", pool.name));
+        let found = self.vms().list_metadata(&of_pool).await;
+        let found = found.map_err(|error| MemberError::Count(Box::new(error)))?;
+        let is_own = |owners: &[OwnerReference]| owners.iter().any(|owner| Some(&owner.uid) == pool.uid.as_ref());
+        let own = found.iter().filter(|vm| is_own(vm.owner_references())).count();
+        Ok(usize::try_from(pool.replicas.unwrap_or_default()).unwrap_or(usize::MAX).saturating_sub(own))
     }
 
     /// Whether the pool is as the watch has it: the watch may be behind, and a VM must not be deleted because of a number that is not wanted any more.
@@ -88,6 +114,13 @@ impl Members<'_> {
         };
         let result = match write {
             MemberWrite::Create(_) => self.apply(pool, vm, Some(NO_VERSION)).await,
+            // If this fails the VM stays, and it is tried again.
+            MemberWrite::Delete { uid, .. }
+                if pool.reset == Some(OldClaims::Delete)
+                    && let Err(error) = self.own_claims(vm, uid.as_deref()).await =>
+            {
+                Err(error)
+            }
             MemberWrite::Update { version, .. } => self.apply(pool, vm, version.as_deref()).await,
             MemberWrite::Delete { uid, version, .. } => {
                 let preconditions = Preconditions { uid: uid.clone(), resource_version: version.clone() };
@@ -128,9 +161,45 @@ impl Members<'_> {
         Ok(owners.is_none_or(|owners| owners.iter().any(|owner| Some(&owner.uid) == pool.uid.as_ref())))
     }
 
+    /// Makes a VM the owner of its claims, so that the garbage collector deletes them with it. Only of those that were made for it: one that is older than
+    /// the VM, or has an owner, is somebody else's.
+    async fn own_claims(&self, name: &str, uid: Option<&str>) -> kube::Result<()> {
+        let vms = Api::<StoredVm>::namespaced(self.client.clone(), &self.namespace);
+        let Some(StoredVm(vm)) = vms.get_opt(name).await?.filter(|StoredVm(vm)| vm.metadata.uid.as_deref() == uid)
+        else {
+            return Ok(());
+        };
+        let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &self.namespace);
+        for claim in vm.status.iter().flat_map(|status| &status.claims) {
+            let Some(uid) = &claim.uid else { continue };
+            let Some(found) = claims.get_metadata_opt(&claim.name).await? else { continue };
+            let is_own = found.metadata.uid.as_ref() == Some(uid)
+                && found.metadata.owner_references.iter().flatten().next().is_none()
+                && found.metadata.creation_timestamp >= vm.metadata.creation_timestamp;
+            if !is_own {
+                continue;
+            }
+            let owner = json!({
+                "apiVersion": VirtualMachine::api_version(&()), "kind": VirtualMachine::kind(&()), "name": name, "uid": vm.metadata.uid,
+            });
+            let owned = json!({
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+                "metadata": { "name": claim.name, "uid": uid, "ownerReferences": [owner] },
+            });
+            match claims.patch_metadata(&claim.name, &PatchParams::apply(MEMBER_MANAGER), &Patch::Apply(&owned)).await {
+                Ok(_) => {}
+                // It is gone, or another one.
+                Err(kube::Error::Api(answer)) if [404, 409].contains(&answer.code) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     async fn apply(&self, pool: &Pool, vm: &str, version: Option<&str>) -> kube::Result<()> {
         let Some(template) = &pool.template else { return Ok(()) };
-        let mut body = template.vm(&pool.name, pool.uid.as_deref(), vm);
+        let is_unused = pool.reset.is_some() && version == Some(NO_VERSION);
+        let mut body = template.vm(&pool.name, pool.uid.as_deref(), vm, is_unused);
         body["metadata"]["resourceVersion"] = json!(version);
         let parameters = PatchParams::apply(MEMBER_MANAGER).force();
         self.vms().patch(vm, &parameters, &Patch::Apply(&body)).await.map(drop)

@@ -144,7 +144,9 @@ pub fn effect(input: Input<'_>) -> Effect {
     let is_down = known.as_ref().is_some_and(is_down) || is_down(&after);
     let before = known.unwrap_or_default();
     let is_new = |action: &&Action| !before.steps.iter().flatten().any(|other| other == *action);
-    let mut found = Finder { input, effect: Effect::default() };
+    // A VM that starts, or would if something did not hold it up, gets these objects from any manager.
+    let starts_anyway = old.is_none() && after.starts();
+    let mut found = Finder { input, starts_anyway, effect: Effect::default() };
     for action in after.steps.iter().flatten().filter(is_new) {
         found.action(action);
     }
@@ -161,7 +163,8 @@ pub fn effect(input: Input<'_>) -> Effect {
     let refused_before = old.map(|old| refusals(vm, observed, old, &before)).unwrap_or_default();
     let refused = refusals(vm, observed, new, &after);
     effect.refused = refused.into_iter().filter(|refusal| !refused_before.contains(refusal)).collect();
-    let starts_otherwise = !runs && old.is_none_or(|old| running(old).ne(running(new)));
+    // Without the old rendering there is nothing to compare with what does not exist while the VM is down.
+    let starts_otherwise = !runs && old.is_some_and(|old| running(old).ne(running(new)));
     effect.class = if !effect.refused.is_empty() {
         Class::Refused
     } else if !effect.at_next_start.is_empty() {
@@ -198,6 +201,8 @@ pub fn refusals(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered],
 
 struct Finder<'a> {
     input: Input<'a>,
+    /// Nothing is known of what is so without the change, and the VM has yet to start.
+    starts_anyway: bool,
     effect: Effect,
 }
 
@@ -212,7 +217,7 @@ impl Finder<'_> {
         };
         let touched = match action {
             // It starts anyway, with the change or without.
-            Action::Apply { uid: None, .. } if action.starts() => return,
+            Action::Apply { uid: None, .. } if action.starts() || self.starts_anyway => return,
             Action::Apply { object, uid: None } => touched("created", Some(&object.template), Vec::new()),
             Action::Apply { object, uid: Some(_) } => {
                 let Some(fields) = self.changed(object) else { return };

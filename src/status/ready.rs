@@ -52,7 +52,7 @@ pub(super) fn ready(reconciled: &Reconciled<'_>, guest: &Guest<'_>, pods: Pods<'
     let condition = by_power(reconciled, guest, pods);
     match reconciled.rendered {
         // The VM is as an earlier spec wanted it.
-        Err(error) if condition.status => not_ready(not_rendered(vm, error)),
+        Err(error) if condition.status => not_ready(not_rendered(reconciled, error)),
         Ok(_) | Err(_) => condition,
     }
 }
@@ -258,7 +258,7 @@ fn waiting_for_pod(reconciled: &Reconciled<'_>) -> Problem {
         return Problem::new(Reason::BeingDeleted, "the VM is being deleted, so nothing is started for it");
     }
     match (reconciled.rendered, waits(reconciled).next()) {
-        (Err(error), _) => not_rendered(reconciled.vm, error),
+        (Err(error), _) => not_rendered(reconciled, error),
         (Ok(_), Some(Wait::ClaimInUse(pod))) => Problem::new(
             Reason::ClaimInUse,
             format!("{pod} mounts a claim of this VM, and two must not write to it: waiting until that Pod is gone"),
@@ -426,9 +426,7 @@ fn start_delayed(vm: &VirtualMachine, pod: &Object, now: Timestamp) -> Option<Pr
         && !owns_condition(vm, RUNNING)
         && is_report_of(vm, pod);
     let message = if untaken_at(pod).as_ref().is_some_and(has_passed) && !has_reported {
-        format!(
-            "node {node} has not taken Pod {name} yet: it does not exist, or it does not answer (kubectl get node {node})"
-        )
+        format!("node {node} has not taken Pod {name} yet: kubectl get node {node} shows whether it exists and answers")
     } else if late_at(pod).as_ref().is_some_and(has_passed) {
         format!(
             "the containers of Pod {name} are not created yet: the node still fetches an image, or a Secret, a ConfigMap or a volume is \

@@ -178,7 +178,7 @@ struct Shown {
 struct Square {
     id: String,
     name: String,
-    /// `free`, `warm` (free, and its guest runs), `assigned`, `expired`, or `other` (it is assigned from another pool).
+    /// `free`, `warm` (free, and its guest runs), `renewing` (nobody gets it before it is replaced), `assigned`, `expired`, or `other` (it is assigned from another pool).
     tone: &'static str,
     user: Option<String>,
     last_used: Option<String>,
@@ -219,6 +219,7 @@ fn square(vm: &VirtualMachine, pool: &str, pools: &Pools, now: Timestamp) -> Opt
     }
     let until = member.taken_from(pools).filter(|_| is_from);
     let tone = match held {
+        None if !member.is_clean(pools) => "renewing",
         None if member.runs => "warm",
         None => "free",
         Some(_) if !is_from => "other",

@@ -78,6 +78,8 @@ async fn the_password_is_that_of_the_display_secret() {
     assert_eq!((own.code, own.data.as_str(), own.talk.as_str()), (0, "hello\n", ""));
     let open = run(&ns, &["password", "open"]);
     assert!(open.code == 1 && open.data.is_empty() && open.talk.contains("it has no display secret"), "{open:?}");
+    let nobody = run(&ns, &["password", "nobody"]);
+    assert!(nobody.code == 1 && nobody.talk.contains(r#""nobody" not found"#), "{nobody:?}");
 
     // The runner that a test plays sets the new one.
     let past = json!({ "stringData": { "display-password": "hello", "password-expiry": "1000" } });

@@ -18,7 +18,7 @@ const SLOW: (&str, &str) =
     ("slow.yaml.j2", "{% for i in range(150) %}{% for j in range(1000) %}{% endfor %}{% endfor %}");
 /// For how long no request may be sent.
 const REST: Duration = Duration::from_secs(60);
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 async fn requests_about_vms(cluster: &Cluster, before: &Requests) -> Requests {
     cluster.requests().await.since(before).only(is_about_vms)

@@ -1,8 +1,9 @@
 //! Pools on a real API server with a manager: assigning, what the manager does by itself, the commands, and many people at once.
-//! [`members`]: pools that make their VMs; [`model`]: many people at once.
+//! [`members`]: pools that make their VMs; [`model`]: many people at once; [`reset`]: new disks for the next user.
 
 mod members;
 mod model;
+mod reset;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -32,7 +32,7 @@ use tempfile::NamedTempFile;
 use tokio::time::timeout;
 use vm_operator::api::VirtualMachine;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// A namespace for managers.
 struct ManagersNamespace {

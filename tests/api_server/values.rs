@@ -14,7 +14,7 @@ use kube::{
 use serde_json::{Value, json};
 use vm_operator::api::{VirtualMachine, crd};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// VMs without a Rust type, which would not allow bad values.
 fn vms(client: &Client, namespace: &str) -> Api<DynamicObject> {

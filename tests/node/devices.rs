@@ -83,7 +83,7 @@ async fn output(namespace: &TestNamespace, name: &str, limits: Value, context: V
         }],
     } });
     namespace.apply(&pod.to_string());
-    namespace.kubectl(&["wait", "--for=jsonpath={.status.phase}=Succeeded", &format!("pod/{name}"), "--timeout=120s"]);
+    namespace.kubectl(&["wait", "--for=jsonpath={.status.phase}=Succeeded", &format!("pod/{name}"), "--timeout=600s"]);
     namespace.kubectl(&["logs", name])
 }
 

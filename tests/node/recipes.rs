@@ -38,7 +38,7 @@ pub async fn serve_images(namespace: &TestNamespace, pods: &Api<Pod>) -> String 
         "-h",
         "/",
     ]);
-    namespace.kubectl(&["wait", "--for=condition=Ready", "pod/images", "--timeout=60s"]);
+    namespace.kubectl(&["wait", "--for=condition=Ready", "pod/images", "--timeout=600s"]);
     pods.get("images").await.unwrap().status.unwrap().pod_ip.unwrap()
 }
 
@@ -109,7 +109,7 @@ async fn recipes_run_on_a_node() {
         gone(&pods, pod).await;
         namespace.kubectl(&["delete", "vm", "demo"]);
         for object in makes {
-            namespace.kubectl(&["wait", "--for=delete", object, "--timeout=60s"]);
+            namespace.kubectl(&["wait", "--for=delete", object, "--timeout=600s"]);
         }
     }
 

@@ -36,7 +36,7 @@ async fn a_stateful_set_and_a_daemon_set_of_vms_boot_behind_a_service() {
     namespace.kubectl(&["create", "configmap", "vm-operator", &format!("--from-literal=config.yaml={config}")]);
     // A new Pod has the configuration at once.
     namespace.kubectl(&["rollout", "restart", "deployment/vm-operator"]);
-    namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=120s"]);
+    namespace.kubectl(&["rollout", "status", "deployment/vm-operator", "--timeout=600s"]);
 
     // The example, with the tiny guest.
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("example/vmctl");
@@ -55,7 +55,7 @@ async fn a_stateful_set_and_a_daemon_set_of_vms_boot_behind_a_service() {
 
     // One after the other, because a Pod is ready when its guest has booted.
     namespace.kubectl(&["apply", "--filename", folder.join("stateful-set.yaml").to_str().unwrap()]);
-    namespace.kubectl(&["rollout", "status", "statefulset/web", "--timeout=180s"]);
+    namespace.kubectl(&["rollout", "status", "statefulset/web", "--timeout=600s"]);
     for name in ["testvm-web-0", "testvm-web-1", "testvm-web-2"] {
         let vm = vms.get(name).await.unwrap();
         assert!(conditions::is_true(&vm.status.unwrap().conditions, conditions::BOOTED), "{name}");
@@ -90,7 +90,7 @@ async fn a_stateful_set_and_a_daemon_set_of_vms_boot_behind_a_service() {
     // The next Pod of the name has the next VM, with the disk of the first one.
     let first = vms.get("testvm-web-0").await.unwrap().metadata.uid;
     namespace.kubectl(&["delete", "pod", "web-0"]);
-    namespace.kubectl(&["rollout", "status", "statefulset/web", "--timeout=180s"]);
+    namespace.kubectl(&["rollout", "status", "statefulset/web", "--timeout=600s"]);
     let again = eventually("the next VM", LIMIT, async || {
         let vm = vms.get_opt("testvm-web-0").await.unwrap()?;
         (vm.status.as_ref()?.ready == Some(true)).then_some(vm)
@@ -106,7 +106,7 @@ async fn a_stateful_set_and_a_daemon_set_of_vms_boot_behind_a_service() {
     // One on each node, which is one here. It is killed: its VM goes with its Pod, and there is another one.
     namespace.kubectl(&["delete", "statefulset", "web"]);
     namespace.kubectl(&["apply", "--filename", folder.join("daemon-set.yaml").to_str().unwrap()]);
-    namespace.kubectl(&["rollout", "status", "daemonset/web", "--timeout=180s"]);
+    namespace.kubectl(&["rollout", "status", "daemonset/web", "--timeout=600s"]);
     let name =
         namespace.kubectl(&["get", "pods", "--selector=app=web-vmctl", "--output=jsonpath={.items[*].metadata.name}"]);
     let vm = vms.get(&format!("testvm-{name}")).await.unwrap();

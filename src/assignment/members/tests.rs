@@ -36,7 +36,7 @@ fn wants(replicas: Value) -> Pool {
 fn stored(pool: &Pool, name: &str, edit: impl FnOnce(&mut Value)) -> VirtualMachine {
     let template = pool.template.as_ref().unwrap();
     vm(|vm| {
-        let applied = template.vm(&pool.name, pool.uid.as_deref(), name);
+        let applied = template.vm(&pool.name, pool.uid.as_deref(), name, pool.reset.is_some());
         vm["metadata"] = applied["metadata"].clone();
         vm["metadata"]["namespace"] = json!("ns");
         vm["metadata"]["uid"] = json!(format!("u-{name}"));
@@ -64,7 +64,8 @@ fn is_watched(vm: &mut Value) {
 /// What is done, in short.
 fn done(pool: &Pool, members: &[Member], others: &[&str]) -> Vec<String> {
     let others = others.iter().map(|name| (*name).to_owned()).collect();
-    let plan = plan(pool, members, &others).unwrap();
+    let mut names = (0..).map(|number| format!("{number:08x}"));
+    let plan = plan(pool, members, &others, || names.next().unwrap()).unwrap();
     let writes = plan.writes.iter().map(|write| match write {
         MemberWrite::Create(vm) => format!("create {vm}"),
         MemberWrite::Update { vm, version } => format!("update {vm} {}", version.as_deref().unwrap_or("-")),
@@ -76,6 +77,9 @@ fn done(pool: &Pool, members: &[Member], others: &[&str]) -> Vec<String> {
         Obstacle::NameTaken { vm } => format!("taken {vm}"),
         Obstacle::Ending { vm } => format!("ends {vm}"),
         Obstacle::OutOfPool { vm } => format!("out {vm}"),
+        Obstacle::Preparing { vm } => format!("prepares {vm}"),
+        Obstacle::OldDisks { vm } => format!("old {vm}"),
+        Obstacle::Stranger { vm } => format!("stranger {vm}"),
         Obstacle::InUse { vm, is_surplus } => format!("{} {vm}", if *is_surplus { "leaves" } else { "waits" }),
     });
     writes.chain(obstacles).collect()
@@ -86,7 +90,7 @@ fn a_vm_is_made_from_the_template_without_a_power_state() {
     let pool = pool(|_| ());
     let template = pool.template.as_ref().unwrap();
     assert_eq!(
-        template.vm("desk", Some("u-desk"), "desk-0"),
+        template.vm("desk", Some("u-desk"), "desk-0", false),
         json!({
             "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine",
             "metadata": {
@@ -172,7 +176,151 @@ fn what_is_done_with_more_vms_than_the_pool_wants() {
     });
     assert!(done(&deleted, &members, &[]).is_empty() && done(&deleted, &[], &[]).is_empty());
     let without = pool(|pool| drop(pool["spec"].as_object_mut().unwrap().remove("template")));
-    assert_eq!(plan(&without, &members, &BTreeSet::new()), None);
+    assert_eq!(plan(&without, &members, &BTreeSet::new(), String::new), None);
+}
+
+/// The pool with `spec.reset`.
+fn fresh(edit: impl FnOnce(&mut Value)) -> Pool {
+    pool(|pool| {
+        pool["spec"]["reset"] = json!({});
+        edit(pool);
+    })
+}
+
+/// All its claims exist, and none is older than the VM.
+fn is_new(vm: &mut Value) {
+    vm["status"]["newDisks"] = json!({ "vmUid": vm["metadata"]["uid"] });
+}
+
+fn is_used(vm: &mut Value) {
+    vm["metadata"]["annotations"].as_object_mut().unwrap().remove("vmoperator.jdrupes.org/unused");
+}
+
+fn has_old_disks(vm: &mut Value) {
+    vm["status"]["newDisks"] = json!({ "vmUid": vm["metadata"]["uid"], "older": ["a"] });
+}
+
+fn is_of_a_former_template(vm: &mut Value) {
+    vm["metadata"]["annotations"]["vmoperator.jdrupes.org/poolTemplate"] = json!("former");
+}
+
+fn is_ending(vm: &mut Value) {
+    vm["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
+}
+
+type Edit = fn(&mut Value);
+
+#[test]
+fn a_vm_that_somebody_had_is_replaced_by_one_of_a_name_that_none_had() {
+    let desk = fresh(|_| ());
+    let of = |edits: &[Edit]| {
+        let members: Vec<_> = "abcdef"
+            .chars()
+            .zip(edits)
+            .map(|(digit, edit)| made(&desk, &format!("desk-{}", String::from(digit).repeat(8)), *edit))
+            .collect();
+        done(&desk, &members, &[]).join(", ")
+    };
+    let held: Edit = |vm| (is_used(vm), is_held(vm)).1;
+    let watched: Edit = |vm| (is_used(vm), is_watched(vm)).1;
+    let former: Edit = |vm| (is_new(vm), is_of_a_former_template(vm)).1;
+    let out: Edit = |vm| (is_used(vm), vm["spec"]["pools"] = json!(["night"])).1;
+    let cases: [(&str, &[Edit], &str); 16] = [
+        ("there is none", &[], "create desk-00000000, create desk-00000001"),
+        ("all is well", &[is_new, is_new], ""),
+        ("somebody has one", &[held, is_new], ""),
+        ("somebody is at the console of one", &[watched, is_new], ""),
+        ("somebody had one", &[is_used, is_new], "delete desk-aaaaaaaa u-desk-aaaaaaaa 7"),
+        ("it ends", &[is_ending, is_new], "ends desk-aaaaaaaa"),
+        ("it is gone", &[is_new], "create desk-00000000"),
+        ("its claims are not there", &[|_| (), is_new], "prepares desk-aaaaaaaa"),
+        ("it is of a backup", &[has_old_disks, is_new], "old desk-aaaaaaaa"),
+        ("it is out of the pool", &[out, is_new], "out desk-aaaaaaaa"),
+        ("another template", &[former, former], "delete desk-bbbbbbbb u-desk-bbbbbbbb 7"),
+        ("another template, one is replaced already", &[former, |_| ()], "prepares desk-bbbbbbbb"),
+        (
+            "another template, and no disk could be made",
+            &[is_of_a_former_template, is_of_a_former_template],
+            "delete desk-aaaaaaaa u-desk-aaaaaaaa 7, delete desk-bbbbbbbb u-desk-bbbbbbbb 7",
+        ),
+        ("another template, one ends", &[former, is_ending], "ends desk-bbbbbbbb"),
+        ("one is too many", &[is_new, former, is_new], "delete desk-bbbbbbbb u-desk-bbbbbbbb 7"),
+        ("one is too many, and all are in use", &[held, watched, held], "leaves desk-cccccccc"),
+    ];
+    for (what, edits, wanted) in cases {
+        assert_eq!(of(edits), wanted, "{what}");
+    }
+    let stranger = vm(|vm| {
+        vm["metadata"]["name"] = json!("pear");
+        vm["spec"]["pools"] = json!(["desk"]);
+        vm["metadata"]["annotations"] = json!({ "vmoperator.jdrupes.org/unused": "true" });
+    });
+    assert_eq!(
+        done(&fresh(|pool| pool["spec"]["replicas"] = json!(0)), &[Member::new(&stranger, Start::Needed)], &[]),
+        ["stranger pear"]
+    );
+    // With numbers again those with other names are too many, and the other way round they have no mark.
+    let numbered = made(&pool(|_| ()), "desk-0", |_| ());
+    let random = made(&desk, "desk-aaaaaaaa", is_new);
+    assert_eq!(
+        done(&pool(|_| ()), &[numbered.clone(), random], &[]),
+        ["create desk-1", "delete desk-aaaaaaaa u-desk-aaaaaaaa 7"]
+    );
+    assert_eq!(done(&desk, &[numbered], &[]), ["delete desk-0 u-desk-0 7", "create desk-00000000"]);
+}
+
+#[test]
+fn nobody_gets_a_vm_of_a_pool_with_reset_that_somebody_had() {
+    let desk = fresh(|pool| pool["spec"]["warm"] = json!(5));
+    let pools = Pools::from([("desk".to_owned(), desk.clone())]);
+    let bob = Assignee { user: "bob".into(), rights: Rights::all() };
+    let later = noon() + SignedDuration::from_hours(9);
+    let anothers: Edit = |vm| {
+        is_new(vm);
+        vm["metadata"]["annotations"]["vmoperator.jdrupes.org/poolTemplate"] = json!("x");
+        vm["status"]["newDisks"]["vmUid"] = json!("u-of-a-former-one");
+    };
+    let not_given: [Edit; 6] = [
+        |_| (),
+        is_used,
+        has_old_disks,
+        anothers,
+        |vm| (is_used(vm), is_held(vm)).1,
+        |vm| (is_new(vm), vm["metadata"]["annotations"] = json!({})).1,
+    ];
+    for edit in not_given {
+        let member = made(&desk, "desk-aaaaaaaa", edit);
+        let found = assign("desk", &pools, std::slice::from_ref(&member), &bob, later);
+        assert!(matches!(found, Err(Refusal::NoneFree { .. })), "{found:?} {member:?}");
+        assert!(upkeep(&pools, &[member], noon()).warmed.is_empty());
+    }
+    let member = made(&desk, "desk-aaaaaaaa", is_new);
+    let Ok(Step::Take(write)) = assign("desk", &pools, std::slice::from_ref(&member), &bob, later) else {
+        panic!("bob gets none")
+    };
+    assert!(write.is_first, "the mark is taken away before");
+    assert_eq!(upkeep(&pools, &[member], noon()).warmed, BTreeSet::from(["desk-aaaaaaaa".to_owned()]));
+}
+
+#[test]
+fn the_mark_is_taken_from_a_vm_that_is_used_before_its_assignment_ends() {
+    let desk = fresh(|_| ());
+    let pools = Pools::from([("desk".to_owned(), desk.clone())]);
+    let expired = noon() + SignedDuration::from_hours(9);
+    let marked = |edit: Edit| {
+        let found = upkeep(&pools, &[made(&desk, "desk-aaaaaaaa", edit)], expired);
+        (!found.used.is_empty(), found.writes.len())
+    };
+    assert_eq!(marked(is_new), (false, 0));
+    assert_eq!(
+        marked(|vm| (is_held(vm), is_new(vm)).1),
+        (true, 0),
+        "assigned by a program that does not know the mark"
+    );
+    assert_eq!(marked(|vm| (is_watched(vm), is_new(vm)).1), (true, 0));
+    assert_eq!(marked(|vm| (is_new(vm), vm["status"]["consoleUser"] = json!("eve")).1), (true, 0));
+    assert_eq!(marked(|vm| (is_new(vm), vm["spec"]["pools"] = json!([])).1), (true, 0), "out of the pool");
+    assert_eq!(marked(|vm| (is_used(vm), is_held(vm)).1), (false, 1), "then it ends, without a time of grace");
 }
 
 #[test]

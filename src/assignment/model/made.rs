@@ -33,10 +33,11 @@ impl World {
                 format!("uid-{}", self.versions)
             }
         };
+        let reset = self.random.bool().then(|| json!({}));
         let pool = json!({
             "metadata": { "name": MADE, "uid": uid, "generation": self.versions },
             "spec": {
-                "retention": "PT20M", "replicas": self.random.u8(..6), "warm": self.random.u8(..2),
+                "retention": "PT20M", "replicas": self.random.u8(..6), "warm": self.random.u8(..2), "reset": reset,
                 "template": { "spec": { "vm": { "maximumCpus": self.random.u8(1..3) } } },
             },
         });
@@ -69,8 +70,14 @@ impl World {
     }
 
     /// What the manager wants to write for the pools that make VMs.
-    pub(super) fn member_writes(&self, members: &[Member]) -> Vec<(String, MemberWrite)> {
-        let plans = self.seen.pools.values().filter_map(|pool| Some((pool, plan(pool, members, &BTreeSet::new())?)));
+    pub(super) fn member_writes(&mut self, members: &[Member]) -> Vec<(String, MemberWrite)> {
+        let names = &mut self.names;
+        let mut unheard_of = || {
+            *names += 1;
+            format!("{names:08x}")
+        };
+        let mut plan = |pool: &Pool| plan(pool, members, &BTreeSet::new(), &mut unheard_of);
+        let plans = self.seen.pools.values().filter_map(|pool| Some((pool, plan(pool)?)));
         plans.flat_map(|(pool, plan)| plan.writes.into_iter().map(move |write| (pool.name.clone(), write))).collect()
     }
 
@@ -88,14 +95,18 @@ impl World {
                 // 409, if there is one.
                 if !self.stored.vms.contains_key(&vm) {
                     self.create_vm(&vm);
-                    self.change(&vm, |member| (member.made, member.pools) = (made, BTreeSet::from([name])));
+                    let used = if pool.reset.is_some() { Use::Unused } else { Use::Used };
+                    self.change(&vm, |member| {
+                        (member.made, member.pools, member.used) = (made, BTreeSet::from([name]), used);
+                    });
                     self.made[0] += 1;
                 }
             }
             MemberWrite::Update { vm, version } => {
                 if self.is_still(&vm, &version) {
                     self.nobody_has_a_vm_that_is_changed_or_deleted(&vm);
-                    self.change(&vm, |member| member.made = made);
+                    // The mark is no part of what is applied.
+                    self.change(&vm, |member| (member.made, member.used) = (made, Use::Used));
                     self.made[1] += 1;
                 }
             }
@@ -105,6 +116,17 @@ impl World {
                     self.stored.vms.remove(&vm);
                     self.made[2] += 1;
                 }
+            }
+        }
+    }
+
+    /// The claims of VMs that are new come to exist, some of them later. A few were there before.
+    pub(super) fn make_disks(&mut self, all: bool) {
+        let unused = self.stored.vms.values().filter(|vm| vm.used == Use::Unused);
+        for vm in unused.map(|member| member.name.clone()).collect::<Vec<_>>() {
+            if all || self.random.u8(..8) == 0 {
+                let disks = if self.random.u8(..10) == 0 { Use::OldDisks } else { Use::New };
+                self.change(&vm, |member| member.used = disks);
             }
         }
     }
@@ -137,12 +159,25 @@ impl World {
     pub(super) fn at_rest_the_pools_have_the_vms_that_they_want(&self) {
         let members: Vec<_> = self.stored.vms.values().cloned().collect();
         for pool in self.stored.pools.values().filter(|pool| pool.template.is_some()) {
-            let plan = plan(pool, &members, &BTreeSet::new()).unwrap();
+            let plan = plan(pool, &members, &BTreeSet::new(), String::new).unwrap();
             assert!(plan.writes.is_empty(), "at rest there is nothing to do: {:?}", plan.writes);
+            if pool.reset.is_some() {
+                let own: Vec<_> = members.iter().filter(|member| member.is_made_by(pool)).collect();
+                assert!(own.len() >= pool.replicas.unwrap() as usize, "VMs are missing at rest");
+                let is_left = |member: &&&Member| {
+                    let is_free = !member.is_in_use() && !member.is_deleted && member.pools.contains(MADE);
+                    is_free && member.used == Use::Used
+                };
+                assert_eq!(own.iter().find(is_left), None, "it is to be replaced");
+                continue;
+            }
             let waits = plan.obstacles.iter().map(|obstacle| match obstacle {
                 Obstacle::NameTaken { vm }
                 | Obstacle::Ending { vm }
                 | Obstacle::OutOfPool { vm }
+                | Obstacle::Preparing { vm }
+                | Obstacle::OldDisks { vm }
+                | Obstacle::Stranger { vm }
                 | Obstacle::InUse { vm, .. } => vm.clone(),
             });
             let waits: BTreeSet<_> = waits.collect();
@@ -167,6 +202,7 @@ impl World {
                     && !vm.is_deleted
                     && vm.start != Start::Refused
                     && !vm.is_surplus(&self.stored.pools)
+                    && vm.is_clean(&self.stored.pools)
             });
             let (runs, stopped): (Vec<_>, Vec<_>) = free.partition(|member| member.start == Start::Runs);
             assert!(

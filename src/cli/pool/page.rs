@@ -35,6 +35,9 @@ pub(super) struct Page {
     not_scaled: Option<String>,
     members: u32,
     free: u32,
+    /// Those that nobody gets before they are replaced or their disks are made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    renewing: Option<u32>,
     assigned: u32,
     expired: u32,
     vms: Vec<Row>,
@@ -64,6 +67,8 @@ struct Row {
 #[derive(Clone, Copy, Serialize, PartialEq, Eq)]
 enum State {
     Free,
+    /// Nobody gets it: it is replaced by a new one, or its disks are not made yet.
+    Renewing,
     Assigned,
     Expired,
     /// It is assigned from another pool.
@@ -75,6 +80,7 @@ impl State {
     fn as_str(self) -> &'static str {
         match self {
             Self::Free => "Free",
+            Self::Renewing => "Renewing",
             Self::Assigned => "Assigned",
             Self::Expired => "Expired",
             Self::Elsewhere => "Elsewhere",
@@ -86,7 +92,7 @@ impl State {
 impl Page {
     pub(super) fn new(pool: &DynamicObject, view: &View, now: Timestamp) -> Self {
         let name = pool.name_any();
-        let Counts { members, free, assigned, expired } =
+        let Counts { members, free, renewing, assigned, expired } =
             counts(&view.pools, &view.members, now).get(&name).copied().unwrap_or_default();
         let spec = |field: &str| pool.data.pointer(&format!("/spec/{field}"));
         let from = |member: &&Member| member.held.as_ref().and_then(|held| held.pool.as_deref()) == Some(&name);
@@ -103,6 +109,7 @@ impl Page {
             name,
             members,
             free,
+            renewing: view.pools.get(&pool.name_any()).and_then(|pool| pool.reset).map(|_| renewing),
             assigned,
             expired,
             vms,
@@ -122,6 +129,7 @@ impl Row {
         let kept_until = member.taken_from(&view.pools);
         let state = match &member.held {
             _ if member.is_deleted => State::Deleted,
+            None if !member.is_clean(&view.pools) => State::Renewing,
             None => State::Free,
             Some(held) if held.pool.as_deref() != Some(pool) => State::Elsewhere,
             Some(_) if kept_until.is_some_and(|end| end <= now) && !member.console.is_connected => State::Expired,
@@ -144,8 +152,12 @@ impl Row {
 impl fmt::Display for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { namespace, name, retention, members, free, assigned, expired, .. } = self;
+        let renewing = self.renewing.map(|renewing| format!(", {renewing} renewing")).unwrap_or_default();
         let login = if self.login_on_assignment { ", logs its users in" } else { "" };
-        writeln!(f, "pool/{name} in {namespace}: {members} VMs, {free} free, {assigned} assigned, {expired} expired")?;
+        writeln!(
+            f,
+            "pool/{name} in {namespace}: {members} VMs, {free} free{renewing}, {assigned} assigned, {expired} expired"
+        )?;
         let wanted = self.wanted.map(|wanted| format!(", wants {wanted} VMs")).unwrap_or_default();
         writeln!(f, "retention {retention}{login}{wanted}")?;
         if let Some(why) = &self.not_scaled {

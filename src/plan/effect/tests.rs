@@ -127,16 +127,31 @@ fn a_configuration_that_is_written_is_live_even_if_a_part_of_it_waits() {
 
 #[test]
 fn without_a_former_rendering_what_there_is_is_compared() {
-    for (apple, class) in [(vm(|_| ()), Class::Nothing), (stopped(), Class::Start)] {
+    for (apple, of_pod, of_map) in
+        [(vm(|_| ()), Class::Restart, Class::Live), (stopped(), Class::Nothing, Class::Start)]
+    {
         let old = rendered(&apple, &nothing());
         let observed = applied(&old, |_, _| ());
         let new = rendered(&apple, &observed);
         let input = |new| Input { vm: &apple, observed: &observed, current: &[], old: None, new };
-        assert_eq!(effect(input(&new)).class, class);
-        let changed = edited(&new, "Pod", |pod| pod["spec"]["priorityClassName"] = json!("high"));
-        let expected = if class == Class::Start { Class::Start } else { Class::Restart };
-        assert_eq!(effect(input(&changed)).class, expected);
+        assert_eq!(effect(input(&new)).class, Class::Nothing);
+        let pod = edited(&new, "Pod", |pod| pod["spec"]["priorityClassName"] = json!("high"));
+        assert_eq!(effect(input(&pod)).class, of_pod);
+        let map = edited(&new, "ConfigMap", |map| map["metadata"]["labels"]["tier"] = json!("web"));
+        assert_eq!(effect(input(&map)).class, of_map);
     }
+}
+
+#[test]
+fn what_a_vm_gets_that_has_yet_to_start_is_no_effect_of_a_program() {
+    let apple = vm(|_| ());
+    let observed = nothing();
+    let new = rendered(&apple, &observed);
+    let program = Input { vm: &apple, observed: &observed, current: &[], old: None, new: &new };
+    assert_eq!(effect(program), Effect::default());
+    let without_claims: Vec<Rendered> = new.iter().filter(|object| !object.key.is_claim()).cloned().collect();
+    let held = Input { old: Some(&without_claims), ..program };
+    assert_eq!(effect(held).class, Class::Start, "of templates it is");
 }
 
 #[test]

@@ -127,7 +127,7 @@ fn a_node_that_does_not_take_the_pod_is_named() {
     assert_eq!(ready(&early).0, "Starting");
     let late = derive(&vm, &bound("2027-01-15T07:59:30Z"));
     let message =
-        "node nowhere has not taken Pod apple yet: it does not exist, or it does not answer (kubectl get node nowhere)";
+        "node nowhere has not taken Pod apple yet: kubectl get node nowhere shows whether it exists and answers";
     assert_eq!(ready(&late), ("StartDelayed".into(), message.into()));
 }
 

@@ -161,6 +161,7 @@ pool-figures = { $members } VMs, { $assigned } zugewiesen, Frist { $retention }
 pool-wanted = { $wanted } gewünscht
 square-free = Frei
 square-warm = Frei, läuft
+square-renewing = Wird ersetzt
 square-assigned = Zugewiesen
 square-expired = Abgelaufen
 square-other = Aus einem anderen Pool zugewiesen

@@ -161,6 +161,7 @@ pool-figures = { $members } VMs, { $assigned } assigned, retention { $retention 
 pool-wanted = { $wanted } wanted
 square-free = Free
 square-warm = Free, runs
+square-renewing = Being replaced
 square-assigned = Assigned
 square-expired = Expired
 square-other = Assigned from another pool

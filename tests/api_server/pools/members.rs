@@ -220,7 +220,7 @@ async fn the_api_server_refuses_a_template_that_no_vm_can_have() {
     };
     assert_eq!(tried(&|_| ()).await, "");
     type Case<'a> = (&'a dyn Fn(&mut Value), &'a str);
-    let cases: [Case<'_>; 9] = [
+    let cases: [Case<'_>; 12] = [
         (&of_vm("state", json!("Running")), "leave out spec.vm.state"),
         (&of_vm("machineUuid", json!("7f1e4b0c-3d61-4f0a-9a0e-0a4b6a9ad1b5")), "leave out spec.vm.machineUuid"),
         (&of_vm("networks", json!([{ "tap": { "mac": "02:00:00:00:00:01" } }])), "leave out the MAC addresses"),
@@ -230,6 +230,12 @@ async fn the_api_server_refuses_a_template_that_no_vm_can_have() {
         (&|pool| pool["metadata"]["name"] = json!("d".repeat(60)), "has at most 59"),
         (&|pool| drop(pool["spec"].as_object_mut().unwrap().remove("template")), "replicas needs a template"),
         (&|pool| pool["spec"]["replicas"] = json!(1001), "less than or equal to 1000"),
+        (
+            &|pool| (pool["spec"]["replicas"], pool["spec"]["reset"]) = (json!(null), json!({})),
+            "reset needs a template and replicas",
+        ),
+        (&|pool| (pool["metadata"]["name"], pool["spec"]["reset"]) = (json!("d".repeat(55)), json!({})), "at most 54"),
+        (&|pool| pool["spec"]["reset"] = json!({ "oldClaims": "Shred" }), "oldClaims"),
     ];
     for (edit, wanted) in cases {
         let answer = tried(edit).await;

@@ -209,7 +209,12 @@ async fn at_rest(ns: &ManagedNamespace) {
                 view.pools.get(of.pool.as_ref()?)?;
             }
         }
-        let plan = vm_operator::assignment::members::plan(&view.pools["desk"], &view.members, &Default::default())?;
+        let plan = vm_operator::assignment::members::plan(
+            &view.pools["desk"],
+            &view.members,
+            &Default::default(),
+            String::new,
+        )?;
         (held.values().all(|names| names.len() == 1) && plan.writes.is_empty()).then_some(())
     })
     .await;

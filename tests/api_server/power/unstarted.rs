@@ -60,7 +60,7 @@ async fn a_node_that_does_not_exist_is_named() {
     let vm = ns.vm_with_reason("apple", "StartDelayed").await;
     assert_eq!(
         condition(&vm, "Ready").unwrap().2,
-        "node nowhere has not taken Pod apple yet: it does not exist, or it does not answer (kubectl get node nowhere)"
+        "node nowhere has not taken Pod apple yet: kubectl get node nowhere shows whether it exists and answers"
     );
     ns.wait_for_event("apple", "StartDelayed").await;
 }

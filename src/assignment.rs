@@ -24,10 +24,10 @@
 //! equals one that runs is before one that does not, then the names decide.
 //!
 //! **A pool with `spec.reset`** gives nobody a disk that somebody else had. A candidate of it is assigned to nobody, and [new](Use::New): it has the
-//! annotation [`UNUSED_ANNOTATION`] with which its pool made it, and its own manager has found that none of its claims is older than the VM
-//! (`status.newDisks`, with the UID of the VM). Whoever writes an assignment takes the annotation away before, and the manager takes it from a VM
-//! that somebody has, at whose console somebody was, or that was taken out of its pool. So it never comes back: the manager replaces such a VM
-//! when it is free ([`members`]). This holds for each VM of the pool, also if it is assigned from another one.
+//! annotation [`UNUSED_ANNOTATION`] with which its pool made it, the manager has made each of its claims for it (`status.newDisks`, with the UID of
+//! the VM), and it was never assigned: each write of an assignment also writes `status.usedUid`, which stays. The manager takes the annotation from a
+//! VM that somebody has had, at whose console somebody was, or that was taken out of its pool, and replaces it when it is free ([`members`]). This holds
+//! for each VM of the pool, also if it is assigned from another one.
 //!
 //! **Retention** counts from the last use: `lastUsed`, or the end of the last connection to the console, if that is later. Clocks differ,
 //! so whoever wants the VM has to wait for [`CLOCK_SKEW`] more. If nobody takes it, the manager ends the assignment [`GRACE`] after that.
@@ -62,7 +62,7 @@ use crate::{
         pool::{DEFAULT_RETENTION, OldClaims},
         status::whole_seconds,
     },
-    object::{STARTED_FOR_ANNOTATION, UNUSED_ANNOTATION},
+    object::{POOL_LABEL, STARTED_FOR_ANNOTATION, UNUSED_ANNOTATION},
     people::Rights,
 };
 
@@ -75,6 +75,9 @@ pub const USE: SignedDuration = SignedDuration::from_mins(1);
 
 /// In how many hexadecimal digits the names of the VMs end that a pool with `spec.reset` makes.
 pub const NAME_END: usize = 8;
+
+/// How long a runner may take from its first report of its guest to that of the console.
+const AT_ONCE: SignedDuration = SignedDuration::from_secs(10);
 
 /// The pools of a namespace by name. One that is not among them is not known: nothing is taken from its users.
 pub type Pools = BTreeMap<String, Pool>;
@@ -177,6 +180,8 @@ pub struct Member {
     pub started_for: Option<String>,
     /// Whether somebody has had it.
     pub used: Use,
+    /// Whether it has [`UNUSED_ANNOTATION`], true or not.
+    pub is_marked: bool,
 }
 
 /// Whether somebody has had a VM since its pool has made it.
@@ -186,21 +191,25 @@ pub enum Use {
     Used,
     /// Nobody has. It is not known yet that its disks are new, too.
     Unused,
-    /// Nobody has, but a disk of it is older than the VM.
+    /// Nobody has, but a disk of it was not made for it, or is gone.
     OldDisks,
     /// Nobody has had the VM, nor a disk of it.
     New,
 }
 
 impl Use {
-    fn of(vm: &VirtualMachine) -> Self {
-        if !vm.annotations().contains_key(UNUSED_ANNOTATION) {
+    fn of(vm: &VirtualMachine, held: Option<&Held>, console: &Console) -> Self {
+        let status = vm.status.as_ref();
+        let was_assigned = status.is_some_and(|status| status.used_uid.is_some() && status.used_uid == vm.metadata.uid);
+        let is_out = vm.labels().get(POOL_LABEL).is_some_and(|pool| !vm.spec.pools.contains(pool));
+        let is_marked = vm.annotations().contains_key(UNUSED_ANNOTATION);
+        if !is_marked || was_assigned || held.is_some() || is_out || console.was_used {
             return Self::Used;
         }
-        let disks = vm.status.as_ref().and_then(|status| status.new_disks.as_ref());
+        let disks = status.and_then(|status| status.new_disks.as_ref());
         match disks.filter(|disks| vm.metadata.uid.as_ref() == Some(&disks.vm_uid)) {
             None => Self::Unused,
-            Some(disks) if disks.older.is_empty() => Self::New,
+            Some(disks) if disks.others.is_empty() => Self::New,
             Some(_) => Self::OldDisks,
         }
     }
@@ -230,6 +239,8 @@ pub struct Console {
     pub since: Option<Timestamp>,
     /// The users who are known to be, or to have been, that viewer: for whom the password was made, and whom the relay has let in.
     pub users: Vec<String>,
+    /// Whether a viewer is or was connected since the VM was started last, as far as its status shows.
+    pub was_used: bool,
 }
 
 /// What starting a VM takes.
@@ -261,8 +272,8 @@ pub struct Write {
     pub version: Option<String>,
     /// The new assignment; `None`: it is nobody's.
     pub held: Option<Held>,
-    /// Whether the VM still has [`UNUSED_ANNOTATION`], which is taken away before.
-    pub is_first: bool,
+    /// The VM's UID: that VM was assigned once.
+    pub uid: Option<String>,
 }
 
 /// What [`assign`] wants next.
@@ -291,7 +302,7 @@ pub enum Step {
 pub enum Refusal {
     #[error("{user} has no right in the pool: spec.permissions names neither that user nor one of the user's roles")]
     NoRight { user: String },
-    #[error("the pool has no VMs: name it in spec.pools of a VM")]
+    #[error("the pool has no VMs: name it in spec.pools of a VM, or wait until the manager has made them")]
     NoMembers,
     #[error(
         "all {} VMs of the pool are in use{}{}{}", members,
@@ -316,8 +327,8 @@ impl Member {
     pub fn new(vm: &VirtualMachine, start: Start) -> Self {
         let status = vm.status.as_ref();
         let condition = |type_| status.and_then(|status| conditions::find(&status.conditions, type_));
-        let is_true = |type_| condition(type_).is_some_and(|condition| condition.status == "True");
-        let users = status.iter().flat_map(|status| [&status.console_user, &status.console_client]).flatten();
+        let held = status.and_then(|status| status.assignment.as_ref()).and_then(Held::of);
+        let console = Console::of(vm);
         Self {
             name: vm.name_any(),
             version: vm.resource_version(),
@@ -325,16 +336,13 @@ impl Member {
             made: Made::read(vm),
             pools: vm.spec.pools.iter().cloned().collect(),
             is_deleted: vm.metadata.deletion_timestamp.is_some(),
-            held: status.and_then(|status| status.assignment.as_ref()).and_then(Held::of),
-            console: Console {
-                is_connected: is_true(CONSOLE_CONNECTED),
-                since: condition(CONSOLE_CONNECTED).map(|condition| condition.last_transition_time.0),
-                users: users.filter(|user| !user.is_empty()).cloned().collect(),
-            },
-            runs: is_true(RUNNING),
+            used: Use::of(vm, held.as_ref(), &console),
+            held,
+            console,
+            runs: condition(RUNNING).is_some_and(|condition| condition.status == "True"),
             start,
             started_for: vm.annotations().get(STARTED_FOR_ANNOTATION).cloned(),
-            used: Use::of(vm),
+            is_marked: vm.annotations().contains_key(UNUSED_ANNOTATION),
         }
     }
 
@@ -399,21 +407,40 @@ impl Member {
         self.pools.iter().any(|pool| pools.get(pool).is_some_and(|pool| pool.reset.is_some()))
     }
 
-    /// Whether somebody else than whoever has it may get it some time: if its pools do not ask for new disks, or it has such.
+    /// Whether somebody may get it who has not had it: if its pools ask for new disks, it must have such.
     pub fn is_clean(&self, pools: &Pools) -> bool {
-        self.used == Use::New && !self.is_to_be_marked() || !self.is_reset(pools)
+        self.used == Use::New || !self.is_reset(pools)
     }
 
-    /// Whether the mark is to be taken away that nobody has had it.
+    /// Whether the annotation is to be taken away that says that nobody has had it.
     pub fn is_to_be_marked(&self) -> bool {
-        let is_out = self.made.pool.as_ref().is_some_and(|pool| !self.pools.contains(pool));
-        let was_at_console = !self.console.users.is_empty();
-        self.used != Use::Used && (self.is_in_use() || was_at_console || is_out)
+        self.is_marked && self.used == Use::Used
     }
 
     fn write(&self, held: Option<Held>) -> Write {
-        let is_first = self.used != Use::Used;
-        Write { vm: self.name.clone(), version: self.version.clone(), held, is_first }
+        Write { vm: self.name.clone(), version: self.version.clone(), held, uid: self.uid.clone() }
+    }
+}
+
+impl Console {
+    fn of(vm: &VirtualMachine) -> Self {
+        let status = vm.status.as_ref();
+        let condition = |type_| status.and_then(|status| conditions::find(&status.conditions, type_));
+        let (console, running) = (condition(CONSOLE_CONNECTED), condition(RUNNING));
+        let users = status.iter().flat_map(|status| [&status.console_user, &status.console_client]).flatten();
+        let users: Vec<String> = users.filter(|user| !user.is_empty()).cloned().collect();
+        let is_connected = console.is_some_and(|console| console.status == "True");
+        // A runner reports both when it starts, and this one again when a viewer has gone.
+        let has_changed = console.zip(running).is_some_and(|(console, running)| {
+            let [left, started] = [console, running].map(|condition| condition.last_transition_time.0);
+            console.status == "False" && running.status == "True" && left > later(started, AT_ONCE)
+        });
+        Self {
+            is_connected,
+            since: console.map(|console| console.last_transition_time.0),
+            was_used: is_connected || has_changed || !users.is_empty(),
+            users,
+        }
     }
 }
 
@@ -438,8 +465,8 @@ impl Held {
 }
 
 impl Write {
-    /// The merge patch of `vms/status` of a VM with this resourceVersion. It names each field, because a field that it does not name stays.
-    pub fn patch(&self, version: Option<&str>) -> Value {
+    /// The merge patch of `vms/status`. It names each field, because a field that it does not name stays.
+    pub fn patch(&self) -> Value {
         let assignment = self.held.as_ref().map(|held| {
             json!({
                 "pool": held.pool, "user": held.user,
@@ -447,7 +474,7 @@ impl Write {
                 "starts": held.starts.then_some(true),
             })
         });
-        json!({ "metadata": { "resourceVersion": version }, "status": { "assignment": assignment } })
+        json!({ "metadata": { "resourceVersion": self.version }, "status": { "assignment": assignment, "usedUid": self.uid } })
     }
 }
 

@@ -21,7 +21,10 @@ use crate::{
         reasons::Effect,
         status::{ClaimFinding, ClaimStatus},
     },
-    object::{INSTANCE_LABEL, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered, VM_ANNOTATION, named_vm},
+    object::{
+        INSTANCE_LABEL, MADE_FOR_ANNOTATION, ObjectKey, REPLACE_CLAIM_ANNOTATION, Rendered, UNUSED_ANNOTATION,
+        VM_ANNOTATION, named_vm,
+    },
     observed::{Object, Observed},
     ownership::owns_condition,
 };
@@ -123,6 +126,22 @@ fn was_of_no_use(vm: &VirtualMachine, known: &ClaimStatus) -> bool {
         .is_some_and(|status| status.pod_uid.is_some() || status.halted.is_some() || status.runner_version.is_some());
     let found = |reason| known.findings.iter().any(|finding| finding.reason == reason);
     !has_run && found(Reason::ClaimPending) && found(Reason::ChangeRefused) && owns_condition(vm, RUNNING)
+}
+
+/// Notes in a rendered claim for which VM it is made. A claim that exists keeps what it has: a person, a backup or another VM may have made it.
+pub fn note_origin(vm: &VirtualMachine, observed: &Observed, object: &mut Value) {
+    if object["kind"] != "PersistentVolumeClaim" {
+        return;
+    }
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    let found = observed.objects.iter().find(|found| found.key.is_claim() && found.key.name == name);
+    let origin = match found {
+        Some(found) => found.annotations.get(MADE_FOR_ANNOTATION).cloned(),
+        None => vm.uid().filter(|_| vm.annotations().contains_key(UNUSED_ANNOTATION)),
+    };
+    if let Some(origin) = origin {
+        object["metadata"]["annotations"][MADE_FOR_ANNOTATION] = origin.into();
+    }
 }
 
 /// The size in bytes that a claim's spec requests.

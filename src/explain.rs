@@ -321,7 +321,20 @@ pub(crate) fn of_condition(facts: &Facts, cause: Cause, condition: &Condition) -
         }
         _ => see,
     };
-    Finding::new(cause, &condition.message, todo).since(Some(condition.last_transition_time.0))
+    Finding::new(cause, &condition.message, todo).since(Some(since(facts, condition)))
+}
+
+/// Since when the condition has its reason. Its own time is that of its status, which stays when one cause follows another; then the manager records an
+/// event with the new reason.
+fn since(facts: &Facts, condition: &Condition) -> Timestamp {
+    let uid = facts.vm.uid().unwrap_or_default();
+    let recorded = facts.events_of(&uid).into_iter().find(|event| event.reason.as_ref() == Some(&condition.reason));
+    let began = recorded.and_then(|event| {
+        let first = event.event_time.as_ref().map(|time| time.0);
+        first.or_else(|| event.first_timestamp.as_ref().map(|time| time.0)).or_else(|| time(event))
+    });
+    let changed = condition.last_transition_time.0;
+    began.map_or(changed, |began| began.max(changed))
 }
 
 /// How a VM is that has a cause.

@@ -77,8 +77,10 @@ pub const STARTED_FOR_ANNOTATION: &str = "vmoperator.jdrupes.org/startedFor";
 pub const POOL_LABEL: &str = "vmoperator.jdrupes.org/pool";
 /// The hash of the template from which a pool made a VM.
 pub const POOL_TEMPLATE_ANNOTATION: &str = "vmoperator.jdrupes.org/poolTemplate";
-/// Nobody has had the VM yet. A pool with `spec.reset` makes its VMs with it, and whoever assigns one takes it away first.
+/// Nobody has had the VM yet. A pool with `spec.reset` makes its VMs with it, and the manager takes it away when somebody has had the VM.
 pub const UNUSED_ANNOTATION: &str = "vmoperator.jdrupes.org/unused";
+/// The UID of the VM for which the manager has made a claim. Only claims of VMs with [`UNUSED_ANNOTATION`] get it.
+pub const MADE_FOR_ANNOTATION: &str = "vmoperator.jdrupes.org/madeFor";
 
 /// How long an object exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -47,7 +47,7 @@ use std::{
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
-use crate::{api::VirtualMachine, config::ReconcilerConfig, object::Rendered, observed::Observed};
+use crate::{api::VirtualMachine, claims, config::ReconcilerConfig, object::Rendered, observed::Observed};
 
 pub use context::{RandomInput, RelayIdentity, needs_relay_identity};
 pub use error::TemplateError;
@@ -97,6 +97,7 @@ fn render_valid(
     random: &RandomInput,
     templates: &TemplateSet,
 ) -> Result<Vec<Rendered>, TemplateError> {
+    let stored = vm;
     let vm = &steering::without(vm);
     let context = context_of(vm, observed, config, random, templates)?.value();
     let mut documents = documents(templates, &context)?;
@@ -105,8 +106,9 @@ fn render_valid(
     }
     let scope = output::Scope::of(vm, &config.allowed_kinds);
     let mut objects: Vec<Rendered> = Vec::with_capacity(documents.len());
-    for document in documents {
+    for mut document in documents {
         let template = document.template;
+        claims::note_origin(stored, observed, &mut document.value);
         let object = object(document, templates, &scope)?;
         check_addition(&objects, &object).map_err(|error| templates.output_error(template, error))?;
         objects.push(object);

@@ -315,39 +315,24 @@ impl PoolHandle {
         Ok(View { pools, vms, members })
     }
 
-    /// Writes an assignment, after the mark was taken away that nobody has had the VM. `None`: the VM has changed since it was read, or is gone.
+    /// Writes an assignment. `None`: the VM has changed since it was read, or is gone.
     ///
     /// # Errors
     /// Any other answer.
     pub async fn write(&self, write: &Write, trial: Option<Trial>) -> Result<Option<VirtualMachine>, PoolError> {
-        let mut version = write.version.clone();
-        if write.is_first {
-            match self.mark_used(&write.vm, version.as_deref(), trial).await? {
-                None => return Ok(None),
-                Some(_) if trial.is_some() => {}
-                Some(vm) => version = vm.resource_version(),
-            }
-        }
-        let patch = write.patch(version.as_deref());
+        let patch = write.patch();
         let parameters = PatchParams { dry_run: trial.is_some(), ..self.parameters() };
         let answer = self.vms().patch_status(&write.vm, &parameters, &Patch::Merge(&patch)).await;
         unless_changed(answer).map_err(PoolError::api("patch", "vms/status"))
     }
 
-    /// Takes the mark away that nobody has had the VM. `None`: the VM has changed since it was read, or is gone.
+    /// Takes the annotation away that says that nobody has had the VM, whatever else has changed. `None`: the VM is gone, or another one.
     ///
     /// # Errors
     /// Any other answer.
-    pub async fn mark_used(
-        &self,
-        vm: &str,
-        version: Option<&str>,
-        trial: Option<Trial>,
-    ) -> Result<Option<VirtualMachine>, PoolError> {
-        let annotations = json!({ UNUSED_ANNOTATION: null });
-        let patch = json!({ "metadata": { "resourceVersion": version, "annotations": annotations } });
-        let parameters = PatchParams { dry_run: trial.is_some(), ..self.parameters() };
-        let answer = self.vms().patch(vm, &parameters, &Patch::Merge(&patch)).await;
+    pub async fn mark_used(&self, vm: &str, uid: Option<&str>) -> Result<Option<VirtualMachine>, PoolError> {
+        let patch = json!({ "metadata": { "uid": uid, "annotations": { UNUSED_ANNOTATION: null } } });
+        let answer = self.vms().patch(vm, &self.parameters(), &Patch::Merge(&patch)).await;
         unless_changed(answer).map_err(PoolError::api("patch", "vms"))
     }
 

@@ -103,6 +103,9 @@ pub struct VirtualMachineStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "claims")]
     pub claims: Vec<ClaimStatus>,
+    /// The VM's UID, if the VM was ever assigned. It stays when the VM is nobody's again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_uid: Option<String>,
     /// The claims of a VM that nobody has had since its pool has made it. Absent until all of them exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub new_disks: Option<NewDisks>,
@@ -155,9 +158,9 @@ pub struct VirtualMachineStatus {
 pub struct NewDisks {
     /// The UID of the VM of which this is said: a VM that is made again under the same name is another one.
     pub vm_uid: String,
-    /// Those that are older than the VM, by name. Somebody may have used them.
+    /// Those that the manager has not made for this VM, or that are gone, by name. Somebody may have used them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub older: Vec<String>,
+    pub others: Vec<String>,
 }
 
 impl VirtualMachineStatus {

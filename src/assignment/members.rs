@@ -31,7 +31,7 @@
 //! | is assigned, or somebody is at its console | nothing; if there are too many, [`Obstacle::InUse`] |
 //! | somebody has had it ([`Use::Used`]) | it is deleted; its claims stay, or go with it |
 //! | waits for its disks, and is not as the template is | it is deleted |
-//! | has a claim that is older than the VM | nothing, and nobody gets it: [`Obstacle::OldDisks`] |
+//! | has a claim that was not made for it, or lost one | nothing, and nobody gets it: [`Obstacle::OldDisks`] |
 //! | is one of too many: first those that are not as the template is, do not run, have a later name | it is deleted |
 //! | is not as the template is, and no VM is ending or waits for its disks | the first such is deleted |
 //! | waits for its disks | nothing: [`Obstacle::Preparing`] |
@@ -318,7 +318,8 @@ pub fn scaled(
         leaving.map(|vms| (reasons::IN_USE, format!("deleted when they are released: {vms}"))),
         changing.map(|vms| (reasons::IN_USE, format!("changed to the new template when they are released: {vms}"))),
         old.map(|vms| {
-            let what = "nobody gets these VMs, because a claim of each is older than the VM (its status.newDisks has the names)";
+            let what = "nobody gets these VMs, because a claim of each was not made for it, or is gone (its status.newDisks has the names); delete \
+                        a VM to have another one made";
             (reasons::NOT_NEW, format!("{what}: {vms}"))
         }),
         strangers.map(|vms| {

@@ -163,6 +163,7 @@ impl World {
             start,
             started_for: None,
             used: Use::Used,
+            is_marked: false,
         };
         self.stored.vms.insert(name.into(), member);
         self.used.remove(name);
@@ -252,14 +253,6 @@ impl World {
             return true;
         }
         call.writes += 1;
-        if let Step::Take(write) | Step::Release(write) = &step
-            && write.is_first
-            && self.random.u8(..3) == 0
-        {
-            // Between the two writes somebody else is faster.
-            self.change(&write.vm, |member| member.used = Use::Used);
-            return true;
-        }
         match step {
             Step::Take(write) => {
                 assert!(!call.who.rights.is_empty(), "no right, no VM");
@@ -291,10 +284,7 @@ impl World {
             Held { last_used: seconds(held.last_used), assigned_at: seconds(held.assigned_at), ..held }
         });
         self.had.insert(write.vm.clone());
-        self.change(&write.vm, |member| {
-            assert_eq!(write.is_first, member.used != Use::Used, "the mark is taken away before the write");
-            (member.held, member.used) = (kept, Use::Used);
-        });
+        self.change(&write.vm, |member| (member.held, member.used) = (kept, Use::Used));
     }
 
     fn start(&mut self, vm: &str, id: String) {
@@ -329,8 +319,8 @@ impl World {
             stored.vms.get(vm).is_some_and(|stored| Some(&stored.version) == read.vms.get(vm).map(|vm| &vm.version))
         };
         if let Some(vm) = round.marked.pop() {
-            if is_same(&self.stored, &vm) {
-                self.change(&vm, |member| member.used = Use::Used);
+            if self.stored.vms.contains_key(&vm) {
+                self.change(&vm, |member| (member.used, member.is_marked) = (Use::Used, false));
             }
         } else if let Some((why, write)) = round.writes.pop() {
             let exists = matches!(&why, Why::PoolDeleted(pool) if self.stored.pools.contains_key(pool));
@@ -384,7 +374,9 @@ impl World {
                 let user = if self.random.u8(..4) == 0 { "admin".to_owned() } else { holder.unwrap_or("admin".into()) };
                 self.had.insert(vm.clone());
                 self.change(&vm, |member| {
-                    member.console = Console { is_connected: true, since: Some(at(runner)), users: vec![user] };
+                    member.console =
+                        Console { is_connected: true, since: Some(at(runner)), users: vec![user], was_used: true };
+                    member.used = Use::Used;
                 });
             }
             6..=8 if member.start != Start::Refused => {

@@ -64,7 +64,7 @@ fn with(mut member: Member, edit: impl FnOnce(&mut Member)) -> Member {
 }
 
 fn console(is_connected: bool, since: i64, user: &str) -> Console {
-    Console { is_connected, since: Some(minutes(since)), users: vec![user.into()] }
+    Console { is_connected, since: Some(minutes(since)), users: vec![user.into()], was_used: true }
 }
 
 fn alice() -> Assignee {
@@ -95,7 +95,12 @@ fn what_decides_is_read_from_a_vm_as_it_is_stored() {
     assert_eq!(read.pools, ["desktops".to_owned(), "night".to_owned()].into());
     assert_eq!(
         read.console,
-        Console { is_connected: true, since: Some(half_past), users: vec!["alice".into(), "10.0.0.7".into()] }
+        Console {
+            is_connected: true,
+            since: Some(half_past),
+            users: vec!["alice".into(), "10.0.0.7".into()],
+            was_used: true
+        }
     );
     let held = read.held.clone().unwrap();
     assert_eq!(
@@ -120,13 +125,14 @@ fn a_write_names_each_field_and_the_version_that_was_read() {
         "status": { "assignment": {
             "pool": "desktops", "user": "alice", "lastUsed": "2027-01-15T08:00:00Z", "assignedAt": "2027-01-15T08:00:00Z",
             "starts": null,
-        } },
+        }, "usedUid": write.uid },
     });
-    assert_eq!(write.patch(Some("7")), expected);
+    assert!(write.uid.is_some());
+    assert_eq!(write.patch(), expected);
     let released = release("desktops", &[of("apple", "bob", -200, -100)], "bob");
     assert_eq!(
-        released[0].patch(Some("7")),
-        json!({ "metadata": { "resourceVersion": "7" }, "status": { "assignment": null } })
+        released[0].patch(),
+        json!({ "metadata": { "resourceVersion": "7" }, "status": { "assignment": null, "usedUid": released[0].uid } })
     );
 }
 

@@ -94,7 +94,6 @@ pub fn upkeep(pools: &Pools, members: &[Member], now: Timestamp) -> Upkeep {
     let kept = kept(members);
     for member in members.iter().filter(|member| !member.is_deleted) {
         if member.is_to_be_marked() {
-            // Before anything else: an assignment that ended first would look as if it had never been.
             upkeep.used.insert(member.name.clone());
             continue;
         }

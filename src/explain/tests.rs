@@ -266,6 +266,20 @@ fn the_first_line_names_each_cause() {
 }
 
 #[test]
+fn a_cause_that_follows_another_has_a_time_of_its_own() {
+    let since = |at: &str| {
+        let event = event("apple-uid", "TemplateError", "undefined value", at);
+        let found = explained(|f| {
+            ready(f, "False", "TemplateError", "undefined value");
+            f["events"] = json!([event]);
+        });
+        found.cause.unwrap().since.unwrap()
+    };
+    assert_eq!(since(JUST_NOW), JUST_NOW, "Ready has been False before, for another reason");
+    assert_eq!(since("2027-01-15T05:00:00Z"), EARLIER, "it has healed in between");
+}
+
+#[test]
 #[rustfmt::skip]
 fn a_vm_without_a_problem_has_no_cause() {
     let cases: [(Plant, &str); 10] = [

@@ -45,6 +45,7 @@ use crate::{
     },
     cluster::packed::PackedVm,
     metrics::Metrics,
+    object::UNUSED_ANNOTATION,
     ownership::{POOL_MANAGER, STATUS_MANAGER},
     process::{ErrorChain, RepeatFilter, lock},
     schedule,
@@ -65,6 +66,8 @@ struct Inner {
     /// The VMs that pools want, by their names: one that is another's may be in the way. Known before the VMs are read, so that no change of
     /// one is missed.
     wanted: Mutex<HashSet<ObjectRef<PackedVm>>>,
+    /// The VMs that are marked as new and were seen in use, with their UIDs: what is true of a VM for a moment only counts too.
+    used: Mutex<HashMap<ObjectRef<PackedVm>, Option<String>>>,
     notify: Notify,
 }
 
@@ -73,6 +76,12 @@ impl Changes {
     pub fn observe(&self, vm: &PackedVm) {
         let was_member = || matches!(lock(&self.0.known).get(&ObjectRef::from_obj(vm)), Some(Some(_)));
         let is_wanted = || lock(&self.0.wanted).contains(&ObjectRef::from_obj(vm));
+        if vm.mentions(UNUSED_ANNOTATION)
+            && let Ok(read) = vm.read()
+            && member(&read, Timestamp::now()).is_to_be_marked()
+        {
+            lock(&self.0.used).insert(ObjectRef::from_obj(vm), read.metadata.uid);
+        }
         if is_member(vm) || was_member() || is_wanted() {
             self.0.notify.notify_one();
         }
@@ -224,8 +233,13 @@ impl Assignments {
             clock: Timestamp::now,
         };
         let mut result = Ok(());
-        for vm in &upkeep.used {
-            let marked = self.mark_used(&handle, vm, members).await;
+        for member in members.iter().filter(|member| upkeep.used.contains(&member.name)) {
+            let key = ObjectRef::new(&member.name).within(&namespace);
+            lock(&self.changes.0.used).insert(key, member.uid.clone());
+        }
+        let used: Vec<_> = lock(&self.changes.0.used).clone().into_iter().collect();
+        for (vm, uid) in used.into_iter().filter(|(vm, _)| vm.namespace.as_ref() == Some(&namespace)) {
+            let marked = self.mark_used(&handle, &vm, uid.as_deref()).await;
             result = result.and(marked);
         }
         for (why, write) in &upkeep.writes {
@@ -283,15 +297,19 @@ impl Assignments {
         members::plan(&known.pool, members, &others, || random().chars().take(NAME_END).collect())
     }
 
-    /// Takes the mark away that nobody has had the VM.
-    async fn mark_used(&self, handle: &PoolHandle, vm: &str, members: &[Member]) -> Result<(), KeepError> {
-        let version = members.iter().find(|member| member.name == vm).and_then(|member| member.version.as_deref());
-        let name = format!("{}/{vm}", handle.namespace);
-        match handle.mark_used(vm, version, None).await {
-            Ok(Some(_)) => info!(vm = name, "somebody has had the VM, so its pool replaces it when it is free"),
-            // The watch reports what has changed.
-            Ok(None) => {}
-            Err(source) => return Err(KeepError::Vm { vm: name, source }),
+    /// Takes the annotation away that says that nobody has had the VM.
+    async fn mark_used(
+        &self,
+        handle: &PoolHandle,
+        vm: &ObjectRef<PackedVm>,
+        uid: Option<&str>,
+    ) -> Result<(), KeepError> {
+        let name = format!("{}/{}", handle.namespace, vm.name);
+        let marked = handle.mark_used(&vm.name, uid).await;
+        let marked = marked.map_err(|source| KeepError::Vm { vm: name.clone(), source })?;
+        lock(&self.changes.0.used).remove(vm);
+        if marked.is_some() {
+            info!(vm = name, "somebody has had the VM, so its pool replaces it when it is free");
         }
         Ok(())
     }

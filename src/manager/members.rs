@@ -17,7 +17,7 @@ use crate::{
     },
     cluster::NO_VERSION,
     metrics::Metrics,
-    object::POOL_LABEL,
+    object::{MADE_FOR_ANNOTATION, POOL_LABEL},
     ownership::MEMBER_MANAGER,
 };
 
@@ -59,8 +59,8 @@ pub enum MemberError {
 }
 
 impl Members<'_> {
-    /// Does what the plan for the pool says. It ends at the first VM that the API server refuses, because it will refuse the others too. A VM that has
-    /// changed meanwhile is left out: the watch reports that.
+    /// Does what the plan for the pool says. It ends at the first VM that the API server refuses to make or to change, because it will refuse the others
+    /// too. A VM that has changed meanwhile is left out: the watch reports that.
     ///
     /// # Errors
     /// What the API server refused.
@@ -68,7 +68,7 @@ impl Members<'_> {
         if !self.is_current(pool).await? {
             return Ok(());
         }
-        let mut missing = usize::MAX;
+        let (mut missing, mut refused) = (usize::MAX, None);
         if pool.reset.is_some() && plan.writes.iter().any(|write| matches!(write, MemberWrite::Create(_))) {
             missing = self.missing(pool).await?;
         }
@@ -79,9 +79,13 @@ impl Members<'_> {
                 }
                 missing -= 1;
             }
-            self.write_one(pool, write).await?;
+            match (self.write_one(pool, write).await, write) {
+                // A policy may protect this one.
+                (Err(error), MemberWrite::Delete { .. }) => drop(refused.get_or_insert(error)),
+                (result, _) => result?,
+            }
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 
     /// How many VMs the pool lacks. The watch may not have reported yet what was made a moment ago, and no second one is refused, because each has a name
@@ -114,18 +118,21 @@ impl Members<'_> {
         };
         let result = match write {
             MemberWrite::Create(_) => self.apply(pool, vm, Some(NO_VERSION)).await,
-            // If this fails the VM stays, and it is tried again.
-            MemberWrite::Delete { uid, .. }
-                if pool.reset == Some(OldClaims::Delete)
-                    && let Err(error) = self.own_claims(vm, uid.as_deref()).await =>
-            {
-                Err(error)
-            }
             MemberWrite::Update { version, .. } => self.apply(pool, vm, version.as_deref()).await,
             MemberWrite::Delete { uid, version, .. } => {
+                let claims = match pool.reset == Some(OldClaims::Delete) {
+                    true => self.claims_of(vm, uid.as_deref()).await,
+                    false => Ok(Vec::new()),
+                };
                 let preconditions = Preconditions { uid: uid.clone(), resource_version: version.clone() };
                 let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-                self.vms().delete(vm, &parameters).await.map(drop)
+                match claims {
+                    Ok(claims) => match self.vms().delete(vm, &parameters).await {
+                        Ok(_) => self.give_up(vm, uid.as_deref(), &claims).await,
+                        Err(error) => Err(error),
+                    },
+                    Err(error) => Err(error),
+                }
             }
         };
         match result {
@@ -161,32 +168,34 @@ impl Members<'_> {
         Ok(owners.is_none_or(|owners| owners.iter().any(|owner| Some(&owner.uid) == pool.uid.as_ref())))
     }
 
-    /// Makes a VM the owner of its claims, so that the garbage collector deletes them with it. Only of those that were made for it: one that is older than
-    /// the VM, or has an owner, is somebody else's.
-    async fn own_claims(&self, name: &str, uid: Option<&str>) -> kube::Result<()> {
+    /// The claims that were made for a VM and that it has, each with its UID. Others are somebody else's, such as a copy that a person has made.
+    async fn claims_of(&self, name: &str, uid: Option<&str>) -> kube::Result<Vec<(String, String)>> {
         let vms = Api::<StoredVm>::namespaced(self.client.clone(), &self.namespace);
-        let Some(StoredVm(vm)) = vms.get_opt(name).await?.filter(|StoredVm(vm)| vm.metadata.uid.as_deref() == uid)
-        else {
-            return Ok(());
-        };
-        let claims = Api::<PersistentVolumeClaim>::namespaced(self.client.clone(), &self.namespace);
-        for claim in vm.status.iter().flat_map(|status| &status.claims) {
-            let Some(uid) = &claim.uid else { continue };
-            let Some(found) = claims.get_metadata_opt(&claim.name).await? else { continue };
-            let is_own = found.metadata.uid.as_ref() == Some(uid)
-                && found.metadata.owner_references.iter().flatten().next().is_none()
-                && found.metadata.creation_timestamp >= vm.metadata.creation_timestamp;
-            if !is_own {
+        let found = vms.get_opt(name).await?.filter(|StoredVm(vm)| vm.metadata.uid.as_deref() == uid);
+        let mut own = Vec::new();
+        for claim in found.iter().filter_map(|StoredVm(vm)| vm.status.as_ref()).flat_map(|status| &status.claims) {
+            let Some(found) = self.claims().get_metadata_opt(&claim.name).await?.filter(|_| !claim.unused) else {
                 continue;
+            };
+            let is_made_for_it = found.annotations().get(MADE_FOR_ANNOTATION).map(String::as_str) == uid;
+            if is_made_for_it && found.owner_references().is_empty() && found.metadata.uid == claim.uid {
+                own.extend(found.metadata.uid.map(|uid| (claim.name.clone(), uid)));
             }
+        }
+        Ok(own)
+    }
+
+    /// Makes a VM that is deleted the owner of claims, so that the garbage collector deletes them. If it comes to nothing they stay.
+    async fn give_up(&self, vm: &str, vm_uid: Option<&str>, claims: &[(String, String)]) -> kube::Result<()> {
+        for (name, uid) in claims {
             let owner = json!({
-                "apiVersion": VirtualMachine::api_version(&()), "kind": VirtualMachine::kind(&()), "name": name, "uid": vm.metadata.uid,
+                "apiVersion": VirtualMachine::api_version(&()), "kind": VirtualMachine::kind(&()), "name": vm, "uid": vm_uid,
             });
             let owned = json!({
                 "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-                "metadata": { "name": claim.name, "uid": uid, "ownerReferences": [owner] },
+                "metadata": { "name": name, "uid": uid, "ownerReferences": [owner] },
             });
-            match claims.patch_metadata(&claim.name, &PatchParams::apply(MEMBER_MANAGER), &Patch::Apply(&owned)).await {
+            match self.claims().patch_metadata(name, &PatchParams::apply(MEMBER_MANAGER), &Patch::Apply(&owned)).await {
                 Ok(_) => {}
                 // It is gone, or another one.
                 Err(kube::Error::Api(answer)) if [404, 409].contains(&answer.code) => {}
@@ -194,6 +203,10 @@ impl Members<'_> {
             }
         }
         Ok(())
+    }
+
+    fn claims(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.client.clone(), &self.namespace)
     }
 
     async fn apply(&self, pool: &Pool, vm: &str, version: Option<&str>) -> kube::Result<()> {

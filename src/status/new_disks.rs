@@ -4,21 +4,27 @@ use kube::ResourceExt;
 
 use crate::{
     api::{VirtualMachine, status::NewDisks},
-    object::{Rendered, UNUSED_ANNOTATION},
+    claims,
+    object::{MADE_FOR_ANNOTATION, Rendered, UNUSED_ANNOTATION},
     observed::Observed,
 };
 
-/// The claims of a VM that nobody has had, by the times at which they and the VM were made. A VM that comes back from a backup, or under the name of
-/// a former one, has older claims. `None`: somebody has had the VM, or not all of its claims exist.
+/// The claims of a VM that nobody has had, by the VM for which the manager has made them ([`claims::note_origin`]). A VM that comes back from a backup is
+/// another one. `None`: somebody has had the VM, or not all of its claims exist yet.
 pub(super) fn new_disks(vm: &VirtualMachine, observed: &Observed, rendered: &[Rendered]) -> Option<NewDisks> {
     vm.annotations().get(UNUSED_ANNOTATION)?;
-    let made = vm.metadata.creation_timestamp.as_ref()?.0;
-    let mut older = Vec::new();
+    let vm_uid = vm.uid()?;
+    let mut others = Vec::new();
     for key in rendered.iter().map(|object| &object.key).filter(|key| key.is_claim()) {
-        let claim = observed.get(key).filter(|claim| claim.deleting.is_none())?;
-        if claim.created? < made {
-            older.push(key.name.clone());
+        let claim = observed.get(key).filter(|claim| claim.deleting.is_none());
+        let is_own = match claim {
+            Some(claim) => claim.annotations.get(MADE_FOR_ANNOTATION) == Some(&vm_uid),
+            None if claims::missing(vm, &key.name).is_some() => false,
+            None => return None,
+        };
+        if !is_own {
+            others.push(key.name.clone());
         }
     }
-    Some(NewDisks { vm_uid: vm.uid()?, older })
+    Some(NewDisks { vm_uid, others })
 }

@@ -196,8 +196,13 @@ fn is_used(vm: &mut Value) {
     vm["metadata"]["annotations"].as_object_mut().unwrap().remove("vmoperator.jdrupes.org/unused");
 }
 
+fn was_assigned(vm: &mut Value) {
+    is_new(vm);
+    vm["status"]["usedUid"] = vm["metadata"]["uid"].clone();
+}
+
 fn has_old_disks(vm: &mut Value) {
-    vm["status"]["newDisks"] = json!({ "vmUid": vm["metadata"]["uid"], "older": ["a"] });
+    vm["status"]["newDisks"] = json!({ "vmUid": vm["metadata"]["uid"], "others": ["a"] });
 }
 
 fn is_of_a_former_template(vm: &mut Value) {
@@ -280,8 +285,9 @@ fn nobody_gets_a_vm_of_a_pool_with_reset_that_somebody_had() {
         vm["metadata"]["annotations"]["vmoperator.jdrupes.org/poolTemplate"] = json!("x");
         vm["status"]["newDisks"]["vmUid"] = json!("u-of-a-former-one");
     };
-    let not_given: [Edit; 6] = [
+    let not_given: [Edit; 7] = [
         |_| (),
+        was_assigned,
         is_used,
         has_old_disks,
         anothers,
@@ -298,12 +304,12 @@ fn nobody_gets_a_vm_of_a_pool_with_reset_that_somebody_had() {
     let Ok(Step::Take(write)) = assign("desk", &pools, std::slice::from_ref(&member), &bob, later) else {
         panic!("bob gets none")
     };
-    assert!(write.is_first, "the mark is taken away before");
+    assert_eq!(write.patch()["status"]["usedUid"], "u-desk-aaaaaaaa", "in the same write");
     assert_eq!(upkeep(&pools, &[member], noon()).warmed, BTreeSet::from(["desk-aaaaaaaa".to_owned()]));
 }
 
 #[test]
-fn the_mark_is_taken_from_a_vm_that_is_used_before_its_assignment_ends() {
+fn the_mark_is_taken_from_a_vm_that_is_or_was_used() {
     let desk = fresh(|_| ());
     let pools = Pools::from([("desk".to_owned(), desk.clone())]);
     let expired = noon() + SignedDuration::from_hours(9);
@@ -319,6 +325,19 @@ fn the_mark_is_taken_from_a_vm_that_is_used_before_its_assignment_ends() {
     );
     assert_eq!(marked(|vm| (is_watched(vm), is_new(vm)).1), (true, 0));
     assert_eq!(marked(|vm| (is_new(vm), vm["status"]["consoleUser"] = json!("eve")).1), (true, 0));
+    assert_eq!(marked(was_assigned), (true, 0));
+    let console = |left: &str| {
+        let condition = |type_: &str, status: &str, time: &str| json!({ "type": type_, "status": status, "reason": "X", "message": "", "lastTransitionTime": time });
+        let conditions =
+            [condition("Running", "True", "2027-01-15T07:00:00Z"), condition("ConsoleConnected", "False", left)];
+        let member = made(&desk, "desk-aaaaaaaa", |vm| {
+            is_new(vm);
+            vm["status"]["conditions"] = json!(conditions);
+        });
+        member.is_to_be_marked()
+    };
+    assert!(!console("2027-01-15T07:00:05Z"), "the first report of the runner");
+    assert!(console("2027-01-15T07:03:00Z"), "a viewer has come and gone, whoever it was");
     assert_eq!(marked(|vm| (is_new(vm), vm["spec"]["pools"] = json!([])).1), (true, 0), "out of the pool");
     assert_eq!(marked(|vm| (is_used(vm), is_held(vm)).1), (false, 1), "then it ends, without a time of grace");
 }

@@ -97,7 +97,8 @@ impl World {
                     self.create_vm(&vm);
                     let used = if pool.reset.is_some() { Use::Unused } else { Use::Used };
                     self.change(&vm, |member| {
-                        (member.made, member.pools, member.used) = (made, BTreeSet::from([name]), used);
+                        (member.made, member.pools) = (made, BTreeSet::from([name]));
+                        (member.used, member.is_marked) = (used, used == Use::Unused);
                     });
                     self.made[0] += 1;
                 }
@@ -106,7 +107,7 @@ impl World {
                 if self.is_still(&vm, &version) {
                     self.nobody_has_a_vm_that_is_changed_or_deleted(&vm);
                     // The mark is no part of what is applied.
-                    self.change(&vm, |member| (member.made, member.used) = (made, Use::Used));
+                    self.change(&vm, |member| (member.made, member.used, member.is_marked) = (made, Use::Used, false));
                     self.made[1] += 1;
                 }
             }

@@ -11,8 +11,8 @@
 
 use std::{cmp::Ordering, sync::Arc};
 
-use kube::ResourceExt;
-use serde_json::Value;
+use kube::{Resource, ResourceExt};
+use serde_json::{Value, json};
 
 use crate::{
     api::{
@@ -142,6 +142,17 @@ pub fn note_origin(vm: &VirtualMachine, observed: &Observed, object: &mut Value)
     if let Some(origin) = origin {
         object["metadata"]["annotations"][MADE_FOR_ANNOTATION] = origin.into();
     }
+}
+
+/// What is applied to a claim, by its name and UID, so that a VM owns it and the garbage collector deletes it with the VM, or after it.
+pub fn owned_by(vm: &str, vm_uid: &str, claim: &str, uid: &str) -> Value {
+    let owner = json!({
+        "apiVersion": VirtualMachine::api_version(&()), "kind": VirtualMachine::kind(&()), "name": vm, "uid": vm_uid,
+    });
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": claim, "uid": uid, "ownerReferences": [owner] },
+    })
 }
 
 /// The size in bytes that a claim's spec requests.

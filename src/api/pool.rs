@@ -34,7 +34,7 @@ pub mod reasons {
     pub const PROGRESSING: &str = "Progressing";
     /// Scaled=False: a VM is to be changed or deleted, and somebody has it.
     pub const IN_USE: &str = "InUse";
-    /// Scaled=False: nobody gets a VM, because a claim of it is older than the VM, or because the pool has not made it, and the pool has `reset`.
+    /// Scaled=False: nobody gets a VM, because a claim of it was not made for it or is gone, or because the pool has not made it, and the pool has `reset`.
     pub const NOT_NEW: &str = "NotNew";
     /// Scaled=False: somebody has taken the pool out of the `spec.pools` of one of its VMs.
     pub const OUT_OF_POOL: &str = "OutOfPool";

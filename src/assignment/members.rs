@@ -98,6 +98,21 @@ pub enum Obstacle {
     Stranger { vm: String },
 }
 
+impl Obstacle {
+    /// The VM.
+    pub fn vm(&self) -> &String {
+        match self {
+            Self::NameTaken { vm }
+            | Self::Ending { vm }
+            | Self::OutOfPool { vm }
+            | Self::InUse { vm, .. }
+            | Self::Preparing { vm }
+            | Self::OldDisks { vm }
+            | Self::Stranger { vm } => vm,
+        }
+    }
+}
+
 /// What the manager does so that a pool has the VMs that it wants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemberPlan {
@@ -171,13 +186,13 @@ pub fn plan(
         }
     }
     for (_, member) in own.iter().rev().filter(|(number, member)| is_surplus(*number) && !member.is_deleted) {
-        let (vm, version) = (member.name.clone(), member.version.clone());
+        let vm = member.name.clone();
         if !member.pools.contains(&pool.name) {
             plan.obstacles.push(Obstacle::OutOfPool { vm });
         } else if member.is_in_use() {
             plan.obstacles.push(Obstacle::InUse { vm, is_surplus: true });
         } else {
-            plan.writes.push(MemberWrite::Delete { vm, uid: member.uid.clone(), version });
+            plan.writes.push(deletion(member));
         }
     }
     Some(plan)
@@ -186,69 +201,52 @@ pub fn plan(
 /// What is to be done in a pool with `spec.reset`. `own`: its VMs, and whether each is as the template is.
 fn replace(plan: &mut MemberPlan, pool: &Pool, own: &[(&Member, bool)], mut unheard_of: impl FnMut() -> String) {
     let Some(wanted) = pool.replicas else { return };
-    let delete = |member: &Member| MemberWrite::Delete {
-        vm: member.name.clone(),
-        uid: member.uid.clone(),
-        version: member.version.clone(),
-    };
     let (mut busy, mut free) = (Vec::new(), Vec::new());
-    let mut is_changing = false;
-    // Those that stay, and those that are not gone yet: there are never more than wanted because of a replacement.
-    let mut present = own.len();
+    // Those that go, or are going. They count until they are gone: a replacement makes no more VMs than wanted.
+    let mut leaving = 0;
     for (member, is_current) in own {
         let vm = member.name.clone();
         if member.is_deleted {
-            is_changing = true;
+            leaving += 1;
             plan.obstacles.push(Obstacle::Ending { vm });
         } else if !member.pools.contains(&pool.name) {
             plan.obstacles.push(Obstacle::OutOfPool { vm });
         } else if member.is_in_use() {
             busy.push(vm);
+        } else if member.used == Use::OldDisks {
+            plan.obstacles.push(Obstacle::OldDisks { vm });
+        } else if member.used == Use::Used || member.used == Use::Unused && !is_current {
+            // What keeps the disks of an unused one from being made may be what was changed.
+            leaving += 1;
+            plan.writes.push(deletion(member));
         } else {
-            match member.used {
-                Use::Used => {
-                    is_changing = true;
-                    plan.writes.push(delete(member));
-                }
-                // What keeps its disks from being made may be what was changed.
-                Use::Unused if !is_current => {
-                    is_changing = true;
-                    plan.writes.push(delete(member));
-                }
-                Use::OldDisks => plan.obstacles.push(Obstacle::OldDisks { vm }),
-                Use::Unused | Use::New => {
-                    if member.used == Use::Unused {
-                        is_changing = true;
-                        plan.obstacles.push(Obstacle::Preparing { vm });
-                    }
-                    free.push((*member, *is_current));
-                }
-            }
+            free.push((*member, *is_current));
         }
     }
     let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+    let surplus = (own.len() - leaving).saturating_sub(wanted);
+    let missing = wanted.saturating_sub(own.len());
     // The first ones go first.
     free.sort_by_key(|(member, is_current)| (*is_current, member.start == Start::Runs, Reverse(&member.name)));
-    let mut free = free.into_iter();
-    let leaving = own.iter().filter(|(member, _)| member.is_deleted).count() + plan.writes.len();
-    let mut surplus = (present - leaving).saturating_sub(wanted);
-    while surplus > 0
-        && let Some((member, _)) = free.next()
-    {
-        plan.obstacles.retain(|obstacle| !matches!(obstacle, Obstacle::Preparing { vm } if *vm == member.name));
-        plan.writes.push(delete(member));
-        surplus -= 1;
-    }
+    let (too_many, rest) = free.split_at(surplus.min(free.len()));
+    plan.writes.extend(too_many.iter().map(|(member, _)| deletion(member)));
     busy.sort();
-    plan.obstacles.extend(busy.into_iter().rev().take(surplus).map(|vm| Obstacle::InUse { vm, is_surplus: true }));
-    while present < wanted {
-        present += 1;
-        is_changing = true;
-        plan.writes.push(MemberWrite::Create(format!("{}-{}", pool.name, unheard_of())));
+    let busy = busy.into_iter().rev().take(surplus - too_many.len());
+    plan.obstacles.extend(busy.map(|vm| Obstacle::InUse { vm, is_surplus: true }));
+    let waits = |(member, _): &&(&Member, bool)| member.used == Use::Unused;
+    let mut preparing: Vec<_> = rest.iter().filter(waits).map(|(member, _)| member.name.clone()).collect();
+    preparing.sort();
+    plan.obstacles.extend(preparing.into_iter().map(|vm| Obstacle::Preparing { vm }));
+    plan.writes.extend((0..missing).map(|_| MemberWrite::Create(format!("{}-{}", pool.name, unheard_of()))));
+    let is_changing = leaving > 0 || missing > 0 || free.iter().any(|member| waits(&member));
+    if let Some((member, false)) = rest.first().filter(|_| !is_changing) {
+        plan.writes.push(deletion(member));
     }
-    if !is_changing && let Some((member, false)) = free.next() {
-        plan.writes.push(delete(member));
-    }
+}
+
+/// The VM is deleted as it is now.
+fn deletion(member: &Member) -> MemberWrite {
+    MemberWrite::Delete { vm: member.name.clone(), uid: member.uid.clone(), version: member.version.clone() }
 }
 
 fn count(number: usize) -> u32 {
@@ -273,38 +271,17 @@ pub fn scaled(
     current: &[Condition],
     now: Timestamp,
 ) -> Condition {
-    let named = |pick: &dyn Fn(&Obstacle) -> Option<&String>| {
-        let names: Vec<_> = plan.obstacles.iter().filter_map(pick).collect();
+    let named = |is_it: fn(&Obstacle) -> bool| {
+        let names: Vec<_> = plan.obstacles.iter().filter(|obstacle| is_it(obstacle)).map(Obstacle::vm).collect();
         (!names.is_empty()).then(|| Names(names).to_string())
     };
-    let taken = named(&|obstacle| match obstacle {
-        Obstacle::NameTaken { vm } => Some(vm),
-        _ => None,
-    });
-    let changing = named(&|obstacle| match obstacle {
-        Obstacle::InUse { vm, is_surplus: false } => Some(vm),
-        _ => None,
-    });
-    let leaving = named(&|obstacle| match obstacle {
-        Obstacle::InUse { vm, is_surplus: true } => Some(vm),
-        _ => None,
-    });
-    let out = named(&|obstacle| match obstacle {
-        Obstacle::OutOfPool { vm } => Some(vm),
-        _ => None,
-    });
-    let preparing = named(&|obstacle| match obstacle {
-        Obstacle::Preparing { vm } => Some(vm),
-        _ => None,
-    });
-    let old = named(&|obstacle| match obstacle {
-        Obstacle::OldDisks { vm } => Some(vm),
-        _ => None,
-    });
-    let strangers = named(&|obstacle| match obstacle {
-        Obstacle::Stranger { vm } => Some(vm),
-        _ => None,
-    });
+    let taken = named(|obstacle| matches!(obstacle, Obstacle::NameTaken { .. }));
+    let changing = named(|obstacle| matches!(obstacle, Obstacle::InUse { is_surplus: false, .. }));
+    let leaving = named(|obstacle| matches!(obstacle, Obstacle::InUse { is_surplus: true, .. }));
+    let out = named(|obstacle| matches!(obstacle, Obstacle::OutOfPool { .. }));
+    let preparing = named(|obstacle| matches!(obstacle, Obstacle::Preparing { .. }));
+    let old = named(|obstacle| matches!(obstacle, Obstacle::OldDisks { .. }));
+    let strangers = named(|obstacle| matches!(obstacle, Obstacle::Stranger { .. }));
     let ending = plan.obstacles.iter().any(|obstacle| matches!(obstacle, Obstacle::Ending { .. }));
     let sentences = [
         refusal.map(|answer| (reasons::REFUSED, answer.to_owned())),

@@ -2,7 +2,7 @@
 
 use k8s_openapi::{api::core::v1::PersistentVolumeClaim, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
-    Api, Client, CustomResourceExt, Resource, ResourceExt,
+    Api, Client, CustomResourceExt, ResourceExt,
     api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
     core::DynamicObject,
 };
@@ -15,6 +15,7 @@ use crate::{
         Pool,
         members::{MemberPlan, MemberWrite},
     },
+    claims,
     cluster::NO_VERSION,
     metrics::Metrics,
     object::{MADE_FOR_ANNOTATION, POOL_LABEL},
@@ -94,8 +95,7 @@ impl Members<'_> {
         let of_pool = ListParams::default().labels(&format!("{POOL_LABEL}={}", pool.name));
         let found = self.vms().list_metadata(&of_pool).await;
         let found = found.map_err(|error| MemberError::Count(Box::new(error)))?;
-        let is_own = |owners: &[OwnerReference]| owners.iter().any(|owner| Some(&owner.uid) == pool.uid.as_ref());
-        let own = found.iter().filter(|vm| is_own(vm.owner_references())).count();
+        let own = found.iter().filter(|vm| is_owned(vm.owner_references(), pool)).count();
         Ok(usize::try_from(pool.replicas.unwrap_or_default()).unwrap_or(usize::MAX).saturating_sub(own))
     }
 
@@ -119,21 +119,7 @@ impl Members<'_> {
         let result = match write {
             MemberWrite::Create(_) => self.apply(pool, vm, Some(NO_VERSION)).await,
             MemberWrite::Update { version, .. } => self.apply(pool, vm, version.as_deref()).await,
-            MemberWrite::Delete { uid, version, .. } => {
-                let claims = match pool.reset == Some(OldClaims::Delete) {
-                    true => self.claims_of(vm, uid.as_deref()).await,
-                    false => Ok(Vec::new()),
-                };
-                let preconditions = Preconditions { uid: uid.clone(), resource_version: version.clone() };
-                let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-                match claims {
-                    Ok(claims) => match self.vms().delete(vm, &parameters).await {
-                        Ok(_) => self.give_up(vm, uid.as_deref(), &claims).await,
-                        Err(error) => Err(error),
-                    },
-                    Err(error) => Err(error),
-                }
-            }
+            MemberWrite::Delete { uid, version, .. } => self.delete(pool, vm, uid.as_deref(), version).await,
         };
         match result {
             Ok(()) => {
@@ -163,9 +149,8 @@ impl Members<'_> {
     async fn is_own(&self, pool: &Pool, vm: &str) -> Result<bool, MemberError> {
         let found = self.vms().get_metadata_opt(vm).await;
         let failed = |error| MemberError::Vm { verb: "get", vm: vm.to_owned(), source: Box::new(error) };
-        let owners = found.map_err(failed)?.map(|vm| vm.metadata.owner_references.unwrap_or_default());
         // One that is gone again is made in the next round.
-        Ok(owners.is_none_or(|owners| owners.iter().any(|owner| Some(&owner.uid) == pool.uid.as_ref())))
+        Ok(found.map_err(failed)?.is_none_or(|vm| is_owned(vm.owner_references(), pool)))
     }
 
     /// The claims that were made for a VM and that it has, each with its UID. Others are somebody else's, such as a copy that a person has made.
@@ -185,17 +170,19 @@ impl Members<'_> {
         Ok(own)
     }
 
-    /// Makes a VM that is deleted the owner of claims, so that the garbage collector deletes them. If it comes to nothing they stay.
-    async fn give_up(&self, vm: &str, vm_uid: Option<&str>, claims: &[(String, String)]) -> kube::Result<()> {
-        for (name, uid) in claims {
-            let owner = json!({
-                "apiVersion": VirtualMachine::api_version(&()), "kind": VirtualMachine::kind(&()), "name": vm, "uid": vm_uid,
-            });
-            let owned = json!({
-                "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-                "metadata": { "name": name, "uid": uid, "ownerReferences": [owner] },
-            });
-            match self.claims().patch_metadata(name, &PatchParams::apply(MEMBER_MANAGER), &Patch::Apply(&owned)).await {
+    /// Deletes a VM. Its claims are given up only after that: if it comes to nothing they stay.
+    async fn delete(&self, pool: &Pool, vm: &str, uid: Option<&str>, version: &Option<String>) -> kube::Result<()> {
+        let given_up = match pool.reset {
+            Some(OldClaims::Delete) => self.claims_of(vm, uid).await?,
+            Some(OldClaims::Keep) | None => Vec::new(),
+        };
+        let preconditions = Preconditions { uid: uid.map(str::to_owned), resource_version: version.clone() };
+        let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        self.vms().delete(vm, &parameters).await?;
+        for (claim, claim_uid) in &given_up {
+            let owned = claims::owned_by(vm, uid.unwrap_or_default(), claim, claim_uid);
+            match self.claims().patch_metadata(claim, &PatchParams::apply(MEMBER_MANAGER), &Patch::Apply(&owned)).await
+            {
                 Ok(_) => {}
                 // It is gone, or another one.
                 Err(kube::Error::Api(answer)) if [404, 409].contains(&answer.code) => {}
@@ -221,4 +208,8 @@ impl Members<'_> {
     fn vms(&self) -> Api<DynamicObject> {
         Api::namespaced_with(self.client.clone(), &self.namespace, &VirtualMachine::api_resource())
     }
+}
+
+fn is_owned(owners: &[OwnerReference], pool: &Pool) -> bool {
+    owners.iter().any(|owner| Some(&owner.uid) == pool.uid.as_ref())
 }

@@ -615,25 +615,6 @@ fn a_vm_whose_spec_can_not_be_rendered_is_not_ready() {
 }
 
 #[test]
-fn templates_that_do_not_render_and_a_refused_correction_are_both_named() {
-    let vm = vm(|_| ());
-    let (old, newer) = (TemplateError::refused("pod.yaml.j2", "old"), TemplateError::refused("pod.yaml.j2", "newer"));
-    let (observed, outcome) = (nothing(), Outcome::default());
-    let plan = plan(&vm, &observed, None);
-    let messages = |refused| {
-        let source = Source { set: None, refused };
-        let rendered = Err(&old);
-        let reconciled = Reconciled { vm: &vm, observed: &observed, plan: &plan, rendered, outcome: &outcome, source };
-        let status = status(&reconciled);
-        [TEMPLATES_VALID, READY].map(|it| conditions::find(&status.conditions, it).unwrap().message.clone())
-    };
-    assert_eq!(messages(None), [old.to_string(), old.to_string()]);
-    assert_eq!(messages(Some(&old)), [old.to_string(), old.to_string()], "no correction has been tried");
-    let both = format!("the newest templates are refused: {newer}; those in use do not render this VM either: {old}");
-    assert_eq!(messages(Some(&newer)), [both.clone(), both]);
-}
-
-#[test]
 fn the_same_status_is_not_written_again() {
     let observed = cluster(|_, _| ());
     let first = derive(&vm(|_| ()), &observed);

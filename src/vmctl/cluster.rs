@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     api::{StoredVm, VirtualMachine},
+    claims,
     object::{APP_NAME, INSTANCE_LABEL},
 };
 
@@ -144,11 +145,7 @@ impl Cluster {
 
     /// Makes a VM the owner of a claim, so that the garbage collector deletes the claim with it.
     pub async fn own_claim(&self, vm: &str, vm_uid: &str, claim: &str, uid: &str) -> Result<(), RequestError> {
-        let owner = json!({
-            "apiVersion": VirtualMachine::api_version(&()), "kind": VirtualMachine::kind(&()), "name": vm, "uid": vm_uid,
-        });
-        let metadata = json!({ "name": claim, "uid": uid, "ownerReferences": [owner] });
-        let owned = json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata });
+        let owned = claims::owned_by(vm, vm_uid, claim, uid);
         match self.claims().patch_metadata(claim, &PatchParams::apply(FIELD_MANAGER), &Patch::Apply(&owned)).await {
             Ok(_) => Ok(()),
             // It is gone already.

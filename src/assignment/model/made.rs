@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::assignment::{
-    members::{MemberWrite, Obstacle, plan, wanted_names},
+    members::{MemberWrite, plan, wanted_names},
     template::Made,
 };
 
@@ -172,16 +172,7 @@ impl World {
                 assert_eq!(own.iter().find(is_left), None, "it is to be replaced");
                 continue;
             }
-            let waits = plan.obstacles.iter().map(|obstacle| match obstacle {
-                Obstacle::NameTaken { vm }
-                | Obstacle::Ending { vm }
-                | Obstacle::OutOfPool { vm }
-                | Obstacle::Preparing { vm }
-                | Obstacle::OldDisks { vm }
-                | Obstacle::Stranger { vm }
-                | Obstacle::InUse { vm, .. } => vm.clone(),
-            });
-            let waits: BTreeSet<_> = waits.collect();
+            let waits: BTreeSet<_> = plan.obstacles.iter().map(|obstacle| obstacle.vm().clone()).collect();
             let wanted: BTreeSet<_> = wanted_names(pool).collect();
             let hash = &pool.template.as_ref().unwrap().hash;
             for name in wanted.difference(&waits) {

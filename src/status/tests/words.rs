@@ -112,6 +112,25 @@ fn a_pod_that_only_other_containers_keep_names_them_and_offers_no_forced_stop() 
 }
 
 #[test]
+fn templates_that_do_not_render_and_a_refused_correction_are_both_named() {
+    let vm = vm(|_| ());
+    let (old, newer) = (TemplateError::refused("pod.yaml.j2", "old"), TemplateError::refused("pod.yaml.j2", "newer"));
+    let (observed, outcome) = (nothing(), Outcome::default());
+    let plan = plan(&vm, &observed, None);
+    let messages = |refused| {
+        let source = Source { set: None, refused };
+        let rendered = Err(&old);
+        let reconciled = Reconciled { vm: &vm, observed: &observed, plan: &plan, rendered, outcome: &outcome, source };
+        let status = status(&reconciled);
+        [TEMPLATES_VALID, READY].map(|it| conditions::find(&status.conditions, it).unwrap().message.clone())
+    };
+    assert_eq!(messages(None), [old.to_string(), old.to_string()]);
+    assert_eq!(messages(Some(&old)), [old.to_string(), old.to_string()], "no correction has been tried");
+    let both = format!("the newest templates are refused: {newer}; those in use do not render this VM either: {old}");
+    assert_eq!(messages(Some(&newer)), [both.clone(), both]);
+}
+
+#[test]
 fn a_node_that_does_not_take_the_pod_is_named() {
     let bound = |created: &str| {
         let created = created.to_owned();

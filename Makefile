@@ -1,7 +1,7 @@
 # Short names for commands of Cargo and of the development helper: see `cargo xtask --help`.
 XTASK := cargo xtask
-# The helper as the demo builds it: static, from the same crates as the programs in the images.
-HELPER := target/static/x86_64-unknown-linux-gnu/image/xtask
+# The helper as the demo and the tests build it: static, from the same crates as the programs in the images.
+HELPER := target/static/x86_64-unknown-linux-gnu/debug/xtask
 
 # Where the images are, and the namespace of the manifest.
 REGISTRY ?= localhost
@@ -26,16 +26,16 @@ helper:
 
 try: ## Run the example's VM on this computer, without a cluster; RUN holds options
 	@tests/guest/build.sh .dev/guest/guest.img
-	@cargo build --profile image --no-default-features --features local --bin vm-runner
-	@target/image/vm-runner run example/quickstart/vm.yaml --image .dev/guest/guest.img $(RUN)
+	@cargo build --no-default-features --features local --bin vm-runner
+	@target/debug/vm-runner run example/quickstart/vm.yaml --image .dev/guest/guest.img $(RUN)
 
 build: ## Build the programs
 	cargo build
 
-# The helper is built with the tests: alone, with its own features, all crates would be compiled once more.
+# The helper and the programs of the images are built with the tests: alone, all crates would be compiled once more for each.
 test: ## Run all tests, also those on a real cluster; the last line shows how many
-	@cargo test --all-features --no-run
-	@target/debug/xtask test
+	@cargo static-test --no-run
+	@$(HELPER) test
 
 bench: ## Compare the manager with a minimal client that sends the same writes; BENCH holds options
 	@$(XTASK) bench $(BENCH)

@@ -39,9 +39,13 @@ const REST: Duration = Duration::from_secs(60);
 /// The images of the manager, the runner and the guest's disk, built if they are not.
 fn images() -> Vec<PathBuf> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    for task in ["images", "guest"] {
-        let output = Command::new(XTASK).arg(task).current_dir(&root).output().unwrap();
-        assert!(output.status.success(), "{task}: {}", String::from_utf8_lossy(&output.stderr));
+    let built = PathBuf::from(XTASK).with_file_name("").to_string_lossy().into_owned();
+    // The programs that are tested, if they run wherever they are copied to.
+    let images: &[&str] =
+        if cfg!(target_feature = "crt-static") { &["images", "--programs", &built] } else { &["images"] };
+    for task in [images, &["guest"]] {
+        let output = Command::new(XTASK).args(task).current_dir(&root).output().unwrap();
+        assert!(output.status.success(), "{task:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
     let archives = std::fs::read_dir(root.join(".dev/images")).unwrap().map(|entry| entry.unwrap().path());
     let mut archives: Vec<PathBuf> = archives.filter(|path| path.extension().is_some_and(|end| end == "tar")).collect();
@@ -101,12 +105,12 @@ async fn wait_for(api: &Api<VirtualMachine>, name: &str, type_: &str, status: bo
     .await
 }
 
-/// Requests are counted for the whole cluster, and two guests at once are slow.
-static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+/// The node. Tests share it, because a guest that boots keeps one core busy; who needs it alone gives up its share first.
+static NODE: tokio::sync::RwLock<()> = tokio::sync::RwLock::const_new(());
 
 #[tokio::test]
 async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
-    let _turn = ONE_AT_A_TIME.lock().await;
+    let shared = NODE.read().await;
     let Stage { cluster, namespace, vms, pods } = Stage::set("node").await;
 
     // It boots, and reads what cloud-init gives it.
@@ -141,6 +145,8 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
 
     // At rest nothing is written. The kubelet, the garbage collector and the API server itself look at objects now and then;
     // that we do not even do that is shown where we are alone, in tests/api_server/at_rest.rs.
+    drop(shared);
+    let alone = NODE.write().await;
     let before = wait_until_quiet(cluster).await;
     tokio::time::sleep(REST).await;
     let requests = cluster.requests().await.since(&before).only(is_about_vms).writes();
@@ -159,6 +165,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
         .since(&before)
         .only(|request| ours(request) && request.resource != "pods" && request.resource != "events");
     assert_eq!(writes.total(), 0, "{writes}");
+    let _shared = alone.downgrade();
 
     // The power button.
     let uid = pods.get("demo").await.unwrap().metadata.uid;
@@ -213,7 +220,7 @@ async fn a_manifest_becomes_a_guest_that_keeps_its_disk() {
 
 #[tokio::test]
 async fn a_tap_device_is_a_port_of_the_nodes_bridge_and_a_guest_that_shuts_down_starts_again() {
-    let _turn = ONE_AT_A_TIME.lock().await;
+    let _shared = NODE.read().await;
     let Stage { namespace, vms, pods, .. } = Stage::set("tap").await;
     let mut manifest = demo(&namespace);
     // The bridge that connects the Pods of this node.
@@ -265,7 +272,7 @@ fn reason(vm: &VirtualMachine, type_: &str) -> String {
 
 #[tokio::test]
 async fn power_changes_live_changes_resets_and_restarts_reach_the_guest() {
-    let _turn = ONE_AT_A_TIME.lock().await;
+    let _shared = NODE.read().await;
     let Stage { namespace, vms, pods, .. } = Stage::set("life").await;
     let when = async |what: &str, check: &dyn Fn(&VirtualMachine) -> bool| {
         eventually(what, LIMIT, async || vms.get_opt("demo").await.unwrap().filter(check)).await
@@ -375,7 +382,7 @@ impl Drop for Uncordon<'_> {
 
 #[tokio::test]
 async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains_restart_it() {
-    let _turn = ONE_AT_A_TIME.lock().await;
+    let shared = NODE.read().await;
     let Stage { cluster, namespace, vms, pods } = Stage::set("changes").await;
     let when = async |what: &str, check: &dyn Fn(&VirtualMachine) -> bool| {
         eventually(what, LIMIT, async || vms.get_opt("demo").await.unwrap().filter(check)).await
@@ -392,6 +399,8 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
     class["allowVolumeExpansion"] = true.into();
     namespace.apply(&class.to_string());
     let mut manifest = demo(&namespace);
+    // By this its Pod is found among those of other tests.
+    manifest["metadata"]["labels"] = serde_json::json!({ "test": namespace.name() });
     // Longer than this test waits for anything.
     manifest["spec"]["vm"]["powerdownTimeout"] = 900.into();
     let data = serde_json::json!({
@@ -522,11 +531,14 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
     // Its node is drained: it waits, says for what, and starts with the node.
     manifest["spec"]["cloudInit"]["userData"]["ignore-power-button"] = true.into();
     namespace.apply(&manifest.to_string());
-    let ours = "--pod-selector=app.kubernetes.io/instance=demo,app.kubernetes.io/name=vm-runner";
+    let ours = format!("--pod-selector=test={}", namespace.name());
+    drop(shared);
+    let alone = NODE.write().await;
     let _uncordon = Uncordon(cluster, node.trim());
-    cluster.kubectl(&["drain", node.trim(), ours, "--delete-emptydir-data", "--timeout=600s"]);
+    cluster.kubectl(&["drain", node.trim(), &ours, "--delete-emptydir-data", "--timeout=600s"]);
     when("it to say that no node takes it", &|vm| reason(vm, conditions::READY) == "Unschedulable").await;
     cluster.kubectl(&["uncordon", node.trim()]);
+    let _shared = alone.downgrade();
     let third = another(&second.metadata.uid).await;
     when("it to be up once more", &|vm| is(vm, conditions::BOOTED)).await;
     starts("guest: starts=2").await;
@@ -547,7 +559,8 @@ async fn devices_and_disks_change_under_a_running_guest_and_evictions_and_drains
 
 #[tokio::test]
 async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
-    let _turn = ONE_AT_A_TIME.lock().await;
+    let _one = devices::PLUGIN.lock().await;
+    let _shared = NODE.read().await;
     let Stage { cluster, namespace, vms, pods } = Stage::set("pod-network").await;
     let client = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "client" },
@@ -644,6 +657,6 @@ async fn a_guest_with_a_pod_network_answers_on_the_pods_address() {
     }
     // The namespace goes with a guest that runs in it.
     namespace.apply(&manifest.to_string());
-    wait_for(&vms, "demo", conditions::RUNNING, true).await;
+    wait_for(&vms, "demo", conditions::BOOTED, true).await;
     cluster.kubectl(&["delete", "namespace", namespace.name(), "--timeout=600s"]);
 }

@@ -25,6 +25,8 @@ use crate::{
 
 /// How long a watch that failed rests.
 const REST: Duration = Duration::from_secs(1);
+/// How long there may be little hope: the manager may not have seen a template set yet that was installed a moment ago.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -139,7 +141,21 @@ pub(super) async fn wait(
 async fn follow(client: &Client, namespace: &str, name: &str, goal: &Goal, begin: Instant, said: &mut String) -> Ended {
     let api: Api<StoredVm> = Api::namespaced(client.clone(), namespace);
     let mut changes = std::pin::pin!(watch_object(api, name));
-    while let Some(change) = changes.next().await {
+    let never = |why: &str| {
+        note(&format!("{}: never {goal}: {why}", title(name)));
+        Ended::Failed
+    };
+    // Since when there is little hope, and why.
+    let mut doubt: Option<(Instant, &'static str)> = None;
+    loop {
+        let change = match doubt {
+            None => changes.next().await,
+            Some((since, why)) => match timeout_at(since + PATIENCE, changes.next()).await {
+                Ok(change) => change,
+                Err(_) => return never(why),
+            },
+        };
+        let Some(change) = change else { return Ended::Failed };
         let vm: Option<VirtualMachine> = match change {
             Ok(vm) => vm.map(|StoredVm(vm)| vm),
             Err(watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)) if matches!(&error, kube::Error::Api(answer) if answer.is_forbidden() || answer.is_not_found()) =>
@@ -157,11 +173,9 @@ async fn follow(client: &Client, namespace: &str, name: &str, goal: &Goal, begin
             Verdict::Reached => {
                 return Ended::Reached { vm: vm.map(Box::new), after: begin.elapsed() };
             }
-            Verdict::Never(why) => {
-                note(&format!("{}: never {goal}: {why}", title(name)));
-                return Ended::Failed;
-            }
-            Verdict::NotYet => {}
+            Verdict::Never(why) => return never(why),
+            Verdict::Hardly(why) => doubt = Some((doubt.map_or_else(Instant::now, |(since, _)| since), why)),
+            Verdict::NotYet => doubt = None,
         }
         let now = seen(vm.as_ref());
         if *said != now {
@@ -169,7 +183,6 @@ async fn follow(client: &Client, namespace: &str, name: &str, goal: &Goal, begin
             *said = now;
         }
     }
-    Ended::Failed
 }
 
 /// A time for people: `41 s`, `3 min 5 s`.

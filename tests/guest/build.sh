@@ -78,6 +78,8 @@ END
 
 # The disk: a partition table (written by hand), GRUB for BIOS in the gap after it, an EFI system partition, and a small raw
 # partition in which the guest counts its starts.
+# The kernel's options in grub.cfg make its timer periodic: under QEMU's own emulation a CPU can lose the one shot for which it sleeps,
+# and then it sleeps forever.
 grub=all/usr/lib/grub
 grub-mkimage -d $grub/i386-pc -O i386-pc -p /grub -c "$here/grub.cfg" -o core.img biosdisk part_msdos fat search_fs_file linux
 grub-mkimage -d $grub/x86_64-efi -O x86_64-efi -p /grub -c "$here/grub.cfg" -o bootx64.efi part_msdos fat search_fs_file linux

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use vm_operator::api::conditions;
 
-use super::{LIMIT, ONE_AT_A_TIME, Stage, demo, gone, wait_for};
+use super::{LIMIT, NODE, Stage, demo, gone, wait_for};
 use crate::support::cluster::eventually;
 
 /// Kills the agents below the container's first process. The script does not find itself.
@@ -13,7 +13,7 @@ done";
 
 #[tokio::test]
 async fn a_killed_agent_is_back_under_the_same_guest_and_only_it_has_a_token() {
-    let _turn = ONE_AT_A_TIME.lock().await;
+    let _shared = NODE.read().await;
     let Stage { namespace, vms, pods, .. } = Stage::set("agent").await;
     namespace.apply(&demo(&namespace).to_string());
     wait_for(&vms, "demo", conditions::BOOTED, true).await;

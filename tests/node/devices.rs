@@ -12,6 +12,9 @@ use super::*;
 use support::cluster::TOOLS_IMAGE;
 use vm_operator::api::Quantity;
 
+/// The kubelet knows one plugin.
+pub static PLUGIN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// The plugin, which is killed at the end of the test.
 pub struct Plugin {
     process: Child,
@@ -90,7 +93,8 @@ async fn output(namespace: &TestNamespace, name: &str, limits: Value, context: V
 /// KVM does not work on every computer that runs the tests, so the test plays the trial; the devices are those of the computer.
 #[tokio::test]
 async fn a_pod_without_privilege_gets_devices_and_profiles_from_the_plugin() {
-    let _turn = ONE_AT_A_TIME.lock().await;
+    let _one = PLUGIN.lock().await;
+    let _shared = NODE.read().await;
     let cluster = Cluster::with_node();
     let namespace = cluster.namespace("devices").await;
     cluster.kubectl(&["label", "namespace", namespace.name(), "pod-security.kubernetes.io/enforce=baseline"]);
@@ -171,7 +175,7 @@ pub fn assert_confined(namespace: &TestNamespace, container: &str, program: &str
 
 #[tokio::test]
 async fn a_guest_boots_without_any_right_where_pod_security_is_enforced() {
-    let _turn = ONE_AT_A_TIME.lock().await;
+    let _shared = NODE.read().await;
     let Stage { cluster, namespace, vms, pods } = Stage::set("confined").await;
     let enforce = |level: &str| {
         let label = format!("pod-security.kubernetes.io/enforce={level}");

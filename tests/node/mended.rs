@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_vm_whose_image_does_not_exist_starts_when_it_is_mended() {
-    let _turn = ONE_AT_A_TIME.lock().await;
+    let _shared = NODE.read().await;
     let Stage { cluster: _, namespace, vms, pods } = Stage::set("mended").await;
     let mut manifest = demo(&namespace);
     manifest["spec"]["image"] = serde_json::json!({ "source": "localhost/vm-runer:1", "pullPolicy": "IfNotPresent" });

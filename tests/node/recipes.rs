@@ -45,7 +45,7 @@ pub async fn serve_images(namespace: &TestNamespace, pods: &Api<Pod>) -> String 
 /// The recipes of the cookbook that need nothing but a node: with each a guest boots.
 #[tokio::test]
 async fn recipes_run_on_a_node() {
-    let _turn = ONE_AT_A_TIME.lock().await;
+    let _shared = NODE.read().await;
     let Stage { cluster, namespace, vms, pods } = Stage::set("recipes").await;
     let verbs = r#""verbs":["get","list","watch","create","patch","delete"]"#;
     namespace.apply(&format!(
@@ -140,7 +140,7 @@ async fn recipes_run_on_a_node() {
 /// `kubectl vm create`, from an image to a guest that is up, and what changes and describes it.
 #[tokio::test]
 async fn one_command_makes_a_guest_of_an_image() {
-    let _turn = ONE_AT_A_TIME.lock().await;
+    let _shared = NODE.read().await;
     let Stage { cluster: _, namespace, vms, pods } = Stage::set("create").await;
     let address = serve_images(&namespace, &pods).await;
     install_set(&namespace, "import-disk", &["import-disk"]);

@@ -28,7 +28,7 @@ async fn number_of_vms(vms: &Api<VirtualMachine>, number: usize) {
 
 #[tokio::test]
 async fn a_stateful_set_and_a_daemon_set_of_vms_boot_behind_a_service() {
-    let _turn = ONE_AT_A_TIME.lock().await;
+    let _shared = NODE.read().await;
     let Stage { cluster: _, namespace, vms, pods } = Stage::set("vmctl").await;
     let address = recipes::serve_images(&namespace, &pods).await;
     recipes::install_set(&namespace, "import-disk", &["import-disk"]);
@@ -48,6 +48,8 @@ async fn a_stateful_set_and_a_daemon_set_of_vms_boot_behind_a_service() {
     let machine = &mut prototype["spec"]["vm"];
     (machine["maximumCpus"], machine["maximumRam"]) = (json!(1), json!("256Mi"));
     machine["disks"][0]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] = json!("256Mi");
+    // There are three at once, beside those of another test.
+    prototype["spec"]["resources"] = json!({ "requests": { "cpu": "100m" } });
     namespace.apply(&prototype.to_string());
     let mut service = example("service.yaml");
     service["spec"]["ports"][0]["targetPort"] = json!(8080);

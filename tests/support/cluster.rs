@@ -106,7 +106,7 @@ impl Cluster {
     /// A new namespace for a test, ready for Pods.
     ///
     /// Hold it until the end of the test: if the test panics or does not end, the cluster's logs are kept. The namespace
-    /// ends with the cluster; in a cluster that this process did not start it is deleted.
+    /// ends with the cluster; it is deleted if the test fails, and in a cluster that this process did not start.
     pub async fn namespace(&'static self, test: &str) -> TestNamespace {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -350,7 +350,8 @@ impl Drop for TestNamespace {
             self.describe();
         }
         self.cluster.order(&format!("{} {}", if failed { "failed" } else { "passed" }, self.name));
-        if !self.cluster.is_started_here {
+        // What a failed test leaves would keep the node from the next ones.
+        if failed || !self.cluster.is_started_here {
             let _ = self.cluster.try_kubectl(&["delete", "namespace", &self.name, "--wait=false"]);
         }
     }

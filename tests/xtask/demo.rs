@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::binaries::{Binaries, kubectl_command};
 use crate::images::NO_REGISTRY;
-use crate::programs::Profile;
+use crate::programs::{Profile, Source};
 use crate::setup::{self, Purpose};
 use crate::tools::{dev_dir, is_root, last_lines, root, run, run_raw};
 use crate::{cluster, guest, images};
@@ -109,7 +109,8 @@ pub fn up(offline: bool) -> Result<()> {
         Some(dir) => {
             step("What the machine needs", || setup::ensure(&[Purpose::Demo]))?;
             step("Kubernetes", || Binaries::find_or_build(true).map(drop))?;
-            let mut archives = step("Container images", || images::build(Profile::Image, NO_REGISTRY, offline))?;
+            let mut archives =
+                step("Container images", || images::build(&Source::Build(Profile::Dev), NO_REGISTRY, offline))?;
             archives.push(step("The guest", guest::image)?);
             let kubeconfig = match foreign {
                 Some(kubeconfig) => kubeconfig,

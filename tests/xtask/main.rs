@@ -56,8 +56,11 @@ enum Task {
     /// Build the container images into .dev/images
     Images {
         /// How to build the programs
-        #[arg(long, value_enum, default_value = "image")]
+        #[arg(long, value_enum, default_value = "dev")]
         profile: programs::Profile,
+        /// Build no programs: take the static ones that are in this folder
+        #[arg(long, value_name = "FOLDER", conflicts_with = "profile")]
+        programs: Option<PathBuf>,
         #[command(flatten)]
         target: Target,
         /// Ask no registry: make the base image from Debian's packages
@@ -258,9 +261,10 @@ fn run(task: Task) -> Result<bool> {
             print!("{}", release::manifest(&target.registry, &installation.namespace)?);
             Ok(())
         }
-        Task::Images { profile, target, offline, import } => {
+        Task::Images { profile, programs, target, offline, import } => {
             setup::ensure(&[setup::Purpose::Images])?;
-            let archives = images::build(profile, &target.registry, offline)?;
+            let source = programs.map_or(programs::Source::Build(profile), programs::Source::Folder);
+            let archives = images::build(&source, &target.registry, offline)?;
             for (name, archive) in images::names(&target.registry).zip(&archives) {
                 println!("{name}  {}", archive.display());
             }

@@ -1,5 +1,6 @@
 //! The programs as they go into images and archives: static, so that they need nothing of the system that they run on.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -12,9 +13,31 @@ use crate::tools::{root, run_loud, tied};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Profile {
     /// Fast to build: for tests and the demo
-    Image,
+    Dev,
     /// As they are published
     Release,
+}
+
+/// Where the programs of images come from.
+pub enum Source {
+    /// They are built.
+    Build(Profile),
+    /// They were built, with their libraries in them, into this folder.
+    Folder(PathBuf),
+}
+
+impl Source {
+    /// Where the programs are.
+    pub fn programs(&self, registry: &str, programs: &[Program]) -> Result<Vec<PathBuf>> {
+        match self {
+            Self::Build(profile) => build(*profile, registry, programs),
+            Self::Folder(folder) => programs
+                .iter()
+                .map(|program| fs::canonicalize(folder.join(program.name)))
+                .collect::<std::io::Result<_>>()
+                .with_context(|| format!("looking for the programs in {}", folder.display())),
+        }
+    }
 }
 
 /// One of the operator's programs.
@@ -40,7 +63,7 @@ pub fn build(profile: Profile, registry: &str, programs: &[Program]) -> Result<V
     match profile {
         // All at once and with all features, as the helper itself for the demo: so each crate is compiled once for all of them. What a
         // program does not use of that the linker leaves out.
-        Profile::Image => {
+        Profile::Dev => {
             let mut command = cargo("static", registry);
             command.args(programs.iter().flat_map(|program| ["--bin", program.name]));
             run_loud(&mut command).context("building the programs")?;
@@ -56,7 +79,7 @@ pub fn build(profile: Profile, registry: &str, programs: &[Program]) -> Result<V
         }
     }
     let folder = match profile {
-        Profile::Image => "image",
+        Profile::Dev => "debug",
         Profile::Release => "release",
     };
     let dir = root().join("target/static").join(TARGET).join(folder);

@@ -74,6 +74,8 @@ pub(super) enum Verdict {
     NotYet,
     /// It can't become so any more.
     Never(&'static str),
+    /// It does not become so as it is. The manager may not have seen yet what somebody did a moment ago.
+    Hardly(&'static str),
 }
 
 impl Goal {
@@ -86,7 +88,7 @@ impl Goal {
         let Some(status) = status else { return Verdict::NotYet };
         let is_reached = match self {
             Self::FirstStart if has(status, conditions::TEMPLATES_VALID, "False") => {
-                return Verdict::Never("its objects can't be rendered from the templates");
+                return Verdict::Hardly("its objects can't be rendered from the templates");
             }
             Self::Running | Self::FirstStart => runs(status),
             Self::Stopped => status.created == Some(false),
@@ -241,7 +243,7 @@ mod tests {
         let status = |is_valid: &str| json!({ "conditions": [condition("TemplatesValid", is_valid)] });
         assert_eq!(Goal::FirstStart.verdict(Some(&with(status("True")))), Verdict::NotYet);
         let wrong = with(status("False"));
-        assert!(matches!(Goal::FirstStart.verdict(Some(&wrong)), Verdict::Never(_)));
+        assert!(matches!(Goal::FirstStart.verdict(Some(&wrong)), Verdict::Hardly(_)));
         assert_eq!(Goal::Running.verdict(Some(&wrong)), Verdict::NotYet, "somebody may be mending them");
     }
 

@@ -20,7 +20,7 @@ use std::fmt;
 use serde_json::Value;
 
 use self::{
-    draft::Draft,
+    draft::{Draft, Place},
     source::{Item, SourceError},
 };
 use crate::exchange::Grade;
@@ -242,7 +242,7 @@ fn together(findings: Vec<Finding>) -> Vec<Finding> {
 
 /// What a person has to copy.
 fn steps(draft: &Draft, name: &str, namespace: Option<&str>) -> Vec<String> {
-    let place = namespace.map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
+    let place = namespace.map(|namespace| format!(" -n {}", for_shell(namespace))).unwrap_or_default();
     if draft.fills.is_empty() && draft.data.is_empty() {
         return Vec::new();
     }
@@ -272,23 +272,23 @@ fn steps(draft: &Draft, name: &str, namespace: Option<&str>) -> Vec<String> {
     lines.push(format!("     \"volumes\":[{}]}}}}'", volumes.join(",")));
     lines.extend([String::new(), "Then, where the VM's disks are:".to_owned(), String::new()]);
     for fill in &draft.fills {
-        let from = quoted(&fill.from);
         let disk = &fill.disk;
-        if fill.from.starts_with("the ") {
+        let Some(from) = in_shell(&fill.from) else {
+            let Place::Words(words) = &fill.from else { continue };
             lines.push(format!(
                 "  kubectl exec -i {name}-import{place} -- dd of=/dev/{disk} bs=1M < ...   # {}",
-                fill.from
+                printable(words)
             ));
             continue;
-        }
+        };
         if !fill.is_size_known {
             lines.push(format!("  qemu-img info {from}   # the claim {name}-{disk}-disk must have its virtual size"));
         }
-        lines.push(format!("  qemu-img convert -O raw {from} {disk}.raw"));
+        let place_of_file = if matches!(fill.from, Place::OnNode(_)) { "   # on the node" } else { "" };
+        lines.push(format!("  qemu-img convert -O raw {from} {disk}.raw{place_of_file}"));
         lines.push(format!("  kubectl exec -i {name}-import{place} -- dd of=/dev/{disk} bs=1M < {disk}.raw"));
     }
-    for (from, file) in &draft.data {
-        let from = quoted(from);
+    for (from, file) in draft.data.iter().filter_map(|(from, file)| Some((in_shell(from)?, file))) {
         let folder = file.rsplit_once('/').map(|(folder, _)| format!("mkdir -p /data/{folder}; ")).unwrap_or_default();
         lines.push(format!("  kubectl exec -i {name}-import{place} -- sh -c '{folder}cat > /data/{file}' < {from}"));
     }
@@ -302,17 +302,31 @@ fn steps(draft: &Draft, name: &str, namespace: Option<&str>) -> Vec<String> {
     lines
 }
 
-/// A file for a shell, and for a comment of one line.
-fn quoted(file: &str) -> String {
-    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-:+~$() ".contains(letter);
-    let text: String = file.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect();
-    if text.starts_with("$(pvesm path ") && text.chars().all(is_plain) {
-        return text;
+/// How a shell finds a file there. What others wrote is never more than one word of the command.
+fn in_shell(place: &Place) -> Option<String> {
+    match place {
+        // It is no option.
+        Place::File(file) | Place::OnNode(file) if file.starts_with('-') => Some(for_shell(&format!("./{file}"))),
+        Place::File(file) | Place::OnNode(file) => Some(for_shell(file)),
+        Place::Volume(volume) => Some(format!("\"$(pvesm path {})\"", quoted(volume))),
+        Place::Words(_) => None,
     }
-    if text.chars().all(|letter| letter != ' ' && letter != '$' && !"()".contains(letter) && is_plain(letter)) {
-        return text;
-    }
-    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+/// A word for a shell.
+fn for_shell(text: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-:+~".contains(letter);
+    if !text.is_empty() && text.chars().all(is_plain) { text.to_owned() } else { quoted(text) }
+}
+
+/// A word for a shell, in quotes.
+fn quoted(text: &str) -> String {
+    format!("'{}'", printable(text).replace('\'', "'\\''"))
+}
+
+/// A text for one line.
+fn printable(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()
 }
 
 #[cfg(test)]

@@ -14,13 +14,26 @@ const NETWORKS: usize = 32;
 /// The size of a disk whose source does not say it.
 const UNKNOWN_SIZE: &str = "10Gi";
 
-/// Where the content of a disk is.
+/// Where something is that has to be copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A file, or what else QEMU reads by a name, of the host that the VM comes from.
+    File(String),
+    /// A volume in a storage of Proxmox.
+    Volume(String),
+    /// A file of the node of a cluster on which the VM was.
+    OnNode(String),
+    /// Something without a path, in words.
+    Words(String),
+}
+
+/// What is on a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Nothing has to be copied.
     Empty,
-    /// A file or volume of the host that the VM comes from.
-    Host(String),
+    /// What is there.
+    From(Place),
 }
 
 /// The network of an interface.
@@ -39,8 +52,8 @@ pub enum Link<'a> {
 pub struct Fill {
     /// The disk's name.
     pub disk: String,
-    /// Where it is on the host that the VM comes from.
-    pub from: String,
+    /// Where its content is.
+    pub from: Place,
     /// Whether the source says the size.
     pub is_size_known: bool,
 }
@@ -67,8 +80,8 @@ pub struct Draft {
     pub has_bridge: bool,
     /// What has to be copied into disks.
     pub fills: Vec<Fill>,
-    /// Files for the claim `VM-runner-data`: where they are on the host, and what they are called there.
-    pub data: Vec<(String, &'static str)>,
+    /// Files for the claim `VM-runner-data`: where they are, and what they are called there.
+    pub data: Vec<(Place, &'static str)>,
 }
 
 impl Draft {
@@ -94,8 +107,12 @@ impl Draft {
     /// Sets the topology, if a VM can have it.
     pub fn topology(&mut self, sockets: u64, dies: u64, cores: u64, threads: u64) -> bool {
         let levels = [(sockets, 64), (dies, 64), (cores, 1024), (threads, 8)];
+        // Each level first: the source may have any numbers.
+        if levels.iter().any(|(level, most)| *level < 1 || level > most) {
+            return false;
+        }
         let cpus = levels.iter().map(|(level, _)| level).product::<u64>();
-        if levels.iter().any(|(level, most)| *level < 1 || level > most) || cpus > CPUS {
+        if cpus > CPUS {
             return false;
         }
         let current = self.vm.remove("currentCpus").or_else(|| self.vm.get("maximumCpus").cloned());
@@ -147,7 +164,7 @@ impl Draft {
         let claim =
             json!({ "metadata": { "name": name }, "spec": { "resources": { "requests": { "storage": storage } } } });
         self.disks.push(json!({ "volumeClaimTemplate": claim }));
-        if let Content::Host(from) = content {
+        if let Content::From(from) = content {
             self.fills.push(Fill { disk: name.clone(), from, is_size_known: bytes.is_some() });
         }
         Some(name)
@@ -254,6 +271,12 @@ pub fn word(text: &str, longest: usize) -> Option<String> {
     }
     let word = word.trim_end_matches('-');
     (!word.is_empty()).then(|| word.to_owned())
+}
+
+/// Whether a namespace can have this name.
+pub fn is_namespace(text: &str) -> bool {
+    let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&text.len()) && text.bytes().all(is_valid) && !text.starts_with('-') && !text.ends_with('-')
 }
 
 /// Whether an interface can have this MAC address.

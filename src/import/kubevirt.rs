@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    draft::{self, Content, Draft, Link, card, is_mac},
+    draft::{self, Content, Draft, Link, Place, card, is_mac},
     source::{Item, SourceError},
 };
 use crate::{api::Quantity, exchange::Grade};
@@ -95,7 +95,10 @@ fn metadata(root: &Item, draft: &mut Draft) {
         match item.key.as_str() {
             "name" => draft.name = item.same("metadata.name").to_owned(),
             "generateName" => _ = item.changed("metadata.name"),
-            "namespace" => draft.namespace = Some(item.same("metadata.namespace").to_owned()),
+            "namespace" if draft::is_namespace(item.text()) => {
+                draft.namespace = Some(item.same("metadata.namespace").to_owned());
+            }
+            "namespace" => item.left_out("no namespace can have this name: give another one by --namespace"),
             "labels" | "annotations" => {
                 let (own, tools): (Vec<&Item>, Vec<&Item>) = item
                     .enter()
@@ -537,28 +540,28 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
         "containerDisk" => {
             let image = kind.get("image").map_or("", Item::text);
             filled = Some(json!({ "oci": image }));
-            (None, format!("the container image {image}, /disk"))
+            (None, Some(Place::Words(format!("the container image {image}, /disk"))))
         }
         "persistentVolumeClaim" | "ephemeral" => {
             let claim = kind.get("persistentVolumeClaim/claimName").map_or(claim, Item::text);
-            (None, format!("the claim {claim}"))
+            (None, Some(Place::Words(format!("the claim {claim}"))))
         }
         "dataVolume" => {
             let (size, source) = data_volume(root, claim);
             filled = source;
-            (size, format!("the claim {claim}, which the DataVolume of that name fills"))
+            (size, Some(Place::Words(format!("the claim {claim}, which the DataVolume of that name fills"))))
         }
-        "emptyDisk" => (kind.get("capacity").and_then(quantity), String::new()),
+        "emptyDisk" => (kind.get("capacity").and_then(quantity), None),
         "hostDisk" => {
-            let path = kind.get("path").map_or("", Item::text);
-            (kind.get("capacity").and_then(quantity), format!("{path} on the node"))
+            let path = kind.get("path").map_or("", Item::text).to_owned();
+            (kind.get("capacity").and_then(quantity), Some(Place::OnNode(path)))
         }
         _ => return,
     };
     // The set import-disk fills one disk.
     let filled = filled.filter(|_| !draft.spec.contains_key("templates"));
-    let is_empty = from.is_empty();
-    let content = if is_empty || filled.is_some() { Content::Empty } else { Content::Host(from) };
+    let is_empty = from.is_none();
+    let content = from.filter(|_| filled.is_none()).map_or(Content::Empty, Content::From);
     let Some(name) = draft.disk(name, bytes, content) else {
         return kind.whole(Grade::LeftOut, "a VM has at most 64 disks");
     };

@@ -1,7 +1,7 @@
 //! Domains of libvirt: `virsh dumpxml` (<https://libvirt.org/formatdomain.html>).
 
 use super::{
-    draft::{self, Content, Draft, Link},
+    draft::{self, Content, Draft, Link, Place},
     source::{Item, SourceError},
 };
 use crate::exchange::Grade;
@@ -245,7 +245,7 @@ fn firmware(system: &Item, draft: &mut Draft) {
         nvram.whole(Grade::Same, "the runner makes the firmware's variables");
     } else {
         nvram.whole(Grade::Changed, "the firmware's variables have to be copied (see the comments)");
-        draft.data.push((file.to_owned(), "fw-vars.fd"));
+        draft.data.push((Place::File(file.to_owned()), "fw-vars.fd"));
     }
 }
 

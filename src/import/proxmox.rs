@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    draft::{self, Content, Draft, Link, card, is_mac},
+    draft::{self, Content, Draft, Link, Place, card, is_mac},
     source::{Item, SourceError},
 };
 use crate::exchange::Grade;
@@ -386,7 +386,7 @@ fn drive(item: &Item, draft: &mut Draft) -> Option<usize> {
         return Some(at);
     }
     let size = option("size").and_then(|size| bytes(size.text()));
-    let Some(name) = draft.disk(&item.key, size, Content::Host(volume(file))) else {
+    let Some(name) = draft.disk(&item.key, size, Content::From(volume(file))) else {
         item.whole(Grade::LeftOut, "a VM has at most 64 disks");
         return None;
     };
@@ -414,9 +414,9 @@ fn drive(item: &Item, draft: &mut Draft) -> Option<usize> {
     Some(at)
 }
 
-/// A volume as a person finds it: `pvesm path` prints the path of one in a storage.
-fn volume(text: &str) -> String {
-    if text.starts_with('/') { text.to_owned() } else { format!("$(pvesm path {text})") }
+/// Where a volume is: it has a path, or is one of a storage.
+fn volume(text: &str) -> Place {
+    if text.starts_with('/') { Place::File(text.to_owned()) } else { Place::Volume(text.to_owned()) }
 }
 
 /// A size such as `32G`.

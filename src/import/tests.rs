@@ -275,3 +275,107 @@ fn nothing_is_dropped_silently() {
         }
     }
 }
+
+#[test]
+fn a_topology_of_any_numbers_is_kept_or_refused() {
+    for (levels, is_kept) in [
+        ([2, 1, 2, 1], true),
+        ([64, 1, 2, 8], true),
+        ([64, 1, 4, 8], false),
+        ([64, 64, 1024, 8], false),
+        ([0, 1, 1, 1], false),
+        ([u64::MAX, 1, 2, 1], false),
+        ([2, 1, u64::MAX, u64::MAX], false),
+    ] {
+        let [sockets, dies, cores, threads] = levels;
+        assert_eq!(Draft::default().topology(sockets, dies, cores, threads), is_kept, "{levels:?}");
+    }
+    let many = KUBEVIRT.replace("cores: 2, maxSockets: 2", "cores: 9223372036854775807, sockets: 3, threads: 9");
+    assert_ne!(many, KUBEVIRT);
+    read(&many, Format::Kubevirt, "file", Wish::default()).unwrap();
+}
+
+#[test]
+fn what_others_wrote_is_one_word_of_a_printed_command() {
+    let convert = |text: &str, format: Format| -> String {
+        let steps = read(text, format, "file", Wish::default()).unwrap().remove(0).steps;
+        let found = steps.iter().find(|step| step.contains("qemu-img convert") || step.contains("< ...")).unwrap();
+        found.trim_start().to_owned()
+    };
+    let proxmox = |volume: &str| format!("name: shop\nmemory: 2048\nscsi0: {volume},size=1G\n");
+    let libvirt = |file: &str| {
+        let disk = format!("<disk device='disk'><source file=\"{file}\"/><target dev='vda' bus='virtio'/></disk>");
+        format!("<domain type='kvm'><name>shop</name><devices>{disk}</devices></domain>")
+    };
+    let kubevirt = |volume: &str| {
+        format!(
+            "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: shop}}\nspec:\n  template:\n    spec:\n      \
+             domain:\n        devices: {{disks: [{{name: root, disk: {{bus: virtio}}}}]}}\n      \
+             volumes: [{{name: root, {volume}}}]\n"
+        )
+    };
+    for (text, format, expected) in [
+        (
+            proxmox("x) $(rm -rf ~/prod)"),
+            Format::Proxmox,
+            r#"qemu-img convert -O raw "$(pvesm path 'x) $(rm -rf ~/prod)')" scsi0.raw"#,
+        ),
+        (proxmox("it's"), Format::Proxmox, r#"qemu-img convert -O raw "$(pvesm path 'it'\''s')" scsi0.raw"#),
+        (proxmox("/dev/zvol/x"), Format::Proxmox, "qemu-img convert -O raw /dev/zvol/x scsi0.raw"),
+        (
+            libvirt("$(pvesm path x) $(rm -rf ~/prod)"),
+            Format::Libvirt,
+            "qemu-img convert -O raw '$(pvesm path x) $(rm -rf ~/prod)' vda.raw",
+        ),
+        (libvirt("the disk"), Format::Libvirt, "qemu-img convert -O raw 'the disk' vda.raw"),
+        (libvirt("-o.img"), Format::Libvirt, "qemu-img convert -O raw ./-o.img vda.raw"),
+        (
+            kubevirt("hostDisk: {path: /data/a b.img, type: Disk, capacity: 1Gi}"),
+            Format::Kubevirt,
+            "qemu-img convert -O raw '/data/a b.img' root.raw   # on the node",
+        ),
+        (
+            kubevirt("persistentVolumeClaim: {claimName: a}"),
+            Format::Kubevirt,
+            "kubectl exec -i shop-import -- dd of=/dev/root bs=1M < ...   # the claim a",
+        ),
+    ] {
+        assert_eq!(convert(&text, format), expected, "{text}");
+    }
+}
+
+#[test]
+fn a_namespace_that_can_not_be_is_not_taken() {
+    let (longest, longer) = ("x".repeat(63), "x".repeat(64));
+    for (name, is_name) in [
+        ("vms", true),
+        ("a-1", true),
+        (longest.as_str(), true),
+        ("", false),
+        ("-a", false),
+        ("a-", false),
+        ("A", false),
+        ("a.b", false),
+        ("x; rm -rf ~", false),
+        (longer.as_str(), false),
+    ] {
+        assert_eq!(draft::is_namespace(name), is_name, "{name}");
+    }
+    let imported = |namespace: &str, wish: Option<&str>| {
+        let text = KUBEVIRT.replace("  name: win\n", &format!("  name: win\n  namespace: '{namespace}'\n"));
+        let text = text.replace("dataVolume: {name: root}", "persistentVolumeClaim: {claimName: root}");
+        let wish = Wish { name: None, namespace: wish };
+        read(&text, Format::Kubevirt, "file", wish).unwrap().remove(0)
+    };
+    let well = imported("vms", None);
+    assert_eq!(well.manifest["metadata"]["namespace"], "vms");
+    assert!(well.steps.contains(&"  kubectl delete pod win-import -n vms".to_owned()), "{:#?}", well.steps);
+    let badly = imported("x; rm -rf ~", None);
+    assert_eq!(badly.manifest["metadata"].get("namespace"), None);
+    assert!(badly.steps.contains(&"  kubectl delete pod win-import".to_owned()), "{:#?}", badly.steps);
+    let found = badly.findings.iter().find(|finding| finding.what == "metadata.namespace").unwrap();
+    assert_eq!(found.grade, Grade::LeftOut);
+    // What the person says is checked elsewhere.
+    let quoted = imported("vms", Some("a b"));
+    assert!(quoted.steps.contains(&"  kubectl vm start win -n 'a b'".to_owned()), "{:#?}", quoted.steps);
+}

@@ -1,7 +1,7 @@
 //! The devices of a domain.
 
 use super::{
-    Content, Draft, Grade, Item, Link,
+    Content, Draft, Grade, Item, Link, Place,
     draft::{card, is_mac},
 };
 
@@ -100,7 +100,7 @@ fn disk(device: &Item, draft: &mut Draft) {
         }
         draft.cd("")
     } else {
-        let content = from.clone().map_or(Content::Empty, Content::Host);
+        let content = source.zip(from).map_or(Content::Empty, |(source, from)| Content::From(place(source, from)));
         let name = draft.disk(&target, None, content);
         if let (Some(source), Some(name)) = (source, &name) {
             let what = format!("its content has to be copied into the claim VM-{name}-disk (see the comments)");
@@ -168,7 +168,7 @@ fn disk(device: &Item, draft: &mut Draft) {
 /// Where the content of a disk is, as a person finds it.
 fn origin(source: &Item) -> String {
     let attribute = |key: &str| source.get(key).map(Item::text).unwrap_or_default();
-    if let Some(path) = ["@file", "@dev", "@dir"].iter().find_map(|key| source.get(key)) {
+    if let Some(path) = path(source) {
         return path.text().to_owned();
     }
     if !attribute("@volume").is_empty() {
@@ -179,6 +179,16 @@ fn origin(source: &Item) -> String {
         return format!("{}://{host}/{}", attribute("@protocol"), attribute("@name"));
     }
     String::new()
+}
+
+fn path(source: &Item) -> Option<&Item> {
+    ["@file", "@dev", "@dir"].iter().find_map(|key| source.get(key))
+}
+
+/// What [`origin`] says of a disk, for commands.
+fn place(source: &Item, origin: String) -> Place {
+    let is_volume = path(source).is_none() && source.get("@volume").is_some_and(|it| !it.text().is_empty());
+    if is_volume { Place::Words(origin) } else { Place::File(origin) }
 }
 
 fn interface(device: &Item, kind: &str, draft: &mut Draft) {
@@ -325,7 +335,8 @@ fn tpm(device: &Item, draft: &mut Draft) {
     }
     if !is_old {
         let uuid = draft.vm.get("machineUuid").and_then(serde_json::Value::as_str).unwrap_or("UUID");
-        draft.data.push((format!("/var/lib/libvirt/swtpm/{uuid}/tpm2/tpm2-00.permall"), "tpm/tpm2-00.permall"));
+        let file = format!("/var/lib/libvirt/swtpm/{uuid}/tpm2/tpm2-00.permall");
+        draft.data.push((Place::File(file), "tpm/tpm2-00.permall"));
     }
 }
 

@@ -45,7 +45,7 @@ pub mod upkeep;
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::{
-    apimachinery::pkg::apis::meta::v1::Time,
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
     jiff::{SignedDuration, Timestamp},
 };
 use kube::{ResourceExt, core::DynamicObject};
@@ -233,7 +233,7 @@ pub struct Held {
 /// Who is at a VM's console.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Console {
-    /// Whether a viewer is connected.
+    /// Whether a viewer is at the display or the serial console, or may be.
     pub is_connected: bool,
     /// When the last viewer came, or the last one went.
     pub since: Option<Timestamp>,
@@ -427,9 +427,15 @@ impl Console {
         let status = vm.status.as_ref();
         let condition = |type_| status.and_then(|status| conditions::find(&status.conditions, type_));
         let (console, running) = (condition(CONSOLE_CONNECTED), condition(RUNNING));
+        let has = |condition: Option<&Condition>, status| condition.is_some_and(|condition| condition.status == status);
+        // Without a guest that runs this is what an earlier runner wrote.
+        let at_serial = status.filter(|_| has(running, "True")).map(|status| status.serial_users.as_slice());
+        let at_serial = at_serial.unwrap_or_default();
         let users = status.iter().flat_map(|status| [&status.console_user, &status.console_client]).flatten();
-        let users: Vec<String> = users.filter(|user| !user.is_empty()).cloned().collect();
-        let is_connected = console.is_some_and(|console| console.status == "True");
+        let users: Vec<String> = users.chain(at_serial).filter(|user| !user.is_empty()).cloned().collect();
+        let is_viewed = has(console, "True") || !at_serial.is_empty();
+        // Its node does not answer: somebody may be there.
+        let is_connected = is_viewed || has(console, "Unknown");
         // A runner reports both when it starts, and this one again when a viewer has gone.
         let has_changed = console.zip(running).is_some_and(|(console, running)| {
             let [left, started] = [console, running].map(|condition| condition.last_transition_time.0);
@@ -438,7 +444,7 @@ impl Console {
         Self {
             is_connected,
             since: console.map(|console| console.last_transition_time.0),
-            was_used: is_connected || has_changed || !users.is_empty(),
+            was_used: is_viewed || has_changed || !users.is_empty(),
             users,
         }
     }

@@ -131,6 +131,9 @@ pub struct VirtualMachineStatus {
     /// The address of the viewer that is connected to the display, or its user if it came through the relay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub console_client: Option<String>,
+    /// The users who are at the serial console, through the relay.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub serial_users: Vec<String>,
     /// The user for whom the display's current password was set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub console_user: Option<String>,

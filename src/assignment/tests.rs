@@ -75,6 +75,26 @@ fn step(pools: &Pools, members: &[Member]) -> Result<Step, Refusal> {
     assign("desktops", pools, members, &alice(), noon())
 }
 
+/// The screen's condition alone does not say whether somebody is there.
+#[test]
+fn who_is_at_the_serial_console_is_at_the_console_and_a_silent_node_takes_nothing() {
+    let read = |running: &str, console: &str, serial: Value| {
+        let stored = vm(|vm| {
+            let condition = |type_: &str, status: &str| json!({ "type": type_, "status": status, "reason": "X", "message": "", "lastTransitionTime": "2027-01-15T07:30:00Z" });
+            vm["metadata"]["annotations"] = json!({ UNUSED_ANNOTATION: "" });
+            let conditions = [condition("Running", running), condition("ConsoleConnected", console)];
+            vm["status"] = json!({ "serialUsers": serial, "conditions": conditions });
+        });
+        let Member { console, used, .. } = Member::new(&stored, Start::Runs);
+        (console.is_connected, console.users, used)
+    };
+    let nobody: Vec<String> = Vec::new();
+    assert_eq!(read("True", "False", json!(["ann"])), (true, vec!["ann".into()], Use::Used));
+    assert_eq!(read("False", "False", json!(["ann"])), (false, nobody.clone(), Use::Unused), "of an earlier runner");
+    assert_eq!(read("True", "False", json!([])), (false, nobody.clone(), Use::Unused));
+    assert_eq!(read("Unknown", "Unknown", json!([])), (true, nobody, Use::Unused));
+}
+
 #[test]
 fn what_decides_is_read_from_a_vm_as_it_is_stored() {
     let stored = vm(|vm| {

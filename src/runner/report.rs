@@ -1,5 +1,7 @@
 //! The part of the VM's status that the runner owns, derived from what the agent has observed. Pure.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use kube::{Resource, core::ObjectMeta};
 use serde::Serialize;
@@ -119,6 +121,7 @@ pub struct Report {
     os_info: Option<Value>,
     logged_in_user: Option<String>,
     console_client: Option<String>,
+    serial_users: Vec<String>,
     relay_port: Option<u16>,
     password_changes: u64,
     password_expiry: Option<String>,
@@ -145,6 +148,7 @@ impl Report {
             os_info: observation.os_info.clone().filter(|_| is_running),
             logged_in_user: observation.login.user.clone().filter(|_| is_running),
             console_client: at_display(observation).filter(|_| is_running).map(|(client, _)| client),
+            serial_users: if is_running { at_serial_console(observation) } else { Vec::new() },
             relay_port: observation.relay.port.filter(|_| is_running),
             password_changes: observation.password_changes,
             password_expiry: observation.password_expiry.as_deref().map(|expiry| quote(expiry, LONGEST_REMARK)),
@@ -178,6 +182,7 @@ impl Report {
             os_info,
             logged_in_user,
             console_client,
+            serial_users,
             relay_port,
             password_changes,
             password_expiry,
@@ -196,6 +201,7 @@ impl Report {
             display_password_expiry: password_expiry.clone(),
             logged_in_user: logged_in_user.clone(),
             console_client: console_client.clone(),
+            serial_users: serial_users.clone(),
             relay_port: *relay_port,
             accelerator: accelerator.clone(),
             identity: identity.clone(),
@@ -432,6 +438,13 @@ fn console(observation: &Observation) -> Finding {
     }
 }
 
+/// Who is at the serial console, each user once.
+fn at_serial_console(observation: &Observation) -> Vec<String> {
+    let viewers = observation.relay.viewers.iter().filter(|viewer| !viewer.console.is_exclusive());
+    let users: BTreeSet<String> = viewers.map(|viewer| quote(&viewer.user, LONGEST_REMARK)).collect();
+    users.into_iter().collect()
+}
+
 /// Who looks at the display: the user or the address, and a sentence about that.
 fn at_display(observation: &Observation) -> Option<(String, String)> {
     let by_relay = at_screen(&observation.relay.viewers);
@@ -606,6 +619,36 @@ mod tests {
             (situation, status)
         });
         insta::assert_yaml_snapshot!(statuses);
+    }
+
+    #[test]
+    fn users_at_the_serial_console_are_named_once() {
+        use crate::relay::{Console, Viewer};
+        let viewer = |user: &str, console| Viewer {
+            user: user.into(),
+            session: "s".into(),
+            console,
+            mode: Mode::Controls,
+            seconds: 1,
+        };
+        let viewers = vec![
+            viewer("bob", Console::Serial),
+            viewer("ann", Console::Serial),
+            viewer("bob", Console::Serial),
+            viewer("eve", Console::Vnc),
+        ];
+        let relay = RelayState { viewers, ..RelayState::default() };
+        let at = |phase| {
+            let observation = Observation {
+                machine: machine(phase),
+                is_executing: Some(true),
+                relay: relay.clone(),
+                ..Observation::default()
+            };
+            Report::derive(&observation).unwrap().serial_users
+        };
+        assert_eq!(at(Phase::Running), ["ann", "bob"]);
+        assert!(at(Phase::Starting).is_empty());
     }
 
     /// The texts are those of the guest, of a viewer, and of whoever can write into the runtime directory.

@@ -110,16 +110,65 @@ fn file_of_map(name: &str, text: &str) -> String {
     }
 }
 
-/// A template, which is no YAML before it is rendered, without the texts that stand behind a key that sounds like a secret.
+/// A template, which is no YAML before it is rendered, without the texts of keys that sound like a secret.
 fn template(text: &str) -> String {
-    let masked = |line: &str| {
-        let (key, value) = line.split_once(':')?;
-        let name = key.trim_start_matches([' ', '-']).trim_matches(['"', '\'']);
-        let is_text = !value.trim().is_empty() && !value.trim_start().starts_with(['{', '[', '|', '>', '&', '*']);
-        (is_text && is_secret_key(name)).then(|| format!("{key}: {MASK}"))
-    };
-    let lines: Vec<String> = text.split('\n').map(|line| masked(line).unwrap_or_else(|| line.to_owned())).collect();
+    let mut seen = Seen::default();
+    let lines: Vec<String> =
+        text.split('\n').map(|line| seen.masked(line).unwrap_or_else(|| line.to_owned())).collect();
     lines.join("\n")
+}
+
+/// What the lines of a template so far say of the next one. A place is that of a key in its line.
+#[derive(Default)]
+struct Seen {
+    /// Of the last key with a secret: what is indented more belongs to its text.
+    secret: Option<usize>,
+    /// Of the keys beside a `name` that is that of a secret.
+    named: Option<usize>,
+}
+
+impl Seen {
+    /// The line without its secret; `None`: it has none.
+    fn masked(&mut self, line: &str) -> Option<String> {
+        let content = line.trim();
+        // Statements and comments of the template stand where they like.
+        let ends = |begin: &str, end: &str| content.starts_with(begin) && content.find(end) == Some(content.len() - 2);
+        if content.is_empty() || ends("{%", "%}") || ends("{#", "#}") {
+            let (key, value) = line.split_once(':')?;
+            return (is_secret_key(name_in(key)) && is_text(value)).then(|| format!("{key}: {MASK}"));
+        }
+        let indent = line.len() - line.trim_start().len();
+        if self.secret.is_some_and(|place| indent > place || content.starts_with("{%") || content.starts_with("{#")) {
+            return Some(format!("{}{MASK}", &line[..indent]));
+        }
+        self.secret = None;
+        let place = line.len() - line.trim_start_matches([' ', '-']).len();
+        let is_next_item = content.starts_with('-') && self.named == Some(place);
+        if is_next_item || self.named.is_some_and(|named| place < named) {
+            self.named = None;
+        }
+        let (key, value) = line.split_once(':')?;
+        let (name, value) = (name_in(key), value.trim());
+        if name == "name" && is_secret_key(value.trim_matches(['"', '\''])) {
+            self.named = Some(place);
+        }
+        let is_secret = is_secret_key(name) || (name == "value" && self.named == Some(place));
+        self.secret = Some(place).filter(|_| is_secret && is_text(value));
+        // The text of a block is in the next lines.
+        let is_here = self.secret.is_some() && !value.starts_with(['|', '>']);
+        is_here.then(|| format!("{key}: {MASK}"))
+    }
+}
+
+/// The key before a colon.
+fn name_in(key: &str) -> &str {
+    key.trim_start_matches([' ', '-']).trim_matches(['"', '\''])
+}
+
+/// Whether what is behind a colon is a text, or the begin of one.
+fn is_text(value: &str) -> bool {
+    let value = value.trim_start();
+    !value.is_empty() && !value.starts_with(['{', '[', '&', '*'])
 }
 
 fn sounds_secret(text: &str) -> bool {
@@ -199,6 +248,42 @@ mod tests {
         assert_eq!(map["data"]["other"], "plain: 1 # kept\n");
         let template = "{% if secret %}\nsecret: {{ secret }}\n- password: (masked)\nsecretName: s\n{% endif %}\n";
         assert_eq!(map["data"]["pod.yaml.j2"], template);
+    }
+
+    #[test]
+    fn a_template_loses_the_texts_of_secrets_and_nothing_else() {
+        for (text, expected) in [
+            ("password: hello", "password: (masked)"),
+            ("  - \"password\": hello", "  - \"password\": (masked)"),
+            ("{% set a = {'password': 'x'} %}\nb: c", "{% set a = {'password': (masked)\nb: c"),
+            ("password: {{ p }}\nuser: ann", "password: {{ p }}\nuser: ann"),
+            // A text of several lines ends where the next key is.
+            ("password: hel\n  lo\nuser: ann", "password: (masked)\n  (masked)\nuser: ann"),
+            ("a:\n  token: |\n    x\n\n      y: z\n  b: c", "a:\n  token: |\n    (masked)\n\n      (masked)\n  b: c"),
+            ("- token: >-\n    x\n  b: c\n", "- token: >-\n    (masked)\n  b: c\n"),
+            (
+                "token: |\n  x\n{% if a %}\n  y\n{% endif %}\n{# more #}\n  z\nb: c",
+                "token: |\n  (masked)\n{% if a %}\n  (masked)\n{% endif %}\n{# more #}\n  (masked)\nb: c",
+            ),
+            ("token: |\n{% if a %}x{% endif %}\n  y\nb: c", "token: |\n(masked)\n  (masked)\nb: c"),
+            ("secret:\n  secretName: s\n  items: [a]", "secret:\n  secretName: s\n  items: [a]"),
+            // Variables of containers.
+            (
+                "env:\n- name: DB_PASSWORD\n  value: hello\n- name: URL\n  value: there",
+                "env:\n- name: DB_PASSWORD\n  value: (masked)\n- name: URL\n  value: there",
+            ),
+            (
+                "  - name: 'API_TOKEN'\n{% if a %}\n    value: |\n      x\n{% endif %}\n  image: i",
+                "  - name: 'API_TOKEN'\n{% if a %}\n    value: |\n      (masked)\n{% endif %}\n  image: i",
+            ),
+            (
+                "- name: token-maker\n  image: i\n  env:\n  - name: A\n    value: b\n",
+                "- name: token-maker\n  image: i\n  env:\n  - name: A\n    value: b\n",
+            ),
+            ("- name: DB_PASSWORD\n  valueFrom: x\nvalue: y", "- name: DB_PASSWORD\n  valueFrom: x\nvalue: y"),
+        ] {
+            assert_eq!(template(text), expected, "{text}");
+        }
     }
 
     #[test]

@@ -140,7 +140,7 @@ pub async fn run(options: Options, term: watch::Receiver<bool>) -> Result<(), Er
         is_pod_checked: false,
         may_list_pods: true,
     };
-    let Some(uid) = holder.derive(&term).await? else { return Ok(()) };
+    let Some(uid) = holder.derive(&term).await? else { return holder.withdraw().await };
     holder.stay(&uid, &term).await?;
     holder.end(&uid).await
 }
@@ -184,6 +184,22 @@ impl Holder {
             rest(term).await;
         }
         Ok(None)
+    }
+
+    /// The program is told to end and knows of no VM. A request to which there was no answer may have made one all the same.
+    async fn withdraw(self) -> Result<(), Error> {
+        let found = self.cluster.vm(&self.name).await;
+        match found {
+            Ok(found) if standing::standing(found.as_ref(), &self.pod, &None) == Standing::Ours => {
+                let uid = found.and_then(|vm| vm.uid).unwrap_or_default();
+                self.end(&uid).await
+            }
+            Ok(_) => Ok(()),
+            Err(error) => {
+                warn!(vm = self.vm, error = %ErrorChain(&error), "it can't be seen whether there is a VM to delete");
+                Ok(())
+            }
+        }
     }
 
     /// One look at the VM of the name, and what follows from it.

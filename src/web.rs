@@ -54,6 +54,7 @@ mod sums;
 mod template_sets;
 mod tls;
 mod web_client;
+mod why;
 
 use std::{
     fs, io,

@@ -13,11 +13,13 @@
 //! 3. It reads the display secret that the Pod uses. It writes a new password there if the present one ends within
 //!    [`MINIMUM_VALIDITY`], or if the request names another user than the last one and the password ends at all.
 //! 4. It waits until the runner reports that the password of the Secret is in force (`status.displayPasswordExpiry`).
-//! 5. It writes the request's user into `status.consoleUser`.
+//! 5. It reads the VM again, checks it as in step 1, and writes the request's user into `status.consoleUser` of what it has read.
 //!
 //! # Guarantees
 //! - The password of a [`Connection`] was in force when `open` returned. If the VM's display has no password, there is none.
 //! - A password that never ends is never replaced.
+//! - The password of a new connection is the one that this call has written, or one that stood in the Secret before; never one that another call has
+//!   written since.
 //! - Nothing is written before the VM is known to run and to have an address.
 //! - Two calls at the same time without a user end with the same new password: the Secret is written only in the version that
 //!   was read, and the call whose write is refused reads it again.
@@ -65,6 +67,9 @@ use crate::{
     },
     ownership::COMMAND_MANAGER,
 };
+
+/// How often others may write the VM while its user is noted.
+const TRIES: u32 = 20;
 
 /// A password that ends sooner does not let a viewer in reliably.
 pub const MINIMUM_VALIDITY: Duration = Duration::from_secs(10);
@@ -232,7 +237,7 @@ pub async fn open(vm: &VmHandle, request: &Request, waiting: impl FnOnce()) -> R
     let endpoint = Endpoint::find(vm, &resource, request).await?;
     let password = password::in_force(vm, request, waiting).await?;
     if let Some(user) = &request.user {
-        note_user(vm, user, request.field_manager).await?;
+        note_user(vm, user, request).await?;
     }
     let protocol = Protocol::of(&resource);
     let spice = Some(&resource.spec.vm.display.spice).filter(|_| protocol == Protocol::Spice);
@@ -296,11 +301,21 @@ fn check_available(vm: &VirtualMachine, take_over: bool) -> Result<(), DisplayEr
     Ok(())
 }
 
-/// Writes who gets the connection into the VM's status.
-async fn note_user(vm: &VmHandle, user: &str, field_manager: &str) -> Result<(), DisplayError> {
-    let patch = Patch::Merge(json!({ "status": { "consoleUser": user } }));
-    let result = vm.api::<StoredVm>().patch_status(vm.name(), &patch_params(field_manager), &patch).await;
-    result.map(drop).map_err(DisplayError::object("status.consoleUser"))
+/// Writes who gets the connection into the VM's status, if the display is still available: the runner has needed some time.
+async fn note_user(vm: &VmHandle, user: &str, request: &Request) -> Result<(), DisplayError> {
+    for attempt in 1.. {
+        let resource = vm.get().await.map_err(DisplayError::Vm)?;
+        check_available(&resource, request.take_over)?;
+        let patch = Patch::Merge(json!({
+            "metadata": { "resourceVersion": resource.metadata.resource_version }, "status": { "consoleUser": user },
+        }));
+        match vm.api::<StoredVm>().patch_status(vm.name(), &patch_params(request.field_manager), &patch).await {
+            // It has changed since it was read: somebody may have connected.
+            Err(kube::Error::Api(refusal)) if refusal.is_conflict() && attempt < TRIES => {}
+            result => return result.map(drop).map_err(DisplayError::object("status.consoleUser")),
+        }
+    }
+    Ok(())
 }
 
 fn patch_params(field_manager: &str) -> PatchParams {

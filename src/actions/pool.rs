@@ -109,6 +109,12 @@ pub enum PoolError {
         /// Why.
         refusal: power::Refusal,
     },
+    /// The VM is somebody else's by now.
+    #[error("somebody else changed it: {user} has it now")]
+    Changed {
+        /// Who has it.
+        user: String,
+    },
     /// Others change the same VMs all the time.
     #[error("others were faster {TRIES} times: try again")]
     Busy,
@@ -154,6 +160,19 @@ impl PoolHandle {
     /// # Errors
     /// Why she has none, or has one that is not started.
     pub async fn assign(&self, pool: &str, who: &Assignee) -> Result<Assigned, PoolError> {
+        self.assign_noting(pool, who, |_| {}).await
+    }
+
+    /// The same, and calls `taken` with each VM that is hers from then on, whatever becomes of the rest.
+    ///
+    /// # Errors
+    /// As those.
+    pub async fn assign_noting(
+        &self,
+        pool: &str,
+        who: &Assignee,
+        taken: impl Fn(&VirtualMachine),
+    ) -> Result<Assigned, PoolError> {
         let (mut is_new, mut is_started) = (false, false);
         for _ in 0..TRIES {
             let view = self.read(pool).await?;
@@ -163,7 +182,12 @@ impl PoolHandle {
                     let Some(vm) = view.vms.into_iter().find(|stored| stored.name_any() == *vm) else { continue };
                     return Ok(Assigned { vm, is_new, is_started });
                 }
-                Step::Take(write) => is_new |= self.write(write, None).await?.is_some(),
+                Step::Take(write) => {
+                    if let Some(vm) = self.write(write, None).await? {
+                        is_new = true;
+                        taken(&vm);
+                    }
+                }
                 Step::Release(write) | Step::Renew(write) => drop(self.write(write, None).await?),
                 Step::Start { vm, id } => {
                     if let Some(vm) = view.vm(vm) {
@@ -206,6 +230,20 @@ impl PoolHandle {
         user: &str,
         trial: Option<Trial>,
     ) -> Result<Vec<VirtualMachine>, PoolError> {
+        self.release_noting(pool, user, trial, |_| {}).await
+    }
+
+    /// The same, and calls `gone` with each VM that is hers no more, whatever becomes of the others.
+    ///
+    /// # Errors
+    /// As those.
+    pub async fn release_noting(
+        &self,
+        pool: &str,
+        user: &str,
+        trial: Option<Trial>,
+        gone: impl Fn(&VirtualMachine),
+    ) -> Result<Vec<VirtualMachine>, PoolError> {
         let mut released = Vec::new();
         for _ in 0..TRIES {
             let view = self.list().await?;
@@ -216,8 +254,9 @@ impl PoolHandle {
             for write in &writes {
                 if trial == Some(Trial::Client) {
                     released.extend(view.vm(&write.vm).cloned());
-                } else {
-                    released.extend(self.write(write, trial).await?);
+                } else if let Some(vm) = self.write(write, trial).await? {
+                    gone(&vm);
+                    released.push(vm);
                 }
             }
             if trial.is_some() {
@@ -259,6 +298,23 @@ impl PoolHandle {
         name: &str,
         trial: Option<Trial>,
     ) -> Result<Option<(VirtualMachine, String)>, PoolError> {
+        self.unassign_if(name, None, trial).await
+    }
+
+    /// Takes a VM from this user, and returns it. `None`: it was nobody's.
+    ///
+    /// # Errors
+    /// If somebody else has it, there is no such VM, or of requests.
+    pub async fn take_back(&self, name: &str, user: &str) -> Result<Option<VirtualMachine>, PoolError> {
+        Ok(self.unassign_if(name, Some(user), None).await?.map(|(vm, _)| vm))
+    }
+
+    async fn unassign_if(
+        &self,
+        name: &str,
+        expected: Option<&str>,
+        trial: Option<Trial>,
+    ) -> Result<Option<(VirtualMachine, String)>, PoolError> {
         for _ in 0..TRIES {
             let vm = match self.vms().get(name).await {
                 Ok(StoredVm(vm)) => vm,
@@ -269,6 +325,9 @@ impl PoolHandle {
             };
             let member = member(&vm, (self.clock)());
             let (Some(write), Some(held)) = (assignment::unassign(&member), &member.held) else { return Ok(None) };
+            if expected.is_some_and(|user| user != held.user) {
+                return Err(PoolError::Changed { user: held.user.clone() });
+            }
             if trial == Some(Trial::Client) {
                 return Ok(Some((vm, held.user.clone())));
             }

@@ -14,7 +14,7 @@
 //! | reset | its guest runs | `resetCount` of the spec, or of the status if that is more, plus one |
 //! | reset | its guest does not run | nothing: an error |
 //! | reboot | as for a reset | `rebootCount` plus one |
-//! | pause, resume | its guest runs, or is paused | `paused` |
+//! | pause, resume | its guest runs, or is paused | `paused`; nothing if it is so already |
 //!
 //! Start and stop may be for some time only: then the annotation `stateUntil` is written in place of `state`, and outranks it until then
 //! ([`crate::power::until`]).
@@ -27,7 +27,7 @@
 //! | start or stop | of the same state, as is `state` | nothing |
 //!
 //! If a GitOps controller applies `spec.vm.state`, its next sync would take a start or stop back, so these are errors unless the person
-//! insists. Annotations are safe from it: such tools only take back what is in Git.
+//! insists; the same holds for `paused`. Annotations are safe from it: such tools only take back what is in Git.
 
 use std::time::Duration;
 
@@ -90,12 +90,12 @@ pub enum Decision {
     Write {
         /// What is written. It has the UID of the VM, so that another VM of its name is not changed.
         change: Change,
-        /// Who else applies `spec.vm.state`, if that is written, and so may take it back.
+        /// Who else applies the [field](Command::field), if that is written, and so may take it back.
         applier: Option<Applier>,
     },
 }
 
-/// Why a command is refused. The texts name no object; the caller does.
+/// Why a command is refused. The texts name no object; the caller does. [`Refusal::words`] has them for any command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the texts say what they are")]
 pub enum Refusal {
@@ -105,11 +105,57 @@ pub enum Refusal {
     Stopped,
     #[error("its guest does not run{}", reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default())]
     NoGuest { reason: Option<String> },
-    #[error(
-        "{} applies spec.vm.state from Git{}, and takes back what others write; change it in Git",
-        applier.manager, applier.since.as_ref().map(|time| format!(" (its last change: {})", time.0)).unwrap_or_default()
-    )]
+    #[error("{}", from_git(applier, STATE))]
     Git { applier: Applier },
+}
+
+/// Fields of `spec.vm` that Git may have.
+const STATE: &str = "state";
+const PAUSED: &str = "paused";
+
+fn from_git(applier: &Applier, field: &str) -> String {
+    let since = applier.since.as_ref().map(|time| format!(" (its last change: {})", time.0)).unwrap_or_default();
+    format!(
+        "{} applies spec.vm.{field} from Git{since}, and takes back what others write; change it in Git",
+        applier.manager
+    )
+}
+
+impl Refusal {
+    /// Why this command is refused.
+    pub fn words(&self, command: Command) -> String {
+        match self {
+            Self::Git { applier } => from_git(applier, command.field()),
+            Self::Deleted | Self::Stopped | Self::NoGuest { .. } => self.to_string(),
+        }
+    }
+}
+
+impl Command {
+    /// The field of `spec.vm` that it writes, where Git may have that.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::Pause | Self::Resume => PAUSED,
+            Self::Start { .. } | Self::Stop { .. } | Self::Restart | Self::Reset | Self::Reboot => STATE,
+        }
+    }
+}
+
+fn has(vm: &VirtualMachine, type_: &str) -> bool {
+    let condition = vm.status.as_ref().and_then(|status| conditions::find(&status.conditions, type_));
+    condition.is_some_and(|condition| condition.status == "True")
+}
+
+fn is_state(vm: &VirtualMachine, state: PowerState) -> bool {
+    vm.spec.vm.state == state && !vm.is_state_unknown()
+}
+
+/// Whether the VM is to be down, so that there is nothing to restart.
+pub fn is_down(vm: &VirtualMachine, now: Timestamp) -> bool {
+    match until::until(vm, now).in_force {
+        Some(in_force) => in_force.state == PowerState::Stopped,
+        None => is_state(vm, PowerState::Stopped) && !has(vm, conditions::POWER_UNMANAGED),
+    }
 }
 
 /// Decides what a command writes. `pod_uid` is the UID of the VM's Pod, if it has one; only a forced stop needs it. With `insist` a
@@ -128,12 +174,9 @@ pub fn decide(
         return Err(Refusal::Deleted);
     }
     let status = vm.status.as_ref();
-    let is = |type_: &str| {
-        let condition = status.and_then(|status| conditions::find(&status.conditions, type_));
-        condition.is_some_and(|condition| condition.status == "True")
-    };
+    let is = |type_: &str| has(vm, type_);
     let in_force = until::until(vm, now).in_force.map(|it| it.state);
-    let is_state = |state: PowerState| vm.spec.vm.state == state && !vm.is_state_unknown();
+    let is_state = |state: PowerState| is_state(vm, state);
     // The condition is not there while an annotation decides.
     let stays_up = || {
         in_force.is_some()
@@ -188,13 +231,10 @@ pub fn decide(
                 false => Ok(Decision::Unchanged("is stopped already")),
             }
         }
-        Command::Restart => match in_force {
-            Some(PowerState::Stopped) => Err(Refusal::Stopped),
-            None if is_state(PowerState::Stopped) && !is_unmanaged => Err(Refusal::Stopped),
-            Some(PowerState::Running) | None => Ok(annotate(restart())),
-        },
+        Command::Restart if is_down(vm, now) => Err(Refusal::Stopped),
+        Command::Restart => Ok(annotate(restart())),
         Command::Resume if !vm.spec.vm.paused => Ok(Decision::Unchanged("is not paused")),
-        Command::Resume => Ok(write(vm, json!({ "spec": { "vm": { "paused": false } } }))),
+        Command::Resume => set_paused(vm, false, insist),
         Command::Pause if vm.spec.vm.paused => Ok(Decision::Unchanged("is paused already")),
         Command::Reset | Command::Reboot | Command::Pause if !is(conditions::RUNNING) => {
             let ready = status.and_then(|status| conditions::find(&status.conditions, conditions::READY));
@@ -208,8 +248,22 @@ pub fn decide(
             let count = next_count(vm.spec.vm.reboot_count, status.and_then(|status| status.reboot_count));
             Ok(write(vm, json!({ "spec": { "vm": { "rebootCount": count } } })))
         }
-        Command::Pause => Ok(write(vm, json!({ "spec": { "vm": { "paused": true } } }))),
+        Command::Pause => set_paused(vm, true, insist),
     }
+}
+
+/// Who applies a field that is to be written.
+fn applier(vm: &VirtualMachine, field: &str, insist: bool) -> Result<Option<Applier>, Refusal> {
+    match ownership::applier(vm, field) {
+        Some(applier) if applier.is_gitops && !insist => Err(Refusal::Git { applier }),
+        applier => Ok(applier),
+    }
+}
+
+fn set_paused(vm: &VirtualMachine, paused: bool, insist: bool) -> Result<Decision, Refusal> {
+    let applier = applier(vm, PAUSED, insist)?;
+    let body = body(vm, json!({ "spec": { "vm": { PAUSED: paused } } }));
+    Ok(Decision::Write { change: Change::Merge(body), applier })
 }
 
 /// A count that is new to the runner: a sync with Git may have removed the last one from the spec, and the runner may not know that yet.
@@ -225,11 +279,8 @@ fn set_state(
     insist: bool,
     now: Timestamp,
 ) -> Result<Decision, Refusal> {
-    let applier = ownership::applier(vm, "state");
-    if let Some(applier) = applier.clone().filter(|applier| applier.is_gitops && !insist) {
-        return Err(Refusal::Git { applier });
-    }
-    let is_same = vm.spec.vm.state == state && !vm.is_state_unknown();
+    let applier = applier(vm, STATE, insist)?;
+    let is_same = is_state(vm, state);
     if vm.annotations().contains_key(STATE_UNTIL_ANNOTATION) {
         // An apply can't remove what others have set, but it can let it end.
         annotations[STATE_UNTIL_ANNOTATION] = if is_same { value(state, now).into() } else { Value::Null };
@@ -282,7 +333,7 @@ mod tests {
             Ok(Decision::Unchanged(why)) => Ok(why.to_owned()),
             Ok(Decision::Write { change: Change::Merge(body), .. }) => Ok(format!("merge {body}")),
             Ok(Decision::Write { change: Change::Apply(body), .. }) => Ok(format!("apply {body}")),
-            Err(refusal) => Err(refusal.to_string()),
+            Err(refusal) => Err(refusal.words(command)),
         }
     }
 
@@ -491,6 +542,37 @@ mod tests {
                 "{manager} {operation}"
             );
             assert!(decided(&vm, Command::Restart).is_ok(), "an annotation is safe");
+        }
+    }
+
+    #[test]
+    fn a_pause_that_git_takes_back_is_written_only_if_the_person_insists() {
+        let machine = |paused: bool, who: &str, field: &str| {
+            let mut vm = machine("Running", Some((who, "Apply")), &conditions(&["Running"]));
+            vm.spec.vm.paused = paused;
+            let fields = json!({ "f:spec": { "f:vm": { format!("f:{field}"): {} } } });
+            vm.metadata.managed_fields.as_mut().unwrap()[0].fields_v1 = serde_json::from_value(fields).unwrap();
+            vm
+        };
+        let git = "kustomize-controller";
+        for (who, field, is_refused) in
+            [(git, "paused", true), (git, "state", false), ("kubectl", "paused", false), ("kubectl", "state", false)]
+        {
+            for (command, paused) in [(Command::Pause, true), (Command::Resume, false)] {
+                let row = format!("{command:?} beside {who}, which applies {field}");
+                let vm = machine(!paused, who, field);
+                let written = json!({ "metadata": { "uid": "apple-uid" }, "spec": { "vm": { "paused": paused } } });
+                let refused = "kustomize-controller applies spec.vm.paused from Git (its last change: 2026-11-20T10:00:00Z), and takes back \
+                               what others write; change it in Git";
+                let expected = if is_refused { Err(refused.to_owned()) } else { Ok(format!("merge {written}")) };
+                assert_eq!(decided(&vm, command), expected, "{row}");
+                let insisted = decide(&vm, command, None, true, noon()).unwrap();
+                let Decision::Write { change: Change::Merge(body), applier } = insisted else { panic!("{row}") };
+                let is_told = (field == "paused").then(|| who.to_owned());
+                assert_eq!((body, applier.map(|applier| applier.manager)), (written, is_told), "{row}");
+            }
+            // Nothing is to be written.
+            assert_eq!(decided(&machine(true, who, field), Command::Pause), Ok("is paused already".into()));
         }
     }
 

@@ -1,5 +1,7 @@
 //! Restarts that wait, in waves: which VMs are restarted next, and when it stops. The caller writes and waits.
 //!
+//! Which VMs should run is what [`power`] says of a restart.
+//!
 //! | a VM | is |
 //! |---|---|
 //! | should run, and something waits for its next start | [`Standing::Waits`]: it is restarted in its wave |
@@ -13,8 +15,9 @@ use std::str::FromStr;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 
+use super::power;
 use crate::{
-    api::{PowerState, VirtualMachine, conditions},
+    api::{VirtualMachine, conditions},
     object::RESTARTED_ANNOTATION,
 };
 
@@ -42,10 +45,7 @@ pub fn standing(vm: &VirtualMachine, now: Timestamp) -> Standing {
     let conditions = &status.conditions;
     let waits = !status.pending_changes.is_empty() || conditions::is_true(conditions, conditions::RESTART_REQUIRED);
     let is_halted = status.halted.as_ref().is_some_and(|halted| !halted.released);
-    let should_run = vm.spec.vm.state == PowerState::Running
-        && !vm.is_state_unknown()
-        && !is_halted
-        && vm.metadata.deletion_timestamp.is_none();
+    let should_run = !power::is_down(vm, now) && !is_halted && vm.metadata.deletion_timestamp.is_none();
     let templates = conditions::find(conditions, conditions::TEMPLATES_VALID);
     let is_ready = conditions::is_true(conditions, conditions::READY);
     let restarted = vm.annotations().get(RESTARTED_ANNOTATION).and_then(|time| time.parse::<Timestamp>().ok());
@@ -160,7 +160,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::test_support::{noon, vm};
+    use crate::{
+        object::STATE_UNTIL_ANNOTATION,
+        test_support::{noon, vm},
+    };
 
     fn with(state: &str, restarted: Option<&str>, status: Value) -> VirtualMachine {
         vm(|vm| {
@@ -211,6 +214,17 @@ mod tests {
         {
             assert_eq!(standing(&with(state, restarted, status), noon()), expected, "case {number}");
         }
+        // For some time, and because nobody sets the state.
+        let override_of = |state: &str, value: &str| {
+            let mut vm = with(state, None, status(true, &ready));
+            vm.annotations_mut().insert(STATE_UNTIL_ANNOTATION.into(), value.into());
+            standing(&vm, noon())
+        };
+        assert_eq!(override_of("Stopped", "Running 2027-01-15T09:00:00Z"), Standing::Waits);
+        assert_eq!(override_of("Stopped", "Running 2027-01-15T07:00:00Z"), Standing::Down, "it is over");
+        assert_eq!(override_of("Running", "Stopped 2027-01-15T09:00:00Z"), Standing::Down);
+        let unmanaged = status(true, &[ready[0], ("PowerUnmanaged", "True", "StateNotSet")]);
+        assert_eq!(standing(&with("Stopped", None, unmanaged), noon()), Standing::Waits);
         let mut halted = status(true, &ready);
         halted["halted"] = json!({ "by": "guest", "time": "2026-01-01T00:00:00Z", "generation": 3 });
         assert_eq!(standing(&with("Running", None, halted), noon()), Standing::Down);

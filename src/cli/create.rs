@@ -328,7 +328,12 @@ impl Options {
         for vm in created.iter().map(ResourceExt::name_any).filter(|_| self.dry_run.is_none()) {
             for (port, target) in &self.port {
                 let wanted = expose::Options::of_port(&vm, *port, *target, &self.field_manager, &self.cluster);
-                if let Err(failure) = expose::run(&wanted, output).await {
+                // Behind data these lines are talk.
+                let exposed = match self.output {
+                    Some(_) => expose::run(&wanted, &mut Output::new(&mut anstream::stderr())).await,
+                    None => expose::run(&wanted, output).await,
+                };
+                if let Err(failure) = exposed {
                     failure.report();
                     failed += 1;
                 }

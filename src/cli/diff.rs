@@ -25,6 +25,7 @@ use super::{
     input::{Settings, read_vms},
     output::{Exit, Failure, Output, chain, difference, note, yaml},
     render::remove_release,
+    vms::{name_of, vm_names},
 };
 use crate::{
     api::{StoredVm, VirtualMachine, VmPool, login_pools::LoginPools},
@@ -39,7 +40,7 @@ use crate::{
 #[derive(Args)]
 pub(super) struct Options {
     /// The VM in the cluster.
-    #[arg(value_name = "VM", add = ArgValueCompleter::new(super::vms::vm_names), required_unless_present_any = ["filename", "all"])]
+    #[arg(value_name = "VM", add = ArgValueCompleter::new(vm_names), required_unless_present_any = ["filename", "all"])]
     vm: Option<String>,
     /// A file with the VMs as they shall be.
     #[arg(long, short, value_name = "FILE", conflicts_with = "vm")]
@@ -158,7 +159,7 @@ async fn vms(options: &Options, cluster: &Cluster) -> Result<Vec<VirtualMachine>
     if let Some(file) = &options.filename {
         return read_vms(file, namespace);
     }
-    let Some(name) = &options.vm else { return Ok(Vec::new()) };
+    let Some(name) = options.vm.as_deref().map(name_of) else { return Ok(Vec::new()) };
     let vm = Api::namespaced(cluster.client.clone(), namespace).get(name).await;
     let StoredVm(vm) = vm.map_err(|error| Failure::unknown(chain(format!("vm {namespace}/{name}"), &error)))?;
     Ok(vec![vm])

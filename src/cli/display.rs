@@ -12,6 +12,7 @@ use tempfile::NamedTempFile;
 use super::{
     cluster::ClusterOptions,
     output::{Exit, Failure, Output, chain, note},
+    vms::{name_of, vm_names},
     wait::time,
 };
 use crate::{
@@ -27,7 +28,7 @@ use crate::{
 #[derive(Args)]
 pub(super) struct Options {
     /// The VM.
-    #[arg(value_name = "VM", add = ArgValueCompleter::new(super::vms::vm_names))]
+    #[arg(value_name = "VM", add = ArgValueCompleter::new(vm_names))]
     vm: String,
     #[command(flatten)]
     cluster: ClusterOptions,
@@ -59,7 +60,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     // First of all, so that no password is set for a file that can't be written.
     let file = options.output.as_deref().map(PrivateFile::new).transpose()?;
     let cluster = options.cluster.connect().await.map_err(|error| Failure::new(ErrorChain(&error).to_string()))?;
-    let vm = VmHandle::new(cluster.client, cluster.namespace, &options.vm);
+    let vm = VmHandle::new(cluster.client, cluster.namespace, name_of(&options.vm));
     let request = Request {
         server: options.server.clone(),
         port: options.port,

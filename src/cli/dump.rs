@@ -13,10 +13,7 @@ use std::{
 use clap::Args;
 use flate2::{Compression, write::GzEncoder};
 use k8s_openapi::{
-    api::{
-        apps::v1::Deployment,
-        core::v1::{ConfigMap, Event, Pod, Secret},
-    },
+    api::core::v1::{ConfigMap, Event, Pod, Secret},
     jiff::Timestamp,
 };
 use kube::{
@@ -252,15 +249,14 @@ impl Dump {
 
     /// The managers that can be found, and the namespace of one.
     async fn managers(&mut self, client: &Client, namespace: &str) -> Option<String> {
-        let labels = explain::managers();
-        let deployments = explain::anywhere::<Deployment>(client, namespace, &labels).await;
+        let deployments = explain::deployments(client, namespace).await;
         let deployments = self.read("the manager's Deployment", deployments).unwrap_or_default();
         let home = deployments.first().and_then(ResourceExt::namespace);
         for deployment in deployments {
             self.add_object("manager", typed(json!(deployment), "apps/v1", "Deployment"));
         }
         let Some(place) = &home else { return home };
-        let pods = Api::<Pod>::namespaced(client.clone(), place).list(&labels).await;
+        let pods = Api::<Pod>::namespaced(client.clone(), place).list(&explain::pods_of_managers()).await;
         for pod in self.read("the manager's Pods", pods).into_iter().flatten() {
             self.logs("manager", client, place, &pod).await;
         }

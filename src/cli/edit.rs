@@ -174,7 +174,7 @@ fn quantity(text: &str) -> Result<Quantity, Failure> {
 
 /// What was done with a VM.
 enum Done {
-    Unchanged(String),
+    Unchanged { object: Box<DynamicObject>, why: String },
     Written { object: Box<DynamicObject>, what: String, effect: Effect, volume: Option<String> },
 }
 
@@ -202,10 +202,11 @@ impl Options {
                     note(&line);
                     failed += 1;
                 }
-                Ok(Done::Unchanged(why)) => {
+                Ok(Done::Unchanged { object, why }) => {
                     if self.write.output.is_none() {
                         writeln!(output, "{name} unchanged ({why})")?;
                     }
+                    objects.push(json!(object));
                     succeeded += 1;
                 }
                 Ok(Done::Written { object, what, effect, volume }) => {
@@ -276,7 +277,7 @@ impl Options {
             let decision = decide(&found.object, &found.vm, edit, self.write.yes);
             let decision = decision.map_err(|refusal| format!("{}: {}", found.title(), help(&refusal)))?;
             let (patch, what, effect, volume, hint, applier) = match decision {
-                Decision::Unchanged(why) => return Ok(Done::Unchanged(why)),
+                Decision::Unchanged(why) => return Ok(Done::Unchanged { object: Box::new(found.object), why }),
                 Decision::Write { patch, what, effect, volume, note, applier } => {
                     (patch, what, effect, volume, note, applier)
                 }

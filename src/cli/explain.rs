@@ -1,7 +1,7 @@
 //! `kubectl vm explain` and `kubectl vm status`: read the facts and print what [`crate::explain`] makes of them.
 //!
 //! Three rounds of requests, each in parallel: the VM and what can be asked without knowing more; then what depends on them; then what depends
-//! on the claims. A request that is refused takes away only its facts.
+//! on the claims. A request that is refused takes away only its facts. The time is that of the API server, because its objects are compared with it.
 
 use std::fmt::Debug;
 
@@ -19,11 +19,12 @@ use k8s_openapi::{
         core::v1::{Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
         storage::v1::StorageClass,
     },
-    jiff::Timestamp,
+    jiff::{Timestamp, fmt::rfc2822},
 };
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{ApiResource, DynamicObject, ListParams},
+    client::Body,
     core::TypeMeta,
 };
 use serde::de::DeserializeOwned;
@@ -40,7 +41,7 @@ use crate::{
     api::VirtualMachine,
     claims,
     explain::{Facts, explain, git, page::Page},
-    object,
+    object::{self, COMPONENT_LABEL},
     observed::Object,
     process::ErrorChain,
 };
@@ -120,16 +121,29 @@ where
     Ok(api.list(parameters).await?.items)
 }
 
+/// The objects of a list that are meant.
+async fn list_of<R>(api: &Api<R>, parameters: &ListParams, is_meant: fn(&R) -> bool) -> kube::Result<Vec<R>>
+where
+    R: Clone + DeserializeOwned + Debug,
+{
+    Ok(list(api, parameters).await?.into_iter().filter(is_meant).collect())
+}
+
 /// Objects of all namespaces, or if that is forbidden of those in which a manager may be.
-pub(super) async fn anywhere<R>(client: &Client, namespace: &str, parameters: &ListParams) -> kube::Result<Vec<R>>
+async fn anywhere<R>(
+    client: &Client,
+    namespace: &str,
+    parameters: &ListParams,
+    is_meant: fn(&R) -> bool,
+) -> kube::Result<Vec<R>>
 where
     R: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
 {
-    match list(&Api::<R>::all(client.clone()), parameters).await {
+    match list_of(&Api::<R>::all(client.clone()), parameters, is_meant).await {
         Err(kube::Error::Api(answer)) if answer.is_forbidden() => {
             let own = Api::<R>::namespaced(client.clone(), namespace);
             let home = Api::<R>::namespaced(client.clone(), HOME);
-            let (own, home) = join!(list(&own, parameters), list(&home, parameters));
+            let (own, home) = join!(list_of(&own, parameters, is_meant), list_of(&home, parameters, is_meant));
             match (own, home) {
                 // One that shows nothing does not show that there is none.
                 (Ok(found), _) | (_, Ok(found)) if !found.is_empty() => Ok(found),
@@ -140,10 +154,39 @@ where
     }
 }
 
-/// The Deployments and Pods of managers.
-pub(super) fn managers() -> ListParams {
-    ListParams::default().labels("app.kubernetes.io/name=vm-operator,app.kubernetes.io/component=manager")
+/// The Deployments of managers.
+pub(super) async fn deployments(client: &Client, namespace: &str) -> kube::Result<Vec<Deployment>> {
+    let of_program = ListParams::default().labels(PROGRAM);
+    anywhere(client, namespace, &of_program, is_of_manager).await
 }
+
+/// Whether a Deployment of the program runs the manager. The Deployment itself has no label that says so: the web interface has one of its own.
+fn is_of_manager(deployment: &Deployment) -> bool {
+    let labels = deployment.spec.as_ref().and_then(|spec| spec.selector.match_labels.as_ref());
+    labels.and_then(|labels| labels.get(COMPONENT_LABEL)).is_some_and(|component| component == MANAGER)
+}
+
+/// The Pods of managers.
+pub(super) fn pods_of_managers() -> ListParams {
+    ListParams::default().labels(&format!("{PROGRAM},{COMPONENT_LABEL}={MANAGER}"))
+}
+
+/// The time by the API server's clock, which is that of its objects: the person's may be another one. It is in the head of each answer.
+pub(super) async fn time_of(client: &Client) -> Option<Timestamp> {
+    let request = http::Request::get("/version").body(Body::empty()).ok()?;
+    let answer = client.send(request).await.ok()?;
+    time_in(answer.headers().get(http::header::DATE)?.to_str().ok()?)
+}
+
+/// The time of an HTTP header (<https://www.rfc-editor.org/rfc/rfc9110#field.date>).
+fn time_in(date: &str) -> Option<Timestamp> {
+    rfc2822::DateTimeParser::new().parse_timestamp(date).ok()
+}
+
+/// The label of what belongs to this program.
+const PROGRAM: &str = "app.kubernetes.io/name=vm-operator";
+/// The value of the label [`COMPONENT_LABEL`] on the manager's Pods.
+const MANAGER: &str = "manager";
 
 /// The namespace of a default installation.
 const HOME: &str = "vm-operator";
@@ -160,7 +203,6 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
     let events_api = Api::<Event>::namespaced(client.clone(), namespace);
     let about = |name: &str| ListParams::default().fields(&format!("involvedObject.name={name}")).limit(vms::CHUNK);
     let about_vm = about(name);
-    let managers = managers();
     let lease = ListParams::default().fields("metadata.name=vm-operator");
     let (vms, namespaces) = (vms::api(client, namespace), Api::<Namespace>::all(client.clone()));
     let (classes, limits, quotas) = (
@@ -169,7 +211,7 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
         Api::namespaced(client.clone(), namespace),
     );
     let all = ListParams::default();
-    let (vm, pod, pod_of_set, mut events, classes, limits, quotas, found_namespace, deployments, leases) = join!(
+    let (vm, pod, pod_of_set, mut events, classes, limits, quotas, found_namespace, deployments, leases, now) = join!(
         vms.get(name),
         pods.get_opt(name),
         pods.get_opt(&of_set),
@@ -178,8 +220,9 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
         list(&limits, &all),
         list(&quotas, &all),
         namespaces.get(namespace),
-        anywhere::<Deployment>(client, namespace, &managers),
-        anywhere::<Lease>(client, namespace, &lease),
+        deployments(client, namespace),
+        anywhere::<Lease>(client, namespace, &lease, |_| true),
+        time_of(client),
     );
     let vm = match vm {
         Ok(object) => FoundVm::new(object)?.vm,
@@ -235,7 +278,7 @@ pub(super) async fn gather(client: &Client, namespace: &str, name: &str) -> Resu
         pod,
         claims,
         unread,
-        now: Timestamp::now(),
+        now: now.unwrap_or_else(Timestamp::now),
     })
 }
 
@@ -316,4 +359,35 @@ fn resource_of_pods() -> ApiResource {
 fn trimmed_claim(claim: PersistentVolumeClaim) -> Option<Object> {
     let types = TypeMeta { api_version: "v1".into(), kind: "PersistentVolumeClaim".into() };
     Some(Object::trim(&types, serde_json::from_value(json!(claim)).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deployment_of_the_manager_is_told_from_that_of_the_web_interface() {
+        let (name, value) = PROGRAM.split_once('=').unwrap();
+        for (manifest, is_wanted) in [
+            (include_str!("../../deploy/deployment.yaml"), true),
+            (include_str!("../../deploy/web/deployment.yaml"), false),
+        ] {
+            let deployment: Deployment = serde_yaml::from_str(manifest).unwrap();
+            assert_eq!(deployment.labels().get(name).map(String::as_str), Some(value), "it is in the list");
+            assert_eq!(is_of_manager(&deployment), is_wanted, "{}", deployment.name_any());
+            let template = deployment.spec.unwrap().template.metadata.unwrap().labels.unwrap();
+            let is_listed = pods_of_managers().label_selector.unwrap().split(',').all(|pair| {
+                pair.split_once('=').is_some_and(|(name, value)| template.get(name).is_some_and(|it| it == value))
+            });
+            assert_eq!(is_listed, is_wanted, "{template:?}");
+        }
+        assert!(!is_of_manager(&Deployment::default()));
+    }
+
+    #[test]
+    fn the_time_is_that_of_the_answer() {
+        let time = |text: &str| time_in(text).map(|time| time.to_string());
+        assert_eq!(time("Fri, 15 Jan 2027 08:00:00 GMT").as_deref(), Some("2027-01-15T08:00:00Z"));
+        assert_eq!((time("now"), time("")), (None, None));
+    }
 }

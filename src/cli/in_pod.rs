@@ -12,9 +12,9 @@ use std::{
 
 use super::{
     cluster::ClusterOptions,
-    output::{Exit, Failure, Output, chain, note},
+    output::{Exit, Failure, Output, note},
     stdio,
-    vms::{name_of, vm_names},
+    vms::{failure, failure_about, name_of, title, vm_names},
 };
 use crate::{
     actions::VmHandle,
@@ -24,6 +24,8 @@ use crate::{
 };
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::ApiResource;
 
 /// The container with QEMU.
 const MACHINE: &str = "vm-runner";
@@ -102,9 +104,11 @@ pub(super) struct InPod<'a> {
 /// Reads the VM of this name, or of what `--output=name` prints.
 pub(super) async fn read_vm(vm: &str, cluster: &ClusterOptions) -> Result<(VmHandle, VirtualMachine), Failure> {
     let cluster = cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-    let vm = VmHandle::new(cluster.client, &cluster.namespace, name_of(vm));
-    let found = vm.get().await.map_err(|error| Failure::unknown(chain(&vm, &error)))?;
-    Ok((vm, found))
+    let vm = VmHandle::new(cluster.client.clone(), &cluster.namespace, name_of(vm));
+    match vm.get().await {
+        Ok(found) => Ok((vm, found)),
+        Err(error) => Err(failure(&cluster.client, &title(vm.name()), &["get"], Some(vm.namespace()), &error).await),
+    }
 }
 
 impl Target {
@@ -142,14 +146,25 @@ impl<'a> InPod<'a> {
     /// # Errors
     /// If there is none, or the API server does not say.
     pub async fn of(vm: &VmHandle, found: &VirtualMachine, cluster: &'a ClusterOptions) -> Result<Self, Failure> {
-        let pod = vm.pod(found).await.map_err(|error| Failure::unknown(chain(vm, &error)))?;
         let (name, namespace) = (vm.name(), vm.namespace());
+        let pod = match vm.pod(found).await {
+            Ok(pod) => pod,
+            Err(error) => {
+                let (pods, what) = (ApiResource::erase::<Pod>(&()), format!("the Pods of {}", title(name)));
+                return Err(failure_about(vm.client(), &pods, &what, &["list"], Some(namespace), &error).await);
+            }
+        };
         let pod = pod.ok_or_else(|| {
             Failure::new(format!(
                 "{vm}: it has no Pod, so no guest runs: kubectl vm explain {name} -n {namespace} says why"
             ))
         })?;
         Ok(Self { cluster, namespace: namespace.to_owned(), pod })
+    }
+
+    /// The Pod of that name.
+    pub fn named(cluster: &'a ClusterOptions, namespace: &str, pod: String) -> Self {
+        Self { cluster, namespace: namespace.to_owned(), pod }
     }
 
     /// `kubectl VERB POD`, for the rest of the arguments.

@@ -16,6 +16,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
+    explain::time_of,
     format::print_objects,
     output::{Exit, Failure, Output, note},
     vms::{FoundVm, Selection, refused, refused_about, title},
@@ -89,6 +90,8 @@ pub(super) struct StopOptions {
 /// What was done with a VM.
 enum Done {
     Unchanged(&'static str),
+    /// It is stopping already, and its guest has only this time left.
+    Shortened(Duration),
     /// The VM as it is now, and the UID of the Pod that it had.
     Written {
         object: Box<DynamicObject>,
@@ -133,6 +136,13 @@ impl Job<'_> {
                 Ok(Done::Unchanged(why)) => {
                     if self.options.write.output.is_none() {
                         writeln!(output, "{} unchanged ({why})", vm.title())?;
+                    }
+                    objects.push(json!(vm.object));
+                    succeeded += 1;
+                }
+                Ok(Done::Shortened(time)) => {
+                    if self.options.write.output.is_none() {
+                        writeln!(output, "{}: its guest has {} from now", vm.title(), seconds(time))?;
                     }
                     objects.push(json!(vm.object));
                     succeeded += 1;
@@ -188,12 +198,13 @@ impl Job<'_> {
         let pod_uid = pod.as_ref().and_then(|pod| pod.metadata.uid.clone());
         let decision = decide(vm, self.command, pod_uid.as_deref(), self.options.write.yes, Timestamp::now());
         let (change, applier) = match decision.map_err(|refusal| self.words(found, &refusal))? {
-            Decision::Unchanged(why) => return Ok(Done::Unchanged(why)),
+            Decision::Unchanged(why) => return self.unchanged(client, found, pod.as_ref(), why).await,
             Decision::Write { change, applier } => (change, applier),
         };
         if let Some(applier) = applier {
             let what = if applier.is_gitops { "which takes this back" } else { "whose next apply takes this back" };
-            note(&format!("{}: {} applies spec.vm.state too, {what}", found.title(), applier.manager));
+            let field = self.command.field();
+            note(&format!("{}: {} applies spec.vm.{field} too, {what}", found.title(), applier.manager));
         }
         let former = vm.status.as_ref().and_then(|status| status.pod_uid.clone());
         if self.options.write.dry_run == Some(DryRun::Client) {
@@ -211,6 +222,30 @@ impl Job<'_> {
             }
         }
         Ok(Done::Written { object: Box::new(object), former })
+    }
+
+    /// A VM of which nothing is written. The guest of one that is stopping already may get less time.
+    async fn unchanged(
+        &self,
+        client: &Client,
+        found: &FoundVm,
+        pod: Option<&Pod>,
+        why: &'static str,
+    ) -> Result<Done, String> {
+        let (Some(time), Some(pod), None) = (self.grace_period, pod, self.options.write.dry_run) else {
+            return Ok(Done::Unchanged(why));
+        };
+        let now = time_of(client).await.unwrap_or_else(Timestamp::now);
+        let Some(grace) = grace(pod, time, now) else {
+            return Ok(Done::Unchanged("is stopping already, and its guest has no more time than that"));
+        };
+        match shorten(client, &found.namespace(), pod, grace).await {
+            Ok(()) => Ok(Done::Shortened(time)),
+            Err(error) => {
+                let what = format!("{}: its Pod keeps its time", found.title());
+                Err(of_pod(client, &what, "delete", &found.namespace(), &error).await)
+            }
+        }
     }
 
     async fn write(
@@ -238,16 +273,8 @@ impl Job<'_> {
         Ok(pod.filter(|pod| pod.owner_references().iter().any(|owner| Some(&owner.uid) == uid.as_ref())))
     }
 
-    /// A refusal, with what helps.
     fn words(&self, found: &FoundVm, refusal: &Refusal) -> String {
-        let (title, name) = (found.title(), found.vm.name_any());
-        match refusal {
-            Refusal::Git { .. } => format!(
-                "{title}: {refusal}, or give --for 2h to do it for that time, or --yes to do it until the next sync"
-            ),
-            Refusal::Stopped => format!("{title}: {refusal}: kubectl vm start {name}"),
-            Refusal::Deleted | Refusal::NoGuest { .. } => format!("{title}: {refusal}"),
-        }
+        format!("{}: {}", found.title(), help(self.command, &found.vm.name_any(), refusal))
     }
 
     /// What `--wait` waits for. The others are done when they are written.
@@ -275,6 +302,31 @@ impl Job<'_> {
     }
 }
 
+/// Why a command for the VM of this name is refused, with what helps.
+fn help(command: Command, name: &str, refusal: &Refusal) -> String {
+    let why = refusal.words(command);
+    match (refusal, command) {
+        (Refusal::Git { .. }, Command::Start { .. } | Command::Stop { .. }) => {
+            format!("{why}, or give --for 2h to do it for that time, or --yes to do it until the next sync")
+        }
+        (Refusal::Git { .. }, _) => format!("{why}, or give --yes to do it until the next sync"),
+        (Refusal::Stopped, _) => format!("{why}: kubectl vm start {name}"),
+        (Refusal::Deleted | Refusal::NoGuest { .. }, _) => why,
+    }
+}
+
+/// The grace period with which the guest of a Pod has this time from now; `None`: it has no more than that already. The period of a Pod that is
+/// being deleted counts from when that began.
+fn grace(pod: &Pod, time: Duration, now: Timestamp) -> Option<Duration> {
+    let (Some(end), Some(whole)) = (&pod.metadata.deletion_timestamp, pod.metadata.deletion_grace_period_seconds)
+    else {
+        return Some(time);
+    };
+    let whole = u64::try_from(whole).unwrap_or_default();
+    let left = u64::try_from(now.duration_until(end.0).as_secs()).unwrap_or_default();
+    (time.as_secs() < left).then(|| Duration::from_secs(whole.saturating_sub(left - time.as_secs())))
+}
+
 /// What the API server said about the Pod of a VM.
 async fn of_pod(client: &Client, what: &str, verb: &str, namespace: &str, error: &kube::Error) -> String {
     let resource = ApiResource::erase::<Pod>(&());
@@ -284,7 +336,8 @@ async fn of_pod(client: &Client, what: &str, verb: &str, namespace: &str, error:
 /// Deletes a Pod that is to go, with less time for its guest than it would have.
 async fn shorten(client: &Client, namespace: &str, pod: &Pod, time: Duration) -> kube::Result<()> {
     let parameters = DeleteParams {
-        grace_period_seconds: Some(u32::try_from(time.as_secs()).unwrap_or(u32::MAX)),
+        // With 0 the API server would forget the Pod at once, while QEMU may still write to its disks.
+        grace_period_seconds: Some(u32::try_from(time.as_secs()).unwrap_or(u32::MAX).max(1)),
         preconditions: Some(Preconditions { uid: pod.uid(), resource_version: None }),
         ..DeleteParams::default()
     };
@@ -292,5 +345,69 @@ async fn shorten(client: &Client, namespace: &str, pod: &Pod, time: Duration) ->
         // It went in the meantime.
         Err(kube::Error::Api(answer)) if answer.is_not_found() || answer.is_conflict() => Ok(()),
         result => result.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ownership::Applier, test_support::noon};
+
+    #[test]
+    fn the_time_of_a_guest_counts_from_now() {
+        let pod = |deletion: Option<(&str, i64)>| {
+            let mut pod = Pod::default();
+            if let Some((end, whole)) = deletion {
+                pod.metadata.deletion_timestamp = serde_json::from_value(json!(end)).unwrap();
+                pod.metadata.deletion_grace_period_seconds = Some(whole);
+            }
+            pod
+        };
+        // Noon is 2027-01-15T08:00:00Z.
+        for (deletion, time, expected) in [
+            (None, 30, Some(30)),
+            // It began 100 s ago.
+            (Some(("2027-01-15T08:13:20Z", 900)), 30, Some(130)),
+            (Some(("2027-01-15T08:13:20Z", 900)), 799, Some(899)),
+            (Some(("2027-01-15T08:13:20Z", 900)), 800, None),
+            (Some(("2027-01-15T08:13:20Z", 900)), 900, None),
+            // It is over, or its clock is another one.
+            (Some(("2027-01-15T07:59:00Z", 900)), 30, None),
+            (Some(("2027-01-15T09:00:00Z", 900)), 30, Some(0)),
+        ] {
+            let found = grace(&pod(deletion), Duration::from_secs(time), noon());
+            assert_eq!(found.map(|grace| grace.as_secs()), expected, "{deletion:?} {time}");
+        }
+    }
+
+    #[test]
+    fn what_helps_is_an_option_that_the_command_has() {
+        let git = || Refusal::Git { applier: Applier { manager: "flux".into(), since: None, is_gitops: true } };
+        let start = Command::Start { until: None };
+        let git_says = |field: &str| {
+            format!("flux applies spec.vm.{field} from Git, and takes back what others write; change it in Git")
+        };
+        let until_sync = "or give --yes to do it until the next sync";
+        for (command, refusal, expected) in [
+            (
+                start,
+                git(),
+                format!(
+                    "{}, or give --for 2h to do it for that time, or --yes to do it until the next sync",
+                    git_says("state")
+                ),
+            ),
+            (Command::Pause, git(), format!("{}, {until_sync}", git_says("paused"))),
+            (Command::Resume, git(), format!("{}, {until_sync}", git_says("paused"))),
+            (
+                Command::Restart,
+                Refusal::Stopped,
+                "it is stopped; a start is what it needs: kubectl vm start apple".into(),
+            ),
+            (start, Refusal::Deleted, "it is being deleted".into()),
+            (Command::Pause, Refusal::NoGuest { reason: None }, "its guest does not run".into()),
+        ] {
+            assert_eq!(help(command, "apple", &refusal), expected, "{command:?}");
+        }
     }
 }

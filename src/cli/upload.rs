@@ -18,13 +18,17 @@ use std::{
 use clap::Args;
 use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::{
+    ResourceExt,
+    runtime::{WatchStreamExt, watcher},
+};
 use sha2::{Digest, Sha256};
+use tokio::time::sleep;
 
 use super::{
     cluster::ClusterOptions,
     in_pod::{InPod, Target, start_failed},
-    output::{Exit, Failure, Output, note},
+    output::{Exit, Failure, Output, chain, note, plain},
     vms::title,
 };
 use crate::{
@@ -33,12 +37,15 @@ use crate::{
     explain::upload::{IMPORT_CONTAINER, awaited},
     files::FileError,
     object::INSTANCE_LABEL,
+    process::RepeatFilter,
 };
 
 /// The file that the container waits for.
 const IMAGE: &str = "/download/image";
-/// How often an upload that breaks off goes on, if it got further.
+/// How often an upload that breaks off goes on without having got further.
 const BREAKS: usize = 20;
+/// How long to wait before something is tried again.
+const REST: Duration = Duration::from_secs(1);
 /// How much is sent between two looks at the progress.
 const PIECE: usize = 1 << 20;
 
@@ -54,9 +61,21 @@ pub(super) struct Options {
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
     let vm = options.target.handle().await?;
     let image = described(&options.file)?;
-    send(&vm, &options.file, Some(&image), None, options.target.cluster()).await?;
-    writeln!(output, "{}: its disk has {}", title(vm.name()), options.file.display())?;
+    let (who, file) = (title(vm.name()), options.file.display());
+    match send(&vm, &options.file, Some(&image), None, options.target.cluster()).await? {
+        Sent::All => writeln!(output, "{who}: its disk has {file}")?,
+        Sent::Nothing => writeln!(output, "{who}: its disk was filled already: nothing of {file} is sent")?,
+    }
     Ok(Exit::Success)
+}
+
+/// What became of a file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// The disk has it.
+    All,
+    /// The disk had been filled before. The guest may have written to it since.
+    Nothing,
 }
 
 /// What the VM has to know of a file: its size, its checksum, its format.
@@ -111,13 +130,15 @@ pub(super) async fn send(
     image: Option<&DiskImage>,
     limit: Option<Duration>,
     cluster: &ClusterOptions,
-) -> Result<(), Failure> {
+) -> Result<Sent, Failure> {
     let who = title(vm.name());
-    let mut found = vm.get().await.map_err(|error| Failure::unknown(super::output::chain(vm, &error)))?;
+    let found = vm.get().await.map_err(|error| Failure::unknown(chain(vm, &error)))?;
     let size = fits(&found, file, image).map_err(|why| Failure::new(format!("{who}: {why}")))?;
-    let (mut before, mut breaks, mut restarts) = (None, 0, None);
+    let uid = found.uid().unwrap_or_default();
+    let again = format!("kubectl vm upload {} {} -n {}", vm.name(), file.display(), vm.namespace());
+    let (mut before, mut breaks, mut restarts, mut said) = (None, 0, None, RepeatFilter::default());
     loop {
-        let state = container(vm, restarts, |import| *import != Import::Waits);
+        let state = container(vm, &uid, restarts, |import| *import != Import::Waits);
         let state = match limit {
             Some(limit) => tokio::time::timeout(limit, state).await.map_err(|_| Failure::Command {
                 lines: vec![format!("{who}: its Pod does not wait for the file yet")],
@@ -125,27 +146,39 @@ pub(super) async fn send(
             })?,
             None => state.await,
         };
-        match state? {
-            (Import::Done, _) => return Ok(()),
-            (Import::Failed(why), _) => return Err(Failure::new(format!("{who}: the disk is not filled: {why}"))),
-            (Import::Waits | Import::Runs, count) => restarts = restarts.or(Some(count)),
+        let Seen { import, restarts: count, pod } = state?;
+        match import {
+            // Nobody knows whether it was this file.
+            Import::Done if before.is_none() => return Ok(Sent::Nothing),
+            Import::Done => return Ok(Sent::All),
+            Import::Failed(why) => return Err(Failure::new(format!("{who}: the disk is not filled: {why}"))),
+            Import::Waits | Import::Runs => restarts = restarts.or(Some(count)),
         }
-        found.status = vm.get().await.ok().and_then(|vm| vm.status);
-        let pod = InPod::of(vm, &found, cluster).await?;
-        let offset = offset(&pod).await?;
+        let pod = InPod::named(cluster, vm.namespace(), pod);
+        let offset = match offset(&pod).await? {
+            Ok(offset) => offset,
+            Err(why) if breaks < BREAKS => {
+                if said.is_new(&why) {
+                    note(&format!("{who}: {why}; trying again"));
+                }
+                breaks += 1;
+                sleep(REST).await;
+                continue;
+            }
+            Err(why) => return Err(Failure::new(format!("{who}: {why}; {again} goes on"))),
+        };
         if offset >= size {
             note(&format!("{who}: all is there; the checksum is compared, and the disk filled"));
             let has_ended = |import: &Import| matches!(import, Import::Done | Import::Failed(_));
-            return match container(vm, restarts, has_ended).await?.0 {
+            return match container(vm, &uid, restarts, has_ended).await?.import {
                 Import::Failed(why) => Err(Failure::new(format!("{who}: the disk is not filled: {why}"))),
-                _ => Ok(()),
+                _ => Ok(Sent::All),
             };
         }
         if before.is_some_and(|before| offset <= before) {
             breaks += 1;
         }
         if breaks > BREAKS {
-            let again = format!("kubectl vm upload {} {} -n {}", vm.name(), file.display(), vm.namespace());
             return Err(Failure::new(format!(
                 "{who}: the upload breaks off at {offset} of {size} bytes; {again} goes on"
             )));
@@ -195,37 +228,79 @@ fn import_of(pod: &Pod, before: Option<i32>) -> (Import, i32) {
     (import, *restart_count)
 }
 
-/// Waits until the container is as it should be.
+/// What the container does, how often it was started again, and its Pod.
+struct Seen {
+    import: Import,
+    restarts: i32,
+    pod: String,
+}
+
+/// Whether a Pod with the VM's name in its label is that of this VM, and stays. An earlier VM of the name may have filled its disk, and another
+/// program may use the label too.
+fn is_of(pod: &Pod, uid: &str) -> bool {
+    pod.metadata.deletion_timestamp.is_none() && pod.owner_references().iter().any(|owner| owner.uid == uid)
+}
+
+/// Waits until the container of the VM with that UID is as it should be.
 async fn container(
     vm: &VmHandle,
+    uid: &str,
     before: Option<i32>,
     is_wanted: impl Fn(&Import) -> bool,
-) -> Result<(Import, i32), Failure> {
+) -> Result<Seen, Failure> {
     let labels = format!("{INSTANCE_LABEL}={}", vm.name());
     let pods = kube::Api::<Pod>::namespaced(vm.client().clone(), vm.namespace());
     let mut pods = std::pin::pin!(watcher(pods, watcher::Config::default().labels(&labels)).applied_objects());
+    let mut said = RepeatFilter::default();
     loop {
         match pods.try_next().await {
-            Ok(Some(pod)) => {
+            Ok(Some(pod)) if is_of(&pod, uid) => {
                 let (import, restarts) = import_of(&pod, before);
                 if is_wanted(&import) {
-                    return Ok((import, restarts));
+                    return Ok(Seen { import, restarts, pod: pod.name_any() });
                 }
             }
+            Ok(Some(_)) => {}
             Ok(None) => return Err(Failure::unknown(format!("{vm}: its Pods are no longer watched"))),
-            Err(error) => return Err(Failure::unknown(super::output::chain(vm, &error))),
+            Err(error) if is_final(&error) => return Err(Failure::unknown(chain(vm, &error))),
+            Err(error) => {
+                let why = chain(vm, &error);
+                if said.is_new(&why) {
+                    note(&format!("{why}; trying again"));
+                }
+                sleep(REST).await;
+            }
         }
     }
 }
 
-/// How much of the file is there.
-async fn offset(pod: &InPod<'_>) -> Result<u64, Failure> {
+/// Whether a watch is refused, so that trying again does not help.
+fn is_final(error: &watcher::Error) -> bool {
+    use watcher::Error::{InitialListFailed, WatchStartFailed};
+    matches!(error, InitialListFailed(kube::Error::Api(answer)) | WatchStartFailed(kube::Error::Api(answer)) if [403, 404].contains(&answer.code))
+}
+
+/// The same of what kubectl says.
+fn is_refused(told: &str) -> bool {
+    ["(Forbidden)", "(NotFound)"].iter().any(|reason| told.contains(reason))
+}
+
+/// How much of the file is there, or why that can't be seen now.
+///
+/// # Errors
+/// If trying again does not help.
+async fn offset(pod: &InPod<'_>) -> Result<Result<u64, String>, Failure> {
     // The container makes the file when it starts.
     let ask = format!("stat -c %s {IMAGE} 2>/dev/null || echo 0");
     let mut kubectl = tokio::process::Command::from(pod.exec(IMPORT_CONTAINER, &["--quiet"], &["sh", "-c", &ask]));
-    let answer = kubectl.stderr(Stdio::inherit()).output().await.map_err(start_failed)?;
-    let text = String::from_utf8_lossy(&answer.stdout);
-    text.trim().parse().map_err(|_| Failure::new("the container that waits for the file does not answer"))
+    let answer = kubectl.output().await.map_err(start_failed)?;
+    let told = plain(String::from_utf8_lossy(&answer.stderr).trim());
+    match String::from_utf8_lossy(&answer.stdout).trim().parse() {
+        Ok(offset) => Ok(Ok(offset)),
+        Err(_) if is_refused(&told) => Err(Failure::new(told)),
+        Err(_) if told.is_empty() => Ok(Err("the container that waits for the file does not answer".into())),
+        Err(_) => Ok(Err(format!("the container that waits for the file does not answer: {told}"))),
+    }
 }
 
 /// Sends the file from this place on, until it ends or the connection does.
@@ -253,7 +328,9 @@ async fn piece(pod: &InPod<'_>, vm: &VmHandle, file: &Path, offset: u64, size: u
     }
     drop(stdin);
     progress.end();
-    kubectl.wait().await.map_err(start_failed)?;
+    if !kubectl.wait().await.map_err(start_failed)?.success() {
+        sleep(REST).await;
+    }
     Ok(())
 }
 
@@ -335,6 +412,44 @@ mod tests {
             assert_eq!(import_of(&pod(state, last, restarts), before), (expected, restarts));
         }
         assert_eq!(import_of(&Pod::default(), None).0, Import::Waits);
+    }
+
+    #[test]
+    fn only_the_pod_of_this_vm_counts() {
+        let owned = |kind: &str, uid: &str| json!([{ "apiVersion": "v1", "kind": kind, "name": "web", "uid": uid }]);
+        for (owners, is_going, expected) in [
+            (owned("VirtualMachine", "vm-2"), false, true),
+            (owned("VirtualMachine", "vm-2"), true, false),
+            (owned("VirtualMachine", "vm-1"), false, false),
+            (owned("ReplicaSet", "rs"), false, false),
+            (json!([]), false, false),
+        ] {
+            let time = is_going.then_some("2026-01-01T00:00:00Z");
+            let metadata = json!({ "name": "web", "ownerReferences": owners, "deletionTimestamp": time });
+            let pod: Pod = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
+            assert_eq!(is_of(&pod, "vm-2"), expected, "{metadata}");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_is_not_tried_again() {
+        let status = |code: u16| {
+            let status: kube::core::Status = serde_json::from_value(json!({ "code": code })).unwrap();
+            watcher::Error::WatchStartFailed(kube::Error::Api(Box::new(status)))
+        };
+        for (code, expected) in [(403, true), (404, true), (410, false), (429, false), (500, false)] {
+            assert_eq!(is_final(&status(code)), expected, "{code}");
+        }
+        assert!(!is_final(&watcher::Error::NoResourceVersion));
+        for (told, expected) in [
+            ("Error from server (Forbidden): pods \"web\" is forbidden: User \"alice\" cannot create", true),
+            ("Error from server (NotFound): pods \"web\" not found", true),
+            ("error: unable to upgrade connection: container not found (\"import\")", false),
+            ("error: Internal error occurred: error sending request", false),
+            ("", false),
+        ] {
+            assert_eq!(is_refused(told), expected, "{told}");
+        }
     }
 
     #[test]

@@ -66,11 +66,14 @@ impl FoundVm {
     }
 }
 
-/// The VMs that were found, and how many names had none.
+/// The VMs that were found.
 pub(super) struct FoundVms {
     pub cluster: Cluster,
     pub vms: Vec<FoundVm>,
+    /// How many names have no VM, or one that may not be read.
     pub missing: usize,
+    /// How many of these have no VM: the API server said so.
+    pub absent: usize,
 }
 
 /// How a VM is called in messages, and in an argument if the person likes.
@@ -125,7 +128,7 @@ impl Selection {
     /// As [`Self::find`], but without a name it is all VMs of the namespace, or of all namespaces.
     pub async fn find_or_all(&self) -> Result<FoundVms, Failure> {
         let cluster = self.connect().await?;
-        let mut found = FoundVms { cluster, vms: Vec::new(), missing: 0 };
+        let mut found = FoundVms { cluster, vms: Vec::new(), missing: 0, absent: 0 };
         let Cluster { client, namespace } = &found.cluster;
         if self.names.is_empty() {
             let (api, place) = if self.all_namespaces {
@@ -138,9 +141,7 @@ impl Selection {
             loop {
                 let page = match api.list(&parameters).await {
                     Ok(page) => page,
-                    Err(error) => {
-                        return Err(Failure::unknown(refused(client, "VMs", &["list"], place, &error).await));
-                    }
+                    Err(error) => return Err(failure(client, "VMs", &["list"], place, &error).await),
                 };
                 parameters.continue_token = page.metadata.continue_.clone().filter(|token| !token.is_empty());
                 for object in page.items {
@@ -159,10 +160,12 @@ impl Selection {
             let name = name_of(argument);
             match api(client, namespace).get(name).await {
                 Ok(object) => found.vms.push(FoundVm::new(object)?),
-                Err(error) => {
+                Err(error @ kube::Error::Api(_)) => {
                     note(&refused(client, &title(name), &["get"], Some(namespace), &error).await);
                     found.missing += 1;
+                    found.absent += usize::from(is_absent(&error));
                 }
+                Err(error) => return Err(failure(client, &title(name), &["get"], Some(namespace), &error).await),
             }
         }
         Ok(found)
@@ -187,6 +190,35 @@ pub(super) async fn refused(
     error: &kube::Error,
 ) -> String {
     refused_about(client, &resource(), what, verbs, namespace, error).await
+}
+
+/// The same, as the end of a command: without an answer nothing is known.
+pub(super) async fn failure(
+    client: &Client,
+    what: &str,
+    verbs: &[&str],
+    namespace: Option<&str>,
+    error: &kube::Error,
+) -> Failure {
+    failure_about(client, &resource(), what, verbs, namespace, error).await
+}
+
+/// The same about objects of another kind.
+pub(super) async fn failure_about(
+    client: &Client,
+    resource: &ApiResource,
+    what: &str,
+    verbs: &[&str],
+    namespace: Option<&str>,
+    error: &kube::Error,
+) -> Failure {
+    let line = refused_about(client, resource, what, verbs, namespace, error).await;
+    if matches!(error, kube::Error::Api(_)) { Failure::new(line) } else { Failure::unknown(line) }
+}
+
+/// Whether the API server said that there is no such object: it knows the kind.
+fn is_absent(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(answer) if answer.is_not_found() && answer.details.is_some())
 }
 
 /// The same about objects of another kind.

@@ -83,8 +83,8 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         let goal = options.goal.clone();
         async move { (name.clone(), wait(client, &namespace, &name, &goal, begin, options.limit.timeout).await) }
     });
-    // One that does not exist is deleted.
-    let missing = if options.goal == Goal::Deleted { 0 } else { found.missing };
+    // One that does not exist is deleted. One that may not be read is not known to be.
+    let missing = if options.goal == Goal::Deleted { found.missing - found.absent } else { found.missing };
     let ends = join_all(waits).await;
     report(ends, missing, Some(output), |name, phase, after| {
         format!("{}: {} (now {phase}, {})", title(name), options.goal, seconds(after))

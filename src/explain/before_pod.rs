@@ -13,7 +13,7 @@ use crate::{
     observed::Object,
 };
 
-/// How old a manager's Lease may be. A leader renews it every 4 s; the person's clock may be another one.
+/// How old a manager's Lease may be. A leader renews it every 4 s; the clocks of the cluster's computers may differ.
 const LEASE_AGE: SignedDuration = SignedDuration::from_secs(40);
 /// How long a manager has to take a new spec.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);

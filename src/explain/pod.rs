@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    api::core::v1::{Event, Node, Taint},
+    api::core::v1::{Event, Node},
     jiff::SignedDuration,
 };
 use kube::ResourceExt;
@@ -11,11 +11,12 @@ use serde_json::{Value, json};
 
 use super::{
     Cause, Facts, Finding, instant, of_condition, owner_of,
-    taint::{NOT_READY, untolerated},
+    taint::{NOT_READY, is_cordoned, untolerated},
     time, upload, volume,
 };
 use crate::{
-    api::{OnPanic, Quantity, Reason, conditions},
+    api::{GROUP, OnPanic, Quantity, Reason, conditions},
+    object::AGENT_NAME,
     observed::Object,
 };
 
@@ -75,73 +76,118 @@ fn on_no_node(facts: &Facts, pod: &Object, nodes: &[Node]) -> Option<Finding> {
             format!("correct nodeSelector, or label a node: kubectl label node NODE {}", wanted.replace(',', " "));
         return Some(Finding::new(Cause::SelectorUnmatched, text, todo).by(who).at("spec.nodeSelector"));
     }
-    let cordoned = |node: &&&Node| node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true));
-    if left.iter().all(|node| cordoned(&node)) {
-        let names = names(&left);
-        let who = left.first().and_then(|node| owner_of(node.managed_fields(), "/f:spec/f:unschedulable"));
-        let text = format!("node {names} is cordoned");
-        let todo = format!("kubectl uncordon {}", names.replace(',', ""));
-        return Some(Finding::new(Cause::Cordoned, text, todo).by(who).at("Node: spec.unschedulable"));
+    if left.iter().all(|node| is_cordoned(node)) {
+        return Some(cordoned(&left));
     }
-    let left: Vec<&Node> = left.into_iter().filter(|node| !cordoned(&node)).collect();
-    let tainted: Vec<(&Node, &Taint)> = left.iter().filter_map(|node| Some((*node, untolerated(pod, node)?))).collect();
-    if tainted.len() == left.len() {
-        let (node, taint) = tainted.first()?;
-        let name = node.name_any();
-        if NOT_READY.contains(&taint.key.as_str()) {
-            return Some(not_ready(&name, node));
-        }
-        let value = taint.value.as_ref().map(|value| format!("={value}")).unwrap_or_default();
-        let told = format!("{}{value}:{}", taint.key, taint.effect);
-        let text = format!("node {name} has the taint {told}, which Pod {} does not tolerate", pod.key.name);
-        let todo = format!(
-            "kubectl taint node {name} {}:{}-, or a toleration in the template of the Pod",
-            taint.key, taint.effect
-        );
-        return Some(Finding::new(Cause::Tainted, text, todo).at("Node: spec.taints"));
+    let closed = |node: &Node| {
+        if is_cordoned(node) { Some(cordoned(&[node])) } else { tainted(pod, node) }
+    };
+    let uncordoned: Vec<&Node> = left.iter().copied().filter(|node| !is_cordoned(node)).collect();
+    let free: Vec<&Node> = uncordoned.iter().copied().filter(|node| untolerated(pod, node).is_none()).collect();
+    if free.is_empty() {
+        return uncordoned.first().and_then(|node| tainted(pod, node));
     }
-    let free: Vec<&Node> = left.into_iter().filter(|node| untolerated(pod, node).is_none()).collect();
-    too_large(facts, pod, &free).or_else(|| volume::elsewhere(facts, pod, nodes, &free))
+    let Some(lacking) = lack(pod, &free) else { return volume::elsewhere(facts, pod, nodes, &free) };
+    // To open a node that would do is easier than to get a larger one.
+    let fitting = left.iter().find(|node| lack(pod, &[**node]).is_none());
+    if let Some(found) = fitting.and_then(|node| closed(node)) {
+        let text = format!("{}, and no open node has enough {} for Pod {}", found.text, lacking.resource, pod.key.name);
+        return Some(Finding { text, ..found });
+    }
+    Some(too_large(facts, pod, lack(pod, &left).unwrap_or(lacking)))
 }
 
 fn names(nodes: &[&Node]) -> String {
     nodes.iter().map(|node| node.name_any()).collect::<Vec<_>>().join(", ")
 }
 
-/// What a Pod requests and no node has, even if nothing else ran there.
-fn too_large(facts: &Facts, pod: &Object, nodes: &[&Node]) -> Option<Finding> {
-    for (resource, wanted) in requests(pod) {
+/// Nodes on which `kubectl cordon` was used.
+fn cordoned(nodes: &[&Node]) -> Finding {
+    let names = names(nodes);
+    let who = nodes.first().and_then(|node| owner_of(node.managed_fields(), "/f:spec/f:unschedulable"));
+    let todo = format!("kubectl uncordon {}", names.replace(',', ""));
+    Finding::new(Cause::Cordoned, format!("node {names} is cordoned"), todo).by(who).at("Node: spec.unschedulable")
+}
+
+/// A node with a taint that the Pod does not tolerate.
+fn tainted(pod: &Object, node: &Node) -> Option<Finding> {
+    let (name, taint) = (node.name_any(), untolerated(pod, node)?);
+    if NOT_READY.contains(&taint.key.as_str()) {
+        return Some(not_ready(&name, node));
+    }
+    let value = taint.value.as_ref().map(|value| format!("={value}")).unwrap_or_default();
+    let told = format!("{}{value}:{}", taint.key, taint.effect);
+    let text = format!("node {name} has the taint {told}, which Pod {} does not tolerate", pod.key.name);
+    let todo = format!(
+        "kubectl taint node {name} {}:{}-, or a toleration in the template of the Pod",
+        taint.key, taint.effect
+    );
+    Some(Finding::new(Cause::Tainted, text, todo).at("Node: spec.taints"))
+}
+
+/// A resource of which some nodes have less than a Pod requests.
+struct Lack {
+    resource: String,
+    wanted: f64,
+    /// How much the largest of them has.
+    most: Option<f64>,
+}
+
+/// What a Pod requests and none of these nodes has, even if nothing else ran there.
+fn lack(pod: &Object, nodes: &[&Node]) -> Option<Lack> {
+    requests(pod).into_iter().find_map(|(resource, wanted)| {
         let has = |node: &&Node| {
-            node.status.as_ref()?.allocatable.as_ref()?.get(&resource).map(|it| amount(&resource, &json!(it.0)))
+            let amount_of_node = node.status.as_ref()?.allocatable.as_ref()?.get(&resource)?;
+            amount(&resource, &json!(amount_of_node.0))
         };
-        let most = nodes
-            .iter()
-            .filter_map(has)
-            .flatten()
-            .fold(None, |most: Option<f64>, it| Some(most.map_or(it, |most| most.max(it))));
-        // Devices have a domain in their names (https://kubernetes.io/docs/tasks/configure-pod-container/extended-resource/).
-        if resource.contains('/') && most.unwrap_or_default() < wanted {
-            let text = format!("no node offers {resource}, which Pod {} needs", pod.key.name);
+        let most =
+            nodes.iter().filter_map(has).fold(None, |most: Option<f64>, it| Some(most.map_or(it, |most| most.max(it))));
+        // A node without a device does not name it. Every node names what it has of the rest, unless it could not be read.
+        let is_lacking = if is_device(&resource) {
+            most.unwrap_or_default() < wanted
+        } else {
+            most.is_some_and(|most| most < wanted)
+        };
+        is_lacking.then_some(Lack { resource, wanted, most })
+    })
+}
+
+/// Devices have a domain in their names (<https://kubernetes.io/docs/tasks/configure-pod-container/extended-resource/>).
+fn is_device(resource: &str) -> bool {
+    resource.contains('/')
+}
+
+/// A Pod that is for no node of the cluster.
+fn too_large(facts: &Facts, pod: &Object, lack: Lack) -> Finding {
+    let Lack { resource, wanted, most } = lack;
+    let name = &pod.key.name;
+    let resources = json!(facts.vm.spec.resources);
+    if is_device(&resource) {
+        let text = match most.filter(|most| *most > 0.0) {
+            Some(most) => format!("Pod {name} needs {wanted} of {resource}, and no node offers more than {most}"),
+            None => format!("no node offers {resource}, which Pod {name} needs"),
+        };
+        if resource.split_once('/').is_some_and(|(domain, _)| domain == GROUP) {
             let todo =
                 "install the device plugin (deploy/node-devices) on nodes with KVM, or set spec.vm.accelerator to auto";
-            return Some(Finding::new(Cause::DeviceMissing, text, todo).at("spec.vm.accelerator"));
+            return Finding::new(Cause::DeviceMissing, text, todo).at("spec.vm.accelerator");
         }
-        if most.is_some_and(|most| most < wanted) {
-            let told = |amount: f64| {
-                if resource == "cpu" { format!("{amount}") } else { format!("{} Mi", (amount / 1_048_576.0).floor()) }
-            };
-            let field = if resource == "cpu" { "spec.vm.currentCpus" } else { "spec.vm.currentRam" };
-            let field = if facts.vm.spec.resources.is_some() { "spec.resources" } else { field };
-            let text = format!(
-                "Pod {} requests {} of {resource}, and the largest node has {}",
-                pod.key.name,
-                told(wanted),
-                told(most.unwrap_or_default())
-            );
-            return Some(Finding::new(Cause::TooLarge, text, "make the VM smaller, or add a larger node").at(field));
-        }
+        let is_in_spec = ["limits", "requests"].iter().any(|list| resources[*list].get(&resource).is_some());
+        let field = if is_in_spec { "spec.resources" } else { "Pod: resources" };
+        let todo = "install the device plugin that offers it, or correct spec.resources or spec.templateValues, from which the Pod has it";
+        return Finding::new(Cause::DeviceMissing, text, todo).at(field);
     }
-    None
+    let told = |amount: f64| {
+        if resource == "cpu" { format!("{amount}") } else { format!("{} Mi", (amount / 1_048_576.0).floor()) }
+    };
+    let field = if resource == "cpu" { "spec.vm.currentCpus" } else { "spec.vm.currentRam" };
+    let field = if facts.vm.spec.resources.is_some() { "spec.resources" } else { field };
+    let text = format!(
+        "Pod {name} requests {} of {resource}, and the largest node has {}",
+        told(wanted),
+        told(most.unwrap_or_default())
+    );
+    Finding::new(Cause::TooLarge, text, "make the VM smaller, or add a larger node").at(field)
 }
 
 /// What the containers of a Pod request together. Sidecars count, other init containers need less than the rest.
@@ -345,18 +391,10 @@ fn waiting(facts: &Facts, pod: &Object, status: &Value, describe: &str) -> Optio
 /// QEMU runs the guest as the spec wants it.
 pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
     if let Some(pod) = facts.pod().filter(|_| facts.is_wanted_up() && !facts.is_up()) {
-        let ends = |status: &&Value| killed(status).is_some();
-        if let Some(status) = pod.container_statuses().find(ends) {
-            let container = status["name"].as_str().unwrap_or_default();
-            let limit = pod.runner_container().and_then(|it| it["resources"]["limits"]["memory"].as_str());
-            let limit = limit.map(|limit| format!(" of {limit}")).unwrap_or_default();
-            let text = format!(
-                "container {container} was killed because it used more memory than its limit{limit}, or than the node has"
-            );
-            let todo =
-                "raise the memory in spec.resources above currentRam (QEMU itself needs some), or remove the limit";
-            let since = killed(status).and_then(|ended| instant(&ended["finishedAt"]));
-            return Some(Finding::new(Cause::OutOfMemory, text, todo).at("spec.resources.limits.memory").since(since));
+        let reason = facts.not_ready().map(|(reason, _)| reason);
+        let found = pod.container_statuses().find_map(|status| Some((status, killed(pod, status, reason)?)));
+        if let Some((status, ended)) = found {
+            return Some(out_of_memory(pod, status, ended));
         }
     }
     let (reason, ready) = facts.not_ready()?;
@@ -390,8 +428,36 @@ pub(super) fn qemu(facts: &Facts) -> Option<Finding> {
     Some(of_condition(facts, cause, ready))
 }
 
-/// How a container ended that was killed for its memory.
-fn killed(status: &Value) -> Option<&Value> {
-    let ends = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
-    ends.into_iter().find(|ended| ended["reason"] == "OOMKilled")
+/// How a container ended that was killed for its memory, if that is why no guest runs. One that runs again is to blame only if Ready says
+/// that it fails.
+fn killed<'a>(pod: &Object, status: &'a Value, reason: Option<Reason>) -> Option<&'a Value> {
+    let state = &status["state"];
+    let of_memory = |ended: &&Value| ended["reason"] == "OOMKilled";
+    if state["terminated"].is_object() {
+        return Some(&state["terminated"]).filter(of_memory);
+    }
+    let name = status["name"].as_str().unwrap_or_default();
+    let of_runner = name == pod.runner_container_name() || name == AGENT_NAME;
+    let blamed = if of_runner { Reason::RunnerFailed } else { Reason::ContainerFailed };
+    let fails = state["running"].is_null() || reason == Some(blamed);
+    Some(&status["lastState"]["terminated"]).filter(|ended| fails && of_memory(ended))
+}
+
+/// A container that was killed for its memory.
+fn out_of_memory(pod: &Object, status: &Value, ended: &Value) -> Finding {
+    let container = status["name"].as_str().unwrap_or_default();
+    let mut all = ["containers", "initContainers"].into_iter().filter_map(|list| pod.spec[list].as_array()).flatten();
+    let limit = all.find(|it| it["name"] == container);
+    let limit = limit.and_then(|it| it["resources"]["limits"]["memory"].as_str());
+    let limit = limit.map(|limit| format!(" of {limit}")).unwrap_or_default();
+    let text = format!(
+        "container {container} was killed because it used more memory than its limit{limit}, or than the node has"
+    );
+    let (field, todo) = if container == pod.runner_container_name() {
+        let todo = "raise the memory in spec.resources above currentRam (QEMU itself needs some), or remove the limit";
+        ("spec.resources.limits.memory".to_owned(), todo)
+    } else {
+        (format!("Pod: resources of the container {container}"), "raise its limit in the template of the Pod")
+    };
+    Finding::new(Cause::OutOfMemory, text, todo).at(field).since(instant(&ended["finishedAt"]))
 }

@@ -1,4 +1,4 @@
-//! Taints of nodes, and which of them a Pod does not tolerate.
+//! Nodes that take no Pods, or not each one: taints, and which of them a Pod does not tolerate.
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 
@@ -8,6 +8,11 @@ use crate::observed::Object;
 const CORDONED: &str = "node.kubernetes.io/unschedulable";
 /// The taints that the cluster sets for nodes that are not ready.
 pub(super) const NOT_READY: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+
+/// Whether `kubectl cordon` was used on a node.
+pub(super) fn is_cordoned(node: &Node) -> bool {
+    node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true))
+}
 
 /// The taint that keeps a Pod away, rather one that a person has set than one that the cluster takes away by itself (<https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/>).
 pub(super) fn untolerated<'a>(pod: &Object, node: &'a Node) -> Option<&'a Taint> {

@@ -133,6 +133,20 @@ fn home(facts: &mut Value, node: &str) {
     facts["volumes"] = json!([{ "metadata": { "name": "pv-1" }, "spec": { "nodeAffinity": affinity } }]);
 }
 
+/// A second node, which has more than the first.
+fn larger(facts: &mut Value, spec: Value) {
+    let mut node = facts["nodes"][0].clone();
+    node["metadata"]["name"] = json!("node-2");
+    node["spec"] = spec;
+    node["status"]["allocatable"] = json!({ "cpu": "16", "memory": "16Gi", "vmoperator.jdrupes.org/kvm": "1000" });
+    facts["nodes"].as_array_mut().unwrap().push(node);
+}
+
+/// The last state of a container that was killed for its memory.
+fn killed() -> Value {
+    json!({ "terminated": { "reason": "OOMKilled", "exitCode": 137, "finishedAt": EARLIER } })
+}
+
 /// The VM's disk waits for a file, and its container is in this state.
 fn upload(facts: &mut Value, state: Value) {
     ready(facts, "False", "Starting", "waiting");
@@ -212,7 +226,18 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::Cordoned, |f| { pending(f, "x"); f["nodes"][0]["spec"]["unschedulable"] = json!(true); }, "-> kubectl uncordon node-1"),
     (Cause::Tainted, |f| { pending(f, "0/1 nodes are available: 1 node(s) had untolerated taint(s)"); f["nodes"][0]["spec"]["taints"] = json!([{ "key": "team", "value": "red", "effect": "NoSchedule" }]); }, "node node-1 has the taint team=red:NoSchedule"),
     (Cause::DeviceMissing, |f| { pending(f, "x"); f["pod"]["spec"]["containers"][0]["resources"]["limits"] = json!({ "vmoperator.jdrupes.org/kvm": 1 }); }, "no node offers vmoperator.jdrupes.org/kvm"),
+    (Cause::DeviceMissing, |f| { pending(f, "x"); f["pod"]["spec"]["containers"][0]["resources"]["limits"] = json!({ "example.org/gpu": 1 }); },
+        "no node offers example.org/gpu, which Pod apple needs (Pod: resources, since 2027-01-15T06:00:00Z) -> install the device plugin that offers it"),
+    (Cause::DeviceMissing, |f| { pending(f, "x"); larger(f, json!({})); f["pod"]["spec"]["containers"][0]["resources"]["limits"] = json!({ "vmoperator.jdrupes.org/kvm": 1001 }); },
+        "Pod apple needs 1001 of vmoperator.jdrupes.org/kvm, and no node offers more than 1000 (spec.vm.accelerator, "),
     (Cause::TooLarge, |f| { pending(f, "x"); f["pod"]["spec"]["containers"][0]["resources"]["requests"] = json!({ "cpu": "9" }); }, "requests 9.01 of cpu, and the largest node has 8"),
+    (Cause::TooLarge, |f| { pending(f, "x"); larger(f, json!({ "unschedulable": true })); f["pod"]["spec"]["containers"][0]["resources"]["requests"] = json!({ "cpu": "17" }); }, "and the largest node has 16"),
+    // A node would do that takes no Pods, or not this one.
+    (Cause::Cordoned, |f| { pending(f, "x"); larger(f, json!({ "unschedulable": true })); f["pod"]["spec"]["containers"][0]["resources"]["requests"] = json!({ "cpu": "9" }); },
+        "node node-2 is cordoned, and no open node has enough cpu for Pod apple (Node: spec.unschedulable, since 2027-01-15T06:00:00Z) -> kubectl uncordon node-2"),
+    (Cause::Tainted, |f| { pending(f, "x"); larger(f, json!({ "taints": [{ "key": "team", "effect": "NoSchedule" }] }));
+        f["pod"]["spec"]["containers"][0]["resources"]["limits"] = json!({ "vmoperator.jdrupes.org/kvm": 1 }); },
+        "node node-2 has the taint team:NoSchedule, which Pod apple does not tolerate, and no open node has enough vmoperator.jdrupes.org/kvm for Pod apple"),
     (Cause::VolumeElsewhere, |f| { home(f, "node-2"); f["nodes"][1]["spec"]["unschedulable"] = json!(true); },
         "claim apple-core-disk has the volume pv-1, which can only be used on nodes with kubernetes.io/hostname in (node-2), and node node-2 is cordoned (PersistentVolume pv-1: spec.nodeAffinity, since 2027-01-15T06:00:00Z) -> kubectl uncordon node-2"),
     (Cause::VolumeElsewhere, |f| home(f, "node-2"), "node node-2 has no room"),
@@ -236,7 +261,14 @@ const PLANTS: &[(Cause, Plant, &str)] = &[
     (Cause::StartDelayed, |f| { waiting(f, "ContainerCreating", ""); ready(f, "False", "StartDelayed", "not created yet"); }, "not created yet"),
     (Cause::PodNotEnded, |f| { ready(f, "False", "PodNotEnded", "Pod apple should have ended"); f["vm"]["spec"]["vm"]["state"] = json!("Stopped"); }, "apple does not stop: Pod apple should have ended"),
     (Cause::PodNotRemoved, |f| ready(f, "False", "PodNotRemoved", "something keeps it"), "something keeps it"),
-    (Cause::OutOfMemory, |f| { ready(f, "False", "RunnerFailed", "exit code 137"); f["pod"]["status"]["containerStatuses"][0] = json!({ "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } }, "lastState": { "terminated": { "reason": "OOMKilled", "exitCode": 137, "finishedAt": EARLIER } } }); }, "more memory than its limit"),
+    (Cause::OutOfMemory, |f| { ready(f, "False", "RunnerFailed", "exit code 137"); f["pod"]["status"]["containerStatuses"][0] = json!({ "name": "vm-runner", "state": { "waiting": { "reason": "CrashLoopBackOff" } }, "lastState": killed() }); }, "more memory than its limit"),
+    (Cause::OutOfMemory, |f| { ready(f, "False", "RunnerFailed", "exit code 137"); f["pod"]["status"]["containerStatuses"][0]["state"] = killed(); }, "container vm-runner was killed"),
+    // It runs again, and fails again and again.
+    (Cause::OutOfMemory, |f| { ready(f, "False", "RunnerFailed", "exit code 137"); f["pod"]["status"]["containerStatuses"][0]["lastState"] = killed(); }, "(spec.resources.limits.memory, since 2027-01-15T06:00:00Z)"),
+    (Cause::OutOfMemory, |f| { ready(f, "False", "Starting", "waiting");
+        f["pod"]["spec"]["initContainers"] = json!([{ "name": "agent", "resources": { "limits": { "memory": "64Mi" } } }]);
+        f["pod"]["status"]["initContainerStatuses"] = json!([{ "name": "agent", "state": { "waiting": { "reason": "CrashLoopBackOff" } }, "lastState": killed() }]); },
+        "container agent was killed because it used more memory than its limit of 64Mi, or than the node has (Pod: resources of the container agent, "),
     (Cause::RunnerFailed, |f| ready(f, "False", "RunnerFailed", "qemu: no such device"), "qemu: no such device"),
     (Cause::ContainerFailed, |f| ready(f, "False", "ContainerFailed", "sidecar ended with exit code 1"), "sidecar ended"),
     (Cause::StorageFull, |f| { ready(f, "False", "StorageFull", "core is full"); f["vm"]["status"]["ready"] = json!(true); }, "apple runs, but not as its spec wants it: core is full"),
@@ -327,7 +359,13 @@ fn a_vm_without_a_problem_has_no_cause() {
 #[test]
 #[rustfmt::skip]
 fn a_decoy_is_not_the_cause() {
-    let decoys: [(Plant, Option<Cause>); 17] = [
+    let decoys: [(Plant, Option<Cause>); 21] = [
+        // A container that was killed once runs again, or has done its work since; what fails is another one.
+        (|f| { ready(f, "False", "Paused", "paused"); f["pod"]["status"]["containerStatuses"][0]["lastState"] = killed(); }, Some(Cause::PausedByHand)),
+        (|f| { ready(f, "False", "Starting", "waiting"); f["pod"]["status"]["containerStatuses"][0]["lastState"] = killed(); }, None),
+        (|f| { ready(f, "False", "RunnerFailed", "no such device");
+            f["pod"]["status"]["initContainerStatuses"] = json!([{ "name": "import", "state": { "terminated": { "reason": "Completed", "exitCode": 0 } }, "lastState": killed() }]); }, Some(Cause::RunnerFailed)),
+        (|f| { ready(f, "False", "ContainerFailed", "sidecar ended"); f["pod"]["status"]["containerStatuses"][0]["lastState"] = killed(); }, Some(Cause::ContainerFailed)),
         // The file is there, or its container has not begun; a volume of a claim that the Pod does not mount; a node that has the volume.
         (|f| upload(f, json!({ "terminated": { "exitCode": 0 } })), None),
         (|f| upload(f, json!({ "waiting": { "reason": "PodInitializing" } })), None),

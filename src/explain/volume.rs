@@ -3,7 +3,10 @@
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume};
 use kube::ResourceExt;
 
-use super::{Cause, Facts, Finding, taint::untolerated};
+use super::{
+    Cause, Facts, Finding,
+    taint::{is_cordoned, untolerated},
+};
 use crate::observed::Object;
 
 /// A volume of the Pod that keeps it from all the nodes that would take it otherwise (`free`).
@@ -42,10 +45,6 @@ fn claim_of<'a>(facts: &'a Facts, pod: &Object, volume: &PersistentVolume) -> Op
     let claims = facts.claims.iter().flatten().filter(|claim| claim.spec_str("/volumeName") == Some(&name));
     let is_mounted = |claim: &&Object| pod.mounted_claims().any(|(mounted, _)| mounted == claim.key.name);
     claims.filter(is_mounted).map(|claim| claim.key.name.as_str()).next()
-}
-
-fn is_cordoned(node: &Node) -> bool {
-    node.spec.as_ref().is_some_and(|spec| spec.unschedulable == Some(true))
 }
 
 /// Why a node that has the volume does not take the Pod. What other Pods take of a node is not known here.

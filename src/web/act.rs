@@ -25,6 +25,7 @@ use super::{
     rows::Act,
     signed_in::{Administrator, Allowed, OfAct, SignedIn, not_found},
     store::Key,
+    why::Why,
 };
 use crate::{
     actions::{
@@ -61,14 +62,13 @@ impl Origin {
 pub(super) async fn act<N: OfAct>(State(app): State<App>, allowed: Allowed<N>, Form(origin): Form<Origin>) -> Response {
     let Allowed { signed_in, key, .. } = &allowed;
     let (language, page) = (signed_in.language, origin.page(key));
-    let says = |status, kind, detail: Option<&str>| {
-        app.message(language, &signed_in.frame(), status, kind, detail, Some(&page))
-    };
     match carry_out(&app, N::ACT, signed_in, key).await {
         Ok(()) => Redirect::to(&page).into_response(),
         Err(Trouble::Missing) => not_found(&app, signed_in),
-        Err(Trouble::Refused(why)) => says(StatusCode::CONFLICT, "refused", Some(&format!("{}: {why}", key.1))),
-        Err(Trouble::Failed) => says(StatusCode::BAD_GATEWAY, "failed", None),
+        Err(Trouble::Refused(why)) => app.refusal(language, &signed_in.frame(), &why, &page),
+        Err(Trouble::Failed) => {
+            app.message(language, &signed_in.frame(), StatusCode::BAD_GATEWAY, "failed", None, Some(&page))
+        }
     }
 }
 
@@ -116,7 +116,7 @@ pub(super) async fn many(
 struct Failure {
     name: String,
     kind: &'static str,
-    why: Option<String>,
+    why: Option<Why>,
 }
 
 /// Why an action was not done.
@@ -124,7 +124,7 @@ enum Trouble {
     /// There is no such VM, or none for this person.
     Missing,
     /// The VM is not in a state for it.
-    Refused(String),
+    Refused(Why),
     /// A request to the API server failed. The log says why.
     Failed,
 }
@@ -135,6 +135,10 @@ async fn carry_out(app: &App, act: Act, signed_in: &SignedIn, key: &Key) -> Resu
         tracing::warn!(namespace = key.0, vm = key.1, error = %ErrorChain(error), "the web interface could not change a VM");
         Trouble::Failed
     };
+    // Only of the namespaces that are served; and what somebody has typed becomes no part of a URL.
+    if app.store.vm(key).is_none() {
+        return Err(Trouble::Missing);
+    }
     // As it is now: what the watch has reported may be older than a change of its permissions, and has not all that the decision needs.
     let vm = match VmHandle::new(app.client.clone(), &key.0, &key.1).get().await {
         Ok(vm) => vm,
@@ -147,9 +151,8 @@ async fn carry_out(app: &App, act: Act, signed_in: &SignedIn, key: &Key) -> Resu
     }
     match decide(&vm, act.command(), None, false, Timestamp::now()) {
         Err(refusal) => {
-            let why = refusal.to_string();
-            app.audit.refused(user, &vm, act, &why);
-            Err(Trouble::Refused(why))
+            app.audit.refused(user, &vm, act, &refusal.words(act.command()));
+            Err(Trouble::Refused(Why::act(&key.1, act.command(), &refusal)))
         }
         Ok(Decision::Unchanged(_)) => Ok(()),
         Ok(Decision::Write { change, applier: _ }) => {

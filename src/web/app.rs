@@ -19,6 +19,7 @@ use super::{
     settings::Settings,
     store::Store,
     sums::History,
+    why::Why,
 };
 
 /// What all requests share.
@@ -35,7 +36,7 @@ pub(super) struct Parts {
     pub store: Arc<Store>,
     /// Who has signed out, and who is there.
     pub sessions: Sessions,
-    /// Whether those that have ended elsewhere are known, or can't be.
+    /// Whether those that have ended elsewhere are known, or may not be.
     pub are_sessions_known: watch::Receiver<bool>,
     /// The keys of cookies.
     pub keys: watch::Receiver<Arc<Keys>>,
@@ -99,6 +100,13 @@ impl App {
     ) -> Response {
         let context = context! { frame => value(frame), kind => kind, detail => detail, back => back, view => "" };
         self.pages.page(language, status, "message.html", context)
+    }
+
+    /// A page that says why something is not possible now.
+    pub fn refusal(&self, language: Language, frame: &Frame<'_>, why: &Why, back: &str) -> Response {
+        let context =
+            context! { frame => value(frame), kind => "refused", why => value(why), back => back, view => "" };
+        self.pages.page(language, StatusCode::CONFLICT, "message.html", context)
     }
 }
 

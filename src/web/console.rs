@@ -33,7 +33,6 @@ use super::{
     app::App,
     pages::{POLICY, value},
     relayed,
-    rights::{may_open, rights},
     rows::{Onlooker, Row},
     session::{Session, random_name},
     signed_in::{Allowed, OpenConsole, SignedIn, not_found},
@@ -156,7 +155,9 @@ fn open(
         return StatusCode::FORBIDDEN.into_response();
     }
     let Allowed { signed_in, key, rights, .. } = allowed;
-    if wish == Wish::TakeOver && !rights.contains(Right::TakeConsole) {
+    // Who may not take the screen neither sees what another person does there nor asks for it: it may have become another's since her page was made.
+    let is_taken = wish == Wish::TakeOver || console == Console::Vnc && wish != Wish::Control;
+    if is_taken && !rights.contains(Right::TakeConsole) {
         return StatusCode::FORBIDDEN.into_response();
     }
     let Some(vm) = app.store.vm(&key) else { return not_found(&app, &signed_in) };
@@ -213,7 +214,7 @@ impl Viewer {
         let (ending, sessions, session) =
             (self.app.ending.clone(), self.app.sessions.clone(), self.signed_in.session.clone());
         let user = self.signed_in.person.user.clone();
-        if !self.may_open() {
+        if !self.signed_in.may_open(&self.app, &self.key) {
             return ended(Closed::InUse, super::rights::console_user(vm).unwrap_or_default());
         }
         let carry = pin!(async {
@@ -261,7 +262,7 @@ impl Viewer {
                         Err(RecvError::Lagged(_)) => true,
                         Err(RecvError::Closed) => return broken(),
                     };
-                    if is_concerned && !self.may_open() {
+                    if is_concerned && !self.signed_in.may_open(&self.app, &self.key) {
                         return (End::Forbidden as u16, String::new());
                     }
                 }
@@ -310,13 +311,6 @@ impl Viewer {
                 }
             }
         }
-    }
-
-    /// Whether the person may be at the console now.
-    fn may_open(&self) -> bool {
-        let (Some(now), Some(vm)) = (self.signed_in.now(&self.app), self.app.store.vm(&self.key)) else { return false };
-        let rights = rights(&now.person, now.views, &self.key.0, &vm, &self.app.store);
-        may_open(&now.person, &rights, &self.key.0, &vm, &self.app.store)
     }
 }
 

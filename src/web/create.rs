@@ -136,7 +136,13 @@ pub(super) async fn submit(
 
 /// Whether the web interface has that namespace.
 fn serves(app: &App, namespace: &str) -> bool {
-    !namespace.is_empty() && app.namespaces.iter().any(|served| served.as_deref().is_none_or(|it| it == namespace))
+    is_name(namespace) && app.namespaces.iter().any(|served| served.as_deref().is_none_or(|it| it == namespace))
+}
+
+/// Whether a namespace can have that name (RFC 1123). Whatever else was typed becomes no part of a URL.
+fn is_name(text: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&text.len()) && text.bytes().all(is_part)
 }
 
 async fn create(app: &App, namespace: &str, manifest: &Value, is_dry: bool) -> kube::Result<DynamicObject> {
@@ -220,6 +226,14 @@ mod tests {
         ] } }));
         assert_eq!(refusal.fields, [(Field::Name, Wrong::Says("one; two".into()))].into());
         assert_eq!(refusal.others, ["spec.vm: a rule", "at large"]);
+    }
+
+    #[test]
+    fn a_namespace_is_no_part_of_another_path() {
+        assert!(is_name("lab-2") && is_name(&"a".repeat(63)));
+        for text in ["", "..", "a/b", "a?b", "a%2fb", "Lab", "ä", &"a".repeat(64)] {
+            assert!(!is_name(text), "{text}");
+        }
     }
 
     #[test]

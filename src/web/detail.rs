@@ -94,6 +94,8 @@ pub(super) async fn picture(State(app): State<App>, allowed: Allowed<OpenConsole
         Some(vm) => app.pictures.of(key, relayed::picture(&app, &vm)).await,
         None => None,
     };
+    // That took a while.
+    let picture = picture.filter(|_| signed_in.goes_on(&app) && signed_in.may_open(&app, key));
     match picture {
         Some(picture) => ([(header::CONTENT_TYPE, "image/png")], picture).into_response(),
         None => StatusCode::NO_CONTENT.into_response(),

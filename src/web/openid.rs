@@ -37,9 +37,12 @@ use super::{
     provider::{Profile, Provider, check_url},
     web_client::{WebClient, WebError},
 };
+use crate::process::{ErrorChain, lock};
 
 /// How long what a provider says of itself is used. Its keys are read again sooner if a token is signed with another one.
 const KEPT: Duration = Duration::from_secs(3600);
+/// When a provider is asked again that could not be used.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// The signatures that count.
 const SIGNATURES: [CoreJwsSigningAlgorithm; 9] = [
@@ -57,6 +60,9 @@ const SIGNATURES: [CoreJwsSigningAlgorithm; 9] = [
 /// Why somebody can't sign in with a provider.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenIdError {
+    /// It was asked a moment ago, and that failed.
+    #[error("{0} (tried a moment ago)")]
+    Before(String),
     /// There is no answer.
     #[error("{url}")]
     Request {
@@ -166,12 +172,27 @@ struct Known {
     since: Instant,
 }
 
+/// What came of asking a provider.
+#[derive(Default)]
+struct Asked {
+    known: Option<Arc<Known>>,
+    failure: Option<Failure>,
+}
+
+/// Why a provider can't be used.
+struct Failure {
+    /// What was configured then.
+    provider: Provider,
+    why: String,
+    since: Instant,
+}
+
 /// Speaks with providers.
 #[derive(Default)]
 pub(super) struct OpenId {
     http: OnceLock<WebClient>,
-    /// By the provider's name. It is locked while a provider is asked, so that it is asked once.
-    known: Mutex<HashMap<String, Arc<Known>>>,
+    /// By the provider's name. Each is locked while that provider is asked, so that it is asked once, and nobody waits for another one.
+    asked: std::sync::Mutex<HashMap<String, Arc<Mutex<Asked>>>>,
 }
 
 impl OpenId {
@@ -274,14 +295,29 @@ impl OpenId {
 
     /// What is known of the provider. With `anew` its documents are read again.
     async fn known(&self, provider: &Provider, anew: bool) -> Result<Arc<Known>, OpenIdError> {
-        let mut all = self.known.lock().await;
+        let asked = lock(&self.asked).entry(provider.name.clone()).or_default().clone();
+        let mut asked = asked.lock().await;
         let is_fresh = |known: &&Arc<Known>| !anew && known.provider == *provider && known.since.elapsed() < KEPT;
-        if let Some(known) = all.get(&provider.name).filter(is_fresh) {
+        if let Some(known) = asked.known.as_ref().filter(is_fresh) {
             return Ok(known.clone());
         }
-        let known = Arc::new(self.discover(provider).await?);
-        all.insert(provider.name.clone(), known.clone());
-        Ok(known)
+        // Whoever has waited for the answer need not wait for the next one, too.
+        let is_recent = |failure: &&Failure| failure.provider == *provider && failure.since.elapsed() < AGAIN;
+        if let Some(failure) = asked.failure.as_ref().filter(is_recent) {
+            return Err(OpenIdError::Before(failure.why.clone()));
+        }
+        match self.discover(provider).await {
+            Ok(known) => {
+                let known = Arc::new(known);
+                *asked = Asked { known: Some(known.clone()), failure: None };
+                Ok(known)
+            }
+            Err(error) => {
+                let why = ErrorChain(&error).to_string();
+                asked.failure = Some(Failure { provider: provider.clone(), why, since: Instant::now() });
+                Err(error)
+            }
+        }
     }
 
     async fn discover(&self, provider: &Provider) -> Result<Known, OpenIdError> {

@@ -230,8 +230,9 @@ mod tests {
                 let square = json!({ "id": evil, "name": evil, "tone": "free", "user": evil, "last_used": evil, "kept_until": evil, "is_connected": false });
                 let pool =
                     json!({ "namespace": evil, "name": evil, "retention": evil, "problem": evil, "members": [square] });
+                let why = json!({ "about": evil, "sentences": [{ "text": "git", "name": evil, "count": 1, "field": evil, "time": evil }] });
                 let context = context! {
-                    frame => value(frame(language)), vm => value(&vm), since => evil, sum_since => evil, sums => value([json!({ "name": "ram", "value": 1_u64 << 31, "points": evil })]), view => "list", script => "console.js", can_take => true, problem => "wrong", kind => "refused", detail => evil, failures => value(json!([{ "name": evil, "kind": "failed", "why": evil }])),
+                    frame => value(frame(language)), vm => value(&vm), since => evil, sum_since => evil, sums => value([json!({ "name": "ram", "value": 1_u64 << 31, "points": evil })]), view => "list", script => "console.js", can_take => true, problem => "wrong", kind => "refused", detail => evil, failures => value(json!([{ "name": evil, "kind": "failed" }, { "name": evil, "kind": "refused", "why": &why }])), why => value(&why),
                     back => evil, namespace => evil, name => evil, events => value([event]), pending => value([json!({ "path": evil, "current": evil, "wanted": evil })]), rows => Vec::<String>::new(), cards => Vec::<String>::new(), pools => value([pool]),
                     providers => value([json!({ "path": evil, "name": evil })]), has_users => true, url => evil, provider => evil,
                     form => value(json!({ "namespace": evil, "name": evil, "image": evil, "cpus": evil, "ram": evil, "disk": evil, "network": evil, "bridge": evil, "user": evil, "keys": evil, "pools": evil })),

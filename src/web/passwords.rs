@@ -1,6 +1,10 @@
 //! Hashes of passwords: those of bcrypt, which the files of existing users have, and those of Argon2. How many attempts there may be.
 
-use std::{net::IpAddr, num::NonZeroU32, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    num::NonZeroU32,
+    sync::Arc,
+};
 
 use argon2::{
     Argon2,
@@ -61,6 +65,16 @@ const AT_ONCE: usize = 2;
 const FOR_USER: NonZeroU32 = NonZeroU32::new(10).unwrap();
 /// How many attempts from one address there may be at once, and then in a minute. Behind a proxy all have one address.
 const FROM_ADDRESS: NonZeroU32 = NonZeroU32::new(120).unwrap();
+/// How many attempts for one user there may be at once, and then in a minute, from wherever they come. One address alone holds up nobody elsewhere.
+const FROM_EVERYWHERE: NonZeroU32 = NonZeroU32::new(30).unwrap();
+
+/// What counts as one address. Of IPv6 that is a /64: whoever has one of its addresses can have all of them.
+fn counted(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        address => address,
+    }
+}
 
 /// What became of an attempt to sign in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +92,7 @@ pub(super) struct Passwords {
     places: Arc<Semaphore>,
     by_user: DefaultKeyedRateLimiter<(IpAddr, String)>,
     by_address: DefaultKeyedRateLimiter<IpAddr>,
+    by_name: DefaultKeyedRateLimiter<String>,
 }
 
 impl Passwords {
@@ -87,6 +102,7 @@ impl Passwords {
             places: Arc::new(Semaphore::new(AT_ONCE)),
             by_user: RateLimiter::keyed(Quota::per_minute(FOR_USER)),
             by_address: RateLimiter::keyed(Quota::per_minute(FROM_ADDRESS)),
+            by_name: RateLimiter::keyed(Quota::per_minute(FROM_EVERYWHERE)),
         }
     }
 
@@ -99,7 +115,12 @@ impl Passwords {
         hash: Option<Hash>,
         decoy: Hash,
     ) -> Attempt {
-        if self.by_address.check_key(&from).is_err() || self.by_user.check_key(&(from, user.to_owned())).is_err() {
+        let (from, user) = (counted(from), user.to_owned());
+        // In this order, so that what is refused here does not count for those who come from elsewhere.
+        if self.by_address.check_key(&from).is_err()
+            || self.by_user.check_key(&(from, user.clone())).is_err()
+            || self.by_name.check_key(&user).is_err()
+        {
             return Attempt::TooMany;
         }
         let Ok(place) = self.places.clone().acquire_owned().await else { return Attempt::TooMany };
@@ -113,13 +134,14 @@ impl Passwords {
 
     /// Whether there may be another attempt from that address, by whatever means.
     pub fn is_attempt_allowed(&self, from: IpAddr) -> bool {
-        self.by_address.check_key(&from).is_ok()
+        self.by_address.check_key(&counted(from)).is_ok()
     }
 
     /// Forgets the attempts that do not count any more.
     pub fn forget(&self) {
         self.by_user.retain_recent();
         self.by_address.retain_recent();
+        self.by_name.retain_recent();
     }
 }
 
@@ -154,6 +176,29 @@ mod tests {
         }
         assert!(matches!(Hash::parse(DECOY), Some(Hash::Bcrypt(_))));
         assert!(!Hash::decoy().is_of("anything"));
+    }
+
+    #[test]
+    fn an_address_of_ipv6_counts_with_its_neighbours() {
+        let counted = |text: &str| counted(text.parse().unwrap()).to_string();
+        assert_eq!(counted("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+        assert_eq!(counted("2001:db8:1:2::1"), counted("2001:db8:1:2:ffff::1"));
+        assert_ne!(counted("2001:db8:1:2::1"), counted("2001:db8:1:3::1"));
+        assert_eq!([counted("192.0.2.1"), counted("::ffff:192.0.2.1")], ["192.0.2.1", "192.0.2.1"]);
+    }
+
+    #[tokio::test]
+    async fn one_user_is_not_tried_from_many_addresses() {
+        let (passwords, wrong) = (Passwords::new(), "x".repeat(LONGEST + 1));
+        let attempt = async |number: u32, user: &str| {
+            let from = IpAddr::from([198, 51, 100, u8::try_from(number).unwrap()]);
+            passwords.attempt(from, user, wrong.clone(), None, Hash::decoy()).await
+        };
+        for number in 0..FROM_EVERYWHERE.get() {
+            assert_eq!(attempt(number, "ann").await, Attempt::Wrong);
+        }
+        assert_eq!(attempt(FROM_EVERYWHERE.get(), "ann").await, Attempt::TooMany);
+        assert_eq!(attempt(FROM_EVERYWHERE.get(), "bob").await, Attempt::Wrong);
     }
 
     #[tokio::test]

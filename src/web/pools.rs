@@ -7,6 +7,7 @@ use std::{
 };
 
 use axum::{
+    Form,
     extract::State,
     http::StatusCode,
     response::{IntoResponse, Redirect, Response},
@@ -14,7 +15,7 @@ use axum::{
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use minijinja::context;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use super::{
@@ -23,6 +24,7 @@ use super::{
     rights::assigned_pool,
     signed_in::{Administer, Administrator, Allowed, AllowedPool, SignedIn, not_found},
     store::{Key, Store},
+    why::Why,
 };
 use crate::{
     actions::pool::{PoolError, PoolHandle, member},
@@ -70,8 +72,9 @@ impl Offers {
         offers
     }
 
-    /// A VM has changed.
+    /// A VM has changed. One that is being deleted is nobody's.
     pub fn change(&mut self, person: &Person, key: &Key, vm: Option<&VirtualMachine>) {
+        let vm = vm.filter(|vm| vm.metadata.deletion_timestamp.is_none());
         match vm.and_then(|vm| assigned_pool(person, vm)) {
             Some(pool) => drop(self.own.insert(key.clone(), (key.0.clone(), pool.to_owned()))),
             None => drop(self.own.remove(key)),
@@ -99,12 +102,14 @@ pub(super) fn card(signed_in: &SignedIn, (namespace, name): &Key, app: &App) -> 
 pub(super) async fn start(State(app): State<App>, allowed: AllowedPool) -> Response {
     let AllowedPool { signed_in, key, rights } = &allowed;
     let who = Assignee { user: signed_in.person.user.clone(), rights: rights.clone() };
-    let assigned = match handle(&app, &key.0).assign(&key.1, &who).await {
+    // At once: she has it also if it is not started then.
+    let note = |vm: &VirtualMachine| app.audit.assigned(&who.user, vm, &key.1);
+    let assigned = match handle(&app, &key.0).assign_noting(&key.1, &who, note).await {
         Ok(assigned) => assigned,
         Err(error) => return failed(&app, signed_in, key, &error, "/home"),
     };
-    if assigned.is_new || assigned.is_started {
-        app.audit.assigned(&who.user, &assigned.vm, &key.1);
+    if assigned.is_started && !assigned.is_new {
+        note(&assigned.vm);
     }
     let vm = (key.0.clone(), assigned.vm.name_any());
     // The next page asks the store, which may not have heard of it yet.
@@ -120,23 +125,30 @@ pub(super) async fn start(State(app): State<App>, allowed: AllowedPool) -> Respo
 pub(super) async fn release(State(app): State<App>, allowed: AllowedPool) -> Response {
     let AllowedPool { signed_in, key, .. } = &allowed;
     let user = &signed_in.person.user;
-    match handle(&app, &key.0).release(&key.1, user, None).await {
-        Ok(released) => {
-            for vm in &released {
-                app.audit.released(user, vm, user);
-            }
-            Redirect::to("/home").into_response()
-        }
+    let note = |vm: &VirtualMachine| app.audit.released(user, vm, user);
+    match handle(&app, &key.0).release_noting(&key.1, user, None, note).await {
+        Ok(_) => Redirect::to("/home").into_response(),
         Err(error) => failed(&app, signed_in, key, &error, "/home"),
     }
 }
 
-/// `POST /vms/NAMESPACE/NAME/release`: an administrator takes the VM from whoever has it.
-pub(super) async fn unassign(State(app): State<App>, allowed: Allowed<Administer>) -> Response {
+/// From whom a VM is taken: as the page says it, on which it may be somebody else's by now.
+#[derive(Deserialize)]
+pub(super) struct Holder {
+    #[serde(default)]
+    user: String,
+}
+
+/// `POST /vms/NAMESPACE/NAME/release`: an administrator takes the VM from the user who has it.
+pub(super) async fn unassign(
+    State(app): State<App>,
+    allowed: Allowed<Administer>,
+    Form(Holder { user }): Form<Holder>,
+) -> Response {
     let Allowed { signed_in, key, .. } = &allowed;
-    match handle(&app, &key.0).unassign(&key.1, None).await {
+    match handle(&app, &key.0).take_back(&key.1, &user).await {
         Ok(released) => {
-            if let Some((vm, user)) = released {
+            if let Some(vm) = released {
                 app.audit.released(&signed_in.person.user, &vm, &user);
             }
             Redirect::to("/pools").into_response()
@@ -146,18 +158,15 @@ pub(super) async fn unassign(State(app): State<App>, allowed: Allowed<Administer
 }
 
 fn failed(app: &App, signed_in: &SignedIn, key: &Key, error: &PoolError, back: &str) -> Response {
-    let (status, kind, why) = match error {
-        PoolError::NoPool { .. } | PoolError::NoVm { .. } => return not_found(app, signed_in),
-        PoolError::Refused(_) | PoolError::Start { .. } | PoolError::Busy => {
-            (StatusCode::CONFLICT, "refused", Some(format!("{}: {error}", key.1)))
-        }
-        PoolError::Api { .. } => {
-            let error = ErrorChain(error);
-            tracing::warn!(namespace = key.0, pool = key.1, %error, "the web interface could not assign or release a VM");
-            (StatusCode::BAD_GATEWAY, "failed", None)
-        }
-    };
-    app.message(signed_in.language, &signed_in.frame(), status, kind, why.as_deref(), Some(back))
+    if matches!(error, PoolError::NoPool { .. } | PoolError::NoVm { .. }) {
+        return not_found(app, signed_in);
+    }
+    if let Some(why) = Why::pool(&key.1, error) {
+        return app.refusal(signed_in.language, &signed_in.frame(), &why, back);
+    }
+    let error = ErrorChain(error);
+    tracing::warn!(namespace = key.0, pool = key.1, %error, "the web interface could not assign or release a VM");
+    app.message(signed_in.language, &signed_in.frame(), StatusCode::BAD_GATEWAY, "failed", None, Some(back))
 }
 
 /// A pool on the administrators' page.
@@ -252,6 +261,23 @@ mod tests {
         api::VmPoolSpec,
         test_support::{noon, vm},
     };
+
+    #[test]
+    fn the_pool_of_a_vm_that_is_being_deleted_is_open_again() {
+        let (ann, desks) =
+            (Person { user: "ann".into(), ..Person::default() }, ("orchard".to_owned(), "desks".to_owned()));
+        let key = ("orchard".to_owned(), "apple".to_owned());
+        let mut offers = Offers { pools: [desks.clone()].into(), own: BTreeMap::new() };
+        let assigned = |vm: &mut Value| vm["status"] = json!({ "assignment": { "pool": "desks", "user": "ann" } });
+        offers.change(&ann, &key, Some(&vm(assigned)));
+        assert!(offers.open().is_empty());
+        let deleted = vm(|vm| {
+            assigned(vm);
+            vm["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        });
+        offers.change(&ann, &key, Some(&deleted));
+        assert_eq!(offers.open(), [desks].into());
+    }
 
     #[test]
     fn a_square_says_how_a_vm_of_the_pool_is() {

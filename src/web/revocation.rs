@@ -66,7 +66,7 @@ impl Revocations {
         Self { secrets, name, is_told: Arc::default() }
     }
 
-    /// Follows the Secret, and writes into it what ends here. Returns at once; the value becomes true when the Secret was read, or can't be.
+    /// Follows the Secret, and writes into it what ends here. Returns at once; the value becomes true when the Secret was read, or may not be.
     pub fn follow(self, sessions: Sessions) -> watch::Receiver<bool> {
         let (is_read, is_known) = watch::channel(false);
         tokio::spawn(self.clone().read(sessions.clone(), is_read));
@@ -90,8 +90,11 @@ impl Revocations {
                 // What was known still is.
                 Ok(watcher::Event::Init | watcher::Event::Delete(_)) => {}
                 Err(error) => {
-                    is_read.send_replace(true);
                     let is_forbidden = matches!(&error, watcher::Error::InitialListFailed(kube::Error::Api(answer)) if answer.is_forbidden());
+                    // Any other error passes, and till then a session that has ended would go on here.
+                    if is_forbidden {
+                        is_read.send_replace(true);
+                    }
                     self.report(&mut failures, &error, is_forbidden);
                 }
             }

@@ -7,16 +7,16 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     pin::pin,
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use axum::{
     Router,
-    body::Body,
-    extract::State,
-    http::{HeaderName, HeaderValue, Request, StatusCode},
-    middleware,
+    body::{Body, Bytes},
+    extract::{FromRequest, State},
+    http::{HeaderName, HeaderValue, Method, Request, StatusCode},
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -27,7 +27,7 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
-    sync::{Semaphore, watch},
+    sync::{OnceCell, OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -47,12 +47,14 @@ use super::{
     act,
     app::App,
     connection, console, create, detail, list, live, objects, pages, palette, pools, resize, sign_in, sign_in_oidc,
-    signed_in::{self, Pause, Reset, Restart, Resume, SignedIn, Start, Stop},
+    signed_in::{self, Administrator, Pause, Reset, Restart, Resume, SignedIn, Start, Stop},
     site::CALLBACK,
     template_sets,
 };
-use crate::process::signals::terminated;
+use crate::process::{lock, signals::terminated};
 
+/// What the kubelet asks. It gets an answer when nobody else does: it would end all consoles otherwise.
+const PROBES: [&str; 2] = ["/livez", "/readyz"];
 /// The largest body of a request, in bytes: that of the form with a password.
 const BODY: usize = 16 << 10;
 /// The same for an action on many VMs, each of which is named.
@@ -73,9 +75,13 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
     let header = |name: &'static str, value: &'static str| {
         SetResponseHeaderLayer::if_not_present(HeaderName::from_static(name), HeaderValue::from_static(value))
     };
+    let many = Router::new()
+        .route("/vms/act", post(act::many))
+        .layer(middleware::from_fn(to_its_end))
+        .layer(RequestBodyLimitLayer::new(LARGE_BODY))
+        .layer(middleware::from_fn_with_state(app.clone(), administrators));
     let pages = Router::new()
         .route("/", get(list::first))
-        .route("/sign-in", get(sign_in::form).post(sign_in::sign_in))
         .route("/sign-in/oidc/{name}", get(sign_in_oidc::begin))
         .route(CALLBACK, get(sign_in_oidc::callback))
         .route("/sign-out", post(sign_in::sign_out))
@@ -107,9 +113,12 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .route("/live/pools", get(live::pools))
         .route("/live/vm/{namespace}/{name}", get(live::one))
         .route("/live/vm/{namespace}/{name}/picture", get(detail::picture))
+        .layer(middleware::from_fn(to_its_end))
+        // It writes nothing. A password that nobody waits for any more is not compared, so that others need not wait for that.
+        .route("/sign-in", get(sign_in::form).post(sign_in::sign_in))
         .fallback(missing)
         .layer(RequestBodyLimitLayer::new(BODY))
-        .merge(Router::new().route("/vms/act", post(act::many)).layer(RequestBodyLimitLayer::new(LARGE_BODY)))
+        .merge(many)
         .layer(middleware::from_fn_with_state(app.clone(), signed_in::identify))
         .layer(csrf)
         .layer(CompressionLayer::new())
@@ -117,8 +126,8 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .layer(RequestBodyTimeoutLayer::new(HEAD));
     let routes = Router::new()
         .route("/assets/{file}", get(pages::asset))
-        .route("/livez", get(async || "ok\n"))
-        .route("/readyz", get(ready))
+        .route(PROBES[0], get(async || "ok\n"))
+        .route(PROBES[1], get(ready))
         .merge(pages)
         .layer(CatchPanicLayer::new())
         .layer(header("content-security-policy", pages::POLICY))
@@ -129,6 +138,32 @@ pub(super) fn routes(app: App, origins: &[String]) -> Result<Router, ConfigError
         .layer(header("cross-origin-resource-policy", "same-origin"))
         .layer(header("cache-control", "no-store"));
     Ok(routes.with_state(app))
+}
+
+/// What writes goes on to its end, also when its browser has left or the answer takes too long: otherwise a part of it would be done, and nobody would
+/// have noted that. Its body is read before, so that whoever sends it too slowly keeps nothing.
+async fn to_its_end(request: Request<Body>, next: Next) -> Response {
+    if request.method() != Method::POST {
+        return next.run(request).await;
+    }
+    let (head, body) = request.into_parts();
+    let body = match Bytes::from_request(Request::new(body), &()).await {
+        Ok(body) => body,
+        Err(refusal) => return refusal.into_response(),
+    };
+    match tokio::spawn(next.run(Request::from_parts(head, Body::from(body)))).await {
+        Ok(answer) => answer,
+        Err(error) => match error.try_into_panic() {
+            // The outermost layer logs it and answers, as without a task.
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        },
+    }
+}
+
+/// Asks who it is before a large body is read.
+async fn administrators(_: Administrator, request: Request<Body>, next: Next) -> Response {
+    next.run(request).await
 }
 
 async fn ready(State(app): State<App>) -> Response {
@@ -166,7 +201,24 @@ pub(super) async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// Serves at most so many connections at once until the program is told to end. With `tls` it speaks HTTPS.
+/// The place of a connection. Its first request takes it that is no probe.
+struct Place {
+    all: Arc<Semaphore>,
+    taken: OnceCell<Option<OwnedSemaphorePermit>>,
+    /// Until then it is one of the connections that wait.
+    waits: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+impl Place {
+    /// Waits until there is one.
+    async fn take(&self) {
+        // Nobody closes the semaphore.
+        self.taken.get_or_init(async || self.all.clone().acquire_owned().await.ok()).await;
+        lock(&self.waits).take();
+    }
+}
+
+/// Serves at most so many connections at once until the program is told to end, and lets as many wait. With `tls` it speaks HTTPS.
 pub(super) async fn serve(
     listener: TcpListener,
     tls: Option<watch::Receiver<Arc<ServerConfig>>>,
@@ -174,31 +226,32 @@ pub(super) async fn serve(
     most: usize,
     ending: watch::Receiver<bool>,
 ) {
-    let (places, mut open) = (Arc::new(Semaphore::new(most)), JoinSet::new());
+    let (places, waiting) = (Arc::new(Semaphore::new(most)), Arc::new(Semaphore::new(most)));
+    let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            // Whoever comes when all places are taken waits.
-            accepted = async { (places.clone().acquire_owned().await, listener.accept().await) } => accepted,
+            accepted = async { (waiting.clone().acquire_owned().await, listener.accept().await) } => accepted,
             () = terminated(ending.clone()) => break,
         };
-        let (Ok(place), Ok((stream, peer))) = accepted else {
+        let (Ok(waits), Ok((stream, peer))) = accepted else {
             // Such as too many open files.
             sleep(Duration::from_millis(100)).await;
             continue;
         };
         let _ = stream.set_nodelay(true);
         let (routes, ending) = (routes.clone(), ending.clone());
+        let place = Place { all: places.clone(), taken: OnceCell::new(), waits: Mutex::new(Some(waits)) };
+        let place = Arc::new(place);
         let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.borrow().clone()));
         open.spawn(async move {
             match tls {
-                None => answer(stream, peer, routes, ending).await,
+                None => answer(stream, peer, place, routes, ending).await,
                 Some(tls) => match timeout(HEAD, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => answer(stream, peer, routes, ending).await,
+                    Ok(Ok(stream)) => answer(stream, peer, place, routes, ending).await,
                     Ok(Err(error)) => debug!(%peer, %error, "a connection ended"),
                     Err(_) => debug!(%peer, error = "no TLS in time", "a connection ended"),
                 },
             }
-            drop(place);
         });
         while open.try_join_next().is_some() {}
     }
@@ -210,13 +263,20 @@ pub(super) async fn serve(
 async fn answer(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     peer: SocketAddr,
+    place: Arc<Place>,
     routes: Router,
     ending: watch::Receiver<bool>,
 ) {
     let service = tower::service_fn(move |request: Request<hyper::body::Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(peer);
-        routes.clone().oneshot(request)
+        let (place, routes) = (place.clone(), routes.clone());
+        async move {
+            if !PROBES.contains(&request.uri().path()) {
+                place.take().await;
+            }
+            routes.oneshot(request).await
+        }
     });
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(64 << 10);
@@ -231,5 +291,51 @@ async fn answer(
     };
     if let Err(error) = ended {
         debug!(%peer, %error, "a connection ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    fn form() -> Request<Body> {
+        Request::post("/").body(Body::from("a=b")).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_writes_goes_on_when_nobody_waits_for_it() {
+        let ((go, goes), (ended, mut is_ended)) = (watch::channel(false), watch::channel(String::new()));
+        let write = move |body: String| {
+            let (mut goes, ended) = (goes.clone(), ended.clone());
+            async move {
+                let _ = goes.wait_for(|goes| *goes).await;
+                ended.send_replace(body);
+            }
+        };
+        let routes: Router = Router::new().route("/", post(write)).layer(middleware::from_fn(to_its_end));
+        assert!(timeout(Duration::from_millis(50), routes.oneshot(form())).await.is_err());
+        go.send_replace(true);
+        let body = timeout(END, is_ended.wait_for(|body| !body.is_empty())).await.unwrap().unwrap().clone();
+        assert_eq!(body, "a=b");
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_an_answer_and_a_body_that_is_too_large_too() {
+        async fn fails(body: String) -> StatusCode {
+            assert!(body.is_empty(), "on purpose");
+            StatusCode::OK
+        }
+        let status = async |request: Request<Body>| {
+            let routes = Router::new().route("/", post(fails)).layer(middleware::from_fn(to_its_end));
+            let routes: Router = routes.layer(RequestBodyLimitLayer::new(8)).layer(CatchPanicLayer::new());
+            routes.oneshot(request).await.unwrap().status()
+        };
+        assert_eq!(status(Request::post("/").body(Body::empty()).unwrap()).await, StatusCode::OK);
+        assert_eq!(status(form()).await, StatusCode::INTERNAL_SERVER_ERROR);
+        // Its length is not said before.
+        let large = Body::from_stream(futures::stream::iter([Ok::<_, Infallible>("0123456789")]));
+        assert_eq!(status(Request::post("/").body(large).unwrap()).await, StatusCode::PAYLOAD_TOO_LARGE);
     }
 }

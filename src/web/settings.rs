@@ -19,6 +19,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
+    str::FromStr,
     time::Duration,
 };
 
@@ -126,6 +127,9 @@ struct User {
     #[allow(dead_code, reason = "the key is known; no page shows it")]
     email: Option<String>,
     password: Option<String>,
+    /// All other keys.
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 impl Settings {
@@ -157,7 +161,7 @@ impl Settings {
     fn key(&mut self, path: &str, key: &str, value: Value) -> Result<(), String> {
         match (path, key) {
             ("/Manager", "clusterName") => self.cluster_name = typed(value)?,
-            (SERVER, "port") => self.port = typed(value)?,
+            (SERVER, "port") => self.port = number::<u16>(value)?,
             (SERVER, "hostname") => {
                 let name: Option<String> = typed(value)?;
                 self.hostname = match name.as_deref() {
@@ -169,7 +173,7 @@ impl Settings {
                 };
             }
             (SERVER, "maxConnections") => {
-                self.max_connections = typed::<Option<usize>>(value)?.filter(|most| *most > 0);
+                self.max_connections = number::<usize>(value)?.filter(|most| *most > 0);
             }
             (LOGIN, "users") => self.take_users(value)?,
             (LOGIN, "oidcProviders") => self.take_providers(value)?,
@@ -195,7 +199,7 @@ impl Settings {
             }
             (_, "deleteConnectionFile") if ACCESS.contains(&path) => self.delete_connection_file = typed(value)?,
             (_, "passwordValidity") if PASSWORDS.contains(&path) => {
-                let seconds: Option<u64> = typed(value)?;
+                let seconds: Option<u64> = number(value)?;
                 let validity = seconds.map(|seconds| Validity::try_from(Duration::from_secs(seconds)));
                 if let Some(Err(error)) = validity {
                     self.warnings.push(format!("{path}: passwordValidity: {error}; that is what it is"));
@@ -228,11 +232,13 @@ impl Settings {
             }
             value => typed(value)?,
         };
-        for User { name, full_name, password, email: _ } in users {
+        for User { name, full_name, password, email: _, others } in users {
             let name = name.ok_or("a user has no name")?;
             if name.is_empty() || name.len() > LONGEST_NAME || name.chars().any(char::is_control) {
                 return Err(format!("{name:?}: a name has 1 to {LONGEST_NAME} bytes, and no control characters"));
             }
+            let unknown = others.keys().map(|key| format!("{LOGIN}: users: {name}: {key} has no effect"));
+            self.warnings.extend(unknown);
             let hash = password.as_deref().and_then(Hash::parse);
             if hash.is_none() {
                 self.warnings.push(format!(
@@ -369,6 +375,14 @@ impl Settings {
     }
 }
 
+/// Reads a number. The interface in Java also takes one that is written as a text.
+fn number<T: serde::de::DeserializeOwned + FromStr>(value: Value) -> Result<Option<T>, String> {
+    match value.as_str().and_then(|text| text.trim().parse::<T>().ok()) {
+        Some(number) => Ok(Some(number)),
+        None => typed(value),
+    }
+}
+
 /// Reads the value of a key.
 fn typed<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| error.to_string())
@@ -433,6 +447,9 @@ mod tests {
         assert_eq!(server("{port: 80}").address().to_string(), "[::]:80");
         assert_eq!(server("{hostname: 127.0.0.1}").address().to_string(), "127.0.0.1:8080");
         assert_eq!(server("{hostname: localhost}").address().to_string(), "127.0.0.1:8080");
+        assert_eq!(server("{port: '8081'}").address().to_string(), "[::]:8081");
+        assert_eq!(server("{maxConnections: ' 100 '}").most_connections(), 100);
+        assert!(Settings::parse("'/Manager': {'/GuiSocketServer': {port: '80800'}}").is_err());
         assert_eq!((server("{maxConnections: 7}").most_connections(), read("").most_connections()), (7, CONNECTIONS));
         let wrong = Settings::parse("'/Manager': {'/GuiSocketServer': {port: many}}").unwrap_err().to_string();
         assert!(wrong.starts_with("/Manager/GuiSocketServer: port: invalid type"), "{wrong}");
@@ -452,6 +469,13 @@ mod tests {
             let ann = settings.user("ann").unwrap();
             assert_eq!((ann.full_name.as_deref(), ann.hash.is_some()), (Some("Ann A"), true));
             assert!(settings.decoy().is_some() && settings.warnings.is_empty());
+        }
+        for users in [
+            format!("[{{name: ann, password: '{hash}', roles: [a]}}]"),
+            format!("{{ann: {{password: '{hash}', roles: [a]}}}}"),
+        ] {
+            let settings = console("/LoginConlet", &format!("{{users: {users}}}"));
+            assert_eq!(settings.warnings, [format!("{LOGIN}: users: ann: roles has no effect")]);
         }
         assert!(console("/LoginConlet", "{users: {}}").users.is_empty());
         let plain = console("/LoginConlet", "{users: [{name: ann, password: secret}]}");

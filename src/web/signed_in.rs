@@ -17,7 +17,7 @@ use super::{
     app::App,
     language::Language,
     pages::Frame,
-    rights::rights,
+    rights::{may_open, rights},
     rows::Act,
     session::{COOKIE, Session},
     settings::{Settings, Views},
@@ -61,6 +61,18 @@ impl SignedIn {
         let person = settings.person(&self.session.by).ok()?;
         Some(Self { views: settings.views(&person), person, settings, ..self.clone() })
     }
+
+    /// Whether the session goes on. To ask is no use of it.
+    pub fn goes_on(&self, app: &App) -> bool {
+        app.sessions.goes_on(&self.session, &self.person.user, Timestamp::now(), false)
+    }
+
+    /// Whether the person may open the console of the VM, with the roles that she has now and as the VM is now.
+    pub fn may_open(&self, app: &App, key: &Key) -> bool {
+        let (Some(now), Some(vm)) = (self.now(app), app.store.vm(key)) else { return false };
+        let rights = rights(&now.person, now.views, &key.0, &vm, &app.store);
+        may_open(&now.person, &rights, &key.0, &vm, &app.store)
+    }
 }
 
 /// The language that the request wants.
@@ -72,7 +84,9 @@ pub(super) fn language(headers: &axum::http::HeaderMap) -> Language {
 pub(super) async fn identify(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let now = Timestamp::now();
     let session = app.keys_now().read(request.headers(), COOKIE).and_then(|cookie| Session::read(&cookie));
-    let is_use = !request.uri().path().starts_with("/live/") && !request.headers().contains_key(LIVE);
+    // Pages open sockets by themselves, again and again; what is typed there is a use.
+    let is_by_itself = request.headers().contains_key(LIVE) || request.headers().contains_key(header::UPGRADE);
+    let is_use = !request.uri().path().starts_with("/live/") && !is_by_itself;
     let signed_in = session.and_then(|session| {
         let settings = app.settings_now();
         let person = settings.person(&session.by).ok()?;

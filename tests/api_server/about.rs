@@ -56,9 +56,9 @@ async fn events_are_those_of_the_vm_the_oldest_first() {
     watch.kill().unwrap();
     watch.wait().unwrap();
 
-    assert_eq!(run(&ns, &["events", "plum"]).code, 3);
+    assert_eq!(run(&ns, &["events", "plum"]).code, 1);
     let refused = run(&ns, &["events", "apple", "--as", "alice"]);
-    assert!(refused.code == 3 && refused.talk.contains("alice"), "{refused:?}");
+    assert!(refused.code == 1 && refused.talk.contains("alice"), "{refused:?}");
 }
 
 #[tokio::test]

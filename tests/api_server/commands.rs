@@ -260,9 +260,17 @@ async fn vms_are_started_stopped_restarted_and_reset() {
 async fn a_stop_has_the_time_that_a_person_gives_it() {
     let ns = ns("grace").await;
     up(&ns, "apple", |_| ()).await;
-    assert_eq!(succeeds(&ns, &["stop", "apple", "--grace-period=7s"]), "vm/apple stopped\n");
-    ns.pod_when("apple", "has 7 s", |pod| pod.metadata.deletion_grace_period_seconds.is_some_and(|time| time <= 7))
-        .await;
+    assert_eq!(succeeds(&ns, &["stop", "apple", "--grace-period=400s"]), "vm/apple stopped\n");
+    let has =
+        |most: i64| move |pod: &Pod| pod.metadata.deletion_grace_period_seconds.is_some_and(|seconds| seconds <= most);
+    ns.pod_when("apple", "has 400 s", has(400)).await;
+    // It is stopping already, and is to be down sooner.
+    let unchanged = "vm/apple unchanged (is stopping already)\n";
+    assert_eq!(succeeds(&ns, &["stop", "apple", "--grace-period=30s", "--dry-run=client"]), unchanged);
+    assert_eq!(succeeds(&ns, &["stop", "apple", "--grace-period=30s"]), "vm/apple: its guest has 30 s from now\n");
+    ns.pod_when("apple", "has 30 s from now", has(300)).await;
+    let no_more = "vm/apple unchanged (is stopping already, and its guest has no more time than that)\n";
+    assert_eq!(succeeds(&ns, &["stop", "apple", "--grace-period=300s"]), no_more);
     ns.remove_pod("apple").await;
     ns.vm_with_reason("apple", "StoppedAsRequested").await;
 }
@@ -277,6 +285,18 @@ async fn what_git_applies_is_left_to_git() {
     ns.vm_with_reason("apple", "Starting").await;
     ns.report("apple", true, "Started").await;
     ns.vm_with_reason("apple", "Running").await;
+    // Git says nothing about a pause, and then it does.
+    assert_eq!(succeeds(&ns, &["pause", "apple"]), "vm/apple paused\n");
+    assert_eq!(succeeds(&ns, &["resume", "apple"]), "vm/apple resumed\n");
+    manifest["spec"]["vm"]["paused"] = json!(false);
+    ns.api::<VirtualMachine>().patch("apple", &git, &Patch::Apply(&manifest)).await.unwrap();
+    let refused = run(&ns, &["pause", "apple"]);
+    assert!(
+        refused.code == 1
+            && refused.talk.starts_with("vm/apple: kustomize-controller applies spec.vm.paused from Git (")
+            && refused.talk.ends_with("; change it in Git, or give --yes to do it until the next sync\n"),
+        "{refused:?}"
+    );
     let refused = run(&ns, &["stop", "apple"]);
     assert_eq!((refused.code, refused.data.as_str()), (1, ""), "{refused:?}");
     let who = "vm/apple: kustomize-controller applies spec.vm.state from Git (its last change: 20";

@@ -166,6 +166,18 @@ async fn other_sources_fill_the_disk() {
         assert_eq!(service["spec"]["selector"]["app.kubernetes.io/instance"], "boxed");
         assert_eq!(service["spec"]["ports"][0]["targetPort"], target);
     }
+    // Behind data the Services are talk.
+    let named = run(
+        &ns,
+        &[
+            ["create", "packed", "--image", "oci:quay.io/containerdisks/debian:13", "-o", "name"].as_slice(),
+            &keys,
+            &ports,
+        ]
+        .concat(),
+    );
+    assert_eq!((named.code, named.data.as_str()), (0, "virtualmachine.vmoperator.jdrupes.org/packed\n"), "{named:?}");
+    assert!(named.talk.contains("service/packed-22 exposed: it leads to port 22 of vm/packed\n"), "{named:?}");
     let pod = json!(ns.pod_when("boxed", "there", |_| true).await);
     let volume = pod["spec"]["volumes"].as_array().unwrap().iter().find(|it| it["name"] == "import-oci").unwrap();
     assert_eq!(volume["image"]["reference"], "quay.io/containerdisks/debian:13", "{volume}");
@@ -249,6 +261,9 @@ async fn a_file_is_uploaded_and_goes_on_where_it_broke_off() {
     let uploaded = printed(uploading.wait_with_output().unwrap());
     assert!(uploaded.code == 0 && uploaded.data.contains(": its disk has "), "{uploaded:?}");
     assert!(uploaded.talk.contains(": goes on at 700000 of "), "{uploaded:?}");
+    // Once more: nothing is sent over what the guest may have written since.
+    let again = printed(upload(file).wait_with_output().unwrap());
+    assert!(again.code == 0 && again.data.starts_with("vm/web: its disk was filled already"), "{again:?}");
 }
 
 /// The commands in the comments of an imported VM are for its claims.

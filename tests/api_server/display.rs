@@ -92,7 +92,7 @@ async fn kubectl_vm_display_writes_a_connection_file() {
     let file = folder.path().join("apple.vv");
     fs::write(&file, "everybody can read this").unwrap();
     let arguments =
-        ["apple", "--output", file.to_str().unwrap(), "--server", "localhost", "--port", "15910", "--user", "alice"];
+        ["vm/apple", "--output", file.to_str().unwrap(), "--server", "localhost", "--port", "15910", "--user", "alice"];
     assert_eq!(display(&arguments), (0, String::new()));
     let expected = expected.replace("vms.example.org", "localhost").replace("5910", "15910");
     let expected = expected.replace("proxy=http://proxy:3128\n", "") + "delete-this-file=1\n";

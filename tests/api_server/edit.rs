@@ -65,6 +65,8 @@ async fn cpus_memory_and_cds_change_while_the_guest_runs() {
     assert_eq!(apple.spec.vm.current_cpus, Some(1));
     assert!(apple.managed_fields().iter().any(|entry| entry.manager.as_deref() == Some(COMMAND_MANAGER)));
     assert_eq!(succeeds(&ns, &["set", "cpus", "apple", "1"]), "vm/apple unchanged (has 1 CPU already)\n");
+    let unchanged = succeeds(&ns, &["set", "cpus", "apple", "1", "-o", "name"]);
+    assert_eq!(unchanged, "virtualmachine.vmoperator.jdrupes.org/apple\n", "data has it too");
     let waited = succeeds(&ns, &["set", "ram", "-l", "tier=web", "1Gi", "--wait"]);
     let expected = "vm/apple: 1Gi of memory (before: 2Gi); the running guest has it (";
     assert!(

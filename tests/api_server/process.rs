@@ -263,6 +263,10 @@ async fn a_write_that_is_held_up_past_the_lease_does_not_arrive() {
 
 /// Only the manager's own clock jumps: the times in objects are the API server's.
 #[tokio::test]
+#[cfg_attr(
+    target_feature = "crt-static",
+    ignore = "a clock is only set for a program with shared libraries, as `cargo test` builds it"
+)]
 async fn a_clock_that_jumps_changes_nothing() {
     let ns = ManagersNamespace::new("clock").await;
     let folder = tempfile::tempdir().unwrap();

@@ -160,7 +160,7 @@ async fn openssh_gets_the_way_to_the_guest_and_its_exit_code_is_ours() {
         ("ssh fig", 1, format!("vm {place}/fig: it has no Pod, so no guest runs")),
         ("ssh plum", 1, format!("vm {place}/plum: {unreachable}")),
         ("scp plum:a .", 1, format!("vm {place}/plum: {unreachable}")),
-        ("ssh lychee", 3, format!("vm {place}/lychee: ")),
+        ("ssh lychee", 1, format!("vm/lychee: there is none in the namespace {place}")),
         ("scp a b", 2, "no path is in a guest: write VM:PATH, such as web:/tmp".to_owned()),
         ("scp apple:a pear:b", 2, "the paths are in the guests of apple and pear".to_owned()),
         ("ssh -- -oProxyCommand=x@apple", 2, "error: ".to_owned()),

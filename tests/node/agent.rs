@@ -72,6 +72,8 @@ async fn a_killed_agent_is_back_under_the_same_guest_and_only_it_has_a_token() {
     assert_eq!(pending, ["objects/Pod/spec.containers[vm-runner].image"]);
     assert_eq!(run("vm-runner", "cat /run/vm-runner/machine.json"), before, "the same QEMU");
 
+    // A guest that still boots does not see the power button.
+    wait_for(&vms, "demo", conditions::BOOTED, true).await;
     namespace.kubectl(&["patch", "vm", "demo", "--type=merge", "--patch", r#"{"spec":{"vm":{"state":"Stopped"}}}"#]);
     gone(&pods, "demo").await;
     wait_for(&vms, "demo", conditions::READY, true).await;

@@ -80,23 +80,23 @@ pub(super) async fn present(vm: &VmHandle) -> Result<Option<Present>, DisplayErr
 /// Reads the password, and writes a new one if it does not last long enough or is another user's.
 async fn present_or_new(vm: &VmHandle, name: &str, request: &Request) -> Result<Option<Password>, DisplayError> {
     let secrets = vm.api::<Secret>();
-    let mut is_ours = false;
     loop {
         let secret = secrets.get(name).await.map_err(DisplayError::object(format!("Secret {name}")))?;
         let Some(present) = Password::of(&secret) else { return Ok(None) };
         let resource = vm.get().await.map_err(DisplayError::Vm)?;
         let last_user = resource.status.as_ref().and_then(|status| status.console_user.as_deref());
-        if is_ours || !present.must_be_renewed(last_user, request.user.as_deref(), now()) {
+        if !present.must_be_renewed(last_user, request.user.as_deref(), now()) {
             return Ok(Some(present));
         }
         let text = random_password(Protocol::of(&resource))?;
-        let end = present.next_end(now(), request.validity.0);
+        let expiry = present.next_end(now(), request.validity.0).to_string();
         let patch = json!({
             "metadata": { "resourceVersion": secret.metadata.resource_version },
-            "stringData": { PASSWORD_FILE: text, EXPIRY_FILE: end.to_string() },
+            "stringData": { PASSWORD_FILE: text, EXPIRY_FILE: expiry },
         });
         match secrets.patch(name, &patch_params(request.field_manager), &Patch::Merge(patch)).await {
-            Ok(_) => is_ours = true,
+            // This one, and not what is read now: that may be another call's already, for another user. Then the runner never reports the end of this one.
+            Ok(_) => return Ok(Some(Password { text, expiry })),
             // Somebody else has written the Secret since we read it: that password may do.
             Err(kube::Error::Api(refusal)) if refusal.is_conflict() => {}
             Err(error) => {

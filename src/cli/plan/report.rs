@@ -1,6 +1,9 @@
 //! What is printed: a line for each VM, and how many there are of each sort.
 
-use std::fmt::{self, Write as _};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+};
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
@@ -22,7 +25,7 @@ pub(in crate::cli) struct VmReport {
     pub name: String,
     #[serde(flatten)]
     pub effect: Effect,
-    /// What else there is to know.
+    /// What of it is not known, and why.
     pub notes: Vec<String>,
 }
 
@@ -57,10 +60,10 @@ impl Report {
     }
 
     pub fn exit(&self) -> Exit {
-        match self {
-            Self { is_incomplete: true, .. } => Exit::Unknown,
-            _ => Exit::negative_if(self.vms.iter().any(|vm| vm.effect.class != Class::Nothing)),
+        if self.is_incomplete || self.vms.iter().any(|vm| !vm.notes.is_empty()) {
+            return Exit::Unknown;
         }
+        Exit::negative_if(self.vms.iter().any(|vm| vm.effect.class != Class::Nothing))
     }
 
     /// As text; with the details of each VM if it is `verbose`.
@@ -80,11 +83,28 @@ impl Report {
                 details(vm).iter().for_each(|detail| text += &format!("  {detail}\n"));
             }
         }
+        if !verbose {
+            text += &self.notes(with_namespace);
+        }
         let counts = Class::ALL.into_iter().map(|class| (class, self.count(class))).filter(|(_, count)| *count > 0);
         let counts: Vec<String> = counts.map(|(class, count)| format!("{count} {}", class.word())).collect();
         let all = counted(self.vms.len(), "VM");
         text += &if counts.is_empty() { format!("{all}\n") } else { format!("{all}: {}\n", counts.join(", ")) };
         plain(&text)
+    }
+
+    /// What is not known, each once: the reasons are mostly the same for all VMs.
+    fn notes(&self, with_namespace: bool) -> String {
+        let mut of_vms: BTreeMap<&str, Vec<&VmReport>> = BTreeMap::new();
+        for vm in &self.vms {
+            vm.notes.iter().for_each(|note| of_vms.entry(note).or_default().push(vm));
+        }
+        let line = |(note, vms): (&str, Vec<&VmReport>)| match vms.as_slice() {
+            [vm] if with_namespace => format!("note: {}/{}: {note}\n", vm.namespace, vm.name),
+            [vm] => format!("note: {}: {note}\n", vm.name),
+            vms => format!("note: {}: {note}\n", counted(vms.len(), "VM")),
+        };
+        of_vms.into_iter().map(line).collect()
     }
 }
 
@@ -198,5 +218,32 @@ mod tests {
         assert_eq!(nothing().exit(), Exit::Success);
         assert_eq!(report().exit(), Exit::Negative);
         assert_eq!(Report { is_incomplete: true, ..nothing() }.exit(), Exit::Unknown);
+        for mut partly in [nothing(), report()] {
+            partly.vms[0].notes.push("not compared".into());
+            assert_eq!(partly.exit(), Exit::Unknown, "an effect may be hidden");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_said_without_being_asked_for_details() {
+        let mut report = report();
+        let notes = |report: &mut Report, notes: &[(usize, &str)]| {
+            report.vms.iter_mut().for_each(|vm| vm.notes.clear());
+            notes.iter().for_each(|(at, note)| report.vms[*at].notes.push((*note).to_owned()));
+        };
+        let lines = |report: &Report, verbose: bool, with_namespace: bool| -> Vec<String> {
+            let text = report.text(verbose, with_namespace);
+            text.lines().filter(|line| line.contains("note: ")).map(str::to_owned).collect()
+        };
+        assert!(lines(&report, false, false).is_empty());
+        notes(&mut report, &[(0, "no Secrets"), (1, "no Secrets"), (1, "not rendered")]);
+        assert_eq!(lines(&report, false, false), ["note: 2 VMs: no Secrets", "note: pear: not rendered"]);
+        assert_eq!(lines(&report, false, true), ["note: 2 VMs: no Secrets", "note: orchard/pear: not rendered"]);
+        assert_eq!(
+            lines(&report, true, false),
+            ["  note: no Secrets", "  note: no Secrets", "  note: not rendered"],
+            "among the details each has its VM"
+        );
+        assert!(report.text(false, false).ends_with("not rendered\n3 VMs: 1 nothing, 1 restart, 1 refused\n"));
     }
 }

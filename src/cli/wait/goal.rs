@@ -96,7 +96,7 @@ impl Goal {
             Self::Ready => has(status, conditions::READY, "True"),
             Self::Deleted => false,
             Self::Restarted { former } => status.pod_uid.is_some() && status.pod_uid != *former && runs(status),
-            Self::RolledOut { .. } if status.created == Some(false) && vm.spec.vm.state == PowerState::Stopped => true,
+            Self::RolledOut { .. } if status.created == Some(false) && is_to_be_down(vm, status) => true,
             Self::RolledOut { former, booted } => {
                 let is_another = status.pod_uid.is_some() && status.pod_uid != *former;
                 is_another
@@ -112,6 +112,14 @@ impl Goal {
             Self::Condition { type_, status: wanted } => has(status, type_, wanted),
         };
         if is_reached { Verdict::Reached } else { Verdict::NotYet }
+    }
+}
+
+/// Whether the VM does not come back by itself, as the manager has seen it.
+fn is_to_be_down(vm: &VirtualMachine, status: &VirtualMachineStatus) -> bool {
+    match &status.state_override {
+        Some(in_force) => in_force.state == PowerState::Stopped,
+        None => vm.spec.vm.state == PowerState::Stopped && !has(status, conditions::POWER_UNMANAGED, "True"),
     }
 }
 
@@ -209,6 +217,15 @@ mod tests {
         stopped.spec.vm.state = PowerState::Stopped;
         let goal = Goal::RolledOut { former: Some("old".into()), booted: true };
         assert_eq!(goal.verdict(Some(&stopped)), Verdict::Reached, "it has the changes at its next start");
+        // Its Pod is gone, and it comes back whatever its spec says.
+        for status in [
+            json!({ "created": false, "stateOverride": { "state": "Running", "until": "2027-01-15T09:00:00Z" } }),
+            json!({ "created": false, "conditions": [condition("PowerUnmanaged", "True")] }),
+        ] {
+            let mut between = with(status.clone());
+            between.spec.vm.state = PowerState::Stopped;
+            assert_eq!(goal.verdict(Some(&between)), Verdict::NotYet, "{status}");
+        }
     }
 
     #[test]

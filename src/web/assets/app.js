@@ -41,6 +41,7 @@ async function send(form, button) {
     location.reload();
   } else {
     const page = answer && new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main [data-says]");
+    if (page) times(page);
     say(page?.innerText.trim() || toast.dataset.failed);
   }
 }
@@ -144,18 +145,22 @@ function remove(id) {
   arrangeSoon();
 }
 
-// A page that shows one VM is fetched again as a whole, at most twice a second.
-let pending = null;
+// A page that shows one VM is fetched again as a whole: at once, but at most twice a second. What changes while an answer is on its way is in the next one.
+let [pending, asked, shown] = [null, -Infinity, -Infinity];
 function refresh() {
   pending ??= setTimeout(async () => {
+    const mine = performance.now();
+    [pending, asked] = [null, mine];
     const answer = await fetch(location.href, { headers: { "x-live": "1" } }).catch(() => null);
-    pending = null;
     if (!answer || answer.status !== 200 || answer.redirected) { location.reload(); return; }
-    const page = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("whole");
-    if (!page) return;
+    const text = await answer.text().catch(() => null);
+    const page = text && new DOMParser().parseFromString(text, "text/html").getElementById("whole");
+    // A later one was faster.
+    if (!page || mine < shown) return;
+    shown = mine;
     times(page);
     swap(byId("whole"), page);
-  }, 500);
+  }, Math.max(0, asked + 500 - performance.now()));
 }
 
 // The list: filter, groups, counts, and the selection.

@@ -49,7 +49,8 @@ function connect(wish) {
     document.body.classList.remove("connected");
     say(ends[code] ?? "lost", reason);
     for (const name of ["ask", "take", "watch"]) if (button(name)) button(name).hidden = code !== 4002;
-    button("connect").hidden = code === 4002;
+    // Who may not take the screen can only try again.
+    button("connect").hidden = code === 4002 && button("take") !== null;
     // While the guest does not run, its status says when it does.
     if (again.has(code)) retry = setTimeout(() => { if (isOpen) connect(wish); }, 2000);
   };

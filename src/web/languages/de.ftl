@@ -82,6 +82,38 @@ what-forbidden = Das dürfen Sie nicht.
 what-refused = Die VM ist dafür nicht im richtigen Zustand.
 what-failed = Der Cluster hat die Änderung nicht angenommen. Bitte noch einmal versuchen.
 what-nothing = Keine Ihrer Rollen hat hier eine Seite.
+why-deleted = Sie wird gerade gelöscht.
+why-stopped = Sie ist aus; sie muss gestartet werden.
+why-no-guest = Ihr Gastsystem läuft nicht.
+why-no-guest-because = Ihr Gastsystem läuft nicht ({ $name }).
+why-git = { $name } wendet spec.vm.{ $field } aus Git an und nimmt zurück, was andere schreiben: ändern Sie es in Git.
+why-git-since = Die letzte Änderung von dort war am
+why-no-right = { $name } hat kein Recht im Pool.
+why-no-members = Der Pool hat noch keine VMs.
+why-none-free = { $count ->
+    [one] Die VM des Pools ist vergeben.
+   *[other] Alle { $count } VMs des Pools sind vergeben.
+}
+why-renewing = { $count ->
+    [one] Eine wird durch eine neue ersetzt.
+   *[other] { $count } werden durch neue ersetzt.
+}
+why-next = Die nächste wird behalten bis
+why-stopped-by-git = { $count ->
+    [one] Eine kann nicht gestartet werden, weil sie laut Git aus ist: entfernen Sie dort spec.vm.state.
+   *[other] { $count } können nicht gestartet werden, weil sie laut Git aus sind: entfernen Sie dort spec.vm.state.
+}
+why-not-started = { $name } ist zugewiesen, wird aber nicht gestartet.
+why-changed = Jemand anders hat sie geändert: { $name } hat sie jetzt.
+why-busy = Andere ändern dieselben VMs. Bitte noch einmal versuchen.
+why-never-started = Sie wurde noch nicht gestartet.
+why-no-display = Sie läuft nicht und hat keinen Bildschirm.
+why-no-display-because = Sie läuft nicht und hat keinen Bildschirm: { $name }
+why-display-used = Jemand ist mit dem Bildschirm verbunden.
+why-display-used-from = Jemand ist von { $name } aus mit dem Bildschirm verbunden.
+why-no-port = Sie hat keinen Port für Betrachter: spec.vm.display.spice.port ist 0.
+why-no-address = Sie hat noch keine Adresse.
+why-gone = Sie wurde gelöscht.
 back = Zurück
 live-lost = Die Seite ist nicht aktuell: Die Verbindung ist abgebrochen.
 connection-file = In remote-viewer öffnen

@@ -82,6 +82,38 @@ what-forbidden = You may not do that.
 what-refused = The VM is not in a state for that.
 what-failed = The cluster did not accept the change. Please try again.
 what-nothing = No role of yours has a page here.
+why-deleted = It is being deleted.
+why-stopped = It is stopped; a start is what it needs.
+why-no-guest = Its guest does not run.
+why-no-guest-because = Its guest does not run ({ $name }).
+why-git = { $name } applies spec.vm.{ $field } from Git, and takes back what others write: change it in Git.
+why-git-since = Its last change was on
+why-no-right = { $name } has no right in the pool.
+why-no-members = The pool has no VMs yet.
+why-none-free = { $count ->
+    [one] The VM of the pool is in use.
+   *[other] All { $count } VMs of the pool are in use.
+}
+why-renewing = { $count ->
+    [one] One is being replaced by a new one.
+   *[other] { $count } are being replaced by new ones.
+}
+why-next = The next one is kept until
+why-stopped-by-git = { $count ->
+    [one] One can't be started, because Git says that it is stopped: remove spec.vm.state there.
+   *[other] { $count } can't be started, because Git says that they are stopped: remove spec.vm.state there.
+}
+why-not-started = { $name } is assigned, but is not started.
+why-changed = Somebody else changed it: { $name } has it now.
+why-busy = Others change the same VMs. Please try again.
+why-never-started = It has not been started yet.
+why-no-display = It does not run, and has no display.
+why-no-display-because = It does not run, and has no display: { $name }
+why-display-used = Somebody is connected to the display.
+why-display-used-from = Somebody is connected to the display from { $name }.
+why-no-port = It has no port for viewers: spec.vm.display.spice.port is 0.
+why-no-address = It has no address yet.
+why-gone = It was deleted.
 back = Back
 live-lost = The page is not up to date: the connection was lost.
 connection-file = Open in remote-viewer

@@ -121,7 +121,10 @@ async fn a_person_gets_a_vm_of_a_pool_and_gives_it_back() {
     assert_eq!(ann.post(&path("start"), "").await.header("location"), answer.header("location"));
     let refused = bob.post(&path("start"), "").await;
     assert_eq!(refused.status, 409);
-    assert!(refused.body.contains("the next one is kept until 20"), "{}", refused.body);
+    assert!(refused.body.contains("The next one is kept until <time datetime=\"20"), "{}", refused.body);
+    let origin = format!("http://{}", web.address);
+    let german = bob.send("POST", &path("start"), &[("origin", &origin), ("accept-language", "de")], "").await;
+    assert_eq!((german.status, german.body.contains("Die VM des Pools ist vergeben.")), (409, true), "{}", german.body);
     assert_eq!(web.holder("desk-1").await.as_deref(), Some("ann"));
     // Its console waits for the guest, and says for what.
     assert!(ann.get(&web.path("desk-1", "/console")).await.body.contains("class=\"waiting\""));
@@ -139,7 +142,13 @@ async fn a_person_gets_a_vm_of_a_pool_and_gives_it_back() {
     })
     .await;
     assert!(row.contains("desk-1/release") && row.contains("square assigned"), "{row}");
-    let answer = admin.post(&web.path("desk-1", "/release"), "").await;
+    assert!(row.contains("name=\"user\" value=\"bob\""), "{row}");
+    // What an old page says of somebody else does not count.
+    let take_back = async |user: &str| admin.post(&web.path("desk-1", "/release"), &format!("user={user}")).await;
+    let late = take_back("ann").await;
+    assert_eq!((late.status, late.body.contains("Somebody else changed it: bob has it now.")), (409, true));
+    assert_eq!(web.holder("desk-1").await.as_deref(), Some("bob"));
+    let answer = take_back("bob").await;
     assert_eq!((answer.status, answer.header("location")), (303, Some("/pools")));
     assert_eq!(web.holder("desk-1").await, None);
 

@@ -106,23 +106,42 @@ async fn each_path_asks_for_its_right() {
             }
         }
     }
-    // The sockets of the consoles.
-    for console in ["console", "serial"] {
-        let path = web.path("apple", &format!("/{console}/socket?wish=control"));
+    // The sockets of the consoles. Whoever may not take the screen neither watches another person there nor asks her for it.
+    for (console, wish, entitled) in [
+        ("console", "control", CONSOLE),
+        ("console", "watch", &["takeConsole"]),
+        ("console", "ask", &["takeConsole"]),
+        ("console", "takeOver", &["takeConsole"]),
+        ("serial", "control", CONSOLE),
+        ("serial", "watch", CONSOLE),
+        ("serial", "ask", CONSOLE),
+        ("serial", "takeOver", &["takeConsole"]),
+    ] {
+        let path = web.path("apple", &format!("/{console}/socket?wish={wish}"));
         let got = async |browser: &Browser| browser.socket(&path, Some(&origin)).await.err();
         for ended in [&web.nobody(), &out, &gone, &removed] {
             assert_eq!(got(ended).await, Some(303), "{path}");
         }
         assert_eq!(got(&of("other")).await, Some(404), "{path}");
         for user in RIGHTS.iter().chain(&["admin"]) {
-            let is_let_in = *user == "admin" || CONSOLE.contains(user);
+            let is_let_in = *user == "admin" || entitled.contains(user);
             assert_eq!(got(&of(user)).await, (!is_let_in).then_some(403), "{user}: {path}");
         }
+    }
+    for (user, has_buttons) in [("accessConsole", false), ("takeConsole", true), ("admin", true)] {
+        let page = of(user).get(&web.path("apple", "/console")).await.body;
+        let buttons = ["watch", "ask", "take"].map(|name| page.contains(&format!("id=\"console-{name}\"")));
+        assert_eq!(buttons, [has_buttons; 3], "{user}: {page}");
     }
     // Of many VMs, those that are not changed are named, also one that does not exist.
     let body = format!("action=start&vm={0}/apple&vm={0}/none", web.namespace.name());
     let answer = of("admin").post("/vms/act", &body).await;
     assert_eq!((answer.status, answer.body.contains("none"), answer.body.contains("apple:")), (409, true, false));
+    // What is no VM of the page is asked of nobody.
+    for key in ["kube-system/x", "..%2f..", &format!("{}/..%2fsecrets", web.namespace.name()), "a%3fb/c%23d"] {
+        let answer = of("admin").post("/vms/act", &format!("action=start&vm={key}")).await;
+        assert_eq!((answer.status, answer.body.contains("Not found")), (409, true), "{key}: {}", answer.body);
+    }
     assert_eq!(of("admin").post("/vms/act", &body.replace("start", "explode")).await.status, 404);
 
     // A VM that is not for somebody is as one that does not exist.
@@ -165,7 +184,7 @@ async fn whoever_comes_when_all_places_are_taken_waits() {
     let (_, mut first) = admin.open("GET", "/live/list", &[], "").await;
     let (_, second) = admin.open("GET", "/live/list", &[], "").await;
     until(&mut first, "vms", "").await;
-    let mut third = Box::pin(admin.get("/livez"));
+    let mut third = Box::pin(admin.get("/vms"));
     assert!((&mut third).now_or_never().is_none());
     // While the others go on, it gets no answer.
     for number in 0..3 {
@@ -173,6 +192,8 @@ async fn whoever_comes_when_all_places_are_taken_waits() {
         until(&mut first, "vm", &format!("n{number}")).await;
         assert!((&mut third).now_or_never().is_none(), "two places are taken");
     }
+    // The kubelet gets one, or it would end the others.
+    assert_eq!(web.nobody().get("/livez").await.status, 200);
     drop(second);
     assert_eq!(third.await.status, 200);
 }

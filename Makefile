@@ -50,7 +50,7 @@ fuzz: ## Test random templates and VMs, and what the runner reads, for an hour e
 lint: ## Check the format and run Clippy
 	cargo fmt --check
 	cargo clippy --all-targets --all-features -- -D warnings
-	cargo check --lib --profile test --no-default-features
+	cargo check --lib --no-default-features
 
 fmt: ## Format the source
 	cargo fmt

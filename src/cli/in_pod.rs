@@ -14,7 +14,7 @@ use super::{
     cluster::ClusterOptions,
     output::{Exit, Failure, Output, note},
     stdio,
-    vms::{failure, failure_about, name_of, title, vm_names},
+    vms::{failure, name_of, refused, refused_about, title, vm_names},
 };
 use crate::{
     actions::VmHandle,
@@ -107,7 +107,10 @@ pub(super) async fn read_vm(vm: &str, cluster: &ClusterOptions) -> Result<(VmHan
     let vm = VmHandle::new(cluster.client.clone(), &cluster.namespace, name_of(vm));
     match vm.get().await {
         Ok(found) => Ok((vm, found)),
-        Err(error) => Err(failure(&cluster.client, &title(vm.name()), &["get"], Some(vm.namespace()), &error).await),
+        Err(error) => {
+            let place = Some(vm.namespace());
+            Err(failure(refused(&cluster.client, &title(vm.name()), &["get"], place, &error).await, &error))
+        }
     }
 }
 
@@ -151,7 +154,8 @@ impl<'a> InPod<'a> {
             Ok(pod) => pod,
             Err(error) => {
                 let (pods, what) = (ApiResource::erase::<Pod>(&()), format!("the Pods of {}", title(name)));
-                return Err(failure_about(vm.client(), &pods, &what, &["list"], Some(namespace), &error).await);
+                let line = refused_about(vm.client(), &pods, &what, &["list"], Some(namespace), &error).await;
+                return Err(failure(line, &error));
             }
         };
         let pod = pod.ok_or_else(|| {

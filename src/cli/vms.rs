@@ -141,7 +141,9 @@ impl Selection {
             loop {
                 let page = match api.list(&parameters).await {
                     Ok(page) => page,
-                    Err(error) => return Err(failure(client, "VMs", &["list"], place, &error).await),
+                    Err(error) => {
+                        return Err(failure(refused(client, "VMs", &["list"], place, &error).await, &error));
+                    }
                 };
                 parameters.continue_token = page.metadata.continue_.clone().filter(|token| !token.is_empty());
                 for object in page.items {
@@ -160,12 +162,15 @@ impl Selection {
             let name = name_of(argument);
             match api(client, namespace).get(name).await {
                 Ok(object) => found.vms.push(FoundVm::new(object)?),
-                Err(error @ kube::Error::Api(_)) => {
-                    note(&refused(client, &title(name), &["get"], Some(namespace), &error).await);
+                Err(error) => {
+                    let line = refused(client, &title(name), &["get"], Some(namespace), &error).await;
+                    if !matches!(error, kube::Error::Api(_)) {
+                        return Err(failure(line, &error));
+                    }
+                    note(&line);
                     found.missing += 1;
                     found.absent += usize::from(is_absent(&error));
                 }
-                Err(error) => return Err(failure(client, &title(name), &["get"], Some(namespace), &error).await),
             }
         }
         Ok(found)
@@ -190,35 +195,6 @@ pub(super) async fn refused(
     error: &kube::Error,
 ) -> String {
     refused_about(client, &resource(), what, verbs, namespace, error).await
-}
-
-/// The same, as the end of a command: without an answer nothing is known.
-pub(super) async fn failure(
-    client: &Client,
-    what: &str,
-    verbs: &[&str],
-    namespace: Option<&str>,
-    error: &kube::Error,
-) -> Failure {
-    failure_about(client, &resource(), what, verbs, namespace, error).await
-}
-
-/// The same about objects of another kind.
-pub(super) async fn failure_about(
-    client: &Client,
-    resource: &ApiResource,
-    what: &str,
-    verbs: &[&str],
-    namespace: Option<&str>,
-    error: &kube::Error,
-) -> Failure {
-    let line = refused_about(client, resource, what, verbs, namespace, error).await;
-    if matches!(error, kube::Error::Api(_)) { Failure::new(line) } else { Failure::unknown(line) }
-}
-
-/// Whether the API server said that there is no such object: it knows the kind.
-fn is_absent(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(answer) if answer.is_not_found() && answer.details.is_some())
 }
 
 /// The same about objects of another kind.
@@ -248,6 +224,16 @@ pub(super) async fn refused_about(
         kube::Error::Api(answer) => format!("{what}: {}", answer.message),
         error => format!("{what}: {}", ErrorChain(error)),
     }
+}
+
+/// The end of a command with that line about an error: without an answer of the API server nothing is known.
+pub(super) fn failure(line: String, error: &kube::Error) -> Failure {
+    if matches!(error, kube::Error::Api(_)) { Failure::new(line) } else { Failure::unknown(line) }
+}
+
+/// Whether the API server said that there is no such object: it knows the kind.
+fn is_absent(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(answer) if answer.is_not_found() && answer.details.is_some())
 }
 
 /// The exit code of a command for several VMs.

@@ -273,12 +273,6 @@ pub fn word(text: &str, longest: usize) -> Option<String> {
     (!word.is_empty()).then(|| word.to_owned())
 }
 
-/// Whether a namespace can have this name.
-pub fn is_namespace(text: &str) -> bool {
-    let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&text.len()) && text.bytes().all(is_valid) && !text.starts_with('-') && !text.ends_with('-')
-}
-
 /// Whether an interface can have this MAC address.
 pub fn is_mac(text: &str) -> bool {
     let parts: Vec<&str> = text.split(':').collect();

@@ -6,7 +6,7 @@ use super::{
     draft::{self, Content, Draft, Link, Place, card, is_mac},
     source::{Item, SourceError},
 };
-use crate::{api::Quantity, exchange::Grade};
+use crate::{api::Quantity, exchange::Grade, render::valid::is_dns_label};
 
 pub(super) fn read(root: &Item, draft: &mut Draft) -> Result<(), SourceError> {
     root.enter();
@@ -95,7 +95,7 @@ fn metadata(root: &Item, draft: &mut Draft) {
         match item.key.as_str() {
             "name" => draft.name = item.same("metadata.name").to_owned(),
             "generateName" => _ = item.changed("metadata.name"),
-            "namespace" if draft::is_namespace(item.text()) => {
+            "namespace" if is_dns_label(item.text()) => {
                 draft.namespace = Some(item.same("metadata.namespace").to_owned());
             }
             "namespace" => item.left_out("no namespace can have this name: give another one by --namespace"),

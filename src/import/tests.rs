@@ -359,7 +359,7 @@ fn a_namespace_that_can_not_be_is_not_taken() {
         ("x; rm -rf ~", false),
         (longer.as_str(), false),
     ] {
-        assert_eq!(draft::is_namespace(name), is_name, "{name}");
+        assert_eq!(crate::render::valid::is_dns_label(name), is_name, "{name}");
     }
     let imported = |namespace: &str, wish: Option<&str>| {
         let text = KUBEVIRT.replace("  name: win\n", &format!("  name: win\n  namespace: '{namespace}'\n"));

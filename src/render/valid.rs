@@ -92,6 +92,12 @@ pub fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_part)
 }
 
+/// Whether a text can be the name of a namespace or of a Service
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-label-names>).
+pub fn is_dns_label(text: &str) -> bool {
+    text.len() <= 63 && !text.contains('.') && is_subdomain(text)
+}
+
 /// Whether a text that is not empty can be the value of a label
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set>).
 pub fn is_label(text: &str) -> bool {

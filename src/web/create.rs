@@ -39,6 +39,7 @@ use crate::{
     api::{VirtualMachine, stored},
     ownership::WEB_MANAGER,
     process::ErrorChain,
+    render::valid::is_dns_label,
 };
 
 /// How long a new VM may take until the watch has it. Then its page is found.
@@ -134,15 +135,9 @@ pub(super) async fn submit(
     page(&app, &signed_in, status, &form, problems, outcome)
 }
 
-/// Whether the web interface has that namespace.
+/// Whether the web interface has that namespace. What is no name of one becomes no part of a URL.
 fn serves(app: &App, namespace: &str) -> bool {
-    is_name(namespace) && app.namespaces.iter().any(|served| served.as_deref().is_none_or(|it| it == namespace))
-}
-
-/// Whether a namespace can have that name (RFC 1123). Whatever else was typed becomes no part of a URL.
-fn is_name(text: &str) -> bool {
-    let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=63).contains(&text.len()) && text.bytes().all(is_part)
+    is_dns_label(namespace) && app.namespaces.iter().any(|served| served.as_deref().is_none_or(|it| it == namespace))
 }
 
 async fn create(app: &App, namespace: &str, manifest: &Value, is_dry: bool) -> kube::Result<DynamicObject> {
@@ -230,9 +225,9 @@ mod tests {
 
     #[test]
     fn a_namespace_is_no_part_of_another_path() {
-        assert!(is_name("lab-2") && is_name(&"a".repeat(63)));
+        assert!(is_dns_label("lab-2") && is_dns_label(&"a".repeat(63)));
         for text in ["", "..", "a/b", "a?b", "a%2fb", "Lab", "ä", &"a".repeat(64)] {
-            assert!(!is_name(text), "{text}");
+            assert!(!is_dns_label(text), "{text}");
         }
     }
 

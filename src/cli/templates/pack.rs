@@ -18,6 +18,7 @@ use crate::{
     files::{self, FileError},
     lint::{Severity, is_part_of_a_set},
     object::{LARGEST_CONFIG_MAP, SET_LABEL, TEMPLATES_MAP},
+    render::valid::is_dns_label,
 };
 
 #[derive(Args)]
@@ -42,7 +43,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<()
     let Options { folder, set, name, force, check } = options;
     let own = own_set(folder)?;
     let folder = own.as_ref().map_or(folder.as_path(), tempfile::TempDir::path);
-    if let Some(text) = set.iter().chain(name).find(|text| !is_name(text)) {
+    if let Some(text) = set.iter().chain(name).find(|text| !is_dns_label(text)) {
         return Err(Failure::new(format!(
             "{text:?} can't be used as a name: a name has up to 63 small letters, digits and -"
         )));
@@ -90,15 +91,6 @@ fn own_set(folder: &Path) -> Result<Option<tempfile::TempDir>, Failure> {
     Ok(Some(own))
 }
 
-/// Whether a text is the name of a set and of a ConfigMap: a label of RFC 1123.
-fn is_name(text: &str) -> bool {
-    let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    text.len() <= 63
-        && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-        && ends(text.chars().next())
-        && ends(text.chars().next_back())
-}
-
 /// What lint calls an error, the manager would not use, or the API server would refuse.
 fn refuse_errors(checked: &Checked) -> Result<(), Failure> {
     if !checked.findings.iter().any(|finding| finding.severity == Severity::Error) {
@@ -139,11 +131,11 @@ mod tests {
     fn a_name_is_a_label_of_rfc_1123() {
         let longest = "a".repeat(63);
         for name in ["a", "a-1", "1a", &longest] {
-            assert!(is_name(name), "{name}");
+            assert!(is_dns_label(name), "{name}");
         }
         let too_long = "a".repeat(64);
         for name in ["", "-a", "a-", "A", "a.b", "a b", &too_long] {
-            assert!(!is_name(name), "{name}");
+            assert!(!is_dns_label(name), "{name}");
         }
     }
 }

@@ -435,9 +435,8 @@ fn chain(facts: &Facts, cause: Option<&Finding>) -> Vec<Link> {
 
 /// What applies the VM. A VM that nothing applies has no such line.
 fn git_link(source: &git::Source, object: Option<&Value>) -> Link {
-    let suspended = object.and_then(|object| source.suspended(object));
-    let (state, text) = match suspended {
-        Some((field, _)) => ("waits", format!("{source} applies it, and is suspended ({field})")),
+    let (state, text) = match object.and_then(|object| source.obstacle(object)) {
+        Some(obstacle) => ("waits", format!("{source} applies it, and {}", obstacle.what)),
         None => ("ok", format!("{source} applies it")),
     };
     Link { stage: Stage::Git, state, text }
@@ -494,10 +493,10 @@ fn also(facts: &Facts) -> Vec<String> {
     add(STORAGE_READY, "False", "storage: ");
     add(conditions::OBJECTS_READY, "False", "an object beside the Pod: ");
     if let Some((source, Some(object))) = &facts.git
-        && let Some((field, todo)) = source.suspended(object)
+        && let Some(git::Obstacle { what, what_to_do }) = source.obstacle(object)
     {
         also.push(format!(
-            "{source}, which applies this VM, is suspended ({field}): changes in Git have no effect until it goes on: {todo}"
+            "{source}, which applies this VM, {what}: changes in Git have no effect until it goes on: {what_to_do}"
         ));
     }
     if let Some(pod) = facts.pod().filter(|pod| pod.maker.is_some() && facts.is_up()) {

@@ -71,6 +71,7 @@
 //! | `viewers` | | decides who is let in to the consoles, and who controls the screen |
 //! | `rfb` | | makes what viewers send by VNC harmless |
 //! | `relay` | `rfb` `runtime_dir` `viewers` | the TLS port through which people reach the consoles |
+//! | `hand_over` | | copies the disk out of a container disk's image |
 //! | `from_file` | | the command line for a VM from a file |
 //! | `qemu` | `changes` `console` `control` `ctl` `lifecycle` `monitor` `programs` `qmp` `runtime_dir` `state` | starts and supervises the QEMU process |
 //! | `machine` | `accel` `command` `config` `control` `files` `monitor` `pod_network` `prepare` `programs` `qemu` `runtime_dir` `state` | the machine role |
@@ -96,6 +97,7 @@ pub mod files;
 pub mod from_file;
 pub mod guest_agent;
 pub mod halt;
+pub mod hand_over;
 pub mod lifecycle;
 pub mod lines;
 pub mod live;
@@ -147,6 +149,7 @@ use config::Configuration;
 use ctl::{Reply, Task};
 use figures::Trouble;
 use from_file::FileArguments;
+use hand_over::HandOverArguments;
 use logging::Logging;
 use machine::MachineOptions;
 use pod_network::Ports;
@@ -180,7 +183,7 @@ pub struct Arguments {
 #[allow(clippy::large_enum_variant, reason = "a program has one value of it")]
 enum RunnerCommand {
     /// Run the virtual machine (the default): in a Pod, or with FILE on this computer without a cluster.
-    #[command(after_help = RUN_HELP)]
+    #[command(after_help = from_file::HELP)]
     Run(RunCommand),
     /// Run only QEMU and its helpers. It needs no access to the cluster.
     Machine(RunArguments),
@@ -219,20 +222,12 @@ enum RunnerCommand {
     Passt(PasstArguments),
     /// Try whether KVM works on this node, leave the result in a folder, and wait for the end (SIGTERM); after a failure, try again.
     TryKvm(TrialArguments),
+    /// Copy the disk out of a container disk's image. The template set import-disk runs it in a container of that image.
+    #[command(hide = true)]
+    HandOver(HandOverArguments),
     /// Print the version.
     Version,
 }
-
-/// What the help of `run` ends with.
-const RUN_HELP: &str = "\
-With FILE the guest's serial console is in the terminal. Ctrl-] leaves it: the guest is asked to power down, and ended at once at the \
-second time. SIGTERM, SIGINT and SIGHUP do the same.
-
-Exit codes with FILE:
-  0  the guest has shut down
-  1  an error, described on standard error
-  2  the command line is wrong
-  3  the guest was ended without its shutdown";
 
 #[derive(Args, Clone, Debug)]
 struct RunCommand {
@@ -373,6 +368,9 @@ pub enum Error {
     /// passt cannot be run.
     #[error(transparent)]
     Passt(#[from] pod_network::Error),
+    /// There is no disk to hand over.
+    #[error(transparent)]
+    HandOver(#[from] hand_over::Error),
     /// No runner could be asked to end the guest.
     #[error("cannot ask the runner to end the guest: no VM runs here")]
     End(#[source] io::Error),
@@ -426,6 +424,7 @@ pub async fn run(arguments: Arguments, logging: Logging) -> Result<(), Error> {
             let source = programs::become_program(parent, &program, &arguments);
             Err(Error::Exec { program, source })
         }
+        RunnerCommand::HandOver(arguments) => print(&format!("{}\n", hand_over::hand_over(&arguments)?)),
         RunnerCommand::Version => print(concat!("vm-runner ", env!("CARGO_PKG_VERSION"), "\n")),
         RunnerCommand::Validate(arguments) => {
             let configuration = config::read(&arguments.config_dir)?;

@@ -1,4 +1,4 @@
-//! The object of a GitOps tool that applies a VM, and whether it is suspended.
+//! The object of a GitOps tool that applies a VM, and whether something keeps changes in Git from the VM.
 //!
 //! | object | what it leaves on a VM |
 //! |---|---|
@@ -44,7 +44,28 @@ const SKIP: &str = "argocd.argoproj.io/skip-reconcile";
 /// Where Argo CD runs, and Applications are unless it is told otherwise.
 const ARGO: &str = "argocd";
 
+/// How much of a tool's message is shown, in characters.
+const MESSAGE_LENGTH: usize = 300;
+
+/// What keeps changes in Git from a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// What is wrong with the tool's object, as words that follow its name.
+    pub what: String,
+    /// How to let the changes through.
+    pub what_to_do: String,
+}
+
 impl Kind {
+    /// What the commands of the tool call it.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Kustomization => "kustomization",
+            Self::HelmRelease => "helmrelease",
+            Self::Application => "application",
+        }
+    }
+
     /// Its resource in the API.
     pub fn resource(self) -> ApiResource {
         let (group, version, kind) = match self {
@@ -83,26 +104,68 @@ impl Source {
             .or_else(|| tracked().or_else(labelled).map(argo))
     }
 
-    /// Why changes in Git do not reach the VM, and how to let them: the field of the object, and a command. `None`: nothing keeps them.
-    pub fn suspended(&self, object: &Value) -> Option<(String, String)> {
+    /// Why changes in Git do not reach the VM. `None`: nothing keeps them.
+    pub fn obstacle(&self, object: &Value) -> Option<Obstacle> {
+        self.suspended(object).or_else(|| self.failed(object))
+    }
+
+    fn suspended(&self, object: &Value) -> Option<Obstacle> {
         let Self { kind, namespace, name } = self;
-        match kind {
+        let (field, what_to_do) = match kind {
             Kind::Kustomization | Kind::HelmRelease => {
-                let resource = if *kind == Kind::Kustomization { "kustomization" } else { "helmrelease" };
-                let todo = format!("flux resume {resource} {name} -n {namespace}");
-                (object["spec"]["suspend"] == true).then(|| ("spec.suspend".to_owned(), todo))
+                (object["spec"]["suspend"] == true).then(|| {
+                    ("spec.suspend".to_owned(), format!("flux resume {} {name} -n {namespace}", kind.word()))
+                })
             }
             Kind::Application => {
                 let place = format!("kubectl -n {namespace}");
                 if object["metadata"]["annotations"][SKIP] == "true" {
-                    return Some((SKIP.to_owned(), format!("{place} annotate application {name} {SKIP}-")));
+                    Some((SKIP.to_owned(), format!("{place} annotate application {name} {SKIP}-")))
+                } else {
+                    let is_off = object["spec"]["syncPolicy"]["automated"]["enabled"] == false;
+                    is_off.then(|| {
+                        let field = "spec.syncPolicy.automated.enabled: false";
+                        (field.to_owned(), format!("{place} edit application {name}"))
+                    })
                 }
-                let is_off = object["spec"]["syncPolicy"]["automated"]["enabled"] == false;
-                is_off.then(|| {
-                    ("spec.syncPolicy.automated.enabled: false".to_owned(), format!("{place} edit application {name}"))
-                })
             }
-        }
+        }?;
+        Some(Obstacle { what: format!("is suspended ({field})"), what_to_do })
+    }
+
+    /// What the tool itself reports: the condition Ready of Flux, the errors and the last operation of Argo CD. A health check that fails is
+    /// none, because the changes are applied by then, and the VM may be what fails.
+    fn failed(&self, object: &Value) -> Option<Obstacle> {
+        let Self { kind, namespace, name } = self;
+        let status = &object["status"];
+        let mut conditions = status["conditions"].as_array().into_iter().flatten();
+        let word = kind.word();
+        let (reason, message, what_to_do) = match kind {
+            Kind::Kustomization | Kind::HelmRelease => {
+                let ready = conditions.find(|it| it["type"] == "Ready" && it["status"] == "False")?;
+                let reason = ready["reason"].as_str().unwrap_or_default();
+                if reason == "HealthCheckFailed" {
+                    return None;
+                }
+                let what_to_do = format!("mend that, then flux reconcile {word} {name} -n {namespace} --with-source");
+                (reason, &ready["message"], what_to_do)
+            }
+            Kind::Application => {
+                let is_error = |it: &&Value| it["type"].as_str().is_some_and(|kind| kind.ends_with("Error"));
+                let operation = &status["operationState"];
+                let phase = operation["phase"].as_str().unwrap_or_default();
+                let what_to_do = format!("mend that: kubectl -n {namespace} describe {word} {name}");
+                match conditions.find(is_error) {
+                    Some(error) => (error["type"].as_str().unwrap_or_default(), &error["message"], what_to_do),
+                    None if matches!(phase, "Failed" | "Error") => (phase, &operation["message"], what_to_do),
+                    None => return None,
+                }
+            }
+        };
+        let message = message.as_str().unwrap_or_default().lines().next().unwrap_or_default().trim();
+        let short: String = message.chars().take(MESSAGE_LENGTH).collect();
+        let rest = if short.len() < message.len() { " ..." } else { "" };
+        Some(Obstacle { what: format!("fails ({reason}): {short}{rest}"), what_to_do })
     }
 }
 
@@ -142,40 +205,71 @@ mod tests {
     }
 
     #[test]
-    fn what_suspends_an_object_is_named_with_the_way_back() {
+    fn what_keeps_changes_from_a_vm_is_named_with_the_way_back() {
         let of = |kind| Source { kind, namespace: "n".into(), name: "a".into() };
-        let said = |kind, object: Value| of(kind).suspended(&object).map(|(field, todo)| format!("{field}: {todo}"));
-        let skipped = json!({ "metadata": { "annotations": { SKIP: "true" } } });
+        let said = |kind, object: &Value| of(kind).obstacle(object).map(|it| format!("{} -> {}", it.what, it.what_to_do));
+        let ready = |status: &str, reason: &str| {
+            json!({ "status": { "conditions": [
+                { "type": "Reconciling", "status": "True", "reason": "Progressing", "message": "m" },
+                { "type": "Ready", "status": status, "reason": reason, "message": "kustomize build failed:\nno such file" },
+            ] } })
+        };
+        let argo = |conditions: Value, phase: &str| json!({ "status": { "conditions": conditions, "operationState": { "phase": phase, "message": "one is invalid" } } });
         let cases = [
             (
                 Kind::Kustomization,
                 json!({ "spec": { "suspend": true } }),
-                Some("spec.suspend: flux resume kustomization a -n n"),
+                Some("is suspended (spec.suspend) -> flux resume kustomization a -n n"),
             ),
             (
                 Kind::HelmRelease,
                 json!({ "spec": { "suspend": true } }),
-                Some("spec.suspend: flux resume helmrelease a -n n"),
+                Some("is suspended (spec.suspend) -> flux resume helmrelease a -n n"),
             ),
             (Kind::Kustomization, json!({ "spec": { "suspend": false } }), None),
             (
-                Kind::Application,
-                skipped,
+                Kind::Kustomization,
+                ready("False", "BuildFailed"),
                 Some(
-                    "argocd.argoproj.io/skip-reconcile: kubectl -n n annotate application a argocd.argoproj.io/skip-reconcile-",
+                    "fails (BuildFailed): kustomize build failed: -> mend that, then flux reconcile kustomization a -n n --with-source",
+                ),
+            ),
+            (Kind::HelmRelease, ready("True", "UpgradeSucceeded"), None),
+            // The VM itself may be what is not healthy.
+            (Kind::Kustomization, ready("False", "HealthCheckFailed"), None),
+            (
+                Kind::Application,
+                json!({ "metadata": { "annotations": { SKIP: "true" } } }),
+                Some(
+                    "is suspended (argocd.argoproj.io/skip-reconcile) -> kubectl -n n annotate application a argocd.argoproj.io/skip-reconcile-",
                 ),
             ),
             (
                 Kind::Application,
                 json!({ "spec": { "syncPolicy": { "automated": { "enabled": false } } } }),
-                Some("spec.syncPolicy.automated.enabled: false: kubectl -n n edit application a"),
+                Some("is suspended (spec.syncPolicy.automated.enabled: false) -> kubectl -n n edit application a"),
             ),
             (Kind::Application, json!({ "spec": { "syncPolicy": { "automated": {} } } }), None),
             // It is synced by hand, as somebody wants it.
             (Kind::Application, json!({ "spec": {} }), None),
+            (
+                Kind::Application,
+                argo(json!([{ "type": "ComparisonError", "message": "app path does not exist" }]), "Succeeded"),
+                Some(
+                    "fails (ComparisonError): app path does not exist -> mend that: kubectl -n n describe application a",
+                ),
+            ),
+            (
+                Kind::Application,
+                argo(json!([{ "type": "OrphanedResourceWarning", "message": "w" }]), "Failed"),
+                Some("fails (Failed): one is invalid -> mend that: kubectl -n n describe application a"),
+            ),
+            (Kind::Application, argo(json!(null), "Succeeded"), None),
         ];
         for (kind, object, expected) in cases {
-            assert_eq!(said(kind, object.clone()).as_deref(), expected, "{object}");
+            assert_eq!(said(kind, &object).as_deref(), expected, "{object}");
         }
+        let long = json!({ "status": { "operationState": { "phase": "Error", "message": "é".repeat(1000) } } });
+        assert!(of(Kind::Application).obstacle(&long).unwrap().what.ends_with("é ..."));
     }
 }

@@ -539,8 +539,13 @@ fn source(root: &Item, volume: &Item, disk: Option<&Item>, name: &str, draft: &m
     let (bytes, from) = match kind.key.as_str() {
         "containerDisk" => {
             let image = kind.get("image").map_or("", Item::text);
-            filled = Some(json!({ "oci": image }));
-            (None, Some(Place::Words(format!("the container image {image}, /disk"))))
+            let path = kind.get("path").map(Item::text);
+            filled = Some(match path {
+                Some(path) => json!({ "oci": image, "path": path }),
+                None => json!({ "oci": image }),
+            });
+            let path = path.unwrap_or("/disk");
+            (None, Some(Place::Words(format!("the container image {image}, {path}"))))
         }
         "persistentVolumeClaim" | "ephemeral" => {
             let claim = kind.get("persistentVolumeClaim/claimName").map_or(claim, Item::text);

@@ -7,6 +7,17 @@ use clap::Args;
 
 use crate::runner_config::{Forward, Protocol};
 
+/// What the help of `run` ends with.
+pub const HELP: &str = "\
+With FILE the guest's serial console is in the terminal. Ctrl-] leaves it: the guest is asked to power down, and ended at once at the \
+second time. SIGTERM, SIGINT and SIGHUP do the same.
+
+Exit codes with FILE:
+  0  the guest has shut down
+  1  an error, described on standard error
+  2  the command line is wrong
+  3  the guest was ended without its shutdown";
+
 /// What is run, and where its files are.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "A VM from a file, without a cluster")]

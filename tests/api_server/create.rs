@@ -151,7 +151,7 @@ async fn a_guest_without_an_agent_is_up_when_its_console_asks_for_a_login() {
 #[tokio::test]
 async fn other_sources_fill_the_disk() {
     let ns = ns("create-sources").await;
-    // A container image is a volume of the Pod.
+    // A container of the image hands the disk over.
     let keys = ["--user", "ann", "--ssh-key", KEY, "--no-wait"];
     let ports = ["--port", "22", "--port", "8080:80"];
     let created = run(
@@ -179,8 +179,9 @@ async fn other_sources_fill_the_disk() {
     assert_eq!((named.code, named.data.as_str()), (0, "virtualmachine.vmoperator.jdrupes.org/packed\n"), "{named:?}");
     assert!(named.talk.contains("service/packed-22 exposed: it leads to port 22 of vm/packed\n"), "{named:?}");
     let pod = json!(ns.pod_when("boxed", "there", |_| true).await);
-    let volume = pod["spec"]["volumes"].as_array().unwrap().iter().find(|it| it["name"] == "import-oci").unwrap();
-    assert_eq!(volume["image"]["reference"], "quay.io/containerdisks/debian:13", "{volume}");
+    let before = pod["spec"]["initContainers"].as_array().unwrap();
+    let content = before.iter().find(|it| it["name"] == "import-content").unwrap();
+    assert_eq!(content["image"], "quay.io/containerdisks/debian:13", "{content}");
 
     // The clone of a claim has its size, class and volume mode.
     let golden = json!({

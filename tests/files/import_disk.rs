@@ -14,6 +14,8 @@ use sha2::{Digest, Sha256};
 struct Import {
     folder: tempfile::TempDir,
     script: String,
+    /// What runs before, if another container has the image's content.
+    tool_script: Option<String>,
     env: Vec<(String, String)>,
 }
 
@@ -23,21 +25,24 @@ impl Import {
         let text = fs::read_to_string(root.join(case).join("expected.yaml")).unwrap();
         let pod = text.split("\n---\n").find(|document| document.contains("\nkind: Pod\n")).unwrap();
         let pod: Value = serde_yaml::from_str(pod).unwrap();
-        let container = &pod["spec"]["initContainers"][0];
-        assert_eq!(container["name"], "import");
+        let containers = pod["spec"]["initContainers"].as_array().unwrap();
+        let named = |name: &str| containers.iter().find(|it| it["name"] == name);
+        let container = named("import").unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let mut script = container["command"][2].as_str().unwrap().to_owned();
-        for place in ["/download", "/var/local/vm-data", "/oci"] {
-            let own = folder.path().join(place.replace('/', "-"));
-            fs::create_dir(&own).unwrap();
-            script = script.replace(place, own.to_str().unwrap());
-        }
-        // A file takes the place of a block device.
-        script = script.replace("convert -n ", "convert ");
+        let places = ["/download", "/var/local/vm-data"];
+        let own = |place: &str| folder.path().join(place.replace('/', "-"));
+        places.iter().for_each(|place| fs::create_dir(own(place)).unwrap());
+        let script = |container: &Value| {
+            let text = container["command"][2].as_str().unwrap().to_owned();
+            let text = places.iter().fold(text, |text, place| text.replace(place, own(place).to_str().unwrap()));
+            // A file takes the place of a block device, and any program that of the runner.
+            text.replace("convert -n ", "convert ").replace("/usr/bin/vm-runner", "/bin/true")
+        };
+        let (script, tool_script) = (script(container), named("import-tool").map(script));
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let env = container["env"].as_array().unwrap();
         let env = env.iter().map(|it| (text(&it["name"]), text(&it["value"]))).collect();
-        Self { folder, script, env }.with("TARGET", |folder| folder.join("target").display().to_string())
+        Self { folder, script, tool_script, env }.with("TARGET", |folder| folder.join("target").display().to_string())
     }
 
     fn with(mut self, name: &str, value: impl Fn(&Path) -> String) -> Self {
@@ -145,23 +150,27 @@ fn an_upload_is_waited_for_piece_by_piece() {
 fn the_disk_of_a_container_image_has_its_own_format() {
     for format in ["raw", "qcow2"] {
         let import = Import::new("container");
-        let raw = import.path("raw");
+        let (raw, handed_over) = (import.path("raw"), import.path("-download/image"));
         fs::write(&raw, content()).unwrap();
-        fs::create_dir(import.path("-oci/disk")).unwrap();
-        let convert = Command::new("qemu-img")
-            .args(["convert", "-f", "raw", "-O", format])
-            .args([&raw, &import.path("-oci/disk/guest.img")])
-            .status()
-            .unwrap();
-        assert!(convert.success());
+        let is_wanted = || {
+            let script = import.tool_script.as_ref().unwrap();
+            let status = Command::new("sh").args(["-ec", script]).envs(import.env.iter().cloned()).status().unwrap();
+            assert!(status.success() && import.path("-download/tool").exists());
+            import.path("-download/wanted").exists()
+        };
+        assert!(is_wanted(), "the disk is empty");
+        // As `vm-runner hand-over` does it.
+        let mut convert = Command::new("qemu-img");
+        convert.args(["convert", "-f", "raw", "-O", format]).args([&raw, &handed_over]);
+        assert!(convert.status().unwrap().success());
         let output = import.run();
         assert!(output.status.success(), "{output:?}");
         assert!(fs::read(import.path("target")).unwrap() == content(), "{format}");
-        assert!(import.path("-oci/disk/guest.img").exists(), "the image is not ours");
+        assert!(!handed_over.exists() && !import.path("-download/tool").exists(), "they take no place any more");
+        assert!(!is_wanted(), "the disk is filled");
+        assert!(import.run().status.success());
+        // The next start, after one that was interrupted.
+        fs::write(import.path("-var-local-vm-data/import-has-begun"), "").unwrap();
+        assert!(is_wanted());
     }
-    let empty = Import::new("container").run();
-    assert!(
-        empty.status.code() == Some(1) && String::from_utf8_lossy(&empty.stdout).contains("has no file in /disk"),
-        "{empty:?}"
-    );
 }

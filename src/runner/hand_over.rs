@@ -1,0 +1,136 @@
+//! A disk in a container image, such as a "container disk" of KubeVirt: its file is handed over to the container that fills a VM's disk.
+//!
+//! ```text
+//!  runner's image ─(this program)─▶ volume ─▶ container of the disk's image: vm-runner hand-over ─(file)─▶ volume ─▶ qemu-img
+//! ```
+//!
+//! Such an image has no program, so this one, which is static, is started in its container. Every version of Kubernetes and of a container
+//! runtime can do that; volumes of images need Kubernetes 1.35 and containerd 2.1.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+
+/// What is copied where.
+#[derive(Args, Clone, Debug)]
+pub struct HandOverArguments {
+    /// Do nothing unless this file exists.
+    #[arg(long = "if", value_name = "FILE")]
+    wanted: Option<PathBuf>,
+    /// Where the copy goes.
+    #[arg(long, value_name = "FILE")]
+    to: PathBuf,
+    /// The disk's file, or folders: the first one counts that has a file.
+    #[arg(value_name = "PATH", default_values = ["/disk", "/"])]
+    from: Vec<PathBuf>,
+}
+
+/// Why there is no copy.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The image is no container disk.
+    #[error("the image has no file in {0}: a container disk has one in /disk")]
+    None(String),
+    /// It can't be known which file is the disk.
+    #[error("the image has several files in {}: {names}; name one of them with templateValues.import.path", folder.display())]
+    Several {
+        /// The folder.
+        folder: PathBuf,
+        /// The files' names.
+        names: String,
+    },
+    /// A file can't be read or written.
+    #[error("cannot copy {} to {}", from.display(), to.display())]
+    Copy {
+        /// The disk's file.
+        from: PathBuf,
+        /// The copy.
+        to: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+/// Copies the disk's file, and returns what was done, as a line.
+///
+/// # Errors
+/// If the image has no such file, or it can't be copied.
+pub fn hand_over(arguments: &HandOverArguments) -> Result<String, Error> {
+    let HandOverArguments { wanted, to, from } = arguments;
+    if wanted.as_ref().is_some_and(|file| !file.exists()) {
+        return Ok("nothing to do: the disk is filled".into());
+    }
+    let from = find(from)?;
+    match fs::File::open(&from).and_then(|mut disk| io::copy(&mut disk, &mut fs::File::create(to)?)) {
+        Ok(bytes) => Ok(format!("{}: {bytes} bytes", from.display())),
+        Err(source) => Err(Error::Copy { from, to: to.clone(), source }),
+    }
+}
+
+/// The disk's file: the first of the paths that is a file, or that is a folder with one. Hidden files are those of tools.
+fn find(paths: &[PathBuf]) -> Result<PathBuf, Error> {
+    for path in paths {
+        if path.is_file() {
+            return Ok(path.clone());
+        }
+        let mut files: Vec<String> = fs::read_dir(path)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter(|entry| entry.path().is_file())
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .filter(|name| !name.starts_with('.'))
+            .collect();
+        files.sort();
+        match files.as_slice() {
+            [] => {}
+            [file] => return Ok(path.join(file)),
+            _ => return Err(Error::Several { folder: path.clone(), names: files.join(", ") }),
+        }
+    }
+    let names: Vec<_> = paths.iter().map(|path| Path::display(path).to_string()).collect();
+    Err(Error::None(names.join(" or ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_one_file_of_an_image_is_handed_over() {
+        let root = tempfile::tempdir().unwrap();
+        let path = |name: &str| root.path().join(name);
+        fs::create_dir(path("disk")).unwrap();
+        let run = |from: &[&str], wanted: Option<&str>| {
+            let arguments = HandOverArguments {
+                wanted: wanted.map(path),
+                to: path("copy"),
+                from: from.iter().map(|name| path(name)).collect(),
+            };
+            let result = hand_over(&arguments).map_err(|error| error.to_string());
+            let words = result.unwrap_or_else(|error| error).replace(&format!("{}/", root.path().display()), "");
+            (words, fs::read_to_string(path("copy")).ok())
+        };
+        let none = "the image has no file in disk or other: a container disk has one in /disk";
+        assert_eq!(run(&["disk", "other"], None), (none.into(), None));
+        fs::write(path("disk/.hidden"), "of a tool").unwrap();
+        fs::write(path("disk/b.img"), "content").unwrap();
+        assert_eq!(run(&["disk"], Some("wanted")), ("nothing to do: the disk is filled".into(), None));
+        fs::write(path("wanted"), "").unwrap();
+        let copied = ("disk/b.img: 7 bytes".into(), Some("content".into()));
+        assert_eq!(run(&["other", "disk"], Some("wanted")), copied);
+        fs::write(path("disk/a.img"), "longer content").unwrap();
+        let several =
+            "the image has several files in disk: a.img, b.img; name one of them with templateValues.import.path";
+        assert_eq!(run(&["disk"], None).0, several);
+        assert_eq!(run(&["disk/a.img"], None), ("disk/a.img: 14 bytes".into(), Some("longer content".into())));
+        // What a former attempt has left is no part of it.
+        assert_eq!(run(&["disk/b.img"], None), copied);
+        fs::remove_file(path("copy")).unwrap();
+        fs::create_dir(path("copy")).unwrap();
+        assert_eq!(run(&["disk/b.img"], None).0, "cannot copy disk/b.img to copy");
+    }
+}

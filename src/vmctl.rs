@@ -205,11 +205,13 @@ impl Holder {
     /// One look at the VM of the name, and what follows from it.
     async fn step(&mut self) -> Result<Step, Error> {
         let found = self.cluster.vm(&self.name).await?;
-        let living = match &found {
-            Some(_) => self.living_pods().await?,
-            None => None,
-        };
-        match standing::standing(found.as_ref(), &self.pod, &living) {
+        let mut whose = standing::standing(found.as_ref(), &self.pod, &None);
+        // All Pods are listed only if it matters, and after the VM was read: a Pod is older than its VM.
+        if matches!(whose, Standing::Leftover { .. } | Standing::Taken(Taken::UnknownPod { .. })) {
+            let living = self.living_pods().await?;
+            whose = standing::standing(found.as_ref(), &self.pod, &living);
+        }
+        match whose {
             Standing::Ours => {
                 info!(vm = self.vm, "this Pod's VM exists already");
                 Ok(Step::Have(found.and_then(|vm| vm.uid).unwrap_or_default()))

@@ -98,12 +98,13 @@ impl Cluster {
         let own = ListParams::default().fields(&format!("metadata.name={}", self.pod.name));
         let found = self.pods().list(&own).await.map_err(failed(|| format!("list Pod {}", self.pod.full_name())))?;
         let own = found.items.into_iter().find(|pod| pod.uid().as_ref() == Some(&self.pod.uid));
+        let is_missing = own.is_none();
         let controller = own.as_ref().and_then(|pod| {
             let controller = pod.owner_references().iter().find(|owner| owner.controller == Some(true))?;
             Some(controller.kind.clone())
         });
         let grace = own.and_then(|pod| pod.spec?.termination_grace_period_seconds?.try_into().ok());
-        Ok(PodObject { controller, grace })
+        Ok(PodObject { controller, grace, is_missing })
     }
 
     /// The UIDs of the Pods in the namespace of vmctl's Pod that have not ended.

@@ -66,6 +66,8 @@ pub struct PodObject {
     pub controller: Option<String>,
     /// The time in seconds that its containers have after SIGTERM.
     pub grace: Option<u64>,
+    /// There is no such Pod.
+    pub is_missing: bool,
 }
 
 /// What becomes of the disks of a derived VM when the VM is deleted.
@@ -102,6 +104,11 @@ pub struct Derived {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the texts say what they are")]
 pub enum Refusal {
+    #[error(
+        "there is no Pod {pod} with the UID {uid}, so Kubernetes would delete its VM at once: either that Pod was deleted, or the name, UID or \
+         namespace that this program was told is wrong; to run it outside a Pod, give it a namespace that does not exist (--pod-namespace)"
+    )]
+    NoPod { pod: String, uid: String },
     #[error("the prototype {prototype} has no spec.vm")]
     NoMachine { prototype: String },
     #[error(
@@ -145,7 +152,7 @@ pub fn name(prototype_namespace: &str, prototype: &str, pod: &PodFacts) -> Strin
 /// The prototype is taken as it is stored, so that fields that this version does not know are kept.
 ///
 /// # Errors
-/// What of the prototype, or of the order, would share or lose a disk.
+/// What of the prototype, or of the order, would share or lose a disk, or that the VM would have no Pod.
 pub fn derive(
     prototype: &DynamicObject,
     pod: &PodFacts,
@@ -157,6 +164,9 @@ pub fn derive(
     let mut spec = prototype.data.get("spec").cloned().unwrap_or_default();
     if !spec["vm"].is_object() {
         return Err(Refusal::NoMachine { prototype: full_name });
+    }
+    if object.is_missing && pod.namespace == order.namespace {
+        return Err(Refusal::NoPod { pod: pod.full_name(), uid: pod.uid.clone() });
     }
     check_disks(&spec, &full_name)?;
     if let Some(controller) = object.controller.as_ref().filter(|kind| *kind != "StatefulSet")
@@ -214,11 +224,11 @@ fn warnings(spec: &Value, prototype_namespace: &str, pod: &PodFacts, object: &Po
         ));
     }
     let guest = spec["vm"]["powerdownTimeout"].as_u64().unwrap_or(900);
-    if let Some(grace) = object.grace.filter(|grace| *grace < guest + POD_ENDS) {
+    if let Some(grace) = object.grace.filter(|grace| *grace < guest.saturating_add(POD_ENDS)) {
         warnings.push(format!(
             "this Pod has {grace} s to end (terminationGracePeriodSeconds), and the guest {guest} s to shut down (spec.vm.powerdownTimeout): this \
              program may be killed before the guest is down, and its next Pod then waits for it; give the Pod {} s or more",
-            guest + POD_ENDS
+            guest.saturating_add(POD_ENDS)
         ));
     }
     let sources = ["userDataFrom", "networkConfigFrom"].map(|from| &spec["cloudInit"][from]);

@@ -42,6 +42,12 @@ pub enum Taken {
         /// `NAMESPACE/NAME`.
         pod: String,
     },
+    /// This Pod was deleted by force while its program ran, on a node that was lost for example, and there is a new one of its name.
+    #[error("it is of a new Pod {pod}, which has taken the place of this one: this program makes no VM any more")]
+    NextPod {
+        /// `NAMESPACE/NAME`.
+        pod: String,
+    },
     /// Whether the other Pod lives can't be seen.
     #[error(
         "it is of the Pod {pod}, and this program can't see whether that exists: it may only list the Pods of its own namespace, with the rule \
@@ -63,21 +69,17 @@ pub fn standing(found: Option<&ObjectMeta>, pod: &PodFacts, living: &LivingPods)
     if other_uid == pod.uid {
         return Standing::Ours;
     }
-    // Pods of one name follow each other, so the other one is gone if it had the name of this one.
-    let is_gone = if other == pod.full_name() {
-        true
-    } else if namespace_of(other) != pod.namespace {
-        return Standing::Taken(Taken::UnknownPod { pod: other.to_owned() });
-    } else {
-        match living {
-            Some(living) => !living.contains(other_uid),
-            None => return Standing::Taken(Taken::UnknownPod { pod: other.to_owned() }),
-        }
+    let has_our_name = other == pod.full_name();
+    let is_gone = match living {
+        Some(living) if namespace_of(other) == pod.namespace => !living.contains(other_uid),
+        // Pods of one name follow each other, so the other one is most likely gone if it had the name of this one.
+        None if has_our_name => true,
+        Some(_) | None => return Standing::Taken(Taken::UnknownPod { pod: other.to_owned() }),
     };
-    if is_gone {
-        Standing::Leftover { uid: found.uid.clone().unwrap_or_default() }
-    } else {
-        Standing::Taken(Taken::OtherPod { pod: other.to_owned() })
+    match is_gone {
+        true => Standing::Leftover { uid: found.uid.clone().unwrap_or_default() },
+        false if has_our_name => Standing::Taken(Taken::NextPod { pod: other.to_owned() }),
+        false => Standing::Taken(Taken::OtherPod { pod: other.to_owned() }),
     }
 }
 

@@ -333,6 +333,13 @@ async fn a_restarted_container_keeps_its_vm_and_the_next_pod_of_the_name_gets_a_
     };
     ns.pod_when("testvm-web-0", "is the new VM's", is_new).await;
     assert_eq!(claims.get("testvm-web-0-system-disk").await.unwrap().uid(), disk.uid(), "the disk is the same");
+
+    // The lost node answers again, and what still runs of the first Pod is started there once more.
+    let mut former = Vmctl::start(kubeconfig.path(), &first, &["testvm"]);
+    assert_eq!(former.ended().await.code(), Some(1));
+    former.says("/web-0, which has taken the place of this one").await;
+    let still = vm(&ns, "testvm-web-0").await;
+    assert!(still.metadata.deletion_timestamp.is_none() && still.uid() == made_next.uid(), "it is the next Pod's");
     drop(next);
 }
 
@@ -472,6 +479,13 @@ async fn what_can_not_be_derived_ends_the_program_with_the_reason() {
         .unwrap();
     let said = String::from_utf8(nobody.stderr).unwrap();
     assert!(nobody.status.code() == Some(2) && said.contains("the name of this Pod is not known"), "{said}");
+
+    // The garbage collector would delete its VM at once.
+    let mut nowhere = web.clone();
+    nowhere.metadata.name = Some("nowhere".into());
+    let mut vmctl = Vmctl::start(kubeconfig.path(), &nowhere, &["testvm"]);
+    assert_eq!(vmctl.ended().await.code(), Some(1));
+    vmctl.says(&format!("there is no Pod {place}/nowhere with the UID {}", web.uid().unwrap())).await;
 
     // A Deployment's Pods have new names each time.
     let deployment = example("deployment.yaml").replace("replicas: 3", "replicas: 1");

@@ -140,12 +140,16 @@ fn disks_that_would_be_shared_or_lost_are_refused() {
     fn claim(vm: &mut Value) -> &mut Value {
         &mut vm["spec"]["vm"]["disks"][0]["volumeClaimTemplate"]["spec"]
     }
-    let object = |controller: &str| PodObject { controller: Some(controller.into()), grace: None };
+    let object = |controller: &str| PodObject { controller: Some(controller.into()), ..PodObject::default() };
+    let missing = || PodObject { is_missing: true, ..PodObject::default() };
     let order = |disks, force| Order { disks, force, ..keep() };
     let plain = |_: &mut Value| ();
     type Edit = fn(&mut Value);
-    let cases: [(Edit, PodObject, Order, Option<&str>); 12] = [
+    let cases: [(Edit, PodObject, Order, Option<&str>); 14] = [
         (plain, PodObject::default(), keep(), None),
+        (plain, missing(), keep(), Some("there is no Pod orchard/web-0 with the UID u-1")),
+        // Outside a cluster, for example.
+        (plain, missing(), Order { namespace: "vms".into(), ..keep() }, None),
         (plain, object("StatefulSet"), keep(), None),
         (plain, object("ReplicaSet"), keep(), Some("a ReplicaSet gives each of its Pods a new name")),
         (plain, object("DaemonSet"), keep(), Some("a DaemonSet gives")),
@@ -176,7 +180,7 @@ fn disks_that_would_be_shared_or_lost_are_refused() {
 #[test]
 fn a_vm_elsewhere_has_no_owner_and_what_may_surprise_is_said() {
     let elsewhere = Order { namespace: "vms".into(), ..keep() };
-    let object = PodObject { controller: None, grace: Some(30) };
+    let object = PodObject { grace: Some(30), ..PodObject::default() };
     let from = json!({ "userDataFrom": { "secretKeyRef": { "name": "s", "key": "k" } } });
     let odd = prototype(|vm| {
         vm["spec"]["cloudInit"] = from;
@@ -197,7 +201,7 @@ fn a_vm_elsewhere_has_no_owner_and_what_may_surprise_is_said() {
     }
     assert!(warnings[1].ends_with("give the Pod 35 s or more"), "{}", warnings[1]);
     for (grace, is_enough) in [(Some(34), false), (Some(35), true), (None, true)] {
-        let object = PodObject { controller: None, grace };
+        let object = PodObject { grace, ..PodObject::default() };
         let warnings = derive(&prototype(|_| ()), &pod(), &object, &keep()).unwrap().warnings;
         assert_eq!(warnings.is_empty(), is_enough, "{grace:?}: {warnings:?}");
     }

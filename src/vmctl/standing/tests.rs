@@ -22,6 +22,7 @@ fn only_a_vm_of_the_same_uid_is_ours() {
     let living = || Some(BTreeSet::from(["u-2".to_owned(), "u-lives".to_owned()]));
     let leftover = || Standing::Leftover { uid: "x-uid".into() };
     let other = |pod: &str| Standing::Taken(Taken::OtherPod { pod: pod.into() });
+    let next = |pod: &str| Standing::Taken(Taken::NextPod { pod: pod.into() });
     let unknown = |pod: &str| Standing::Taken(Taken::UnknownPod { pod: pod.into() });
     for (of, is_going, living, expected) in [
         (None, false, living(), Standing::Taken(Taken::Foreign)),
@@ -32,12 +33,16 @@ fn only_a_vm_of_the_same_uid_is_ours() {
         // A StatefulSet's Pod before.
         (Some(("orchard/web-0", "u-1")), false, living(), leftover()),
         (Some(("orchard/web-0", "u-1")), false, None, leftover()),
+        // The Pod after this one, which was deleted by force.
+        (Some(("orchard/web-0", "u-lives")), false, living(), next("orchard/web-0")),
+        (Some(("orchard/web-0", "u-lives")), true, living(), Standing::Going),
         // Another Pod whose names give the same.
         (Some(("orchard/0", "u-1")), false, living(), leftover()),
         (Some(("orchard/0", "u-lives")), false, living(), other("orchard/0")),
         (Some(("orchard/0", "u-lives")), true, living(), Standing::Going),
         (Some(("orchard/0", "u-1")), false, None, unknown("orchard/0")),
         (Some(("meadow/web-0", "u-1")), false, living(), unknown("meadow/web-0")),
+        (Some(("meadow/web-0", "u-1")), false, None, unknown("meadow/web-0")),
     ] {
         assert_eq!(standing(Some(&vm("x", of, is_going)), &pod(), &living), expected, "{of:?} {is_going} {living:?}");
     }

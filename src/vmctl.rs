@@ -56,6 +56,8 @@ pub const FIELD_MANAGER: &str = "vmctl";
 const REST: Duration = Duration::from_secs(1);
 /// How often VMs of Pods that are gone are looked for, without what is added so that not all vmctls do it at once.
 const SWEEP: Duration = Duration::from_secs(55);
+/// How long nothing may come over a connection to the API server. Longer than kube's bound for a silent watch (295 s).
+const SILENCE: Duration = Duration::from_secs(300);
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,8 +118,9 @@ impl Error {
 /// again.
 pub async fn run(options: Options, term: watch::Receiver<bool>) -> Result<(), Error> {
     let pod = options.pod.facts()?;
-    let namespace = options.namespace.unwrap_or_else(|| pod.namespace.clone());
-    let prototype_namespace = options.prototype_namespace.unwrap_or_else(|| namespace.clone());
+    let given = |namespace: Option<String>| namespace.filter(|namespace| !namespace.is_empty());
+    let namespace = given(options.namespace).unwrap_or_else(|| pod.namespace.clone());
+    let prototype_namespace = given(options.prototype_namespace).unwrap_or_else(|| namespace.clone());
     let name = derive::name(&prototype_namespace, &options.prototype, &pod);
     let vm = full_name(Some(&namespace), &name);
     let (readiness, answers) = watch::channel(Readiness::NotReady(format!("vm {vm} is not derived yet")));
@@ -125,6 +128,9 @@ pub async fn run(options: Options, term: watch::Receiver<bool>) -> Result<(), Er
 
     let mut config = kube::Config::infer().await.map_err(Error::NotConfigured)?;
     name_client(&mut config, "vmctl");
+    // Else a watch of an API server that has lost its network would wait for its first answer for ever.
+    config.read_timeout = Some(SILENCE);
+    config.reset_reader_on_write = true;
     let client = Client::try_from(config).map_err(Error::Client)?;
     let mut holder = Holder {
         cluster: Cluster::new(client, pod.clone(), namespace.clone()),

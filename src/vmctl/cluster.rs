@@ -1,6 +1,6 @@
 //! What vmctl asks of the API server. Needs only the rights of `example/vmctl/rbac.yaml`.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt::Debug, time::Duration};
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{
@@ -8,7 +8,9 @@ use kube::{
     api::{ApiResource, DeleteParams, ListParams, Patch, PatchParams, Preconditions, PropagationPolicy},
     core::{DynamicObject, ObjectMeta},
 };
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::{
     FIELD_MANAGER,
@@ -24,6 +26,10 @@ use crate::{
 const NO_VERSION: &str = "1";
 /// The Pods whose containers run or are to run.
 const LIVING: &str = "status.phase!=Failed,status.phase!=Succeeded";
+/// How long an answer may take. An API server that has lost its power or its network never answers, and SIGTERM has to wait for a request.
+const ANSWER: Duration = Duration::from_secs(30);
+/// How many objects a list brings at once. vmctl's container has little memory.
+const PAGE: u32 = 500;
 
 /// A request that failed.
 #[derive(Debug, thiserror::Error)]
@@ -34,9 +40,13 @@ pub struct RequestError {
 }
 
 impl RequestError {
-    /// Whether the API server refuses the request, so that sending it again does not help.
+    /// Whether the API server refuses the request, or no request can be made of it, so that trying again does not help.
     pub fn is_final(&self) -> bool {
-        matches!(&self.source, kube::Error::Api(answer) if answer.code < 500 && answer.code != 429)
+        match &self.source {
+            kube::Error::Api(answer) => answer.code < 500 && answer.code != 429,
+            kube::Error::BuildRequest(_) => true,
+            _ => false,
+        }
     }
 
     /// Whether a right is missing.
@@ -70,23 +80,21 @@ impl Cluster {
 
     /// The prototype, with all its fields; `None` if there is none.
     pub async fn prototype(&self, namespace: &str, name: &str) -> Result<Option<DynamicObject>, RequestError> {
-        let found = self.stored_as_is(namespace).get_opt(name).await;
+        let found = answered(self.stored_as_is(namespace).get_opt(name)).await;
         found.map_err(failed(|| format!("read the prototype vm {namespace}/{name}")))
     }
 
     /// The metadata of a VM.
     pub async fn vm(&self, name: &str) -> Result<Option<ObjectMeta>, RequestError> {
-        let found = self.stored_as_is(&self.namespace).get_metadata_opt(name).await;
+        let found = answered(self.stored_as_is(&self.namespace).get_metadata_opt(name)).await;
         Ok(found.map_err(failed(|| self.about("read", name)))?.map(|vm| vm.metadata))
     }
 
     /// The metadata of all VMs of a prototype of that name.
     pub async fn vms_of(&self, prototype: &str) -> Result<Vec<ObjectMeta>, RequestError> {
         let labels = ListParams::default().labels(&format!("{PROTOTYPE_LABEL}={prototype}"));
-        let list = self.stored_as_is(&self.namespace).list_metadata(&labels).await;
-        let list =
-            list.map_err(failed(|| format!("list the VMs of {prototype} in the namespace {}", self.namespace)))?;
-        Ok(list.items.into_iter().map(|vm| vm.metadata).collect())
+        let vms = all_metadata(&self.stored_as_is(&self.namespace), labels).await;
+        vms.map_err(failed(|| format!("list the VMs of {prototype} in the namespace {}", self.namespace)))
     }
 
     fn pods(&self) -> Api<Pod> {
@@ -96,7 +104,8 @@ impl Cluster {
     /// What the object of vmctl's Pod says.
     pub async fn pod(&self) -> Result<PodObject, RequestError> {
         let own = ListParams::default().fields(&format!("metadata.name={}", self.pod.name));
-        let found = self.pods().list(&own).await.map_err(failed(|| format!("list Pod {}", self.pod.full_name())))?;
+        let found = answered(self.pods().list(&own)).await;
+        let found = found.map_err(failed(|| format!("list Pod {}", self.pod.full_name())))?;
         let own = found.items.into_iter().find(|pod| pod.uid().as_ref() == Some(&self.pod.uid));
         let is_missing = own.is_none();
         let controller = own.as_ref().and_then(|pod| {
@@ -109,16 +118,16 @@ impl Cluster {
 
     /// The UIDs of the Pods in the namespace of vmctl's Pod that have not ended.
     pub async fn living_pods(&self) -> Result<BTreeSet<String>, RequestError> {
-        let list = self.pods().list_metadata(&ListParams::default().fields(LIVING)).await;
-        let list = list.map_err(failed(|| format!("list the Pods in the namespace {}", self.pod.namespace)))?;
-        Ok(list.items.into_iter().filter_map(|pod| pod.metadata.uid).collect())
+        let pods = all_metadata(&self.pods(), ListParams::default().fields(LIVING)).await;
+        let pods = pods.map_err(failed(|| format!("list the Pods in the namespace {}", self.pod.namespace)))?;
+        Ok(pods.into_iter().filter_map(|pod| pod.uid).collect())
     }
 
     /// Creates a VM by server-side apply. Returns its UID; `None` if a VM of that name exists.
     pub async fn create(&self, name: &str, mut manifest: Value) -> Result<Option<String>, RequestError> {
         manifest["metadata"]["resourceVersion"] = json!(NO_VERSION);
         let vms = self.stored_as_is(&self.namespace);
-        match vms.patch(name, &PatchParams::apply(FIELD_MANAGER), &Patch::Apply(&manifest)).await {
+        match answered(vms.patch(name, &PatchParams::apply(FIELD_MANAGER), &Patch::Apply(&manifest))).await {
             Ok(vm) => Ok(vm.uid()),
             Err(kube::Error::Api(answer)) if answer.code == 409 => Ok(None),
             Err(source) => Err(failed(|| self.about("apply", name))(source)),
@@ -132,7 +141,7 @@ impl Cluster {
             preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
             ..DeleteParams::default()
         };
-        match self.stored_as_is(&self.namespace).delete(name, &parameters).await {
+        match answered(self.stored_as_is(&self.namespace).delete(name, &parameters)).await {
             Ok(_) => Ok(()),
             // Another one has deleted it, or there is a new one of the name.
             Err(kube::Error::Api(answer)) if [404, 409].contains(&answer.code) => Ok(()),
@@ -147,7 +156,8 @@ impl Cluster {
     /// Makes a VM the owner of a claim, so that the garbage collector deletes the claim with it.
     pub async fn own_claim(&self, vm: &str, vm_uid: &str, claim: &str, uid: &str) -> Result<(), RequestError> {
         let owned = claims::owned_by(vm, vm_uid, claim, uid);
-        match self.claims().patch_metadata(claim, &PatchParams::apply(FIELD_MANAGER), &Patch::Apply(&owned)).await {
+        let (claims, parameters) = (self.claims(), PatchParams::apply(FIELD_MANAGER));
+        match answered(claims.patch_metadata(claim, &parameters, &Patch::Apply(&owned))).await {
             Ok(_) => Ok(()),
             // It is gone already.
             Err(kube::Error::Api(answer)) if [404, 409].contains(&answer.code) => Ok(()),
@@ -162,7 +172,7 @@ impl Cluster {
     pub async fn written_claims(&self, vm: &str) -> Result<BTreeSet<String>, RequestError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let of_vm = format!("app.kubernetes.io/name={APP_NAME},{INSTANCE_LABEL}={vm}");
-        let list = pods.list(&ListParams::default().labels(&of_vm)).await;
+        let list = answered(pods.list(&ListParams::default().labels(&of_vm))).await;
         let list = list.map_err(failed(|| format!("list the Pods of vm {}/{vm}", self.namespace)))?;
         let volumes = list.items.into_iter().filter_map(|pod| pod.spec?.volumes).flatten();
         let claims = volumes.filter_map(|volume| volume.persistent_volume_claim);
@@ -172,7 +182,7 @@ impl Cluster {
     /// The first of these claims that goes with a VM of that name.
     pub async fn claim_of_vm(&self, vm: &str, claims: Vec<String>) -> Result<Option<String>, RequestError> {
         for claim in claims {
-            let found = self.claims().get_metadata_opt(&claim).await;
+            let found = answered(self.claims().get_metadata_opt(&claim)).await;
             let found = found.map_err(failed(|| format!("read the claim {}/{claim}", self.namespace)))?;
             let is_vms = found.is_some_and(|found| {
                 let mut owners = found.owner_references().iter();
@@ -192,4 +202,61 @@ impl Cluster {
 
 fn failed(what: impl FnOnce() -> String) -> impl FnOnce(kube::Error) -> RequestError {
     |source| RequestError { what: what(), source }
+}
+
+/// Waits for an answer only so long. The request is then given up; if it was carried out all the same, the next look at the cluster shows it.
+async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
+    timeout(ANSWER, request).await.unwrap_or_else(|_| {
+        let none = format!("no answer within {} s, or only that the API server is busy", ANSWER.as_secs());
+        Err(kube::Error::Service(none.into()))
+    })
+}
+
+/// The metadata of all objects that a list has, without its biggest part, which vmctl does not need.
+async fn all_metadata<K>(api: &Api<K>, mut page: ListParams) -> Result<Vec<ObjectMeta>, kube::Error>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    page.limit = Some(PAGE);
+    let mut all = vec![];
+    loop {
+        let list = answered(api.list_metadata(&page)).await?;
+        all.extend(list.items.into_iter().map(|object| ObjectMeta { managed_fields: None, ..object.metadata }));
+        page.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
+        if page.continue_token.is_none() {
+            return Ok(all);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn only_what_a_later_try_may_bring_is_tried_again() {
+        let answer = |code: u16| kube::Error::Api(Box::new(Status { code, ..Status::default() }));
+        let unnamed = kube::core::request::Error::Validation("a name is required".into());
+        for (source, is_final) in [
+            (answer(403), true),
+            (answer(422), true),
+            (answer(429), false),
+            (answer(500), false),
+            (answer(503), false),
+            (kube::Error::BuildRequest(unnamed), true),
+            (kube::Error::Service("no answer".into()), false),
+        ] {
+            let error = RequestError { what: "read vm orchard/apple".into(), source };
+            assert_eq!(error.is_final(), is_final, "{error:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_never_answers_holds_up_nothing_for_ever() {
+        let error = answered(std::future::pending::<Result<(), kube::Error>>()).await.unwrap_err();
+        assert!(matches!(error, kube::Error::Service(_)), "{error}");
+        assert!(answered(std::future::ready(Ok(()))).await.is_ok());
+    }
 }

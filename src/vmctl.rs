@@ -341,13 +341,28 @@ impl Holder {
         }
         let vm_uid = vm.uid().unwrap_or_default();
         for claim in vm.status.iter().flat_map(|status| &status.claims) {
-            let Some(uid) = claim.uid.as_ref().filter(|uid| !self.owned.contains(*uid)) else { continue };
+            let is_wanted = |uid: &&String| !self.owned.contains(*uid) && standing::is_own_claim(vm, &claim.name);
+            let Some(uid) = claim.uid.as_ref().filter(is_wanted) else { continue };
             match self.cluster.own_claim(&self.name, &vm_uid, &claim.name, uid).await {
                 Ok(()) => drop(self.owned.insert(uid.clone())),
                 Err(error) if error.is_final() => return Err(error.into()),
                 // The next change of the VM brings the next try.
                 Err(error) => warn!(vm = self.vm, error = %ErrorChain(&error), "a claim can't be owned now"),
             }
+        }
+        Ok(())
+    }
+
+    /// With `--disks ephemeral`: claims that were made just now, and that no change of the VM has told of, go with the VM too.
+    async fn own_last_claims(&self, uid: &str) -> Result<(), RequestError> {
+        if self.order.disks == Disks::Keep {
+            return Ok(());
+        }
+        let vm = self.cluster.whole_vm(&self.name).await?;
+        let Some(vm) = vm.filter(|vm| vm.uid().as_deref() == Some(uid)) else { return Ok(()) };
+        let names = claims::possible_names(&vm).collect();
+        for (claim, claim_uid) in self.cluster.claims_without_owner(&self.name, uid, names).await? {
+            self.cluster.own_claim(&self.name, uid, &claim, &claim_uid).await?;
         }
         Ok(())
     }
@@ -437,8 +452,12 @@ impl Holder {
             return Ok(true);
         }
         if !*is_deleted {
+            let owned = self.own_last_claims(uid).await;
             self.cluster.delete(&self.name, uid).await?;
             *is_deleted = true;
+            if let Err(error) = owned {
+                warn!(vm = self.vm, error = %ErrorChain(&error), "it can't be seen whether a claim stays without an owner");
+            }
         }
         Ok(false)
     }

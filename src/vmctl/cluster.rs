@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::{
     FIELD_MANAGER,
     derive::{PROTOTYPE_LABEL, PodFacts, PodObject},
+    standing,
 };
 use crate::{
     api::{StoredVm, VirtualMachine},
@@ -88,6 +89,12 @@ impl Cluster {
     pub async fn vm(&self, name: &str) -> Result<Option<ObjectMeta>, RequestError> {
         let found = answered(self.stored_as_is(&self.namespace).get_metadata_opt(name)).await;
         Ok(found.map_err(failed(|| self.about("read", name)))?.map(|vm| vm.metadata))
+    }
+
+    /// A VM with all its fields.
+    pub async fn whole_vm(&self, name: &str) -> Result<Option<VirtualMachine>, RequestError> {
+        let found = answered(self.vms().get_opt(name)).await;
+        Ok(found.map_err(failed(|| self.about("read", name)))?.map(|StoredVm(vm)| vm))
     }
 
     /// The metadata of all VMs of a prototype of that name.
@@ -168,6 +175,29 @@ impl Cluster {
         }
     }
 
+    async fn claim(&self, name: &str) -> Result<Option<ObjectMeta>, RequestError> {
+        let found = answered(self.claims().get_metadata_opt(name)).await;
+        let found = found.map_err(failed(|| format!("read the claim {}/{name}", self.namespace)))?;
+        Ok(found.map(|claim| claim.metadata))
+    }
+
+    /// Those of these claims that were made for a VM and do not have it as their owner yet: their names and UIDs.
+    pub async fn claims_without_owner(
+        &self,
+        vm: &str,
+        vm_uid: &str,
+        claims: Vec<String>,
+    ) -> Result<Vec<(String, String)>, RequestError> {
+        let mut found = vec![];
+        for name in claims {
+            let claim = self.claim(&name).await?.filter(|claim| standing::lacks_owner(claim, vm, vm_uid));
+            if let Some(uid) = claim.and_then(|claim| claim.uid) {
+                found.push((name, uid));
+            }
+        }
+        Ok(found)
+    }
+
     /// The claims that the Pods of a VM may write to.
     pub async fn written_claims(&self, vm: &str) -> Result<BTreeSet<String>, RequestError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
@@ -182,10 +212,8 @@ impl Cluster {
     /// The first of these claims that goes with a VM of that name.
     pub async fn claim_of_vm(&self, vm: &str, claims: Vec<String>) -> Result<Option<String>, RequestError> {
         for claim in claims {
-            let found = answered(self.claims().get_metadata_opt(&claim)).await;
-            let found = found.map_err(failed(|| format!("read the claim {}/{claim}", self.namespace)))?;
-            let is_vms = found.is_some_and(|found| {
-                let mut owners = found.owner_references().iter();
+            let is_vms = self.claim(&claim).await?.is_some_and(|found| {
+                let mut owners = found.owner_references.iter().flatten();
                 owners.any(|owner| owner.kind == VirtualMachine::kind(&()) && owner.name == vm)
             });
             if is_vms {

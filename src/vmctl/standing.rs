@@ -1,11 +1,14 @@
 //! Whose a VM is that has the name of the derived one, which VMs have lost their Pod, and whether a guest is up. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use kube::core::ObjectMeta;
+use kube::{ResourceExt, core::ObjectMeta};
 
 use super::derive::{POD_ANNOTATION, POD_UID_ANNOTATION, PodFacts};
-use crate::api::{VirtualMachine, conditions};
+use crate::{
+    api::{VirtualMachine, conditions},
+    object::named_vm,
+};
 
 /// The UIDs of the Pods in the namespace of vmctl's Pod that have not ended; `None` if they can't be listed.
 pub type LivingPods = Option<BTreeSet<String>>;
@@ -122,9 +125,21 @@ fn namespace_of(full_name: &str) -> &str {
 /// A claim that a VM's Pod may write to and that is not the VM's: a template names it, for all VMs. `written` are the claims that the Pod may
 /// write to.
 pub fn fixed_claim<'a>(vm: &VirtualMachine, written: &'a BTreeSet<String>) -> Option<&'a str> {
-    let own: BTreeSet<&str> =
-        vm.status.iter().flat_map(|status| &status.claims).map(|claim| claim.name.as_str()).collect();
-    written.iter().map(String::as_str).find(|claim| !own.contains(claim))
+    written.iter().map(String::as_str).find(|claim| !is_own_claim(vm, claim))
+}
+
+/// Whether a claim of that name is a VM's alone. A name that a template fixes for all VMs has not that of one of them in it. The VM's status does
+/// not tell: it has each claim that the templates make, also one that another VM has.
+pub fn is_own_claim(vm: &VirtualMachine, claim: &str) -> bool {
+    claim.contains(&vm.name_any()) || vm.uid().is_some_and(|uid| claim.contains(&uid))
+}
+
+/// Whether a claim was made for a VM of that name and does not have the one with that UID as its owner yet.
+pub fn lacks_owner(claim: &ObjectMeta, vm: &str, vm_uid: &str) -> bool {
+    let none = BTreeMap::new();
+    let named = named_vm(claim.annotations.as_ref().unwrap_or(&none), claim.labels.as_ref().unwrap_or(&none));
+    let mut owners = claim.owner_references.iter().flatten();
+    named.is_some_and(|named| named == vm) && claim.deletion_timestamp.is_none() && !owners.any(|it| it.uid == vm_uid)
 }
 
 /// When vmctl's Pod is ready.

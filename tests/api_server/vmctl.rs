@@ -268,6 +268,11 @@ async fn three_replicas_are_three_vms_and_one_is_one() {
     .await;
     for (pod, vmctl) in running.iter_mut().filter(|(pod, _)| going.contains(&pod.name_any())) {
         let name = format!("testvm-{}", pod.name_any());
+        let claims = ns.api::<PersistentVolumeClaim>();
+        let disk = format!("{name}-system-disk");
+        // As if SIGTERM came before vmctl had heard of the claim.
+        let unowned = Patch::Merge(json!({ "metadata": { "ownerReferences": null } }));
+        claims.patch(&disk, &PatchParams::default(), &unowned).await.unwrap();
         vmctl.term();
         asked_to_end(&ns, &name).await;
         let is_going = vm(&ns, &name).await.metadata.deletion_timestamp.is_some();
@@ -277,8 +282,6 @@ async fn three_replicas_are_three_vms_and_one_is_one() {
         assert!(vmctl.ended().await.success());
         assert!(vmctl.log().contains("the guest is down, and the VM is deleted"), "{}", vmctl.log());
         ns.remove_pod(&pod.name_any()).await;
-        let claims = ns.api::<PersistentVolumeClaim>();
-        let disk = format!("{name}-system-disk");
         eventually("its disk to be gone", 3 * LIMIT, async || {
             claims.get_opt(&disk).await.unwrap().is_none().then_some(())
         })

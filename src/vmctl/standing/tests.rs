@@ -78,6 +78,33 @@ fn a_claim_that_is_not_the_vms_is_fixed_in_a_template() {
     let written = |claims: &[&str]| claims.iter().map(|claim| (*claim).to_owned()).collect::<BTreeSet<_>>();
     assert_eq!(fixed_claim(&vm, &written(&["apple-core-disk", "apple-runner-data"])), None);
     assert_eq!(fixed_claim(&vm, &written(&["apple-core-disk", "shared"])), Some("shared"));
+    // The names of these have the VM's in them, whoever makes them.
+    assert_eq!(fixed_claim(&vm, &written(&["apple-scratch", "core-disk-apple-0"])), None);
+    // A template makes the claim: it is in the status of each VM.
+    let makes = test_support::vm(|vm| vm["status"] = json!({ "claims": [{ "name": "shared", "uid": "u" }] }));
+    assert_eq!(fixed_claim(&makes, &written(&["shared"])), Some("shared"));
+    assert!(!is_own_claim(&makes, "shared"), "so it is never deleted with one of them");
+}
+
+#[test]
+fn a_claim_that_was_made_for_the_vm_lacks_an_owner_until_it_has_one() {
+    let claim = |labels: serde_json::Value, owners: serde_json::Value, time: Option<&str>| {
+        let claim = json!({ "name": "apple-core-disk", "labels": labels, "ownerReferences": owners, "deletionTimestamp": time });
+        serde_json::from_value::<ObjectMeta>(claim).unwrap()
+    };
+    let of = |vm: &str| json!({ "app.kubernetes.io/instance": vm });
+    let owned = |uid: &str| json!([{ "apiVersion": "vmoperator.jdrupes.org/v1", "kind": "VirtualMachine", "name": "apple", "uid": uid }]);
+    for (claim, lacks) in [
+        (claim(of("apple"), json!(null), None), true),
+        (claim(of("apple"), owned("u-before"), None), true),
+        (claim(of("apple"), owned("u-1"), None), false),
+        (claim(of("apple"), json!(null), Some("2027-01-15T08:00:00Z")), false),
+        (claim(of("pear"), json!(null), None), false),
+        // Nobody knows whose it is.
+        (claim(json!(null), json!(null), None), false),
+    ] {
+        assert_eq!(lacks_owner(&claim, "apple", "u-1"), lacks, "{claim:?}");
+    }
 }
 
 #[test]

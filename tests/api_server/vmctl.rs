@@ -550,6 +550,20 @@ async fn the_api_server_takes_all_examples_and_refuses_the_originals_as_the_page
         ns.namespace.kubectl(&["apply", "--dry-run=server", "--validate=strict", "--filename", path]);
     }
     assert!(files >= 7, "{files}");
+    // With what the autoscaler's file adds to the kustomization.
+    let lines = example("hpa.yaml");
+    let lines: Vec<&str> = lines.lines().filter_map(|line| line.strip_prefix("#   ")).collect();
+    let added: Value = serde_yaml::from_str(&lines.join("\n")).unwrap();
+    let mut kustomization: Value = serde_yaml::from_str(&example("kustomization.yaml")).unwrap();
+    kustomization["resources"].as_array_mut().unwrap().extend(added["resources"].as_array().unwrap().clone());
+    kustomization["patches"] = added["patches"].clone();
+    let scaled = tempfile::tempdir().unwrap();
+    fs::write(scaled.path().join("kustomization.yaml"), kustomization.to_string()).unwrap();
+    for file in ["rbac.yaml", "prototype.yaml", "deployment.yaml", "service.yaml", "hpa.yaml"] {
+        fs::write(scaled.path().join(file), example(file)).unwrap();
+    }
+    let built = ns.cluster.kubectl(&["kustomize", scaled.path().to_str().unwrap()]);
+    assert!(built.contains("kind: HorizontalPodAutoscaler") && !built.contains(" replicas:"), "{built}");
     ns.namespace.kubectl(&["apply", "--dry-run=server", "--kustomize", folder.to_str().unwrap()]);
     ns.namespace.create(&example("rbac.yaml")).await;
     ns.cluster.kubectl(&["label", "namespace", ns.namespace.name(), "pod-security.kubernetes.io/enforce=restricted"]);

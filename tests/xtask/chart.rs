@@ -220,7 +220,8 @@ fn check_case(folder: &Path) -> Result<()> {
 /// The CustomResourceDefinitions come with the release's annotations, and are else word for word those of `crds/`.
 fn definitions_are_installed_as_they_are() -> Result<()> {
     let rendered = render(OF_CASES, &["--set", "crds.annotations.note=x"])?.remove("crds.yaml").unwrap_or_default();
-    let added = "  annotations:\n    helm.sh/resource-policy: keep\n    note: x\n";
+    let added = "  annotations:\n    argocd.argoproj.io/sync-options: Prune=false,Delete=false\n    \
+                 helm.sh/resource-policy: keep\n    kustomize.toolkit.fluxcd.io/prune: disabled\n    note: x\n";
     let rendered: BTreeSet<String> = rendered.iter().map(|text| text.replacen(added, "", 1)).collect();
     let files = vm_operator::api::crd::files()?;
     let own: BTreeSet<String> = files.into_iter().map(|(_, text)| format!("{}\n", text.trim())).collect();

@@ -181,6 +181,10 @@ fn a_vm_is_never_suspended_and_what_is_not_known_yet_is_in_progress() {
     ] {
         assert_eq!(both(&vm), expected, "{vm}");
     }
+    // The definition does not require a message.
+    let mut silent = vm(&[("Ready", "False", "NameTaken", "taken")]);
+    silent["status"]["conditions"][0].as_object_mut().unwrap().remove("message");
+    assert_eq!(both(&silent), "Degraded");
     // A tool that looks before the CRD's default is there.
     let mut bare = vm(&[]);
     bare.as_object_mut().unwrap().remove("status");
@@ -190,6 +194,7 @@ fn a_vm_is_never_suspended_and_what_is_not_known_yet_is_in_progress() {
 #[test]
 fn argo_cd_offers_the_actions_that_change_something() {
     const RESTARTED: &str = "vmoperator.jdrupes.org/restartedAt";
+    const UNTIL: &str = "vmoperator.jdrupes.org/stateUntil";
     let text = argo()["resource.customizations.actions.vmoperator.jdrupes.org_VirtualMachine"].take();
     let actions: Value = serde_yaml::from_str(text.as_str().unwrap()).unwrap();
     let definitions: BTreeMap<&str, &str> = actions["definitions"]
@@ -213,6 +218,9 @@ fn argo_cd_offers_the_actions_that_change_something() {
     let released =
         json!({ "halted": { "by": "guest", "time": "2026-01-01T00:00:00Z", "generation": 1, "released": true } });
     let unmanaged = json!({ "conditions": [{ "type": "PowerUnmanaged", "status": "True", "reason": "StateNotSet", "message": "" }] });
+    let for_some_time = |state: &str| json!({ "stateOverride": { "state": state, "until": "2026-01-01T00:00:00Z" } });
+    let mut deleted = with("Running", json!({}));
+    deleted["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     for (vm, offered) in [
         (with("Running", json!({})), &["restart", "stop"][..]),
         (with("Stopped", json!({})), &["start"]),
@@ -221,6 +229,12 @@ fn argo_cd_offers_the_actions_that_change_something() {
         (with("Stopped", unmanaged.clone()), &["restart", "start"]),
         (without_state(unmanaged), &["restart", "start", "stop"]),
         (without_state(json!({})), &["start"]),
+        // For some time, whatever the state is.
+        (with("Running", for_some_time("Stopped")), &["start", "stop"]),
+        (with("Running", for_some_time("Running")), &["restart", "stop"]),
+        (with("Stopped", for_some_time("Running")), &["restart", "start", "stop"]),
+        (without_state(for_some_time("Running")), &["restart", "start", "stop"]),
+        (deleted, &[]),
     ] {
         let found = lua(actions["discovery.lua"].as_str().unwrap(), &vm);
         let found: BTreeMap<String, Value> = serde_json::from_value(found).unwrap();
@@ -241,6 +255,28 @@ fn argo_cd_offers_the_actions_that_change_something() {
         let restarted = after["metadata"]["annotations"][RESTARTED].as_str().unwrap();
         assert!(restarted.parse::<k8s_openapi::jiff::Timestamp>().is_ok(), "{name}: {restarted}");
         assert_eq!(after["spec"], vm["spec"], "{name}");
+    }
+    // A power state for some time ends with a start or a stop, and nothing is restarted by it.
+    for (name, state, annotations, left) in [
+        ("start", "Running", json!({ UNTIL: "Stopped 2026-01-01T00:00:00Z" }), Value::Null),
+        (
+            "start",
+            "Stopped",
+            json!({ UNTIL: "Running 2026-01-01T00:00:00Z", "note": "kept" }),
+            json!({ "note": "kept" }),
+        ),
+        ("stop", "Stopped", json!({ UNTIL: "Running 2026-01-01T00:00:00Z" }), Value::Null),
+        ("stop", "Running", json!({ "note": "kept" }), json!({ "note": "kept" })),
+    ] {
+        let mut vm = with(state, json!({}));
+        vm["metadata"]["annotations"] = annotations;
+        let after = run(name, &vm);
+        let wanted = if name == "start" { "Running" } else { "Stopped" };
+        assert_eq!(
+            (&after["spec"]["vm"]["state"], &after["metadata"]["annotations"]),
+            (&json!(wanted), &left),
+            "{name}"
+        );
     }
 }
 

@@ -150,6 +150,15 @@ async fn each_role_may_what_its_name_says() {
     assert_eq!(send(&edit, "PATCH", "vmpools/desk", &change).await, (200, String::new()));
     cpus(2).await;
 
+    // A forced stop names the Pod.
+    let who = "--as=person-vm-operator-power";
+    for (what, allowed) in
+        [(&["get", "pods"] as &[&str], true), (&["delete", "pods"], false), (&["get", "secrets"], false)]
+    {
+        let asked = [&["auth", "can-i", "--namespace", ns.namespace.name(), who], what].concat();
+        assert_eq!(ns.cluster.try_kubectl(&asked).is_ok(), allowed, "power: {what:?}");
+    }
+
     // What connections to guests and Services need, as the page about security says.
     for (role, allowed) in [("view", false), ("vm-operator-power", false), ("edit", true), ("admin", true)] {
         let who = format!("--as=person-{role}");

@@ -1,11 +1,13 @@
 //! A VM that can't start, and starts when its spec is mended.
 
+use vm_operator::manager::check;
+
 use super::*;
 
 #[tokio::test]
 async fn a_vm_whose_image_does_not_exist_starts_when_it_is_mended() {
     let _shared = NODE.read().await;
-    let Stage { cluster: _, namespace, vms, pods } = Stage::set("mended").await;
+    let Stage { cluster, namespace, vms, pods } = Stage::set("mended").await;
     let mut manifest = demo(&namespace);
     manifest["spec"]["image"] = serde_json::json!({ "source": "localhost/vm-runer:1", "pullPolicy": "IfNotPresent" });
     namespace.apply(&manifest.to_string());
@@ -18,4 +20,12 @@ async fn a_vm_whose_image_does_not_exist_starts_when_it_is_mended() {
     assert_ne!(pods.get("demo").await.unwrap().metadata.uid, first.metadata.uid);
     namespace.kubectl(&["delete", "vm", "demo"]);
     gone(&pods, "demo").await;
+
+    // What `helm test` runs: it boots a VM, of which nothing is left.
+    let options = check::Options { namespace: namespace.name().to_owned(), vms: None, boot: Some(LIMIT.as_secs()) };
+    let checked = check::check(&options, cluster.config().await).await.unwrap().to_string();
+    assert!(checked.contains("a VM runs there"), "{checked}");
+    let left = || namespace.kubectl(&["get", "vms,pods,persistentvolumeclaims", "--output=name"]);
+    let is_gone = async || (!left().contains("/vm-operator-test")).then_some(());
+    eventually("the claim to be gone, too", LIMIT, is_gone).await;
 }

@@ -280,7 +280,8 @@ fn install_on(kubeconfig: &Path) -> Result<()> {
         run(crate::binaries::kubectl_command()?.args(args).env("KUBECONFIG", kubeconfig)).context("kubectl")
     };
     let names = |kind: &str| kubectl(&["get", kind, "--all-namespaces", "--output=jsonpath={.items[*].metadata.name}"]);
-    helm(&["install", "vm-operator", CHART, "--create-namespace"])?;
+    // No kubelet would boot the test's VM; `tests/node/mended.rs` has one.
+    helm(&["install", "vm-operator", CHART, "--create-namespace", "--set=test.bootVm=false"])?;
     test_release(&program, kubeconfig)?;
     let definitions = names("customresourcedefinitions")?;
     ensure!(definitions == "vmpools.vmoperator.jdrupes.org vms.vmoperator.jdrupes.org", "{definitions}");

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, process::Command};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, api::PostParams};
@@ -102,6 +102,46 @@ fn the_chart_and_the_kustomization_have_the_same_objects() {
         assert_eq!(chart.remove(&name), Some(object), "{name}");
     }
     assert_eq!(chart.into_keys().collect::<Vec<_>>(), [r#""ConfigMap" "operator" "vm-operator""#]);
+}
+
+/// The components of `deploy/kustomize` make what the chart makes of the same wish.
+#[test]
+fn the_components_of_kustomize_make_the_objects_of_the_chart() {
+    let name = |kind: &str, namespace: &Value, name: &str| format!("{} {namespace} {}", json!(kind), json!(name));
+    let (none, operator, red) = (Value::Null, json!("operator"), json!("red"));
+    let components = "[DEPLOY/kustomize/cluster-wide, DEPLOY/kustomize/high-availability]";
+    let overlay = by_name(kustomize(&format!("namespace: operator\nresources: [DEPLOY]\ncomponents: {components}\n")));
+    let chart = by_name(rendered("cluster"));
+    for (kind, namespace) in [("ClusterRole", &none), ("ClusterRoleBinding", &none), ("PodDisruptionBudget", &operator)]
+    {
+        let name = name(kind, namespace, "vm-operator");
+        assert_eq!(overlay[&name], chart[&name], "{name}");
+    }
+    let lease =
+        |objects: &BTreeMap<String, Value>, role: &str| objects[&name("Role", &operator, role)]["rules"].clone();
+    assert_eq!(lease(&overlay, "vm-operator-lease"), lease(&chart, "vm-operator"));
+    assert!(!overlay.contains_key(&name("Role", &operator, "vm-operator")));
+    let deployment = name("Deployment", &operator, "vm-operator");
+    for path in
+        ["/spec/replicas", "/spec/template/spec/topologySpreadConstraints", "/spec/template/spec/containers/0/args"]
+    {
+        let found = overlay[&deployment].pointer(path);
+        assert_eq!((found, found.is_some()), (chart[&deployment].pointer(path), true), "{path}");
+    }
+
+    // A further namespace of VMs. The case has labels and a rule of its own, and its manager is in another namespace.
+    let overlay = "namespace: red\nresources: [DEPLOY]\ncomponents: [DEPLOY/kustomize/vm-namespace]\n";
+    let overlay = by_name(kustomize(overlay));
+    let chart = by_name(rendered("namespaces"));
+    let of_red = |name: &&String| name.contains(r#" "red" "#);
+    assert!(overlay.keys().eq(chart.keys().filter(of_red)), "{:?}", overlay.keys());
+    let rules = |objects: &BTreeMap<String, Value>| {
+        objects[&name("Role", &red, "vm-operator")]["rules"].as_array().cloned().unwrap_or_default()
+    };
+    let (rules, with_own) = (rules(&overlay), rules(&chart));
+    assert_eq!(rules[..], with_own[..with_own.len() - 1]);
+    let subject = &overlay[&name("RoleBinding", &red, "vm-operator")]["subjects"][0];
+    assert_eq!(*subject, json!({ "kind": "ServiceAccount", "name": "vm-operator", "namespace": "vm-operator" }));
 }
 
 /// The chart's namespaces become one of the test's, and no two cases are in the same.

@@ -36,7 +36,9 @@ impl Import {
             let text = container["command"][2].as_str().unwrap().to_owned();
             let text = places.iter().fold(text, |text, place| text.replace(place, own(place).to_str().unwrap()));
             // A file takes the place of a block device, and any program that of the runner.
-            text.replace("convert -n ", "convert ").replace("/usr/bin/vm-runner", "/bin/true")
+            let text = text.replace("convert -n ", "convert ").replace("/usr/bin/vm-runner", "/bin/true");
+            // A file is on no server.
+            text.replace("--proto =http,https,ftp,ftps ", "")
         };
         let (script, tool_script) = (script(container), named("import-tool").map(script));
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -172,5 +174,33 @@ fn the_disk_of_a_container_image_has_its_own_format() {
         // The next start, after one that was interrupted.
         fs::write(import.path("-var-local-vm-data/import-has-begun"), "").unwrap();
         assert!(is_wanted());
+    }
+}
+
+#[test]
+fn an_image_that_reads_other_files_is_not_used() {
+    // The first bytes of qcow2: its version, the place of the name of a backing file, features.
+    for (version, backing, features, is_refused) in [
+        (2, 0, 4, false),
+        (3, 0, 0, false),
+        (3, 0, 8, false),
+        (2, 72, 0, true),
+        (3, 112, 0, true),
+        (3, 0, 4, true),
+        (3, 0, 12, true),
+    ] {
+        let mut image = vec![0_u8; 4096];
+        image[..4].copy_from_slice(b"QFI\xfb");
+        image[7] = version;
+        image[15] = backing;
+        image[79] = features;
+        let import = Import::new("machine");
+        fs::write(import.path("guest.img"), image).unwrap();
+        let import = import.with("URL", |folder| format!("file://{}/guest.img", folder.display()));
+        let output = import.run();
+        let talk = String::from_utf8_lossy(&output.stdout);
+        // What is not refused is no whole image.
+        assert!(!output.status.success(), "{output:?}");
+        assert_eq!(talk.contains("it reads other files"), is_refused, "{version} {backing} {features}: {output:?}");
     }
 }

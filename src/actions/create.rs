@@ -6,6 +6,7 @@
 //!
 //! A disk gets its content before the first start from the template set `import-disk` (docs/cookbook.md), which downloads an image.
 
+pub mod disk_file;
 pub mod login;
 
 use serde_json::{Map, Value, json};
@@ -104,6 +105,8 @@ pub enum InvalidImage {
     Cd(String),
     #[error("{0} is compressed: only images of the formats qcow2 and raw fill a disk")]
     Compressed(String),
+    #[error("{0} has another format than qcow2 and raw, which fill a disk: convert it with qemu-img convert -O qcow2")]
+    Format(String),
     #[error("{0:?} is no checksum: SHA-256 has 64 hexadecimal digits, SHA-512 has 128")]
     Checksum(String),
     #[error(
@@ -153,6 +156,9 @@ impl ImageName {
         }
         if ends(&[".xz", ".gz", ".zst", ".bz2", ".zip", ".tar", ".ova"]) {
             return Err(InvalidImage::Compressed(text.to_owned()));
+        }
+        if !is_raw && ends(&[".vmdk", ".vdi", ".vhd", ".vhdx"]) {
+            return Err(InvalidImage::Format(text.to_owned()));
         }
         if is_file {
             return Ok(Self::File(text.to_owned()));
@@ -511,6 +517,10 @@ mod tests {
             ("ubuntu:24.04", format!("qcow2 {} At({:?})", CATALOG[3].1, CATALOG[3].2)),
             ("https://a/b.iso", "https://a/b.iso is a CD: give it by --cd, which needs no import".into()),
             ("./b.raw.xz", "./b.raw.xz is compressed: only images of the formats qcow2 and raw fill a disk".into()),
+            (
+                "https://a/b.vmdk",
+                "https://a/b.vmdk has another format than qcow2 and raw, which fill a disk: convert it with qemu-img convert -O qcow2".into(),
+            ),
             ("oci://quay.io/a/b", "Known(Container(\"quay.io/a/b\"))".into()),
             ("claim:golden", "Known(Claim { name: \"golden\", mode: None })".into()),
             ("./disk.qcow2", "File(\"./disk.qcow2\")".into()),
@@ -527,5 +537,7 @@ mod tests {
         assert!(parsed("debian:12", Some(&sum)).contains("Sum("), "it outranks the distribution's");
         assert!(parsed("https://a/b", Some("abc")).contains("is no checksum"));
         assert!(parsed("./a.img", Some(&sum)).contains("a file is always compared"));
+        let fixed = ImageName::parse("https://a/b.vhd", true, None);
+        assert!(matches!(fixed, Ok(ImageName::Known(DiskImage::Url { format: "raw", .. }))), "{fixed:?}");
     }
 }

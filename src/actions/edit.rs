@@ -24,6 +24,8 @@ use crate::{
 
 /// The least memory that the CustomResourceDefinition allows.
 const LEAST_RAM: u64 = 1 << 20;
+/// The smallest disk. What is less is a number whose unit was forgotten.
+const LEAST_DISK: u64 = 1 << 20;
 
 /// What a person wants to change.
 #[derive(Clone, Debug, PartialEq)]
@@ -274,6 +276,9 @@ fn add_disk(
     name: Option<&str>,
     class: Option<&str>,
 ) -> Result<Changed, Refusal> {
+    if size.bytes() < LEAST_DISK {
+        return Err(Refusal::TooLittle(size.to_string()));
+    }
     let volumes: Vec<String> = claims::volumes(&vm.spec.vm.disks).flatten().collect();
     let is_used = |name: &str| volumes.contains(&format!("{name}-disk"));
     let claim = |name: &str| format!("{}-{name}-disk", vm.name_any());

@@ -5,11 +5,12 @@
 //!                                                                 └▶ created ─▶ runs ─▶ its agent answers, or its console asks for a login
 //! ```
 
+mod login;
+
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     time::Duration,
 };
 
@@ -23,6 +24,7 @@ use kube::{
 use serde_json::Value;
 use tokio::{io::AsyncReadExt, time::Instant};
 
+use self::login::{keys_in, own_keys, user_data};
 use super::{
     cluster::ClusterOptions,
     expose,
@@ -32,7 +34,7 @@ use super::{
     manifest::{self, Violation},
     output::{Exit, Failure, Output, note, yaml},
     upload,
-    vms::{api, exit, refused, refused_about, title},
+    vms::{api, exit, failure, refused, refused_about, title},
     wait::{self, Goal, seconds, time},
     write::DryRun,
 };
@@ -41,7 +43,7 @@ use crate::{
         VmHandle,
         create::{
             DISK_SIZE, DiskImage, IMPORT_SET, ImageName, Wanted, WantedNetwork, WantedUser,
-            login::{is_key, is_user_name, keys_of},
+            login::{is_key, is_user_name},
             manifest as manifest_of, plain_size,
         },
     },
@@ -49,7 +51,6 @@ use crate::{
         Quantity,
         conditions::{self, TEMPLATES_VALID},
     },
-    files::FileError,
     ownership::COMMAND_MANAGER,
     process::ErrorChain,
 };
@@ -83,7 +84,7 @@ pub(super) struct Options {
     /// Memory.
     #[arg(long, value_name = "SIZE", default_value = "2Gi", value_parser = quantity)]
     ram: Quantity,
-    /// The size of the disk. Default: that of the claim that is cloned, or else 10Gi.
+    /// The size of the disk. Default: that of the claim that is cloned, or else 10Gi, or more if the disk in a file is larger.
     #[arg(long, value_name = "SIZE", value_parser = quantity)]
     disk: Option<Quantity>,
     /// The storage class of the disk. Default: the manager's, or the cluster's.
@@ -150,6 +151,9 @@ fn network(text: &str) -> Result<WantedNetwork, String> {
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    if let Some(name) = twice(&options.names) {
+        return Err(Failure::usage(format!("{} is there twice", title(name))));
+    }
     let mut wanted = options.wanted()?;
     if let Some(DiskImage::Claim { name, mode }) = &mut wanted.image
         && options.dry_run != Some(DryRun::Client)
@@ -182,6 +186,11 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     options.create(manifests, output).await
 }
 
+/// A name that is in a list twice.
+fn twice(names: &[String]) -> Option<&String> {
+    names.iter().enumerate().find(|(at, name)| names.iter().take(*at).any(|other| other == *name)).map(|(_, name)| name)
+}
+
 impl Options {
     /// What the options say, with what they leave out. The name is that of the first VM.
     fn wanted(&self) -> Result<Wanted, Failure> {
@@ -190,7 +199,7 @@ impl Options {
                 "say what the VM boots: --image debian:13, --image https://... (qcow2 or raw), or --cd for an installation",
             ));
         }
-        let image = self.image()?;
+        let (image, least) = self.image()?.map_or((None, 0), |(image, least)| (Some(image), least));
         if !self.port.is_empty() && self.network != WantedNetwork::Pod {
             return Err(Failure::usage(
                 "--port needs --network pod: nothing in the cluster reaches a guest on another network",
@@ -203,7 +212,7 @@ impl Options {
             cd: self.cd.clone(),
             cpus: self.cpus,
             ram: self.ram.clone(),
-            disk: plain_size(self.disk.as_ref().unwrap_or(&Quantity::with_unit(DISK_SIZE))),
+            disk: plain_size(&self.size(least)?),
             class: self.storage_class.clone(),
             network: self.network.clone(),
             user: self.login()?,
@@ -213,12 +222,30 @@ impl Options {
         })
     }
 
-    /// What fills the disk. A file is read, for its size and checksum.
-    fn image(&self) -> Result<Option<DiskImage>, Failure> {
+    /// The size of the disk, on which this many bytes must have room.
+    fn size(&self, least: u64) -> Result<Quantity, Failure> {
+        let Some(size) = &self.disk else {
+            let rounded = least.checked_next_multiple_of(1 << 30).unwrap_or(least);
+            return Ok(Quantity::with_unit(rounded.max(DISK_SIZE)));
+        };
+        if size.bytes() < LEAST_DISK {
+            return Err(Failure::usage(format!(
+                "--disk {size} is too little: a number without a unit is in bytes; write for example 20Gi"
+            )));
+        }
+        if size.bytes() < least {
+            let least = Quantity::with_unit(least.checked_next_multiple_of(1 << 20).unwrap_or(least));
+            return Err(Failure::usage(format!("--disk {size} is too small: the disk in the image has {least}")));
+        }
+        Ok(size.clone())
+    }
+
+    /// What fills the disk, and how much room that needs, as far as it is known. A file is read, for its size and checksum.
+    fn image(&self) -> Result<Option<(DiskImage, u64)>, Failure> {
         let Some(text) = &self.image else { return Ok(None) };
         let name = ImageName::parse(text, self.raw, self.sha256.as_deref());
         Ok(Some(match name.map_err(|error| Failure::usage(error.to_string()))? {
-            ImageName::Known(image) => image,
+            ImageName::Known(image) => (image, 0),
             ImageName::File(file) => upload::described(Path::new(&file))?,
         }))
     }
@@ -244,7 +271,8 @@ impl Options {
             Err(error) => {
                 let resource = ApiResource::erase::<PersistentVolumeClaim>(&());
                 let (client, namespace) = (&cluster.client, Some(cluster.namespace.as_str()));
-                return Err(Failure::new(refused_about(client, &resource, &what, &["get"], namespace, &error).await));
+                let line = refused_about(client, &resource, &what, &["get"], namespace, &error).await;
+                return Err(failure(line, &error));
             }
         };
         let spec = claim.spec.unwrap_or_default();
@@ -253,8 +281,14 @@ impl Options {
         };
         let requested = spec.resources.and_then(|resources| has(resources.requests));
         let found = has(claim.status.and_then(|status| status.capacity)).or(requested);
-        if let (None, Some(found)) = (&self.disk, found) {
-            *size = found;
+        match (&self.disk, found) {
+            (None, Some(found)) => *size = found,
+            (Some(wanted), Some(found))
+                if Quantity::parse(&found).is_ok_and(|found| wanted.bytes() < found.bytes()) =>
+            {
+                return Err(Failure::usage(format!("--disk {wanted} is too small: the claim {name} has {found}")));
+            }
+            _ => {}
         }
         if class.is_none() {
             *class = spec.storage_class_name;
@@ -309,7 +343,11 @@ impl Options {
             match api(client, namespace).create(&parameters, &object).await {
                 Ok(object) => created.push(object),
                 Err(error) => {
-                    note(&refused(client, &title(&name), &["create"], Some(namespace), &error).await);
+                    let line = refused(client, &title(&name), &["create"], Some(namespace), &error).await;
+                    if created.is_empty() && !matches!(error, kube::Error::Api(_)) {
+                        return Err(failure(line, &error));
+                    }
+                    note(&line);
                     failed += 1;
                 }
             }
@@ -362,11 +400,8 @@ impl Options {
         }
         if let Some(file) = self.file().filter(|_| !waits && self.dry_run.is_none()) {
             for vm in created.iter().map(ResourceExt::name_any) {
-                let file = file.display();
-                note(&format!(
-                    "{}: its disk waits for the file: kubectl vm upload {vm} {file} -n {namespace}",
-                    title(&vm)
-                ));
+                let command = upload::command(&vm, namespace, file);
+                note(&format!("{}: its disk waits for the file: {command}", title(&vm)));
             }
         }
         if let Some(vm) = created.first().filter(|_| up > 0 && self.dry_run.is_none()) {
@@ -458,39 +493,8 @@ pub(super) fn check(name: &str, vm: &Value) -> Result<(), Failure> {
     }
 }
 
-/// The user-data of a file: as text if it says what it is (`#cloud-config`, `#!/bin/sh`), else as YAML.
-fn user_data(text: &str, file: &Path) -> Result<Value, FileError> {
-    if text.starts_with('#') {
-        return Ok(text.into());
-    }
-    serde_yaml::from_str(text).map_err(|error| FileError::yaml(file, &error, 0))
-}
-
-fn keys_in(file: &Path) -> Result<Vec<String>, Failure> {
-    let text = fs::read_to_string(file).map_err(FileError::io(file))?;
-    keys_of(&text).map_err(|what| Failure::usage(format!("{}: {what}", file.display())))
-}
-
-/// The keys of who runs this: the files in ~/.ssh, or else what the agent has.
-fn own_keys() -> Vec<String> {
-    let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
-    let files = fs::read_dir(home.join(".ssh")).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|end| end == "pub")).collect();
-    files.sort();
-    let mut keys = Vec::new();
-    // Certificates, and what else may be there, are no keys for a guest.
-    for file in files.iter().filter(|file| !file.to_string_lossy().ends_with("-cert.pub")) {
-        let text = fs::read_to_string(file).unwrap_or_default();
-        keys.extend(keys_of(&text).unwrap_or_default());
-    }
-    if keys.is_empty() {
-        let agent = Command::new("ssh-add").arg("-L").stderr(Stdio::null()).output();
-        let said = agent.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-        keys = keys_of(&said).unwrap_or_default();
-    }
-    keys
-}
-
+/// The smallest disk. What is less is a number whose unit was forgotten.
+const LEAST_DISK: u64 = 1 << 20;
 /// How much of the console is looked at.
 const PROMPT: usize = 4096;
 
@@ -522,7 +526,7 @@ fn asks_for_login(console: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::fs;
 
     use super::*;
 
@@ -575,6 +579,8 @@ mod tests {
             ("web --cd a.iso --network tap", "write pod, user, bridge=NAME or none"),
             ("web --cd a.iso --cpus 0", "0 is not in"),
             ("web --cd a.iso --disk much", "is not a size"),
+            ("web --cd a.iso --disk 20", "--disk 20 is too little: a number without a unit is in bytes"),
+            ("web --image ./a.vmdk --user ann", "has another format than qcow2 and raw"),
             ("web --image ./none.img --user ann", "./none.img:1:1: No such file"),
             ("web --image oci:a/b --sha256 ab --user ann", "a checksum is for https://"),
             ("web --cd a.iso --network user --port 22", "--port needs --network pod"),
@@ -598,12 +604,29 @@ mod tests {
     }
 
     #[test]
-    fn user_data_is_text_if_it_says_what_it_is() {
-        let data = |text: &str| user_data(text, Path::new("f")).unwrap();
-        assert_eq!(data("#cloud-config\na: 1\n"), json!("#cloud-config\na: 1\n"));
-        assert_eq!(data("#!/bin/sh\n"), json!("#!/bin/sh\n"));
-        assert_eq!(data("a: [1]\n"), json!({ "a": [1] }));
-        assert!(user_data("a: [", Path::new("f")).is_err());
+    fn a_disk_has_room_for_what_is_in_a_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut head = vec![0_u8; 104];
+        head[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+        head[24..32].copy_from_slice(&((12_u64 << 30) + 1).to_be_bytes());
+        fs::write(file.path(), &head).unwrap();
+        let disk = |more: &str| {
+            let line = format!("web --image {} {more}", file.path().display());
+            let options = options(&line).unwrap();
+            let (_, least) = options.image().unwrap().unwrap();
+            options.size(least).map(|size| plain_size(&size)).map_err(|failure| failure.words())
+        };
+        assert_eq!(disk(""), Ok("13Gi".into()));
+        assert_eq!(disk("--disk 40Gi"), Ok("40Gi".into()));
+        assert!(disk("--disk 12Gi").unwrap_err().starts_with("--disk 12Gi is too small: the disk in the image has "));
+        assert_eq!(options("web --cd a.iso").unwrap().size(0).unwrap().to_string(), "10Gi");
+    }
+
+    #[test]
+    fn a_name_is_there_once() {
+        let names = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(twice(&names("a b c")), None);
+        assert_eq!(twice(&names("a b a b")).map(String::as_str), Some("a"));
     }
 
     #[test]

@@ -5,11 +5,13 @@
 //!       └▶ kubectl exec: how much is there? ─▶ the rest ─▶ the container compares the checksum, and fills the disk
 //! ```
 //!
-//! Each piece is written at its place, so that an upload that broke off, or two at once, do no harm.
+//! Each piece is written at its place, so that an upload that broke off, or two at once, do no harm. A Pod that takes the place of another one
+//! gets the file from its start.
 
 use std::{
     fs::File,
     io::{self, IsTerminal, Read, Seek, SeekFrom, Write},
+    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     process::Stdio,
     time::{Duration, Instant},
@@ -29,15 +31,21 @@ use super::{
     cluster::ClusterOptions,
     in_pod::{InPod, Target, start_failed},
     output::{Exit, Failure, Output, chain, note, plain},
-    vms::title,
+    vms::{failure, refused, title},
 };
 use crate::{
-    actions::{VmHandle, create::DiskImage},
+    actions::{
+        VmHandle,
+        create::{
+            DiskImage,
+            disk_file::{DiskFile, HEAD},
+        },
+    },
     api::{Quantity, VirtualMachine},
     explain::upload::{IMPORT_CONTAINER, awaited},
     files::FileError,
     object::INSTANCE_LABEL,
-    process::RepeatFilter,
+    process::{RepeatFilter, shell::shell_word},
 };
 
 /// The file that the container waits for.
@@ -48,6 +56,8 @@ const BREAKS: usize = 20;
 const REST: Duration = Duration::from_secs(1);
 /// How much is sent between two looks at the progress.
 const PIECE: usize = 1 << 20;
+/// Of a file that is larger it is said that its checksum is computed, because that takes a while.
+const LARGE: u64 = 1 << 30;
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -59,9 +69,12 @@ pub(super) struct Options {
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    let vm = options.target.handle().await?;
-    let image = described(&options.file)?;
+    // A file that can't be sent, or has another size, is not read as a whole first.
+    length(&options.file).map_err(FileError::io(&options.file))?;
+    let (vm, found) = options.target.read().await?;
     let (who, file) = (title(vm.name()), options.file.display());
+    fits(&found, &options.file, None).map_err(|why| Failure::new(format!("{who}: {why}")))?;
+    let (image, _) = described(&options.file)?;
     match send(&vm, &options.file, Some(&image), None, options.target.cluster()).await? {
         Sent::All => writeln!(output, "{who}: its disk has {file}")?,
         Sent::Nothing => writeln!(output, "{who}: its disk was filled already: nothing of {file} is sent")?,
@@ -78,29 +91,48 @@ pub(super) enum Sent {
     Nothing,
 }
 
-/// What the VM has to know of a file: its size, its checksum, its format.
+/// The command that sends a file to a VM, for a shell.
+pub(super) fn command(vm: &str, namespace: &str, file: &Path) -> String {
+    format!("kubectl vm upload {vm} {} -n {namespace}", shell_word(&file.display().to_string()))
+}
+
+/// How many bytes a file or a block device has.
+fn length(file: &Path) -> io::Result<u64> {
+    let kind = std::fs::metadata(file)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(io::Error::other("this is neither a file nor a block device"));
+    }
+    File::open(file)?.seek(SeekFrom::End(0))
+}
+
+/// What the VM has to know of a file: its size, its checksum, its format. And how large the disk in it is.
 ///
 /// # Errors
-/// If it can't be read, or is empty.
-pub(super) fn described(file: &Path) -> Result<DiskImage, Failure> {
+/// If it can't be read, or can't become a disk.
+pub(super) fn described(file: &Path) -> Result<(DiskImage, u64), Failure> {
     let wrong = FileError::io(file);
+    let unfit = |why: &str| Failure::usage(format!("{}: {why}", file.display()));
+    let length = length(file).map_err(&wrong)?;
     let mut reader = File::open(file).map_err(&wrong)?;
-    let (mut sum, mut piece, mut size) = (Sha256::new(), vec![0; PIECE], 0_u64);
-    let mut is_qcow2 = false;
+    let mut head = Vec::new();
+    Read::take(&mut reader, HEAD).read_to_end(&mut head).map_err(&wrong)?;
+    if head.is_empty() {
+        return Err(unfit("this file is empty"));
+    }
+    let DiskFile { format, disk_size } = DiskFile::of(&head).map_err(|error| unfit(&error.to_string()))?;
+    if length > LARGE {
+        note(&format!("{}: its checksum is computed first ...", file.display()));
+    }
+    let (mut sum, mut piece, mut size) = (Sha256::new(), vec![0; PIECE], head.len() as u64);
+    sum.update(&head);
     loop {
         let count = reader.read(&mut piece).map_err(&wrong)?;
         let Some(read) = piece.get(..count).filter(|read| !read.is_empty()) else { break };
-        if size == 0 {
-            is_qcow2 = read.starts_with(b"QFI\xfb");
-        }
         sum.update(read);
         size += count as u64;
     }
-    if size == 0 {
-        return Err(Failure::usage(format!("{}: this file is empty", file.display())));
-    }
     let sha256 = sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(DiskImage::Upload { size, sha256, format: if is_qcow2 { "qcow2" } else { "raw" } })
+    Ok((DiskImage::Upload { size, sha256, format }, disk_size.unwrap_or(size)))
 }
 
 /// Whether a VM waits for this file, and how large it is. Without `image` only the size is compared.
@@ -111,7 +143,7 @@ fn fits(vm: &VirtualMachine, file: &Path, image: Option<&DiskImage>) -> Result<u
     let is_wanted = match image {
         Some(DiskImage::Upload { size: found, sha256, .. }) => (*found, sha256.as_str()) == (size, sum),
         Some(_) => false,
-        None => std::fs::metadata(file).is_ok_and(|file| file.len() == size),
+        None => length(file).is_ok_and(|length| length == size),
     };
     if is_wanted {
         return Ok(size);
@@ -132,13 +164,19 @@ pub(super) async fn send(
     cluster: &ClusterOptions,
 ) -> Result<Sent, Failure> {
     let who = title(vm.name());
-    let found = vm.get().await.map_err(|error| Failure::unknown(chain(vm, &error)))?;
+    let found = match vm.get().await {
+        Ok(found) => found,
+        Err(error) => {
+            let line = refused(vm.client(), &who, &["get"], Some(vm.namespace()), &error).await;
+            return Err(failure(line, &error));
+        }
+    };
     let size = fits(&found, file, image).map_err(|why| Failure::new(format!("{who}: {why}")))?;
     let uid = found.uid().unwrap_or_default();
-    let again = format!("kubectl vm upload {} {} -n {}", vm.name(), file.display(), vm.namespace());
-    let (mut before, mut breaks, mut restarts, mut said) = (None, 0, None, RepeatFilter::default());
+    let again = command(vm.name(), vm.namespace(), file);
+    let (mut before, mut breaks, mut sending, mut said) = (None, 0, None::<Seen>, RepeatFilter::default());
     loop {
-        let state = container(vm, &uid, restarts, |import| *import != Import::Waits);
+        let state = container(vm, &uid, sending.as_ref(), |seen| seen.import != Import::Waits);
         let state = match limit {
             Some(limit) => tokio::time::timeout(limit, state).await.map_err(|_| Failure::Command {
                 lines: vec![format!("{who}: its Pod does not wait for the file yet")],
@@ -146,15 +184,18 @@ pub(super) async fn send(
             })?,
             None => state.await,
         };
-        let Seen { import, restarts: count, pod } = state?;
-        match import {
+        let seen = state?;
+        match &seen.import {
             // Nobody knows whether it was this file.
             Import::Done if before.is_none() => return Ok(Sent::Nothing),
             Import::Done => return Ok(Sent::All),
             Import::Failed(why) => return Err(Failure::new(format!("{who}: the disk is not filled: {why}"))),
-            Import::Waits | Import::Runs => restarts = restarts.or(Some(count)),
+            Import::Waits | Import::Runs => {}
         }
-        let pod = InPod::named(cluster, vm.namespace(), pod);
+        let pod = InPod::named(cluster, vm.namespace(), seen.pod.clone());
+        if sending.as_ref().is_none_or(|former| former.pod_uid != seen.pod_uid) {
+            sending = Some(seen);
+        }
         let offset = match offset(&pod).await? {
             Ok(offset) => offset,
             Err(why) if breaks < BREAKS => {
@@ -169,11 +210,18 @@ pub(super) async fn send(
         };
         if offset >= size {
             note(&format!("{who}: all is there; the checksum is compared, and the disk filled"));
-            let has_ended = |import: &Import| matches!(import, Import::Done | Import::Failed(_));
-            return match container(vm, &uid, restarts, has_ended).await?.import {
-                Import::Failed(why) => Err(Failure::new(format!("{who}: the disk is not filled: {why}"))),
-                _ => Ok(Sent::All),
-            };
+            // Another Pod knows nothing of the file.
+            let is_other = |seen: &Seen| sending.as_ref().is_none_or(|former| former.pod_uid != seen.pod_uid);
+            let has_ended = |seen: &Seen| matches!(seen.import, Import::Done | Import::Failed(_)) || is_other(seen);
+            match container(vm, &uid, sending.as_ref(), has_ended).await?.import {
+                Import::Failed(why) => return Err(Failure::new(format!("{who}: the disk is not filled: {why}"))),
+                Import::Done => return Ok(Sent::All),
+                Import::Waits | Import::Runs => {
+                    note(&format!("{who}: its Pod was replaced: the file is sent again"));
+                    before = Some(offset);
+                    continue;
+                }
+            }
         }
         if before.is_some_and(|before| offset <= before) {
             breaks += 1;
@@ -187,6 +235,13 @@ pub(super) async fn send(
             note(&format!("{who}: goes on at {offset} of {size} bytes"));
         }
         before = Some(offset);
+        let now = length(file).map_err(FileError::io(file))?;
+        if now != size {
+            return Err(Failure::new(format!(
+                "{who}: {} has changed: it has {now} bytes, and {size} are waited for",
+                file.display()
+            )));
+        }
         piece(&pod, vm, file, offset, size).await?;
     }
 }
@@ -233,6 +288,7 @@ struct Seen {
     import: Import,
     restarts: i32,
     pod: String,
+    pod_uid: String,
 }
 
 /// Whether a Pod with the VM's name in its label is that of this VM, and stays. An earlier VM of the name may have filled its disk, and another
@@ -241,12 +297,12 @@ fn is_of(pod: &Pod, uid: &str) -> bool {
     pod.metadata.deletion_timestamp.is_none() && pod.owner_references().iter().any(|owner| owner.uid == uid)
 }
 
-/// Waits until the container of the VM with that UID is as it should be.
+/// Waits until the container of the VM with that UID is as it should be. `before`: how it was when somebody began to send.
 async fn container(
     vm: &VmHandle,
     uid: &str,
-    before: Option<i32>,
-    is_wanted: impl Fn(&Import) -> bool,
+    before: Option<&Seen>,
+    is_wanted: impl Fn(&Seen) -> bool,
 ) -> Result<Seen, Failure> {
     let labels = format!("{INSTANCE_LABEL}={}", vm.name());
     let pods = kube::Api::<Pod>::namespaced(vm.client().clone(), vm.namespace());
@@ -255,9 +311,13 @@ async fn container(
     loop {
         match pods.try_next().await {
             Ok(Some(pod)) if is_of(&pod, uid) => {
+                let pod_uid = pod.uid().unwrap_or_default();
+                // The container of another Pod begins to count anew.
+                let before = before.filter(|former| former.pod_uid == pod_uid).map(|former| former.restarts);
                 let (import, restarts) = import_of(&pod, before);
-                if is_wanted(&import) {
-                    return Ok(Seen { import, restarts, pod: pod.name_any() });
+                let seen = Seen { import, restarts, pod: pod.name_any(), pod_uid };
+                if is_wanted(&seen) {
+                    return Ok(seen);
                 }
             }
             Ok(Some(_)) => {}
@@ -455,9 +515,13 @@ mod tests {
     #[test]
     fn only_the_file_that_is_waited_for_is_sent() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), b"QFI\xfb and more").unwrap();
-        let image = described(file.path()).unwrap();
-        let DiskImage::Upload { size: 13, format: "qcow2", sha256 } = &image else { panic!("{image:?}") };
+        let mut head = vec![0_u8; 104];
+        head[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+        head[24..32].copy_from_slice(&(20_u64 << 30).to_be_bytes());
+        std::fs::write(file.path(), &head).unwrap();
+        let (image, disk_size) = described(file.path()).unwrap();
+        let DiskImage::Upload { size: 104, format: "qcow2", sha256 } = &image else { panic!("{image:?}") };
+        assert_eq!(disk_size, 20 << 30);
         let vm = |upload: serde_json::Value| -> VirtualMachine {
             serde_json::from_value(json!({ "metadata": { "name": "web" }, "spec": {
                 "vm": { "maximumCpus": 1 }, "templateValues": { "import": { "upload": upload } },
@@ -465,13 +529,25 @@ mod tests {
             .unwrap()
         };
         let fits = |upload| fits(&vm(upload), Path::new("a.img"), Some(&image));
-        assert_eq!(fits(json!({ "size": 13, "sha256": sha256 })), Ok(13));
+        assert_eq!(fits(json!({ "size": 104, "sha256": sha256 })), Ok(104));
         let other = fits(json!({ "size": 14, "sha256": "ab" })).unwrap_err();
         assert_eq!(other, "it waits for another file than a.img: one of 14 bytes with the SHA-256 ab");
         assert!(fits(json!({})).unwrap_err().starts_with("it does not wait for a file"));
         let by_size = |size: u64| super::fits(&vm(json!({ "size": size, "sha256": "ab" })), file.path(), None);
-        assert_eq!((by_size(13), by_size(14).is_err()), (Ok(13), true));
-        std::fs::write(file.path(), b"").unwrap();
-        assert!(described(file.path()).unwrap_err().words().ends_with("this file is empty"));
+        assert_eq!((by_size(104), by_size(14).is_err()), (Ok(104), true));
+        head[15] = 112;
+        for (content, complaint) in [(head.as_slice(), "it reads another file"), (&b""[..], "this file is empty")] {
+            std::fs::write(file.path(), content).unwrap();
+            let failure = described(file.path()).unwrap_err();
+            assert!(failure.words().contains(complaint), "{}", failure.words());
+        }
+        let folder = described(file.path().parent().unwrap()).unwrap_err();
+        assert!(folder.words().ends_with("this is neither a file nor a block device"), "{}", folder.words());
+    }
+
+    #[test]
+    fn the_command_that_goes_on_is_for_a_shell() {
+        assert_eq!(command("web", "vms", Path::new("./a.img")), "kubectl vm upload web ./a.img -n vms");
+        assert_eq!(command("web", "vms", Path::new("it is.img")), "kubectl vm upload web 'it is.img' -n vms");
     }
 }

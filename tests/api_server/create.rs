@@ -205,6 +205,9 @@ async fn other_sources_fill_the_disk() {
     assert_eq!(found, ["Filesystem", "fast", "5Gi"]);
     let missing = run(&ns, &[["create", "none", "--image", "claim:nowhere"].as_slice(), &keys].concat());
     assert!(missing.code == 1 && missing.talk.contains("persistentvolumeclaim/nowhere"), "{missing:?}");
+    let small = [["create", "none", "--image", "claim:golden", "--disk", "1Gi"].as_slice(), &keys].concat();
+    let small = run(&ns, &small);
+    assert!(small.code == 2 && small.talk.contains("--disk 1Gi is too small: the claim golden has 5Gi"), "{small:?}");
 }
 
 /// A `kubectl` whose `exec` runs a command here, with a folder in place of the container's. Its first upload breaks off.

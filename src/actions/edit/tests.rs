@@ -137,6 +137,8 @@ fn a_new_disk_never_gets_old_data_by_chance() {
     assert!(decided(&vm, &add(None, None)).starts_with("a new disk data-3 of"));
     let asked = decided(&vm, &add(Some("data"), None));
     assert!(asked.contains("note: the VM had a disk data before"), "{asked}");
+    let bytes = Edit::AddDisk { size: size("20"), name: None, class: None };
+    assert!(decided(&vm, &bytes).starts_with("refused: 20 is too little: a number without a unit is in bytes"));
 }
 
 #[test]

@@ -19,7 +19,7 @@ use super::{
     cluster::ClusterOptions,
     in_pod::{InPod, start_failed},
     output::{Exit, Failure, Output, chain, note},
-    vms::{self, name_of},
+    vms::{self, checked_name, failure},
     wait::{self, Goal, Limit},
 };
 use crate::{
@@ -48,8 +48,9 @@ pub(super) struct Options {
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
+    let name = checked_name(&options.vm)?;
     let cluster = options.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-    let vm = VmHandle::new(cluster.client.clone(), &cluster.namespace, name_of(&options.vm));
+    let vm = VmHandle::new(cluster.client.clone(), &cluster.namespace, name);
     let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     if is_terminal {
         note("Ctrl-] leaves the console.");
@@ -61,8 +62,8 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         if let Err(exit) = running.reached() {
             return Ok(exit);
         }
-        let unknown = |error: kube::Error| Failure::unknown(chain(&vm, &error));
-        let running = vm.get().await.map_err(unknown)?;
+        let unread = |error: kube::Error| failure(chain(&vm, &error), &error);
+        let running = vm.get().await.map_err(unread)?;
         let pod = InPod::of(&vm, &running, &options.cluster).await?;
         let flags = if is_terminal { &["--stdin", "--quiet", "--tty"][..] } else { &["--stdin", "--quiet"] };
         let status = pod.runner(flags, &["console"]).status().map_err(start_failed)?;
@@ -71,7 +72,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
         }
         // kubectl fails, too, if the user may not do this; then it has said so.
         let deadline = Instant::now() + NEWS;
-        while guest(&vm.get().await.map_err(unknown)?) == guest(&running) {
+        while guest(&vm.get().await.map_err(unread)?) == guest(&running) {
             if Instant::now() > deadline {
                 return Ok(Exit::Negative);
             }

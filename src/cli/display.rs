@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 use super::{
     cluster::ClusterOptions,
     output::{Exit, Failure, Output, chain, note},
-    vms::{name_of, vm_names},
+    vms::{self, checked_name, vm_names},
     wait::time,
 };
 use crate::{
@@ -57,10 +57,11 @@ pub(super) fn validity(text: &str) -> Result<Validity, String> {
 }
 
 pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Exit, Failure> {
-    // First of all, so that no password is set for a file that can't be written.
+    let name = checked_name(&options.vm)?;
+    // Before anything is asked, so that no password is set for a file that can't be written.
     let file = options.output.as_deref().map(PrivateFile::new).transpose()?;
-    let cluster = options.cluster.connect().await.map_err(|error| Failure::new(ErrorChain(&error).to_string()))?;
-    let vm = VmHandle::new(cluster.client, cluster.namespace, name_of(&options.vm));
+    let cluster = options.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
+    let vm = VmHandle::new(cluster.client, cluster.namespace, name);
     let request = Request {
         server: options.server.clone(),
         port: options.port,
@@ -99,7 +100,11 @@ pub(super) fn failure(vm: &VmHandle, error: &DisplayError) -> Failure {
         | DisplayError::Object { .. }
         | DisplayError::Random(_) => String::new(),
     };
-    Failure::new(chain(vm, error) + &help)
+    let line = chain(vm, error) + &help;
+    match error {
+        DisplayError::Vm(source) | DisplayError::Object { source, .. } => vms::failure(line, source),
+        _ => Failure::new(line),
+    }
 }
 
 /// Says how a viewer outside of the cluster gets to the Pod.

@@ -80,9 +80,8 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     let found = match vms::api(vm.client(), vm.namespace()).get(&name).await {
         Ok(object) => FoundVm::new(object)?,
         Err(error) => {
-            return Err(Failure::new(
-                refused(vm.client(), &title(&name), &["get"], Some(vm.namespace()), &error).await,
-            ));
+            let line = refused(vm.client(), &title(&name), &["get"], Some(vm.namespace()), &error).await;
+            return Err(vms::failure(line, &error));
         }
     };
     let mut dump = Dump::default();

@@ -26,7 +26,7 @@ use super::{
     format::ObjectFormat,
     in_pod::{read_vm, unreachable},
     output::{Exit, Failure, Output, note},
-    vms::{refused_about, title, vm_names},
+    vms::{failure, refused_about, title, vm_names},
     write::DryRun,
 };
 use crate::{
@@ -324,7 +324,11 @@ async fn create(client: &Client, options: &Options, wanted: &Service, what: &str
         Err(error) => error,
     };
     if !matches!(&error, kube::Error::Api(answer) if answer.is_already_exists()) {
-        return Err(Failure::new(refused_about(client, &resource, what, &["create"], Some(&namespace), &error).await));
+        let line = refused_about(client, &resource, what, &["create"], Some(&namespace), &error).await;
+        // Services have stricter names than VMs.
+        let is_of_name = matches!(&error, kube::Error::Api(answer) if answer.message.contains("metadata.name"));
+        let help = if is_of_name && options.name.is_none() { "; give it another name by --name" } else { "" };
+        return Err(failure(line + help, &error));
     }
     match api.get(&wanted.name_any()).await {
         Ok(existing) if is_wanted(&existing, wanted) => Ok((existing, false)),
@@ -332,7 +336,8 @@ async fn create(client: &Client, options: &Options, wanted: &Service, what: &str
             "{what}: it exists already, and is another one than this; give this one another name by --name"
         ))),
         Err(error) => {
-            Err(Failure::new(refused_about(client, &resource, what, &["get"], Some(&namespace), &error).await))
+            let line = refused_about(client, &resource, what, &["get"], Some(&namespace), &error).await;
+            Err(failure(line, &error))
         }
     }
 }

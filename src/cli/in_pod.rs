@@ -14,7 +14,7 @@ use super::{
     cluster::ClusterOptions,
     output::{Exit, Failure, Output, note},
     stdio,
-    vms::{failure, name_of, refused, refused_about, title, vm_names},
+    vms::{checked_name, failure, name_of, refused, refused_about, title, vm_names},
 };
 use crate::{
     actions::VmHandle,
@@ -103,8 +103,9 @@ pub(super) struct InPod<'a> {
 
 /// Reads the VM of this name, or of what `--output=name` prints.
 pub(super) async fn read_vm(vm: &str, cluster: &ClusterOptions) -> Result<(VmHandle, VirtualMachine), Failure> {
+    let name = checked_name(vm)?;
     let cluster = cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-    let vm = VmHandle::new(cluster.client.clone(), &cluster.namespace, name_of(vm));
+    let vm = VmHandle::new(cluster.client.clone(), &cluster.namespace, name);
     match vm.get().await {
         Ok(found) => Ok((vm, found)),
         Err(error) => {
@@ -125,8 +126,9 @@ impl Target {
     /// # Errors
     /// If there is no cluster to ask.
     pub async fn handle(&self) -> Result<VmHandle, Failure> {
+        let name = checked_name(&self.vm)?;
         let cluster = self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))?;
-        Ok(VmHandle::new(cluster.client, &cluster.namespace, name_of(&self.vm)))
+        Ok(VmHandle::new(cluster.client, &cluster.namespace, name))
     }
 
     /// Reads the VM.
@@ -143,6 +145,21 @@ impl Target {
     }
 }
 
+/// The name of the Pod of this VM, as it was read, if it has one.
+///
+/// # Errors
+/// If the API server does not say.
+pub(super) async fn pod_of(vm: &VmHandle, found: &VirtualMachine) -> Result<Option<String>, Failure> {
+    match vm.pod(found).await {
+        Ok(pod) => Ok(pod),
+        Err(error) => {
+            let (pods, what) = (ApiResource::erase::<Pod>(&()), format!("the Pods of {}", title(vm.name())));
+            let line = refused_about(vm.client(), &pods, &what, &["list"], Some(vm.namespace()), &error).await;
+            Err(failure(line, &error))
+        }
+    }
+}
+
 impl<'a> InPod<'a> {
     /// The Pod of this VM, as it was read.
     ///
@@ -150,15 +167,7 @@ impl<'a> InPod<'a> {
     /// If there is none, or the API server does not say.
     pub async fn of(vm: &VmHandle, found: &VirtualMachine, cluster: &'a ClusterOptions) -> Result<Self, Failure> {
         let (name, namespace) = (vm.name(), vm.namespace());
-        let pod = match vm.pod(found).await {
-            Ok(pod) => pod,
-            Err(error) => {
-                let (pods, what) = (ApiResource::erase::<Pod>(&()), format!("the Pods of {}", title(name)));
-                let line = refused_about(vm.client(), &pods, &what, &["list"], Some(namespace), &error).await;
-                return Err(failure(line, &error));
-            }
-        };
-        let pod = pod.ok_or_else(|| {
+        let pod = pod_of(vm, found).await?.ok_or_else(|| {
             Failure::new(format!(
                 "{vm}: it has no Pod, so no guest runs: kubectl vm explain {name} -n {namespace} says why"
             ))

@@ -17,7 +17,10 @@ use kube::{
 use rustix::event::{PollFd, PollFlags, poll};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::{output::Failure, vms::refused_about};
+use super::{
+    output::Failure,
+    vms::{failure, refused_about},
+};
 use crate::actions::VmHandle;
 
 /// How much is read at once.
@@ -52,7 +55,7 @@ pub(super) async fn connect(
     let api: Api<Pod> = Api::namespaced(vm.client().clone(), vm.namespace());
     let mut forwarder = match api.portforward(pod, &[port]).await {
         Ok(forwarder) => forwarder,
-        Err(error) => return Err(Failure::unknown(refused_to_forward(vm, &error).await)),
+        Err(error) => return Err(failure(refused_to_forward(vm, &error).await, &error)),
     };
     match forwarder.take_stream(port) {
         Some(stream) => Ok((forwarder, stream)),

@@ -38,7 +38,7 @@ use super::{
     format::DataFormat,
     in_pod::InPod,
     output::{Exit, Failure, Output, note},
-    vms::{self, FoundVm, Selection, api, name_of, refused, resource, title},
+    vms::{self, FoundVm, Selection, api, checked_name, refused, resource, title},
 };
 use crate::{
     actions::VmHandle,
@@ -81,7 +81,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     let is_once = options.once || options.output.is_some() || !io::stdin().is_terminal() || !io::stdout().is_terminal();
     let source = Source { options, client: &cluster.client, namespace: &cluster.namespace };
     // Nobody shall find an empty screen where there is nothing to look at.
-    let (vms, missing) = source.vms().await.map_err(Failure::unknown)?;
+    let (vms, missing) = source.vms().await?;
     for name in &missing {
         note(&format!("{}: there is none in the namespace {}", title(name), cluster.namespace));
     }
@@ -146,14 +146,14 @@ impl Source<'_> {
                         }
                     }
                 }
-                Err(line) => drop(sender.send(Update::Message(line)).await),
+                Err(failure) => drop(sender.send(Update::Message(failure.words())).await),
             }
             sleep(LOOK).await;
         }
     }
 
     /// The VMs that are meant, and the names that no VM has.
-    async fn vms(&self) -> Result<(BTreeMap<Key, VirtualMachine>, Vec<String>), String> {
+    async fn vms(&self) -> Result<(BTreeMap<Key, VirtualMachine>, Vec<String>), Failure> {
         let Selection { names, selector, all_namespaces, .. } = &self.options.selection;
         let place = (!all_namespaces).then_some(self.namespace);
         let (mut objects, mut missing) = (Vec::new(), Vec::new());
@@ -167,7 +167,10 @@ impl Source<'_> {
             loop {
                 let page = match api.list(&parameters).await {
                     Ok(page) => page,
-                    Err(error) => return Err(refused(self.client, "VMs", &["list"], place, &error).await),
+                    Err(error) => {
+                        let line = refused(self.client, "VMs", &["list"], place, &error).await;
+                        return Err(vms::failure(line, &error));
+                    }
                 };
                 parameters.continue_token = page.metadata.continue_.clone().filter(|token| !token.is_empty());
                 objects.extend(page.items);
@@ -176,11 +179,15 @@ impl Source<'_> {
                 }
             }
         }
-        for name in names.iter().map(|argument| name_of(argument)) {
+        for argument in names {
+            let name = checked_name(argument)?;
             match api(self.client, self.namespace).get_opt(name).await {
                 Ok(Some(object)) => objects.push(object),
                 Ok(None) => missing.push(name.to_owned()),
-                Err(error) => return Err(refused(self.client, &title(name), &["get"], place, &error).await),
+                Err(error) => {
+                    let line = refused(self.client, &title(name), &["get"], place, &error).await;
+                    return Err(vms::failure(line, &error));
+                }
             }
         }
         // One that can't be read is not shown; `list` shows it.

@@ -10,7 +10,7 @@ use std::{
     env,
     io::{self, IsTerminal},
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{ExitStatus, Stdio},
 };
 
 use clap::Args;
@@ -27,10 +27,10 @@ use tokio_tungstenite::tungstenite::Message;
 
 use super::{
     cluster::ClusterOptions,
-    in_pod::read_vm,
-    output::{Exit, Failure, Output, chain, note},
+    in_pod::{pod_of, read_vm},
+    output::{Exit, Failure, Output, note},
     stdio,
-    vms::{refused_about, vm_names},
+    vms::{failure, refused_about, vm_names},
 };
 use crate::{
     actions::VmHandle,
@@ -76,7 +76,7 @@ pub(super) struct Options {
 impl Options {
     fn hello(&self) -> Result<Hello, Failure> {
         let user = self.user.clone().or_else(|| env::var("USER").ok()).filter(|name| !name.is_empty());
-        let user = user.ok_or_else(|| Failure::new("who are you? --user says it".to_owned()))?;
+        let user = user.ok_or_else(|| Failure::usage("say who you are: --user, because $USER is not set"))?;
         let mut session = [0; 8];
         getrandom::fill(&mut session).map_err(|error| Failure::new(format!("a name for this session: {error}")))?;
         let wish = match (self.watch, self.ask, self.take) {
@@ -97,7 +97,7 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     let hello = options.hello()?;
     let (vm, found) = read_vm(&options.vm, &options.cluster).await?;
     let port = found.status.as_ref().and_then(|status| status.relay_port).filter(|port| *port > 0);
-    let pod = vm.pod(&found).await.map_err(|error| Failure::unknown(chain(&vm, &error)))?;
+    let pod = pod_of(&vm, &found).await?;
     let (Some(port), Some(pod)) = (port, pod) else {
         let (name, namespace) = (vm.name(), vm.namespace());
         return Err(Failure::new(format!(
@@ -124,12 +124,12 @@ pub(super) async fn run(options: &Options, output: &mut Output<'_>) -> Result<Ex
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = ended(viewer.as_mut()) => return Ok(Exit::Success),
+            status = ended(viewer.as_mut()) => return without_connection(options.viewer.as_deref(), status),
         };
         let (stream, _) = accepted.map_err(failed)?;
         let shown = tokio::select! {
             shown = screen.show(stream, &mut answers) => shown,
-            () = ended(viewer.as_mut()) => return Ok(Exit::Success),
+            _ = ended(viewer.as_mut()) => return Ok(Exit::Success),
         };
         match shown {
             // Somebody may look again.
@@ -150,7 +150,7 @@ async fn access(vm: &VmHandle) -> Result<Access, Failure> {
         Err(error) => {
             let (resource, what) = (ApiResource::erase::<Secret>(&()), format!("{vm}: Secret {name}"));
             let refused = refused_about(vm.client(), &resource, &what, &["get"], Some(vm.namespace()), &error).await;
-            return Err(Failure::unknown(refused));
+            return Err(failure(refused, &error));
         }
     };
     Access::of_secret(&secret).map_err(|error| Failure::new(format!("{vm}: Secret {name}: {error}")))
@@ -169,10 +169,22 @@ fn start(named: Option<&Path>, address: &str) -> Result<Option<Child>, Failure> 
 }
 
 /// Waits for the viewer's end. Never returns without a viewer.
-async fn ended(viewer: Option<&mut Child>) {
+async fn ended(viewer: Option<&mut Child>) -> io::Result<ExitStatus> {
     match viewer {
-        Some(viewer) => drop(viewer.wait().await),
+        Some(viewer) => viewer.wait().await,
         None => std::future::pending().await,
+    }
+}
+
+/// The end of a viewer that has not connected.
+fn without_connection(named: Option<&Path>, status: io::Result<ExitStatus>) -> Result<Exit, Failure> {
+    let program = named.unwrap_or(Path::new(VIEWER)).display();
+    match status {
+        Ok(status) if status.success() => Ok(Exit::Success),
+        Ok(status) => Err(Failure::new(format!(
+            "{program} ended without a connection ({status}); --proxy-only prints the address for another viewer"
+        ))),
+        Err(error) => Err(Failure::new(format!("wait for {program}: {error}"))),
     }
 }
 
@@ -300,6 +312,20 @@ fn why(code: u16, reason: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_viewer_that_fails_is_an_error() {
+        use std::os::unix::process::ExitStatusExt;
+
+        let ended = |code: i32| without_connection(Some(Path::new("vncviewer")), Ok(ExitStatus::from_raw(code << 8)));
+        assert_eq!(ended(0).unwrap(), Exit::Success);
+        let failure = ended(1).unwrap_err();
+        assert!(
+            failure.words().starts_with("vncviewer ended without a connection (exit status: 1)"),
+            "{}",
+            failure.words()
+        );
+    }
 
     #[test]
     fn the_end_of_a_connection_says_what_to_do() {

@@ -89,6 +89,21 @@ pub(super) fn name_of(argument: &str) -> &str {
     }
 }
 
+/// The name in an argument, if a VM can have it: another one would be another request.
+///
+/// # Errors
+/// If no VM can have it.
+pub(super) fn checked_name(argument: &str) -> Result<&str, Failure> {
+    let name = name_of(argument);
+    let is_odd = |letter: char| !letter.is_ascii_graphic() || "/?#%".contains(letter);
+    if name.is_empty() || name.starts_with('.') || name.contains(is_odd) {
+        return Err(Failure::usage(format!(
+            "{argument:?} is no name of a VM: write NAME or vm/NAME, and its namespace by -n"
+        )));
+    }
+    Ok(name)
+}
+
 /// The resource, for objects with all their fields.
 pub(super) fn resource() -> ApiResource {
     ApiResource::erase::<VirtualMachine>(&())
@@ -159,7 +174,7 @@ impl Selection {
             return Ok(found);
         }
         for argument in &self.names {
-            let name = name_of(argument);
+            let name = checked_name(argument)?;
             match api(client, namespace).get(name).await {
                 Ok(object) => found.vms.push(FoundVm::new(object)?),
                 Err(error) => {
@@ -254,7 +269,12 @@ mod tests {
         for argument in ["apple", "vm/apple", "vms/apple", "virtualmachine.vmoperator.jdrupes.org/apple"] {
             assert_eq!(name_of(argument), "apple");
         }
-        assert_eq!(name_of("pod/apple"), "pod/apple", "it is refused by the API server");
+        assert_eq!(checked_name("vm/apple").unwrap(), "apple");
+        for argument in ["", "vm/", "pod/apple", "apple/vms", "apple?dryRun=All", "a b", "a%2f", "..", "\u{e4}pple"] {
+            let failure = checked_name(argument).unwrap_err();
+            assert!(failure.words().ends_with("and its namespace by -n"), "{argument}");
+            assert_eq!(failure.report(), Exit::Usage);
+        }
     }
 
     #[test]

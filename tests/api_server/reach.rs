@@ -67,7 +67,7 @@ async fn one_connection_says_what_it_lacks() {
         });
         let connected = connected.await;
         let rule = format!("- {{apiGroups: [\"\"], resources: [pods/portforward], verbs: [{verbs}]}}");
-        assert!(connected.code == 3 && connected.talk.contains(&rule), "{connected:?}");
+        assert!(connected.code == 1 && connected.talk.contains(&rule), "{connected:?}");
     };
     lacks("get, create").await;
     allow(&ns, "getters", "get", "pods/portforward");
@@ -166,6 +166,7 @@ async fn openssh_gets_the_way_to_the_guest_and_its_exit_code_is_ours() {
         ("ssh -- -oProxyCommand=x@apple", 2, "error: ".to_owned()),
         ("scp -- -oProxyCommand=x@apple:a b", 2, "error: ".to_owned()),
         ("ssh @apple", 2, "\"\" is no user".to_owned()),
+        ("ssh ada@apple/vms", 2, "\"apple/vms\" is no name of a VM".to_owned()),
     ] {
         let words: Vec<&str> = line.split(' ').collect();
         let printed = with_programs(&ns, openssh.path(), ns.cluster.kubeconfig(), &words);
@@ -343,6 +344,6 @@ async fn the_screen_is_not_shown_and_why() {
         Some(view(&["--as", "alice"])).filter(|printed| printed.talk.contains("may not get secrets"))
     })
     .await;
-    assert!(lacks.code == 3 && lacks.talk.contains(&format!("vm {place}/apple: Secret apple-relay")), "{lacks:?}");
+    assert!(lacks.code == 1 && lacks.talk.contains(&format!("vm {place}/apple: Secret apple-relay")), "{lacks:?}");
     assert_eq!(view(&["--watch", "--ask"]).code, 2);
 }

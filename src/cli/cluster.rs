@@ -15,6 +15,8 @@ use kube::{
     config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
+use crate::process::shell::shell_word;
+
 /// Which cluster a command asks, and in which namespace.
 #[derive(Args, Clone, Default)]
 pub(super) struct ClusterOptions {
@@ -67,6 +69,16 @@ impl ClusterOptions {
             kubectl.arg("--as").arg(user);
             kubectl.args(self.impersonate_groups.iter().flat_map(|group| ["--as-group", group]));
         }
+    }
+
+    /// The options by which a command that is printed asks the same cluster and namespace, for a shell.
+    pub fn for_shell(&self) -> String {
+        let mut kubectl = std::process::Command::new("kubectl");
+        if let Some(namespace) = &self.namespace {
+            kubectl.arg("-n").arg(namespace);
+        }
+        self.pass_on(&mut kubectl);
+        kubectl.get_args().map(|word| format!(" {}", shell_word(&word.to_string_lossy()))).collect()
     }
 
     /// The same cluster for a command that runs later and in another folder: the current context gets its name, each file its folder.
@@ -168,12 +180,16 @@ fn options_among(mut words: impl Iterator<Item = String>) -> ClusterOptions {
 /// The names of namespaces.
 fn namespaces(current: &OsStr) -> Vec<CompletionCandidate> {
     let options = ClusterOptions { namespace: None, ..typed() };
-    ask(current, async move { names(Api::<Namespace>::all(options.connect().await.ok()?.client)).await })
+    ask(current, || async move { names(Api::<Namespace>::all(options.connect().await.ok()?.client)).await })
 }
 
 /// The contexts of the kubeconfig.
 fn contexts(current: &OsStr) -> Vec<CompletionCandidate> {
-    let contexts = Kubeconfig::read().map(|kubeconfig| kubeconfig.contexts).unwrap_or_default();
+    let kubeconfig = match typed().kubeconfig {
+        Some(file) => Kubeconfig::read_from(file),
+        None => Kubeconfig::read(),
+    };
+    let contexts = kubeconfig.map(|kubeconfig| kubeconfig.contexts).unwrap_or_default();
     matching(current, contexts.into_iter().map(|context| context.name))
 }
 
@@ -186,10 +202,19 @@ where
 }
 
 /// The names that a question of the API server brings in time.
-pub(super) fn ask(current: &OsStr, question: impl Future<Output = Option<Vec<String>>>) -> Vec<CompletionCandidate> {
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return Vec::new() };
-    let names = runtime.block_on(async { tokio::time::timeout(PATIENCE, question).await });
-    matching(current, names.ok().flatten().unwrap_or_default().into_iter())
+pub(super) fn ask<F>(current: &OsStr, question: impl FnOnce() -> F + Send + 'static) -> Vec<CompletionCandidate>
+where
+    F: Future<Output = Option<Vec<String>>>,
+{
+    let (sender, receiver) = std::sync::mpsc::channel();
+    // A thread of its own: a program of the kubeconfig that brings credentials holds up whoever asks, whatever the clock says.
+    std::thread::spawn(move || {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        // Nobody waits any more if it is late.
+        let _ = sender.send(runtime.block_on(question()));
+    });
+    let names = receiver.recv_timeout(PATIENCE).ok().flatten().unwrap_or_default();
+    matching(current, names.into_iter())
 }
 
 fn matching(current: &OsStr, names: impl Iterator<Item = String>) -> Vec<CompletionCandidate> {
@@ -269,6 +294,22 @@ current-context: a
             let error = ErrorChain(&error).to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn whoever_presses_tab_waits_a_second_at_most() {
+        let begin = std::time::Instant::now();
+        let names = |blocks: bool| {
+            ask(OsStr::new("ap"), move || async move {
+                if blocks {
+                    std::thread::sleep(60 * PATIENCE);
+                }
+                Some(vec!["apple".to_owned(), "pear".to_owned()])
+            })
+        };
+        let found: Vec<_> = names(false).iter().map(|name| name.get_value().to_owned()).collect();
+        assert_eq!(found, ["apple"]);
+        assert!(names(true).is_empty() && begin.elapsed() < 50 * PATIENCE);
     }
 
     #[test]

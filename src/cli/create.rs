@@ -465,7 +465,7 @@ impl Options {
 
     /// The three commands that a person is likely to need next.
     fn next(&self, name: &str) -> String {
-        let place = self.cluster.namespace.as_ref().map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
+        let place = self.cluster.for_shell();
         if self.stopped {
             return format!(
                 "next:\n  kubectl vm start {name}{place}\n  kubectl vm console {name}{place}\n  kubectl vm status {name}{place}"
@@ -652,5 +652,7 @@ mod tests {
         ");
         assert!(next("web --cd a.iso").contains("kubectl vm view web"));
         assert!(next("web --cd a.iso --stopped").contains("kubectl vm start web\n"));
+        let elsewhere = next("web -n vms --context it's --kubeconfig /a --cd a.iso");
+        assert!(elsewhere.contains("kubectl vm view web -n vms --context 'it'\\''s' --kubeconfig /a\n"), "{elsewhere}");
     }
 }

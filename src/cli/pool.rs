@@ -384,7 +384,7 @@ fn resource() -> ApiResource {
 /// The names of pools that begin with what is typed.
 fn pool_names(current: &OsStr) -> Vec<CompletionCandidate> {
     let options = cluster::typed();
-    cluster::ask(current, async move {
+    cluster::ask(current, || async move {
         let cluster = options.connect().await.ok()?;
         cluster::names(Api::<VmPool>::namespaced(cluster.client, &cluster.namespace)).await
     })

@@ -117,7 +117,7 @@ pub(super) fn api(client: &Client, namespace: &str) -> Api<DynamicObject> {
 /// The names of VMs that begin with what is typed.
 pub(super) fn vm_names(current: &OsStr) -> Vec<CompletionCandidate> {
     let options = cluster::typed();
-    cluster::ask(current, async move {
+    cluster::ask(current, || async move {
         let cluster = options.connect().await.ok()?;
         cluster::names(Api::<VirtualMachine>::namespaced(cluster.client, &cluster.namespace)).await
     })

@@ -68,7 +68,7 @@ impl fmt::Display for HostBlock<'_> {
     }
 }
 
-/// A key's file for a configuration that is read in any folder. `~` and ssh's `%` stay.
+/// A key's file for a configuration that is read in any folder. `~` and ssh's `%` stay; a `%` of the folder is one.
 pub(super) fn identity(file: &str, folder: &Path) -> Result<String, Unspeakable> {
     if file.contains(char::is_control) {
         return Err(Unspeakable { word: file.to_owned() });
@@ -76,7 +76,8 @@ pub(super) fn identity(file: &str, folder: &Path) -> Result<String, Unspeakable>
     if file.starts_with(['~', '%', '$']) {
         return Ok(file.to_owned());
     }
-    Ok(folder.join(file).to_string_lossy().into_owned())
+    let folder = folder.to_string_lossy().replace('%', "%%");
+    Ok(Path::new(&folder).join(file).to_string_lossy().into_owned())
 }
 
 /// Where somebody wants to be logged in: `[USER@]VM`.
@@ -242,6 +243,7 @@ mod tests {
         ] {
             assert_eq!(identity(file), expected);
         }
+        assert_eq!(super::identity("key", Path::new("/home/100%")).unwrap(), "/home/100%%/key");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! | `data` and `stringData` of Secrets | the number of bytes |
 //! | `cloudInit.userData`, also in a ConfigMap's `config.yaml`; keys `user-data` of a ConfigMap | masked |
 //! | texts under a key that sounds like a secret (`password`, `token`, ...), and such variables of containers | masked |
-//! | names and passwords in URLs | masked |
+//! | names and passwords in URLs, and parameters that sound like a secret or a signature | masked |
 //! | what a client-side apply has kept of an object | left out |
 //! | what a Secret of the VM contains, wherever it stands | masked |
 
@@ -45,7 +45,7 @@ impl Known {
     }
 }
 
-/// `https://user:password@host` without what is before the `@`.
+/// `https://user:password@host/?token=x` without what is before the `@`, and without the values of parameters that let somebody in.
 fn without_logins(text: &str) -> String {
     let mut parts = text.split("://");
     let mut masked = parts.next().unwrap_or_default().to_owned();
@@ -57,9 +57,25 @@ fn without_logins(text: &str) -> String {
             Some((_, host)) => masked.push_str(&format!("{MASK}@{host}")),
             None => masked.push_str(authority),
         }
-        masked.push_str(rest);
+        masked.push_str(&without_signatures(rest));
     }
     masked
+}
+
+/// What stands behind the host of a URL, up to the next URL. Who has a signed URL may do what it says.
+fn without_signatures(text: &str) -> String {
+    let end = text.find(|char: char| char.is_whitespace() || "\"'<>".contains(char)).unwrap_or(text.len());
+    let (url, after) = text.split_at(end);
+    let Some((path, query)) = url.split_once('?') else { return text.to_owned() };
+    let is_secret = |name: &str| {
+        let lower = name.to_lowercase();
+        is_secret_key(name) || lower == "sig" || lower.ends_with("signature")
+    };
+    let parameters = query.split('&').map(|parameter| match parameter.split_once('=') {
+        Some((name, value)) if !value.is_empty() && is_secret(name) => format!("{name}={MASK}"),
+        _ => parameter.to_owned(),
+    });
+    format!("{path}?{}{after}", parameters.collect::<Vec<_>>().join("&"))
 }
 
 /// An object without its secrets.
@@ -296,5 +312,16 @@ mod tests {
             known.mask(text),
             format!("{MASK}; {MASK}; hello; ab; 1800000000; https://{MASK}@example.org/a@b http://example.org/?q=a@b")
         );
+        for (text, expected) in [
+            (
+                "get https://a/b.img?X-Amz-Expires=60&X-Amz-Signature=ab12 done",
+                "get https://a/b.img?X-Amz-Expires=60&X-Amz-Signature=(masked) done",
+            ),
+            ("url: 'https://a/b?sv=1&sig=z%3D'\nc: d?e=f", "url: 'https://a/b?sv=1&sig=(masked)'\nc: d?e=f"),
+            ("https://a?token=x https://b/?token=&page=2", "https://a?token=(masked) https://b/?token=&page=2"),
+            ("https://a/b is it?token=x", "https://a/b is it?token=x"),
+        ] {
+            assert_eq!(known.mask(text), expected);
+        }
     }
 }

@@ -18,7 +18,7 @@ fn the_package_has_the_program_completion_and_manual_pages() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kubectl-package/build.sh");
     let packages = ["first.deb", "second.deb"].map(|name| folder.path().join(name));
     for package in &packages {
-        let status = Command::new(&script).arg("1.2.3").arg(&program).arg(package).status().unwrap();
+        let status = Command::new(&script).arg("1.2.3-rc.1").arg(&program).arg(package).status().unwrap();
         assert!(status.success(), "{status}");
     }
     assert!(fs::read(&packages[0]).unwrap() == fs::read(&packages[1]).unwrap(), "the same program, another package");
@@ -26,7 +26,7 @@ fn the_package_has_the_program_completion_and_manual_pages() {
         let output = Command::new("dpkg-deb").arg("--field").arg(&packages[0]).arg(name).output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     };
-    assert_eq!(["Package", "Version", "Architecture"].map(field), ["kubectl-vm", "1.2.3", "amd64"]);
+    assert_eq!(["Package", "Version", "Architecture"].map(field), ["kubectl-vm", "1.2.3~rc.1", "amd64"]);
     let unpacked = folder.path().join("unpacked");
     let status = Command::new("dpkg-deb").arg("-x").arg(&packages[0]).arg(&unpacked).status().unwrap();
     assert!(status.success(), "{status}");

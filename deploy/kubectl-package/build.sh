@@ -26,9 +26,10 @@ find "$share/man" -type f -exec gzip -9 -n {} +
 install -D -m 644 "$here/../../LICENSE" "$share/doc/kubectl-vm/copyright"
 size=$(du -sk "$work" | cut -f 1)
 mkdir "$work/DEBIAN"
+# For Debian 1.0.0-rc.1 is later than 1.0.0, and 1.0.0~rc.1 is not.
 cat >"$work/DEBIAN/control" <<END
 Package: kubectl-vm
-Version: $version
+Version: $(printf %s "$version" | sed 's/-/~/')
 Architecture: amd64
 Maintainer: vm-operator
 Installed-Size: $size

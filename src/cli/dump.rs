@@ -330,8 +330,8 @@ manager                  the manager, with its log, configuration and templates,
 rendered                 what the manager would make for a new VM with this spec
 unread.txt               what could not be read
 
-Masked are: what Secrets contain, wherever it stands; user-data for cloud-init; texts under names such as password or token; names and
-passwords in URLs. NOT masked is what else the guest has written on its console, and what people have put elsewhere. Look through it.
+Masked are: what Secrets contain, wherever it stands; user-data for cloud-init; texts under names such as password or token; names,
+passwords and signatures in URLs. NOT masked is what else the guest has written on its console, and what people have put elsewhere. Look through it.
 ";
 
 #[cfg(test)]

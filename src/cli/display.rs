@@ -100,10 +100,10 @@ pub(super) fn failure(vm: &VmHandle, error: &DisplayError) -> Failure {
         | DisplayError::Object { .. }
         | DisplayError::Random(_) => String::new(),
     };
-    let line = chain(vm, error) + &help;
     match error {
-        DisplayError::Vm(source) | DisplayError::Object { source, .. } => vms::failure(line, source),
-        _ => Failure::new(line),
+        DisplayError::Vm(source) => vms::failure(chain(vm, source) + &help, source),
+        DisplayError::Object { source, .. } => vms::failure(chain(vm, error) + &help, source),
+        _ => Failure::new(chain(vm, error) + &help),
     }
 }
 

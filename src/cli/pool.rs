@@ -357,7 +357,7 @@ async fn words(handle: &PoolHandle, what: &str, error: &PoolError) -> String {
 }
 
 async fn connect(options: &ClusterOptions) -> Result<Cluster, Failure> {
-    options.connect().await.map_err(|error| Failure::new(ErrorChain(&error).to_string()))
+    options.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))
 }
 
 /// How a pool is called in messages.

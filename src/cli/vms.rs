@@ -126,7 +126,7 @@ pub(super) fn vm_names(current: &OsStr) -> Vec<CompletionCandidate> {
 impl Selection {
     /// Makes a client. Nothing is asked of the API server yet.
     pub async fn connect(&self) -> Result<Cluster, Failure> {
-        self.cluster.connect().await.map_err(|error| Failure::new(ErrorChain(&error).to_string()))
+        self.cluster.connect().await.map_err(|error| Failure::unknown(ErrorChain(&error).to_string()))
     }
 
     /// Reads the VMs. Those that are missing are reported at once, so that the others get what they should.

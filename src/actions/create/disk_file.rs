@@ -70,7 +70,8 @@ impl DiskFile {
         let (Some(version), Some(backing_file), Some(size)) = (number(4, 4), number(8, 8), number(24, 8)) else {
             return Err(NoDisk::Short);
         };
-        match if version < 3 { Some(0) } else { number(72, 8) } {
+        let features = if version < 3 { Some(0) } else { number(72, 8) };
+        match features {
             _ if version < 2 => Err(NoDisk::Format("qcow")),
             None => Err(NoDisk::Short),
             Some(features) if backing_file > 0 || features & DATA_FILE != 0 => Err(NoDisk::OtherFile),
